@@ -17,11 +17,11 @@ from types import FrameType
 from typing import NamedTuple
 
 import torch
-from torch._C._autograd import _get_sequence_nr
 from torch.autograd.function import FunctionCtx
 
 from dsexplore.capture.module_entry import ModuleEntry
 from dsexplore.capture.source_lines import Sources
+from dsexplore.torch_internals.autograd import next_node_number
 from dsexplore.trace.schema import Phase
 
 _KEPT_BOUNDARIES = 1_000_000
@@ -99,7 +99,7 @@ class ThreadCalls:
         Behind a call without gradients, and before anything differentiable was computed, it belongs to that call, as an
         evaluation's metric does.
         """
-        is_behind = self.without_gradients and not self.open and _get_sequence_nr() == self.next_node
+        is_behind = self.without_gradients and not self.open and next_node_number() == self.next_node
         return "no-grad forward" if is_behind else "other"
 
     def begin_outermost(self) -> None:
@@ -109,14 +109,14 @@ class ThreadCalls:
         """
         self.without_gradients = not torch.is_grad_enabled() and not _is_inside_function()
         self.with_gradients += not self.without_gradients
-        self.next_node = _get_sequence_nr()
+        self.next_node = next_node_number()
 
     def end_outermost(self) -> None:
         """Note where in autograd's numbering a call that was begun outside any other has ended.
 
         The older half of the boundaries is discarded once there are more than a million.
         """
-        self.next_node = _get_sequence_nr()
+        self.next_node = next_node_number()
         if len(self.boundaries) > _KEPT_BOUNDARIES:
             with self._lock:
                 half = _KEPT_BOUNDARIES // 2
@@ -124,7 +124,7 @@ class ThreadCalls:
 
     def assign_last_node(self, call: ModuleCall) -> None:
         """Record that the newest autograd node of this thread was made in ``call``, whose begin was not observed."""
-        made = _get_sequence_nr() - 1
+        made = next_node_number() - 1
         if self.boundaries and made < self.boundaries[-1]:
             return  # no node was made since the last boundary
         self.add_boundary(made, call)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from torch import nn
-
 from dsexplore.capture.module_entry import ModuleEntry
+from dsexplore.torch_internals.modules import is_compiled
 
 
 class CompiledModules:
@@ -35,8 +34,3 @@ class CompiledModules:
                     for inner in part.modules():
                         found.setdefault(id(inner), id(part))
         return found
-
-
-def is_compiled(module: nn.Module) -> bool:
-    """Whether torch.compile was asked to compile this very module."""
-    return getattr(module, "_compiled_call_impl", None) is not None or hasattr(module, "_orig_mod")

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
-import torch.distributed as dist
 
-from dsexplore.capture.uncompiled import leave_to_python
+from dsexplore.capture.ops import tensors_in
 from dsexplore.capture.work_timing import Clock, Timed, future_of, work_of
+from dsexplore.torch_internals.dispatch import leave_to_python
+from dsexplore.torch_internals.patches import Entry, Parts, Patch, Patches, install_all
+from dsexplore.torch_internals.process_groups import END_COALESCING, START_COALESCING
 
 
 class Spanned(Timed, Protocol):
@@ -41,18 +43,10 @@ def device_of(args: Sequence[Any]) -> int | None:
 
     A collective without tensors works on the current device, where there is one.
     """
-    tensor = next(_tensors(args), None)
+    tensor = next(tensors_in(args), None)
     if tensor is not None:
         return tensor.get_device() if tensor.is_cuda else None
     return torch.cuda.current_device() if torch.cuda.is_initialized() else None
-
-
-def _tensors(args: Sequence[Any]) -> Iterator[torch.Tensor]:
-    for arg in args:
-        if isinstance(arg, torch.Tensor):
-            yield arg
-        elif isinstance(arg, (list, tuple)):
-            yield from _tensors(arg)
 
 
 class CudaSpan:
@@ -142,15 +136,14 @@ class DeviceBatches:
         self._open = _OpenBatch()
         self._launched: dict[int, tuple[weakref.ref[Any], list[Spanned]]] = {}
         """By the identity of a work that the program may still wait for: its collectives."""
-        self._replaced: dict[str, Any] = {}
+        self._patches = Patches()
+        self._is_installed = False
 
     def install(self) -> None:
         """Learn of each batch where it begins, and which work it has, from the group that launches it."""
-        if self._replaced:
-            return
-        for name, after in (("_start_coalescing", self.begin), ("_end_coalescing", self.launch)):
-            self._replaced[name] = original = vars(dist.ProcessGroup)[name]
-            setattr(dist.ProcessGroup, name, _followed(original, after))
+        if not self._is_installed:
+            self._is_installed = True
+            install_all(PATCHES, {"always"}, self._patches, Parts(self))
 
     def begin(self, _result: object = None) -> None:
         """Begin a batch of this thread."""
@@ -181,8 +174,8 @@ class DeviceBatches:
 
     def release(self) -> None:
         """Forget all batches, and give the group's methods back."""
-        while self._replaced:
-            setattr(dist.ProcessGroup, *self._replaced.popitem())
+        self._patches.undo()
+        self._is_installed = False
         self._open.members = None
         self._launched.clear()
 
@@ -203,3 +196,18 @@ def _followed(original: Callable[..., Any], after: Callable[[Any], None]) -> Cal
 
     leave_to_python(method.__code__)
     return method
+
+
+PATCHES: tuple[Entry, ...] = (
+    Patch(
+        START_COALESCING,
+        "what a group launches from here on is one batch",
+        lambda original, parts: _followed(original, parts[DeviceBatches].begin),
+    ),
+    Patch(
+        END_COALESCING,
+        "it returns the one work of a batch",
+        lambda original, parts: _followed(original, parts[DeviceBatches].launch),
+    ),
+)
+"""What is replaced while collectives of a device are followed."""

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
 
 from dsexplore.capture.held_storage import Held, Use
+from dsexplore.capture.op_costs import AtenOp
 from dsexplore.trace.schema import Phase
 
 _WRITTEN = {"embedding_dense_backward", "index_put", "index_put_", "scatter", "scatter_add", "sort", "topk", "sum"}
 """Memory ops of compiled modules whose results a kernel writes all the same."""
 
 
-def can_be_fused(func: Any, name: str, phase: Phase) -> bool:
+def can_be_fused(op: AtenOp, phase: Phase) -> bool:
     """Whether a compiler need not write what a memory op of a compiled module returns.
 
     Sums of gradients over microbatches are written, in place, by FSDP or autograd and not by compiled code.
     """
-    schema = getattr(func, "_schema", None)
-    adds_gradients = phase == "backward" and schema is not None and schema.is_mutable
-    return name not in _WRITTEN and not adds_gradients
+    adds_gradients = phase == "backward" and op.writes
+    return op.name not in _WRITTEN and not adds_gradients
 
 
 class FusedTensors:

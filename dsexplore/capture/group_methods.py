@@ -17,11 +17,20 @@ from types import FunctionType
 from typing import Any
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import AllgatherOptions, AllreduceOptions, BroadcastOptions, ReduceScatterOptions
 
 from dsexplore.capture import ops
 from dsexplore.capture.observed_op import Observer, is_observed_elsewhere, is_plain, pass_kernels_by
-from dsexplore.capture.uncompiled import leave_to_python
+from dsexplore.torch_internals.dispatch import leave_to_python
+from dsexplore.torch_internals.process_groups import (
+    ALL_GATHER,
+    ALL_GATHER_OPTIONS,
+    ALL_REDUCE,
+    ALL_REDUCE_OPTIONS,
+    BROADCAST,
+    BROADCAST_OPTIONS,
+    REDUCE_SCATTER,
+    REDUCE_SCATTER_OPTIONS,
+)
 
 
 def _allreduce(group: Any, tensors: Any, options: Any) -> tuple[Any, ...]:
@@ -41,10 +50,10 @@ def _reduce_scatter(group: Any, output: Any, tensor: Any, options: Any) -> tuple
 
 
 _METHODS: dict[str, tuple[str, type, Callable[..., tuple[Any, ...]]]] = {
-    "allreduce": ("c10d::allreduce_", AllreduceOptions, _allreduce),
-    "broadcast": ("c10d::broadcast_", BroadcastOptions, _broadcast),
-    "all_gather_single": ("c10d::_allgather_base_", AllgatherOptions, _all_gather),
-    "reduce_scatter_single": ("c10d::_reduce_scatter_base_", ReduceScatterOptions, _reduce_scatter),
+    ALL_REDUCE.attribute: ("c10d::allreduce_", ALL_REDUCE_OPTIONS, _allreduce),
+    BROADCAST.attribute: ("c10d::broadcast_", BROADCAST_OPTIONS, _broadcast),
+    ALL_GATHER.attribute: ("c10d::_allgather_base_", ALL_GATHER_OPTIONS, _all_gather),
+    REDUCE_SCATTER.attribute: ("c10d::_reduce_scatter_base_", REDUCE_SCATTER_OPTIONS, _reduce_scatter),
 }
 """By the name of a method: the op that it calls, the type of its last argument, and the op's arguments, as far as
 anything is read from them."""

@@ -11,12 +11,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import _resolve_process_group
 from torch.distributed.device_mesh import DeviceMesh
 
 from dsexplore.capture.plain_groups import axes_of_peers, axes_of_ranks, axis_of_description
 from dsexplore.capture.work_timing import timing_of
 from dsexplore.mesh_text import axis_names, mesh_text
+from dsexplore.torch_internals.dtensor import group_names, group_of_mesh, root_mesh
+from dsexplore.torch_internals.process_groups import backend_of, registered_groups, resolve_group
 from dsexplore.trace.schema import Timing
 
 _DIM = re.compile(r"dim_\d+")
@@ -55,8 +56,7 @@ class Groups:
 
     def find(self, handle: Any) -> Group:
         """The group behind an op's argument: a name, a ``ProcessGroup``, or torch's boxed form of one."""
-        # The str is a GroupName.
-        process_group = _resolve_process_group(handle) if isinstance(handle, str) else _unboxed(handle)  # type: ignore[arg-type]
+        process_group = resolve_group(handle) if isinstance(handle, str) else _unboxed(handle)
         known = self._by_identity.get(id(process_group))
         if known is None or known[0]() is not process_group:
             known = self._by_identity[id(process_group)] = weakref.ref(process_group), describe_group(process_group)
@@ -91,14 +91,14 @@ class Groups:
         # Meshes of several axes first: an axis's own name counts before that of a flattened or repeated mesh, and one
         # with names before ``dim_0``.
         known = list(meshes)
-        whole = {id(root): root for root in (mesh._get_root_mesh() for mesh in known)}  # of slices such as mesh["dp"]
+        whole = {id(root): root for root in map(root_mesh, known)}  # of slices such as mesh["dp"]
         for mesh in sorted([*known, *whole.values()], key=lambda mesh: (-mesh.ndim, not mesh.mesh_dim_names)):
             for name, axis in mesh_groups(mesh):
                 reference, group = self._groups.get(name, (None, None))
                 if reference is None or group is None or group.axis:
                     continue
                 process_group = reference()
-                if process_group is not None and _group_of(mesh, name) is process_group:
+                if process_group is not None and group_of_mesh(mesh, name) is process_group:
                     group.axis, group.mesh = axis, mesh_text(mesh)
 
     def release(self) -> None:
@@ -148,18 +148,13 @@ def _holds(group: Group, along: Mapping[str, Sequence[int]]) -> bool:
 
 def _ranks_along(mesh: DeviceMesh) -> dict[str, tuple[int, ...]]:
     """Ranks of a mesh's groups by axis; none of a mesh whose groups were destroyed, such as one of an earlier world."""
-    along = {}
+    along, registered = {}, registered_groups()
     for name, axis in mesh_groups(mesh):
-        process_group = _group_of(mesh, name)
-        if process_group not in dist.distributed_c10d._world.pg_group_ranks:
+        process_group = group_of_mesh(mesh, name)
+        if process_group is None or process_group not in registered:
             return {}
-        along[axis] = tuple(dist.get_process_group_ranks(process_group))
+        along[axis] = tuple(registered[process_group])
     return along
-
-
-def _group_of(mesh: DeviceMesh, name: str) -> Any:
-    """The mesh's own group: a mesh of an earlier world may carry the same name for another one."""
-    return mesh._get_root_mesh()._pg_registry.get(name)
 
 
 def _unboxed(handle: Any) -> Any:
@@ -190,7 +185,7 @@ def describe_group(process_group: Any) -> Group:
         ranks,
         backend,
         process_group.group_desc,
-        said_axis=axis_of_description(process_group.group_desc, dist.distributed_c10d._world.pg_map),
+        said_axis=axis_of_description(process_group.group_desc, registered_groups()),
         timing=timing_of(backend),
         own_rank=own_rank(),
     )
@@ -199,7 +194,7 @@ def describe_group(process_group: Any) -> Group:
 def error_of(process_group: Any) -> str:
     """Why NCCL gave a group up, ``"TIMEOUT"``, ``"COMM_ERROR"`` or ``"REMOTE_ERROR"``; else empty."""
     try:
-        backend = process_group._get_backend(torch.device("cuda"))
+        backend = backend_of(process_group, torch.device("cuda"))
     except RuntimeError:  # it has none for GPUs
         return ""
     get_error = getattr(backend, "get_error", None)  # of NCCL's alone
@@ -209,7 +204,8 @@ def error_of(process_group: Any) -> str:
 
 def own_rank() -> int:
     """The global rank of this process: under ``LocalTensorMode`` too, where ``get_rank`` stands for all ranks."""
-    return dist.distributed_c10d._get_default_group().rank() if dist.is_initialized() else 0
+    world = dist.group.WORLD
+    return world.rank() if world is not None else 0
 
 
 def backend_name(process_group: Any) -> str:
@@ -222,5 +218,4 @@ def backend_name(process_group: Any) -> str:
 
 def mesh_groups(mesh: DeviceMesh) -> list[tuple[str, str]]:
     """Pairs of group name and axis name; none for a mesh without groups, such as a plan on paper."""
-    names = getattr(mesh, "_dim_group_names", None) or []
-    return [(str(name), axis) for name, axis in zip(names, axis_names(mesh), strict=False) if name]
+    return [(str(name), axis) for name, axis in zip(group_names(mesh), axis_names(mesh), strict=False) if name]

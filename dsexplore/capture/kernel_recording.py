@@ -7,21 +7,15 @@ dtype and shape.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from functools import wraps
 from typing import Any, NamedTuple
 
 import torch
-from torch._C import _current_autograd_node, _current_graph_task_id
-from torch._C._dynamo.eval_frame import get_eval_frame_callback
-from torch._compile import _disable_dynamo
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from dsexplore.capture import op_costs
 from dsexplore.capture.compiled_modules import CompiledModules
@@ -29,9 +23,15 @@ from dsexplore.capture.fused_tensors import can_be_fused
 from dsexplore.capture.issued_collective import Issued
 from dsexplore.capture.live_memory import LiveMemory
 from dsexplore.capture.module_entry import ModuleEntry
-from dsexplore.capture.modules import AccumulateGrad, Modules
-from dsexplore.capture.op_costs import OpCost, cost_of, role_of, tensors_in
-from dsexplore.capture.uncompiled import leave_to_python
+from dsexplore.capture.modules import Modules
+from dsexplore.capture.op_costs import OpCost, cost_of, read_op
+from dsexplore.capture.ops import tensors_in
+from dsexplore.torch_internals.autograd import AccumulateGrad, current_graph_task, current_node
+from dsexplore.torch_internals.dispatch import PlainDispatchMode, eval_frame_callback, leave_to_python, uncompiled
+from dsexplore.torch_internals.dtensor import PROPAGATE_TENSOR_META, local_tensor
+from dsexplore.torch_internals.fake_tensors import FakeTensor
+from dsexplore.torch_internals.patches import Entry, Parts, Patch, Patches, install_all
+from dsexplore.torch_internals.tensors import RESIZE_STORAGE
 from dsexplore.trace.causes import is_fsdp2
 from dsexplore.trace.schema import Phase
 
@@ -114,8 +114,9 @@ class KernelRecording:
             (register_optimizer_step_post_hook, self._after_optimizer),
         ):
             self._exit.callback(register(hook).remove)
-        self.memory.watch_resizing()
-        self._exit.enter_context(_unseen_sharding_rules(self))
+        patches = Patches()
+        self._exit.callback(patches.undo)
+        install_all(PATCHES, {"always"}, patches, Parts(self))
         self._exit.enter_context(_Watch(self))
 
     def stop(self) -> None:
@@ -149,14 +150,15 @@ class KernelRecording:
 
     def ran(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> None:
         """An op has run on plain tensors."""
-        role, name = role_of(func), getattr(func, "_opname", "")
+        op = read_op(func)
+        role = op.role
         if len(self.issued) != self._seen or len(self.steps) != self._step:
             self._meet_collectives()
         given, returned = list(tensors_in([*args, *kwargs.values()])), list(tensors_in([result]))
         phase, module = self._where()
         self.memory.met(given, "optimizer" if phase == "optimizer" else "parameters")
         region = self._compiled.around(module)
-        if region is not None and role == op_costs.MEMORY and can_be_fused(func, name, phase):
+        if region is not None and role == op_costs.MEMORY and can_be_fused(op, phase):
             self.memory.made_fused(returned, given, region)
         else:
             if role != op_costs.FREE:
@@ -173,11 +175,11 @@ class KernelRecording:
         if role == op_costs.COMMUNICATION:
             self._communicated(given, returned)
             return
-        if name in _COPY_OUT and self._gathers:
+        if op.name in _COPY_OUT and self._gathers:
             self._wait(self._gathers.pop(0), phase, module)
-        if name in _FSDP_BUFFERS:
+        if op.name in _FSDP_BUFFERS:
             self.memory.assign([*given, *returned], "buffers")
-        cost = cost_of(func, role, args, kwargs, result, given, returned)
+        cost = cost_of(func, op, args, kwargs, result, given, returned)
         self._count(cost, phase, module, given, returned)
 
     def _count(
@@ -245,7 +247,7 @@ class KernelRecording:
 
     def _where(self) -> tuple[Phase, ModuleEntry | None]:
         """The phase, and the module that runs; in backward the one whose forward made the running autograd node."""
-        is_backward = _current_graph_task_id() != -1
+        is_backward = current_graph_task() != -1
         open_calls = self.modules.own.calls.open
         if not is_backward:
             if self._optimizing:
@@ -253,7 +255,7 @@ class KernelRecording:
             return (self.modules.own.calls.forward, open_calls[-1].module) if open_calls else ("other", None)
         if open_calls:
             return "recompute", open_calls[-1].module
-        node = _current_autograd_node()
+        node = current_node()
         known, module = self._node
         if node is not known:
             module = self._module_of(node)
@@ -281,11 +283,8 @@ class KernelRecording:
         self.memory.assign(_local(states), "optimizer")
 
 
-@contextmanager
-def _unseen_sharding_rules(recording: KernelRecording) -> Iterator[None]:
-    """Count nothing where DTensor runs an op on fake tensors of global shape, once for each new shape."""
-    name = "_propagate_tensor_meta_non_cached"
-    original = getattr(ShardingPropagator, name)
+def _uncounted(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
+    recording = parts[KernelRecording]
 
     @wraps(original)
     def propagate(*args: Any, **kwargs: Any) -> Any:
@@ -295,11 +294,26 @@ def _unseen_sharding_rules(recording: KernelRecording) -> Iterator[None]:
         finally:
             recording.paused -= 1
 
-    setattr(ShardingPropagator, name, propagate)
-    try:
-        yield
-    finally:
-        setattr(ShardingPropagator, name, original)
+    return propagate
+
+
+def _followed(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
+    memory = parts[KernelRecording].memory
+
+    @wraps(original)
+    def resize_(storage: torch.UntypedStorage, size: int) -> Any:
+        result = original(storage, size)
+        memory.resized(storage)
+        return result
+
+    return resize_
+
+
+PATCHES: tuple[Entry, ...] = (
+    Patch(PROPAGATE_TENSOR_META, "an op that it runs on tensors of global shape is none of the program's", _uncounted),
+    Patch(RESIZE_STORAGE, "no dispatch mode sees FSDP2 free gathered parameters by it", _followed),
+)
+"""What is replaced while kernels are recorded."""
 
 
 _DISPATCH = OpCost("dispatch", "DTensor", "")
@@ -310,7 +324,7 @@ def _local(tensors: Any) -> list[torch.Tensor]:
     """The plain tensors that hold the memory of these, of which some may be no tensors."""
     found = []
     for tensor in tensors:
-        inner = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+        inner = local_tensor(tensor) if isinstance(tensor, DTensor) else tensor
         if isinstance(inner, torch.Tensor):
             found.append(inner)
     return found
@@ -360,18 +374,14 @@ _DEVICE = torch.ops.prim.device.default
 _META = torch.device("meta")
 
 
-class _Watch(TorchDispatchMode):
+class _Watch(PlainDispatchMode):
     """Reports each op to a `KernelRecording`."""
 
     supports_higher_order_operators = True
 
     def __init__(self, recording: KernelRecording) -> None:
-        super().__init__()  # type: ignore[no-untyped-call] # torch's
+        super().__init__()
         self._recording = recording
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # `__torch_dispatch__` does so where it is needed: it costs a fifth of what an op costs here
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
@@ -385,7 +395,7 @@ class _Watch(TorchDispatchMode):
             if DTensor in types:
                 self._recording.dtensor_op()
             return NotImplemented
-        run = _run if get_eval_frame_callback() is None else _run_uncompiled
+        run = _run if eval_frame_callback() is None else _run_uncompiled
         return run(self._recording, func, args, dict(kwargs or {}))
 
 
@@ -400,5 +410,5 @@ def _run(recording: KernelRecording, func: Any, args: Sequence[Any], kwargs: dic
     return result
 
 
-_run_uncompiled = _disable_dynamo(_run)
+_run_uncompiled = uncompiled(_run)
 """As `_run`, where compiled code runs: the compiler is to leave the recording alone."""

@@ -7,13 +7,13 @@ real ones, so a step that fits no machine can be measured.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Iterable
 
 import torch
 
 from dsexplore.capture.fused_tensors import FusedTensors
 from dsexplore.capture.held_storage import USES, Held, Use
+from dsexplore.torch_internals.fake_tensors import storage_number
 
 _BEFORE = -1
 """The segment of what was there before the recording."""
@@ -34,34 +34,17 @@ class LiveMemory:
         self._segment = 0
         self._moves: list[tuple[int, int, int, int, Use, Use]] = []
         self._rows: list[tuple[int, dict[Use, int]]] = []
-        self._resize: Callable[..., Any] | None = None
         self._fused = FusedTensors(self._add)
 
-    def watch_resizing(self) -> None:
-        """Follow ``UntypedStorage.resize_``, by which FSDP2 frees gathered parameters: no dispatch mode sees it."""
-        original: Callable[..., Any] = torch.UntypedStorage.resize_
-        memory = self
-
-        def resize_(storage: torch.UntypedStorage, size: int) -> Any:
-            result = original(storage, size)
-            memory.resized(storage)
-            return result
-
-        self._resize = original
-        torch.UntypedStorage.resize_ = resize_  # type: ignore[assignment, method-assign]
-
     def release(self) -> None:
-        """Stop following, and refer to no storage any more."""
-        if self._resize is not None:
-            torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
-            self._resize = None
+        """Drop all references to storages."""
         self._held.clear()
 
     def made(self, tensors: Iterable[torch.Tensor], use: Use) -> None:
         """Count what an op returned, unless it was there before."""
         for tensor in tensors:
             storage = tensor.untyped_storage()
-            if storage._cdata not in self._held:
+            if storage_number(storage) not in self._held:
                 self._hold(storage, use)
                 self._add(use, storage.nbytes())
 
@@ -79,11 +62,11 @@ class LiveMemory:
                 self._fused.count(held)
         for tensor in tensors:
             storage = tensor.untyped_storage()
-            if storage._cdata not in self._held:
+            if storage_number(storage) not in self._held:
                 held = self._hold(storage, "activations")
                 held.is_counted, held.region = False, region
                 self._fused.some += 1
-            self._fused.compute(self._held[storage._cdata], given)
+            self._fused.compute(self._held[storage_number(storage)], given)
 
     def read(self, tensors: Iterable[torch.Tensor]) -> None:
         """Count what a kernel of its own reads: another one has written it."""
@@ -95,14 +78,14 @@ class LiveMemory:
         """Count what an op was given and no op was seen to make: it has been there since before the recording."""
         for tensor in tensors:
             storage = tensor.untyped_storage()
-            if storage._cdata not in self._held:
+            if storage_number(storage) not in self._held:
                 self._hold(storage, use).since = _BEFORE
                 self._before[use] += storage.nbytes()
 
     def assign(self, tensors: Iterable[torch.Tensor], use: Use) -> None:
         """Count storages as that use, from when they were made."""
         for tensor in tensors:
-            held = self._held.get(tensor.untyped_storage()._cdata)
+            held = self._held.get(storage_number(tensor.untyped_storage()))
             if held is not None and held.use != use:
                 self._fused.count(held)
                 if held.since == _BEFORE:
@@ -119,7 +102,7 @@ class LiveMemory:
 
     def resized(self, storage: torch.UntypedStorage) -> None:
         """A storage has another size now."""
-        held = self._held.get(storage._cdata)
+        held = self._held.get(storage_number(storage))
         if held is None:
             held = self._hold(storage, "buffers")
             held.size = 0
@@ -136,7 +119,7 @@ class LiveMemory:
         """Count tensors that no op was seen to make as activations, and return what is known of each from now on."""
         found = list(tensors)
         self.made(found, "activations")
-        return [self._held[tensor.untyped_storage()._cdata] for tensor in found]
+        return [self._held[storage_number(tensor.untyped_storage())] for tensor in found]
 
     def end_segment(self) -> None:
         """End a segment: its largest sum becomes a row of `rows`."""
@@ -158,10 +141,10 @@ class LiveMemory:
         return rows
 
     def _known(self, tensor: torch.Tensor) -> Held:
-        return self._held[tensor.untyped_storage()._cdata]
+        return self._held[storage_number(tensor.untyped_storage())]
 
     def _hold(self, storage: torch.UntypedStorage, use: Use) -> Held:
-        key = storage._cdata
+        key = storage_number(storage)
         reference = weakref.ref(storage, lambda _gone: self._free(key))
         self._storages += 1
         held = self._held[key] = Held(storage.nbytes(), use, self._segment, reference, self._storages)

@@ -11,15 +11,13 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-import torch
-from torch._guards import TracingContext
 from torch.compiler import is_compiling
 
 from dsexplore.capture import frame_kinds, ops
 from dsexplore.capture.observed_op import Observer, is_inside_observed
 from dsexplore.capture.ops import Communication
+from dsexplore.torch_internals.dispatch import META_ALONE, current_tracing_context, redispatch_of, schema_of
 
-_META = torch._C.DispatchKeySet(torch._C.DispatchKey.Meta)
 _observer: Observer | None = None
 
 
@@ -56,15 +54,15 @@ def call(op: Any, args: Sequence[Any], frames: int) -> Any:
         or described is None
         or is_inside_observed()
         or is_compiling()
-        or TracingContext.try_get() is not None
+        or current_tracing_context() is not None
     ):
         return op(*args)
     raw_op, entry = described
     pending = observer.begins(raw_op, entry, args, frame_kinds.caller_of_op(frames))
     if pending is None:
-        return op._handle.redispatch_boxed(_META, *args)
+        return redispatch_of(op)(META_ALONE, *args)
     try:
-        result = op._handle.redispatch_boxed(_META, *args)
+        result = redispatch_of(op)(META_ALONE, *args)
     except BaseException as error:
         observer.raised(pending, error)
         raise
@@ -75,6 +73,6 @@ def call(op: Any, args: Sequence[Any], frames: int) -> Any:
 @cache
 def _described(op: Any) -> tuple[str, Communication] | None:
     """The name of an op, and how to read it; None where it does not communicate."""
-    raw_op = op._schema.name
+    raw_op = schema_of(op).name
     entry = ops.lookup(raw_op)
     return (raw_op, entry) if entry is not None else None

@@ -12,14 +12,14 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import nn
-from torch._C._autograd import _get_sequence_nr
 from torch.compiler import is_dynamo_compiling
 from torch.fx import GraphModule
 
 from dsexplore.capture import frame_kinds
 from dsexplore.capture.autograd_nodes import NO_CALL, ModuleCall, ThreadCalls
 from dsexplore.capture.modules import Modules
-from dsexplore.capture.uncompiled import leave_frame_to_python, leave_to_python
+from dsexplore.torch_internals.autograd import next_node_number
+from dsexplore.torch_internals.dispatch import leave_frame_to_python, leave_to_python
 
 
 class ModuleCalls:
@@ -97,7 +97,7 @@ def _begin(called: nn.Module) -> tuple[ThreadCalls, int] | None:
     call = ModuleCall(module, identity, id(frame), modules.lines.innermost(frame.f_back))
     try:
         in_progress.append(call)
-        own.add_boundary(_get_sequence_nr(), call)
+        own.add_boundary(next_node_number(), call)
     except BaseException:  # Ctrl-C in between
         del in_progress[depth:]
         raise
@@ -109,4 +109,4 @@ def _end(own: ThreadCalls, depth: int) -> None:
     del own.open[depth:]
     if not depth:
         own.end_outermost()
-    own.add_boundary(_get_sequence_nr(), own.open[-1] if depth else NO_CALL)
+    own.add_boundary(next_node_number(), own.open[-1] if depth else NO_CALL)

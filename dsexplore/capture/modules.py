@@ -22,9 +22,8 @@ from dsexplore.capture.autograd_nodes import NO_CALL, ModuleCall, OwnCalls, Thre
 from dsexplore.capture.module_entry import ModuleEntry
 from dsexplore.capture.parameters import Parameter, Parameters
 from dsexplore.model_names import class_name
-
-AccumulateGrad = torch._C._functions.AccumulateGrad  # type: ignore[attr-defined] # not in its stubs
-_WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
+from dsexplore.torch_internals.autograd import AccumulateGrad, current_graph_task, current_node, node_number
+from dsexplore.torch_internals.modules import own_parameters, unwrapped, without_wrappers
 
 
 @dataclass
@@ -93,7 +92,7 @@ class Modules:
         if not (called_here and calls.boundaries):
             waiting = () if called_here else frame_kinds.threads_in_engine()
             calls = calls_of_forward(self._threads, calls, waiting)
-        return calls.call_of(node._sequence_nr())
+        return calls.call_of(node_number(node))
 
     def assign_last_node(self, call: ModuleCall) -> None:
         """Record that the newest autograd node was made in that call, whose begin was not observed."""
@@ -107,7 +106,7 @@ class Modules:
             known, wrappers = list(self._known.values()), list(self._wrappers.values())
         for reference, module in chain(((entry.reference, entry) for entry in known), wrappers):
             alive = reference()
-            if alive is not None and any(parameter is variable for parameter in alive._parameters.values()):
+            if alive is not None and any(parameter is variable for parameter in own_parameters(alive).values()):
                 return module
         return None
 
@@ -129,7 +128,7 @@ class Modules:
 
     def _place(self, module: nn.Module) -> ModuleEntry:
         """Add a module that was not met before: to the model being called where it is part of it, else as a root."""
-        inner = _unwrapped(module)
+        inner = unwrapped(module)
         if inner is not module:
             entry = self.find(inner)
             self._wrappers[id(module)] = weakref.ref(module), entry
@@ -176,7 +175,7 @@ class Modules:
         has_wrappers = False
         for position, (path, part) in enumerate(model.named_modules()):
             module = self._lookup(part)
-            is_wrapper = _unwrapped(part) is not part
+            is_wrapper = unwrapped(part) is not part
             has_wrappers = has_wrappers or is_wrapper
             if part is not model and not is_wrapper:
                 if module is None:
@@ -186,7 +185,7 @@ class Modules:
                 elif module in self._roots:
                     self._roots.remove(module)  # it ran on its own before, and is part of a larger model
                 if module.root not in self._roots or module.root is root:  # else shared with a model met before
-                    module.path = _without_wrappers(path) if has_wrappers else path
+                    module.path = without_wrappers(path) if has_wrappers else path
                     module.root, module.position = root, position
             if module is not None:
                 yield part, module
@@ -194,9 +193,9 @@ class Modules:
     def running(self) -> ModuleEntry | None:
         """The module whose forward runs in this thread; in backward, the one whose forward made the running node."""
         current = self.own.calls.current
-        if current is not None or torch._C._current_graph_task_id() == -1:
+        if current is not None or current_graph_task() == -1:
             return current
-        return self.call_of_node(torch._C._current_autograd_node(), called_here=False).module
+        return self.call_of_node(current_node(), called_here=False).module
 
     def differentiable_calls(self) -> int:
         """How many outermost calls so far, in all threads, began with gradients on."""
@@ -239,17 +238,3 @@ class Modules:
         with self._lock:
             self._parameters.read_lazy(self._lookup)
             return self._parameters.of(self.in_order())
-
-
-def _unwrapped(module: nn.Module) -> nn.Module:
-    """The module inside a wrapper of torch.compile, checkpointing or FSDP1, which are no part of its name."""
-    children = module._modules
-    for name in _WRAPPERS:
-        inner = children[name] if name in children else None  # noqa: SIM401 # a script module's has no get
-        if inner is not None:
-            return _unwrapped(inner)
-    return module
-
-
-def _without_wrappers(path: str) -> str:
-    return ".".join(part for part in path.split(".") if part not in _WRAPPERS)

@@ -13,12 +13,24 @@ from types import FrameType
 from typing import Any, NamedTuple, Protocol
 
 import torch
-from torch._guards import TracingContext
 from torch.compiler import is_compiling
 
 from dsexplore.capture.frame_kinds import caller_of_op
 from dsexplore.capture.ops import Communication
-from dsexplore.capture.uncompiled import leave_to_python
+from dsexplore.torch_internals.dispatch import (
+    AFTER_BACKEND_SELECT,
+    BACKEND_SELECT,
+    CPU,
+    META,
+    DispatchKeySet,
+    count_dispatch_modes,
+    current_tracing_context,
+    exclude_key,
+    include_key,
+    is_key_excluded,
+    is_key_included,
+    leave_to_python,
+)
 
 
 class Pending(Protocol):
@@ -64,24 +76,13 @@ class Observer(Protocol):
 Kernel = Callable[..., Any]
 
 
-FRONT = torch._C.DispatchKey.BackendSelect
-BEHIND = torch._C._dispatch_keyset_full_after(FRONT)
-_CPU = torch._C.DispatchKey.CPU
-_META = torch._C.DispatchKey.Meta
-_exclude = torch._C._dispatch_tls_set_dispatch_key_excluded
-_include = torch._C._dispatch_tls_set_dispatch_key_included
-_is_excluded = torch._C._dispatch_tls_is_dispatch_key_excluded
-_is_included = torch._C._dispatch_tls_is_dispatch_key_included
-
-
-_dispatch_modes = torch._C._len_torch_dispatch_stack
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 class _Keys(NamedTuple):
     """What the dispatcher's keys say of a call that has come to a kernel in front."""
 
-    behind: torch._C.DispatchKeySet
+    behind: DispatchKeySet
     """The keys with which the call goes on."""
     has_meta: bool
     """Whether a tensor is a meta or fake one."""
@@ -91,11 +92,11 @@ class _Keys(NamedTuple):
 @cache
 def _read_keys(raw: int) -> _Keys:
     """Read a set of keys, given as its bits: of the few sets that occur, each is read once."""
-    keys = torch._C.DispatchKeySet.from_raw_repr(raw)
-    return _Keys(keys & BEHIND, keys.has(_META), keys.has(_CPU))
+    keys = DispatchKeySet.from_raw_repr(raw)
+    return _Keys(keys & AFTER_BACKEND_SELECT, keys.has(META), keys.has(CPU))
 
 
-_NO_KEYS = _Keys(BEHIND, has_meta=True, has_cpu=False)
+_NO_KEYS = _Keys(AFTER_BACKEND_SELECT, has_meta=True, has_cpu=False)
 """Of a call that has not come from the dispatcher, but from a mode of fake or local tensors."""
 
 
@@ -140,7 +141,7 @@ def observed(
             result = kernel(behind, *args, **kwargs)
             outer.append(result)
             return result
-        if is_compiling() or (has_meta and TracingContext.try_get() is not None):
+        if is_compiling() or (has_meta and current_tracing_context() is not None):
             return kernel(behind, *args, **kwargs)
         pending = begins(raw_op, entry, args, caller_of_op(0))
         if calls_twin and has_cpu and pending is not None and not pending.needs_work:
@@ -176,13 +177,13 @@ def is_plain(value: Any) -> bool:
 
 def is_inside_observed() -> bool:
     """Whether what is called now is part of a collective that is observed already."""
-    return nesting.results is not None or _is_excluded(FRONT)
+    return nesting.results is not None or is_key_excluded(BACKEND_SELECT)
 
 
 def is_observed_elsewhere() -> bool:
     """Whether what is called now is part of a collective that is observed already, or may be none: a dispatch mode or
     the compiler decides what becomes of it."""
-    return is_inside_observed() or _dispatch_modes() > 0 or is_compiling()
+    return is_inside_observed() or count_dispatch_modes() > 0 or is_compiling()
 
 
 def pass_kernels_by(function: Kernel, *args: Any, **kwargs: Any) -> Any:
@@ -190,13 +191,13 @@ def pass_kernels_by(function: Kernel, *args: Any, **kwargs: Any) -> Any:
 
     What makes tensors inside it needs the key of those kernels to find its device, so the CPU is included instead.
     """
-    included = _is_included(_CPU)  # what two of torch's guards would do, without making them
+    included = is_key_included(CPU)  # what two of torch's guards would do, without making them
     try:  # from the first of them on: Ctrl-C may come after any call
-        _include(_CPU, True)
-        _exclude(FRONT, True)
+        include_key(CPU, True)
+        exclude_key(BACKEND_SELECT, True)
         return function(*args, **kwargs)
     finally:
         try:
-            _exclude(FRONT, False)
+            exclude_key(BACKEND_SELECT, False)
         finally:
-            _include(_CPU, included)
+            include_key(CPU, included)

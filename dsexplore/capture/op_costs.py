@@ -8,11 +8,14 @@ heads than queries. Bytes are those of the tensors that the op takes and returns
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
 import torch
 from torch.utils.flop_counter import flop_registry
+
+from dsexplore.capture.ops import tensors_in
+from dsexplore.torch_internals.dispatch import OpOverload, schema_of
 
 Kind = Literal["matmul", "attention", "memory", "dispatch", "wait"]
 """``matmul``: a matrix product or convolution. ``attention``: a fused attention op. ``memory``: any other op, which
@@ -54,56 +57,63 @@ class OpCost(NamedTuple):
     written: int = 0
 
 
-_roles: dict[Any, int] = {}
+class AtenOp(NamedTuple):
+    """The facts about an op that do not depend on its arguments."""
+
+    role: int
+    """Of the op in a cost model: `FREE`, `COMMUNICATION`, `WAIT`, `PRODUCT`, `ATTENTION` or `MEMORY`."""
+    name: str
+    """Without namespace and overload, ``"mm"``."""
+    parameters: tuple[Any, ...] = ()
+    """As its schema describes them, each with a name, a default value and what is said of its memory."""
+    writes: bool = False
+    """Whether it writes into an argument."""
 
 
-def role_of(func: Any) -> int:
-    """The kind of an op in a cost model: `FREE`, `COMMUNICATION`, `WAIT`, `PRODUCT`, `ATTENTION` or `MEMORY`."""
-    role = _roles.get(func)
-    if role is None:
-        role = _roles[func] = _role(func)
-    return role
+_known: dict[Any, AtenOp] = {}
 
 
-def _role(func: Any) -> int:
-    if not isinstance(func, torch._ops.OpOverload):
-        return ATTENTION if "flex_attention" in str(func) else MEMORY
-    name = func._opname
+def read_op(func: Any) -> AtenOp:
+    """Return the facts about an op, which is read once."""
+    op = _known.get(func)
+    if op is None:
+        op = _known[func] = _read(func)
+    return op
+
+
+def _read(func: Any) -> AtenOp:
+    if not isinstance(func, OpOverload):
+        name = str(func)
+        return AtenOp(ATTENTION if "flex_attention" in name else MEMORY, name)
+    schema, name = schema_of(func), func.overloadpacket.__name__
+    return AtenOp(_role(func, name, schema.returns), name, tuple(schema.arguments), schema.is_mutable)
+
+
+def _role(func: OpOverload, name: str, returns: Sequence[Any]) -> int:
     if func.namespace in _COMMUNICATION:
         return WAIT if name == "wait_tensor" else COMMUNICATION
     if "attention" in name and func.namespace == "aten":
         return ATTENTION
-    if func._overloadpacket in flop_registry or name in _PRODUCTS:
+    if func.overloadpacket in flop_registry or name in _PRODUCTS:
         return PRODUCT
-    if name in _NOTHING or func.namespace in ("prim", "profiler") or _is_view(func):
+    if name in _NOTHING or func.namespace in ("prim", "profiler") or _are_views(returns):
         return FREE
     return MEMORY
 
 
-def _is_view(func: torch._ops.OpOverload) -> bool:
+def _are_views(returns: Sequence[Any]) -> bool:
     """Whether all that an op returns shares memory with an argument that it does not write."""
-    returns = func._schema.returns
     return bool(returns) and all(each.alias_info is not None and not each.alias_info.is_write for each in returns)
 
 
-def tensors_in(values: Iterable[Any]) -> Iterator[torch.Tensor]:
-    """The tensors among arguments or results, and in lists of them."""
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            yield value
-        elif isinstance(value, (list, tuple)):
-            yield from tensors_in(value)
-
-
-def written_arguments(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
-    """The arguments that an op writes into."""
-    schema = getattr(func, "_schema", None)
-    if schema is None or not schema.is_mutable:
+def written_arguments(op: AtenOp, args: Sequence[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    """Return the arguments that an op writes into."""
+    if not op.writes:
         return []
     values = [
-        args[place] if place < len(args) else kwargs.get(argument.name)
-        for place, argument in enumerate(schema.arguments)
-        if argument.alias_info is not None and argument.alias_info.is_write
+        args[place] if place < len(args) else kwargs.get(parameter.name)
+        for place, parameter in enumerate(op.parameters)
+        if parameter.alias_info is not None and parameter.alias_info.is_write
     ]
     return list(tensors_in(values))
 
@@ -121,7 +131,7 @@ def moved_bytes(tensor: torch.Tensor) -> int:
 
 def cost_of(
     func: Any,
-    role: int,
+    op: AtenOp,
     args: Sequence[Any],
     kwargs: dict[str, Any],
     result: Any,
@@ -132,17 +142,17 @@ def cost_of(
 
     Args:
         func: the op.
-        role: of `role_of`.
+        op: the facts about it, of `read_op`.
         args: its arguments.
         kwargs: likewise.
         result: what it returned.
         sources: the tensors among its arguments.
         returned: the tensors in the result.
     """
-    name = getattr(func, "_opname", str(func))
-    into = written_arguments(func, args, kwargs)
-    if role == ATTENTION:
-        return _attention(func, name, args, kwargs, sources, returned)
+    name = op.name
+    into = written_arguments(op, args, kwargs)
+    if op.role == ATTENTION:
+        return _attention(op, args, kwargs, sources, returned)
     written = sum(map(moved_bytes, into or returned))
     if name in _ROWS_ONLY:
         read = written
@@ -154,7 +164,7 @@ def cost_of(
     read *= 1 + _AGAIN.get(name, 0)
     if name in _SOFTMAX and len(returned) == 1:
         read += softmax_reads(name, returned[0]) * moved_bytes(returned[0])
-    if role == PRODUCT:
+    if op.role == PRODUCT:
         shape, dtype = _product_shape(name, args)
         alignment = alignment_of([*sources, *returned]) if shape else 16
         full_name = name if alignment >= 16 else f"{name}, aligned to {alignment} bytes"
@@ -215,7 +225,7 @@ def _distinct(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
 
 def _flops(func: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> int:
     """FLOPs by torch's formula."""
-    formula = flop_registry.get(func._overloadpacket)
+    formula = flop_registry.get(func.overloadpacket)
     if formula is None:  # a grouped product: each row meets one of the matrices
         return 2 * int(args[0].numel()) * int(args[1].shape[-1])
     flops: int = formula(*args, **kwargs, out_val=result)
@@ -247,8 +257,7 @@ def multiplies_in_tf32(dtype: torch.dtype, is_convolution: bool) -> bool:
 
 
 def _attention(
-    func: Any,
-    name: str,
+    op: AtenOp,
     args: Sequence[Any],
     kwargs: dict[str, Any],
     sources: Sequence[torch.Tensor],
@@ -256,17 +265,17 @@ def _attention(
 ) -> OpCost:
     """The cost of fused attention: two matrix products forward, five backward; of causal attention without the part
     above the diagonal."""
-    is_backward = "backward" in name
+    is_backward = "backward" in op.name
     query, key, value = sources[1:4] if is_backward else sources[:3]
     batch, heads, queries, width = (int(size) for size in query.shape)
     keys, value_width = int(key.shape[-2]), int(value.shape[-1])
-    is_causal = bool(_argument(func, "is_causal", args, kwargs))
+    is_causal = bool(_argument(op, "is_causal", args, kwargs))
     pairs = causal_pairs(queries, keys) if is_causal else queries * keys
     products = batch * heads * pairs * 2
     flops = products * (3 * width + 2 * value_width) if is_backward else products * (width + value_width)
     return OpCost(
         "attention",
-        name.removeprefix("_scaled_dot_product_") + (", causal" if is_causal else ""),
+        op.name.removeprefix("_scaled_dot_product_") + (", causal" if is_causal else ""),
         str(query.dtype).removeprefix("torch."),
         (batch, heads, queries, keys, width),
         flops,
@@ -284,11 +293,10 @@ def causal_pairs(queries: int, keys: int) -> int:
     return triangle * (triangle + 1) // 2 + (queries - triangle) * keys
 
 
-def _argument(func: Any, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def _argument(op: AtenOp, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     if name in kwargs:
         return kwargs[name]
-    schema = getattr(func, "_schema", None)
-    for place, argument in enumerate(schema.arguments if schema is not None else ()):
-        if argument.name == name:
-            return args[place] if place < len(args) else argument.default_value
+    for place, parameter in enumerate(op.parameters):
+        if parameter.name == name:
+            return args[place] if place < len(args) else parameter.default_value
     return None

@@ -7,13 +7,15 @@ checks this for the installed torch. `lookup` gives an unknown op a generic entr
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import prod
 from typing import Any
 
 import torch
+
+from dsexplore.torch_internals.dispatch import all_op_names, has_op, ops_defined_in_python
 
 NAMESPACES = (
     "c10d",
@@ -155,10 +157,20 @@ def _nothing(_args: Sequence[Any], _n: int, op: str) -> list[Message]:
     return [_message(op, 0, None)]
 
 
+def tensors_in(values: Iterable[Any]) -> Iterator[torch.Tensor]:
+    """Yield the tensors among arguments or results, and in lists and dicts of them."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from tensors_in(value)
+        elif isinstance(value, dict):
+            yield from tensors_in(value.values())
+
+
 def _first_tensors(args: Sequence[Any], _n: int, op: str) -> list[Message]:
     """The message of an op that nobody described: the largest tensor among its arguments."""
-    tensors = [leaf for leaf in torch.utils._pytree.tree_leaves(list(args)) if isinstance(leaf, torch.Tensor)]
-    largest = max(tensors, key=nbytes, default=None)
+    largest = max(tensors_in(args), key=nbytes, default=None)
     return [_message(op, nbytes(largest) if largest is not None else 0, largest)]
 
 
@@ -348,11 +360,11 @@ def _all_names() -> list[str]:
     forked from another, 4 MB of memory that the two had in common until then become its own.
     """
     global _known
-    in_python = ["".join(name.split()) for name in getattr(torch.library, "_defs", ()) if name.startswith(_PREFIXES)]
-    defined = frozenset(filter(torch._C._dispatch_has_kernel, in_python))  # the others are gone again
+    in_python = ["".join(name.split()) for name in ops_defined_in_python() if name.startswith(_PREFIXES)]
+    defined = frozenset(filter(has_op, in_python))  # the others are gone again
     state = len(sys.modules), len(torch.ops.loaded_libraries), defined
     if _known[0] != state:
-        _known = state, [name for name in torch._C._dispatch_get_all_op_names() if name.startswith(_PREFIXES)]
+        _known = state, [name for name in all_op_names() if name.startswith(_PREFIXES)]
     return _known[1]
 
 

@@ -9,11 +9,14 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 from torch.nn.parameter import is_lazy
 
 from dsexplore import placement_text
 from dsexplore.capture.module_entry import ModuleEntry
 from dsexplore.mesh_text import mesh_text
+from dsexplore.torch_internals.dtensor import local_tensor
+from dsexplore.torch_internals.modules import own_parameters
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +68,7 @@ class Parameters:
         """
         first: dict[int, Parameter] = {}
         for part, module in parts:
-            for name, tensor in part._parameters.items():
+            for name, tensor in own_parameters(part).items():
                 if tensor is None:
                     continue
                 if is_lazy(tensor):
@@ -110,12 +113,11 @@ class Parameters:
         self._layouts.clear()
 
     def _layout(self, tensor: torch.Tensor) -> Layout:
-        spec = getattr(tensor, "_spec", None)
-        if spec is None:
-            local, placed, mesh = tensor, (), None
-        else:
-            local, placed, mesh = tensor._local_tensor, spec.placements, spec.mesh  # type: ignore[attr-defined]
+        if isinstance(tensor, DTensor):
+            local, placed, mesh = local_tensor(tensor), tensor.placements, tensor.device_mesh
             self._meshes[id(mesh)] = mesh
+        else:
+            local, placed, mesh = tensor, (), None
         key = tensor.shape, local.shape, tensor.dtype, placed, id(mesh)
         layout = self._layouts.get(key)
         if layout is None:

@@ -13,8 +13,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves
+from torch.distributed.tensor import DTensor
 
+from dsexplore.capture.ops import tensors_in
+from dsexplore.torch_internals.dtensor import local_tensor
+from dsexplore.torch_internals.fake_tensors import storage_number
+from dsexplore.torch_internals.pipelining import count_microbatches, is_schedule, stages_of
 from dsexplore.trace.schema import Phase
 
 
@@ -31,8 +35,7 @@ def place(frames: Sequence[dict[str, Any]], op: str, args: Sequence[Any]) -> tup
     """
     stages = _stages(frames)
     if op == "recv":
-        tensors = (leaf for leaf in tree_leaves(list(args)) if isinstance(leaf, torch.Tensor))
-        return _receiver(stages, next(tensors, None))
+        return _receiver(stages, next(tensors_in(args), None))
     if op == "send":
         return _sender(stages, frames)
     return None, "other"
@@ -78,13 +81,7 @@ _COMPUTATIONS: dict[str, Phase] = {
 
 def _stages(frames: Sequence[dict[str, Any]]) -> list[Any]:
     """The schedule's stages on this rank."""
-    for names in frames:
-        schedule: Any = names.get("self")
-        if hasattr(schedule, "_stage"):
-            return [schedule._stage]
-        if hasattr(schedule, "_stages"):
-            return list(schedule._stages)
-    return []
+    return next((stages for names in frames if (stages := stages_of(names.get("self")))), [])
 
 
 def _receiver(stages: Iterable[Any], tensor: torch.Tensor | None) -> tuple[nn.Module | None, Phase]:
@@ -120,15 +117,15 @@ def _sender(stages: list[Any], frames: Sequence[dict[str, Any]]) -> tuple[nn.Mod
 
 def _storage(tensor: torch.Tensor | None) -> int | None:
     """The identity of a tensor's storage; of a DTensor, of its local part."""
-    local = getattr(tensor, "_local_tensor", tensor)
-    return local.untyped_storage()._cdata if local is not None else None
+    local = local_tensor(tensor) if isinstance(tensor, DTensor) else tensor
+    return storage_number(local.untyped_storage()) if local is not None else None
 
 
 def describe(frames: Sequence[dict[str, Any]]) -> str:
     """The schedule that calls the stages, as JSON: ``schedule``, its class; ``microbatches``; ``stages`` of the whole
     pipeline; ``own``, the stages of this rank; ``order``, per rank of the pipeline its actions, where the schedule has
     such a list."""
-    schedule: Any = next((names["self"] for names in frames if hasattr(names.get("self"), "_n_microbatches")), None)
+    schedule: Any = next((names["self"] for names in frames if is_schedule(names.get("self"))), None)
     stages = _stages(frames)
     if schedule is None or not stages:
         return ""
@@ -136,7 +133,7 @@ def describe(frames: Sequence[dict[str, Any]]) -> str:
     return json.dumps(
         {
             "schedule": type(schedule).__name__,
-            "microbatches": schedule._n_microbatches,
+            "microbatches": count_microbatches(schedule),
             "stages": stages[0].num_stages,
             "own": [stage.stage_index for stage in stages],
             "order": {

@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import count
 from threading import get_ident
@@ -314,8 +315,11 @@ class Recorder:
     def _guess_group(self, raw_op: str, entry: Communication, args: Sequence[Any]) -> Group | None:
         """The group of an op that nobody described."""
         self._warn_once(raw_op, f"dsexplore does not know the communication op {raw_op}: recorded as {entry.op}")
-        handle = next((arg for arg in args if _may_be_group(arg)), None)
-        return self._groups.find(handle) if handle is not None else None
+        for arg in args:
+            if isinstance(arg, (dist.ProcessGroup, torch.ScriptObject)):
+                with suppress(RuntimeError):  # a work, or another object of TorchScript
+                    return self._groups.find(arg)
+        return None
 
     def _warn_once(self, about: str, message: str) -> None:
         """Warn, and note in every open recording; not again of the same thing until the last recording has ended."""
@@ -360,9 +364,3 @@ class Recorder:
         groups = self._describe_groups()
         recording.notes += mark_given_up(issued, groups)
         return content_of(recording, steps, issued, groups, recording.modules or self._modules, waits=waits)
-
-
-def _may_be_group(arg: Any) -> bool:
-    return isinstance(arg, (dist.ProcessGroup, torch.ScriptObject)) and "ProcessGroup" in str(
-        arg._type() if isinstance(arg, torch.ScriptObject) else type(arg)
-    )

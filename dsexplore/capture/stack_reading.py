@@ -16,8 +16,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._C import _current_autograd_node, _current_graph_task_id
-from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.fx import GraphModule
 from torch.nn.parallel import DistributedDataParallel
 
@@ -25,33 +23,16 @@ from dsexplore.capture import frame_kinds
 from dsexplore.capture.autograd_nodes import NO_CALL, Backward, ModuleCall, ThreadCalls
 from dsexplore.capture.modules import Modules
 from dsexplore.capture.source_lines import Sources
+from dsexplore.torch_internals import frames
+from dsexplore.torch_internals.autograd import current_graph_task, current_node
+from dsexplore.torch_internals.dispatch import OpOverload
+from dsexplore.torch_internals.dtensor import DTensorSpec
+from dsexplore.torch_internals.fsdp import module_of_flat_parameter
 from dsexplore.trace.causes import PIPELINE_SCHEDULE
 from dsexplore.trace.schema import Phase
 
 DDP_BUCKET = "DDP gradient bucket"
 DDP_UNUSED = "DDP unused parameters"
-_FSDP_CAUSES = {
-    "_prefetch_unshard": "FSDP prefetch",
-    "pre_forward": "FSDP pre_forward",
-    "pre_backward": "FSDP pre_backward",
-    "post_backward": "FSDP post_backward",
-    "finalize_backward": "FSDP post_backward",
-}
-"""By the name of FSDP's function; the innermost frame with one of these names decides."""
-_FSDP1_CAUSES = {
-    "_prefetch_handle": "FSDP1 prefetch",
-    "_pre_forward_unshard": "FSDP1 pre_forward",
-    "_pre_backward_hook": "FSDP1 pre_backward",
-    "_post_backward_hook": "FSDP1 post_backward",
-}
-"""The same of ``FullyShardedDataParallel``, whose functions in `frame_kinds` have the kind FLAT_PARAMETER."""
-
-_SENDERS = {
-    "_verify_param_shape_across_processes": "DDP parameter check",
-    "_sync_params_and_buffers": "model broadcast",
-    "distribute_tensor": "distribute_tensor",
-}
-"""By the name of a function of torch: the cause of what it sends."""
 
 
 @dataclass(slots=True, eq=False)
@@ -124,7 +105,7 @@ class StackReading:
 
         The line of that call comes first: ``loss.backward()`` alone would say nothing.
         """
-        self.call = self.modules.call_of_node(_current_autograd_node(), called_here)
+        self.call = self.modules.call_of_node(current_node(), called_here)
         if self.call.module is None and self.reduced is not None:  # no module has a flat parameter as its own
             self.call = ModuleCall(self.modules.find(self.reduced))
         self.sources = self.call.sources + self.sources
@@ -138,9 +119,9 @@ def read_stack(depth: int, innermost: FrameType | None, modules: Modules) -> Sta
         innermost: the innermost frame.
         modules: the calls observed so far; most readings end at the innermost one.
     """
-    graph_task = _current_graph_task_id()
+    graph_task = current_graph_task()
     reading = StackReading(depth, modules, modules.own.calls, graph_task, "other" if graph_task == -1 else "backward")
-    kinds, internal = frame_kinds.kinds, frame_kinds.INTERNAL
+    kinds, internal = frame_kinds.kinds, frames.INTERNAL
     frame = innermost
     while frame is not None:
         kind = kinds.get(id(frame.f_code))
@@ -217,9 +198,8 @@ def _read_engine(reading: StackReading, frame: FrameType) -> None:
 
 
 def _read_backward(reading: StackReading, engine: FrameType) -> Backward:
-    makes_graph = engine.f_locals["args"][2:3] == (True,)
     lines = frame_kinds.user_lines(engine.f_back, reading.depth)
-    return Backward(reading.graph_task, makes_graph, lines, reading.depth)
+    return Backward(reading.graph_task, frames.makes_graph(engine), lines, reading.depth)
 
 
 def _read_compiled(reading: StackReading, frame: FrameType) -> None:
@@ -230,8 +210,7 @@ def _read_compiled(reading: StackReading, frame: FrameType) -> None:
 
 
 def _read_batch(reading: StackReading, frame: FrameType) -> None:
-    names = frame.f_locals
-    reading.batch_position = 1 if names.get("p2p_op") is names["p2p_op_list"][0] else 2
+    reading.batch_position = 1 if frames.is_first_of_batch(frame.f_locals) else 2
 
 
 def _read_pipeline(reading: StackReading, frame: FrameType) -> None:
@@ -255,20 +234,19 @@ def _read_start_up(reading: StackReading, frame: FrameType) -> None:
 
 
 def _read_sender(reading: StackReading, frame: FrameType) -> None:
-    reading.cause = reading.cause or _SENDERS[frame.f_code.co_name]
+    reading.cause = reading.cause or frames.SENDER_CAUSES[frame.f_code.co_name]
 
 
 def _read_redistribute(reading: StackReading, frame: FrameType) -> None:
     if reading.before is None:
-        names = frame.f_locals
-        reading.before, reading.after = names["current_spec"], names["target_spec"]
+        reading.before, reading.after = frames.specs_of_redistribute(frame.f_locals)
 
 
 def _read_dtensor_op(reading: StackReading, frame: FrameType) -> None:
     if not reading.dtensor_op:
-        op = frame.f_locals.get("op_call")
-        if isinstance(op, torch._ops.OpOverload):
-            reading.dtensor_op = f"{op.namespace}.{op._opname}"
+        op = frame.f_locals.get(frames.OP_OF_DTENSOR)
+        if isinstance(op, OpOverload):
+            reading.dtensor_op = f"{op.namespace}.{op.__name__.partition('.')[0]}"
 
 
 def _read_fsdp(reading: StackReading, frame: FrameType) -> None:
@@ -277,16 +255,16 @@ def _read_fsdp(reading: StackReading, frame: FrameType) -> None:
         reading.owner = modules[0] if modules else None
         reading.cause = "FSDP"
     if reading.cause == "FSDP":
-        reading.cause = _FSDP_CAUSES.get(frame.f_code.co_name, "FSDP")
+        reading.cause = frames.FSDP_CAUSES.get(frame.f_code.co_name, "FSDP")
 
 
 def _read_flat_parameter(reading: StackReading, frame: FrameType) -> None:
     name, handle = frame.f_code.co_name, frame.f_locals.get("handle")
     if reading.owner is None and handle is not None:
-        reading.owner, reading.cause = handle._fully_sharded_module, "FSDP1"
+        reading.owner, reading.cause = module_of_flat_parameter(handle), "FSDP1"
     if reading.cause == "FSDP1":
-        reading.cause = _FSDP1_CAUSES.get(name, "FSDP1")
-    if name == "_post_backward_hook":
+        reading.cause = frames.FSDP1_CAUSES.get(name, "FSDP1")
+    if name == frames.FSDP1_POST_BACKWARD:
         reading.reduced = reading.owner
 
 
@@ -315,25 +293,25 @@ def _read_blocking(reading: StackReading, _frame: FrameType) -> None:
 _READERS: dict[int, Callable[[StackReading, FrameType], None]] = {
     frame_kinds.USER: _read_user,
     frame_kinds.USER_HOOK: _read_user_hook,
-    frame_kinds.MODULE_CALL: _read_module_call,
-    frame_kinds.OUTER_CALL: _read_module_call,
-    frame_kinds.ENGINE: _read_engine,
-    frame_kinds.OPTIMIZER: lambda reading, _frame: reading.decide_phase("optimizer"),
-    frame_kinds.RECOMPUTE: lambda reading, _frame: reading.decide_phase("recompute"),
-    frame_kinds.FSDP: _read_fsdp,
-    frame_kinds.FLAT_PARAMETER: _read_flat_parameter,
-    frame_kinds.REDISTRIBUTE: _read_redistribute,
-    frame_kinds.REDISTRIBUTE_BACKWARD: _read_redistribute_backward,
-    frame_kinds.IMPLICIT: _read_implicit,
-    frame_kinds.DTENSOR_OP: _read_dtensor_op,
-    frame_kinds.OBJECT: _read_object,
-    frame_kinds.BLOCKING: _read_blocking,
-    frame_kinds.P2P_BATCH: _read_batch,
-    frame_kinds.DDP_HOOK: _read_ddp_hook,
-    frame_kinds.PIPELINE: _read_pipeline,
-    frame_kinds.PIPELINE_WARM_UP: _read_pipeline_warm_up,
-    frame_kinds.START_UP: _read_start_up,
-    frame_kinds.SENDER: _read_sender,
-    frame_kinds.COMPILED: _read_compiled,
-    frame_kinds.COMPILER: lambda _reading, _frame: None,
+    frames.MODULE_CALL: _read_module_call,
+    frames.OUTER_CALL: _read_module_call,
+    frames.ENGINE: _read_engine,
+    frames.OPTIMIZER: lambda reading, _frame: reading.decide_phase("optimizer"),
+    frames.RECOMPUTE: lambda reading, _frame: reading.decide_phase("recompute"),
+    frames.FSDP: _read_fsdp,
+    frames.FLAT_PARAMETER: _read_flat_parameter,
+    frames.REDISTRIBUTE: _read_redistribute,
+    frames.REDISTRIBUTE_BACKWARD: _read_redistribute_backward,
+    frames.IMPLICIT: _read_implicit,
+    frames.DTENSOR_OP: _read_dtensor_op,
+    frames.OBJECT: _read_object,
+    frames.BLOCKING: _read_blocking,
+    frames.P2P_BATCH: _read_batch,
+    frames.DDP_HOOK: _read_ddp_hook,
+    frames.PIPELINE: _read_pipeline,
+    frames.PIPELINE_WARM_UP: _read_pipeline_warm_up,
+    frames.START_UP: _read_start_up,
+    frames.SENDER: _read_sender,
+    frames.COMPILED: _read_compiled,
+    frames.COMPILER: lambda _reading, _frame: None,
 }

@@ -18,8 +18,8 @@ from dsexplore.capture.device_timing import (
     is_captured,
     mark_stream,
 )
-from dsexplore.capture.uncompiled import leave_to_python
 from dsexplore.capture.work_timing import Clock, InFlight, end_at_completion, fail, work_of
+from dsexplore.torch_internals.dispatch import leave_to_python
 from dsexplore.trace.schema import Timing
 
 

@@ -18,17 +18,19 @@ from functools import partial
 from typing import Any, Protocol
 
 import torch
-import torch.distributed._functional_collectives  # registers its ops
-import torch.distributed._symmetric_memory  # registers its ops
-import torch.distributed.tensor  # registers its ops
-from torch._library.simple_registry import singleton as registered_fakes
-from torch._subclasses.fake_tensor import FakeTensor
 
 from dsexplore.capture import ops
 from dsexplore.capture.group_methods import GroupMethods
 from dsexplore.capture.mode_collectives import ModeCollectives
-from dsexplore.capture.observed_op import FRONT, Kernel, Observer, observed
+from dsexplore.capture.observed_op import Kernel, Observer, observed
 from dsexplore.capture.ops import Communication
+from dsexplore.torch_internals.dispatch import BACKEND_SELECT, find_op, redispatch_of, remove_kernels
+from dsexplore.torch_internals.fake_tensors import FakeTensor, fake_description
+from dsexplore.torch_internals.names import is_there
+from dsexplore.torch_internals.patches import Patches
+from dsexplore.torch_internals.process_groups import LOCAL_TENSOR_COLLECTIVES, register_ops
+
+register_ops()
 
 
 class Substrate(Protocol):
@@ -75,9 +77,9 @@ class KernelSubstrate:
         library = self._libraries.get(namespace)
         if library is None:
             library = self._libraries[namespace] = torch.library.Library(namespace, "IMPL")
-        op = getattr(getattr(getattr(torch.ops, namespace), name), overload or "default")
-        recorded = observed(raw_op, entry, op._handle.redispatch_boxed, observer, calls_twin=namespace != "c10d")
-        library.impl(f"{name}.{overload}" if overload else name, recorded, FRONT.name, with_keyset=True)
+        op = getattr(find_op(raw_op), overload or "default")
+        recorded = observed(raw_op, entry, redispatch_of(op), observer, calls_twin=namespace != "c10d")
+        library.impl(f"{name}.{overload}" if overload else name, recorded, BACKEND_SELECT.name, with_keyset=True)
 
     def uninstall(self) -> None:
         self._modes.uninstall()
@@ -85,35 +87,26 @@ class KernelSubstrate:
         self._local_tensor.uninstall()
         self._fake_tensor.uninstall()
         while self._libraries:
-            self._libraries.popitem()[1]._destroy()
+            remove_kernels(self._libraries.popitem()[1])
 
 
 class LocalTensorSubstrate:
     """Observes the functions of torch's ``LocalTensorMode``, which computes collectives for all ranks at once."""
 
     def __init__(self) -> None:
-        self._originals: dict[str, Kernel] = {}
+        self._patches = Patches()
 
     def install(self, observer: Observer) -> None:
-        try:
-            from torch.distributed._local_tensor import _c10d
-        except ImportError:
-            return
-        for raw_op, entry in ops.COMMUNICATION.items():
+        functions = LOCAL_TENSOR_COLLECTIVES.get()
+        for raw_op, entry in ops.COMMUNICATION.items() if is_there(functions) else ():
             name = _local_name(raw_op)
-            function = getattr(_c10d, name, None)
-            if function is not None and name not in self._originals:
-                self._originals[name] = function
+            function = getattr(functions, name, None)
+            if function is not None:
                 recorded = observed(raw_op, entry, _without_keys(function), observer)
-                setattr(_c10d, name, partial(recorded, None))
+                self._patches.attribute(functions, name, partial(recorded, None))
 
     def uninstall(self) -> None:
-        if self._originals:
-            from torch.distributed._local_tensor import _c10d
-
-            for name, function in self._originals.items():
-                setattr(_c10d, name, function)
-            self._originals.clear()
+        self._patches.undo()
 
 
 class FakeTensorSubstrate:
@@ -124,21 +117,18 @@ class FakeTensorSubstrate:
     """
 
     def __init__(self) -> None:
-        self._added: list[tuple[list[Any], Any]] = []
+        self._patches = Patches()
 
     def install(self, observer: Observer) -> None:
         for raw_op, entry in ops.COMMUNICATION.items():
-            known = registered_fakes._data.get(raw_op)
-            holder = known.fake_impl if known is not None else None
-            if holder is not None and holder.kernel is not None:
+            holder = fake_description(raw_op)
+            if holder is not None:
                 described = type(holder.kernel)(_of_fake_tensors(raw_op, entry, holder.kernel, observer), __name__)
-                self._added.append((holder.kernels, described))
+                self._patches.callback(holder.kernels.remove, described)
                 holder.kernels.append(described)
 
     def uninstall(self) -> None:
-        while self._added:
-            kernels, described = self._added.pop()
-            kernels.remove(described)
+        self._patches.undo()
 
 
 def _of_fake_tensors(raw_op: str, entry: Communication, description: Kernel, observer: Observer) -> Kernel:

@@ -13,9 +13,16 @@ from typing import Any
 
 import torch
 
-from dsexplore.capture.observed_op import BEHIND, FRONT
-from dsexplore.capture.uncompiled import leave_to_python
 from dsexplore.capture.work_timing import Timed
+from dsexplore.torch_internals.dispatch import (
+    AFTER_BACKEND_SELECT,
+    BACKEND_SELECT,
+    find_op,
+    leave_to_python,
+    redispatch_of,
+    remove_kernels,
+)
+from dsexplore.torch_internals.fake_tensors import storage_number
 
 _WAITS = ("wait_tensor", "wait_tensors")
 """torch 2.13 has only the first."""
@@ -40,7 +47,7 @@ class TensorWaits:
             self._install()
         for tensor in returned if isinstance(returned, (list, tuple)) else (returned,):
             if isinstance(tensor, torch.Tensor):
-                self._events[tensor.untyped_storage()._cdata] = event
+                self._events[storage_number(tensor.untyped_storage())] = event
 
     def _install(self) -> None:
         with self._lock:
@@ -49,11 +56,12 @@ class TensorWaits:
             library = torch.library.Library("_c10d_functional", "IMPL")
             try:
                 for name in _WAITS:
-                    if hasattr(torch.ops._c10d_functional, name):
-                        op = getattr(torch.ops._c10d_functional, name).default
-                        library.impl(name, self._measured(op._handle.redispatch_boxed), FRONT.name, with_keyset=True)
+                    op = find_op(f"_c10d_functional::{name}")
+                    if op is not None:
+                        measured = self._measured(redispatch_of(op.default))
+                        library.impl(name, measured, BACKEND_SELECT.name, with_keyset=True)
             except BaseException:
-                library._destroy()
+                remove_kernels(library)
                 raise
             self._library = library
 
@@ -65,12 +73,12 @@ class TensorWaits:
             event = None
             if events:
                 for tensor in awaited if isinstance(awaited, (list, tuple)) else (awaited,):
-                    event = events.pop(tensor.untyped_storage()._cdata, None) or event
+                    event = events.pop(storage_number(tensor.untyped_storage()), None) or event
             if event is None:
-                return redispatch(keys & BEHIND, awaited)
+                return redispatch(keys & AFTER_BACKEND_SELECT, awaited)
             begun = ticks()
             try:
-                return redispatch(keys & BEHIND, awaited)
+                return redispatch(keys & AFTER_BACKEND_SELECT, awaited)
             finally:
                 event.waited = (event.waited or 0) + ticks() - begun
 
@@ -82,5 +90,5 @@ class TensorWaits:
         with self._lock:
             self._events.clear()
             if self._library is not None:
-                self._library._destroy()
+                remove_kernels(self._library)
                 self._library = None

@@ -12,18 +12,47 @@ import torch
 from dsexplore.torch_internals.names import internal, is_there
 
 if TYPE_CHECKING:
-    from torch._C import DispatchKey, DispatchKeySet
-    from torch._ops import HigherOrderOperator, OpOverload
-    from torch.utils._python_dispatch import TorchDispatchMode
+    from torch._C import DispatchKey as DispatchKey
+    from torch._C import DispatchKeySet as DispatchKeySet
+    from torch._ops import HigherOrderOperator as HigherOrderOperator
+    from torch._ops import OpOverload as OpOverload
+    from torch._ops import OpOverloadPacket as OpOverloadPacket
+    from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 else:
     DispatchKey = internal("torch._C:DispatchKey")
     DispatchKeySet = internal("torch._C:DispatchKeySet")
     HigherOrderOperator = internal("torch._ops:HigherOrderOperator")
     OpOverload = internal("torch._ops:OpOverload")
+    OpOverloadPacket = internal("torch._ops:OpOverloadPacket")
     TorchDispatchMode = internal("torch.utils._python_dispatch:TorchDispatchMode")
 
-keys_after: Callable[[DispatchKey], DispatchKeySet] = internal("torch._C:_dispatch_keyset_full_after")
-"""Return the set of all keys that come after a key."""
+
+class PlainDispatchMode(TorchDispatchMode):
+    """A dispatch mode that torch does not wrap for the compiler, which costs a fifth of what an op costs here.
+
+    Where a compiler looks at frames (`eval_frame_callback`), ``__torch_dispatch__`` has to keep it away itself.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call] # torch leaves it untyped
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+
+BACKEND_SELECT: DispatchKey = internal("torch._C:DispatchKey.BackendSelect")
+"""The key that every call passes right before the kernel of a device is chosen."""
+CPU: DispatchKey = internal("torch._C:DispatchKey.CPU")
+META: DispatchKey = internal("torch._C:DispatchKey.Meta")
+
+_keys_after = internal("torch._C:_dispatch_keyset_full_after")
+AFTER_BACKEND_SELECT: DispatchKeySet = (
+    _keys_after(BACKEND_SELECT) if is_there(_keys_after) and is_there(BACKEND_SELECT) else _keys_after
+)
+"""The keys of all kernels that a call may still reach behind `BACKEND_SELECT`."""
+META_ALONE: Any = DispatchKeySet(META) if is_there(META) and is_there(DispatchKeySet) else DispatchKeySet
+"""The keys of a call on meta tensors that goes straight to its kernel."""
 
 exclude_key: Callable[[DispatchKey, bool], None] = internal("torch._C:_dispatch_tls_set_dispatch_key_excluded")
 include_key: Callable[[DispatchKey, bool], None] = internal("torch._C:_dispatch_tls_set_dispatch_key_included")
@@ -36,6 +65,9 @@ count_dispatch_modes: Callable[[], int] = internal("torch._C:_len_torch_dispatch
 
 without_modes: Callable[[], Any] = internal("torch.utils._python_dispatch:_disable_current_modes")
 """Return a context in which no dispatch mode is active in this thread."""
+
+no_torch_dispatch: Callable[[], Any] = internal("torch._C:_DisableTorchDispatch")
+"""Return a context in which ops reach the kernels of their device: no dispatch mode, and no subclass, sees them."""
 
 current_tracing_context: Callable[[], Any] = internal("torch._guards:TracingContext.try_get", otherwise=lambda: None)
 """Return the context in which the compiler traces a program in this thread; None where it does not."""
@@ -112,3 +144,6 @@ def _leave(code: CodeType, with_calls: bool) -> None:
     if is_there(_set_strategy) and is_there(_Strategy) and is_there(_Action):  # else a graph more is all that happens
         called = _Action.SKIP if with_calls else _Action.DEFAULT
         _set_strategy(code, _Strategy(_Action.SKIP, called))
+
+has_kernel_for: Callable[[str, str], bool] = internal("torch._C:_dispatch_has_kernel_for_dispatch_key")
+"""Return True if an op, ``"aten::mm"``, has a kernel for a dispatch key, ``"CPU"``."""

@@ -12,15 +12,13 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from dsexplore.torch_internals.names import TorchName, internal
+from dsexplore.torch_internals.patches import Patches
 
 functional_collectives: Any = internal("torch.distributed._functional_collectives")
 """The module of the collectives that return tensors; its import registers their ops."""
 
 resolve_group: Callable[[Any], dist.ProcessGroup] = internal("torch._C._distributed_c10d:_resolve_process_group")
 """Return the process group of a name."""
-
-backend_of: Callable[[dist.ProcessGroup, torch.device], Any] = internal("torch.distributed:ProcessGroup._get_backend")
-"""Return the backend of a process group for a device; raises RuntimeError where it has none."""
 
 default_store: Callable[[], Any] = internal("torch.distributed.distributed_c10d:_get_default_store")
 """Return the store at which the ranks of the default process group met."""
@@ -36,6 +34,15 @@ AsyncCollectiveTensor: Any = internal("torch.distributed._functional_collectives
 
 timeout_of: Callable[[Any], Any] = attrgetter("options._timeout")
 """Return the time that a collective of a backend may take; not all backends say it."""
+
+
+def backend_of(group: dist.ProcessGroup, device: torch.device) -> Any:
+    """Return the backend of a process group for a device.
+
+    Raises:
+        RuntimeError: it has none.
+    """
+    return group._get_backend(device)
 
 
 def registered_groups() -> Mapping[dist.ProcessGroup, Iterable[int]]:
@@ -99,3 +106,84 @@ NCCL_IS_AVAILABLE = TorchName("torch.distributed.distributed_c10d:_NCCL_AVAILABL
 CHECK_TENSOR = TorchName("torch.distributed.distributed_c10d:_check_single_tensor")
 CHECK_TENSOR_LIST = TorchName("torch.distributed.distributed_c10d:_check_tensor_list")
 """The functions by which those of ``torch.distributed`` check the tensors that they are to send."""
+
+INIT_GROUPS = TorchName("torch.distributed.distributed_c10d:init_process_group")
+DESTROY_GROUPS = TorchName("torch.distributed.distributed_c10d:destroy_process_group")
+NEW_GROUP = TorchName("torch.distributed.distributed_c10d:new_group")
+SPLIT_GROUP = TorchName("torch.distributed.distributed_c10d:split_group")
+GET_BACKEND = TorchName("torch.distributed.distributed_c10d:get_backend")
+IS_INITIALIZED = TorchName("torch.distributed.distributed_c10d:is_initialized")
+GROUP_NAME = TorchName("torch.distributed.distributed_c10d:_process_group_name")
+"""The function that makes the name of a new process group."""
+
+MONITORED_BARRIER = TorchName("torch.distributed.distributed_c10d:monitored_barrier")
+MONITORED_BARRIER_OF_GROUP = TorchName("torch.distributed:ProcessGroup.monitored_barrier")
+RECV = TorchName("torch.distributed.distributed_c10d:recv")
+COUNT_JOINED = TorchName("torch.distributed.algorithms.join:Join._get_num_nonjoined_procs")
+"""The method by which ``Join`` asks how many ranks still have inputs."""
+
+BROADCAST_OBJECTS = TorchName("torch.distributed.distributed_c10d:broadcast_object_list")
+SCATTER_OBJECTS = TorchName("torch.distributed.distributed_c10d:scatter_object_list")
+SEND_OBJECTS = TorchName("torch.distributed.distributed_c10d:send_object_list")
+RECV_OBJECTS = TorchName("torch.distributed.distributed_c10d:recv_object_list")
+GATHER_OBJECTS = TorchName("torch.distributed.distributed_c10d:gather_object")
+ALL_GATHER_OBJECTS = TorchName("torch.distributed.distributed_c10d:all_gather_object")
+
+STORES = tuple(
+    TorchName(f"{module}:{store}")
+    for module in ("torch.distributed", "torch.distributed.rendezvous", "torch._C._distributed_c10d")
+    for store in ("TCPStore", "FileStore")
+)
+"""The names under which programs and torch find the stores that reach other processes."""
+
+is_outside: Callable[[dist.ProcessGroup], bool] = internal("torch.distributed.distributed_c10d:_rank_not_in_group")
+"""Return True if this rank is not in a process group."""
+
+group_of_join: Callable[[Any], dist.ProcessGroup] = attrgetter("_process_group")
+"""Return the process group over which ``Join`` asks its questions."""
+
+completed_future: Callable[[Callable[[], Any]], torch.futures.Future[Any]] = internal("torch._C:fork")
+"""Call a function, and return a future that holds its result with the type that C++ expects."""
+
+work_of: Callable[[torch.futures.Future[Any]], dist.Work] = internal(
+    "torch._C._distributed_c10d:_create_work_from_future"
+)
+"""Return a work that ends when a future does, and returns it."""
+
+_new_plugin: Callable[..., Any] = internal("torch.distributed:Backend._BackendPlugin")
+_pickle: Callable[..., tuple[torch.Tensor, torch.Tensor]] = internal(
+    "torch.distributed.distributed_c10d:_object_to_tensor"
+)
+
+
+def pickled(value: object) -> bytes:
+    """Return an object as the functions of ``torch.distributed`` that send objects pickle it."""
+    return _pickle(value, "cpu", None)[0].numpy().tobytes()
+
+
+def skip_group_numbers(count: int) -> None:
+    """Name the next process group as if so many others had been made before it."""
+    distributed_c10d._world.group_count += count
+
+
+def replace_fake_backend(patches: Patches, create: Callable[[int, int], Any]) -> None:
+    """Make groups of the backend "fake" by a function of rank and size."""
+    internal("torch.testing._internal.distributed.fake_pg")  # registers torch's own
+    plugin = _new_plugin(lambda common, _options: create(common.group_rank, common.group_size), True)
+    patches.item(dist.Backend._plugins, "FAKE", plugin)
+
+
+def fake_backend(rank: int, size: int) -> tuple[Any, Callable[[], None]]:
+    """Return a backend that sends nothing, and a function that makes all its later collectives raise RuntimeError.
+
+    Groups of torch 2.9 cannot be made to raise.
+    """
+    FakeProcessGroup = internal("torch._C._distributed_c10d:FakeProcessGroup")  # noqa: N806 # a class
+    options = FakeProcessGroup.Options()  # torch's default is one object for all groups
+    create = getattr(FakeProcessGroup, "_create_internal", FakeProcessGroup)
+
+    def refuse_collectives() -> None:
+        if hasattr(options, "error_on_collective"):
+            options.error_on_collective = True
+
+    return create(rank, size, options), refuse_collectives

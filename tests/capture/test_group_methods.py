@@ -223,7 +223,7 @@ def test_errors_are_torchs_own_and_no_traffic(call: Call, error: Any) -> None:
     first_line = str(untraced.value).partition("\n")[0]  # the last one has addresses
     assert str(traced.value).startswith(first_line)
     assert len(trace) == 0
-    assert not torch._C._dispatch_tls_is_dispatch_key_excluded(observed_op.FRONT)
+    assert not torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.BackendSelect)
 
 
 def test_a_fault_of_the_recorder_does_not_end_the_program(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,6 @@ import threading
 import weakref
 from array import array
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import torch
@@ -50,8 +49,8 @@ def test_names_begin_with_the_models_class(modules: Modules) -> None:
 def test_a_parameter_that_cannot_be_read_leaves_the_modules_their_names() -> None:
     class Unreadable(nn.Parameter):
         @property
-        def _spec(self) -> Any:
-            raise RuntimeError("no spec")
+        def shape(self) -> torch.Size:
+            raise RuntimeError("no shape")
 
     model, warned = stacked(), []
     model[0].w3.weight = Unreadable(model[0].w3.weight.data)
@@ -68,7 +67,7 @@ def test_a_parameter_that_cannot_be_read_leaves_the_modules_their_names() -> Non
     ((about, message),) = warned
     assert about == "Sequential"
     assert message.startswith("dsexplore could not read all of the model around Sequential, whose call goes on: ")
-    assert "no spec" in message
+    assert "no shape" in message
 
 
 def test_a_part_that_ran_first_joins_its_model(modules: Modules) -> None:

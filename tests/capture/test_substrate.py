@@ -47,7 +47,7 @@ def test_an_exception_while_installing_leaves_nothing(monkeypatch: pytest.Monkey
     assert not recorder_in_use.is_recording()
 
 
-@pytest.mark.parametrize("function", ["_exclude", "_include"])
+@pytest.mark.parametrize("function", ["exclude_key", "include_key"])
 @pytest.mark.parametrize("moment", [True, False])
 def test_ctrl_c_beside_a_functional_op_leaves_the_thread_as_it_was(
     function: str, moment: bool, monkeypatch: pytest.MonkeyPatch
