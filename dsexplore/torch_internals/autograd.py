@@ -9,7 +9,7 @@ from collections.abc import Callable
 from operator import methodcaller
 from typing import Any
 
-from dsexplore.torch_internals.names import internal
+from dsexplore.torch_internals.names import TorchName, internal
 
 current_graph_task: Callable[[], int] = internal("torch._C:_current_graph_task_id", otherwise=lambda: -1)
 """Return the number of the backward that runs in this thread; -1 for none."""
@@ -25,3 +25,37 @@ node_number: Callable[[Any], int] = methodcaller("_sequence_nr")
 
 AccumulateGrad: Any = internal("torch._C:_functions.AccumulateGrad")
 """The class of the nodes that accumulate a parameter's gradient, which is their ``variable``."""
+
+
+def gradient_hooks(tensor: Any) -> list[Callable[..., Any]]:
+    """Return the hooks that get a tensor's gradient, and those that a parameter calls when it has accumulated one."""
+    accumulated = getattr(tensor, "_post_accumulate_grad_hooks", None) or {}
+    return [*(tensor._backward_hooks or {}).values(), *accumulated.values()]
+
+
+def put_hook_first(tensor: Any, hook: Callable[[Any], Any]) -> None:
+    """Register a hook that gets a tensor's gradient before the hooks that it has."""
+    tensor.register_hook(hook)
+    hooks = tensor._backward_hooks
+    for earlier in list(hooks)[:-1]:
+        hooks[earlier] = hooks.pop(earlier)
+
+
+RUN_BACKWARD = TorchName("torch.autograd.graph:_engine_run_backward")
+"""The function by which all of torch's Python calls the engine."""
+
+APPLY_FUNCTION = TorchName("torch.autograd:Function.apply")
+RUN_NODE = TorchName("torch.autograd.function:BackwardCFunction.apply")
+RUN_NODE_BOXED = TorchName("torch.autograd.function:BackwardCFunction.apply_boxed", since="2.11")
+"""The methods by which the engine calls a backward function of Python: with its gradients, or with a list of them."""
+
+SAVE_ON_CPU_INIT = TorchName("torch.autograd.graph:save_on_cpu.__init__")
+
+DESCRIBE_SAVED = TorchName("torch.utils.checkpoint:_default_meta_extractor")
+"""The function that describes a tensor of a checkpoint, by which forward and recomputation are compared."""
+
+functorch_level: Callable[[], Any] = internal("torch._C:_functorch.peek_interpreter_stack", otherwise=lambda: None)
+"""Return the innermost transform of ``torch.func`` that runs in this thread; None for none."""
+
+AUTOCAST_ENTER = TorchName("torch:autocast.__enter__")
+AUTOCAST_EXIT = TorchName("torch:autocast.__exit__")

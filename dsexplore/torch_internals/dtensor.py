@@ -18,7 +18,12 @@ from dsexplore.torch_internals.process_groups import resolve_group
 if TYPE_CHECKING:
     from torch.distributed.tensor._dtensor_spec import DTensorSpec as DTensorSpec
 else:
-    DTensorSpec = internal("torch.distributed.tensor._dtensor_spec:DTensorSpec")
+
+    def __getattr__(name: str) -> Any:
+        if name == "DTensorSpec":  # not before it is asked for, as torch.distributed.tensor takes long to import
+            return internal("torch.distributed.tensor._dtensor_spec:DTensorSpec")
+        raise AttributeError(name)
+
 
 local_tensor: Callable[[Any], torch.Tensor] = attrgetter("_local_tensor")
 """Return this rank's part of a DTensor, without autograd and without waiting for it."""
@@ -94,7 +99,8 @@ def plan_redistribution(
         after: those wanted.
     """
     meta = internal("torch.distributed.tensor._dtensor_spec:TensorMeta")(tensor.shape, tensor.stride(), tensor.dtype)
-    first, last = (DTensorSpec(mesh, tuple(placements), tensor_meta=meta) for placements in (before, after))
+    spec = internal("torch.distributed.tensor._dtensor_spec:DTensorSpec")
+    first, last = (spec(mesh, tuple(placements), tensor_meta=meta) for placements in (before, after))
     try:
         infos = internal("torch.distributed.tensor._redistribute:_gen_transform_infos_non_cached")(first, last)
     finally:
@@ -136,8 +142,13 @@ TO_LOCAL = TorchName("torch.distributed.tensor:DTensor.to_local")
 TENSOR_OF_SPEC = TorchName("torch.distributed.tensor._op_schema:_rebuild_tensor_from_dtensor_meta")
 """The function that makes a fake tensor of a specification, on which the shape of an op's result is found."""
 
-_RNG = "torch.distributed.tensor._random:OffsetBasedRNGTracker"
-RNG_INIT = TorchName(f"{_RNG}.__init__")
-RNG_REGION = TorchName(f"{_RNG}._distribute_region")
-RNG_STATE = TorchName(f"{_RNG}._get_device_state")
-"""The methods by which random ops on DTensors share the state of a device's generator."""
+RNG_TRACKER = TorchName("torch.distributed.tensor._random:OffsetBasedRNGTracker")
+"""The class by which random ops on DTensors share the state of a device's generator."""
+
+MESH_INIT = TorchName("torch.distributed.device_mesh:DeviceMesh.__init__")
+INIT_DEVICE_MESH = TorchName("torch.distributed.device_mesh:init_device_mesh")
+
+
+def forget_groups(mesh: DeviceMesh) -> None:
+    """Drop the process groups that a mesh keeps alive; torch 2.9 keeps their names alone."""
+    vars(mesh).pop("_pg_registry", None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from operator import attrgetter
+from typing import Any
 
 from torch import nn
 
@@ -58,3 +59,6 @@ CTC_LOSS = TorchName("torch.nn.functional:ctc_loss")
 PAD_PACKED_SEQUENCE = TorchName("torch._VF:_pad_packed_sequence")
 TRACE = TorchName("torch.jit:trace")
 TRACE_MODULE = TorchName("torch.jit:trace_module")
+
+OPTIMIZED_MODULE = TorchName("torch._dynamo.eval_frame:OptimizedModule")
+"""The class of the wrapper in which torch.compile returns a module."""

@@ -29,7 +29,7 @@ class _Finder(MetaPathFinder):
         """The module's own spec, whose loader makes the change."""
         if fullname != self._name:
             return None
-        for finder in [finder for finder in sys.meta_path if finder is not self]:
+        for finder in sys.meta_path[sys.meta_path.index(self) + 1 :]:
             spec = finder.find_spec(fullname, path, target)
             if spec is not None and spec.loader is not None:
                 spec.loader = _ChangingLoader(spec.loader, self._change)

@@ -53,3 +53,15 @@ RECORD_STREAM = TorchName("torch:Tensor.record_stream")
 
 GROUP_BY_DEVICE = TorchName("torch.utils._foreach_utils:_group_tensors_by_device_and_dtype")
 """The function by which clipping, and others that use foreach, group tensors."""
+
+TENSOR_READS = tuple(
+    TorchName(f"torch:Tensor.{name}") for name in ("item", "tolist", "__bool__", "__int__", "__float__", "__index__")
+)
+"""The methods that read the values of a tensor into Python."""
+
+TENSOR_COMPARISONS = tuple(
+    TorchName(f"torch:Tensor.{name}") for name in ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__")
+)
+
+no_subclass_function: Callable[[], Any] = internal("torch._C:DisableTorchFunctionSubclass")
+"""Return a context in which torch does not call ``__torch_function__`` of tensors."""

@@ -17,7 +17,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import count
@@ -298,19 +298,13 @@ class World:
             conditions.add("cuda traffic")
         return conditions
 
-    @contextmanager
-    def _cuda(self, backend_of: Callable[[dist.ProcessGroup | None], str | None]) -> Iterator[None]:
+    def _cuda(self, backend_of: Callable[[dist.ProcessGroup | None], str | None]) -> AbstractContextManager[Any]:
         # Imported when a program for GPUs is to run: they load parts of torch.cuda that nothing else needs.
-        from dsexplore.worlds.cuda.sent_tensors import patch_sent_tensors
+        from dsexplore.worlds.cuda.sent_tensors import ChosenBackends
         from dsexplore.worlds.cuda.stand_in import cuda_stand_in
 
-        patches = Patches()
-        with cuda_stand_in(self.gpu, self.ranks_per_node, self.rank % self.ranks_per_node):
-            try:
-                patch_sent_tensors(patches, backend_of)
-                yield
-            finally:
-                patches.undo()
+        self._parts.add(ChosenBackends(backend_of))
+        return cuda_stand_in(self.gpu, self.ranks_per_node, self.rank % self.ranks_per_node, self._parts)
 
     def _destroy(self, set_up_calls: SetUpCalls) -> None:
         if dist.is_initialized():

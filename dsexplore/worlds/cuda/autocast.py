@@ -1,21 +1,22 @@
 """``torch.autocast("cuda")`` on a GPU that is not there: CPU autocast, with the ops that CUDA's autocast casts.
 
 What a model sends has the dtypes of its activations, and CUDA runs more ops in fp32 than the CPU does: softmax, layer
-norm, sums and others. So these ops get CPU autocast kernels that cast as CUDA's do. Which ops those are is read off
+norm, sums and others. So these ops get CPU autocast kernels that cast as CUDA's do. Which ops those are is read from
 torch's dispatcher, where a CPU build has CUDA's autocast kernels too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
 
-from dsexplore.torch_internals.patches import Patches
+from dsexplore.torch_internals.autograd import AUTOCAST_ENTER, AUTOCAST_EXIT
+from dsexplore.torch_internals.dispatch import all_op_names, has_kernel_for, remove_kernels
+from dsexplore.torch_internals.patches import Change, Entry, Parts, Patch, Patches
 
 LOWER = frozenset(
     (
@@ -32,53 +33,16 @@ WIDEST = frozenset(
 _OF_CUDA_ALONE = frozenset({"cudnn_convolution", "cudnn_convolution_transpose"})
 
 
-def patch_autocast(patches: Patches) -> None:
-    """Make ``torch.autocast("cuda")`` act on CPU tensors as it does on CUDA's."""
-    enter: Callable[..., Any] = torch.autocast.__enter__
-    leave: Callable[..., Any] = torch.autocast.__exit__
-
-    def entered(context: Any) -> Any:
-        if context.device == "cuda":
-            context.__dict__.setdefault("_of_cpu", []).append(
-                (torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"))
-            )
-            torch.set_autocast_enabled("cpu", context._enabled)
-            torch.set_autocast_dtype("cpu", context.fast_dtype)
-        return enter(context)
-
-    def left(context: Any, *exception: Any) -> Any:
-        if context.device == "cuda":
-            enabled, dtype = context._of_cpu.pop()
-            torch.set_autocast_enabled("cpu", enabled)
-            torch.set_autocast_dtype("cpu", dtype)
-        return leave(context, *exception)
-
-    for device in ("cpu", "cuda"):  # an autocast that the script entered, and an error left, ends with the block
-        patches.callback(torch.set_autocast_enabled, device, torch.is_autocast_enabled(device))
-        patches.callback(torch.set_autocast_dtype, device, torch.get_autocast_dtype(device))
-    patches.callback(torch.clear_autocast_cache)
-    patches.attribute(torch.autocast, "__enter__", entered)
-    patches.attribute(torch.autocast, "__exit__", left)
-    library = torch.library.Library("aten", "IMPL")
-    patches.callback(library._destroy)
-    for name in cuda_ops():
-        namespace_free = name.removeprefix("aten::")
-        base, _, overload = namespace_free.partition(".")
-        op = getattr(getattr(torch.ops.aten, base), overload or "default")
-        library.impl(namespace_free, partial(_cast_and_call, op, _rule(base)), "AutocastCPU")
-
-
 @cache
 def cuda_ops() -> list[str]:
-    """Names of the ops that CUDA's autocast casts, and CPU's does not."""
-    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    """Return the names of the ops that CUDA's autocast casts, and CPU's does not."""
     return [
         name
-        for name in torch._C._dispatch_get_all_op_names()
+        for name in all_op_names()
         if name.startswith("aten::")
-        and name.removeprefix("aten::") not in _OF_CUDA_ALONE
-        and has_kernel(name, "AutocastCUDA")
-        and not has_kernel(name, "AutocastCPU")
+        and _without_namespace(name) not in _OF_CUDA_ALONE
+        and has_kernel_for(name, "AutocastCUDA")
+        and not has_kernel_for(name, "AutocastCPU")
     ]
 
 
@@ -94,19 +58,92 @@ def _rule(base: str) -> Rule:
 
 
 def _cast_and_call(op: Any, rule: Rule, *args: Any, **kwargs: Any) -> Any:
-    """Call an op, below autocast, with its inputs cast; one that is asked for a dtype gets its inputs as they are."""
-    below: Any = torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU))
-    with below:
+    """Call an op without autocast, with its inputs cast; one that is asked for a dtype gets its inputs as they are."""
+    torch.set_autocast_enabled("cpu", False)
+    try:
         if kwargs.get("dtype") is not None or any(isinstance(arg, torch.dtype) for arg in args):
             return op(*args, **kwargs)
-        dtypes: list[torch.dtype] = []
-        tree_map(lambda arg: dtypes.append(arg.dtype) if _casts(arg) else None, (args, kwargs))
+        dtypes = [tensor.dtype for tensor in _castable((*args, *kwargs.values()))]
         if not dtypes:
             return op(*args, **kwargs)
         dtype = rule(dtypes)
-        args, kwargs = tree_map(lambda arg: arg.to(dtype) if _casts(arg) else arg, (args, kwargs))
-        return op(*args, **kwargs)
+        return op(*(_cast(arg, dtype) for arg in args), **{name: _cast(arg, dtype) for name, arg in kwargs.items()})
+    finally:
+        torch.set_autocast_enabled("cpu", True)
 
 
-def _casts(arg: Any) -> bool:
+def _castable(args: Any) -> Iterator[Tensor]:
+    """Yield the tensors that autocast casts, among arguments and in their lists."""
+    for arg in args:
+        if isinstance(arg, (list, tuple)):
+            yield from _castable(arg)
+        elif _is_castable(arg):
+            yield arg
+
+
+def _is_castable(arg: Any) -> bool:
     return isinstance(arg, Tensor) and arg.is_floating_point() and arg.dtype is not torch.float64
+
+
+def _cast(arg: Any, dtype: torch.dtype) -> Any:
+    if isinstance(arg, (list, tuple)):
+        return [_cast(item, dtype) for item in arg]
+    return arg.to(dtype) if _is_castable(arg) else arg
+
+
+_BEFORE = "_dsexplore_cpu_settings"
+"""The attribute of an autocast with the CPU's settings before each time that it was entered."""
+
+
+def _entered(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
+    def enter(self: Any) -> Any:
+        entered = original(self)
+        if self.device == "cuda":
+            before = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
+            vars(self).setdefault(_BEFORE, []).append(before)
+            _set_cpu(torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda"))
+        return entered
+
+    return enter
+
+
+def _left(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
+    def leave(self: Any, exc_type: Any, exc_val: Any, exc_tb: Any) -> Any:
+        if self.device == "cuda":
+            _set_cpu(*vars(self)[_BEFORE].pop())
+        return original(self, exc_type, exc_val, exc_tb)
+
+    return leave
+
+
+def _set_cpu(enabled: bool, dtype: torch.dtype) -> None:
+    torch.set_autocast_enabled("cpu", enabled)
+    torch.set_autocast_dtype("cpu", dtype)
+
+
+def _keep_settings(patches: Patches, parts: Parts) -> None:
+    for device in ("cpu", "cuda"):  # an autocast that the program entered, and an error left, ends with the block
+        patches.callback(torch.set_autocast_enabled, device, torch.is_autocast_enabled(device))
+        patches.callback(torch.set_autocast_dtype, device, torch.get_autocast_dtype(device))
+    patches.callback(torch.clear_autocast_cache)
+
+
+def _register_kernels(patches: Patches, parts: Parts) -> None:
+    library = torch.library.Library("aten", "IMPL")
+    patches.callback(remove_kernels, library)
+    for name in map(_without_namespace, cuda_ops()):
+        base, _, overload = name.partition(".")
+        op = getattr(getattr(torch.ops.aten, base), overload or "default")
+        library.impl(name, partial(_cast_and_call, op, _rule(base)), "AutocastCPU")
+
+
+def _without_namespace(name: str) -> str:
+    return name.removeprefix("aten::")
+
+
+PATCHES: tuple[Entry, ...] = (
+    Change("the settings of autocast", "a program's settings must end with the block", _keep_settings, "cuda device"),
+    Patch(AUTOCAST_ENTER, "tensors are on the CPU, for which autocast is off", _entered, when="cuda device"),
+    Patch(AUTOCAST_EXIT, "tensors are on the CPU, for which autocast was on", _left, when="cuda device"),
+    Change("CPU autocast's kernels", "CUDA's autocast casts more ops", _register_kernels, "cuda device"),
+)

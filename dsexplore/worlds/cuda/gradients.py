@@ -1,6 +1,7 @@
 """Gradients that autograd hands to hooks and backward functions: each is on the device of the tensor it belongs to.
 
-C++ makes them, so they carry no mark; a script may keep one, and compute with it or send it once the backward is over.
+C++ makes them, so they carry no device; a program may keep one, and compute with it or send it once the backward is
+over.
 """
 
 from __future__ import annotations
@@ -12,57 +13,75 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction, Function
+from torch.autograd.graph import GradientEdge
 
-from dsexplore.torch_internals.patches import Patches
-from dsexplore.worlds.cuda.device_marks import mark, marked
-from dsexplore.worlds.cuda.function_mode import StandInMode, handles
+from dsexplore.torch_internals.autograd import APPLY_FUNCTION, RUN_NODE, RUN_NODE_BOXED
+from dsexplore.torch_internals.patches import Entry, Parts, Patch
+from dsexplore.worlds.cuda.device_marks import device_among, device_of, place
+from dsexplore.worlds.cuda.function_mode import StandInMode, implements
 
 _DEVICE = "_dsexplore_gradients_device"
 """The attribute of an autograd node with the device of the gradients that it gets."""
 
 
-def patch_gradients(patches: Patches) -> None:
-    """Mark the gradients that backward functions of Python get, of which torch makes one for a module's hook, too."""
-    apply = Function.apply.__func__  # type: ignore[attr-defined] # it is a class method
-    run: Callable[..., Any] = BackwardCFunction.apply
-    run_boxed: Callable[..., Any] = BackwardCFunction.apply_boxed
+def _keep_device(original: Any, parts: Parts) -> Any:
+    bind = vars(Function)["apply"].__get__  # a class method, of Python or of C
 
-    @wraps(apply)
-    def applied(function: type[Function], *args: Any, **kwargs: Any) -> Any:
-        made = apply(function, *args, **kwargs)
-        for each in made if isinstance(made, tuple) else (made,):
-            if isinstance(each, Tensor) and isinstance(each.grad_fn, BackwardCFunction):
-                setattr(each.grad_fn, _DEVICE, marked((made,)))
+    def apply(cls: type[Function], *args: Any, **kwargs: Any) -> Any:
+        made = bind(None, cls)(*args, **kwargs)
+        for tensor in made if isinstance(made, tuple) else (made,):
+            if isinstance(tensor, Tensor) and isinstance(tensor.grad_fn, BackwardCFunction):
+                setattr(tensor.grad_fn, _DEVICE, device_among((made,)))
                 break
         return made
 
-    def run_marked(node: BackwardCFunction, *gradients: Any) -> Any:
-        _mark(gradients, getattr(node, _DEVICE, None))
-        return run(node, *gradients)
-
-    def run_boxed_marked(node: BackwardCFunction, gradients: list[Any]) -> Any:
-        _mark(gradients, getattr(node, _DEVICE, None))
-        return run_boxed(node, gradients)
-
-    patches.attribute(Function, "apply", classmethod(applied))
-    patches.attribute(BackwardCFunction, "apply", run_marked)
-    patches.attribute(BackwardCFunction, "apply_boxed", run_boxed_marked)
+    return classmethod(apply)
 
 
-@handles(Tensor.register_hook)
+def _with_placed_gradients(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
+    def run(self: BackwardCFunction, *args: Any) -> Any:
+        _place(args, getattr(self, _DEVICE, None))
+        return original(self, *args)
+
+    return run
+
+
+def _place(gradients: Any, device: torch.device | None) -> None:
+    """Put a gradient, or a list or tuple of them, on a CUDA device."""
+    if device is not None and device.type == "cuda":
+        place(gradients, device)
+
+
+@implements(Tensor.register_hook)
 def _register_hook(mode: StandInMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     tensor, hook = args if len(args) == 2 else (args[0], kwargs["hook"])
-    device = mode.believed(tensor)
+    device = device_of(tensor)
 
     @wraps(hook)
     def called(gradient: Any) -> Any:
-        _mark(gradient, device)
+        _place(gradient, device)
         return hook(gradient)
 
     return func(tensor, called)
 
 
-def _mark(gradients: Any, device: torch.device | None) -> None:
-    """Put a gradient, or a list or tuple of them, on a CUDA device."""
-    if device is not None and device.type == "cuda":
-        mark(gradients, device)
+@implements(torch.autograd.grad)
+def _grad(mode: StandInMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return gradients, each on the device of its input."""
+    gradients = func(*args, **kwargs)
+    inputs = args[1] if len(args) > 1 else kwargs["inputs"]
+    if isinstance(inputs, dict):
+        pairs = [(inputs[name], gradient) for name, gradient in gradients.items()]
+    else:
+        sources = (inputs,) if isinstance(inputs, (Tensor, GradientEdge)) else inputs
+        pairs = [*zip(sources, gradients, strict=True)]
+    for source, gradient in pairs:
+        place(gradient, device_of(source) if isinstance(source, Tensor) else device_among(args[:1]))
+    return gradients
+
+
+PATCHES: tuple[Entry, ...] = (
+    Patch(APPLY_FUNCTION, "its node must know the device of its gradients", _keep_device, when="cuda device"),
+    Patch(RUN_NODE, "gradients carry no device", _with_placed_gradients, when="cuda device"),
+    Patch(RUN_NODE_BOXED, "gradients carry no device", _with_placed_gradients, when="cuda device"),
+)

@@ -1,8 +1,8 @@
 """The error of a GPU where an op gets tensors on different devices, and the CPU that stands in would compute it.
 
-Raised is for what scripts forget to move: a batch, targets, a mask, a module. So the tensor that is elsewhere must be
-one that no op with a gradient made, outside of backward and ``torch.func``: tensors that C++ hands to Python there have
-no mark, and would be taken to be on the CPU.
+It is raised for what programs forget to move: a batch, targets, a mask, a module. So the tensor that is elsewhere must
+be one that no op with a gradient made, outside of backward and ``torch.func``: tensors that C++ hands to Python there
+carry no device, and would pass for tensors on the CPU.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload, OpOverloadPacket
 
-from dsexplore.worlds.cuda.device_marks import PLAIN
+from dsexplore.torch_internals.autograd import current_graph_task, functorch_level
+from dsexplore.torch_internals.dispatch import OpOverload, OpOverloadPacket
+from dsexplore.worlds.cuda.device_marks import PLAIN_CLASSES
 
 _MAY_MIX = frozenset(
     (
@@ -33,7 +34,7 @@ def refuse_mixed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None
         func: the op.
         args: its arguments.
         kwargs: its keyword arguments.
-        device: the device of the first of its tensors that is believed to be on one.
+        device: the first CUDA device that its tensors carry.
 
     Raises:
         RuntimeError: as torch words it.
@@ -48,25 +49,22 @@ def refuse_mixed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None
 
 def _check(func: Any, tensors: Iterable[Any], device: torch.device) -> None:
     for tensor in tensors:
-        if not isinstance(tensor, Tensor) or type(tensor) not in PLAIN or not tensor.dim():
+        if not isinstance(tensor, Tensor) or type(tensor) not in PLAIN_CLASSES or not tensor.dim():
             continue
-        where: torch.device = tensor._dsexplore_cuda_device or tensor.device  # type: ignore[attr-defined]
-        if where == device or where.type == "meta" or _is_excused(func, tensor):
+        other: torch.device = tensor._dsexplore_cuda_device or tensor.device  # type: ignore[attr-defined]
+        if other == device or other.type == "meta" or _is_excused(func, tensor):
             continue
         raise RuntimeError(
-            f"Expected all tensors to be on the same device, but found at least two devices, {device} and {where}!"
+            f"Expected all tensors to be on the same device, but found at least two devices, {device} and {other}!"
         )
 
 
 def _is_excused(func: Any, tensor: Tensor) -> bool:
-    """Whether an op takes tensors of several devices, or the device of a tensor is not known for sure."""
+    """Return True if an op takes tensors of several devices, or the device of a tensor is not known for sure."""
     return func in _MAY_MIX or isinstance(func, (OpOverload, OpOverloadPacket)) or is_device_unsure(tensor)
 
 
 def is_device_unsure(tensor: Tensor) -> bool:
-    """Whether a tensor without a mark may be on a GPU: made by an op with a gradient, in backward or ``torch.func``."""
-    return (
-        tensor.grad_fn is not None
-        or torch._C._current_graph_task_id() != -1
-        or torch._C._functorch.peek_interpreter_stack() is not None
-    )
+    """Return True if a tensor that carries no device may be on a GPU: it was made by an op with a gradient, in backward
+    or in ``torch.func``."""
+    return tensor.grad_fn is not None or current_graph_task() != -1 or functorch_level() is not None

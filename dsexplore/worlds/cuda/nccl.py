@@ -1,4 +1,4 @@
-"""Changes to ``torch.distributed`` by which meshes and groups of ``cuda`` devices work on CPU tensors.
+"""``torch.distributed`` with meshes and groups of ``cuda`` devices, whose tensors are the CPU's.
 
 A mesh keeps the device type that it was asked for, so torch goes the ways that it goes on GPUs: DTensor's
 ``S(0) -> S(1)`` is an all_to_all, and DTensor's random ops share one state.
@@ -8,27 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.distributed_c10d as c10d
-import torch.distributed.tensor._random as tensor_random
-from torch._C._distributed_c10d import GradBucket
-from torch._guards import active_fake_mode
-from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
-from torch.distributed.tensor import DTensor, _op_schema
-from torch.distributed.tensor.parallel import _data_parallel_utils
+from torch.distributed import distributed_c10d
+from torch.distributed.tensor import DTensor
 
-from dsexplore.torch_internals.patches import Patches
-from dsexplore.worlds.cuda.device_marks import CPU, mark, marked
-from dsexplore.worlds.cuda.function_mode import StandInMode
-from dsexplore.worlds.fake.fake_tensors import outside_fake_mode
+from dsexplore.torch_internals.ddp import BUCKET_TENSORS
+from dsexplore.torch_internals.dtensor import RNG_TRACKER, TENSOR_OF_SPEC
+from dsexplore.torch_internals.fake_tensors import active_fake_mode, without_fake_mode
+from dsexplore.torch_internals.fsdp import LOCAL_OF_DTENSOR, SHARDED_PARAMETER
+from dsexplore.torch_internals.patches import Change, Entry, Parts, Patch, Patches
+from dsexplore.torch_internals.process_groups import BARRIER_OPTIONS, NCCL_IS_AVAILABLE
+from dsexplore.worlds.cuda.device_marks import CPU, device_among, device_of, place
 
 
-class BarrierOptions(c10d.BarrierOptions):
+class BarrierOptions(distributed_c10d.BarrierOptions):
     """Options of a barrier, whose tensor C++ makes: on the CPU, whatever device is named."""
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -43,96 +40,102 @@ class NcclOptions(SimpleNamespace):
 
 
 class ProcessGroupNCCL:
-    """Stands in for the class of that name, whose options scripts set."""
+    """Stands in for the class of that name, whose options programs set."""
 
     Options = NcclOptions
 
 
-def patch_groups(patches: Patches, mode: StandInMode) -> None:
-    """Make groups, meshes and DTensors of ``cuda`` work on CPU tensors."""
-    patches.attribute(c10d, "BarrierOptions", BarrierOptions)
-    patches.attribute(c10d, "_NCCL_AVAILABLE", True)
-    for module in (dist, c10d):
+def _add_nccl(patches: Patches, parts: Parts) -> None:
+    for module in (dist, distributed_c10d):
         if not hasattr(module, "ProcessGroupNCCL"):
             patches.attribute(module, "ProcessGroupNCCL", ProcessGroupNCCL)
-    _patch_random_ops(patches)
-    for name in ("buffer", "gradients"):
-        patches.attribute(GradBucket, name, _as_its_parameters(getattr(GradBucket, name)))
-    patches.function(_op_schema._rebuild_tensor_from_dtensor_meta, _on_the_cpu)
-    patches.function(_data_parallel_utils._flatten_tensor, partial(_flattened_where_it_is, mode))
-    patches.attribute(FSDPParam, "to_sharded_dtensor", _offloaded_where_it_is(FSDPParam.to_sharded_dtensor))
-    to_local = DTensor.to_local
-
-    def believed_local(tensor: DTensor, **kwargs: Any) -> Any:
-        local = to_local(tensor, **kwargs)
-        if isinstance(local, torch.Tensor):
-            mark(local, mode.believed(tensor))
-        return local
-
-    patches.attribute(DTensor, "to_local", believed_local)
 
 
-def _offloaded_where_it_is(original: Callable[..., DTensor]) -> Callable[..., DTensor]:
-    """Make FSDP2's shards of parameters and gradients be on the CPU where `CPUOffloadPolicy` keeps them there."""
+def _where_parameters_are(original: Callable[[Any], Any], parts: Parts) -> Callable[[Any], Any]:
+    def placed(self: Any) -> Any:
+        tensors = original(self)
+        place(tensors, device_among(self.parameters()))
+        return tensors
 
-    def to_sharded_dtensor(parameter: FSDPParam, tensor: torch.Tensor) -> DTensor:
-        made = original(parameter, tensor)
-        if parameter.offload_to_cpu and not tensor.is_meta:
-            mark(made, CPU)
+    return placed
+
+
+def _on_cpu(original: Callable[[Any], Any], parts: Parts) -> Callable[[Any], Any]:
+    def rebuild(arg: Any) -> Any:
+        meta = arg.tensor_meta
+        if meta is None or arg.mesh.device_type != "cuda":
+            return original(arg)
+        return torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device=CPU)
+
+    return rebuild
+
+
+def _placed_local(original: Callable[[Any], Any], parts: Parts) -> Callable[[Any], Any]:
+    def flatten(tensor: torch.Tensor) -> Any:
+        local, spec = original(tensor)
+        place(local, device_of(tensor))
+        return local, spec
+
+    return flatten
+
+
+def _offloaded_to_cpu(original: Callable[..., DTensor], parts: Parts) -> Callable[..., DTensor]:
+    def to_sharded_dtensor(self: Any, tensor: torch.Tensor) -> DTensor:
+        made = original(self, tensor)
+        if self.offload_to_cpu and not tensor.is_meta:
+            place(made, CPU)
         return made
 
     return to_sharded_dtensor
 
 
-def _as_its_parameters(method: Callable[[GradBucket], Any]) -> Callable[[GradBucket], Any]:
-    """Make what DDP's bucket hands to a communication hook be where its parameters are."""
+def _tracker(original: type, parts: Parts) -> type:
+    class Tracker(original):  # type: ignore[misc, valid-type] # a class of torch's, or a world's in its place
+        """Reads the generator's state from CPU memory; on fake tensors, which have no values, it keeps none."""
 
-    def believed(bucket: GradBucket) -> Any:
-        made = method(bucket)
-        mark(made, marked(bucket.parameters()))
-        return made
+        def __init__(self, device_mesh: Any, *run_state_sync: bool, **kwargs: bool) -> None:
+            # On fake tensors torch passes a second positional False: the ranks do not agree on a state. Here they do.
+            agree = () if run_state_sync and active_fake_mode() else run_state_sync
+            with without_fake_mode():
+                super().__init__(device_mesh, *agree, **kwargs)
 
-    return believed
+        def _get_device_state(self) -> torch.Tensor:
+            return torch.cuda.get_rng_state()
 
+        @contextmanager
+        def _distribute_region(self, *args: Any, **kwargs: Any) -> Iterator[None]:
+            with nullcontext() if active_fake_mode() else super()._distribute_region(*args, **kwargs):
+                yield
 
-def _flattened_where_it_is(mode: StandInMode, original: Any) -> Any:
-    """Make FSDP1 find the shards of tensor parallel parameters, which it flattens, where the DTensors are."""
-
-    def flattened(tensor: torch.Tensor) -> Any:
-        local, spec = original(tensor)
-        mark(local, mode.believed(tensor))
-        return local, spec
-
-    return flattened
-
-
-def _on_the_cpu(original: Any) -> Any:
-    """Make DTensor find the shapes of an op's results by fake CPU tensors: fake ``cuda`` ones raise in some ops."""
-
-    def rebuilt(spec: Any) -> Any:
-        meta = spec.tensor_meta
-        if meta is None or spec.mesh.device_type != "cuda":
-            return original(spec)
-        return torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device=CPU)
-
-    return rebuilt
+    return Tracker
 
 
-def _patch_random_ops(patches: Patches) -> None:
-    """Make DTensor's random ops read a state that is in CPU memory, and on fake tensors keep none."""
-    tracker = tensor_random.OffsetBasedRNGTracker
-    region = tracker._distribute_region
-    make = outside_fake_mode(tracker.__init__)
-
-    def init(self: Any, mesh: Any, *synchronise: bool, **keywords: bool) -> None:
-        # On fake tensors torch leaves out that the ranks agree on a state, and says so with a second positional False.
-        make(self, mesh, *(() if synchronise and active_fake_mode() else synchronise), **keywords)
-
-    @contextmanager
-    def unless_fake(self: Any, *args: Any, **kwargs: Any) -> Iterator[None]:
-        with nullcontext() if active_fake_mode() else region(self, *args, **kwargs):
-            yield
-
-    patches.attribute(tracker, "__init__", init)
-    patches.attribute(tracker, "_distribute_region", unless_fake)
-    patches.attribute(tracker, "_get_device_state", lambda self: self._device_handle.get_rng_state())
+PATCHES: tuple[Entry, ...] = (
+    Patch(
+        BARRIER_OPTIONS,
+        "C++ makes a barrier's tensor on the device that they name",
+        lambda original, parts: BarrierOptions,
+        when="cuda device",
+    ),
+    Patch(NCCL_IS_AVAILABLE, "programs ask whether there is NCCL", lambda original, parts: True, when="cuda device"),
+    Change("ProcessGroupNCCL", "a CPU build has none, and programs set its options", _add_nccl, "cuda device"),
+    Patch(RNG_TRACKER, "it moves a generator's state to the device, and reads it", _tracker, when="cuda device"),
+    *(
+        Patch(target, "C++ makes what a communication hook gets", _where_parameters_are, when="cuda device")
+        for target in BUCKET_TENSORS
+    ),
+    Patch(TENSOR_OF_SPEC, "some ops raise on fake tensors of that device", _on_cpu, when="cuda device", by_code=True),
+    Patch(
+        LOCAL_OF_DTENSOR,
+        "it reads the local tensor below the function mode",
+        _placed_local,
+        when="cuda device",
+        by_code=True,
+    ),
+    Patch(
+        SHARDED_PARAMETER,
+        "CPUOffloadPolicy keeps parameters and gradients on the CPU",
+        _offloaded_to_cpu,
+        when="cuda device",
+    ),
+)

@@ -8,89 +8,79 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from functools import partial
-from types import ModuleType
 from typing import Any, NoReturn
 
-import torch
-import torch.accelerator.graphs
-import torch.cuda.graphs
-import torch.nn.attention
 from torch import nn
 from torch.nn.attention import SDPBackend
 
 from dsexplore.errors import UsageError
-from dsexplore.torch_internals.on_import import on_import
-from dsexplore.torch_internals.patches import Patches
+from dsexplore.torch_internals.cuda import (
+    CHOOSE_ATTENTION,
+    COMPILE,
+    COMPILE_KERNEL,
+    DATA_PARALLEL,
+    DATA_PARALLEL_FUNCTION,
+    EXTENSIONS,
+    GRAPHS,
+    IS_CAPTURING,
+    TRITON_RUN,
+)
+from dsexplore.torch_internals.modules import OPTIMIZED_MODULE
+from dsexplore.torch_internals.patches import Entry, Parts, Patch
 
-GRAPHS = "capture no CUDA graph here (frameworks have a switch for it), as a graph sends what the code in it sends"
-KERNELS = "take an implementation that torch has itself (attn_implementation='sdpa', a fallback, foreach)"
-EXTENSIONS = "take an implementation in Python for this run: no extension can be built or run for a GPU here"
+NO_GRAPHS = "capture no CUDA graph here (frameworks have a switch for it), as a graph sends what the code in it sends"
+NO_KERNELS = "take an implementation that torch has itself (attn_implementation='sdpa', a fallback, foreach)"
+NO_EXTENSIONS = "take an implementation in Python for this run: no extension can be built or run for a GPU here"
+NO_DATA_PARALLEL = "use torch.nn.parallel.DistributedDataParallel, one process for each GPU, as torch recommends"
 EAGER = (
     "torch.compile is left out where a CPU stands in for a GPU: the code runs as it is written, so collectives that a "
     "compiler would fuse or reorder are shown one by one"
 )
 
 
-def refuse(what: str, remedy: str) -> Callable[..., NoReturn]:
-    """A function that raises, whatever it is called with.
+def refuse(name: str, remedy: str, *entry: Any) -> Callable[..., NoReturn]:
+    """Return a function that raises, whatever it is called with.
 
     Args:
-        what: name of what is refused.
+        name: what is refused.
         remedy: what to do instead.
+        entry: what an entry of the table hands on, which is not needed.
     """
 
     def refused(*args: Any, **kwargs: Any) -> NoReturn:
-        raise UsageError(f"{what} needs a GPU, and a CPU stands in for it: {remedy}")
+        raise UsageError(f"{name} needs a GPU, and a CPU stands in for it: {remedy}")
 
     return refused
 
 
-def patch_refused(patches: Patches) -> None:
-    """Make features that need a GPU raise `UsageError`, and ``torch.compile`` return its function as it is."""
-    for owner, name in (
-        (torch.cuda, "CUDAGraph"),
-        (torch.cuda, "graph"),
-        (torch.cuda, "make_graphed_callables"),
-        (torch.cuda.graphs, "CUDAGraph"),
-        (torch.cuda.graphs, "graph"),
-        (torch.cuda.graphs, "make_graphed_callables"),
-        (torch.accelerator, "Graph"),
-        (torch.accelerator.graphs, "Graph"),
-    ):
-        patches.attribute(owner, name, _Refused(name, (), {"what": f"torch.cuda.{name}", "remedy": GRAPHS}))
-    patches.attribute(torch.cuda, "_compile_kernel", refuse("a CUDA kernel in text", KERNELS))
-    patches.attribute(torch.cuda, "is_current_stream_capturing", lambda: False)
-    patches.attribute(nn.DataParallel, "__init__", _DATA_PARALLEL)
-    patches.function(nn.parallel.data_parallel, lambda _original: _DATA_PARALLEL)
-    patches.function(torch.compile, _leave_out_compiler)
-    patches.function(torch.nn.attention._sdpa_kernel, _with_math)
-    on_import(patches, "torch.utils.cpp_extension", partial(_refuse_extensions, patches))
-    on_import(patches, "triton.runtime.jit", partial(_refuse_kernels, patches))
-
-
-class _Refused(type):
+class _RefusedClass(type):
     """A class that still can be named in annotations and `isinstance`, but has no instances."""
 
-    what: str
-    remedy: str
+    refused: Callable[..., NoReturn]
 
     def __call__(cls, *args: Any, **kwargs: Any) -> NoReturn:
-        refuse(cls.what, cls.remedy)()
+        cls.refused(*args, **kwargs)
 
 
-_DATA_PARALLEL = refuse(
-    "nn.DataParallel, which drives all GPUs of a node from one process,",
-    "use torch.nn.parallel.DistributedDataParallel, one process for each GPU, as torch recommends",
-)
+def _refused_class(name: str, original: Any, parts: Parts) -> type:
+    return _RefusedClass(name, (), {"refused": staticmethod(refuse(f"torch.cuda.{name}", NO_GRAPHS))})
 
 
-def _leave_out_compiler(original: Callable[..., Any]) -> Callable[..., Any]:
-    said = False
+def _refuse_triton(original: Any, parts: Parts) -> Callable[..., NoReturn]:
+    def run(self: Any, *args: Any, **kwargs: Any) -> NoReturn:
+        name = getattr(getattr(self, "fn", None), "__qualname__", "of unknown name")
+        refuse(f"the Triton kernel {name}", NO_KERNELS)()
+
+    return run
+
+
+def _without_compiler(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
+    warned = False
 
     def compile_nothing(model: Any = None, **options: Any) -> Any:
-        nonlocal said
-        if not said and not options.get("disable"):
-            said = True
+        nonlocal warned
+        if not warned and not options.get("disable"):
+            warned = True
             warnings.warn(EAGER, stacklevel=3)
         if model is None:
             return lambda function: compile_nothing(function, **options)
@@ -101,30 +91,59 @@ def _leave_out_compiler(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _as_compiled(model: nn.Module) -> nn.Module:
-    """A module in torch's wrapper of compiled ones, whose ``_orig_mod`` scripts ask for, with nothing compiled."""
-    from torch._dynamo.eval_frame import OptimizedModule  # loading it takes a while, and few scripts compile
-
-    if isinstance(model, OptimizedModule):
-        return model
-    return OptimizedModule(model, lambda function: function)  # type: ignore[arg-type] # which it only calls
+    """Return a module in torch's wrapper of compiled ones, which programs unwrap, with nothing compiled."""
+    wrapper = OPTIMIZED_MODULE.get()
+    compiled: nn.Module = model if isinstance(model, wrapper) else wrapper(model, lambda function: function)
+    return compiled
 
 
-def _with_math(original: Callable[..., None]) -> Callable[..., None]:
+def _with_math(original: Callable[..., None], parts: Parts) -> Callable[..., None]:
     def choose(backends: Any, set_priority: bool = False) -> None:
-        chosen = list(backends)
-        original(chosen if SDPBackend.MATH in chosen else [*chosen, SDPBackend.MATH], set_priority)
+        backends = list(backends)
+        original(backends if SDPBackend.MATH in backends else [*backends, SDPBackend.MATH], set_priority)
 
     return choose
 
 
-def _refuse_extensions(patches: Patches, module: ModuleType) -> None:
-    for name in ("load", "load_inline", "CUDAExtension"):
-        patches.attribute(module, name, refuse(f"torch.utils.cpp_extension.{name}", EXTENSIONS))
+DATA_PARALLEL_MODULE = "nn.DataParallel, which drives all GPUs of a node from one process,"
+_NEEDS_GPU = "it needs a GPU"
 
-
-def _refuse_kernels(patches: Patches, module: ModuleType) -> None:
-    def run(kernel: Any, *args: Any, **kwargs: Any) -> NoReturn:
-        name = getattr(getattr(kernel, "fn", None), "__qualname__", "of unknown name")
-        refuse(f"the Triton kernel {name}", KERNELS)()
-
-    patches.attribute(module.JITFunction, "run", run)
+PATCHES: tuple[Entry, ...] = (
+    *(
+        Patch(
+            target,
+            _NEEDS_GPU,
+            partial(_refused_class, target.attribute),
+            when="cuda device",
+        )
+        for target in GRAPHS
+    ),
+    Patch(
+        COMPILE_KERNEL,
+        _NEEDS_GPU,
+        partial(refuse, "a CUDA kernel in text", NO_KERNELS),
+        when="cuda device",
+    ),
+    Patch(IS_CAPTURING, "it asks the driver in C++", lambda original, parts: lambda: False, when="cuda device"),
+    Patch(DATA_PARALLEL, _NEEDS_GPU, partial(refuse, DATA_PARALLEL_MODULE, NO_DATA_PARALLEL), when="cuda device"),
+    Patch(
+        DATA_PARALLEL_FUNCTION,
+        _NEEDS_GPU,
+        partial(refuse, DATA_PARALLEL_MODULE, NO_DATA_PARALLEL),
+        when="cuda device",
+        by_code=True,
+    ),
+    Patch(COMPILE, "compiled code calls no function mode", _without_compiler, when="cuda device", by_code=True),
+    Patch(CHOOSE_ATTENTION, "the CPU may lack the chosen kernel", _with_math, when="cuda device", by_code=True),
+    *(
+        Patch(
+            target,
+            _NEEDS_GPU,
+            partial(refuse, f"torch.utils.cpp_extension.{target.attribute}", NO_EXTENSIONS),
+            when="cuda device",
+            on_import=True,
+        )
+        for target in EXTENSIONS
+    ),
+    Patch(TRITON_RUN, _NEEDS_GPU, _refuse_triton, when="cuda device"),
+)

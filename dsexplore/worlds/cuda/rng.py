@@ -12,20 +12,23 @@ import hashlib
 from typing import Any
 
 import torch
-import torch.cuda
-from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
-from dsexplore.torch_internals.patches import Patches
+from dsexplore.torch_internals.cuda import DEFAULT_GENERATORS, GENERATOR
+from dsexplore.torch_internals.fake_tensors import FakeTensor, without_fake_mode
+from dsexplore.torch_internals.patches import Entry, Parts, Patch
+from dsexplore.worlds.cuda.driver import Driver
 from dsexplore.worlds.fake.fake_dispatch import entered
 
 STATE_BYTES = 16
+CpuGenerator = torch.Generator
+"""torch's own class, also where the name stands for ours."""
 
 
-class Generator(torch._C.Generator):
+class Generator(CpuGenerator):
     """A CPU generator with the interface of a CUDA generator; pass it wherever torch takes a generator.
 
     Args:
-        index: CUDA device that it is believed to be on; None is the current one.
+        index: its CUDA device as the program sees it; None is the current one.
         shared: the generator that draws in its place: the CPU's default one for the default CUDA generator.
     """
 
@@ -40,7 +43,7 @@ class Generator(torch._C.Generator):
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]  # an attribute of a C type
-        """The CUDA device that the generator is believed to be on."""
+        """Return the CUDA device of the generator as the program sees it."""
         return torch.device("cuda", torch.cuda.current_device() if self._index is None else self._index)
 
     def manual_seed(self, seed: int) -> Generator:
@@ -54,15 +57,15 @@ class Generator(torch._C.Generator):
         return self._seed
 
     def initial_seed(self) -> int:
-        """The seed that was last set."""
+        """Return the seed that was last set."""
         cpu_seed: int = self._draw("initial_seed")
         return self._seed if cpu_seed == self._cpu_seed else cpu_seed  # another: the CPU generator itself was seeded
 
     def get_state(self) -> torch.Tensor:
-        """Seed and offset, 16 bytes."""
+        """Return seed and offset, 16 bytes."""
         self._settle()
         data = (self._seed % (1 << 64)).to_bytes(8, "little") + self._offset.to_bytes(8, "little")
-        with unset_fake_temporarily():
+        with without_fake_mode():
             return torch.tensor(list(data), dtype=torch.uint8, device="cpu")
 
     def set_state(self, new_state: torch.Tensor) -> Generator:
@@ -71,7 +74,7 @@ class Generator(torch._C.Generator):
         Raises:
             RuntimeError: the state does not have the 16 bytes of a CUDA generator's.
         """
-        with unset_fake_temporarily():
+        with without_fake_mode():
             data = bytes(new_state.tolist())
         if len(data) != STATE_BYTES:
             raise RuntimeError(f"RNG state is wrong size: a CUDA generator's has 16 bytes, this one {len(data)}")
@@ -82,7 +85,7 @@ class Generator(torch._C.Generator):
     graphsafe_set_state = set_state  # type: ignore[assignment]
 
     def get_offset(self) -> int:
-        """The offset of the state."""
+        """Return the offset of the state."""
         self._settle()
         return self._offset
 
@@ -93,7 +96,7 @@ class Generator(torch._C.Generator):
         return self
 
     def clone_state(self) -> Generator:
-        """A generator that goes on from the same state."""
+        """Return a generator that goes on from the same state."""
         return Generator(self._index).set_state(self.get_state())
 
     def _settle(self) -> None:
@@ -101,7 +104,7 @@ class Generator(torch._C.Generator):
         if self._at == self._point():
             return
         seed = self.initial_seed()
-        with unset_fake_temporarily():
+        with without_fake_mode():
             drawn = torch.randint(1 << 40, (), generator=self if self._shared is None else self._shared)
             self._reseed(seed, 4 * int(drawn))  # CUDA's offsets are multiples of 4
 
@@ -112,7 +115,7 @@ class Generator(torch._C.Generator):
         self._at = self._point()
 
     def _point(self) -> bytes:
-        with unset_fake_temporarily():
+        with without_fake_mode():
             return bytes(self._draw("get_state").numpy())
 
     def _draw(self, method: str, *args: Any) -> Any:
@@ -125,31 +128,40 @@ def _mixed(seed: int, offset: int) -> int:
     return int.from_bytes(digest, "little") >> 1
 
 
-class _OnFakeTensors(torch._C.Generator):
+class _OnFakeTensors(CpuGenerator):
     """A CPU generator where tensors are fake: a state that was moved, as those that ranks agree on, has no values."""
 
-    def set_state(self, new_state: torch.Tensor) -> torch._C.Generator:
+    def set_state(self, new_state: torch.Tensor) -> CpuGenerator:
         """Go on from a state; from a fake one, as before."""
         return self if isinstance(new_state, FakeTensor) else super().set_state(new_state)
 
 
 class _AnyGenerator(type):
-    """``torch.Generator``, which makes ours where a script asks for one on ``cuda``."""
+    """``torch.Generator``, which makes ours where a program asks for one on ``cuda``."""
 
-    def __call__(cls, device: Any = "cpu") -> torch._C.Generator:
-        where = torch.device(device)
-        if where.type == "cuda":
-            return Generator(where.index)
-        return torch._C.Generator(where) if entered() is None else _OnFakeTensors(where)
+    def __call__(cls, device: Any = "cpu") -> CpuGenerator:
+        named = torch.device(device)
+        if named.type == "cuda":
+            return Generator(named.index)
+        return CpuGenerator(named) if entered() is None else _OnFakeTensors(named)
 
     def __instancecheck__(cls, instance: object) -> bool:
-        return isinstance(instance, torch._C.Generator)
+        return isinstance(instance, CpuGenerator)
 
     def __subclasscheck__(cls, subclass: type) -> bool:
-        return issubclass(subclass, torch._C.Generator)
+        return issubclass(subclass, CpuGenerator)
 
 
-def patch_generators(patches: Patches, count: int) -> None:
-    """Make ``torch.Generator("cuda")`` and the default generators of that many CUDA devices draw on the CPU."""
-    patches.attribute(torch, "Generator", _AnyGenerator("Generator", (), {}))
-    patches.attribute(torch.cuda, "default_generators", (Generator(shared=torch.default_generator),) * count)
+def _default_generators(original: Any, parts: Parts) -> tuple[Generator, ...]:
+    return (Generator(shared=torch.default_generator),) * parts[Driver].count
+
+
+PATCHES: tuple[Entry, ...] = (
+    Patch(
+        GENERATOR,
+        "torch has no generator on that device",
+        lambda original, parts: _AnyGenerator("Generator", (), {}),
+        when="cuda device",
+    ),
+    Patch(DEFAULT_GENERATORS, "torch has none without a GPU", _default_generators, when="cuda device"),
+)

@@ -1,7 +1,7 @@
 """The error of NCCL for a tensor on the CPU, which a world in which the CPU stands in for GPUs would send.
 
-Raised is for what a script forgot to move, in calls that the script or a package of its own makes: torch's own calls
-send tensors that C++ may have handed to it, which have no mark.
+It is raised for what a program forgot to move, in calls that the program or a package of its own makes: torch's own
+calls send tensors that C++ may have handed to it, which carry no device.
 """
 
 from __future__ import annotations
@@ -12,49 +12,60 @@ from types import FrameType
 from typing import Any
 
 import torch.distributed as dist
-import torch.distributed.distributed_c10d as c10d
 from torch import Tensor
+from torch.distributed import distributed_c10d
 
-from dsexplore.torch_internals.patches import Patches, is_jump
-from dsexplore.worlds.cuda.device_marks import PLAIN
+from dsexplore.torch_internals.patches import Entry, Parts, Patch, is_jump
+from dsexplore.torch_internals.process_groups import CHECK_TENSOR, CHECK_TENSOR_LIST
+from dsexplore.worlds.cuda.device_marks import PLAIN_CLASSES
 from dsexplore.worlds.cuda.mixed_devices import is_device_unsure
 
 NCCL_ALONE = frozenset(("nccl", "cuda:nccl"))
 """Names of backends with which a group sends no tensor that is on the CPU."""
-
-BackendOf = Callable[[dist.ProcessGroup | None], str | None]
-"""Returns the backend that the program chose for a group, in lower case; None where it chose none, and torch would open
-gloo for the CPU beside NCCL."""
-
 _DECORATORS = ("torch.distributed.c10d_logger", "torch.overrides", "typing_extensions", "warnings", "dsexplore.")
 """Modules whose frames may lie between a function of ``torch.distributed`` and the one that called it."""
 
 
-def patch_sent_tensors(patches: Patches, backend_of: BackendOf) -> None:
-    """Make collectives and messages of tensors on the CPU raise in groups that have NCCL alone.
+class ChosenBackends:
+    """The backends that a program chose for its groups.
 
     Args:
-        patches: where the changes are kept.
-        backend_of: see `BackendOf`.
+        backend_of: returns the backend that the program chose for a group, in lower case; None where it chose none, and
+            torch would open gloo for the CPU beside NCCL.
     """
-    check_one, check_list = c10d._check_single_tensor, c10d._check_tensor_list
 
-    def check_single_tensor(param: Any, param_name: str) -> None:
-        check_one(param, param_name)
-        _refuse_cpu((param,), param_name, sys._getframe(1), backend_of)
+    def __init__(self, backend_of: Callable[[dist.ProcessGroup | None], str | None] = lambda group: None) -> None:
+        self._backend_of = backend_of
 
-    def check_tensor_list(param: Any, param_name: str) -> None:
-        check_list(param, param_name)
-        _refuse_cpu(param, param_name, sys._getframe(1), backend_of)
-
-    patches.attribute(c10d, "_check_single_tensor", check_single_tensor)
-    patches.attribute(c10d, "_check_tensor_list", check_tensor_list)
+    def are_nccl_alone(self, group: dist.ProcessGroup | None) -> bool:
+        """Return True if a group sends no tensor that is on the CPU."""
+        return self._backend_of(group) in NCCL_ALONE
 
 
-def _refuse_cpu(tensors: Iterable[Tensor], name: str, frame: FrameType, backend_of: BackendOf) -> None:
+def _checked(original: Callable[[Any, str], None], parts: Parts) -> Callable[[Any, str], None]:
+    backends = parts[ChosenBackends]
+
+    def check(param: Any, param_name: str) -> None:
+        original(param, param_name)
+        _refuse_cpu((param,), param_name, sys._getframe(1), backends)
+
+    return check
+
+
+def _list_checked(original: Callable[[Any, str], None], parts: Parts) -> Callable[[Any, str], None]:
+    backends = parts[ChosenBackends]
+
+    def check(param: Any, param_name: str) -> None:
+        original(param, param_name)
+        _refuse_cpu(param, param_name, sys._getframe(1), backends)
+
+    return check
+
+
+def _refuse_cpu(tensors: Iterable[Tensor], name: str, frame: FrameType, backends: ChosenBackends) -> None:
     """Raise if one of the tensors that a function of ``torch.distributed`` checks, in this frame, cannot be sent."""
     tensor = next(filter(_is_on_cpu, tensors), None)
-    if tensor is None or backend_of(frame.f_locals.get("group")) not in NCCL_ALONE:
+    if tensor is None or not backends.are_nccl_alone(frame.f_locals.get("group")):
         return
     op = _called_by_program(frame)
     if op is not None:
@@ -68,20 +79,23 @@ def _refuse_cpu(tensors: Iterable[Tensor], name: str, frame: FrameType, backend_
 def _is_on_cpu(tensor: Tensor) -> bool:
     return (
         tensor._dsexplore_cuda_device is None  # type: ignore[attr-defined]
-        and type(tensor) in PLAIN
+        and type(tensor) in PLAIN_CLASSES
         and tensor.device.type == "cpu"
         and not is_device_unsure(tensor)
     )
 
 
 def _called_by_program(frame: FrameType) -> str | None:
-    """The function of ``torch.distributed`` that the program, or a package, called to come to this frame of it; None
-    where torch called it, and for a function of objects, which torch makes tensors of."""
+    """Return the function of ``torch.distributed`` that the program, or a package, called to come to this frame of it.
+
+    Returns:
+        The function's name; None where torch called it, and for a function of objects, which torch makes tensors of.
+    """
     names = []
     caller: FrameType | None = frame
     while caller is not None:
         module = caller.f_globals.get("__name__", "")
-        if module == c10d.__name__:
+        if module == distributed_c10d.__name__:
             if not is_jump(caller.f_code):
                 names.append(caller.f_code.co_name)
         elif not module.startswith(_DECORATORS):
@@ -90,3 +104,11 @@ def _called_by_program(frame: FrameType) -> str | None:
     by_torch = caller is None or module.startswith("torch.")
     # A P2POp, which `__new__` makes, is not sent yet: its send or receive checks the tensor again.
     return None if by_torch or any("object" in name or name == "__new__" for name in names) else names[-1]
+
+
+PATCHES: tuple[Entry, ...] = (
+    Patch(CHECK_TENSOR, "the backend here sends tensors on the CPU, and NCCL does not", _checked, when="cuda device"),
+    Patch(
+        CHECK_TENSOR_LIST, "the backend here sends tensors on the CPU, and NCCL does not", _list_checked, "cuda device"
+    ),
+)

@@ -10,7 +10,6 @@ from itertools import count
 from typing import Any, cast
 
 import torch
-from torch.cuda._utils import _get_device_index
 
 CUDA_DEVICE_TYPE = 1
 """CUDA's number in C++'s enumeration ``c10::DeviceType``."""
@@ -18,7 +17,7 @@ _numbers = count(1)
 
 
 class Stream:
-    """Stands in for ``torch.Stream`` and ``torch.cuda.Stream``; streams are equal that have the same id and device."""
+    """Stands in for ``torch.Stream`` and ``torch.cuda.Stream``; streams with the same id and device are equal."""
 
     def __init__(
         self,
@@ -30,29 +29,29 @@ class Stream:
         device_type: int = CUDA_DEVICE_TYPE,
         stream_ptr: int | None = None,
     ) -> None:
-        self.device_index = device_index if device_index is not None else _get_device_index(device, True)
+        self.device_index = torch.cuda.device(device).idx if device_index is None else device_index
         self.stream_id = next(_numbers) if stream_id is None else stream_id
         self.device_type, self.priority = device_type, priority
 
     @property
     def device(self) -> torch.device:
-        """The CUDA device of the stream."""
+        """Return the CUDA device of the stream."""
         return torch.device("cuda", self.device_index)
 
     @property
     def cuda_stream(self) -> int:
-        """A number that stands for the address of the stream."""
+        """Return a number that stands for the address of the stream."""
         return self.stream_id
 
     native_handle = cuda_stream
 
     @staticmethod
     def priority_range() -> tuple[int, int]:
-        """The least and the greatest priority, as CUDA has them."""
+        """Return the least and the greatest priority, as CUDA has them."""
         return 0, -5
 
     def query(self) -> bool:
-        """Whether the work is done: always."""
+        """Return True: the work is done."""
         return True
 
     is_capturing = lambda self: False  # noqa: E731
@@ -61,13 +60,13 @@ class Stream:
         """Wait for the work: nothing is left to wait for."""
 
     def wait_event(self, event: Any) -> None:
-        """Order what follows behind an event: it is."""
+        """Order what follows behind an event, as it is."""
 
     def wait_stream(self, stream: Any) -> None:
-        """Order what follows behind a stream: it is."""
+        """Order what follows behind a stream, as it is."""
 
     def record_event(self, event: Any = None) -> Any:
-        """Record an event, a new one unless one is given."""
+        """Record an event, a new one by default."""
         event = Event() if event is None else event
         event.record(self)
         return event
@@ -103,21 +102,21 @@ class Event:
         self.event_id = self.cuda_event = next(_numbers)
 
     def record(self, stream: Any = None) -> None:
-        """Note the host's time."""
+        """Record the host's time."""
         self._seconds = time.perf_counter()
 
     def wait(self, stream: Any = None) -> None:
-        """Order what follows behind this event: it is."""
+        """Order what follows behind this event, as it is."""
 
     def query(self) -> bool:
-        """Whether the work before the event is done: always."""
+        """Return True: the work before the event is done."""
         return True
 
     def synchronize(self) -> None:
         """Wait for the work before the event: nothing is left to wait for."""
 
     def elapsed_time(self, end_event: Event) -> float:
-        """Milliseconds of this machine between two recorded events.
+        """Return the milliseconds of this machine between two recorded events.
 
         Raises:
             ValueError: one of them was made without ``enable_timing=True``.

@@ -1,8 +1,8 @@
-"""``torch.load`` onto a GPU that is not there: what is put on ``cuda`` stays in CPU memory and is marked.
+"""``torch.load`` onto a GPU that is not there: what is put on ``cuda`` stays in CPU memory, and carries that device.
 
 Files hold CPU tensors, as torch finds them when saving; a file of a real GPU loads too, wherever its map says. What
-``pickle`` takes keeps its device, as object collectives and copies through bytes do: it is loaded where a GPU is, or is
-stood in for.
+``pickle`` takes keeps its device, as object collectives and copies through bytes do: it is loaded where a GPU is, or
+where a CPU stands in for one.
 """
 
 from __future__ import annotations
@@ -12,101 +12,129 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, serialization
-from torch.storage import _StorageBase as StorageBase
+from torch import Tensor
 
-from dsexplore.torch_internals.patches import Patches
-from dsexplore.worlds.cuda.device_marks import ATTRIBUTE, mark
+from dsexplore.torch_internals.checkpoint import (
+    LOCATION_OF_STORAGE,
+    PUT_STORAGE,
+    REBUILD_TENSOR,
+    REDUCE_STORAGES,
+    REDUCE_TENSOR,
+    STORAGE_CUDA,
+    STORAGE_TO,
+    untyped,
+)
+from dsexplore.torch_internals.patches import Entry, Parts, Patch
+from dsexplore.worlds.cuda.device_marks import ATTRIBUTE, place
 from dsexplore.worlds.cuda.function_mode import StandInMode
 
 LOCATION = re.compile(r"cuda(:\d+)?$")
 
 
-def patch_files(patches: Patches, mode: StandInMode) -> None:
-    """Make storages that are loaded onto, or moved to, ``cuda`` stay where they are, marked with that device."""
-    _patch_loading(patches, mode)
-    _patch_pickling(patches)
-    move = torch.UntypedStorage.to
+def _storage_to(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
+    mode = parts[StandInMode]
 
-    def to(storage: Any, *, device: Any, non_blocking: bool = False) -> Any:
+    def to(self: Any, *, device: Any, non_blocking: bool = False) -> Any:
         if mode.read(device) is None:
-            return move(storage, device=torch.device(device), non_blocking=non_blocking)
-        return _placed(storage.clone(), device, mode)
+            return original(self, device=torch.device(device), non_blocking=non_blocking)
+        return _on_device(self.clone(), device, mode)
 
-    def cuda(storage: Any, device: Any = None, non_blocking: bool = False) -> Any:
-        return _placed(storage.clone(), "cuda" if device is None else device, mode)
-
-    patches.attribute(torch.UntypedStorage, "to", to)
-    patches.attribute(torch.UntypedStorage, "cuda", cuda)
+    return to
 
 
-def _placed(storage: Any, device: Any, mode: StandInMode) -> Any:
+def _storage_cuda(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
+    mode = parts[StandInMode]
+
+    def cuda(self: Any, device: Any = None, non_blocking: bool = False) -> Any:
+        return _on_device(self.clone(), "cuda" if device is None else device, mode)
+
+    return cuda
+
+
+def _on_device(storage: Any, device: Any, mode: StandInMode) -> Any:
     setattr(storage, ATTRIBUTE, mode.read(device))
     return storage
 
 
-def _patch_loading(patches: Patches, mode: StandInMode) -> None:
-    """Mark storages that a file says were on ``cuda``, and the tensors that are made of them."""
+def _put_storage(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
+    mode = parts[StandInMode]
 
-    def deserialize(original: Callable[..., Any]) -> Callable[..., Any]:
-        def onto(backend: str, storage: Any, location: str) -> Any:
-            if backend == "cuda" and LOCATION.match(location):
-                return _placed(storage, location, mode)
-            return original(backend, storage, location)
+    def deserialize(backend_name: str, obj: Any, location: str) -> Any:
+        if backend_name == "cuda" and LOCATION.match(location):
+            return _on_device(obj, location, mode)
+        return original(backend_name, obj, location)
 
-        return onto
-
-    def rebuild(original: Callable[..., Any]) -> Callable[..., Any]:
-        def rebuilt(storage: Any, *args: Any) -> Any:
-            tensor = original(storage, *args)
-            mark(tensor, getattr(storage._untyped_storage, ATTRIBUTE, None))
-            return tensor
-
-        return rebuilt
-
-    patches.function(serialization._deserialize, deserialize)
-    patches.function(torch._utils._rebuild_tensor, rebuild)
+    return deserialize
 
 
-def _patch_pickling(patches: Patches) -> None:
-    """Write the device that a storage is marked with, where torch writes the device that it is on."""
-    pickled: list[str] = []  # the device of the storage that is pickled now
+def _rebuilt_on_device(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
+    def rebuild(storage: Any, storage_offset: Any, size: Any, stride: Any) -> Any:
+        tensor = original(storage, storage_offset, size, stride)
+        place(tensor, getattr(untyped(storage), ATTRIBUTE, None))
+        return tensor
 
-    def tagged(original: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda storage: pickled[-1] if pickled else original(storage)
+    return rebuild
 
-    def with_tag(reduce: Callable[..., Any]) -> Callable[..., Any]:
-        def reduced(storage: Any) -> Any:
-            device = getattr(_untyped(storage), ATTRIBUTE, None)
-            if device is None:
-                return reduce(storage)
-            pickled.append(str(device))
-            try:
-                return reduce(storage)
-            finally:
-                pickled.pop()
 
+class _Pickled:
+    """The devices of the storages that are being pickled, innermost last, as torch writes them."""
+
+    def __init__(self) -> None:
+        self.locations: list[str] = []
+
+
+def _located(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
+    locations = parts[_Pickled].locations
+
+    def location_tag(storage: Any) -> Any:
+        return locations[-1] if locations else original(storage)
+
+    return location_tag
+
+
+def _reduced_with_location(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
+    locations = parts[_Pickled].locations
+
+    def reduce(self: Any) -> Any:
+        device = getattr(_as_untyped(self), ATTRIBUTE, None)
+        if device is None:
+            return original(self)
+        locations.append(str(device))
+        try:
+            return original(self)
+        finally:
+            locations.pop()
+
+    return reduce
+
+
+def _reduced_with_storage(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
+    """Return a method by which a tensor gives its device to its storage, which is pickled by itself."""
+
+    def reduce(self: Tensor, proto: int) -> Any:
+        reduced = original(self, proto)
+        device = self._dsexplore_cuda_device  # type: ignore[attr-defined]
+        storage = reduced[1][0] if reduced[1] else None
+        if device is not None and isinstance(storage, (torch.TypedStorage, torch.UntypedStorage)):
+            setattr(_as_untyped(storage), ATTRIBUTE, device)
         return reduced
 
-    for kind in (torch.TypedStorage, StorageBase):
-        patches.attribute(kind, "__reduce__", with_tag(kind.__reduce__))
-    patches.attribute(Tensor, "_reduce_ex_internal", _with_marked_storage(Tensor._reduce_ex_internal))
-    patches.function(serialization.location_tag, tagged)
+    return reduce
 
 
-def _with_marked_storage(reduce: Callable[..., Any]) -> Callable[..., Any]:
-    """Make a tensor that is taken apart hand its mark to its storage, which is pickled by itself."""
-
-    def reduced(tensor: Tensor, protocol: int) -> Any:
-        parts = reduce(tensor, protocol)
-        device = tensor._dsexplore_cuda_device  # type: ignore[attr-defined]
-        storage = parts[1][0] if parts[1] else None
-        if device is not None and isinstance(storage, (torch.TypedStorage, torch.UntypedStorage)):
-            setattr(_untyped(storage), ATTRIBUTE, device)
-        return parts
-
-    return reduced
+def _as_untyped(storage: Any) -> Any:
+    return untyped(storage) if isinstance(storage, torch.TypedStorage) else storage
 
 
-def _untyped(storage: Any) -> Any:
-    return storage._untyped_storage if isinstance(storage, torch.TypedStorage) else storage
+PATCHES: tuple[Entry, ...] = (
+    Patch(PUT_STORAGE, "torch has no memory on that device", _put_storage, when="cuda device", by_code=True),
+    Patch(REBUILD_TENSOR, "it makes a tensor of a storage alone", _rebuilt_on_device, when="cuda device", by_code=True),
+    *(
+        Patch(target, "its pickle says where it is", _reduced_with_location, when="cuda device")
+        for target in REDUCE_STORAGES
+    ),
+    Patch(REDUCE_TENSOR, "its storage is pickled by itself", _reduced_with_storage, when="cuda device"),
+    Patch(LOCATION_OF_STORAGE, "it finds storages on the CPU", _located, when="cuda device", by_code=True),
+    Patch(STORAGE_TO, "torch has no memory on that device", _storage_to, when="cuda device"),
+    Patch(STORAGE_CUDA, "torch has no memory on that device", _storage_cuda, when="cuda device"),
+)

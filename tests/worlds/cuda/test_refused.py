@@ -7,7 +7,6 @@ import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -15,8 +14,7 @@ import torch
 from torch import nn
 
 from dsexplore.errors import UsageError
-from dsexplore.torch_internals.patches import Patches
-from dsexplore.worlds.cuda.refused import EAGER, on_import, refuse
+from dsexplore.worlds.cuda.refused import EAGER
 from dsexplore.worlds.cuda.stand_in import cuda_stand_in
 
 
@@ -74,23 +72,19 @@ def test_the_compiler_is_left_out_and_said_so_once() -> None:
     assert [(str(warning.message), warning.filename) for warning in said] == [(EAGER, __file__)]
 
 
-def test_a_module_imported_later_is_changed_for_as_long_as_the_block(
+def test_kernels_and_extensions_that_are_imported_later_are_refused_for_as_long_as_the_block(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "kernels_of_test.py").write_text("def launch():\n    return 1\n")
+    (tmp_path / "triton" / "runtime").mkdir(parents=True)
+    (tmp_path / "triton" / "runtime" / "jit.py").write_text("class JITFunction:\n    def run(self):\n        return 1\n")
     monkeypatch.syspath_prepend(tmp_path)
-    finders = list(sys.meta_path)
-
-    def change(patches: Patches, module: ModuleType) -> None:
-        patches.attribute(module, "launch", refuse("a kernel", "take another"))
-
+    for name in [name for name in sys.modules if name.split(".")[0] == "triton"]:
+        monkeypatch.delitem(sys.modules, name)
     for _ in range(2):  # the second time it is imported already
-        patches = Patches()
-        on_import(patches, "kernels_of_test", change)
-        module = importlib.import_module("kernels_of_test")
-        with pytest.raises(UsageError, match="a kernel needs a GPU, and a CPU stands in for it: take another"):
-            module.launch()
-        patches.undo()
-        assert module.launch() == 1
-        assert sys.meta_path == finders
-    del sys.modules["kernels_of_test"]
+        with cuda_stand_in():
+            kernel = importlib.import_module("triton.runtime.jit").JITFunction()
+            with pytest.raises(UsageError, match="Triton kernel of unknown name needs a GPU, and a CPU stands in for it"):
+                kernel.run()
+        assert kernel.run() == 1
+    for name in ("triton.runtime.jit", "triton.runtime", "triton"):
+        del sys.modules[name]

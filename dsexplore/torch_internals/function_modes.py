@@ -1,0 +1,53 @@
+"""Function modes: the stack of those that are active in a thread, the default device's, and what only they reach."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+import torch
+
+from dsexplore.torch_internals.names import TorchName, internal
+
+active_function_modes: Callable[[], list[Any]] = internal("torch.overrides:_get_current_function_mode_stack")
+"""Return the function modes that are active in this thread, outermost first."""
+
+is_any_function_mode_active: Callable[[], bool] = internal(
+    "torch._C:_is_torch_function_mode_enabled", otherwise=lambda: True
+)
+"""Return False if no function mode is active in this thread."""
+
+_push = internal("torch.overrides:_push_mode")
+_pop = internal("torch.overrides:_pop_mode")
+
+
+def remove_function_mode(mode: Any) -> None:
+    """Take a mode off the stack of this thread, also from below modes that a program left open."""
+    above = []
+    while mode in active_function_modes():
+        top = _pop()
+        if top is not mode:
+            above.append(top)
+    for other in reversed(above):
+        _push(other)
+
+
+takes_default_device: Callable[[], Collection[Any]] = internal(
+    "torch.utils._device:_device_constructors", otherwise=tuple
+)
+"""Return the functions that make a tensor on the default device unless they are told another."""
+
+DEFAULT_DEVICE = TorchName("torch.utils._device:DeviceContext.__torch_function__")
+"""The method of the mode of ``with torch.device(...)`` and ``set_default_device``; ``self.device`` is theirs."""
+
+parse_to: Any = internal("torch._C:_nn._parse_to")
+"""The function that reads the arguments of ``module.to``."""
+
+pack_padded_sequence: Any = internal("torch._VF:_pack_padded_sequence")
+"""The function that returns data and sizes of a packed sequence."""
+
+foreach_functions: tuple[Any, ...] = tuple(getattr(torch, name) for name in dir(torch) if name.startswith("_foreach_"))
+"""The functions that do the same with each tensor of a list."""
+
+tensor_text: Callable[..., str] = internal("torch._tensor_str:_str")
+"""Return the text of a tensor, without calling function modes for the text itself."""
