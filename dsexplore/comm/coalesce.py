@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 import torch.distributed as td
-from torch.distributed import distributed_c10d as c10d
 
 from dsexplore.capture.labels import current
 from dsexplore.capture.recorder_in_use import in_use
@@ -17,8 +16,9 @@ from dsexplore.comm.handles import CopyBack, Handle, copy_back
 from dsexplore.comm.log_records import Call
 from dsexplore.comm.logger import comms_logger
 from dsexplore.comm.spellings import Spelling
+from dsexplore.torch_internals import process_groups
 
-BATCH = Spelling("coalesced calls", "coalesced calls", c10d._coalescing_manager)
+BATCH = Spelling("coalesced calls", "coalesced calls", process_groups.coalescing_manager)
 _open: dict[Any, Batch] = {}
 """The batch that each group is collecting calls for."""
 
@@ -73,7 +73,7 @@ class Batch:
 
 def open_batch(group: Any) -> Batch | None:
     """The batch that calls on this group belong to now."""
-    collecting = c10d._world.pg_coalesce_state
+    collecting = process_groups.collected_calls()
     if not collecting or group not in collecting:
         return None
     return _open.get(group) or Batch()
@@ -94,8 +94,8 @@ def coalescing_manager(
     live: Any = td.group.WORLD if group is None else group
     outer, batch, label = current.label, Batch(), Call(BATCH, call, is_wanted=False, ends_with_call=True)
     try:
-        with c10d._coalescing_manager(live, device, async_ops) as manager:
-            batch = _open[live] = Batch(c10d._world.pg_coalesce_state[live])
+        with process_groups.coalescing_manager(live, device, async_ops) as manager:
+            batch = _open[live] = Batch(process_groups.collected_calls()[live])
             yield batch
             label = batch.label(async_ops)
             current.label = label if comms_logger.is_on else outer
@@ -110,7 +110,7 @@ def coalescing_manager(
         current.label = outer
         _open.pop(live, None)
         # torch leaves the list of an interrupted block behind, and would swallow the next calls on the group.
-        c10d._world.pg_coalesce_state.pop(live, None)
+        process_groups.collected_calls().pop(live, None)
     if batch.issued:
         in_use().number_batch(batch.issued)
         label.issued += batch.issued

@@ -77,7 +77,7 @@ class Handle(td.Work):
     def is_completed(self) -> bool:
         """Whether the op is over, without waiting."""
         work = self._work
-        done: bool = work.done() if isinstance(work, torch._C.Future) else work.is_completed()
+        done: bool = work.done() if hasattr(work, "done") else work.is_completed()  # a future, or a work
         if done:
             self._over()
         return done
@@ -85,7 +85,7 @@ class Handle(td.Work):
     def get_future(self) -> Any:
         """torch's future of the op; of one that has copies its successor, done once they are back."""
         work = self._work
-        future: Any = work if isinstance(work, torch._C.Future) else work.get_future()
+        future: Any = work.get_future() if hasattr(work, "get_future") else work
         return future.then(self._value_when_over) if self._copies else future
 
     def _value_when_over(self, future: Any) -> Any:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch.distributed import ProcessGroup as _ProcessGroup
-from torch.distributed.distributed_c10d import _world
+from torch.distributed import group as _groups
 
 from dsexplore.capture.labels import current
 from dsexplore.comm import coalesce, switches
@@ -135,7 +135,7 @@ def _call_labelled(call: Call, args: tuple[Any, ...], live: Any) -> Any:
 
 def live_group(group: Any) -> Any:
     """The process group that a call is on; None where there is none, or this rank is not in it."""
-    live = _world.default_pg if group is None else group
+    live = _groups.WORLD if group is None else group
     return live if isinstance(live, _ProcessGroup) else None  # torch has a number for "not a member"
 
 

@@ -13,11 +13,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
-import torch
-from torch.distributed import _functional_collectives as functional
-from torch.distributed import distributed_c10d as c10d
-
 from dsexplore.comm.reduce_op import reduction_name
+from dsexplore.torch_internals.frames import REDUCTION_PARAMETERS
+from dsexplore.torch_internals.frames import TORCH as TORCH_FOLDER
 
 OWN = "dsexplore.comm"
 DEEPSPEED = "deepspeed.comm"
@@ -26,9 +24,7 @@ TORCH = "torch.distributed"
 REDUCING = frozenset({"all_reduce", "reduce", "reduce_scatter"})
 """The plain ops that a reduction belongs to."""
 
-_REDUCTION = {str(c10d.__file__): "op", str(functional.__file__): "reduceOp"}
-"""By a file of torch: what its functions call the parameter with the reduction."""
-_BELOW = (str(Path(torch.__file__).parent) + os.sep, str(Path(__file__).parents[1]) + os.sep, contextlib.__file__)
+_BELOW = (TORCH_FOLDER, str(Path(__file__).parents[1]) + os.sep, contextlib.__file__)
 """Where the frames between a layer's function and an op's kernel come from: torch, the recorder, ``with`` blocks."""
 
 
@@ -59,8 +55,8 @@ def caller_of(op: str) -> Caller:
     while frame is not None:
         file = frame.f_code.co_filename
         if file.startswith(_BELOW) or file.endswith("typing_extensions.py"):  # torch's deprecated names
-            if not reduction and op in REDUCING and file in _REDUCTION:
-                reduction = reduction_name(_argument(frame, _REDUCTION[file]))
+            if not reduction and op in REDUCING and file in REDUCTION_PARAMETERS:
+                reduction = reduction_name(_argument(frame, REDUCTION_PARAMETERS[file]))
         elif deepspeed and file.startswith(deepspeed):
             # The innermost one with the parameter that says how DeepSpeed logs it; without any the outermost one.
             if called is None or _argument(called, "log_name") is None:

@@ -20,12 +20,12 @@ from weakref import ref
 
 import torch
 import torch.distributed as td
-from torch.distributed import distributed_c10d as c10d
 
 from dsexplore import constants
 from dsexplore.capture.groups import describe_group
 from dsexplore.comm.log_records import unlogged
 from dsexplore.comm.ranks_alike import ranks_text
+from dsexplore.torch_internals.process_groups import backend_of, default_store, timeout_of
 
 _PREFIX = "dsexplore.comm/"
 _PATIENCE = 5.0
@@ -42,7 +42,7 @@ def store_of_world() -> Any:
     """The store at which the ranks of the world met; None where there is no world, or a simulated one."""
     if not (td.is_available() and td.is_initialized()):
         return None
-    return None if describe_group(td.group.WORLD).timing == "none" else c10d._get_default_store()
+    return None if describe_group(td.group.WORLD).timing == "none" else default_store()
 
 
 def register() -> None:
@@ -113,7 +113,7 @@ def _timeout_of_world() -> timedelta:
     world: Any = td.group.WORLD
     device = torch.device("cuda" if "nccl" in td.get_backend() else "cpu")
     try:
-        found = world._get_backend(device).options._timeout
+        found = timeout_of(backend_of(world, device))
     except (RuntimeError, AttributeError):
         return constants.default_pg_timeout
     return found if isinstance(found, timedelta) else constants.default_pg_timeout

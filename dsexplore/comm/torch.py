@@ -43,6 +43,7 @@ from dsexplore.comm.versions import (
     torch_ver_ge_1_13,
 )
 from dsexplore.errors import UsageError
+from dsexplore.torch_internals.process_groups import enable_symmetric_memory
 
 __all__ = [
     "Noop",
@@ -212,10 +213,7 @@ class TorchBackend(Backend):
 
     def enable_symm_mem_for_group(self, group_name: str) -> Any:
         """Make symmetric memory available to the group."""
-        from torch.distributed import GroupName
-        from torch.distributed._symmetric_memory import enable_symm_mem_for_group
-
-        return enable_symm_mem_for_group(GroupName(group_name))
+        return enable_symmetric_memory(group_name)
 
     def _reduce_op(self, op: Any) -> Any:
         return to_torch(op)

@@ -9,7 +9,10 @@ import torch
 import torch.distributed as td
 from torch.torch_version import TorchVersion
 
-MIN_TORCH_VERSION = "2.13"
+from dsexplore.torch_internals.names import OLDEST, is_there
+from dsexplore.torch_internals.process_groups import coalescing_manager
+
+MIN_TORCH_VERSION = OLDEST
 
 
 def required_torch_version(min_version: str | float | None = None, max_version: str | float | None = None) -> bool:
@@ -40,7 +43,7 @@ def torch_ver_ge_1_13() -> bool:
 
 def has_coalescing_manager() -> bool:
     """Whether torch can launch several collectives as one."""
-    return hasattr(td, "distributed_c10d") and hasattr(td.distributed_c10d, "_coalescing_manager")
+    return is_there(coalescing_manager)
 
 
 def has_all_reduce_coalesced() -> bool:

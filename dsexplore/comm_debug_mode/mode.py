@@ -2,7 +2,7 @@
 
 What must hold, on success and on exception:
 
-1. counts, tables and JSON have torch's keys and shape (`dsexplore.trace.torch_json` says where there is more);
+1. counts, tables and JSON are torch's (`dsexplore.trace.torch_json` says where there is more);
 2. collectives come from the recorder, so that those of other threads, DDP's reducer, a module that runs twice,
    microbatches and nested modes are counted right; the dispatch mode itself only lists operations;
 3. compiled code stays compiled;
@@ -12,22 +12,21 @@ What must hold, on success and on exception:
 from __future__ import annotations
 
 import os
-from collections import defaultdict
 from types import TracebackType
 from typing import Any
 
-import torch
-from torch._guards import detect_fake_mode
 from torch.distributed.tensor import DTensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.distributed.tensor import debug as torchs
 
 from dsexplore.capture import recorder_in_use
 from dsexplore.capture.module_entry import ModuleEntry
 from dsexplore.comm_debug_mode import table
-from dsexplore.comm_debug_mode.table import Operation, trivial_ops
 from dsexplore.comm_debug_mode.tracker import CommModeModuleTracker
+from dsexplore.torch_internals.comm_mode import counted_ops
+from dsexplore.torch_internals.dispatch import HigherOrderOperator, TorchDispatchMode
+from dsexplore.torch_internals.fake_tensors import fake_mode_of
 from dsexplore.trace import torch_json
-from dsexplore.trace.torch_json import COUNTED, GLOBAL, NATIVE_TO_PY_MAPPING, ModuleCounts, Op, c10d_collective_ops
+from dsexplore.trace.torch_json import GLOBAL, ModuleCounts, Op
 from dsexplore.trace.trace import Trace
 
 __all__ = [
@@ -38,8 +37,13 @@ __all__ = [
     "trivial_ops",
 ]
 
+NATIVE_TO_PY_MAPPING, _, c10d_collective_ops, trivial_ops = counted_ops()
 
-class CommDebugMode(TorchDispatchMode):
+Operation = dict[str, Any]
+"""One dispatched op, with torch's keys: name, input_shape, input_sharding, device_mesh, is_bw, …"""
+
+
+class CommDebugMode(torchs.CommDebugMode):
     """Counts collectives per op and per module: a drop-in for ``torch.distributed.tensor.debug.CommDebugMode``.
 
     Names of earlier versions of torch's class work too. `trace` has all that the recorder saw: bytes, groups, causes.
@@ -52,24 +56,22 @@ class CommDebugMode(TorchDispatchMode):
         print(mode.generate_comm_debug_tracing_table(noise_level=1))
     """
 
+    advanced_module_tracker: CommModeModuleTracker  # type: ignore[assignment] # with the attributes of torch's
+    _operations: dict[ModuleEntry | None, list[Operation]]
+
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call] # torch leaves it untyped
-        self.supports_higher_order_operators = True
         self.advanced_module_tracker = CommModeModuleTracker()
-        self.comm_registry: set[Op] = set(COUNTED)
-        self._comm_counts: dict[Op, int] = defaultdict(int)
-        self._comm_module_counts: dict[str, ModuleCounts] = {}
-        self._operations: dict[ModuleEntry | None, list[Operation]] = {}
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Compiled code stays compiled while this mode is active."""
+        """Return True: compiled code stays compiled while this mode is active."""
         return True
 
     def __enter__(self) -> CommDebugMode:
         self.advanced_module_tracker.__enter__()
         try:
-            super().__enter__()  # type: ignore[no-untyped-call] # torch leaves it untyped
+            TorchDispatchMode.__enter__(self)
         except BaseException:
             self.advanced_module_tracker.__exit__()
             raise
@@ -84,7 +86,7 @@ class CommDebugMode(TorchDispatchMode):
         traceback: TracebackType | None = None,
     ) -> None:
         try:
-            super().__exit__(kind, error, traceback)  # type: ignore[no-untyped-call] # torch leaves it untyped
+            TorchDispatchMode.__exit__(self, kind, error, traceback)
         finally:
             self.advanced_module_tracker.__exit__(kind, error, traceback)
             self._refresh()
@@ -93,12 +95,12 @@ class CommDebugMode(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if isinstance(func, torch._ops.HigherOrderOperator):
+        if isinstance(func, HigherOrderOperator):
             return func(*args, **kwargs)
         if any(issubclass(kind, DTensor) for kind in types):
             self._list_operation(func, args)
             return NotImplemented  # DTensor's own dispatch runs, and the ops that it issues come here again
-        if detect_fake_mode(args) is None:
+        if fake_mode_of(args) is None:
             self._list_operation(func, args)
         return func(*args, **kwargs)
 
@@ -117,12 +119,12 @@ class CommDebugMode(TorchDispatchMode):
 
     def _refresh(self) -> None:
         tree = self.advanced_module_tracker.tree
-        found = list(torch_json.calls(self.trace.events))
+        calls = list(torch_json.calls(self.trace.events))
         self._comm_counts.clear()
-        for _, _, op, count in found:
+        for _, _, op, count in calls:
             self._comm_counts[op] += count
         self._comm_module_counts.clear()
-        self._comm_module_counts.update(torch_json.module_counts(found, tree))
+        self._comm_module_counts.update(torch_json.module_counts(calls, tree))
 
     def _refresh_if_open(self) -> None:
         if self.advanced_module_tracker.active:
@@ -139,11 +141,19 @@ class CommDebugMode(TorchDispatchMode):
         self._refresh_if_open()
         return self._comm_counts
 
+    @comm_counts.setter
+    def comm_counts(self, counts: dict[Op, int]) -> None:
+        self._comm_counts = counts
+
     @property
     def comm_module_counts(self) -> dict[str, ModuleCounts]:
         """Module → phase → op → count, each module with those inside it."""
         self._refresh_if_open()
         return self._comm_module_counts
+
+    @comm_module_counts.setter
+    def comm_module_counts(self, counts: dict[str, ModuleCounts]) -> None:
+        self._comm_module_counts = counts
 
     @property
     def comm_module_operation_counts(self) -> dict[str, dict[str, list[Operation]]]:
@@ -154,25 +164,13 @@ class CommDebugMode(TorchDispatchMode):
             listed.setdefault(name, {"operations_list": []})["operations_list"].extend(operations)
         return listed
 
-    def get_total_counts(self) -> int:
-        """All counts of `get_comm_counts` together."""
-        return sum(self.comm_counts.values())
-
-    def get_comm_counts(self) -> dict[Op, int]:
-        """Op → count: `comm_counts`."""
-        return self.comm_counts
+    @comm_module_operation_counts.setter
+    def comm_module_operation_counts(self, _of_torchs_constructor: object) -> None:
+        self._operations = {}
 
     def get_comm_module_counts(self) -> dict[str, ModuleCounts]:
         """`comm_module_counts`, where an op is a key beside the phases, as in earlier versions."""
         return self.comm_module_counts
-
-    def get_parameter_info(self) -> dict[str, dict[str, torch.Tensor]]:
-        """Module → parameter → its data, for models that still exist."""
-        return self.advanced_module_tracker.module_parameters_dict
-
-    def get_sharding_info(self) -> dict[str, tuple[Any, ...]]:
-        """Parameter → placements, for DTensors of models that still exist."""
-        return self.advanced_module_tracker.sharding_dict
 
     def print_parameter_info(self) -> None:
         """Print what `get_parameter_info` returns."""
@@ -184,46 +182,35 @@ class CommDebugMode(TorchDispatchMode):
         """Print what `get_sharding_info` returns, a line per parameter."""
         self.advanced_module_tracker.print_sharding_info()
 
+    def _as_torchs(self) -> Any:
+        tree = self.advanced_module_tracker.tree
+        return torch_json.torchs_mode(tree, self.comm_module_counts, self.comm_module_operation_counts)
+
     def generate_module_tracing_table(self) -> str:
-        """The modules, indented, each with its collectives: the table of earlier versions."""
+        """Return the modules, indented, each with its collectives: the table of earlier versions."""
         return table.earlier_table(self.advanced_module_tracker.tree, self.comm_module_counts)
 
     def generate_comm_debug_tracing_table(self, noise_level: int = 3) -> str:
-        """The modules, indented, each with collectives and operations of forward, backward and so on.
+        """Return the modules, indented, each with collectives and operations of forward, backward and so on.
 
         Args:
             noise_level: 0: collectives; 1: and types, parameters, and operations on DTensors; 2: and other operations;
                 3: and trivial ones, see `trivial_ops`.
         """
-        return table.table(
-            self.advanced_module_tracker.tree,
-            self.comm_module_counts,
-            self._shown_operations(noise_level),
-            with_modules=noise_level > 0,
-        )
-
-    def _shown_operations(self, noise_level: int) -> dict[str, list[Operation]]:
-        listed = self.comm_module_operation_counts
-        return {name: table.shown(lists["operations_list"], noise_level) for name, lists in listed.items()}
+        return table.table(self._as_torchs(), noise_level)
 
     def generate_json_dump(
         self, file_name: str | os.PathLike[str] = "comm_mode_log.json", noise_level: int = 3
     ) -> None:
         """Write the tree of `generate_comm_debug_tracing_table` as JSON."""
-        tree = self.advanced_module_tracker.tree
-        operations = self._shown_operations(noise_level)
-        written = torch_json.json_tree(tree, self.comm_module_counts, operations, with_modules=noise_level > 0)
-        torch_json.write_json(written, file_name)
+        torch_json.write_json(self._as_torchs(), file_name, noise_level)
 
     def log_comm_debug_tracing_table_to_file(
         self, file_name: str | os.PathLike[str] = "comm_mode_log.txt", noise_level: int = 3
     ) -> None:
-        """Write `generate_comm_debug_tracing_table` without its colours."""
+        """Write `generate_comm_debug_tracing_table` without its colors."""
         table.write_plain(self.generate_comm_debug_tracing_table(noise_level), file_name)
 
     def log_module_tracing_table_to_file(self, file_name: str | os.PathLike[str] = "output.txt") -> None:
-        """Write `generate_module_tracing_table` without its colours."""
+        """Write `generate_module_tracing_table` without its colors."""
         table.write_plain(self.generate_module_tracing_table(), file_name)
-
-    def __repr__(self) -> str:
-        return f"CommDebugMode(get_total_counts()={self.get_total_counts()})"

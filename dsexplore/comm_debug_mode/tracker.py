@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor
 from dsexplore.capture import recorder_in_use
 from dsexplore.capture.record import record
 from dsexplore.errors import UsageError
+from dsexplore.torch_internals.autograd import current_graph_task
 from dsexplore.trace import torch_json
 from dsexplore.trace.torch_json import GLOBAL, Node
 from dsexplore.trace.trace import Trace
@@ -85,14 +86,7 @@ class CommModeModuleTracker:
     @property
     def module_helper_dict(self) -> dict[str, dict[str, Any]]:
         """Module → its depth, type, and the placements of its parameters as text."""
-        return {
-            name: {
-                **({"module_type": node.type} if node.type else {}),
-                "depth": node.depth,
-                **({"parameters": dict(node.placements)} if node.placements else {}),
-            }
-            for name, node in self.tree.items()
-        }
+        return {name: node.as_torchs() for name, node in self.tree.items()}
 
     @property
     def module_depth_dict(self) -> dict[str, int]:
@@ -134,7 +128,7 @@ class CommModeModuleTracker:
     @property
     def is_bw(self) -> bool:
         """Whether autograd is running a backward pass in this thread."""
-        return torch._C._current_graph_task_id() != -1
+        return current_graph_task() != -1
 
     @property
     def activation_checkpointing(self) -> bool:

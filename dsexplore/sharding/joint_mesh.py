@@ -17,6 +17,7 @@ import numpy as np
 from dsexplore.errors import UsageError
 from dsexplore.mesh_text import axis_names, mesh_text
 from dsexplore.sharding.mesh import Mesh, Numbers, device_ranks, read_mesh
+from dsexplore.torch_internals.dtensor import root_mesh
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +97,7 @@ def _join(meshes: Sequence[Any]) -> tuple[Mesh, list[tuple[Reading, ...]]]:
 
 def _common_order(meshes: Sequence[Any]) -> Numbers:
     """The ranks in the order of the meshes' common root mesh; ascending where there is none."""
-    roots = [mesh._get_root_mesh() for mesh in meshes]
+    roots = list(map(root_mesh, meshes))
     if all(root == roots[0] for root in roots):
         return device_ranks(roots[0]).ravel()
     return np.arange(max(int(device_ranks(root).max()) for root in roots) + 1)

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from torch.utils._python_dispatch import _disable_current_modes
 
 from dsexplore.errors import UsageError
 from dsexplore.mesh_text import axis_names, parse_mesh
+from dsexplore.torch_internals.dispatch import without_modes
 
 Numbers = npt.NDArray[np.int64]
 
@@ -85,7 +85,7 @@ def read_mesh(mesh: Any) -> Mesh:
 
 def device_ranks(mesh: Any) -> Numbers:
     """The ranks of torch's ``DeviceMesh`` by coordinates, also while tensors are fake."""
-    with _disable_current_modes():
+    with without_modes():
         return np.array(mesh.mesh.tolist(), dtype=np.int64)
 
 

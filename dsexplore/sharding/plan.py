@@ -18,9 +18,8 @@ from dsexplore.sharding.joint_mesh import Reading, join, plain_readings
 from dsexplore.sharding.layout import Sharding
 from dsexplore.sharding.mesh import Mesh, read_mesh
 from dsexplore.sharding.tensor import Placed, fit
+from dsexplore.torch_internals.modules import unwrapped, without_wrappers
 from dsexplore.units import format_count
-
-_WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module")
 
 
 def sharding(
@@ -76,9 +75,7 @@ def _refuse(placements: Any, what: str, where: str) -> None:
 
 
 def _title(model: nn.Module) -> str:
-    while any(name in model._modules for name in _WRAPPERS):
-        model = next(inner for name in _WRAPPERS if (inner := model._modules.get(name)) is not None)
-    return class_name(model)
+    return class_name(unwrapped(model))
 
 
 _Named = tuple[str, torch.Tensor, tuple[str, ...]]
@@ -90,7 +87,7 @@ def _named_parameters(model: nn.Module) -> list[_Named]:
     tensors: dict[int, torch.Tensor] = {}
     for name, tensor in model.named_parameters(remove_duplicate=False):
         tensors[id(tensor)] = tensor
-        names.setdefault(id(tensor), []).append(".".join(part for part in name.split(".") if part not in _WRAPPERS))
+        names.setdefault(id(tensor), []).append(without_wrappers(name))
     return [(own[0], tensors[key], tuple(dict.fromkeys(own[1:]))) for key, own in names.items()]
 
 

@@ -13,7 +13,6 @@ from typing import Any
 
 import polars as pl
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from dsexplore.display import Displayable
 from dsexplore.errors import UsageError
@@ -21,6 +20,8 @@ from dsexplore.placement_text import Placement, read, read_all
 from dsexplore.sharding.chunks import Cut, part_size
 from dsexplore.sharding.mesh import Mesh
 from dsexplore.sharding.tensor import Placed, fit
+from dsexplore.torch_internals.dispatch import without_modes
+from dsexplore.torch_internals.dtensor import mesh_without_groups, plan_redistribution, strided_shard
 from dsexplore.trace.collectives import wire_bytes
 
 COLUMNS: dict[str, pl.DataType] = {
@@ -155,33 +156,20 @@ def _others(sizes: Sequence[int], dim: int) -> int:
 
 def _planned(before: Placed, after: Placed) -> list[tuple[int, Placement, Placement, tuple[int, ...]]]:
     """Number of the axis, its placement before and after, and the shape that it cuts, of each step."""
-    from torch.distributed.device_mesh import DeviceMesh
-    from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
-    from torch.distributed.tensor._redistribute import _gen_transform_infos_non_cached, clear_redistribute_planner_cache
-
-    with _disable_current_modes():
+    with without_modes():
         ranks = torch.arange(math.prod(axis.size for axis in before.axes)).reshape([axis.size for axis in before.axes])
-        names = tuple(f"axis{number}" for number in range(len(before.axes)))
-        mesh = DeviceMesh("cpu", ranks, mesh_dim_names=names, _init_backend=False, _rank=0)
+        mesh = mesh_without_groups(ranks, tuple(f"axis{number}" for number in range(len(before.axes))))
         whole = torch.empty(before.shape, dtype=before.dtype, device="meta")
-        meta = TensorMeta(whole.shape, whole.stride(), whole.dtype)
-        first, last = (
-            DTensorSpec(mesh, tuple(map(_of_torch, one.placements)), tensor_meta=meta) for one in (before, after)
-        )
-        try:
-            infos = _gen_transform_infos_non_cached(first, last)
-        finally:
-            clear_redistribute_planner_cache()
-    return [(i.mesh_dim, *map(read, i.src_dst_placements), tuple(map(int, i.logical_shape))) for i in infos]  # type: ignore[misc]
+        steps = plan_redistribution(mesh, whole, *(list(map(_of_torch, one.placements)) for one in (before, after)))
+    return [(step.axis, read(step.before), read(step.after), step.shape) for step in steps]
 
 
 def _of_torch(placement: Placement) -> Any:
     """The placement as torch's object."""
     from torch.distributed.tensor import Partial, Replicate, Shard
-    from torch.distributed.tensor.placement_types import _StridedShard
 
     if placement.kind == "strided":
-        return _StridedShard(placement.dim, split_factor=placement.pieces)
+        return strided_shard(placement.dim, placement.pieces)
     if placement.kind == "shard":
         return Shard(placement.dim)
     return Replicate() if placement.kind == "replicate" else Partial(placement.reduce_op)

@@ -12,9 +12,6 @@ from types import CodeType, FrameType
 from typing import Any, Final
 
 import torch
-from torch.distributed import distributed_c10d
-
-from dsexplore.torch_internals.process_groups import functional_collectives
 
 PLUMBING: Final = -1  # between an op and a dispatch mode; also the recorder's own
 INTERNAL: Final = 0  # anything else of torch and of Python that says nothing
@@ -137,8 +134,8 @@ specs_of_redistribute = itemgetter("current_spec", "target_spec")
 """Return, from the local variables of a frame of kind `REDISTRIBUTE`, what it changes and what it makes of it."""
 
 REDUCTION_PARAMETERS = {
-    str(distributed_c10d.__file__): "op",
-    getattr(functional_collectives, "__file__", ""): "reduceOp",
+    str(Path(TORCH, "distributed", "distributed_c10d.py")): "op",
+    str(Path(TORCH, "distributed", "_functional_collectives.py")): "reduceOp",
 }
 """By file: what its functions call the parameter with the reduction."""
 
@@ -167,3 +164,8 @@ def kind_of_torch(code: CodeType) -> int:
     if part.startswith("_dynamo/"):
         return COMPILER
     return _BY_NAME.get((part, name), _BY_FILE.get(part, INTERNAL))
+
+
+def makes_optimizer_state(code: CodeType) -> bool:
+    """Return True for the function that takes a step by which an optimizer gets the state to load a checkpoint into."""
+    return code.co_name == "_init_optim_state" and code.co_filename.startswith(TORCH)

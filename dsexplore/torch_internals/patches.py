@@ -121,7 +121,7 @@ def _restore(function: FunctionType, original: FunctionType, key: str) -> None:
 
 
 class Parts:
-    """What the functions of a table share while a world is open, by type; a part that is asked for first is made.
+    """What the functions of a table share while a world is open, by type or base class; what is not there yet is made.
 
     Example:
         >>> parts = Parts()
@@ -134,7 +134,8 @@ class Parts:
 
     def __getitem__(self, kind: type[T]) -> T:
         if kind not in self._parts:
-            self._parts[kind] = kind()
+            derived = [part for part in self._parts.values() if isinstance(part, kind)]
+            self._parts[kind] = derived[0] if derived else kind()
         return cast("T", self._parts[kind])
 
     def add(self, part: object) -> None:

@@ -14,9 +14,6 @@ from torch.distributed import distributed_c10d
 from dsexplore.torch_internals.names import TorchName, internal
 from dsexplore.torch_internals.patches import Patches
 
-functional_collectives: Any = internal("torch.distributed._functional_collectives")
-"""The module of the collectives that return tensors; its import registers their ops."""
-
 resolve_group: Callable[[Any], dist.ProcessGroup] = internal("torch._C._distributed_c10d:_resolve_process_group")
 """Return the process group of a name."""
 
@@ -178,7 +175,7 @@ def fake_backend(rank: int, size: int) -> tuple[Any, Callable[[], None]]:
 
     Groups of torch 2.9 cannot be made to raise.
     """
-    FakeProcessGroup = internal("torch._C._distributed_c10d:FakeProcessGroup")  # noqa: N806 # a class
+    FakeProcessGroup = internal("torch._C._distributed_c10d:FakeProcessGroup")  # a class
     options = FakeProcessGroup.Options()  # torch's default is one object for all groups
     create = getattr(FakeProcessGroup, "_create_internal", FakeProcessGroup)
 

@@ -1,8 +1,8 @@
-"""Counts and module trees in the form of torch's ``CommDebugMode``: its keys, its nesting, its JSON.
+"""Counts and module trees in the form of torch's ``CommDebugMode``, which writes them itself: its keys, nesting, JSON.
 
-Two things differ from torch's. Collectives issued by activation checkpointing's recomputation and by optimizers
-have sections of their own, ``recompute`` and ``optimizer``; torch counts them as backward and forward. A collective
-counts for the module that owns it; where FSDP prefetches, torch counts it for the module before.
+Two things are added to torch's. Collectives issued by activation checkpointing's recomputation and by optimizers have
+sections of their own, ``recompute`` and ``optimizer``; torch counts them as backward and forward. A collective counts
+for the module that owns it; where FSDP prefetches, torch counts it for the module before.
 """
 
 from __future__ import annotations
@@ -10,73 +10,27 @@ from __future__ import annotations
 import json
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import polars as pl
-import torch
-import torch.distributed._functional_collectives  # registers c10d_functional
 
 from dsexplore.atomic import writing
+from dsexplore.torch_internals.comm_mode import counted_ops, make_mode
+from dsexplore.torch_internals.dispatch import find_op
 from dsexplore.trace.tables import Tables
 
 Op = Any
-"""A ``torch._ops.OpOverloadPacket``, such as ``torch.ops.c10d_functional.all_reduce``."""
+"""An ``OpOverloadPacket`` of torch's, such as ``torch.ops.c10d_functional.all_reduce``."""
 
 GLOBAL = "Global"
 """torch's name for what surrounds all modules."""
 
-_native = torch.ops._c10d_functional
-_python = torch.ops.c10d_functional
-
-NATIVE_TO_PY_MAPPING: dict[Op, Op] = {
-    **{
-        getattr(_native, name): getattr(_python, name)
-        for name in (
-            "all_gather_into_tensor",
-            "all_gather_into_tensor_coalesced",
-            "all_reduce",
-            "all_reduce_coalesced",
-            "all_to_all_single",
-            "broadcast",
-            "reduce_scatter_tensor",
-            "reduce_scatter_tensor_coalesced",
-        )
-    },
-    torch.ops._c10d_functional_autograd.all_to_all_single: _python.all_to_all_single,
-}
-"""Functional ops, and the older ones whose names they are counted under."""
-
-c10d_collective_ops: set[Op] = {
-    getattr(torch.ops.c10d, name)
-    for name in (
-        "_allgather_base_",
-        "_reduce_scatter_base_",
-        "allgather_",
-        "allgather_coalesced_",
-        "allgather_into_tensor_coalesced_",
-        "allreduce_",
-        "allreduce_coalesced_",
-        "alltoall_",
-        "alltoall_base_",
-        "broadcast_",
-        "gather_",
-        "gather_into_tensor_",
-        "reduce_",
-        "reduce_scatter_",
-        "reduce_scatter_tensor_coalesced_",
-        "scatter_",
-    )
-    if hasattr(torch.ops.c10d, name)
-}
-"""The c10d ops that torch's class counts, as far as this torch has them: none from point to point, no barriers."""
-
-COUNTED: frozenset[Op] = frozenset(
-    {*NATIVE_TO_PY_MAPPING, *NATIVE_TO_PY_MAPPING.values(), torch.ops._dtensor.shard_dim_alltoall}
-)
-"""The functional and DTensor ops that torch's class counts."""
+OWN_PHASES = ("recompute", "optimizer")
+"""The phases that torch's mode does not tell apart."""
 
 PHASE_KEYS = {**dict.fromkeys(("start-up", "forward", "no-grad forward", "other"), "forward"), "backward": "backward"}
 """A recorder's phase → the key of torch's module counts; ``recompute`` and ``optimizer`` keep their names."""
@@ -122,20 +76,30 @@ class Node:
     parents: set[str] = field(default_factory=set)
     """All modules around it, `GLOBAL` included."""
 
+    def as_torchs(self) -> dict[str, Any]:
+        """Return the entry of torch's ``module_helper_dict``."""
+        return {
+            **({"module_type": self.type} if self.type else {}),
+            "depth": self.depth,
+            **({"parameters": dict(self.placements)} if self.placements else {}),
+        }
 
+
+@cache
 def packet(raw_op: str) -> Op | None:
-    """The key that torch's class counts an op of the dispatcher under; None for one that it does not count.
+    """Return the key under which torch's mode counts an op of the dispatcher; None for one that it does not count.
 
     The in-place and out variants that Inductor issues count as the op that the program called.
     """
+    counted = counted_ops()
     namespace, _, name = raw_op.partition("::")
     if namespace == "c10d":
-        op = getattr(torch.ops.c10d, name, None)
-        return op if op in c10d_collective_ops else None
+        op = find_op(raw_op)
+        return op if op in counted.c10d or name == "gather_into_tensor_" else None  # which torch 2.15 has left out
     for known in (name, name.removesuffix("_"), name.removesuffix("_out")):
-        op = getattr(getattr(torch.ops, namespace), known, None) if namespace else None
-        if op is not None and op in COUNTED:
-            return NATIVE_TO_PY_MAPPING.get(op, op)
+        op = find_op(f"{namespace}::{known}") if namespace else None
+        if op is not None and op in counted.functional:
+            return counted.older_names.get(op, op)
     return None
 
 
@@ -202,64 +166,52 @@ def module_counts(found: Iterable[tuple[str, str, Op, int]], tree: Mapping[str, 
     return counts
 
 
-OPERATION_LISTS: dict[str, Callable[[Mapping[str, Any]], bool]] = {
-    "operations_forward": lambda op: not op["is_bw"],
-    "operations_backward": lambda op: op["is_bw"] and not op["is_activation_checkpointing"],
-    "operations_checkpointing": lambda op: op["is_activation_checkpointing"],
-}
-"""torch's three lists of operations, and which operations belong to each."""
-
-
-def json_tree(
+def torchs_mode(
     tree: Mapping[str, Node],
     counts: Mapping[str, ModuleCounts],
-    operations: Mapping[str, list[dict[str, Any]]],
-    *,
-    with_modules: bool = True,
-) -> dict[str, Any]:
-    """The tree as torch's ``generate_json_dump`` writes it; each module stands in it once.
+    operations: Mapping[str, Mapping[str, list[dict[str, Any]]]],
+) -> Any:
+    """Return torch's own mode with that in the place of what it would have counted itself.
 
     Args:
-        operations: per module, those to list.
-        with_modules: also types and parameters.
+        tree: the modules.
+        counts: per module.
+        operations: per module ``{"operations_list": […]}``.
+    """
+    mode = make_mode()
+    mode.comm_module_counts, mode.comm_module_operation_counts = counts, operations
+    mode.advanced_module_tracker.module_helper_dict = {name: node.as_torchs() for name, node in tree.items()}
+    mode.advanced_module_tracker.parent_dict = {name: node.children for name, node in tree.items()}
+    return mode
+
+
+def write_json(mode: Any, path: str | os.PathLike[str], noise_level: int) -> None:
+    """Write the JSON of torch's mode, with the collectives of `OWN_PHASES`.
+
+    An interrupted write leaves the file that was there before.
+
+    Args:
+        mode: of `torchs_mode`.
+        path: the file.
+        noise_level: as torch has it.
     """
 
-    def node(name: str) -> dict[str, Any]:
-        module, listed = tree[name], operations.get(name, [])
-        own = counts.get(name, ModuleCounts())
-        return {
-            "fqn": name,
-            "module_type": module.type if with_modules else "",
-            "parameters": [list(item) for item in module.placements.items()] if with_modules else [],
-            "children": [node(child) for child in module.children],
-            **{
-                f"collectives_{phase}": [[str(op), count] for op, count in own.get(phase, {}).items()]
-                for phase in ("forward", "backward", "recompute", "optimizer")
-            },
-            **{key: [_as_text(op) for op in listed if belongs(op)] for key, belongs in OPERATION_LISTS.items()},
-        }
+    def complete(node: dict[str, Any]) -> None:
+        counts = mode.comm_module_counts.get(node["fqn"], {})
+        for phase in OWN_PHASES:
+            node[f"collectives_{phase}"] = [[str(op), count] for op, count in counts.get(phase, {}).items()]
+        for child in node["children"]:
+            complete(child)
 
-    return node(GLOBAL)
-
-
-def _as_text(operation: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        **operation,
-        "name": str(operation["name"]),
-        "input_shape": [str(shape) for shape in operation["input_shape"]],
-        "input_sharding": [str(sharding) for sharding in operation["input_sharding"]],
-    }
+    with writing(path) as partial:
+        mode.generate_json_dump(str(partial), noise_level)
+        written = json.loads(partial.read_text(encoding="utf-8"))
+        complete(written)
+        partial.write_text(json.dumps(written, indent=4), encoding="utf-8")
 
 
 def write_torch_json(tables: Tables, path: str | os.PathLike[str]) -> Path:
-    """Write `json_tree` of a trace, without operations, as a trace holds collectives only; returns the path."""
+    """Write a trace as torch's mode writes its JSON, without operations, as a trace holds collectives only."""
     tree = module_tree(tables)
-    written = json_tree(tree, module_counts(calls(tables.events), tree), {})
-    write_json(written, path)
+    write_json(torchs_mode(tree, module_counts(calls(tables.events), tree), {}), path, noise_level=3)
     return Path(path)
-
-
-def write_json(written: Any, path: str | os.PathLike[str]) -> None:
-    """Write a JSON file; an interrupted write leaves the file that was there before."""
-    with writing(path) as partial:
-        partial.write_text(json.dumps(written, indent=4), encoding="utf-8")

@@ -19,8 +19,10 @@ from dsexplore.worlds.fake import (
     unsupported,
     value_reads,
 )
+from dsexplore.worlds.scripts import spawned
 
 TABLE: tuple[Entry, ...] = (
+    *spawned.PATCHES,
     *device_meshes.PATCHES,
     *fake_data.PATCHES,
     *fake_parameters.PATCHES,

@@ -45,7 +45,7 @@ from dsexplore.worlds.fake.known_shardings import patch_shardings
 from dsexplore.worlds.fake.unsupported import explained
 from dsexplore.worlds.patch_table import TABLE
 from dsexplore.worlds.remarks import Remarks
-from dsexplore.worlds.scripts.spawned import patch_processes, patch_spawn
+from dsexplore.worlds.scripts.spawned import StartedProcesses
 from dsexplore.worlds.simulated import closed
 from dsexplore.worlds.simulated.checkpoints import patch_checkpoints
 from dsexplore.worlds.simulated.ddp import patch_ddp
@@ -191,7 +191,6 @@ class World:
         self._watch = closed.Watch()
         self._store = SimulatedStore()  # held here: C++ does not keep the part of it that is Python
         self._mesh: DeviceMesh | None = None
-        self._started_processes = False
 
     def __str__(self) -> str:
         ranks = format_count(self.size, "rank")
@@ -248,7 +247,8 @@ class World:
     def used(self) -> Use:
         """The use that the program has made of this world so far."""
         meshes, modules = self._watch.made
-        return Use(self._set_up_calls.was_initialised, meshes - self._meshes, modules, self._started_processes)
+        started = self._parts[StartedProcesses].some
+        return Use(self._set_up_calls.was_initialised, meshes - self._meshes, modules, started)
 
     def close(self) -> None:
         """Take everything back; a second call does nothing."""
@@ -285,8 +285,6 @@ class World:
         patch_fsdp1_optimizers(patches)
         patch_zero_optimizers(patches)
         patch_deepspeed_checks(patches)
-        patch_spawn(patches, self.rank, self.size, self.ranks_per_node, self.remarks)
-        patch_processes(patches, lambda: setattr(self, "_started_processes", True))
         for sentence in install_all(TABLE, self._conditions(), patches, self._parts):
             self.remarks.say(sentence)
 

@@ -23,28 +23,17 @@ from pathlib import Path
 
 import numpy as np
 import polars as pl
-import torch
 
 from dsexplore.capture.recorder_in_use import in_use
 from dsexplore.capture.recording import Recording
+from dsexplore.torch_internals.processes import PRELOADED, clear_compilers_lookups
 from dsexplore.worlds.cuda import autocast
 from dsexplore.worlds.fake import shared_entries
 from dsexplore.worlds.real import file_pages
 from dsexplore.worlds.real.messages import Preload, Reap, receive, send
 from dsexplore.worlds.real.rank_process import become_rank
 
-PRELOAD = (
-    "torch.distributed.device_mesh",
-    "torch.distributed.fsdp",
-    "torch.distributed.tensor",
-    "torch.distributed.tensor.parallel",
-    "torch.testing._internal.distributed.fake_pg",
-    "torch._dynamo",
-    "torch.profiler._cupti_monitor",  # FSDP2's first forward imports it
-    "dsexplore.comm",
-    "dsexplore.worlds.commtrace",
-    "cloudpickle",
-)
+PRELOAD = (*PRELOADED, "dsexplore.comm", "dsexplore.worlds.commtrace", "cloudpickle")
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -145,7 +134,7 @@ def main(descriptor: int) -> None:
     for name in PRELOAD:
         with suppress(ImportError):  # cloudpickle is an optional dependency, and private modules of torch may go
             importlib.import_module(name)
-    torch._dynamo.trace_rules.clear_lru_cache()  # every rank's `init_process_group` does, and would copy what it frees
+    clear_compilers_lookups()
     plan_tables()
     record_nothing()
     freeze()

@@ -26,6 +26,7 @@ from typing import Any
 import torch
 
 from dsexplore.errors import UsageError
+from dsexplore.torch_internals.processes import has_cuda_context
 from dsexplore.trace import files
 from dsexplore.trace.merge import merge_tables
 from dsexplore.trace.tables import Tables
@@ -243,18 +244,13 @@ def _check_backend(backend: str, size: int) -> None:
             f"nccl needs one GPU per rank, and this machine shows {count} for {size} ranks: give --backend gloo, or "
             f"--real {count or 1}"
         )
-    held = [device for device in range(size) if torch.cuda.is_initialized() and _has_context(device)]
+    held = [device for device in range(size) if torch.cuda.is_initialized() and has_cuda_context(device)]
     if held:
         devices = ", ".join(map(str, held))
         warn(
             f"this kernel itself holds a CUDA context on GPU {devices}, where a rank will run: its memory there is not "
             "the rank's to use; restart the kernel, and use CUDA in the ranks' cells alone"
         )
-
-
-def _has_context(device: int) -> bool:
-    asked = getattr(torch._C, "_cuda_hasPrimaryContext", None)  # a build without CUDA lacks it
-    return asked is not None and bool(asked(device))
 
 
 def end_with_traces(hung: Sequence[RankHandle], folder: str) -> None:

@@ -10,10 +10,10 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from torch.distributed.checkpoint.state_dict import _init_optim_state
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from dsexplore.torch_internals.frames import makes_optimizer_state
 from dsexplore.trace.step_marks import StepMarks
 from dsexplore.worlds.scripts.return_watch import ReturnWatch
 
@@ -63,7 +63,7 @@ class StepCounter:
     def stepped(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         """An optimizer has taken a step; torch calls this as its hook."""
         callers = list(_callers())
-        if any(frame.f_code is _init_optim_state.__code__ or _is_step_of(optimizer, frame) for frame in callers):
+        if any(makes_optimizer_state(frame.f_code) or _is_step_of(optimizer, frame) for frame in callers):
             return
         if self._has_stepped(optimizer):
             self.taken += 1

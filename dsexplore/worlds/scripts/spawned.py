@@ -1,7 +1,7 @@
 """Processes that a program starts in a simulated world.
 
 For ``torch.multiprocessing.spawn`` the process that plays a rank calls what that rank would. Other processes are
-started, and nothing of them is traced: `patch_processes` notes that there were some.
+started, and nothing of them is traced; `StartedProcesses` says whether there were some.
 """
 
 from __future__ import annotations
@@ -9,15 +9,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from functools import wraps
-from importlib import import_module
 from multiprocessing.process import BaseProcess
 from typing import Any
 
 from dsexplore.errors import UsageError
-from dsexplore.torch_internals.patches import Patches
+from dsexplore.torch_internals.patches import Entry, Parts, Patch
+from dsexplore.torch_internals.processes import START_PROCESS, START_PROCESSES
 from dsexplore.worlds.remarks import Remarks
-
-_spawning = import_module("torch.multiprocessing.spawn")  # torch.multiprocessing has a function of that name
+from dsexplore.worlds.world_settings import WorldSettings
 
 
 class EndedProcesses:
@@ -34,16 +33,19 @@ class EndedProcesses:
         return True
 
 
-def patch_spawn(patches: Patches, rank: int, size: int, ranks_per_node: int, remarks: Remarks) -> None:
-    """Make a script that starts its own ranks run as the one that this process plays.
+class StartedProcesses:
+    """Whether the program has started processes, other than a ``DataLoader`` that starts its workers."""
 
-    Args:
-        patches: where the change is kept.
-        rank: the rank played.
-        size: ranks of the world.
-        ranks_per_node: ranks on a node.
-        remarks: where the change is reported.
-    """
+    def __init__(self) -> None:
+        self.some = False
+
+
+def _in_this_process(_original: Any, parts: Parts) -> Callable[..., EndedProcesses | None]:
+    """Return what makes a script that starts its own ranks run as the one that this process plays."""
+    settings, remarks = parts[WorldSettings], parts[Remarks]
+    size, rank, ranks_per_node = settings.world_size, settings.rank, settings.ranks_per_node
+    assert size is not None
+    assert ranks_per_node is not None
     local_rank = rank % ranks_per_node
     on_this_node = min(ranks_per_node, size - rank + local_rank)
 
@@ -61,17 +63,22 @@ def patch_spawn(patches: Patches, rank: int, size: int, ranks_per_node: int, rem
         fn(index, *args)
         return None if join else EndedProcesses()
 
-    patches.function(_spawning.start_processes, lambda _original: start_processes)
+    return start_processes
 
 
-def patch_processes(patches: Patches, started: Callable[[], object]) -> None:
-    """Call ``started`` whenever the program starts a process, other than a ``DataLoader`` that starts its workers."""
-    original = BaseProcess.start
+def _noted(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
+    started = parts[StartedProcesses]
 
     @wraps(original)
     def start(process: BaseProcess) -> None:
         if not str(sys._getframe(1).f_globals.get("__name__")).startswith("torch.utils.data."):
-            started()
+            started.some = True
         original(process)
 
-    patches.attribute(BaseProcess, "start", start)
+    return start
+
+
+PATCHES: tuple[Entry, ...] = (
+    Patch(START_PROCESSES, "this process plays one of the ranks that it starts", _in_this_process, by_code=True),
+    Patch(START_PROCESS, "nothing of another process is traced, and a world without events says so", _noted),
+)

@@ -15,6 +15,7 @@ from typing import Any
 
 from dsexplore.atomic import writing
 from dsexplore.progress import track
+from dsexplore.torch_internals.pipelining import rank_of_stage
 from dsexplore.worlds.simulated.pipeline import StageShapes, sent_on
 
 PlayUntil = Callable[[int, int, Mapping[int, Any]], Any]
@@ -60,7 +61,7 @@ class EarlierStages:
         with track("asking earlier pipeline stages for shapes", source + 1, "stages") as work:
             for index in range(source + 1):
                 if index not in self.known:
-                    rank = stage._resolve_peer_global_rank(index)
+                    rank = rank_of_stage(stage, index)
                     self.known[index] = self._shared(rank, index) or self.play_until(rank, index, self.known)
                     self._share(rank, index)
                 work.advance()

@@ -8,23 +8,22 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 import torch.distributed as dist
-import torch.distributed.distributed_c10d as c10d
 
+from dsexplore.torch_internals.frames import TORCH
+from dsexplore.torch_internals.process_groups import registered_groups
+from dsexplore.torch_internals.processes import NOT_PRELOADED
 from dsexplore.trace.trace import Trace
 from dsexplore.worlds.scripts.rank_axes import GroupFound, progressions
 
 _NOT_THE_PROGRAM = (
     *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
-    str(Path(torch.__file__).parent),
+    TORCH,
     str(Path(__file__).parents[2]),
 )
 _INSTALLED = ("/site-packages/", "/dist-packages/")
 """Parts of the paths of libraries, also of those that another environment lends to this one."""
 _PRELOADED = ("torch.", "sympy.", "mpmath.", "networkx.", "dsexplore.worlds.")
-_NOT_PRELOADED = ("torch.cuda", "torch._inductor", "torch.testing", "torch.utils.tensorboard")
-"""Modules that may look for a GPU when they are imported, or that few programs need."""
 
 
 @dataclass(frozen=True)
@@ -52,9 +51,7 @@ def look_around(trace: Trace, main: object) -> WorldFound:
     script = getattr(main, "__file__", None)
     files = [str(script)] if script else []
     files += [file for file in _files() if file not in files]
-    modules = sorted(
-        name for name in sys.modules if name.startswith(_PRELOADED) and not name.startswith(_NOT_PRELOADED)
-    )
+    modules = sorted(name for name in sys.modules if name.startswith(_PRELOADED) and not name.startswith(NOT_PRELOADED))
     return WorldFound(tuple(_groups(trace)), tuple(files), tuple(modules))
 
 
@@ -62,7 +59,7 @@ def _groups(trace: Trace) -> Iterator[GroupFound]:
     tables = trace.tables
     axes = dict(tables.groups.select("group", "axis").iter_rows())
     messages = set(trace.where(op=["send", "recv"]).events["group"])
-    for group, ranks in list(c10d._world.pg_group_ranks.items()):
+    for group, ranks in list(registered_groups().items()):
         found = progressions(list(ranks)) if dist.get_rank() in ranks else None
         if found is not None:
             described = group.group_desc.removeprefix("mesh_") if group.group_desc.startswith("mesh_") else ""
