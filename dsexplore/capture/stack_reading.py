@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -26,10 +26,12 @@ from dsexplore.capture.source_lines import Sources
 from dsexplore.torch_internals import frames
 from dsexplore.torch_internals.autograd import current_graph_task, current_node
 from dsexplore.torch_internals.dispatch import OpOverload
-from dsexplore.torch_internals.dtensor import DTensorSpec
 from dsexplore.torch_internals.fsdp import module_of_flat_parameter
 from dsexplore.trace.causes import PIPELINE_SCHEDULE
 from dsexplore.trace.schema import Phase
+
+if TYPE_CHECKING:
+    from dsexplore.torch_internals.dtensor import DTensorSpec
 
 DDP_BUCKET = "DDP gradient bucket"
 DDP_UNUSED = "DDP unused parameters"
