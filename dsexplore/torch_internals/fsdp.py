@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from operator import attrgetter
 from typing import Any
 
+import torch.distributed as dist
 from torch import nn
 
 from dsexplore.torch_internals.names import TorchName
@@ -47,3 +48,24 @@ SHARDED_PARAMETER = TorchName(
 
 LOCAL_OF_DTENSOR = TorchName("torch.distributed.tensor.parallel._data_parallel_utils:_flatten_tensor")
 """The function that gives ``FullyShardedDataParallel`` the local part of a DTensor parameter."""
+
+PARAMETER_GROUP_INIT = TorchName("torch.distributed.fsdp._fully_shard._fsdp_param_group:FSDPParamGroup.__init__")
+"""The method that makes a parameter group of ``fully_shard``."""
+
+
+def replace_groups(parameter_group: Any, replacement: object) -> None:
+    """Put an object in place of each process group that a parameter group of ``fully_shard`` holds.
+
+    An error may have left the parameter group without some of its attributes.
+    """
+    for name in ("mesh_info", "post_forward_mesh_info"):
+        mesh_info = getattr(parameter_group, name, None)
+        for attribute, value in vars(mesh_info).items() if mesh_info is not None else ():
+            if isinstance(value, dist.ProcessGroup):
+                setattr(mesh_info, attribute, replacement)
+
+
+def modules_of(parameter_group: Any) -> Iterable[nn.Module]:
+    """Return the modules whose forward gathers a parameter group of ``fully_shard``; none for one half made."""
+    modules: Iterable[nn.Module] = getattr(parameter_group, "modules", ())
+    return modules

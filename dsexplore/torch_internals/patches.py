@@ -11,6 +11,7 @@ A world walks over a table of such entries. Each is a fact that can be read, lis
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from typing import Any, Literal, TypeVar, cast
 
 import torch
 
+from dsexplore.torch_internals.dispatch import has_op
 from dsexplore.torch_internals.names import TorchName, is_there, lacking
 from dsexplore.torch_internals.on_import import on_import
 
@@ -222,14 +224,16 @@ class Kernel:
 
     def install(self, patches: Patches, parts: Parts) -> str | None:
         """Register the kernel until `patches` are undone; an op that the installed torch lacks is left out."""
-        if self.op not in torch._C._dispatch_get_all_op_names():
+        if not has_op(self.op):
             return None
         namespace, _, name = self.op.partition("::")
         if self.only_if_missing and torch._C._dispatch_has_kernel_for_dispatch_key(self.op, self.key):
             return None
         library = torch.library.Library(namespace, "IMPL")
         patches.callback(library._destroy)
-        library.impl(name, self.make(parts), self.key, allow_override=not self.only_if_missing)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Warning only once for all operators")  # that a kernel is overridden
+            library.impl(name, self.make(parts), self.key, allow_override=not self.only_if_missing)
         return None
 
 

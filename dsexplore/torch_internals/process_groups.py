@@ -184,3 +184,23 @@ def fake_backend(rank: int, size: int) -> tuple[Any, Callable[[], None]]:
             options.error_on_collective = True
 
     return create(rank, size, options), refuse_collectives
+
+
+def reduce_op_name(reduce_op: Any) -> str:
+    """Return the name of the reduction that an op of c10d gets, ``"SUM"``; empty where torch does not say it.
+
+    Torch says it from 2.13 on.
+    """
+    return dist.ReduceOp.RedOpType(reduce_op.op()).name if hasattr(reduce_op, "op") else ""
+
+DEEPSPEEDS_RELEASE = TorchName("deepspeed.utils.groups:_release_process_group_references")
+"""The function by which DeepSpeed drops its references to a process group that is destroyed."""
+
+TCP_STORES, FILE_STORES = (
+    tuple(
+        TorchName(f"{module}:{store}")
+        for module in ("torch.distributed", "torch.distributed.rendezvous", "torch._C._distributed_c10d")
+    )
+    for store in ("TCPStore", "FileStore")
+)
+"""The names under which torch and programs find the classes of stores."""
