@@ -12,9 +12,12 @@ from types import FrameType
 
 import torch
 
+from dsexplore.torch_internals.names import NEWEST, OLDEST, minor_version
+
 _OWN = str(Path(__file__).parent) + os.sep
 _NOT_THE_USERS = (_OWN, str(Path(torch.__file__).parent) + os.sep, contextlib.__file__)
 _GENERATED = ("<frozen ", "<string>", "<eval_with_key>")
+_asked_for_torch = False
 
 
 def warn(message: str, category: type[Warning] = RuntimeWarning) -> None:
@@ -28,6 +31,18 @@ def warn(message: str, category: type[Warning] = RuntimeWarning) -> None:
         module=frame.f_globals.get("__name__", "<unknown>"),
         registry=frame.f_globals.setdefault("__warningregistry__", {}),
     )
+
+
+def warn_of_untested_torch() -> None:
+    """Warn once per process if this release was not tested with the installed torch.
+
+    Whatever opens a trace or a world calls this.
+    """
+    global _asked_for_torch
+    if not _asked_for_torch:
+        _asked_for_torch = True
+        if not minor_version(OLDEST) <= minor_version(torch.__version__) <= minor_version(NEWEST):
+            warn(f"dsexplore is tested with torch {OLDEST} to {NEWEST}; this is {torch.__version__}")
 
 
 def naming_the_user(show: Callable[[warnings.WarningMessage], None]) -> Callable[[warnings.WarningMessage], None]:

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from dsexplore import Trace, simulate
+from dsexplore import Trace, simulate, user_warnings
 from dsexplore.capture import recorder
 from dsexplore.capture.record import record
 from dsexplore.user_warnings import warn
@@ -110,3 +110,27 @@ def test_a_closed_world_leaves_the_showing_of_warnings_as_it_was() -> None:
     with simulate(world_size=4):
         assert warnings._showwarnmsg is not before  # type: ignore[attr-defined]
     assert warnings._showwarnmsg is before  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("version", ["2.16.0", "2.8.0+cpu"])
+def test_a_torch_that_was_not_tested_is_warned_of_once(
+    version: str, caught: list[warnings.WarningMessage], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(user_warnings, "_asked_for_torch", False)
+    monkeypatch.setattr(torch, "__version__", version)
+    for _ in range(2):
+        with simulate(2), record() as trace:
+            dist.all_reduce(torch.ones(2))
+        assert len(trace) == 1
+    assert [str(one.message) for one in caught] == [f"dsexplore is tested with torch 2.9 to 2.15; this is {version}"]
+    assert place(caught)[1] == "with simulate(2), record() as trace:"
+
+
+def test_a_torch_that_was_tested_is_not_warned_of(
+    caught: list[warnings.WarningMessage], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(user_warnings, "_asked_for_torch", False)
+    monkeypatch.setattr(torch, "__version__", "2.15.1+cu130")
+    with record():
+        pass
+    assert not caught

@@ -45,7 +45,7 @@ from dsexplore.capture.substrate import KernelSubstrate, Substrate
 from dsexplore.capture.tensor_waits import TensorWaits
 from dsexplore.capture.work_timing import Clock, fail
 from dsexplore.trace.tables import Tables
-from dsexplore.user_warnings import warn
+from dsexplore.user_warnings import warn, warn_of_untested_torch
 
 
 class Recorder:
@@ -86,6 +86,7 @@ class Recorder:
 
     def open(self, recording: Recording) -> None:
         """Begin to record into ``recording``; the first one installs what observes modules and ops."""
+        warn_of_untested_torch()
         with self._lock:
             if not self._recordings:
                 self._start_anew()

@@ -40,6 +40,7 @@ from dsexplore.comm import (
     versions,
 )
 from dsexplore.comm.issuing_layer import DEEPSPEED
+from dsexplore.torch_internals.process_groups import DEEPSPEEDS_RELEASE
 
 _OURS = (calls, coalesce, custom, deepspeed_names, discovery, launch, logger, objects, p2p, ranks, switches, versions)
 """The modules with the functions of this package."""
@@ -180,10 +181,9 @@ def _replace(replacements: dict[int, tuple[Any, Any]]) -> None:
 @functools.wraps(launch.destroy_process_group)
 def _destroy_process_group(group: Any = None) -> None:
     launch.destroy_process_group(group)
-    groups = sys.modules.get("deepspeed.utils.groups")
-    release = getattr(groups, "_release_process_group_references", None)
-    if release is not None:  # a gloo group that outlives its end aborts the process when it exits
-        release(group=group)
+    # A gloo group that outlives its end aborts the process when it exits.
+    if DEEPSPEEDS_RELEASE.is_loaded and DEEPSPEEDS_RELEASE.is_there:
+        DEEPSPEEDS_RELEASE.get()(group=group)
 
 
 class _WhenImported(MetaPathFinder):

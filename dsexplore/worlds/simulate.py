@@ -37,7 +37,7 @@ from dsexplore.errors import UsageError
 from dsexplore.interrupts import uninterrupted
 from dsexplore.torch_internals.patches import Parts, Patches, When, install_all
 from dsexplore.units import format_count
-from dsexplore.user_warnings import naming_the_user
+from dsexplore.user_warnings import naming_the_user, warn_of_untested_torch
 from dsexplore.worlds.fake.fake_dispatch import fake_mode
 from dsexplore.worlds.fake.fake_lists import ListMode
 from dsexplore.worlds.fake.invented_values import Inventor
@@ -202,6 +202,7 @@ class World:
         Raises:
             UsageError: a process group is there already.
         """
+        warn_of_untested_torch()
         with uninterrupted():
             _refuse_second(self)
             try:

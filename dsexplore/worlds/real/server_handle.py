@@ -15,6 +15,7 @@ import tempfile
 import threading
 from collections.abc import Sequence
 
+from dsexplore.user_warnings import warn_of_untested_torch
 from dsexplore.worlds.real.messages import Preload, Reap, Start, receive, send
 
 _PROGRAM = "dsexplore.worlds.real.rank_server"
@@ -99,6 +100,7 @@ def server() -> Server:
     Raises:
         RuntimeError: the server did not start.
     """
+    warn_of_untested_torch()
     running = start()
     running.wait_until_ready()
     return running
