@@ -18,6 +18,8 @@ from xml.etree import ElementTree
 
 ROOT = Path(__file__).parents[1]
 LEFT_OUT = ("tests/browser", "tests/frameworks", "tests/test_packaging.py")
+OF_TORCH = ("torch==", "setuptools==")
+"""What a version of torch chooses itself: 2.11 refuses a newer setuptools."""
 TABLE = re.compile(r"<!-- table -->.*<!-- end of table -->", re.DOTALL)
 
 
@@ -52,7 +54,8 @@ class Result:
 def constraints(torch: str) -> str:
     """Return the constraints of this release for another version of torch."""
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
-    return "\n".join([*(line for line in lines if not line.startswith("torch==")), f"torch=={torch}"]) + "\n"
+    kept = [line for line in lines if not line.startswith(OF_TORCH)]
+    return "\n".join([*kept, f"torch=={torch}"]) + "\n"
 
 
 def environment(torch: str, python: str, folder: Path) -> Path:

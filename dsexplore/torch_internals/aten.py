@@ -9,6 +9,9 @@ from dsexplore.torch_internals.names import internal
 copy_to: Any = internal("torch:ops.aten._to_copy")
 """The op of ``tensor.to``: a copy of another dtype, on another device."""
 
+unsafe_view: Any = internal("torch:ops.aten._unsafe_view")
+"""The op of ``tensor.reshape`` of a tensor that was copied for it: a view that autograd does not know as such."""
+
 read_element: Any = internal("torch:ops.aten._local_scalar_dense")
 """The op of ``tensor.item``."""
 
@@ -23,3 +26,13 @@ update_scale: Any = internal("torch:ops.aten._amp_update_scale_")
 
 all_gather_flat: Any = internal("torch:ops.c10d._allgather_base_")
 """The op of ``all_gather_into_tensor``."""
+
+FLASH_ATTENTION = "aten::_scaled_dot_product_flash_attention"
+FLASH_ATTENTION_BACKWARD = f"{FLASH_ATTENTION}_backward"
+flash_attention_backward: Any = internal("torch:ops.aten._scaled_dot_product_flash_attention_backward")
+flash_attention_on_cpu: Any = internal("torch:ops.aten._scaled_dot_product_flash_attention_for_cpu")
+flash_attention_on_cpu_backward: Any = internal("torch:ops.aten._scaled_dot_product_flash_attention_for_cpu_backward")
+"""The op that ``F.scaled_dot_product_attention`` calls on a CPU, and its backward."""
+
+shard_dim_alltoall: Any = internal("torch:ops._dtensor.shard_dim_alltoall")
+"""The op that sends a DTensor from one sharded dim to another."""

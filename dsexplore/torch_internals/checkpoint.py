@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from operator import attrgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from dsexplore.torch_internals.names import TorchName, internal
+
+if TYPE_CHECKING:
+    from torch.distributed._shard.sharded_tensor.metadata import ShardedTensorMetadata as ShardedTensorMetadata
+else:
+    ShardedTensorMetadata = Any
 
 _thread_state: Any = internal("torch.serialization:_serialization_tls")
 
@@ -61,3 +66,27 @@ STORAGE_CUDA = TorchName("torch:UntypedStorage.cuda")
 LOCATION_OF_STORAGE = TorchName("torch.serialization:location_tag")
 PUT_STORAGE = TorchName("torch.serialization:_deserialize")
 """The functions that say where a storage is, and put one where its file says."""
+
+BUILD_GLOBAL_METADATA = TorchName("torch.distributed._shard.sharded_tensor.utils:build_global_metadata")
+"""The function that joins what the ranks hold of a ``ShardedTensor``: ``(gathered_metadatas, …)``."""
+
+
+def place_of_shard(rank: int, beside: Any) -> Any:
+    """Return the place of a shard of a ``ShardedTensor`` on another rank, on the same device as one of this rank."""
+    return internal("torch.distributed.remote_device:_remote_device")(f"rank:{rank}/{beside.device()}")
+
+
+BROADCAST_STATE_DICT = TorchName("torch.distributed._state_dict_utils:_broadcast_state_dict")
+"""The function that broadcasts rank 0's state dict: ``(full_state_dict, local_state_dict, …)``."""
+VALIDATE_GLOBAL_PLAN = TorchName("torch.distributed.checkpoint.default_planner:_validate_global_plan")
+"""The function that checks whether the plans of all ranks cover each tensor."""
+WRAPPER_METHODS = {
+    name: TorchName(f"torch.distributed.checkpoint.utils:_DistWrapper.{name}")
+    for name in ("reduce_scatter", "all_reduce", "broadcast")
+}
+"""The methods by which the ranks of a distributed checkpoint exchange plans and results."""
+
+
+def tensor_info(tensor: torch.Tensor) -> Any:
+    """Return what is sent of a tensor in a state dict before its values: size and dtype."""
+    return internal("torch.distributed._state_dict_utils:_TensorInfo")(tensor.size(), tensor.dtype)

@@ -152,3 +152,68 @@ INIT_DEVICE_MESH = TorchName("torch.distributed.device_mesh:init_device_mesh")
 def forget_groups(mesh: DeviceMesh) -> None:
     """Drop the process groups that a mesh keeps alive; torch 2.9 keeps their names alone."""
     vars(mesh).pop("_pg_registry", None)
+
+
+def custom_handlers() -> dict[Any, Callable[..., Any]]:
+    """Return the functions that run ops on DTensors in the place of the rules for sharding, by op."""
+    dispatcher = internal("torch.distributed.tensor:DTensor._op_dispatcher")
+    handlers: dict[Any, Callable[..., Any]] = dispatcher._custom_op_handlers
+    return handlers
+
+INIT_MESH_GROUPS = TorchName("torch.distributed.device_mesh:DeviceMesh._init_one_process_group", since="2.10")
+"""The static method that makes the process groups of one axis: ``(sub_layout, rank_map, dim_name, backend, …)``."""
+
+
+def ranks_of_groups(layout: Any, rank_map: torch.Tensor) -> torch.Tensor:
+    """Return the ranks of each process group of an axis, one group in each row."""
+    groups: torch.Tensor = internal("torch.distributed.device_mesh:_MeshLayout")([layout]).remap_to_tensor(rank_map)
+    return groups.flatten(1)
+
+
+def flat_layout(size: int) -> Any:
+    """Return the layout of an axis that holds all ranks of a table, in their order."""
+    return internal("torch.distributed.device_mesh:_FlatLayout")(size)
+
+
+SHARD_DIM_ALLTOALL = TorchName("torch.distributed.tensor._collective_utils:shard_dim_alltoall")
+"""The function that shards a DTensor along another dim: ``(input, gather_dim, shard_dim, mesh, mesh_dim)``."""
+
+IS_RNG_SUPPORTED = TorchName("torch.distributed.tensor._random:is_rng_supported_mesh")
+"""The function that says whether random ops on DTensors share the state of a generator: ``(device_mesh)``."""
+
+CURRENT_RNG_TRACKER = TorchName("torch.distributed.tensor._random:_rng_tracker")
+"""The variable that holds what shares the state of generators, once it was made."""
+
+IS_TRACING_IN_DISPATCH = TorchName("torch.distributed.tensor._dispatch:_are_we_tracing", since="2.10")
+"""The name under which ops on DTensors ask whether a compiler traces what runs."""
+
+RngTracker: Any = internal("torch.distributed.tensor._random:_RNGStateTracker")
+"""The base class of what shares the state of generators."""
+
+local_tensor_mode: Callable[[], Any] = internal(
+    "torch.distributed._local_tensor:local_tensor_mode", since="2.10", otherwise=lambda: None
+)
+"""Return the active ``LocalTensorMode``, which computes for all ranks at once; None where there is none."""
+
+_PROPAGATOR = "torch.distributed.tensor:DTensor._op_dispatcher.sharding_propagator"
+_CACHES = {
+    "2.9": (
+        f"{_PROPAGATOR}.propagate_op_sharding.cache.cache_clear",
+        f"{_PROPAGATOR}._propagate_tensor_meta.cache_clear",
+        "torch.distributed.tensor._redistribute:_gen_transform_infos.cache_clear",
+        "torch.distributed.tensor._collective_utils:MeshTopoInfo.build_from_mesh.cache_clear",
+    ),
+    "2.10": (
+        f"{_PROPAGATOR}._propagate_tensor_meta_cached.cache_clear",
+        "torch.distributed.tensor.debug:_clear_sharding_prop_cache",
+        "torch.distributed.tensor._redistribute:clear_redistribute_planner_cache",
+    ),
+}
+"""The functions that clear caches which hold meshes, by the version of torch that has them first."""
+
+
+def release_cached_meshes() -> None:
+    """Clear the caches of DTensor that hold meshes."""
+    for since, paths in _CACHES.items():
+        for path in paths:
+            internal(path, since=since, otherwise=int)()

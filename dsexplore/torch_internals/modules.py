@@ -62,3 +62,6 @@ TRACE_MODULE = TorchName("torch.jit:trace_module")
 
 OPTIMIZED_MODULE = TorchName("torch._dynamo.eval_frame:OptimizedModule")
 """The class of the wrapper in which torch.compile returns a module."""
+
+FLEX_ATTENTION_UNCOMPILED = TorchName("torch.nn.attention.flex_attention:_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG")
+"""The flag by which ``flex_attention`` runs its plain form where the program has not compiled it."""

@@ -204,3 +204,10 @@ TCP_STORES, FILE_STORES = (
     for store in ("TCPStore", "FileStore")
 )
 """The names under which torch and programs find the classes of stores."""
+
+
+ARE_WE_TRACING = TorchName("torch.distributed._functional_collectives:_are_we_tracing")
+"""The function that asks whether a compiler traces what runs."""
+
+DIST_OF_NN = TorchName("torch.distributed.nn.functional:dist")
+"""The name under which collectives with autograd find ``torch.distributed``."""

@@ -20,6 +20,19 @@ from dsexplore.worlds.fake import (
     value_reads,
 )
 from dsexplore.worlds.scripts import spawned
+from dsexplore.worlds.simulated import (
+    checkpoints,
+    ddp,
+    deepspeed_checks,
+    flash_attention,
+    flex_attention,
+    foreach_optimizers,
+    fsdp1_optimizers,
+    sharded_tensors,
+    simulated_stores,
+    sync_batch_norm,
+    zero_optimizers,
+)
 
 TABLE: tuple[Entry, ...] = (
     *spawned.PATCHES,
@@ -34,4 +47,15 @@ TABLE: tuple[Entry, ...] = (
     *unsupported.PATCHES,
     *transformers_masks.PATCHES,
     *gpu_attention.PATCHES,
+    *ddp.PATCHES,
+    *flex_attention.PATCHES,
+    *flash_attention.PATCHES,
+    *sync_batch_norm.PATCHES,
+    *foreach_optimizers.PATCHES,
+    *simulated_stores.PATCHES,
+    *sharded_tensors.PATCHES,
+    *checkpoints.PATCHES,
+    *fsdp1_optimizers.PATCHES,
+    *zero_optimizers.PATCHES,
+    *deepspeed_checks.PATCHES,
 )

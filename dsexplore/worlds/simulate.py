@@ -47,13 +47,7 @@ from dsexplore.worlds.patch_table import TABLE
 from dsexplore.worlds.remarks import Remarks
 from dsexplore.worlds.scripts.spawned import StartedProcesses
 from dsexplore.worlds.simulated import closed
-from dsexplore.worlds.simulated.checkpoints import patch_checkpoints
-from dsexplore.worlds.simulated.ddp import patch_ddp
-from dsexplore.worlds.simulated.deepspeed_checks import patch_deepspeed_checks
 from dsexplore.worlds.simulated.flat_gathers import patch_flat_gathers
-from dsexplore.worlds.simulated.flex_attention import patch_flex_attention
-from dsexplore.worlds.simulated.foreach_optimizers import patch_optimizers
-from dsexplore.worlds.simulated.fsdp1_optimizers import patch_fsdp1_optimizers
 from dsexplore.worlds.simulated.futures import patch_futures
 from dsexplore.worlds.simulated.launcher_environment import check_ranks_per_node, environment, launcher_variables
 from dsexplore.worlds.simulated.long_lists import patch_long_lists
@@ -64,12 +58,10 @@ from dsexplore.worlds.simulated.own_groups import patch_mesh_groups
 from dsexplore.worlds.simulated.pipeline import StageShapes, patch_pipeline
 from dsexplore.worlds.simulated.received_values import Received, patch_reads_of_received
 from dsexplore.worlds.simulated.set_up_calls import SetUpCalls
-from dsexplore.worlds.simulated.sharded_tensors import patch_sharded_tensors
 from dsexplore.worlds.simulated.shared_objects import SharedObjects
-from dsexplore.worlds.simulated.simulated_stores import SimulatedStore, patch_stores
+from dsexplore.worlds.simulated.simulated_stores import SimulatedStore
 from dsexplore.worlds.simulated.target_traffic import BACKENDS, Target, check_target, patch_target
 from dsexplore.worlds.simulated.uneven_gathers import patch_uneven_gathers
-from dsexplore.worlds.simulated.zero_optimizers import patch_zero_optimizers
 from dsexplore.worlds.world_settings import WorldSettings, resolve
 
 _numbers = count(1)
@@ -265,27 +257,18 @@ class World:
         patches.attribute(tensor_random, "_rng_tracker", tensor_random._rng_tracker)
         patch_mesh_groups(patches, self.rank)
         self._watch.install(patches)
-        patch_ddp(patches, self._watch.module)
         received = Received()
         objects = Objects(patches, self.remarks, received, self.shared_objects)
         patch_pipeline(patches, self.stage_shapes, objects, self.remarks, BACKENDS[self.target])
-        patch_flex_attention(patches)
         patch_flat_gathers(patches)
         patch_uneven_gathers(patches, self.target)
         patch_shardings(patches)
         patch_long_lists(patches)
         patch_futures(patches)
         patch_target(patches, self.target)
-        if self.target == "cuda":
-            patch_optimizers(patches, self.remarks)
         patch_calls(patches, self.remarks)
-        patch_stores(patches)
-        patch_sharded_tensors(patches)
         patch_reads_of_received(patches, received, self.remarks)
-        patch_checkpoints(patches, objects, self.remarks)
-        patch_fsdp1_optimizers(patches)
-        patch_zero_optimizers(patches)
-        patch_deepspeed_checks(patches)
+        self._parts.add(objects)
         for sentence in install_all(TABLE, self._conditions(), patches, self._parts):
             self.remarks.say(sentence)
 

@@ -15,13 +15,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed._state_dict_utils as state_dicts
-import torch.distributed.checkpoint.default_planner as planner
-from torch.distributed._state_dict_utils import _TensorInfo
 from torch.distributed.checkpoint.planner import LoadPlan, SavePlan
-from torch.distributed.checkpoint.utils import _DistWrapper
 
-from dsexplore.torch_internals.patches import Patches
+from dsexplore.torch_internals import checkpoint
+from dsexplore.torch_internals.checkpoint import tensor_info
+from dsexplore.torch_internals.patches import Entry, Parts, Patch
 from dsexplore.worlds.remarks import Remarks
 from dsexplore.worlds.simulated.other_ranks_objects import Objects
 
@@ -29,27 +27,21 @@ _OWN_SHARDS = "a checkpoint of a simulated world holds the shards of rank {rank}
 _PLANS: tuple[Any, ...] = (SavePlan, LoadPlan)
 
 
-def patch_checkpoints(patches: Patches, objects: Objects, remarks: Remarks) -> None:
-    """Make ``dcp.save``, ``dcp.load`` and ``broadcast_from_rank0`` work on whichever rank is played."""
-
-    def no_errors(*_: Any, **__: Any) -> list[str]:
-        remarks.say(_OWN_SHARDS.format(rank=dist.get_rank()))
+def _without_errors(_original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
+    def validate(*_: Any, **__: Any) -> list[str]:
+        parts[Remarks].say(_OWN_SHARDS.format(rank=dist.get_rank()))
         return []
 
-    patches.attribute(planner, "_validate_global_plan", no_errors)
-    for name, build in (("reduce_scatter", _own_part), ("all_reduce", _own_result), ("broadcast", _own_value)):
-        original = getattr(_DistWrapper, name)
-        patches.attribute(_DistWrapper, name, wraps(original)(build(original, objects)))
-    patches.function(state_dicts._broadcast_state_dict, lambda original: _described(original, objects))
+    return validate
 
 
-def _plans(wrapper: _DistWrapper) -> bool:
-    """Whether this rank makes the plan, or no rank is asked."""
+def _makes_plan(wrapper: Any) -> bool:
+    """Return True if this rank makes the plan, or no rank is asked."""
     return bool(wrapper.is_coordinator) or not wrapper.use_dist
 
 
-def _alone(data: Any, wrapper: _DistWrapper) -> list[Any]:
-    """The answers of all ranks if the others had nothing: no items in their plans, no results of writing."""
+def _alone(data: Any, wrapper: Any) -> list[Any]:
+    """Return the answers of all ranks if the others had nothing: no items in their plans, no results of writing."""
     nothing: Any = data
     if isinstance(data, list):
         nothing = []
@@ -58,9 +50,12 @@ def _alone(data: Any, wrapper: _DistWrapper) -> list[Any]:
     return [data if rank == wrapper.get_rank() else nothing for rank in range(wrapper.get_world_size())]
 
 
-def _own_part(original: Callable[..., Any], objects: Objects) -> Callable[..., Any]:
+def _own_part(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
+    objects = parts[Objects]
+
+    @wraps(original)
     def reduce_scatter(wrapper: Any, /, step: str, map_fun: Callable[[], Any], reduce_fun: Callable[..., Any]) -> Any:
-        if _plans(wrapper):
+        if _makes_plan(wrapper):
             return original(wrapper, step, map_fun, lambda data: reduce_fun(_alone(data[wrapper.get_rank()], wrapper)))
         mapped = map_fun()
         with objects.standing_for(reduce_fun(_alone(mapped, wrapper))[wrapper.get_rank()]):
@@ -69,9 +64,12 @@ def _own_part(original: Callable[..., Any], objects: Objects) -> Callable[..., A
     return reduce_scatter
 
 
-def _own_result(original: Callable[..., Any], objects: Objects) -> Callable[..., Any]:
+def _own_result(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
+    objects = parts[Objects]
+
+    @wraps(original)
     def all_reduce(wrapper: Any, /, step: str, map_fun: Callable[[], Any], reduce_fun: Callable[..., Any]) -> Any:
-        if _plans(wrapper):
+        if _makes_plan(wrapper):
             return original(wrapper, step, map_fun, lambda data: reduce_fun(_alone(data[wrapper.get_rank()], wrapper)))
         mapped = map_fun()
         with objects.standing_for(reduce_fun(_alone(mapped, wrapper))):
@@ -80,9 +78,12 @@ def _own_result(original: Callable[..., Any], objects: Objects) -> Callable[...,
     return all_reduce
 
 
-def _own_value(original: Callable[..., Any], objects: Objects) -> Callable[..., Any]:
+def _own_value(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
+    objects = parts[Objects]
+
+    @wraps(original)
     def broadcast(wrapper: Any, /, step: str, map_fun: Callable[[], Any]) -> Any:
-        if _plans(wrapper):
+        if _makes_plan(wrapper):
             return original(wrapper, step, map_fun)
         with objects.standing_for(map_fun()):
             return original(wrapper, step, map_fun)
@@ -90,7 +91,7 @@ def _own_value(original: Callable[..., Any], objects: Objects) -> Callable[..., 
     return broadcast
 
 
-def _described(original: Callable[..., None], objects: Objects) -> Callable[..., None]:
+def _with_own_description(original: Callable[..., None], parts: Parts) -> Callable[..., None]:
     """Describe rank 0's tensors as this rank's own, which have the same names."""
 
     def broadcast_state_dict(
@@ -99,10 +100,21 @@ def _described(original: Callable[..., None], objects: Objects) -> Callable[...,
         if dist.get_rank() == 0:
             return original(full_state_dict, local_state_dict, *args, **kwargs)
         own = {
-            key: _TensorInfo(value.size(), value.dtype) if torch.is_tensor(value) and value.dim() else value
+            key: tensor_info(value) if torch.is_tensor(value) and value.dim() else value
             for key, value in local_state_dict.items()
         }
-        with objects.standing_for(own):
+        with parts[Objects].standing_for(own):
             return original(full_state_dict, local_state_dict, *args, **kwargs)
 
     return broadcast_state_dict
+
+
+_ALONE = "the other ranks of a simulated world have nothing to write or read"
+
+PATCHES: tuple[Entry, ...] = (
+    Patch(checkpoint.VALIDATE_GLOBAL_PLAN, "this rank's shards alone do not cover a tensor", _without_errors),
+    Patch(checkpoint.WRAPPER_METHODS["reduce_scatter"], _ALONE, _own_part),
+    Patch(checkpoint.WRAPPER_METHODS["all_reduce"], _ALONE, _own_result),
+    Patch(checkpoint.WRAPPER_METHODS["broadcast"], _ALONE, _own_value),
+    Patch(checkpoint.BROADCAST_STATE_DICT, "no process plays rank 0", _with_own_description, by_code=True),
+)

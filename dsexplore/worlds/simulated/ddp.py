@@ -13,52 +13,49 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import BuiltinCommHookType, GradBucket
 from torch.compiler import is_compiling
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from dsexplore.capture.frame_kinds import mark_ddp_hook
-from dsexplore.torch_internals.patches import Patches
-from dsexplore.worlds.simulated.closed import translated
+from dsexplore.torch_internals import ddp as torch_ddp
+from dsexplore.torch_internals.ddp import GradBucket
+from dsexplore.torch_internals.patches import Parts, Patch
+from dsexplore.worlds.simulated.closed import Watch, translated
 
 
-def patch_ddp(patches: Patches, made: Callable[[DistributedDataParallel], None]) -> None:
-    """Make DDP work on simulated groups.
-
-    Args:
-        patches: where the changes are kept.
-        made: called with each DDP module that is created.
-    """
-    init: Callable[..., None] = DistributedDataParallel.__init__
-    forward: Callable[..., Any] = DistributedDataParallel.forward
-    register: Callable[..., None] = DistributedDataParallel._register_builtin_comm_hook
-
+def _watched_init(init: Callable[..., None], parts: Parts) -> Callable[..., None]:
     @wraps(init)
     def simulated_init(ddp: DistributedDataParallel, /, *args: Any, **kwargs: Any) -> None:
         init(ddp, *args, **kwargs)
-        made(ddp)
+        parts[Watch].module(ddp)
 
+    return simulated_init
+
+
+def _hooked_forward(forward: Callable[..., Any], _parts: Parts) -> Callable[..., Any]:
     @wraps(forward)
     def simulated_forward(ddp: DistributedDataParallel, /, *args: Any, **kwargs: Any) -> Any:
-        if not (ddp._lazy_init_ran or is_compiling()):
-            ddp._lazy_init()  # as the forward would: it gives a model whose optimizers run in backward their hook
-        if not ddp._comm_hooks:
+        if not is_compiling():
+            torch_ddp.initialize(ddp)  # as the forward would: it gives a model with optimizers in backward their hook
+        if not torch_ddp.has_comm_hook(ddp):
             ddp.register_comm_hook(ddp.process_group, average)
         return forward(ddp, *args, **kwargs)
 
+    return simulated_forward
+
+
+def _python_hook(register: Callable[..., None], _parts: Parts) -> Callable[..., None]:
     @wraps(register)
     def simulated_register(ddp: DistributedDataParallel, /, comm_hook_type: Any) -> None:
-        is_half = comm_hook_type == BuiltinCommHookType.FP16_COMPRESS
+        is_half = torch_ddp.is_half_precision_hook(comm_hook_type)
         ddp.register_comm_hook(ddp.process_group, fp16_compress_hook if is_half else average)
 
-    patches.attribute(DistributedDataParallel, "__init__", simulated_init)
-    patches.attribute(DistributedDataParallel, "forward", simulated_forward)
-    patches.attribute(DistributedDataParallel, "_register_builtin_comm_hook", simulated_register)
+    return simulated_register
 
 
 def average(group: dist.ProcessGroup, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """The communication hook: all-reduce a bucket's gradients, divided by the size of the group."""
+    """All-reduce a bucket's gradients, divided by the size of the group: a communication hook."""
     gradients = bucket.buffer()
     gradients.div_(group.size())
     with translated():
@@ -69,3 +66,9 @@ def average(group: dist.ProcessGroup, bucket: GradBucket) -> torch.futures.Futur
 
 
 mark_ddp_hook(average.__code__)
+
+PATCHES = (
+    Patch(torch_ddp.INIT, "models of a world that is closed are refused", _watched_init),
+    Patch(torch_ddp.FORWARD, "the reducer reads the future of a work, which a fake one leaves empty", _hooked_forward),
+    Patch(torch_ddp.REGISTER_BUILTIN_HOOK, "torch's hooks in C++ read it too", _python_hook),
+)

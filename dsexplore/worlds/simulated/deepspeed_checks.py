@@ -7,31 +7,19 @@ program.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
-from functools import partial, wraps
+from functools import wraps
 from types import ModuleType
 from typing import Any
 
-from dsexplore.torch_internals.on_import import on_import
-from dsexplore.torch_internals.patches import Patches
-
-_CHECKS = ("assert_lst_len_same_as_other_ranks", "get_lst_from_rank0")
+from dsexplore.torch_internals.names import TorchName
+from dsexplore.torch_internals.patches import Entry, Parts, Patch
 
 
-def patch_deepspeed_checks(patches: Patches) -> None:
-    """Any rank sends in these checks what it holds, as rank 0 does, from now on or as soon as DeepSpeed is imported."""
-    on_import(patches, "deepspeed.runtime.zero.utils", partial(_patch, patches))
-
-
-def _patch(patches: Patches, module: ModuleType) -> None:
-    for name in _CHECKS:
-        check = getattr(module, name, None)  # of versions that have it
-        if check is not None:
-            patches.attribute(module, name, _as_rank_0(check, module))
-
-
-def _as_rank_0(check: Callable[..., Any], module: ModuleType) -> Callable[..., Any]:
-    """The same function, for which this rank is rank 0."""
+def _as_rank_0(check: Callable[..., Any], _parts: Parts) -> Callable[..., Any]:
+    """Return the same function, for which this rank is rank 0."""
+    module = sys.modules[check.__module__]
 
     @wraps(check)
     def checked(*args: Any, **kwargs: Any) -> Any:
@@ -55,5 +43,11 @@ class _Rank0:
         return getattr(self._module, name)
 
     def get_rank(self, group: Any = None) -> int:
-        """The rank that sends."""
+        """Return the rank that sends."""
         return 0
+
+
+PATCHES: tuple[Entry, ...] = tuple(
+    Patch(TorchName(f"deepspeed.runtime.zero.utils:{name}"), "rank 0 sends nothing", _as_rank_0)
+    for name in ("assert_lst_len_same_as_other_ranks", "get_lst_from_rank0")
+)

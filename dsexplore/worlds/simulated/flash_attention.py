@@ -15,40 +15,34 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor, Replicate
 
-from dsexplore.torch_internals.patches import Patches
-
-_aten = torch.ops.aten
-_ON_CPU = _aten._scaled_dot_product_flash_attention_for_cpu.default
-_ON_CPU_BACKWARD = _aten._scaled_dot_product_flash_attention_for_cpu_backward.default
-_FLASH = _aten._scaled_dot_product_flash_attention.default
-_FLASH_BACKWARD = _aten._scaled_dot_product_flash_attention_backward.default
+from dsexplore.torch_internals import aten
+from dsexplore.torch_internals.dtensor import custom_handlers
+from dsexplore.torch_internals.patches import Change, Entry, Kernel, Parts, Patches
 
 
-def patch_attention(patches: Patches) -> None:
-    """Send attention of DTensors to flash attention, and give that kernels for CPU tensors."""
-    handlers: dict[Any, Any] = DTensor._op_dispatcher._custom_op_handlers
-    for op, handler in ((_ON_CPU, _forward_of_dtensors), (_ON_CPU_BACKWARD, _backward_of_dtensors)):
+def _handle_dtensors(patches: Patches, _parts: Parts) -> None:
+    handlers = custom_handlers()
+    for op, handler in (
+        (aten.flash_attention_on_cpu.default, _forward_of_dtensors),
+        (aten.flash_attention_on_cpu_backward.default, _backward_of_dtensors),
+    ):
         handlers[op] = handler
         patches.callback(handlers.pop, op, None)
-    library = torch.library.Library("aten", "IMPL")
-    patches.callback(library._destroy)
-    library.impl("_scaled_dot_product_flash_attention", _forward, "CPU")
-    library.impl("_scaled_dot_product_flash_attention_backward", _backward, "CPU")
 
 
 def _forward_of_dtensors(_op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-    """The results of the CPU's op, output and logsumexp, of DTensors of query, key and value."""
+    """Return the results of the CPU's op, output and logsumexp, of DTensors of query, key and value."""
     if kwargs.get("attn_mask") is not None:
         raise NotImplementedError(
             "attention of DTensors with an attention mask is not simulated, as flash attention takes none: "
             "leave attn_mask out, give is_causal=True, or call it on local tensors"
         )
-    output, logsumexp, *_ = _FLASH(*args[:5], scale=kwargs.get("scale"))
+    output, logsumexp, *_ = aten.flash_attention.default(*args[:5], scale=kwargs.get("scale"))
     return output, logsumexp
 
 
 def _backward_of_dtensors(_op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Gradients of query, key and value."""
+    """Return the gradients of query, key and value."""
     gradient, query, key, value, output, logsumexp, dropout, is_causal, *_ = args
     mesh = query.device_mesh
 
@@ -59,8 +53,8 @@ def _backward_of_dtensors(_op: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     lengths = (query.shape[2], key.shape[2])
     states = (of_dropout(2), of_dropout())
     tensors = (gradient, query, key, value, output, logsumexp)
-    scale = kwargs.get("scale")
-    return _FLASH_BACKWARD(*tensors, None, None, *lengths, dropout, is_causal, *states, scale=scale)
+    options = (None, None, *lengths, dropout, is_causal, *states)
+    return aten.flash_attention_backward.default(*tensors, *options, scale=kwargs.get("scale"))
 
 
 def _forward(
@@ -73,8 +67,8 @@ def _forward(
     *,
     scale: float | None = None,
 ) -> tuple[Any, ...]:
-    """Flash attention of local tensors, computed by the CPU's op."""
-    output, logsumexp = _ON_CPU(query, key, value, dropout, is_causal, scale=scale)
+    """Compute flash attention of local tensors by the CPU's op."""
+    output, logsumexp = aten.flash_attention_on_cpu.default(query, key, value, dropout, is_causal, scale=scale)
     states = (torch.empty(2, dtype=torch.int64), torch.empty((), dtype=torch.int64))
     return output, logsumexp, None, None, query.shape[2], key.shape[2], *states, query.new_empty(0)
 
@@ -89,7 +83,25 @@ def _backward(
     *rest: Any,
     scale: float | None = None,
 ) -> Any:
-    """The gradients of `_forward`; ``rest``: cumulative and largest lengths, dropout, is_causal, states of dropout."""
+    """Return the gradients of `_forward`; ``rest``: lengths, dropout, is_causal, states of dropout."""
     dropout, is_causal = rest[4], rest[5]
     tensors = (gradient, query, key, value, output, logsumexp)
-    return _ON_CPU_BACKWARD(*tensors, dropout, is_causal, scale=scale)
+    return aten.flash_attention_on_cpu_backward.default(*tensors, dropout, is_causal, scale=scale)
+
+
+_NO_KERNEL = "torch has it for GPUs alone, and DTensor's rules are for it"
+
+PATCHES: tuple[Entry, ...] = (
+    Change(
+        "DTensor's handlers of the CPU's attention", "DTensor has no rule for it", _handle_dtensors, when="cuda traffic"
+    ),
+    Kernel(aten.FLASH_ATTENTION, "CPU", _NO_KERNEL, lambda _parts: _forward, when="cuda traffic", only_if_missing=True),
+    Kernel(
+        aten.FLASH_ATTENTION_BACKWARD,
+        "CPU",
+        _NO_KERNEL,
+        lambda _parts: _backward,
+        when="cuda traffic",
+        only_if_missing=True,
+    ),
+)

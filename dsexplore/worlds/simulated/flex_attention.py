@@ -7,17 +7,14 @@ memory.
 
 from __future__ import annotations
 
-from functools import partial
-from types import ModuleType
+from dsexplore.torch_internals import modules
+from dsexplore.torch_internals.patches import Patch
 
-from dsexplore.torch_internals.on_import import on_import
-from dsexplore.torch_internals.patches import Patches
-
-
-def patch_flex_attention(patches: Patches) -> None:
-    """``flex_attention`` compiles nothing by itself from now on, now or as soon as it is imported."""
-    on_import(patches, "torch.nn.attention.flex_attention", partial(_patch, patches))
-
-
-def _patch(patches: Patches, module: ModuleType) -> None:
-    patches.attribute(module, "_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
+PATCHES = (
+    Patch(
+        modules.FLEX_ATTENTION_UNCOMPILED,
+        "it compiles itself, which torch refuses under a dispatch mode",
+        lambda _original, _parts: True,
+        on_import=True,
+    ),
+)

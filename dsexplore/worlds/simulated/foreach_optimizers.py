@@ -10,16 +10,14 @@ parameters are updated one after another, and a remark says what a GPU would do.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
-import torch.optim.optimizer as optimizers
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor
-from torch.utils._foreach_utils import _get_foreach_kernels_supported_devices
 
-from dsexplore.torch_internals.patches import Patches
+from dsexplore.torch_internals import optimizers
+from dsexplore.torch_internals.fake_tensors import FakeTensor
+from dsexplore.torch_internals.patches import Parts, Patch
 from dsexplore.worlds.remarks import Remarks
 
 MIXED = (
@@ -28,19 +26,17 @@ MIXED = (
 )
 
 
-def patch_optimizers(patches: Patches, remarks: Remarks) -> None:
-    """``torch.optim`` treats parameters on a CPU, and fake ones, as those of a GPU."""
-    patches.function(_get_foreach_kernels_supported_devices, _and_cpu)
-    types = optimizers._foreach_supported_types
-    patches.attribute(optimizers, "_foreach_supported_types", [*types, FakeTensor])
-    patches.function(optimizers._default_to_fused_or_foreach, partial(_unless_mixed, remarks))
-
-
-def _and_cpu(original: Callable[[], list[str]]) -> Callable[[], list[str]]:
+def _with_cpu(original: Callable[[], list[str]], _parts: Parts) -> Callable[[], list[str]]:
     return lambda: [*original(), "cpu"]
 
 
-def _unless_mixed(remarks: Remarks, original: Callable[..., tuple[bool, bool]]) -> Callable[..., tuple[bool, bool]]:
+def _with_fake_tensors(original: list[type], _parts: Parts) -> list[type]:
+    return [*original, FakeTensor]
+
+
+def _unless_mixed(original: Callable[..., tuple[bool, bool]], parts: Parts) -> Callable[..., tuple[bool, bool]]:
+    remarks = parts[Remarks]
+
     def choose(params: Sequence[torch.Tensor], *args: Any, **kwargs: Any) -> tuple[bool, bool]:
         fused, foreach = original(params, *args, **kwargs)
         if foreach and len({isinstance(param, DTensor) for param in params}) > 1:
@@ -49,3 +45,22 @@ def _unless_mixed(remarks: Remarks, original: Callable[..., tuple[bool, bool]]) 
         return fused, foreach
 
     return choose
+
+
+PATCHES = (
+    Patch(
+        optimizers.DEVICES_OF_LISTS,
+        "it leaves parameters on a CPU out, which stand for those of a GPU",
+        _with_cpu,
+        when="cuda traffic",
+        by_code=True,
+    ),
+    Patch(optimizers.TYPES_OF_LISTS, "it does not list fake tensors", _with_fake_tensors, when="cuda traffic"),
+    Patch(
+        optimizers.CHOOSE_LISTS,
+        "lists of DTensors and plain tensors end in an error of the ops",
+        _unless_mixed,
+        when="cuda traffic",
+        by_code=True,
+    ),
+)

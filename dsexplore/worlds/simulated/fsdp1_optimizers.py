@@ -16,43 +16,32 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.fsdp import _optim_utils as optim_utils
 
-from dsexplore.torch_internals.patches import Patches
-
-
-def patch_fsdp1_optimizers(patches: Patches) -> None:
-    """Make ``FSDP.optim_state_dict`` find the state of all parameters, whichever rank is played."""
-    others = _OtherRanks()
-    patches.function(optim_utils._map_param_key_to_optim_keys, others.take_keys)
-    patches.function(optim_utils._allgather_state_info, others.take_infos)
-    patches.callback(others.forget)
+from dsexplore.torch_internals import optimizers
+from dsexplore.torch_internals.patches import Patch
 
 
 class _OtherRanks:
     """The answers of the other ranks about the optimizer whose state is gathered."""
 
     def __init__(self) -> None:
-        self._like: Mapping[str, Any] = {}  # the state of one parameter that this rank holds
+        self._template: Mapping[str, Any] = {}
+        """The state of one parameter that this rank holds."""
 
-    def forget(self) -> None:
-        """Discard the state, once it is gathered."""
-        self._like = {}
-
-    def take_keys(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Add the parameters that the optimizer steps on other ranks alone."""
+    def add_keys(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the function with the parameters that the optimizer steps on other ranks alone."""
         parameters = signature(original)
 
         def keys(*args: Any, **kwargs: Any) -> Any:
             found, own = original(*args, **kwargs)
             given = parameters.bind(*args, **kwargs).arguments
             states = given["optim_state_dict"]["state"]
-            self._like = next((state for state in states.values() if _is_of_shard(state)), {})
-            if not given.get("merge_keys") or not self._like:
+            self._template = next((state for state in states.values() if _is_of_shard(state)), {})
+            if not given.get("merge_keys") or not self._template:
                 return found, own
             managed, names = given["fqn_to_fsdp_param_info"], given["param_to_fqns"]
             missing = [
-                optim_utils._OptimStateKey(unflat_param_names=tuple(names[parameter]), is_fsdp_managed=True)
+                optimizers.fsdp1_state_key(tuple(names[parameter]))
                 for key, parameter in given["param_key_to_param"].items()
                 if key not in states and parameter.requires_grad and names[parameter][0] in managed
             ]
@@ -60,15 +49,15 @@ class _OtherRanks:
 
         return keys
 
-    def take_infos(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Add what the state of those parameters is made of."""
+    def add_infos(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the function with what the state of those parameters is made of."""
 
         def infos(fsdp_state: Any, input_states: dict[str, Any]) -> Any:
             gathered = original(fsdp_state, input_states)
             lacking = [name for name, state in input_states.items() if not state]
-            if not lacking or not self._like:
+            if not lacking or not self._template:
                 return gathered
-            described = _described(self._like)
+            described = optimizers.fsdp1_state_info(self._template)
             own = dist.get_rank(fsdp_state.process_group)
             return [
                 info if rank == own else {**info, **{name: replace(described) for name in lacking}}
@@ -82,11 +71,17 @@ def _is_of_shard(state: Any) -> bool:
     return isinstance(state, Mapping) and any(torch.is_tensor(value) and value.dim() for value in state.values())
 
 
-def _described(state: Mapping[str, Any]) -> Any:
-    """The description of a parameter's state that a rank sends: shapes, and values without one."""
-    tensors = {name: value for name, value in state.items() if torch.is_tensor(value)}
-    return optim_utils.StateInfo(
-        {name: optim_utils._PosDimTensorInfo(t.shape, t.dtype) for name, t in tensors.items() if t.dim()},
-        {name: t.cpu() for name, t in tensors.items() if not t.dim()},
-        {name: value for name, value in state.items() if name not in tensors},
-    )
+PATCHES = (
+    Patch(
+        optimizers.FSDP1_STATE_KEYS,
+        "each other rank answers as this one does, so parameters of other ranks' shards have no state",
+        lambda original, parts: parts[_OtherRanks].add_keys(original),
+        by_code=True,
+    ),
+    Patch(
+        optimizers.FSDP1_STATE_INFOS,
+        "no rank says what the state of these parameters is made of",
+        lambda original, parts: parts[_OtherRanks].add_infos(original),
+        by_code=True,
+    ),
+)

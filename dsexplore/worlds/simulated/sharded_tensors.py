@@ -11,19 +11,12 @@ from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any
 
-from torch.distributed._shard.sharded_tensor import utils
-from torch.distributed._shard.sharded_tensor.metadata import ShardedTensorMetadata
-from torch.distributed.remote_device import _remote_device
-
-from dsexplore.torch_internals.patches import Patches
+from dsexplore.torch_internals import checkpoint
+from dsexplore.torch_internals.checkpoint import ShardedTensorMetadata, place_of_shard
+from dsexplore.torch_internals.patches import Parts, Patch
 
 
-def patch_sharded_tensors(patches: Patches) -> None:
-    """Each rank holds its own part of a ``ShardedTensor`` that is made from local shards, from now on."""
-    patches.function(utils.build_global_metadata, _spread)
-
-
-def _spread(original: Callable[..., ShardedTensorMetadata]) -> Callable[..., ShardedTensorMetadata]:
+def _spread(original: Callable[..., ShardedTensorMetadata], _parts: Parts) -> Callable[..., ShardedTensorMetadata]:
     @wraps(original)
     def build_global_metadata(
         gathered_metadatas: Sequence[ShardedTensorMetadata | None], *args: Any, **kwargs: Any
@@ -37,7 +30,7 @@ def _spread(original: Callable[..., ShardedTensorMetadata]) -> Callable[..., Sha
 
 
 def _side_by_side(own: ShardedTensorMetadata, ranks: int) -> list[ShardedTensorMetadata | None]:
-    """What ranks hold of a tensor that is cut along one dim as `torch.chunk` does; None for those behind its end.
+    """Return what ranks hold of a tensor cut along one dim as `torch.chunk` does; None for those behind its end.
 
     Worked example: of 10 elements, three ranks hold 4, 4 and 2. A tensor that is cut in another way stays as it is.
     """
@@ -58,5 +51,15 @@ def _side_by_side(own: ShardedTensorMetadata, ranks: int) -> list[ShardedTensorM
         part = each.shards_metadata[0]
         part.shard_offsets[dim], part.shard_sizes[dim] = start, min(length, whole - start)
         if part.placement is not None and number != place:
-            part.placement = _remote_device(f"rank:{number}/{part.placement.device()}")
+            part.placement = place_of_shard(number, part.placement)
     return held
+
+
+PATCHES = (
+    Patch(
+        checkpoint.BUILD_GLOBAL_METADATA,
+        "all ranks seem to hold what this rank does, and torch checks that they cover the tensor",
+        _spread,
+        by_code=True,
+    ),
+)

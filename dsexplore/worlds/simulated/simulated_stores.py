@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from dsexplore.errors import UsageError
-from dsexplore.torch_internals.patches import Patches
+from dsexplore.torch_internals.patches import Change, Entry, Parts, Patch, Patches
+from dsexplore.torch_internals.process_groups import FILE_STORES, TCP_STORES
 
 _FREE_PORT = 29_400
 """The port of a store that asks for any free one."""
@@ -112,40 +111,66 @@ def _plain(key: str) -> str:
     return key.rpartition("/")[2]
 
 
-def patch_stores(patches: Patches) -> None:
-    """Make a program's own stores over TCP and over a file simulated ones, which wait for no other rank.
+class _Stores:
+    """The stores of a program in one world: those at the same address, or of the same file, are one.
 
-    Stores at the same address, or of the same file, are one. A name that a module imported meanwhile makes torch's
-    own store once the world is closed.
+    A class that a module imported meanwhile makes torch's own store once the world is closed.
     """
-    contents: defaultdict[Any, dict[str, bytes]] = defaultdict(dict)
-    made: list[SimulatedStore] = []  # held here: C++ does not keep the part of a store that is Python
-    open_worlds = [patches]
-    originals = {name: getattr(dist, name) for name in ("TCPStore", "FileStore")}
 
-    class Store(SimulatedStore):
-        def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-            return super().__new__(cls) if open_worlds else originals[cls.__name__](*args, **kwargs)
+    def __init__(self) -> None:
+        self.contents: defaultdict[Any, dict[str, bytes]] = defaultdict(dict)
+        self.made: list[SimulatedStore] = []  # held here: C++ does not keep the part of a store that is Python
+        self.is_open = True
 
-    class TCPStore(Store):
-        """In place of ``torch.distributed.TCPStore``."""
+    def close(self) -> None:
+        """Let the classes make torch's own stores from now on."""
+        self.is_open = False
+
+
+def _close_with_world(patches: Patches, parts: Parts) -> None:
+    patches.callback(parts[_Stores].close)
+
+
+def _tcp_store(original: type, parts: Parts) -> type:
+    stores = parts[_Stores]
+
+    class TCPStore(SimulatedStore):
+        """A store in the place of ``torch.distributed.TCPStore``."""
 
         libuvBackend = True
 
-        def __init__(self, host_name: str, port: int, *_: Any, **__: Any) -> None:
-            super().__init__(contents[host_name, port])
-            self.host, self.port = host_name, port or _FREE_PORT
-            made.append(self)
+        def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+            return super().__new__(cls) if stores.is_open else original(*args, **kwargs)
 
-    class FileStore(Store):
-        """In place of ``torch.distributed.FileStore``."""
+        def __init__(self, host_name: str, port: int, *_: Any, **__: Any) -> None:
+            super().__init__(stores.contents[host_name, port])
+            self.host, self.port = host_name, port or _FREE_PORT
+            stores.made.append(self)
+
+    return TCPStore
+
+
+def _file_store(original: type, parts: Parts) -> type:
+    stores = parts[_Stores]
+
+    class FileStore(SimulatedStore):
+        """A store in the place of ``torch.distributed.FileStore``."""
+
+        def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+            return super().__new__(cls) if stores.is_open else original(*args, **kwargs)
 
         def __init__(self, file_name: str, *_: Any, **__: Any) -> None:
-            super().__init__(contents[file_name])
+            super().__init__(stores.contents[file_name])
             self.path = file_name
-            made.append(self)
+            stores.made.append(self)
 
-    patches.callback(open_worlds.clear)
-    for owner in (dist, sys.modules["torch.distributed.rendezvous"], torch._C._distributed_c10d):
-        patches.attribute(owner, "TCPStore", TCPStore)
-        patches.attribute(owner, "FileStore", FileStore)
+    return FileStore
+
+
+_WAITS = "it waits for other ranks, which no process plays"
+
+PATCHES: tuple[Entry, ...] = (
+    Change("the program's own stores", "they are those of one world", _close_with_world),
+    *(Patch(name, _WAITS, _tcp_store) for name in TCP_STORES),
+    *(Patch(name, _WAITS, _file_store) for name in FILE_STORES),
+)

@@ -13,17 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dsexplore.torch_internals.patches import Patches
-
-
-def patch_sync_batch_norm(patches: Patches) -> None:
-    """Give the ops kernels for CPU tensors and for those without memory, as far as torch has none itself."""
-    library = torch.library.Library("aten", "IMPL")
-    patches.callback(library._destroy)
-    for name, kernel in _KERNELS.items():
-        for key in ("CPU", "Meta"):
-            if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", key):
-                library.impl(name, kernel, key)
+from dsexplore.torch_internals.patches import Entry, Kernel, Parts
 
 
 def _per_channel(values: Tensor, like: Tensor) -> Tensor:
@@ -120,3 +110,21 @@ _KERNELS: dict[str, Callable[..., Any]] = {
     "batch_norm_backward_reduce": _reduced,
     "batch_norm_backward_elemt": _input_gradient,
 }
+
+
+def _always(kernel: Callable[..., Any]) -> Callable[[Parts], Callable[..., Any]]:
+    return lambda _parts: kernel
+
+
+PATCHES: tuple[Entry, ...] = tuple(
+    Kernel(
+        f"aten::{name}",
+        key,
+        "torch has it for GPUs alone",
+        _always(kernel),
+        when="cuda traffic",
+        only_if_missing=True,
+    )
+    for name, kernel in _KERNELS.items()
+    for key in ("CPU", "Meta")
+)

@@ -53,8 +53,6 @@ from dsexplore.capture.frame_kinds import mark_start_up
 from dsexplore.errors import UsageError
 from dsexplore.torch_internals.patches import Patches
 from dsexplore.worlds.fake.fake_dispatch import SimulationMode
-from dsexplore.worlds.simulated.flash_attention import patch_attention
-from dsexplore.worlds.simulated.sync_batch_norm import patch_sync_batch_norm
 
 Target = Literal["cuda", "cpu"]
 TARGETS: tuple[Target, ...] = get_args(Target)
@@ -80,13 +78,11 @@ def patch_target(patches: Patches, target: Target) -> None:
     patch_autograd_collectives(patches, target)
     if target == "cuda":
         for patch in (
-            patch_attention,
             patch_shard_dim_alltoall,
             patch_generator_state,
             patch_flat_parameters,
             patch_module_states,
             patch_bf16_hook,
-            patch_sync_batch_norm,
         ):
             patch(patches)
 

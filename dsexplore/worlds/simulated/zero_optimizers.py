@@ -9,57 +9,66 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
-from functools import partial, wraps
-from types import ModuleType
+from functools import wraps
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from dsexplore.torch_internals.on_import import on_import
-from dsexplore.torch_internals.patches import Patches
-
-_ZERO = "torch.distributed.optim.zero_redundancy_optimizer"
+from dsexplore.torch_internals import optimizers
+from dsexplore.torch_internals.patches import Parts, Patch
 
 
-def patch_zero_optimizers(patches: Patches) -> None:
-    """Make ``consolidate_state_dict`` find a state for each rank."""
-    on_import(patches, _ZERO, partial(_patch, patches))
+class _States:
+    """The optimizer states of this rank that are being consolidated, the innermost last."""
+
+    def __init__(self) -> None:
+        self.open: list[Any] = []
 
 
-def _patch(patches: Patches, module: ModuleType) -> None:
-    own: list[Any] = []
-    optimizer = module.ZeroRedundancyOptimizer
-    consolidate = optimizer.consolidate_state_dict
+def _with_own_state(consolidate: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
+    states = parts[_States].open
 
     @wraps(consolidate)
     def consolidated(self: Any, *args: Any, **kwargs: Any) -> Any:
-        own.append(self.optim.state_dict())
+        states.append(self.optim.state_dict())
         try:
             return consolidate(self, *args, **kwargs)
         finally:
-            own.pop()
+            states.pop()
 
-    patches.attribute(optimizer, "consolidate_state_dict", consolidated)
-    patches.function(module._broadcast_object, partial(_received_as_own, own))
+    return consolidated
 
 
-def _received_as_own(own: list[Any], original: Callable[..., Any]) -> Callable[..., Any]:
-    """torch's broadcast of an object, which brings the state of this rank where another one's would arrive."""
+def _receiving_own_state(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
+    """Return torch's broadcast of an object, which brings the state of this rank where another one's would arrive."""
+    states = parts[_States].open
 
     def broadcast(obj: Any, src_rank: int, group: Any = dist.group.WORLD, device: Any = "cpu") -> Any:
-        if src_rank == dist.get_rank() or not own:
+        if src_rank == dist.get_rank() or not states:
             return original(obj, src_rank, group, device)
-        size = torch.tensor([_pickled_bytes(own[-1])], device=device)
+        size = torch.tensor([_pickled_bytes(states[-1])], device=device)
         dist.broadcast(size, src=src_rank, group=group)
         dist.broadcast(torch.empty(int(size), dtype=torch.uint8, device=device), src=src_rank, group=group)
-        return own[-1]
+        return states[-1]
 
     return broadcast
 
 
 def _pickled_bytes(state: Any) -> int:
-    """The bytes as which torch broadcasts a state."""
+    """Return the number of bytes as which torch broadcasts a state."""
     buffer = io.BytesIO()
     torch.save(state, buffer)
     return buffer.getbuffer().nbytes
+
+
+PATCHES = (
+    Patch(optimizers.ZERO_CONSOLIDATE, "other ranks send their states meanwhile", _with_own_state, on_import=True),
+    Patch(
+        optimizers.ZERO_BROADCAST,
+        "nothing arrives from another rank, and torch would unpickle it",
+        _receiving_own_state,
+        by_code=True,
+        on_import=True,
+    ),
+)

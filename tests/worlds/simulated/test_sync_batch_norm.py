@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import dsexplore
-from dsexplore.torch_internals.patches import Patches
-from dsexplore.worlds.simulated.sync_batch_norm import patch_sync_batch_norm
+from dsexplore.torch_internals.patches import Parts, Patches, install_all
+from dsexplore.worlds.simulated.sync_batch_norm import PATCHES
 
 
 @pytest.mark.parametrize("fake", [False, True])
@@ -54,7 +54,7 @@ def test_without_running_statistics_it_normalises_all_the_same() -> None:
 
 def test_gradients_of_one_rank_are_those_of_batch_norm() -> None:
     patches = Patches()
-    patch_sync_batch_norm(patches)
+    install_all(PATCHES, {"cuda traffic"}, patches, Parts())
     try:
         values = torch.randn(8, 5, 4, dtype=torch.float64, requires_grad=True)
         weight, bias = (torch.randn(5, dtype=torch.float64, requires_grad=True) for _ in range(2))
