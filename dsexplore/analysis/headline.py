@@ -1,4 +1,4 @@
-"""`Headline`: what a step sends, in at most four sentences and the numbers of one bar.
+"""`Headline`: who is late, and what a step sends, in at most five sentences and the numbers of one bar.
 
 A sentence is left out where there is nothing to say. Each knows the events it speaks of, and the module, so that a view
 can lead from it to them.
@@ -16,6 +16,7 @@ import polars as pl
 
 from dsexplore.analysis.findings.all_rules import findings
 from dsexplore.analysis.findings.finding import Findings
+from dsexplore.analysis.skew import Skew
 from dsexplore.display import Displayable
 from dsexplore.trace import measured_time
 from dsexplore.trace.causes import FSDP_GATHERS, FSDP_REDUCES, PIPELINE_SCHEDULE
@@ -48,7 +49,7 @@ class Sentence:
     """One sentence of a headline, and the events that it is about."""
 
     about: str
-    """``axes``, ``module``, ``finding`` or ``time``."""
+    """``skew``, ``axes``, ``module``, ``finding`` or ``time``."""
     text: str
     rows: npt.NDArray[np.int64] = field(repr=False, compare=False)
     """The events that the sentence is about, as positions in `Trace.events`."""
@@ -82,16 +83,22 @@ class Headline(Displayable):
 
     @cached_property
     def sentences(self) -> tuple[Sentence, ...]:
-        """At most four: by axis, by module, what could be spared, what is exposed."""
+        """At most five: who is late, what is sent by axis and by module, what could be spared, what is exposed."""
         events = self.tables.events
         if events.is_empty():
             return ()
-        return tuple(one for part in (self._axes, self._module, self._finding, self._time) for one in part())
+        parts = (self._late, self._axes, self._module, self._finding, self._time)
+        return tuple(one for part in parts for one in part())
+
+    @cached_property
+    def skew(self) -> Skew:
+        """Who is late to the trace's collectives."""
+        return Skew(self.tables)
 
     @cached_property
     def findings(self) -> Findings:
         """The findings of the rules in the trace."""
-        return findings(self.tables)
+        return findings(self.tables, self.skew)
 
     @cached_property
     def ranks(self) -> int:
@@ -163,6 +170,12 @@ class Headline(Displayable):
             weights = dict(self.tables.info.weights)
             weight = pl.col("rank").replace_strict(weights, default=1, return_dtype=pl.Int64)
         return events.with_columns(weight.alias("weight"))
+
+    def _late(self) -> Iterator[Sentence]:
+        """The sentence of the ranks that come late."""
+        if self.skew.late_ranks:
+            rows = np.unique(np.concatenate([late.rows for late in self.skew.late_ranks]))
+            yield Sentence("skew", self.skew.sentence, rows)
 
     def _axes(self) -> Iterator[Sentence]:
         """The sentence of what a step sends on each axis, and start-up before it."""
@@ -241,10 +254,11 @@ class Headline(Displayable):
         yield Sentence("module", text, _positions(events), first)
 
     def _finding(self) -> Iterator[Sentence]:
-        """The finding that would spare most, and how many others there are."""
-        if not len(self.findings):
+        """The finding that would spare most, and how many others there are; late ranks have a sentence of their own."""
+        others = [one for one in self.findings if one.rule != "late_rank"]
+        if not others:
             return
-        first, more = self.findings[0], len(self.findings) - 1
+        first, more = others[0], len(others) - 1
         spared = f", {format_bytes(first.spare_bytes)} on the wire to spare" if first.spare_bytes else ""
         rest = f" ({format_count(more, 'more finding')})" if more else ""
         where = "" if first.module == OUTSIDE else f"{first.module}: "

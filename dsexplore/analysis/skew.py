@@ -1,24 +1,29 @@
-"""Who came late to each collective, how long the others waited for it, and what the collective itself took.
+"""`Skew`: who comes late to collectives, how long the others wait for it, and what the transfer itself takes.
 
-The time of a collective on a rank is made of two: the collective's own duration, the least over its ranks, as the rank
-that came last waited for nobody; and the waiting, which is the rest. The two add up to what was measured.
+The time of a collective on a rank is made of two: the transfer, whose duration is the least over the ranks, as the rank
+that came last waited for nobody; and the waiting, which is the rest. The two add up to what was measured. The *skew* of
+a collective is how far apart its ranks start it. `dsexplore.analysis.arrivals` says who is late in one collective,
+`dsexplore.analysis.late_ranks` who is late again and again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
 from typing import Literal, get_args
 
+import numpy as np
 import polars as pl
 
+from dsexplore.analysis.arrivals import arrivals
+from dsexplore.analysis.late_ranks import LateRank, late_ranks
+from dsexplore.display import Displayable
 from dsexplore.errors import UsageError
-from dsexplore.trace.matching import matched
+from dsexplore.trace import measured_time
 from dsexplore.trace.tables import Tables
-
-LATE = 50e-6
-"""Seconds between first and last start from which on a rank is called late: less is the time a process wakes up in."""
-LATE_SHARE = 0.05
-"""The same as a share of the collective's own duration."""
+from dsexplore.trace.trace import Trace
+from dsexplore.units import format_count, format_seconds
 
 By = Literal["rank", "module", "axis", "phase", "op", "group"]
 
@@ -35,78 +40,183 @@ COLUMNS: dict[str, pl.DataType] = {
     "ranks": pl.List(pl.Int32()),  # those on which it was measured
     "first_start": pl.Float64(),  # seconds since the first start of the trace
     "last_start": pl.Float64(),
+    "skew": pl.Float64(),  # seconds between the two
+    "late_by": pl.List(pl.Float64()),  # per rank in `ranks`: seconds after the middle one of the others
     "late_ranks": pl.List(pl.Int32()),  # those that the others waited for; empty where none was late
-    "duration": pl.Float64(),  # seconds of the collective itself: the least over ranks
+    "duration": pl.Float64(),  # seconds of the transfer: the least over ranks
     "waiting": pl.List(pl.Float64()),  # per rank in `ranks`: seconds measured less the duration
     "waited": pl.Float64(),  # the sum of `waiting`
     "exposed": pl.List(pl.Float64()),  # per rank: seconds for which the program stood still for it; null: not seen
 }
+_NAMED = 2
+"""Late ranks in the sentence."""
 
 
-def skew(tables: Tables, by: By | None = None) -> pl.DataFrame:
-    """One row per collective that at least two ranks measured; or sums of them.
+class Skew(Displayable):
+    """Who came late to the collectives of a trace, for how long the others waited, and what the transfers took.
 
     Args:
         tables: of several ranks, on one clock (see `dsexplore.trace.clock_alignment`).
-        by: None for `COLUMNS`; else what to sum over, see `totals`.
-
-    Raises:
-        UsageError: no such ``by``.
     """
-    if by is not None and by not in get_args(By):
-        raise UsageError(f"skew(by={by!r}): no such sum; they are {', '.join(get_args(By))}")
-    rows = _rows(matched(tables))
-    if by is None:
-        return rows.select(list(COLUMNS))
-    return per_rank(rows) if by == "rank" else totals(rows, by)
+
+    def __init__(self, tables: Tables) -> None:
+        self.tables = tables
+
+    def __repr__(self) -> str:
+        return f"<Skew: {self.sentence}>"
+
+    @cached_property
+    def arrivals(self) -> pl.DataFrame:
+        """One row per rank and collective that several ranks measured; see `dsexplore.analysis.arrivals`."""
+        return arrivals(self.tables)
+
+    @cached_property
+    def late_ranks(self) -> tuple[LateRank, ...]:
+        """The ranks that come late again and again, or at great cost, those that cost most first."""
+        return late_ranks(self.arrivals)
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether the trace has times."""
+        return self.tables.events.height > 0 and measured_time.is_timed(self.tables.events)
+
+    @cached_property
+    def sentence(self) -> str:
+        """Who is late, by how much and since when, and what the transfer takes; or why nobody knows."""
+        if self.tables.info.simulated:
+            return (
+                "A simulated trace has no times, so it does not show who is late: record real ranks, with "
+                "%%commtrace --real 4 in a notebook or commtrace(save=…) under torchrun."
+            )
+        if not self.is_timed:
+            return "The trace has no times, so it does not show who is late."
+        if self.arrivals.is_empty():
+            return (
+                "No collective was measured on two ranks, so nobody shows as late: load the folder with the files of "
+                "all ranks."
+            )
+        return " ".join(map(late_text, self.late_ranks[:_NAMED])) + self._others_text()
+
+    def _others_text(self) -> str:
+        if len(self.late_ranks) > _NAMED:
+            return f" {format_count(len(self.late_ranks) - _NAMED, 'more rank')} come late."
+        if self.late_ranks:
+            return ""
+        rows = self._rows
+        skew, duration = float(np.median(rows["skew"])), rows["duration"].to_numpy()
+        return (
+            f"No rank comes late again and again: ranks start a collective {format_seconds(skew)} apart (median), and "
+            f"the transfer itself takes {range_text(*np.quantile(duration, (0.1, 0.9)))}."
+        )
+
+    def to_frame(self, by: By | None = None) -> pl.DataFrame:
+        """Return one row per collective that at least two ranks measured; or sums of them.
+
+        Args:
+            by: None for `COLUMNS`; else what to sum over: see `totals`, and for ``rank`` `per_rank`.
+
+        Raises:
+            UsageError: no such ``by``.
+        """
+        if by is not None and by not in get_args(By):
+            raise UsageError(f"to_frame(by={by!r}) of a Skew: no such sum; they are {', '.join(get_args(By))}")
+        if by is None:
+            return self._rows.select(list(COLUMNS))
+        return per_rank(self._rows) if by == "rank" else totals(self._rows, by)
+
+    @cached_property
+    def _rows(self) -> pl.DataFrame:
+        return _collectives(self.arrivals)
+
+    def trace(self, index: int = 0) -> Trace:
+        """Return the collectives to which the late rank of that number came late, as a `Trace`."""
+        rows = self.late_ranks[index].rows.tolist()
+        return Trace(replace(self.tables, events=self.tables.events[sorted(rows)]))
 
 
-def _rows(measured: pl.DataFrame) -> pl.DataFrame:
-    took = (pl.col("end") - pl.col("start")) / 1e9
-    begin = (pl.col("start") - pl.col("start").min()) / 1e9
+def skew(tables: Tables) -> Skew:
+    """Return who came late to the collectives of a trace, and how long the others waited."""
+    return Skew(tables)
+
+
+def late_text(late: LateRank) -> str:
+    """Return one late rank as a sentence.
+
+    Worked example: ``"Rank 1 arrives 200 ms late at 6 of 6 all_reduces; the transfer itself takes 2–5 ms."``
+    """
+    return f"Rank {late.rank} arrives {lateness_text(late)}; the transfer itself takes {range_text(*late.transfer)}."
+
+
+def lateness_text(late: LateRank) -> str:
+    """Return how late a rank arrives, at how many collectives, and since when."""
+    by = format_seconds(late.late_by)
+    if late.most - late.least > 0.2 * late.late_by:
+        by = range_text(late.least, late.most)
+    which = late.ops[0] if len(late.ops) == 1 else "collective"
+    kinds = f" ({', '.join(late.ops)})" if len(late.ops) > 1 else ""
+    axis = f" on {late.axis}" if late.axis else ""
+    return f"{by} late at {late.late:,} of {format_count(late.collectives, which)}{kinds}{axis}{_since_text(late)}"
+
+
+def _since_text(late: LateRank) -> str:
+    if late.since_step is not None:
+        return f", since step {late.since_step}"
+    return f", since number {late.since_number}" if late.since_number is not None else ""
+
+
+def range_text(low: float, high: float) -> str:
+    """Return a range of seconds as text, with its unit once: ``"2–5 ms"``; one number where both look the same."""
+    low_text, high_text = (_two_digits(seconds, max(abs(high), 1e-12)) for seconds in (low, high))
+    number, _, unit = high_text.partition(" ")
+    low_number = low_text.partition(" ")[0]
+    return high_text if low_number == number else f"{low_number}–{number} {unit}"
+
+
+def _two_digits(seconds: float, largest: float) -> str:
+    """Return seconds in the unit of the largest, with two significant digits."""
+    unit, scale = next(((name, one) for name, one in _UNITS if largest >= 0.995 * one), _UNITS[-1])
+    value = float(f"{seconds / scale:.2g}")
+    return f"{value:,.10g} {unit}"
+
+
+_UNITS = (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6), ("ns", 1e-9))
+
+
+def _collectives(arrived: pl.DataFrame) -> pl.DataFrame:
+    """Return one row per collective, with `COLUMNS`, ``same_group`` and ``took``."""
+    stood = pl.col("waited") / 1e9
     rows = (
-        measured.with_columns(took=took, begin=begin, stood=pl.col("waited") / 1e9)
+        arrived.with_columns(stood=stood)
         .sort("rank", maintain_order=True)
-        .group_by("same_group", "number", "op", maintain_order=True)
+        .group_by("instance", maintain_order=True)
         .agg(
-            pl.col("group", "axis", "step", "phase", "owner", "source").first(),
+            pl.col("same_group", "number", "op", "group", "axis", "step", "phase", "owner", "source").first(),
             pl.col("message_bytes").max(),
             pl.col("rank").alias("ranks"),
-            pl.col("begin"),
+            pl.col("begin").min().alias("first_start"),
+            pl.col("begin").max().alias("last_start"),
+            pl.col("late_by"),
+            pl.col("rank").filter("is_late").alias("late_ranks"),
+            pl.col("duration").first(),
+            (pl.col("took") - pl.col("duration")).alias("waiting"),
             pl.col("took"),
             pl.col("stood").alias("exposed"),
         )
-        .filter(pl.col("ranks").list.len() > 1)
         .rename({"owner": "module"})
     )
-    waiting = pl.col("took") - pl.col("duration")
-    first, last = pl.col("begin").list.min(), pl.col("begin").list.max()
-    rows = rows.with_columns(
-        duration=pl.col("took").list.min(), first_start=first, last_start=last, spread=last - first
-    ).with_columns(waiting=waiting, late=_late_positions())
-    late = pl.col("ranks").list.gather(pl.col("late"))
-    empty = pl.lit([], dtype=COLUMNS["late_ranks"])
-    is_late = pl.col("spread") > pl.max_horizontal(pl.lit(LATE), pl.col("duration") * LATE_SHARE)
     return rows.with_columns(
-        waited=pl.col("waiting").list.sum(), late_ranks=pl.when(is_late).then(late).otherwise(empty)
+        pl.col("number").cast(COLUMNS["number"]),
+        skew=pl.col("last_start") - pl.col("first_start"),
+        waited=pl.col("waiting").list.sum(),
     ).sort("first_start", maintain_order=True)
 
 
-def _late_positions() -> pl.Expr:
-    """Positions of the ranks that began in the later half of the spread."""
-    middle = pl.col("first_start") + pl.col("spread") / 2
-    count = pl.col("begin").list.len()
-    positions = pl.int_ranges(count)
-    began_late = (pl.col("begin") - middle).list.eval(pl.element() > 0)
-    return pl.concat_list(positions).list.gather(began_late.list.eval(pl.arg_where(pl.element())))
-
-
 def totals(rows: pl.DataFrame, by: str) -> pl.DataFrame:
-    """Per module, axis, phase, op or group: how many collectives, their durations and what ranks waited, in seconds.
+    """Return per module, axis, phase, op or group how many collectives, their durations and what ranks waited.
 
-    ``exposed`` sums the seconds for which programs stood still, and ``hidden`` is the rest of the measured time; both
-    are over the collectives where that was seen, ``seen`` of all rank's shares. ``late`` counts the collectives with a
-    late rank, and ``latest_rank`` is the rank that was late most often; null where none was. ``slow_ranks`` and
+    Seconds: ``exposed`` sums those for which programs stood still, and ``hidden`` is the rest of the measured time;
+    both are over the collectives where that was seen, ``seen`` of all ranks' shares. ``late`` counts the collectives
+    with a late rank, and ``latest_rank`` is the rank that was late most often; null where none was. ``slow_ranks`` and
     ``slow_links`` list the ranks that `per_rank` would call so by these collectives alone.
     """
     shares = pl.col("exposed").list
@@ -130,12 +240,12 @@ def totals(rows: pl.DataFrame, by: str) -> pl.DataFrame:
 
 
 def _hidden() -> pl.Expr:
-    """Per rank, seconds of a collective in which its program went on; null where that was not seen."""
+    """Return per rank the seconds of a collective in which its program went on; null where that was not seen."""
     return (pl.col("took") - pl.col("exposed")).list.eval(pl.element().clip(lower_bound=0))
 
 
 def per_rank(rows: pl.DataFrame) -> pl.DataFrame:
-    """Per rank: how often it was late, for how long the others waited then, and what a slow one of them looks like.
+    """Return per rank how often it was late, for how long the others waited then, and what a slow one looks like.
 
     Columns: ``rank``; ``collectives``; ``late``, how often it was late; ``kept_waiting``, seconds that other ranks
     waited in those; ``waited``, its own waiting; ``exposed``; and ``likely``: ``"slow rank"`` where it was late in
@@ -154,7 +264,7 @@ def per_rank(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def _lateness(rows: pl.DataFrame, by: Sequence[str] = ()) -> pl.DataFrame:
-    """Per rank, and per ``by``: its collectives, how often it was late, and what it and the others waited."""
+    """Return per rank, and per ``by``, its collectives, how often it was late, and what it and the others waited."""
     each = rows.explode("ranks", "waiting", "exposed").rename({"ranks": "rank"})
     is_late = pl.col("late_ranks").list.contains(pl.col("rank"))
     others = pl.when(is_late).then(pl.col("waited") - pl.col("waiting")).otherwise(0.0)
@@ -172,20 +282,20 @@ def _lateness(rows: pl.DataFrame, by: Sequence[str] = ()) -> pl.DataFrame:
 
 
 def _slow_links(rows: pl.DataFrame, by: str | None = None) -> pl.DataFrame:
-    """The ranks whose collectives all take twice as long as like ones of groups without them: they waited for no rank.
+    """Return the ranks whose collectives all take twice as long as those of groups without them, waiting left out.
 
     Returns:
         ``rank``, and ``by`` where it is given: then only collectives of one value of it are compared, but for groups,
         which are compared with each other.
     """
-    alike = list(dict.fromkeys(["op", "message_bytes", "axis", *([by] if by not in (None, "group") else [])]))
-    of_groups = rows.group_by("same_group", *alike).agg(pl.col("group", "ranks").first(), pl.col("duration").median())
+    same = list(dict.fromkeys(["op", "message_bytes", "axis", *([by] if by not in (None, "group") else [])]))
+    of_groups = rows.group_by("same_group", *same).agg(pl.col("group", "ranks").first(), pl.col("duration").median())
     mine = of_groups.with_columns(rank="ranks").explode("rank").drop("ranks")
-    others = of_groups.select(*alike, "ranks", theirs="duration")
+    others = of_groups.select(*same, "ranks", theirs="duration")
     return (
-        mine.join(others, on=alike, nulls_equal=True)
+        mine.join(others, on=same, nulls_equal=True)
         .filter(~pl.col("ranks").list.contains(pl.col("rank")))
-        .group_by("same_group", "group", "rank", *alike)
+        .group_by("same_group", "group", "rank", *same)
         .agg(pl.col("duration").first(), pl.col("theirs").median())
         .group_by("rank", *([by] if by is not None else []))
         .agg((pl.col("duration") > 2 * pl.col("theirs")).all().alias("is_slow"))

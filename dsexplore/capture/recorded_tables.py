@@ -15,6 +15,7 @@ import numpy.typing as npt
 import polars as pl
 
 from dsexplore.trace import schema
+from dsexplore.trace.matching import is_numbered
 from dsexplore.trace.tables import Tables, TraceInfo
 
 Columns = dict[str, list[Any]]
@@ -46,10 +47,26 @@ class EventColumns:
         if own.height != count or (self.collectives != np.arange(count)).any():
             own = own[self.collectives]
         numbers = pl.Series("seq", np.arange(count), dtype=schema.EVENTS["seq"])
-        none = pl.Series("group_seq", [None], dtype=schema.EVENTS["group_seq"]).new_from_index(0, count)
         common = _of_columns(self.of_kinds, schema.EVENTS)[self.messages]
         # By indexing and stacking: a query of its own for each of these few steps takes longer than they do.
-        return common.hstack([*own, numbers, none])[list(schema.EVENTS)]
+        return common.hstack([*own, numbers, self._group_numbers()])[list(schema.EVENTS)]
+
+    def _group_numbers(self) -> pl.Series:
+        """Return each collective's number among those of its group, from 0; null for messages and what was not sent."""
+        codes: dict[str, int] = {}
+        of_kinds = [
+            codes.setdefault(group, len(codes)) if group and is_numbered(op) else -1
+            for op, group in zip(self.of_kinds["op"], self.of_kinds["group"], strict=True)
+        ]
+        of_events = np.array(of_kinds, np.int64)[self.messages]
+        order = np.argsort(of_events, kind="stable")
+        counts = np.bincount(of_events + 1, minlength=1)
+        firsts = np.cumsum(counts) - counts
+        numbers = np.empty(len(order), np.int64)
+        numbers[order] = np.arange(len(order)) - np.repeat(firsts, counts)
+        column = pl.Series("group_seq", numbers, schema.EVENTS["group_seq"])
+        unnumbered = order[: counts[0]]
+        return column.scatter(unnumbered, None) if len(unnumbered) else column
 
 
 @dataclass(eq=False)

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from dsexplore.analysis.skew import LATE, LATE_SHARE
+from dsexplore.analysis.arrivals import LATE, LATE_SHARE
 from dsexplore.comm.log_summary import trimmed_mean
 from dsexplore.comm.rank_logs import Floats, Key, RankLog, Series
 from dsexplore.comm.ranks_alike import alike

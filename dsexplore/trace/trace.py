@@ -188,17 +188,14 @@ class Trace(Displayable):
         """
         return unmatched(self.tables)
 
-    def skew(self, by: str | None = None) -> pl.DataFrame:
-        """Who came late to each collective, how long the others waited, and what it took itself, in seconds.
+    def skew(self) -> Any:
+        """Who comes late to collectives, how long the others wait, and what transfers take: `dsexplore.analysis.skew.Skew`.
 
-        One row per collective of a group that several ranks measured, columns `dsexplore.analysis.skew.COLUMNS`; or,
-        with ``by="rank"``, ``"module"``, ``"axis"``, ``"phase"``, ``"op"`` or ``"group"``, sums of them.
-
-        Raises:
-            UsageError: no such ``by``.
+        It shows itself with a picture. ``.sentence`` says it, ``.late_ranks`` are the ranks, ``.to_frame()`` has a row
+        per collective that several ranks measured, and ``.to_frame(by="rank")``, ``"module"``, ``"axis"``, ``"phase"``,
+        ``"op"`` or ``"group"`` sums of them. A simulated trace has no times, and says so.
         """
-        rows: pl.DataFrame = run_pass("skew", self.tables, by=by)
-        return rows
+        return run_pass("skew", self.tables)
 
     def findings(self) -> Any:
         """Traffic that the program need not send: a `dsexplore.analysis.findings.finding.Findings`.

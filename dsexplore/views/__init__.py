@@ -22,6 +22,7 @@ VIEWS = {
     ),
     "dsexplore.analysis.step_timeline:Timeline": "dsexplore.views.timeline.timeline_view:TimelineView",
     "dsexplore.analysis.headline:Headline": "dsexplore.views.trace.headline_view:HeadlineView",
+    "dsexplore.analysis.skew:Skew": "dsexplore.views.skew.skew_view:SkewView",
     "dsexplore.sharding.layout:Sharding": "dsexplore.views.sharding.sharding_view:ShardingView",
     "dsexplore.sharding.redistribution:Redistribution": (
         "dsexplore.views.sharding.redistribution_view:RedistributionView"

@@ -41,7 +41,8 @@ def sent(trace: dsexplore.Trace) -> int:
 
 
 def test_every_rule_has_a_program() -> None:
-    assert {rule for rule, _ in planted.PROGRAMS.values()} == RULES.keys()
+    simulated = {rule for rule, _ in planted.PROGRAMS.values()}
+    assert simulated | {"late_rank"} == RULES.keys()  # a late rank shows in times alone: see test_late_ranks.py
     folder = Path(dsexplore.__file__).parent / "analysis" / "findings"
     others = {"__init__", "all_rules", "evidence", "finding"}
     assert {path.stem for path in folder.glob("*.py")} - others == RULES.keys()

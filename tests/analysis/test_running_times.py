@@ -57,7 +57,7 @@ def test_waiting_for_a_late_rank_is_on_no_rank_and_no_link() -> None:
     links = trace.world_map(2, shade="seconds").to_frame()
     assert links.select("rank", "axis", "level").rows() == [(0, "tp", INSIDE), (1, "tp", INSIDE)]
     assert links["seconds"].to_list() == pytest.approx([0.004, 0.004])
-    assert trace.skew()["duration"].to_list() == pytest.approx([0.004])
+    assert trace.skew().to_frame()["duration"].to_list() == pytest.approx([0.004])
 
 
 def test_what_runs_at_the_same_time_counts_once_and_axes_are_apart() -> None:

@@ -71,20 +71,20 @@ def tables_of(happened: list[Happened], ahead: dict[int, int] | None = None) -> 
 def test_the_last_to_come_is_late_and_the_others_waited() -> None:
     happened = [Happened({0: 0, 1: 1 * MS, 2: 9 * MS, 3: 10 * MS}, 2 * MS)]
     trace = Trace(tables_of(happened))
-    row = trace.skew().row(0, named=True)
+    row = trace.skew().to_frame().row(0, named=True)
     assert row["ranks"] == [0, 1, 2, 3]
     assert row["late_ranks"] == [2, 3]
     assert (row["first_start"], row["last_start"]) == pytest.approx((0, 0.010))
     assert row["duration"] == pytest.approx(0.002)
     assert row["waiting"] == pytest.approx([0.010, 0.009, 0.001, 0.0])
     assert row["waited"] == pytest.approx(0.020)
-    kept_waiting = trace.skew(by="rank")["kept_waiting"].to_list()
+    kept_waiting = trace.skew().to_frame(by="rank")["kept_waiting"].to_list()
     assert kept_waiting == pytest.approx([0.0, 0.0, 0.019, 0.020])  # rank 2 waited for rank 3, too
 
 
 def test_nobody_is_late_by_less_than_it_takes_to_wake_up() -> None:
-    assert Trace(tables_of([Happened({0: 0, 1: 40_000}, 1_000)])).skew()["late_ranks"].to_list() == [[]]
-    assert Trace(tables_of([Happened({0: 0, 1: MS}, 30 * MS)])).skew()["late_ranks"].to_list() == [[]]
+    assert Trace(tables_of([Happened({0: 0, 1: 40_000}, 1_000)])).skew().to_frame()["late_ranks"].to_list() == [[]]
+    assert Trace(tables_of([Happened({0: 0, 1: MS}, 30 * MS)])).skew().to_frame()["late_ranks"].to_list() == [[]]
 
 
 collectives = st.integers(2, 4).flatmap(
@@ -104,7 +104,7 @@ def test_duration_and_waiting_add_up_to_what_was_measured(drawn: list[tuple[list
         happened.append(Happened({rank: at + start for rank, start in enumerate(starts)}, took))
         at += max(starts) + took
     tables = tables_of(happened)
-    rows = Trace(tables).skew()
+    rows = Trace(tables).skew().to_frame()
     assert rows.height == len(happened)
     measured = {
         (row["seq_number"], row["rank"]): (row["end"] - row["start"]) / 1e9
@@ -142,26 +142,26 @@ def test_what_failed_counts_as_a_place_and_has_no_row() -> None:
     tables = tables_of([Happened({0: 0, 1: 0}, MS), Happened({0: 5 * MS, 1: 5 * MS}, MS)])
     first_of_0 = (pl.col("rank") == 0) & (pl.col("start") == EPOCH)
     failed = tables.events.with_columns(pl.when(first_of_0).then(None).otherwise("end").alias("end"))
-    assert Trace(replace(tables, events=failed)).skew()["number"].to_list() == [1]
+    assert Trace(replace(tables, events=failed)).skew().to_frame()["number"].to_list() == [1]
 
 
 def test_sums_and_what_a_slow_rank_looks_like() -> None:
     slow = [Happened({0: i * 100 * MS, 1: i * 100 * MS + 30 * MS}, MS) for i in range(4)]
     trace = Trace(tables_of(slow))
-    by_rank = trace.skew(by="rank")
+    by_rank = trace.skew().to_frame(by="rank")
     assert by_rank.select("rank", "late", "likely").rows() == [(0, 0, ""), (1, 4, "slow rank")]
     assert by_rank["kept_waiting"].to_list() == pytest.approx([0, 0.12])
-    total = trace.skew(by="module").row(0, named=True)
+    total = trace.skew().to_frame(by="module").row(0, named=True)
     assert (total["module"], total["collectives"], total["late"], total["latest_rank"]) == ("model", 4, 4, 1)
     assert (total["duration"], total["waited"]) == pytest.approx((0.004, 0.12))
-    with pytest.raises(UsageError, match="skew\\(by='colour'\\): no such sum"):
-        trace.skew(by="colour")
+    with pytest.raises(UsageError, match="to_frame\\(by='color'\\) of a Skew: no such sum"):
+        trace.skew().to_frame(by="color")
 
 
 def test_a_slow_link_is_told_from_a_slow_rank() -> None:
     pairs = [Happened({0: i * MS, 1: i * MS}, MS // 10, group="a") for i in range(0, 40, 10)]
     pairs += [Happened({2: i * MS, 3: i * MS}, 5 * MS, group="b") for i in range(0, 40, 10)]
-    likely = dict(Trace(tables_of(pairs)).skew(by="rank").select("rank", "likely").iter_rows())
+    likely = dict(Trace(tables_of(pairs)).skew().to_frame(by="rank").select("rank", "likely").iter_rows())
     assert likely == {0: "", 1: "", 2: "slow link", 3: "slow link"}
 
 
@@ -172,13 +172,13 @@ def test_slow_ranks_and_links_are_named_per_module_axis_and_phase() -> None:
     tables = tables_of([*late, *pairs, *slow])
     trace = Trace(tables)
     for by in ("module", "axis", "phase"):
-        assert trace.skew(by=by).select("slow_ranks", "slow_links").rows() == [([1], [4, 5])]
-    by_group = trace.skew(by="group").sort("group").select("group", "slow_ranks", "slow_links").rows()
+        assert trace.skew().to_frame(by=by).select("slow_ranks", "slow_links").rows() == [([1], [4, 5])]
+    by_group = trace.skew().to_frame(by="group").sort("group").select("group", "slow_ranks", "slow_links").rows()
     assert by_group == [("a", [1], []), ("b", [], []), ("c", [], [4, 5])]
     other = tables.events.with_columns(
         phase=pl.when(pl.col("group") == "c").then(pl.lit("backward")).otherwise("phase")
     )
-    by_phase = Trace(replace(tables, events=other)).skew(by="phase").sort("phase")
+    by_phase = Trace(replace(tables, events=other)).skew().to_frame(by="phase").sort("phase")
     assert by_phase.select("phase", "slow_links").rows() == [
         ("backward", []),
         ("forward", []),
@@ -188,5 +188,5 @@ def test_slow_ranks_and_links_are_named_per_module_axis_and_phase() -> None:
 def test_what_a_program_did_not_wait_for_is_hidden() -> None:
     tables = tables_of([Happened({0: 0, 1: 0}, 10 * MS), Happened({0: 50 * MS, 1: 50 * MS}, 10 * MS)])
     waited = tables.events.with_columns(waited=pl.Series([10 * MS, 4 * MS, None, 11 * MS]))
-    total = Trace(replace(tables, events=waited)).skew(by="op").row(0, named=True)
+    total = Trace(replace(tables, events=waited)).skew().to_frame(by="op").row(0, named=True)
     assert (total["exposed"], total["hidden"], total["seen"]) == pytest.approx((0.025, 0.006, 3))

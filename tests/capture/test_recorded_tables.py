@@ -43,3 +43,15 @@ def test_content_that_has_travelled_makes_the_same_tables(trace: Trace) -> None:
 
 def test_tables_of_a_recording_that_has_ended_are_made_once(trace: Trace) -> None:
     assert trace.tables is trace.tables
+
+
+def test_the_collectives_of_a_group_are_numbered_and_messages_are_not() -> None:
+    with dsexplore.simulate(mesh="dp=2,tp=2") as mesh, dsexplore.commtrace() as trace:
+        for group in (mesh["dp"].get_group(), mesh["tp"].get_group()) * 2:
+            dist.all_reduce(torch.ones(1), group=group)
+        dist.send(torch.ones(1), 1)
+        dist.all_reduce(torch.ones(1), group=mesh["tp"].get_group())
+        dist.barrier()
+    found = trace.events.select("op", "axis", "group_seq").rows()
+    reduced = [("all_reduce", axis, number) for number in (0, 1) for axis in ("dp", "tp")]
+    assert found == [*reduced, ("send", "tp", None), ("all_reduce", "tp", 2), ("barrier", "", 0)]

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import dsexplore.comm as dist
-from dsexplore.analysis.skew import LATE
+from dsexplore.analysis.arrivals import LATE
 from dsexplore.comm.log_summary import CommsSummary
 from dsexplore.comm.rank_logs import RankLog, Series, rank_log
 from dsexplore.comm.straggler import bounded, late_ranks, straggler_report

@@ -11,6 +11,7 @@ import numpy as np
 import polars as pl
 
 from dsexplore.analysis.findings.finding import Finding
+from dsexplore.analysis.skew import Skew
 from dsexplore.trace.numbered_modules import place_of
 from dsexplore.trace.steps import in_steps
 from dsexplore.trace.tables import Tables
@@ -40,10 +41,16 @@ def _expression(part: pl.Expr | float) -> pl.Expr:
 
 
 class Evidence:
-    """The tables of a trace as rules read them."""
+    """The tables of a trace as rules read them.
 
-    def __init__(self, tables: Tables) -> None:
+    Args:
+        tables: the trace.
+        skew: of the trace; made of the tables where it is not given.
+    """
+
+    def __init__(self, tables: Tables, skew: Skew | None = None) -> None:
         self.tables = tables
+        self.skew = skew or Skew(tables)
 
     @cached_property
     def events(self) -> pl.DataFrame:

@@ -24,10 +24,13 @@ COLUMNS: dict[str, pl.DataType] = {
     "message_bytes": pl.Int64(),
     "wire_bytes": pl.Int64(),
     "spare_bytes": pl.Int64(),  # wire bytes that the change would spare, as far as the trace can show
+    "spare_seconds": pl.Float64(),  # seconds of waiting, of all ranks in all steps, that it would spare
     "why": pl.String(),
     "change": pl.String(),  # what to try
 }
 
+BYTES_PER_SECOND = 13e9
+"""The rate at which wire bytes and seconds are compared."""
 COST_OF_A_CALL = 128 * 1024
 """Wire bytes that take about as long as one more collective does, whatever its size: 10 µs at 13 GB/s."""
 
@@ -54,11 +57,13 @@ class Finding:
     rows: npt.NDArray[np.int64] = field(repr=False, compare=False)
     """The events that it speaks of, as positions in `Trace.events`."""
     per: str = "rank and step"
+    spare_seconds: float = 0.0
+    """Seconds of waiting, of all ranks in all steps, that the change would spare."""
 
     @property
     def weight(self) -> float:
-        """The saving of the change, in wire bytes; a collective counts as `COST_OF_A_CALL` more."""
-        return self.spare_bytes + COST_OF_A_CALL * self.spare_calls
+        """The saving of the change, in wire bytes; collectives count as `COST_OF_A_CALL`, seconds as their bytes."""
+        return self.spare_bytes + COST_OF_A_CALL * self.spare_calls + BYTES_PER_SECOND * self.spare_seconds
 
 
 class Findings(Displayable, Sequence[Finding]):

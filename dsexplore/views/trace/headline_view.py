@@ -30,7 +30,13 @@ white-space:nowrap;text-decoration:underline;cursor:pointer;font-family:inherit}
     + AXIS_STYLE
 )
 
-_WORD = {"axes": "by module and axis", "module": "its row", "finding": "findings", "time": "in time"}
+_WORD = {
+    "skew": "who waits",
+    "axes": "by module and axis",
+    "module": "its row",
+    "finding": "findings",
+    "time": "in time",
+}
 
 
 class HeadlineView(View):

@@ -14,6 +14,7 @@ from dsexplore.trace.totals import totals
 from dsexplore.trace.trace import Trace
 from dsexplore.units import format_bytes, format_count
 from dsexplore.views.page import html
+from dsexplore.views.skew import skew_drawing
 from dsexplore.views.timeline import timeline_drawing
 from dsexplore.views.timeline.timeline_text import whole
 from dsexplore.views.trace import drawings, headline_view, outline
@@ -33,7 +34,8 @@ LONGEST_NOTE = 600
 _ROWS, _NOTES = 8, 3
 """Ops by axis, and notes, that a trace's text has."""
 _TIMELINE_LANES, _TIMELINE_COLUMNS = 6, 96
-_TWIN_STYLE = headline_view.STYLE + outline.STYLE + timeline_drawing.STYLE
+_SKEW_COLLECTIVES, _SKEW_LANES = 24, 6
+_TWIN_STYLE = headline_view.STYLE + outline.STYLE + timeline_drawing.STYLE + skew_drawing.STYLE
 _STYLE = _TWIN_STYLE + drawings.STYLE
 _NOT_REAL = "Simulated ranks: counts, sizes and placements are real, computed values and times are not."
 _PLAYED_ALONE = (
@@ -95,6 +97,7 @@ def trace_html(
         + _headline(headline, names, codes.tree.axes, prediction)
         + answers
         + _timeline(codes)
+        + _skew(headline, names.get("skew", ""))
         + _said(codes)
     )
     around = html.fragment(head + sent, _STYLE)
@@ -133,6 +136,12 @@ def _timeline(codes: EventCodes) -> str:
     shown = timeline_of(codes.tables, sizes="wire" if codes.kind_of_sizes == WIRE else "message")
     drawn = timeline_drawing.drawing(shown, _TIMELINE_LANES, _TIMELINE_COLUMNS)
     return f'<details class="tl-part" open><summary>{html.escape(whole(shown))}</summary>{drawn}</details>'
+
+
+def _skew(headline: Headline, anchor: str) -> str:
+    """Return the section of who waits for whom; empty where fewer than two ranks were measured."""
+    drawn = skew_drawing.drawing(headline.skew, _SKEW_COLLECTIVES, _SKEW_LANES)
+    return drawings.part("Who waits for whom", drawn and f"<div>{drawn}</div>", False, anchor)
 
 
 def _answers(headline: Headline) -> str:

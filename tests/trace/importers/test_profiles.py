@@ -337,7 +337,7 @@ def test_files_that_say_the_size_of_a_group_and_not_its_name(tmp_path: Path) -> 
     trace = load(folder)
     assert trace.events.filter(rank=1).select("group", "group_size").rows() == [("2 ranks, of rank 1", 2), ("", 8)]
     assert trace.groups.filter(group="")["ranks"].to_list() == [list(range(8))]
-    assert trace.skew()["ranks"].to_list() == [[0, 1, 2, 3]]  # not of the groups of two, whose ranks nobody knows
+    assert trace.skew().to_frame()["ranks"].to_list() == [[0, 1, 2, 3]]  # not of groups of unknown ranks
 
 
 def test_a_size_alone_finds_the_one_listed_group_of_as_many_ranks(tmp_path: Path) -> None:

@@ -1,0 +1,1 @@
+"""How a `Skew` looks: who waits for whom, over time."""
