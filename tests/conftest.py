@@ -7,13 +7,13 @@ import shutil
 import signal
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import CodeType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 import torch
@@ -21,12 +21,15 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives
 import torch.distributed.distributed_c10d as c10d
 import torch.distributed.tensor
-import torch.utils._device
 from hypothesis import HealthCheck, settings
 from torch._library.simple_registry import singleton as registered_fakes
-from torch.distributed.pipelining import PipelineStage
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+from dsexplore.torch_internals.names import is_there
+from dsexplore.torch_internals.patches import Patch
+from dsexplore.worlds.cuda.patch_table import TABLE as TABLE_OF_GPUS
+from dsexplore.worlds.patch_table import TABLE
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
@@ -51,26 +54,6 @@ OF_LIBRARIES = ("PYTEST_CURRENT_TEST", "KMP_", "TORCHINDUCTOR_", "TRITON_", "_RJ
 """Environment variables that pytest, polars, torch's libraries and its compiler set for themselves."""
 PATIENCE = 30
 """Seconds that a process may take to end, on a machine that is busy with other work."""
-STAGE = ("_recv_meta", "_forward_metadata_inference", "_warmup_forward_vote", "_warmup_backward_result")
-"""Methods of a pipeline stage; torch 2.15 has none of them."""
-PATCHED = (
-    (dist, ("init_process_group", "destroy_process_group", "new_group", "get_backend", "is_initialized")),
-    (torch.multiprocessing, ("start_processes",)),
-    (torch.distributed.device_mesh, ("init_device_mesh",)),
-    (torch.distributed.device_mesh.DeviceMesh, ("__init__", "__getitem__")),
-    (torch.nn.Module, ("_apply", "__call__")),
-    (torch.nn.parallel.DistributedDataParallel, ("__init__", "forward", "_check_comm_hook")),
-    (torch.distributed.tensor._collective_utils, ("shard_dim_alltoall",)),
-    (torch.distributed.tensor._random, ("is_rng_supported_mesh",)),
-    (torch.nn.init, ("_no_grad_trunc_normal_",)),
-    (PipelineStage, tuple(name for name in STAGE if hasattr(PipelineStage, name))),
-    (torch.autocast, ("__enter__", "__exit__")),
-    (torch.autograd.graph, ("_engine_run_backward",)),
-    (torch.serialization, ("_deserialize",)),
-    (torch._utils, ("_rebuild_tensor", "_get_obj_state")),
-    (torch.utils._device.DeviceContext, ("__torch_function__",)),
-    (threading.Thread, ("start",)),
-)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -144,6 +127,10 @@ def shell_with(monkeypatch: pytest.MonkeyPatch, **options: Any) -> Iterator[Inte
 def differences(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
     """What is held afterwards and was not before; except for `SLOW`, also what was held before and is not now."""
     changed = {what: (before[what], after[what]) for what in after if before[what] != after[what]}
+    was, now = changed.pop("replaced names", ({}, {}))
+    for name in was.keys() & now.keys():  # a test may be the first to import a module
+        if was[name] != now[name]:
+            changed[name] = (was[name], now[name])
     if "environment" in changed:
         changed["environment"] = (
             before["environment"] - after["environment"],
@@ -164,7 +151,7 @@ def held() -> dict[str, Any]:
         "a GPU": (torch.cuda.is_available(), torch.version.cuda, torch.version.hip, torch.Stream, torch.cuda.Stream),
         "default device": torch.get_default_device(),
         "autocast": [*map(autocast_of, ("cpu", "cuda"))],
-        "patched functions": [code_of(getattr(owner, name)) for owner, names in PATCHED for name in names],
+        "replaced names": replaced_names(),
         "Work.wait": repr(dist.Work.wait),
         "fake kernels": len(registered_fakes.find("_dtensor::shard_dim_alltoall").fake_impl.kernels),
         "excepthook": sys.excepthook,
@@ -207,11 +194,30 @@ def communication_ops() -> list[str]:
     return [name for name in torch._C._dispatch_get_all_op_names() if name.startswith(COMMUNICATION)]
 
 
-def code_of(function: Any) -> Any:
-    """The code that runs when a function is called, through decorators."""
+class Held(NamedTuple):
+    """What a name of torch stands for, by identity, and the code of a function and of those that it wraps."""
+
+    identity: int
+    description: str
+    codes: tuple[CodeType | None, ...]
+
+
+def replaced_names() -> dict[str, Held]:
+    """Return what each name stands for that an entry of the tables replaces, of the modules that are imported."""
+    held = {}
+    for entry in (*TABLE, *TABLE_OF_GPUS):
+        if isinstance(entry, Patch) and entry.target.is_loaded and is_there(owner := entry.target.owner()):
+            value = vars(owner).get(entry.target.attribute)
+            held[entry.target.path] = Held(id(value), repr(value)[:200], tuple(codes_of(value)))
+    return held
+
+
+def codes_of(function: Any) -> Iterator[CodeType | None]:
+    """Yield the code of a function and of those that it wraps: one that is replaced by its code wraps what it was."""
+    yield getattr(function, "__code__", None)
     while hasattr(function, "__wrapped__"):
         function = function.__wrapped__
-    return function.__code__
+        yield getattr(function, "__code__", None)
 
 
 def child_processes() -> set[str]:

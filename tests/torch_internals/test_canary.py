@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ def own_names(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(names, "known_names", dict(names.known_names))
 
 
-def test_every_name_of_the_door_is_as_expected_on_the_installed_torch() -> None:
+def test_every_name_of_the_door_is_as_expected_on_the_installed_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])  # setuptools, which a module of torch's imports, adds to it
     door = canary.load_door()
     assert len(door) > 50
     found = canary.differences(door, canary.read_signatures())
