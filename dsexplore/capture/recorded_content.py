@@ -79,7 +79,7 @@ def _info(recording: Recording, count: int, ranks: Sequence[int], groups: Sequen
     """What the trace of a recording of so many collectives says of itself."""
     kernels = recording.kernels
     simulated = recording.simulated or any(group.backend == "fake" for group in groups)
-    clock = "" if simulated else _host_clock()
+    clock = "" if simulated else host_clock()
     return TraceInfo(
         world_size=_world_size(groups),
         ranks=tuple(ranks),
@@ -94,8 +94,8 @@ def _info(recording: Recording, count: int, ranks: Sequence[int], groups: Sequen
 
 
 @cache
-def _host_clock() -> str:
-    """A name of this host's clock, which processes of one kernel share, in containers too; empty where it has none."""
+def host_clock() -> str:
+    """Return a name of this host's clock, which all processes of its kernel share; empty where it has none."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:

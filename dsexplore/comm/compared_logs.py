@@ -1,25 +1,40 @@
-"""The logs of all ranks compared. Every rank of the world must call each of these functions."""
+"""The logs of all ranks compared: a `Skew` of the trace that they make together, and the calls that differ.
+
+Every rank of the world must call each of these functions. What ranks exchange is what each of them has, whatever it is,
+and where ranks have made unequal numbers of calls it goes by the world's store: ranks that differ get an answer and
+cannot hang. Of a long log each rank first sends a digest of every `CHUNK` calls of a group; only of the first chunk
+that differs are the calls themselves sent.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import hashlib
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import torch.distributed as td
 
+from dsexplore.analysis.hangs.hang_text import difference_text
+from dsexplore.analysis.hangs.mismatches import differences
+from dsexplore.analysis.hangs.trace_calls import job_of_trace
+from dsexplore.analysis.skew import Skew
 from dsexplore.capture.groups import describe_group, own_rank
-from dsexplore.comm import differing_calls
-from dsexplore.comm.differing_calls import GroupKey, Made
 from dsexplore.comm.earlier_calls import Earlier
-from dsexplore.comm.log_records import Record
+from dsexplore.comm.log_records import Record, is_collective
 from dsexplore.comm.meeting import exchange, meet, store_of_world
-from dsexplore.comm.rank_logs import rank_log
-from dsexplore.comm.straggler import StragglerReport, bounded, straggler_report
+from dsexplore.comm.sent_calls import Series, last_calls, numbered, sent_calls, tables_of
 from dsexplore.errors import MismatchError, UsageError
 
+CHUNK = 1024
+_MOST_DIFFERENCES = 20
+Call = tuple[Series, int, Record]
+Digests = Mapping[Series, tuple[int, int, Mapping[int, bytes]]]
+"""By series: the number of the first call that a log still has, that behind the last, and by chunk its digest."""
 
-def stragglers(records: Sequence[Record], earlier: Earlier) -> StragglerReport:
-    """The straggler report: how long ranks waited for each other, and where their logs differ.
+
+def compare(records: Sequence[Record], earlier: Earlier) -> tuple[Skew, list[str]]:
+    """Return how long ranks waited for each other, and where their calls differ, which its notes say too.
 
     Args:
         records: of this rank, without those out of their places.
@@ -28,43 +43,100 @@ def stragglers(records: Sequence[Record], earlier: Earlier) -> StragglerReport:
     Raises:
         TimeoutError: some ranks have not made the call; the error names them.
     """
-    made = differing_calls.calls_made(records, earlier.compared)
-    by_store = not meet("log_summary(show_straggler=True)", made=_made_on_world(made))
-    logs = exchange(rank_log(records, own_rank(), earlier.matched), by_store)
-    found = straggler_report(list(logs.values()))
-    return replace(found, differences=(*_differences(made, by_store), *found.differences))
+    calls = list(numbered(records, earlier.numbered))
+    by_store = not meet("log_summary(show_straggler=True)", made=_made_on_world(calls, earlier))
+    tables = tables_of(list(exchange(sent_calls(last_calls(calls), own_rank()), by_store).values()))
+    found = _differences(_collectives(calls), earlier, by_store)
+    return Skew(replace(tables, info=replace(tables.info, notes=(*found, *tables.info.notes)))), found
 
 
 def check(records: Sequence[Record], earlier: Earlier) -> None:
     """Raise an error where the ranks' calls differ; see `CommsLogger.check`.
 
     Args:
-        records: see `stragglers`.
-        earlier: see `stragglers`.
+        records: see `compare`.
+        earlier: see `compare`.
     """
-    made = differing_calls.calls_made(records, earlier.compared)
-    by_store = not meet("check()", made=_made_on_world(made))
+    calls = _collectives(numbered(records, earlier.numbered))
+    by_store = not meet("check()", made=_made_on_world(calls, earlier))
     if not any(exchange(bool(records), by_store).values()):
         raise UsageError("check(): no rank has logged a call: turn the log on before, with configure(enabled=True)")
-    found = _differences(made, by_store)
+    found = _differences(calls, earlier, by_store)
     if found:
-        raise MismatchError("the ranks did not make the same calls: " + "; ".join(bounded(found)))
+        raise MismatchError("the ranks did not make the same calls: " + "; ".join(found))
 
 
-def _made_on_world(made: Mapping[GroupKey, Made]) -> int | None:
-    """How many collectives this rank has made on the world; None where one of them failed."""
+def _collectives(calls: Iterable[Call]) -> list[Call]:
+    """Return the calls that torch issued as collectives, which all ranks must make alike."""
+    return [call for call in calls if is_collective(call[2].issued)]
+
+
+def _made_on_world(calls: Iterable[Call], earlier: Earlier) -> int | None:
+    """Return how many collectives this rank has made on the world; None where one of them failed."""
     if store_of_world() is None:
         return 0
     world = describe_group(td.group.WORLD)
-    on_world = made.get((world.name, world.ranks))
-    if on_world is None:
-        return 0
-    return None if any(record.failed for record in on_world.records) else on_world.end
+    made = [record for (name, ranks), _, record in calls if (name, ranks) == (world.name, world.ranks)]
+    return None if any(record.failed for record in made) else earlier.numbered[world.name, world.ranks] + len(made)
 
 
-def _differences(made: Mapping[GroupKey, Made], by_store: bool) -> list[str]:
-    """Texts on where the ranks' calls differ; see `differing_calls`."""
-    chunks = differing_calls.chunks_to_compare(exchange(differing_calls.digests(made), by_store))
+def _differences(calls: Sequence[Call], earlier: Earlier, by_store: bool) -> list[str]:
+    """Return a text for the first call of each series that is not the same on all ranks, as many as fit a message."""
+    sent = exchange(digests(calls, earlier.numbered), by_store)
+    chunks = chunks_to_compare(sent)
     if not chunks:
         return []
-    return differing_calls.differences(chunks, exchange(differing_calls.calls_of_chunk(made, chunks), by_store))
+    own = [call for call in calls if call[0] in chunks and call[1] // CHUNK == chunks[call[0]]]
+    tables = tables_of(list(exchange(sent_calls(own, own_rank()), by_store).values()))
+    texts = [difference_text(found) for found in differences(job_of_trace(tables))]
+    more = len(texts) - _MOST_DIFFERENCES
+    return [*texts[:_MOST_DIFFERENCES], *([f"… and {more:,} more"] if more > 0 else [])]
+
+
+def digests(calls: Iterable[Call], dropped: Mapping[Series, int]) -> Digests:
+    """Return the digests of a rank's calls, which it sends first.
+
+    Args:
+        calls: with their numbers.
+        dropped: by series how many calls the log no longer has.
+    """
+    texts: dict[Series, list[str]] = defaultdict(list)
+    for series, _, record in calls:
+        texts[series].append(_agreed(record))
+    found: dict[Series, tuple[int, int, Mapping[int, bytes]]] = {}
+    for series, of_calls in texts.items():
+        first = dropped.get(series, 0)
+        end = first + len(of_calls)
+        whole = range(-(-first // CHUNK), -(-end // CHUNK))
+        found[series] = (first, end, {chunk: _digest(of_calls, chunk * CHUNK - first) for chunk in whole})
+    return found
+
+
+def _digest(texts: Sequence[str], begin: int) -> bytes:
+    return hashlib.blake2b("\n".join(texts[begin : begin + CHUNK]).encode(), digest_size=8).digest()
+
+
+def _agreed(record: Record) -> str:
+    """Return what all ranks must agree on in a call; objects and parts of an all_to_all may differ in size."""
+    parties = record.issued.parties
+    has_one_size = record.op != "all_to_all" and not record.is_object
+    size, root = record.bytes if has_one_size else "", parties.root if parties is not None else None
+    return f"{record.op} {size} {record.dtype} {record.reduction} {root}"
+
+
+def chunks_to_compare(sent: Mapping[int, Digests]) -> dict[Series, int]:
+    """Return by series the first chunk whose digests differ, the same on every rank.
+
+    Args:
+        sent: by rank, what it sent first.
+    """
+    found = {}
+    for series in sorted({series for by_series in sent.values() for series in by_series}):
+        of_ranks = [sent[rank].get(series, (0, 0, {})) for rank in series[1] if rank in sent]
+        begin = max(-(-first // CHUNK) for first, _, _ in of_ranks)
+        end = max(-(-end // CHUNK) for _, end, _ in of_ranks)
+        for chunk in range(begin, end):
+            if len({by_chunk.get(chunk) for _, _, by_chunk in of_ranks}) > 1:
+                found[series] = chunk
+                break
+    return found

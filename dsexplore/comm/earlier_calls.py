@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from dsexplore.capture.issued_collective import Issued
-from dsexplore.comm.differing_calls import GroupKey
-from dsexplore.comm.log_records import is_collective, records_of
+from dsexplore.comm.log_records import records_of
 from dsexplore.comm.log_summary import Line, LineKey, add_up
-from dsexplore.comm.rank_logs import Key, is_matched, key_of
+from dsexplore.comm.sent_calls import Series, series_of
+from dsexplore.trace.matching import is_numbered
 
 
 class Earlier:
@@ -18,10 +18,8 @@ class Earlier:
     def __init__(self) -> None:
         self.lines: dict[LineKey, Line] = {}
         """What they add to the summary."""
-        self.matched: Counter[Key] = Counter()
-        """By group and name: how many are matched between ranks."""
-        self.compared: Counter[GroupKey] = Counter()
-        """By group: how many are compared between ranks."""
+        self.numbered: Counter[Series] = Counter()
+        """By series: how many take all ranks of a group."""
         self.out_of_place: set[Issued] = set()
         """Collectives still in the log, as they have not ended, that count as earlier: newer ones are dropped."""
 
@@ -40,12 +38,9 @@ class Earlier:
         self.out_of_place.update(running)
 
     def _count(self, issued: Iterable[Issued]) -> None:
-        for record in filter(is_matched, records_of(issued)):
-            self.matched[key_of(record)] += 1
-            if is_collective(record.issued):
-                self.compared[record.group.name, record.group.ranks] += 1
+        self.numbered.update(series_of(record) for record in records_of(issued) if is_numbered(record.op))
 
     @property
     def count(self) -> int:
-        """How many calls these are, all lines together."""
+        """The number of these calls, of all lines together."""
         return sum(line.count for line in self.lines.values())

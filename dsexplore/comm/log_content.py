@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
+import polars as pl
 import torch.distributed as td
 
+from dsexplore.analysis.skew import Skew
 from dsexplore.capture.groups import own_rank
 from dsexplore.capture.issued_collective import Issued
 from dsexplore.capture.recorder_in_use import in_use
@@ -17,17 +19,26 @@ from dsexplore.comm.earlier_calls import Earlier
 from dsexplore.comm.log_records import LogRecording, Record, recorded_of, records_of
 from dsexplore.comm.log_summary import CommsSummary, operation_summaries, raw_data
 from dsexplore.comm.ranks import is_initialized
-from dsexplore.comm.straggler import StragglerReport
 from dsexplore.comm.verbose_lines import Printer
-from dsexplore.comm.waiting import waiting_of_lines
+from dsexplore.comm.waiting import CallWait, call_waits, straggler_analysis, waiting_of_lines
+from dsexplore.display import plain_text
 from dsexplore.errors import UsageError
 from dsexplore.signatures import with_options
 from dsexplore.trace.trace import Trace
 
-if TYPE_CHECKING:
-    import polars as pl
-
 _NOTE = "From the log of dsexplore.comm."
+
+
+class _Compared(NamedTuple):
+    """A rank's log beside those of the other ranks."""
+
+    summary: CommsSummary
+    skew: Skew
+    """Of all ranks' logs."""
+    waits: list[CallWait]
+    """Of this rank."""
+    differences: list[str]
+    """Where the ranks' calls differ."""
 
 
 class LogContent:
@@ -91,14 +102,14 @@ class LogContent:
             show_straggler: with what this rank waited in each line's calls, and which ranks were late. Every rank of
                 the world must then make this call.
         """
-        return self._compared()[0] if show_straggler else CommsSummary(self._records(), self._earlier.lines)
+        return self._compared().summary if show_straggler else CommsSummary(self._records(), self._earlier.lines)
 
-    def _compared(self) -> tuple[CommsSummary, StragglerReport]:
-        """The table beside the logs of the other ranks, and what is to be said of all of them."""
-        records, in_place = self._records(), self._in_place()
-        report = compared_logs.stragglers(in_place, self._earlier)
-        waiting = waiting_of_lines(in_place, self._earlier.matched, report, own_rank())
-        return CommsSummary(records, self._earlier.lines, waiting), report
+    def _compared(self) -> _Compared:
+        in_place = self._in_place()
+        skew, differences = compared_logs.compare(in_place, self._earlier)
+        waits = list(call_waits(in_place, self._earlier.numbered, skew, own_rank()))
+        summary = CommsSummary(self._records(), self._earlier.lines, waiting_of_lines(waits))
+        return _Compared(summary, skew, waits, differences)
 
     def _in_place(self) -> list[Record]:
         """The lines that can be compared with those of other ranks by their numbers."""
@@ -129,7 +140,10 @@ class LogContent:
         if self._earlier.count:
             notes.append(f"The {self._earlier.count:,} calls before these are in the log's summary alone.")
         recording = replace(self._recording, issued=recorded, notes=notes)
-        return Trace(in_use().tables(recording))
+        tables = in_use().tables(recording)
+        before = {name: count for (name, _), count in self._earlier.numbered.items()}
+        number = pl.col("group_seq") + pl.col("group").replace_strict(before, default=0, return_dtype=pl.Int64)
+        return Trace(replace(tables, events=tables.events.with_columns(number)))
 
     def get_raw_data(self) -> dict[str, dict[int, list[Any]]]:
         """``{name: {S in bytes: [count, latencies in ms, algbw, busbw]}}``; bandwidths in Gbit/s, as DeepSpeed's.
@@ -161,30 +175,30 @@ class LogContent:
                 and ``busbw_avg_gb_per_s`` are GB/s (1e9 bytes); ``groups`` has the figures of each process group.
         """
         rank, world_size = (td.get_rank(), td.get_world_size()) if is_initialized() else (0, 1)
-        summary, stragglers = self._compared() if show_straggler else (self.summary(), None)
+        compared = self._compared() if show_straggler else None
         self._printer.print_over()
         if print_log:
-            print(summary.text())
-            if stragglers is not None:
-                print(stragglers.text())
+            print((self.summary() if compared is None else compared.summary).text())
+            if compared is not None:
+                print(plain_text(compared.skew))
         if not return_dict:
             return None
         return {
             "summary": operation_summaries(self.records, self._earlier.lines.values()),
-            "straggler_analysis": None if stragglers is None else stragglers.by_name(rank),
-            "differences": None if stragglers is None else list(stragglers.differences),
+            "straggler_analysis": None if compared is None else straggler_analysis(compared.waits),
+            "differences": None if compared is None else compared.differences,
             "metadata": {"world_size": world_size, "rank": rank, "timestamp": datetime.now().astimezone().isoformat()},
         }
 
-    def stragglers(self) -> StragglerReport:
-        """The straggler report: how long ranks waited for each other, and where their logs differ.
+    def stragglers(self) -> Skew:
+        """Return who came late to the calls of all ranks' logs, and how long the others waited; see `Trace.skew`.
 
-        Every rank of the world must make this call.
+        The notes say where the ranks' calls differ. Every rank of the world must make this call.
 
         Raises:
             TimeoutError: some ranks have not made it; the error names them.
         """
-        return compared_logs.stragglers(self._in_place(), self._earlier)
+        return compared_logs.compare(self._in_place(), self._earlier)[0]
 
     def check(self) -> None:
         """Compare the calls that all ranks have logged: what they must agree on, and the order on each group.

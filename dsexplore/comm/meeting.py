@@ -24,8 +24,8 @@ import torch.distributed as td
 from dsexplore import constants
 from dsexplore.capture.groups import describe_group
 from dsexplore.comm.log_records import unlogged
-from dsexplore.comm.ranks_alike import ranks_text
 from dsexplore.torch_internals.process_groups import backend_of, default_store, timeout_of
+from dsexplore.units import format_ranks
 
 _PREFIX = "dsexplore.comm/"
 _PATIENCE = 5.0
@@ -92,7 +92,7 @@ def meet(call: str, timeout: timedelta | None = None, made: int | None = 0) -> b
         verb = "has" if len(missing) == 1 else "have"
         states = " ".join(state for other in missing[:4] if (state := state_of(other)))
         raise TimeoutError(
-            f"{call}: {ranks_text(missing)} of {size} {verb} not made this call after {patience.total_seconds():g} s,"
+            f"{call}: {format_ranks(missing)} of {size} {verb} not made this call after {patience.total_seconds():g} s,"
             f" and every rank of the world must. {states}".rstrip()
         ) from error
     same = bool(store.get(all_here) == b"1")

@@ -1,43 +1,95 @@
-"""Beside each line of a rank's log: how long it waited in those calls, and for which ranks."""
+"""What a rank waited in the calls of its log, and for which ranks, beside each line and in DeepSpeed's shape."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
-import numpy as np
+import polars as pl
 
+from dsexplore.analysis.skew import Skew
 from dsexplore.comm.log_records import Record
-from dsexplore.comm.log_summary import LineKey, Waiting, line_key
-from dsexplore.comm.rank_logs import Key, numbered
-from dsexplore.comm.straggler import StragglerReport, late_ranks
+from dsexplore.comm.log_summary import LineKey, Waiting, line_key, trimmed_mean
+from dsexplore.comm.sent_calls import Series, numbered
+from dsexplore.units import format_bytes
 
 
-def waiting_of_lines(
-    records: Iterable[Record], dropped: Mapping[Key, int], report: StragglerReport, rank: int
-) -> dict[LineKey, Waiting]:
-    """How long each line of a rank's summary waited; a line of which no call was found on all ranks is left out.
+class CallWait(NamedTuple):
+    """A call of a rank's log that all ranks of its group timed."""
+
+    record: Record
+    transfer: float
+    """Seconds of the rank that waited least."""
+    waited: float
+    """Seconds that this rank took beyond that."""
+    late_ranks: Sequence[int]
+    """The ranks that the others waited for."""
+
+
+def call_waits(records: Iterable[Record], dropped: Mapping[Series, int], skew: Skew, rank: int) -> Iterator[CallWait]:
+    """Yield the calls of a rank's log that were timed on all ranks of their groups.
 
     Args:
         records: the rank's own; see `numbered`.
         dropped: see `numbered`.
-        report: of all ranks' logs.
+        skew: of the logs of all ranks.
         rank: whose records these are.
     """
-    seen = {
-        key: (matched.first, matched.waits[matched.ranks.index(rank)], late_ranks(matched.shortest, matched.waits))
-        for key, matched in report.matched.items()
-        if rank in matched.ranks
+    waits = _waits(skew, rank)
+    for series, number, record in numbered(records, dropped):
+        found = waits.get((*series, number))
+        if found is not None:
+            yield CallWait(record, *found)
+
+
+def _waits(skew: Skew, rank: int) -> dict[tuple[Any, ...], tuple[float, float, list[int]]]:
+    """Return transfer, waiting and late ranks by name, ranks and number of a collective."""
+    arrived = skew.arrivals
+    late = arrived.filter("is_late").group_by("instance").agg(late="rank")
+    of_all = pl.col("count") == pl.col("members").list.len()
+    own = arrived.filter((pl.col("rank") == rank) & of_all).join(late, on="instance", how="left")
+    name = pl.col("group").str.replace(r"@\d+$", "")  # merging adds it where two ranks name another group alike
+    waited = pl.col("took") - pl.col("duration")
+    return {
+        (group, tuple(ranks), number): (duration, seconds, late_ranks or [])
+        for group, ranks, number, duration, seconds, late_ranks in own.select(
+            name, "members", "group_seq", "duration", waited, "late"
+        ).iter_rows()
     }
+
+
+def waiting_of_lines(waits: Iterable[CallWait]) -> dict[LineKey, Waiting]:
+    """Return how long each line of a rank's summary waited, but for lines of which no call was timed on all ranks."""
     found: dict[LineKey, Waiting] = {}
-    for key, number, record in numbered(records, dropped):
-        if key not in seen:
-            continue
-        first, waits, late = seen[key]
-        call = number - first
-        if 0 <= call < len(waits) and not np.isnan(waits[call]):
-            line = found.setdefault(line_key(record), Waiting())
-            line.count += 1
-            line.seconds += float(waits[call])
-            ranks = report.matched[key].ranks
-            line.late.update(ranks[row] for row in np.flatnonzero(late[:, call]).tolist())
+    for record, _, waited, late_ranks in waits:
+        line = found.setdefault(line_key(record), Waiting())
+        line.count += 1
+        line.seconds += waited
+        line.late.update(late_ranks)
     return found
+
+
+def straggler_analysis(waits: Iterable[CallWait]) -> dict[str, dict[int, dict[str, Any]]]:
+    """Return ``{name: {S: figures}}`` as seen by one rank, in DeepSpeed's shape; S is the size that this rank sent."""
+    calls: dict[str, dict[int, list[CallWait]]] = defaultdict(lambda: defaultdict(list))
+    for wait in waits:
+        calls[wait.record.name][wait.record.bytes].append(wait)
+    return {
+        name: {size: _deepspeed_figures(size, of_size) for size, of_size in sorted(sizes.items())}
+        for name, sizes in sorted(calls.items())
+    }
+
+
+def _deepspeed_figures(size: int, calls: Sequence[CallWait]) -> dict[str, Any]:
+    transfers, waits = [call.transfer * 1e3 for call in calls], [call.waited * 1e3 for call in calls]
+    return {
+        "count": len(calls),
+        "total_comm_lat_ms": sum(transfers),
+        "total_straggler_ms": sum(waits),
+        "avg_comm_lat_ms": trimmed_mean(transfers),
+        "avg_straggler_ms": trimmed_mean(waits),
+        "late_ranks": dict(Counter(rank for call in calls for rank in call.late_ranks).most_common()),
+        "msg_size_bytes": size,
+        "msg_size_str": format_bytes(size),
+    }

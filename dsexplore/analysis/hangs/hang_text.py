@@ -29,6 +29,31 @@ def call_text(call: Call) -> str:
     return f"{call.op} ({', '.join(part for part in details if part)})"
 
 
+def difference_text(found: Mismatch) -> str:
+    """Return what the ranks made of a collective, as one line of a comparison of logs.
+
+    Worked example: ``"collective 4 of group 0 differs: ranks 0–2 all_reduce SUM of 64 B float32 at train.py:7, rank 3
+    made no such call"``.
+    """
+    sides = [f"{format_ranks(ranks)} {_side_text(found.instance, ranks)}" for ranks in found.classes]
+    more = len(sides) - _MOST_SIDES
+    shown = [*sides[:_MOST_SIDES], *([f"… {more} more"] if more > 0 else [])]
+    return f"collective {found.instance.id.number} of group {_label(found.instance)} differs: {', '.join(shown)}"
+
+
+def _side_text(instance: Instance, ranks: Sequence[int]) -> str:
+    call = instance.calls.get(ranks[0])
+    if call is None:
+        return "made no such call"
+    size = f"of {format_bytes(call.message_bytes)}" if call.message_bytes else ""
+    root = f"root {call.root}" if call.root is not None else ""
+    line = f"at {place(call.source)}" if call.source else ""
+    return " ".join(part for part in (call.op, call.reduction, size, call.dtype, root, line) if part)
+
+
+_MOST_SIDES = 4
+
+
 def sentence(job: Job, front: Wavefront, found: Blame) -> str:
     """One sentence that names what the hang is due to."""
     if found.reason == "none":

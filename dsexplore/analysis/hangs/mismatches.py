@@ -1,18 +1,36 @@
-"""Where the ranks of a group did not call the same: another op, size, root or dtype under one sequence number."""
+"""Where the ranks of a group did not call the same: another op, size, dtype, root or reduction under one number.
+
+Gloo lets ranks pass that call one op from different lines. Which collective each line belongs to is known where a line
+was called by all ranks together before: from where on they do not, the ranks parted, though no property differs.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 from dsexplore.analysis.hangs.rank_calls import Call, GroupId, Instance, Job
 
-Signature = tuple[str, int | None, int | None, str, int | None]
-"""Op, elements handed in, elements got, dtype, root: None and empty where ranks may differ, or it is not known."""
+Field = Literal["op", "size", "root", "dtype", "reduction", "line", "count"]
+"""The property in which calls differ; ``line``: none but where they were called; ``count``: ranks made no such call."""
 
 _REDUCED = frozenset({"broadcast", "reduce"})
 _OF_ANY_SIZE = frozenset({"all_to_all", "gather", "scatter"})
+
+
+class Signature(NamedTuple):
+    """The properties of a call that all ranks of its group must agree on; None or empty where they may differ, or are
+    not known."""
+
+    op: str
+    sent: int | None = None
+    """Elements handed in."""
+    received: int | None = None
+    root: int | None = None
+    dtype: str = ""
+    reduction: str = ""
 
 
 @dataclass(frozen=True)
@@ -21,9 +39,8 @@ class Mismatch:
 
     instance: Instance
     classes: tuple[tuple[int, ...], ...]
-    """The ranks that called the same, those of the most ranks first."""
-    field: str
-    """The property that differs: ``op``, ``size``, ``root`` or ``dtype``."""
+    """The ranks that called the same, those of the most ranks first; in a log, those that made no such call too."""
+    field: Field
     is_harmful: bool
     """Whether ranks hang in it or after it; one that all ranks got through, and that is not followed by others, is not
     why the job hangs."""
@@ -38,73 +55,132 @@ class Mismatch:
 
 
 def mismatches(job: Job) -> list[Mismatch]:
-    """The first mismatch of each group, in the order of groups."""
+    """Return the first mismatch of each group, in the order of groups."""
+    found = []
+    for instances in _by_group(job):
+        called = [instance for instance in instances if len(instance.calls) > 1]
+        differing = [instance for instance in called if _field(instance)]
+        if differing:
+            found.append(_described(differing[0], called, differing))
+        elif job.waiting and (parted := _parted_lines(called)) is not None:
+            found.append(parted)
+    return sorted(found, key=lambda mismatch: min(call.position for call in mismatch.instance.calls.values()))
+
+
+def differences(job: Job) -> list[Mismatch]:
+    """Return for each group the first collective that its ranks did not all call, and alike.
+
+    Args:
+        job: of the logs of all ranks, which are compared while nobody waits.
+    """
+    found = []
+    for instances in _by_group(job):
+        first = next((one for one in instances if one.absent or _field(one)), None)
+        if first is not None:
+            sides = [*_classes(first), *([first.absent] if first.absent else [])]
+            sides.sort(key=lambda ranks: (-len(ranks), ranks))
+            found.append(Mismatch(first, tuple(sides), _field(first) or "count", is_harmful=True))
+    return found
+
+
+def _by_group(job: Job) -> list[list[Instance]]:
+    """Return the collectives of each group, in the order of their numbers."""
     by_group: dict[GroupId, list[Instance]] = defaultdict(list)
     for instance in job.instances.values():
-        if instance.id.pair is None and len(instance.calls) > 1:
+        if instance.id.pair is None:
             by_group[instance.id.group].append(instance)
-    found = []
-    for instances in by_group.values():
-        instances.sort(key=lambda instance: (instance.id.number, instance.id.part))
-        differing = [instance for instance in instances if _field(instance)]
-        if differing:
-            found.append(_described(differing[0], instances, differing))
-    return sorted(found, key=lambda mismatch: min(call.position for call in mismatch.instance.calls.values()))
+    return [
+        sorted(instances, key=lambda instance: (instance.id.number, instance.id.part))
+        for instances in by_group.values()
+    ]
 
 
 def _described(first: Instance, instances: list[Instance], differing: list[Instance]) -> Mismatch:
     hang = any(instance.pending for instance in instances if instance.id.number >= first.id.number)
     got_through = not first.pending and differing[-1] is not instances[-1]
-    classes: dict[object, list[int]] = defaultdict(list)
-    for rank, call in sorted(first.calls.items()):
-        classes[signature(call)].append(rank)
-    sides = sorted(map(tuple, classes.values()), key=lambda ranks: (-len(ranks), ranks))
+    sides = _classes(first)
     if len(sides) == 1:  # an all_to_all whose sums differ: nobody says who is wrong
         sides = [(rank,) for rank in sorted(first.calls)]
-    return Mismatch(first, tuple(sides), _field(first), hang and not got_through)
+    return Mismatch(first, tuple(sides), _field(first) or "size", hang and not got_through)
+
+
+def _classes(instance: Instance) -> list[tuple[int, ...]]:
+    """Return the ranks that called the same, those of the most ranks first."""
+    classes: dict[object, list[int]] = defaultdict(list)
+    for rank, call in sorted(instance.calls.items()):
+        classes[signature(call)].append(rank)
+    return _most_first(classes.values())
+
+
+def _most_first(sides: Iterable[Sequence[int]]) -> list[tuple[int, ...]]:
+    return sorted(map(tuple, sides), key=lambda ranks: (-len(ranks), ranks))
+
+
+def _parted_lines(instances: Sequence[Instance]) -> Mismatch | None:
+    """Return the first collective that ranks called from different lines, where all had called one of them together.
+
+    Worked example: all ranks of three call a barrier at line 7 three times; then ranks 0 and 1 at line 7, rank 2 at
+    line 8. Ranks that call from different lines from the first on, as a broadcast's root may, have not parted.
+    """
+    together: set[str] = set()
+    for instance in instances:
+        by_line: dict[str, list[int]] = defaultdict(list)
+        for rank, call in sorted(instance.calls.items()):
+            by_line[call.source].append(rank)
+        if "" in by_line or instance.absent:
+            return None
+        if len(by_line) > 1:
+            parted = bool(together & by_line.keys())
+            return Mismatch(instance, tuple(_most_first(by_line.values())), "line", False) if parted else None
+        together |= by_line.keys()
+    return None
 
 
 def signature(call: Call) -> Signature:
-    """The properties of a call that must agree on all ranks of a group."""
-    if call.op == "barrier":
-        return (call.op, None, None, "", None)
-    if call.op in _OF_ANY_SIZE:
-        return (call.op, None, None, call.dtype if call.op == "all_to_all" else "", call.root)
-    if call.op == "all_reduce":
-        return (call.op, call.sent or call.received, call.received, call.dtype, None)
-    if call.op in _REDUCED:
-        size = call.sent if call.sent else call.received
-        return (call.op, size, None, call.dtype, call.root)
-    if call.op == "all_gather":
-        return (call.op, call.sent if call.has_equal_parts else None, call.received, call.dtype, None)
-    if call.op == "reduce_scatter":
-        return (call.op, call.sent, call.received if call.has_equal_parts else None, call.dtype, None)
-    return (call.op, call.sent, call.received, call.dtype, None)
+    """Return the properties of a call that must agree on all ranks of a group."""
+    op, sent, received, root = call.op, call.sent, call.received, call.root
+    if op == "barrier":
+        return Signature(op)
+    if op in _OF_ANY_SIZE:
+        return Signature(op, root=root, dtype=call.dtype if op == "all_to_all" else "", reduction=call.reduction)
+    if op == "all_reduce":
+        root, sent = None, sent or received
+    elif op in _REDUCED:
+        sent, received = sent or received, None
+    elif op == "all_gather":
+        root, sent = None, sent if call.has_equal_parts else None
+    elif op == "reduce_scatter":
+        root, received = None, received if call.has_equal_parts else None
+    else:
+        root = None
+    return Signature(op, sent, received, root, call.dtype, call.reduction)
 
 
-def _field(instance: Instance) -> str:
-    """The property in which the ranks' calls differ; empty where none does."""
+def _field(instance: Instance) -> Field | None:
+    """Return the property in which the ranks' calls differ; None where none does."""
     calls = instance.calls.values()
-    unlike = {(call.op, call.sent, call.received, call.dtype, call.root, call.has_equal_parts): call for call in calls}
-    found = _differing([signature(call) for call in unlike.values()]) if len(unlike) > 1 else ""
+    unlike = {(*call.token, call.received, call.root, call.has_equal_parts, call.reduction): call for call in calls}
+    found = _differing([signature(call) for call in unlike.values()]) if len(unlike) > 1 else None
     if found:
         return found
-    return "size" if _sums_differ(instance) or any(map(_is_torn, instance.pending)) else ""
+    return "size" if _sums_differ(instance) or any(map(_is_torn, instance.pending)) else None
 
 
-def _differing(signatures: Sequence[Signature]) -> str:
-    ops, sent, received, dtypes, roots = zip(*signatures, strict=True)
+def _differing(signatures: Sequence[Signature]) -> Field | None:
+    ops, sent, received, roots, dtypes, reductions = zip(*signatures, strict=True)
     if _differ(ops):
         return "op"
     if _differ(sent) or _differ(received):
         return "size"
     if _differ(roots):
         return "root"
-    return "dtype" if _differ(dtype or None for dtype in dtypes) else ""
+    if _differ(dtype or None for dtype in dtypes):
+        return "dtype"
+    return "reduction" if _differ(reduction or None for reduction in reductions) else None
 
 
 def _is_torn(call: Call) -> bool:
-    """Whether what a rank hands in does not fit what it gets, whatever the others call."""
+    """Return whether what a rank hands in does not fit what it gets, whatever the others call."""
     parts, sent, received = len(call.group.ranks), call.sent, call.received
     if sent is None or received is None:
         return False
@@ -120,7 +196,7 @@ def _differ(values: Iterable[object]) -> bool:
 
 
 def _sums_differ(instance: Instance) -> bool:
-    """Whether the ranks of an all_to_all send more or less, all together, than they get."""
+    """Return whether the ranks of an all_to_all send more or less, all together, than they get."""
     calls = list(instance.calls.values())
     if calls[0].op != "all_to_all" or len(calls) < len(instance.id.group.ranks):
         return False

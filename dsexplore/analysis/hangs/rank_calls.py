@@ -90,6 +90,8 @@ class Call(NamedTuple):
     created: int | None = None
     has_equal_parts: bool = True
     """Whether all ranks must send equally much, as in ``all_gather_into_tensor`` and not in ``all_gather``."""
+    reduction: str = ""
+    """``SUM``, ``MAX``, …; empty for an op without one, and where that is not known."""
     record: int | None = None
     """How many calls the rank had recorded before, also those that its dump leaves out; None where nothing counted."""
     kind: str = ""

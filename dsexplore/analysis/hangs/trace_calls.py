@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import polars as pl
+import torch
 
 from dsexplore.analysis.hangs.rank_calls import Call, GroupId, Job, RankCalls, RankEnd, kinds
 from dsexplore.trace.merge import ranks_of
@@ -15,7 +16,7 @@ from dsexplore.trace.tables import Tables
 
 _COLUMNS = (
     *("rank", "seq", "op", "raw_op", "axis", "group", "message_bytes", "dtype", "source", "batch", "peer", "root"),
-    *("start", "end", "state"),
+    *("start", "end", "state", "is_object", "group_seq"),
 )
 _WITH_EQUAL_PARTS = ("base", "tensor", "single")
 
@@ -23,7 +24,7 @@ _WITH_EQUAL_PARTS = ("base", "tensor", "single")
 def job_of_trace(
     tables: Tables, stacks: Mapping[int, str] | None = None, ends: Mapping[int, RankEnd | None] | None = None
 ) -> Job:
-    """The calls of each rank, from the merged trace of all ranks.
+    """Return the calls of each rank, from the merged trace of all ranks.
 
     Args:
         tables: of real ranks; a simulation has nothing that could hang.
@@ -38,7 +39,8 @@ def job_of_trace(
     of_kind = kinds(described)
     by_rank: dict[int, list[dict[str, Any]]] = defaultdict(list)
     sent = tables.events.filter(~pl.col("op").str.starts_with("switched_off:"))
-    for row in sent.select(_COLUMNS).sort("rank", "seq").iter_rows(named=True):
+    columns = [*_COLUMNS, *(["reduction"] if "reduction" in sent.columns else [])]
+    for row in sent.select(columns).sort("rank", "seq").iter_rows(named=True):
         by_rank[row["rank"]].append(row)
     left = set(ranks_of(tables))
     known = {}
@@ -60,22 +62,21 @@ def _calls(rows: Any, members: Mapping[str, GroupId], of_kind: Mapping[GroupId, 
     for row in rows:
         is_message = row["op"] in ("send", "recv")
         if not is_message:
-            numbers[row["group"]] += 1
+            numbers[row["group"]] = numbers[row["group"]] + 1 if row["group_seq"] is None else row["group_seq"] + 1
         group = members.get(row["group"], GroupId(row["group"], (row["rank"],)))
-        label = row["axis"] or group.title
-        gathers = row["op"] == "all_gather"
+        gathers, elements = row["op"] == "all_gather", _elements(row)
         calls.append(
             Call(
                 rank=row["rank"],
                 position=row["seq"],
                 group=group,
-                label=label,
+                label=row["axis"] or group.title,
                 kind=of_kind.get(group, group.name),
                 number=numbers[row["group"]],
                 op=row["op"],
                 state=_state(row),
-                sent=None if gathers else row["message_bytes"],
-                received=row["message_bytes"] if gathers else None,
+                sent=None if gathers else elements,
+                received=elements if gathers else None,
                 dtype=row["dtype"],
                 message_bytes=row["message_bytes"],
                 pair=_pair(row) if is_message else None,
@@ -84,13 +85,23 @@ def _calls(rows: Any, members: Mapping[str, GroupId], of_kind: Mapping[GroupId, 
                 batch=row["batch"],
                 created=row["start"],
                 has_equal_parts=any(part in row["raw_op"] for part in _WITH_EQUAL_PARTS),
+                reduction=row.get("reduction", ""),
             )
         )
     return calls
 
 
+def _elements(row: Mapping[str, Any]) -> int | None:
+    """Return the elements of the whole message; None where they are not known, or ranks may send other ones."""
+    if row["is_object"] or not row["message_bytes"]:
+        return None
+    kind = getattr(torch, row["dtype"], None) if row["dtype"] else None
+    size: int = row["message_bytes"]
+    return size // kind.itemsize if isinstance(kind, torch.dtype) else size
+
+
 def _state(row: Mapping[str, Any]) -> State:
-    """The state; in a file of an earlier format, by whether there is an end."""
+    """Return the state; in a file of an earlier format, by whether there is an end."""
     if row["state"] is not None:
         state: State = row["state"] or "completed"
         return state

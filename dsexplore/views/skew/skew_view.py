@@ -16,6 +16,7 @@ from dsexplore.views.view import View
 HEAD = ("rank", "late at", "of", "others waited for it", "waited itself", "likely")
 _MOST_ROWS, _MOST_ROWS_OF_PAGE = 8, 2_000
 _MOST_COLLECTIVES_OF_PAGE, _MOST_LANES_OF_PAGE = 96, 64
+_MOST_NOTES = 20
 _MARGIN = {"l": 8, "r": 8, "t": 24, "b": 8}
 
 
@@ -36,7 +37,8 @@ class SkewView(View):
             for rank, collectives, late, kept, waited, _ in self._ranks().head(_MOST_ROWS).iter_rows()
         ]
         more = self._ranks().height - _MOST_ROWS
-        return "\n".join([*lines, *([f'  {more:,} more ranks: to_frame(by="rank")'] if more > 0 else [])])
+        lines += [f'  {more:,} more ranks: to_frame(by="rank")'] if more > 0 else []
+        return "\n".join([*lines, *(f"note: {html.plain(note, 0)}" for note in self._notes)])
 
     def html(self) -> str:
         """The sentence, the picture, and the ranks for which others waited longest."""
@@ -50,11 +52,16 @@ class SkewView(View):
     def _html(self, rows: int, *drawn: int) -> str:
         skew = self._skew
         said = f"<p><b>{html.prose(skew.sentence, 600)}</b></p>"
+        notes = "".join(f'<p class="dim">{html.escape(note, 0)}</p>' for note in self._notes)
         if not self._has_rows:
-            return html.fragment(f"<p>{self.title}</p>{said}", STYLE)
+            return html.fragment(f"<p>{self.title}</p>{said}{notes}", STYLE)
         ranks = f"<p>{self.title}: {format_count(skew.arrivals['rank'].n_unique(), 'rank')}, measured</p>"
         words = f'<p class="dim">{html.escape(foot(skew, window(skew, *drawn)), 600)}</p>'
-        return html.fragment(f"{ranks}{said}{drawing(skew, *drawn)}{self._table(rows)}{words}", STYLE)
+        return html.fragment(f"{ranks}{said}{drawing(skew, *drawn)}{self._table(rows)}{words}{notes}", STYLE)
+
+    @property
+    def _notes(self) -> tuple[str, ...]:
+        return self._skew.tables.info.notes[:_MOST_NOTES]
 
     @property
     def _has_rows(self) -> bool:

@@ -15,15 +15,14 @@ import torch
 
 import dsexplore.comm as dist
 from dsexplore import run_ranks
-from dsexplore.comm import differing_calls, meeting
-from dsexplore.comm.differing_calls import Agreed, Made
+from dsexplore.comm import meeting
+from dsexplore.comm.compared_logs import CHUNK, chunks_to_compare, digests
+from dsexplore.comm.sent_calls import Series, numbered
 from dsexplore.errors import MismatchError
 from dsexplore.worlds.simulate import simulate
 from tests.running_processes import state_of
 
 Ranks = Callable[..., list[Any]]
-WORLD = ("0", (0, 1, 2))
-SUM = Agreed("all_reduce", 16, "float32", "SUM", None)
 
 
 def checked(which: str) -> str:
@@ -75,13 +74,13 @@ def test_what_differs_between_ranks_is_named_with_their_lines(
 ) -> None:
     told = ranks(2, checked, which)
     assert told[0] == told[1]
-    head, _, rest = told[0].partition(": call 1 on group 0 differs: ")
+    head, _, rest = told[0].partition(": collective 2 of group 0 differs: ")
     assert head == "the ranks did not make the same calls"
     of_first, of_second = rest.split(", rank 1 ")
     assert of_first.startswith("rank 0 all_reduce ")
     assert f"{first} at " in of_first
     assert f"{second} at " in of_second
-    assert of_second.count("test_differing_calls.py:") == 1
+    assert of_second.count("test_compared_logs.py:") == 1
 
 
 def checked_before_the_last_call(by_summary: bool) -> str:
@@ -96,7 +95,7 @@ def checked_before_the_last_call(by_summary: bool) -> str:
     handle = dist.all_reduce(tensor, async_op=True) if dist.get_rank() == 0 else None
     said = ""
     if by_summary:
-        said = "; ".join(dist.comms_logger.stragglers().differences)
+        said = "; ".join(dist.comms_logger.stragglers().tables.info.notes)
     else:
         try:
             dist.check()
@@ -116,7 +115,7 @@ def checked_before_the_last_call(by_summary: bool) -> str:
 def test_a_call_that_one_rank_has_not_made_is_named_while_the_other_waits(ranks: Ranks, by_summary: bool) -> None:
     told = ranks(2, checked_before_the_last_call, by_summary)
     assert told[0] == told[1]
-    _, _, differs = told[0].partition("call 1 on group 0 differs: rank 0 all_reduce SUM of 16 B float32 at ")
+    _, _, differs = told[0].partition("collective 2 of group 0 differs: rank 0 all_reduce SUM of 16 B float32 at ")
     assert ", rank 1 made no such call" in differs
 
 
@@ -149,7 +148,7 @@ def checked_after_a_time_out(layer: str) -> str:
 def test_after_a_time_out_the_calls_that_differ_are_named(layer: str, patience: float) -> None:
     told = run_ranks(checked_after_a_time_out, 2, args=(layer,), timeout=200, group_timeout=patience).values
     assert told[0] == told[1]
-    _, _, differs = told[0].partition("call 1 on group 0 differs: ")
+    _, _, differs = told[0].partition("collective 2 of group 0 differs: ")
     assert differs.startswith("rank 0 all_reduce SUM of 16 B float32 at ")
     assert ", rank 1 broadcast of 16 B float32 root 0 at " in differs
 
@@ -167,20 +166,21 @@ def test_a_simulated_rank_has_nobody_to_be_compared_with() -> None:
 
 
 def test_only_the_first_chunk_that_differs_is_sent() -> None:
-    count = 3 * differing_calls.CHUNK
-    calls = {rank: [SUM] * count for rank in WORLD[1]}
-    calls[2][2 * differing_calls.CHUNK + 5] = SUM._replace(reduction="MAX")
-    first = {0: 0, 1: 0, 2: 700}  # rank 2 no longer has its first 700
-    made = {rank: {WORLD: Made(first[rank], each[first[rank] :], [])} for rank, each in calls.items()}
-    sent = {rank: differing_calls.digests(one) for rank, one in made.items()}
-    assert sorted(sent[2][WORLD].of_chunks) == [1, 2]
-    assert differing_calls.chunks_to_compare(sent) == {WORLD: 2}
-    begin, end = 2 * differing_calls.CHUNK, 3 * differing_calls.CHUNK
-    of_chunk = {rank: {WORLD: [(call, "a.py:1") for call in each[begin:end]]} for rank, each in calls.items()}
-    assert differing_calls.differences({WORLD: 2}, of_chunk) == [
-        f"call {begin + 5} on group 0 differs: ranks 0–1 all_reduce SUM of 16 B float32 at a.py:1, "
-        "rank 2 all_reduce MAX of 16 B float32 at a.py:1"
-    ]
+    count, odd = 3 * CHUNK, 2 * CHUNK + 5
+    sent, series = {}, None
+    for rank, dropped in ((0, 0), (1, 0), (2, 700)):  # rank 2 no longer has its first 700
+        log = dist.CommsLogger({"comms_logger": {"enabled": True}}, epoch=0)
+        for number in range(dropped, count):
+            log.append("all_reduce", "all_reduce", 1.0, 32 if rank == 2 and number == odd else 16, group_size=3)
+        (series,) = {series for series, _, _ in numbered(log.records, {})}
+        earlier: dict[Series, int] = {series: dropped}
+        sent[rank] = digests(numbered(log.records, earlier), earlier)
+    assert series is not None
+    first, end, of_chunks = sent[2][series]
+    assert (first, end, sorted(of_chunks)) == (700, count, [1, 2])
+    assert chunks_to_compare(sent) == {series: 2}
+    del sent[2]
+    assert chunks_to_compare(sent) == {}
 
 
 def stopped_ended_or_late(how: str) -> str:

@@ -1,0 +1,238 @@
+"""A rank's log in the form that the other ranks get, and the trace of all ranks that is made of it.
+
+The collectives of a group are numbered, whether the log still has those before or not, so the trace knows which belong
+together. Each call is a few numbers, and what many calls have in common is sent once.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from dsexplore.capture.recorded_content import host_clock
+from dsexplore.capture.source_lines import source_texts
+from dsexplore.comm.log_records import Record, is_collective
+from dsexplore.trace import schema
+from dsexplore.trace.matching import is_numbered
+from dsexplore.trace.merge import merge_tables
+from dsexplore.trace.tables import Tables, TraceInfo
+
+MOST_CALLS = 2_000
+"""How many calls of each group are sent, the last ones."""
+_APART = 10**9
+"""Nanoseconds between two measurements that were made elsewhere: of these only the durations are known."""
+
+Series = tuple[str, tuple[int, ...]]
+"""What the calls of a series have in common, which are numbered together: the name of their group, and its ranks."""
+
+
+class Kind(NamedTuple):
+    """What many calls of a log have in common."""
+
+    group: str
+    ranks: tuple[int, ...]
+    backend: str
+    op: str
+    message_bytes: int
+    dtype: str
+    reduction: str
+    root: int | None
+    is_object: bool
+    is_apart: bool
+    """Whether it was no collective, but a measurement made elsewhere or a user's function: see `series_of`."""
+    source: str
+
+
+@dataclass(frozen=True)
+class SentCalls:
+    """Some calls of one rank, in order of issue."""
+
+    rank: int
+    clock: str
+    """See `TraceInfo.clocks`."""
+    is_simulated: bool
+    kinds: list[Kind]
+    kind: npt.NDArray[np.int32]
+    """(calls,) of each call its place in `kinds`."""
+    number: npt.NDArray[np.int64]
+    """(calls,) among the calls of its series that the rank has logged."""
+    start: npt.NDArray[np.int64]
+    """(calls,) nanoseconds since the Unix epoch; 0 for one that was not timed."""
+    end: npt.NDArray[np.int64]
+
+
+def series_of(record: Record) -> Series:
+    """Return the series that a line is numbered in.
+
+    A measurement that was made elsewhere, and a call of a user's function, are numbered by their names: other ranks
+    need not have made them between the same collectives.
+    """
+    group = record.group
+    name = group.name if is_collective(record.issued) else f"{record.name} on {group.name}"
+    return name, group.ranks
+
+
+def numbered(records: Iterable[Record], dropped: Mapping[Series, int]) -> Iterator[tuple[Series, int, Record]]:
+    """Yield the lines that take all ranks of a group, each with its number among those of its series.
+
+    Args:
+        records: the lines that the log still has, without those out of their places (`Earlier.out_of_place`).
+        dropped: how many lines before those it no longer has.
+    """
+    counts: Counter[Series] = Counter(dict(dropped))
+    for record in records:
+        if is_numbered(record.op):
+            series = series_of(record)
+            yield series, counts[series], record
+            counts[series] += 1
+
+
+def sent_calls(calls: Iterable[tuple[Series, int, Record]], rank: int) -> SentCalls:
+    """Return lines in the form that other ranks get.
+
+    Args:
+        calls: as `numbered` yields them.
+        rank: whose they are.
+    """
+    listed = list(calls)
+    lines = source_texts(record.issued.origin.sources[:1] for _, _, record in listed)
+    kinds: dict[Kind, int] = {}
+    kind = np.empty(len(listed), np.int32)
+    number, start, end = (np.zeros(len(listed), np.int64) for _ in range(3))
+    for i, ((series, at, record), line) in enumerate(zip(listed, lines, strict=True)):
+        kind[i] = kinds.setdefault(_kind(series, record, line), len(kinds))
+        number[i] = at
+        start[i], end[i] = _times(record, at)
+    is_simulated = any(record.group.timing == "none" for _, _, record in listed)
+    return SentCalls(rank, host_clock(), is_simulated, list(kinds), kind, number, start, end)
+
+
+def last_calls(calls: Iterable[tuple[Series, int, Record]]) -> list[tuple[Series, int, Record]]:
+    """Return the last `MOST_CALLS` lines of each series, in order of issue."""
+    listed = list(calls)
+    ends = Counter[Series]()
+    for series, number, _ in listed:
+        ends[series] = number + 1
+    return [call for call in listed if call[1] >= ends[call[0]] - MOST_CALLS]
+
+
+def _kind(series: Series, record: Record, line: str) -> Kind:
+    parties, dtype = record.issued.parties, record.dtype
+    return Kind(
+        *series,
+        record.group.backend,
+        record.op,
+        record.bytes,
+        str(dtype).removeprefix("torch.") if dtype is not None else "",
+        record.reduction,
+        parties.root if parties is not None else None,
+        record.is_object,
+        not is_collective(record.issued),
+        line,
+    )
+
+
+def _times(record: Record, number: int) -> tuple[int, int]:
+    """Return start and end; a member of a coalesced call has its share of the time."""
+    times = record.times
+    if times is None:
+        return 0, 0
+    took = max(1, round((times[1] - times[0]) * record.share))
+    if not is_collective(record.issued):
+        end = (number + 1) * _APART
+        return end - took, end
+    return times[0], times[0] + took
+
+
+def tables_of(sent: Sequence[SentCalls]) -> Tables:
+    """Return the trace of the calls of several ranks, on one clock; its events have a column ``reduction`` besides."""
+    size = (
+        max(
+            [
+                0,
+                *(calls.rank for calls in sent),
+                *(rank for calls in sent for kind in calls.kinds for rank in kind.ranks),
+            ]
+        )
+        + 1
+    )
+    collectives = merge_tables([_tables(calls, size, is_apart=False) for calls in sent], ranks=())
+    others = merge_tables([_tables(calls, size, is_apart=True) for calls in sent], ranks=(), shares_clock=True)
+    return replace(
+        collectives,
+        events=pl.concat([collectives.events, others.events]).sort("rank", "seq"),
+        groups=pl.concat([collectives.groups, others.groups]),
+    )
+
+
+def _tables(calls: SentCalls, world_size: int, *, is_apart: bool) -> Tables:
+    """Return the trace of one rank's collectives, or of its other calls."""
+    kinds = pl.DataFrame(calls.kinds, schema=_KINDS, orient="row")
+    events = kinds[calls.kind].with_columns(
+        *(pl.Series(name, getattr(calls, field)) for name, field in _NUMBERS),
+        rank=pl.lit(calls.rank),
+        seq=pl.int_range(pl.len()),
+        group_size=pl.col("ranks").list.len(),
+    )
+    is_timed = pl.col("end") > 0
+    events = events.filter(pl.col("is_apart") == is_apart).with_columns(
+        pl.when(is_timed).then("start"),
+        pl.when(is_timed).then("end"),
+        state=pl.when(is_timed).then(pl.lit("completed")).otherwise(pl.lit("scheduled")),
+    )
+    columns = [
+        (pl.col(name) if name in events.columns else pl.lit(_DEFAULTS.get(name))).cast(kind).alias(name)
+        for name, kind in schema.EVENTS.items()
+    ]
+    return Tables(
+        events=events.select(*columns, "reduction"),
+        groups=pl.DataFrame(
+            list(dict.fromkeys(_group(kind) for kind in calls.kinds if kind.is_apart == is_apart)),
+            schema=schema.GROUPS,
+            orient="row",
+        ),
+        info=TraceInfo(
+            world_size=world_size,
+            ranks=(calls.rank,),
+            simulated=calls.is_simulated,
+            clocks=(calls.clock,) if calls.clock else (),
+        ),
+    )
+
+
+def _group(kind: Kind) -> tuple[object, ...]:
+    return kind.group, "", "", kind.ranks, len(kind.ranks), kind.backend, "host"
+
+
+_KINDS: dict[str, pl.DataType] = {
+    "group": pl.String(),
+    "ranks": pl.List(pl.Int32()),
+    "backend": pl.String(),
+    "op": pl.String(),
+    "message_bytes": pl.Int64(),
+    "dtype": pl.String(),
+    "reduction": pl.String(),
+    "root": pl.Int32(),
+    "is_object": pl.Boolean(),
+    "is_apart": pl.Boolean(),
+    "source": pl.String(),
+}
+_NUMBERS = (("group_seq", "number"), ("start", "start"), ("end", "end"))
+_DEFAULTS: dict[str, object] = {
+    "step": 0,
+    "phase": "other",
+    "trigger": "",
+    "owner": "",
+    "axis": "",
+    "cause": "",
+    "raw_op": "",
+    "wire_bytes": 0,
+    "implicit": False,
+    "is_async": False,
+}
