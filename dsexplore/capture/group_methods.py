@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from dsexplore.capture import ops
 from dsexplore.capture.observed_op import Observer, is_observed_elsewhere, is_plain, pass_kernels_by
-from dsexplore.torch_internals.dispatch import leave_to_python
+from dsexplore.torch_internals.dispatch import CAN_PASS_KEYS_BY, leave_to_python
 from dsexplore.torch_internals.process_groups import (
     ALL_GATHER,
     ALL_GATHER_OPTIONS,
@@ -70,7 +70,7 @@ class GroupMethods:
         """Put a function in the place of each method, where all that stands in its place already is known."""
         global _observer
         _observer = observer
-        for name, observed in _functions.items():
+        for name, observed in _functions.items() if CAN_PASS_KEYS_BY else ():
             now = vars(dist.ProcessGroup)[name]
             inner = unwrap(now, stop=partial(is_, observed))
             if not isinstance(inner, FunctionType):  # neither ours nor one of which nothing is known

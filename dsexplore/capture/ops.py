@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from dsexplore.torch_internals.dispatch import all_op_names, has_op, ops_defined_in_python
+from dsexplore.torch_internals.dispatch import all_op_names, find_op, has_op, ops_defined_in_python
 
 NAMESPACES = (
     "c10d",
@@ -319,23 +319,6 @@ NOT_COMMUNICATION: dict[str, str] = {
 }
 
 
-LATER = frozenset(
-    {
-        "_c10d_functional::wait_tensors",
-        "c10d::gather_into_tensor_",
-        "fsdp::chunk_cat_mixed_dtype",
-        "fsdp::record_grad_output_stream",
-        "symm_mem::_low_contention_all_gather_ce_multicast",
-        "symm_mem::_low_contention_all_gather_ce_multicast_out",
-        "symm_mem::memcpy_to_multicast_",
-        "symm_mem::nccl_all_to_all_nd",
-        "symm_mem::nccl_get_out",
-        "symm_mem::nvshmem_get_out",
-    }
-)
-"""Of the ops above, those that torch 2.13 does not have yet; 2.15 has them."""
-
-
 def op_names() -> list[str]:
     """Ops of the communication namespaces that this process knows, without overload names."""
     return sorted({name.partition(".")[0] for name in _all_names()})
@@ -364,7 +347,10 @@ def _all_names() -> list[str]:
     defined = frozenset(filter(has_op, in_python))  # the others are gone again
     state = len(sys.modules), len(torch.ops.loaded_libraries), defined
     if _known[0] != state:
-        _known = state, [name for name in all_op_names() if name.startswith(_PREFIXES)]
+        _known = (
+            state,
+            [name for name in all_op_names() if name.startswith(_PREFIXES)] or list(filter(find_op, COMMUNICATION)),
+        )
     return _known[1]
 
 

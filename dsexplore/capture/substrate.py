@@ -24,9 +24,17 @@ from dsexplore.capture.group_methods import GroupMethods
 from dsexplore.capture.mode_collectives import ModeCollectives
 from dsexplore.capture.observed_op import Kernel, Observer, observed
 from dsexplore.capture.ops import Communication
-from dsexplore.torch_internals.dispatch import BACKEND_SELECT, find_op, redispatch_of, remove_kernels
+from dsexplore.torch_internals.dispatch import (
+    AFTER_BACKEND_SELECT,
+    BACKEND_SELECT,
+    CPU,
+    META,
+    find_op,
+    redispatch_of,
+    remove_kernels,
+)
 from dsexplore.torch_internals.fake_tensors import FakeTensor, fake_description
-from dsexplore.torch_internals.names import is_there
+from dsexplore.torch_internals.names import is_there, needed
 from dsexplore.torch_internals.patches import Patches
 from dsexplore.torch_internals.process_groups import LOCAL_TENSOR_COLLECTIVES, register_ops
 
@@ -59,6 +67,8 @@ class KernelSubstrate:
         self._modes = ModeCollectives()
 
     def install(self, observer: Observer) -> None:
+        for name in (BACKEND_SELECT, AFTER_BACKEND_SELECT, CPU, META):
+            needed(name, "a trace")
         try:
             for raw_op, overload in ops.overloads():
                 entry = ops.lookup(raw_op)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from operator import attrgetter
 from types import CodeType
 from typing import TYPE_CHECKING, Any
@@ -57,14 +58,20 @@ META_ALONE: Any = DispatchKeySet(META) if is_there(META) and is_there(DispatchKe
 exclude_key: Callable[[DispatchKey, bool], None] = internal("torch._C:_dispatch_tls_set_dispatch_key_excluded")
 include_key: Callable[[DispatchKey, bool], None] = internal("torch._C:_dispatch_tls_set_dispatch_key_included")
 """Include a key in the calls of this thread, or no longer."""
-is_key_excluded: Callable[[DispatchKey], bool] = internal("torch._C:_dispatch_tls_is_dispatch_key_excluded")
+is_key_excluded: Callable[[DispatchKey], bool] = internal(
+    "torch._C:_dispatch_tls_is_dispatch_key_excluded", otherwise=lambda key: False
+)
 is_key_included: Callable[[DispatchKey], bool] = internal("torch._C:_dispatch_tls_is_dispatch_key_included")
+CAN_PASS_KEYS_BY = all(map(is_there, (exclude_key, include_key, is_key_excluded, is_key_included)))
+"""Whether calls can be made to pass the kernels of a key by."""
 
 count_dispatch_modes: Callable[[], int] = internal("torch._C:_len_torch_dispatch_stack", otherwise=lambda: 0)
 """Return how many dispatch modes are active in this thread."""
 
-without_modes: Callable[[], Any] = internal("torch.utils._python_dispatch:_disable_current_modes")
-"""Return a context in which no dispatch mode is active in this thread."""
+without_modes: Callable[[], Any] = internal(
+    "torch.utils._python_dispatch:_disable_current_modes", otherwise=nullcontext
+)
+"""Return a context in which no dispatch mode is active in this thread, where torch can make one."""
 
 no_torch_dispatch: Callable[[], Any] = internal("torch._C:_DisableTorchDispatch")
 """Return a context in which ops reach the kernels of their device: no dispatch mode, and no subclass, sees them."""
@@ -72,10 +79,10 @@ no_torch_dispatch: Callable[[], Any] = internal("torch._C:_DisableTorchDispatch"
 current_tracing_context: Callable[[], Any] = internal("torch._guards:TracingContext.try_get", otherwise=lambda: None)
 """Return the context in which the compiler traces a program in this thread; None where it does not."""
 
-all_op_names: Callable[[], list[str]] = internal("torch._C:_dispatch_get_all_op_names")
-"""Return the names of all ops, ``"aten::add.Tensor"``, which takes milliseconds."""
+all_op_names: Callable[[], list[str]] = internal("torch._C:_dispatch_get_all_op_names", otherwise=list)
+"""Return the names of all ops, ``"aten::add.Tensor"``, which takes milliseconds; none where torch does not say."""
 
-has_op: Callable[[str], bool] = internal("torch._C:_dispatch_has_kernel")
+has_op: Callable[[str], bool] = internal("torch._C:_dispatch_has_kernel", otherwise=lambda name: True)
 """Return True if there is an op of that name."""
 
 redispatch_of: Callable[[Any], Callable[..., Any]] = attrgetter("_handle.redispatch_boxed")
@@ -144,6 +151,7 @@ def _leave(code: CodeType, with_calls: bool) -> None:
     if is_there(_set_strategy) and is_there(_Strategy) and is_there(_Action):  # else a graph more is all that happens
         called = _Action.SKIP if with_calls else _Action.DEFAULT
         _set_strategy(code, _Strategy(_Action.SKIP, called))
+
 
 has_kernel_for: Callable[[str, str], bool] = internal("torch._C:_dispatch_has_kernel_for_dispatch_key")
 """Return True if an op, ``"aten::mm"``, has a kernel for a dispatch key, ``"CPU"``."""

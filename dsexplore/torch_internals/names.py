@@ -5,12 +5,13 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 from itertools import takewhile
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import torch
 
 from dsexplore.errors import UsageError
 
+T = TypeVar("T")
 OLDEST, NEWEST = "2.9", "2.15"
 """The range of torch's minor versions that this release is tested with."""
 
@@ -110,6 +111,21 @@ def internal(path: str, *, since: str = OLDEST, until: str | None = None, otherw
 def is_there(found: Any) -> bool:
     """Return False for what `internal` gives for a name that the installed torch does not have."""
     return not isinstance(found, Missing)
+
+
+def needed(found: T, needed_for: str) -> T:
+    """Return what `internal` gave.
+
+    Args:
+        found: what `internal` gave.
+        needed_for: what cannot be had without, as the user asks for it.
+
+    Raises:
+        UsageError: the installed torch does not have the name.
+    """
+    if isinstance(found, Missing):
+        raise lacking(found.path, needed_for)
+    return found
 
 
 def minor_version(version: str) -> tuple[int, int]:

@@ -14,7 +14,17 @@ from torch.distributed import distributed_c10d
 from dsexplore.torch_internals.names import TorchName, internal
 from dsexplore.torch_internals.patches import Patches
 
-resolve_group: Callable[[Any], dist.ProcessGroup] = internal("torch._C._distributed_c10d:_resolve_process_group")
+
+def registered_groups() -> Mapping[dist.ProcessGroup, Iterable[int]]:
+    """Return the process groups of this process that were not destroyed, with their global ranks."""
+    groups: Mapping[dist.ProcessGroup, Iterable[int]] = distributed_c10d._world.pg_group_ranks
+    return groups
+
+
+resolve_group: Callable[[Any], dist.ProcessGroup] = internal(
+    "torch._C._distributed_c10d:_resolve_process_group",
+    otherwise=lambda name: next(group for group in registered_groups() if group.group_name == name),
+)
 """Return the process group of a name."""
 
 default_store: Callable[[], Any] = internal("torch.distributed.distributed_c10d:_get_default_store")
@@ -40,12 +50,6 @@ def backend_of(group: dist.ProcessGroup, device: torch.device) -> Any:
         RuntimeError: it has none.
     """
     return group._get_backend(device)
-
-
-def registered_groups() -> Mapping[dist.ProcessGroup, Iterable[int]]:
-    """Return the process groups of this process that were not destroyed, with their global ranks."""
-    groups: Mapping[dist.ProcessGroup, Iterable[int]] = distributed_c10d._world.pg_group_ranks
-    return groups
 
 
 def collected_calls() -> MutableMapping[dist.ProcessGroup, list[Any]]:
@@ -126,13 +130,6 @@ RECV_OBJECTS = TorchName("torch.distributed.distributed_c10d:recv_object_list")
 GATHER_OBJECTS = TorchName("torch.distributed.distributed_c10d:gather_object")
 ALL_GATHER_OBJECTS = TorchName("torch.distributed.distributed_c10d:all_gather_object")
 
-STORES = tuple(
-    TorchName(f"{module}:{store}")
-    for module in ("torch.distributed", "torch.distributed.rendezvous", "torch._C._distributed_c10d")
-    for store in ("TCPStore", "FileStore")
-)
-"""The names under which programs and torch find the stores that reach other processes."""
-
 is_outside: Callable[[dist.ProcessGroup], bool] = internal("torch.distributed.distributed_c10d:_rank_not_in_group")
 """Return True if this rank is not in a process group."""
 
@@ -148,14 +145,12 @@ work_of: Callable[[torch.futures.Future[Any]], dist.Work] = internal(
 """Return a work that ends when a future does, and returns it."""
 
 _new_plugin: Callable[..., Any] = internal("torch.distributed:Backend._BackendPlugin")
-_pickle: Callable[..., tuple[torch.Tensor, torch.Tensor]] = internal(
-    "torch.distributed.distributed_c10d:_object_to_tensor"
-)
 
 
 def pickled(value: object) -> bytes:
     """Return an object as the functions of ``torch.distributed`` that send objects pickle it."""
-    return _pickle(value, "cpu", None)[0].numpy().tobytes()
+    tensor: torch.Tensor = distributed_c10d._object_to_tensor(value, torch.device("cpu"), None)[0]
+    return tensor.numpy().tobytes()
 
 
 def skip_group_numbers(count: int) -> None:
@@ -192,6 +187,7 @@ def reduce_op_name(reduce_op: Any) -> str:
     Torch says it from 2.13 on.
     """
     return dist.ReduceOp.RedOpType(reduce_op.op()).name if hasattr(reduce_op, "op") else ""
+
 
 DEEPSPEEDS_RELEASE = TorchName("deepspeed.utils.groups:_release_process_group_references")
 """The function by which DeepSpeed drops its references to a process group that is destroyed."""
