@@ -44,10 +44,10 @@ ARGUMENTS = [
 ]
 
 
-_LONG = 180_000
+LONG = 180_000
 """Milliseconds that anything may take where other work keeps the machine busy: all waits of these tests end by then."""
 
-_ENDING_WITH_US = """
+WITH_US = """
 import ctypes, os, signal, sys
 PR_SET_PDEATHSIG = 1
 ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
@@ -61,7 +61,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Give a test in a browser the time of several such waits."""
     for item in items:
         if item.path.parent == Path(__file__).parent:
-            item.add_marker(pytest.mark.timeout(5 * _LONG / 1e3))
+            item.add_marker(pytest.mark.timeout(5 * LONG / 1e3))
 
 
 def chromium() -> str:
@@ -74,7 +74,7 @@ def chromium() -> str:
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Any]:
     with playwright_api.sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=chromium(), args=ARGUMENTS, timeout=_LONG)
+        opened = playwright.chromium.launch(executable_path=chromium(), args=ARGUMENTS, timeout=LONG)
         yield opened
         opened.close()
 
@@ -105,7 +105,7 @@ class Requests:
 def new_page(browser: Any) -> Any:
     """A page with a profile of its own, and with what went wrong in it and what it asked for."""
     context = browser.new_context(viewport=VIEWPORT, permissions=["clipboard-read", "clipboard-write"])
-    context.set_default_timeout(_LONG)
+    context.set_default_timeout(LONG)
     opened = context.new_page()
     opened.errors = []
     opened.on("pageerror", lambda error: opened.errors.append(str(error)))
@@ -150,7 +150,7 @@ class Lab:
             page.evaluate("path => void jupyterapp.commands.execute('docmanager:open', { path })", name)
         else:
             page.goto(f"{self.address}/lab/workspaces/{name.partition('.')[0]}/tree/{name}?reset")
-        page.wait_for_selector(".jp-NotebookPanel .jp-Cell", timeout=_LONG)
+        page.wait_for_selector(".jp-NotebookPanel .jp-Cell", timeout=LONG)
         self.set_theme(page, dark)
         page.evaluate("() => { const l = jupyterapp.shell; if (!l.leftCollapsed) l.collapseLeft(); }")
 
@@ -169,12 +169,12 @@ class Lab:
         """Choose a theme, and wait until the page has it."""
         theme = "JupyterLab Dark" if dark else "JupyterLab Light"
         page.evaluate("t => void jupyterapp.commands.execute('apputils:change-theme', { theme: t })", theme)
-        page.wait_for_function("t => document.body.dataset.jpThemeName === t", arg=theme, timeout=_LONG)
+        page.wait_for_function("t => document.body.dataset.jpThemeName === t", arg=theme, timeout=LONG)
 
     def wait_for_kernel(self, page: Any) -> None:
         """Until the open notebook's kernel is idle."""
         page.wait_for_function(
-            "() => jupyterapp.shell.currentWidget?.sessionContext?.session?.kernel?.status === 'idle'", timeout=_LONG
+            "() => jupyterapp.shell.currentWidget?.sessionContext?.session?.kernel?.status === 'idle'", timeout=LONG
         )
 
     def start_all(self, page: Any) -> None:
@@ -188,7 +188,7 @@ class Lab:
         page.wait_for_function(
             "() => [...document.querySelectorAll('.jp-CodeCell .jp-InputPrompt')]"
             ".every((prompt) => /[0-9]/.test(prompt.textContent))",
-            timeout=_LONG,
+            timeout=LONG,
         )
         error = page.query_selector('[data-mime-type="application/vnd.jupyter.error"]')
         assert error is None, error.inner_text()
@@ -220,7 +220,7 @@ class Lab:
     def save(self, page: Any) -> None:
         """Save the open notebook, and wait until it is saved."""
         page.evaluate("async () => { await jupyterapp.commands.execute('docmanager:save'); }")
-        page.wait_for_function("() => !jupyterapp.shell.currentWidget.context.model.dirty", timeout=_LONG)
+        page.wait_for_function("() => !jupyterapp.shell.currentWidget.context.model.dirty", timeout=LONG)
 
     def end_kernels(self) -> None:
         """Shut down what still runs: each kernel has torch loaded.
@@ -239,7 +239,7 @@ class Lab:
 
     def _ask(self, path: str, method: str = "GET") -> Any:
         request = urllib.request.Request(f"{self.address}{path}", method=method)
-        with urllib.request.urlopen(request, timeout=_LONG / 1e3) as answer:
+        with urllib.request.urlopen(request, timeout=LONG / 1e3) as answer:
             text = answer.read()
         return json.loads(text) if text else None
 
@@ -313,7 +313,7 @@ def running_lab(tmp_path_factory: Any) -> Iterator[Lab]:
         "ServerApp.password": "", "ServerApp.root_dir": folder, "ServerApp.allow_root": True,
         "ServerApp.disable_check_xsrf": True,  # else none but a page may end a kernel
     }  # fmt: skip
-    command = [sys.executable, "-c", _ENDING_WITH_US, str(os.getpid()), "-m", "jupyter", "lab"]
+    command = [sys.executable, "-c", WITH_US, str(os.getpid()), "-m", "jupyter", "lab"]
     command += ["--no-browser", "--expose-app-in-browser"]
     with (home / "log").open("wb") as log:
         server = subprocess.Popen(
@@ -337,7 +337,7 @@ def running_lab(tmp_path_factory: Any) -> Iterator[Lab]:
 
 def _address(server: subprocess.Popen[bytes], home: Path) -> str:
     """Where the server listens, when it does: it takes another port where its own was taken meanwhile."""
-    deadline = time.monotonic() + _LONG / 1e3
+    deadline = time.monotonic() + LONG / 1e3
     told = home / "run" / f"jpserver-{server.pid}.json"
     while time.monotonic() < deadline and server.poll() is None:
         try:

@@ -48,17 +48,15 @@ async ([source, state, manager]) => {
     status: "idle", isDisposed: false,
     statusChanged: { connect: (f) => heard.push(f), disconnect() {} },
     becomes(status) { this.status = status; heard.forEach((f) => f()); },
-    answer() {
-      while (window.waiting.length) {
-        const told = window.waiting.shift();
-        for (const state of ["busy", "idle"]) told({ content: { execution_state: state } });
-      }
-    },
+    // Of the messages that wait ipywidgets joins those of the state, and keeps the last one's number.
+    answer() { while (window.waiting.length) window.model.set("answered", window.waiting.shift().asked); },
   };
   window.waiting = [];
-  const ask = (what, callbacks) => {
+  const ask = (what, asked) => {
     window.sent.push(what);
-    if (callbacks) window.waiting.push(callbacks.iopub.status);
+    const joined = what === "state" && window.waiting.find((each) => each.what === "state");
+    if (joined) joined.asked = asked;
+    else window.waiting.push({ what, asked });
   };
   window.model = {
     widget_manager: manager ? { kernel: window.kernel } : undefined,
@@ -68,8 +66,8 @@ async ([source, state, manager]) => {
       state[key] = value;
       (listeners["change:" + key] || []).forEach((f) => f());
     },
-    save_changes(callbacks) { ask("state", callbacks); },
-    send(content, callbacks) { ask(content.type, callbacks); },
+    save_changes() { ask("state", state.asked); },
+    send(content) { ask(content.type, content.asked); },
     on(name, f) { (listeners[name] ||= []).push(f); },
     off(name, f) { listeners[name] = (listeners[name] || []).filter((g) => g !== f); },
   };
@@ -172,8 +170,16 @@ def state_of(widget: Any) -> dict[str, Any]:
     return dict(json.loads(json.dumps({name: plain(getattr(widget, name)) for name in names})))
 
 
-def draw(page: Any, widget: Any, head: str = "", manager: bool = True) -> None:
-    """An explorer's widget in the page, by itself; ``manager``: whether the page knows of the kernel."""
+def draw(page: Any, widget: Any, head: str = "", manager: bool = True, before: str = "") -> None:
+    """Draw an explorer's widget in the page, by itself.
+
+    Args:
+        page: is emptied.
+        widget: filled by its own Python.
+        head: more CSS.
+        manager: whether the page knows of the kernel.
+        before: a script that runs in the page before.
+    """
     page.goto("about:blank")
     page.set_content(
         f"<!DOCTYPE html><html lang=en><head><title>x</title><style>:root{{color-scheme:light dark}}"
@@ -182,6 +188,8 @@ def draw(page: Any, widget: Any, head: str = "", manager: bool = True) -> None:
     )
     if "plot(" in widget._esm:
         page.evaluate("window.Plotly || 0") or page.add_script_tag(content=get_plotlyjs())
+    if before:
+        page.evaluate(before)
     page.evaluate(STUB, [widget._esm, state_of(widget), manager])
 
 
@@ -403,6 +411,41 @@ class TestKernel:
         page.fill(".dsx-filter", "*.1.*")  # the tree itself needs no kernel
         assert page.locator(".dsx-body .dsx-row").count() < 8
         assert page.errors == []
+
+    def test_of_quick_choices_the_last_ones_answer_is_enough(self, page: Any, explorers: dict[str, Any]) -> None:
+        draw(page, explorers["explorer"].widget)
+        page.wait_for_selector(".dsx-plot[data-drawn]")
+        page.clock.install()
+        lists = page.locator(".dsx-filters select")
+        for index in (1, 2, 1):
+            lists.first.select_option(index=index)
+        page.focus(".dsx-port")
+        for _ in range(3):
+            page.keyboard.press("ArrowDown")
+        page.click("canvas")
+        assert page.evaluate("waiting.length") == 2, "one state and one other message"
+        page.evaluate("kernel.answer()")
+        assert page.get_attribute(".dsx-state", "data-waiting") == "0"
+        page.clock.run_for(5000)
+        assert page.evaluate(STATE) == ""
+        page.click(".dsx-body .dsx-row >> nth=0")
+        page.clock.run_for(5000)
+        assert page.evaluate(STATE).startswith("The kernel is busy")
+
+    def test_what_was_answered_is_not_taken_back(self, page: Any, explorers: dict[str, Any]) -> None:
+        draw(page, explorers["explorer"].widget)
+        page.wait_for_selector(".dsx-selected")
+        rows = page.locator(".dsx-body .dsx-row")
+        for number in (0, 1, 2):
+            rows.nth(number).click()
+        page.evaluate("kernel.answer()")
+        answered = page.inner_text(".dsx-selected")
+        rows.nth(4).click()
+        rows.nth(5).click()
+        assert page.inner_text(".dsx-selected") != answered
+        page.evaluate("kernel.becomes('restarting')")
+        assert page.inner_text(".dsx-selected") == answered
+        assert page.evaluate("model.get('selected')") == 2
 
     def test_a_page_whose_messages_are_never_answered_says_nothing(self, page: Any, explorers: dict[str, Any]) -> None:
         draw(page, explorers["timeline explorer"].widget, manager=False)

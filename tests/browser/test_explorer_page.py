@@ -21,7 +21,8 @@ async (source) => {
   const module = await import(URL.createObjectURL(new Blob([source], { type: "text/javascript" })));
   window.model = module.promptModel({
     save_changes(callbacks) { window.sent.push("state"); window.told = callbacks.iopub.status; },
-    send(content, callbacks) { window.sent.push(content.type); if (callbacks) window.told = callbacks.iopub.status; },
+    send(content, callbacks) { window.sent.push(content.type); window.told = callbacks.iopub.status; },
+    tell(content) { window.sent.push(content.type); },
   });
 }
 """

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -179,6 +181,56 @@ def test_the_keyboard_alone_filters_selects_and_clears(lab: Any, page: Any, expl
     shot(page, "explorer_keyboard")
     redrawn(page, lambda: page.keyboard.press("Escape"))
     assert lab.evaluate(page, "len(explorer.selection)") == 17
+
+
+def answered(page: Any) -> None:
+    """Wait until the kernel has answered all that was chosen."""
+    page.wait_for_function("() => document.querySelector('.dsx-state').dataset.waiting === '0'")
+
+
+def test_quick_choices_and_a_held_key_are_all_answered(lab: Any, page: Any, explored: str) -> None:
+    """Of messages that wait ipywidgets keeps one, which has the number of the last."""
+    opened(lab, page, "quick.ipynb", explored)
+    page.evaluate("""() => {
+      const list = document.querySelector(".dsx-explorer select");
+      for (const index of [1, 2, 1, 2]) {
+        list.selectedIndex = index;
+        list.dispatchEvent(new Event("change"));
+      }
+    }""")
+    answered(page)
+    told(page, "^[0-9]+ of 25 collectives")
+    assert lab.evaluate(page, "set(explorer.selection.events['phase']) == {'backward'}")
+    page.focus(".dsx-port")
+    for _ in range(12):
+        page.keyboard.down("ArrowDown")  # again and again: a key that is held
+    page.keyboard.up("ArrowDown")
+    answered(page)
+    assert lab.evaluate(page, "explorer.widget.selected") == int(page.get_attribute(".dsx-selected", "data-row"))
+    assert page.inner_text(".dsx-state") == ""
+    assert page.errors == []
+
+
+def test_after_a_restart_tree_filters_and_status_line_agree(lab: Any, page: Any, explored: str) -> None:
+    """What the kernel had not come to is taken back, and nothing that it had answered."""
+    opened(lab, page, "restarted.ipynb", explored)
+    row(page, "[0–2, 4–7]").click()
+    row(page, "up").click()
+    told(page, r"in Net\.layers\.\[0–2, 4–7\]\.up ×7")
+    answered(page)
+    os.kill(lab.evaluate(page, "__import__('os').getpid()"), signal.SIGSTOP)
+    row(page, "down").click()
+    page.locator(".dsx-explorer select").first.select_option(index=1)
+    page.wait_for_function("() => document.querySelector('.dsx-state').innerText.startsWith('The kernel is busy')")
+    page.evaluate("() => void jupyterapp.shell.currentWidget.sessionContext.session.kernel.restart()")
+    page.wait_for_function("() => document.querySelector('.dsx-state').innerText.includes('has ended')")
+    assert "up" in page.inner_text(".dsx-selected")
+    assert page.locator(".dsx-explorer select").first.evaluate("list => list.selectedIndex") == 0
+    assert "in Net.layers.[0–2, 4–7].up ×7" in page.inner_text(".dsx-status")
+    lab.wait_for_kernel(page)
+    page.locator(".dsx-body .dsx-row").first.click()
+    assert "up" in page.inner_text(".dsx-selected")
+    assert page.errors == []
 
 
 def test_a_row_of_the_table_of_causes_selects_its_module(lab: Any, page: Any, explored: str) -> None:

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.browser
 HOSTILE = "<img src=x onerror=window.pwned=1>"
 
 STATE = (
-    "labels", "types", "notes", "folded", "titles", "axes", "columns", "height", "selected", "folding", "twin",
+    "labels", "types", "notes", "folded", "titles", "axes", "columns", "height", "selected", "folding",
 )  # fmt: skip
 
 STUB = """

@@ -5,17 +5,24 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import ipywidgets
+
 from dsexplore.comm.sweep_result import CommSweep
 from dsexplore.views.comm_sweep.comm_sweep_figures import KINDS, point_text, sweep_figure
 from dsexplore.views.page import html
+from dsexplore.views.view import View
+from dsexplore.views.widgets.live import LiveBox
 from dsexplore.views.widgets.plot_widget import PlotWidget
 
 
-def explorer(sweep: CommSweep) -> Any:
-    """Choices and the figure; ``explorer.selection`` is the `SweepPoint` last clicked, None before the first click."""
-    import ipywidgets
+def explorer(sweep: CommSweep, twin: View) -> LiveBox:
+    """Choices and the figure; ``explorer.selection`` is the `SweepPoint` last clicked, None before the first click.
 
-    box = ipywidgets.VBox()
+    Args:
+        sweep: what is shown.
+        twin: its static view.
+    """
+    box = LiveBox(twin)
     kind = ipywidgets.Dropdown(options=list(KINDS), description="shows")
     ops = ipywidgets.SelectMultiple(options=sweep.ops, value=tuple(sweep.ops), rows=min(9, len(sweep.ops)))
     clicked_point = ipywidgets.HTML("A click on a point shows it here.")

@@ -70,7 +70,7 @@ class CommSweepView(View):
         from dsexplore.views.comm_sweep.comm_sweep_explorer import explorer
 
         _no_options(options, "none")
-        return explorer(self._sweep)
+        return explorer(self._sweep, self)
 
 
 class CalibrationView(View):

@@ -118,15 +118,16 @@ class MeshComparisonView(View):
         """
         if options:
             raise UsageError(f"explore() of a comparison has no option {next(iter(options))!r}: it takes none")
-        return _explorer(self._comparison, self.figure())
+        return _explorer(self._comparison, self)
 
 
-def _explorer(comparison: MeshComparison, figure: Any) -> Any:
+def _explorer(comparison: MeshComparison, twin: MeshComparisonView) -> Any:
     import ipywidgets
 
+    from dsexplore.views.widgets.live import LiveBox
     from dsexplore.views.widgets.plot_widget import PlotWidget
 
-    box = ipywidgets.VBox()
+    box = LiveBox(twin)
     predicted = [each.mesh for each in comparison.candidates if each.prediction is not None]
     below = ipywidgets.VBox()
 
@@ -139,7 +140,7 @@ def _explorer(comparison: MeshComparison, figure: Any) -> Any:
             select(event["customdata"])
 
     picture = PlotWidget(on_event=clicked)
-    picture.show(json.loads(figure.to_json()), "meshes by time and memory, predicted")
+    picture.show(json.loads(twin.figure().to_json()), "meshes by time and memory, predicted")
     box.children = [picture, below]
     box.select = select
     if predicted:

@@ -6,6 +6,9 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any, get_args
 
+import ipywidgets
+from ipywidgets import BoundedIntText, Checkbox, Dropdown
+
 from dsexplore.cost.cluster import known_clusters
 from dsexplore.cost.compute import Attention
 from dsexplore.cost.prediction import Prediction
@@ -13,6 +16,8 @@ from dsexplore.errors import UsageError
 from dsexplore.units import format_change
 from dsexplore.views.cost import prediction_figures
 from dsexplore.views.page import html
+from dsexplore.views.view import View
+from dsexplore.views.widgets.live import LiveBox
 from dsexplore.views.widgets.plot_widget import PlotWidget
 
 _AS_TRACED = {"as the program asked": None, "eager": False, "compiled": True}
@@ -20,17 +25,15 @@ _FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
 _ORDER = ("cluster", "ranks_per_node", "picture", "compiled", "attention", "batch", "sequence", "overlap", "async_tp")
 
 
-def explorer(prediction: Prediction, kinds: Sequence[str], tables_of: Callable[[Prediction], str]) -> Any:
+def explorer(prediction: Prediction, kinds: Sequence[str], view_of: Callable[[Prediction], View]) -> LiveBox:
     """Controls above a picture and the tables; ``explorer.prediction`` is what is shown.
 
     Args:
         prediction: what is shown first.
         kinds: of pictures.
-        tables_of: makes the HTML below the picture.
+        view_of: makes the static view of a prediction, which stands below the picture.
     """
-    import ipywidgets
-
-    box = ipywidgets.VBox()
+    box = LiveBox(view_of(prediction))
     conditions = _conditions(prediction)
     own = {name: control.value for name, control in conditions.items()}
     kind = ipywidgets.Dropdown(options=kinds, description="picture")
@@ -56,7 +59,7 @@ def explorer(prediction: Prediction, kinds: Sequence[str], tables_of: Callable[[
         is_own = all(control.value == own[name] for name, control in conditions.items())
         beside = "as it was traced" if is_own else f"{format_change(change)}, without a new trace"
         message.value = html.prose(f"{box.prediction.step} per step, {beside}", 0)
-        tables.value = tables_of(box.prediction)
+        tables.value = view_of(box.prediction).html()
         draw()
 
     for control in conditions.values():
@@ -73,8 +76,6 @@ def explorer(prediction: Prediction, kinds: Sequence[str], tables_of: Callable[[
 
 def _conditions(prediction: Prediction) -> dict[str, Any]:
     """A control for each argument of `Prediction.what_if`, by its name, with the prediction's own values."""
-    from ipywidgets import BoundedIntText, Checkbox, Dropdown
-
     own, options = prediction.cluster.name, prediction.options
     narrow = {"width": "auto", "margin": "2px 16px"}
     asked = next(words for words, value in _AS_TRACED.items() if value == options.compiled)

@@ -133,7 +133,7 @@ class PredictionView(View):
         if options:
             raise UsageError(f"explore() of a prediction has no option {next(iter(options))!r}: it takes none")
         kinds = [kind for kind in KINDS if kind != "stages" or self._prediction.schedule is not None]
-        return explorer(self._prediction, kinds, lambda shown: PredictionView(shown).html())
+        return explorer(self._prediction, kinds, PredictionView)
 
 
 def _section(title: str, body: str, *, opened: bool = False) -> str:

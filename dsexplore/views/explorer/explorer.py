@@ -13,7 +13,6 @@ from functools import cached_property, wraps
 from typing import Any, TypeVar, cast
 
 import polars as pl
-from IPython.display import display
 
 from dsexplore.analysis.headline import Headline
 from dsexplore.errors import UsageError
@@ -38,16 +37,11 @@ from dsexplore.views.trace.pivot import Mask
 from dsexplore.views.trace.time_columns import time_columns
 from dsexplore.views.trace.trace_html import trace_text, twin_html
 from dsexplore.views.widgets.explorer_widget import ExplorerWidget
+from dsexplore.views.widgets.live import LiveView
 
 Change = TypeVar("Change", bound=Callable[..., None])
-_display: Callable[..., None] = display
 PARTS = (timeline_panel.PART, map_panel.PART)
 """The parts below the tree, shown where they are open."""
-_ABSENT = (
-    "<style>.jp-OutputArea-child:has(.dsx-twin)+.jp-OutputArea-child"
-    ":has(>.lm-Panel.jp-OutputArea-output):not(:has(.dsx-explorer)){display:none}</style>"
-)
-"""Hides the output of a widget without a kernel beside its static view: JupyterLab writes "Loading widget…" there."""
 
 
 def _in_one_message(change: Change) -> Change:
@@ -71,10 +65,8 @@ def _check_options(figure: str, height: int, opened: Collection[str]) -> None:
             raise UsageError(f"explore(opened={opened!r}): no such part; give several of {', '.join(PARTS)}")
 
 
-class Explorer:
+class Explorer(LiveView):
     """An application over one trace; show it as the last expression of a cell.
-
-    In a saved notebook the static view stands in its place, because widget state is not saved with it.
 
     Args:
         trace: what to explore; it is read once, now.
@@ -389,9 +381,6 @@ class Explorer:
         if timeline_panel.PART in self.widget.opened:
             self.widget.brushed = self._lanes.brushed(self._chosen.mask)
 
-    def _ipython_display_(self) -> None:
-        twin = _ABSENT + twin_html(self._codes, self._headline, self._prediction)
-        self.widget.twin = html.content_id(twin)
-        static = f'<div class="dsx-twin {self.widget.twin}">{twin}</div>'
-        _display({"text/html": static, "text/plain": trace_text(self._headline)}, raw=True)
-        _display(self.widget)
+    def static_twin(self) -> tuple[str, str]:
+        """Headline, timeline and tree."""
+        return twin_html(self._codes, self._headline, self._prediction), trace_text(self._headline)

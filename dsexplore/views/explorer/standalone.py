@@ -91,7 +91,6 @@ def _content(headline: Headline, sizes: str, prediction: Prediction | None) -> d
         "lists": lists(codes),
         "sizes": sizes,
         "height": 420,
-        "twin": "",
         "kinds": [],
         "headline": live_headline(headline, codes.tree.axes, prediction),
     }

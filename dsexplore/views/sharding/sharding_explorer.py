@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import ipywidgets
+
 from dsexplore.errors import UsageError
 from dsexplore.sharding.layout import Sharding, index_text
 from dsexplore.sharding.tensor import Placed
@@ -13,22 +15,26 @@ from dsexplore.views.sharding.drawn_mesh import MINE, DrawnMesh
 from dsexplore.views.sharding.placement_tables import axis_table
 from dsexplore.views.sharding.rank_grid import LIT
 from dsexplore.views.sharding.shard_picture import STYLE, picture_html
+from dsexplore.views.view import View
+from dsexplore.views.widgets.live import LiveBox
 
 _MINE_STYLE = f".dsx .pic .{MINE}{{{LIT}}}"
 
 
-def explorer(shown: Sharding) -> Any:
+def explorer(shown: Sharding, twin: View) -> LiveBox:
     """A list of tensors, a box for a rank, and the picture of the tensor with a zoom on the rank's shards.
 
     ``explorer.zoom(rank)`` and ``explorer.choose(tensor)`` do what the boxes do; ``explorer.held`` is what the rank
     holds of the tensor: a range of indices per dim, several where they lie apart.
-    """
-    import ipywidgets
 
+    Args:
+        shown: the tensors.
+        twin: their static view.
+    """
     drawn_mesh, names = DrawnMesh(shown), [tensor.name for tensor in shown.tensors]
     tensor = ipywidgets.Dropdown(options=names, description="tensor", layout={"width": "min(48em, 100%)"})
     rank = ipywidgets.IntText(value=int(drawn_mesh.sample.numbers[0]), description="rank")
-    picture, box = ipywidgets.HTML(), ipywidgets.VBox()
+    picture, box = ipywidgets.HTML(), LiveBox(twin)
 
     def chosen() -> Placed:
         return shown.tensors[names.index(tensor.value)]

@@ -89,7 +89,7 @@ class ShardingView(View):
         """A tensor and any rank to choose: its shards are drawn large, with those around them, on 16,384 ranks too."""
         from dsexplore.views.sharding.sharding_explorer import explorer  # ipywidgets are loaded when asked for
 
-        return explorer(self._sharding)
+        return explorer(self._sharding, self)
 
 
 def _headline(shown: Sharding, tensor: Placed) -> str:

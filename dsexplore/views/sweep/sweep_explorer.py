@@ -5,22 +5,28 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import ipywidgets
+
 from dsexplore.aio.aio_config import AioConfig
 from dsexplore.aio.result import SweepResult
 from dsexplore.views.page import html
 from dsexplore.views.sweep.sweep_figures import KINDS
 from dsexplore.views.sweep.sweep_points import directions
+from dsexplore.views.view import View
+from dsexplore.views.widgets.live import LiveBox
 from dsexplore.views.widgets.plot_widget import PlotWidget
 
 
-def explorer(result: SweepResult) -> Any:
+def explorer(result: SweepResult, twin: View) -> LiveBox:
     """Dropdowns for picture and direction, the picture, and the block of the point last clicked.
 
     ``explorer.selection`` is the `AioConfig` shown.
-    """
-    import ipywidgets
 
-    box = ipywidgets.VBox()
+    Args:
+        result: the sweep.
+        twin: its static view.
+    """
+    box = LiveBox(twin)
     first = result.best().config if result.rounds else result.control
     kind = ipywidgets.Dropdown(options=list(KINDS), description="picture")
     operation = ipywidgets.Dropdown(options=directions(result), value=directions(result)[-1], description="direction")

@@ -90,7 +90,7 @@ class SweepView(View):
 
         if options:
             raise UsageError(f"explore() of a sweep has no option {next(iter(options))!r}: it takes none")
-        return explorer(self._result)
+        return explorer(self._result, self)
 
 
 def _section(title: str, body: str, *, opened: bool = False) -> str:

@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 import polars as pl
-from IPython.display import display
 
 from dsexplore.analysis.step_timeline import Timeline
 from dsexplore.errors import UsageError
@@ -15,10 +14,11 @@ from dsexplore.views.timeline.boxes import Mask
 from dsexplore.views.timeline.timeline_drawing import timeline_html
 from dsexplore.views.timeline.timeline_state import TimelineState
 from dsexplore.views.timeline.timeline_text import timeline_text
+from dsexplore.views.widgets.live import LiveView
 from dsexplore.views.widgets.timeline_widget import TimelineWidget
 
 
-class TimelineExplorer:
+class TimelineExplorer(LiveView):
     """A live timeline; show it as the last expression of a cell.
 
     Drag over a range to select it, turn the wheel with Ctrl to zoom, double-click for the whole; or use the keyboard.
@@ -112,7 +112,6 @@ class TimelineExplorer:
     def _describe(self) -> None:
         self.widget.brushed = {"brush": self._state.brush(), "status": self._status()}
 
-    def _ipython_display_(self) -> None:
-        twin = f'<div class="dsx-twin">{timeline_html(self.timeline)}</div>'
-        display({"text/html": twin, "text/plain": timeline_text(self.timeline)}, raw=True)
-        display(self.widget)
+    def static_twin(self) -> tuple[str, str]:
+        """The drawing of the whole timeline."""
+        return timeline_html(self.timeline), timeline_text(self.timeline)

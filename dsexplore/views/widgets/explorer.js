@@ -8,7 +8,7 @@ export function explorer({ model: unwatched, el }) {
 // message before ("busy"), and a browser with nothing to send acknowledges up to 40 ms late. So this model sends a
 // message when it sees "busy". Replies to a filter are long, and are not held back.
 export function promptModel(model) {
-  const status = ({ content }) => { if (content.execution_state === "busy") model.send({ type: "waiting" }); };
+  const status = ({ content }) => { if (content.execution_state === "busy") model.tell({ type: "waiting" }); };
   return {
     get: (name) => model.get(name),
     set: (name, value) => model.set(name, value),

@@ -8,16 +8,15 @@ from a network.
 from __future__ import annotations
 
 import gzip
-from collections.abc import Callable
 from typing import Any
 
-import anywidget
 import traitlets
 
 from dsexplore.views.widgets import script, style
+from dsexplore.views.widgets.answering_widget import AnsweringWidget
 
 
-class PlotWidget(anywidget.AnyWidget):
+class PlotWidget(AnsweringWidget):
     """Shows one figure; calls ``on_event`` with what was clicked and with the range that was zoomed to."""
 
     _esm = script("follow.js", "dom.js", "marks.js", "heat_grid.js", "plot.js", render="alone(plot)")
@@ -27,20 +26,15 @@ class PlotWidget(anywidget.AnyWidget):
     spoken = traitlets.Unicode("").tag(sync=True)
     """The name of the figure, for screen readers."""
 
-    def __init__(self, on_event: Callable[[dict[str, Any]], None] | None = None, **traits: Any) -> None:
-        super().__init__(**traits)
-        self._on_event = on_event
-        self.on_msg(self._receive)
-
     def show(self, spec: dict[str, Any], spoken: str = "") -> None:
         """Draw this figure, given as plotly's JSON, in place of the last."""
         with self.hold_sync():
             self.spec, self.spoken = spec, spoken
 
-    def _receive(self, _widget: Any, content: dict[str, Any], _buffers: Any) -> None:
+    def _receive(self, content: dict[str, Any]) -> None:
         if content.get("type") == "library":
             from plotly.offline import get_plotlyjs
 
             self.send({"type": "library"}, [gzip.compress(get_plotlyjs().encode(), 6)])
-        elif self._on_event is not None:
-            self._on_event(content)
+        else:
+            super()._receive(content)

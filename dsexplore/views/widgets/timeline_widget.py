@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-import anywidget
 import traitlets
 
 from dsexplore.views.widgets import script, style
+from dsexplore.views.widgets.answering_widget import AnsweringWidget
 
 TIMELINE_SCRIPTS = ("follow.js", "dom.js", "timeline.js")
 
 
-class TimelineWidget(anywidget.AnyWidget):
+class TimelineWidget(AnsweringWidget):
     """Draws the boxes that Python sends for one window; calls ``on_event`` with the window and the range asked for."""
 
     _esm = script(*TIMELINE_SCRIPTS, render="alone(timeline)")
@@ -29,15 +28,6 @@ class TimelineWidget(anywidget.AnyWidget):
     brushed: traitlets.Dict[str, Any] = traitlets.Dict().tag(sync=True)
     """``brush``: [begin, end] of the chosen range, from 0 to 1 of the window, empty for none; ``status``: what is
     chosen, in words."""
-
-    def __init__(self, on_event: Callable[[dict[str, Any]], None] | None = None, **traits: Any) -> None:
-        super().__init__(**traits)
-        self._on_event = on_event
-        self.on_msg(self._receive)
-
-    def _receive(self, _widget: Any, content: dict[str, Any], _buffers: Any) -> None:
-        if self._on_event is not None:
-            self._on_event(content)
 
     def __repr__(self) -> str:
         return "The timeline is live in a running notebook: run this cell again to use it."

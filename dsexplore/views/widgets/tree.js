@@ -23,7 +23,6 @@ class Tree {
     this.columns = this.titles.length;
     this.uid = `dsx-tree-${Math.random().toString(36).slice(2)}`; // one explorer may stand in a page twice
     this.fill();
-    this.twins = hideTwin(el, model.get("twin"));
     el.classList.add("dsx-tree");
     el.append(this.makeBar(), this.makePort());
     this.titles.forEach((title, column) => this.head.append(this.makeHead(title, column)));
@@ -114,10 +113,7 @@ class Tree {
     this.seen.observe(port);
     this.seen.observe(filter); // higher where the text is larger
   }
-  end() {
-    this.seen.disconnect();
-    for (const twin of this.twins) twin.style.display = "";
-  }
+  end() { this.seen.disconnect(); }
 
   // What the page shows
 
@@ -314,8 +310,10 @@ class Tree {
     const { rows } = this, last = rows.shown.length - 1, at = rows.shown.indexOf(this.selected), i = rows.shown[at];
     const page = Math.max(1, Math.floor(this.port.clientHeight / this.tall) - 2);
     const to = { ArrowDown: at + 1, ArrowUp: at - 1, Home: 0, End: last, PageDown: at + page, PageUp: at - page }[event.key];
-    if (to !== undefined) this.select(rows.shown[Math.min(Math.max(to, 0), last)]);
-    else if (at < 0) return;
+    if (to !== undefined) {
+      const next = rows.shown[Math.min(Math.max(to, 0), last)];
+      if (next !== i || !event.repeat) this.select(next); // a key that is held at an end asks for nothing more
+    } else if (at < 0) return;
     else if (event.key === "ArrowRight") rows.leaf(i) || (rows.open[i] ? this.select(rows.shown[at + 1]) : this.toggle(i, true));
     else if (event.key === "ArrowLeft") !rows.leaf(i) && rows.open[i] ? this.toggle(i, false) : rows.parent(i) >= 0 && this.select(rows.parent(i));
     else if (event.key === "Enter" || event.key === " ") rows.leaf(i) || this.toggle(i);
@@ -325,13 +323,4 @@ class Tree {
     event.preventDefault();
     event.stopPropagation();
   }
-}
-
-// Hides the static view, which is for the saved notebook, while the widget lives.
-function hideTwin(el, name) {
-  if (!name) return [];
-  const area = el.closest(".jp-OutputArea, .output_area, .cell-output") || document;
-  const found = [...area.getElementsByClassName(name)].map((twin) => twin.closest(".jp-OutputArea-child") || twin);
-  for (const twin of found) twin.style.display = "none";
-  return found;
 }

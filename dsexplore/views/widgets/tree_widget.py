@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import anywidget
 import numpy as np
 import numpy.typing as npt
 import traitlets
 
 from dsexplore.views.page import theme
 from dsexplore.views.widgets import script, style
+from dsexplore.views.widgets.answering_widget import AnsweringWidget
 
 TREE_SCRIPTS = ("follow.js", "dom.js", "rows.js", "tree.js")
 
 
-class TreeWidget(anywidget.AnyWidget):
+class TreeWidget(AnsweringWidget):
     """Rows in preorder with numeric columns; the browser filters by name, sorts, folds and unfolds by itself."""
 
     _esm = script(*TREE_SCRIPTS, render="alone(tree)")
@@ -41,8 +41,6 @@ class TreeWidget(anywidget.AnyWidget):
     """Pixels that the rows take at most."""
     selected = traitlets.Int(-1).tag(sync=True, echo_update=False)
     folding = traitlets.Bool(True).tag(sync=True, echo_update=False)
-    twin = traitlets.Unicode("").tag(sync=True)
-    """Class of the static view that is hidden while this widget lives."""
 
     def set_values(self, columns: npt.NDArray[np.float64]) -> None:
         """Show other numbers in the same rows; of equal columns only one is sent, and none that is all zero."""

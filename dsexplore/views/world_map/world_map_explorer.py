@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import ipywidgets
+
 from dsexplore.analysis.world_map import WorldMap
 from dsexplore.trace.trace import Trace
 from dsexplore.views.page import html
+from dsexplore.views.view import View
+from dsexplore.views.widgets.live import LiveBox
 from dsexplore.views.widgets.plot_widget import PlotWidget
 from dsexplore.views.world_map.node_boxes import written
 from dsexplore.views.world_map.world_map_figure import heatmap
@@ -14,15 +18,17 @@ from dsexplore.views.world_map.world_map_figure import heatmap
 ALL = "all axes"
 
 
-def explorer(world: WorldMap) -> Any:
+def explorer(world: WorldMap, twin: View) -> LiveBox:
     """A list of axes, the heatmap, and what is selected in words.
 
     ``explorer.selection`` is the `Trace` of what goes to the clicked rank, over the chosen axis; the whole trace before
     any click. ``explorer.select(rank)`` clicks.
-    """
-    import ipywidgets
 
-    box = ipywidgets.VBox()
+    Args:
+        world: the map.
+        twin: its static view.
+    """
+    box = LiveBox(twin)
     axis = ipywidgets.Dropdown(options=[ALL, *world.axes], description="axis")
     said = ipywidgets.HTML()
     box.selection, box.rank = Trace(world.tables), None

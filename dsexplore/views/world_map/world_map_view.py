@@ -77,7 +77,7 @@ class WorldMapView(View):
         """The map with its axes to choose from; a click on a rank selects what is sent to it."""
         from dsexplore.views.world_map.world_map_explorer import explorer  # ipywidgets are loaded when asked for
 
-        return explorer(self._world)
+        return explorer(self._world, self)
 
 
 @dataclass(frozen=True)

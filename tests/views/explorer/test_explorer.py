@@ -438,8 +438,10 @@ def test_folded_sums_are_those_of_the_members(trace: Trace) -> None:
 def test_the_static_view_stands_beside_the_widget(trace: Trace, capsys: pytest.CaptureFixture[str]) -> None:
     explorer = trace.explore()
     explorer._ipython_display_()
-    assert explorer.widget.twin.startswith("dsx-")
     assert "Trace: 25 collectives" in capsys.readouterr().out
+    twin, _ = explorer.static_twin()
+    assert 'class="tree"' in twin
+    assert explorer._display_() is explorer.widget
 
 
 def test_static_views_import_neither_plotly_nor_ipywidgets(traces: ModuleType) -> None:

@@ -1,0 +1,80 @@
+"""Live views in notebooks: right before each stands its static twin, which alone is left where no kernel answers.
+
+A notebook is saved without the state of its widgets. So an explorer is two outputs, one behind the other, of which one
+is hidden: the twin while the live view behind it is drawn, which has the class ``dsx-live``, else the place of the live
+view, where JupyterLab writes that it found no model. One rule does both, and comes with each twin; it is about two
+neighbors alone, so any number of views may stand in a notebook in any order. JupyterLab, Notebook 7 and Voilà have such
+outputs; elsewhere ``kernel_state.js`` hides the twin. Where there are no widgets (nbconvert, GitHub) nothing is hidden.
+marimo saves no outputs, and shows the live view alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ipywidgets
+from IPython.display import HTML, display
+
+from dsexplore.views.view import View
+
+_OUTPUT, _TWIN = ".jp-OutputArea-child", ":has(>*>.dsx-twin)"
+RULE = (
+    f"{_OUTPUT}{_TWIN}:has(+{_OUTPUT} .dsx-live),"
+    f"{_OUTPUT}{_TWIN}+{_OUTPUT}:has(>.lm-Panel.jp-OutputArea-output):not(:has(.dsx-live)){{display:none}}"
+)
+"""CSS that hides one of two neighboring outputs, a twin or the place of its live view."""
+
+
+def show_with_twin(live: Any, html: str, text: str) -> None:
+    """Display a live view behind its static twin.
+
+    Args:
+        live: a widget, or what is displayed as one.
+        html: of the twin.
+        text: for terminals and readers of text.
+    """
+    display({"text/html": f'<div class="dsx-twin"><style>{RULE}</style>{html}</div>', "text/plain": text}, raw=True)
+    display(live)
+
+
+class LiveView:
+    """An explorer of one widget, shown as the last expression of a cell."""
+
+    widget: Any
+
+    def static_twin(self) -> tuple[str, str]:
+        """The static view of the same as HTML and as text."""
+        raise NotImplementedError
+
+    def _ipython_display_(self) -> None:
+        show_with_twin(self.widget, *self.static_twin())
+
+    def _display_(self) -> Any:
+        """What marimo shows."""
+        return self.widget
+
+
+class LiveBox(ipywidgets.VBox):  # type: ignore[misc]  # ipywidgets ship no types
+    """An explorer of several widgets, one below the other.
+
+    Args:
+        twin: the static view of the same.
+    """
+
+    def __init__(self, twin: View) -> None:
+        super().__init__(_dom_classes=("dsx-live",))
+        self._twin = twin
+
+    def _ipython_display_(self) -> None:
+        show_with_twin(_ItsView(self), self._twin.html(), self._twin.text())
+
+    def _display_(self) -> Any:
+        """What marimo shows, which has no boxes of widgets."""
+        return HTML(self._twin.html())
+
+
+class _ItsView:
+    """A box, displayed without its twin."""
+
+    def __init__(self, box: LiveBox) -> None:
+        self._repr_mimebundle_ = box._repr_mimebundle_

@@ -1,0 +1,107 @@
+"""Of a live view and its static twin one is seen, however many a notebook has: in JupyterLab, and in a bare page."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from tests.browser.test_accessibility import draw
+
+pytestmark = pytest.mark.browser
+
+LOAD = "import dsexplore\ntrace = dsexplore.load('twins.trace')"
+VIEWS = {
+    "timeline": "trace.timeline().explore()",
+    "explorer": "trace.explore(opened=())",
+    "map": "trace.world_map().explore()",
+    "diff": "trace.diff(trace.where(axis='tp')).explore()",
+    "several": "for one in (trace.timeline(), trace, trace.timeline()):\n    display(one.explore())",
+    "static": "trace.timeline()",
+}
+"""Cells of one notebook: the explorer stands behind, between and before others."""
+LIVE = {"timeline": 1, "explorer": 1, "map": 1, "diff": 1, "several": 3, "static": 0}
+SEEN = """() => [...document.querySelectorAll('.jp-CodeCell')].slice(1).map((cell) => {
+  const seen = (place) => [...cell.querySelectorAll(place)].filter((each) => each.checkVisibility()).length;
+  return [seen(".dsx-twin"), seen(".jp-OutputArea-child:has(.dsx-live)")];
+})"""
+"""For each cell behind the first, how many twins and how many live views can be seen."""
+
+
+@pytest.fixture
+def page(lab_page: Any) -> Any:
+    return lab_page
+
+
+@pytest.fixture
+def saved(lab: Any, make_layered: Any) -> None:
+    make_layered(4, odd=1).save(lab.folder / "twins.trace")
+
+
+def ran(lab: Any, page: Any, name: str) -> None:
+    lab.write(name, [LOAD, *VIEWS.values()])
+    lab.open(page, name)
+    lab.run_all(page)
+    page.wait_for_function("n => document.querySelectorAll('.dsx-live.lm-Widget').length >= n", arg=sum(LIVE.values()))
+
+
+def test_while_a_kernel_answers_each_live_view_is_seen_and_no_twin(lab: Any, page: Any, saved: None, shot: Any) -> None:
+    ran(lab, page, "twins.ipynb")
+    assert page.evaluate(SEEN) == [[0, many] for many in LIVE.values()]
+    shot(page, "twins_live", full_page=True)
+    assert page.errors == []
+
+
+def test_without_a_kernel_each_twin_is_seen_and_nothing_else(
+    lab: Any, page: Any, fresh_page: Any, saved: None, shot: Any
+) -> None:
+    ran(lab, page, "twins_saved.ipynb")
+    lab.save(page)
+    lab.end_kernels()
+    fresh_page.goto(f"{lab.address}/lab/workspaces/twins/tree/twins_saved.ipynb?reset")
+    fresh_page.wait_for_selector(".jp-CodeCell .dsx-twin")
+    absent = fresh_page.locator(".jp-OutputArea-child", has_text=re.compile("Loading widget|Error displaying widget"))
+    absent.nth(sum(LIVE.values()) - 1).wait_for(state="attached")
+    assert fresh_page.evaluate(SEEN) == [[many, 0] for many in LIVE.values()]
+    assert [each.is_visible() for each in absent.all()] == [False] * sum(LIVE.values())
+    shot(fresh_page, "twins_static", full_page=True)
+
+
+def test_exported_each_twin_is_seen(lab: Any, page: Any, saved: None) -> None:
+    ran(lab, page, "twins_exported.ipynb")
+    lab.save(page)
+    command = [sys.executable, "-m", "nbconvert", "--to", "html", "--log-level=ERROR"]
+    subprocess.run([*command, str(lab.folder / "twins_exported.ipynb")], check=True)
+    exported = page.context.new_page()
+    exported.route(lambda url: not url.startswith("file:"), lambda route: route.abort())
+    exported.goto((lab.folder / "twins_exported.html").as_uri())
+    twins = exported.locator(".dsx-twin")
+    assert [twin.is_visible() for twin in twins.all()] == [True] * sum(LIVE.values())
+
+
+TWINS = """(behind) => {
+  const place = document.getElementById("place");
+  for (const text of ["another", "its own"]) {
+    const twin = Object.assign(document.createElement("div"), { className: "dsx-twin", textContent: text });
+    place.before(twin);
+    if (text === "another") place.before(document.createElement("p"));
+  }
+  if (behind) place.before(Object.assign(document.createElement("p"), { textContent: behind }));
+}"""
+
+
+@pytest.mark.parametrize("between", ["", "what another cell printed"])
+def test_where_outputs_are_no_siblings_a_view_hides_the_twin_right_before_it(
+    fresh_page: Any, make_layered: Any, between: str
+) -> None:
+    page, explorer = fresh_page, make_layered(2).timeline().explore()
+    draw(page, explorer.widget, before=f"({TWINS})({between!r})")
+    page.wait_for_selector("canvas[data-drawn]")
+    seen = "[...document.querySelectorAll('.dsx-twin')].filter((e) => e.checkVisibility()).map((e) => e.textContent)"
+    left = ["another", "its own"] if between else ["another"]
+    page.wait_for_function(f"left => ({seen}).join() === left.join()", arg=left)
+    page.evaluate("leave()")
+    assert page.evaluate(seen) == ["another", "its own"]
