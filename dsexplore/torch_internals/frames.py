@@ -53,6 +53,8 @@ _BY_NAME: dict[tuple[str, str], int] = {
     ("distributed/tensor/_redistribute.py", "backward"): REDISTRIBUTE_BACKWARD,
     ("distributed/tensor/_dispatch.py", "redistribute_local_args"): IMPLICIT,
     ("distributed/pipelining/schedules.py", "_initialize_pp_stages"): PIPELINE_WARM_UP,
+    ("distributed/pipelining/schedules.py", "_initialize_stage"): PIPELINE_WARM_UP,  # before torch 2.13
+    ("distributed/pipelining/schedules.py", "_initialize_stages"): PIPELINE_WARM_UP,
     ("nn/parallel/distributed.py", "__init__"): START_UP,
     ("distributed/fsdp/fully_sharded_data_parallel.py", "__init__"): START_UP,
     **{

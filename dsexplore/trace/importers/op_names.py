@@ -48,6 +48,7 @@ _OPS = {
     "reduce": "reduce",
     "_reduce_oop": "reduce",
     "gather": "gather",
+    "gather_into_tensor": "gather",
     "scatter": "scatter",
     "send": "send",
     "recv": "recv",

@@ -17,6 +17,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from dsexplore.capture.record import record
+from dsexplore.torch_internals.names import torch_at_least
 from dsexplore.trace.trace import Trace
 
 BLOCKS = 2
@@ -95,8 +96,8 @@ def test_compiled_blocks(world: Callable[..., DeviceMesh], block: Any, sizes: Si
 def test_a_recorded_run_compiles_what_an_unrecorded_one_does(
     first: str, world: Callable[..., DeviceMesh], sizes: SimpleNamespace
 ) -> None:
-    """torch.compile leaves ``Sequential`` itself to Python, as it has no hook, and makes graphs of the linears, whose
-    placements are changed in hooks."""
+    """Before version 2.14 torch.compile leaves ``Sequential`` itself to Python, as it has no hook, and makes graphs of
+    the linears, whose placements are changed in hooks."""
     plan = {"0": ColwiseParallel(), "1": RowwiseParallel()}
     parts = nn.Sequential(nn.Linear(sizes.d, sizes.ffn, bias=False), nn.Linear(sizes.ffn, sizes.d, bias=False))
     model = parallelize_module(parts, world("tp=4"), plan)
@@ -106,7 +107,7 @@ def test_a_recorded_run_compiles_what_an_unrecorded_one_does(
         with record() if recorded else nullcontext():
             model(torch.ones(sizes.tokens, sizes.d, requires_grad=True)).sum().backward()
         counts.append(graphs())
-    assert counts[0] > 1
+    assert (counts[0] > 1) is not torch_at_least("2.14")
     assert counts == [counts[0]] * 3
 
 

@@ -26,12 +26,13 @@ from torch.distributed.pipelining import (
 from dsexplore import run_ranks
 from dsexplore.capture.record import record
 from dsexplore.errors import UsageError
+from dsexplore.torch_internals.names import torch_at_least
 from dsexplore.trace.trace import Trace
 
 RANKS, MICROBATCHES = 4, 6
 WARM_UP = "pipeline warm-up"
 VOTES = hasattr(PipelineStage, "_warmup_forward_vote")
-"""Whether stages vote on their shapes also where ranks are simulated; not so on torch 2.15."""
+"""Whether each stage sends a vote on shapes to the next one; torch 2.15 reduces the votes of all ranks."""
 
 
 class Reducing(nn.Module):
@@ -124,11 +125,25 @@ def test_messages(
     assert set(work.events["axis"]) == {"pp"}
     assert work.events["is_async"].all()
 
-    warm_up = trace.where(cause=WARM_UP)
-    assert len(work) + len(warm_up) == len(trace)
-    # one vote of 4 bytes down the pipeline and one result back, for each neighbouring stage
-    neighbours = sum(count for count, _ in messages(rank, per_rank, activation).values()) // (2 * MICROBATCHES)
-    assert totals(warm_up, "phase") == ({"start-up": (2 * neighbours, 2 * neighbours * 4)} if VOTES else {})
+    start = trace.where(cause=WARM_UP)
+    assert len(work) + len(start) == len(trace)
+    stages = sum(count for count, _ in messages(rank, per_rank, activation).values()) // (2 * MICROBATCHES)
+    ranks = 2 if per_rank > 1 else stages
+    assert totals(start, "phase") == {"start-up": warm_up(stages, ranks)}
+
+
+def warm_up(stages: int, ranks: int) -> tuple[int, int]:
+    """Count and bytes of what a rank sends before its first step.
+
+    Args:
+        stages: how many stages are before or after one of its own.
+        ranks: how many ranks these are on.
+    """
+    if VOTES:  # a vote of 4 bytes down the pipeline, and the result back
+        return 2 * stages, 2 * stages * 4
+    if torch_at_least("2.15"):  # the votes are reduced; then each pair of ranks tries its connection, in two rounds
+        return 1 + 2 + ranks, (1 + 2 + ranks) * 4
+    return 2 * stages, stages * (4 + 8)  # each stage receives a float, and sends its number
 
 
 def test_each_stage_has_its_own(
@@ -232,13 +247,8 @@ def on_real_ranks(per_rank: int) -> list[tuple[Any, ...]]:
 @pytest.mark.usefixtures("rank_server")
 @pytest.mark.parametrize("per_rank", [1, 2])
 def test_real_ranks_send_what_the_simulation_says(world: Callable[..., DeviceMesh], per_rank: int) -> None:
-    """Schedules on gloo, where all receives bring true values: event by event the same on every rank. What torch 2.15
-    sends before its first step, and leaves out where ranks are simulated, is 4 bytes at a time."""
+    """Schedules on gloo, where all receives bring true values: event by event the same on every rank."""
     real = run_ranks(on_real_ranks, REAL, args=(per_rank,), timeout=240).values
-    if not VOTES:
-        warm_ups = [[event for event in rank if event[4] == WARM_UP] for rank in real]
-        assert all(event[3] == 4 for rank in warm_ups for event in rank)
-        real = [rank[len(warm_up) :] for rank, warm_up in zip(real, warm_ups, strict=True)]
     assert real == [events(world(f"pp={REAL}", rank), per_rank) for rank in range(REAL)]
 
 
