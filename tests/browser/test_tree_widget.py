@@ -55,10 +55,10 @@ async ([source, state, buffers]) => {
 def draw(page: Any) -> Callable[..., Any]:
     """Draw a trace's tree in a bare page and wait until it is there."""
 
-    def drawn(trace: Trace, dark: bool = False) -> Any:
+    def drawn(trace: Trace, dark: bool = False, **facets: Any) -> Any:
         codes = EventCodes(trace.tables)
         widget = TreeWidget(**rows_of(codes))
-        ModuleRows(codes, widget).fill(Passed(codes, Filters()))
+        ModuleRows(codes, widget).fill(Passed(codes, Filters(facets)))
         state = {name: getattr(widget, name) for name in STATE}
         buffers = {name: base64.b64encode(getattr(widget, name)).decode() for name in ("structure", "values")}
         widget.close()
@@ -316,3 +316,28 @@ def test_columns_that_do_not_fit_come_with_a_button(
     assert page.evaluate(f"{cells} <= {inside}")
     page.click(".dsx-wide")
     assert heads()[-3:] == ["own", "all params", "per rank"]
+
+
+def test_under_a_filter_the_columns_that_hold_nothing_make_room(
+    draw: Callable[..., Any], make_timed: Callable[..., Trace], page: Any
+) -> None:
+    shown = "[...document.querySelectorAll('.dsx-head .dsx-cell')].filter((e) => !e.hidden).map((e) => e.innerText)"
+    page.set_viewport_size({"width": 760, "height": 600})
+    draw(make_timed(4, 2))
+    every = page.evaluate(shown)
+    assert "on dp" in every
+    assert "recompute" not in every
+    draw(make_timed(4, 2), phase="recompute")
+    heads = page.evaluate(shown)
+    place = heads.index("recompute")
+    assert len(heads) == len(every)
+    assert heads[:4] == every[:4], "count, times, bytes and the bar stay where they are"
+    assert not {"on tp", "forward", "backward"} & {*heads}
+    cells = "[...document.querySelectorAll('.dsx-body .dsx-row:first-child .dsx-cell')].map((e) => e.innerText)"
+    bytes_of_all = page.evaluate(cells)[every.index("bytes")]
+    assert page.evaluate(cells)[place] == bytes_of_all != "–"
+    page.click(f".dsx-head .dsx-cell >> nth={place}")
+    assert page.get_attribute(f".dsx-head .dsx-cell >> nth={place}", "aria-sort") == "descending"
+    page.click(".dsx-wide")
+    natural = page.evaluate(shown)
+    assert natural.index("forward") < natural.index("backward") < natural.index("recompute ▾")

@@ -203,7 +203,7 @@ class Standalone {
     }
     const values = new Float32Array(all.length * n);
     all.forEach((each, k) => values.set(each, k * n));
-    this.state.columns = all.map((_, k) => k);
+    this.state.columns = all.map((each, k) => (each.some(Boolean) ? k : -1));
     this.put("values", values);
   }
   describe() {

@@ -21,11 +21,14 @@ class Tree {
     this.rows = new Rows(model.get("labels"), view(model, "structure", Int32Array), model.get("folded"), model.get("folding"));
     this.titles = model.get("titles");
     this.columns = this.titles.length;
+    this.order = this.titles.map((_, column) => column);
     this.uid = `dsx-tree-${Math.random().toString(36).slice(2)}`; // one explorer may stand in a page twice
     this.fill();
     el.classList.add("dsx-tree");
     el.append(this.makeBar(), this.makePort());
-    this.titles.forEach((title, column) => this.head.append(this.makeHead(title, column)));
+    this.heads = this.titles.map((_, place) => this.makeHead(place));
+    this.head.append(...this.heads);
+    this.entitle();
     this.listen();
     this.fit();
     this.refresh();
@@ -77,13 +80,10 @@ class Tree {
     this.port.append(this.head, this.space);
     return this.port;
   }
-  makeHead([title, , said], column) {
-    const header = element("span", "dsx-cell"), button = element("button", "", headed(title));
+  makeHead(place) {
+    const header = element("span", "dsx-cell"), button = element("button", "", " ");
     header.setAttribute("role", "columnheader");
-    if (headed(title) !== title) button.setAttribute("aria-label", title);
-    header.setAttribute("aria-sort", "none");
-    button.title = said ? `${said}; a click sorts by it` : `sort by ${title}`;
-    button.addEventListener("click", () => this.sortBy(column));
+    button.addEventListener("click", () => this.sortBy(this.order[place]));
     header.append(button);
     return header;
   }
@@ -125,6 +125,30 @@ class Tree {
     this.whole = 0;
     if (this.bar > 0) for (let i = 0; i < rows.count; i = rows.end(i)) if (!rows.hidden(i)) this.whole += rows.value(this.bar - 1, i);
   }
+  // The columns in their order. Where not all are shown, those behind the bar that hold nothing come last: under a filter
+  // by phase the others make room for the phase's own.
+  arrange() {
+    const { rows, titles, all, bar } = this, empty = (column) => !all && column > bar && rows.columns[column] < 0;
+    const natural = titles.map((_, column) => column), order = [...natural.filter((c) => !empty(c)), ...natural.filter(empty)];
+    if (order.every((column, place) => column === this.order[place])) return;
+    this.order = order;
+    this.filled += 1;
+    this.entitle();
+  }
+  // The titles of the columns, with the sign of the one that is sorted by.
+  entitle() {
+    const { rows: { sort }, titles } = this;
+    this.heads.forEach((header, place) => {
+      const column = this.order[place], [title, , said] = titles[column], button = header.firstChild;
+      const on = sort && sort.shown === column;
+      write(button, headed(title) + (on ? (sort.down ? " ▾" : " ▴") : ""));
+      if (headed(title) === title) button.removeAttribute("aria-label");
+      else put(button, "aria-label", title);
+      put(button, "title", said ? `${said}; a click sorts by it` : `sort by ${title}`);
+      put(header, "aria-colindex", column + 2);
+      put(header, "aria-sort", on ? (sort.down ? "descending" : "ascending") : "none");
+    });
+  }
   // The bar of a row: a part per axis, as shares of what all rows together send. Shares are rounded up to quarters of a
   // percent, less than the pixel that a part takes at least: among many modules most bars then stay as they are.
   bars(cell, i) {
@@ -157,7 +181,8 @@ class Tree {
     this.space.style.height = `${this.rows.shown.length * this.tall}px`;
     const width = name + this.columns * cell;
     for (const part of [this.head, this.space, this.body]) part.style.minWidth = all ? `${width}px` : "0";
-    [...this.head.querySelectorAll(".dsx-cell")].forEach((header, i) => { header.hidden = i >= this.columns; });
+    this.arrange();
+    this.heads.forEach((header, place) => { header.hidden = place >= this.columns; });
     put(this.port, "aria-colcount", titles.length + 1);
     this.wide.hidden = !all && this.columns === titles.length;
     const more = titles.length - this.columns;
@@ -240,7 +265,8 @@ class Tree {
     write(twist, rows.leaf(i) ? "" : opened ? "▾" : "▸");
     if (line.filled === this.filled) return;
     line.filled = this.filled;
-    cells.forEach((cell, column) => {
+    cells.forEach((cell, place) => {
+      const column = this.order[place];
       if (column === this.bar) { this.bars(cell, i); return; }
       const value = rows.value(column, i), unit = this.titles[column][1];
       cell.classList.toggle("dsx-dim", !value);
@@ -250,7 +276,7 @@ class Tree {
   renew(changed) {
     const { rows, selected } = this, moved = selected !== this.known;
     this.known = selected;
-    if (changed.has("values") || changed.has("columns")) this.fill();
+    if (changed.has("values") || changed.has("columns")) { this.fill(); this.arrange(); }
     rows.folding = this.model.get("folding");
     const at = moved && selected >= 0 ? rows.reveal(selected) : -1;
     if (moved) this.filter.value = rows.query;
@@ -269,14 +295,10 @@ class Tree {
 
   // Down, then up, then in the order of the model.
   sortBy(column) {
-    const { rows, titles } = this, again = rows.sort && rows.sort.shown === column;
+    const { rows } = this, again = rows.sort && rows.sort.shown === column;
     const by = { column: column === this.bar ? column - 1 : column, shown: column };
     rows.sort = !again ? { ...by, down: true } : rows.sort.down ? { ...by, down: false } : null;
-    [...this.head.querySelectorAll(".dsx-cell")].forEach((header, i) => {
-      const on = rows.sort && rows.sort.shown === i;
-      header.firstChild.textContent = headed(titles[i][0]) + (on ? (rows.sort.down ? " ▾" : " ▴") : "");
-      header.setAttribute("aria-sort", on ? (rows.sort.down ? "descending" : "ascending") : "none");
-    });
+    this.entitle();
     this.refresh();
   }
   select(i) {
