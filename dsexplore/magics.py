@@ -25,8 +25,7 @@ from dsexplore.worlds.real.engine_cluster import Cluster
 from dsexplore.worlds.real.rank_world import CellRun, RankWorld
 from dsexplore.worlds.scripts.play_ranks import parse_ranks
 from dsexplore.worlds.simulate import World
-from dsexplore.worlds.simulated.target_traffic import TARGETS
-from dsexplore.worlds.world_settings import WorldSettings
+from dsexplore.worlds.world_settings import TARGETS, WorldSettings
 
 _HELP = """\
 Record what a cell communicates: which module, over which mesh axis, how many bytes, and where each parameter lives.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from dsexplore.torch_internals.names import TorchName, internal
 
@@ -10,6 +12,8 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import GradBucket as GradBucket
 else:
     GradBucket = internal("torch._C._distributed_c10d:GradBucket")
+
+_register_hook = internal("torch._C._distributed_c10d:_register_comm_hook")
 
 INIT = TorchName("torch.nn.parallel:DistributedDataParallel.__init__")
 REBUILD_BUCKETS = TorchName("torch.distributed:Reducer._rebuild_buckets")
@@ -19,25 +23,19 @@ SET_STATIC_GRAPH = TorchName("torch.distributed:Reducer._set_static_graph")
 BUCKET_TENSORS = tuple(TorchName(f"torch.distributed:GradBucket.{name}") for name in ("buffer", "gradients"))
 """The methods of a bucket that give its memory to a communication hook."""
 
-FORWARD = TorchName("torch.nn.parallel:DistributedDataParallel.forward")
-REGISTER_BUILTIN_HOOK = TorchName("torch.nn.parallel:DistributedDataParallel._register_builtin_comm_hook")
-"""The method that registers one of torch's communication hooks in C++: ``(comm_hook_type)``."""
-
-
-def initialize(ddp: Any) -> None:
-    """Do what a model does before its first forward, unless it has: give one with optimizers in backward their hook."""
-    if not ddp._lazy_init_ran:
-        ddp._lazy_init()
-
-
-def has_comm_hook(ddp: Any) -> bool:
-    """Return True if a model has a communication hook."""
-    return bool(ddp._comm_hooks)
-
-
-def is_half_precision_hook(kind: Any) -> bool:
-    """Return True for torch's hook in C++ that sends gradients in float16."""
-    return bool(kind == internal("torch._C._distributed_c10d:BuiltinCommHookType.FP16_COMPRESS"))
-
 CHECK_HOOK = TorchName("torch.nn.parallel:DistributedDataParallel._check_comm_hook")
 """The method that checks a communication hook before it is registered: ``(hook)``."""
+
+
+def refuse_use(model: Any, refuse: Callable[[], NoReturn]) -> None:
+    """Make a model raise in its forward, also one that ``replicate`` made, and in a backward whose forward has run.
+
+    Args:
+        model: may be half made.
+        refuse: raises.
+    """
+    model._pre_forward = lambda *_args, **_kwargs: refuse()
+    reducer = getattr(model, "reducer", None)
+    if reducer is not None:
+        with suppress(RuntimeError):  # it has a hook of the program, whose collectives are refused
+            _register_hook(reducer, None, lambda _state, _bucket: refuse())

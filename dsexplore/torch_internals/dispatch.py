@@ -155,3 +155,8 @@ def _leave(code: CodeType, with_calls: bool) -> None:
 
 has_kernel_for: Callable[[str, str], bool] = internal("torch._C:_dispatch_has_kernel_for_dispatch_key")
 """Return True if an op, ``"aten::mm"``, has a kernel for a dispatch key, ``"CPU"``."""
+
+
+def load_compiler() -> None:
+    """Import the part of torch.compile that keeps functions of torch as it finds them."""
+    internal("torch._dynamo")

@@ -21,14 +21,14 @@ SAME_STORAGE = TorchName("torch.distributed.fsdp._flat_param:_same_storage")
 """The function that tells ``FullyShardedDataParallel`` whether two tensors have the same memory."""
 
 
-def parameter_groups(module: nn.Module) -> list[Any]:
+def parameter_groups(module: Any) -> list[Any]:
     """Return the groups in which ``fully_shard`` gathers the parameters of a module that it was called for."""
     state: Any = module._get_fsdp_state()
     groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]
     return [group for group in groups if group is not None]
 
 
-def has_own_prefetch(module: nn.Module) -> bool:
+def has_own_prefetch(module: Any) -> bool:
     """Return True if the program said which modules ``fully_shard`` gathers ahead of a module."""
     state: Any = module._get_fsdp_state()
     return bool(state._states_to_forward_prefetch or state._states_to_backward_prefetch)
@@ -41,9 +41,7 @@ POST_BACKWARD = TorchName(f"{_GROUP}.post_backward")
 RECORD_POST_FORWARD = TorchName(f"{_GROUP}._record_post_forward")
 """The method that notes the order of forwards, along which backward gathers ahead."""
 
-SHARDED_PARAMETER = TorchName(
-    "torch.distributed.fsdp._fully_shard._fsdp_param:FSDPParam.to_sharded_dtensor"
-)
+SHARDED_PARAMETER = TorchName("torch.distributed.fsdp._fully_shard._fsdp_param:FSDPParam.to_sharded_dtensor")
 """The method by which ``fully_shard`` makes a DTensor of a shard of a parameter or of its gradient."""
 
 LOCAL_OF_DTENSOR = TorchName("torch.distributed.tensor.parallel._data_parallel_utils:_flatten_tensor")
@@ -69,3 +67,18 @@ def modules_of(parameter_group: Any) -> Iterable[nn.Module]:
     """Return the modules whose forward gathers a parameter group of ``fully_shard``; none for one half made."""
     modules: Iterable[nn.Module] = getattr(parameter_group, "modules", ())
     return modules
+
+
+GATHER_FLAT_PARAMETER = TorchName("torch.distributed.fsdp._flat_param:FlatParamHandle._all_gather_flat_param")
+"""The method that gathers a flat parameter: ``(handle, padded_unsharded_flat_param)``."""
+
+CHECK_MODULE_STATES = TorchName("torch.distributed.fsdp._init_utils:_check_module_states_for_sync_module_states")
+"""The function that refuses to broadcast the tensors of a module that are on the CPU: ``(module_states)``."""
+
+
+def group_of_gather(handle: Any) -> dist.ProcessGroup | None:
+    """Return the group over which a flat parameter is gathered; None for one that lies on the CPU between steps."""
+    if handle._offload_params:
+        return None
+    group: dist.ProcessGroup = handle._fake_process_group if handle._use_fake_all_gather else handle.process_group
+    return group

@@ -12,8 +12,7 @@ from dsexplore.worlds.fake.unsupported import explained
 from dsexplore.worlds.simulate import World, current_world, opened
 from dsexplore.worlds.simulated.closed import translated
 from dsexplore.worlds.simulated.nothing_sent import reason
-from dsexplore.worlds.simulated.target_traffic import Target
-from dsexplore.worlds.world_settings import WorldSettings
+from dsexplore.worlds.world_settings import Target, WorldSettings
 
 
 @contextmanager

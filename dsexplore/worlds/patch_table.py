@@ -5,9 +5,8 @@ Where several entries replace one name, the later one stands outside: it is call
 
 from __future__ import annotations
 
-from dsexplore.torch_internals.patches import Entry
+from dsexplore.torch_internals.patches import Change, Entry
 from dsexplore.worlds.fake import (
-    coalesced_collectives,
     device_meshes,
     fake_data,
     fake_files,
@@ -19,23 +18,36 @@ from dsexplore.worlds.fake import (
     unsupported,
     value_reads,
 )
+from dsexplore.worlds.fake.known_shardings import patch_shardings
 from dsexplore.worlds.scripts import spawned
 from dsexplore.worlds.simulated import (
+    c10d_kernels,
     checkpoints,
-    ddp,
+    closed,
     deepspeed_checks,
     flash_attention,
     flex_attention,
     foreach_optimizers,
     fsdp1_optimizers,
+    missing_peers,
+    other_ranks_objects,
+    own_groups,
+    pipeline,
+    process_state,
+    received_values,
+    set_up_calls,
     sharded_tensors,
     simulated_stores,
     sync_batch_norm,
+    target_traffic,
     zero_optimizers,
 )
+from dsexplore.worlds.simulated.long_lists import patch_long_lists
 
 TABLE: tuple[Entry, ...] = (
-    *spawned.PATCHES,
+    *process_state.PATCHES,
+    *set_up_calls.PATCHES,
+    *own_groups.PATCHES,
     *device_meshes.PATCHES,
     *fake_data.PATCHES,
     *fake_parameters.PATCHES,
@@ -43,19 +55,27 @@ TABLE: tuple[Entry, ...] = (
     *value_reads.PATCHES,
     *fake_files.PATCHES,
     *real_integers.PATCHES,
-    *coalesced_collectives.PATCHES,
     *unsupported.PATCHES,
     *transformers_masks.PATCHES,
     *gpu_attention.PATCHES,
-    *ddp.PATCHES,
+    *closed.PATCHES,
+    *c10d_kernels.PATCHES,
+    *other_ranks_objects.PATCHES,
+    *pipeline.PATCHES,
     *flex_attention.PATCHES,
+    Change("shardings of ops", "the same op is asked for by many ranks", lambda patches, _: patch_shardings(patches)),
+    Change("ops on long lists", "they take a second each", lambda patches, _: patch_long_lists(patches)),
+    *target_traffic.PATCHES,
     *flash_attention.PATCHES,
     *sync_batch_norm.PATCHES,
     *foreach_optimizers.PATCHES,
+    *missing_peers.PATCHES,
     *simulated_stores.PATCHES,
     *sharded_tensors.PATCHES,
+    *received_values.PATCHES,
     *checkpoints.PATCHES,
     *fsdp1_optimizers.PATCHES,
     *zero_optimizers.PATCHES,
     *deepspeed_checks.PATCHES,
+    *spawned.PATCHES,
 )

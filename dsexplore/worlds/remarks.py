@@ -21,18 +21,19 @@ class Remarks:
     def __init__(self) -> None:
         self._lines: dict[str, dict[str, None]] = {}
 
-    def say(self, text: str) -> None:
+    def say(self, text: str, *, quiet: bool = False) -> None:
         """Make a remark about the line of the user's program that runs now; the same text again adds its line.
 
         Args:
             text: whole, without a full stop.
+            quiet: note it for the traces, and do not warn.
         """
         frame = user_frame(sys._getframe(1))
         first = text not in self._lines
         lines = self._lines.setdefault(text, {})
         if frame is not None:
             lines[source_text(frame.f_code, frame.f_lasti)] = None
-        if first:
+        if first and not quiet:
             file, line = (frame.f_code.co_filename, frame.f_lineno) if frame is not None else ("<simulated world>", 0)
             warnings.warn_explicit(text, RuntimeWarning, file, line)
 

@@ -4,72 +4,51 @@ Requirements on this module:
 
 * the world is torch's own: the mesh is torch's `DeviceMesh`, the groups are torch's "fake" backend, so TP, SP,
   FSDP2, DDP and their combinations run unchanged, and what they communicate is what they would;
+* all that is replaced in torch stands in one table (``patch_table``);
 * a training script that sets up its group itself gets the simulated one (``set_up_calls``), and finds the variables
   that torchrun sets (``launcher_environment``);
 * groups have names that no other world has, so a model of a closed world can never use the next one, and says
   so when used (``closed``);
 * opening and closing take all or nothing, and closing takes everything back on success, exception and Ctrl-C:
-  groups, modes, patches, environment variables, ``sys.excepthook``.
+  groups, modes, replacements, environment variables, ``sys.excepthook``.
 """
 
 from __future__ import annotations
 
-import sys
-import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import replace
-from functools import partial
-from itertools import count
 from typing import Any
 
 import torch.distributed as dist
-import torch.distributed.distributed_c10d as c10d
-import torch.distributed.tensor._random as tensor_random
 from torch.distributed import device_mesh
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._collective_utils import MeshTopoInfo
-from torch.distributed.tensor._redistribute import _gen_transform_infos, clear_redistribute_planner_cache
-from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
 from dsexplore.errors import UsageError
 from dsexplore.interrupts import uninterrupted
 from dsexplore.torch_internals.patches import Parts, Patches, When, install_all
-from dsexplore.units import format_count
-from dsexplore.user_warnings import naming_the_user, warn_of_untested_torch
+from dsexplore.user_warnings import warn_of_untested_torch
 from dsexplore.worlds.fake.fake_dispatch import fake_mode
 from dsexplore.worlds.fake.fake_lists import ListMode
 from dsexplore.worlds.fake.invented_values import Inventor
-from dsexplore.worlds.fake.known_shardings import patch_shardings
 from dsexplore.worlds.fake.unsupported import explained
 from dsexplore.worlds.patch_table import TABLE
 from dsexplore.worlds.remarks import Remarks
 from dsexplore.worlds.scripts.spawned import StartedProcesses
-from dsexplore.worlds.simulated import closed
-from dsexplore.worlds.simulated.flat_gathers import patch_flat_gathers
-from dsexplore.worlds.simulated.futures import patch_futures
-from dsexplore.worlds.simulated.launcher_environment import check_ranks_per_node, environment, launcher_variables
-from dsexplore.worlds.simulated.long_lists import patch_long_lists
-from dsexplore.worlds.simulated.missing_peers import patch_calls
+from dsexplore.worlds.simulated.closed import Watch
+from dsexplore.worlds.simulated.launcher_environment import environment, launcher_variables
 from dsexplore.worlds.simulated.nothing_sent import Use
 from dsexplore.worlds.simulated.other_ranks_objects import Objects
-from dsexplore.worlds.simulated.own_groups import patch_mesh_groups
-from dsexplore.worlds.simulated.pipeline import StageShapes, patch_pipeline
-from dsexplore.worlds.simulated.received_values import Received, patch_reads_of_received
+from dsexplore.worlds.simulated.pipeline import StageShapes
 from dsexplore.worlds.simulated.set_up_calls import SetUpCalls
 from dsexplore.worlds.simulated.shared_objects import SharedObjects
 from dsexplore.worlds.simulated.simulated_stores import SimulatedStore
-from dsexplore.worlds.simulated.target_traffic import BACKENDS, Target, check_target, patch_target
-from dsexplore.worlds.simulated.uneven_gathers import patch_uneven_gathers
-from dsexplore.worlds.world_settings import WorldSettings, resolve
+from dsexplore.worlds.world_settings import Target, WorldSettings
 
-_numbers = count(1)
 _current: World | None = None
 
 
 def current_world() -> World | None:
-    """The simulated world that is open now, or None."""
+    """Return the simulated world that is open now, or None."""
     return _current
 
 
@@ -86,7 +65,7 @@ def simulate(
     target: Target = "cuda",
     values: Mapping[str, float] | None = None,
 ) -> Iterator[DeviceMesh]:
-    """Open a simulated world for the block, and give its device mesh.
+    """Open a simulated world for the block, and yield its device mesh.
 
     This process plays one rank: collectives are issued, and can be traced, but nothing is sent. So counts, bytes,
     groups and placements are those of the real program; **values are not** (each rank sees its own shard only).
@@ -128,7 +107,7 @@ def simulate(
 
 @contextmanager
 def opened(settings: WorldSettings) -> Iterator[DeviceMesh]:
-    """Open a simulated world for the block, and give its device mesh, as `simulate` does.
+    """Open a simulated world for the block, and yield its device mesh, as `simulate` does.
 
     Raises:
         UsageError: the settings do not fit together, or a process group is there already.
@@ -165,28 +144,20 @@ class World:
     """
 
     def __init__(self, settings: WorldSettings) -> None:
-        self.size, self.spec = resolve(settings.world_size, settings.mesh, settings.rank)
-        self.rank, self.fake = settings.rank, settings.fake
-        self.ranks_per_node = check_ranks_per_node(settings.ranks_per_node, self.size)
-        self.device, self.gpu = settings.device, settings.gpu
-        if self.device not in ("cpu", "cuda"):
-            raise UsageError(
-                f"device {self.device!r}: simulated ranks have 'cpu', or 'cuda', for which the CPU stands in"
-            )
-        self.target = check_target("cuda" if settings.target is None else settings.target)
-        self._settings = replace(settings, world_size=self.size, ranks_per_node=self.ranks_per_node, target=self.target)
+        self._settings = settings = settings.resolved()
+        self.size, self.spec, self.rank = settings.size, settings.spec, settings.rank
+        self.fake, self.device, self.gpu = settings.fake, settings.device, settings.gpu
+        self.ranks_per_node, self.target = settings.node_size, settings.hardware
         self.remarks = Remarks()
         self.stage_shapes = StageShapes()
         self.shared_objects = SharedObjects()
-        self._inventor = Inventor(self.remarks, settings.values)
         self._exit = ExitStack()
-        self._watch = closed.Watch()
         self._store = SimulatedStore()  # held here: C++ does not keep the part of it that is Python
         self._mesh: DeviceMesh | None = None
+        self._own_meshes = 0
 
     def __str__(self) -> str:
-        ranks = format_count(self.size, "rank")
-        return f"{ranks} ({self.spec})" if self.spec.axes else ranks
+        return str(self._settings)
 
     def open(self) -> DeviceMesh:
         """Set the world up, and return its mesh.
@@ -208,69 +179,47 @@ class World:
         _current = self
         self._exit.callback(_forget)
         self._exit.enter_context(environment(launcher_variables(self.rank, self.size, self.ranks_per_node)))
+        inventor = Inventor(self.remarks, self._settings.values)
+        calls = SetUpCalls(self._settings)
+        self._parts = parts = Parts(
+            self._settings, self.remarks, self.stage_shapes, self.shared_objects, inventor, calls
+        )
+        parts.add(Objects(parts))
         patches = Patches()
         self._exit.callback(patches.undo)
-        self._parts = Parts(
-            self._settings, self.remarks, self.stage_shapes, self.shared_objects, self._inventor, self._watch
-        )
-        backend = "nccl" if self.device == "cuda" else "fake"
-        self._set_up_calls = set_up_calls = SetUpCalls(patches, self.size, self.rank, str(self), backend)
-        self._patch(patches)
-        self._exit.callback(_clear_caches)
-        self._exit.callback(self._destroy, set_up_calls)
-        set_up_calls.initialise("fake", store=self._store, rank=self.rank, world_size=self.size)
+        for sentence in install_all(TABLE, self._conditions(), patches, parts):
+            self.remarks.say(sentence)
+        self._exit.callback(self._destroy)
+        calls.initialize("fake", store=self._store, rank=self.rank, world_size=self.size)
         if self.device == "cuda":
-            self._exit.enter_context(self._cuda(set_up_calls.chosen_backend))
+            self._exit.enter_context(self._cuda(calls))
         # The mesh is kept here, so that a program that drops its own reference still has the groups of its axes.
         self._mesh = mesh = device_mesh.init_device_mesh(
             self.device, self.spec.shape or (self.size,), mesh_dim_names=self.spec.axes or None
         )
-        self._meshes, _ = self._watch.made
+        self._own_meshes = parts[Watch].meshes
         if self.fake:
-            self._exit.enter_context(fake_mode(self._inventor))
+            self._exit.enter_context(fake_mode(inventor))
         return mesh
 
     def expect_set_up(self) -> None:
-        """Make the process group be there only for a program that initialises it, as for one that torchrun starts."""
-        self._set_up_calls.expect_set_up()
+        """Make the process group be there only for a program that initializes it, as for one that torchrun starts."""
+        self._parts[SetUpCalls].expect_set_up()
         if self.fake and self.device != "cuda":  # the mode of a GPU that is not there reads lists itself
             self._exit.enter_context(ListMode())
 
     @property
     def used(self) -> Use:
         """The use that the program has made of this world so far."""
-        meshes, modules = self._watch.made
+        watch, calls = self._parts[Watch], self._parts[SetUpCalls]
         started = self._parts[StartedProcesses].some
-        return Use(self._set_up_calls.was_initialised, meshes - self._meshes, modules, started)
+        return Use(calls.was_initialized, watch.meshes - self._own_meshes, watch.modules, started)
 
     def close(self) -> None:
         """Take everything back; a second call does nothing."""
         with uninterrupted():
             self._exit.close()
             self._mesh = None
-
-    def _patch(self, patches: Patches) -> None:
-        number = next(_numbers)
-        patches.function(c10d._process_group_name, partial(_name_groups, number))
-        patches.callback(_restore_excepthook, sys.excepthook)
-        patches.attribute(warnings, "_showwarnmsg", naming_the_user(warnings._showwarnmsg))  # type: ignore[attr-defined]
-        patches.attribute(tensor_random, "_rng_tracker", tensor_random._rng_tracker)
-        patch_mesh_groups(patches, self.rank)
-        self._watch.install(patches)
-        received = Received()
-        objects = Objects(patches, self.remarks, received, self.shared_objects)
-        patch_pipeline(patches, self.stage_shapes, objects, self.remarks, BACKENDS[self.target])
-        patch_flat_gathers(patches)
-        patch_uneven_gathers(patches, self.target)
-        patch_shardings(patches)
-        patch_long_lists(patches)
-        patch_futures(patches)
-        patch_target(patches, self.target)
-        patch_calls(patches, self.remarks)
-        patch_reads_of_received(patches, received, self.remarks)
-        self._parts.add(objects)
-        for sentence in install_all(TABLE, self._conditions(), patches, self._parts):
-            self.remarks.say(sentence)
 
     def _conditions(self) -> set[When]:
         conditions: set[When] = {"always"}
@@ -280,18 +229,18 @@ class World:
             conditions.add("cuda traffic")
         return conditions
 
-    def _cuda(self, backend_of: Callable[[dist.ProcessGroup | None], str | None]) -> AbstractContextManager[Any]:
+    def _cuda(self, calls: SetUpCalls) -> AbstractContextManager[Any]:
         # Imported when a program for GPUs is to run: they load parts of torch.cuda that nothing else needs.
         from dsexplore.worlds.cuda.sent_tensors import ChosenBackends
         from dsexplore.worlds.cuda.stand_in import cuda_stand_in
 
-        self._parts.add(ChosenBackends(backend_of))
+        self._parts.add(ChosenBackends(calls.chosen_backend))
         return cuda_stand_in(self.gpu, self.ranks_per_node, self.rank % self.ranks_per_node, self._parts)
 
-    def _destroy(self, set_up_calls: SetUpCalls) -> None:
+    def _destroy(self) -> None:
         if dist.is_initialized():
-            set_up_calls.destroy()
-        self._watch.close(str(self))
+            self._parts[SetUpCalls].destroy()
+        self._parts[Watch].close(str(self))
 
 
 def _forget() -> None:
@@ -307,25 +256,7 @@ def _refuse_second(world: World) -> None:
         )
     if dist.is_initialized():
         raise UsageError(
-            f"a process group of {dist.get_world_size()} ranks (backend {dist.get_backend()}) is initialised already, "
+            f"a process group of {dist.get_world_size()} ranks (backend {dist.get_backend()}) is initialized already, "
             f"so no world of {world} can be simulated: call torch.distributed.destroy_process_group() first, "
             "or record that group with a bare commtrace"
         )
-
-
-def _name_groups(number: int, original: Callable[..., str]) -> Callable[..., str]:
-    return lambda *args, **kwargs: closed.GROUP_NAME.format(number=number, name=original(*args, **kwargs))
-
-
-def _restore_excepthook(before: Any) -> None:
-    if getattr(sys.excepthook, "__name__", "") == "_distributed_excepthook":
-        sys.excepthook = before
-
-
-def _clear_caches() -> None:
-    """Release the meshes that DTensor's caches hold."""
-    _clear_sharding_prop_cache()
-    clear_redistribute_planner_cache()
-    _gen_transform_infos.cache_clear()
-    MeshTopoInfo.build_from_mesh.cache_clear()
-    DTensor._op_dispatcher.sharding_propagator._propagate_tensor_meta_cached.cache_clear()

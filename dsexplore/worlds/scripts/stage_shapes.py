@@ -15,8 +15,8 @@ from typing import Any
 
 from dsexplore.atomic import writing
 from dsexplore.progress import track
-from dsexplore.torch_internals.pipelining import rank_of_stage
-from dsexplore.worlds.simulated.pipeline import StageShapes, sent_on
+from dsexplore.torch_internals.pipelining import output_message, rank_of_stage
+from dsexplore.worlds.simulated.pipeline import StageShapes
 
 PlayUntil = Callable[[int, int, Mapping[int, Any]], Any]
 """Plays a rank until one of its stages knows its shapes: rank, stage, and the answers of earlier stages by their index.
@@ -74,7 +74,7 @@ class EarlierStages:
             ShapesKnown: the stage is the wanted one, so the program ends here.
         """
         index = stage.stage_index
-        self.known[index] = sent_on(stage)
+        self.known[index] = output_message(stage)
         self._share(self.rank, index)
         if index == self.wanted:
             raise ShapesKnown(self.known[index])

@@ -1,18 +1,18 @@
-"""Leftovers of a closed world in the hands of the user: meshes, groups and models that say so when used.
+"""Meshes, groups and models of a simulated world that was closed, which say so when they are used.
 
-A model of a closed simulated world would go on "communicating" without a word: a fake group that somebody still
-holds works for ever, and DTensor finds groups by names that the next world would use again. So while a world is
-open `Watch` remembers what was made in it, and when the world closes
+Without this, a model of a closed world would go on without a word: the groups of torch's backend "fake" work for ever,
+and DTensor finds groups by names that the next world would use again. So `Watch` remembers what is made while a world
+is open, and when the world is closed
 
-* its meshes change their class to `ClosedMesh`: DTensor asks them first. A closed mesh no longer equals a mesh
-  of the same shape in the next world, so that no cache can take one for the other;
-* FSDP2's parameter groups hold a `ClosedGroup` in place of their process groups, and their modules refuse
-  ``forward``, as parameters that are still gathered would let it pass;
-* DDP modules, whose C++ reducer holds the group, refuse ``forward``;
-* the groups' backends refuse every collective (torch's own ``RuntimeError``), whoever holds them. `translated`
-  turns that error into ours.
+* its meshes change their class to `ClosedMesh`, which DTensor asks first, and which equals no mesh of a later world, so
+  that no cache can take one for the other;
+* FSDP2's parameter groups hold a `ClosedGroup` in place of their process groups, and their modules refuse ``forward``,
+  as parameters that are still gathered would let it pass;
+* `DistributedDataParallel` modules, whose C++ reducer holds the group, refuse ``forward`` and a backward to come;
+* the backends of its groups refuse every collective with torch's own RuntimeError, which `translated` makes a
+  `ClosedWorldError`. While a later world is open, its kernels refuse those groups too.
 
-All this lives in those objects and goes with them: torch itself is left as it was.
+All this lives in the objects themselves: torch is left as it was.
 """
 
 from __future__ import annotations
@@ -21,34 +21,37 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial, wraps
-from typing import Any, NoReturn
+from itertools import count
+from typing import Any, NoReturn, TypeVar
 
 import torch.distributed as dist
 from torch import nn
-from torch._C._distributed_c10d import FakeProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 
 from dsexplore.errors import ClosedWorldError
-from dsexplore.torch_internals.patches import Patches
+from dsexplore.torch_internals import ddp, dtensor, fsdp
+from dsexplore.torch_internals.names import TorchName
+from dsexplore.torch_internals.patches import Change, Entry, Parts, Patch
+from dsexplore.torch_internals.process_groups import GROUP_NAME, fake_backend, replace_fake_backend
 
-GROUP_NAME = "simulated world {number}, group {name}"
-"""How groups of simulated worlds are named: no two worlds share a name, and torch's errors quote it."""
+T = TypeVar("T")
 
+_WORLD = "simulated world "
 _MESSAGE = "_dsexplore_closed"
 _HARMLESS = frozenset({_MESSAGE, "__class__", "__dict__"})
 _SIGNS = (
     "FakeProcessGroup collective operation error",  # the backend of a closed group
-    "registered under the name simulated world",  # a group's name outlived its group
+    f"registered under the name {_WORLD}",  # a group's name outlived its group
 )
+_numbers = count(1)
 
 
 class ClosedMesh(DeviceMesh):
     """A mesh of a closed world: can be printed and compared, nothing else."""
 
     def __getattribute__(self, name: str) -> Any:
-        found = object.__getattribute__(self, "__dict__")
-        return object.__getattribute__(self, name) if name in _HARMLESS else _refuse(found[_MESSAGE])
+        held = object.__getattribute__(self, "__dict__")
+        return object.__getattribute__(self, name) if name in _HARMLESS else _refuse(held[_MESSAGE])
 
     def __repr__(self) -> str:
         return "DeviceMesh(closed)"
@@ -61,7 +64,7 @@ class ClosedMesh(DeviceMesh):
 
 
 class ClosedGroup:
-    """Stands where a process group of a closed world was held: can be printed, nothing else."""
+    """Stands in place of a process group of a closed world: can be printed, nothing else."""
 
     def __init__(self, message: str) -> None:
         self._message = message
@@ -74,50 +77,77 @@ class ClosedGroup:
 
 
 class Watch:
-    """The meshes, groups and modules made in one world, held weakly, so that they can be closed with it."""
+    """The meshes, groups and modules that are made in one world; objects of Python are held weakly.
+
+    Attributes:
+        number: the number of the world in this process, part of the names of its groups: no two worlds share one, and
+            torch's errors quote them.
+    """
 
     def __init__(self) -> None:
-        self._backends: list[Any] = []  # FakeProcessGroup.Options, which torch's stubs do not have
+        self.number = next(_numbers)
+        self._refusals: list[Callable[[], None]] = []
         self._meshes: list[weakref.ref[DeviceMesh]] = []
-        self._sharded: list[weakref.ref[FSDPParamGroup]] = []
-        self._modules: list[weakref.ref[nn.Module]] = []
-
-    def install(self, patches: Patches) -> None:
-        """Watch the meshes, the groups and the FSDP modules that are made from now on."""
-        plugin = dist.Backend._BackendPlugin(self._new_backend, True)
-        patches.item(dist.Backend._plugins, "FAKE", plugin)
-        _before(patches, DeviceMesh, "__init__", lambda mesh: self._meshes.append(weakref.ref(mesh)))
-        _before(patches, FSDPParamGroup, "__init__", lambda group: self._sharded.append(weakref.ref(group)))
-
-    def module(self, module: nn.Module) -> None:
-        """Watch a module that holds groups in C++."""
-        self._modules.append(weakref.ref(module))
+        self._parameter_groups: list[weakref.ref[Any]] = []
+        self._models: list[weakref.ref[nn.Module]] = []
 
     @property
-    def made(self) -> tuple[int, int]:
-        """How many meshes were made so far, and how many parameter groups of FSDP2 and modules with groups."""
-        return len(self._meshes), len(self._sharded) + len(self._modules)
+    def meshes(self) -> int:
+        """The number of meshes that were made so far."""
+        return len(self._meshes)
+
+    @property
+    def modules(self) -> int:
+        """The number of DDP modules and of FSDP2's parameter groups that were made so far."""
+        return len(self._parameter_groups) + len(self._models)
+
+    def name_group(self, name: str) -> str:
+        """Return the name of a group of this world, given the one that torch would give it."""
+        return f"{_WORLD}{self.number}, group {name}"
+
+    def check_group(self, group: dist.ProcessGroup) -> None:
+        """Check that a group is not one of an earlier world.
+
+        Raises:
+            ClosedWorldError: it is.
+        """
+        name = group.group_name
+        if name.startswith(_WORLD) and not name.startswith(f"{_WORLD}{self.number},"):
+            _refuse(_message("process group", "some ranks"))
+
+    def add_mesh(self, mesh: DeviceMesh) -> None:
+        """Close that mesh with the world."""
+        self._meshes.append(weakref.ref(mesh))
+
+    def add_parameter_group(self, group: object) -> None:
+        """Close that parameter group of ``fully_shard`` with the world."""
+        self._parameter_groups.append(weakref.ref(group))
+
+    def add_model(self, model: nn.Module) -> None:
+        """Close that `DistributedDataParallel` module with the world."""
+        self._models.append(weakref.ref(model))
+
+    def create_backend(self, rank: int, size: int) -> Any:
+        """Return the backend of a new group, which is closed with the world."""
+        backend, refuse = fake_backend(rank, size)
+        self._refusals.append(refuse)
+        return backend
 
     def close(self, world: str) -> None:
         """Close all that is still there; ``world`` describes it in messages."""
-        for options in self._backends:
-            options.error_on_collective = True
-        for group in _alive(self._sharded):
-            _close_sharded(group, _message("model", world))
+        for refuse in self._refusals:
+            refuse()
+        for group in _alive(self._parameter_groups):
+            message = _message("model", world)
+            fsdp.replace_groups(group, ClosedGroup(message))
+            for module in fsdp.modules_of(group):
+                module.forward = partial(_refuse, message)
         for mesh in _alive(self._meshes):
-            mesh.__dict__.pop("_pg_registry", None)
+            dtensor.forget_groups(mesh)
             mesh.__dict__[_MESSAGE] = _message("mesh or model", world)
             mesh.__class__ = ClosedMesh
-        for module in _alive(self._modules):
-            _close_module(module, _message("model", world))
-
-    def _new_backend(self, common: Any, options: Any) -> FakeProcessGroup:
-        # Each backend gets options of its own: torch's default is one object shared by all, closed or not.
-        if options is None:
-            options = vars(FakeProcessGroup)["Options"]()
-        self._backends.append(options)
-        create: Callable[..., FakeProcessGroup] = FakeProcessGroup._create_internal
-        return create(common.group_rank, common.group_size, options)
+        for model in _alive(self._models):
+            ddp.refuse_use(model, partial(_refuse, _message("model", world)))
 
 
 @contextmanager
@@ -131,32 +161,7 @@ def translated() -> Iterator[None]:
         raise
 
 
-def _before(patches: Patches, owner: type, name: str, note: Callable[[Any], None]) -> None:
-    method = getattr(owner, name)
-
-    @wraps(method)
-    def noted(made: Any, /, *args: Any, **kwargs: Any) -> Any:
-        note(made)
-        return method(made, *args, **kwargs)
-
-    patches.attribute(owner, name, noted)
-
-
-def _close_sharded(group: FSDPParamGroup, message: str) -> None:
-    # An error may have left the parameter group without some of these.
-    for info in filter(None, (getattr(group, name, None) for name in ("mesh_info", "post_forward_mesh_info"))):
-        for name, value in vars(info).items():
-            if isinstance(value, dist.ProcessGroup):
-                setattr(info, name, ClosedGroup(message))
-    for module in getattr(group, "modules", ()):
-        _close_module(module, message)
-
-
-def _close_module(module: nn.Module, message: str) -> None:
-    module.forward = partial(_refuse, message)
-
-
-def _alive(references: list[weakref.ref[Any]]) -> list[Any]:
+def _alive(references: list[weakref.ref[T]]) -> list[T]:
     return [made for made in (reference() for reference in references) if made is not None]
 
 
@@ -169,3 +174,34 @@ def _message(thing: str, world: str) -> str:
 
 def _refuse(message: str, *args: Any, **kwargs: Any) -> NoReturn:
     raise ClosedWorldError(message)
+
+
+def _name_groups(original: Callable[..., str], parts: Parts) -> Callable[..., str]:
+    return lambda *args, **kwargs: parts[Watch].name_group(original(*args, **kwargs))
+
+
+def _watched(target: TorchName, add: Callable[[Watch, Any], None]) -> Patch:
+    """Return an entry that adds each new object to the watch before its ``__init__`` runs, which may raise."""
+
+    def make(init: Callable[..., None], parts: Parts) -> Callable[..., None]:
+        @wraps(init)
+        def watched(self: Any, /, *args: Any, **kwargs: Any) -> None:
+            add(parts[Watch], self)
+            init(self, *args, **kwargs)
+
+        return watched
+
+    return Patch(target, "what is made in a world is closed with it", make)
+
+
+PATCHES: tuple[Entry, ...] = (
+    Patch(GROUP_NAME, "two worlds would give the same names to different groups", _name_groups, by_code=True),
+    Change(
+        "the backend of groups that send nothing",
+        "those of a closed world would go on",
+        lambda patches, parts: replace_fake_backend(patches, parts[Watch].create_backend),
+    ),
+    _watched(dtensor.MESH_INIT, Watch.add_mesh),
+    _watched(fsdp.PARAMETER_GROUP_INIT, Watch.add_parameter_group),
+    _watched(ddp.INIT, Watch.add_model),
+)

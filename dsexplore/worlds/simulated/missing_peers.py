@@ -10,7 +10,15 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.algorithms.join import Join
 
-from dsexplore.torch_internals.patches import Patches
+from dsexplore.torch_internals.patches import Entry, Parts, Patch
+from dsexplore.torch_internals.process_groups import (
+    COUNT_JOINED,
+    MONITORED_BARRIER,
+    MONITORED_BARRIER_OF_GROUP,
+    RECV,
+    SPLIT_GROUP,
+    group_of_join,
+)
 from dsexplore.worlds.remarks import Remarks
 
 JOINED = (
@@ -19,17 +27,7 @@ JOINED = (
 )
 
 
-def patch_calls(patches: Patches, remarks: Remarks) -> None:
-    """Make calls that wait for another rank return as if it had answered."""
-    patches.function(dist.monitored_barrier, _take_monitored_barrier)
-    of_group = dist.ProcessGroup.monitored_barrier  # type: ignore[attr-defined] # torch's stub lacks it
-    patches.attribute(dist.ProcessGroup, "monitored_barrier", _take_monitored_barrier_of_group(of_group))
-    patches.function(dist.recv, lambda original: _take_recv(original, remarks))
-    patches.function(dist.split_group, _take_split_group)
-    patches.attribute(Join, "_get_num_nonjoined_procs", _say_joined(Join._get_num_nonjoined_procs, remarks))
-
-
-def _take_monitored_barrier(original: Callable[..., None]) -> Callable[..., None]:
+def _monitored_barrier(original: Callable[..., None], _parts: Parts) -> Callable[..., None]:
     parameters = signature(original)
 
     def monitored_barrier(*args: Any, **kwargs: Any) -> None:
@@ -42,7 +40,7 @@ def _take_monitored_barrier(original: Callable[..., None]) -> Callable[..., None
     return monitored_barrier
 
 
-def _take_monitored_barrier_of_group(original: Callable[..., None]) -> Callable[..., None]:
+def _monitored_barrier_of_group(original: Callable[..., None], _parts: Parts) -> Callable[..., None]:
     @wraps(original)
     def monitored_barrier(group: dist.ProcessGroup, *args: Any, **kwargs: Any) -> None:
         backend = dist.get_backend(group)
@@ -54,61 +52,75 @@ def _take_monitored_barrier_of_group(original: Callable[..., None]) -> Callable[
     return monitored_barrier
 
 
-def _say_joined(count: Callable[[Join], float], remarks: Remarks) -> Callable[[Join], float]:
+def _count_joined(count: Callable[[Join], float], parts: Parts) -> Callable[[Join], float]:
+    remarks = parts[Remarks]
+
     @wraps(count)
-    def number_of_others(join: Join) -> float:
-        if dist.get_world_size(join._process_group) > 1:
+    def count_joined(join: Join) -> float:
+        if dist.get_world_size(group_of_join(join)) > 1:
             remarks.say(JOINED)
         return count(join)
 
-    return number_of_others
+    return count_joined
 
 
-def _take_recv(original: Callable[..., int], remarks: Remarks) -> Callable[..., int]:
-    parameters = signature(original)
+def _recv(original: Callable[..., int], parts: Parts) -> Callable[..., int]:
+    remarks, parameters = parts[Remarks], signature(original)
 
     def recv(*args: Any, **kwargs: Any) -> int:
-        given = parameters.bind(*args, **kwargs).arguments
+        arguments = parameters.bind(*args, **kwargs).arguments
         try:
             return original(*args, **kwargs)
         except RuntimeError as error:  # asks the work who sent, where no source was given
             if "sourceRank" not in str(error):
                 raise
-        source = next(rank for rank in dist.get_process_group_ranks(_group(given)) if rank != dist.get_rank())
+        ranks = dist.get_process_group_ranks(_group(arguments.get("group")))
+        source = next(rank for rank in ranks if rank != dist.get_rank())
         remarks.say(f"recv without a source receives from whoever sends first: here it returns rank {source}")
         return source
 
     return recv
 
 
-def _group(given: dict[str, Any]) -> dist.ProcessGroup:
-    group = given.get("group") or dist.group.WORLD
-    assert group is not None
-    return group
-
-
-def _take_split_group(original: Callable[..., Any]) -> Callable[..., Any]:
+def _split_group(original: Callable[..., Any], _parts: Parts) -> Callable[..., Any]:
     parameters = signature(original)
 
     def split_group(*args: Any, **kwargs: Any) -> dist.ProcessGroup | None:
-        given = parameters.bind(*args, **kwargs).arguments
-        parent = _group({"group": given.get("parent_pg")})
+        arguments = parameters.bind(*args, **kwargs).arguments
+        parent = _group(arguments.get("parent_pg"))
         members = dist.get_process_group_ranks(parent)
-        parts = given.get("split_ranks") or []
-        taken = [rank for part in parts for rank in part]
-        if not parts or len(set(taken)) < len(taken) or not set(taken) <= set(range(len(members))):
+        parts = arguments.get("split_ranks") or []
+        listed = [rank for part in parts for rank in part]
+        if not parts or len(set(listed)) < len(listed) or not set(listed) <= set(range(len(members))):
             raise ValueError(
                 f"split_ranks={parts!r} must list ranks of the parent group, 0 to {len(members) - 1}, each at most once"
             )
-        own = members.index(dist.get_rank())
+        own_rank = members.index(dist.get_rank())
         for part in parts:
-            if own in part:
+            if own_rank in part:
                 group: dist.ProcessGroup = dist.new_group(
                     [members[rank] for rank in sorted(part)],
                     use_local_synchronization=True,
-                    group_desc=given.get("group_desc") or f"{parent.group_desc}:split",
+                    group_desc=arguments.get("group_desc") or f"{parent.group_desc}:split",
                 )
                 return group
         return None
 
     return split_group
+
+
+def _group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
+    """Return a group, or that of all ranks for None."""
+    group = group or dist.group.WORLD
+    assert group is not None
+    return group
+
+
+_WHY = "no other rank answers"
+PATCHES: tuple[Entry, ...] = (
+    Patch(MONITORED_BARRIER, _WHY, _monitored_barrier, by_code=True),
+    Patch(MONITORED_BARRIER_OF_GROUP, _WHY, _monitored_barrier_of_group),
+    Patch(RECV, "the work of a simulated message does not know who sent it", _recv, by_code=True),
+    Patch(SPLIT_GROUP, "the backend of a simulated group cannot split", _split_group, by_code=True),
+    Patch(COUNT_JOINED, _WHY, _count_joined),
+)

@@ -1,4 +1,4 @@
-"""Why a program may have sent nothing although it was given a world of many ranks."""
+"""The reason why a program sent nothing, although it was given a world of many ranks."""
 
 from __future__ import annotations
 
@@ -11,38 +11,44 @@ class Use:
     """The use that a program made of its world.
 
     Attributes:
-        initialised: whether the process group was initialised by the program, or by torch for it.
-        meshes: how many device meshes it made.
-        modules: how many modules it distributed with FSDP or DistributedDataParallel.
+        initialized: whether the process group was initialized by the program, or by torch for it.
+        meshes: the number of device meshes that it made.
+        modules: the number of modules that it distributed with FSDP or DistributedDataParallel.
         started_processes: whether it started processes, those of a ``DataLoader`` aside.
     """
 
-    initialised: bool
+    initialized: bool
     meshes: int
     modules: int
     started_processes: bool = False
 
 
 def reason(size: int, rank: int, use: Use) -> str:
-    """One sentence for the notes of a trace without events."""
+    """Return one sentence for the notes of a trace without events.
+
+    Args:
+        size: ranks of the world.
+        rank: the rank that was played.
+        use: what the program made of the world.
+    """
     if use.modules:
         why = "a module was distributed, but no forward or backward of it ran while it was recorded"
     elif use.meshes:
         why = "a device mesh was made, but nothing that was distributed over it ran while it was recorded"
-    elif use.initialised:
+    elif use.initialized:
         why = (
-            "the process group was initialised, but no module was distributed over it (DistributedDataParallel, "
+            "the process group was initialized, but no module was distributed over it (DistributedDataParallel, "
             f"fully_shard, parallelize_module), and rank {rank} called no collective"
         )
     elif use.started_processes:
         why = (
             "the program started processes of its own (multiprocessing.Process), which are not traced, and this one "
-            "initialised no process group: let torch.multiprocessing.spawn start them, of which the rank that is "
+            "initialized no process group: let torch.multiprocessing.spawn start them, of which the rank that is "
             "played runs here, or call their function without a process, as torchrun's ranks do"
         )
     else:
         why = (
-            "the program never initialised a process group (init_process_group, init_device_mesh, or a framework that "
+            "the program never initialized a process group (init_process_group, init_device_mesh, or a framework that "
             "reads RANK and WORLD_SIZE), so it ran as one process alone"
         )
         why += _stale_accelerate()
@@ -50,7 +56,7 @@ def reason(size: int, rank: int, use: Use) -> str:
 
 
 def _stale_accelerate() -> str:
-    """accelerate asks for its ranks once in the life of a process."""
+    """Return a clause on accelerate, which asks for its ranks once in the life of a process; empty without it."""
     state = sys.modules.get("accelerate.state")
     shared = getattr(getattr(state, "PartialState", None), "_shared_state", {})
     if not shared or shared.get("num_processes", 0) > 1:

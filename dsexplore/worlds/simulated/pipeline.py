@@ -1,38 +1,36 @@
-"""Changes to pipeline schedules for a simulated group, whose receives bring nothing.
+"""Pipeline schedules in a simulated world, where other stages answer nothing.
 
-Before its first microbatch a schedule of torch 2.13 lets its stages vote, down the pipeline and back, whether all of
-them were given their shapes (``input_args`` and ``output_args``). What a simulated rank receives is not the others'
-vote. So the vote is sent as in the real one, and its result is what it would be if the other ranks' stages were built
-like this one's.
+Before its first microbatch a schedule has all its stages agree whether each was given its shapes (``input_args`` and
+``output_args``): by messages down the pipeline and back in torch 2.13, by one all_reduce in torch 2.15. What a
+simulated rank receives is not the others' answer. So the messages are sent as in a real pipeline, and the result is
+what it would be if the stages of other ranks were built like this rank's.
 
 Stages that were not given their shapes find them out in turn: each runs its module once on inputs of the shapes that
 the stage before it sends, and sends on those of its outputs; then those of the gradients go back. Here the shapes of an
 earlier stage come from `StageShapes.ask`, which plays the ranks of the earlier stages where a script is run (see
-`dsexplore.worlds.scripts.stage_shapes`). The gradients that a later stage sends back are taken to have the
-shapes, dtypes and placements of what was sent there. Both travel torch's whole way, so the same messages are recorded.
+`dsexplore.worlds.scripts.stage_shapes`). The gradients that a later stage sends back are taken to have the shapes,
+dtypes and placements of what was sent there; torch 2.9 sends no shapes of gradients. Both travel torch's whole way, so
+the same messages are recorded.
 
-A schedule of torch 2.15 votes by one all-reduce and tries each connection once, but neither on groups whose backend is
-"fake", where it refuses stages without shapes: so it gets the name of the target's backend.
+Schedules go other ways on groups whose backend is "fake": they find the backend of a real cluster here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import wraps
 from types import ModuleType
 from typing import Any
 
-import torch
-import torch.distributed as dist
-from torch.distributed.pipelining import PipelineStage, schedules
-from torch.distributed.pipelining._utils import InferenceMode, _StageBackwardMeta, _StageForwardMeta
-from torch.distributed.pipelining.schedules import _PipelineSchedule
-
 from dsexplore.errors import UsageError
-from dsexplore.torch_internals.patches import Patches
+from dsexplore.torch_internals import pipelining
+from dsexplore.torch_internals.patches import Entry, Parts, Patch
 from dsexplore.worlds.remarks import Remarks
 from dsexplore.worlds.simulated.other_ranks_objects import Objects
+from dsexplore.worlds.simulated.set_up_calls import SetUpCalls
+from dsexplore.worlds.simulated.target_traffic import DistWithBackends
 
 _LIKE_ACTIVATIONS = (
     "the gradients that later pipeline stages send are taken to have the shapes of the activations that they receive"
@@ -41,7 +39,7 @@ _LIKE_ACTIVATIONS = (
 
 @dataclass
 class StageShapes:
-    """Where the shapes of other stages come from, and where those of this rank's go.
+    """The source of other stages' shapes, and where those of this rank's stages go.
 
     Attributes:
         ask: called with a stage of this rank and the index of the stage before it; returns what that one sends on,
@@ -52,122 +50,94 @@ class StageShapes:
     ask: Callable[[Any, int], Any] | None = None
     found: Callable[[Any], None] = lambda _stage: None
 
+    def of_stage_before(self, stage: Any) -> Any:
+        """Return what the stage before a stage sends on.
 
-def patch_pipeline(patches: Patches, shapes: StageShapes, objects: Objects, remarks: Remarks, backend: str) -> None:
-    """Make pipeline stages run on simulated groups; say what those lack that cannot find out their shapes.
-
-    Args:
-        patches: where the changes are kept.
-        shapes: answers for other stages.
-        objects: brings what another rank would send.
-        remarks: where assumptions are reported.
-        backend: the backend that schedules see in groups for which the program chose none.
-    """
-    if hasattr(PipelineStage, "_warmup_forward_vote"):
-        _patch_vote(patches, shapes)
-    else:  # torch 2.15
-        _patch_initialisation(patches, shapes, backend)
-    _patch_messages(patches, shapes, objects, remarks)
+        Raises:
+            UsageError: nobody can answer.
+        """
+        if self.ask is None:
+            raise UsageError(
+                f"pipeline stage {stage.stage_index} does not know its shapes and cannot ask its neighbours in a "
+                "simulated world: build it as PipelineStage(..., input_args=…, output_args=…), each a tensor of one "
+                "microbatch's shape"
+            )
+        return self.ask(stage, stage.stage_index - 1)
 
 
-def _patch_vote(patches: Patches, shapes: StageShapes) -> None:
-    result: Callable[..., torch.Tensor] = PipelineStage._warmup_backward_result
-    vote: Callable[..., torch.Tensor] = PipelineStage._warmup_forward_vote
-    without_shapes: list[int] = []
+def _agree(original: Callable[..., None], parts: Parts) -> Callable[..., None]:
+    """Let a schedule's stages agree on what this rank's stages know."""
+    shapes = parts[StageShapes]
 
-    @wraps(vote)
-    def simulated_vote(stage: Any, /, has_backward: bool, *args: Any, **kwargs: Any) -> torch.Tensor:
-        if InferenceMode.needs_dynamic(stage._user_meta, has_backward):
-            if shapes.ask is None and not stage.is_first:
-                raise _no_shapes(stage)
-            without_shapes.append(stage.stage_index)
-        return vote(stage, has_backward, *args, **kwargs)
+    @wraps(original)
+    def agree(self: Any, /, stages: list[Any], has_backward: bool, *args: Any, **kwargs: Any) -> None:
+        manual = [*filter(pipelining.is_manual, stages)]
+        lacking = [stage for stage in manual if pipelining.lacks_shapes(stage, has_backward)]
+        for stage in lacking:
+            if not stage.is_first and shapes.ask is None:
+                shapes.of_stage_before(stage)  # raises, before anything is sent
+        original(self, stages, has_backward, *args, **kwargs)
+        for stage in manual:
+            pipelining.set_shape_inference(stage, bool(lacking))
 
-    @wraps(result)
-    def simulated_result(stage: Any, /, *args: Any, **kwargs: Any) -> torch.Tensor:
-        sent = result(stage, *args, **kwargs)
-        return torch.tensor([0 if without_shapes else 1], dtype=sent.dtype)
-
-    patches.attribute(PipelineStage, "_warmup_forward_vote", simulated_vote)
-    patches.attribute(PipelineStage, "_warmup_backward_result", simulated_result)
+    return agree
 
 
-def _patch_messages(patches: Patches, shapes: StageShapes, objects: Objects, remarks: Remarks) -> None:
-    receive: Callable[..., Any] = PipelineStage._recv_meta
-    infer: Callable[..., Any] = PipelineStage._forward_metadata_inference
+def _receive_shapes(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
+    shapes, objects, remarks = parts[StageShapes], parts[Objects], parts[Remarks]
 
-    @wraps(receive)
-    def simulated_receive(stage: Any, /, src_stage: int) -> Any:
-        if src_stage > stage.stage_index:
+    @wraps(original)
+    def receive(self: Any, /, src_stage: int) -> Any:
+        if src_stage > self.stage_index:
             remarks.note(_LIKE_ACTIVATIONS)
-            brought = _gradients_of(stage._stage_meta.outputs)
-        elif shapes.ask is None:
-            raise _no_shapes(stage)
+            message = pipelining.gradient_message(self)
         else:
-            brought = shapes.ask(stage, src_stage)
-        with objects.standing_for(brought):
-            return receive(stage, src_stage)
+            message = shapes.of_stage_before(self)
+        with objects.standing_for(message):
+            return original(self, src_stage)
 
-    @wraps(infer)
-    def watched_inference(stage: Any, /, *args: Any, **kwargs: Any) -> Any:
-        sent = infer(stage, *args, **kwargs)
-        shapes.found(stage)
+    return receive
+
+
+def _infer_forward(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
+    shapes = parts[StageShapes]
+
+    @wraps(original)
+    def infer(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+        sent = original(self, *args, **kwargs)
+        shapes.found(self)
         return sent
 
-    patches.attribute(PipelineStage, "_recv_meta", simulated_receive)
-    patches.attribute(PipelineStage, "_forward_metadata_inference", watched_inference)
+    return infer
 
 
-def sent_on(stage: Any) -> Any:
-    """The message of a stage to the next one once the shapes of its outputs are known."""
-    return _StageForwardMeta(forward_metas=stage._stage_meta.outputs)
+def _infer_shapes(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
+    """Let a stage receive its shapes, and note those of its outputs, in one: as torch did up to 2.11."""
+    infer, shapes, objects = _infer_forward(original, parts), parts[StageShapes], parts[Objects]
+
+    @wraps(original)
+    def receive_and_infer(self: Any, /, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Any:
+        receives = not self.is_first and not pipelining.is_on_same_rank(self, self.stage_index - 1)
+        with objects.standing_for(shapes.of_stage_before(self)) if receives else nullcontext():
+            return infer(self, args, kwargs)
+
+    return receive_and_infer
 
 
-def _gradients_of(outputs: Any) -> Any:
-    """The message that the next stage would send back: a description of the gradient of each output that needs one."""
-    described = tuple(replace(meta, requires_grad=False) if meta.requires_grad else None for meta in outputs)
-    return _StageBackwardMeta(backward_metas=described)
+def _with_real_backends(_original: ModuleType, parts: Parts) -> ModuleType:
+    return DistWithBackends(parts[SetUpCalls].backend_of)
 
 
-def _patch_initialisation(patches: Patches, shapes: StageShapes, backend: str) -> None:
-    name = "_initialize_pipeline_distributed_state"
-    initialise: Callable[..., None] = getattr(_PipelineSchedule, name)
-
-    @wraps(initialise)
-    def simulated(schedule: Any, /, stages: list[Any], has_backward: bool, *args: Any, **kwargs: Any) -> None:
-        for stage in stages:
-            if (
-                isinstance(stage, PipelineStage)
-                and InferenceMode.needs_dynamic(stage._user_meta, has_backward)
-                and shapes.ask is None
-                and not stage.is_first
-            ):
-                raise _no_shapes(stage)
-        initialise(schedule, stages, has_backward, *args, **kwargs)
-
-    patches.attribute(_PipelineSchedule, name, simulated)
-    patches.attribute(schedules, "dist", _NeverFake(backend))
-
-
-class _NeverFake(ModuleType):
-    """``torch.distributed`` without a group whose backend is "fake"."""
-
-    def __init__(self, backend: str) -> None:
-        super().__init__("torch.distributed")
-        self._backend = backend
-
-    def get_backend(self, group: dist.ProcessGroup | None = None) -> str:
-        """The backend that the program asked for, else the target's."""
-        asked = dist.get_backend(group)
-        return self._backend if asked == "fake" else asked
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(dist, name)
-
-
-def _no_shapes(stage: Any) -> UsageError:
-    return UsageError(
-        f"pipeline stage {stage.stage_index} does not know its shapes and cannot ask its neighbours in a "
-        "simulated world: build it as PipelineStage(..., input_args=…, output_args=…), each a tensor of one "
-        "microbatch's shape"
+_WHY = "stages of other ranks answer nothing"
+PATCHES: tuple[Entry, ...] = tuple(
+    Patch(target, why, make, on_import=True)
+    for target, why, make in (
+        (pipelining.VOTE, _WHY, _agree),
+        (pipelining.INITIALIZE_STAGES, _WHY, _agree),
+        (pipelining.RECEIVE_SHAPES, _WHY, _receive_shapes),
+        (pipelining.INFER_FORWARD, "later stages of the script may be played next", _infer_forward),
+        (pipelining.INFER_SHAPES, _WHY, _infer_shapes),
+        (pipelining.DIST_OF_SCHEDULES, "schedules go another way on simulated groups", _with_real_backends),
+        (pipelining.DIST_OF_EDGES, "connections go another way on simulated groups", _with_real_backends),
     )
+)

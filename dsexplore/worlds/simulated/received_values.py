@@ -1,10 +1,9 @@
-"""Values of other ranks that a program reads: it may go another way on a real cluster, which is said once.
+"""Values that other ranks have a part in, and that the program reads: on a real cluster it may go another way then.
 
-What a simulated rank receives is what was in that memory before, zeros where only another rank sends, or a copy of its
-own part. Where a line of the program
-reads such a tensor (``if flag.item():``, ``int(count)``, ``if flag == 1:``), the value would come from another rank.
-Received tensors are known by their storage, so that views of them count too, and results of comparisons with them.
-Results of reductions are not followed, nor anything else that is computed from a received tensor.
+What a simulated rank receives is zeros, or a copy of its own part; what it reduces is its own. Where a line of the
+program reads such a tensor (``if flag.item():``, ``int(count)``, ``if flag == 1:``), this is remarked once, with the
+lines. Tensors are known by their storage, so that views of them count too, and results of comparisons with them. What
+is computed from them otherwise is not followed.
 """
 
 from __future__ import annotations
@@ -15,128 +14,111 @@ from functools import wraps
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import _disable_current_modes
 
 from dsexplore.capture.frame_kinds import USER, USER_HOOK, kind_of
-from dsexplore.torch_internals.patches import Patches
+from dsexplore.torch_internals.patches import Entry, Parts, Patch
+from dsexplore.torch_internals.tensors import TENSOR_COMPARISONS, TENSOR_READS, no_subclass_function
 from dsexplore.worlds.remarks import Remarks
 
 RECEIVED = (
     "a value that another rank sends was read, and no process plays that rank: on a real cluster it may be another, "
     "and with it what the program does then"
 )
-_FILLED = (
-    *("recv", "recv_anysource", "broadcast", "scatter", "allgather", "_allgather_base", "all_gather_single"),
-    *("allgather_into_tensor_coalesced", "gather", "alltoall", "alltoall_base", "all_to_all_single"),
+REDUCED = (
+    "the result of a reduction was read, which is this rank's own value here: on a real cluster it is that of all "
+    "ranks of the group, and what the program does then may differ"
 )
-"""Methods of ``ProcessGroup`` whose first argument is filled with what other ranks send."""
-_FROM_ANOTHER = frozenset({"recv", "recv_anysource", "scatter"})
-"""Methods of ``ProcessGroup`` that fill their whole argument with what another rank sends: unwritten memory here."""
-_READS = ("item", "tolist", "__bool__", "__int__", "__float__", "__index__")
-_COMPARISONS = ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__")
 _MANY = 1024
-"""Storages that are kept until those that are gone are looked for."""
-
-
-def patch_reads_of_received(patches: Patches, received: Received, remarks: Remarks) -> None:
-    """Report the lines of the program that read what another rank sends."""
-    for name in _FILLED:
-        method = vars(dist.ProcessGroup).get(name)
-        if method is not None:
-            patches.attribute(dist.ProcessGroup, name, _filling(method, received))
-    for name in _READS:
-        patches.attribute(torch.Tensor, name, _reading(getattr(torch.Tensor, name), received, remarks))
-    for name in _COMPARISONS:
-        patches.attribute(torch.Tensor, name, _comparing(getattr(torch.Tensor, name), received))
+"""Storages that are kept until those that were freed are dropped."""
 
 
 class Received:
-    """The storages of tensors that other ranks fill, none of which is kept alive."""
+    """The storages of tensors that other ranks have a part in; none of them is kept alive."""
 
     def __init__(self) -> None:
-        self._storages: dict[int, StorageWeakRef] = {}
+        self._storages: dict[int, tuple[StorageWeakRef, str]] = {}
 
-    def add(self, tensor: torch.Tensor) -> None:
-        """Count a tensor among them."""
-        reference = _storage_of(tensor)
-        if reference is None:
-            return
-        if len(self._storages) > _MANY:
-            self._storages = {key: one for key, one in self._storages.items() if not one.expired()}
-        # As long as a weak reference to a storage exists, no other has its number.
-        self._storages[reference.cdata] = reference
+    def add_received(self, tensors: Any) -> None:
+        """Add a tensor, a list of tensors, or a list of such lists, that other ranks send."""
+        self._add(tensors, RECEIVED)
+
+    def add_reduced(self, tensors: Any) -> None:
+        """Add likewise what ranks reduce together."""
+        self._add(tensors, REDUCED)
+
+    def _add(self, tensors: Any, remark: str) -> None:
+        for tensor in _flattened(tensors):
+            reference = _storage_of(tensor)
+            if reference is not None:
+                if len(self._storages) > _MANY:
+                    self._storages = {key: held for key, held in self._storages.items() if not held[0].expired()}
+                # As long as a weak reference to a storage exists, no other has its number.
+                self._storages[reference.cdata] = reference, remark
 
     def discard(self, tensor: torch.Tensor) -> None:
-        """Count a tensor among them no longer: it was given values of this rank."""
+        """Remove a tensor that was given values of this rank."""
         reference = _storage_of(tensor)
         if reference is not None:
             self._storages.pop(reference.cdata, None)
 
-    def __contains__(self, tensor: object) -> bool:
+    def remark_on(self, tensor: object) -> str:
+        """Return the remark on a read of a tensor; empty for one that other ranks have no part in."""
         if not self._storages or not isinstance(tensor, torch.Tensor):
-            return False
+            return ""
         reference = _storage_of(tensor)
-        return reference is not None and reference.cdata in self._storages
+        return "" if reference is None else self._storages.get(reference.cdata, (None, ""))[1]
+
+    def follow(self, result: object, *sources: object) -> None:
+        """Add the result of a comparison if one of its arguments is a tensor that other ranks have a part in."""
+        remark = next(filter(None, map(self.remark_on, sources)), "")
+        if remark:
+            self._add(result, remark)
 
 
 def _storage_of(tensor: torch.Tensor) -> StorageWeakRef | None:
-    """The storage of a tensor; None for one without a storage of its own, such as a DTensor."""
+    """Return the storage of a tensor; None for one without a storage of its own, such as a DTensor or a sparse one."""
     try:
-        with torch._C.DisableTorchFunctionSubclass():
+        with no_subclass_function():
             return StorageWeakRef(tensor.untyped_storage())
     except (NotImplementedError, RuntimeError):
         return None
 
 
-def _filling(method: Callable[..., Any], received: Received) -> Callable[..., Any]:
-    @wraps(method)
-    def collective(group: dist.ProcessGroup, filled: Any, *args: Any, **kwargs: Any) -> Any:
-        work = method(group, filled, *args, **kwargs)
-        options = next((one for one in (*args, *kwargs.values()) if hasattr(one, "rootRank")), None)
-        if options is None or options.rootRank != group.rank():
-            for tensor in _tensors(filled):
-                received.add(tensor)
-                if method.__name__ in _FROM_ANOTHER:
-                    _clear(tensor)
-        return work
-
-    return collective
+def _flattened(tensors: Any) -> Iterator[torch.Tensor]:
+    if isinstance(tensors, torch.Tensor):
+        yield tensors
+    elif isinstance(tensors, Iterable):
+        for inner in tensors:
+            yield from _flattened(inner)
 
 
-def _clear(tensor: torch.Tensor) -> None:
-    """Write zeros, seen by no mode: what lies in new memory may be NaN, which ends scripts that look at their loss."""
-    if type(tensor) is not FakeTensor:
-        with torch.no_grad(), torch._C.DisableTorchFunction(), _disable_current_modes():
-            tensor.zero_()
+def _remark_on_read(read: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
+    received, remarks = parts[Received], parts[Remarks]
 
-
-def _tensors(filled: Any) -> Iterator[torch.Tensor]:
-    if isinstance(filled, torch.Tensor):
-        yield filled
-    elif isinstance(filled, Iterable):
-        for one in filled:
-            yield from _tensors(one)
-
-
-def _reading(read: Callable[..., Any], received: Received, remarks: Remarks) -> Callable[..., Any]:
     @wraps(read)
-    def value(tensor: torch.Tensor, *args: Any) -> Any:
-        if tensor in received and kind_of(sys._getframe(1).f_code) in (USER, USER_HOOK):
-            remarks.say(RECEIVED)
+    def remarked(tensor: torch.Tensor, *args: Any) -> Any:
+        remark = received.remark_on(tensor)
+        if remark and kind_of(sys._getframe(1).f_code) in (USER, USER_HOOK):
+            remarks.say(remark, quiet=remark is REDUCED)  # programs log such values all the time
         return read(tensor, *args)
 
-    return value
+    return remarked
 
 
-def _comparing(compare: Callable[..., Any], received: Received) -> Callable[..., Any]:
+def _follow_comparison(compare: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
+    received = parts[Received]
+
     @wraps(compare)
-    def compared(tensor: torch.Tensor, other: Any) -> Any:
+    def followed(tensor: torch.Tensor, other: Any) -> Any:
         result = compare(tensor, other)
-        if isinstance(result, torch.Tensor) and (tensor in received or other in received):
-            received.add(result)
+        received.follow(result, tensor, other)
         return result
 
-    return compared
+    return followed
+
+
+PATCHES: tuple[Entry, ...] = (
+    *(Patch(read, "the program may go another way on a real cluster", _remark_on_read) for read in TENSOR_READS),
+    *(Patch(compare, "the program may read its result", _follow_comparison) for compare in TENSOR_COMPARISONS),
+)

@@ -1,10 +1,9 @@
-"""Torch's own set-up calls while a simulated world is open: they hand out that world, or say why not.
+"""The calls by which a program sets up its process groups: in a simulated world they hand out that world, or refuse.
 
-A training script calls ``init_process_group``, makes its meshes and groups, and ends with
-``destroy_process_group``. In a simulated world the first returns at once; meshes over all ranks are made from the
-simulated group, on the CPU where the device that they ask for is missing; groups are simulated whatever backend
-they ask for, and ``get_backend`` returns the one asked for; and the last leaves the group to whoever opened the
-world. Another size is one clear error.
+A training script calls ``init_process_group``, makes meshes and groups, and ends with ``destroy_process_group``. In a
+simulated world the first returns at once; meshes over all ranks are made of simulated groups, on the CPU where the
+device that they ask for is missing; a group is simulated whatever backend it asks for, and ``get_backend`` returns the
+one that was asked for; and the last leaves the groups to whoever opened the world. Another size is one clear error.
 """
 
 from __future__ import annotations
@@ -18,167 +17,212 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import device_mesh
 
 from dsexplore.errors import UsageError
-from dsexplore.torch_internals.patches import Patches
+from dsexplore.torch_internals.dtensor import INIT_DEVICE_MESH
+from dsexplore.torch_internals.patches import Entry, Parts, Patch
+from dsexplore.torch_internals.process_groups import (
+    DESTROY_GROUPS,
+    GET_BACKEND,
+    INIT_GROUPS,
+    IS_INITIALIZED,
+    NEW_GROUP,
+)
 from dsexplore.worlds.fake.fake_tensors import outside_fake_mode
+from dsexplore.worlds.simulated.closed import Watch
+from dsexplore.worlds.world_settings import WorldSettings
 
-_KNOW_THE_SIMULATION = (
+_GET_SIMULATED_BACKEND = (
     "dsexplore.capture",
     "dsexplore.comm.log_records",
     "dsexplore.trace",
     "torch.distributed.device_mesh",
     "torch.distributed.distributed_c10d",
 )
-"""Modules that are answered with the group as it is: those that record it, and those of torch that run it."""
+"""Modules that get the backend as it is: those that record a group, and those of torch that run it."""
 
 _ALWAYS_HAVE_A_GROUP = ("dsexplore.", "torch.distributed.distributed_c10d")
 
 
 class SetUpCalls:
-    """Takes the set-up calls over for a world of ``size`` ranks.
+    """The process groups of a world as its program set them up.
 
     Args:
-        patches: where the changes are kept.
-        size: number of ranks.
-        rank: the rank that this process plays.
-        name: how messages call that world.
-        backend: what ``get_backend`` returns of a group whose backend nobody chose.
+        settings: of the world, all of them resolved.
 
     Attributes:
-        initialise: torch's ``init_process_group``.
+        initialize: torch's ``init_process_group``.
         destroy: torch's ``destroy_process_group``.
-        was_initialised: whether the program has called ``init_process_group``, or torch for it.
+        was_initialized: whether the program has called ``init_process_group``, or torch for it.
     """
 
-    initialise: Callable[..., None]
+    initialize: Callable[..., None]
     destroy: Callable[..., None]
 
-    def __init__(self, patches: Patches, size: int, rank: int, name: str, backend: str = "fake") -> None:
-        self._size, self._rank, self._name, self._default = size, rank, name, backend
+    def __init__(self, settings: WorldSettings) -> None:
+        self.size, self.rank, self.world = settings.size, settings.rank, str(settings)
+        self._target_backend = settings.backend
+        self._shown_backend = "nccl" if settings.device == "cuda" else "fake"
         self._backends: dict[str, str] = {}  # by the name of a group: what was asked for
-        self._strict = self._is_set_up = self.was_initialised = False
-        patches.function(dist.init_process_group, self._take_init)
-        patches.function(dist.destroy_process_group, self._take_destroy)
-        patches.function(dist.new_group, self._take_new_group)
-        patches.function(dist.get_backend, self._take_get_backend)
-        patches.function(dist.is_initialized, self._take_is_initialized)
-        patches.function(device_mesh.init_device_mesh, self._take_mesh)
+        self.is_strict = self.is_set_up = self.was_initialized = False
 
     def expect_set_up(self) -> None:
-        """Hide the process group until the program initialises it, which it may do once, as under torchrun."""
-        self._strict, self._is_set_up, self.was_initialised = True, False, False
+        """Hide the process group until the program initializes it, which it may do once, as under torchrun."""
+        self.is_strict, self.is_set_up, self.was_initialized = True, False, False
 
-    def _take_init(self, original: Callable[..., None]) -> Callable[..., None]:
-        self.initialise = original
-        return self._init_process_group
+    def set_up(self, backend: str | None) -> None:
+        """Note that the program has initialized its groups, with that backend.
 
-    def _init_process_group(
-        self,
+        Raises:
+            UsageError: it has done so before.
+        """
+        if self.is_strict and self.is_set_up:
+            raise UsageError(
+                "init_process_group is called a second time, which torch refuses on a cluster too: call it once, or "
+                "ask torch.distributed.is_initialized() before"
+            )
+        self.is_set_up = self.was_initialized = True
+        self.choose_backend(None, backend)
+
+    def choose_backend(self, group: dist.ProcessGroup | None, backend: Any) -> None:
+        """Note the backend that the program asked for; None for none."""
+        if backend is not None:
+            self._backends[_name(group)] = str(backend).lower()
+
+    def chosen_backend(self, group: dist.ProcessGroup | None) -> str | None:
+        """Return the backend that the program chose for a group, or else for all ranks, in lower case; None for
+        neither."""
+        return self._backends.get(_name(group)) or self._backends.get("")
+
+    def backend_of(self, group: dist.ProcessGroup | None) -> str:
+        """Return the backend that a group would have on a real cluster: the one chosen, or else the target's."""
+        return self.chosen_backend(group) or self._target_backend
+
+    def shown_backend(self, group: dist.ProcessGroup | None) -> str:
+        """Return what ``get_backend`` answers to a program: the backend chosen, else "nccl" or "fake"."""
+        return self.chosen_backend(group) or self._shown_backend
+
+
+def _name(group: dist.ProcessGroup | None) -> str:
+    """Return the name of a group; empty for the one of all ranks."""
+    return "" if group is None or group is dist.group.WORLD else str(group.group_name)
+
+
+def _init_process_group(original: Callable[..., None], parts: Parts) -> Callable[..., None]:
+    calls = parts[SetUpCalls]
+    calls.initialize = original
+
+    def init_process_group(
         backend: str | None = None,
         init_method: str | None = None,
         timeout: Any = None,
         world_size: int = -1,
         rank: int = -1,
-        *args: Any,
-        **kwargs: Any,
+        *_args: Any,
+        **_kwargs: Any,
     ) -> None:
         from_launcher = init_method in (None, "env://")
         if world_size in (-1, None) and from_launcher:
             world_size = int(os.environ.get("WORLD_SIZE", -1))
-        if world_size not in (-1, None, self._size):
+        if world_size not in (-1, None, calls.size):
             raise UsageError(
-                f"init_process_group asks for {world_size} ranks, but a simulated world of {self._name} is open: "
+                f"init_process_group asks for {world_size} ranks, but a simulated world of {calls.world} is open: "
                 f"open one of {world_size} ranks, or leave world_size out to use this one"
             )
-        if rank not in (-1, None, self._rank):
+        if rank not in (-1, None, calls.rank):
             raise UsageError(
-                f"init_process_group asks to be rank {rank}, but this process plays rank {self._rank} of "
-                f"{self._name}: open the world with rank {rank} (--rank {rank}), or take the rank from the "
+                f"init_process_group asks to be rank {rank}, but this process plays rank {calls.rank} of "
+                f"{calls.world}: open the world with rank {rank} (--rank {rank}), or take the rank from the "
                 "environment variable RANK"
             )
-        if self._strict and self._is_set_up:
+        calls.set_up(backend)
+
+    return init_process_group
+
+
+def _destroy_process_group(original: Callable[..., None], parts: Parts) -> Callable[..., None]:
+    calls = parts[SetUpCalls]
+    calls.destroy = original
+
+    def destroy_process_group(group: dist.ProcessGroup | None = None) -> None:
+        if group is not None and group is not dist.group.WORLD:
+            original(group)
+        else:
+            calls.is_set_up = False
+
+    return destroy_process_group
+
+
+def _get_backend(original: Callable[..., str], parts: Parts) -> Callable[..., str]:
+    calls, watch = parts[SetUpCalls], parts[Watch]
+
+    def get_backend(group: dist.ProcessGroup | None = None) -> str:
+        if group is not None:
+            watch.check_group(group)
+        backend = original(group)
+        if backend != "fake" or _caller().startswith(_GET_SIMULATED_BACKEND):
+            return backend
+        return dist.Backend(calls.shown_backend(group))
+
+    return get_backend
+
+
+def _is_initialized(original: Callable[[], bool], parts: Parts) -> Callable[[], bool]:
+    calls = parts[SetUpCalls]
+
+    def is_initialized() -> bool:
+        is_hidden = calls.is_strict and not calls.is_set_up and not _caller().startswith(_ALWAYS_HAVE_A_GROUP)
+        return original() and not is_hidden
+
+    return is_initialized
+
+
+def _init_device_mesh(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
+    calls, make = parts[SetUpCalls], outside_fake_mode(original)
+
+    def init_device_mesh(device_type: str, mesh_shape: Sequence[int], *args: Any, **kwargs: Any) -> Any:
+        shape = tuple(mesh_shape)
+        if math.prod(shape) > calls.size:
             raise UsageError(
-                "init_process_group is called a second time, which torch refuses on a cluster too: call it once, or "
-                "ask torch.distributed.is_initialized() before"
+                f"init_device_mesh asks for {'×'.join(map(str, shape))} = {math.prod(shape)} ranks, but the "
+                f"simulated world has {calls.world}: make the product {calls.size}, or open another world"
             )
-        self._is_set_up = self.was_initialised = True
-        if backend is not None:
-            self._backends[_name(None)] = str(backend).lower()
+        return make(device_type if _is_available(device_type) else "cpu", shape, *args, **kwargs)
 
-    def _take_destroy(self, original: Callable[..., None]) -> Callable[..., None]:
-        self.destroy = original
+    return init_device_mesh
 
-        def destroy_process_group(group: dist.ProcessGroup | None = None) -> None:
-            if group is not None and group is not dist.group.WORLD:
-                original(group)
-            else:
-                self._is_set_up = False
 
-        return destroy_process_group
+def _new_group(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
+    calls, parameters = parts[SetUpCalls], signature(original)
+    names = tuple(parameters.parameters)
 
-    def _take_get_backend(self, original: Callable[..., str]) -> Callable[..., str]:
-        def get_backend(group: dist.ProcessGroup | None = None) -> str:
-            actual = original(group)
-            if actual != "fake" or _caller().startswith(_KNOW_THE_SIMULATION):
-                return actual
-            return dist.Backend(self.chosen_backend(group) or self._default)
+    def new_group(*args: Any, **kwargs: Any) -> Any:
+        if args:
+            parameters.bind(*args, **kwargs)  # raises what the call would raise
+        arguments = {**dict(zip(names, args, strict=False)), **kwargs}
+        group = original(**{**arguments, "backend": None, "pg_options": None})
+        if isinstance(group, dist.ProcessGroup):
+            calls.choose_backend(group, arguments.get("backend"))
+        return group
 
-        return get_backend
-
-    def chosen_backend(self, group: dist.ProcessGroup | None) -> str | None:
-        """The backend that the program chose for a group, or else for all ranks, in lower case; None for neither."""
-        return self._backends.get(_name(group)) or self._backends.get(_name(None))
-
-    def _take_is_initialized(self, original: Callable[[], bool]) -> Callable[[], bool]:
-        def is_initialized() -> bool:
-            hidden = self._strict and not self._is_set_up and not _caller().startswith(_ALWAYS_HAVE_A_GROUP)
-            return original() and not hidden
-
-        return is_initialized
-
-    def _take_mesh(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        real = outside_fake_mode(original)
-
-        def init_device_mesh(device_type: str, mesh_shape: Sequence[int], *args: Any, **kwargs: Any) -> Any:
-            shape = tuple(mesh_shape)
-            if math.prod(shape) > self._size:
-                raise UsageError(
-                    f"init_device_mesh asks for {'×'.join(map(str, shape))} = {math.prod(shape)} ranks, but the "
-                    f"simulated world has {self._name}: make the product {self._size}, or open another world"
-                )
-            return real(device_type if _is_there(device_type) else "cpu", shape, *args, **kwargs)
-
-        return init_device_mesh
-
-    def _take_new_group(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        parameters = signature(original)
-        names = tuple(parameters.parameters)
-
-        def new_group(*args: Any, **kwargs: Any) -> Any:
-            if args:
-                parameters.bind(*args, **kwargs)  # raises what the call would raise
-            given = {**dict(zip(names, args, strict=False)), **kwargs}
-            group = original(**{**given, "backend": None, "pg_options": None})
-            if given.get("backend") is not None and isinstance(group, dist.ProcessGroup):
-                self._backends[_name(group)] = str(given["backend"]).lower()
-            return group
-
-        return new_group
+    return new_group
 
 
 def _caller() -> str:
-    """The module that called the function that calls this one, past the jump that `Patches.function` makes."""
-    name = sys._getframe(3).f_globals.get("__name__", "")
-    return str(name)
+    """Return the module that called the function that calls this one, past the jump that `Patches.function` makes."""
+    return str(sys._getframe(3).f_globals.get("__name__", ""))
 
 
-def _name(group: dist.ProcessGroup | None) -> str:
-    """The name of a group; "" for the one of all ranks."""
-    return "" if group is None or group is dist.group.WORLD else str(group.group_name)
-
-
-def _is_there(device_type: str) -> bool:
+def _is_available(device_type: str) -> bool:
     module: Any = getattr(torch, str(device_type), None)
     return not hasattr(module, "is_available") or bool(module.is_available())
+
+
+PATCHES: tuple[Entry, ...] = (
+    Patch(INIT_GROUPS, "the group is there already", _init_process_group, by_code=True),
+    Patch(DESTROY_GROUPS, "the world goes on to the end of its block", _destroy_process_group, by_code=True),
+    Patch(NEW_GROUP, "no other backend is there", _new_group, by_code=True),
+    Patch(GET_BACKEND, "programs go another way for each backend", _get_backend, by_code=True),
+    Patch(IS_INITIALIZED, "under torchrun nothing is initialized at first", _is_initialized, by_code=True),
+    Patch(INIT_DEVICE_MESH, "its device may not be there", _init_device_mesh, by_code=True),
+)

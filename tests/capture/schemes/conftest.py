@@ -17,7 +17,7 @@ from small_models import BATCH, BLOCK_PARAMETERS, FFN, FLOAT, HEADS, ROOT_PARAME
 from torch.distributed.device_mesh import DeviceMesh
 
 from dsexplore.worlds.simulate import simulate
-from dsexplore.worlds.simulated.target_traffic import Target
+from dsexplore.worlds.world_settings import Target
 
 
 @pytest.fixture

@@ -71,7 +71,7 @@ def stage(index: int) -> Any:
 class TestEarlierStages:
     @pytest.fixture(autouse=True)
     def answers_are_numbers(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(stage_shapes, "sent_on", lambda stage: f"answer {stage.stage_index}")
+        monkeypatch.setattr(stage_shapes, "output_message", lambda stage: f"answer {stage.stage_index}")
 
     def test_are_played_in_turn_each_with_the_answers_before(self) -> None:
         played: list[tuple[int, int, dict[int, Any]]] = []

@@ -13,7 +13,7 @@ from torch.utils._foreach_utils import _get_foreach_kernels_supported_devices
 
 import dsexplore
 from dsexplore.trace.trace import Trace
-from dsexplore.worlds.simulated.target_traffic import Target
+from dsexplore.worlds.world_settings import Target
 
 
 def trained(target: Target, *, fake: bool, foreach: bool | None = None, device: str = "cpu") -> Trace:

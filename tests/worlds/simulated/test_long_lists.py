@@ -35,11 +35,11 @@ SHARDS = st.sampled_from(
 @pytest.fixture
 def in_each_world_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """What torch found in one world is not known in the next."""
-    monkeypatch.setattr("dsexplore.worlds.simulate.patch_shardings", lambda _patches: None)
+    monkeypatch.setattr("dsexplore.worlds.patch_table.patch_shardings", lambda _patches: None)
 
 
 def as_torch_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dsexplore.worlds.simulate.patch_long_lists", lambda _patches: None)
+    monkeypatch.setattr("dsexplore.worlds.patch_table.patch_long_lists", lambda _patches: None)
 
 
 def traced(**options: Any) -> dsexplore.Trace:

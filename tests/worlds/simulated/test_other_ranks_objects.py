@@ -23,14 +23,14 @@ def only_what_was_pickled_here(monkeypatch: pytest.MonkeyPatch) -> Iterator[None
     pickled: set[bytes] = set()
     to_tensor, to_object = c10d._object_to_tensor, c10d._tensor_to_object
 
-    def noted(obj: object, device: object, group: object) -> tuple[torch.Tensor, torch.Tensor]:
-        data, size = to_tensor(obj, device, group)
+    def noted(obj: object, device: object, group: object, *rest: object) -> tuple[torch.Tensor, torch.Tensor]:
+        data, size = to_tensor(obj, device, group, *rest)
         pickled.add(bytes(data.tolist()))
         return data, size
 
-    def checked(tensor: torch.Tensor, size: int, group: object) -> object:
+    def checked(tensor: torch.Tensor, size: int, group: object, *rest: object) -> object:
         assert bytes(tensor[: int(size)].tolist()) in pickled
-        return to_object(tensor, size, group)
+        return to_object(tensor, size, group, *rest)
 
     monkeypatch.setattr(c10d, "_object_to_tensor", noted)
     monkeypatch.setattr(c10d, "_tensor_to_object", checked)

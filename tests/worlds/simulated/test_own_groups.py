@@ -61,8 +61,8 @@ def test_few_groups_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_torch_that_makes_groups_in_another_way_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     make: Any = DeviceMesh._init_one_process_group
 
-    def other(sub_layout: Any, rank_map: Any, dim_name: str, backend_override: Any, timeout: Any = None) -> Any:
-        return make(sub_layout, rank_map, dim_name, backend_override)
+    def other(layout: Any, *args: Any, **kwargs: Any) -> Any:
+        return make(layout, *args, **kwargs)
 
     monkeypatch.setattr(DeviceMesh, "_init_one_process_group", staticmethod(other))
     with dsexplore.simulate(world_size=12, rank=5):

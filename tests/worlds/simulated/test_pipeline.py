@@ -19,7 +19,7 @@ from torch.distributed.pipelining.schedules import Schedule1F1B, _PipelineSchedu
 from dsexplore.errors import UsageError
 from dsexplore.worlds.commtrace import commtrace
 from dsexplore.worlds.simulate import simulate
-from dsexplore.worlds.simulated.target_traffic import Target
+from dsexplore.worlds.world_settings import Target
 
 INITIALISE = "_initialize_pipeline_distributed_state"
 

@@ -1,0 +1,262 @@
+"""What the ops of c10d do in a simulated world, where no other rank sends and nothing is sent.
+
+Every collective, and every message, reaches one of these kernels in place of its process group: from Python, from DDP's
+reducer in C++, from functional collectives, DTensor and compiled code. A kernel
+
+* raises what the backend of the group would raise (`refusals`);
+* writes what this rank can know: its own part where another rank would send one of the same kind, zeros where only
+  another rank sends; the result of a reduction is what this rank put into it;
+* adds tensors that other ranks fill to those of which a read is reported (`received_values`);
+* returns a work whose future holds the outputs, as those of NCCL and gloo do: DDP's reducer and communication hooks
+  read their results there.
+
+Tensors are seen as memory, as backends see them: their shapes need not fit. Tensors without memory, on the meta device
+or fake, are not written. torch's own groups that send nothing differ in all this from version to version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from dsexplore.torch_internals.dispatch import find_op, schema_of
+from dsexplore.torch_internals.patches import Entry, Kernel, Parts
+from dsexplore.torch_internals.process_groups import completed_future, finished_work, work_of
+from dsexplore.torch_internals.tensors import no_torch_function
+from dsexplore.worlds.simulated.closed import Watch
+from dsexplore.worlds.simulated.received_values import Received
+from dsexplore.worlds.simulated.refusals import check_call
+from dsexplore.worlds.simulated.set_up_calls import SetUpCalls
+
+Tensors = Sequence[torch.Tensor]
+Lists = Sequence[Tensors]
+_WHY = "no other rank sends what its process group would write"
+_META = "Meta"
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of an op of c10d.
+
+    Attributes:
+        op: its name, ``"allreduce_"``.
+        group: its process group.
+        size: ranks of the group.
+        rank: the rank of this process in the group.
+        arguments: by name; an argument that is not there has its default.
+        outputs: what the op writes: a tensor, a list of them, or a list of lists.
+    """
+
+    op: str
+    group: dist.ProcessGroup
+    size: int
+    rank: int
+    arguments: dict[str, Any]
+    outputs: Any
+
+    @property
+    def is_root(self) -> bool:
+        """True unless another rank is the only one that sends, or the only one that receives."""
+        return bool(self.arguments.get("root_rank", self.rank) == self.rank)
+
+    @property
+    def is_async(self) -> bool:
+        """True if the caller may ask the work for its future."""
+        return bool(self.arguments.get("async_op", True)) and "tag" not in self.arguments
+
+
+def _copy(target: torch.Tensor, source: torch.Tensor) -> None:
+    """Write one tensor's elements to another, as many as fit; what is left becomes 0."""
+    if target.shape != source.shape:
+        elements = source.reshape(-1)[: target.numel()]
+        source = nn.functional.pad(elements, (0, target.numel() - elements.numel())).view(target.shape)
+    target.copy_(source)
+
+
+def _keep(_call: Call) -> None:
+    """Write nothing: the result of a reduction, and what the root broadcasts, is what is there."""
+
+
+def _clear(tensor: torch.Tensor) -> None:
+    tensor.zero_()  # new memory may hold NaN, which ends scripts that look at their loss
+
+
+def _receive(call: Call) -> None:
+    for tensor in call.outputs:
+        _clear(tensor)
+
+
+def _gather_list(outputs: Tensors, part: torch.Tensor, call: Call) -> None:
+    """Write this rank's part to each tensor of a list; to those of another size the first element, over and over."""
+    sent = part.detach().clone()  # the list may hold the part itself
+    for rank, output in enumerate(outputs):
+        if rank == call.rank or output.numel() == sent.numel():
+            _copy(output, sent)
+        else:
+            output.fill_(sent.view(-1)[0] if sent.numel() else 0)
+
+
+def _gather_lists(call: Call) -> None:
+    for outputs, part in zip(call.outputs, call.arguments["input_tensors"], strict=True):
+        if len(outputs) != call.size:
+            raise RuntimeError(f"all_gather: the list has {len(outputs)} tensors, and the group {call.size} ranks")
+        _gather_list(outputs, part, call)
+
+
+def _gather_to_root(call: Call) -> None:
+    if call.is_root:
+        _gather_lists(call)
+
+
+def _gather_flat(output: torch.Tensor, part: torch.Tensor, call: Call) -> None:
+    if output.numel() != part.numel() * call.size:
+        raise ValueError("output tensor size must be equal to world_size times input tensor size")
+    output.copy_(part.reshape(-1).expand(call.size, -1).reshape(output.shape))
+
+
+def _gather_one(call: Call) -> None:
+    if call.is_root:
+        _gather_flat(call.outputs, call.arguments["input_tensor"], call)
+
+
+def _gather_each(call: Call) -> None:
+    for output, part in zip(call.outputs, call.arguments["inputs"], strict=True):
+        _gather_flat(output, part, call)
+
+
+def _gather_coalesced(call: Call) -> None:
+    for outputs in call.outputs:
+        for output, part in zip(outputs, call.arguments["input_list"], strict=True):
+            _copy(output, part)
+
+
+def _scatter_list(call: Call) -> None:
+    for output, parts in zip(call.outputs, call.arguments["input_tensors"], strict=False):
+        _copy(output, parts[call.rank])
+
+
+def _scatter_from_root(call: Call) -> None:
+    if call.is_root:
+        _scatter_list(call)
+    else:
+        _receive(call)
+
+
+def _scatter_flat(output: torch.Tensor, whole: torch.Tensor, call: Call) -> None:
+    if whole.numel() != output.numel() * call.size:
+        raise ValueError("input tensor must be the same size as output size times world size")
+    _copy(output, whole.reshape(call.size, -1)[call.rank])
+
+
+def _scatter_one(call: Call) -> None:
+    _scatter_flat(call.outputs, call.arguments["input_tensor"], call)
+
+
+def _scatter_each(call: Call) -> None:
+    for output, whole in zip(call.outputs, call.arguments["inputs"], strict=True):
+        _scatter_flat(output, whole, call)
+
+
+def _exchange_list(call: Call) -> None:
+    for output, part in zip(call.outputs, call.arguments["input_tensors"], strict=True):
+        _copy(output, part)
+
+
+def _exchange_one(call: Call) -> None:
+    _copy(call.outputs, call.arguments["input"])
+
+
+Mark = Callable[[Received, Any], None]
+
+
+@dataclass(frozen=True)
+class _Rule:
+    """What an op does.
+
+    Attributes:
+        write: writes its outputs.
+        mark: adds its outputs to those that other ranks have a part in; None where they have none.
+        root_sends: what it writes on the root is the root's own.
+    """
+
+    write: Callable[[Call], None]
+    mark: Mark | None = None
+    root_sends: bool = False
+
+
+_received, _reduced = Received.add_received, Received.add_reduced
+_RULES: dict[str, _Rule] = {
+    "allreduce_": _Rule(_keep, _reduced),
+    "allreduce_coalesced_": _Rule(_keep, _reduced),
+    "reduce_": _Rule(_keep, _reduced),
+    "reduce_scatter_": _Rule(_scatter_list, _reduced),
+    "_reduce_scatter_base_": _Rule(_scatter_one, _reduced),
+    "reduce_scatter_tensor_coalesced_": _Rule(_scatter_each, _reduced),
+    "broadcast_": _Rule(_keep, _received, root_sends=True),
+    "allgather_": _Rule(_gather_lists, _received),
+    "_allgather_base_": _Rule(_gather_one, _received),
+    "allgather_coalesced_": _Rule(_gather_coalesced, _received),
+    "allgather_into_tensor_coalesced_": _Rule(_gather_each, _received),
+    "gather_": _Rule(_gather_to_root, _received),
+    "gather_into_tensor_": _Rule(_gather_one, _received),
+    "scatter_": _Rule(_scatter_from_root, _received, root_sends=True),
+    "alltoall_": _Rule(_exchange_list, _received),
+    "alltoall_base_": _Rule(_exchange_one, _received),
+    "recv_": _Rule(_receive, _received),
+    "recv_any_source_": _Rule(_receive, _received),
+    "send": _Rule(_keep),
+    "barrier": _Rule(_keep),
+}
+_SPARSE = ("SparseCPU", "SparseCUDA")
+_KEYS = {"allreduce_": ("CPU", "CUDA", _META, *_SPARSE)}
+
+
+def _kernel(op: str, rule: _Rule, key: str, parts: Parts) -> Callable[..., Any]:
+    """Return the kernel of an op for tensors of one dispatch key."""
+    schema = schema_of(find_op(f"c10d::{op}").default)
+    names = [argument.name for argument in schema.arguments]
+    returns = len(schema.returns)
+    watch, received, set_up = parts[Watch], parts[Received], parts[SetUpCalls]
+    has_memory = key != _META
+
+    def kernel(*args: Any) -> Any:
+        arguments = dict(zip(names, args, strict=False))
+        group = _unboxed(arguments["process_group"])
+        watch.check_group(group)
+        call = Call(op, group, group.size(), group.rank(), arguments, args[0])
+        with torch.no_grad(), no_torch_function():
+            check_call(set_up.backend_of(group), op, arguments)
+            if has_memory:
+                rule.write(call)
+        if rule.mark is not None and call.size > 1 and call.is_root != rule.root_sends:
+            rule.mark(received, call.outputs)
+        work = _work(call).boxed()
+        return (args[0], work) if returns == 2 else work
+
+    return kernel
+
+
+def _unboxed(group: Any) -> dist.ProcessGroup:
+    """Return the process group that the dispatcher hands to a kernel."""
+    script_object = getattr(group, "real_obj", group) if not isinstance(group, torch.ScriptObject) else group
+    unboxed: dist.ProcessGroup = dist.ProcessGroup.unbox(script_object)
+    return unboxed
+
+
+def _work(call: Call) -> Any:
+    """Return a work that has ended; one that may be asked for its future has the outputs there."""
+    outputs = [call.outputs] if isinstance(call.outputs, torch.Tensor) else call.outputs
+    return work_of(completed_future(lambda: outputs)) if call.is_async and outputs else finished_work()
+
+
+PATCHES: tuple[Entry, ...] = tuple(
+    Kernel(f"c10d::{op}", key, _WHY, partial(_kernel, op, rule, key))
+    for op, rule in _RULES.items()
+    for key in _KEYS.get(op, ("CPU", "CUDA", _META))
+)
