@@ -43,7 +43,7 @@ def compare_meshes(
     keep: Callable[[Mapping[str, int]], bool | str] | None = None,
     cache: str | os.PathLike[str] | None = None,
     processes: int | None = None,
-    every_layer: bool = False,
+    skip_repeats: bool = True,
 ) -> MeshComparison:
     """Trace a program on every mesh of so many ranks, and compare the predicted steps.
 
@@ -57,9 +57,9 @@ def compare_meshes(
         keep: called with the sizes of each mesh; False or a reason drops it before it is traced.
         cache: a folder where traces are kept, by the content of ``build``.
         processes: how many traces are made at a time; as many as there are processors unless given.
-        every_layer: run all layers. Else, of many consecutive layers with the same parts, shapes and settings, four are
-            run, and the others repeat one of these where two of them do the same; a layer that does something else by
-            its number alone, which nothing in it shows, would be missed.
+        skip_repeats: of many consecutive layers with the same parts, shapes and settings run four, and of many
+            microbatches a few; the others repeat one of these where two of them do the same. A layer that does
+            something else by its number alone, which nothing in it shows, would be missed. False runs all.
 
     Returns:
         the meshes, the fastest first.
@@ -82,7 +82,7 @@ def compare_meshes(
         if reason:
             candidates.append(MeshCandidate(sizes, None, reason))
         else:
-            wanted += _jobs(sizes, content, folder, every_layer)
+            wanted += _jobs(sizes, content, folder, skip_repeats)
     meshes = _TracedMeshes(wanted, machine)
     notes = _trace_all(build, wanted, processes or len(os.sched_getaffinity(0)), meshes.traced)
     return MeshComparison(machine, [*candidates, *meshes.candidates()], notes)
@@ -109,7 +109,7 @@ class _Job:
     sizes: Mapping[str, int]
     rank: int
     file: Path
-    every_layer: bool
+    skip_repeats: bool
 
     @property
     def reason(self) -> Path:
@@ -144,7 +144,7 @@ def _illegal(sizes: Mapping[str, int], machine: Cluster, keep: Callable[[Mapping
     return "" if kept else "left out by keep"
 
 
-def _jobs(sizes: Mapping[str, int], content: bytes, folder: Path, every_layer: bool) -> list[_Job]:
+def _jobs(sizes: Mapping[str, int], content: bytes, folder: Path, skip_repeats: bool) -> list[_Job]:
     """The ranks to trace: one of each kind of stage."""
     stages = sizes.get(_PIPELINE, 1)
     axes = list(sizes)
@@ -153,8 +153,8 @@ def _jobs(sizes: Mapping[str, int], content: bytes, folder: Path, every_layer: b
         stride *= sizes[axis]
     jobs = []
     for stage in sorted({0, stages // 2, stages - 1}):
-        name = hashlib.sha256(content + f"{text_of(sizes)} {stage} {every_layer}".encode()).hexdigest()[:24]
-        jobs.append(_Job(sizes, stage * stride, folder / f"{name}.parquet", every_layer))
+        name = hashlib.sha256(content + f"{text_of(sizes)} {stage} {skip_repeats}".encode()).hexdigest()[:24]
+        jobs.append(_Job(sizes, stage * stride, folder / f"{name}.parquet", skip_repeats))
     return jobs
 
 
@@ -220,7 +220,7 @@ def _trace_several(build: Build, jobs: Sequence[_Job], claims: str) -> None:
 def _trace_one(build: Build, job: _Job) -> None:
     """Trace one rank into its file; where the program cannot use the mesh, the reason into a text beside it."""
     try:
-        save_tables(trace_rank(build, job.sizes, job.rank, every_layer=job.every_layer), job.file)
+        save_tables(trace_rank(build, job.sizes, job.rank, skip_repeats=job.skip_repeats), job.file)
     except Exception as error:
         first = next(iter(str(error).splitlines()), "")
         job.reason.write_text(f"{type(error).__name__}: {first}", encoding="utf-8")

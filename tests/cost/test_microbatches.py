@@ -73,9 +73,8 @@ def without_shared_memory(frame: pl.DataFrame) -> pl.DataFrame:
 def test_a_few_microbatches_give_the_trace_of_all(stage: int, keeps: bool) -> None:
     program = partial(build, keeps=keeps)
     rank = stage * SIZES["dp"]
-    same(
-        trace_rank(program, SIZES, rank), trace_rank(program, SIZES, rank, every_microbatch=True), without_shared_memory
-    )
+    whole = trace_rank(program, SIZES, rank, skip_repeats=False)
+    same(trace_rank(program, SIZES, rank), whole, without_shared_memory)
 
 
 @pytest.mark.parametrize("stage", [0, 2, 3, 6, 7])
@@ -83,7 +82,7 @@ def test_a_few_microbatches_give_the_trace_of_all(stage: int, keeps: bool) -> No
 def test_a_few_forwards_of_a_long_warm_up_give_the_trace_of_all(stage: int, microbatches: int, keeps: bool) -> None:
     program, sizes, rank = partial(build, microbatches=microbatches, keeps=keeps), {"pp": 8, "dp": 2}, 2 * stage
     few = trace_rank(program, sizes, rank)
-    same(few, trace_rank(program, sizes, rank, every_microbatch=True), without_shared_memory)
+    same(few, trace_rank(program, sizes, rank, skip_repeats=False), without_shared_memory)
 
 
 def without_losses(kernels: pl.DataFrame) -> pl.DataFrame:
@@ -92,11 +91,11 @@ def without_losses(kernels: pl.DataFrame) -> pl.DataFrame:
 
 
 @pytest.mark.parametrize("stage", [0, 2])
-def test_microbatches_are_left_out_too(stage: int) -> None:
-    many = trace_rank(partial(build, microbatches=14), SIZES, stage * 2, every_microbatch=True)
+def test_microbatches_are_dropped_too(stage: int) -> None:
+    many = trace_rank(partial(build, microbatches=14), SIZES, stage * 2, skip_repeats=False)
     fewer = with_microbatches(many, 9)
     assert fewer is not None
-    whole = trace_rank(partial(build, microbatches=9), SIZES, stage * 2, every_microbatch=True)
+    whole = trace_rank(partial(build, microbatches=9), SIZES, stage * 2, skip_repeats=False)
     same(
         replace(fewer, kernels=without_losses(fewer.kernels), memory=fewer.memory.clear()),
         replace(
@@ -109,17 +108,23 @@ def test_microbatches_are_left_out_too(stage: int) -> None:
     )
 
 
-def test_microbatches_that_are_not_alike_are_all_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dsexplore.cost.microbatches._Rows.is_alike", lambda _rows: False)
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_a_few_microbatches_of_gpipe_give_the_trace_of_all(stage: int) -> None:
+    program = partial(build, schedule=ScheduleGPipe)
+    few = trace_rank(program, SIZES, stage * 2)
+    same(few, trace_rank(program, SIZES, stage * 2, skip_repeats=False), without_shared_memory)
+    assert with_microbatches(few, 22) is None
+
+
+@pytest.mark.parametrize("difference", ["events", "kernels", "memory", "few"])
+def test_pairs_that_differ_are_not_repeated(difference: str) -> None:
     tables = trace_rank(build, SIZES, 0)
-    assert tables.events.filter(op="send").height == 12  # and the vote
-    assert with_microbatches(tables, 12) is None
-
-
-def test_other_schedules_run_all() -> None:
-    tables = trace_rank(partial(build, schedule=ScheduleGPipe), SIZES, 0)
-    assert tables.events.filter(op="send").height == 12  # and the vote
-    assert with_microbatches(tables, 22) is None
+    in_third = pl.col("seq") == 11 if difference == "events" else pl.col("segment") == 21
+    changed = {"events": "message_bytes", "kernels": "flops", "memory": "activations", "few": ""}[difference]
+    if changed:
+        frame: pl.DataFrame = getattr(tables, difference)
+        tables = replace(tables, **{difference: frame.with_columns(pl.col(changed) + in_third)})
+    assert with_microbatches(tables, 3 if difference == "few" else 12) is None
 
 
 def test_a_saved_notebook_has_the_predicted_stages_as_a_drawing() -> None:

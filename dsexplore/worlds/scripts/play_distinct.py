@@ -49,7 +49,7 @@ def play_distinct(program: Program, setting: Setting) -> tuple[Trace, list[RankE
         UsageError: no such script, numbers that do not fit together, or too many ranks that differ.
         KeyboardInterrupt: it was interrupted before any rank was done.
     """
-    setting = replace(setting, repeats=not (setting.costs or setting.in_full))
+    setting = replace(setting, skips=setting.skip_repeats and not setting.costs)
     with players(program, setting) as played, track("playing distinct ranks", unit="ranks") as work:
         try:
             found = _search(played, setting, work)
@@ -62,7 +62,7 @@ def play_distinct(program: Program, setting: Setting) -> tuple[Trace, list[RankE
             trace = played.merged(sorted(end.rank for end in played.ends))
         else:
             trace = _standing_for(played, found)
-    return finished(trace, setting, [*notes, *written_by_several(played.ends)]), played.ends
+    return finished(trace, setting, [*notes, *played.notes, *written_by_several(played.ends)]), played.ends
 
 
 def _search(played: Players, setting: Setting, work: Work) -> Distinct | None:

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from dsexplore.errors import UsageError
+from dsexplore.trace.files import save_recording
 from dsexplore.trace.trace import Trace
 from dsexplore.units import format_count
 from dsexplore.worlds.commtrace import recorded
 from dsexplore.worlds.fake.shared_entries import shared_entries
 from dsexplore.worlds.real.run_ranks import run_ranks
 from dsexplore.worlds.remarks import Remarks
+from dsexplore.worlds.repeats.layer_runs import CannotSkip
+from dsexplore.worlds.repeats.skipped_microbatches import skip_repeats
 from dsexplore.worlds.scripts.optimizer_steps import EnoughSteps, counted_steps
 from dsexplore.worlds.scripts.outside_steps import note_what_followed, own_start_up
 from dsexplore.worlds.scripts.program import Program, as_main, without_our_frames
@@ -25,15 +28,14 @@ from dsexplore.worlds.scripts.stage_shapes import EarlierStages, ShapesKnown
 from dsexplore.worlds.simulate import World
 from dsexplore.worlds.simulated.closed import translated
 from dsexplore.worlds.simulated.other_ranks_code import code_of_other_ranks
-from dsexplore.worlds.simulated.repeated_microbatches import repeated_microbatches
 from dsexplore.worlds.simulated.shared_objects import SharedObjects
 from dsexplore.worlds.world_settings import WorldSettings
 
 _FOREVER = 1e6
 """Seconds that another rank may take: a script ends when it ends."""
-_REPEATED = (
-    "microbatches of a pipeline, and alike layers in others, that would repeat what was run were recorded without "
-    "being run, once two in a row had recorded the same; --in-full runs them all"
+_SKIPPED = (
+    "microbatches of a pipeline, and equal layers of the others, that repeat what was run were recorded without being "
+    "run, as two in a row had recorded the same; --no-skip-repeats runs them all"
 )
 
 
@@ -47,11 +49,10 @@ class Setting(WorldSettings):
     stack_depth: int = 1
     is_one_of_several: bool = False
     """Whether other ranks of the same world are played too."""
-    repeats: bool = False
-    """Whether pipeline schedules may repeat microbatches, and layers of these, that they do not run; see
-    `repeated_microbatches`."""
-    in_full: bool = False
-    """Whether they may not, on any rank."""
+    skip_repeats: bool = True
+    """Whether ranks that stand for others may skip microbatches and layers that repeat others."""
+    skips: bool = False
+    """Whether this rank does."""
     costs: bool = False
     """Whether to record what `Trace.predict` needs."""
     command: str = ""
@@ -159,16 +160,15 @@ def _answer_of(program: Program, setting: Setting, stage: int, known: dict[int, 
 
 
 def _record(execute: Callable[[], None], setting: Setting, world: World) -> Played:
-    trace = Trace()
+    trace, skipped, ended = Trace(), None, None
+    save = None if setting.skips else setting.save
     try:
         with (
-            recorded(
-                world, is_own=True, save=setting.save, stack_depth=setting.stack_depth, costs=setting.costs
-            ) as trace,
+            recorded(world, is_own=True, save=save, stack_depth=setting.stack_depth, costs=setting.costs) as trace,
             translated(),
         ):
             try:
-                with _repeats(world.remarks) if setting.repeats and setting.fake else nullcontext():
+                with skip_repeats(is_script=True) if setting.skips and setting.fake else nullcontext() as skipped:
                     _execute(execute, setting.steps, trace, world.remarks)
             except BaseException as error:
                 alone = not setting.is_one_of_several
@@ -176,20 +176,25 @@ def _record(execute: Callable[[], None], setting: Setting, world: World) -> Play
                     world.remarks.note(remedy)
                 raise
             finally:
+                if skipped is not None and skipped.has_skipped:
+                    world.remarks.note(_SKIPPED)
                 if setting.command:
                     world.remarks.note(f"made by: {setting.command}")
     except BaseException as error:
-        without_our_frames(error)
+        ended = error
+    try:
+        if skipped is not None and not isinstance(ended, CannotSkip):
+            tables = skipped.whole(trace.tables)
+            trace.finish(lambda: tables)
+    except CannotSkip as error:
+        ended = error
+    if setting.skips and setting.save is not None:
+        save_recording(trace.tables, setting.save)
+    if ended is not None:
+        without_our_frames(ended)
         with suppress(AttributeError):  # an exception with slots
-            error.trace = trace  # type: ignore[attr-defined] # documented by `run`
-        return Played(trace, error)
-    return Played(trace)
-
-
-def _repeats(remarks: Remarks) -> AbstractContextManager[None]:
-    """Pipeline schedules repeat microbatches in the block, and leave layers out, which the trace's notes then say."""
-    note = partial(remarks.note, _REPEATED)
-    return repeated_microbatches(note, note)
+            ended.trace = trace  # type: ignore[attr-defined] # documented by `run`
+    return Played(trace, ended)
 
 
 def _execute(execute: Callable[[], None], limit: int | None, trace: Trace, remarks: Remarks) -> None:

@@ -22,11 +22,11 @@ from dsexplore.trace.files import rank_file
 from dsexplore.trace.tables import Tables
 from dsexplore.trace.trace import Trace
 from dsexplore.worlds.real.run_ranks import RankOutcome, run_in_turn
+from dsexplore.worlds.repeats.layer_runs import CannotSkip
 from dsexplore.worlds.scripts.play_rank import Setting, earlier_stages, play
 from dsexplore.worlds.scripts.program import Program, exit_status
 from dsexplore.worlds.scripts.world_found import WorldFound, look_around
 from dsexplore.worlds.simulated import shared_objects
-from dsexplore.worlds.simulated.layers_left_out import NotAlike
 from dsexplore.worlds.simulated.shared_objects import SharedObjects
 
 _NO_RESULTS = ("/dev/", "/proc/")
@@ -48,8 +48,8 @@ class RankEnd:
     """Files that it opened for writing."""
     found: WorldFound = field(default_factory=WorldFound)
     """The facts about its world that the rank shows."""
-    is_unlike: bool = False
-    """Whether its microbatches were not alike after all, so that it has to be played with all of them."""
+    cannot_skip: str = ""
+    """Why it has to be played again in full; empty where it was."""
 
 
 def parse_ranks(ranks: str | Sequence[int], world_size: int) -> list[int]:
@@ -115,11 +115,13 @@ class Players:
 
     Attributes:
         ends: how the program ended on each rank so far.
+        notes: on ranks that could not skip what repeats.
         folder: what the ranks recorded, and leave for each other.
     """
 
     def __init__(self, program: Program, setting: Setting, folder: str, together: int) -> None:
         self.ends: list[RankEnd] = []
+        self.notes: list[str] = []
         self.folder = folder
         self._program, self._setting, self._together = program, setting, together
         self._begun: list[int] = []
@@ -133,23 +135,25 @@ class Players:
             then: called with each rank that has ended, while others are played.
         """
         before = len(self.ends)
-        unlike = self._play(ranks, work, then)
-        if unlike:
-            self._setting = replace(self._setting, repeats=False)
-            self._play(unlike, work, then)
+        in_full = self._play(ranks, work, then)
+        if in_full:
+            self._setting = replace(self._setting, skips=False)
+            self._play(list(in_full), work, then)
+            rank, reason = next(iter(in_full.items()))
+            self.notes.append(f"from rank {rank} on, ranks ran all microbatches and layers: {reason}")
         self.ends[before:] = sorted(self.ends[before:], key=lambda end: ranks.index(end.rank))
 
-    def _play(self, ranks: Sequence[int], work: Work, then: Callable[[int], None]) -> list[int]:
-        """Play those ranks; return those whose microbatches were not alike, which are still to be played."""
-        unlike: list[int] = []
+    def _play(self, ranks: Sequence[int], work: Work, then: Callable[[int], None]) -> dict[int, str]:
+        """Play those ranks; return those that are still to be played in full, with why."""
+        in_full: dict[int, str] = {}
 
         def ended(outcome: RankOutcome) -> None:
             rank = ranks[outcome.rank]
             shared_objects.end(self.folder, rank)
             failed = RankEnd(rank, 1, outcome.traceback or outcome.error)
             end: RankEnd = outcome.value if outcome.status == "ok" else failed
-            if end.is_unlike:
-                unlike.append(rank)
+            if end.cannot_skip:
+                in_full[rank] = end.cannot_skip
             else:
                 self.ends.append(end)
                 work.advance()
@@ -166,7 +170,7 @@ class Players:
             on_line=partial(_print_line, ranks),
             on_end=ended,
         )
-        return unlike
+        return in_full
 
     def tables(self, rank: int) -> Tables:
         """The tables that a rank recorded; empty where it left none."""
@@ -213,8 +217,8 @@ def _play_one(program: Program, setting: Setting, rank: int, objects: SharedObje
             objects,
         )
     error = played.error
-    if isinstance(error, NotAlike):
-        return RankEnd(rank, 1, is_unlike=True)
+    if isinstance(error, CannotSkip):
+        return RankEnd(rank, 1, cannot_skip=str(error))
     text = "" if error is None or isinstance(error, SystemExit) else "".join(traceback.format_exception(error))
     status = exit_status(error)
     return RankEnd(rank, status if isinstance(status, int) else str(status), text, tuple(written), found[0])

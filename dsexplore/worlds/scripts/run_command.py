@@ -63,7 +63,7 @@ def _setting(options: argparse.Namespace, command: str) -> Setting:
         rank=options.rank or 0,
         ranks_per_node=options.ranks_per_node,
         fake=options.fake,
-        in_full=options.in_full,
+        skip_repeats=options.skip_repeats,
         values=parse_values(options.values),
         device="cpu" if options.gpu == "cpu" else "cuda",
         gpu=options.gpu,

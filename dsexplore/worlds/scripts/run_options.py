@@ -46,9 +46,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     option("--gpu", default="h100", metavar="GPU", help="the GPU that scripts find (default: h100), or cpu for none")
     option(
-        "--in-full",
-        action="store_true",
-        help="with --ranks distinct --fake: run every microbatch of a pipeline and every layer, also alike ones",
+        "--no-skip-repeats",
+        dest="skip_repeats",
+        action="store_false",
+        help="with --ranks distinct --fake: run every microbatch of a pipeline and every layer, also those that repeat",
     )
     option("--fake", action="store_true", help="run on fake tensors: shapes without memory, for models of any size")
     option(

@@ -30,7 +30,7 @@ def run(
     stack_depth: int = 1,
     values: Mapping[str, float] | None = None,
     costs: bool = False,
-    in_full: bool = False,
+    skip_repeats: bool = True,
 ) -> Trace:
     """Run a training script, unmodified, as one rank of a simulated world, and return what it communicates.
 
@@ -58,8 +58,8 @@ def run(
         stack_depth: frames of the script to keep per event.
         values: what reads of fake tensors return on certain lines, ``{"train.py:31": 0.5}``; see `simulate`.
         costs: also record what is computed between the collectives, for `Trace.predict`.
-        in_full: with ``ranks="distinct"`` and ``fake``, run all microbatches of a pipeline and all layers of each. Else
-            those that would record the same as others are recorded without being run, which a note of the trace says.
+        skip_repeats: with ``ranks="distinct"`` and ``fake``, record microbatches of a pipeline, and layers of these,
+            that would record the same as others without running them, which a note of the trace says; False runs all.
 
     Returns:
         The `Trace`; its step numbers count the script's optimizer steps.
@@ -83,7 +83,7 @@ def run(
         save=save,
         stack_depth=stack_depth,
         costs=costs,
-        in_full=in_full,
+        skip_repeats=skip_repeats,
     )
     if ranks is not None:
         return _several(program, setting, ranks)

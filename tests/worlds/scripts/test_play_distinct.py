@@ -127,7 +127,7 @@ def test_a_user_may_have_everything_run(tmp_path: Path) -> None:
     path = tmp_path / "pipeline.py"
     path.write_text(PIPELINE)
     try:
-        trace = dsexplore.run(path, world_size=4, fake=True, ranks="distinct", in_full=True)
+        trace = dsexplore.run(path, world_size=4, fake=True, ranks="distinct", skip_repeats=False)
     finally:
         server_handle.close()
     assert not any("without being run" in note for note in trace.info.notes)

@@ -1,4 +1,4 @@
-"""Pipeline steps that repeat microbatches record what steps record that run them all."""
+"""Pipeline steps that skip microbatches record what steps record that run them all."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.nn.parallel import DistributedDataParallel
 
-from dsexplore.analysis.likeness import first_difference
-from dsexplore.trace.trace import Trace
+from dsexplore.trace.tables import Tables
 from dsexplore.worlds.commtrace import commtrace
+from dsexplore.worlds.repeats.layer_runs import CannotSkip
+from dsexplore.worlds.repeats.skipped_microbatches import skip_repeats
 from dsexplore.worlds.simulate import simulate
-from dsexplore.worlds.simulated.repeated_microbatches import NotAlike, repeated_microbatches
+from tests.cost.same_tables import same
 
 STAGES, MICROBATCHES = 4, 10
 Wrap = Callable[[nn.Module, Any], nn.Module]
@@ -66,36 +67,26 @@ def replicated(module: nn.Module, mesh: Any) -> nn.Module:
 
 
 def traced(
-    index: int, kind: type[Any], wrap: Wrap, inner: nn.Module, *, repeats: bool, steps: int = 1, costs: bool = False
-) -> tuple[Trace, list[bool]]:
-    """The trace of one stage, and for each call that was repeated one entry."""
-    repeated: list[bool] = []
-    with simulate(mesh=f"pp={STAGES},dp=2", rank=index * 2, fake=True) as mesh:
+    index: int, kind: type[Any], wrap: Wrap, inner: nn.Module, *, skips: bool, steps: int = 1, stages: int = STAGES
+) -> Tables:
+    """The tables of one stage."""
+    with simulate(mesh=f"pp={stages},dp=2", rank=index * 2, fake=True) as mesh:
         module = wrap(nn.Sequential(nn.Linear(4, 4), inner), mesh)
         example = torch.zeros(1, 4, requires_grad=index > 0)
         described = example, torch.zeros(1, 4, requires_grad=True)
-        stage = PipelineStage(module, index, STAGES, torch.device("cpu"), *described, group=mesh.get_group("pp"))
+        stage = PipelineStage(module, index, stages, torch.device("cpu"), *described, group=mesh.get_group("pp"))
         schedule = kind(stage, MICROBATCHES, loss_fn=nn.MSELoss())
         batch = torch.zeros(MICROBATCHES, 4)
         sent = () if index else (batch,)
-        target: dict[str, Any] = {"target": batch, "losses": []} if index == STAGES - 1 else {}
-        with (
-            commtrace(costs=costs) as trace,
-            repeated_microbatches(lambda: repeated.append(True)) if repeats else nullcontext(),
-        ):
+        target: dict[str, Any] = {"target": batch, "losses": []} if index == stages - 1 else {}
+        with commtrace() as trace, skip_repeats(is_script=True) if skips else nullcontext() as skipped:
             for _ in range(steps):
                 output = schedule.step(*sent, **target)
                 assert output is None or len(output) == MICROBATCHES
                 assert len(target.get("losses", batch)) == MICROBATCHES
                 trace.step()
         assert all(parameter.grad is not None for parameter in module.parameters())
-    return trace, repeated
-
-
-def same(one: Trace, other: Trace) -> bool:
-    """Whether two traces are equal to the last number, but for the names of groups, which no two worlds share."""
-    assert first_difference(one.tables, other.tables) == ""
-    return one.events.drop("group").equals(other.events.drop("group"))
+    return trace.tables if skipped is None else skipped.whole(trace.tables)
 
 
 @pytest.mark.parametrize("index", [0, 1, 3])
@@ -103,38 +94,39 @@ def same(one: Trace, other: Trace) -> bool:
 @pytest.mark.parametrize("wrap", [plain, sharded, replicated])
 def test_what_is_repeated_is_what_would_be_run(index: int, kind: type[Any], wrap: Wrap) -> None:
     counted = Counted(lambda _microbatch: 1)
-    trace, repeated = traced(index, kind, wrap, counted, repeats=True, steps=2)
-    whole, _ = traced(index, kind, wrap, Counted(lambda _microbatch: 1), repeats=False, steps=2)
-    assert same(trace, whole)
-    assert repeated
+    tables = traced(index, kind, wrap, counted, skips=True, steps=2)
+    same(tables, traced(index, kind, wrap, Counted(lambda _microbatch: 1), skips=False, steps=2))
     assert counted.forwards < 2 * MICROBATCHES
 
 
-@pytest.mark.parametrize("kind", [ScheduleGPipe, Schedule1F1B])
-def test_forwards_that_differ_from_one_to_the_next_are_all_run(kind: type[Any]) -> None:
-    counted = Counted(lambda microbatch: microbatch % 2)
-    trace, _ = traced(0, kind, plain, counted, repeats=True)
-    whole, _ = traced(0, kind, plain, Counted(lambda microbatch: microbatch % 2), repeats=False)
-    assert same(trace, whole)
-    assert counted.forwards == MICROBATCHES
-
-
-def test_backwards_that_differ_after_forwards_that_were_left_out_end_the_program() -> None:
-    counted = Counted(lambda microbatch: microbatch % 2, in_backward=True)
-    with pytest.raises(NotAlike):
-        traced(0, ScheduleGPipe, plain, counted, repeats=True)
+def test_a_pipeline_of_one_stage_sends_nothing_and_is_shortened_too() -> None:
+    counted = Counted(lambda _microbatch: 1)
+    tables = traced(0, Schedule1F1B, plain, counted, skips=True, stages=1)
+    same(tables, traced(0, Schedule1F1B, plain, Counted(lambda _microbatch: 1), skips=False, stages=1))
     assert counted.forwards < MICROBATCHES
-    traced(0, ScheduleGPipe, plain, counted, repeats=False)  # the methods are torch's own again
+
+
+@pytest.mark.parametrize("kind", [ScheduleGPipe, Schedule1F1B])
+@pytest.mark.parametrize("in_backward", [False, True])
+def test_microbatches_that_differ_from_one_to_the_next_end_the_program(kind: type[Any], in_backward: bool) -> None:
+    methods = dict(vars(kind))
+    with pytest.raises(CannotSkip, match="events"):
+        traced(0, kind, plain, Counted(lambda microbatch: microbatch % 2, in_backward=in_backward), skips=True)
+    assert vars(kind) == methods
 
 
 class Own(Schedule1F1B):
     """A schedule of the user's."""
 
 
-def test_other_schedules_and_recordings_of_costs_run_all() -> None:
+def test_other_schedules_run_all() -> None:
     counted = Counted()
-    _, repeated = traced(0, Own, plain, counted, repeats=True)
-    assert not repeated
+    traced(0, Own, plain, counted, skips=True)
     assert counted.forwards == MICROBATCHES
-    _, repeated = traced(0, Schedule1F1B, plain, counted, repeats=True, costs=True)  # kernels are not repeated
-    assert not repeated
+
+
+def test_a_recording_of_the_programs_own_is_noticed() -> None:
+    with simulate(4, fake=True), commtrace(), skip_repeats(is_script=True) as skipped:
+        assert skipped.is_alone
+        with commtrace():
+            assert not skipped.is_alone

@@ -1,4 +1,4 @@
-"""Microbatches of a pipeline stage that perform a few alike layers record what they record with all of them."""
+"""Steps of a pipeline stage in a script that skip layers record what they record with all of them."""
 
 from __future__ import annotations
 
@@ -27,10 +27,11 @@ from torch.distributed.tensor.parallel import (
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
+from dsexplore.trace.tables import Tables
 from dsexplore.worlds.commtrace import commtrace
+from dsexplore.worlds.repeats.layer_runs import CannotSkip
+from dsexplore.worlds.repeats.skipped_microbatches import skip_repeats
 from dsexplore.worlds.simulate import simulate
-from dsexplore.worlds.simulated.layers_left_out import NotAlike
-from dsexplore.worlds.simulated.repeated_microbatches import repeated_microbatches
 from tests.cost.same_tables import same
 
 WIDTH, LAYERS, SEQUENCE, STAGES, MICROBATCHES = 8, 6, 4, 4, 6
@@ -117,12 +118,11 @@ def traced(
     make: Callable[[], nn.Module],
     wrap: Wrap,
     *,
-    shortens: bool,
+    skips: bool,
     microbatches: int = MICROBATCHES,
     steps: int = 1,
-) -> tuple[Any, int]:
-    """The tables of steps of one stage, and how often a part of a microbatch was run without some layers."""
-    left_out: list[bool] = []
+) -> tuple[Tables, int]:
+    """The tables of steps of one stage, and in how many containers layers were skipped."""
     with simulate(mesh=f"pp={STAGES},dp=2,tp=2", rank=index * 4, fake=True) as mesh:
         model = wrap(make(), mesh)
         example = torch.zeros(1, SEQUENCE, WIDTH, requires_grad=index > 0)
@@ -132,8 +132,7 @@ def traced(
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         batch = torch.zeros(microbatches, SEQUENCE, WIDTH)
         sent, target = () if index else (batch,), {"target": batch} if index == STAGES - 1 else {}
-        few = repeated_microbatches(lambda: None, lambda: left_out.append(True))
-        with commtrace() as trace, few if shortens else nullcontext():
+        with commtrace() as trace, skip_repeats(is_script=True) if skips else nullcontext() as skipped:
             for _ in range(steps):
                 schedule.step(*sent, **target)
                 if wrap is not sliced_and_sharded:  # torch refuses norms of two meshes together
@@ -141,14 +140,16 @@ def traced(
                 optimizer.step()
                 optimizer.zero_grad()
                 trace.step()
-    return trace.tables, len(left_out)
+    if skipped is None:
+        return trace.tables, 0
+    return skipped.whole(trace.tables), sum(map(bool, skipped.containers))
 
 
 def check(index: int, kind: type[Any], make: Callable[[], nn.Module], wrap: Wrap, **options: Any) -> int:
-    """Hold a trace with some layers to that with all; return how often layers were left out."""
-    tables, left_out = traced(index, kind, make, wrap, shortens=True, **options)
-    same(tables, traced(index, kind, make, wrap, shortens=False, **options)[0])
-    return left_out
+    """Hold a trace with some layers to that with all; return in how many containers layers were skipped."""
+    tables, containers = traced(index, kind, make, wrap, skips=True, **options)
+    same(tables, traced(index, kind, make, wrap, skips=False, **options)[0])
+    return containers
 
 
 @pytest.mark.parametrize(("index", "kind"), [(0, ScheduleGPipe), (1, Schedule1F1B), (3, Schedule1F1B)])
@@ -190,6 +191,15 @@ class TwoStacks(Stack):
 @pytest.mark.parametrize("swapped", [False, True])
 def test_two_containers_of_layers_in_any_order(swapped: bool) -> None:
     assert check(1, Schedule1F1B, partial(TwoStacks, swapped=swapped), sharded) > 0
+
+
+class Twice(Stack):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(super().forward(x))
+
+
+def test_layers_that_are_called_twice_in_a_forward() -> None:
+    assert check(1, Schedule1F1B, Twice, sharded) > 0
 
 
 @pytest.mark.parametrize(("index", "microbatches"), [(0, 4), (0, 5), (2, 4), (2, 5), (2, 6), (3, 4), (3, 6)])
@@ -296,11 +306,6 @@ class SharedPart(Stack):
             layer.norm = self.layers[0].norm  # type: ignore[index,union-attr]
 
 
-class Twice(Stack):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return super().forward(super().forward(x))
-
-
 class OuterCheckpoint(Stack):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return checkpoint(super().forward, x, use_reentrant=False)  # type: ignore[no-any-return]
@@ -318,12 +323,37 @@ def prefetching(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
     return model
 
 
-@pytest.mark.parametrize("layer", [Hooked, Patched, Waiting, Reading, Dropping, Sending])
+class HookingTensors(Layer):
+    """Has some layers wait for a gradient, which the forward's collectives do not show."""
+
+    made = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.number = HookingTensors.made % LAYERS
+        HookingTensors.made += 1
+
+    def forward(self, x: torch.Tensor, scale: torch.Tensor | None = None) -> torch.Tensor:
+        out = super().forward(x, scale)
+        if self.number == 4:
+            out.register_hook(lambda _gradient: dist.all_reduce(torch.ones(2)))
+        return out
+
+
+class Doubling(HookingTensors):
+    """Has another graph of autograd in some layers."""
+
+    def forward(self, x: torch.Tensor, scale: torch.Tensor | None = None) -> torch.Tensor:
+        out = Layer.forward(self, x, scale)
+        return out * 2 if self.number == 4 else out
+
+
+@pytest.mark.parametrize("layer", [Hooked, Patched, Waiting, Reading, Dropping])
 def test_layers_that_do_more_than_torch_shows_are_all_run(layer: type[Layer]) -> None:
     assert check(1, Schedule1F1B, partial(Stack, layer), plain) == 0
 
 
-@pytest.mark.parametrize("make", [Unpacking, SharedWeights, SharedPart, Twice])
+@pytest.mark.parametrize("make", [Unpacking, SharedWeights, SharedPart])
 def test_layers_that_are_no_chain_of_separate_ones_are_all_run(make: Callable[[], nn.Module]) -> None:
     assert check(1, Schedule1F1B, make, plain) == 0
 
@@ -349,14 +379,25 @@ class Late(nn.Module):
         return out
 
 
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (partial(Stack, Sending), "events"),
+        (partial(Stack, HookingTensors), "called in different ways"),
+        (partial(Stack, Doubling), "called in different ways"),
+        (OuterCheckpoint, "RuntimeError"),
+    ],
+)
+def test_layers_that_differ_where_only_a_call_shows_it_end_the_program(
+    make: Callable[[], nn.Module], reason: str
+) -> None:
+    with pytest.raises(CannotSkip, match=reason):
+        traced(1, Schedule1F1B, make, plain, skips=True)
+
+
 def test_layers_that_differ_in_a_later_microbatch_end_the_program() -> None:
     numbers = iter(range(LAYERS))
     call = nn.Module.__call__
-    with pytest.raises(NotAlike):
-        traced(1, Schedule1F1B, partial(Stack, lambda: Late(next(numbers) == 1)), plain, shortens=True)
+    with pytest.raises(CannotSkip, match="events"):
+        traced(1, Schedule1F1B, partial(Stack, lambda: Late(next(numbers) == 1)), plain, skips=True)
     assert nn.Module.__call__ is call
-
-
-def test_a_checkpoint_around_all_layers_ends_the_program_in_the_first_backward() -> None:
-    with pytest.raises(NotAlike):
-        traced(1, Schedule1F1B, OuterCheckpoint, plain, shortens=True)

@@ -1,11 +1,13 @@
-"""Traces of models with many alike layers, of which few are run: equal, row by row, to those of all of them."""
+"""Traces with costs of which a few layers and microbatches are run: equal, row by row, to those of all of them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import polars as pl
 import pytest
 import torch
 import torch.nn.functional as F
@@ -23,12 +25,12 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn.parallel import DistributedDataParallel
 
-from dsexplore.cost import repeated_layers as layers_module
 from dsexplore.cost.traced_rank import trace_rank
 from dsexplore.torch_internals.patches import Patches
 from dsexplore.trace.tables import Tables
+from dsexplore.worlds.repeats.layer_runs import FIRST, LAST
+from dsexplore.worlds.repeats.marked_recording import MarkedRecording
 from dsexplore.worlds.simulate import simulate
-from dsexplore.worlds.simulated.alike_layers import FIRST, LAST
 from tests.cost.same_tables import same
 
 WIDTH, LAYERS = 32, 8
@@ -143,19 +145,39 @@ def build_pipeline(mesh: DeviceMesh, *, microbatches: int = 7, scale: bool = Tru
     return step
 
 
+NOTE = "layers and microbatches were all run"
+
+
 @pytest.fixture
-def performed(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """For each trace in which layers were left out: whether the others were found alike."""
-    found: list[bool] = []
-    original = layers_module.with_layers
+def skips(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """For each trace, in how many containers layers were skipped."""
+    counts: list[int] = []
+    original = MarkedRecording.whole
 
-    def noted(*args: Any) -> Tables | None:
-        tables = original(*args)
-        found.append(tables is not None)
-        return tables
+    def whole(recording: MarkedRecording, tables: Tables) -> Tables:
+        counts.append(sum(map(bool, recording.containers)))
+        return original(recording, tables)
 
-    monkeypatch.setattr("dsexplore.cost.traced_rank.with_layers", noted)
-    return found
+    monkeypatch.setattr(MarkedRecording, "whole", whole)
+    return counts
+
+
+def check(program: Callable[..., Any], sizes: dict[str, int], rank: int = 0, *, is_skipped: bool = True) -> None:
+    """Compare a trace of a few layers and microbatches with that of all, which are all run where they are not equal."""
+    few, whole = trace_rank(program, sizes, rank), trace_rank(program, sizes, rank, skip_repeats=False)
+    notes = [note for note in few.info.notes if NOTE in note]
+    assert bool(notes) != is_skipped
+    same(replace(few, info=replace(few.info, notes=whole.info.notes)), whole, without_constants)
+
+
+def without_constants(frame: pl.DataFrame) -> pl.DataFrame:
+    """The frame without the bytes of constants, of which DTensor's embedding makes one for each microbatch: a recording
+    takes them for parameters, as no op makes them."""
+    return (
+        frame
+        if "parameters" not in frame.columns
+        else frame.with_columns(pl.col("parameters") - pl.col("parameters").min())
+    )
 
 
 @pytest.mark.parametrize(
@@ -169,22 +191,17 @@ def performed(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
         (2, 2, {"checkpointed": True}),
     ],
 )
-def test_a_few_layers_give_the_trace_of_all(dp: int, tp: int, how: dict[str, Any], performed: list[bool]) -> None:
-    program, sizes = partial(build, **how), {"dp": dp, "tp": tp}
-    few = trace_rank(program, sizes, 0)
-    assert performed == [True]
-    same(few, trace_rank(program, sizes, 0, every_layer=True))
+def test_a_few_layers_give_the_trace_of_all(dp: int, tp: int, how: dict[str, Any], skips: list[int]) -> None:
+    check(partial(build, **how), {"dp": dp, "tp": tp})
+    assert skips == [1]
 
 
 @pytest.mark.parametrize(("dp", "tp", "stage"), [(1, 1, 0), (2, 1, 1), (2, 2, 0)])
 def test_a_few_layers_and_microbatches_give_the_trace_of_a_pipeline(
-    dp: int, tp: int, stage: int, performed: list[bool]
+    dp: int, tp: int, stage: int, skips: list[int]
 ) -> None:
-    sizes = {"pp": 2, "dp": dp, "tp": tp}
-    program = partial(build_pipeline, scale=dp == 1)
-    few = trace_rank(program, sizes, stage * dp * tp)
-    assert performed == [True]
-    same(few, trace_rank(program, sizes, stage * dp * tp, every_layer=True))
+    check(partial(build_pipeline, scale=dp == 1), {"pp": 2, "dp": dp, "tp": tp}, stage * dp * tp)
+    assert skips == [1]
 
 
 class Named(Stack):
@@ -201,11 +218,9 @@ class Named(Stack):
         return self.output(x)  # type: ignore[misc,no-any-return]
 
 
-def test_layers_of_a_dictionary_are_layers_too(performed: list[bool]) -> None:
-    program = partial(build, model=Named)
-    few = trace_rank(program, {"dp": 1, "tp": 1}, 0)
-    assert performed == [True]
-    same(few, _all(program))
+def test_layers_of_a_dictionary_are_layers_too(skips: list[int]) -> None:
+    check(partial(build, model=Named), {"dp": 1, "tp": 1})
+    assert skips == [1]
 
 
 def unlike() -> Stack:
@@ -214,7 +229,7 @@ def unlike() -> Stack:
 
 
 def short() -> Stack:
-    """No layer can be left out."""
+    """No layer can be skipped."""
     return Stack([Layer(number) for number in range(FIRST + LAST)])
 
 
@@ -257,29 +272,36 @@ class Norms(Stack):
         return self.output(x) * total
 
 
-@pytest.mark.parametrize(
-    ("model", "tried"),
-    [
-        (unlike, []),
-        (short, []),
-        (lambda: Stack([Counting(number) for number in range(LAYERS)]), [False]),
-        (Unpacking, []),
-    ],
-)
-def test_layers_that_are_not_alike_are_all_run(
-    model: Callable[[], Stack], tried: list[bool], performed: list[bool]
-) -> None:
-    same(trace_rank(partial(build, model=model), {"dp": 1, "tp": 1}, 0), _all(partial(build, model=model)))
-    assert performed == tried
+@pytest.mark.parametrize("model", [unlike, short, Unpacking])
+def test_layers_that_are_not_equal_are_all_run(model: Callable[[], Stack], skips: list[int]) -> None:
+    check(partial(build, model=model), {"dp": 1, "tp": 1})
+    assert skips == [0]
 
 
-def test_what_is_computed_between_layers_is_not_lost(performed: list[bool]) -> None:
-    program = partial(build, model=lambda: Norms([Layer(number) for number in range(LAYERS)]))
-    same(trace_rank(program, {"dp": 1, "tp": 1}, 0), _all(program))
+def test_layers_that_turn_out_to_differ_are_all_run_again() -> None:
+    def model() -> Stack:
+        return Stack([Counting(number) for number in range(LAYERS)])
+
+    check(partial(build, model=model), {"dp": 1, "tp": 1}, is_skipped=False)
 
 
-def _all(program: Callable[..., Any]) -> Tables:
-    return trace_rank(program, {"dp": 1, "tp": 1}, 0, every_layer=True)
+def test_what_is_computed_between_layers_is_not_lost() -> None:
+    model = partial(build, model=lambda: Norms([Layer(number) for number in range(LAYERS)]))
+    check(model, {"dp": 1, "tp": 1}, is_skipped=False)
+
+
+def test_a_program_that_fails_with_a_few_layers_fails_with_all() -> None:
+    def program(mesh: DeviceMesh) -> Callable[[], None]:
+        step = build(mesh)
+
+        def fails() -> None:
+            step()
+            raise ValueError("of the program")
+
+        return fails
+
+    with pytest.raises(ValueError, match="of the program"):
+        trace_rank(program, {"dp": 1, "tp": 1}, 0)
 
 
 def hooked(mesh: DeviceMesh) -> Callable[[], None]:
@@ -305,12 +327,12 @@ def _step(model: nn.Module) -> Callable[[], None]:
 
 
 @pytest.mark.parametrize("program", [hooked, replicated])
-def test_programs_that_wait_for_each_gradient_run_all_layers(program: Any, performed: list[bool]) -> None:
+def test_programs_that_wait_for_each_gradient_run_all_layers(program: Any, skips: list[int]) -> None:
     trace_rank(program, {"dp": 2, "tp": 1}, 0)
-    assert performed == []
+    assert skips == [0]
 
 
-def test_models_of_other_worlds_that_are_alive_change_nothing(performed: list[bool]) -> None:
+def test_models_of_other_worlds_that_are_alive_change_nothing(skips: list[int]) -> None:
     """An earlier cell's model under DDP does not make all layers run; another's layers are no memory of this step."""
     program = partial(build, clips=True)
     alone = trace_rank(program, {"dp": 2, "tp": 1}, 0)
@@ -320,7 +342,7 @@ def test_models_of_other_worlds_that_are_alive_change_nothing(performed: list[bo
     with simulate(mesh={"dp": 2}, fake=True):
         fake = Stack([Layer(number) for number in range(LAYERS)])
     beside = trace_rank(program, {"dp": 2, "tp": 1}, 0)
-    assert performed == [True, True]
+    assert skips == [1, 1]
     same(alone, beside)
     del wrapped, fake
 
@@ -328,11 +350,11 @@ def test_models_of_other_worlds_that_are_alive_change_nothing(performed: list[bo
 def test_ctrl_c_while_functions_of_torch_are_replaced_leaves_torch_as_it_was(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    call, replace, count = nn.Module.__call__, Patches.attribute, 0
+    call, attribute, count = nn.Module.__call__, Patches.attribute, 0
 
     def interrupted(patches: Patches, owner: object, name: str, value: object) -> None:
         nonlocal count
-        replace(patches, owner, name, value)
+        attribute(patches, owner, name, value)
         if owner is nn.Module and name == "__call__":
             count += 1
             raise KeyboardInterrupt
