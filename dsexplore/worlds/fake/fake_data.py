@@ -13,14 +13,12 @@ import torch
 
 from dsexplore.torch_internals.fake_tensors import FAKE_DATA, share_constant
 from dsexplore.torch_internals.patches import Entry, Parts, Patch
-from dsexplore.worlds.fake.known_values import noted, set_noted
 
 
 def _follow_data(data: Any, _parts: Parts) -> property:
     def set_data(tensor: torch.Tensor, value: torch.Tensor) -> None:
         data.__set__(tensor, value)
         share_constant(tensor, value)
-        set_noted(tensor, *noted(value))
 
     return property(data.__get__, set_data)
 

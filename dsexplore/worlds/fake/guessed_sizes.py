@@ -11,15 +11,45 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import unset_fake_temporarily
 
+from dsexplore.torch_internals.aten import ctc_loss, read_element, unique
 from dsexplore.worlds.fake.invented_values import Inventor
-from dsexplore.worlds.fake.known_values import guess_of, has_guess, known_of, set_guess, set_known
+from dsexplore.worlds.fake.known_values import (
+    Element,
+    element_of,
+    on_real_tensors,
+    set_element,
+    set_values,
+    typical,
+    values_of,
+)
 from dsexplore.worlds.fake.real_integers import RealIntegers
+from dsexplore.worlds.fake.value_rules import run_on_values
 
 _aten = torch.ops.aten
 
 Read = Callable[[Inventor, Sequence[Any], Mapping[str, Any]], Any]
+
+
+def _run_or(op: Any, read: Read) -> Read:
+    """Return what runs the op on values that are known, and else reads them."""
+
+    def run_or_read(inventor: Inventor, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        made = run_on_values(op, args, kwargs)
+        return read(inventor, args, kwargs) if made is NotImplemented else _as_fake(args[0], made)
+
+    return run_or_read
+
+
+def _as_fake(source: torch.Tensor, made: Any) -> Any:
+    """Return fake tensors like the ``source`` with the values of real ones; other results as they are."""
+    if isinstance(made, tuple):
+        return tuple(_as_fake(source, each) for each in made)
+    if not isinstance(made, torch.Tensor):
+        return made
+    fake = source.new_empty(made.shape, dtype=made.dtype)
+    set_values(fake, made)
+    return fake
 
 
 def _are_equal(inventor: Inventor, args: Sequence[Any], _kwargs: Mapping[str, Any]) -> bool:
@@ -28,38 +58,31 @@ def _are_equal(inventor: Inventor, args: Sequence[Any], _kwargs: Mapping[str, An
 
 def _nonzero(inventor: Inventor, args: Sequence[Any], _kwargs: Mapping[str, Any]) -> Any:
     tensor = args[0]
-    known = known_of(tensor)
-    if known is not None:
-        with unset_fake_temporarily():
-            places = known.nonzero()
-        result = tensor.new_empty(places.shape, dtype=torch.int64)
-        set_known(result, places)
-        return result
-    share = guess_of(tensor).mean if tensor.dtype == torch.bool or has_guess(tensor) else 0.5
-    count = inventor.size(min(max(share, 0.0), 1.0) * tensor.numel())
-    return tensor.new_empty((count, tensor.dim()), dtype=torch.int64)
+    is_known = tensor.dtype == torch.bool or element_of(tensor) is not None
+    share = min(max(typical(tensor).mean, 0.0), 1.0) if is_known else 0.5
+    return tensor.new_empty((inventor.size(share * tensor.numel()), tensor.dim()), dtype=torch.int64)
 
 
 def _masked_select(inventor: Inventor, args: Sequence[Any], _kwargs: Mapping[str, Any]) -> Any:
     tensor, mask = args
     total = math.prod(torch.broadcast_shapes(tensor.shape, mask.shape))
-    return tensor.new_empty((inventor.size(guess_of(mask).mean * total),))
+    return tensor.new_empty((inventor.size(typical(mask).mean * total),))
 
 
-def _unique(inventor: Inventor, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def _unique(inventor: Inventor, args: Sequence[Any], _kwargs: Mapping[str, Any]) -> Any:
     tensor = args[0]
-    count = inventor.size(min(guess_of(tensor).choices or tensor.numel(), tensor.numel()))
+    count = inventor.size(min(typical(tensor).choices or tensor.numel(), tensor.numel()))
     places = tensor.new_empty(tensor.shape, dtype=torch.int64)
     counts = tensor.new_empty((count,), dtype=torch.int64)
-    set_guess(counts, tensor.numel() / max(count, 1))
+    set_element(counts, Element(tensor.numel() / max(count, 1)))
     return tensor.new_empty((count,)), places, counts
 
 
-def _repeated(inventor: Inventor, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def _repeat_interleave(inventor: Inventor, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     repeats = args[0]
     size = kwargs.get("output_size", args[1] if len(args) > 1 else None)
     if size is None:
-        size = inventor.size(guess_of(repeats).mean * repeats.numel())
+        size = inventor.size(typical(repeats).mean * repeats.numel())
     return repeats.new_empty((size,), dtype=torch.int64)
 
 
@@ -67,14 +90,14 @@ def _bincount(inventor: Inventor, args: Sequence[Any], kwargs: Mapping[str, Any]
     tensor = args[0]
     weights = kwargs.get("weights", args[1] if len(args) > 1 else None)
     least = kwargs.get("minlength", args[2] if len(args) > 2 else 0)
-    size = least or inventor.size(guess_of(tensor).choices or 1)
+    size = least or inventor.size(typical(tensor).choices or 1)
     counts = tensor.new_empty((size,), dtype=torch.int64 if weights is None else torch.float64)
-    set_guess(counts, tensor.numel() / max(size, 1))
+    set_element(counts, Element(tensor.numel() / max(size, 1)))
     return counts
 
 
 def _ctc_loss(inventor: Inventor, args: Sequence[Any], _kwargs: Mapping[str, Any]) -> Any:
-    """The losses, and the table of T × (2 × the longest target + 1) for each sequence that backward uses."""
+    """Return the losses, and the table of T × (2 × the longest target + 1) for each sequence that backward uses."""
     log_probs, targets, input_lengths, target_lengths = args[:4]
     batch = log_probs.size(1) if log_probs.dim() == 3 else 1
     longest = _largest(target_lengths)
@@ -87,49 +110,52 @@ def _ctc_loss(inventor: Inventor, args: Sequence[Any], _kwargs: Mapping[str, Any
 
 
 def _largest(lengths: Any) -> int | None:
-    """The largest of some lengths; None where their values are not known."""
-    if not isinstance(lengths, torch.Tensor):
-        return max(lengths, default=0)
-    known = known_of(lengths)
-    if known is None:
-        return None
-    with unset_fake_temporarily():
-        return max(known.reshape(-1).tolist(), default=0)
+    """Return the largest of some lengths; None where their values are not known."""
+    if isinstance(lengths, torch.Tensor):
+        values = values_of(lengths)
+        if values is None:
+            return None
+        with on_real_tensors():
+            lengths = values.reshape(-1).tolist()
+    return max(lengths, default=0)
 
 
 def packed(
     inventor: Inventor, integers: RealIntegers, sequences: torch.Tensor, lengths: torch.Tensor, batch_first: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """``pack_padded_sequence``: the steps of all sequences, and how many sequences have each step.
+    """Return what ``pack_padded_sequence`` returns: the steps of all sequences, and how many sequences have each.
 
     How many these are is kept in memory, where torch's recurrent layers read it. Lengths that are not known are evenly
     spread, and the first sequence has all steps.
     """
     batch, steps = sequences.shape[:2] if batch_first else (sequences.size(1), sequences.size(0))
-    known = known_of(lengths)
+    known = values_of(lengths)
     if known is None:
         total = min(max(inventor.size(batch * (steps + 1) / 2), steps + batch - 1), batch * steps)
-        each, more = divmod(total - steps, max(batch - 1, 1))
-        values = [steps, *(each + 1 if index < more else each for index in range(batch - 1))]
+        shortest, longer = divmod(total - steps, max(batch - 1, 1))
+        values = [steps, *(shortest + (index < longer) for index in range(batch - 1))]
     else:
-        with unset_fake_temporarily():
+        with on_real_tensors():
             values = known.tolist()
-    with unset_fake_temporarily():
+    with on_real_tensors():
         sizes = torch.tensor([sum(length > step for length in values) for step in range(max(values))])
     rest = sequences.shape[2:]
     return sequences.new_empty((sum(values), *rest)), integers.keep(sizes)
 
 
 READS: dict[Any, Read] = {
-    _aten._local_scalar_dense.default: lambda inventor, args, _kwargs: inventor.value(args[0]),
-    _aten.equal.default: _are_equal,
-    _aten.allclose.default: _are_equal,
-    _aten.nonzero.default: _nonzero,
-    _aten.masked_select.default: _masked_select,
-    _aten._unique2.default: _unique,
-    _aten.repeat_interleave.Tensor: _repeated,
-    _aten.bincount.default: _bincount,
-    _aten._ctc_loss.default: _ctc_loss,
-    _aten._ctc_loss.Tensor: _ctc_loss,
+    op: _run_or(op, read)
+    for op, read in (
+        (read_element.default, lambda inventor, args, _kwargs: inventor.value(args[0])),
+        (_aten.equal.default, _are_equal),
+        (_aten.allclose.default, _are_equal),
+        (_aten.nonzero.default, _nonzero),
+        (_aten.masked_select.default, _masked_select),
+        (unique.default, _unique),
+        (_aten.repeat_interleave.Tensor, _repeat_interleave),
+        (_aten.bincount.default, _bincount),
+        (ctc_loss.default, _ctc_loss),
+        (ctc_loss.Tensor, _ctc_loss),
+    )
 }
 """Ops whose results depend on values, and what they return."""

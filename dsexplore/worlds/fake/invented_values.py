@@ -11,18 +11,24 @@ What is invented follows from what made the tensor, as far as `value_rules` can 
 from __future__ import annotations
 
 import copy
+import math
 import sys
 from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from dsexplore.worlds.fake.endless_loops import ENDED, Reads
-from dsexplore.worlds.fake.known_values import forget, guess_of, is_unwritten, known_of, set_known, whole_numbers
+from dsexplore.worlds.fake.known_values import (
+    is_unwritten,
+    on_real_tensors,
+    set_values,
+    typical,
+    values_of,
+    whole_number,
+)
 from dsexplore.worlds.remarks import Remarks, user_frames
 
-_aten = torch.ops.aten
 READ = "values of fake tensors were read, which have none: what they returned is invented"
 FILLED = "tensors that were not filled yet were made arrays, whose values are zero where the program writes none"
 SIZED = "sizes that depend on the values of fake tensors were guessed, evenly spread"
@@ -44,14 +50,15 @@ class Inventor:
         """How many values and sizes were invented."""
 
     def value(self, tensor: torch.Tensor) -> Any:
-        """The value that ``tensor.item()`` returns."""
-        known = known_of(tensor)
+        """Return what ``tensor.item()`` returns."""
+        known = values_of(tensor)
         if known is not None and known.numel() == 1:
-            return known.item()
+            with on_real_tensors():
+                return known.item()
         self._remarks.say(READ)
         line = self._remarks.line()
         given = self._given(line)
-        mean = guess_of(tensor).mean if given is None else given
+        mean = self._mean(tensor) if given is None else given
         is_bool = tensor.dtype == torch.bool
         is_other = self._is_other_answer(line, given is not None, not is_bool)
         if is_bool:
@@ -60,24 +67,35 @@ class Inventor:
             return complex(mean)
         return float(mean) if tensor.is_floating_point() else round(mean)
 
+    def _mean(self, tensor: torch.Tensor) -> float:
+        """Return the value of a typical element; of one among other whole numbers that which makes their sum right."""
+        mean = typical(tensor).mean
+        is_part = not tensor.dim() and tensor.untyped_storage().nbytes() > tensor.element_size()
+        if is_part and math.isfinite(mean) and not tensor.is_floating_point() and tensor.dtype != torch.bool:
+            return whole_number(mean, int(tensor.storage_offset()))
+        return mean
+
     def values(self, tensor: torch.Tensor) -> Any:
-        """The list, or the lists of lists, that ``tensor.tolist()`` returns; it counts as one read."""
-        known = known_of(tensor)
+        """Return the list, or the lists of lists, that ``tensor.tolist()`` returns; it counts as one read."""
+        known = values_of(tensor)
         if known is not None:
-            with unset_fake_temporarily():
+            with on_real_tensors():
                 return known.tolist()
         value = self.value(tensor)
         if not tensor.dim():
             return value
         *rows, length = tensor.shape
         is_given = self._given(self._remarks.line()) is not None
-        made: list[Any] = [value] * length if is_given or type(value) is not int else whole_numbers(tensor, length)
+        made: list[Any] = [value] * length
+        if type(value) is int and not is_given:
+            mean = typical(tensor).mean
+            made = [whole_number(mean, place) for place in range(length)]
         for count in reversed(rows):
             made = [copy.deepcopy(made) for _ in range(count)]
         return made
 
     def size(self, expected: float) -> int:
-        """How many elements there are where values decide, given how many are expected."""
+        """Return how many elements there are where values decide, given how many are expected."""
         self._remarks.say(SIZED)
         line = self._remarks.line()
         given = self._given(line)
@@ -85,30 +103,28 @@ class Inventor:
         return int(size == 0) if self._is_other_answer(line, given is not None, False) else size
 
     def array(self, tensor: torch.Tensor) -> Any:
-        """The array that ``tensor.numpy()`` returns: one value, seen at all places, which cannot be written.
+        """Return the array that ``tensor.numpy()`` returns: one value, seen at all places, which cannot be written.
 
         The array of a tensor that was not written to yet is memory for the program to fill, as ``file.readinto`` does,
         zero until then: what it holds is known of the tensor from there on.
         """
-        known = known_of(tensor)
-        if known is None and is_unwritten(tensor):
+        if is_unwritten(tensor):
             self._remarks.say(FILLED)
-            with unset_fake_temporarily():
-                known = torch.zeros(tensor.shape, dtype=tensor.dtype)
-            forget(tensor)
-            set_known(tensor, known)
-        with unset_fake_temporarily():
-            if known is not None:
+            with on_real_tensors():
+                set_values(tensor, torch.zeros(tensor.shape, dtype=tensor.dtype))
+        known = values_of(tensor)
+        if known is not None:
+            with on_real_tensors():
                 return known.numpy()
         value = self.value(tensor)
-        with unset_fake_temporarily():
+        with on_real_tensors():
             return torch.tensor(value, dtype=tensor.dtype).expand(tensor.shape).numpy()
 
     def _given(self, line: str) -> float | None:
         return next((value for ending, value in self._values.items() if line.endswith(ending)), None)
 
     def _is_other_answer(self, line: str, is_given: bool, is_number: bool) -> bool:
-        """Whether a loop that reads on this line is to be ended by another answer; never one that the user gave."""
+        """Return True if a loop that reads on this line is to end by another answer; never by one the user gave."""
         self._reads.count(line)
         self.reads += 1
         is_other = not is_given and self._reads.is_other_answer(line, user_frames(sys._getframe(1)), is_number)

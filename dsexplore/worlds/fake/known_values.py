@@ -1,34 +1,42 @@
-"""Known and guessed values of fake tensors: what follows from the ops that made a tensor.
+"""What is known of the values of fake tensors: all of them, or what an element typically is.
 
-* Tensors whose values were given (``torch.tensor``, ``arange``, ``linspace``, ``randperm``) keep them, through views
-  and, where they are few, arithmetic: ``(arange(8).view(2, 4) == rank).nonzero()`` says where a rank stands;
-* of others a `Guess` says what a typical element is: 1.0 where nothing is known, the fill value of ``zeros`` or
-  ``full``; every value is finite; the choices of ``topk``, ``argmax`` or ``randint`` are spread evenly, so that
-  comparing them with one of E experts holds for 1 element of E.
+It is kept with the storage, so that views share it, and a write through one tensor is seen through all others of the
+same memory:
+
+* values that were given (``torch.tensor``, ``arange``, ``linspace``, ``randperm``), and what follows from them where
+  they are few: ``(arange(8).view(2, 4) == rank).nonzero()`` says where a rank stands;
+* else the typical `Element`: the fill value of ``zeros`` or ``full``, 1.0 where nothing is known. The choices of
+  ``topk``, ``argmax`` or ``randint`` are spread evenly, so that comparing them with one of E experts holds for one
+  element of E;
+* that no op has written to it, as to the memory of ``torch.empty``.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
-_KNOWN = "_dsexplore_known"
-_GUESS = "_dsexplore_guess"
-_UNWRITTEN = "_dsexplore_unwritten"
+from dsexplore.torch_internals.dispatch import no_torch_dispatch
+from dsexplore.torch_internals.fake_tensors import FakeTensor
+from dsexplore.torch_internals.tensors import no_torch_function
+
+_CONTENT = "_dsexplore_content"
+"""The attribute of a storage: a storage with its values, an `Element`, or `_UNWRITTEN`."""
+_UNWRITTEN = object()
 LARGEST_KNOWN = 1 << 24
 """Elements of a tensor whose values are kept: the order of a large data set."""
 LARGEST_COMPUTED = 1 << 16
-"""Elements of a tensor whose values are computed: a grid of ranks, or the lengths of a batch."""
+"""Whole numbers of a tensor whose values are computed: a grid of ranks, or the lengths of a batch."""
+MOST_FLOATS = 1 << 10
+"""Floating-point numbers of a tensor whose values are computed."""
 
 
-@dataclass(frozen=True)
-class Guess:
-    """The values that an element of a fake tensor may have.
+class Element(NamedTuple):
+    """A typical element of a fake tensor.
 
     Attributes:
         mean: the mean over all elements; of booleans, the share that is true.
@@ -39,94 +47,160 @@ class Guess:
     choices: int = 0
 
 
-def known_of(tensor: Any) -> torch.Tensor | None:
-    """The values of a fake tensor, where they were given; of a small real one, made in another thread, its own."""
-    found: torch.Tensor | None = getattr(tensor, _KNOWN, None)
-    if found is None and type(tensor) is torch.Tensor and not tensor.is_meta and tensor.numel() <= LARGEST_COMPUTED:
-        return tensor
-    return found
+@contextmanager
+def on_real_tensors() -> Iterator[None]:
+    """Run the block on tensors that have memory, seen by no mode."""
+    with no_torch_function(), no_torch_dispatch():
+        yield
 
 
-def set_known(tensor: torch.Tensor, values: torch.Tensor) -> None:
-    """Say what the values of a fake tensor are."""
-    setattr(tensor, _KNOWN, values)
+def is_known(tensor: torch.Tensor) -> bool:
+    """Return True if the values of a tensor are known, or a typical element is."""
+    content = _content(tensor)
+    return content is not None and content is not _UNWRITTEN
 
 
-def guess_of(tensor: Any) -> Guess:
-    """The values that an element of a tensor, or a number, may have."""
-    if not isinstance(tensor, torch.Tensor):
-        return Guess(float(tensor) if isinstance(tensor, (int, float)) else 1.0)
-    found: Guess | None = getattr(tensor, _GUESS, None)
-    if found is not None:
-        return found
-    known = known_of(tensor)
-    if known is not None and known.numel() and not known.is_complex():
-        with unset_fake_temporarily():
-            return Guess(float(known.double().mean()))
-    return Guess(1.0)
+def values_of(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Return the values of a tensor, as a real tensor on their memory; None where they are not known."""
+    content = _content(tensor)
+    return _view(tensor, content) if isinstance(content, torch.UntypedStorage) else None
 
 
-def has_guess(tensor: torch.Tensor) -> bool:
-    """Whether a rule said what a typical element of the tensor is."""
-    return hasattr(tensor, _GUESS)
+def element_of(value: Any) -> Element | None:
+    """Return a typical element of a tensor, or a number as one; None where nothing is known."""
+    if not isinstance(value, torch.Tensor):
+        return Element(float(value) if isinstance(value, (int, float)) else 1.0)
+    content = _content(value)
+    if not isinstance(content, torch.UntypedStorage):
+        return content if isinstance(content, Element) else None
+    if not 0 < value.numel() <= LARGEST_KNOWN or value.is_complex():
+        return None
+    with on_real_tensors():
+        return Element(float(_view(value, content).double().mean()))
 
 
-def set_guess(tensor: Any, mean: float, choices: int = 0) -> None:
-    """Say what a typical element of a fake tensor is."""
-    if isinstance(tensor, FakeTensor):
-        setattr(tensor, _GUESS, Guess(mean, choices))
+def typical(value: Any) -> Element:
+    """Return a typical element of a tensor, or a number as one; 1.0 where nothing is known."""
+    return element_of(value) or Element(1.0)
 
 
-def set_unwritten(tensor: Any) -> None:
-    """Say that no op has written to a fake tensor yet, as to what ``torch.empty`` returns."""
-    if isinstance(tensor, FakeTensor):
-        setattr(tensor, _UNWRITTEN, True)
+def elements_of(tensor: torch.Tensor) -> tuple[float, ...] | Element | None:
+    """Return the values of a tensor where they are known and few, else a typical element, if there is one."""
+    content = _content(tensor)
+    if content is None or isinstance(content, Element):
+        return content
+    if content is _UNWRITTEN or tensor.numel() > MOST_FLOATS or tensor.is_complex():
+        return element_of(tensor)
+    with on_real_tensors():
+        return tuple(_view(tensor, content).flatten().tolist())
+
+
+def set_values(tensor: torch.Tensor, values: torch.Tensor) -> None:
+    """Note the values of a fake tensor; elsewhere in its storage they stay what they are, or zero if unwritten."""
+    storage = _storage(tensor)
+    if storage is None:
+        return
+    content = _content(tensor)
+    if not isinstance(content, torch.UntypedStorage):
+        if content is not _UNWRITTEN and _share(tensor, storage) < 1:
+            set_element(tensor, typical(values))
+            return
+        with on_real_tensors():
+            content = torch.zeros(storage.nbytes(), dtype=torch.uint8).untyped_storage()
+        setattr(storage, _CONTENT, content)
+    view = _view(tensor, content)
+    with on_real_tensors(), torch.no_grad():
+        view.copy_(values)
+
+
+def share_values(tensor: torch.Tensor, real: torch.Tensor) -> None:
+    """Note that the memory of a fake tensor is that of a real one, of which it is a view."""
+    storage = _storage(tensor)
+    if storage is not None:
+        setattr(storage, _CONTENT, real.untyped_storage())
+
+
+def set_element(tensor: torch.Tensor, element: Element) -> None:
+    """Note a typical element of a fake tensor; of a part of a storage it changes that of the whole by as much."""
+    storage = _storage(tensor)
+    if storage is None:
+        return
+    if tensor.dtype == torch.bool and not 0 <= element.mean <= 1:
+        element = Element(1.0)
+    share = _share(tensor, storage)
+    if share < 1:
+        content = getattr(storage, _CONTENT, None)
+        if content is None:
+            return
+        if isinstance(content, torch.UntypedStorage):
+            with on_real_tensors():
+                content = typical(torch.empty(0, dtype=tensor.dtype).set_(content))
+        if content is not _UNWRITTEN:
+            element = Element(mixed(share, element.mean, content.mean))
+    setattr(storage, _CONTENT, element)
+
+
+def set_unwritten(tensor: torch.Tensor) -> None:
+    """Note that no op has written to the memory of a fake tensor yet, as to what ``torch.empty`` returns."""
+    storage = _storage(tensor)
+    if storage is not None:
+        setattr(storage, _CONTENT, _UNWRITTEN)
 
 
 def set_written(tensors: Iterable[Any]) -> None:
-    """Say that an op has written to tensors, or may have; what else is known of them stays."""
+    """Note that an op has written to tensors, or may have; what else is known of them stays."""
     for tensor in tensors:
-        if hasattr(tensor, _UNWRITTEN):
-            delattr(tensor, _UNWRITTEN)
+        if is_unwritten(tensor):
+            forget(tensor)
 
 
 def is_unwritten(tensor: Any) -> bool:
-    """Whether no op has written to a fake tensor, as far as there are rules."""
-    return hasattr(tensor, _UNWRITTEN)
-
-
-def is_noted(tensor: Any) -> bool:
-    """Whether values were given, or a rule said what a typical element is."""
-    return hasattr(tensor, _GUESS) or hasattr(tensor, _KNOWN)
+    """Return True if no op has written to the memory of a fake tensor."""
+    return _content(tensor) is _UNWRITTEN
 
 
 def forget(tensor: Any) -> None:
-    """Drop what was known of a tensor: its values are others now."""
-    for name in (_KNOWN, _GUESS, _UNWRITTEN):
-        if hasattr(tensor, name):
-            delattr(tensor, name)
+    """Drop what was known of the memory of a fake tensor: its values are others now."""
+    storage = _storage(tensor)
+    if storage is not None and hasattr(storage, _CONTENT):
+        delattr(storage, _CONTENT)
 
 
-def noted(tensor: Any) -> tuple[torch.Tensor | None, Guess | None]:
-    """What was given and what was said of a tensor."""
-    return getattr(tensor, _KNOWN, None), getattr(tensor, _GUESS, None)
-
-
-def set_noted(tensor: Any, known: torch.Tensor | None, guess: Guess | None) -> None:
-    """Say both anew."""
-    forget(tensor)
-    if known is not None:
-        setattr(tensor, _KNOWN, known)
-    if guess is not None:
-        setattr(tensor, _GUESS, guess)
+def mixed(share: float, mean: float, other: float) -> float:
+    """Return the mean of elements of which a share has a mean, and the others another; either may be infinite."""
+    if share in (0.0, 1.0):
+        return mean if share else other
+    return other + (mean - other) * share if math.isfinite(other) else other
 
 
 def whole_number(mean: float, place: int) -> int:
-    """The element at a place of a row of whole numbers that has this mean; the sum of any first ones is right."""
+    """Return the element at a place of a row of whole numbers with this mean; the sum of any first ones is right."""
     return math.floor(mean * (place + 1) + 1e-9) - math.floor(mean * place + 1e-9)
 
 
-def whole_numbers(tensor: torch.Tensor, count: int) -> list[int]:
-    """The first whole numbers of a row, as many as ``count``, as elements of a tensor that nothing else is known of."""
-    mean = guess_of(tensor).mean
-    return [whole_number(mean, place) for place in range(count)]
+def _storage(tensor: Any) -> torch.UntypedStorage | None:
+    """Return the storage of a fake tensor; None of others, and of those without one, as sparse tensors are."""
+    try:
+        return tensor.untyped_storage() if isinstance(tensor, FakeTensor) else None
+    except NotImplementedError:
+        return None
+
+
+def _content(tensor: Any) -> Any:
+    """Return what a fake tensor's storage has as `_CONTENT`, if it is of its size still; of a real tensor its own."""
+    if type(tensor) is torch.Tensor:
+        return None if tensor.is_meta or tensor.numel() > LARGEST_KNOWN else tensor.untyped_storage()
+    storage = _storage(tensor)
+    content = getattr(storage, _CONTENT, None)
+    if content is None or isinstance(content, Element) or content is _UNWRITTEN or storage is None:
+        return content
+    return content if content.nbytes() == storage.nbytes() else None
+
+
+def _view(tensor: torch.Tensor, content: torch.UntypedStorage) -> torch.Tensor:
+    with no_torch_function(), no_torch_dispatch():
+        return torch.empty(0, dtype=tensor.dtype).set_(content, tensor.storage_offset(), tensor.shape, tensor.stride())
+
+
+def _share(tensor: torch.Tensor, storage: torch.UntypedStorage) -> float:
+    return tensor.numel() * tensor.element_size() / max(storage.nbytes(), 1)

@@ -1,409 +1,373 @@
 """What is known of the result of an op on fake tensors, as far as it follows from what is known of its arguments.
 
-A rule for each op notes it at the tensors that the op returned, or wrote to; see `known_values`.
+Where all values are known and few, the op is run on them. Else a pointwise op is run on a typical element of each
+argument; ops that reduce, choose, join or communicate have a rule each; what any other op writes to is forgotten. See
+`known_values`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache, partial
+from itertools import product
+from typing import Any, NamedTuple
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
-from torch.utils import _pytree as pytree
 
+from dsexplore.torch_internals import aten as private
+from dsexplore.torch_internals.dispatch import schema_of
+from dsexplore.worlds.fake import known_values
 from dsexplore.worlds.fake.known_values import (
-    LARGEST_COMPUTED,
-    LARGEST_KNOWN,
+    Element,
+    element_of,
     forget,
-    guess_of,
-    has_guess,
-    is_noted,
-    known_of,
-    noted,
-    set_guess,
-    set_known,
-    set_noted,
-    set_unwritten,
-    whole_number,
+    is_known,
+    on_real_tensors,
+    typical,
+    values_of,
 )
 
 _aten = torch.ops.aten
+_MOST_CASES = 1 << 12
+"""Combinations of values on which a pointwise op is run."""
 
-Rule = Callable[[Any, Sequence[Any], Mapping[str, Any], Any], None]
+
+class Call(NamedTuple):
+    """A call of an op on fake tensors."""
+
+    func: Any
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+    result: Any
+
+    def argument(self, name: str) -> Any:
+        """Return an argument, its default where it is not given; None where the op has none of that name."""
+        for place, argument in enumerate(schema_of(self.func).arguments):
+            if argument.name == name:
+                return self.args[place] if place < len(self.args) else self.kwargs.get(name, argument.default_value)
+        return None
+
+    @property
+    def element(self) -> Element | None:
+        """A typical element of the first argument."""
+        return element_of(self.args[0])
+
+    @property
+    def ratio(self) -> float:
+        """How many elements of the first argument there are for each of the result."""
+        ratio: float = self.args[0].numel() / max(self.result.numel(), 1)
+        return ratio
+
+
+Rule = Callable[[Call], Any]
+"""Returns what is known of a result: its values as a real tensor, an `Element`, or None; or of each of several."""
+Note = Callable[[Any, Sequence[Any], Mapping[str, Any], Any], None]
 
 
 def note(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
-    """Keep what is known of the result of an op on fake tensors; most ops need one look-up."""
+    """Keep what is known of the result of an op on fake tensors, and of what the op wrote to."""
+    if func not in _notes:
+        _notes[func] = _note_of(func)
+    noted = _notes[func]
+    if noted is not None:
+        noted(func, args, kwargs, result)
+
+
+def _note_of(func: Any) -> Note | None:
+    """Return what notes the results of an op; None for an op that changes nothing of what is known."""
+    if func.is_view:
+        return _note_view
     rule = _RULES.get(func)
-    is_written = bool(args) and result is args[0]
-    if rule is not None:
-        rule(func, args, kwargs, result)
-    elif is_written:  # in a way that no rule knows
-        forget(result)
-    if is_written and isinstance(result, FakeTensor) and isinstance(result._base, FakeTensor):
-        _written_in_part(result._base, result)
+    is_random = torch.Tag.nondeterministic_seeded in func.tags
+    if rule is None and not is_random and (torch.Tag.pointwise in func.tags or func in _POINTWISE):
+        rule = _pointwise
+    arguments = list(enumerate(schema_of(func).arguments))
+    written = [(place, arg.name) for place, arg in arguments if arg.alias_info is not None and arg.alias_info.is_write]
+    takes_tensors = any("Tensor" in str(argument.type) for _, argument in arguments)
+    needs_known = takes_tensors and rule in (None, _pointwise)
+    can_run = func in _LARGE or ((takes_tensors or rule is None) and func.namespace == "aten" and not is_random)
+    return partial(_note, rule, written, can_run, needs_known) if rule is not None or written or can_run else None
 
 
-def _written_in_part(whole: FakeTensor, part: torch.Tensor) -> None:
-    """A part of a tensor was written to: what is known of a typical element changes by as much."""
-    if known_of(whole) is not None or has_guess(whole):
-        before, share = guess_of(whole).mean, part.numel() / max(whole.numel(), 1)
-        forget(whole)
-        set_guess(whole, before + (guess_of(part).mean - before) * min(share, 1.0))
-    else:
-        forget(whole)  # that nothing was written to it
+def _note_view(func: Any, args: Sequence[Any], _kwargs: Mapping[str, Any], result: Any) -> None:
+    """Note the view of a real tensor, which is a fake tensor with a storage of its own; others share their storage."""
+    if type(args[0]) is torch.Tensor and func is not _aten.lift_fresh.default:
+        known_values.share_values(result, args[0])
+    elif type(args[0]) is torch.Tensor and is_known(args[0]):  # torch writes to what it has lifted
+        known_values.set_values(result, args[0])
 
 
-def _same(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
-    """The result has elements of the first argument."""
-    source = args[0]
-    known = known_of(source)
-    if known is not None:
-        with unset_fake_temporarily():
-            made = func(known, *args[1:], **kwargs)
-        for each, values in zip(_listed(result), _listed(made), strict=True):
-            set_known(each, values)
-        return
-    _, found = noted(source)
-    if found is None:
-        return
-    parts = _listed(result)
-    one_by_one = source.dim() == 1 and not source.is_floating_point() and source.dtype != torch.bool
-    for index, each in enumerate(parts):
-        if one_by_one and each.dim() == 0:  # whole numbers whose sum is right
-            place = index if len(parts) > 1 else int(args[2]) if len(args) > 2 else 0
-            set_guess(each, whole_number(found.mean, place))
-        else:
-            set_noted(each, None, found)
-
-
-def _listed(result: Any) -> list[Any]:
-    return list(result) if isinstance(result, (list, tuple)) else [result]
-
-
-def _given_values(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
-    if result.numel() <= LARGEST_KNOWN:
-        with unset_fake_temporarily():
-            set_known(result, func(*args, **{**kwargs, "device": "cpu"}))
-
-
-def _or_computed(rule: Rule | None) -> Rule:
-    """The rule, if any, for results whose values are not computed."""
-
-    def either(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
-        values = _computed_values(func, args, kwargs) if result.numel() <= LARGEST_COMPUTED else None
-        if values is not None:
-            set_known(result, values)
-        elif rule is not None:
-            rule(func, args, kwargs, result)
-
-    return either
-
-
-def _computed_values(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Tensor | None:
-    """What an op returns, where the values of all its tensors are known, and they are few."""
-    if known_of(args[0]) is None:
-        return None
-    leaves, structure = pytree.tree_flatten([*args])
-    known = [known_of(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
-    for leaf, values in zip(leaves, known, strict=True):
-        if isinstance(leaf, torch.Tensor) and (values is None or values.numel() > LARGEST_COMPUTED):
-            return None
-    with unset_fake_temporarily():
-        made: torch.Tensor = func(*pytree.tree_unflatten(known, structure), **kwargs)
-    return made
-
-
-def _in_place(functional: Any, rule: Rule) -> Rule:
-    """The rule for an op that writes into its first argument, given that of the op that returns a new tensor."""
-
-    def written(_func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
-        known, guess = noted(result)
-        rule(functional, args, kwargs, result)
-        if known is not None or guess is not None:
-            new_known, new_guess = noted(result)
-            set_noted(result, None if new_known is known else new_known, None if new_guess is guess else new_guess)
-
-    return written
-
-
-def _filled(place: int) -> Rule:
-    def rule(_func: Any, args: Sequence[Any], _kwargs: Mapping[str, Any], result: Any) -> None:
-        forget(result)
-        set_guess(result, guess_of(args[place]).mean)
-
-    return rule
-
-
-def _constant(value: float) -> Rule:
-    def rule(_func: Any, _args: Sequence[Any], _kwargs: Mapping[str, Any], result: Any) -> None:
-        forget(result)
-        set_guess(result, value)
-
-    return rule
-
-
-def _unwritten(_func: Any, _args: Sequence[Any], _kwargs: Mapping[str, Any], result: Any) -> None:
-    set_unwritten(result)
-
-
-def _lifted(_func: Any, args: Sequence[Any], _kwargs: Mapping[str, Any], result: Any) -> None:
-    """``torch.tensor`` of numbers: a real tensor becomes a fake one."""
-    if not isinstance(args[0], FakeTensor) and args[0].numel() <= LARGEST_KNOWN:
-        with unset_fake_temporarily():
-            set_known(result, args[0].clone())
-
-
-def _taken(_func: Any, args: Sequence[Any], _kwargs: Mapping[str, Any], result: Any) -> None:
-    """Elements of the first argument at places that are not known."""
-    found = guess_of(args[0])
-    if is_noted(args[0]):
-        set_guess(result, found.mean, found.choices)
-
-
-def _scattered(_func: Any, args: Sequence[Any], _kwargs: Mapping[str, Any], result: Any) -> None:
-    tensor, _, index, value = args[:4]
-    share = index.numel() / max(tensor.numel(), 1)
-    before = guess_of(tensor).mean
-    set_guess(result, before + (guess_of(value).mean - before) * min(share, 1.0))
-
-
-def _chosen(_func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
-    """Places along a dim, as ``topk``, ``argmax``, ``sort`` and ``multinomial`` return them."""
-    indices = _listed(result)[-1]
-    dims = [arg for arg in (*args[1:], *kwargs.values()) if isinstance(arg, int) and not isinstance(arg, bool)]
-    dim = -1
-    if _func in (_aten.topk.default,):
-        dim = dims[1] if len(dims) > 1 else -1
-    elif _func is not _aten.multinomial.default and dims:
-        dim = dims[0]
-    count = args[0].size(dim) if args[0].dim() else 1
-    set_guess(indices, (count - 1) / 2, count)
-
-
-def _sorted(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
-    """Values in order, and their places, as of lengths that are to be packed."""
-    known = known_of(args[0])
+def _note(
+    rule: Rule | None,
+    written: Sequence[tuple[int, str]],
+    can_run: bool,
+    needs_known: bool,
+    func: Any,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    result: Any,
+) -> None:
+    """Note the results of an op that can be run on values or not, has a rule or none, and writes to some arguments; of
+    some ops numbers follow only where something is known of an argument."""
+    known: Any = None
+    if not needs_known or _any_known(args) or getattr(result, "dtype", None) is torch.bool:
+        known = run_on_values(func, args, kwargs, _listed(result)) if can_run else NotImplemented
+        if known is not NotImplemented and written:
+            return  # the op has written to the values themselves
+        if known is NotImplemented:
+            known = rule(Call(func, args, kwargs, result)) if rule is not None else None
     if known is None:
-        _chosen(func, args, kwargs, result)
+        for place, name in written:
+            for tensor in _listed(args[place] if place < len(args) else kwargs.get(name)):
+                forget(tensor)
         return
-    with unset_fake_temporarily():
-        made = func(known, *args[1:], **kwargs)
-    for each, values in zip(result, made, strict=True):
-        set_known(each, values)
+    for tensor, value in zip(_listed(result), _listed(known), strict=True):
+        if isinstance(value, torch.Tensor):
+            known_values.set_values(tensor, value)
+        elif isinstance(value, Element):
+            known_values.set_element(tensor, value)
 
 
-def _random_integers(_func: Any, args: Sequence[Any], _kwargs: Mapping[str, Any], result: Any) -> None:
-    numbers = [arg for arg in args if isinstance(arg, int)]
-    low, high = (0, numbers[0]) if len(numbers) == 1 else numbers[:2] if numbers else (0, 2)
-    set_guess(result, (low + high - 1) / 2, high if low == 0 else 0)
+def _any_known(args: Sequence[Any]) -> bool:
+    for arg in args:  # as a loop, since most calls of ops come here
+        if isinstance(arg, torch.Tensor):
+            if is_known(arg):
+                return True
+        elif isinstance(arg, (list, tuple)) and _any_known(arg):
+            return True
+    return False
 
 
-_COMPARE: dict[str, Callable[[float, float], bool]] = {
-    "eq": lambda a, b: a == b,
-    "ne": lambda a, b: a != b,
-    "gt": lambda a, b: a > b,
-    "ge": lambda a, b: a >= b,
-    "lt": lambda a, b: a < b,
-    "le": lambda a, b: a <= b,
-}
+def _listed(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, (list, tuple)) and not isinstance(value, Element) else (value,)
 
 
-def _compared(name: str) -> Rule:
-    holds = _COMPARE[name]
+def run_on_values(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], results: Sequence[Any] = ()) -> Any:
+    """Return what an op returns on the values of its arguments; NotImplemented where these are not known, or many.
 
-    def rule(func: Any, args: Sequence[Any], _kwargs: Mapping[str, Any], result: Any) -> None:
-        one, other = args[0], args[1]
-        known = known_of(one), known_of(other) if isinstance(other, torch.Tensor) else other
-        if known[0] is not None and known[1] is not None and result.numel() <= LARGEST_KNOWN:
-            with unset_fake_temporarily():
-                set_known(result, func(*known))
-            return
-        first, second = guess_of(one), guess_of(other)
-        choices = max(first.choices, second.choices)
-        if one is other or math.isinf(second.mean):
-            share = float(holds(first.mean, second.mean))
-        elif choices > 1 and name in ("eq", "ne"):
-            share = 1 / choices if name == "eq" else 1 - 1 / choices
-        elif one.numel() > 1 and not has_guess(one) and known_of(one) is None:
-            share = 0.5
+    Args:
+        func: the op.
+        args: of the call.
+        kwargs: of the call.
+        results: fake tensors that the call returned.
+    """
+    most = known_values.LARGEST_KNOWN if func in _LARGE else None
+    positional = _values(args, most)
+    named = None if positional is None else _values(kwargs.values(), most)
+    if positional is None or named is None or not all(_are_few(made, most) for made in results):
+        return NotImplemented
+    options = dict(zip(kwargs, named, strict=True))
+    if "device" in options:
+        options["device"] = torch.device("cpu")
+    try:
+        with on_real_tensors(), torch.no_grad():
+            return func(*positional, **options)
+    except RuntimeError:  # not on a CPU
+        return NotImplemented
+
+
+def _values(arguments: Iterable[Any], most: int | None) -> list[Any] | None:
+    """Return arguments with the values of their tensors; None where some are not known, or there are many."""
+    found = []
+    for argument in arguments:
+        value = argument
+        if isinstance(argument, torch.Tensor):
+            value = values_of(argument)
+            value = value if value is not None and _are_few(argument, most) else None
+        elif isinstance(argument, (list, tuple)):
+            value = _values(argument, most)
+        if value is None and argument is not None:
+            return None
+        found.append(value)
+    return found
+
+
+def _are_few(tensor: Any, most: int | None) -> bool:
+    if not isinstance(tensor, torch.Tensor):
+        return True
+    few = known_values.MOST_FLOATS if tensor.is_floating_point() else known_values.LARGEST_COMPUTED
+    return tensor.numel() <= (most or few)
+
+
+class _Slot(NamedTuple):
+    """The tensor at this place among the different tensors of a call."""
+
+    place: int
+
+
+def _pointwise(call: Call) -> Element | None:
+    """Run the op on typical elements."""
+    if not isinstance(call.result, torch.Tensor) or any(isinstance(arg, torch.Tensor) for arg in call.kwargs.values()):
+        return None
+    slots: dict[int, _Slot] = {}
+    args, elements = [], []
+    for arg in call.args:
+        if isinstance(arg, torch.Tensor):
+            if id(arg) not in slots:
+                slots[id(arg)] = _Slot(len(slots))
+                elements.append((known_values.elements_of(arg) or (1.0,), arg.dtype is torch.bool))
+            args.append(slots[id(arg)])
         else:
-            share = float(holds(first.mean, second.mean))
-        set_guess(result, share)
-
-    return rule
+            args.append(arg)
+    return _run_on_elements(call.func, tuple(args), tuple(call.kwargs.items()), tuple(elements))
 
 
-def _computed(compute: Callable[..., float], arguments: int) -> Rule:
-    def rule(_func: Any, args: Sequence[Any], _kwargs: Mapping[str, Any], result: Any) -> None:
-        if any(is_noted(arg) for arg in args[:arguments]):
+@lru_cache(1 << 12)
+def _run_on_elements(
+    func: Any,
+    args: tuple[Any, ...],
+    kwargs: tuple[Any, ...],
+    elements: tuple[tuple[tuple[float, ...] | Element, bool], ...],
+) -> Element | None:
+    """Return the mean result of a pointwise op over all values that its arguments may have, independent of each other.
+
+    Args:
+        func: the op.
+        args: its arguments, a `_Slot` for each tensor.
+        kwargs: its other arguments, with their names.
+        elements: for each slot its values or a typical element, and True for booleans.
+    """
+    cases: list[tuple[tuple[float, float], ...]] = [()]
+    for element, is_bool in elements:
+        if not isinstance(element, Element):
+            row = [(value, 1.0) for value in element]
+        elif is_bool:
+            row = [(value, weight) for value, weight in ((1.0, element.mean), (0.0, 1 - element.mean)) if weight]
+        else:
+            row = [(value, 1.0) for value in range(element.choices) or (element.mean,)]
+        if len(cases) * len(row) > _MOST_CASES:
+            row = [row[len(row) // 2]]
+        cases = [(*case, one) for case, one in product(cases, row)]
+    with on_real_tensors(), torch.no_grad():
+        table = torch.tensor(cases, dtype=torch.float64)  # cases × slots × (value, weight)
+        weights = table[..., 1].prod(1)
+        for dtype in (torch.float64, torch.int64):
+            tensors = [table[:, i, 0].to(torch.bool if is_bool else dtype) for i, (_, is_bool) in enumerate(elements)]
             try:
-                mean = compute(*(guess_of(arg).mean for arg in args[:arguments]))
-            except (ArithmeticError, ValueError):
-                return
-            if not math.isnan(mean):
-                set_guess(result, mean)
-
-    return rule
-
-
-def _mixed(share: float, one: float, other: float) -> float:
-    """The mean of elements of which a share has the mean ``one``, and the others ``other``; either may be infinite."""
-    if share in (0.0, 1.0):
-        return one if share else other
-    return share * one + (1 - share) * other
+                made = func(*(tensors[arg.place] if isinstance(arg, _Slot) else arg for arg in args), **dict(kwargs))
+            except RuntimeError:  # not of this type
+                continue
+            mean = math.nan if made.is_complex() else float((made.double() * weights).sum() / weights.sum())
+            return None if math.isnan(mean) else Element(mean)
+    return None
 
 
-def _summed(_func: Any, args: Sequence[Any], _kwargs: Mapping[str, Any], result: Any) -> None:
-    if is_noted(args[0]):
-        set_guess(result, guess_of(args[0]).mean * args[0].numel() / max(result.numel(), 1))
+def _compare(call: Call) -> Element | None:
+    """Half of the elements are above a number where nothing is known of them."""
+    first, second = call.args[:2]
+    other = typical(second)
+    is_unknown = first is not second and first.numel() > 1 and call.element is None and not other.choices
+    return Element(0.5) if is_unknown and math.isfinite(other.mean) else _pointwise(call)
 
 
-def _gathered(_func: Any, args: Sequence[Any], _kwargs: Mapping[str, Any], _result: Any) -> None:
+def _copy(call: Call) -> torch.Tensor | Element | None:
+    values = values_of(call.args[1])
+    return element_of(call.args[1]) if values is None else values
+
+
+def _scatter(call: Call) -> Element:
+    share = min(call.argument("index").numel() / max(call.args[0].numel(), 1), 1.0)
+    return Element(known_values.mixed(share, typical(call.argument("value")).mean, typical(call.args[0]).mean))
+
+
+def _choose(call: Call) -> Sequence[Element | None]:
+    """Places along a dim, as ``topk``, ``argmax``, ``sort`` and ``multinomial`` return them, behind elements."""
+    dim = call.argument("dim")
+    count = call.args[0].size(-1 if dim is None else dim) if call.args[0].dim() else 1
+    return (call.element, Element((count - 1) / 2, count))[-len(_listed(call.result)) :]
+
+
+def _random_integers(call: Call) -> Element:
+    low, high = call.argument("low") or 0, call.argument("high")
+    return Element((low + high - 1) / 2, 0 if low else high)
+
+
+def _reduced(mean_of: Callable[[float, Call], float]) -> Rule:
+    """Return the rule of a reduction, given the mean of its result by that of its argument."""
+    return lambda call: None if call.element is None else Element(mean_of(call.element.mean, call))
+
+
+def _count_nonzero(mean: float, call: Call) -> float:
+    return call.ratio * (mean if call.args[0].dtype == torch.bool else float(mean != 0))
+
+
+def _join(call: Call) -> Element | None:
+    parts = call.args[0]
+    total = sum(typical(part).mean * part.numel() for part in parts)
+    return Element(total / max(call.result.numel(), 1)) if _any_known(parts) else None
+
+
+def _gather(call: Call) -> None:
     """``all_gather``: each other rank is taken to send what this one does, as shapes that are to be padded to."""
-    outputs, inputs = args[:2]
-    if isinstance(inputs, (list, tuple)):
-        pairs = [(output, each) for listed, each in zip(outputs, inputs, strict=True) for output in listed]
-    else:
-        pairs = [(outputs, inputs)]
-    for output, sent in pairs:
-        forget(output)
-        known = known_of(sent)
-        if known is None:
-            set_guess(output, guess_of(sent).mean, guess_of(sent).choices)
-        elif known.numel() > 0 and output.numel() <= LARGEST_KNOWN:
-            with unset_fake_temporarily():
-                gathered = known.reshape(-1).repeat(output.numel() // known.numel())
-            whole = output._base  # gathers are issued on flat views
-            for each in (output, *([whole] if whole is not None and whole.numel() == output.numel() else [])):
-                set_known(each, gathered.reshape(each.shape))
+    for gathered, sent in zip(_listed(call.args[0]), _listed(call.args[1]), strict=True):
+        values = values_of(sent)
+        for output in _listed(gathered):
+            if values is None:
+                known_values.set_element(output, typical(sent))
+            elif values.numel() and output.numel() <= known_values.LARGEST_KNOWN:
+                with on_real_tensors():
+                    repeated = values.flatten().repeat(output.numel() // values.numel())
+                known_values.set_values(output, repeated.view(output.shape))
 
 
-def _exchanged(_func: Any, args: Sequence[Any], _kwargs: Mapping[str, Any], _result: Any) -> None:
+def _exchange(call: Call) -> None:
     """``all_to_all_single``: the other ranks are taken to send what this one does, as counts of tokens."""
-    output, sent = args[:2]
-    forget(output)
-    if has_guess(sent) or known_of(sent) is not None:
-        set_guess(output, guess_of(sent).mean, guess_of(sent).choices)
+    element = element_of(call.args[1])
+    if element is None:
+        forget(call.args[0])
+    else:
+        known_values.set_element(call.args[0], element)
 
 
-def _joined(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
-    """``cat`` or ``stack`` of tensors of which something is known."""
-    parts = [known_of(part) for part in args[0]] if known_of(args[0][0]) is not None else [None]
-    if all(part is not None for part in parts) and result.numel() <= LARGEST_KNOWN:
-        with unset_fake_temporarily():
-            set_known(result, func(parts, *args[1:], **kwargs))
-    elif any(has_guess(part) for part in args[0]):
-        set_guess(result, sum(guess_of(part).mean * part.numel() for part in args[0]) / max(result.numel(), 1))
+def _overloads(*packets: Any) -> list[Any]:
+    """Return all overloads of ops of ATen, given by name or themselves, without those that write to ``out``."""
+    found = [getattr(_aten, packet) if isinstance(packet, str) else packet for packet in packets]
+    return [getattr(packet, name) for packet in found for name in packet.overloads() if "out" not in name]
 
 
-def _clamped(_func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
-    if is_noted(args[0]):
-        least, most = (*args[1:], None, None)[:2]
-        least, most = kwargs.get("min", least), kwargs.get("max", most)
-        mean = guess_of(args[0]).mean
-        mean = mean if least is None else max(mean, guess_of(least).mean)
-        set_guess(result, mean if most is None else min(mean, guess_of(most).mean))
+def _all(rule: Any, *packets: Any) -> dict[Any, Any]:
+    return dict.fromkeys(_overloads(*packets), rule)
 
 
-def _nonzeros(_func: Any, args: Sequence[Any], _kwargs: Mapping[str, Any], result: Any) -> None:
-    """``count_nonzero``: of booleans as many as are true; of numbers all, unless they are zeros."""
-    if is_noted(args[0]):
-        mean = guess_of(args[0]).mean
-        share = mean if args[0].dtype == torch.bool else float(mean != 0)
-        set_guess(result, share * args[0].numel() / max(result.numel(), 1))
-
-
-def _counted(_func: Any, args: Sequence[Any], _kwargs: Mapping[str, Any], result: Any) -> None:
-    """``histc``: all elements, evenly spread; torch refuses one without bins."""
-    set_guess(result, args[0].numel() / result.numel())
-
-
-def _overloads(*names: str) -> list[Any]:
-    """All overloads of ops that have that name, without those that write to ``out``."""
-    packets = (getattr(_aten, name) for name in names)
-    return [getattr(packet, name) for packet in packets for name in packet.overloads() if "out" not in name]
-
-
+_COMPARISONS = (_aten.eq, _aten.ne, _aten.gt, _aten.ge, _aten.lt, _aten.le)
 _RULES: dict[Any, Rule] = {
-    **dict.fromkeys(
-        _overloads(
-            *("view", "_unsafe_view", "permute", "transpose", "t", "select", "slice", "unsqueeze", "squeeze", "expand"),
-            *("clone", "detach", "alias", "_to_copy", "unbind", "split", "split_with_sizes", "repeat"),
-        ),
-        _same,
-    ),
-    **dict.fromkeys(_overloads("lift_fresh", "lift_fresh_copy", "lift"), _lifted),
-    **dict.fromkeys([_aten.empty.memory_format, _aten.empty_like.default, _aten.new_empty.default], _unwritten),
-    **dict.fromkeys([_aten.index.Tensor, _aten.index_select.default, _aten.gather.default], _taken),
-    **dict.fromkeys(_overloads("arange", "linspace", "logspace", "randperm"), _given_values),
-    **dict.fromkeys(_overloads("zeros", "zeros_like", "new_zeros", "zero_", "isnan", "isinf"), _constant(0.0)),
+    **_all(lambda _call: Element(0.0), "zeros", "zeros_like", "new_zeros", "zero_"),
     # A norm is what nothing is known of is taken for, but by a rule: none of several norms is below 0.
-    **dict.fromkeys(_overloads("ones", "ones_like", "new_ones", "linalg_vector_norm"), _constant(1.0)),
-    **dict.fromkeys(_overloads("full", "full_like", "fill_", "fill"), _filled(1)),
-    **dict.fromkeys(_overloads("new_full"), _filled(2)),
-    **dict.fromkeys(_overloads("scalar_tensor"), _filled(0)),
-    **dict.fromkeys(_overloads("copy_"), _filled(1)),
-    **dict.fromkeys([_aten.scatter_.value, _aten.scatter.value], _scattered),
-    **dict.fromkeys(
-        (
-            *(_aten.topk.default, _aten.argmax.default, _aten.argmin.default, _aten.max.dim, _aten.min.dim),
-            *(_aten.argsort.default, _aten.multinomial.default),
-        ),
-        _chosen,
-    ),
-    **dict.fromkeys([_aten.sort.default, _aten.sort.stable], _sorted),
-    **dict.fromkeys(_overloads("randint"), _random_integers),
-    **{op: _compared(name) for name in _COMPARE for op in (getattr(_aten, name).Scalar, getattr(_aten, name).Tensor)},
-    **dict.fromkeys(_overloads("logical_not", "bitwise_not"), _computed(lambda a: 1 - a, 1)),
-    **dict.fromkeys(_overloads("mul", "logical_and", "bitwise_and"), _computed(lambda a, b: a * b, 2)),
-    **dict.fromkeys(_overloads("logical_or", "bitwise_or"), _computed(lambda a, b: a + b - a * b, 2)),
-    **dict.fromkeys(_overloads("add"), _computed(lambda a, b: a + b, 2)),
-    **dict.fromkeys(_overloads("sub"), _computed(lambda a, b: a - b, 2)),
-    **dict.fromkeys(_overloads("div"), _computed(lambda a, b: a / b, 2)),
-    **dict.fromkeys(_overloads("abs"), _computed(abs, 1)),
-    **dict.fromkeys(_overloads("neg"), _computed(lambda a: -a, 1)),
-    **dict.fromkeys(_overloads("maximum", "clamp_min"), _computed(max, 2)),
-    **dict.fromkeys(_overloads("minimum", "clamp_max"), _computed(min, 2)),
-    **dict.fromkeys(
-        [_aten.where.self, _aten.where.ScalarOther, _aten.where.ScalarSelf, _aten.where.Scalar],
-        _computed(_mixed, 3),
-    ),
-    **dict.fromkeys(_overloads("masked_fill"), _computed(lambda a, share, b: _mixed(share, b, a), 3)),
-    **dict.fromkeys([_aten.pow.Tensor_Scalar, _aten.pow.Tensor_Tensor], _computed(math.pow, 2)),
-    **dict.fromkeys(_overloads("sqrt"), _computed(math.sqrt, 1)),
-    **dict.fromkeys(_overloads("mean"), _computed(lambda a: a, 1)),
-    **dict.fromkeys(
-        [_aten.max.default, _aten.min.default, _aten.amax.default, _aten.amin.default], _computed(lambda a: a, 1)
-    ),
-    **dict.fromkeys(_overloads("any"), _computed(lambda a: float(a > 0), 1)),
-    **dict.fromkeys(_overloads("all"), _computed(lambda a: float(a >= 1), 1)),
-    **dict.fromkeys(_overloads("sum"), _summed),
-    **dict.fromkeys(_overloads("count_nonzero"), _nonzeros),
-    **dict.fromkeys(_overloads("clamp"), _clamped),
-    **dict.fromkeys(_overloads("_amp_update_scale_"), lambda *_: None),  # the scale stays: all gradients are finite
-    **dict.fromkeys(_overloads("histc"), _counted),
-    **dict.fromkeys([torch.ops.c10d._allgather_base_.default, torch.ops.c10d.allgather_.default], _gathered),
-    torch.ops.c10d.alltoall_base_.default: _exchanged,
-    **dict.fromkeys([_aten.cat.default, _aten.stack.default], _joined),
+    **_all(lambda _call: Element(1.0), "ones", "ones_like", "new_ones", "linalg_vector_norm"),
+    **_all(lambda call: call.element, "scalar_tensor", "clone", private.copy_to, "repeat"),
+    **_all(lambda call: call.element, "index", "index_select", "gather"),
+    **_all(lambda call: element_of(call.args[1]), "full", "full_like", "fill", "fill_"),
+    **_all(lambda call: element_of(call.args[2]), "new_full"),
+    **_all(_copy, "copy_"),
+    **_all(_random_integers, "randint", "randint_like"),
+    **dict.fromkeys((_aten.scatter.value, _aten.scatter_.value), _scatter),
+    **_all(_choose, "topk", "argmax", "argmin", "sort", "argsort", "multinomial"),
+    **dict.fromkeys((_aten.max.dim, _aten.min.dim), _choose),
+    **dict.fromkeys((op for packet in _COMPARISONS for op in (packet.Scalar, packet.Tensor)), _compare),
+    **_all(_reduced(lambda mean, _call: mean), "mean", "amax", "amin"),
+    **dict.fromkeys((_aten.max.default, _aten.min.default), _reduced(lambda mean, _call: mean)),
+    **_all(_reduced(lambda mean, _call: float(mean > 0)), "any"),
+    **_all(_reduced(lambda mean, _call: float(mean >= 1)), "all"),
+    **_all(_reduced(lambda mean, call: mean * call.ratio), "sum"),
+    **_all(_reduced(_count_nonzero), "count_nonzero"),
+    **_all(lambda call: Element(call.ratio), "histc"),  # evenly spread
+    **_all(_join, "cat", "stack"),
+    **_all(_gather, private.all_gather_flat, torch.ops.c10d.allgather_),
+    **_all(_exchange, torch.ops.c10d.alltoall_base_),
 }
-_COMPUTED = (
-    *_overloads("logical_not", "bitwise_not", "logical_and", "bitwise_and", "logical_or", "bitwise_or", "where"),
-    *_overloads("mul", "add", "sub", "div", "floor_divide", "remainder", "abs", "neg", "maximum", "minimum", "clamp"),
-    *_overloads("mean", "any", "all", "sum", "prod", "cumsum", "flip", "roll", "constant_pad_nd"),
-    *(_aten.max.default, _aten.min.default, _aten.amax.default, _aten.amin.default),
-    *(_aten.argmax.default, _aten.argmin.default),
-    *(_aten.index.Tensor, _aten.index_select.default, _aten.gather.default),
+_POINTWISE = frozenset(_overloads("masked_fill", "masked_fill_"))
+"""Pointwise ops that torch does not tag so."""
+_LARGE = frozenset(
+    _overloads("arange", "linspace", "logspace", "randperm", "clone", private.copy_to, "repeat", "lift_fresh_copy")
 )
-_RULES |= {op: _or_computed(_RULES.get(op)) for op in _COMPUTED}
-_RULES |= {
-    getattr(getattr(_aten, f"{name}_"), op._overloadname): _in_place(op, _RULES[op])
-    for name in (
-        *("add", "sub", "mul", "div", "neg", "logical_not", "logical_and", "logical_or"),
-        *("bitwise_not", "bitwise_and", "bitwise_or", "masked_fill", "pow", "sqrt"),
-    )
-    for op in _overloads(name)
-    if op in _RULES and op._overloadname in getattr(_aten, f"{name}_").overloads()
+"""Ops whose values are kept although they are many."""
+_notes: dict[Any, Note | None] = {
+    **_all(None, private.read_element, private.unsafe_view),
+    **_all(None, private.unscale_gradients, private.update_scale),  # all gradients are finite, so the scale stays
+    **_all(
+        lambda *call: known_values.set_unwritten(call[-1]),
+        *("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"),
+    ),
 }
+"""What notes the results of an op; None for ops that leave everything as it is known."""
