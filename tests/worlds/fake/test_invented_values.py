@@ -21,7 +21,7 @@ import dsexplore
 from dsexplore import cli
 from dsexplore.worlds.fake import endless_loops
 from dsexplore.worlds.fake.invented_values import FILLED, READ, SIZED
-from dsexplore.worlds.fake.known_values import known_of
+from dsexplore.worlds.fake.known_values import values_of
 from dsexplore.worlds.simulate import simulate
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fake tensors")
@@ -78,9 +78,9 @@ def test_tokens_that_another_thread_read_are_known(fake: None) -> None:
 
 def test_values_of_large_tensors_are_not_computed(fake: None) -> None:
     many = torch.arange(1 << 17)
-    assert known_of(many[:4] + 1) is not None
-    assert known_of(many + 1) is None
-    assert known_of(many[:1024, None] + many[:1024]) is None
+    assert values_of(many[:4] + 1) is not None
+    assert values_of(many + 1) is None
+    assert values_of(many[:1024, None] + many[:1024]) is None
 
 
 @pytest.mark.usefixtures("fake_gpu")
