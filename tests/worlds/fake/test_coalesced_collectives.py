@@ -28,14 +28,14 @@ def all_reduces() -> None:
 
 def all_gathers() -> None:
     with dist._coalescing_manager(device=torch.device("cpu")):
-        dist.all_gather_single(torch.ones(8), torch.ones(2))
-        dist.all_gather_single(torch.ones(12, dtype=torch.bfloat16), torch.ones(3, dtype=torch.bfloat16))
+        dist.all_gather_into_tensor(torch.ones(8), torch.ones(2))
+        dist.all_gather_into_tensor(torch.ones(12, dtype=torch.bfloat16), torch.ones(3, dtype=torch.bfloat16))
 
 
 def reduce_scatters() -> None:
     with dist._coalescing_manager(device=torch.device("cpu"), async_ops=True) as manager:
-        dist.reduce_scatter_single(torch.ones(2), torch.ones(8))
-        dist.reduce_scatter_single(torch.ones(1), torch.ones(4))
+        dist.reduce_scatter_tensor(torch.ones(2), torch.ones(8))
+        dist.reduce_scatter_tensor(torch.ones(1), torch.ones(4))
     manager.wait()
 
 
@@ -50,7 +50,7 @@ def recorded(call: Callable[[], None], *, fake: bool) -> Trace:
     return trace
 
 
-@pytest.mark.filterwarnings("ignore:.*will be deprecated:FutureWarning")
+@pytest.mark.filterwarnings("ignore:.*deprecated:FutureWarning")
 @pytest.mark.parametrize("call", [all_reduces, all_gathers, reduce_scatters, all_gathers_of_lists])
 def test_events_are_those_of_tensors_with_memory(call: Callable[[], None]) -> None:
     fake = recorded(call, fake=True)

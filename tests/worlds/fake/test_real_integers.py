@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -10,17 +11,19 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from dsexplore.capture.record import record
+from dsexplore.torch_internals.fake_tensors import FakeTensor
 from dsexplore.worlds.fake.fake_dispatch import SimulationMode
 from dsexplore.worlds.fake.real_integers import _MANY
 from dsexplore.worlds.simulate import simulate
 
 RANKS, STEPS = 4, 4
+OPTIONS = inspect.signature(DistributedDataParallel.__init__).parameters
+NO_BUFFERS = "forward_sync_buffers" if "forward_sync_buffers" in OPTIONS else "broadcast_buffers"
 Sent = list[tuple[Any, ...]]
 
 
@@ -86,7 +89,7 @@ def hooked(hook: Callable[..., Any], state: Callable[[], object] = lambda: None)
             nothing, {"bucket_cap_mb": 0.002, "gradient_as_bucket_view": True}, "cpu", id="gradient_as_bucket_view"
         ),
         pytest.param(nothing, {"bucket_cap_mb": 0.002, "static_graph": True}, "cpu", id="static_graph"),
-        pytest.param(nothing, {"init_sync": False, "forward_sync_buffers": False}, "cpu", id="no start-up, no buffers"),
+        pytest.param(nothing, {"init_sync": False, NO_BUFFERS: False}, "cpu", id="no start-up, no buffers"),
         pytest.param(hooked(default_hooks.fp16_compress_hook), {}, "cpu", id="fp16 hook"),
         pytest.param(hooked(default_hooks.bf16_compress_hook), {}, "cpu", id="bf16 hook"),
         pytest.param(
