@@ -40,6 +40,7 @@ def mean_of(tensor: torch.Tensor) -> float:
         (lambda: choices() < 3, 3 / 4),
         (lambda: choices() == -100, 0.0),
         (lambda: choices() == choices(), 1 / 4),
+        (lambda: (x := choices()) == x, 1.0),
         (lambda: choices()[:, None] == torch.arange(EXPERTS), 1 / 4),
         (lambda: (choices() == 1) | (choices() == 2), 1 / 4 + 3 / 4 * 1 / 4),
         (lambda: torch.logical_or(choices() == 1, choices() != 2), 1 - 3 / 4 * 1 / 4),
@@ -60,6 +61,7 @@ def test_shares_that_are_true(make: Callable[[], torch.Tensor], share: float) ->
     ("make", "mean"),
     [
         (lambda: torch.where(choices() == 1, 8.0, 0.0), 2.0),
+        (lambda: torch.where(torch.zeros(3, dtype=torch.bool), math.inf, 3.0), 3.0),
         (lambda: torch.ones(TOKENS).masked_fill(choices() == 1, 5.0), 2.0),
         (lambda: torch.ones(TOKENS).masked_fill_(choices() == 1, 5.0), 2.0),
         (lambda: choices() // 2, 0.5),
