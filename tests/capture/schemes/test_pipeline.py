@@ -178,8 +178,9 @@ def test_a_stages_own_collectives_are_not_the_schedules(
     """m all-reduces in the stage's forward: they belong to the stage, and the schedule is not their cause."""
     shape = (sizes.batch, sizes.d)
     trace = run(world(f"pp={RANKS}", 1), lambda: Reducing(nn.Linear(sizes.d, sizes.d)), ScheduleGPipe, shape)
-    reduces = trace.where(op="all_reduce")
-    assert totals(reduces, "phase", "trigger", "cause") == {
+    reduces = totals(trace.where(op="all_reduce"), "phase", "trigger", "cause")
+    reduces.pop(("start-up", "", WARM_UP), None)
+    assert reduces == {
         ("forward", "Reducing", ""): (MICROBATCHES, MICROBATCHES * sizes.batch * sizes.d * sizes.float)
     }
 
