@@ -48,7 +48,7 @@ class Reads:
             raise self._endless(line)
 
     def is_other_answer(self, line: str, frames: Iterator[FrameType], is_number: bool) -> bool:
-        """Whether the answer to the read that was counted last is to be another than before.
+        """Return True if the read that was counted last is to get another answer than those before.
 
         Args:
             line: the line of the program that reads.
@@ -71,7 +71,7 @@ class Reads:
         )
 
     def _decide_a_loop(self, frames: Iterator[FrameType]) -> bool:
-        """Whether a ``while`` loop goes on or ends by what the innermost frame reads now, or by what its callers do."""
+        """Return True if what the innermost frame reads now, or its callers do, decides whether a ``while`` loop ends."""
         for depth, frame in enumerate(frames):
             file = frame.f_code.co_filename
             if file not in self._deciding:
@@ -83,8 +83,8 @@ class Reads:
 
 
 def _deciding_lines(file: str) -> tuple[frozenset[int], frozenset[int]]:
-    """Lines of a file that hold the condition of a ``while`` loop, or of a ``break`` out of one; and lines in such
-    loops that assign a name which these conditions ask."""
+    """Return the lines of a file with the condition of a ``while`` loop, or of a ``break`` out of one; and the lines in
+    such loops that assign a name which these conditions ask."""
     linecache.checkcache(file)
     try:
         tree = ast.parse("".join(linecache.getlines(file)))
@@ -106,11 +106,11 @@ def _deciding_lines(file: str) -> tuple[frozenset[int], frozenset[int]]:
 
 
 def _tests_of_breaks(body: list[ast.stmt]) -> Iterator[ast.expr]:
-    """Conditions under which these statements of a loop break out of it; what is in loops of their own is not."""
+    """Yield the conditions under which these statements of a loop break out of it, and not out of an inner one."""
     for statement in body:
         if isinstance(statement, ast.If):
             branches = [*statement.body, *statement.orelse]
-            if any(isinstance(each, ast.Break) for each in branches):
+            if any(isinstance(branch, ast.Break) for branch in branches):
                 yield statement.test
             yield from _tests_of_breaks(branches)
         elif isinstance(statement, (ast.With, ast.Try)):

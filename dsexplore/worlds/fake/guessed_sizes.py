@@ -44,7 +44,7 @@ def _run_or(op: Any, read: Read) -> Read:
 def _as_fake(source: torch.Tensor, made: Any) -> Any:
     """Return fake tensors like the ``source`` with the values of real ones; other results as they are."""
     if isinstance(made, tuple):
-        return tuple(_as_fake(source, each) for each in made)
+        return tuple(_as_fake(source, part) for part in made)
     if not isinstance(made, torch.Tensor):
         return made
     fake = source.new_empty(made.shape, dtype=made.dtype)

@@ -47,7 +47,7 @@ class Inventor:
         self._values = dict(values or {})
         self._reads = Reads()
         self.reads = 0
-        """How many values and sizes were invented."""
+        """Number of values and sizes that were invented."""
 
     def value(self, tensor: torch.Tensor) -> Any:
         """Return what ``tensor.item()`` returns."""

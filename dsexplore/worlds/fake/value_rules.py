@@ -169,7 +169,7 @@ def run_on_values(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], res
 
 def _values(arguments: Iterable[Any], most: int | None) -> list[Any] | None:
     """Return arguments with the values of their tensors; None where some are not known, or there are many."""
-    found = []
+    replaced = []
     for argument in arguments:
         value = argument
         if isinstance(argument, torch.Tensor):
@@ -179,8 +179,8 @@ def _values(arguments: Iterable[Any], most: int | None) -> list[Any] | None:
             value = _values(argument, most)
         if value is None and argument is not None:
             return None
-        found.append(value)
-    return found
+        replaced.append(value)
+    return replaced
 
 
 def _are_few(tensor: Any, most: int | None) -> bool:
@@ -238,7 +238,7 @@ def _run_on_elements(
             row = [(value, 1.0) for value in range(element.choices) or (element.mean,)]
         if len(cases) * len(row) > _MOST_CASES:
             row = [row[len(row) // 2]]
-        cases = [(*case, one) for case, one in product(cases, row)]
+        cases = [(*case, pair) for case, pair in product(cases, row)]
     with on_real_tensors(), torch.no_grad():
         table = torch.tensor(cases, dtype=torch.float64)  # cases × slots × (value, weight)
         weights = table[..., 1].prod(1)
@@ -322,8 +322,8 @@ def _exchange(call: Call) -> None:
 
 def _overloads(*packets: Any) -> list[Any]:
     """Return all overloads of ops of ATen, given by name or themselves, without those that write to ``out``."""
-    found = [getattr(_aten, packet) if isinstance(packet, str) else packet for packet in packets]
-    return [getattr(packet, name) for packet in found for name in packet.overloads() if "out" not in name]
+    listed = [getattr(_aten, packet) if isinstance(packet, str) else packet for packet in packets]
+    return [getattr(packet, name) for packet in listed for name in packet.overloads() if "out" not in name]
 
 
 def _all(rule: Any, *packets: Any) -> dict[Any, Any]:
