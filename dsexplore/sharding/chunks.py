@@ -3,6 +3,7 @@
 A cut follows ``torch.chunk``: of ``size`` indices each of ``parts`` coordinates gets ``ceil(size / parts)``, the
 last one that gets any gets the rest, and those after it get none. A strided cut first cuts the dim into
 ``pieces`` in the same way, and then every piece into ``parts``: coordinate i holds the i-th part of each piece.
+(torch 2.9 cuts a dim that ``pieces`` × ``parts`` does not divide otherwise.)
 
 Worked example: 10 indices, 4 parts, 1 piece → 0:3, 3:6, 6:9, 9:10. 8 indices, 2 parts, 2 pieces → coordinate 0
 holds 0:2 and 4:6, coordinate 1 holds 2:4 and 6:8.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,14 +16,29 @@ from torch.distributed.device_mesh import DeviceMesh
 from dsexplore.torch_internals.names import TorchName, internal, is_there
 from dsexplore.torch_internals.process_groups import resolve_group
 
+_LATER: dict[str, Callable[[], Any]] = {
+    "DTensorSpec": partial(internal, "torch.distributed.tensor._dtensor_spec:DTensorSpec"),
+    "RngTracker": partial(internal, "torch.distributed.tensor._random:_RNGStateTracker"),
+    "local_tensor_mode": partial(
+        internal, "torch.distributed._local_tensor:local_tensor_mode", since="2.10", otherwise=lambda: None
+    ),
+}
+"""What is not looked up before it is asked for, as ``torch.distributed.tensor`` takes long to import."""
+
 if TYPE_CHECKING:
     from torch.distributed.tensor._dtensor_spec import DTensorSpec as DTensorSpec
+
+    RngTracker: Any
+    """The base class of what shares the state of generators."""
+    local_tensor_mode: Callable[[], Any]
+    """Return the active ``LocalTensorMode``, which computes for all ranks at once; None where there is none."""
 else:
 
     def __getattr__(name: str) -> Any:
-        if name == "DTensorSpec":  # not before it is asked for, as torch.distributed.tensor takes long to import
-            return internal("torch.distributed.tensor._dtensor_spec:DTensorSpec")
-        raise AttributeError(name)
+        if name not in _LATER:
+            raise AttributeError(name)
+        found = globals()[name] = _LATER[name]()
+        return found
 
 
 local_tensor: Callable[[Any], torch.Tensor] = attrgetter("_local_tensor")
@@ -68,10 +84,10 @@ def group_of_mesh(mesh: DeviceMesh, name: str) -> dist.ProcessGroup | None:
     return references[name]()
 
 
-def mesh_without_groups(ranks: torch.Tensor, names: tuple[str, ...]) -> DeviceMesh:
+def mesh_without_groups(ranks: torch.Tensor, names: tuple[str, ...] | None = None) -> DeviceMesh:
     """Return a mesh on paper, seen from its first rank."""
     if _takes_rank:
-        return DeviceMesh("cpu", ranks, mesh_dim_names=names, _init_backend=False, _rank=0)
+        return DeviceMesh("cpu", ranks, mesh_dim_names=names, _init_backend=False, _rank=int(ranks.flatten()[0]))
     mesh = DeviceMesh("xla", ranks, mesh_dim_names=names, _init_backend=False)  # the type that asks for no rank
     vars(mesh)["_coordinate_on_dim"] = [0] * ranks.ndim
     return mesh
@@ -160,6 +176,7 @@ def custom_handlers() -> dict[Any, Callable[..., Any]]:
     handlers: dict[Any, Callable[..., Any]] = dispatcher._custom_op_handlers
     return handlers
 
+
 INIT_MESH_GROUPS = TorchName("torch.distributed.device_mesh:DeviceMesh._init_one_process_group", since="2.10")
 """The static method that makes the process groups of one axis: ``(sub_layout, rank_map, dim_name, backend, …)``."""
 
@@ -186,14 +203,6 @@ CURRENT_RNG_TRACKER = TorchName("torch.distributed.tensor._random:_rng_tracker")
 
 IS_TRACING_IN_DISPATCH = TorchName("torch.distributed.tensor._dispatch:_are_we_tracing", since="2.10")
 """The name under which ops on DTensors ask whether a compiler traces what runs."""
-
-RngTracker: Any = internal("torch.distributed.tensor._random:_RNGStateTracker")
-"""The base class of what shares the state of generators."""
-
-local_tensor_mode: Callable[[], Any] = internal(
-    "torch.distributed._local_tensor:local_tensor_mode", since="2.10", otherwise=lambda: None
-)
-"""Return the active ``LocalTensorMode``, which computes for all ranks at once; None where there is none."""
 
 _PROPAGATOR = "torch.distributed.tensor:DTensor._op_dispatcher.sharding_propagator"
 _CACHES = {

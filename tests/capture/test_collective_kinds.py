@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Placement, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
@@ -19,9 +18,10 @@ from dsexplore.capture.modules import Modules
 from dsexplore.capture.ops import Message
 from dsexplore.capture.recorded_content import event_columns
 from dsexplore.capture.stack_reading import StackReading
+from dsexplore.torch_internals.dtensor import mesh_without_groups
 
 GROUP = Group("0", 2, (0, 1), "gloo", "", timing="work")
-MESH = DeviceMesh("cpu", [0, 1], _init_backend=False, _rank=0)
+MESH = mesh_without_groups(torch.arange(2))
 CODE = compile("1", "/elsewhere/train.py", "eval")
 SENT: Message = ("all_reduce", 8, torch.float32, (2,))
 

@@ -8,7 +8,7 @@ from collections import Counter
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset
@@ -16,6 +16,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 
 from dsexplore.sharding.chunks import Cut, borders, held_ranges, nested_borders, part_size, ranges_text
 from dsexplore.sharding.plan import sharding
+from dsexplore.torch_internals.names import torch_at_least
 
 EXAMPLES = settings(max_examples=80)
 
@@ -30,10 +31,16 @@ def test_worked_examples_of_the_docstring():
     assert borders(10, Cut(8)) == {5}
 
 
+def as_torch_cuts(plan):
+    """Leave out what torch 2.9 cuts otherwise: a strided shard whose parts are not all of one size."""
+    assume(torch_at_least("2.10") or not any(isinstance(each, _StridedShard) for each in plan.placements))
+    return plan
+
+
 @EXAMPLES
 @given(data=st.data())
 def test_every_rank_holds_what_torch_gives_it(data, any_plan, by_torch, by_ranges):
-    plan = data.draw(any_plan)
+    plan = as_torch_cuts(data.draw(any_plan))
     (tensor,) = sharding(plan.shape, plan.placements, plan.mesh).tensors
     for at in everywhere(plan):
         expected = by_torch(plan, at)
@@ -44,7 +51,7 @@ def test_every_rank_holds_what_torch_gives_it(data, any_plan, by_torch, by_range
 @EXAMPLES
 @given(data=st.data())
 def test_shapes_and_offsets_are_those_of_torchs_util(data, any_plan):
-    plan = data.draw(any_plan)
+    plan = as_torch_cuts(data.draw(any_plan))
     (tensor,) = sharding(plan.shape, plan.placements, plan.mesh).tensors
     for at in everywhere(plan):
         shape, offset = _compute_local_shape_and_global_offset(

@@ -10,7 +10,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed._local_tensor import LocalTensorMode
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
@@ -24,6 +23,7 @@ from dsexplore.errors import UsageError
 from dsexplore.placement_text import Placement, read, read_all, short
 from dsexplore.sharding import Sharding
 from dsexplore.sharding.joint_mesh import join
+from dsexplore.torch_internals.dtensor import mesh_without_groups
 from dsexplore.worlds.simulate import simulate
 from tests.programs import printed
 
@@ -92,6 +92,10 @@ def test_on_axes_that_no_mesh_has_the_ranks_are_those_beside_this_one(axes, rank
     assert sorted(set(shown.to_frame()["rank"])) == [*range(stage, stage + 4)]
 
 
+unflattened = pytest.mark.skipif(not hasattr(DeviceMesh, "_unflatten"), reason="torch 2.9 cannot unflatten a mesh")
+
+
+@unflattened
 def test_meshes_that_split_the_same_ranks_in_two_ways():
     with simulate(mesh="world=8") as world:
         dense, sparse = world._unflatten(0, (2, 4), ("dp", "tp")), world._unflatten(0, (4, 2), ("efsdp", "ep"))
@@ -109,6 +113,7 @@ def test_meshes_that_split_the_same_ranks_in_two_ways():
         }
 
 
+@unflattened
 def test_sizes_without_a_common_grid_are_told_rank_by_rank():
     with simulate(mesh="world=12") as world:
         by_four, by_three = world._unflatten(0, (3, 4), ("a", "b")), world._unflatten(0, (4, 3), ("c", "d"))
@@ -128,7 +133,7 @@ def test_sizes_without_a_common_grid_are_told_rank_by_rank():
 
 def test_meshes_whose_ranks_have_no_order_in_common():
     def on_paper(ranks):
-        return DeviceMesh("cpu", torch.tensor(ranks), mesh_dim_names=("dp",), _init_backend=False, _rank=0)
+        return mesh_without_groups(torch.tensor(ranks), ("dp",))
 
     with pytest.raises(UsageError, match="show the tensors of one mesh at a time"):
         join([on_paper([0, 1, 2, 3]), on_paper([0, 1, 3, 2])])
@@ -138,7 +143,7 @@ def test_meshes_whose_ranks_have_no_order_in_common():
 
 def test_meshes_of_one_rank_each_are_one_rank():
     def alone(rank, name):
-        return DeviceMesh("cpu", torch.tensor([rank]), mesh_dim_names=(name,), _init_backend=False, _rank=rank)
+        return mesh_without_groups(torch.tensor([rank]), (name,))
 
     mesh, readings = join([alone(5, "dp"), alone(5, "tp")])
     assert (mesh.axes, mesh.shape, mesh.rank((0,))) == (("rank",), (1,), 5)
@@ -153,10 +158,11 @@ def test_a_sharding_says_how_many_tensors_it_has():
 @pytest.fixture
 def local_world():
     """Eight ranks whose values are all true, in this process."""
+    local = pytest.importorskip("torch.distributed._local_tensor", reason="torch 2.9 has no LocalTensorMode")
     excepthook = sys.excepthook
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=8)
     try:
-        with LocalTensorMode(8):
+        with local.LocalTensorMode(8):
             yield init_device_mesh("cpu", (2, 4), mesh_dim_names=("dp", "tp"))
     finally:
         dist.destroy_process_group()
@@ -177,9 +183,7 @@ def test_true_values_of_all_ranks_are_those_of_the_ranges_shown(local_world, pla
 
 
 def test_a_plan_on_paper_needs_no_process_group_and_reads_a_mesh_in_any_form():
-    on_paper = DeviceMesh(
-        "cpu", torch.arange(8).reshape(2, 4), mesh_dim_names=("dp", "tp"), _init_backend=False, _rank=0
-    )
+    on_paper = mesh_without_groups(torch.arange(8).reshape(2, 4), ("dp", "tp"))
     forms = [on_paper, "dp=2,tp=4", {"dp": 2, "tp": 4}]
     frames = [dsexplore.sharding((9, 5), [Shard(0), Shard(1)], mesh).to_frame() for mesh in forms]
     assert not dist.is_initialized()
@@ -198,7 +202,7 @@ def test_a_plan_on_paper_needs_no_process_group_and_reads_a_mesh_in_any_form():
 
 def test_ranks_of_a_mesh_in_another_order():
     reversed_ranks = torch.arange(4).flip(0)
-    mesh = DeviceMesh("cpu", reversed_ranks, mesh_dim_names=("dp",), _init_backend=False, _rank=0)
+    mesh = mesh_without_groups(reversed_ranks, ("dp",))
     rows = rows_by_rank(dsexplore.sharding((8,), Shard(0), mesh), "tensor")
     assert [rows[rank]["index"] for rank in range(4)] == ["6:8", "4:6", "2:4", "0:2"]
 

@@ -18,7 +18,6 @@ import torch.distributed as dist
 from talking_models import SIZE, WIDTH, Pair, Reduce, Talker, forward_and_backward, x
 from torch import nn
 from torch.distributed._functional_collectives import all_reduce
-from torch.distributed._local_tensor import LocalTensorMode
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -319,14 +318,15 @@ def test_a_forward_outside_the_trace(column: Any) -> None:
 def test_local_tensors_inside_and_outside(column: Any) -> None:
     """LocalTensorMode runs all ranks in one process: a redistribute is one event all the same, whichever block is
     the outer one."""
+    local = pytest.importorskip("torch.distributed._local_tensor", reason="torch 2.9 has no LocalTensorMode")
     mesh = dist.init_device_mesh("cpu", (4,), mesh_dim_names=("tp",))
 
     def gather() -> None:
         DTensor.from_local(torch.ones(2, WIDTH), mesh, [Shard(0)], run_check=False).redistribute(mesh, [Replicate()])
 
-    with record() as outside, LocalTensorMode(frozenset(range(4))):
+    with record() as outside, local.LocalTensorMode(frozenset(range(4))):
         gather()
-    with LocalTensorMode(frozenset(range(4))), record() as inside:
+    with local.LocalTensorMode(frozenset(range(4))), record() as inside:
         gather()
     for trace in (outside, inside):
         assert column(trace, "op", "message_bytes", "cause") == [("all_gather", 4 * SIZE, "redistribute S(0)→R")]
