@@ -14,6 +14,7 @@ NEEDED = (
     "torch._C:DispatchKeySet",
     "torch._C:DispatchKey.",
     "torch._C:_dispatch_keyset_full_after",
+    "torch:ops.",  # of the dispatcher
 )
 asked, get = set(), names.TorchName.get
 

@@ -129,7 +129,7 @@ def events_of(program: Program) -> pl.DataFrame:
         for _ in range(3):
             program()
             trace.step()
-    events = trace.events.drop("step", "seq", "batch")
+    events = trace.events.drop("step", "seq", "batch", "group_seq")
     third = events.tail(len(events) // 3)
     assert_frame_equal(events.slice(len(events) // 3, len(third)), third)  # as the second time
     assert third["source"].str.contains(":").all()

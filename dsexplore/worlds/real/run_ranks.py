@@ -23,6 +23,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined] # public, t
 
 from dsexplore.errors import UsageError
 from dsexplore.interrupts import uninterrupted
+from dsexplore.user_warnings import warn_of_untested_torch
 from dsexplore.worlds.real.messages import Job
 from dsexplore.worlds.real.packed_program import pack_program
 from dsexplore.worlds.real.rank_handle import STACK_WAIT, RankHandle, wait_for_all
@@ -155,6 +156,7 @@ def rendezvous(world_size: int) -> Iterator[dict[str, str]]:
 
     The system chooses the port, which is already open when the ranks start, so no other program can take it.
     """
+    warn_of_untested_torch()
     store = TCPStore(ADDRESS, 0, is_master=True, wait_for_workers=False)
     yield {
         "WORLD_SIZE": str(world_size),

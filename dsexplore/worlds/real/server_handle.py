@@ -15,7 +15,6 @@ import tempfile
 import threading
 from collections.abc import Sequence
 
-from dsexplore.user_warnings import warn_of_untested_torch
 from dsexplore.worlds.real.messages import Preload, Reap, Start, receive, send
 
 _PROGRAM = "dsexplore.worlds.real.rank_server"
@@ -100,7 +99,6 @@ def server() -> Server:
     Raises:
         RuntimeError: the server did not start.
     """
-    warn_of_untested_torch()
     running = start()
     running.wait_until_ready()
     return running

@@ -7,6 +7,7 @@ import pickle
 import socket
 import sys
 from contextlib import closing
+from importlib.util import find_spec
 
 import pytest
 
@@ -40,7 +41,9 @@ def test_a_server_that_died_is_replaced() -> None:
 @pytest.mark.processes
 @pytest.mark.usefixtures("rank_server")
 def test_ranks_begin_with_what_programs_need_already_imported() -> None:
-    assert run_ranks(f"import sys\nsorted(set({PRELOAD}) - set(sys.modules))", 1, backend=None).values == ["[]"]
+    there = [name for name in PRELOAD if find_spec(name) is not None]  # not all are in each version of torch
+    assert len(there) >= len(PRELOAD) - 1
+    assert run_ranks(f"import sys\nsorted(set({there}) - set(sys.modules))", 1, backend=None).values == ["[]"]
 
 
 @pytest.mark.processes

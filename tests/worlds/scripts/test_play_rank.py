@@ -222,7 +222,7 @@ class TestNothingSent:
     @pytest.mark.parametrize(
         ("text", "why"),
         [
-            ("import torch\ntorch.ones(2) + 1", "the program never initialised a process group"),
+            ("import torch\ntorch.ones(2) + 1", "the program never initialized a process group"),
             (
                 "import multiprocessing, time\n"
                 "process = multiprocessing.get_context('fork').Process(target=time.time)\n"
@@ -266,7 +266,7 @@ class TestNothingSent:
         assert trace.info.notes == ()
         with dsexplore.commtrace(world_size=4) as trace:
             pass
-        assert "never initialised" in trace.info.notes[0]
+        assert "never initialized" in trace.info.notes[0]
 
 
 class TestSpawn:

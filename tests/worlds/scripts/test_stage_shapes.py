@@ -65,13 +65,14 @@ def test_a_stage_that_never_knows_is_one_error(tmp_path: Path) -> None:
 
 
 def stage(index: int) -> Any:
-    return SimpleNamespace(stage_index=index, _resolve_peer_global_rank=lambda other: 10 * other)
+    return SimpleNamespace(stage_index=index)
 
 
 class TestEarlierStages:
     @pytest.fixture(autouse=True)
     def answers_are_numbers(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(stage_shapes, "output_message", lambda stage: f"answer {stage.stage_index}")
+        monkeypatch.setattr(stage_shapes, "rank_of_stage", lambda stage, index: 10 * index)
 
     def test_are_played_in_turn_each_with_the_answers_before(self) -> None:
         played: list[tuple[int, int, dict[int, Any]]] = []
