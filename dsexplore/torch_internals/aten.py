@@ -24,6 +24,14 @@ unscale_gradients: Any = internal("torch:ops.aten._amp_foreach_non_finite_check_
 update_scale: Any = internal("torch:ops.aten._amp_update_scale_")
 """The ops by which ``torch.amp.GradScaler`` divides gradients, looks for one that is not finite, and adapts itself."""
 
+pack_padded_sequence: Any = internal("torch:ops.aten._pack_padded_sequence")
+grouped_mm: Any = internal("torch:ops.aten._grouped_mm")
+fused_adam: Any = internal("torch:ops.aten._fused_adam_")
+fused_adamw: Any = internal("torch:ops.aten._fused_adamw_")
+
+COLLECTIVES = frozenset({"c10d", "_c10d_functional"})
+"""The namespaces of collectives: those that write into tensors they are given, and those that return new ones."""
+wait: Any = internal("torch:ops._c10d_functional.wait_tensor")
 all_gather_flat: Any = internal("torch:ops.c10d._allgather_base_")
 """The op of ``all_gather_into_tensor``."""
 

@@ -68,6 +68,17 @@ CAN_PASS_KEYS_BY = all(map(is_there, (exclude_key, include_key, is_key_excluded,
 count_dispatch_modes: Callable[[], int] = internal("torch._C:_len_torch_dispatch_stack", otherwise=lambda: 0)
 """Return how many dispatch modes are active in this thread."""
 
+active_dispatch_modes: Callable[[], list[Any]] = internal(
+    "torch.utils._python_dispatch:_get_current_dispatch_mode_stack"
+)
+"""Return the dispatch modes that are active in this thread, outermost first."""
+
+with_torch_function: Callable[[], Any] = internal("torch._C:_EnableTorchFunction")
+"""Return a context in which torch calls ``__torch_function__`` again, also inside of one in which it does not."""
+
+default_tensor_device: Callable[[], Any] = internal("torch._C:_get_default_device", otherwise=lambda: "cpu")
+"""Return the device of the default tensor type, ``"cpu"``."""
+
 without_modes: Callable[[], Any] = internal(
     "torch.utils._python_dispatch:_disable_current_modes", otherwise=nullcontext
 )
@@ -90,6 +101,14 @@ redispatch_of: Callable[[Any], Callable[..., Any]] = attrgetter("_handle.redispa
 
 schema_of: Callable[[Any], Any] = attrgetter("_schema")
 """Return the schema of an op, with its ``name``, ``arguments`` and ``returns``."""
+
+
+_custom_ops = internal("torch._library.custom_ops:OPDEFS", otherwise={})
+
+
+def python_function_of(op: Any) -> Any:
+    """Return the Python function that implements an op, where ``torch.library.custom_op`` defined it; else None."""
+    return getattr(_custom_ops.get(schema_of(op).name), "_init_fn", None)
 
 
 def find_op(name: str) -> Any:

@@ -44,6 +44,11 @@ else:
 local_tensor: Callable[[Any], torch.Tensor] = attrgetter("_local_tensor")
 """Return this rank's part of a DTensor, without autograd and without waiting for it."""
 
+PROPAGATE_SHARDING = TorchName(
+    "torch.distributed.tensor._sharding_prop:ShardingPropagator.propagate_op_sharding_non_cached"
+)
+"""The method that works out how the results of an op are sharded, where no cache knows it."""
+
 PROPAGATE_TENSOR_META = TorchName(
     "torch.distributed.tensor._sharding_prop:ShardingPropagator._propagate_tensor_meta_non_cached"
 )
@@ -205,24 +210,24 @@ IS_TRACING_IN_DISPATCH = TorchName("torch.distributed.tensor._dispatch:_are_we_t
 """The name under which ops on DTensors ask whether a compiler traces what runs."""
 
 _PROPAGATOR = "torch.distributed.tensor:DTensor._op_dispatcher.sharding_propagator"
-_CACHES = {
-    "2.9": (
+_CACHES: dict[tuple[str, str | None], tuple[str, ...]] = {
+    ("2.9", "2.9"): (f"{_PROPAGATOR}._propagate_tensor_meta.cache_clear",),
+    ("2.9", None): (
         f"{_PROPAGATOR}.propagate_op_sharding.cache.cache_clear",
-        f"{_PROPAGATOR}._propagate_tensor_meta.cache_clear",
         "torch.distributed.tensor._redistribute:_gen_transform_infos.cache_clear",
         "torch.distributed.tensor._collective_utils:MeshTopoInfo.build_from_mesh.cache_clear",
     ),
-    "2.10": (
+    ("2.10", None): (
         f"{_PROPAGATOR}._propagate_tensor_meta_cached.cache_clear",
         "torch.distributed.tensor.debug:_clear_sharding_prop_cache",
         "torch.distributed.tensor._redistribute:clear_redistribute_planner_cache",
     ),
 }
-"""The functions that clear caches which hold meshes, by the version of torch that has them first."""
+"""The functions that clear caches which hold meshes, by the first and the last version of torch that has them."""
 
 
 def release_cached_meshes() -> None:
     """Clear the caches of DTensor that hold meshes."""
-    for since, paths in _CACHES.items():
+    for (since, until), paths in _CACHES.items():
         for path in paths:
-            internal(path, since=since, otherwise=int)()
+            internal(path, since=since, until=until, otherwise=int)()

@@ -36,6 +36,9 @@ VALUES_NEEDED: tuple[type[Exception], ...] = tuple(each for each in _exceptions 
 fake_mode_of: Callable[[Any], Any] = internal("torch._guards:detect_fake_mode")
 """Return the mode of the fake tensors among arguments, or the active one; None for none."""
 
+has_symbolic_sizes: Callable[[Any], bool] = attrgetter("_has_symbolic_sizes_strides")
+"""Return True if sizes of a fake tensor are symbols, as where the compiler traces a program."""
+
 storage_number: Callable[[Any], int] = attrgetter("_cdata")
 """Return what identifies an untyped storage as long as it lives; fake ones have no address."""
 

@@ -64,8 +64,8 @@ EVENTS: dict[str, pl.DataType] = {
     "state": pl.String(),  # see State; null in files of formats 1 and 2
     "waited": pl.Int64(),  # ns for which the program stood still for it in wait(), or, of an imported profile, nothing
     # computed on its GPU; null where that was not seen
-    "group_seq": pl.Int64(),  # number of the collective among those of its group, as the recorder counted them; null for
-    # messages, and of imported files that have none
+    "group_seq": pl.Int64(),  # number of the collective among those of its group, as the recorder counted them; null
+    # for messages, and of imported files that have none
 }
 
 ADDED: dict[int, tuple[str, ...]] = {

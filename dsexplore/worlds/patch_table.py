@@ -5,7 +5,7 @@ Where several entries replace one name, the later one stands outside: it is call
 
 from __future__ import annotations
 
-from dsexplore.torch_internals.patches import Change, Entry
+from dsexplore.torch_internals.patches import Entry
 from dsexplore.worlds.fake import (
     device_meshes,
     fake_data,
@@ -18,7 +18,6 @@ from dsexplore.worlds.fake import (
     unsupported,
     value_reads,
 )
-from dsexplore.worlds.fake.known_shardings import patch_shardings
 from dsexplore.worlds.scripts import spawned
 from dsexplore.worlds.simulated import (
     c10d_kernels,
@@ -29,6 +28,7 @@ from dsexplore.worlds.simulated import (
     flex_attention,
     foreach_optimizers,
     fsdp1_optimizers,
+    long_lists,
     missing_peers,
     other_ranks_objects,
     own_groups,
@@ -42,7 +42,6 @@ from dsexplore.worlds.simulated import (
     target_traffic,
     zero_optimizers,
 )
-from dsexplore.worlds.simulated.long_lists import patch_long_lists
 
 TABLE: tuple[Entry, ...] = (
     *process_state.PATCHES,
@@ -63,10 +62,9 @@ TABLE: tuple[Entry, ...] = (
     *other_ranks_objects.PATCHES,
     *pipeline.PATCHES,
     *flex_attention.PATCHES,
-    Change("shardings of ops", "the same op is asked for by many ranks", lambda patches, _: patch_shardings(patches)),
-    Change("ops on long lists", "they take a second each", lambda patches, _: patch_long_lists(patches)),
     *target_traffic.PATCHES,
     *flash_attention.PATCHES,
+    *long_lists.PATCHES,
     *sync_batch_norm.PATCHES,
     *foreach_optimizers.PATCHES,
     *missing_peers.PATCHES,

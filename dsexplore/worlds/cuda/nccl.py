@@ -90,7 +90,7 @@ def _offloaded_to_cpu(original: Callable[..., DTensor], parts: Parts) -> Callabl
 
 
 def _tracker(original: type, parts: Parts) -> type:
-    class Tracker(original):  # type: ignore[misc, valid-type] # a class of torch's, or a world's in its place
+    class Tracker(original):  # type: ignore[misc] # a class of torch's, or a world's in its place
         """Reads the generator's state from CPU memory; on fake tensors, which have no values, it keeps none."""
 
         def __init__(self, device_mesh: Any, *run_state_sync: bool, **kwargs: bool) -> None:

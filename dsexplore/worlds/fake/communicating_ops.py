@@ -11,7 +11,7 @@ from functools import cache
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-from torch._library.custom_ops import OPDEFS
+from dsexplore.torch_internals.dispatch import python_function_of
 
 _TORCH = "torch.distributed"
 _COLLECTIVES = (
@@ -24,8 +24,7 @@ _COLLECTIVES = (
 @cache
 def implementation(op: Any) -> Callable[..., Any] | None:
     """The Python function that implements a custom op, where it calls collectives; None for all other ops."""
-    definition = OPDEFS.get(op._schema.name)
-    function = definition._init_fn if definition is not None else None
+    function = python_function_of(op)
     return function if isinstance(function, FunctionType) and _communicates(function, set()) else None
 
 

@@ -71,7 +71,7 @@ class Reads:
         )
 
     def _decide_a_loop(self, frames: Iterator[FrameType]) -> bool:
-        """Return True if what the innermost frame reads now, or its callers do, decides whether a ``while`` loop ends."""
+        """Return True if what the innermost frame or its callers read now decides whether a ``while`` loop ends."""
         for depth, frame in enumerate(frames):
             file = frame.f_code.co_filename
             if file not in self._deciding:

@@ -1,9 +1,9 @@
 """What ops returned on the fake tensors of one rank, for the ranks of the same world that are played after it.
 
-torch finds out what an op returns on tensors of some shapes, and how its DTensors are sharded, once in each process,
-which takes a millisecond or more. A training step has hundreds of such calls, and ranks of a world have mostly the same
-ones. So the first ranks leave in a file what their `SimulationMode` and `known_shardings` know, and the others begin
-with it. The process that these are forked from reads the files for all of them (`read`).
+torch finds out what an op returns on tensors of some shapes once in each process, which takes a millisecond or more. A
+training step has hundreds of such calls, and ranks of a world have mostly the same ones. So the first ranks leave in a
+file what they know, and the others begin with it. The process that these are forked from reads the files for all of
+them (`read`).
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from dsexplore.atomic import writing
-from dsexplore.worlds.fake import known_shardings
-from dsexplore.worlds.fake.fake_dispatch import SimulationMode, entered
+from dsexplore.worlds.fake.fake_dispatch import entered, known_results, learn_results
 
 _FILES = "entries-*.pickle"
 _read: dict[str, list[Any]] = {}
@@ -35,30 +34,28 @@ def _left_in(folder: str) -> list[Any]:
 
 @contextmanager
 def shared_entries(folder: str, rank: int) -> Iterator[None]:
-    """The mode of the open world begins with the results that earlier ranks left in a folder; where they left none, it
-    leaves there, when the block ends, those that it has found.
+    """Begin the block with the results that earlier ranks left in a folder; where they left none, leave there, when
+    the block ends, those that are known then.
 
     Args:
         folder: that of the ranks of this world; empty where no others are played.
         rank: that this process plays.
     """
-    mode = entered()
-    if mode is None or not folder:
+    if entered() is None or not folder:
         yield
         return
     left = _read.get(folder) or _left_in(folder)
-    for of_mode, of_shardings in left:
-        mode.learn(of_mode)
-        known_shardings.learn(of_shardings)
+    for results in left:
+        learn_results(results)
     yield
     if not left:
-        _leave(mode, Path(folder, _FILES.replace("*", str(rank))))
+        _leave(Path(folder, _FILES.replace("*", str(rank))))
 
 
-def _leave(mode: SimulationMode, file: Path) -> None:
-    """Write what a mode knows; nothing where some of it cannot be pickled."""
+def _leave(file: Path) -> None:
+    """Write what is known; nothing where some of it cannot be pickled."""
     try:
-        content = pickle.dumps((mode.known(), known_shardings.known()))
+        content = pickle.dumps(known_results())
     except (pickle.PicklingError, TypeError, AttributeError):
         return
     with writing(file) as part:

@@ -180,9 +180,7 @@ def test_a_stages_own_collectives_are_not_the_schedules(
     trace = run(world(f"pp={RANKS}", 1), lambda: Reducing(nn.Linear(sizes.d, sizes.d)), ScheduleGPipe, shape)
     reduces = totals(trace.where(op="all_reduce"), "phase", "trigger", "cause")
     reduces.pop(("start-up", "", WARM_UP), None)
-    assert reduces == {
-        ("forward", "Reducing", ""): (MICROBATCHES, MICROBATCHES * sizes.batch * sizes.d * sizes.float)
-    }
+    assert reduces == {("forward", "Reducing", ""): (MICROBATCHES, MICROBATCHES * sizes.batch * sizes.d * sizes.float)}
 
 
 class TestWithShardedParameters:

@@ -76,14 +76,18 @@ def test_kernels_and_extensions_that_are_imported_later_are_refused_for_as_long_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "triton" / "runtime").mkdir(parents=True)
-    (tmp_path / "triton" / "runtime" / "jit.py").write_text("class JITFunction:\n    def run(self):\n        return 1\n")
+    (tmp_path / "triton" / "runtime" / "jit.py").write_text(
+        "class JITFunction:\n    def run(self):\n        return 1\n"
+    )
     monkeypatch.syspath_prepend(tmp_path)
     for name in [name for name in sys.modules if name.split(".")[0] == "triton"]:
         monkeypatch.delitem(sys.modules, name)
     for _ in range(2):  # the second time it is imported already
         with cuda_stand_in():
             kernel = importlib.import_module("triton.runtime.jit").JITFunction()
-            with pytest.raises(UsageError, match="Triton kernel of unknown name needs a GPU, and a CPU stands in for it"):
+            with pytest.raises(
+                UsageError, match="Triton kernel of unknown name needs a GPU, and a CPU stands in for it"
+            ):
                 kernel.run()
         assert kernel.run() == 1
     for name in ("triton.runtime.jit", "triton.runtime", "triton"):

@@ -36,7 +36,7 @@ def described() -> list[Any]:
 @pytest.fixture
 def dispatched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The ops that torch's own mode was asked for, in a process that has had no world before."""
-    monkeypatch.setattr(fake_dispatch, "_found", {})
+    monkeypatch.setattr(fake_dispatch, "_kept", {})
     found: list[str] = []
     original = FakeTensorMode.dispatch
 
@@ -51,7 +51,7 @@ def dispatched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.fixture
 def forgotten(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Forget what the worlds of this process have found, as another process would not know it."""
-    return lambda: monkeypatch.setattr(fake_dispatch, "_found", {})
+    return lambda: monkeypatch.setattr(fake_dispatch, "_kept", {})
 
 
 def test_later_ranks_ask_torch_for_nothing_that_the_first_one_knew(

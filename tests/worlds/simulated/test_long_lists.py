@@ -18,7 +18,7 @@ from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.distributed.tensor.parallel import RowwiseParallel, parallelize_module
 
 import dsexplore
-from dsexplore.torch_internals.patches import Patches
+from dsexplore.worlds.patch_table import TABLE
 from dsexplore.worlds.simulated import long_lists
 
 EXPAND = sharding_utils.expand_to_full_mesh_op_strategy
@@ -32,14 +32,10 @@ SHARDS = st.sampled_from(
 )
 
 
-@pytest.fixture
-def in_each_world_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What torch found in one world is not known in the next."""
-    monkeypatch.setattr("dsexplore.worlds.patch_table.patch_shardings", lambda _patches: None)
-
-
 def as_torch_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dsexplore.worlds.patch_table.patch_long_lists", lambda _patches: None)
+    table = tuple(entry for entry in TABLE if entry not in long_lists.PATCHES)
+    assert len(table) < len(TABLE)
+    monkeypatch.setattr("dsexplore.worlds.simulate.TABLE", table)
 
 
 def traced(**options: Any) -> dsexplore.Trace:
@@ -59,7 +55,7 @@ def traced(**options: Any) -> dsexplore.Trace:
 
 @pytest.mark.parametrize(("options", "op"), [({"fused": True}, "aten::_fused_adamw_"), ({}, "aten::lerp.Scalar")])
 def test_a_step_of_an_optimizer_is_what_it_was(
-    in_each_world_anew: None, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], op: str
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], op: str
 ) -> None:
     expanded: list[str] = []
 
@@ -122,8 +118,6 @@ def test_lists_of_several_kinds(compute: Any, drawn: list[tuple[Any, bool]]) -> 
 
 
 def test_torch_is_as_before_when_the_world_is_closed() -> None:
-    patches = Patches()
-    long_lists.patch_long_lists(patches)
-    assert ShardingPropagator.propagate_op_sharding_non_cached is not TORCHS
-    patches.undo()
+    with dsexplore.simulate(2):
+        assert ShardingPropagator.propagate_op_sharding_non_cached is not TORCHS
     assert ShardingPropagator.propagate_op_sharding_non_cached is TORCHS
