@@ -20,6 +20,7 @@ from dsexplore.analysis.hangs.explain import explain_trace
 from dsexplore.analysis.hangs.rank_calls import RankEnd
 from dsexplore.capture.source_lines import file_name
 from dsexplore.errors import UsageError
+from dsexplore.trace.ends import raised
 from dsexplore.trace.trace import Trace
 from dsexplore.units import format_bytes, format_ranks, format_seconds
 from dsexplore.views.ranks.rank_texts import RankText, as_html, as_text
@@ -300,7 +301,7 @@ def _mismatches(run: CellRun) -> list[str]:
     if run.trace is None or "failed" not in run.trace.events["state"]:
         return []
     report = explain_trace(run.trace)
-    return [report.sentence] if report.reason == "mismatch" else []
+    return [report.sentence] if report.reason.startswith("other ") else []
 
 
 def hang_sentences(run: CellRun) -> list[str]:
@@ -321,8 +322,12 @@ def _end(one: RankOutcome) -> RankEnd | None:
     if one.was_stopped:
         return RankEnd("stopped", "was stopped (by SIGSTOP or a debugger)")
     if one.status == "died":
-        return RankEnd("died", f"died: {one.error}")
-    return RankEnd("raised", f"raised {one.error.partition(chr(10))[0]}") if one.status == "error" else None
+        was_killed = one.error.startswith("killed")
+        return RankEnd("killed" if was_killed else "ended", f"{'was ' if was_killed else ''}{one.error}")
+    if one.status != "error":
+        return None
+    kind, _, text = one.error.partition(chr(10))[0].partition(": ")
+    return RankEnd.of(raised(kind, text, f"cell line {one.line}" if one.line else ""))
 
 
 def _at(one: RankOutcome) -> str:

@@ -10,10 +10,10 @@ import pytest
 
 FOLDER = Path(__file__).parents[1] / "examples"
 COMMANDS = {
-    "trace_a_step.py": ([], "all_reduce"),
+    "trace_a_step.py": ([], "A step sends 3.2 MiB"),
     "train_ddp.py": (["-m", "dsexplore", "run", "--world-size", "16"], "all_reduce"),
     "compare_plans.py": ([], "sends"),
-    "late_rank.py": ([], "rank 1"),
+    "late_rank.py": ([], "Rank 1 arrives"),
     "test_what_is_sent.py": (["-m", "pytest", "-q", "-p", "no:cacheprovider"], "1 passed"),
 }
 """By script: what stands before it after ``python``, and a word that its output has."""

@@ -293,7 +293,7 @@ class TestBadInput:
         notebook.ok(OWN_GROUP)
         ran = notebook.run("%%commtrace --world-size 8\n1")
         assert type(ran.error) is ShellUsageError
-        assert "a process group of 4 ranks (backend fake) is initialised already" in ran.text
+        assert "a process group of 4 ranks (backend fake) is initialized already" in ran.text
         notebook.ok("dist.destroy_process_group()\nsys.excepthook = hook")
         self.next_one_works(notebook)
 

@@ -230,8 +230,10 @@ def test_a_stopped_rank_is_named_at_the_timeout(notebook: Notebook, hang: Hang) 
     stop = "import os\nif rank == 1:\n    os.kill(os.getpid(), 19)\n"
     wait = "work = dist.all_reduce(x, async_op=True)\nprint('here')\nwork.wait()"
     _, text = hang(f"%%commtrace --real 2 --timeout 240\n{SUM}{stop}{wait}")
-    assert "rank 1 was stopped" in text
-    assert "rank 1 did not come: rank 0 waits for it in all_reduce (In[2]:8, group 0, 16 B)" in text
+    stopped = (
+        "rank 1 was stopped (by SIGSTOP or a debugger): rank 0 waits for it in all_reduce (In[2]:8, group 0, 16 B)"
+    )
+    assert stopped in text
     assert "rank 0 was waiting in all_reduce (In[2]:8" in text
     assert "rank 0 was at, innermost first:" in text
     assert notebook.trace.info.ranks == (0, 1)  # it left its trace, too

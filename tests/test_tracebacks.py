@@ -55,7 +55,7 @@ def test_code_is_the_users_unless_it_is_installed_or_ours() -> None:
         return compile("1", file, "eval")
 
     assert is_of_the_program(of("<ipython-input-3-0123>"))
-    assert is_of_the_program(of("/home/me/train.py"))
+    assert is_of_the_program(of("/srv/me/train.py"))
     assert not is_of_the_program(of("<frozen importlib._bootstrap>"))
     assert not is_of_the_program(nn.Module.__call__.__code__)
     assert not is_of_the_program(json.dumps.__code__)

@@ -24,6 +24,7 @@ from dsexplore.trace.numbered_modules import OUTSIDE, place_of
 from dsexplore.trace.steps import IN_A_STEP, in_steps
 from dsexplore.trace.tables import Tables
 from dsexplore.trace.trace import Trace
+from dsexplore.trace.unknown_sizes import IS_UNSIZED
 from dsexplore.units import format_bytes, format_count, format_seconds, format_share
 
 COLUMNS: dict[str, pl.DataType] = {
@@ -193,7 +194,13 @@ class Headline(Displayable):
         what = "A step" if has_steps else "The program"
         before = f"; start-up sent {format_bytes(start_up)} per rank before it" if start_up else ""
         before += f"; forwards without gradients sent {self._no_grad} besides" if self.no_grad_bytes else ""
+        unsized = self.step_events.filter(IS_UNSIZED).height
         parts = [(axis or "no axis", size) for axis, size in frame.select("axis", "wire_bytes").iter_rows() if size]
+        if not parts and unsized:
+            yield Sentence("axes", f"What {what.lower()} sends is not known: {self._unsized(unsized)}{before}.", rows)
+            return
+        if unsized:
+            before = f"; {self._unsized(unsized)}{before}"
         if not parts:
             got = float(self.step_events.filter(op="recv").select(weighed("message_bytes")).item())
             received = f", and receives {format_bytes(got / self.ranks / self.steps)} in messages" if got else ""
@@ -209,6 +216,12 @@ class Headline(Displayable):
         yield Sentence(
             "axes", f"{what} sends {format_bytes(total)} on the wire per rank{self._spread()}{by_axis}{before}.", rows
         )
+
+    def _unsized(self, count: int) -> str:
+        """Worked example: ``the size of 3 of its 12 collectives is unknown``."""
+        if count == self.step_events.height:
+            return "the sizes of its collectives are unknown"
+        return f"the size of {count:,} of its {format_count(self.step_events.height, 'collective')} is unknown"
 
     @property
     def _no_grad(self) -> str:
@@ -336,7 +349,7 @@ def doings(events: pl.DataFrame, total: int) -> list[str]:
     ranked = sorted(found.items(), key=lambda item: (-item[1], item[0]))
     if ranked[0][1] >= 0.995 * total:
         return [ranked[0][0]]
-    named = [(doing, size) for doing, size in ranked if size >= total / 100]
+    named = [(doing, size) for doing, size in ranked if size >= total / 100] or ranked
     most = named if len(named) == 3 else named[:2]
     shown = [f"{doing} ({format_share(size, total)})" for doing, size in most]
     return [*shown, "others"] if sum(size for _, size in most) < 0.995 * total else shown

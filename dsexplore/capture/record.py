@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from dsexplore.capture.block_end import begin_saving, end_of
 from dsexplore.capture.early_saves import EarlySave, saved_early, write_stacks
 from dsexplore.capture.issued_collective import Issued
 from dsexplore.capture.recorder import Recorder
@@ -16,6 +18,7 @@ from dsexplore.capture.recording import Recording
 from dsexplore.errors import UsageError
 from dsexplore.interrupts import uninterrupted
 from dsexplore.progress import track
+from dsexplore.trace.ends import RUNNING
 from dsexplore.trace.files import check_destination, names_directory, save_recording, stack_file
 from dsexplore.trace.trace import Trace
 
@@ -65,6 +68,8 @@ def record(
     _check(stack_depth, save, timeout)
     recorder = in_use()
     recording = Recording(stack_depth, simulated, mesh_spec, further_notes=further_notes, target=target)
+    if save is not None and not simulated:
+        recording.began, recording.attempt = time.time_ns(), begin_saving(save)
     trace = Trace(lambda: recorder.tables(recording), recording)
     inner = any(type(each) is Recording for each in recorder.recordings)  # the comms log's is another kind
     recorder.open(recording)
@@ -79,6 +84,7 @@ def record(
             yield trace
     except BaseException as error:
         recording.notes.append(f"the recording ended early, with {type(error).__name__}")
+        recording.end = end_of(error) if recording.attempt else ""
         save = save if saves_end else None
         says_so = isinstance(error, KeyboardInterrupt) and not inner
         where = f", saved in {os.fspath(save)}" if save is not None else ""
@@ -89,6 +95,7 @@ def record(
         if says_so:
             error.add_note(f"The {len(trace):,} collectives recorded until then are kept in the trace{where}.")
         raise
+    recording.end = end_of(None) if recording.attempt else ""
     _end(recorder, recording, trace, save if saves_end else None)
 
 
@@ -126,7 +133,9 @@ def _early_save(
 ) -> EarlySave:
     def write(why: str) -> None:
         tables = recorder.tables(recording, waits=False)
-        tables = replace(tables, info=replace(tables.info, notes=(*tables.info.notes, why)))
+        info = tables.info
+        info = replace(info, notes=(*info.notes, why), ends=(RUNNING,) * len(info.ranks))
+        tables = replace(tables, info=info)
         save_recording(tables, save)
         if names_directory(save):
             for rank in tables.info.ranks or (0,):

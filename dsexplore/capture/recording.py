@@ -43,6 +43,12 @@ class Recording:
     """Whether what came after the end of the last step is left out."""
     notes: list[str] = field(default_factory=list)
     """See `TraceInfo.notes`."""
+    end: str = ""
+    """See `TraceInfo.ends`; empty while the block runs."""
+    began: int = 0
+    """See `TraceInfo.began`."""
+    attempt: str = ""
+    """See `TraceInfo.attempt`."""
     kernels: KernelRecording | None = None
     """The recording of kernels between the collectives; None where only collectives are recorded."""
     work: Work | None = None

@@ -19,6 +19,7 @@ from dsexplore.comm.coalesce import coalescing_manager
 from dsexplore.comm.faults import explain
 from dsexplore.comm.issue import issue, live_group, switched_off
 from dsexplore.comm.reduce_op import to_torch
+from dsexplore.comm.versions import has_barrier_timeout
 from dsexplore.errors import UsageError
 
 _SUM = td.ReduceOp.SUM
@@ -268,8 +269,14 @@ def barrier(
     log_name: str = "barrier",
     debug: str | None = None,
 ) -> Any:
-    """Wait until every rank of the group is here."""
-    args = (group, async_op, device_ids, timeout)
+    """Wait until every rank of the group is here.
+
+    Raises:
+        UsageError: ``timeout`` is given, and torch takes none.
+    """
+    if timeout is not None and not has_barrier_timeout():
+        raise UsageError("torch's barrier takes a timeout from version 2.13 on: call monitored_barrier(timeout=…)")
+    args = (group, async_op, device_ids) if timeout is None else (group, async_op, device_ids, timeout)
     return issue(s.BARRIER, args, group, async_op, prof, log_name, debug)
 
 

@@ -52,6 +52,12 @@ def has_all_reduce_coalesced() -> bool:
 
 
 @cache
+def has_barrier_timeout() -> bool:
+    """Whether torch's barrier takes a time-out of its own."""
+    return "timeout" in inspect.signature(td.barrier).parameters
+
+
+@cache
 def has_weights_only_objects() -> bool:
     """Whether torch's collectives on objects can unpickle tensors and plain containers alone."""
     return "weights_only" in inspect.signature(td.all_gather_object).parameters

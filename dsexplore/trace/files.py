@@ -85,7 +85,7 @@ def load_several(paths: Sequence[Path]) -> Tables:
     if all(path.exists() and not path.is_dir() and kind_of_file(path) not in ("", "data") for path in paths):
         return load_foreign(paths)
     try:
-        return merge_as_they_come(map(load, paths), "reading traces", len(paths))
+        return merge_as_they_come(map(load, paths), "reading traces", len(paths), one_attempt=True)
     except UsageError as error:
         raise TraceFileError(f"{paths[0]} and the others are of different recordings: {error}") from error
 
@@ -222,7 +222,7 @@ def _read_directory(source: Path) -> Tables:
     if not files:
         raise TraceFileError(f"{source} has no trace files: a trace directory holds {rank_file(0)} and so on")
     try:
-        return merge_as_they_come(map(_read, files), f"reading {source}", len(files), is_whole=True)
+        return merge_as_they_come(map(_read, files), f"reading {source}", len(files), is_whole=True, one_attempt=True)
     except UsageError as error:
         raise TraceFileError(f"{source} mixes files of different recordings: {error}") from error
 
@@ -325,7 +325,7 @@ def info_from_json(text: str) -> TraceInfo:
 
 def _typed(name: str, value: Any, kind: type) -> Any:
     if kind is tuple:
-        member = int if name in ("ranks", "clock_offsets", "clock_residuals") else str
+        member = int if name in ("ranks", "clock_offsets", "clock_residuals", "began") else str
         if isinstance(value, list) and all(type(each) is member for each in value):
             return tuple(value)
     elif type(value) is kind:

@@ -35,7 +35,9 @@ def ranks_of(tables: Tables) -> tuple[int, ...]:
     return tuple(sorted(rank for rank in seen if rank is not None))
 
 
-def merge_as_they_come(parts: Iterable[Tables], what: str, total: int | None, *, is_whole: bool = False) -> Tables:
+def merge_as_they_come(
+    parts: Iterable[Tables], what: str, total: int | None, *, is_whole: bool = False, one_attempt: bool = False
+) -> Tables:
     """`merge_tables` of parts that are read or recorded one by one, with a progress bar.
 
     Ctrl-C merges the parts so far, if there are any: a warning and the trace's notes say so.
@@ -45,6 +47,7 @@ def merge_as_they_come(parts: Iterable[Tables], what: str, total: int | None, *,
         what: what the bar and the warning say is being done, such as ``reading trace/``.
         total: how many parts there are, if that is known.
         is_whole: see `merge_tables`.
+        one_attempt: leave out what an earlier attempt of the job saved.
     """
     taken: list[Tables] = []
     cut = ""
@@ -58,7 +61,31 @@ def merge_as_they_come(parts: Iterable[Tables], what: str, total: int | None, *,
                 raise
             cut = f"{what} was interrupted: this trace is incomplete, with {len(taken)} of {total or 'several'} traces"
             warn(cut)
+    if one_attempt:
+        newest = of_newest_attempt(taken)
+        is_whole = is_whole or len(newest) < len(taken)
+        taken = newest
     return merge_tables(taken, cut, is_whole=is_whole)
+
+
+def of_newest_attempt(parts: Sequence[Tables]) -> list[Tables]:
+    """Return the traces that the newest attempt of a job saved; the first one's notes name the ranks of the others.
+
+    Args:
+        parts: of files that may have been saved by several attempts.
+    """
+    named = [part for part in parts if part.info.attempt]
+    newest = max(named, key=lambda part: max(part.info.began, default=0), default=None)
+    if newest is None:
+        return list(parts)
+    attempt = newest.info.attempt
+    kept = [part for part in parts if part.info.attempt in ("", attempt)]
+    ranks = [rank for part in parts if part.info.attempt not in ("", attempt) for rank in part.info.ranks]
+    if not ranks:
+        return kept
+    note = f"the file of {format_ranks(ranks)} is of an earlier attempt of the job, and left out"
+    first = kept[0]
+    return [replace(first, info=replace(first.info, notes=(*first.info.notes, note))), *kept[1:]]
 
 
 def merge_tables(
@@ -166,6 +193,8 @@ def _merged_info(parts: Sequence[tuple[tuple[int, ...], Tables]], cut: str, aske
         clocks=_for_ranks(ranks, infos, "clocks", ""),
         clock_offsets=_for_ranks(ranks, infos, "clock_offsets", 0),
         clock_residuals=_for_ranks(ranks, infos, "clock_residuals", 0),
+        ends=_for_ranks(ranks, infos, "ends", ""),
+        began=_for_ranks(ranks, infos, "began", 0),
         torch_version=", ".join(versions),
         notes=tuple(notes),
     )

@@ -11,7 +11,7 @@ import polars as pl
 from dsexplore.trace import schema
 from dsexplore.trace.represented_ranks import weights
 
-OF_EACH_RANK = ("stands_for", "clocks", "clock_offsets", "clock_residuals")
+OF_EACH_RANK = ("stands_for", "clocks", "clock_offsets", "clock_residuals", "ends", "began")
 """The fields of `TraceInfo` that have one value for each of its ranks, or none."""
 
 
@@ -41,6 +41,13 @@ class TraceInfo:
     clock_residuals: tuple[int, ...] = ()
     """For each of `ranks` the nanoseconds within which its offset is known, as far as chance goes: a rank that always
     notices ends late is not seen by it. The trace's notes say by how much an offset can be wrong at most."""
+    ends: tuple[str, ...] = ()
+    """For each of `ranks` how its recording ended, see `dsexplore.trace.ends`; ``""`` where that is not known."""
+    began: tuple[int, ...] = ()
+    """For each of `ranks` when its recording began, in nanoseconds since the Unix epoch; 0 where that is not known."""
+    attempt: str = ""
+    """A name that the files have in common which one attempt of a job saved; empty where nothing was saved, and of a
+    simulation."""
     torch_version: str = ""
     schedule: str = ""
     """The pipeline schedule that called the stages, as JSON; see `dsexplore.capture.pipelines.describe`."""

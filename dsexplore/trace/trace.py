@@ -189,7 +189,7 @@ class Trace(Displayable):
         return unmatched(self.tables)
 
     def skew(self) -> Any:
-        """Return who comes late to collectives, how long the others wait, and what transfers take.
+        """Who comes late to collectives, how long the others wait, and what transfers take: a `Skew`.
 
         It shows itself with a picture. ``.sentence`` says it, ``.late_ranks`` are the ranks, ``.to_frame()`` has a row
         per collective that several ranks measured, and ``.to_frame(by="rank")``, ``"module"``, ``"axis"``, ``"phase"``,

@@ -26,7 +26,7 @@ def mesh() -> Iterator[DeviceMesh]:
 def gather(mesh: DeviceMesh, axis: str, times: int) -> None:
     for _ in range(times):
         x = torch.ones(16)
-        dist.all_gather_single(torch.empty(16 * mesh[axis].size()), x, group=mesh[axis].get_group())
+        dist.all_gather_into_tensor(torch.empty(16 * mesh[axis].size()), x, group=mesh[axis].get_group())
 
 
 def test_what_was_said_passes(mesh: DeviceMesh) -> None:

@@ -17,11 +17,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from dsexplore.capture import group_methods, observed_op
 from dsexplore.capture.group_methods import GroupMethods
 from dsexplore.capture.record import record
+from dsexplore.torch_internals.process_groups import ALL_GATHER, ALL_REDUCE, BROADCAST, REDUCE_SCATTER
 from dsexplore.trace.trace import Trace
 from dsexplore.worlds.simulate import simulate
 
 _TIMES = ["start", "end", "waited"]
-_NAMES = ("allreduce", "broadcast", "all_gather_single", "reduce_scatter_single")
+_NAMES = tuple(name.attribute for name in (ALL_REDUCE, BROADCAST, ALL_GATHER, REDUCE_SCATTER))
 
 Call = Callable[[], Any]
 
@@ -29,8 +30,8 @@ CALLS: dict[str, Call] = {
     "all_reduce": lambda: dist.all_reduce(torch.ones(3, 5)),
     "all_reduce async": lambda: dist.all_reduce(torch.ones(4), async_op=True).wait(),
     "broadcast": lambda: dist.broadcast(torch.ones(2, dtype=torch.float64), 0),
-    "all_gather": lambda: dist.all_gather_single(torch.ones(8), torch.ones(8)),
-    "reduce_scatter": lambda: dist.reduce_scatter_single(torch.ones(6), torch.ones(6), async_op=True).wait(),
+    "all_gather": lambda: dist.all_gather_into_tensor(torch.ones(8), torch.ones(8)),
+    "reduce_scatter": lambda: dist.reduce_scatter_tensor(torch.ones(6), torch.ones(6), async_op=True).wait(),
 }
 
 
@@ -212,7 +213,7 @@ def test_a_simulated_group_is_seen_once_by_the_kernels(past_kernels: list[str]) 
         (lambda: dist.group.WORLD.allreduce(AllreduceOptions()), TypeError),
         (lambda: dist.group.WORLD.allreduce([1], AllreduceOptions()), TypeError),
         (lambda: dist.group.WORLD.allreduce(), TypeError),
-        (lambda: dist.all_gather_single(torch.ones(3), torch.ones(2)), (RuntimeError, ValueError)),
+        (lambda: dist.all_gather_into_tensor(torch.ones(3), torch.ones(2)), (RuntimeError, ValueError)),
     ],
 )
 def test_errors_are_torchs_own_and_no_traffic(call: Call, error: Any) -> None:

@@ -42,9 +42,9 @@ def in_backward() -> None:
 CALLS: dict[str, Call] = {
     "all_reduce": lambda: dist.all_reduce(torch.ones(3, 5)),
     "all_reduce async": lambda: dist.all_reduce(torch.ones(4), async_op=True).wait(),
-    "all_gather": lambda: dist.all_gather_single(torch.ones(32), torch.ones(8)),
+    "all_gather": lambda: dist.all_gather_into_tensor(torch.ones(32), torch.ones(8)),
     "all_gather of lists": lambda: dist.all_gather([torch.ones(2) for _ in range(4)], torch.ones(2)),
-    "reduce_scatter": lambda: dist.reduce_scatter_single(torch.ones(2), torch.ones(8)),
+    "reduce_scatter": lambda: dist.reduce_scatter_tensor(torch.ones(2), torch.ones(8)),
     "all_to_all": lambda: dist.all_to_all_single(torch.ones(8), torch.ones(8)),
     "broadcast": lambda: dist.broadcast(torch.ones(2, dtype=torch.float64), 0),
     "barrier": dist.barrier,

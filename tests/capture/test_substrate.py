@@ -64,7 +64,7 @@ def test_ctrl_c_beside_a_functional_op_leaves_the_thread_as_it_was(
 
     with pytest.raises(KeyboardInterrupt), record():
         monkeypatch.setattr(observed_op, function, interrupted)
-        torch.ops._c10d_functional.all_reduce(torch.ones(2), "sum", dist.group.WORLD)
+        torch.ops._c10d_functional.all_reduce(torch.ones(2), "sum", dist.group.WORLD.group_name)
     assert not torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.BackendSelect)
     assert torch._C._dispatch_tls_is_dispatch_key_included(torch._C.DispatchKey.CPU) == included
 
@@ -116,7 +116,7 @@ def test_results_are_those_of_the_original() -> None:
 
 def test_a_collective_that_fails_is_no_traffic() -> None:
     with record() as trace, pytest.raises((RuntimeError, ValueError)):
-        torch.ops._c10d_functional.all_reduce(torch.ones(2), "no such reduction", dist.group.WORLD)
+        torch.ops._c10d_functional.all_reduce(torch.ones(2), "no such reduction", dist.group.WORLD.group_name)
     assert len(trace) == 0
 
 

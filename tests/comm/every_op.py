@@ -7,6 +7,11 @@ from typing import Any
 import torch
 import torch.distributed as td
 
+from dsexplore.torch_internals.names import torch_at_least
+
+GLOO_SWAPS_LISTS = torch_at_least("2.12")
+"""Whether gloo has ``all_to_all`` of lists; that of torch 2.11 has not."""
+
 
 def every_op(module: Any) -> None:
     """Each op that one of torch's functions issues: 24 bytes per rank, and n(n + 1)/2 elements unevenly divided."""
@@ -16,11 +21,12 @@ def every_op(module: Any) -> None:
     module.broadcast(part, 0)
     module.reduce(part, 0)
     module.all_gather(parts, part)
-    module.all_gather_single(whole, part)
+    module.all_gather_into_tensor(whole, part)
     module.reduce_scatter(part, parts)
-    module.reduce_scatter_single(part, whole)
+    module.reduce_scatter_tensor(part, whole)
     module.all_to_all_single(torch.empty(6 * n), whole)
-    module.all_to_all([torch.empty(6) for _ in range(n)], parts)
+    if GLOO_SWAPS_LISTS:
+        module.all_to_all([torch.empty(6) for _ in range(n)], parts)
     module.gather(part, parts if rank == 0 else None, 0)
     module.scatter(part, parts if rank == 0 else None, 0)
     module.barrier()

@@ -73,7 +73,7 @@ def with_and_without_a_future() -> list[list[str]]:
             module.isend(torch.ones(4), peer),
             module.irecv(torch.empty(4), peer),
             module.reduce_scatter(torch.empty(4), [torch.ones(4)] * n, async_op=True),
-            module.reduce_scatter_single(torch.empty(4), torch.ones(4 * n), async_op=True),
+            module.reduce_scatter_tensor(torch.empty(4), torch.ones(4 * n), async_op=True),
         ]
         dist.barrier()
         for work in works:

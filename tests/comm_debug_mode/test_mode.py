@@ -100,8 +100,8 @@ def test_counts_of_functional_collectives(mesh: DeviceMesh) -> None:
     group = mesh.get_group()
     mode = CommDebugMode()
     with mode:
-        x = funcol.all_gather_single(torch.ones(4, 8), 0, group)
-        x = funcol.reduce_scatter_single(x, "sum", 0, group)
+        x = funcol.all_gather_tensor(torch.ones(4, 8), 0, group)
+        x = funcol.reduce_scatter_tensor(x, "sum", 0, group)
         funcol.all_reduce_coalesced([x, x], "sum", group)
         funcol.all_reduce(x, "sum", group)
     ops = torch.ops.c10d_functional
@@ -116,8 +116,8 @@ def test_counts_of_functional_collectives(mesh: DeviceMesh) -> None:
 
 
 C10D_CALLS: dict[str, Callable[[torch.Tensor, list[torch.Tensor]], Any]] = {
-    "_allgather_base_": lambda x, parts: dist.all_gather_single(torch.cat(parts), x),
-    "_reduce_scatter_base_": lambda x, parts: dist.reduce_scatter_single(x, torch.cat(parts)),
+    "_allgather_base_": lambda x, parts: dist.all_gather_into_tensor(torch.cat(parts), x),
+    "_reduce_scatter_base_": lambda x, parts: dist.reduce_scatter_tensor(x, torch.cat(parts)),
     "allgather_": lambda x, parts: dist.all_gather(parts, x),
     "allreduce_": lambda x, parts: dist.all_reduce(x),
     "allreduce_coalesced_": lambda x, parts: dist.all_reduce_coalesced(parts),

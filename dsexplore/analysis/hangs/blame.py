@@ -1,4 +1,4 @@
-"""The ranks that a hang is due to, as far as the evidence says.
+"""The ranks that a hang is due to, as far as the evidence says; `dsexplore.analysis.hangs.reasons` has a word for it.
 
 In this order:
 
@@ -12,8 +12,9 @@ In this order:
 2. *Mismatch*: ranks that called another op, size, root or dtype than the most of their group under one sequence number.
 3. *Behind*: ranks that others wait for, and whose own calls in flight do not explain it: a rank that waits for them
    has the same calls in flight, and went on past them.
-4. *Order*: ranks that wait for each other in a circle. Named are the ranks that did not call what they
-   called before at that place, or that call more or fewer collectives of a group before the next one than most.
+4. *Order*: ranks that wait for each other in a circle, or in both ends of a message that do not meet. Named are the
+   ranks that did not call what they called before at that place, or that call more or fewer collectives of a group
+   before the next one than most.
 5. *Device*: all ranks are in one collective. Named are the ranks whose device has not begun it, or not ended it where
    others have, or that alone have not issued what follows.
 6. *No evidence*: ranks that others wait for and of which nothing is known, where those others are all that is known to
@@ -37,14 +38,15 @@ from dsexplore.analysis.hangs.unseen_ranks import stopped_unseen
 from dsexplore.analysis.hangs.wavefront import Wavefront
 from dsexplore.analysis.hangs.went_past import went_past
 
-Reason = Literal["none", "missing", "extra", "mismatch", "no evidence", "order", "device", "unknown"]
+Kind = Literal["none", "missing", "extra", "mismatch", "no evidence", "order", "messages", "device", "unknown"]
+"""Which step of the search found the culprits."""
 
 
 @dataclass(frozen=True)
 class Blame:
     """Who is to blame, and by what."""
 
-    reason: Reason
+    kind: Kind
     culprits: tuple[int, ...] = ()
     """Empty where the evidence does not say."""
     suspects: tuple[int, ...] = ()
@@ -56,7 +58,7 @@ class Blame:
 
 
 def blame(job: Job, front: Wavefront, mismatched: Iterable[Mismatch] | None = None) -> Blame:
-    """Find the culprits of a job that hangs.
+    """Return the culprits of a job that hangs.
 
     Args:
         job: the evidence of all ranks.
@@ -73,6 +75,7 @@ def blame(job: Job, front: Wavefront, mismatched: Iterable[Mismatch] | None = No
         *(_mismatch(job, found, expected) for found in harmful),
         _behind(job, front),
         *(_circle(job, front, circle, expected) for circle in front.circles),
+        *(_unmet(instance) for instance in front.unmet),
         *(_device(job, front, instance) for instance in front.together if instance.id not in parted),
         *(_not_begun(job, instance) for instance in front.for_unseen),
     )
@@ -107,9 +110,16 @@ def _unseen_with(front: Wavefront, instances: Iterable[Instance]) -> set[int]:
 
 def _is_idle(job: Job, rank: int) -> bool:
     known = job.ranks.get(rank)
-    if known is not None and known.end is not None and known.end.how != "raised":
+    if known is None:
+        return False
+    if known.end is not None and not (known.end.how == "raised" and any(map(_has_failed, known.pending))):
         return True
-    return known is not None and known.has_left_evidence and not known.pending
+    return known.has_left_evidence and not known.pending
+
+
+def _has_failed(call: Call) -> bool:
+    """Return whether a call raised, as one does whose peer is gone: then that is why its rank ended."""
+    return call.state == "failed"
 
 
 def _instances(front: Wavefront, ranks: Iterable[int]) -> tuple[Instance, ...]:
@@ -195,6 +205,10 @@ def _circle(job: Job, front: Wavefront, circle: set[int], expected: ExpectedCall
     if odd and len(odd) < len(circle):
         return Blame("order", tuple(sorted(odd)), instances=instances)
     return Blame("order", suspects=tuple(sorted(circle)), instances=instances)
+
+
+def _unmet(message: Instance) -> Blame:
+    return Blame("messages", suspects=tuple(sorted(message.calls)), instances=(message,))
 
 
 def _device(job: Job, front: Wavefront, instance: Instance) -> Blame:

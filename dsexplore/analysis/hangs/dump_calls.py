@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from dsexplore.analysis.hangs.rank_calls import Call, GroupId, Job, RankCalls, kinds
+from dsexplore.analysis.hangs.rank_calls import WITH_TAGS, Call, GroupId, Job, RankCalls, kinds
 from dsexplore.trace.importers.dumps import Dumps
 from dsexplore.trace.importers.recorder_dump import RecorderDump
 from dsexplore.trace.importers.recorder_entry import RecorderEntry, Sizes
@@ -110,6 +110,7 @@ def _calls(rank: int, entries: Iterable[RecorderEntry], groups: _Groups) -> list
                 created=entry.created,
                 has_equal_parts=has_equal_parts,
                 record=entry.record,
+                has_tag=entry.raw_op.startswith(WITH_TAGS),
             )
         )
     return calls

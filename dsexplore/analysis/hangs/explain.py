@@ -16,6 +16,7 @@ from dsexplore.analysis.hangs.trace_calls import job_of_trace
 from dsexplore.errors import UsageError
 from dsexplore.paused_collector import no_collection
 from dsexplore.trace import files
+from dsexplore.trace.ends import RUNNING
 from dsexplore.trace.importers.debug_server import is_address, read_debug_server
 from dsexplore.trace.importers.dumps import read_dumps
 from dsexplore.trace.importers.foreign import foreign_files, kind_of_file
@@ -65,7 +66,8 @@ def _explained(paths: Paths) -> HangReport:
             f"{profile} is a profiler trace, which is written after all has ended: give flight-recorder "
             "dumps, or what commtrace(save=…) wrote"
         )
-    return report_of(job_of_trace(_tables(sources), _stacks(sources)))
+    tables = _tables(sources)
+    return report_of(job_of_trace(tables, _stacks(sources, tables)))
 
 
 def _explained_server(given: Sequence[Any]) -> HangReport:
@@ -90,16 +92,24 @@ def explain_trace(
     return report_of(job_of_trace(trace.tables, stacks, ends))
 
 
-def _stacks(sources: Iterable[Path]) -> dict[int, str]:
-    """By rank: the stack of the main thread that ``commtrace(save=…)`` left beside a trace, innermost call first."""
+def _stacks(sources: Iterable[Path], tables: Tables) -> dict[int, str]:
+    """Return by rank the stack of the main thread that ``commtrace(save=…)`` left beside a trace, innermost call first.
+
+    A rank whose block has ended since, or whose trace is not there, stands there no more.
+    """
+    ended = {rank for rank, end in zip(tables.info.ranks, tables.info.ends, strict=False) if end not in ("", RUNNING)}
+    standing = set(tables.info.ranks) - ended
     folders = [source if source.is_dir() else source.parent for source in sources]
     found = {}
     for file in (file for folder in folders for file in sorted(folder.glob("rank-*.stack.txt"))):
+        rank = int(file.name[5:].partition(".")[0])
+        if rank not in standing:
+            continue
         text = file.read_text(encoding="utf-8", errors="replace")
         main = text.partition("\nThread ")[0]
         frames = [part for part in re.split(r"(?m)^(?=  File )", main) if part.startswith("  File ")]
         shown = [_INSTALLED.sub('"', frame) for frame in reversed(frames) if not _OWN.search(frame)]
-        found[int(file.name[5:].partition(".")[0])] = "".join(shown)
+        found[rank] = "".join(shown)
     return found
 
 

@@ -8,10 +8,11 @@ from typing import Any
 
 import polars as pl
 
-from dsexplore.analysis.hangs.blame import Blame, Reason, blame
-from dsexplore.analysis.hangs.hang_text import sentence
+from dsexplore.analysis.hangs.blame import Blame, blame
+from dsexplore.analysis.hangs.hang_text import call_line, end_note, sentence, stack_line
 from dsexplore.analysis.hangs.mismatches import Mismatch, mismatches
 from dsexplore.analysis.hangs.rank_calls import Call, Job
+from dsexplore.analysis.hangs.reasons import Reason, reason_of
 from dsexplore.analysis.hangs.wavefront import Wavefront
 from dsexplore.display import Displayable
 
@@ -31,7 +32,7 @@ WAITING: dict[str, pl.DataType] = {
 MISMATCHES: dict[str, pl.DataType] = {
     "group": pl.String(),
     "number": pl.Int64(),
-    "field": pl.String(),  # op, size, root or dtype
+    "field": pl.String(),  # op, size, root, dtype or reduction; line: the same, called from another line than before
     "ranks": pl.List(pl.Int32()),  # that called this
     "op": pl.String(),
     "message_bytes": pl.Int64(),
@@ -55,12 +56,13 @@ class HangReport(Displayable):
     mismatches: pl.DataFrame
     """The first collective of each group that the ranks did not call alike, a row per side; columns: `MISMATCHES`."""
     reason: Reason
-    """The evidence that the blame rests on, see `dsexplore.analysis.hangs.blame`; ``none`` where nothing hangs."""
+    """The reason as a word of `dsexplore.analysis.hangs.reasons.Reason`; ``none`` where nothing hangs."""
     suspects: tuple[int, ...] = ()
     """The ranks among which the cause is, where the evidence does not say which of them it is; beside culprits, ranks
     without a record of which it is not known whether they came."""
     lines: Mapping[int, str] = field(default_factory=dict)
-    """By culprit: the ``file:line`` of the call that parted from the others', or of its last one."""
+    """By culprit: the ``file:line`` where it stands: where it raised, or is outside a collective; else of the call that
+    parted from the others', or of its last one."""
     stacks: Mapping[int, str] = field(default_factory=dict)
     """By rank: where it was when it was ended, innermost call first."""
     world_size: int = 0
@@ -94,21 +96,21 @@ class HangReport(Displayable):
 
 
 def report_of(job: Job) -> HangReport:
-    """Analyse the evidence of a job."""
+    """Return the report on the evidence of a job."""
     front = Wavefront(job)
     parted = mismatches(job)
     found = blame(job, front, parted)
     return HangReport(
         culprits=found.culprits,
-        sentence=sentence(job, front, found),
+        sentence=sentence(job, front, found, parted),
         waiting=_waiting(front, parted),
         mismatches=pl.DataFrame([row for one in parted for row in _sides(one)], schema=MISMATCHES, orient="row"),
-        reason=found.reason,
+        reason=reason_of(job, front, found),
         suspects=found.suspects,
         lines={rank: _line(job, front, found, rank) for rank in found.culprits},
         stacks={rank: known.stack for rank, known in job.ranks.items() if known.stack},
         world_size=job.world_size,
-        notes=job.notes,
+        notes=(*job.notes, *end_note(job, found)),
     )
 
 
@@ -138,11 +140,17 @@ def _sides(found: Mismatch) -> list[tuple[Any, ...]]:
 
 
 def _line(job: Job, front: Wavefront, found: Blame, rank: int) -> str:
+    """Return the line where a culprit stands."""
+    known = job.ranks[rank]
+    if known.end is not None and known.end.line:
+        return known.end.line
+    if known.stack and not known.pending:
+        return stack_line(known.stack)
     call: Call | None = None
     if found.mismatch is not None:
         call = found.mismatch.instance.calls.get(rank)
     if call is None and rank in front.heads:
         call = front.heads[rank][0]
-    if call is None and job.ranks[rank].calls:
-        call = job.ranks[rank].calls[-1]
-    return call.source if call is not None else ""
+    if call is None and known.calls:
+        call = known.calls[-1]
+    return call_line(call) if call is not None else ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import PurePath
 
 from dsexplore.analysis.hangs.blame import Blame
@@ -14,13 +14,13 @@ from dsexplore.units import format_bytes, format_ranks
 
 
 def place(source: str) -> str:
-    """The innermost line of a call, ``train.py:12``, without the folders of its file."""
+    """Return the innermost line of a call, ``train.py:12``, without the folders of its file."""
     line = source.partition(" ← ")[0]
     return PurePath(line).name if line else ""
 
 
 def call_text(call: Call) -> str:
-    """A call in words, with its line, group and bytes: ``all_reduce (train.py:12, group dp, 4 MiB)``."""
+    """Return a call in words, with its line, group and bytes: ``all_reduce (train.py:12, group dp, 4 MiB)``."""
     details = [place(call.source), f"group {call.label}"]
     if call.pair is not None:
         details.append(f"rank {call.pair[0]} → {call.pair[1]}")
@@ -51,20 +51,31 @@ def _side_text(instance: Instance, ranks: Sequence[int]) -> str:
     return " ".join(part for part in (call.op, call.reduction, size, call.dtype, root, line) if part)
 
 
-_MOST_SIDES = 4
+_MOST_SIDES, _MOST_ENDS, _MOST_NOTED = 4, 3, 8
 
 
-def sentence(job: Job, front: Wavefront, found: Blame) -> str:
-    """One sentence that names what the hang is due to."""
-    if found.reason == "none":
+def sentence(job: Job, front: Wavefront, found: Blame, parted: Sequence[Mismatch] = ()) -> str:
+    """Return one sentence that names what the hang is due to.
+
+    Args:
+        job: the evidence of all ranks.
+        front: of the same job.
+        found: the blame.
+        parted: where the ranks of each group parted.
+    """
+    if found.kind == "none":
         ended = sum(len(rank.calls) for rank in job.ranks.values())
         return f"nothing hangs: no rank waits, all {ended:,} recorded calls ended"
-    if found.reason in ("missing", "no evidence"):
-        return _missing_text(job, front, found)
-    if found.reason == "extra":
+    if found.kind in ("missing", "no evidence"):
+        return "; ".join([_missing_text(job, front, found), *_lines_text(found, parted)])
+    if found.kind == "extra":
         return _extra_text(job, front, found)
-    if found.reason in ("mismatch", "order"):
-        return _parted_text(job, front, found)
+    if found.kind == "messages":
+        return _unmet_text(found)
+    if found.kind == "mismatch" and found.mismatch is not None:
+        return _mismatch_text(found.mismatch, found)
+    if found.kind == "order":
+        return _order_text(front, found, _lines_text(found, parted))
     return _device_text(front, found)
 
 
@@ -77,15 +88,18 @@ def _missing_text(job: Job, front: Wavefront, found: Blame) -> str:
     with_line = next((call for call in first.pending if call.source), first.pending[0])  # a JSON dump has no frames
     where = f"{call_text(with_line)}{_number(first)}{_others(front, first)}"
     waits = f"{waiting} {verb} for {whom} in {where}"
-    if found.reason == "no evidence":
+    if found.kind == "no evidence":
         return _without_record_text(job, found, first, waits)
-    text = f"{format_ranks(accused)} did not come: {waits}"
-    lasts = [_last_text(job, rank) for rank in accused[:3]]
-    return "; ".join([text, *filter(None, lasts), *_suspects_text(found)])
+    ended = [rank for rank in accused if job.ranks[rank].end is not None]
+    others = [rank for rank in accused if rank not in ended]
+    ends = [_end_text(job, rank) for rank in ended[:_MOST_ENDS]]
+    absent = [f"{format_ranks(others)} did not come"] if others else []
+    lasts = [_last_text(job, rank) for rank in others[:_MOST_ENDS]]
+    return "; ".join([f"{', '.join([*ends, *absent])}: {waits}", *lasts, *_suspects_text(found)])
 
 
 def _without_record_text(job: Job, found: Blame, first: Instance, waits: str) -> str:
-    """Of ranks without a record that others wait for: the explanations that the records of those others leave."""
+    """Return what the others' records say of ranks without one: all explanations that they leave."""
     accused = found.culprits or found.suspects
     unseen = [rank for rank in accused if not job.ranks[rank].has_left_evidence]
     it, its = ("it", "its file") if len(unseen) == 1 else ("they", "their files")
@@ -119,12 +133,37 @@ def _others(front: Wavefront, first: Instance) -> str:
     return f"; {format_ranks(others)} {verb} elsewhere because of that" if others else ""
 
 
+def _end_text(job: Job, rank: int) -> str:
+    end = job.ranks[rank].end
+    return f"rank {rank} {end.text}" if end is not None else ""
+
+
+def end_note(job: Job, found: Blame) -> list[str]:
+    """Return notes on ranks that raised an exception and are not to blame: others often fail as one has."""
+    raised = [
+        rank
+        for rank, known in job.ranks.items()
+        if known.end is not None and known.end.how == "raised" and rank not in found.culprits
+    ]
+    return [_end_text(job, rank) for rank in raised[:_MOST_NOTED]]
+
+
+def _lines_text(found: Blame, parted: Sequence[Mismatch]) -> list[str]:
+    """Return where ranks of the group in which others wait called one op from different lines, as a text or none."""
+    groups = {instance.id.group for instance in found.instances}
+    first = next((one for one in parted if one.field == "line" and one.instance.id.group in groups), None)
+    if first is None:
+        return []
+    sides = [f"{format_ranks(ranks)} at {place(first.instance.calls[ranks[0]].source)}" for ranks in first.classes]
+    return [
+        f"they parted in collective {first.instance.id.number} of group {_label(first.instance)}: {', '.join(sides)}"
+    ]
+
+
 def _last_text(job: Job, rank: int) -> str:
     known = job.ranks[rank]
-    if known.end is not None:
-        return f"rank {rank} {known.end.text}"
     if known.stack:
-        return f"rank {rank} was at {_stack_line(known.stack)}"
+        return f"rank {rank} was at {stack_line(known.stack)}"
     if not known.has_left_evidence:
         return f"rank {rank} left no record"
     if not known.calls:
@@ -133,11 +172,16 @@ def _last_text(job: Job, rank: int) -> str:
     return f"the last call of rank {rank} was {call_text(last)}, which {'is in flight' if last.is_pending else 'ended'}"
 
 
-def _stack_line(stack: str) -> str:
-    """The innermost line of a stack that is the program's own: of a notebook's cell if there is one."""
+def stack_line(stack: str) -> str:
+    """Return the innermost line of a stack that is the program's own: of a notebook's cell if there is one."""
     lines = re.findall(r'File "([^"]*)", line (\d+)', stack)
     own = [line for line in lines if line[0].startswith("In[")] or [one for one in lines if _is_own(one[0])] or lines
     return f"{place(own[0][0])}:{own[0][1]}" if own else (stack.strip().splitlines() or ["an unknown line"])[0].strip()
+
+
+def call_line(call: Call) -> str:
+    """Return the innermost line of a call."""
+    return call.source.partition(" ← ")[0]
 
 
 def _is_own(file: str) -> bool:
@@ -151,7 +195,7 @@ def _extra_text(job: Job, front: Wavefront, found: Blame) -> str:
 
 
 def _waits_by_call(front: Wavefront, ranks: Iterable[int]) -> list[str]:
-    """A text for each call in which some of the ranks wait: ``rank 1 waits in all_gather (…)``."""
+    """Return a text for each call in which some of the ranks wait: ``rank 1 waits in all_gather (…)``."""
     together: dict[tuple[object, ...], list[Call]] = {}
     for rank in sorted(ranks):
         for call in front.heads.get(rank, [])[:1]:
@@ -162,36 +206,96 @@ def _waits_by_call(front: Wavefront, ranks: Iterable[int]) -> list[str]:
     ]
 
 
-def _parted_text(job: Job, front: Wavefront, found: Blame) -> str:
-    parted = found.instances[0]
+def _mismatch_text(parted: Mismatch, found: Blame) -> str:
+    """Return what each side called, those to blame first, in which collective, and in what they differ."""
+    sides = sorted(parted.classes, key=lambda ranks: not set(ranks) <= set(found.culprits))
+    texts = [_called_text(parted.instance, ranks) for ranks in sides[:_MOST_SIDES]]
+    texts.append(_parted_after(max(parted.instance.id.number - 1, 0), _label(parted.instance)))
+    if parted.field != "op":
+        texts[-1] += f", by {parted.field}{_values_text(parted)}"
+    return "; ".join([*texts, _odd_text(found)])
+
+
+def _called_text(instance: Instance, ranks: Sequence[int]) -> str:
+    """Return what ranks called in a collective, and whether they wait in it: ``ranks 0, 2 wait in all_reduce (…)``."""
+    call = instance.calls[ranks[0]]
+    waits = all(instance.calls[rank].is_pending for rank in ranks)
+    verb = ("waits in" if len(ranks) == 1 else "wait in") if waits else "called"
+    return f"{format_ranks(ranks)} {verb} {call_text(call)}"
+
+
+def _values_text(parted: Mismatch) -> str:
+    """Return the root, dtype or reduction of each side: `` (rank 0 for ranks 0, 1, 3; rank 2 for rank 2)``."""
+    read: dict[str, Callable[[Call], str]] = {
+        "root": lambda call: f"rank {call.root}",
+        "dtype": lambda call: call.dtype or "unknown",
+        "reduction": lambda call: call.reduction or "unknown",
+    }
+    if parted.field not in read:
+        return ""
+    sides = [(read[parted.field](parted.instance.calls[ranks[0]]), ranks) for ranks in parted.classes]
+    return " (" + "; ".join(f"{value} for {format_ranks(ranks)}" for value, ranks in sides) + ")"
+
+
+def _parted_after(number: int, label: str) -> str:
+    if number > 0:
+        return f"they parted after collective {number} of group {label}"
+    return f"they parted in the first collective of group {label}"
+
+
+def _odd_text(found: Blame) -> str:
+    if not found.culprits:
+        return "the evidence does not say which of them is wrong"
+    return f"{format_ranks(found.culprits)} {'is' if len(found.culprits) == 1 else 'are'} the odd one{_plural(found)}"
+
+
+def _order_text(front: Wavefront, found: Blame, lines: Sequence[str]) -> str:
+    """Return in which calls ranks wait for each other, and where they parted.
+
+    Args:
+        front: who waits for whom.
+        found: the blame.
+        lines: a text on the lines from which they parted; none where no line says so.
+    """
     involved = {rank for instance in found.instances for rank in instance.calls} & front.heads.keys()
     first, others = (found.culprits, involved - set(found.culprits)) if found.culprits else ((), involved)
     texts = [*_waits_by_call(front, first), *_waits_by_call(front, others)]
-    if found.culprits and not set(found.culprits) & front.heads.keys():
-        texts.insert(0, f"{format_ranks(found.culprits)} called {call_text(parted.calls[found.culprits[0]])}")
-    after = _last_common(parted, found)
-    texts.append(
-        f"they parted after collective {after} of group {_label(parted)}"
-        if after
-        else f"they parted in the first collective of group {_label(parted)}"
-    )
-    if found.mismatch is not None and found.mismatch.field != "op":
-        texts[-1] += f", by {found.mismatch.field}{_roots(found.mismatch)}"
-    if not found.culprits:
-        texts.append("the evidence does not say which of them is wrong")
+    parted = found.instances[0]
+    heads = [front.heads[rank][0] for rank in involved]
+    if all(call.is_message for call in heads):
+        texts.append(_ring_text(front, heads))
+    elif lines:
+        texts += lines
+    elif parted.id.pair is None:
+        texts.append(_parted_after(_last_common(parted, found), _label(parted)))
+    return "; ".join([*texts, _odd_text(found)])
+
+
+def _ring_text(front: Wavefront, heads: Sequence[Call]) -> str:
+    """Return how messages wait in a circle: ``each sends first: 0→1→2→3→0``."""
+    ops = {call.op for call in heads}
+    how = {frozenset({"send"}): "each sends first", frozenset({"recv"}): "each receives first"}
+    ranks = {call.rank for call in heads}
+    ring = [min(ranks)]
+    while len(ring) <= len(ranks):
+        ring.append(min(front.waits_for.get(ring[-1], set()) & ranks, default=ring[0]))
+        if ring[-1] in ring[:-1]:
+            break
+    return f"{how.get(frozenset(ops), 'each waits for the next')}: {'→'.join(map(str, ring))}"
+
+
+def _unmet_text(found: Blame) -> str:
+    """Return that a send and a receive, each of which waits for the other, are not of one message."""
+    sent, received = sorted(found.instances[0].pending, key=lambda call: call.op, reverse=True)
+    texts = [f"rank {call.rank} waits in {call_text(call)}" for call in (sent, received)]
+    sizes = [call.message_bytes for call in (sent, received)]
+    if sent.dtype != received.dtype and sent.dtype and received.dtype:
+        why = f"by dtype ({sent.dtype} sent, {received.dtype} received)"
+    elif all(sizes) and sizes[0] != sizes[1]:
+        why = f"by size ({format_bytes(sizes[0])} sent, {format_bytes(sizes[1])} received)"
     else:
-        texts.append(
-            f"{format_ranks(found.culprits)} {'is' if len(found.culprits) == 1 else 'are'} the odd one{_plural(found)}"
-        )
-    return "; ".join(texts)
-
-
-def _roots(parted: Mismatch) -> str:
-    """The root that each side named, where they differ in it: `` (rank 0 for ranks 0, 1, 3; rank 2 for rank 2)``."""
-    if parted.field != "root":
-        return ""
-    sides = [(parted.instance.calls[ranks[0]].root, ranks) for ranks in parted.classes]
-    return " (" + "; ".join(f"rank {root} for {format_ranks(ranks)}" for root, ranks in sides) + ")"
+        why = "by tag, which the recorder does not keep, or by order"
+    return "; ".join([*texts, f"they wait for each other's message, and these differ {why}", _odd_text(found)])
 
 
 def _plural(found: Blame) -> str:
@@ -203,7 +307,7 @@ def _label(instance: Instance) -> str:
 
 
 def _last_common(parted: Instance, found: Blame) -> int:
-    """The number of the last collective of the group that all called alike."""
+    """Return the number of the last collective of the group that all called alike."""
     for instance in found.instances:
         if instance.id.pair is None and set(instance.absent) & set(found.culprits):
             return instance.id.number - 1

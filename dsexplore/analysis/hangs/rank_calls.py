@@ -13,10 +13,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal, NamedTuple
 
+from dsexplore.trace.ends import RUNNING
 from dsexplore.trace.schema import State
 from dsexplore.units import format_ranks
 
 _HASH = re.compile("[0-9a-f]{40}")
+WITH_TAGS = ("gloo", "mpi", "ucc")
+"""The libraries whose messages have tags."""
 
 
 class GroupId(NamedTuple):
@@ -90,6 +93,8 @@ class Call(NamedTuple):
     created: int | None = None
     has_equal_parts: bool = True
     """Whether all ranks must send equally much, as in ``all_gather_into_tensor`` and not in ``all_gather``."""
+    has_tag: bool = False
+    """Of a message, whether its library tells messages apart by tags, which no record keeps."""
     reduction: str = ""
     """``SUM``, ``MAX``, …; empty for an op without one, and where that is not known."""
     record: int | None = None
@@ -115,11 +120,21 @@ class Call(NamedTuple):
 
 
 class RankEnd(NamedTuple):
-    """How a rank ended by itself."""
+    """How a rank ended by itself, or that it stands still."""
 
-    how: Literal["died", "stopped", "raised"]
+    how: Literal["raised", "ended", "stopped", "killed"]
     text: str
-    """After the rank's name: ``died: killed by SIGKILL``, or ``raised ValueError: …``."""
+    """After the rank's name: ``was killed by SIGKILL``, or ``raised ValueError (bad sample 17) at train.py:5``."""
+    line: str = ""
+    """Where it did, ``"train.py:5"``; empty where that is not known."""
+
+    @classmethod
+    def of(cls, text: str) -> RankEnd | None:
+        """Return the end that a file says, see `dsexplore.trace.ends`; None where it says none."""
+        if text in ("", RUNNING):
+            return None
+        line = text.rpartition(" at ")[2] if " at " in text else ""
+        return cls("raised" if text.startswith("raised ") else "ended", text, line)
 
 
 @dataclass(frozen=True)

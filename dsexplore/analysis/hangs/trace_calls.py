@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import polars as pl
 import torch
 
-from dsexplore.analysis.hangs.rank_calls import Call, GroupId, Job, RankCalls, RankEnd, kinds
+from dsexplore.analysis.hangs.rank_calls import WITH_TAGS, Call, GroupId, Job, RankCalls, RankEnd, kinds
 from dsexplore.trace.merge import ranks_of
 from dsexplore.trace.schema import State
 from dsexplore.trace.tables import Tables
@@ -18,6 +18,8 @@ _COLUMNS = (
     *("rank", "seq", "op", "raw_op", "axis", "group", "message_bytes", "dtype", "source", "batch", "peer", "root"),
     *("start", "end", "state", "is_object", "group_seq"),
 )
+_ENDED_EARLY = "the recording ended early"
+"""The beginning of a note that does not name its rank, of which `TraceInfo.ends` says more."""
 _WITH_EQUAL_PARTS = ("base", "tensor", "single")
 
 
@@ -29,14 +31,17 @@ def job_of_trace(
     Args:
         tables: of real ranks; a simulation has nothing that could hang.
         stacks: by rank, where it was when it was ended.
-        ends: by rank, how it ended by itself.
+        ends: by rank, how it ended by itself, where that is known better than by the trace.
     """
+    ended = {rank: RankEnd.of(text) for rank, text in zip(tables.info.ranks, tables.info.ends, strict=False)}
+    ended |= ends or {}
     described = {
         GroupId(name, tuple(ranks)): axis
         for name, ranks, axis in tables.groups.select("group", "ranks", "axis").iter_rows()
     }
     members = {group.name: group for group in described}
     of_kind = kinds(described)
+    with_tags = set(tables.groups.filter(pl.col("backend").str.contains_any(list(WITH_TAGS)))["group"])
     by_rank: dict[int, list[dict[str, Any]]] = defaultdict(list)
     sent = tables.events.filter(~pl.col("op").str.starts_with("switched_off:"))
     columns = [*_COLUMNS, *(["reduction"] if "reduction" in sent.columns else [])]
@@ -47,16 +52,19 @@ def job_of_trace(
     for rank in range(max(tables.info.world_size, *(rank + 1 for rank in left), 1)):
         known[rank] = RankCalls(
             rank,
-            _calls(by_rank.get(rank, ()), members, of_kind),
+            _calls(by_rank.get(rank, ()), members, of_kind, with_tags),
             has_left_evidence=rank in left,
             is_whole=rank in left,
             stack=(stacks or {}).get(rank, ""),
-            end=(ends or {}).get(rank),
+            end=ended.get(rank),
         )
-    return Job(known, len(known), tables.info.notes)
+    notes = [note for note in tables.info.notes if not note.startswith(_ENDED_EARLY)]
+    return Job(known, len(known), tuple(notes))
 
 
-def _calls(rows: Any, members: Mapping[str, GroupId], of_kind: Mapping[GroupId, str]) -> list[Call]:
+def _calls(
+    rows: Any, members: Mapping[str, GroupId], of_kind: Mapping[GroupId, str], with_tags: Collection[str]
+) -> list[Call]:
     numbers: dict[str, int] = defaultdict(int)
     calls = []
     for row in rows:
@@ -85,6 +93,7 @@ def _calls(rows: Any, members: Mapping[str, GroupId], of_kind: Mapping[GroupId, 
                 batch=row["batch"],
                 created=row["start"],
                 has_equal_parts=any(part in row["raw_op"] for part in _WITH_EQUAL_PARTS),
+                has_tag=row["group"] in with_tags,
                 reduction=row.get("reduction", ""),
             )
         )

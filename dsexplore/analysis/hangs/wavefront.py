@@ -90,6 +90,19 @@ class Wavefront:
         return [one for one in self._unexplained if one.id.pair is None and not one.absent]
 
     @cached_property
+    def unmet(self) -> list[Instance]:
+        """Messages of which both ends wait, each in its first call that has not ended: they are not the same message.
+
+        A device that has not begun a message leaves the same record, so only libraries are looked at whose messages
+        have tags, which send and receive on the host.
+        """
+        return [
+            one
+            for one in self._unexplained
+            if one.id.pair is not None and len(one.pending) == 2 and all(call.has_tag for call in one.pending)
+        ]
+
+    @cached_property
     def for_unseen(self) -> list[Instance]:
         """Instances in which only ranks without a record are missing, as far as is known: all others wait there, each
         in its first call that has not ended."""

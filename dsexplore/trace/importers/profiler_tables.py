@@ -17,6 +17,7 @@ from dsexplore.trace.importers.profiler_file import ProfilerFile
 from dsexplore.trace.importers.profiler_groups import ProfilerGroups
 from dsexplore.trace.importers.profiler_places import Place, Places
 from dsexplore.trace.tables import Tables, TraceInfo
+from dsexplore.trace.unknown_sizes import HAS_UNKNOWN_DTYPE, IS_UNSIZED
 
 _IN_WHOLE = ("all_reduce", "broadcast", "reduce", "send", "recv")
 
@@ -61,9 +62,8 @@ def _notes(calls: Sequence[ProfilerCall], trace: ProfilerFile, damaged: int) -> 
 
 def _unknown_sizes(events: pl.DataFrame, trace: ProfilerFile) -> Iterable[str]:
     """Notes on collectives without bytes, other than those of a kind that nobody described."""
-    known = ~pl.col("op").str.starts_with("unknown:") & (pl.col("op") != "barrier")
-    unsized = events.filter(known & (pl.col("message_bytes") == 0) & pl.col("shape").list.len().eq(0))
-    untyped = events.filter(known & (pl.col("message_bytes") == 0) & pl.col("shape").list.sum().gt(0))
+    described = ~pl.col("op").str.starts_with("unknown:")
+    unsized, untyped = events.filter(described & IS_UNSIZED), events.filter(described & HAS_UNKNOWN_DTYPE)
     for found, what in ((unsized, "size"), (untyped, "dtype")):
         if len(found):
             many = f"{len(found):,} of its collectives"
@@ -114,6 +114,8 @@ def _message(call: ProfilerCall, size: int) -> tuple[int, str, int]:
     dtype = plain_dtype(str(call.arguments.get("dtype", ""))) or next((kind for _, kind in call.tensors if kind), "")
     dtype = dtype or dtype_in_kernel(call.raw_op)
     ins, outs = (int(call.arguments.get(f"{way} msg nelems") or 0) for way in ("In", "Out"))
+    if ins < 0 or outs < 0:
+        ins = outs = 0  # more elements than torch's 32 bits count
     if not ins and not outs:
         elements = max((count for count, _ in call.tensors), default=0)
         if _gives_its_own_part(call):

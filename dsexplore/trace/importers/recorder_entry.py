@@ -217,7 +217,8 @@ def _sizes(sizes: Any) -> Sizes:
     listed = sizes or ()
     if listed and not isinstance(listed[0], (list, tuple)):
         listed = [listed]  # the shape of the only tensor
-    return tuple(tuple(map(int, shape)) for shape in listed)
+    shapes = tuple(tuple(map(int, shape)) for shape in listed)
+    return () if any(length < 0 for shape in shapes for length in shape) else shapes  # not known
 
 
 def _dtypes(names: Any) -> tuple[str, ...]:

@@ -130,4 +130,4 @@ def message_bytes(entry: RecorderEntry, group_size: int) -> int:
 @lru_cache(maxsize=256)
 def _item_size(dtypes: Sequence[str]) -> int:
     dtype = getattr(torch, dtypes[0], None) if dtypes else None
-    return dtype.itemsize if isinstance(dtype, torch.dtype) else 1
+    return dtype.itemsize if isinstance(dtype, torch.dtype) else 0

@@ -31,8 +31,8 @@ from dsexplore.torch_internals.function_modes import (
 from dsexplore.torch_internals.names import TorchName
 from dsexplore.torch_internals.patches import Change, Entry, Parts, Patch, Patches
 from dsexplore.torch_internals.tensors import no_torch_function
+from dsexplore.worlds.cuda.cuda_driver import Driver
 from dsexplore.worlds.cuda.device_marks import CPU, PLAIN_CLASSES, device_among, device_of, place, place_parts
-from dsexplore.worlds.cuda.driver import Driver
 from dsexplore.worlds.cuda.mixed_devices import refuse_mixed
 
 Implementation = Callable[["StandInMode", Any, tuple[Any, ...], dict[str, Any]], Any]
@@ -85,6 +85,8 @@ class StandInMode(TorchFunctionMode):
                 if device is None:
                     if type(result) is DTensor:
                         place_parts(result)
+                    elif args and isinstance(args[0], DTensor):  # as of new_tensor
+                        place(result, device_of(args[0]))
                     return result
                 if device.type == "cuda" and (kwargs or len(args) > 1 or type(args[0]) in (list, tuple)):
                     refuse_mixed(func, args, kwargs, device)

@@ -16,7 +16,7 @@ import torch
 from dsexplore.torch_internals.cuda import DEFAULT_GENERATORS, GENERATOR
 from dsexplore.torch_internals.fake_tensors import FakeTensor, without_fake_mode
 from dsexplore.torch_internals.patches import Entry, Parts, Patch
-from dsexplore.worlds.cuda.driver import Driver
+from dsexplore.worlds.cuda.cuda_driver import Driver
 from dsexplore.worlds.fake.fake_dispatch import entered
 
 STATE_BYTES = 16

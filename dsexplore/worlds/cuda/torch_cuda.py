@@ -21,7 +21,7 @@ from dsexplore.torch_internals.cuda import (
 )
 from dsexplore.torch_internals.patches import Change, Entry, Parts, Patch, Patches
 from dsexplore.torch_internals.tensors import RECORD_STREAM
-from dsexplore.worlds.cuda.driver import Driver
+from dsexplore.worlds.cuda.cuda_driver import Driver
 from dsexplore.worlds.cuda.gpu import Gpu
 from dsexplore.worlds.cuda.streams import Event, Stream
 

@@ -112,7 +112,8 @@ class _Intervals:
                 least: list[Any] = [rows[column].min() or 0 for rows in (earlier, later)]
                 grown[column] = least[1] - least[0]
             earlier = earlier.with_columns(_plus(frame, *column, grown) for column in _COUNTERS[name].items())
-            rows = [self._named(name, part, "relative").drop("_interval", "_row") for part in (earlier, later)]
+            ignored = ["_interval", "_row", *(["group_seq"] if name == "events" else [])]
+            rows = [self._named(name, part, "relative").drop(ignored) for part in (earlier, later)]
             if not rows[0].equals(rows[1], null_equal=True):
                 raise CannotSkip(f"{name} of two that look equal differ")
         waiting = self.frames["kernels"].filter(pl.col("_interval") > interval)["waits_for"]
@@ -149,6 +150,10 @@ class _Intervals:
                 counters = {**counters, "waits_for": "waits"}
             added = {counter: pl.col(f"_{counter}") for counter in counters.values()}
             whole = whole.with_columns(_plus(frame, *column, added) for column in counters.items())
+            if name == "events":
+                number = pl.col("group_seq")  # collectives of a group count on, whatever is repeated
+                counted = number.is_not_null().cum_sum() - 1 + number.min()
+                whole = whole.with_columns(pl.when(number.is_not_null()).then(counted.over("group")).alias("group_seq"))
             whole = self._named(name, whole, "renamed")
             result[name] = whole.select(frame.drop("_interval", "_row").columns)
         return result

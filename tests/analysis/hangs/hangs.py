@@ -32,7 +32,7 @@ class Hang:
     only_active: bool = False
     keep: int | None = None
     suspects: tuple[int, ...] = ()
-    reason: str = field(default="missing")
+    reason: str = field(default="did not come")
 
 
 def of(rank: int, groups: tuple[Group, ...]) -> Group:
@@ -270,21 +270,21 @@ def uneven_gathers_first(rank: int) -> Iterator[Step]:
 HANGS = {
     "a slow data loader": Hang(slow_loader, (2,), 12),
     "a slow data loader, empty dump": Hang(slow_loader, (2,), 0, empty=(2,)),
-    "a slow data loader, no dump": Hang(slow_loader, (2,), 0, lost=(2,), reason="no evidence"),
+    "a slow data loader, no dump": Hang(slow_loader, (2,), 0, lost=(2,)),
     "a slow data loader, only what is active": Hang(slow_loader, (2,), 0, only_active=True),
     "a slow data loader, the first calls lost": Hang(slow_loader, (2,), 12, keep=5),
     "early exit": Hang(early_exit, (1,), 12),
-    "fewer batches on one rank": Hang(early_at_the_end, (1,), 20, reason="order"),
-    "a collective skipped": Hang(skipped, (3,), 10, reason="mismatch"),
-    "a collective skipped in the world": Hang(skipped_in_the_world, (2,), 3, reason="mismatch"),
-    "a divergent branch": Hang(divergent_branch, (1,), 2, reason="mismatch"),
-    "another dtype": Hang(wrong_dtype, (0,), 5, reason="mismatch"),
-    "another size": Hang(wrong_size, (3,), 6, reason="mismatch"),
-    "deadlock over two groups": Hang(two_groups, (1,), 2, 2, (PAIR, OTHER), reason="order"),
-    "deadlock over three groups": Hang(three_groups, (0,), 3, 2, (PAIR, OTHER, THIRD), reason="order"),
-    "deadlock round three groups": Hang(ring_of_groups, (1, 2), (2, 3), 3, RING, reason="order"),
-    "an extra collective at the end": Hang(lone_extra, (0,), 30, reason="extra"),
-    "an extra collective on one rank": Hang(logging_on_one_rank, (0,), 31, reason="mismatch"),
+    "fewer batches on one rank": Hang(early_at_the_end, (1,), 20, reason="other group order"),
+    "a collective skipped": Hang(skipped, (3,), 10, reason="other collective"),
+    "a collective skipped in the world": Hang(skipped_in_the_world, (2,), 3, reason="other collective"),
+    "a divergent branch": Hang(divergent_branch, (1,), 2, reason="other collective"),
+    "another dtype": Hang(wrong_dtype, (0,), 5, reason="other dtype"),
+    "another size": Hang(wrong_size, (3,), 6, reason="other size"),
+    "deadlock over two groups": Hang(two_groups, (1,), 2, 2, (PAIR, OTHER), reason="other group order"),
+    "deadlock over three groups": Hang(three_groups, (0,), 3, 2, (PAIR, OTHER, THIRD), reason="other group order"),
+    "deadlock round three groups": Hang(ring_of_groups, (1, 2), (2, 3), 3, RING, reason="other group order"),
+    "an extra collective at the end": Hang(lone_extra, (0,), 30, reason="other collective"),
+    "an extra collective on one rank": Hang(logging_on_one_rank, (0,), 31, reason="other collective"),
     "two ranks stopped": Hang(two_stopped, (1, 2), 12),
     "two ranks stopped, one left no record": Hang(two_stopped_in_two_groups, (1, 2), (11, 0), lost=(2,)),
     "two ranks stopped, one left an empty record": Hang(two_stopped_in_two_groups, (1, 2), (11, 0), empty=(2,)),
@@ -297,5 +297,5 @@ HANGS = {
     "a message too few": Hang(fewer_microbatches, (0,), 50, 2, (PAIR,)),
     "overlapped reductions": Hang(asynchronous, (3,), 11),
     "uneven gathers": Hang(uneven_gathers_first, (1,), 60),
-    "two ranks, no history": Hang(undecided, (), 0, 2, (PAIR, OTHER), suspects=(0, 1), reason="order"),
+    "two ranks, no history": Hang(undecided, (), 0, 2, (PAIR, OTHER), suspects=(0, 1), reason="other group order"),
 }

@@ -106,9 +106,10 @@ def test_a_rank_that_died_is_blamed_though_a_call_of_its_own_has_not_ended() -> 
 
     left = dumps(run(program, 3), [world, pair])
     job = job_of_dumps(Dumps(tuple(dump_of(Path(f"_dump_{rank}"), content, rank) for rank, content in left.items())))
-    died = replace(job.ranks[1], end=RankEnd("died", "died: killed by SIGKILL"))
+    died = replace(job.ranks[1], end=RankEnd("killed", "was killed by SIGKILL"))
     found = report_of(replace(job, ranks={**job.ranks, 1: died}))
-    assert (found.culprits, found.reason) == ((1,), "missing")
+    assert (found.culprits, found.reason) == ((1,), "killed")
+    assert found.sentence.startswith("rank 1 was killed by SIGKILL: ranks 0, 2 wait for it in all_reduce")
 
 
 def waits_for_a_message(sent: int) -> HangReport:
@@ -133,11 +134,11 @@ def waits_for_a_message(sent: int) -> HangReport:
 
 def test_of_the_first_message_of_its_kind_nobody_knows_which_end_is_wrong() -> None:
     found = waits_for_a_message(sent=0)
-    assert (found.culprits, found.suspects, found.reason) == ((), (0, 1), "order")
+    assert (found.culprits, found.suspects, found.reason) == ((), (0, 1), "other collective")
     assert "rank 1 waits in recv (train.py:2" in found.sentence
     assert found.sentence.endswith("the evidence does not say which of them is wrong")
 
 
 def test_a_rank_that_sent_in_earlier_steps_is_the_odd_one_where_it_does_not() -> None:
     found = waits_for_a_message(sent=2)
-    assert (found.culprits, found.reason) == ((0,), "order")
+    assert (found.culprits, found.reason) == ((0,), "other collective")

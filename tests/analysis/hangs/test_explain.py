@@ -78,7 +78,7 @@ def test_an_empty_file_is_a_rank_without_evidence(folder: Path) -> None:
     (folder / "_dump_2").write_bytes(b"")
     report = dsexplore.explain_hang(folder)
     assert report.culprits == (2,)
-    assert report.reason == "no evidence"
+    assert report.reason == "did not come"
     assert "left nothing but an empty file, which does not say where it stopped" in report.sentence
     assert "rank 2 left an empty file" in report.notes
 

@@ -39,7 +39,8 @@ DATA = Path(__file__).parent / "data"
             3,
             "rank 3 waits in all_reduce (train.py:114, group default, 4 KiB); ranks 0, 2 wait in all_reduce "
             "(train.py:114, group default, 4 KiB); rank 1 waits in all_reduce (train.py:113, group (ranks 1, 3), "
-            "4 KiB); they parted after collective 4 of group (ranks 1, 3); rank 3 is the odd one",
+            "4 KiB); they parted in collective 4 of group (ranks 1, 3): rank 1 at train.py:126, rank 3 at train.py:113"
+            "; rank 3 is the odd one",
         ),
     ],
 )

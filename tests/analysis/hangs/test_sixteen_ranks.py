@@ -356,7 +356,7 @@ def in_one_group(*, killed: int | None = None, stuck: int | None = None, **how: 
 
 def test_a_rank_that_was_killed_is_named_with_both_explanations_that_the_records_leave() -> None:
     found = in_one_group(killed=3)
-    assert (found.culprits, found.reason) == ((3,), "no evidence")
+    assert (found.culprits, found.reason) == ((3,), "did not come")
     assert found.sentence.startswith("rank 3 did not come, as far as is known: ranks 0–2, 4–15 wait for it in ")
     assert found.sentence.endswith(
         "rank 3 left no record: it ended or stopped before that call, "

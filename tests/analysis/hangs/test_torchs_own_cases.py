@@ -14,6 +14,8 @@ from dsexplore.trace.importers.dumps import Dumps
 from dsexplore.trace.importers.op_names import plain_op
 from dsexplore.trace.importers.recorder_dump import dump_of
 
+REASON = {"op": "other collective", "size": "other size", "dtype": "other dtype"}
+
 
 def entry(
     record: int, name: str, size: int = 4, *, out: Any = None, state: str = "completed", **more: Any
@@ -75,7 +77,7 @@ def test_type_size_and_dtype_differ() -> None:
     ):
         same = entry(0, "all_reduce", **waiting)
         found = report([same], [odd], [same])
-        assert (found.culprits, found.reason, fields(found)) == ((1,), "mismatch", [field])
+        assert (found.culprits, found.reason, fields(found)) == ((1,), REASON[field], [field])
 
 
 def test_parts_of_a_coalesced_call_differ() -> None:
@@ -104,7 +106,7 @@ def test_a_state_that_differs_is_no_mismatch_but_a_wait() -> None:
 def test_the_end_of_a_coalesced_call_whose_members_are_lost_still_counts() -> None:
     end = entry(9, "coalesced", state="scheduled", collective_seq_id="4")
     found = report([end], [entry(8, "all_reduce", collective_seq_id="3")])
-    assert (found.culprits, found.reason) == ((1,), "missing")
+    assert (found.culprits, found.reason) == ((1,), "did not come")
 
 
 def test_a_part_of_a_coalesced_call_that_a_ring_buffer_lost_is_not_missing() -> None:
@@ -125,7 +127,7 @@ def test_what_is_got_differs() -> None:
         name = odd["profiling_name"].removeprefix("nccl:")
         same = entry(0, name, out=[[48]] if name == "_all_gather_base" else None, **waiting)
         found = report([same], [odd], [same])
-        assert (found.culprits, found.reason, fields(found)) == ((1,), "mismatch", [field])
+        assert (found.culprits, found.reason, fields(found)) == ((1,), REASON[field], [field])
     torn = entry(0, "all_reduce", out=[[5, 4]], **waiting)
     found = report([torn], [torn])
     assert (found.culprits, found.suspects, fields(found)) == ((), (0, 1), ["size"])
@@ -171,6 +173,6 @@ def test_a_coalesced_call_that_one_rank_does_not_make() -> None:
     parts = [entry(i, "_reduce_oop", state="scheduled", collective_seq_id="1") for i in (1, 2)]
     end = entry(3, "REDUCE_SCATTER_coalesced", out=[[]], input_sizes=[[]], state="scheduled", collective_seq_id="1")
     found = report([first], [first, *parts, end])
-    assert (found.culprits, found.reason, fields(found)) == ((0,), "missing", [])
+    assert (found.culprits, found.reason, fields(found)) == ((0,), "did not come", [])
     ended = [{**part, "state": "completed"} for part in (*parts, end)]
     assert report([first], [first, *ended]).reason == "none"

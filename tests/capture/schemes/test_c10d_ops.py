@@ -67,12 +67,12 @@ CALLS: dict[str, tuple[Callable[[], Any], str, int]] = {
         M,
     ),
     "functional all_gather": (
-        lambda: functional.all_gather_single(tensor(), 0, dist.group.WORLD),
+        lambda: functional.all_gather_tensor(tensor(), 0, dist.group.WORLD),
         "all_gather",
         N * M,
     ),
     "functional reduce_scatter": (
-        lambda: functional.reduce_scatter_single(tensor(), "sum", 0, dist.group.WORLD),
+        lambda: functional.reduce_scatter_tensor(tensor(), "sum", 0, dist.group.WORLD),
         "reduce_scatter",
         M,
     ),
@@ -170,8 +170,8 @@ def test_a_functional_collective_is_one_event_and_makes_what_it_made_before(colu
         with grad():
             return [
                 functional.all_reduce(tensor(), "sum", world),
-                functional.all_gather_single(tensor(), 0, world),
-                functional.reduce_scatter_single(tensor(), "sum", 0, world),
+                functional.all_gather_tensor(tensor(), 0, world),
+                functional.reduce_scatter_tensor(tensor(), "sum", 0, world),
                 functional.all_to_all_single(tensor(), None, None, world),
             ]
 

@@ -80,7 +80,7 @@ def test_a_job_that_hangs_is_explained_by_its_server(
 def test_a_rank_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     asked(monkeypatch, pages("fr_trace_json", gone=(2,)))
     report = dsexplore.explain_hang("http://node0:25999")
-    assert (report.culprits, report.reason) == ((2,), "no evidence")
+    assert (report.culprits, report.reason) == ((2,), "did not come")
     text = "rank 2 did not answer http://node0:25999/fr_trace_json: status 503, ConnectionError: refused"
     assert text in report.notes
 

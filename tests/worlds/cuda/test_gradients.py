@@ -151,6 +151,18 @@ def test_gradients_of_tensors_on_the_cpu_stay_there(x: Tensor) -> None:
     assert [gradient.device.type for gradient in ToCpu.kept] == ["cpu", "cpu"]
 
 
+@pytest.mark.parametrize("named", [False, True])
+def test_gradients_are_where_their_inputs_are(named: bool, x: Tensor) -> None:
+    on_cpu = torch.ones(2, 4, requires_grad=True)
+    inputs: Any = {"here": on_cpu, "there": x} if named else (on_cpu, x)
+    try:
+        gradients = torch.autograd.grad((on_cpu.cuda() * x).sum(), inputs)
+    except TypeError:
+        pytest.skip("this torch takes no dict of inputs")
+    devices = [gradient.device.type for gradient in (gradients.values() if named else gradients)]
+    assert devices == ["cpu", "cuda"]
+
+
 def test_gradients_of_dtensors(x: Tensor) -> None:
     kept: list[DTensor] = []
     mesh = dist.device_mesh.init_device_mesh("cuda", (4,))

@@ -75,12 +75,14 @@ def test_the_compiler_is_left_out_and_said_so_once() -> None:
 def test_kernels_and_extensions_that_are_imported_later_are_refused_for_as_long_as_the_block(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "triton" / "runtime").mkdir(parents=True)
-    (tmp_path / "triton" / "runtime" / "jit.py").write_text(
-        "class JITFunction:\n    def run(self):\n        return 1\n"
-    )
+    package = tmp_path / "triton" / "runtime"
+    package.mkdir(parents=True)
+    for folder in (package, package.parent):
+        (folder / "__init__.py").touch()
+    (package / "jit.py").write_text("class JITFunction:\n    def run(self):\n        return 1\n")
     monkeypatch.syspath_prepend(tmp_path)
-    for name in [name for name in sys.modules if name.split(".")[0] == "triton"]:
+    imported = [name for name in sys.modules if name.split(".")[0] == "triton"]
+    for name in imported:
         monkeypatch.delitem(sys.modules, name)
     for _ in range(2):  # the second time it is imported already
         with cuda_stand_in():

@@ -8,6 +8,7 @@ import threading
 import warnings
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -87,6 +88,43 @@ class TestDevices:
             assert moved.to("cuda", torch.float64).dtype == torch.float64
             assert moved.type() == "torch.cuda.FloatTensor"
             assert on_cpu.type("torch.cuda.HalfTensor").device == cuda(0)
+
+    def test_data_of_the_cpu_is_copied_to_the_gpu(self) -> None:
+        with cuda_stand_in():
+            array, on_cpu = np.zeros(3), torch.zeros(3)
+            for make in (torch.as_tensor, torch.asarray):
+                for data in (array, on_cpu):
+                    moved = make(data, device="cuda")
+                    moved += 1
+                    assert moved.device == cuda(0)
+                    assert make(moved, device="cuda:0").data_ptr() == moved.data_ptr()
+            assert array.tolist() == on_cpu.tolist() == [0, 0, 0]
+            assert torch.as_tensor(array).data_ptr() == array.ctypes.data
+
+    def test_what_a_function_returns_as_it_was_stays_where_it_is(self) -> None:
+        with cuda_stand_in():
+            there, here = torch.ones(2, device="cuda"), torch.ones(2)
+            returned = torch.atleast_1d(there, here)
+            assert returned[0] is there
+            assert returned[1] is here
+            assert here.device == CPU
+
+    def test_lists_over_two_gpus(self) -> None:
+        with cuda_stand_in():
+            tensors = [torch.ones(2, device=device) for device in ("cuda:1", "cpu", "cuda:0")]
+            devices = [cuda(1), CPU, cuda(0)]
+            assert [made.device for made in torch._foreach_add(tensors, 1)] == devices
+            torch._foreach_add_(tensors, 1)
+            assert [tensor.device for tensor in tensors] == devices
+
+    def test_a_result_is_not_written_to_another_device(self) -> None:
+        with cuda_stand_in(), pytest.raises(RuntimeError, match="at least two devices, cuda:0 and cpu"):
+            torch.add(torch.ones(2, device="cuda"), 1, out=torch.empty(2))
+
+    def test_the_type_of_a_tensor_on_another_gpu_is_its_own(self) -> None:
+        with cuda_stand_in():
+            x = torch.ones(2, device="cuda:1")
+            assert x.type("torch.cuda.FloatTensor") is x.type(x.type()) is x
 
     def test_tensors_say_so_in_every_way(self) -> None:
         with cuda_stand_in():

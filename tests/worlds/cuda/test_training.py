@@ -114,6 +114,40 @@ def test_a_dtensor_is_moved_to_the_cpu_and_back(fake: bool) -> None:
 
 
 @pytest.mark.parametrize("fake", [False, True])
+def test_a_dtensor_stays_itself_when_it_is_moved_to_where_it_is(fake: bool) -> None:
+    with dsexplore.commtrace(world_size=4, device="cuda", fake=fake):
+        mesh = init_device_mesh("cuda", (4,))
+        sharded = distribute_tensor(torch.ones(8, device="cuda"), mesh, [Shard(0)])
+        factor = torch.tensor(0.5, device="cuda")
+        halves = torch._foreach_mul([sharded], factor)
+        torch._foreach_mul_([sharded], factor)
+        written = torch.zeros_like(sharded)
+        written.data = sharded
+        for tensor in (sharded, *halves, sharded.double(), sharded.to(torch.float16), sharded * factor, written):
+            assert tensor.to(tensor.device) is tensor.cuda() is tensor.to(tensor) is tensor
+            assert tensor.device == tensor.to_local().device == tensor._local_tensor.device == torch.device("cuda:0")
+        assert sharded.new_tensor([1.0]).is_cuda
+        for offloaded in (sharded.cpu(), sharded.cpu().double(), sharded.to("cpu", torch.float16)):
+            assert offloaded.cpu() is offloaded.to(offloaded.device) is offloaded
+            assert (
+                offloaded.device == offloaded.to_local().device == offloaded._local_tensor.device == torch.device("cpu")
+            )
+
+
+@pytest.mark.parametrize("fake", [False, True])
+def test_clipping_sums_the_norms_of_scaled_gradients_in_one_all_reduce(fake: bool) -> None:
+    """Norms that were copied to where they are would be summed one by one."""
+    with dsexplore.commtrace(world_size=2, device="cuda", fake=fake) as trace:
+        model = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16)).cuda()
+        fully_shard(model, mesh=init_device_mesh("cuda", (2,)))
+        model(torch.ones(4, 16, device="cuda")).sum().backward()
+        torch._foreach_mul_([parameter.grad for parameter in model.parameters()], torch.tensor(0.5, device="cuda"))
+        clip_grad_norm_(model.parameters(), 1.0)
+    sent = trace.events.filter(trace.events["op"] == "all_reduce").select("message_bytes", "cause")
+    assert sent.rows() == [(16, "aten.linalg_vector_norm P→R")]
+
+
+@pytest.mark.parametrize("fake", [False, True])
 def test_optimizers_that_run_in_backward(fake: bool) -> None:
     """DDP gives their model a communication hook of its own at its first forward."""
     with dsexplore.commtrace(world_size=4, device="cuda", fake=fake) as trace:

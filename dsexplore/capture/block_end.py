@@ -1,0 +1,86 @@
+"""How a recorded block ended on a rank, and in which attempt of its job: what a file says of the program, and when.
+
+A launcher starts a job again where a rank has failed, and each attempt saves into the same folder. A rank of which an
+attempt leaves no file is not to be judged by the one that an earlier attempt left: its own it removes where it begins,
+and what remains of a rank that never began is told by the name of its attempt.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+
+import torch.distributed as dist
+
+from dsexplore.capture.groups import own_rank
+from dsexplore.capture.source_lines import file_name
+from dsexplore.torch_internals.process_groups import default_store
+from dsexplore.trace.ends import ENDED_BLOCK, interrupted, raised, stopped_by_exit
+from dsexplore.trace.files import names_directory, rank_file, stack_file
+from dsexplore.tracebacks import is_of_the_program
+
+_LAUNCHER = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "SLURM_JOB_ID", "MASTER_ADDR", "MASTER_PORT")
+_KEY = "dsexplore/attempt"
+_blocks: Counter[str] = Counter()
+"""By folder: how many blocks of this process have saved there."""
+
+
+def end_of(error: BaseException | None) -> str:
+    """Return how a block ended, as `TraceInfo.ends` has it.
+
+    Args:
+        error: that ended it; None where it ended by itself.
+    """
+    if error is None:
+        return ENDED_BLOCK
+    line = _innermost_line(error.__traceback__)
+    if isinstance(error, SystemExit):
+        return stopped_by_exit(error.code, line)
+    if isinstance(error, KeyboardInterrupt):
+        return interrupted(line)
+    return raised(type(error).__name__, str(error), line)
+
+
+def _innermost_line(trace: TracebackType | None) -> str:
+    """Return the innermost line of the program, ``"train.py:5"``; empty where there is none."""
+    found = ""
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        if is_of_the_program(code) or _is_cell_of_rank(code.co_filename):
+            found = f"{file_name(code.co_filename)}:{trace.tb_lineno}"
+        trace = trace.tb_next
+    return found
+
+
+def _is_cell_of_rank(file: str) -> bool:
+    return file.startswith("<") and not file.startswith(("<frozen", "<string>"))
+
+
+def begin_saving(save: str | os.PathLike[str]) -> str:
+    """Remove what an earlier attempt left of this rank, and return the name of this attempt.
+
+    Args:
+        save: where the block will be saved.
+
+    Returns:
+        The same name on all ranks of the attempt and block, and another one in another.
+    """
+    folder = str(Path(save).absolute())
+    _blocks[folder] += 1
+    if names_directory(save):
+        rank = own_rank() if dist.is_initialized() else int(os.environ.get("RANK", "0"))
+        for name in (rank_file(rank), stack_file(rank)):
+            (Path(save) / name).unlink(missing_ok=True)
+    return f"{_job()} {_blocks[folder]}"
+
+
+def _job() -> str:
+    """Return a name that the ranks of one attempt of a job share: of its store, else of its launcher."""
+    if dist.is_initialized():
+        with suppress(Exception):  # a store that cannot compare, or a backend without one
+            return str(default_store().compare_set(_KEY, "", uuid.uuid4().hex).decode())
+    return " ".join(os.environ.get(name, "") for name in _LAUNCHER)

@@ -1,0 +1,40 @@
+"""How the recording of a rank ended, as text: what `TraceInfo.ends` has for each rank.
+
+A text begins with what happened, and ends with the line of the program where it did: ``raised ValueError (bad sample
+17) at train.py:5``. A rank whose block still ran when its file was written, as it waited or was ended by its launcher,
+says nothing of its program's end.
+"""
+
+from __future__ import annotations
+
+RUNNING = "running"
+ENDED_BLOCK = "ended its block"
+_LONGEST = 200
+"""Characters of an error's text that are kept."""
+
+
+def raised(kind: str, text: str, line: str) -> str:
+    """Return the end by an exception.
+
+    Args:
+        kind: the name of its class.
+        text: what it says.
+        line: where it was raised, ``"train.py:5"``; empty where that is not known.
+    """
+    said = " ".join(text.split())
+    shown = f"{said[:_LONGEST]}…" if len(said) > _LONGEST else said
+    return _at(f"raised {kind}{f' ({shown})' if shown else ''}", line)
+
+
+def stopped_by_exit(code: object, line: str) -> str:
+    """Return the end by ``sys.exit``."""
+    return _at(f"ended with exit code {code or 0}", line)
+
+
+def interrupted(line: str) -> str:
+    """Return the end by Ctrl-C."""
+    return _at("was interrupted", line)
+
+
+def _at(what: str, line: str) -> str:
+    return f"{what} at {line}" if line else what

@@ -1,0 +1,106 @@
+"""Hangs of real ranks, from what ``commtrace(save=…)`` leaves: how the missing rank ended, and in which attempt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import dsexplore
+from dsexplore.analysis.hangs.hang_report import HangReport
+from dsexplore.trace.files import rank_file
+
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("rank_server")]
+Job = Callable[..., HangReport]
+
+FAILS = """
+import os, sys, json, torch, torch.distributed as dist, dsexplore
+def load(step):
+    if rank == 1 and step == 2:
+        {fails}
+    return torch.ones(4)
+with dsexplore.commtrace(save=folder, timeout=1.5):
+    for step in range(3):
+        dist.all_reduce(load(step))
+"""
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    """Run a program on three ranks, and return the report on the folder that it saves into."""
+
+    def run(program: str, folder: Path = tmp_path, **names: object) -> HangReport:
+        dsexplore.run_ranks(program, 3, namespace={"folder": str(folder), **names}, timeout=30, group_timeout=4)
+        return dsexplore.explain_hang(folder)
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("fails", "reason", "said"),
+    [
+        ("raise ValueError('bad sample 17')", "raised", "raised ValueError (bad sample 17) at <rank cell>:5: "),
+        ("json.loads('{')", "raised", "raised JSONDecodeError (Expecting property name"),
+        ("sys.exit(3)", "ended", "ended with exit code 3 at <rank cell>:5: "),
+    ],
+)
+def test_how_the_missing_rank_ended_is_said_with_its_line(job: Job, fails: str, reason: str, said: str) -> None:
+    found = job(FAILS.format(fails=fails))
+    assert (found.culprits, found.reason, found.lines) == ((1,), reason, {1: "<rank cell>:5"})
+    assert found.sentence.startswith(f"rank 1 {said}")
+    assert "ranks 0, 2 wait for it in all_reduce (<rank cell>:9, group 0, 16 B), collective 3" in found.sentence
+
+
+TAGS = """
+import torch, torch.distributed as dist, dsexplore
+with dsexplore.commtrace(save=folder, timeout=1.5):
+    for step in range(3):
+        if rank == 0:
+            dist.send(torch.ones(4), 1, tag=step)
+        elif rank == 1:
+            dist.recv(torch.ones(4), 0, tag=step if step < 2 else 7)
+"""
+
+
+def test_messages_whose_tags_differ_wait_for_each_other(job: Job) -> None:
+    found = job(TAGS)
+    assert (found.culprits, found.suspects, found.reason) == ((), (0, 1), "messages in a circle")
+    assert "they wait for each other's message, and these differ by tag" in found.sentence
+
+
+DIES = """
+import os, torch, torch.distributed as dist, dsexplore
+if dies == "before" and rank == 1: os._exit(1)
+with dsexplore.commtrace(save=folder, timeout=1.5):
+    for step in range(3):
+        if dies == "inside" and rank == 1 and step == 2: os._exit(1)
+        dist.all_reduce(torch.ones(8))
+"""
+
+
+@pytest.mark.parametrize("dies", ["before", "inside"])
+def test_the_file_of_an_earlier_attempt_does_not_count(job: Job, tmp_path: Path, dies: str) -> None:
+    assert job(DIES, dies="").reason == "none"
+    assert dsexplore.load(tmp_path).info.ends == ("ended its block",) * 3
+    alone = job(DIES, tmp_path / "alone", dies=dies)
+    again = job(DIES, dies=dies)
+    assert (again.culprits, again.sentence) == (alone.culprits, alone.sentence) == ((1,), alone.sentence)
+    is_left = (tmp_path / rank_file(1)).exists()
+    assert is_left == (dies == "before")
+    told = "the file of rank 1 is of an earlier attempt of the job, and left out"
+    assert (told in again.notes) == is_left
+    assert dsexplore.load(tmp_path).info.ranks == (0, 2)
+
+
+BLOCKS = """
+import os, torch, torch.distributed as dist, dsexplore
+for block in range(2):
+    if rank == 1 and block == 1: os._exit(1)
+    with dsexplore.commtrace(save=folder, timeout=1.5):
+        dist.all_reduce(torch.ones(8))
+"""
+
+
+def test_the_file_of_an_earlier_block_does_not_count_for_a_later_one(job: Job) -> None:
+    assert job(BLOCKS).culprits == (1,)

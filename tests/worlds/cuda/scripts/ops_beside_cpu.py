@@ -1,0 +1,424 @@
+"""Ops of torch's own database, run on the CPU and on GPUs for which the CPU stands in, and compared call by call.
+
+    python ops_beside_cpu.py tensors|fake|DTensors [--only NAME]
+
+Compared is what a program can see of each tensor that a call returns or writes into: values, dtype, shape, strides,
+which input or other result it is, or shares memory with, and whether moving it to where it is returns itself. A tensor
+that is on the CPU on one side has to be on ``cuda:0`` on the other. Printed are the differences, then a line of JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import time
+import unittest
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from itertools import islice
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+
+import dsexplore
+from dsexplore.worlds.cuda.stand_in import cuda_stand_in
+
+DTYPES = (torch.float32, torch.complex64, torch.int64, torch.bool)
+"""The first of these that an op takes is tried."""
+WITHOUT_VALUES = ("empty", "new_empty", "resize")
+"""Beginnings of the names of ops whose results hold whatever was in their memory."""
+SAMPLES = {
+    "tensors": {"gradients": 1, "function": 2, "method": 1, "in place": 1},
+    "fake": {"gradients": 1, "in place": 1},
+    "DTensors": {"gradients": 1, "in place": 1},
+}
+"""By kind of tensors: how many sample inputs of an op are tried, of the function and of what else has its name."""
+OTHER_SAMPLES = {"_softmax_backward_data", "full_like"}
+"""Ops for which torch's database has other sample inputs on GPUs."""
+
+
+@dataclass
+class Call:
+    """One call: what it is of, and on which arguments."""
+
+    op: str
+    variant: str
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return f"{self.op} ({self.variant})"
+
+
+Facts = dict[str, Any]
+
+
+def operators() -> list[Any]:
+    """Return torch's database of ops. It imports a package for torch's own tests, of which a class is enough."""
+    if "expecttest" not in sys.modules:
+        package = ModuleType("expecttest")
+        package.TestCase, package.assert_expected_inline = unittest.TestCase, None  # type: ignore[attr-defined]
+        sys.modules["expecttest"] = package
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    return list(op_db)
+
+
+def calls_of_database(ops: list[Any], device: str, samples: dict[str, int]) -> Iterator[Call]:
+    """Yield calls of every op, so many of each variant."""
+    for op in ops:
+        name = f"{op.name}.{op.variant_test_name}".removesuffix(".")
+        dtype = next((dtype for dtype in DTYPES if dtype in op.dtypes), None)
+        if dtype is None:
+            continue
+        differentiable = op.supports_autograd and dtype is torch.float32
+        variants = {
+            "gradients": with_gradients(op.op) if differentiable else op.op,
+            "function": op.op,
+            "method": op.method_variant,
+            "in place": op.inplace_variant,
+        }
+        for variant, count in samples.items():
+            if variants[variant] is not None:
+                seed()
+                inputs = op.sample_inputs(device, dtype, requires_grad=differentiable and variant == "gradients")
+                for number, sample in enumerate(islice(inputs, count)):
+                    args = (sample.input, *sample.args)
+                    yield Call(name, f"{variant} {number}", variants[variant], args, sample.kwargs)
+
+
+def seed() -> None:
+    """Make all random numbers be the same again."""
+    torch.manual_seed(0)
+    random.seed(0)
+    np.random.seed(0)
+
+
+def with_gradients(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that returns what a function computes and its gradients, by ``grad`` and by ``backward``."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        leaves = [tensor for tensor in tensors_in((args, kwargs)) if tensor.requires_grad and tensor.is_leaf]
+        results = function(*args, **kwargs)
+        try:
+            sums = [result.abs().sum() for result in tensors_in(results) if result.requires_grad]
+            total = sum(sums[1:], sums[0])
+            made = torch.autograd.grad(total, leaves, allow_unused=True, retain_graph=True)
+            total.backward()
+        except Exception:  # most often of an op on DTensors whose backward has no rule
+            return results
+        return results, made, [leaf.grad for leaf in leaves]
+
+    return call
+
+
+def calls_of_lists(device: str) -> Iterator[Call]:
+    """Yield calls of the functions that do the same with each tensor of a list, on whatever arguments they take."""
+    seed()
+    for name in sorted(name for name in dir(torch) if name.startswith("_foreach_")):
+        for number in range(6):
+            tensors, others, more = (list(torch.rand(3, 4, device=device).unbind()) for _ in range(3))
+            scalar = torch.tensor(0.5, device=device)
+            arguments = ((), (2.0,), (others,), (scalar,), (others, more), ([1.0, 2.0, 3.0],))[number]
+            yield Call(name, f"list {number}", getattr(torch, name), (tensors, *arguments))
+
+
+def calls_of_moves(device: str, moves: Iterable[Callable[..., Any]]) -> Iterator[Call]:
+    """Yield calls that move tensors, make some of others' data, or ask for what shares their memory."""
+    seed()
+    for number, function in enumerate(moves):
+        yield Call("moves", f"{number}", function, (torch.rand(3, 4, device=device), device))
+
+
+MOVES: tuple[Callable[[Tensor, str], Any], ...] = (
+    lambda x, device: x.to(device),
+    lambda x, device: x.to(x.device),
+    lambda x, device: x.to(device, torch.float32),
+    lambda x, device: x.to(torch.float64),
+    lambda x, device: x.to(torch.float32),
+    lambda x, device: x.to(x),
+    lambda x, device: x.to(device, copy=True),
+    lambda x, device: x.to(x.double()),
+    lambda x, device: x.type(x.type()),
+    lambda x, device: x.type(torch.float32),
+    lambda x, device: x.type_as(x),
+    lambda x, device: x.float(),
+    lambda x, device: x.half(),
+    lambda x, device: x.t().to(device, memory_format=torch.contiguous_format),
+    lambda x, device: torch.as_tensor(x),
+    lambda x, device: torch.as_tensor(x, device=device),
+    lambda x, device: torch.as_tensor(x, dtype=torch.float64, device=device),
+    lambda x, device: torch.asarray(x),
+    lambda x, device: torch.asarray(x, device=device),
+    lambda x, device: torch.tensor([1.0, 2.0], device=device),
+    lambda x, device: x.new_tensor([1.0]),
+    lambda x, device: x.new_zeros(2),
+    lambda x, device: torch.zeros_like(x, device=device),
+    lambda x, device: torch.arange(3, device=device),
+    lambda x, device: torch.rand(3, device=device),
+    lambda x, device: x.data,
+    lambda x, device: x.detach(),
+    lambda x, device: x.requires_grad_(),
+    lambda x, device: torch.nn.Parameter(x),
+    lambda x, device: x.t().contiguous(),
+    lambda x, device: x[1:].t()[1:],
+    lambda x, device: (x.T, x.mT, x.H, x.real),
+    lambda x, device: x[0]._base,
+    lambda x, device: x.view(torch.int32),
+    lambda x, device: x.__setitem__(0, 3.0),
+    lambda x, device: torch.atleast_2d(x, x[0]),
+    lambda x, device: torch.broadcast_tensors(x, x[:1]),
+    lambda x, device: torch.meshgrid(x[0], x[1], indexing="ij"),
+    lambda x, device: torch.nn.utils.parameters_to_vector([x]),
+    lambda x, device: torch.nn.utils.clip_grad_norm_([with_gradient(x)], 0.1),
+    lambda x, device: torch.add(x, x, out=x),
+    lambda x, device: torch.max(x, dim=0, out=(x[0], torch.zeros(4, dtype=torch.long, device=device))),
+    lambda x, device: torch.stack([x, x]).unbind(),
+    lambda x, device: torch.nn.Linear(4, 2).to(device).weight,
+    lambda x, device: torch.nn.Linear(4, 2, device=device)(x),
+    lambda x, device: torch.utils.checkpoint.checkpoint(torch.sin, x.requires_grad_(), use_reentrant=False),
+)
+
+
+MOVES_OF_MEMORY: tuple[Callable[[Tensor, str], Any], ...] = (
+    lambda x, device: torch.empty(0, device=device).set_(x.untyped_storage(), 4, (2, 2)),
+    lambda x, device: setattr(x, "data", torch.ones(2, device=device)),
+    lambda x, device: torch.utils.swap_tensors(x, torch.ones(2, device=device)),
+)
+"""Those that DTensors, which have no memory of their own, do not allow."""
+
+
+def with_gradient(x: Tensor) -> Tensor:
+    """Return the tensor, with a gradient."""
+    x.grad = torch.ones_like(x)
+    return x
+
+
+def facts_of(call: Call) -> Facts:
+    """Carry out a call, and return what a program can see of it; the kind of error where it raises one."""
+    inputs = list(tensors_in((call.args, call.kwargs)))
+    devices = [tensor.device for tensor in inputs]
+    seed()
+    drawn = generator_state()
+    try:
+        results = call.function(*call.args, **call.kwargs)
+    except Exception as error:
+        return {"raises": type(error).__name__, "text": str(error)}
+    made = list(tensors_in(results))
+    keep_values = not call.op.startswith(WITHOUT_VALUES)
+    facts: Facts = {"results": [facts_of_tensor(tensor, inputs, made, keep_values) for tensor in made]}
+    facts["draws"] = generator_state() != drawn
+    facts["inputs"] = [facts_of_tensor(tensor, inputs, made, keep_values) for tensor in inputs]
+    for tensor, device, of_input in zip(inputs, devices, facts["inputs"], strict=True):
+        del of_input["device"], of_input["is_cuda"]  # some ops take tensors that are on the CPU
+        of_input["stays"] = tensor.device == device
+    facts["types"] = type(results).__name__
+    return facts
+
+
+def generator_state() -> bytes:
+    """Return the state of the CPU's generator."""
+    with unset_fake_temporarily():
+        return bytes(torch.get_rng_state().numpy())
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """Yield the tensors of nested lists, tuples and dicts."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from tensors_in(item)
+    elif isinstance(value, dict):
+        yield from tensors_in(list(value.values()))
+
+
+def facts_of_tensor(tensor: Tensor, inputs: list[Tensor], made: list[Tensor], keep_values: bool) -> Facts:
+    """Return what a program can see of a tensor."""
+    facts: Facts = {
+        "class": type(tensor).__name__,
+        "device": str(tensor.device),
+        "is_cuda": tensor.is_cuda,
+        "dtype": tensor.dtype,
+        "shape": tuple(tensor.shape),
+        "layout": tensor.layout,
+        "requires_grad": tensor.requires_grad,
+        "is_leaf": tensor.is_leaf,
+        "is the input": [number for number, other in enumerate(inputs) if tensor is other],
+        "is the result": [number for number, other in enumerate(made) if tensor is other],
+        "to its device": tensor.to(tensor.device) is tensor,
+        "to its dtype": tensor.to(tensor.dtype) is tensor,
+        "to itself": tensor.to(tensor) is tensor,
+    }
+    if isinstance(tensor, DTensor):
+        facts["placements"] = str(tensor.placements)
+        facts["stride"] = tensor.stride()
+        facts["local"] = facts_of_tensor(tensor._local_tensor, local_tensors(inputs), local_tensors(made), keep_values)
+        return facts
+    if has_memory(tensor):
+        facts["stride"], facts["offset"] = tensor.stride(), tensor.storage_offset()
+        facts["is_contiguous"] = tensor.is_contiguous()
+        facts["conj and neg"] = tensor.is_conj(), tensor.is_neg()
+        facts["is a view"] = tensor._is_view()
+        facts["shares memory with"] = [
+            [number for number, other in enumerate(others) if has_memory(other) and share_memory(tensor, other)]
+            for others in (inputs, made)
+        ]
+        facts["place in memory"] = place_in_memory(tensor)
+        facts["detached"] = share_memory(tensor, tensor.detach())
+    if keep_values and tensor.device.type != "meta" and not isinstance(tensor, FakeTensor):
+        facts["values"] = [part.detach().clone() for part in parts_of(tensor)]
+    return facts
+
+
+def has_memory(tensor: Tensor) -> bool:
+    """Return True for a tensor that is no DTensor, sparse, nested or jagged one, which hold other tensors."""
+    if isinstance(tensor, DTensor) or tensor.layout is not torch.strided or tensor.is_nested:
+        return False
+    try:
+        tensor.untyped_storage().nbytes()
+        return isinstance(tensor, FakeTensor) or tensor.untyped_storage().data_ptr() >= 0
+    except RuntimeError:
+        return False
+
+
+def parts_of(tensor: Tensor) -> Iterable[Tensor]:
+    """Return the dense tensors that a tensor holds; of most it is itself."""
+    if tensor.is_nested:
+        return tensor.unbind()
+    return (tensor if tensor.layout is torch.strided else tensor.to_dense(),)
+
+
+def local_tensors(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """Return the local tensors of DTensors."""
+    return [tensor._local_tensor for tensor in tensors if isinstance(tensor, DTensor)]
+
+
+def place_in_memory(tensor: Tensor) -> int | None:
+    """Return how many bytes behind the beginning of its memory a tensor begins; None where it has none."""
+    if not tensor.numel() or isinstance(tensor, FakeTensor):
+        return None
+    return tensor.data_ptr() - tensor.untyped_storage().data_ptr()
+
+
+def share_memory(tensor: Tensor, other: Tensor) -> bool:
+    """Return True if two tensors have the same memory, which is not empty."""
+    memory, other_memory = tensor.untyped_storage(), other.untyped_storage()
+    if isinstance(tensor, FakeTensor):
+        return memory._cdata == other_memory._cdata
+    return memory.nbytes() > 0 and memory.data_ptr() == other_memory.data_ptr()
+
+
+def differences(cpu: Any, gpu: Any, path: str = "") -> Iterator[str]:
+    """Yield where two calls differ; ``cpu`` on one side stands for ``cuda:0`` on the other."""
+    if isinstance(cpu, dict) and isinstance(gpu, dict):
+        if "raises" in cpu or "raises" in gpu:
+            if cpu.get("raises") != gpu.get("raises"):
+                yield f"{path}: {cpu.get('raises')} on the CPU, {gpu.get('raises')}: {gpu.get('text')}"
+            return
+        for key in (cpu.keys() | gpu.keys()) - {"draws"}:
+            yield from differences(cpu.get(key), gpu.get(key), f"{path}/{key}")
+    elif path.endswith("/device"):
+        if {"cpu": "cuda:0"}.get(cpu, cpu) != gpu:
+            yield f"{path}: {cpu}, {gpu}"
+    elif path.endswith("/is_cuda"):
+        if cpu or not gpu:
+            yield f"{path}: {cpu}, {gpu}"
+    elif isinstance(cpu, Tensor) and isinstance(gpu, Tensor):
+        if cpu.shape != gpu.shape or not torch.allclose(cpu, gpu, rtol=0, atol=0, equal_nan=True):
+            yield f"{path}: {cpu.flatten()[:4].tolist()}, {gpu.flatten()[:4].tolist()}"
+    elif isinstance(cpu, list) and isinstance(gpu, list) and len(cpu) == len(gpu):
+        for number, pair in enumerate(zip(cpu, gpu, strict=True)):
+            yield from differences(*pair, f"{path}/{number}")
+    elif cpu != gpu:
+        yield f"{path}: {cpu}, {gpu}"
+
+
+def distributed(calls: Iterable[Call], mesh: Any) -> Iterator[Call]:
+    """Yield calls on DTensors in place of tensors with dims: cut along the first where that is even, else whole."""
+
+    def convert(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            if not value.dim():
+                return value
+            even = value.shape[0] > 0 and value.shape[0] % mesh.size() == 0
+            return distribute_tensor(value, mesh, [Shard(0) if even else Replicate()])
+        if isinstance(value, (list, tuple)):
+            return type(value)(map(convert, value))
+        return {name: convert(item) for name, item in value.items()} if isinstance(value, dict) else value
+
+    for call in calls:
+        try:
+            args, kwargs = convert(call.args), convert(call.kwargs)
+        except Exception:  # a tensor that cannot be distributed, as a sparse one
+            continue
+        yield Call(call.op, call.variant, call.function, args, kwargs)
+
+
+def compare(calls: Callable[[str, Any], Iterable[Call]], worlds: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Return how many ops were tried and how many calls were equal, and the differences of the others.
+
+    Args:
+        calls: returns the calls on a device, and in a world with a mesh.
+        worlds: by device, the context to carry them out in.
+    """
+    began = time.process_time()
+    found: dict[str, dict[str, tuple[str, Facts]]] = {}
+    for device, world in worlds.items():
+        with world as mesh:
+            found[device] = {str(call): (call.op, facts_of(call)) for call in calls(device, mesh)}
+    ops, equal, different = set(), 0, []
+    for name, (op, expected) in found["cpu"].items():
+        _, actual = found["cuda"].get(name, (op, {"raises": "nothing", "text": "no such sample"}))
+        if op in OTHER_SAMPLES or ("raises" in expected and "raises" in actual):
+            continue
+        ops.add(op)
+        texts = [f"{name}{text}" for text in differences(expected, actual)]
+        if expected["draws"]:  # DTensors draw numbers otherwise on GPUs
+            texts = [text for text in texts if "/local/values/" not in text]
+        different += texts
+        equal += not texts
+    summary = {"ops": len(ops), "equal calls": equal, "seconds of CPU": round(time.process_time() - began)}
+    return summary, different
+
+
+def main() -> None:
+    """Compare, and print what was found."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("kind", choices=["tensors", "fake", "DTensors"])
+    parser.add_argument("--only", default="", help="part of the names of the ops to try")
+    options = parser.parse_args()
+    sys.argv[1:] = []  # which torch's database reads too
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    ops = [op for op in operators() if options.only in op.name]
+
+    def calls(device: str, mesh: Any) -> Iterator[Call]:
+        moves = MOVES if options.kind == "DTensors" else (*MOVES, *MOVES_OF_MEMORY)
+        yield from calls_of_moves(device, moves)
+        yield from calls_of_lists(device)
+        yield from calls_of_database(ops, device, SAMPLES[options.kind])
+
+    def calls_on_dtensors(device: str, mesh: Any) -> Iterator[Call]:
+        return distributed(calls(device, mesh), mesh)
+
+    worlds: dict[str, Any] = {"cpu": nullcontext(), "cuda": cuda_stand_in()}
+    if options.kind != "tensors":
+        worlds = {device: dsexplore.simulate(2, device=device, fake=options.kind == "fake") for device in worlds}
+    summary, different = compare(calls_on_dtensors if options.kind == "DTensors" else calls, worlds)
+    print("\n".join(different))
+    print(json.dumps({**summary, "differences": len(different)}))
+
+
+if __name__ == "__main__":
+    main()
