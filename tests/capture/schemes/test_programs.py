@@ -26,6 +26,7 @@ from torch.nn.modules import module as torch_module
 from dsexplore.capture import ops
 from dsexplore.capture.record import record
 from dsexplore.capture.recorder_in_use import is_recording
+from dsexplore.worlds.simulated import received_values
 
 
 @pytest.fixture(autouse=True)
@@ -230,8 +231,9 @@ def test_a_recording_opened_during_backward_has_as_many_lines_as_it_asked_for(co
     assert source.endswith(f":{line}")
 
 
-def test_a_step_like_the_last_keeps_little() -> None:
+def test_a_step_like_the_last_keeps_little(monkeypatch: pytest.MonkeyPatch) -> None:
     """What holds other things costs again whenever the program's garbage is collected."""
+    monkeypatch.setattr(received_values, "_MANY", 4)  # of results the world remembers some, the recording none
     model = Pair(Talker(), Talker())
 
     def objects() -> int:

@@ -28,7 +28,7 @@ def _check(kept: list[Tensor], count: int) -> None:
     for gradient in kept:
         assert gradient.device == torch.device("cuda:0")
         (gradient * torch.ones(4, device="cuda")).sum()
-        dist.all_reduce(gradient)
+        dist.all_reduce(gradient.contiguous())
 
 
 def test_hooks_of_tensors(x: Tensor) -> None:

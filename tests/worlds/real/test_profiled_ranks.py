@@ -94,16 +94,16 @@ def hang(work):
 GUILTY = {
     "leaves": (
         "if rank == 1:\n    issued.set()\n    time.sleep(1000)\nhang(dist.all_reduce(x, async_op=True))",
-        "missing",
+        "did not come",
     ),
     "another op": (
         "hang(dist.barrier(async_op=True) if rank == 2 else dist.all_reduce(x, async_op=True))",
-        "mismatch",
+        "other collective",
     ),
     "the other group first": (
         "y = [torch.empty(8), torch.empty(8)]\nif rank == 1: hang(dist.all_gather(y, x, group=tp, async_op=True))\n"
         "hang(dist.all_reduce(x, async_op=True))",
-        "order",
+        "other group order",
     ),
 }
 
