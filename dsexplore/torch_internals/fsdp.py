@@ -28,6 +28,13 @@ def parameter_groups(module: Any) -> list[Any]:
     return [group for group in groups if group is not None]
 
 
+def mixed_precision(parameter_group: Any) -> str:
+    """Return a parameter group's policies of mixed precision as text: one, or from torch 2.15 on each parameter's."""
+    own = getattr(parameter_group, "mp_policy", None)
+    policies = [parameter.mp_policy for parameter in parameter_group.fsdp_params] if own is None else [own]
+    return str(policies)
+
+
 def has_own_prefetch(module: Any) -> bool:
     """Return True if the program said which modules ``fully_shard`` gathers ahead of a module."""
     state: Any = module._get_fsdp_state()

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from dsexplore.torch_internals.names import TorchName, internal
+from dsexplore.torch_internals.names import TorchName, internal, torch_at_least
 from dsexplore.torch_internals.patches import Patches
 
 
@@ -116,6 +116,12 @@ GET_BACKEND = TorchName("torch.distributed.distributed_c10d:get_backend")
 IS_INITIALIZED = TorchName("torch.distributed.distributed_c10d:is_initialized")
 GROUP_NAME = TorchName("torch.distributed.distributed_c10d:_process_group_name")
 """The function that makes the name of a new process group."""
+
+
+def takes_any_cpu_backend() -> bool:
+    """Return True if ``monitored_barrier`` takes any group with a backend for CPUs: ``"cpu:gloo,cuda:nccl"``."""
+    return torch_at_least("2.15")
+
 
 MONITORED_BARRIER = TorchName("torch.distributed.distributed_c10d:monitored_barrier")
 MONITORED_BARRIER_OF_GROUP = TorchName("torch.distributed:ProcessGroup.monitored_barrier")

@@ -78,7 +78,7 @@ class LayerRuns:
     def _read(self, first: int, mark: LayerMark, marks: Sequence[object]) -> None:
         """Read the pass that begins with a mark."""
         count = len(self._names[mark.container])
-        step = -1 if mark.way == "backward" else 1
+        step = -1 if mark.layer else 1  # torch 2.15 reduces from the last layer on, older ones from the first
         for layers in ([*range(FIRST), *range(count - LAST, count)], range(count)):
             if marks[first : first + len(layers)] == [mark._replace(layer=layer) for layer in layers[::step]]:
                 break

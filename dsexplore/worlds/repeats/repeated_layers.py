@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from dsexplore.torch_internals.autograd import gradient_hooks
 from dsexplore.torch_internals.dtensor import local_tensor
 from dsexplore.torch_internals.fake_tensors import FakeTensor, FakeTensorMode
-from dsexplore.torch_internals.fsdp import has_own_prefetch, parameter_groups
+from dsexplore.torch_internals.fsdp import has_own_prefetch, mixed_precision, parameter_groups
 from dsexplore.torch_internals.modules import hooks_of, hooks_of_all, is_compiled
 from dsexplore.worlds.repeats.layer_runs import FIRST, LAST
 
@@ -103,7 +103,7 @@ def _description(layer: nn.Module) -> list[Any] | None:
             if has_own_prefetch(module):
                 return None
             for group in parameter_groups(module):
-                found += [type(group.mesh_info), type(group.post_forward_mesh_info), str(group.mp_policy)]
+                found += [type(group.mesh_info), type(group.post_forward_mesh_info), mixed_precision(group)]
                 found += _settings(group)
     for name, parameter in layer.named_parameters():
         if gradient_hooks(parameter):

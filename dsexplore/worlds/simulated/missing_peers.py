@@ -18,6 +18,7 @@ from dsexplore.torch_internals.process_groups import (
     RECV,
     SPLIT_GROUP,
     group_of_join,
+    takes_any_cpu_backend,
 )
 from dsexplore.worlds.remarks import Remarks
 
@@ -32,10 +33,16 @@ def _monitored_barrier(original: Callable[..., None], _parts: Parts) -> Callable
 
     def monitored_barrier(*args: Any, **kwargs: Any) -> None:
         group = parameters.bind(*args, **kwargs).arguments.get("group")
-        if dist.get_backend(group) in (dist.Backend.GLOO, "fake"):
+        backend = dist.get_backend(group)
+        if backend in (dist.Backend.GLOO, "fake") or ("gloo" in backend and takes_any_cpu_backend()):
             dist.barrier(group=group)
-        else:
+            return
+        try:
             original(*args, **kwargs)  # raises, as on a cluster
+        except RuntimeError:  # of the simulated group, which has CPUs, so that torch asks it for a barrier
+            raise ValueError(
+                f"monitored_barrier requires a group with a CPU-capable backend (e.g. GLOO), not {backend}"
+            ) from None
 
     return monitored_barrier
 
