@@ -118,3 +118,10 @@ INITIALIZE_STAGES = TorchName(f"{_SCHEDULE}._initialize_pipeline_distributed_sta
 DIST_OF_SCHEDULES = TorchName("torch.distributed.pipelining.schedules:dist")
 DIST_OF_EDGES = TorchName("torch.distributed.pipelining._p2p:dist", since="2.15")
 """The names under which schedules, and what gives each connection a group, find ``torch.distributed``."""
+
+_allocate_buffer = TorchName("torch.distributed.pipelining.stage:_RecvInfo.allocate_buffer", since="2.15")
+
+
+def stages_hold_buffers() -> bool:
+    """Return True if a stage makes a buffer for each message before the first one, not when it is needed."""
+    return not _allocate_buffer.is_there

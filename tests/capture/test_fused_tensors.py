@@ -15,6 +15,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 import dsexplore
 from dsexplore.capture.live_memory import LiveMemory
+from dsexplore.torch_internals.names import torch_at_least
 from dsexplore.trace.trace import Trace
 
 REGION, ANOTHER = 1, 2
@@ -165,7 +166,7 @@ def test_of_a_compiled_layer_backward_gets_what_products_read_and_wrote() -> Non
     assert compiled == pytest.approx(4, abs=0.1)
 
 
-@pytest.mark.parametrize("microbatches", [2, 8])
+@pytest.mark.parametrize("microbatches", [2, 8, 16])
 def test_gradients_of_more_microbatches_take_no_more_memory(microbatches: int) -> None:
     with dsexplore.simulate(world_size=2, fake=True) as mesh, dsexplore.commtrace(costs=True) as trace:
         model = nn.Sequential(Layer(256), Layer(256))
@@ -177,7 +178,9 @@ def test_gradients_of_more_microbatches_take_no_more_memory(microbatches: int) -
             model.set_requires_gradient_sync(number == microbatches - 1)
             model(torch.randn(8, 256)).sum().backward()
     weights = 4 * 256 * 256
-    assert trace.tables.memory["activations"].max() <= weights * (2 + 4) + 100_000  # in bf16 as made, in fp32 as a sum
+    one_more = 2 * 256 * 256 if torch_at_least("2.15") else 0  # which that torch holds while it adds it to the sum
+    most = weights * (2 + 4) + one_more + 100_000  # in bf16 as made, in fp32 as a sum
+    assert trace.tables.memory["activations"].max() <= most
 
 
 def test_kernels_of_compiled_modules_are_marked_as_before() -> None:

