@@ -203,7 +203,7 @@ def test_a_few_layers_and_microbatches_give_the_trace_of_a_pipeline(
 ) -> None:
     if stage and torch_at_least("2.15"):
         pytest.skip(
-            "torch 2.15 frees messages of skipped microbatches before the optimizer: 6 KiB of 140 are told later"
+            "torch 2.15 frees messages of skipped microbatches sooner: of 140 KiB, 6 are freed later here"
         )
     check(partial(build_pipeline, scale=dp == 1), {"pp": 2, "dp": dp, "tp": tp}, stage * dp * tp)
     assert skips == [1]
