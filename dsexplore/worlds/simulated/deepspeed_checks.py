@@ -17,9 +17,12 @@ from dsexplore.torch_internals.names import TorchName
 from dsexplore.torch_internals.patches import Entry, Parts, Patch
 
 
+_MODULE = "deepspeed.runtime.zero.utils"
+
+
 def _as_rank_0(check: Callable[..., Any], _parts: Parts) -> Callable[..., Any]:
     """Return the same function, for which this rank is rank 0."""
-    module = sys.modules[check.__module__]
+    module = sys.modules[_MODULE]  # not that of the check, which is its decorator's
 
     @wraps(check)
     def checked(*args: Any, **kwargs: Any) -> Any:
@@ -48,6 +51,6 @@ class _Rank0:
 
 
 PATCHES: tuple[Entry, ...] = tuple(
-    Patch(TorchName(f"deepspeed.runtime.zero.utils:{name}"), "rank 0 sends nothing", _as_rank_0)
+    Patch(TorchName(f"{_MODULE}:{name}"), "rank 0 sends nothing", _as_rank_0)
     for name in ("assert_lst_len_same_as_other_ranks", "get_lst_from_rank0")
 )
