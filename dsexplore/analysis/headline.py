@@ -20,8 +20,9 @@ from dsexplore.analysis.skew import Skew
 from dsexplore.display import Displayable
 from dsexplore.trace import measured_time
 from dsexplore.trace.causes import FSDP_GATHERS, FSDP_REDUCES, PIPELINE_SCHEDULE
+from dsexplore.trace.ends import ENDED_EARLY
 from dsexplore.trace.numbered_modules import OUTSIDE, place_of
-from dsexplore.trace.steps import IN_A_STEP, in_steps
+from dsexplore.trace.steps import IN_A_STEP, SteadySteps, steady_steps
 from dsexplore.trace.tables import Tables
 from dsexplore.trace.trace import Trace
 from dsexplore.trace.unknown_sizes import IS_UNSIZED
@@ -35,6 +36,7 @@ COLUMNS: dict[str, pl.DataType] = {
     "ms": pl.Float64(),  # in which a collective of this axis is under way; null where nothing was measured
 }
 _MOST_AXES = 4
+_MOST_STEPS = 3
 _DOINGS = {
     # cause, op: what happens, in words
     **{(cause, "all_gather"): "FSDP gathers parameters" for cause in FSDP_GATHERS},
@@ -50,7 +52,7 @@ class Sentence:
     """One sentence of a headline, and the events that it is about."""
 
     about: str
-    """``skew``, ``axes``, ``module``, ``finding`` or ``time``."""
+    """``stopped``, ``skew``, ``axes``, ``module``, ``finding`` or ``time``."""
     text: str
     rows: npt.NDArray[np.int64] = field(repr=False, compare=False)
     """The events that the sentence is about, as positions in `Trace.events`."""
@@ -84,11 +86,11 @@ class Headline(Displayable):
 
     @cached_property
     def sentences(self) -> tuple[Sentence, ...]:
-        """At most five: who is late, what is sent by axis and by module, what could be spared, what is exposed."""
+        """At most six: where it stopped, who is late, what axes and modules send, what to spare, what is exposed."""
         events = self.tables.events
         if events.is_empty():
             return ()
-        parts = (self._late, self._axes, self._module, self._finding, self._time)
+        parts = (self._stopped, self._late, self._axes, self._module, self._finding, self._time)
         return tuple(one for part in parts for one in part())
 
     @cached_property
@@ -109,8 +111,13 @@ class Headline(Displayable):
 
     @cached_property
     def steps(self) -> int:
-        """The number of steps in which something was sent."""
-        return max(self.step_events["step"].n_unique(), 1)
+        """The number of steady steps."""
+        return self.steady.count
+
+    @cached_property
+    def steady(self) -> SteadySteps:
+        """The steps that the figures of one step are made of."""
+        return steady_steps(self.tables, self.tables.events.with_row_index("row"))
 
     @cached_property
     def start_up_bytes(self) -> float:
@@ -131,6 +138,16 @@ class Headline(Displayable):
     def no_grad_events(self) -> pl.DataFrame:
         """The events of forwards without gradients, with ``weight`` as in `step_events`."""
         return self._weighed(self.tables.events.filter(pl.col("phase") == "no-grad forward"))
+
+    @cached_property
+    def between_bytes(self) -> float:
+        """Wire bytes per rank of state dicts, whole parameters and what followed the last step once."""
+        return float(self.between_events.select(weighed("wire_bytes")).item()) / self.ranks
+
+    @cached_property
+    def between_events(self) -> pl.DataFrame:
+        """The events between steps, with ``weight`` as in `step_events`."""
+        return self._weighed(self.tables.events.filter(pl.col("phase") == "between steps"))
 
     def to_frame(self) -> pl.DataFrame:
         """The bytes that a rank sends in a step, one row per axis, most wire bytes first; columns: `COLUMNS`."""
@@ -159,11 +176,11 @@ class Headline(Displayable):
 
     @cached_property
     def step_events(self) -> pl.DataFrame:
-        """The events of steps, with ``row``, the position in the trace's events, and ``weight``.
+        """The events of steady steps, with ``row``, the position in the trace's events, and ``weight``.
 
         The weight is the number of ranks that the event's rank stands for: 1 where a trace has each rank once.
         """
-        return self._weighed(in_steps(self.tables.events.with_row_index("row")))
+        return self._weighed(self.steady.events)
 
     def _weighed(self, events: pl.DataFrame) -> pl.DataFrame:
         weight = pl.lit(1, pl.Int64)
@@ -171,6 +188,27 @@ class Headline(Displayable):
             weights = dict(self.tables.info.weights)
             weight = pl.col("rank").replace_strict(weights, default=1, return_dtype=pl.Int64)
         return events.with_columns(weight.alias("weight"))
+
+    @cached_property
+    def stopped_with(self) -> str:
+        """The name of the exception that ended the recording; empty where its block came to its end."""
+        notes = (note for note in self.tables.info.notes if note.startswith(ENDED_EARLY))
+        return next(notes, "").removeprefix(ENDED_EARLY)
+
+    def _stopped(self) -> Iterator[Sentence]:
+        """Where a recording stopped that an exception ended: what a step sends is known of whole ones alone."""
+        if not self.stopped_with:
+            return
+        last = self.tables.events.tail(1)
+        step, op, phase, source = last.select("step", "op", "phase", "source").row(0)
+        line = str(source).partition(" ← ")[0]
+        ended = self.tables.info.whole_steps
+        where = f"in step {step}" if step >= ended else f"after step {step}"
+        text = (
+            f"The recording stopped with {self.stopped_with} {where}: its last collective was {op} in phase {phase}"
+            f"{f' ({line})' if line else ''}, and {format_count(ended, 'step')} had ended."
+        )
+        yield Sentence("stopped", text, np.array([self.tables.events.height - 1]))
 
     def _late(self) -> Iterator[Sentence]:
         """The sentence of the ranks that come late."""
@@ -187,13 +225,22 @@ class Headline(Displayable):
             every = np.arange(self.tables.events.height)
             apart = [f"start-up sends {format_bytes(start_up)} per rank"] if len(self.start_up_events) else []
             apart += [f"forwards without gradients send {self._no_grad}"] if len(self.no_grad_events) else []
+            apart += (
+                [f"between steps {format_bytes(self.between_bytes)} per rank are sent"]
+                if len(self.between_events)
+                else []
+            )
             text = f"{listed(apart)}; no step was recorded."
             yield Sentence("axes", text[0].upper() + text[1:], every)
             return
         has_steps = bool(self.step_events["phase"].is_in(IN_A_STEP).any())
         what = "A step" if has_steps else "The program"
+        if self.stopped_with:
+            what = "A whole step" if self.tables.info.whole_steps else "Until then the program"
         before = f"; start-up sent {format_bytes(start_up)} per rank before it" if start_up else ""
         before += f"; forwards without gradients sent {self._no_grad} besides" if self.no_grad_bytes else ""
+        before += f"; between steps {format_bytes(self.between_bytes)} per rank were sent" if self.between_bytes else ""
+        before = f"{self._more}{before}"
         unsized = self.step_events.filter(IS_UNSIZED).height
         parts = [(axis or "no axis", size) for axis, size in frame.select("axis", "wire_bytes").iter_rows() if size]
         if not parts and unsized:
@@ -234,13 +281,30 @@ class Headline(Displayable):
     def _spread(self) -> str:
         """Over what the numbers are means, and how far ranks and steps are apart; empty for one rank and one step."""
         over = [f"{self.ranks:,} ranks"] if self.ranks > 1 else []
-        over += [f"{self.steps:,} steps"] if self.steps > 1 else []
+        over += [f"{self.steps:,} steps"] if self.steps > 1 and not self.steady.are_equal else []
+        which = f"{self.steps:,} steady steps, equal" if self.steady.are_equal else ""
+        which = f"the last of {self.steady.whole} steps" if self.steps < self.steady.whole == 2 else which
         if not over:
-            return ""
+            return f" ({which})" if which else ""
         sent = self.step_events.group_by("rank", "step").agg(pl.col("wire_bytes").sum())["wire_bytes"].to_list()
         least, most = min(sent, default=0), max(sent, default=0)
         range_ = f", {format_bytes(least)} to {format_bytes(most)}" if most > 1.01 * least else ""
-        return f" (mean of {' and '.join(over)}{range_})"
+        return f" (mean of {' and '.join(over)}{range_}{f'; {which}' if which else ''})"
+
+    @property
+    def _more(self) -> str:
+        """What steps that are not steady sent more or less: ``; step 0 sent 2 MiB more``."""
+        more = {step: size / self.ranks for step, size in self.steady.more.items() if size}
+        if not more:
+            return ""
+        if len(more) > _MOST_STEPS:
+            largest = max(more, key=lambda step: abs(more[step]))
+            return f"; {len(more):,} other steps differ, step {largest} most, by {format_bytes(abs(more[largest]))}"
+        parts = [
+            f"step {step} sent {format_bytes(abs(size))} {'more' if size > 0 else 'less'}"
+            for step, size in more.items()
+        ]
+        return f"; {listed(parts)}"
 
     def _module(self) -> Iterator[Sentence]:
         """The place in the model that sends most, and why."""

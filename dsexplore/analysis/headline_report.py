@@ -22,6 +22,7 @@ def report(headline: Headline) -> list[tuple[str, str]]:
         ("Which modules send it?", _modules(headline)),
         ("What does start-up alone send?", _start_up(headline)),
         ("What do forwards without gradients send?", _no_grad(headline)),
+        ("What is sent between steps?", _between(headline)),
         ("What is sent unasked?", _implicit(headline)),
         ("What memory does a rank need?", memory(tables)),
         ("What made this report?", made),
@@ -99,6 +100,16 @@ def _no_grad(headline: Headline) -> str:
     steps = events["step"].n_unique()
     where = f"in {format_count(steps, 'step')}"
     return f"{format_bytes(headline.no_grad_bytes)} per rank {where}, which no figure per step counts: {listed(parts)}."
+
+
+def _between(headline: Headline) -> str:
+    """The answer that names what state dicts and the like send, by line; empty where there is nothing."""
+    events = headline.between_events
+    if events.is_empty():
+        return ""
+    sums = events.group_by("source").agg(weighed("wire_bytes")).sort("wire_bytes", "source", descending=[True, False])
+    parts = [f"{line or 'no line'} {format_bytes(size / headline.ranks)}" for line, size in sums.head(4).iter_rows()]
+    return f"{format_bytes(headline.between_bytes)} per rank, which no figure per step counts: {listed(parts)}."
 
 
 def _implicit(headline: Headline) -> str:

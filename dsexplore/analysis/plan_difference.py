@@ -132,6 +132,7 @@ class PlanDifference(Displayable):
         for what, a, b in (
             ("start-up sends", self.before.start_up_bytes, self.after.start_up_bytes),
             ("forwards without gradients send", self.before.no_grad_bytes, self.after.no_grad_bytes),
+            ("what is sent between steps:", self.before.between_bytes, self.after.between_bytes),
         ):
             text += f"; {what} {_amount(b - a)} per rank" if abs(b - a) >= 0.5 else ""  # bytes
         return text
@@ -202,7 +203,7 @@ def plan_difference(before: Tables, after: Tables) -> PlanDifference:
 def _per_share(side: Headline) -> pl.DataFrame:
     """Count and bytes per module × op × axis × phase, per rank and step; those of `OUTSIDE_STEPS` per rank."""
     totals = []
-    apart = pl.concat([side.start_up_events, side.no_grad_events])
+    apart = pl.concat([side.start_up_events, side.no_grad_events, side.between_events])
     for events, share in ((side.step_events, side.ranks * side.steps), (apart, side.ranks)):
         numbers = [
             pl.col("weight").sum().alias("count"),

@@ -19,6 +19,7 @@ from typing import NamedTuple
 import torch
 from torch.autograd.function import FunctionCtx
 
+from dsexplore.capture.frame_kinds import is_warm_up
 from dsexplore.capture.module_entry import ModuleEntry
 from dsexplore.capture.source_lines import Sources
 from dsexplore.torch_internals.autograd import next_node_number
@@ -74,6 +75,8 @@ class ThreadCalls:
         """By position in ``boundaries``: the user's line that made that call."""
         self.without_gradients = False
         """Whether gradients were off when the outermost call in progress, or the latest one, began."""
+        self.is_warm_up = False
+        """Whether that call is of a pipeline, whose stages run once to learn shapes."""
         self.next_node = 0
         """The number of the next autograd node when that call began, or ended: FSDP1 makes some in any forward."""
         self.with_gradients = 0
@@ -89,7 +92,9 @@ class ThreadCalls:
 
     @property
     def forward(self) -> Phase:
-        """The phase of the forward in progress."""
+        """The phase of the forward in progress; that of a pipeline's warm-up is start-up."""
+        if self.open and self.is_warm_up:
+            return "start-up"
         return "no-grad forward" if self.open and self.without_gradients else "forward"
 
     @property
@@ -108,6 +113,7 @@ class ThreadCalls:
         The forward of an autograd function, as a reentrant checkpoint's, runs with gradients off in any training.
         """
         self.without_gradients = not torch.is_grad_enabled() and not _is_inside_function()
+        self.is_warm_up = is_warm_up()
         self.with_gradients += not self.without_gradients
         self.next_node = next_node_number()
 

@@ -24,6 +24,7 @@ from dsexplore.torch_internals.frames import (
     ENGINE,
     INTERNAL,
     MODULE_CALL,
+    PIPELINE_WARM_UP,
     PLUMBING,
     START_UP,
     TORCH,
@@ -32,6 +33,14 @@ from dsexplore.torch_internals.frames import (
 
 USER: Final = 100  # the program, and packages that it uses
 USER_HOOK: Final = 101  # a function of the program with a parameter "bucket", as DDP calls its hooks
+USER_SAVES: Final = 102  # a function of the program, or of a package, that is called as those are that save and load
+OF_USER: Final = (USER, USER_HOOK, USER_SAVES)
+
+_SCHEDULES = "torch.distributed.pipelining.schedules"  # a program that has not imported it has no pipeline
+_SAVES = {
+    *("state_dict", "load_state_dict", "consolidate_state_dict", "save_pretrained", "save_16bit_model"),
+    *(f"{verb}_{what}" for verb in ("save", "load") for what in ("checkpoint", "model", "state")),
+}
 
 _STANDARD_LIBRARY = (sysconfig.get_path("stdlib") + os.sep, sysconfig.get_path("platstdlib") + os.sep)
 _INSTALLED = tuple(folder + os.sep for folder in INSTALLED)
@@ -111,6 +120,8 @@ def _classify(code: CodeType) -> int:
         return COMPILED
     if _is_plumbing(file) or _is_of_engine(file):
         return INTERNAL
+    if name in _SAVES:
+        return USER_SAVES
     return USER_HOOK if "bucket" in code.co_varnames[: code.co_argcount] else USER
 
 
@@ -145,7 +156,7 @@ def mark_module_call(code: CodeType) -> None:
 def inside_compiled() -> bool:
     """Whether what runs now was called by torch.compile, or by what it compiled."""
     for kind, _ in meaningful(sys._getframe(1)):
-        if kind in (USER, USER_HOOK):
+        if kind in OF_USER:
             return False
         if kind in (COMPILED, COMPILER):
             return True
@@ -168,11 +179,16 @@ def caller_of_op(frames: int) -> FrameType:
     return frame if frame.f_code is AUTOGRAD_OF_OP else sys._getframe(1 + frames)
 
 
+def is_warm_up() -> bool:
+    """Return True while a pipeline's stages run once to learn shapes."""
+    return _SCHEDULES in sys.modules and any(kind == PIPELINE_WARM_UP for kind, _ in meaningful(sys._getframe(1)))
+
+
 def user_lines(frame: FrameType | None, depth: int) -> Sources:
     """The innermost of the user's lines outwards from a frame, at most ``depth``."""
     found: Sources = ()
     while frame is not None and len(found) < depth:
-        if kind_of(frame.f_code) in (USER, USER_HOOK):
+        if kind_of(frame.f_code) in OF_USER:
             found += ((frame.f_code, frame.f_lasti),)
         frame = frame.f_back
     return found

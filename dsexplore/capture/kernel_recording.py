@@ -143,6 +143,12 @@ class KernelRecording:
                 return
             self.segments[number] = self.segments[number]._replace(step=latest - 1)
 
+    def join_steps(self) -> None:
+        """All work until now was part of one step."""
+        self._meet_collectives()
+        self.segments = [segment._replace(step=0) for segment in self.segments]
+        self._step = 0
+
     def dtensor_op(self) -> None:
         """An op on DTensors is taken apart by the CPU."""
         phase, module = self._where()

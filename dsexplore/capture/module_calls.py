@@ -17,6 +17,7 @@ from torch.fx import GraphModule
 
 from dsexplore.capture import frame_kinds
 from dsexplore.capture.autograd_nodes import NO_CALL, ModuleCall, ThreadCalls
+from dsexplore.capture.module_entry import ModuleEntry
 from dsexplore.capture.modules import Modules
 from dsexplore.torch_internals.autograd import next_node_number
 from dsexplore.torch_internals.dispatch import leave_frame_to_python, leave_to_python
@@ -27,10 +28,12 @@ class ModuleCalls:
 
     Args:
         modules: where calls are reported.
+        outermost: called at a call outside any other, with the module's entry and whether gradients are on.
     """
 
-    def __init__(self, modules: Modules) -> None:
+    def __init__(self, modules: Modules, outermost: Callable[[ModuleEntry, bool], None] = lambda *_: None) -> None:
         self.modules = modules
+        self.outermost = outermost
 
     def install(self) -> None:
         """Begin to report module calls."""
@@ -91,6 +94,8 @@ def _begin(called: nn.Module) -> tuple[ThreadCalls, int] | None:
     if not depth:
         module.calls += 1
         own.begin_outermost()
+        if not own.is_warm_up:
+            observer.outermost(module, not own.without_gradients)
     elif in_progress[-1].module is not module or in_progress[-1].called == identity:
         module.calls += 1  # not again for the module inside a wrapper
     frame = sys._getframe(1)

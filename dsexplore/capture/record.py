@@ -12,13 +12,14 @@ from pathlib import Path
 from dsexplore.capture.block_end import begin_saving, end_of
 from dsexplore.capture.early_saves import EarlySave, saved_early, write_stacks
 from dsexplore.capture.issued_collective import Issued
+from dsexplore.capture.optimizer_steps import counted_steps
 from dsexplore.capture.recorder import Recorder
 from dsexplore.capture.recorder_in_use import in_use
 from dsexplore.capture.recording import Recording
 from dsexplore.errors import UsageError
 from dsexplore.interrupts import uninterrupted
 from dsexplore.progress import track
-from dsexplore.trace.ends import RUNNING
+from dsexplore.trace.ends import ENDED_EARLY, RUNNING
 from dsexplore.trace.files import check_destination, names_directory, save_recording, stack_file
 from dsexplore.trace.trace import Trace
 
@@ -38,6 +39,7 @@ def record(
     timeout: float | None = None,
     costs: bool = False,
     saves_end: bool = True,
+    counts_steps: bool = True,
 ) -> Iterator[Trace]:
     """Record every collective of this process inside the block.
 
@@ -55,6 +57,7 @@ def record(
         costs: also record what is computed between the collectives, and the memory that it takes, of which
             `Trace.predict` makes times: all ops are seen then, and compiled code runs eagerly.
         saves_end: False writes to ``save`` only where the process is ended by SIGTERM, or the time-out has passed.
+        counts_steps: whether the steps of optimizers end the trace's steps; `Trace.step` ends them alone once called.
 
     Yields:
         a `Trace`, readable at any time, final when the block ends. Ctrl-C inside the block leaves it with what was
@@ -81,9 +84,11 @@ def record(
                 while_open.enter_context(saved_early(_early_save(recorder, recording, save, timeout)))
             if costs:
                 _record_costs(recorder, recording)
+            if counts_steps:
+                while_open.enter_context(counted_steps(None, recording.of_optimizers))
             yield trace
     except BaseException as error:
-        recording.notes.append(f"the recording ended early, with {type(error).__name__}")
+        recording.notes.append(f"{ENDED_EARLY}{type(error).__name__}")
         recording.end = end_of(error) if recording.attempt else ""
         save = save if saves_end else None
         says_so = isinstance(error, KeyboardInterrupt) and not inner

@@ -23,6 +23,7 @@ from dsexplore.capture.modules import Modules
 from dsexplore.capture.ops import Message
 from dsexplore.capture.parameters import Parameter
 from dsexplore.capture.peers import Parties
+from dsexplore.capture.recorded_steps import Steps, step_numbers
 from dsexplore.capture.recorded_tables import Columns, EventColumns, Recorded
 from dsexplore.capture.recording import Recording
 from dsexplore.capture.source_lines import source_texts
@@ -55,6 +56,12 @@ def content_of(
         modules: the modules that the recording has met.
         waits: see `Issued.read_clock`.
     """
+    recording.trains = recording.trains or modules.differentiable_calls() > recording.earlier_differentiable
+    if not steps and not recording.trains:
+        steps = recording.calls.forwards(len(issued))
+    is_fixed = recording.steps_are_marked or recording.kernels is not None  # kernels are numbered as they run
+    placed = Steps(steps, recording.calls, issued, are_marked=is_fixed)
+    issued = placed.issued
     found = CollectiveKinds(issued, waits=waits)
     ranks = _ranks(kind.issued for kind in found.kinds)
     rank = ranks[0] if ranks else 0
@@ -62,21 +69,28 @@ def content_of(
     known = {group.name for group in groups}
     older = {group.name: group for group in used.values() if group.name not in known}
     groups = [*groups, *older.values()]
-    recording.trains = recording.trains or modules.differentiable_calls() > recording.earlier_differentiable
     return Recorded(
-        events=event_columns(found, steps, recording.stack_depth),
+        events=event_columns(found, steps, recording.stack_depth, placed.numbers),
         costs=_cost_tables(recording, issued, rank),
         parameters=parameter_columns(modules.parameters(), rank),
         modules=module_columns(modules.in_order(), recording.earlier_calls),
         groups=group_rows(group for group in groups if id(group) in used),
-        info=_info(recording, len(issued), ranks, groups),
-        steps=len(steps) if recording.ends_with_step else None,
+        info=_info(recording, len(issued), len(steps), ranks, groups),
+        steps=len(recording.steps) if recording.ends_with_step else None,
         trains=recording.trains,
     )
 
 
-def _info(recording: Recording, count: int, ranks: Sequence[int], groups: Sequence[Group]) -> TraceInfo:
-    """What the trace of a recording of so many collectives says of itself."""
+def _info(recording: Recording, count: int, steps: int, ranks: Sequence[int], groups: Sequence[Group]) -> TraceInfo:
+    """Return what the trace of a recording says of itself.
+
+    Args:
+        recording: the recording.
+        count: of its collectives.
+        steps: how many have ended.
+        ranks: that it has recorded.
+        groups: that it has met.
+    """
     kernels = recording.kernels
     simulated = recording.simulated or any(group.backend == "fake" for group in groups)
     clock = "" if simulated else host_clock()
@@ -90,6 +104,7 @@ def _info(recording: Recording, count: int, ranks: Sequence[int], groups: Sequen
         ends=(recording.end,) * len(ranks) if recording.end else (),
         began=(recording.began,) * len(ranks) if recording.began else (),
         attempt=recording.attempt,
+        whole_steps=steps,
         schedule=kernels.schedule if kernels else "",
         torch_version=torch.__version__,
         notes=(*recording.notes, *recording.further_notes(count)),
@@ -141,16 +156,22 @@ def _world_size(groups: Sequence[Group]) -> int:
     return max([int(os.environ.get("WORLD_SIZE", "1")), *(group.size for group in groups)])
 
 
-def event_columns(found: CollectiveKinds, steps: Sequence[int], stack_depth: int) -> EventColumns:
+def event_columns(
+    found: CollectiveKinds, steps: Sequence[int], stack_depth: int, numbers: Sequence[int] | None = None
+) -> EventColumns:
     """The events of collectives.
 
     Args:
         found: the collectives.
-        steps: how many of them had been issued at each `Trace.step`.
+        steps: how many of them had been issued at the end of each step.
         stack_depth: how many of the user's lines to name per event.
+        numbers: the number of the step of each; None where the ends say it.
     """
     of_events, collectives = found.rows()
-    own: Columns = {**found.columns, "step": _step_numbers(steps, len(found.numbers))}
+    own: Columns = {
+        **found.columns,
+        "step": list(step_numbers(steps, len(found.numbers)) if numbers is None else numbers),
+    }
     return EventColumns(
         of_kinds=_kind_columns(found.kinds),
         messages=of_events,
@@ -252,17 +273,6 @@ def _global_rank(one: Issued, rank: int | None) -> int | None:
     if rank is None or one.group is None:
         return None
     return one.group.ranks[rank] if 0 <= rank < len(one.group.ranks) else None
-
-
-def _step_numbers(steps: Sequence[int], count: int) -> list[int]:
-    """Per collective the number of its step.
-
-    Worked example: steps marked after 2 and after 3 collectives of 4 give 0, 0, 1, 2.
-    """
-    numbers: list[int] = []
-    for step, end in enumerate([*steps, count]):
-        numbers.extend([step] * (end - len(numbers)))
-    return numbers
 
 
 def parameter_columns(parameters: Sequence[Parameter], rank: int) -> Columns:

@@ -27,16 +27,19 @@ import torch.distributed as dist
 from torch import nn
 
 from dsexplore.capture import frame_kinds, pipelines
+from dsexplore.capture.early_sends import EarlySends
 from dsexplore.capture.given_up_groups import mark_given_up
 from dsexplore.capture.groups import Group, Groups, own_rank, size_of
 from dsexplore.capture.issued_collective import Batches, Issued, Label, is_async
 from dsexplore.capture.labels import current
 from dsexplore.capture.module_calls import ModuleCalls
+from dsexplore.capture.module_entry import ModuleEntry
 from dsexplore.capture.modules import Modules
 from dsexplore.capture.ops import Communication, Message, forget_messages
 from dsexplore.capture.origins import Origins
 from dsexplore.capture.peers import PARTIES
 from dsexplore.capture.recorded_content import content_of
+from dsexplore.capture.recorded_steps import is_own
 from dsexplore.capture.recorded_tables import Recorded
 from dsexplore.capture.recording import Recording
 from dsexplore.capture.stack_reading import DDP_BUCKET, DDP_UNUSED, StackReading, read_stack
@@ -75,7 +78,9 @@ class Recorder:
         self._groups = Groups()
         self._modules = Modules(self._warn_once)
         self._origins = Origins(self._modules, self._groups)
-        self._module_calls = ModuleCalls(self._modules)
+        self._module_calls = ModuleCalls(self._modules, self._begin_outermost)
+        self._early: EarlySends | None = EarlySends()
+        """What the program sends itself before any module runs; None from then on."""
         self._batches = Batches(count(1))
         self._warned: set[str] = set()
 
@@ -145,6 +150,7 @@ class Recorder:
             self._substrate = None
         self._stopwatch.release()
         self._tensor_waits.release()
+        self._early = None
         self._groups.release()
         self._origins.release()
         forget_messages()
@@ -274,6 +280,8 @@ class Recorder:
         if reading.batch_position or "coalesced" in raw_op:
             issued.batch = self._batches.number_of(reading.batch_position)
         self._origins.share_soon(issued)
+        if self._early is not None and is_own(issued):
+            self._early.add(issued, args)
         return issued
 
     def _place_in_schedule(self, reading: StackReading, op: str, args: Sequence[Any]) -> nn.Module | None:
@@ -312,6 +320,14 @@ class Recorder:
         issued = Issued(raw_op, [message], group, rank, self._origins.of(reading), label=current.label)
         self._origins.share_soon(issued)
         return issued
+
+    def _begin_outermost(self, module: ModuleEntry, with_gradients: bool) -> None:
+        """A module is called outside any other."""
+        if self._early is not None:
+            self._early.find_parameters(module)
+            self._early = None
+        for recording in self._recordings:
+            recording.begin_call(id(module), with_gradients=with_gradients)
 
     def _guess_group(self, raw_op: str, entry: Communication, args: Sequence[Any]) -> Group | None:
         """The group of an op that nobody described."""

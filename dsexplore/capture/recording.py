@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from dsexplore.capture.issued_collective import Issued
 from dsexplore.capture.modules import Modules
+from dsexplore.capture.recorded_steps import OuterCalls
 from dsexplore.errors import UsageError
 from dsexplore.progress import Work
 
@@ -39,8 +40,12 @@ class Recording:
     """All collectives, in program order."""
     steps: list[int] = field(default_factory=list)
     """How many collectives had been issued at each `Trace.step`."""
+    steps_are_marked: bool = False
+    """Whether the program ends its steps with `Trace.step`; else `steps` are those that its optimizers end."""
     ends_with_step: bool = False
     """Whether what came after the end of the last step is left out."""
+    calls: OuterCalls = field(default_factory=OuterCalls)
+    """Where modules are called outside any other."""
     notes: list[str] = field(default_factory=list)
     """See `TraceInfo.notes`."""
     end: str = ""
@@ -64,8 +69,17 @@ class Recording:
             self.work.advance(len(issued.messages), f"in step {steps}" if steps else "")
 
     def step(self) -> None:
-        """Make all later collectives part of the next step."""
+        """Make all later collectives part of the next step, and let optimizers end none, earlier ones included."""
+        if not self.steps_are_marked:
+            self.steps_are_marked = True
+            self.steps.clear()
+            if self.kernels is not None:
+                self.kernels.join_steps()
         self.steps.append(len(self.issued))
+
+    def begin_call(self, module: int, *, with_gradients: bool) -> None:
+        """Note that the module of that entry is called outside any other."""
+        self.calls.begin(module, len(self.issued), len(self.steps), with_gradients=with_gradients)
 
     def lengthen_step(self) -> None:
         """Make the collectives since the end of the last step part of it.
@@ -82,3 +96,38 @@ class Recording:
     def end_with_step(self) -> None:
         """Leave out what comes after the end of the last step."""
         self.ends_with_step = True
+
+    @property
+    def of_optimizers(self) -> OptimizerMarks:
+        """See `StepMarks.of_optimizers`."""
+        return OptimizerMarks(self)
+
+
+class OptimizerMarks:
+    """The steps of a recording that the program's optimizers end, for as long as `Trace.step` was not called.
+
+    Args:
+        recording: whose steps they are.
+    """
+
+    def __init__(self, recording: Recording) -> None:
+        self._recording = recording
+
+    def step(self) -> None:
+        """Make all later collectives part of the next step."""
+        if not self._recording.steps_are_marked:
+            self._recording.steps.append(len(self._recording.issued))
+
+    def lengthen_step(self) -> None:
+        """Make the collectives since the end of the last step part of it."""
+        if not self._recording.steps_are_marked and self._recording.steps:
+            self._recording.lengthen_step()
+
+    def end_with_step(self) -> None:
+        """Leave out what comes after the end of the last step."""
+        self._recording.end_with_step()
+
+    @property
+    def of_optimizers(self) -> OptimizerMarks:
+        """These marks."""
+        return self

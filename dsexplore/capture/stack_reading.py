@@ -159,6 +159,17 @@ def _read_user_hook(reading: StackReading, frame: FrameType) -> None:
         reading.cause = DDP_BUCKET
 
 
+def _read_user_saves(reading: StackReading, frame: FrameType) -> None:
+    if reading.graph_task == -1:
+        reading.decide_phase("between steps")
+    _read_user(reading, frame)
+
+
+def _read_between_steps(reading: StackReading, _frame: FrameType) -> None:
+    if reading.graph_task == -1:
+        reading.decide_phase("between steps")
+
+
 def _is_of(call: ModuleCall, frame: FrameType | None) -> bool:
     """Whether a frame of kind MODULE_CALL or OUTER_CALL belongs to a call that was observed.
 
@@ -295,6 +306,7 @@ def _read_blocking(reading: StackReading, _frame: FrameType) -> None:
 _READERS: dict[int, Callable[[StackReading, FrameType], None]] = {
     frame_kinds.USER: _read_user,
     frame_kinds.USER_HOOK: _read_user_hook,
+    frame_kinds.USER_SAVES: _read_user_saves,
     frames.MODULE_CALL: _read_module_call,
     frames.OUTER_CALL: _read_module_call,
     frames.ENGINE: _read_engine,
@@ -314,6 +326,7 @@ _READERS: dict[int, Callable[[StackReading, FrameType], None]] = {
     frames.PIPELINE_WARM_UP: _read_pipeline_warm_up,
     frames.START_UP: _read_start_up,
     frames.SENDER: _read_sender,
+    frames.BETWEEN_STEPS: _read_between_steps,
     frames.COMPILED: _read_compiled,
     frames.COMPILER: lambda _reading, _frame: None,
 }

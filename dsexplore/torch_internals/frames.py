@@ -36,6 +36,7 @@ OUTER_CALL: Final = 18  # Module._wrapped_call_impl, around MODULE_CALL
 START_UP: Final = 19  # sets a model, a mesh or a group up, and sends before the first step
 SENDER: Final = 20  # a function of torch that sends parameters at start-up, named as the cause
 FLAT_PARAMETER: Final = 21  # gathers or reduces a flat parameter of FullyShardedDataParallel
+BETWEEN_STEPS: Final = 22  # gathers whole parameters or optimizer states, to save them, load them or hand them on
 
 TORCH = str(Path(torch.__file__).parent) + os.sep
 """The folder of torch's own code."""
@@ -78,6 +79,9 @@ _BY_NAME: dict[tuple[str, str], int] = {
     ("distributed/distributed_c10d.py", "init_process_group"): START_UP,
     ("distributed/distributed_c10d.py", "new_group"): START_UP,
     ("distributed/distributed_c10d.py", "split_group"): START_UP,
+    ("nn/modules/module.py", "state_dict"): BETWEEN_STEPS,
+    ("nn/modules/module.py", "load_state_dict"): BETWEEN_STEPS,
+    ("distributed/optim/zero_redundancy_optimizer.py", "consolidate_state_dict"): BETWEEN_STEPS,
     ("distributed/utils.py", "_verify_param_shape_across_processes"): SENDER,
     ("distributed/utils.py", "_sync_params_and_buffers"): SENDER,
     ("distributed/tensor/_api.py", "distribute_tensor"): SENDER,
@@ -102,7 +106,12 @@ _BY_FILE: dict[str, int] = {
     "distributed/tensor/_dispatch.py": DTENSOR_OP,
     "distributed/fsdp/_fully_shard/_fsdp_param_group.py": FSDP,
     "distributed/pipelining/schedules.py": PIPELINE,
+    "distributed/fsdp/_unshard_param_utils.py": BETWEEN_STEPS,
+    "distributed/fsdp/_state_dict_utils.py": BETWEEN_STEPS,
+    "distributed/fsdp/_optim_utils.py": BETWEEN_STEPS,
+    "distributed/_state_dict_utils.py": BETWEEN_STEPS,
 }
+_CHECKPOINTS = "distributed/checkpoint/"
 _DDP_HOOKS = "distributed/algorithms/ddp_comm_hooks/"
 
 FSDP1_POST_BACKWARD = "_post_backward_hook"
@@ -161,6 +170,8 @@ def kind_of_torch(code: CodeType) -> int:
         return DDP_HOOK
     if part.startswith("distributed/tensor/") and OP_OF_DTENSOR in code.co_varnames[: code.co_argcount]:
         return DTENSOR_OP
+    if part.startswith(_CHECKPOINTS):
+        return BETWEEN_STEPS
     if part.startswith("_functorch/_aot_autograd/"):
         return COMPILED
     if part.startswith("_dynamo/"):

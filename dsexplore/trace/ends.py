@@ -8,6 +8,8 @@ says nothing of its program's end.
 from __future__ import annotations
 
 RUNNING = "running"
+ENDED_EARLY = "the recording ended early, with "
+"""How a trace's note begins that an exception or Ctrl-C ended its recording; the name of the exception follows."""
 ENDED_BLOCK = "ended its block"
 _LONGEST = 200
 """Characters of an error's text that are kept."""

@@ -195,6 +195,7 @@ def _merged_info(parts: Sequence[tuple[tuple[int, ...], Tables]], cut: str, aske
         clock_residuals=_for_ranks(ranks, infos, "clock_residuals", 0),
         ends=_for_ranks(ranks, infos, "ends", ""),
         began=_for_ranks(ranks, infos, "began", 0),
+        whole_steps=max(info.whole_steps for info in infos),
         torch_version=", ".join(versions),
         notes=tuple(notes),
     )

@@ -12,12 +12,16 @@ import polars as pl
 
 FORMAT_VERSION = 6
 
-Phase = Literal["start-up", "forward", "no-grad forward", "backward", "recompute", "optimizer", "other"]
-"""``no-grad forward``: inside a call of an outermost module that began with gradients off, where the recording also has
+Phase = Literal[
+    "start-up", "forward", "no-grad forward", "between steps", "backward", "recompute", "optimizer", "other"
+]
+"""See `docs/steps.md`. ``between steps``: state dicts, whole parameters that are gathered to be saved or handed on, and
+what follows the last step once. ``no-grad forward``: inside a call of an outermost module that began with gradients
+off, where the recording also has
 calls with gradients: an evaluation, a teacher, a rollout. Likewise what the program sends itself behind such a
 call, before anything differentiable is computed: an evaluation's metric."""
 PHASES: tuple[Phase, ...] = get_args(Phase)
-OUTSIDE_STEPS: tuple[Phase, ...] = ("start-up", "no-grad forward")
+OUTSIDE_STEPS: tuple[Phase, ...] = ("start-up", "no-grad forward", "between steps")
 """Phases that no figure per step counts."""
 IN_STEPS = ~pl.col("phase").is_in(OUTSIDE_STEPS)
 """Of a table with a column ``phase``: the rows that figures per step count."""

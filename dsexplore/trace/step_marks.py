@@ -18,5 +18,9 @@ class StepMarks(Protocol):
             UsageError: no step has ended.
         """
 
+    @property
+    def of_optimizers(self) -> StepMarks:
+        """Marks for what ends steps where the program does not call `step` itself: those of optimizers."""
+
     def end_with_step(self) -> None:
         """Leave out events after the end of the last step: those of one that a program has begun and is not to end."""

@@ -1,10 +1,15 @@
-"""The steps of a trace, as figures per step count them."""
+"""The steps of a trace, as figures per step count them: `docs/steps.md` defines them."""
 
 from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
 
 import polars as pl
 
 from dsexplore.trace.schema import IN_STEPS, Phase
+from dsexplore.trace.tables import Tables
 
 IN_A_STEP: tuple[Phase, ...] = ("forward", "backward", "recompute", "optimizer")
 """Phases that only a step of a model has."""
@@ -19,3 +24,65 @@ def in_steps(events: pl.DataFrame) -> pl.DataFrame:
     last, trained = pl.col("step").max(), pl.col("step").filter(pl.col("phase").is_in(IN_A_STEP)).max()
     follows = (pl.col("step") == last.over("rank")) & (trained.over("rank") == last.over("rank") - 1)
     return events.filter(IN_STEPS).with_columns(step=pl.when(follows).then(trained.over("rank")).otherwise("step"))
+
+
+@dataclass(frozen=True)
+class SteadySteps:
+    """The steps of a trace that are like most others, in which nothing is sent that most do not send."""
+
+    events: pl.DataFrame
+    """Their events."""
+    count: int
+    """How many they are; 1 at least."""
+    whole: int
+    """How many steps have ended, or are not known to have been cut."""
+    are_equal: bool
+    """Whether each of them sends the same number of collectives and bytes on each rank."""
+    more: Mapping[int, int]
+    """By number of each of the others: the wire bytes by which it differs from the mean of these, of all ranks."""
+
+
+def steady_steps(tables: Tables, events: pl.DataFrame | None = None) -> SteadySteps:
+    """Return the steps that figures of one step are made of.
+
+    Steps that send the same are steady, if they are half of all whole steps or more; else those with the same numbers
+    of collectives, whose sizes vary. Of two steps that differ the last one is steady; of more, of which no half is
+    alike, all are.
+
+    Args:
+        tables: the trace.
+        events: its events where they have more columns; they are reduced to those of steps.
+    """
+    events = in_steps(tables.events if events is None else events)
+    ended = tables.info.whole_steps
+    whole = events.filter(pl.col("step") < ended) if ended else events
+    if whole.is_empty():
+        whole = events
+    counted = whole.group_by("step", "rank", "op", "axis", "phase").agg(
+        pl.len().alias("count"), pl.col("wire_bytes").sum()
+    )
+    counts: dict[int, set[Hashable]] = {}
+    sizes: dict[int, set[Hashable]] = {}
+    sums: Counter[int] = Counter()
+    for step, *key, count, size in counted.iter_rows():
+        counts.setdefault(step, set()).add((*key, count))
+        sizes.setdefault(step, set()).add((*key, count, size))
+        sums[step] += size
+    if len(sizes) < 2:
+        return SteadySteps(whole, 1, len(sizes), False, {})
+    steady = _most_alike(sizes)
+    are_equal = bool(steady)
+    steady = steady or _most_alike(counts) or ({max(sizes)} if len(sizes) == 2 else set(sizes))
+    mean = sum(sums[step] for step in steady) // len(steady)
+    more = {step: sums[step] - mean for step in sorted(set(sizes) - steady)}
+    kept = whole.filter(pl.col("step").is_in(sorted(steady))) if more else whole
+    return SteadySteps(kept, len(steady), len(sizes), are_equal, more)
+
+
+def _most_alike(contents: Mapping[int, set[Hashable]]) -> set[int]:
+    """Return the largest set of steps that have the same content; empty if it is less than half of them, or one."""
+    alike: dict[Hashable, set[int]] = {}
+    for step, content in contents.items():
+        alike.setdefault(frozenset(content), set()).add(step)
+    largest = max(alike.values(), key=lambda steps: (len(steps), max(steps)))
+    return largest if len(largest) > 1 and 2 * len(largest) >= len(contents) else set()

@@ -48,6 +48,9 @@ class TraceInfo:
     attempt: str = ""
     """A name that the files have in common which one attempt of a job saved; empty where nothing was saved, and of a
     simulation."""
+    whole_steps: int = 0
+    """How many steps had ended when the recording did: events of a later step are of one that was begun. 0 where none
+    had ended, or the end of none was seen."""
     torch_version: str = ""
     schedule: str = ""
     """The pipeline schedule that called the stages, as JSON; see `dsexplore.capture.pipelines.describe`."""

@@ -32,7 +32,10 @@ GLOBAL = "Global"
 OWN_PHASES = ("recompute", "optimizer")
 """The phases that torch's mode does not tell apart."""
 
-PHASE_KEYS = {**dict.fromkeys(("start-up", "forward", "no-grad forward", "other"), "forward"), "backward": "backward"}
+PHASE_KEYS = {
+    **dict.fromkeys(("start-up", "forward", "no-grad forward", "between steps", "other"), "forward"),
+    "backward": "backward",
+}
 """A recorder's phase → the key of torch's module counts; ``recompute`` and ``optimizer`` keep their names."""
 
 

@@ -99,6 +99,15 @@ class Trace(Displayable):
         """
         self._marks("end_with_step").end_with_step()
 
+    @property
+    def optimizer_marks(self) -> StepMarks:
+        """Marks for the steps of optimizers, which count for as long as `step` is not called.
+
+        Raises:
+            UsageError: the recording has ended.
+        """
+        return self._marks("optimizer_marks").of_optimizers
+
     def _marks(self, method: str) -> StepMarks:
         if self._steps is None:
             raise UsageError(

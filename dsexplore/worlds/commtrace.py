@@ -95,6 +95,7 @@ def recorded(
     timeout: float | None = None,
     costs: bool = False,
     saves_end: bool = True,
+    counts_steps: bool = True,
 ) -> Iterator[Trace]:
     """Record what the block communicates, with the remarks of its world.
 
@@ -106,6 +107,7 @@ def recorded(
         timeout: as for `commtrace`.
         costs: as for `commtrace`.
         saves_end: see `record`.
+        counts_steps: see `record`.
 
     Yields:
         The `Trace`.
@@ -131,6 +133,7 @@ def recorded(
             timeout=timeout,
             costs=costs,
             saves_end=saves_end,
+            counts_steps=counts_steps,
         ) as trace,
     ):
         yield trace

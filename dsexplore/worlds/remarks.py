@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from types import FrameType
 
-from dsexplore.capture.frame_kinds import USER, USER_HOOK, meaningful
+from dsexplore.capture.frame_kinds import OF_USER, meaningful
 from dsexplore.capture.source_lines import source_text
 from dsexplore.units import format_count
 
@@ -58,7 +58,7 @@ def user_frame(frame: FrameType | None) -> FrameType | None:
 
 def user_frames(frame: FrameType | None) -> Iterator[FrameType]:
     """The frames of the user's program, from that frame outward."""
-    return (outer for kind, outer in meaningful(frame) if kind in (USER, USER_HOOK))
+    return (outer for kind, outer in meaningful(frame) if kind in OF_USER)
 
 
 def _at(lines: list[str]) -> str:

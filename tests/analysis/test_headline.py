@@ -63,7 +63,7 @@ def test_what_is_not_all_is_not_100_percent() -> None:
 def test_several_ranks_and_steps_are_means_and_it_says_so() -> None:
     rows = [row(i, rank=i % 2, step=i // 4, wire_bytes=1024 * (1 + i % 2)) for i in range(8)]
     assert said(trace_of(*rows))[0] == (
-        "A step sends 3 KiB on the wire per rank (mean of 2 ranks and 2 steps, 2 KiB to 4 KiB), all on tp."
+        "A step sends 3 KiB on the wire per rank (mean of 2 ranks, 2 KiB to 4 KiB; 2 steady steps, equal), all on tp."
     )
     assert said(trace_of(*rows[:2], *[{**r, "rank": 0} for r in rows[4:6]]))[0].startswith("A step sends")
     same = [row(i, rank=i, wire_bytes=1024) for i in range(2)]
@@ -76,7 +76,39 @@ def test_steps_of_one_rank_that_are_unlike_show_how_far() -> None:
         "A step sends 2 KiB on the wire per rank (mean of 2 steps, 1 KiB to 3 KiB), all on tp."
     )
     alike = [row(i, step=i, wire_bytes=1024) for i in range(2)]
-    assert said(trace_of(*alike))[0] == "A step sends 1 KiB on the wire per rank (mean of 2 steps), all on tp."
+    assert said(trace_of(*alike))[0] == "A step sends 1 KiB on the wire per rank (2 steady steps, equal), all on tp."
+
+
+@pytest.mark.parametrize(
+    ("sizes", "said_of_them"),
+    [
+        ((3072, 1024, 1024), "(2 steady steps, equal), all on tp; step 0 sent 2 KiB more."),
+        ((1024, 1024, 512, 1024), "(3 steady steps, equal), all on tp; step 2 sent 512 B less."),
+        ((1024, 2048, 4096), "A step sends 2.3 KiB on the wire per rank (mean of 3 steps, 1 KiB to 4 KiB), all on tp."),
+    ],
+)  # fmt: skip
+def test_the_figure_is_that_of_steady_steps(sizes: tuple[int, ...], said_of_them: str) -> None:
+    rows = [row(i, step=i, wire_bytes=size) for i, size in enumerate(sizes)]
+    assert said(trace_of(*rows))[0].endswith(said_of_them)
+
+
+def test_of_two_steps_of_another_kind_the_last_is_shown() -> None:
+    trace = trace_of(row(0, wire_bytes=1024), row(1, wire_bytes=1024), row(2, step=1, wire_bytes=1024))
+    assert said(trace)[0] == (
+        "A step sends 1 KiB on the wire per rank (the last of 2 steps), all on tp; step 0 sent 1 KiB more."
+    )
+
+
+def test_a_recording_that_stopped_says_where_before_all_else_and_names_no_step_s_size() -> None:
+    rows = [row(i, step=i, wire_bytes=1024) for i in range(2)]
+    tables = trace_of(*rows).tables
+    notes = ("the recording ended early, with ValueError",)
+    for whole, then in ((0, "Until then the program sends 1 KiB"), (1, "A whole step sends 1 KiB")):
+        stopped = Trace(replace(tables, info=replace(tables.info, notes=notes, whole_steps=whole)))
+        first, second, *_ = said(stopped)
+        assert first.startswith("The recording stopped with ValueError in step 1: its last collective was all_reduce")
+        assert second.startswith(then)
+        assert "A step" not in first + second
 
 
 def test_only_start_up_nothing_on_the_wire_and_nothing_at_all() -> None:

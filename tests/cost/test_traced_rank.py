@@ -202,9 +202,7 @@ def test_a_few_layers_and_microbatches_give_the_trace_of_a_pipeline(
     dp: int, tp: int, stage: int, skips: list[int]
 ) -> None:
     if stage and torch_at_least("2.15"):
-        pytest.skip(
-            "torch 2.15 frees messages of skipped microbatches sooner: of 140 KiB, 6 are freed later here"
-        )
+        pytest.skip("torch 2.15 frees messages of skipped microbatches sooner: of 140 KiB, 6 are freed later here")
     check(partial(build_pipeline, scale=dp == 1), {"pp": 2, "dp": dp, "tp": tp}, stage * dp * tp)
     assert skips == [1]
 

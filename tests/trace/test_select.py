@@ -115,7 +115,7 @@ def test_where_module_looks_at_trigger_and_owner(make: Make) -> None:
         ({"colour": "red"}, r"where\(colour=…\): no such column; columns are module, rank, step"),
         (
             {"phase": "bakward"},
-            r"where\(phase='bakward'\): no such phase; they are start-up, forward, no-grad forward, backward",
+            r"where\(phase='bakward'\): no such phase; they are start-up, forward, no-grad forward, between",
         ),
         ({"op": ["all_reduce", "allreduce"]}, r"where\(op='allreduce'\): no such op; they are all_reduce, all_gather"),
         ({"op": 3}, r"where\(op=3\): no such op"),

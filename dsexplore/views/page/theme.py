@@ -65,6 +65,7 @@ PHASES: dict[str, Mark] = {
     "start-up": Mark("S", SKY, "#000", f"{_stripes(45)},{_stripes(-45)}", "x"),
     "forward": Mark("F", BLUE, "#fff", "", ""),
     "no-grad forward": Mark("N", VERMILION, "#000", _stripes(90, 9), "+"),
+    "between steps": Mark("W", SKY, "#000", _stripes(90, 4), "."),
     "backward": Mark("B", ORANGE, "#000", _stripes(45), "/"),
     "recompute": Mark("R", PURPLE, "#000", _stripes(-45), "\\"),
     "optimizer": Mark("O", GREEN, "#000", _stripes(0, 4), "-"),

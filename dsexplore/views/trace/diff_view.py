@@ -230,7 +230,7 @@ def _totals(diff: TraceDiff, difference: PlanDifference) -> str:
     sides = difference.before, difference.after
     frames = [side.to_frame().select("count", "wire_bytes", "message_bytes").sum() for side in sides]
     (count, wire, message), (counts, wires, messages) = (frame.row(0) for frame in frames)
-    outside = [[side.start_up_bytes, side.no_grad_bytes] for side in sides]
+    outside = [[side.start_up_bytes, side.no_grad_bytes, side.between_bytes] for side in sides]
     apart = "".join(
         f"; {phase}: {signed_bytes(b - a)} on the wire"
         for phase, a, b in zip(OUTSIDE_STEPS, *outside, strict=True)

@@ -79,7 +79,9 @@ def anchors(headline: Headline) -> list[str]:
 
 
 def link_to(anchor: str, sentence: Sentence) -> str:
-    """A link to an element of the same page."""
+    """A link to an element of the same page; empty for a sentence of which no element shows more."""
+    if sentence.about not in _WORD:
+        return ""
     return f' <a class="to" href="#{anchor}">{_WORD[sentence.about]}</a>'
 
 

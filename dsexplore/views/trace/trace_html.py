@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dsexplore.analysis.headline import Headline
+from dsexplore.analysis.headline import Headline, listed
 from dsexplore.analysis.headline_report import report
 from dsexplore.analysis.step_timeline import timeline_of
 from dsexplore.cost.prediction import Prediction
@@ -150,14 +150,18 @@ def _answers(headline: Headline) -> str:
     return f'<div class="answers">{html.table(("In words", ""), rows, left=(0,), wrap=(1,))}</div>'
 
 
+_APART = {"no-grad forward": "forwards without gradients", "between steps": "what is sent between steps"}
+"""Phases outside steps that few traces have, in words."""
+
+
 def _said(codes: EventCodes) -> str:
     """The sentence that says what all sizes below it are, and over what they are summed."""
     if not len(codes):
         return ""
     other = MESSAGE if codes.kind_of_sizes == WIRE else WIRE
-    apart = "start-up is in its own"
-    if "no-grad forward" in codes.facets["phase"].labels:
-        apart = "start-up and forwards without gradients are each in their own"
+    labels = codes.facets["phase"].labels
+    parts = ["start-up", *(words for phase, words in _APART.items() if phase in labels)]
+    apart = f"{listed(parts)} are each in their own" if len(parts) > 1 else "start-up is in its own"
     return (
         f'<p class="dim">Sizes are {WORDS[codes.kind_of_sizes]}, {summed_over(codes.tables)}; {apart} '
         f'column only. <code>to_html(path, sizes="{other}")</code> and <code>figure(sizes="{other}")</code> show the '

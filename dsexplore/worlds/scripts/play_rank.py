@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from dsexplore.capture.optimizer_steps import EnoughSteps, counted_steps
 from dsexplore.errors import UsageError
 from dsexplore.trace.files import save_recording
 from dsexplore.trace.trace import Trace
@@ -20,8 +21,7 @@ from dsexplore.worlds.real.run_ranks import run_ranks
 from dsexplore.worlds.remarks import Remarks
 from dsexplore.worlds.repeats.layer_runs import CannotSkip
 from dsexplore.worlds.repeats.skipped_microbatches import skip_repeats
-from dsexplore.worlds.scripts.optimizer_steps import EnoughSteps, counted_steps
-from dsexplore.worlds.scripts.outside_steps import note_what_followed, own_start_up
+from dsexplore.worlds.scripts.outside_steps import note_what_followed, note_what_preceded
 from dsexplore.worlds.scripts.program import Program, as_main, without_our_frames
 from dsexplore.worlds.scripts.remedies import remedy_for
 from dsexplore.worlds.scripts.stage_shapes import EarlierStages, ShapesKnown
@@ -164,7 +164,14 @@ def _record(execute: Callable[[], None], setting: Setting, world: World) -> Play
     save = None if setting.skips else setting.save
     try:
         with (
-            recorded(world, is_own=True, save=save, stack_depth=setting.stack_depth, costs=setting.costs) as trace,
+            recorded(
+                world,
+                is_own=True,
+                save=save,
+                stack_depth=setting.stack_depth,
+                costs=setting.costs,
+                counts_steps=False,  # `_execute` counts them, and ends the program
+            ) as trace,
             translated(),
         ):
             try:
@@ -199,15 +206,17 @@ def _record(execute: Callable[[], None], setting: Setting, world: World) -> Play
 
 def _execute(execute: Callable[[], None], limit: int | None, trace: Trace, remarks: Remarks) -> None:
     """Run the program to its end, or to that many optimizer steps."""
-    with own_start_up(trace, remarks), counted_steps(limit, trace) as counter:
+    with counted_steps(limit, trace.optimizer_marks) as counter:
         try:
             execute()
         except EnoughSteps:
+            note_what_preceded(trace, remarks)
             remarks.note(f"the script was ended after {format_count(counter.taken, 'optimizer step')}, as asked")
             return
         except SystemExit as end:
             if end.code not in (None, 0):
                 raise
+        note_what_preceded(trace, remarks)
         note_what_followed(trace, counter.taken, remarks)
         if limit is not None:
             remarks.note(f"the script came to its end after {format_count(counter.taken, 'optimizer step')}")

@@ -16,7 +16,6 @@ from typing import Any
 from dsexplore.torch_internals.names import TorchName
 from dsexplore.torch_internals.patches import Entry, Parts, Patch
 
-
 _MODULE = "deepspeed.runtime.zero.utils"
 
 

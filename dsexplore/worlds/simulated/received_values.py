@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from dsexplore.capture.frame_kinds import USER, USER_HOOK, kind_of
+from dsexplore.capture.frame_kinds import OF_USER, kind_of
 from dsexplore.torch_internals.patches import Entry, Parts, Patch
 from dsexplore.torch_internals.tensors import TENSOR_COMPARISONS, TENSOR_READS, no_subclass_function
 from dsexplore.worlds.remarks import Remarks
@@ -99,7 +99,7 @@ def _remark_on_read(read: Callable[..., Any], parts: Parts) -> Callable[..., Any
     @wraps(read)
     def remarked(tensor: torch.Tensor, *args: Any) -> Any:
         remark = received.remark_on(tensor)
-        if remark and kind_of(sys._getframe(1).f_code) in (USER, USER_HOOK):
+        if remark and kind_of(sys._getframe(1).f_code) in OF_USER:
             remarks.say(remark, quiet=remark is REDUCED)  # programs log such values all the time
         return read(tensor, *args)
 

@@ -397,7 +397,7 @@ def test_unknown_things_are_named(trace: Trace) -> None:
         explorer.filter(colour="red")
     with pytest.raises(
         UsageError,
-        match=r"filter\(phase='forwards'\): no such phase; they are start-up, forward, no-grad forward, backward",
+        match=r"filter\(phase='forwards'\): no such phase; they are start-up, forward, no-grad forward, between",
     ):
         explorer.filter(phase="forwards")
     with pytest.raises(UsageError, match=r"filter\(module=3\)"):

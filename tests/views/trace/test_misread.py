@@ -35,7 +35,7 @@ def test_page_and_explorer_say_over_what_they_are_summed(traces: ModuleType) -> 
     one, many = traces.layered(4), traces.timed(4, 2)
     assert f"Sizes are wire bytes, the least that a rank must send, {ONE}" in page_of(one)
     assert f"Sizes are wire bytes, the least that a rank must send, {MANY}" in page_of(many)
-    assert "on the wire per rank (mean of 4 ranks and 2 steps)" in page_of(many)
+    assert "on the wire per rank (mean of 4 ranks; 2 steady steps, equal)" in page_of(many)
     assert f" – {ONE}</span>" in one.explore().widget.status
     assert f" – {MANY}</span>" in many.explore().widget.status
 

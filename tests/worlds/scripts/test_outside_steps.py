@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,30 +21,55 @@ dist.barrier()
 """
 
 
+def phases(folder: Path, script: str, **options: Any) -> list[tuple[str, str]]:
+    (folder / "train.py").write_text(script)
+    trace = dsexplore.run(folder / "train.py", world_size=4, device="cpu", **options)
+    return list(trace.events.select("op", "phase").iter_rows())
+
+
 @pytest.mark.parametrize("fake", [False, True])
-def test_is_noted_with_its_lines(tmp_path: Path, fake: bool) -> None:
-    (tmp_path / "train.py").write_text(SCRIPT)
-    trace = dsexplore.run(tmp_path / "train.py", world_size=4, device="cpu", fake=fake)
-    (note,) = trace.info.notes
-    assert note.startswith("before the first module ran, calls outside any module sent 2 collectives (40 B; ")
-    assert "train.py:5): figures per step count them, although they belong to the start" in note
-    assert trace.events["phase"].to_list() == ["other"] * 3
+def test_a_model_s_parameters_that_are_sent_before_it_is_called_are_start_up(tmp_path: Path, fake: bool) -> None:
+    sent = phases(tmp_path, SCRIPT, fake=fake)
+    assert sent == [("broadcast", "start-up")] * 2 + [("barrier", "other")]
 
 
-def test_a_note_names_three_lines_at_most(tmp_path: Path) -> None:
-    early = "dist.barrier()\n" * 4 + "model(torch"
-    (tmp_path / "train.py").write_text(SCRIPT.replace("model(torch", early, 1))
+REDUCES = """\
+import torch, torch.distributed as dist
+from torch.distributed.fsdp import FullyShardedDataParallel
+dist.init_process_group("gloo")
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters())
+dist.broadcast(torch.cat([parameter.data.flatten() for parameter in model.parameters()]), 0)
+for step in range(3):
+    batch = torch.ones(1, 4)
+    dist.broadcast(batch, 0)
+    loss = model(batch).sum()
+    loss.backward()
+    for parameter in model.parameters():
+        dist.all_reduce(parameter.grad)
+    optimizer.step()
+    dist.all_reduce(loss.detach())
+"""
+
+
+def test_a_line_that_sends_in_each_step_is_of_each_step(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(REDUCES + "dist.barrier()\n")
+    trace = dsexplore.run(tmp_path / "train.py", world_size=4, device="cpu")
+    in_step = ["broadcast", "all_reduce", "all_reduce", "all_reduce"]
+    assert trace.where(phase="other").events.group_by("step", maintain_order=True).agg("op").rows() == [
+        (step, in_step) for step in range(3)
+    ]
+    assert trace.where(phase="start-up").events["op"].to_list() == ["broadcast"]
+    assert trace.where(phase="between steps").events["op"].to_list() == ["barrier"]
+    assert "3 steady steps, equal" in str(Headline(trace.tables).sentences[0])
+
+
+def test_one_step_that_does_not_show_what_comes_again_is_noted(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        TRAINS.replace("for _ in range(3)", "dist.all_reduce(torch.ones(2))\nfor _ in range(1)")
+    )
     (note,) = dsexplore.run(tmp_path / "train.py", world_size=4, device="cpu").info.notes
-    assert "train.py:7 and 2 more lines): figures per step" in note
-    (tmp_path / "train.py").write_text(SCRIPT.replace("model(torch", early.replace("dist.barrier()\n", "", 1), 1))
-    (note,) = dsexplore.run(tmp_path / "train.py", world_size=4, device="cpu").info.notes
-    assert "train.py:7 and 1 more line): figures per step" in note
-
-
-@pytest.mark.parametrize("line", ["    dist.broadcast(parameter.data, 0)", "model(torch.ones(1, 4))"])
-def test_nothing_is_noted_where_nothing_is_sent_before_or_no_module_runs(tmp_path: Path, line: str) -> None:
-    (tmp_path / "train.py").write_text(SCRIPT.replace(line, "    pass" if line.startswith(" ") else ""))
-    assert dsexplore.run(tmp_path / "train.py", world_size=4, device="cpu").info.notes == ()
+    assert note.startswith("before the model sent anything, calls outside any module sent 1 collective (8 B; ")
 
 
 TRAINS = """\
@@ -57,25 +83,21 @@ for _ in range(3):
 """
 
 
-def test_what_follows_the_last_optimizer_step_is_noted(tmp_path: Path) -> None:
+def test_what_follows_the_last_optimizer_step_once_is_between_steps(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAINS + "dist.all_reduce(torch.ones(2))\n")
     trace = dsexplore.run(tmp_path / "train.py", world_size=4, device="cpu")
-    (note,) = trace.info.notes
-    assert note.startswith("after the last optimizer step the script sent 1 collective (8 B; ")
-    assert note.endswith("train.py:8): they count to that step, and --steps 3 leaves them out")
-    assert trace.where(step=3).events["source"].str.ends_with("train.py:8").all()
-    assert "3 steps" in str(Headline(trace.tables).sentences[0])
-    cut = dsexplore.run(tmp_path / "train.py", world_size=4, device="cpu", steps=3)
-    assert cut.events["step"].unique().to_list() == [0, 1, 2]
-    assert not any("after the last" in note for note in cut.info.notes)
+    assert trace.info.notes == ()
+    assert trace.where(phase="between steps").events["source"].str.ends_with("train.py:8").all()
+    assert "between steps 12 B per rank were sent" in str(Headline(trace.tables).sentences[0])
 
 
-def test_a_backward_after_the_last_optimizer_step_counts_as_a_step(tmp_path: Path) -> None:
+def test_a_backward_after_the_last_optimizer_step_is_of_a_step_that_did_not_end(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAINS + "model(torch.ones(1, 4)).sum().backward()\n")
     trace = dsexplore.run(tmp_path / "train.py", world_size=4, device="cpu")
     (note,) = trace.info.notes
-    assert "they count as one more step, and --steps 3 leaves them out" in note
-    assert "4 steps" in str(Headline(trace.tables).sentences[0])
+    assert note.endswith("they are of a step that did not end, which no figure per step counts")
+    assert trace.info.whole_steps == 3
+    assert Headline(trace.tables).steady.whole == 3
 
 
 def test_nothing_is_noted_where_nothing_follows(tmp_path: Path) -> None:

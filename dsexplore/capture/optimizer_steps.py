@@ -13,9 +13,9 @@ from typing import Any
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from dsexplore.capture.return_watch import ReturnWatch
 from dsexplore.torch_internals.frames import makes_optimizer_state
 from dsexplore.trace.step_marks import StepMarks
-from dsexplore.worlds.scripts.return_watch import ReturnWatch
 
 
 class EnoughSteps(BaseException):

@@ -1,0 +1,56 @@
+"""`EarlySends`: what a program sends itself before any module runs, of which a model's parameters are start-up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from itertools import chain
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from dsexplore.capture.issued_collective import Issued
+from dsexplore.capture.module_entry import ModuleEntry
+from dsexplore.capture.ops import tensors_in
+
+_MOST = 10_000
+"""Collectives that are looked at: a program that has sent more without a module has none."""
+
+
+class EarlySends:
+    """Collectives of the program's own, with the memory that they send; no tensor is kept."""
+
+    def __init__(self) -> None:
+        self._sent: list[tuple[Issued, set[StorageWeakRef]]] = []
+
+    def add(self, issued: Issued, args: Sequence[Any]) -> None:
+        """Note a collective.
+
+        Args:
+            issued: the collective.
+            args: of its op.
+        """
+        if len(self._sent) < _MOST:
+            self._sent.append((issued, _storages(tensors_in(args))))
+
+    def find_parameters(self, entry: ModuleEntry) -> None:
+        """Make what was sent of the parameters and buffers of a module part of start-up."""
+        model = entry.reference()
+        if model is None or not self._sent:
+            return
+        own = _storages(chain(model.parameters(), model.buffers()))
+        for issued, sent in self._sent:
+            if not own.isdisjoint(sent):
+                issued.origin = issued.origin._replace(phase="start-up")
+
+
+def _storages(tensors: Iterable[torch.Tensor]) -> set[StorageWeakRef]:
+    """Return the memory of tensors; of a DTensor, that of its local one."""
+    storages = set()
+    for tensor in tensors:
+        local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+        with suppress(NotImplementedError, RuntimeError):  # a tensor without memory of its own
+            storages.add(StorageWeakRef(local.untyped_storage()))
+    return storages
