@@ -24,7 +24,7 @@ from dsexplore.comm_debug_mode import table
 from dsexplore.comm_debug_mode.tracker import CommModeModuleTracker
 from dsexplore.torch_internals.comm_mode import counted_ops
 from dsexplore.torch_internals.dispatch import HigherOrderOperator, TorchDispatchMode
-from dsexplore.torch_internals.fake_tensors import fake_mode_of
+from dsexplore.torch_internals.fake_tensors import FakeTensor, active_fake_mode
 from dsexplore.trace import torch_json
 from dsexplore.trace.torch_json import GLOBAL, ModuleCounts, Op
 from dsexplore.trace.trace import Trace
@@ -100,7 +100,7 @@ class CommDebugMode(torchs.CommDebugMode):
         if any(issubclass(kind, DTensor) for kind in types):
             self._list_operation(func, args)
             return NotImplemented  # DTensor's own dispatch runs, and the ops that it issues come here again
-        if fake_mode_of(args) is None:
+        if active_fake_mode() is None and not any(isinstance(arg, FakeTensor) for arg in args):
             self._list_operation(func, args)
         return func(*args, **kwargs)
 

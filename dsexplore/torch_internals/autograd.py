@@ -46,7 +46,7 @@ RUN_BACKWARD = TorchName("torch.autograd.graph:_engine_run_backward")
 
 APPLY_FUNCTION = TorchName("torch.autograd:Function.apply")
 RUN_NODE = TorchName("torch.autograd.function:BackwardCFunction.apply")
-RUN_NODE_BOXED = TorchName("torch.autograd.function:BackwardCFunction.apply_boxed", since="2.11")
+RUN_NODE_BOXED = TorchName("torch.autograd.function:BackwardCFunction.apply_boxed", since="2.12")
 """The methods by which the engine calls a backward function of Python: with its gradients, or with a list of them."""
 
 SAVE_ON_CPU_INIT = TorchName("torch.autograd.graph:save_on_cpu.__init__")

@@ -7,6 +7,7 @@ the versions that were tested stands in ``signatures.json``; ``--record`` adds t
 from __future__ import annotations
 
 import argparse
+import ast
 import inspect
 import json
 from dataclasses import dataclass
@@ -18,10 +19,10 @@ from typing import Any, Literal
 import torch
 
 from dsexplore import torch_internals
-from dsexplore.torch_internals.names import TorchName, is_there, known_names, minor_version
+from dsexplore.torch_internals.names import OLDEST, TorchName, is_there, known_names, minor_version
 
 SIGNATURES = Path(__file__).with_name("signatures.json")
-NOT_SUBJECTS = {"canary", "__main__"}
+NOT_SUBJECTS = {"canary", "names", "__main__"}
 
 Signatures = dict[str, dict[str, str]]
 """By minor version of torch, by name: the arguments of each name that is a Python function."""
@@ -51,11 +52,35 @@ class Difference:
 
 
 def load_door() -> list[TorchName]:
-    """Import every module of the door, and return all names of torch that it knows."""
+    """Return all names of torch that the modules of the door know, those included that are looked up when needed."""
     for module in iter_modules(torch_internals.__path__):
         if module.name not in NOT_SUBJECTS:
-            import_module(f"{torch_internals.__name__}.{module.name}")
+            loaded = import_module(f"{torch_internals.__name__}.{module.name}")
+            for path, since, until in looked_up_later(inspect.getsource(loaded)):
+                if path not in known_names:
+                    TorchName(path, since=since, until=until)
     return [name for name in known_names.values() if name.is_torchs]
+
+
+def looked_up_later(source: str) -> list[tuple[str, str, str | None]]:
+    """Return path, first and last version of each name that the source of a module asks for with a literal."""
+    found = []
+    for call in ast.walk(ast.parse(source)):
+        if not isinstance(call, ast.Call):
+            continue
+        asked = [ast.unparse(call.func), *(argument.id for argument in call.args if isinstance(argument, ast.Name))]
+        texts = [argument.value for argument in call.args if isinstance(argument, ast.Constant)]
+        if {"internal", "TorchName"} & set(asked) and texts and isinstance(texts[0], str):
+            named = {each.arg: each.value.value for each in call.keywords if isinstance(each.value, ast.Constant)}
+            since, until = named.get("since", OLDEST), named.get("until")
+            found.append((texts[0], str(since), None if until is None else str(until)))
+    return found
+
+
+def private_names(names: list[TorchName]) -> list[str]:
+    """Return the private names among those of the door, each once, in order; without ops and modules as such."""
+    found = {name.private_part for name in names if name.attribute and not name.path.startswith("torch:ops.")}
+    return sorted(found - {""})
 
 
 def differences(names: list[TorchName], recorded: Signatures) -> list[Difference]:
@@ -139,7 +164,8 @@ def main(argv: list[str] | None = None) -> int:
     for difference in different:
         print(difference)
     print(
-        f"torch {torch.__version__}: {len(names)} names, {sum(each.kind == 'missing' for each in different)} missing, "
+        f"torch {torch.__version__}: {len(names)} names, {len(private_names(names))} of them private, "
+        f"{sum(each.kind == 'missing' for each in different)} missing, "
         f"{sum(each.kind == 'unexpected' for each in different)} unexpected, "
         f"{sum(each.kind == 'signature' for each in different)} with other arguments than in torch {nearest(recorded)}"
     )

@@ -11,7 +11,7 @@ from dsexplore.torch_internals.names import TorchName, internal
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import GradBucket as GradBucket
 else:
-    GradBucket = internal("torch._C._distributed_c10d:GradBucket")
+    GradBucket = internal("torch.distributed:GradBucket")
 
 _register_hook = internal("torch._C._distributed_c10d:_register_comm_hook")
 

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from torch._ops import OpOverloadPacket as OpOverloadPacket
     from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 else:
-    DispatchKey = internal("torch._C:DispatchKey")
-    DispatchKeySet = internal("torch._C:DispatchKeySet")
+    DispatchKey = internal("torch:DispatchKey")
+    DispatchKeySet = internal("torch:DispatchKeySet")
     HigherOrderOperator = internal("torch._ops:HigherOrderOperator")
-    OpOverload = internal("torch._ops:OpOverload")
-    OpOverloadPacket = internal("torch._ops:OpOverloadPacket")
+    OpOverload = internal("torch.library:OpOverload")
+    OpOverloadPacket = type(torch.ops.aten.add)
     TorchDispatchMode = internal("torch.utils._python_dispatch:TorchDispatchMode")
 
 
@@ -42,10 +42,10 @@ class PlainDispatchMode(TorchDispatchMode):
         return False
 
 
-BACKEND_SELECT: DispatchKey = internal("torch._C:DispatchKey.BackendSelect")
+BACKEND_SELECT: DispatchKey = internal("torch:DispatchKey.BackendSelect")
 """The key that every call passes right before the kernel of a device is chosen."""
-CPU: DispatchKey = internal("torch._C:DispatchKey.CPU")
-META: DispatchKey = internal("torch._C:DispatchKey.Meta")
+CPU: DispatchKey = internal("torch:DispatchKey.CPU")
+META: DispatchKey = internal("torch:DispatchKey.Meta")
 
 _keys_after = internal("torch._C:_dispatch_keyset_full_after")
 AFTER_BACKEND_SELECT: DispatchKeySet = (

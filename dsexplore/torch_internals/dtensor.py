@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from dsexplore.torch_internals.names import TorchName, internal, is_there
+from dsexplore.torch_internals.names import TorchName, internal
 from dsexplore.torch_internals.process_groups import resolve_group
 
 _LATER: dict[str, Callable[[], Any]] = {
@@ -55,17 +55,11 @@ PROPAGATE_TENSOR_META = TorchName(
 """The method that runs an op on fake tensors of global shape, to learn the shape of its result."""
 
 
-_get_root_mesh = internal("torch.distributed.device_mesh:DeviceMesh._get_root_mesh", since="2.10")
+root_mesh: Callable[[DeviceMesh], DeviceMesh] = internal(
+    "torch.distributed.device_mesh:_mesh_resources.get_root_mesh", otherwise=lambda mesh: mesh
+)
+"""Return the mesh that a mesh was sliced from; the mesh itself where it is no slice."""
 _takes_rank = "_rank" in inspect.signature(DeviceMesh.__init__).parameters
-
-
-def root_mesh(mesh: DeviceMesh) -> DeviceMesh:
-    """Return the mesh that a mesh was sliced from; the mesh itself where it is no slice."""
-    if is_there(_get_root_mesh):
-        found: DeviceMesh = _get_root_mesh(mesh)
-        return found
-    root: DeviceMesh = internal("torch.distributed.device_mesh:_mesh_resources.get_root_mesh", until="2.9")(mesh)
-    return root
 
 
 def group_names(mesh: DeviceMesh) -> Sequence[str]:
@@ -194,7 +188,7 @@ def ranks_of_groups(layout: Any, rank_map: torch.Tensor) -> torch.Tensor:
 
 def flat_layout(size: int) -> Any:
     """Return the layout of an axis that holds all ranks of a table, in their order."""
-    return internal("torch.distributed.device_mesh:_FlatLayout")(size)
+    return internal("torch.distributed.device_mesh:_FlatLayout", since="2.12")(size)
 
 
 SHARD_DIM_ALLTOALL = TorchName("torch.distributed.tensor._collective_utils:shard_dim_alltoall")

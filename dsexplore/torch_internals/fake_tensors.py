@@ -33,9 +33,6 @@ _exceptions = [
 VALUES_NEEDED: tuple[type[Exception], ...] = tuple(each for each in _exceptions if is_there(each))
 """The exceptions for an op that needs the values of fake tensors; the op is their ``func``."""
 
-fake_mode_of: Callable[[Any], Any] = internal("torch._guards:detect_fake_mode")
-"""Return the mode of the fake tensors among arguments, or the active one; None for none."""
-
 has_symbolic_sizes: Callable[[Any], bool] = attrgetter("_has_symbolic_sizes_strides")
 """Return True if sizes of a fake tensor are symbols, as where the compiler traces a program."""
 

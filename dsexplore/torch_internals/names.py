@@ -49,6 +49,24 @@ class TorchName:
         return self.module.partition(".")[0] == "torch"
 
     @property
+    def private_part(self) -> str:
+        """What of the path is private: as far as the last name with an underscore, or as a private module's own name.
+
+        Attributes of a class are no names apart from it, unless they are private themselves. Empty for a public name.
+
+        Example:
+            >>> TorchName("torch._subclasses.fake_tensor:FakeTensor.numpy").private_part
+            'torch._subclasses.fake_tensor:FakeTensor'
+            >>> TorchName("torch.nn:Module.__init__").private_part
+            ''
+        """
+        attributes = self.path.partition(":")[2].split(".")
+        last = max((place for place, name in enumerate(attributes, 1) if _is_private(name)), default=0)
+        if not last and not any(map(_is_private, self.module.split("."))):
+            return ""
+        return f"{self.module}:{'.'.join(attributes[: max(last, 1)])}"
+
+    @property
     def is_loaded(self) -> bool:
         """True if the module that holds the name has been imported."""
         return self.module in sys.modules
@@ -168,6 +186,10 @@ def lacking(path: str, needed_for: str = "this") -> UsageError:
         f"{needed_for} needs {path.replace(':', '.')}, which torch {torch.__version__} does not have: "
         f"install torch {first} to {last} (pip install 'torch>={first},<{_next_minor(last)}'), or do without it"
     )
+
+
+def _is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__")
 
 
 def _next_minor(version: str) -> str:

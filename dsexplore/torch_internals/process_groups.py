@@ -16,9 +16,12 @@ from dsexplore.torch_internals.patches import Patches
 
 
 def registered_groups() -> Mapping[dist.ProcessGroup, Iterable[int]]:
-    """Return the process groups of this process that were not destroyed, with their global ranks."""
-    groups: Mapping[dist.ProcessGroup, Iterable[int]] = distributed_c10d._world.pg_group_ranks
-    return groups
+    """Return the process groups of this process that were not destroyed, with their global ranks.
+
+    torch also keeps a number there, which stands for the groups that this rank is not in.
+    """
+    groups = distributed_c10d._world.pg_group_ranks
+    return {group: ranks for group, ranks in groups.items() if isinstance(group, dist.ProcessGroup)}
 
 
 resolve_group: Callable[[Any], dist.ProcessGroup] = internal(
@@ -142,7 +145,7 @@ is_outside: Callable[[dist.ProcessGroup], bool] = internal("torch.distributed.di
 group_of_join: Callable[[Any], dist.ProcessGroup] = attrgetter("_process_group")
 """Return the process group over which ``Join`` asks its questions."""
 
-completed_future: Callable[[Callable[[], Any]], torch.futures.Future[Any]] = internal("torch._C:fork")
+completed_future: Callable[[Callable[[], Any]], torch.futures.Future[Any]] = internal("torch:fork")
 """Call a function, and return a future that holds its result with the type that C++ expects."""
 
 work_of: Callable[[torch.futures.Future[Any]], dist.Work] = internal(
@@ -199,17 +202,11 @@ DEEPSPEEDS_RELEASE = TorchName("deepspeed.utils.groups:_release_process_group_re
 """The function by which DeepSpeed drops its references to a process group that is destroyed."""
 
 TCP_STORES, FILE_STORES = (
-    tuple(
-        TorchName(f"{module}:{store}")
-        for module in ("torch.distributed", "torch.distributed.rendezvous", "torch._C._distributed_c10d")
-    )
+    tuple(TorchName(f"{module}:{store}") for module in ("torch.distributed", "torch.distributed.rendezvous"))
     for store in ("TCPStore", "FileStore")
 )
 """The names under which torch and programs find the classes of stores."""
 
-
-ARE_WE_TRACING = TorchName("torch.distributed._functional_collectives:_are_we_tracing")
-"""The function that asks whether a compiler traces what runs."""
 
 DIST_OF_NN = TorchName("torch.distributed.nn.functional:dist")
 """The name under which collectives with autograd find ``torch.distributed``."""

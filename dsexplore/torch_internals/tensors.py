@@ -9,7 +9,7 @@ import torch
 
 from dsexplore.torch_internals.names import TorchName, internal
 
-no_torch_function: Callable[[], Any] = internal("torch._C:DisableTorchFunction")
+no_torch_function: Callable[[], Any] = internal("torch:DisableTorchFunction")
 """Return a context in which torch calls neither ``__torch_function__`` of tensors nor function modes."""
 
 can_take_data: Callable[[torch.Tensor, torch.Tensor], bool] = internal(
@@ -63,5 +63,5 @@ TENSOR_COMPARISONS = tuple(
     TorchName(f"torch:Tensor.{name}") for name in ("__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__")
 )
 
-no_subclass_function: Callable[[], Any] = internal("torch._C:DisableTorchFunctionSubclass")
+no_subclass_function: Callable[[], Any] = internal("torch:DisableTorchFunctionSubclass")
 """Return a context in which torch does not call ``__torch_function__`` of tensors."""

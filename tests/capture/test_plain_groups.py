@@ -71,6 +71,12 @@ def test_an_axis_of_one_rank_is_left_out_of_a_group_along_several() -> None:
         assert axis_of(alone) == "cp"
 
 
+def test_a_group_that_this_rank_is_not_in_is_in_no_ones_way() -> None:
+    with simulate(4):
+        dist.new_group([2, 3], group_desc="CONTEXT_PARALLEL_GROUP")
+        assert axis_of(dist.new_group([0, 1], group_desc="DATA_PARALLEL_GROUP_WITH_CP")) == "dp_cp"
+
+
 @pytest.mark.parametrize(
     ("ranks", "axis"),
     [

@@ -76,6 +76,37 @@ def test_what_is_recorded_is_read_again(
     assert canary.main([]) == 0
     minor = ".".join(map(str, names.minor_version(torch.__version__)))
     assert canary.read_signatures()[minor]["torch.nn:Module._apply"] == "(self, fn, recurse)"
-    assert "2 names, 0 missing, 0 unexpected, 0 with other arguments" in capsys.readouterr().out
+    assert "2 names, 1 of them private, 0 missing, 0 unexpected, 0 with other arguments" in capsys.readouterr().out
     assert canary.main(["--names"]) == 0
     assert "torch.nn:Module._apply  2.9 to the newest" in capsys.readouterr().out
+
+
+def test_names_that_are_looked_up_later_are_known_too() -> None:
+    source = """
+first = internal("torch:a")
+def later():
+    return internal("torch:b", since="2.12", until="2.14")(TorchName(f"torch:{x}"))
+table = {"c": partial(internal, "torch:c", since="2.10", otherwise=lambda: None)}
+"""
+    assert sorted(canary.looked_up_later(source)) == [
+        ("torch:a", "2.9", None),
+        ("torch:b", "2.12", "2.14"),
+        ("torch:c", "2.10", None),
+    ]
+
+
+def test_private_names_are_few_and_attributes_of_a_private_class_are_counted_with_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    assert len(canary.private_names(canary.load_door())) < 160
+    paths = [
+        "torch:ops.aten._to_copy",
+        "torch._dynamo",
+        "torch._a:B.c",
+        "torch._a:B.d",
+        "torch._a:B._e",
+        "torch.nn:Module._f",
+        "torch.nn:Module.__init__",
+    ]
+    assert canary.private_names(list(map(TorchName, paths))) == ["torch._a:B", "torch._a:B._e", "torch.nn:Module._f"]
