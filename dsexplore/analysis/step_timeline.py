@@ -20,7 +20,7 @@ from dsexplore.trace.schema import IN_STEPS
 from dsexplore.trace.tables import Tables
 from dsexplore.trace.trace import Trace
 
-LaneKind = Literal["phase", "axis", "module", "op", "rank"]
+LaneKind = Literal["phase", "axis", "module", "op", "rank", "collective"]
 ColourKind = Literal["phase", "axis", "op", "rank"]
 Sizes = Literal["wire", "message"]
 Order = Literal["measured", "program order", "rounds", "predicted", "slots"]
@@ -110,8 +110,8 @@ def timeline_of(
 
     Args:
         tables: the trace.
-        lanes: what has a lane of its own: phase, axis, module (the blocks that the model repeats), op or rank. None:
-            ranks where there are several, else phases.
+        lanes: what has a lane of its own: phase, axis, module (the blocks that the model repeats), op, rank, or
+            collective (an op on an axis, or on a group without one). None: ranks where there are several, else phases.
         colours: what the colours say: phase, axis, op or rank. None: the phase; the axis where lanes are phases.
         sizes: which bytes the spans have, wire or message.
 
@@ -168,8 +168,16 @@ def _key(kind: str, of_rank: bool) -> pl.Expr:
     if kind == "rank":
         return rank
     axis = pl.when(pl.col("axis") == "").then(pl.lit(NO_AXIS)).otherwise("axis")
-    key = {"phase": pl.col("phase"), "op": pl.col("op"), "axis": axis, "module": _block()}[kind]
+    key = {"phase": pl.col("phase"), "op": pl.col("op"), "axis": axis, "module": _block(), "collective": _collective()}[
+        kind
+    ]
     return pl.format("{} · {}", rank, key) if of_rank else key
+
+
+def _collective() -> pl.Expr:
+    """An op on its axis, or on its group where that has no axis: ``tp · all_reduce``."""
+    place = pl.when(pl.col("axis") == "").then("group").otherwise("axis")
+    return pl.when(place == "").then("op").otherwise(pl.format("{} · {}", place, pl.col("op")))
 
 
 def _block() -> pl.Expr:

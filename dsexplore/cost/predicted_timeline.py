@@ -57,7 +57,7 @@ def predicted_timeline(
 
 
 def stream_timeline(prediction: Prediction, colours: str = "phase", sizes: Sizes = "wire") -> Timeline:
-    """The streams of the slowest rank: a lane for its kernels, and one per axis for its collectives.
+    """The streams of the slowest rank: a lane for its kernels, and one for each stream of its collectives.
 
     Args:
         prediction: of the step.
@@ -75,7 +75,7 @@ def stream_timeline(prediction: Prediction, colours: str = "phase", sizes: Sizes
         waits = f"waits for {span.op}" if span.op else "waits for the CPU, which launches kernels"
         rows.append(
             {
-                "lane": "compute stream" if span.stream == COMPUTE else f"communication, {span.axis or NO_AXIS}",
+                "lane": "compute stream" if span.stream == COMPUTE else span.stream,
                 "begin": span.start,
                 "end": span.end,
                 "mark": WAITING if gap else key,

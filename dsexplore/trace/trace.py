@@ -236,9 +236,10 @@ class Trace(Displayable):
         wait for one another.
 
         Args:
-            lanes: what has a lane of its own: ``phase``, ``axis``, ``module``, ``op`` or ``rank``. None: ranks where
-                there are several, else phases. ``stage``: the schedule of a pipeline. With a cluster: ``stream``, the
-                compute stream and a communication stream per axis (None is the same), or ``stage``.
+            lanes: what has a lane of its own: ``phase``, ``axis``, ``module``, ``op``, ``rank`` or ``collective``, an
+                op on an axis. None: ranks where there are several, else phases. ``stage``: the schedule of a pipeline.
+                With a cluster: ``stream``, the compute stream and the streams of collectives (None is the same), or
+                ``stage``.
             colours: what the colours say: ``phase``, ``axis``, ``op`` or ``rank``.
             sizes: which bytes the spans have, ``wire`` or ``message``.
             cluster: the one that a step is predicted on, as `predict` takes it.

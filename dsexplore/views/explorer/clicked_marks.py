@@ -10,15 +10,12 @@ import numpy as np
 import polars as pl
 
 from dsexplore.trace.tables import Tables
-from dsexplore.units import format_seconds
 from dsexplore.views.trace import tally
 from dsexplore.views.trace.event_codes import EventCodes
 from dsexplore.views.trace.figure_spec import Spec
 from dsexplore.views.trace.grid import OTHERS
-from dsexplore.views.trace.lanes import Lanes, lanes, phase_runs, placed
 from dsexplore.views.trace.peer_figures import Ends, cell_ends, flow_ends
 from dsexplore.views.trace.pivot import Mask
-from dsexplore.views.trace.sequence_figure import SEQUENCE_BINS, SEQUENCE_LANES
 
 
 @dataclass(frozen=True)
@@ -44,7 +41,6 @@ class Shown:
     spec: Spec
     mask: Mask
     """The events that it shows."""
-    window: tuple[float, float] | None = None
 
 
 def picked(shown: Shown, click: dict[str, Any]) -> Picked | None:
@@ -74,43 +70,6 @@ def _size(shown: Shown, click: dict[str, Any]) -> Picked | None:
     sizes = shown.codes.tables.events["message_bytes"].to_numpy()
     within = (sizes >= low) & (sizes < max(2 * low, 1))
     return Picked(shown.mask & within & shown.codes.mask({"op": op}), f"{op}, {tally.size_range(low)}")
-
-
-def _bin(shown: Shown, click: dict[str, Any]) -> Picked | None:
-    found = _lanes(shown)
-    row, column = click["index"]
-    if row >= len(found.labels):
-        return None
-    rank, lane, op = found.labels[row]
-    here = (pl.col("rank") == rank) & (pl.col("op") == op) & (pl.col("lane") == lane)
-    title = f"{op} of rank {rank}" + (f" on {lane}" if lane else "")
-    return Picked(_placed(shown, here & found.holds(column)), title)
-
-
-def _run(shown: Shown, click: dict[str, Any]) -> Picked | None:
-    """The events that begin in one run of a phase."""
-    found, column = _lanes(shown), click["index"][1]
-    run = next((run for run in phase_runs(found) if run[1] <= column < run[2]), None)
-    if run is None:
-        return None
-    phase, first, end = run
-    low = found.edges(first)[0]
-    since = format_seconds(low / 1e9) if found.unit == "ns" else f"{low:,.0f}"
-    mask = _placed(shown, (pl.col("phase") == phase) & found.begins(first, end))
-    return Picked(mask, f"{phase} from {since} on")
-
-
-def _lanes(shown: Shown) -> Lanes:
-    held = shown.codes.tables.events.filter(pl.Series(shown.mask))
-    return lanes(held, SEQUENCE_BINS, SEQUENCE_LANES, shown.window, shown.codes.column)
-
-
-def _placed(shown: Shown, condition: pl.Expr) -> Mask:
-    """The shown events whose place in the sequence meets a condition."""
-    at = np.flatnonzero(shown.mask)
-    chosen: Mask = np.zeros(len(shown.mask), bool)
-    chosen[at] = placed(shown.codes.tables.events[at]).select(condition.fill_null(False)).to_series().to_numpy()
-    return chosen
 
 
 def _cell(shown: Shown, click: dict[str, Any]) -> Picked | None:
@@ -147,8 +106,6 @@ _FINDERS: dict[str, Callable[[Shown, dict[str, Any]], Picked | None]] = {
     "module_axis": _place,
     "op_phase": _op,
     "size": _size,
-    "sequence": _bin,
-    "phases": _run,
     "rank_peer": _cell,
     "flow": _flow,
     "cause": _cause,

@@ -20,6 +20,8 @@ MOST_LANES = 256
 """Lanes that are drawn; the spans of all others are left out."""
 _LOW = 0.25
 """The height of a gap, as a part of the lane's."""
+_LEAST_SHARE = 0.06
+"""The height of a column in which a stream is hardly busy."""
 
 
 @dataclass(frozen=True)
@@ -84,9 +86,12 @@ class Coded:
     Args:
         timeline: the timeline.
         kind: (spans,) a small number of each: spans of one kind are mostly shown or hidden together.
+        most_lanes: lanes that are drawn; the spans of all others are left out.
     """
 
-    def __init__(self, timeline: Timeline, kind: npt.NDArray[np.integer[Any]] | None = None) -> None:
+    def __init__(
+        self, timeline: Timeline, kind: npt.NDArray[np.integer[Any]] | None = None, most_lanes: int = MOST_LANES
+    ) -> None:
         spans = timeline.spans
         self.kind = kind
         self.begin: Numbers = spans["begin"].to_numpy()
@@ -103,8 +108,9 @@ class Coded:
         self.in_order = bool(np.array_equal(self.row, np.arange(timeline.tables.events.height)))
         """Whether span i is event i."""
         self.top = float(self.bytes.max(initial=0.0))
-        self.shape = (min(len(timeline.lanes), MOST_LANES), min(max(1, len(timeline.marks)), MOST_MARKS))
+        self.shape = (min(len(timeline.lanes), most_lanes), min(max(1, len(timeline.marks)), MOST_MARKS))
         """(lanes, marks) that are drawn."""
+        self.hides_lanes = len(timeline.lanes) > self.shape[0]
         self.low = timeline.marks.index(WAITING) if WAITING in timeline.marks else -1
         """The mark of gaps."""
         self.has_busy_lane = timeline.has_busy_lane
@@ -126,8 +132,8 @@ class Coded:
         kept = np.ones(part.stop - part.start, bool) if shown is None else shown[part].copy()
         before = max(part.start, int(np.searchsorted(self.begin, window[0], "right")))  # from there they begin inside
         kept[: before - part.start] &= self.end[part.start : before] > window[0]
-        if self.shape[0] == MOST_LANES:
-            kept &= self.lane[part] < MOST_LANES
+        if self.hides_lanes:
+            kept &= self.lane[part] < self.shape[0]
         return kept
 
     def added_up(self, window: tuple[float, float], columns: int) -> _AddedUp:
@@ -270,7 +276,7 @@ def _busy(spent: npt.NDArray[Any], low: int, width: float) -> tuple[Indices, Num
     busy[:, low] = 0
     share = busy.sum(axis=1) / width
     waits = (share == 0) | (gaps > width)  # a gap that begins there reaches into other columns
-    return np.where(waits, low, busy.argmax(axis=1)), np.where(waits, _LOW, np.clip(share, _LOW, 1.0))
+    return np.where(waits, low, busy.argmax(axis=1)), np.where(waits, _LOW, np.clip(share, _LEAST_SHARE, 1.0))
 
 
 def _reach(

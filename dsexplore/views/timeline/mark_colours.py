@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 from dsexplore.analysis.step_timeline import WAITING, WARM_UP, Timeline
 from dsexplore.views.page import html
-from dsexplore.views.page.theme import AXES, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION, phase_mark
+from dsexplore.views.page.theme import AXES, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION, phase_mark, tint
 
 MOST_MARKS = 24
 _IN_TURN = ((BLUE, "#fff"), (ORANGE, "#000"), (GREEN, "#000"), (PURPLE, "#000"), (SKY, "#000"), (VERMILION, "#000"))
+_PALE = "#949494"
 _OTHERS = (GREY, "#000")
 """The colour from the seventh mark on: nobody can tell more than six apart."""
 
@@ -25,7 +26,7 @@ class Colour:
     ink: str
 
 
-_GAPS = {WAITING: Colour(WAITING, "–", GREY, "#000"), WARM_UP: Colour(WARM_UP, "↑", f"{SKY}40", "currentColor")}
+_GAPS = {WAITING: Colour(WAITING, "–", _PALE, "#000"), WARM_UP: Colour(WARM_UP, "↑", tint(SKY, 0.25), "currentColor")}
 
 
 def is_gap(colour: Colour) -> bool:

@@ -64,7 +64,7 @@ def _key(colour: Colour) -> str:
 
 
 def _lanes(timeline: Timeline, colours: list[Colour], most_lanes: int, columns: int) -> str:
-    spans, (first, last) = Coded(timeline), extent(timeline)
+    spans, (first, last) = Coded(timeline, most_lanes=most_lanes), extent(timeline)
     found = boxes(spans, (first, last), columns, most=_MOST_ONE_BY_ONE)
     labelled = found.one_by_one and timeline.spans["label"].null_count() < len(timeline.spans)
     totals, rows = lane_totals(timeline), []

@@ -27,6 +27,7 @@ class TimelineState:
         timeline: what is drawn.
         columns: into which spans are added up where they are many.
         most: spans that are drawn one by one.
+        most_lanes: lanes that are drawn.
         kind: (events,) a small number of each: events of one kind are mostly shown or hidden together.
     """
 
@@ -36,9 +37,10 @@ class TimelineState:
         columns: int = 960,
         most: int = 1500,
         kind: npt.NDArray[np.integer[Any]] | None = None,
+        most_lanes: int = MOST_LANES,
     ) -> None:
         self.timeline = timeline
-        self.spans = Coded(timeline, kind)
+        self.spans = Coded(timeline, kind, most_lanes)
         self.whole = self.window = extent(timeline)
         self.chosen: tuple[float, float] | None = None
         """The range that is chosen, in the unit of the timeline."""
@@ -50,11 +52,11 @@ class TimelineState:
         """(kinds,) the kinds that these events are all of; None where they are not."""
         self.boxes: Boxes
         self._columns, self._most = columns, most
-        colours = colours_of(timeline)
+        self.colours = colours_of(timeline)
         self._fixed = {
-            "lanes": [html.plain(lane, 80) for lane in timeline.lanes[:MOST_LANES]],
-            "marks": [[one.name, one.letter, one.fill, one.ink] for one in colours],
-            "key": key_order(colours),
+            "lanes": [html.plain(lane, 80) for lane in timeline.lanes[:most_lanes]],
+            "marks": [[one.name, one.letter, one.fill, one.ink] for one in self.colours],
+            "key": key_order(self.colours),
             "axis": html.unparted(axis_text(timeline)),
             "words": WORDS[timeline.sizes],
             "title": whole(timeline),
@@ -72,13 +74,17 @@ class TimelineState:
         begin = min(max(begin, first), last - width)
         self.window = begin, begin + width
 
+    def show_all(self) -> None:
+        """Set the window to the whole."""
+        self.window = self.whole
+
     def react(self, event: dict[str, Any]) -> bool:
         """Do what the browser asks of the window; False for an event that is about something else."""
         if event["type"] == "window":
             begin, end = self.at(float(event["begin"])), self.at(float(event["end"]))
             self.zoom(begin, max(end, begin + (self.whole[1] - self.whole[0]) * _LEAST))
         elif event["type"] == "whole":
-            self.window = self.whole
+            self.show_all()
         else:
             return False
         return True
@@ -136,17 +142,21 @@ class TimelineState:
         else:
             self.shown = mask[self.spans.row] | (self.spans.row < 0)
 
-    def drawn(self) -> dict[str, Any]:
-        """The data that the browser draws: the value of the trait ``timeline``."""
+    def cut(self) -> Boxes:
+        """Compute the boxes of the window, among which `picked` picks."""
         # Each new window is added up anew, which pays where one is looked at under several filters.
         kinds = self._kinds if self.window == self.whole else None
-        found = boxes(self.spans, self.window, self._columns, self._most, self.shown, kinds)
-        self.boxes = found
+        self.boxes = boxes(self.spans, self.window, self._columns, self._most, self.shown, kinds)
+        return self.boxes
+
+    def drawn(self) -> dict[str, Any]:
+        """The data that the browser draws: the value of the trait ``timeline``."""
+        found = self.cut()
         return {
             **self._fixed,
             "boxes": _packed(found),
             "texts": span_texts(self.timeline, found.span) if found.one_by_one else [],
-            "labels": self._labels(found),
+            "labels": self.labels(found),
             "ticks": [list(tick) for tick in ticks(self.timeline, *self.window)] if len(self.spans) else [],
             "ties": self._ties(),
             "zoomed": self.window != self.whole,
@@ -178,7 +188,7 @@ class TimelineState:
         found[held["row"].to_numpy()[spans[held["span"].to_numpy()]]] = True
         return found
 
-    def _labels(self, found: Boxes) -> list[str]:
+    def labels(self, found: Boxes) -> list[str]:
         """The text on each box where spans have their own; empty where the letters of their marks say it."""
         labels = self.timeline.spans["label"]
         if not found.one_by_one or labels.null_count() == len(labels):
@@ -201,7 +211,7 @@ class TimelineState:
             ties = ties.filter(pl.Series(kept[ends].all(axis=1)))
         if not 0 < ties.height <= _MOST_TIES:
             return []
-        lanes = {name: i for i, name in enumerate(self.timeline.lanes[:MOST_LANES])}
+        lanes = {name: i for i, name in enumerate(self.timeline.lanes[: self.spans.shape[0]])}
         return [
             [round((sent - first) / (last - first), 6), lanes[of], round((got - first) / (last - first), 6), lanes[to]]
             for of, sent, to, got, *_ in ties.iter_rows()

@@ -7,21 +7,22 @@ from typing import Any
 
 import polars as pl
 
+from dsexplore.analysis.step_timeline import timeline_of
 from dsexplore.errors import UsageError
 from dsexplore.trace.numbered_modules import OUTSIDE
 from dsexplore.trace.steps import in_steps
 from dsexplore.trace.tables import Tables
 from dsexplore.units import format_bytes
 from dsexplore.views.page.theme import PHASES, op_mark, phase_mark
+from dsexplore.views.timeline.timeline_figure import FIGURE_LANES, columns_of, timeline_spec
+from dsexplore.views.timeline.timeline_state import TimelineState
 from dsexplore.views.trace import tally
 from dsexplore.views.trace.byte_sizes import KIND_OF, WIRE, column_of, summed_over
 from dsexplore.views.trace.event_codes import EventCodes
 from dsexplore.views.trace.figure_labels import label, shared_prefix, unique
 from dsexplore.views.trace.figure_spec import Spec, byte_axis, finished, hatched, heatmap_spec
 from dsexplore.views.trace.grid import OTHERS, Grid
-from dsexplore.views.trace.lanes import lanes
 from dsexplore.views.trace.peer_figures import peers, sankey
-from dsexplore.views.trace.sequence_figure import SEQUENCE_BINS, SEQUENCE_LANES, sequence
 
 
 def trace_figure(
@@ -32,7 +33,7 @@ def trace_figure(
     Args:
         tables: what was recorded.
         kind: a key of `KINDS`.
-        window: for ``sequence``, the part of the axis to bin anew.
+        window: for ``sequence``, the part of its axis: seconds where measured, else rounds or places in the order.
         sizes: which bytes are drawn, ``"wire"`` or ``"message"``.
 
     Raises:
@@ -72,7 +73,7 @@ def figure_of(
     """
     size = column_of(sizes)
     if kind == "sequence":
-        return sequence(tables, window, size, top)
+        return sequence(tables, window, sizes)
     if kind == "ranks":
         return peers(tables, size, top)
     return KINDS[kind](tables, size)
@@ -81,8 +82,6 @@ def figure_of(
 def top_of(tables: Tables, kind: str, sizes: str) -> float:
     """The bytes of the darkest colour of a figure of a whole trace; 0 for a figure without such a scale."""
     size = column_of(sizes)
-    if kind == "sequence":
-        return float(lanes(tables.events, SEQUENCE_BINS, SEQUENCE_LANES, size=size).bytes.max(initial=0))
     if kind == "ranks":
         return float(tally.between_ranks(tables, size=size).bytes.max(initial=0.0))
     return 0.0
@@ -105,6 +104,20 @@ def module_heatmap(grid: Grid, top: float = 0.0) -> Spec:
     """Heatmap of places in the model; the beginning that all names share is left out of the labels."""
     shared = shared_prefix([row for row in grid.rows if row not in (OUTSIDE, OTHERS)])
     return heatmap_spec(grid, "module_axis", [row.removeprefix(shared) for row in grid.rows], grid.columns, top)
+
+
+def sequence_state(tables: Tables, sizes: str, kind: Any = None) -> TimelineState:
+    """Return the timeline with a lane for each rank, group and op, of at most `FIGURE_LANES` lanes."""
+    timeline = timeline_of(tables, "collective", "phase", "wire" if sizes == WIRE else "message")
+    return TimelineState(timeline, columns_of(len(timeline.lanes)), 1500, kind, FIGURE_LANES)
+
+
+def sequence(tables: Tables, window: tuple[float, float] | None, sizes: str) -> Spec:
+    """Collectives over time, or in the order in which they run where no times were measured."""
+    state = sequence_state(tables, sizes)
+    if window is not None:
+        state.zoom(*window)
+    return timeline_spec(state)
 
 
 def ops(tables: Tables, size: str = "wire_bytes") -> Spec:
@@ -202,7 +215,7 @@ def bandwidth(tables: Tables, _size: str = "") -> Spec:
 KINDS: dict[str, Callable[[Tables, str], Spec]] = {
     "modules": modules,
     "ops": ops,
-    "sequence": lambda tables, size: sequence(tables, None, size),
+    "sequence": lambda tables, size: sequence(tables, None, KIND_OF[size]),
     "ranks": peers,
     "sankey": sankey,
     "sizes": sizes,

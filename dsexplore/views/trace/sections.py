@@ -7,14 +7,17 @@ from functools import lru_cache
 
 import polars as pl
 
-from dsexplore.units import format_bytes, format_count, format_seconds
+from dsexplore.analysis.step_timeline import timeline_of
+from dsexplore.units import format_bytes, format_count
 from dsexplore.views.page import html
-from dsexplore.views.page.theme import PHASES
+from dsexplore.views.timeline import timeline_drawing
 from dsexplore.views.trace import drawings, tally
+from dsexplore.views.trace.byte_sizes import WIRE
 from dsexplore.views.trace.event_codes import CAUSE, Causes, EventCodes
-from dsexplore.views.trace.lanes import lanes
 
 MOST_CAUSES = 20
+_LANES, _COLUMNS = 8, 96
+"""Of the drawing of the sequence."""
 _CAUSE_NAME = 90
 """Characters of a name in the table of causes, which has four of them side by side."""
 
@@ -102,17 +105,9 @@ def _ops(codes: EventCodes) -> tuple[str, str]:
 
 
 def _sequence(codes: EventCodes) -> tuple[str, str]:
-    found = lanes(codes.tables.events, size=codes.column)
-    span = (
-        format_seconds((found.last - found.first) / 1e9)
-        if found.unit == "ns"
-        else f"{int(found.last - found.first) + 1:,} collectives"
-    )
-    along = "in time" if found.unit == "ns" else "in program order"
-    phases = [phase for phase in PHASES if any(phase in row for row in found.phases)]
-    note = f'<p class="dim">{span}, left to right {along}; taller is more bytes.</p>'
-    body = note + drawings.phase_key(phases) + drawings.phase_strip(found) + drawings.lanes_html(found)
-    return f"Sequence, {along}", f"<div>{body}</div>"
+    shown = timeline_of(codes.tables, "collective", "phase", "wire" if codes.kind_of_sizes == WIRE else "message")
+    along = "in time" if shown.order == "measured" else f"in {shown.order}"
+    return f"Sequence, {along}", f"<div>{timeline_drawing.drawing(shown, _LANES, _COLUMNS)}</div>"
 
 
 def _peers(codes: EventCodes) -> tuple[str, str]:

@@ -6,7 +6,6 @@ import base64
 import gzip
 import json
 from collections.abc import Iterator
-from dataclasses import replace
 from html import escape
 from pathlib import Path
 from types import ModuleType
@@ -146,7 +145,6 @@ def test_controls_do_what_filter_does(trace: Trace) -> None:
         ({"kind": "module_axis", "customdata": ["Net.layers.*", "dp"], "index": [0, 0]}, "Net.layers.0", 8),
         ({"kind": "op_phase", "customdata": ["reduce_scatter", "backward"], "index": [0]}, "Net.layers.0.up", 8),
         ({"kind": "size", "customdata": ["all_gather", 8192], "index": [0]}, "Net.layers.0", 8),
-        ({"kind": "sequence", "index": [0, 0]}, "Net.layers.0", 1),
         ({"kind": "cause", "index": [0]}, "Net.layers.3.down", 1),
     ],
 )
@@ -332,15 +330,8 @@ def test_sixteen_thousand_ranks_and_five_hundred_groups(traces: ModuleType, kind
     assert len(explorer.selection) == 1
 
 
-def test_the_phases_have_letters_above_the_lanes_and_hatches_on_the_bars(traces: ModuleType) -> None:
-    explorer = traces.timed().explore(figure="sequence")
-    strip, lanes = explorer.widget.spec["data"]
-    assert strip["y"] == ["phase"]
-    assert strip["text"][0][:2] == ["forward", "forward"]
-    letters = [note["text"] for note in explorer.widget.spec["layout"]["annotations"]]
-    assert letters == [f"<b>{letter}</b>" for letter in "FBFB"]  # recompute takes 0.1 ms of 91
-    assert len(lanes["z"]) == len(lanes["y"]) == 8
-    explorer.widget.kind = "ops"
+def test_bars_have_the_hatches_of_their_phases(traces: ModuleType) -> None:
+    explorer = traces.timed().explore(figure="ops")
     shapes = {bar["name"]: bar["marker"]["pattern"] for bar in explorer.widget.spec["data"]}
     assert {name: hatch["shape"] for name, hatch in shapes.items()} == {
         "F forward": "", "B backward": "/", "R recompute": "\\", "O optimizer": "-"
@@ -348,43 +339,32 @@ def test_the_phases_have_letters_above_the_lanes_and_hatches_on_the_bars(traces:
     assert {hatch["fillmode"] for hatch in shapes.values()} == {"overlay"}  # else plotly drops the colour below
 
 
-def test_a_bin_of_a_lane_is_picked_by_time(traces: ModuleType) -> None:
+def test_each_bar_of_the_sequence_selects_the_collective_that_it_is(traces: ModuleType) -> None:
     trace = traces.timed()
     explorer = trace.explore(figure="sequence")
-    for column in (0, 159):
-        for row, _ in enumerate(explorer.widget.spec["data"][1]["y"]):
-            if explorer.widget.spec["data"][1]["z"][row][column] is None:
-                continue
-            send(explorer, {"type": "click", "kind": "sequence", "index": [row, column]})
-            rank, lane, op = explorer.widget.spec["data"][1]["y"][row].split(" · ")
-            found = explorer.selection.events
-            assert set(zip(found["rank"], found["op"], strict=True)) == {(int(rank.removeprefix("rank ")), op)}
-            assert f" in <bdi>{op} of {rank} on {lane}</bdi></span>" in explorer.widget.status
+    bars = explorer.widget.spec["data"]
+    assert {bar["name"] for bar in bars} == {"F forward", "B backward", "R recompute", "O optimizer"}
+    assert sum(len(bar["x"]) for bar in bars) == len(trace)
+    for bar in bars:
+        for point in (0, -1):
+            send(explorer, {"type": "click", "kind": "sequence", "customdata": bar["customdata"][point]})
+            (event,) = explorer.selection.events.iter_rows(named=True)
+            assert bar["y"][point] == f"rank {event['rank']} · {event['axis'] or event['group']} · {event['op']}"
+            assert bar["name"].endswith(event["phase"])
+            assert bar["x"][point] == pytest.approx((event["end"] - event["start"]) / 1e6, rel=1e-3)
+            assert event["op"] in explorer.widget.status
 
 
-def test_a_run_of_a_phase_is_picked(traces: ModuleType) -> None:
-    tables = traces.timed(ranks=1, steps=2).tables
-    trace = Trace(replace(tables, events=tables.events.with_columns(start=None, end=None)))
-    explorer = trace.explore(figure="sequence")
-    assert [note["text"] for note in explorer.widget.spec["layout"]["annotations"]] == [
-        f"<b>{letter}</b>" for letter in "FRBFRB"
-    ]
-    strip = explorer.widget.spec["data"][0]["text"][0]
-    for column, step, phase in ((0, 0, "forward"), (len(strip) - 1 - strip[::-1].index("backward"), 1, "backward")):
-        send(explorer, {"type": "click", "kind": "phases", "index": [0, column]})
-        assert explorer.selection.events.equals(trace.where(step=step, phase=phase).events)
-        assert f"{phase} from" in explorer.widget.status
-        assert "train.py:10" in explorer.widget.details
-
-
-def test_zoom_bins_anew(traces: ModuleType) -> None:
+def test_a_zoom_of_the_sequence_shows_a_part_of_it(traces: ModuleType) -> None:
     explorer = traces.layered(200).explore(figure="sequence")
-    assert len(explorer.widget.spec["data"][1]["z"]) == 3
+    drawn = explorer.widget.spec
+    assert len(drawn["layout"]["yaxis"]["categoryarray"]) == 3
     send(explorer, {"type": "zoom", "range": [10, 20]})
     assert explorer.widget.spec["layout"]["xaxis"]["title"]["text"].startswith("program order")
-    assert explorer.widget.spec["data"][0]["x"] == [float(seq) + 0.5 for seq in range(10, 21)]
+    begins = sorted(begin for bar in explorer.widget.spec["data"] for begin in bar["base"])
+    assert begins == pytest.approx(range(10, 20), abs=1e-4)
     send(explorer, {"type": "zoom", "range": None})
-    assert explorer.widget.spec["data"][0]["x"][0] == 2.0
+    assert explorer.widget.spec == drawn
 
 
 def test_unknown_things_are_named(trace: Trace) -> None:
@@ -469,7 +449,7 @@ def test_one_switch_changes_all_sizes(trace: Trace) -> None:
 
 def test_colours_do_not_change_with_the_selection(traces: ModuleType) -> None:
     trace = traces.timed()
-    for kind in ("modules", "ranks", "sequence"):
+    for kind in ("modules", "ranks"):
         explorer = trace.explore(figure=kind)
         scale = explorer.widget.spec["data"][-1]["zmax"]
         assert explorer.widget.spec["data"][-1]["zmin"] == 0

@@ -70,3 +70,8 @@ def test_what_caused_a_collective_and_its_order_part_no_layers(traces: ModuleTyp
     whole = traces.layered(4)
     events = whole.events.with_columns(pl.col("owner").alias("cause"), pl.col("owner").alias("source")).reverse()
     assert labels(Trace(replace(whole.tables, events=events))) == ["[0–3]"]
+
+
+@pytest.mark.parametrize(("layers", "label"), [(1, "0"), (2, "[0–1]"), (3, "[0–2]")])
+def test_equal_layers_are_labelled_by_the_range_of_their_numbers(traces: ModuleType, layers: int, label: str) -> None:
+    assert labels(traces.layered(layers)) == [label]

@@ -1,0 +1,103 @@
+"""A timeline as a plotly figure: a bar per box of its drawing, in lanes."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dsexplore.units import format_bytes
+from dsexplore.views.page import html
+from dsexplore.views.timeline.boxes import Boxes, Indices
+from dsexplore.views.timeline.mark_colours import is_gap, key_order
+from dsexplore.views.timeline.timeline_state import TimelineState
+from dsexplore.views.timeline.timeline_text import AXES, WORDS, span_texts
+from dsexplore.views.trace.figure_labels import label, unique
+from dsexplore.views.trace.figure_spec import EMPTY, Spec
+
+FIGURE_LANES = 24
+_THICK, _THIN = 0.84, 0.12
+"""The most and the least that a bar takes of its lane."""
+_MOST_KEYS = 8
+
+
+def columns_of(lanes: int) -> int:
+    """Return into how many columns many spans are added up, so that a figure of all lanes stays small."""
+    return max(60, 2400 // max(1, min(lanes, FIGURE_LANES)))
+
+
+def timeline_spec(state: TimelineState, height: int = 0) -> Spec:
+    """Return the figure of the window of ``state`` as plotly's JSON.
+
+    Args:
+        state: window and spans; its lanes are at most `FIGURE_LANES`.
+        height: in pixels; 0 for one that fits the lanes.
+    """
+    timeline, found = state.timeline, state.cut()
+    if not len(found):
+        return EMPTY
+    drawn = timeline.lanes[: state.spans.shape[0]]
+    timed = timeline.order in ("measured", "predicted")
+    scale = 1e3 if timed else 1.0
+    first, last = (at * scale for at in state.window)
+    begin, end = (first + at * (last - first) for at in (found.begin, found.end))
+    thick = np.clip(_THICK * found.level, _THIN, None)
+    names, texts = unique(drawn), _texts(state, found)
+    # The microbatches' numbers stand on their boxes.
+    listed = [m for m in key_order(state.colours) if timeline.coloured_by != "microbatch" or is_gap(state.colours[m])]
+    listed, data = listed[:_MOST_KEYS], list[Spec]()
+    for mark in reversed(key_order(state.colours)):  # gaps lie below
+        at = np.flatnonzero(found.mark == mark)
+        if len(at):
+            data.append(
+                {
+                    "type": "bar",
+                    "orientation": "h",
+                    "name": label(f"{state.colours[mark].letter} {state.colours[mark].name}"),
+                    "legendrank": mark + len(state.colours) * is_gap(state.colours[mark]),
+                    "base": np.round(begin[at], 6).tolist(),
+                    "x": np.round((end - begin)[at], 6).tolist(),
+                    "y": [names[lane] for lane in found.lane[at]],
+                    "width": np.round(thick[at], 3).tolist(),
+                    "offset": np.round(_THICK / 2 - thick[at], 3).tolist(),
+                    "marker": {"color": state.colours[mark].fill, "line": {"width": 0}},
+                    "showlegend": mark in listed,
+                    "customdata": at.tolist(),
+                    "hovertext": [texts[i] for i in at],
+                    "hovertemplate": "%{hovertext}<extra></extra>",
+                    "meta": {"kind": "sequence"},
+                    **_labels(state, found, at),
+                }
+            )
+    hidden = len(timeline.lanes) - len(drawn)
+    more = f", {hidden:,} more lanes not drawn" if hidden else ""
+    tall = f"; taller is more {timeline.sizes} bytes" if not state.spans.flat.all() else ""
+    title = f"{'ms, ' if timed else ''}{AXES[timeline.order].partition(',')[0]}{tall}{more}"
+    lanes = {"type": "category", "categoryorder": "array", "categoryarray": names, "showgrid": False}
+    layout = {
+        "barmode": "overlay",
+        "height": height or 150 + 34 * len(drawn),
+        "xaxis": {"title": {"text": title}, "range": [first, last], "zeroline": False},
+        "yaxis": {**lanes, "range": [len(drawn) - 0.5, -0.5]},
+    }
+    return {"data": data, "layout": layout}
+
+
+def _labels(state: TimelineState, found: Boxes, at: Indices) -> Spec:
+    """Return the texts on the bars, where spans have their own."""
+    labels = state.labels(found)
+    if not labels or not any(labels[i] for i in at):
+        return {}
+    shown = {"textposition": "inside", "insidetextanchor": "middle", "textangle": 0}
+    ink = state.colours[int(found.mark[at[0]])].ink
+    return {"text": [html.escape(labels[i]) for i in at], "textfont": {"color": ink}, **shown}
+
+
+def _texts(state: TimelineState, found: Boxes) -> list[str]:
+    """Return what each box is in words: one span, or how many of one lane."""
+    timeline = state.timeline
+    if found.one_by_one:
+        return [html.escape(text, 0) for text in span_texts(timeline, found.span)]
+    words = WORDS[timeline.sizes]
+    return [
+        f"{state.colours[mark].name}: {count:,} ×, {format_bytes(size)} {words}"
+        for mark, count, size in zip(found.mark.tolist(), found.count.tolist(), found.bytes.tolist(), strict=True)
+    ]
