@@ -150,7 +150,7 @@ class Headline(Displayable):
         return self._weighed(self.tables.events.filter(pl.col("phase") == "between steps"))
 
     def to_frame(self) -> pl.DataFrame:
-        """The bytes that a rank sends in a step, one row per axis, most wire bytes first; columns: `COLUMNS`."""
+        """Return the bytes that a rank sends per step, one row per axis, most wire bytes first; columns: `COLUMNS`."""
         return self._by_axis
 
     @cached_property
@@ -171,7 +171,7 @@ class Headline(Displayable):
         return sums.select("axis", *numbers, (times / recorded / self.steps).alias("ms"))
 
     def trace(self, index: int) -> Trace:
-        """The events that a sentence speaks of, as a `Trace`."""
+        """Return the events of one sentence as a `Trace`."""
         return Trace(replace(self.tables, events=self.tables.events[self.sentences[index].rows.tolist()]))
 
     @cached_property
@@ -196,7 +196,7 @@ class Headline(Displayable):
         return next(notes, "").removeprefix(ENDED_EARLY)
 
     def _stopped(self) -> Iterator[Sentence]:
-        """Where a recording stopped that an exception ended: what a step sends is known of whole ones alone."""
+        """Yield the sentence about the exception that ended the recording; figures per step are of whole steps only."""
         if not self.stopped_with:
             return
         last = self.tables.events.tail(1)
@@ -211,13 +211,13 @@ class Headline(Displayable):
         yield Sentence("stopped", text, np.array([self.tables.events.height - 1]))
 
     def _late(self) -> Iterator[Sentence]:
-        """The sentence of the ranks that come late."""
+        """Yield the sentence about late ranks."""
         if self.skew.late_ranks:
             rows = np.unique(np.concatenate([late.rows for late in self.skew.late_ranks]))
             yield Sentence("skew", self.skew.sentence, rows)
 
     def _axes(self) -> Iterator[Sentence]:
-        """The sentence of what a step sends on each axis, and start-up before it."""
+        """Yield the sentence about the bytes of a step by axis, and about start-up."""
         frame, start_up = self.to_frame(), self.start_up_bytes
         rows = _positions(self.step_events)
         total = float(frame["wire_bytes"].sum())
@@ -265,7 +265,7 @@ class Headline(Displayable):
         )
 
     def _unsized(self, count: int) -> str:
-        """Worked example: ``the size of 3 of its 12 collectives is unknown``."""
+        """Say how many sizes are unknown: ``the size of 3 of its 12 collectives is unknown``."""
         if count == self.step_events.height:
             return "the sizes of its collectives are unknown"
         return f"the size of {count:,} of its {format_count(self.step_events.height, 'collective')} is unknown"
@@ -279,7 +279,7 @@ class Headline(Displayable):
         return f"{format_bytes(self.no_grad_bytes / share)} per rank{each}"
 
     def _spread(self) -> str:
-        """Over what the numbers are means, and how far ranks and steps are apart; empty for one rank and one step."""
+        """Say what the figures are means over and how far ranks and steps differ; empty for one rank and one step."""
         over = [f"{self.ranks:,} ranks"] if self.ranks > 1 else []
         over += [f"{self.steps:,} steps"] if self.steps > 1 and not self.steady.are_equal else []
         which = f"{self.steps:,} steady steps, equal" if self.steady.are_equal else ""
@@ -307,7 +307,7 @@ class Headline(Displayable):
         return f"; {listed(parts)}"
 
     def _module(self) -> Iterator[Sentence]:
-        """The place in the model that sends most, and why."""
+        """Yield the sentence about the place in the model that sends most, and why."""
         owners = self.step_events.group_by("owner", maintain_order=True).agg(weighed("wire_bytes"))
         placed = owners.with_columns(place_of(pl.col("owner")).alias("place"))
         sums = placed.group_by("place").agg(pl.col("wire_bytes").sum(), pl.len().alias("modules"))
@@ -331,7 +331,7 @@ class Headline(Displayable):
         yield Sentence("module", text, _positions(events), first)
 
     def _finding(self) -> Iterator[Sentence]:
-        """The finding that would spare most, and how many others there are; late ranks have a sentence of their own."""
+        """Yield the sentence about the finding that would save most, and the number of others, late ranks excluded."""
         others = [one for one in self.findings if one.rule != "late_rank"]
         if not others:
             return
@@ -364,7 +364,7 @@ class Headline(Displayable):
         return "stands still" if self.timed_events["is_async"].all() else "waits in the call"
 
     def _time(self) -> Iterator[Sentence]:
-        """How long collectives are under way in a step, and how much of it the program waits in their calls."""
+        """Yield the sentence about the time that collectives run per step, and how much of it is exposed."""
         times = self.times
         if times is None:
             return
@@ -381,17 +381,17 @@ class Headline(Displayable):
 
 
 def weighed(size: str) -> pl.Expr:
-    """The sum of a column of `Headline.step_events` over the ranks that the recorded ones stand for."""
+    """Return the sum of a column of `Headline.step_events` over all ranks that the recorded ones represent."""
     return (pl.col(size) * pl.col("weight")).sum().alias(size)
 
 
 def headline(tables: Tables) -> Headline:
-    """A summary of what a step sends, in words and by axis."""
+    """Summarize what a step sends, in words and by axis."""
     return Headline(tables)
 
 
 def _under_way(events: pl.DataFrame) -> float:
-    """Nanoseconds in which at least one of these collectives is under way, summed over ranks."""
+    """Return the nanoseconds in which at least one of these collectives runs, summed over ranks."""
     timed = events.drop_nulls(["start", "end"]).sort("rank", "start")
     before = pl.col("end").cum_max().shift(1).over("rank").fill_null(0)
     length = (pl.col("end") - pl.max_horizontal(pl.col("start"), before)).clip(lower_bound=0)
@@ -399,12 +399,12 @@ def _under_way(events: pl.DataFrame) -> float:
 
 
 def doing_of(cause: str, op: str) -> str:
-    """The purpose of a collective with this cause, in words."""
+    """Return the purpose of a collective with this cause, in words."""
     return _DOINGS.get((cause, op)) or (f"{op} ({cause})" if cause else op)
 
 
 def doings(events: pl.DataFrame, total: int) -> list[str]:
-    """The purposes of most of these bytes, with the share of each where there are several."""
+    """Return the purposes that account for most of `total` bytes, with the share of each if there are several."""
     sums = events.group_by("cause", "op").agg(weighed("wire_bytes"))
     found: dict[str, int] = {}
     for cause, op, size in sums.iter_rows():
@@ -420,7 +420,7 @@ def doings(events: pl.DataFrame, total: int) -> list[str]:
 
 
 def _line(events: pl.DataFrame) -> str:
-    """The source line that sends most of these bytes."""
+    """Return the source line that sends most bytes."""
     sums = events.group_by("source").agg(pl.col("wire_bytes").sum()).sort("wire_bytes", "source")
     return str(sums["source"][-1]).partition(" ← ")[0] or "no line"
 
@@ -430,6 +430,6 @@ def _positions(events: pl.DataFrame) -> npt.NDArray[np.int64]:
 
 
 def listed(parts: Iterable[str]) -> str:
-    """``["a", "b", "c"]`` → ``"a, b and c"``."""
+    """Join names to a list in words: ``["a", "b", "c"]`` → ``"a, b and c"``."""
     *first, last = parts
     return f"{', '.join(first)} and {last}" if first else last

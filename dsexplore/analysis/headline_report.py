@@ -14,7 +14,10 @@ _MADE_BY = "made by: "
 
 
 def report(headline: Headline) -> list[tuple[str, str]]:
-    """Questions and their answers, of a trace with events; bytes are wire bytes per rank, and per step where said."""
+    """Return (question, answer) pairs about a trace with events.
+
+    Bytes are wire bytes per rank, and per step where the answer says so.
+    """
     tables = headline.tables
     made = "; ".join(note.removeprefix(_MADE_BY) for note in tables.info.notes if note.startswith(_MADE_BY))
     answers = [
@@ -31,7 +34,7 @@ def report(headline: Headline) -> list[tuple[str, str]]:
 
 
 def memory(tables: Tables) -> str:
-    """An estimate of what a rank holds, from its parameters, and what is left out of it; the largest of the ranks."""
+    """Estimate the memory of the rank that holds most, from its parameters, and say what the estimate leaves out."""
     held = tables.parameters.filter(pl.col("shared_with") == "")
     if held.is_empty():
         return "No estimate: the trace holds no parameters, as no module of the program ran while it was recorded."
@@ -54,7 +57,7 @@ def memory(tables: Tables) -> str:
 
 
 def _modules(headline: Headline) -> str:
-    """The places that send most, each with its share and what for."""
+    """List the places that send most, each with its share and purposes."""
     events = headline.step_events
     by_owner = events.group_by("owner", maintain_order=True).agg(weighed("wire_bytes"))
     places = (
@@ -76,7 +79,7 @@ def _modules(headline: Headline) -> str:
 
 
 def _start_up(headline: Headline) -> str:
-    """The answer that names what is sent before the first step, by cause."""
+    """Say what is sent before the first step, by cause."""
     events = headline.start_up_events
     if events.is_empty():
         return "Nothing."
@@ -90,7 +93,7 @@ def _start_up(headline: Headline) -> str:
 
 
 def _no_grad(headline: Headline) -> str:
-    """The answer that names what evaluations, teachers and rollouts send, by module; empty where there is nothing."""
+    """Say what forwards without gradients (evaluations, teachers, rollouts) send, by module; empty if nothing."""
     events = headline.no_grad_events
     if events.is_empty():
         return ""
@@ -103,7 +106,7 @@ def _no_grad(headline: Headline) -> str:
 
 
 def _between(headline: Headline) -> str:
-    """The answer that names what state dicts and the like send, by line; empty where there is nothing."""
+    """Say what is sent between steps, such as by state dicts, by source line; empty if there is nothing."""
     events = headline.between_events
     if events.is_empty():
         return ""
@@ -113,7 +116,7 @@ def _between(headline: Headline) -> str:
 
 
 def _implicit(headline: Headline) -> str:
-    """How much of a step is redistributes that the program did not ask for."""
+    """Say how much of a step is redistributes that the program did not ask for."""
     events = headline.step_events.filter(pl.col("implicit"))
     if events.is_empty():
         return "Nothing: every redistribute is one that the program asked for."

@@ -17,20 +17,20 @@ _SIDES = ("A", "B")
 def joint_timeline(
     before: Tables, after: Tables, lanes: LaneKind | None = None, colours: ColourKind | None = None
 ) -> Timeline:
-    """The last step of two traces, each from its first collective on, in lanes ``A · …`` above lanes ``B · …``.
+    """Build the timeline of the last step of two traces, lanes ``A · …`` above lanes ``B · …``, both starting at 0.
 
-    Each side is one rank: the lowest that both traces have, else the lowest of its own. Times are measured ones where
-    both have them; else both are in program order. Axes are in the order of their bytes in both traces together, as in
-    the tree of the difference.
+    Each side shows one rank: the lowest that both traces have, else its own lowest. Times are measured ones if both
+    traces have them, else program order. Axes are sorted by their bytes in both traces together, as in the tree of the
+    difference.
 
     Args:
         before: the trace called A.
         after: the trace called B.
-        lanes: as of `timeline_of`; None for phases.
-        colours: as of `timeline_of`; None for axes, or for phases where lanes are no phases.
+        lanes: as in `timeline_of`; None for phases.
+        colours: as in `timeline_of`; None for axes, or for phases where lanes are not phases.
 
     Raises:
-        UsageError: no such lanes or colours.
+        UsageError: unknown lanes or colours.
     """
     common = set(before.events["rank"]) & set(after.events["rank"])
     steps = [_last_step(tables, min(common, default=None)) for tables in (before, after)]
@@ -54,7 +54,7 @@ def joint_timeline(
 
 
 def rank_and_step(timeline: Timeline) -> str:
-    """The rank whose step each side of a joint timeline shows: ``rank 0``, or ``A: rank 0, B: rank 4``."""
+    """Name the rank that each side of a joint timeline shows: ``rank 0``, or ``A: rank 0, B: rank 4``."""
     shown = timeline.spans.join(timeline.tables.events.with_row_index("row").select("row", "rank"), on="row")
     ranks = dict(shown.select(pl.col("lane").str.head(1), "rank").unique(maintain_order=True).rows())
     if len(set(ranks.values())) <= 1:
@@ -63,7 +63,7 @@ def rank_and_step(timeline: Timeline) -> str:
 
 
 def _last_step(tables: Tables, rank: int | None) -> Tables:
-    """The events of a rank's last step; start-up is no part of it."""
+    """Return the events of the last step of a rank (the lowest recorded one if it has none), without start-up."""
     events = tables.events.filter(IN_STEPS)
     if events.is_empty():
         return replace(tables, events=events)
@@ -78,7 +78,7 @@ def _untimed(tables: Tables) -> Tables:
 
 
 def _named(timeline: Timeline, side: str, rows_before: int) -> pl.DataFrame:
-    """The spans from their first begin on, in lanes of a side, their rows those of the joined events."""
+    """Return the spans of one side, shifted to begin at 0, with its lanes and the row numbers of the joined events."""
     first = pl.col("begin").min()
     return timeline.spans.with_columns(
         pl.format("{} · {}", pl.lit(side), pl.col("lane")).alias("lane"),

@@ -27,7 +27,7 @@ _MODULE = ("module", "type", "calls")
 
 
 def lines(tables: Tables) -> Iterator[Line]:
-    """The actions of one rank, line by line, in program order; lines of parameters end with the local shape."""
+    """Yield what one rank did, line by line, in program order; lines of parameters end with the local shape."""
     groups = {
         name: (list(ranks), (axis, str(size), _distances(list(ranks))))
         for name, axis, size, ranks in tables.groups.select("group", "axis", "size", "ranks").iter_rows()
@@ -43,11 +43,11 @@ def lines(tables: Tables) -> Iterator[Line]:
 
 
 def digests(tables: Tables, explained: Collection[str] = ()) -> tuple[str, str]:
-    """The SHA-256 of `lines`, which two ranks that do the same have in common.
+    """Return two SHA-256 digests of `lines`, equal for ranks that do the same.
 
     Args:
         tables: the trace of one rank.
-        explained: names of parameters whose local shapes the first of the two digests leaves out.
+        explained: names of parameters whose local shapes the first digest leaves out; the second one has them all.
     """
     unexplained, whole = hashlib.sha256(), hashlib.sha256()
     for line in lines(tables):
@@ -62,7 +62,7 @@ def _bytes(line: Line) -> bytes:
 
 
 def first_difference(one: Tables, other: Tables) -> str:
-    """The first line of two ranks that differs, as text for a note; empty where none does."""
+    """Describe the first line in which two ranks differ, for a note; empty if there is none."""
     mine, theirs = lines(one), lines(other)
     for number, line in enumerate(mine):
         against = next(theirs, None)
@@ -81,7 +81,7 @@ def _text(line: Line | None) -> str:
 
 
 def _distances(ranks: list[int]) -> str:
-    """The distances between neighbouring members, each run of equal ones once: ``8*127`` for 128 ranks 8 apart."""
+    """Return the run-length encoded distances between consecutive members: ``8*127`` for 128 ranks 8 apart."""
     parts: list[list[int]] = []
     for before, after in pairwise(ranks):
         if parts and parts[-1][0] == after - before:
@@ -92,7 +92,7 @@ def _distances(ranks: list[int]) -> str:
 
 
 def _place(rank: int, peer: Any, members: list[int]) -> str:
-    """A peer as its distance in the group, around its end: the next rank is 1, for the last one too."""
+    """Return the distance to a peer in the group, modulo its size: the next rank is 1, also for the last rank."""
     if peer is None:
         return "-"
     if rank not in members or peer not in members:

@@ -17,14 +17,14 @@ TIES: dict[str, pl.DataType] = {
 
 
 def message_ties(tables: Tables, spans: pl.DataFrame) -> pl.DataFrame:
-    """The sends and receives of a trace that belong together. Columns: `TIES`.
+    """Return one row per send and the receive that takes its message. Columns: `TIES`.
 
-    Messages between two ranks in one group arrive in the order in which they are sent: the first send fits the first
-    receive. Sends to ranks that are not in the trace have no tie.
+    Messages between two ranks of one group arrive in the order in which they are sent: the first send matches the first
+    receive. Sends to ranks that are not in the trace are left out.
 
     Args:
         tables: the trace.
-        spans: of its events; columns lane, begin, end and row, as of `step_timeline.SPANS`.
+        spans: of its events; columns lane, begin, end and row, as in `step_timeline.SPANS`.
     """
     events = tables.events
     if not events["op"].is_in(["send", "recv"]).any():

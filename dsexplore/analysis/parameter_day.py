@@ -53,7 +53,7 @@ class ParameterDay(Displayable):
         return f"<ParameterDay: {self.name}, {self.moments.height} moments in a step>"
 
     def to_frame(self) -> pl.DataFrame:
-        """The moments as a polars frame; columns: `MOMENTS`."""
+        """Return the moments as a polars frame; columns: `MOMENTS`."""
         return self.moments
 
     @property
@@ -129,7 +129,7 @@ def _conclude(moments: list[dict[str, Any]], called: bool, updated: bool) -> Non
 
 
 def _silent(what: str, phase: str) -> dict[str, Any]:
-    """A moment in which nothing is sent."""
+    """Return a moment in which nothing is sent."""
     return {"what": what, "phase": phase}
 
 
@@ -148,19 +148,19 @@ def _find(tables: Tables, name: str) -> dict[str, Any]:
 
 
 def _step(events: pl.DataFrame) -> int:
-    """The first step with a backward; else the first."""
+    """Return the first step with a backward, else the first step."""
     with_backward = events.filter(pl.col("phase") == "backward")["step"]
     found = with_backward.min() if len(with_backward) else events["step"].min()
     return int(found) if found is not None else 0  # type: ignore[arg-type]  # of integers
 
 
 def _unit(units: list[str], module: str) -> str:
-    """The innermost module around a parameter's that FSDP treats as one."""
+    """Return the innermost FSDP unit that contains `module`; empty if none does."""
     return max((unit for unit in units if unit == module or module.startswith(f"{unit}.")), key=len, default="")
 
 
 def _what(event: dict[str, Any], module: str, unit: str) -> str:
-    """The event's part in the parameter's day, as a word; empty for an event that has none."""
+    """Return what an event does to the parameter, as in `MOMENTS`; empty if it does not concern it."""
     op, cause, phase = event["op"], event["cause"], event["phase"]
     is_inside = module == event["owner"] or module.startswith(f"{event['owner']}.")
     if phase == "start-up":

@@ -64,10 +64,10 @@ class PlanDifference(Displayable):
         return tuple(one for part in parts for one in part())
 
     def to_frame(self, *, unchanged: bool = False) -> pl.DataFrame:
-        """One row per module × op × axis × phase that differs; columns: `COLUMNS`.
+        """Return one row per module × op × axis × phase that differs; columns: `COLUMNS`.
 
         Args:
-            unchanged: also the rows that are the same in both.
+            unchanged: also return the rows that are equal in both.
         """
         differs = pl.any_horizontal(pl.col(f"{size}_before") != pl.col(f"{size}_after") for size in SIZES)
         return self._rows if unchanged else self._rows.filter(differs)
@@ -102,7 +102,7 @@ class PlanDifference(Displayable):
         return _without(self.after.findings, self.before.findings)
 
     def _axes(self) -> Iterator[DifferenceSentence]:
-        """How much more or less B sends in all and on each axis, in how many collectives."""
+        """Yield the sentence about the change of bytes, in total and by axis, and of the number of collectives."""
         rows = self.to_frame()
         if rows.is_empty():
             return
@@ -138,7 +138,7 @@ class PlanDifference(Displayable):
         return text
 
     def _module(self) -> Iterator[DifferenceSentence]:
-        """The place in the model where most differs, and by what."""
+        """Yield the sentence about the place in the model that changes most."""
         in_steps = self.to_frame().filter(IN_STEPS)
         placed = in_steps.with_columns(place_of(pl.col("module")).alias("place"))
         changes = [row for row in _changes(placed, "place").iter_rows() if abs(row[1]) >= 0.5]  # bytes
@@ -153,7 +153,7 @@ class PlanDifference(Displayable):
         yield DifferenceSentence("module", text, str(owners[0]))
 
     def _doings(self, owners: pl.Series) -> list[str]:
-        """The purposes of most changes in some modules, with the bytes of each."""
+        """Return the purposes that account for the largest changes of these modules, each with its bytes."""
         sums: dict[str, float] = {}
         for sign, side in ((-1, self.before), (1, self.after)):
             events = side.step_events.filter(pl.col("owner").is_in(owners.implode()))
@@ -166,7 +166,7 @@ class PlanDifference(Displayable):
         return [f"{doing} ({_amount(size)})" for doing, size in changed[:3]] or ["other collectives"]
 
     def _findings(self) -> Iterator[DifferenceSentence]:
-        """The findings of the rules in one of the traces alone."""
+        """Yield the sentence about findings that only one of the traces has."""
         new, gone = self.findings_new, self.findings_gone
         for found, alone, other in ((new, "Only in B", gone), (gone, "Only in A", new)):
             if not len(found):
@@ -182,7 +182,7 @@ class PlanDifference(Displayable):
             return
 
     def _time(self) -> Iterator[DifferenceSentence]:
-        """How much longer collectives are under way in a step, and what of it is exposed, where both were measured."""
+        """Yield the sentence about the time that collectives run per step, and are exposed, if both were measured."""
         a, b = self.before.times, self.after.times
         if a is None or b is None:
             return
@@ -196,7 +196,7 @@ class PlanDifference(Displayable):
 
 
 def plan_difference(before: Tables, after: Tables) -> PlanDifference:
-    """The difference of a step of ``after`` (B) from one of ``before`` (A): what is sent more or less."""
+    """Compare a step of `after` (B) with one of `before` (A): what is sent more or less."""
     return PlanDifference(before, after)
 
 
@@ -220,7 +220,7 @@ def _mean_of(side: Headline) -> str:
 
 
 def _changes(rows: pl.DataFrame, key: str) -> pl.DataFrame:
-    """The change of wire bytes by a column, the largest first."""
+    """Sum the change of wire bytes by a column, the largest change first."""
     change = (pl.col("wire_bytes_after") - pl.col("wire_bytes_before")).sum().alias("change")
     return rows.group_by(key).agg(change).sort(pl.col("change").abs(), key, descending=[True, False])
 
@@ -231,7 +231,10 @@ def _without(found: Findings, others: Findings) -> Findings:
 
 
 def _compared(change: float, a: float, b: float) -> str:
-    """``B sends 40 MiB less on the wire per rank and step than A, 160 MiB instead of 200 MiB (−20 %)``."""
+    """Say how much more or less B sends.
+
+    Example: ``B sends 40 MiB less on the wire per rank and step than A, 160 MiB instead of 200 MiB (−20 %)``.
+    """
     if abs(change) < 0.5:  # bytes
         return f"B sends as much on the wire per rank and step as A, {format_bytes(b)}"
     return (
@@ -241,7 +244,7 @@ def _compared(change: float, a: float, b: float) -> str:
 
 
 def _share(change: float, a: float) -> str:
-    """A change as a part of ``a``: `` (−20 %)``, `` (over 99 % less)``; empty where it is more than tenfold."""
+    """Format a change relative to `a`: `` (−20 %)``, `` (over 99 % less)``; empty if it is tenfold or more."""
     if not a or abs(change) >= 10 * a:
         return ""
     part = format_share(abs(change), a)
@@ -260,5 +263,5 @@ def _collectives(count: float) -> str:
 
 
 def count_text(value: float) -> str:
-    """A number of collectives per rank and step: a whole one, or one digit after the point."""
+    """Format a number of collectives per rank and step: an integer, or one decimal."""
     return f"{value:,.0f}" if abs(value - round(value)) < 0.01 else f"{value:,.1f}"

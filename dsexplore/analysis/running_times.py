@@ -46,7 +46,7 @@ class RunningTimes:
 
 
 def measured_times(tables: Tables) -> RunningTimes | None:
-    """The times of a trace whose collectives were measured; None where they were not."""
+    """Return the measured times of a trace's collectives; None if they were not measured."""
     events = tables.events
     if not measured_time.is_timed(events):
         return None
@@ -59,19 +59,19 @@ def measured_times(tables: Tables) -> RunningTimes | None:
 
 
 def predicted_times(tables: Tables, spans: pl.DataFrame, words: str) -> RunningTimes:
-    """The times of one predicted step.
+    """Return the times of one predicted step.
 
     Args:
         tables: the trace.
         spans: of its collectives; columns ``rank``, ``seq``, and ``begin`` and ``until`` in seconds.
-        words: where the seconds come from.
+        words: says where the seconds come from.
     """
     found = tables.events.join(spans, on=["rank", "seq"], how="left", maintain_order="left")
     return _times(found, tables.groups, "predicted", 1, words)
 
 
 def _times(events: pl.DataFrame, groups: pl.DataFrame, source: Source, steps: int, words: str) -> RunningTimes:
-    """The times of events that have the columns ``begin`` and ``until``."""
+    """Build the times of events with the columns ``begin`` and ``until``."""
     rows = events.with_row_index("row")
     timed = rows.filter(pl.col("until").is_not_null() & ~pl.col("op").str.starts_with("switched_off"))
     collectives = numbered(rows, groups).filter(pl.col("until").is_not_null())
@@ -90,13 +90,13 @@ def _times(events: pl.DataFrame, groups: pl.DataFrame, source: Source, steps: in
 
 
 def _of_least(events: pl.DataFrame, keys: tuple[str, ...]) -> pl.DataFrame:
-    """Per event: begin and end of that event, among those that agree in some columns, which took least."""
+    """Return for each event the begin and end of the shortest event that agrees with it in `keys`."""
     took = pl.col("until") - pl.col("begin")
     return events.select("row", *(pl.col(name).sort_by(took).first().over(*keys) for name in _TIMES))
 
 
 def _messages(events: pl.DataFrame) -> pl.DataFrame:
-    """The messages of a known peer, with what is the same for a send and its receive."""
+    """Return the messages whose peer is known, with columns that are equal for a send and its receive."""
     sends = pl.col("op") == "send"
     found = events.filter(pl.col("op").is_in(POINT_TO_POINT) & pl.col("peer").is_not_null()).with_columns(
         name=pl.col("group").str.replace(r"@\d+$", ""),
@@ -150,23 +150,23 @@ class FlowSeconds:
         return found
 
     def during(self, flows: Iterable[int]) -> float:
-        """Seconds of a step in which any collective of these flows ran."""
+        """Return the seconds per step in which any collective of these flows ran."""
         wanted = np.zeros(self.flows.height, bool)
         wanted[list(flows)] = True
         kept = wanted[self._line]
         return covered(self._begin[kept], self._end[kept]) / self.times.steps
 
     def of_ranks(self, chosen: pl.Series) -> dict[int, float]:
-        """By recorded rank: seconds of a step in which any collective of its flows among the chosen ran.
+        """Return {recorded rank: seconds per step in which any collective of its chosen flows ran}.
 
         Args:
-            chosen: (flows,) whether a flow is.
+            chosen: mask of shape (flows,).
         """
         own = self.flows.with_row_index("flow").filter(chosen).group_by("rank").agg("flow").sort("rank")
         return {rank: self.during(flows) for rank, flows in own.iter_rows()}
 
     def to_each(self, world: int, axis: str | None = None) -> Seconds:
-        """(world,) seconds of a step in which collectives ran that use each rank, over one axis or all."""
+        """Return seconds per step of shape (world,) in which collectives with each rank ran, over one axis or all."""
         axes = self.flows["axis"].to_list()
         known: dict[tuple[int, ...], float] = {}
         found = np.zeros(world)
@@ -179,7 +179,7 @@ class FlowSeconds:
 
 
 def covered(begin: Seconds, end: Seconds) -> float:
-    """The length of what some ranges cover together: of 0 to 3, 1 to 2 and 5 to 6 it is 4.
+    """Return the total length of the union of ranges: 4 for 0 to 3, 1 to 2 and 5 to 6.
 
     Args:
         begin: (n,) in ascending order.

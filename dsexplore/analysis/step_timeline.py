@@ -82,16 +82,16 @@ class Timeline(Displayable):
         return WAITING in self.marks and WARM_UP not in self.marks
 
     def to_frame(self) -> pl.DataFrame:
-        """The spans as a polars frame; columns: `SPANS`."""
+        """Return the spans as a polars frame; columns: `SPANS`."""
         return self.spans
 
     def between(self, begin: float, end: float, lanes: tuple[str, ...] | None = None) -> Trace:
-        """The events of which some part lies in a range, as a `Trace`.
+        """Return the events that overlap a range, as a `Trace`.
 
         Args:
-            begin: of the range, in the unit of the order: seconds, rounds or places in program order.
-            end: of the range; what begins there is outside.
-            lanes: only of these lanes; None for all.
+            begin: start of the range, in the unit of the order: seconds, rounds or places in program order.
+            end: end of the range, exclusive.
+            lanes: only events of these lanes; None for all.
         """
         inside = (pl.col("begin") < end) & (pl.col("end") > begin)
         if lanes is not None:
@@ -106,17 +106,17 @@ class Timeline(Displayable):
 def timeline_of(
     tables: Tables, lanes: LaneKind | None = None, colours: ColourKind | None = None, sizes: Sizes = "wire"
 ) -> Timeline:
-    """The timeline of a trace.
+    """Build the timeline of a trace.
 
     Args:
         tables: the trace.
-        lanes: what has a lane of its own: phase, axis, module (the blocks that the model repeats), op, rank, or
-            collective (an op on an axis, or on a group without one). None: ranks where there are several, else phases.
-        colours: what the colours say: phase, axis, op or rank. None: the phase; the axis where lanes are phases.
+        lanes: what each lane is: phase, axis, module (the blocks that the model repeats), op, rank, or collective (an
+            op on an axis, or on a group without one). None: ranks if there are several, else phases.
+        colours: what each colour is: phase, axis, op or rank. None: the phase; the axis where lanes are phases.
         sizes: which bytes the spans have, wire or message.
 
     Raises:
-        UsageError: no such lanes, colours or sizes.
+        UsageError: unknown lanes, colours or sizes.
     """
     events = tables.events
     several = events["rank"].n_unique() > 1
@@ -152,7 +152,7 @@ def _check(name: str, given: str, kind: Any) -> None:
 
 
 def _places(tables: Tables, several: bool) -> tuple[Order, pl.Expr | pl.Series, pl.Expr | pl.Series]:
-    """The order, and where each event begins and ends in it."""
+    """Return the kind of order, and the begin and end of each event in it."""
     events = tables.events
     if measured_time.is_timed(events):
         return "measured", measured_time.begin(events) / 1e9, measured_time.end(events) / 1e9
@@ -163,7 +163,7 @@ def _places(tables: Tables, several: bool) -> tuple[Order, pl.Expr | pl.Series, 
 
 
 def _key(kind: str, of_rank: bool) -> pl.Expr:
-    """The lane or the mark of an event."""
+    """Return the expression that names the lane or colour of an event."""
     rank = pl.format("rank {}", pl.col("rank"))
     if kind == "rank":
         return rank
@@ -175,27 +175,27 @@ def _key(kind: str, of_rank: bool) -> pl.Expr:
 
 
 def _collective() -> pl.Expr:
-    """An op on its axis, or on its group where that has no axis: ``tp · all_reduce``."""
+    """Return the op with its axis, or with its group if that has no axis: ``tp · all_reduce``."""
     place = pl.when(pl.col("axis") == "").then("group").otherwise("axis")
     return pl.when(place == "").then("op").otherwise(pl.format("{} · {}", place, pl.col("op")))
 
 
 def _block() -> pl.Expr:
-    """The owner down to the number of its block: ``Llama.layers.3`` of ``Llama.layers.3.attn.wq``."""
+    """Return the owner up to its block number: ``Llama.layers.3`` for ``Llama.layers.3.attn.wq``."""
     block = pl.col("owner").str.extract(r"^(.*?\.\d+)(?:\.|$)")
     top = pl.col("owner").str.extract(r"^([^.]*(?:\.[^.]*)?)")
     return pl.when(pl.col("owner") == "").then(pl.lit(NO_MODULE)).otherwise(block.fill_null(top))
 
 
 def axes_by_bytes(events: pl.DataFrame) -> tuple[str, ...]:
-    """The axes, most wire bytes in steps first: the order of their colours in every view of a trace."""
+    """Return the axes, most wire bytes in steps first; all views of a trace assign colours in this order."""
     in_steps = pl.when(IN_STEPS).then(pl.col("wire_bytes")).otherwise(0)
     totals = events.group_by("axis").agg(in_steps.sum().alias("size")).sort("size", "axis", descending=[True, False])
     return tuple(axis or NO_AXIS for axis in totals["axis"])
 
 
 def _in_order(names: pl.Series, kind: str) -> tuple[str, ...]:
-    """Distinct names: phases in the order of a step, ranks by number, else as they first appear."""
+    """Return the distinct names: phases in the order of a step, ranks by number, others as they first appear."""
     found = names.unique(maintain_order=True).to_list()
     if kind == "phase":
         place = {phase: i for i, phase in enumerate(schema.PHASES)}
@@ -211,6 +211,6 @@ def _rank_of(name: str) -> int:
 
 
 def with_sizes(timeline: Timeline, sizes: Sizes) -> Timeline:
-    """The same timeline of a trace with wire or message bytes."""
+    """Return the timeline with wire or message bytes."""
     column = timeline.tables.events[f"{sizes}_bytes"].gather(timeline.spans["row"]).cast(SPANS["bytes"])
     return replace(timeline, spans=timeline.spans.with_columns(column.alias("bytes")), sizes=sizes)

@@ -58,9 +58,9 @@ class _World:
 
 
 def rounds(tables: Tables) -> npt.NDArray[np.int64]:
-    """(events,) the earliest round in which each event can run; see the module's text.
+    """Return the earliest round in which each event can run, shape (events,); see the module's docstring.
 
-    Ranks that wait for one another for ever, as in a deadlock, go on as if nothing were to wait for.
+    Ranks that wait for one another forever, as in a deadlock, continue as if there were nothing to wait for.
     """
     world = _world(tables)
     ready = deque(world.ranks.values())

@@ -132,7 +132,7 @@ class WorldMap(Displayable):
         return "bytes" if self.running is None else "seconds"
 
     def _seconds_over(self, level: str, axis: str | None = None) -> dict[int, float]:
-        """By recorded rank: seconds of a step in which its collectives over links of a level, and an axis, ran."""
+        """Return {recorded rank: seconds per step in which its collectives ran over links of `level` and `axis`}."""
         if self.running is None:
             return {}
         return self.running.of_ranks(flows_over(self.tables, self.running.flows, self.ranks_per_node, axis, level))
@@ -162,10 +162,10 @@ class WorldMap(Displayable):
         return all(len(set(held)) == 1 and len(held) >= len(self.senders) for held in sizes.values())
 
     def to_frame(self) -> pl.DataFrame:
-        """A row per recorded rank, axis and level of link.
+        """Return one row per recorded rank, axis and level of link.
 
-        Columns: `LINKS`; ``bytes`` is called ``wire_bytes`` or ``message_bytes``; and where the map is shaded by them,
-        ``seconds`` of a step in which the rank's collectives over these links ran.
+        Columns: `LINKS`, with ``bytes`` renamed to ``wire_bytes`` or ``message_bytes``. If seconds shade the map, also
+        ``seconds``: per step, in which the rank's collectives over these links ran.
         """
         links = self.links.rename({"bytes": f"{self.sizes}_bytes"})
         if self.running is None:
@@ -175,10 +175,10 @@ class WorldMap(Displayable):
         return links.with_columns(pl.Series("seconds", found, dtype=pl.Float64))
 
     def to_each(self, axis: str | None = None) -> npt.NDArray[np.float64]:
-        """(world,) bytes that the recorded ranks send to each rank, per step.
+        """Return the bytes per step that the recorded ranks send to each rank, shape (world,).
 
         Args:
-            axis: over this axis alone; None for all.
+            axis: only over this axis; None for all.
 
         Raises:
             UsageError: nothing is sent over that axis.
@@ -189,12 +189,12 @@ class WorldMap(Displayable):
         return np.sum([np.zeros(self.world_size), *chosen], axis=0)  # type: ignore[no-any-return]  # of an array
 
     def to_shades(self, axis: str | None = None) -> npt.NDArray[np.float64]:
-        """(world,) what shades each rank: the bytes of `to_each`, or seconds of a step.
+        """Return what shades each rank, shape (world,): the bytes of `to_each`, or seconds per step.
 
-        A rank's seconds are those in which collectives ran that it takes part in with a recorded rank.
+        The seconds of a rank are those in which collectives ran that include both it and a recorded rank.
 
         Args:
-            axis: over this axis alone; None for all.
+            axis: only over this axis; None for all.
 
         Raises:
             UsageError: nothing is sent over that axis.
@@ -203,7 +203,7 @@ class WorldMap(Displayable):
         return sent if self.running is None else self.running.to_each(self.world_size, axis)
 
     def talks_to(self, rank: int, axis: str | None = None) -> Trace:
-        """The events in which a recorded rank and this one take part together, as a `Trace`.
+        """Return the events that include both a recorded rank and `rank`, as a `Trace`.
 
         Raises:
             UsageError: no such rank.
@@ -214,7 +214,7 @@ class WorldMap(Displayable):
         return self._events_of(flows.filter(flows_with(self.tables, flows, [rank], axis)))
 
     def sent_over(self, axis: str, level: str) -> Trace:
-        """The events that a recorded rank sends over an axis, to any rank at that level, as a `Trace`.
+        """Return the events in which a recorded rank sends over an axis to any rank at that level, as a `Trace`.
 
         Args:
             axis: one of `axes`.
@@ -231,7 +231,7 @@ class WorldMap(Displayable):
         return Trace(replace(self.tables, events=events))
 
     def group_of_each(self) -> dict[int, int]:
-        """The number of the group of `axis` that each rank is in: of all ranks where the mesh is known."""
+        """Return {rank: index of its group of `axis`}, of all ranks if the mesh is known, else of recorded groups."""
         if self.axis is None:
             return {}
         mesh = parse_mesh(self.tables.info.mesh)
@@ -243,7 +243,7 @@ class WorldMap(Displayable):
 
 
 def flows_with(tables: Tables, flows: pl.DataFrame, ranks: Iterable[int], axis: str | None = None) -> pl.Series:
-    """(n,) whether a flow is one in which one of some ranks takes part together with the recorded rank.
+    """Return a mask of shape (n,): True for flows in which any of `ranks` takes part together with the recorded rank.
 
     Args:
         tables: the trace.
@@ -259,14 +259,14 @@ def flows_with(tables: Tables, flows: pl.DataFrame, ranks: Iterable[int], axis: 
 
 
 def flows_over(tables: Tables, flows: pl.DataFrame, ranks_per_node: int, axis: str | None, level: str) -> pl.Series:
-    """(n,) whether a flow goes over an axis to any rank inside the node of its own, or to any on another node.
+    """Return a mask of shape (n,): True for flows over `axis` to any other rank at `level`.
 
     Args:
         tables: the trace.
         flows: n of them; columns `FLOW`.
         ranks_per_node: ranks on each node.
         axis: one of `WorldMap.axes`; None for all.
-        level: `INSIDE` or `BETWEEN`.
+        level: `INSIDE` (to a rank on the same node) or `BETWEEN` (to one on another node).
     """
     members = {name: list(held) for name, held in tables.groups.select("group", "ranks").iter_rows()}
 
@@ -290,18 +290,18 @@ def world_map(
     shade: Shade = "bytes",
     times: RunningTimes | None = None,
 ) -> WorldMap:
-    """The map of a trace's world.
+    """Build the map of a trace's world.
 
     Args:
         tables: the trace.
-        ranks_per_node: ranks on each node; consecutive ones share a node.
+        ranks_per_node: ranks on each node; consecutive ranks share a node.
         sizes: which bytes it shows, wire or message.
-        axis: the one whose groups are outlined; None for none.
-        shade: what shades it, bytes or seconds.
-        times: from which its seconds are; None for measured ones.
+        axis: the axis whose groups are outlined; None for none.
+        shade: what shades the ranks, bytes or seconds.
+        times: source of the seconds; None for measured ones.
 
     Raises:
-        UsageError: fewer than one rank per node, no such sizes, axis or shade, or no times for seconds.
+        UsageError: fewer than one rank per node, unknown sizes, axis or shade, or no times for seconds.
     """
     if not isinstance(ranks_per_node, int) or ranks_per_node < 1:
         raise UsageError(f"world_map(ranks_per_node={ranks_per_node!r}): give the ranks on each node, such as 8")
@@ -322,7 +322,7 @@ def world_map(
 
 
 def _running(tables: Tables, events: pl.DataFrame, times: RunningTimes | None) -> FlowSeconds:
-    """The seconds of some events, which have the column ``row`` and a name for no axis."""
+    """Return the seconds of these events, which have the column ``row`` and a name where there is no axis."""
     times = times or measured_times(tables)
     if times is None:
         raise UsageError(
@@ -336,14 +336,14 @@ def _running(tables: Tables, events: pl.DataFrame, times: RunningTimes | None) -
 def map_of(
     tables: Tables, totals: Iterable[tuple[Any, ...]], ranks_per_node: int, steps: int, senders: tuple[int, ...]
 ) -> WorldMap:
-    """The map of some events of a trace.
+    """Build the map of some events of a trace.
 
     Args:
         tables: the trace.
-        totals: of the events, what `FLOW` names, bytes and number of events.
+        totals: rows of `FLOW`, bytes and number of events.
         ranks_per_node: ranks on each node.
-        steps: in how many of them that was sent.
-        senders: the ranks of which events are recorded.
+        steps: number of steps in which that was sent.
+        senders: the ranks whose events are recorded.
     """
     members = dict(zip(tables.groups["group"].to_list(), tables.groups["ranks"].to_list(), strict=True))
     world = max(tables.info.world_size, 1 + max((max(held, default=0) for held in members.values()), default=0))

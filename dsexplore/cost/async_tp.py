@@ -21,7 +21,7 @@ _SMALL = ("memory", "dispatch")
 
 
 def in_pieces(items: Sequence[Item]) -> list[Item]:
-    """A program whose functional collectives inside a node are played in pieces, where products stand beside them."""
+    """Return the program with collectives inside a node split in two where matrix products can run beside them."""
     made = list(items)
     seq = max((item.seq for item in made if isinstance(item, Collective)), default=0)
     position = 0
@@ -40,7 +40,7 @@ def _may_be_divided(item: Collective) -> bool:
 
 
 def _gathered(made: list[Item], position: int, item: Collective, seq: int) -> int:
-    """Divide an all_gather; the position from which on the program is as it was."""
+    """Split an all_gather in place, and return the position after the changed items."""
     awaited = _position_of_wait(made, position, item)
     last = _last_product(made, awaited) if awaited is not None else None
     if awaited is None or last is None:
@@ -53,7 +53,7 @@ def _gathered(made: list[Item], position: int, item: Collective, seq: int) -> in
 
 
 def _scattered(made: list[Item], position: int, item: Collective, seq: int) -> int:
-    """Divide a reduce_scatter; the position from which on the program is as it was."""
+    """Split a reduce_scatter in place, and return the position after the changed items."""
     before = position - 1
     while before >= 0 and _is_small(made[before]):
         before -= 1
@@ -68,12 +68,12 @@ def _scattered(made: list[Item], position: int, item: Collective, seq: int) -> i
 
 
 def _divided(item: Collective, seq: int, pieces: int) -> tuple[Collective, Collective]:
-    """One collective as two: some of its pieces, waited for as before, and the others, waited for later.
+    """Split a collective in two: `pieces` of its pieces are waited for as before, the others later.
 
     Args:
-        item: the collective.
-        seq: the number of the second one.
-        pieces: how many of its pieces, of which it has one per rank, the first one keeps.
+        item: the collective; it has one piece per rank.
+        seq: the number of the second part.
+        pieces: number of pieces of the first part.
     """
     part = pieces / item.ranks
     first = replace(item, seconds=_times(item.seconds, part), message_bytes=round(item.message_bytes * part))
@@ -87,7 +87,7 @@ def _times(seconds: Times, part: float) -> Times:
 
 
 def _position_of_wait(made: list[Item], position: int, item: Collective) -> int | None:
-    """Where the program waits for a collective, if nothing that takes long stands before."""
+    """Return the position of the wait for a collective; None if anything slow runs before it."""
     if item.rule == "wait":
         return position
     for later in range(position + 1, len(made)):
@@ -100,7 +100,7 @@ def _position_of_wait(made: list[Item], position: int, item: Collective) -> int 
 
 
 def _last_product(made: list[Item], awaited: int) -> int | None:
-    """The last of the products on what was gathered."""
+    """Return the position of the last matrix product on the gathered tensor; None if there is none."""
     first: Kernels | None = None
     last = None
     for later in range(awaited + 1, len(made)):
@@ -117,7 +117,7 @@ def _last_product(made: list[Item], awaited: int) -> int | None:
 
 
 def _rows_and_depth(shape: Iterable[int]) -> tuple[int, ...]:
-    """The rows m and the depth k of a product whose shape is batch, m, n, k."""
+    """Return the rows m and the depth k of a product of shape (batch, m, n, k)."""
     return tuple(shape)[1::2]
 
 

@@ -27,12 +27,12 @@ COLUMNS: dict[str, pl.DataType] = {
 
 
 def beside(prediction: Prediction, measured: Trace) -> pl.DataFrame:
-    """Predicted and measured seconds per module and phase, the largest difference first.
+    """Return predicted and measured seconds per module and phase, the largest difference first.
 
     Args:
         prediction: of the program.
-        measured: a trace of the same program on real ranks; of several steps the mean is taken, without the first, in
-            which programs still set themselves up.
+        measured: a trace of the same program on real ranks. Several steps are averaged, without the first, in which
+            programs still set up.
 
     Returns:
         columns `COLUMNS`.
@@ -62,7 +62,7 @@ def beside(prediction: Prediction, measured: Trace) -> pl.DataFrame:
 
 
 def _measured(events: pl.DataFrame) -> pl.DataFrame:
-    """Sums of one rank's events, in program order."""
+    """Sum the seconds of one rank's events by module and phase, in program order."""
     lasted = (pl.col("end") - pl.col("start")) / 1e9
     stood = pl.when(pl.col("is_async")).then(pl.col("waited").fill_null(0) / 1e9).otherwise(lasted)
     timed = events.sort("seq").with_columns(

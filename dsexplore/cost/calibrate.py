@@ -48,7 +48,7 @@ class Calibration(Displayable):
         return target
 
     def to_toml(self) -> str:
-        """The base's file with the measured points at its end, in place of those for the same ops and groups."""
+        """Return the base's file with the measured points appended, which replace those for the same ops and groups."""
         kept = [table for table in self.cluster.measured if table not in _tables(self.sweep)]
         text = (FOLDER / f"{self.base.name}.toml").read_text(encoding="utf-8").split("\n[[measured]]")[0].rstrip()
         if self.cluster.processors != self.base.processors:
@@ -75,7 +75,7 @@ def calibrate(group: Any = None, *, base: str | None = None, **options: Any) -> 
 
 
 def calibrated(measured: CommSweep, base: Cluster) -> Calibration:
-    """The calibration by a sweep that was measured, or read from a file of nccl-tests.
+    """Build a calibration from a sweep that was measured, or read from a file of nccl-tests.
 
     Raises:
         UsageError: more ranks per node than the cluster has.
@@ -94,12 +94,12 @@ def calibrated(measured: CommSweep, base: Cluster) -> Calibration:
 
 
 def usual_base(measured: CommSweep) -> str:
-    """The name of the cluster whose other numbers are taken where none is named."""
+    """Return the name of the default cluster that provides all other numbers."""
     return "dgx-h100" if measured.conditions.backend == "nccl" else "gloo-local"
 
 
 def _tables(measured: CommSweep) -> tuple[Measured, ...]:
-    """The points of each op as a table of a cluster file: in place for those ops that torch does in place."""
+    """Return the points of each op as a table of a cluster file; in-place ones for ops that torch does in place."""
     here = measured.conditions
     source = f"measured: {here.backend} on {here.device}, {here.software}"
     day = here.started[:10] or date.today().isoformat()

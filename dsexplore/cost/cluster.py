@@ -64,10 +64,10 @@ class Compute:
     achievable: float
 
     def flops(self, dtype: str) -> float:
-        """FLOP/s that large matrix products of a dtype reach: `dense` × `achievable`.
+        """Return the FLOP/s that large matrix products of a dtype reach: `dense` × `achievable`.
 
         Raises:
-            UsageError: a dtype of which the file says nothing.
+            UsageError: the file has no rate for the dtype.
         """
         if dtype not in self.dense:
             raise UsageError(f"the cluster has no compute rate for dtype {dtype!r}: it has {', '.join(self.dense)}")
@@ -158,11 +158,11 @@ class Cluster:
 
     @staticmethod
     def load(name: str | os.PathLike[str]) -> Cluster:
-        """The cluster of a name that is known here, in any case, or of a user's own ``.toml`` file.
+        """Load a cluster by its name, in any case, or from a ``.toml`` file.
 
         Raises:
-            UsageError: no such cluster or file, or a file with an unknown key, a number without unit, or a number
-                that cannot be meant; the error names it.
+            UsageError: no such cluster or file, or a file with an unknown key, a number without unit, or an implausible
+                number; the error names it.
         """
         text = os.fspath(name)
         path = Path(text) if text.endswith(".toml") else _known(text)
@@ -171,7 +171,7 @@ class Cluster:
 
 @lru_cache(maxsize=32)
 def _loaded(path: Path, changed: int) -> Cluster:
-    """The cluster of a file, kept until the file changes."""
+    """Load the cluster of a file; the result is cached until `changed`, the file's mtime in ns, differs."""
     values = read_cluster_file(path)
     sections = values.sections
     return Cluster(
@@ -201,7 +201,7 @@ def _compute(section: dict[str, float]) -> Compute:
 
 
 def known_clusters() -> list[str]:
-    """Names of the clusters that have a data file here."""
+    """Return the names of the clusters with a data file in this package."""
     return sorted(path.stem for path in FOLDER.glob("*.toml"))
 
 

@@ -31,7 +31,7 @@ KINDS = {
 
 
 def _number_of(what: str) -> Callable[[object], int]:
-    """A reader of whole numbers above 0 of such things."""
+    """Return a reader of integers of 1 or more; `what` names them in its error."""
 
     def read(value: object) -> int:
         if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
@@ -167,7 +167,7 @@ class _Reader:
         }
 
     def _numbers(self, key: str, values: object) -> list[float]:
-        """A list of finite numbers above 0."""
+        """Return a list of finite numbers above 0, or raise the error that names `key`."""
         if not isinstance(values, list) or not values:
             raise self._wrong(key, f"{values!r}: write a list of numbers")
         for value in values:

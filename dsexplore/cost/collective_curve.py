@@ -74,7 +74,7 @@ class Curve:
     error: Uncertainty
 
     def at(self, message_bytes: float) -> Range:
-        """The predicted time of a collective with so many message bytes, in seconds."""
+        """Return the predicted seconds of a collective with so many message bytes."""
         size = max(message_bytes, self.sizes[0])
         beyond = max(size / self.sizes[-1], 1.0)
         low, expected, high = (
@@ -84,7 +84,7 @@ class Curve:
 
 
 def curve(cluster: Cluster, op: str, group: Group) -> Curve:
-    """The curve of an op of a group of two ranks or more."""
+    """Return the curve of an op for a group of two or more ranks."""
     return _curve(cluster, op, group)
 
 
@@ -101,10 +101,11 @@ def _curve(cluster: Cluster, op: str, group: Group) -> Curve:
 
 
 def _rungs(cluster: Cluster, op: str, group: Group) -> tuple[Group | None, Group | None]:
-    """The numbers of nodes to compare with: the next rung below, and the next above where this number is none itself.
+    """Return the reference groups below and above: the next lower node count, and the next higher one or None.
 
-    Rungs are powers of two, and the numbers of nodes for which this op was measured. Each rung costs at least what
-    the one below does; between two rungs the time is interpolated. So more nodes never cost less.
+    Reference node counts are the powers of two and those for which this op was measured; `group` needs no upper one if
+    its own is among them. Each costs at least what the one below does, and times between two are interpolated. So more
+    nodes never cost less.
     """
     here = {table.nodes for table in cluster.measured if table.op == op and table.ranks_per_node == group.per_node}
     rungs = sorted(here | {1 << power for power in range(group.nodes.bit_length() + 1)})
@@ -132,7 +133,7 @@ def _not_below(own: Curve, fewer: Curve) -> Curve:
 
 
 def _between(fewer: Curve, more: Curve, op: str, groups: tuple[Group, Group, Group]) -> Curve:
-    """The curve of a number of nodes between two rungs, at the same bytes per rank."""
+    """Interpolate the curve of a node count between those of a lower and a higher one, at the same bytes per rank."""
     below, here, above = (float(group.nodes) for group in groups)
     share = math.log(here / below) / math.log(above / below)
     scales = (below / here, above / here) if op in _PER_RANK else (1.0, 1.0)
@@ -147,7 +148,7 @@ def _between(fewer: Curve, more: Curve, op: str, groups: tuple[Group, Group, Gro
 
 
 def _raw(cluster: Cluster, op: str, group: Group) -> Curve:
-    """The mechanism's times, multiplied by what measured times say about them, made never to fall with bytes."""
+    """Return the mechanism's times scaled by measured evidence, made non-decreasing in bytes."""
     found = evidence(cluster, op, group)
     sizes = tuple(SMALLEST * 2 ** (step / PER_OCTAVE) for step in range(OCTAVES * PER_OCTAVE + 1))
     seconds = [mechanism_time(cluster, op, size, group) * (found.factor(size) if found else 1.0) for size in sizes]
@@ -167,19 +168,19 @@ def _raw(cluster: Cluster, op: str, group: Group) -> Curve:
 
 
 def launching(cluster: Cluster, group: Group) -> float:
-    """Seconds that one process needs to launch a collective on all ranks of a node; 0 where each has its own.
+    """Return the seconds that one process needs to launch a collective on all ranks of a node; 0 for hosts.
 
-    A process per rank is what is expected. Half of what people publish is of one process that drives all GPUs of a
-    node, and short messages take that long then, so the high end of a range is no less.
+    Predictions expect one process per rank. Half of all published figures are of one process that drives all GPUs of a
+    node, where short messages take that long, so the high end of a range is no less.
     """
     return 0.0 if cluster.topology == "host" else LAUNCH * min(group.per_node, LAUNCHED)
 
 
 def ascending(values: list[float], weights: list[float]) -> tuple[float, ...]:
-    """The values that never fall and are nearest to these in their logarithms: neighbours that fall are averaged.
+    """Return the closest non-decreasing values, by the logarithm: decreasing neighbours are averaged with `weights`.
 
-    ``ascending([1.0, 4.0, 1.0, 8.0], [1.0] * 4)`` is ``(1.0, 2.0, 2.0, 8.0)``: libraries that change their algorithm
-    at a size are sometimes faster with more bytes, but nobody would plan with that.
+    ``ascending([1.0, 4.0, 1.0, 8.0], [1.0] * 4)`` is ``(1.0, 2.0, 2.0, 8.0)``: libraries that change their algorithm at
+    a size are sometimes faster with more bytes, but nobody would plan with that.
     """
     blocks: list[tuple[float, float, int]] = []
     for value, weight in zip(values, weights, strict=True):
@@ -192,12 +193,15 @@ def ascending(values: list[float], weights: list[float]) -> tuple[float, ...]:
 
 @lru_cache
 def _is_shipped(name: str) -> bool:
-    """Whether a cluster's points, if any, are of somebody else's machine: over PCIe these say little about another."""
+    """Return True if the cluster's file is part of this package, so its points were measured on another machine.
+
+    Over PCIe these say little about the user's machine.
+    """
     return name in known_clusters()
 
 
 def uncertainty_of(cluster: Cluster, group: Group, found: Evidence | None, size: float) -> Uncertainty:
-    """The known error of a prediction."""
+    """Return the known error of a prediction."""
     inside = found is not None and found.reach[0] / BEYOND <= size <= found.reach[1] * BEYOND
     if found is not None and cluster.topology == "host" and found.distance < 0.9:
         return SHARED if found.distance == 0 and inside else SHARED_RELATED

@@ -19,22 +19,22 @@ def collective_time(
     ranks_per_node: int | None = None,
     cluster: Cluster | str | os.PathLike[str] = "dgx-h100",
 ) -> Range:
-    """Seconds that a collective takes once all ranks have begun it.
+    """Return the seconds that a collective takes once all ranks have begun it.
 
     Args:
         op: a name from `dsexplore.trace.collectives.OPS`.
         message_bytes: message bytes S, the whole buffer as nccl-tests counts it.
         ranks: ranks of the process group.
         ranks_per_node: how many of the group's ranks share a node: 8 of 8 for a mesh axis of stride 1, 1 of 8 for one
-            of stride 8. By default as many as the cluster has there, 8 for a DGX H100. Where ranks are no multiple of
+            of stride 8. By default as many as the cluster has there, 8 for a DGX H100. If ranks are not a multiple of
             it, the last node counts as full.
         cluster: a `Cluster`, its name, or the path of a file of one.
 
     Returns:
-        what is expected, and the range that holds four of five measured times.
+        the expected time, and the range that holds four of five measured times.
 
     Raises:
-        UsageError: an unknown op or cluster, a negative size, or a number of ranks that cannot be.
+        UsageError: an unknown op or cluster, a negative size, or an impossible number of ranks.
     """
     if not message_bytes >= 0:
         raise UsageError(f"message_bytes {message_bytes} is not a size: give bytes, 0 or more")
@@ -48,7 +48,7 @@ def collective_curve(
     ranks_per_node: int | None = None,
     cluster: Cluster | str | os.PathLike[str] = "dgx-h100",
 ) -> Curve | None:
-    """The times of a collective at all sizes, with what is known of their error; None for a group of one rank.
+    """Return the times of a collective at all sizes, with their known error; None for a group of one rank.
 
     Raises:
         UsageError: as `collective_time`.

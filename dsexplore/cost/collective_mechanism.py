@@ -60,14 +60,14 @@ class Group(NamedTuple):
 
 
 def mechanism_time(cluster: Cluster, op: str, message_bytes: float, group: Group) -> float:
-    """Seconds of the fastest algorithm for an op of a group of two ranks or more."""
+    """Return the seconds of the fastest algorithm of an op, for a group of two or more ranks."""
     if op == "barrier":
         op, message_bytes = "all_reduce", 4.0
     return min(_times(cluster, op, message_bytes, group))
 
 
 def family(cluster: Cluster, op: str, group: Group) -> str:
-    """The family of a collective: those whose measured times say something about one another."""
+    """Return the family of a collective: measured times of one member inform predictions of the others."""
     several = "network " if group.nodes > 1 else ""
     if op in ("all_gather", "reduce_scatter"):
         return f"{several}gather ring"
@@ -82,7 +82,7 @@ def family(cluster: Cluster, op: str, group: Group) -> str:
 
 
 def _times(cluster: Cluster, op: str, size: float, group: Group) -> Iterator[float]:
-    """Seconds of each algorithm that a library might choose."""
+    """Yield the seconds of each algorithm that the library might choose."""
     if cluster.topology == "host":
         yield file_costs(cluster).seconds(work(op, group.ranks), size)
     elif op in ("send", "recv"):
@@ -106,7 +106,7 @@ def _ramp(seconds: float, size: float) -> float:
 
 
 def rank_bandwidth(cluster: Cluster, ranks: int) -> float:
-    """B/s that each of some ranks of one node sends and receives at best."""
+    """Return the peak B/s that each of `ranks` ranks of one node sends and receives."""
     link = cluster.node
     whole = link.bandwidth * link.achievable
     if cluster.topology == "mesh":
@@ -117,7 +117,7 @@ def rank_bandwidth(cluster: Cluster, ranks: int) -> float:
 
 
 def _short_and_long(link: Link, start: float, moved: float, rates: tuple[float, float], size: float) -> Iterator[float]:
-    """The two protocols: short messages without waiting for memory to settle, long ones at the link's speed."""
+    """Yield the seconds of both protocols: the low-latency one for short messages, and the one at full link speed."""
     short, whole = rates
     yield start + moved / short + SHORT_RAMP * _ramp(link.ramp, size)
     yield start + moved / whole + _ramp(link.ramp, size)
@@ -136,7 +136,7 @@ def _in_node(cluster: Cluster, op: str, size: float, ranks: int) -> Iterator[flo
 
 
 def _is_direct(cluster: Cluster, ranks: int) -> bool:
-    """Whether each rank talks to all others at once: RCCL does where all links of a mesh are there."""
+    """Return True if each rank talks to all others at once, as RCCL does if all links of a mesh are present."""
     return cluster.topology == "mesh" and ranks == cluster.ranks_per_node
 
 
@@ -170,7 +170,7 @@ def _tree_of_nodes(cluster: Cluster, size: float, group: Group) -> Iterator[floa
 
 
 def _inside_tree(cluster: Cluster, per_node: int) -> float:
-    """Message bytes per second that a node's part of a tree passes on."""
+    """Return the message bytes per second that a node's part of a tree passes on."""
     reduction = cluster.reduction
     if reduction is not None and per_node >= reduction.smallest_group:
         return reduction.bandwidth

@@ -107,7 +107,7 @@ def _local(world_size: int, chosen: dict[str, Any], timeout: float) -> CommSweep
 
 
 def _on_rank(chosen: dict[str, Any]) -> dict[str, Any]:
-    """The sweep on one local rank; the results of all ranks are the same."""
+    """Run the sweep on one local rank; all ranks return the same results."""
     from dsexplore.comm.sweep_run import sweep
 
     return sweep(**chosen).to_json()

@@ -89,9 +89,9 @@ def compare_meshes(
 
 
 def factorisations(world_size: int, axes: Sequence[str]) -> Iterator[dict[str, int]]:
-    """All sizes of the axes whose product is the number of ranks.
+    """Yield all assignments of axis sizes whose product is the number of ranks.
 
-    Worked example: 4 ranks over dp and tp are 1 × 4, 2 × 2 and 4 × 1.
+    Example: 4 ranks over dp and tp give 1 × 4, 2 × 2 and 4 × 1.
     """
     if len(axes) == 1:
         yield {axes[0]: world_size}
@@ -123,7 +123,7 @@ class _Job:
 
 
 def _own_cache() -> Path:
-    """The folder of this process's traces, which ends with it."""
+    """Return the temporary folder of this process's traces, which is deleted when the process ends."""
     global _folder
     if _folder is None:
         _folder = tempfile.TemporaryDirectory(prefix="dsexplore-meshes-")
@@ -134,7 +134,7 @@ _folder: tempfile.TemporaryDirectory[str] | None = None
 
 
 def _illegal(sizes: Mapping[str, int], machine: Cluster, keep: Callable[[Mapping[str, int]], bool | str] | None) -> str:
-    """Why a mesh is not traced; empty for one that is."""
+    """Say why a mesh is not traced; empty if it is."""
     tp = sizes.get(_INSIDE_NODE, 1)
     if tp > machine.ranks_per_node:
         return f"tp={tp} leaves the node of {machine.ranks_per_node} ranks"
@@ -145,7 +145,7 @@ def _illegal(sizes: Mapping[str, int], machine: Cluster, keep: Callable[[Mapping
 
 
 def _jobs(sizes: Mapping[str, int], content: bytes, folder: Path, skip_repeats: bool) -> list[_Job]:
-    """The ranks to trace: one of each kind of stage."""
+    """Return the ranks to trace: one of the first, a middle and the last pipeline stage."""
     stages = sizes.get(_PIPELINE, 1)
     axes = list(sizes)
     stride = 1
@@ -206,7 +206,7 @@ _DONE = "traced mesh job "
 
 
 def _trace_several(build: Build, jobs: Sequence[_Job], claims: str) -> None:
-    """In a process of its own: trace jobs that no other process has taken, until none is left."""
+    """Trace jobs that no other process has claimed, until none is left; runs in a process of its own."""
     gc.freeze()  # what torch itself has made is looked through no more: a tenth of the time
     for number, job in enumerate(jobs):
         try:
@@ -242,13 +242,13 @@ class _TracedMeshes:
         self._predicted: dict[str, MeshCandidate] = {}
 
     def traced(self, job: _Job) -> None:
-        """A job is done: predict its mesh if it was the last one of that."""
+        """Predict the mesh of a finished job if that was its last one."""
         mesh = text_of(job.sizes)
         if mesh not in self._predicted and all(one.is_done for one in self._jobs[mesh]):
             self._predicted[mesh] = _predicted(self._jobs[mesh], self._machine)
 
     def candidates(self) -> list[MeshCandidate]:
-        """All meshes, those too that were not all traced."""
+        """Return all meshes, including those whose tracing is incomplete."""
         return [self._predicted.get(mesh) or _predicted(jobs, self._machine) for mesh, jobs in self._jobs.items()]
 
 

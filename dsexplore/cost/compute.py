@@ -138,14 +138,14 @@ width of box plots from whisker to whisker, which is 5.4 standard deviations; fo
 def kernel_seconds(
     row: Mapping[str, Any], cluster: Cluster, speed: Speed, compiled: bool, attention: Attention = "flash-2"
 ) -> float:
-    """Seconds that the compute stream is busy with one row of `schema.KERNELS`.
+    """Return the seconds that one row of `schema.KERNELS` keeps the compute stream busy.
 
     Args:
         row: a row of the table, by column.
         cluster: whose GPU.
         speed: factors on the times.
-        compiled: whether ops are fused as a compiler fuses them.
-        attention: whose attention kernels run.
+        compiled: whether ops are fused as by torch.compile.
+        attention: the implementation of attention.
     """
     kind, count = row["kind"], int(row["count"])
     if kind in ("dispatch", "wait"):
@@ -167,7 +167,7 @@ def kernel_seconds(
 
 
 def host_seconds(row: Mapping[str, Any], cluster: Cluster, speed: Speed, compiled: bool) -> float:
-    """Seconds that the CPU takes to launch one row of `schema.KERNELS`; arguments as of `kernel_seconds`."""
+    """Return the seconds that the CPU takes to launch one row of `schema.KERNELS`; arguments as in `kernel_seconds`."""
     kind, count = row["kind"], int(row["count"])
     # A CPU's own ranks compute where they launch, which `cost.measured_compute` finds as one.
     launch = cluster.launch_overhead * (1.0 if cluster.generation == "cpu" else speed.host)
@@ -187,11 +187,10 @@ DTENSOR_LAUNCHES = 4.0
 
 
 def slowest_of(ranks: int, cluster: Cluster, speed: Speed) -> float:
-    """How many times longer the slowest of so many ranks is expected to compute than a rank does in the mean.
+    """Return the expected compute time of the slowest of `ranks` ranks, relative to the mean rank.
 
-    Times are taken as normally distributed; the largest of n is expected where the distribution reaches
-    (n - 0.375) / (n + 0.25) (Blom, Statistical Estimates and Transformed Beta-Variables, 1958). Ranks of one machine's
-    CPU are equally fast.
+    Times are assumed to be normally distributed; the expected maximum of n is the quantile (n - 0.375) / (n + 0.25)
+    (Blom, Statistical Estimates and Transformed Beta-Variables, 1958). Ranks on one machine's CPU are equally fast.
     """
     if cluster.generation == "cpu":
         return 1.0
@@ -199,7 +198,7 @@ def slowest_of(ranks: int, cluster: Cluster, speed: Speed) -> float:
 
 
 def slowed_by_communication(cluster: Cluster) -> float:
-    """The share of the multiprocessors, 0 to 1, that a running collective keeps from other kernels."""
+    """Return the fraction of the multiprocessors, 0 to 1, that a running collective occupies."""
     generation = GENERATIONS[cluster.generation]
     return generation.channels / generation.multiprocessors
 
@@ -213,14 +212,14 @@ def _memory_seconds(traffic: float, cluster: Cluster) -> float:
 
 
 def _share_of_bandwidth(row: Mapping[str, Any]) -> float:
-    """The part of the bandwidth that plain copies reach at which torch's own kernel for an op moves its bytes."""
+    """Return the bandwidth of torch's kernel for an op as a fraction of that of plain copies."""
     if row["phase"] == "optimizer" or row["op"].startswith("_foreach_"):
         return _LISTS_OF_TENSORS
     return _SHARES.get(row["op"], 1.0)
 
 
 def _stated(dtype: str, cluster: Cluster) -> float:
-    """FLOP/s that the maker states; where a file has no rate for a dtype, that of the next wider one."""
+    """Return the FLOP/s in the vendor's specification; for a dtype without a rate, that of the next wider one."""
     dense = cluster.compute.dense
     wanted = "fp8" if dtype.startswith("float8") else _DTYPES.get(dtype, "fp32")
     if wanted not in dense:
@@ -229,12 +228,12 @@ def _stated(dtype: str, cluster: Cluster) -> float:
 
 
 def _product_rate(dtype: str, shape: tuple[int, ...], alignment: str, cluster: Cluster) -> float:
-    """FLOP/s of a product of that shape.
+    """Return the FLOP/s of a matrix product of this shape.
 
     Args:
         dtype: of its matrices.
-        shape: batch, m, n, k; empty where it is not known.
-        alignment: what `op_costs` adds to the op's name where rows do not begin at multiples of 16 bytes, else "".
+        shape: batch, m, n, k; empty if unknown.
+        alignment: suffix that `op_costs` adds to the op's name if rows do not start at multiples of 16 bytes, else "".
         cluster: whose GPU.
     """
     best = _stated(dtype, cluster) * cluster.compute.achievable
@@ -259,13 +258,13 @@ def _attention_rate(row: Mapping[str, Any], cluster: Cluster, kernels: Attention
 
 @lru_cache(maxsize=4096)
 def shape_efficiency(shape: tuple[int, ...], generation: str) -> float:
-    """The part of the rate of large products that a product of that shape reaches, at most 1.
+    """Return the rate of a product of this shape as a fraction of that of large products, at most 1.
 
     Args:
-        shape: batch, m, n, k; empty where it is not known, which counts as large.
+        shape: batch, m, n, k; empty if unknown, which counts as large.
         generation: of the GPU.
 
-    Worked example: 132 multiprocessors compute 133 tiles in two waves, so half of the second wave's time is lost.
+    Example: 132 multiprocessors compute 133 tiles in two waves, so nearly half of the time is lost.
     """
     if len(shape) != 4 or GENERATIONS[generation].multiprocessors == 1:
         return 1.0

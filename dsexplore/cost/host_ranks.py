@@ -57,23 +57,23 @@ class Costs(NamedTuple):
     units: tuple[UnitCurve, ...]
 
     def seconds(self, work: Work, size: float) -> float:
-        """The time of a collective, in seconds."""
+        """Return the seconds of a collective."""
         return self.start_seconds(work) + self.byte_seconds(work, size)
 
     def start_seconds(self, work: Work) -> float:
-        """The part of the time that a collective of no bytes takes too, in seconds."""
+        """Return the seconds of a collective that do not depend on its bytes."""
         return self.overhead + work.steps * self.latency
 
     def byte_seconds(self, work: Work, size: float) -> float:
-        """The part of the time that the bytes take, in seconds."""
+        """Return the seconds of a collective that its bytes take."""
         moved = work.moved * size
         return moved * statistics.median(interpolated(*curve, moved) for curve in self.units)
 
 
 def work(op: str, ranks: int) -> Work:
-    """The steps and bytes of an op in gloo: rings for all_reduce, all_gather and reduce, a tree for broadcast.
+    """Return the steps and bytes of an op in gloo: rings for all_reduce, all_gather and reduce, a tree for broadcast.
 
-    torch's reduce_scatter on gloo is an all_reduce of a copy. A send counts as one in a ring where all send.
+    torch's reduce_scatter on gloo is an all_reduce of a copy. A send counts as one in a ring where all ranks send.
     """
     others = ranks - 1
     return {
@@ -89,7 +89,7 @@ def work(op: str, ranks: int) -> Work:
 
 
 def file_costs(cluster: Cluster) -> Costs:
-    """The costs of a machine by its cluster file, without measured points."""
+    """Return the costs that the cluster file states, without measured points."""
     return Costs(cluster.collective_overhead, cluster.node.latency, (_file_units(cluster),))
 
 
@@ -99,21 +99,21 @@ def _file_units(cluster: Cluster) -> UnitCurve:
 
 
 def nearest_tables(cluster: Cluster, ranks: int) -> list[Measured]:
-    """The tables of the measured groups with a number of ranks most like this one; none where nothing was measured."""
+    """Return the tables of the measured group size closest to `ranks`, by ratio; empty if nothing was measured."""
     groups = {table.ranks_per_node for table in cluster.measured}
     nearest = min(groups, key=lambda other: (abs(math.log2(other / ranks)), other), default=0)
     return [table for table in cluster.measured if table.ranks_per_node == nearest]
 
 
 def waiting_seconds(cluster: Cluster, op: str, ranks: int) -> float:
-    """Seconds of a collective in which a rank waits for messages: those that it takes without any bytes."""
+    """Return the seconds in which a rank of a collective waits for messages: its time without any bytes."""
     tables = nearest_tables(cluster, ranks)
     costs = measured_costs(cluster, tables) if tables else file_costs(cluster)
     return costs.start_seconds(work(op, ranks))
 
 
 def measured_costs(cluster: Cluster, tables: Sequence[Measured]) -> Costs:
-    """The costs of a machine by the measured times of some ops, of as many ranks each."""
+    """Return the costs of a machine, fitted to measured times of some ops with equal numbers of ranks."""
     overhead, latency = _latencies(cluster, tables)
     file_units = _file_units(cluster)
     units = tuple(_units(tables, overhead, latency, file_units.seconds[-1]))
@@ -121,10 +121,11 @@ def measured_costs(cluster: Cluster, tables: Sequence[Measured]) -> Costs:
 
 
 def _latencies(cluster: Cluster, tables: Sequence[Measured]) -> tuple[float, float]:
-    """Overhead and latency of a step, neither below 0, by least squares of relative errors.
+    """Fit the overhead and the latency per step, both at least 0, by least squares of relative errors.
 
-    Where ranks outnumber the processors, an op of many steps may take longer than their number says, so that the best
-    overhead would be negative: then the steps take all the time. The file's ratio holds where ops are too alike.
+    If ranks outnumber the processors, an op of many steps may take longer than their number suggests, so that the best
+    overhead is negative: then all time is attributed to the steps. If the ops have too similar numbers of steps, the
+    file's ratio is used.
     """
     points = [
         (work(table.op, table.ranks_per_node).steps, shortest_seconds(table) or table.seconds[0]) for table in tables
@@ -147,7 +148,7 @@ def _latencies(cluster: Cluster, tables: Sequence[Measured]) -> tuple[float, flo
 
 
 def shortest_seconds(table: Measured) -> float | None:
-    """Seconds of a collective of hardly any bytes; None where the table has none so short."""
+    """Return the median seconds of collectives of at most `SHORT` bytes; None if the table has none."""
     short = [t for size, t in zip(table.message_bytes, table.seconds, strict=True) if size <= SHORT]
     return statistics.median(short) if short else None
 

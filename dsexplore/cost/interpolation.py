@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 
 def interpolated(xs: Sequence[float], ys: Sequence[float], x: float) -> float:
-    """The value at x of the line through points, straight in the logarithms; the end values outside of them.
+    """Interpolate linearly in log-log space at x; outside the points return the end value.
 
     ``interpolated([1, 4], [10, 40], 2)`` is 20.
     """

@@ -39,7 +39,7 @@ def with_measured_compute(cluster: Cluster, trace: Trace, seconds: float) -> Clu
 
 
 def _slowed(cluster: Cluster, factor: float) -> Cluster:
-    """The cluster whose kernels take so many times as long."""
+    """Return the cluster with all kernels slowed down by `factor`."""
     dense = {dtype: rate / factor for dtype, rate in cluster.compute.dense.items()}
     return replace(
         cluster,

@@ -45,10 +45,10 @@ class Evidence:
     fades: bool = True
 
     def factor(self, size: float) -> float:
-        """By what the mechanism's time of another collective is multiplied.
+        """Return the factor on the mechanism's time of another collective.
 
-        What was measured of larger messages counts by its root `FADING` times below the smallest of them, and so on:
-        it speaks of bandwidths, where the shorter ones are all latency.
+        Evidence of larger messages fades below the smallest measured size: the factor's exponent halves with each
+        `FADING`-fold smaller size, as large messages measure bandwidth and short ones are all latency.
         """
         smallest = self.reach[0] if self.fades else size
         below = math.log(max(smallest / max(size, 1.0), 1.0), FADING)
@@ -56,7 +56,7 @@ class Evidence:
 
 
 def evidence(cluster: Cluster, op: str, group: Group) -> Evidence | None:
-    """The evidence of the nearest measured tables about a collective; None where nothing comparable was measured."""
+    """Return the evidence of the nearest measured tables for a collective; None if nothing comparable was measured."""
     if cluster.topology == "host" and cluster.measured:
         return _of_one_machine(cluster, op, group)
     found = list(_candidates(cluster, op, group))
@@ -67,7 +67,7 @@ def evidence(cluster: Cluster, op: str, group: Group) -> Evidence | None:
 
 
 def _together(found: list[Evidence]) -> Evidence:
-    """Tables of one group: at each size the mean, in the logarithms, of those that reach it."""
+    """Merge the tables of one group: at each size the geometric mean of those that cover it."""
     if len(found) == 1:
         return found[0]
     sizes = sorted({size for candidate in found for size in candidate.sizes})
@@ -80,9 +80,9 @@ def _together(found: list[Evidence]) -> Evidence:
 
 
 def _of_one_machine(cluster: Cluster, op: str, group: Group) -> Evidence:
-    """The evidence about an op of all measured ops of the most similar group on the same machine.
+    """Return the evidence for an op from all measured ops of the most similar group on the same machine.
 
-    Their costs of bytes and steps stand in for those of the file, and are corrected by the op's own times, if any.
+    Their costs of bytes and steps replace those of the file, and are corrected by the op's own times, if any.
     """
     tables = nearest_tables(cluster, group.ranks)
     nearest, costs = tables[0].ranks_per_node, measured_costs(cluster, tables)
@@ -100,9 +100,9 @@ def _of_one_machine(cluster: Cluster, op: str, group: Group) -> Evidence:
 
 
 def _own_seconds(own: Measured, done: Work, costs: Costs, sizes: Iterable[float]) -> list[float]:
-    """Seconds by message bytes, by an op's own times, and where these end by its own start and the costs of bytes.
+    """Return the seconds by message bytes: the op's own times, extrapolated by its own start-up and the costs of bytes.
 
-    Where the longest of them is mostly the start, it says nothing of the bytes of larger ones.
+    If the longest measured one is mostly start-up, it says nothing about the bytes of larger ones.
     """
     start = shortest_seconds(own) or costs.start_seconds(done)
     points = {
@@ -129,7 +129,7 @@ def _candidates(cluster: Cluster, op: str, group: Group) -> Iterator[Evidence]:
 
 
 def _distance(op: str, group: Group, other: str, measured: Group) -> float:
-    """Doublings of nodes and of ranks per node that lie between two groups, and a third of one for another op."""
+    """Return the doublings of nodes and of ranks per node between two groups, plus 1/3 for a different op."""
     nodes = abs(math.log2(group.nodes / measured.nodes))
     return nodes + abs(math.log2(group.per_node / measured.per_node)) + (op != other) / 3
 

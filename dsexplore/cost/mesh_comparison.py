@@ -93,8 +93,11 @@ class MeshComparison(Displayable):
         return groups
 
     def to_frame(self) -> pl.DataFrame:
-        """One row per mesh: ``mesh``, ``step``, ``low``, ``high``, ``compute``, ``exposed``, ``idle`` in seconds,
-        ``memory`` in bytes, ``tied`` with the next faster or slower, ``dropped``: why it is out."""
+        """Return one row per mesh.
+
+        Columns: ``mesh``; ``step``, ``low``, ``high``, ``compute``, ``exposed`` and ``idle`` in seconds; ``memory`` in
+            bytes; ``tied`` with the next faster or slower mesh; ``dropped``: why it is excluded.
+        """
         tied = {mesh for group in self.tied for mesh in group}
         rows = [(one.mesh, *_numbers(one.prediction), one.mesh in tied, one.dropped) for one in self.candidates]
         times = dict.fromkeys(("step", "low", "high", "compute", "exposed", "idle"), pl.Float64)
@@ -102,7 +105,7 @@ class MeshComparison(Displayable):
         return pl.DataFrame(rows, schema=columns, orient="row")
 
     def __getitem__(self, mesh: str) -> Prediction:
-        """The prediction of a mesh.
+        """Return the prediction of a mesh.
 
         Raises:
             UsageError: a mesh that was not compared or not traced.
@@ -117,7 +120,7 @@ class MeshComparison(Displayable):
 
 
 def text_of(sizes: Mapping[str, int]) -> str:
-    """A mesh as text: ``"pp=2,dp=4,tp=8"``."""
+    """Format a mesh: ``"pp=2,dp=4,tp=8"``."""
     return ",".join(f"{axis}={size}" for axis, size in sizes.items())
 
 
@@ -138,7 +141,7 @@ _WRONG = 0.10
 
 
 def _may_turn(first: MeshCandidate, other: MeshCandidate) -> bool:
-    """Whether the slower of two meshes is the faster once one constant of the cluster, or all, are off by 10 %."""
+    """Return True if the slower mesh becomes the faster one when one cluster constant, or all, change by 10 %."""
     one, two = first.prediction, other.prediction
     assert one is not None
     assert two is not None
@@ -156,7 +159,10 @@ def _may_turn(first: MeshCandidate, other: MeshCandidate) -> bool:
 
 
 def moved_constants(cluster: Cluster) -> Iterator[Cluster]:
-    """The cluster with one constant after the other 10 % lower, and 10 % higher; measured times go with their link."""
+    """Yield the cluster with one constant at a time 10 % lower, then 10 % higher.
+
+    Measured times change with the link that they were measured on.
+    """
     for factor in (1 - _WRONG, 1 + _WRONG):
         yield replace(cluster, compute=replace(cluster.compute, achievable=cluster.compute.achievable * factor))
         yield replace(cluster, memory=replace(cluster.memory, achievable=cluster.memory.achievable * factor))
@@ -170,7 +176,7 @@ def moved_constants(cluster: Cluster) -> Iterator[Cluster]:
 
 
 def _moved_tables(cluster: Cluster, factor: float) -> tuple[tuple[Measured, ...], tuple[Measured, ...]]:
-    """The measured times where links of a node are faster by that factor, and where those between nodes are."""
+    """Return the measured tables if links inside a node are `factor` times faster, and if links between nodes are."""
     faster = [replace(one, seconds=tuple(time / factor for time in one.seconds)) for one in cluster.measured]
     pairs = list(zip(cluster.measured, faster, strict=True))
     near = tuple(moved if one.nodes == 1 else one for one, moved in pairs)

@@ -22,15 +22,15 @@ _PARTS = ("events", "kernels", "memory")
 
 
 def with_microbatches(tables: Tables, count: int) -> Tables | None:
-    """The trace of the same step with another number of microbatches.
+    """Return the trace of the same step with another number of microbatches.
 
     Args:
-        tables: of one rank or several; `TraceInfo.schedule` says how many microbatches they have.
-        count: how many are wanted.
+        tables: of one or more ranks; `TraceInfo.schedule` says how many microbatches they have.
+        count: the wanted number.
 
     Returns:
-        None where the schedule is not 1F1B, where two pairs are not equal, or where so few are wanted that none of
-        those that are left would be equal.
+        None if the schedule is not 1F1B, if no two microbatches in a row are equal, or if so few are wanted that no
+        equal ones would be left.
     """
     described = json.loads(tables.info.schedule) if tables.info.schedule else {}
     if described.get("schedule") != "Schedule1F1B":
@@ -54,7 +54,7 @@ def with_microbatches(tables: Tables, count: int) -> Tables | None:
 
 
 def _of_rank(tables: Tables, rank: int, present: int, count: int) -> dict[str, pl.DataFrame]:
-    """The tables of one rank that have rows for each microbatch, by name."""
+    """Return the tables of one rank that have rows for each microbatch, by name."""
     frames = {name: getattr(tables, name).filter(rank=rank) for name in _PARTS}
     events, memory, more = frames["events"], frames["memory"], count - present
     begins = _begins(events, "backward", present) or _begins(events, "forward", present)
@@ -68,7 +68,7 @@ def _of_rank(tables: Tables, rank: int, present: int, count: int) -> dict[str, p
 
 
 def _begins(events: pl.DataFrame, phase: str, microbatches: int) -> Sequence[int]:
-    """The seq of the first receive of each microbatch; empty where they cannot be distinguished."""
+    """Return the seq of the first receive of each microbatch; empty if they cannot be told apart."""
     found = events.filter(op="recv", phase=phase)["seq"].to_list()
     each, left = divmod(len(found), microbatches)
     return found[::each] if each and not left else []

@@ -43,9 +43,9 @@ class PeakMemory:
 
 
 def peak_memory(memory: pl.DataFrame, step: int, has_streams: bool) -> PeakMemory:
-    """The peak of a step that follows others like it.
+    """Return the peak of a step that is preceded by steps like it, on the rank with the largest one.
 
-    A first step makes the optimizer's state only at its end; every later one holds it from the start, so it is added.
+    A first step creates the optimizer state at its end; later steps hold it from the start, so it is added.
 
     Args:
         memory: with columns `schema.MEMORY`.

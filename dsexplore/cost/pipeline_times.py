@@ -29,7 +29,7 @@ class PipelineTimes:
             one.bubble = partial(self._bubble, position)
 
     def notes(self) -> list[str]:
-        """A note where some stages are in no trace."""
+        """Return a note if some stages are in no trace."""
         traced, size = len(set(self._positions)), len(self._schedule.order)
         if traced == size:
             return []
@@ -39,7 +39,7 @@ class PipelineTimes:
         ]
 
     def placed(self, end: int) -> list[Placed]:
-        """The actions of all ranks of the pipeline, for one end of the range."""
+        """Return the timed actions of all ranks of the pipeline, for one end of the range."""
         if end not in self._placed:
             forward, backward = self._stage_times(end)
             transfer = _transfer(self._ranks[0].program, end)
@@ -47,12 +47,12 @@ class PipelineTimes:
         return self._placed[end]
 
     def _bubble(self, position: int, end: int) -> float:
-        """Seconds that a rank of the pipeline waits for other stages."""
+        """Return the seconds that a rank of the pipeline waits for other stages."""
         placed = self.placed(end)
         return max(one.end for one in placed) - sum(one.end - one.start for one in placed if one.rank == position)
 
     def _stage_times(self, end: int) -> tuple[dict[int, float], dict[int, float]]:
-        """Seconds of one microbatch forward and backward, by stage."""
+        """Return the seconds of one microbatch's forward and backward, by stage."""
         schedule = self._schedule
         of_position = {}
         for one, position in zip(self._ranks, self._positions, strict=True):
@@ -69,7 +69,7 @@ class PipelineTimes:
 
 
 def _position(tables: Tables, program: Program, size: int) -> int:
-    """The place of a rank in its pipeline."""
+    """Return the index of a rank in its pipeline."""
     messages = tables.events.filter((pl.col("rank") == program.rank) & pl.col("op").is_in(["send", "recv"]))
     groups = tables.groups.filter(pl.col("group").is_in(messages["group"].unique().implode()))
     for ranks in groups.filter(size=size)["ranks"]:
@@ -79,7 +79,7 @@ def _position(tables: Tables, program: Program, size: int) -> int:
 
 
 def _transfer(program: Program, end: int) -> float:
-    """Seconds of one message between stages."""
+    """Return the seconds of the slowest message between stages."""
     times = [
         item.seconds[end] for item in program.items if isinstance(item, Collective) and item.op in ("send", "recv")
     ]
@@ -87,7 +87,7 @@ def _transfer(program: Program, end: int) -> float:
 
 
 def _nearest(position: int, known: list[int], size: int) -> int:
-    """The traced stage that a stage is taken to be like: one in the middle is like another there, if there is one."""
+    """Return the traced stage that represents a stage; middle stages are represented by middle stages if possible."""
     middle = [one for one in known if 0 < one < size - 1]
     if position in known:
         return position

@@ -22,19 +22,19 @@ def predicted_world_map(
     axis: str | None = None,
     shade: Shade = "seconds",
 ) -> WorldMap:
-    """The map of a trace's world with the seconds of one predicted step; see `Trace.world_map`.
+    """Build the map of a trace's world with the seconds of one predicted step; see `Trace.world_map`.
 
-    The step is predicted with as many ranks on a node as the map draws: those of the cluster unless given.
+    The prediction uses as many ranks per node as the map draws: by default those of the cluster.
 
     Raises:
-        UsageError: as of `dsexplore.analysis.world_map.world_map`, no such cluster, or a trace without costs.
+        UsageError: as `dsexplore.analysis.world_map.world_map`, no such cluster, or a trace without costs.
     """
     prediction = predict(tables, cluster, ranks_per_node=ranks_per_node)
     return world_map(tables, prediction.ranks_per_node, sizes, axis, shade, times_of(prediction))
 
 
 def times_of(prediction: Prediction) -> RunningTimes:
-    """When each collective of the predicted step runs, on the streams of its rank; other steps have no times."""
+    """Return when each collective of the predicted step runs on the streams of its rank; other steps have no times."""
     rows = [
         (rank, span.seq, span.start, span.end)
         for rank, spans in prediction.spans_by_rank().items()

@@ -36,10 +36,10 @@ def predicted_timeline(
     colours: str | None = None,
     sizes: Sizes = "wire",
 ) -> Timeline:
-    """The timeline of a predicted step, or of a pipeline's schedule; see `Trace.timeline`.
+    """Build the timeline of a predicted step, or of a pipeline's schedule; see `Trace.timeline`.
 
     Raises:
-        UsageError: no such lanes, colours, sizes or cluster; stages of a step without a pipeline; a trace without
+        UsageError: unknown lanes, colours, sizes or cluster; stages of a step without a pipeline; a trace without
             costs.
     """
     if lanes not in (None, *LANES):
@@ -57,11 +57,11 @@ def predicted_timeline(
 
 
 def stream_timeline(prediction: Prediction, colours: str = "phase", sizes: Sizes = "wire") -> Timeline:
-    """The streams of the slowest rank: a lane for its kernels, and one for each stream of its collectives.
+    """Build the timeline of the slowest rank's streams: one lane for kernels, and one per stream of collectives.
 
     Args:
         prediction: of the step.
-        colours: what the colours say: phase, axis or op; gaps of the compute stream are `WAITING`.
+        colours: what the colours stand for: phase, axis or op; gaps of the compute stream are `WAITING`.
         sizes: which bytes the collectives have.
     """
     events = prediction.tables.events
@@ -94,7 +94,7 @@ def stream_timeline(prediction: Prediction, colours: str = "phase", sizes: Sizes
 
 
 def _waits(prediction: Prediction) -> str:
-    """For what the compute stream waits, and how long; empty where it never does."""
+    """Say what the compute stream waits for and how long; empty if it never waits."""
     waited: dict[str, float] = defaultdict(float)
     for span in prediction.spans:
         if span.kind in GAPS:
@@ -104,11 +104,11 @@ def _waits(prediction: Prediction) -> str:
 
 
 def stage_timeline(tables: Tables, cluster: Cluster | str | os.PathLike[str] | None = None) -> Timeline:
-    """The microbatches that each stage of a pipeline computes when, and its waits for others.
+    """Build the timeline of a pipeline: the microbatches that each stage computes, and its waits for other stages.
 
     Args:
         tables: the trace.
-        cluster: the one that the times are predicted on; None for slots.
+        cluster: the one that times are predicted on; None for slots.
 
     Raises:
         UsageError: the step has no pipeline.
@@ -124,7 +124,7 @@ def stage_timeline(tables: Tables, cluster: Cluster | str | os.PathLike[str] | N
 
 
 def timeline_of_stages(schedule: Schedule, placed: list[Placed], order: Order, tables: Tables) -> Timeline:
-    """The timeline of a pipeline's actions.
+    """Build the timeline of a pipeline's actions.
 
     Args:
         schedule: of the pipeline.
@@ -155,7 +155,7 @@ def timeline_of_stages(schedule: Schedule, placed: list[Placed], order: Order, t
 
 
 def _held(schedule: Schedule, spans: pl.DataFrame, tables: Tables) -> pl.DataFrame:
-    """The messages of each action. Columns: `HELD`."""
+    """Return the messages of each action. Columns: `HELD`."""
     place_of = {name: i for i, name in enumerate(spans["name"])}
     rows = [(place_of[_name(action)], row) for action, row in messages_of_actions(schedule, tables)]
     return pl.DataFrame(rows, schema=HELD, orient="row")
@@ -172,7 +172,7 @@ def _lane(schedule: Schedule, rank: int) -> str:
 
 
 def _gaps(own: list[Placed], end: float) -> list[tuple[float, float]]:
-    """When a rank has nothing to do, from the first action of any rank to the last."""
+    """Return the idle intervals of a rank, between the first and last action of any rank."""
     edges = [0.0, *(edge for one in own for edge in (one.start, one.end)), end]
     return [(first, last) for first, last in zip(edges[::2], edges[1::2], strict=True) if last - first > 1e-9 * end]
 
@@ -191,7 +191,7 @@ def _name(action: Action) -> str:
 
 
 def _ties(placed: list[Placed], lanes: tuple[str, ...]) -> pl.DataFrame:
-    """Activations from a stage's forward to the next stage's, gradients from its backward to the one before."""
+    """Return activations sent to the next stage's forward, and gradients sent to the previous stage's backward."""
     at = {one.action: one for one in placed}
     onward: dict[str, int] = defaultdict(int, {"F": 1, "B": -1, "I": -1})
     rows = []

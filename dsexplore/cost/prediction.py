@@ -152,10 +152,10 @@ class Prediction(Displayable):
         return tuple(notes)
 
     def by_module(self) -> pl.DataFrame:
-        """Seconds per module and phase, in the order in which they first run.
+        """Return the seconds per module and phase, in the order in which they first run.
 
         Columns: ``module``, ``phase``, ``compute``, ``communication``, ``exposed``, ``idle``, and ``_low`` and
-        ``_high`` of compute and exposed. Their sums are those of the step; waiting for other stages has no module.
+            ``_high`` of compute and exposed. Their sums are those of the step; waiting for other stages has no module.
         """
         parts = [_per_module(self._slowest.played(end), self._slowest.bubble(end)) for end in (LOW, EXPECTED, HIGH)]
         low, expected, high = parts
@@ -177,7 +177,7 @@ class Prediction(Displayable):
         return pl.DataFrame(rows, schema={name: kinds.get(name, pl.Float64) for name in names})
 
     def by_axis(self) -> pl.DataFrame:
-        """Seconds per mesh axis and op: ``axis``, ``op``, ``count``, ``communication``, ``exposed``."""
+        """Return the seconds per mesh axis and op: ``axis``, ``op``, ``count``, ``communication``, ``exposed``."""
         totals: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0, 0.0, 0.0])
         for span in self._slowest.played(EXPECTED).spans:
             if span.kind == "communication":
@@ -199,7 +199,7 @@ class Prediction(Displayable):
         return pl.DataFrame(rows, schema=columns, orient="row").sort("exposed", "communication", descending=True)
 
     def by_rank(self) -> pl.DataFrame:
-        """Seconds per rank in the trace: ``rank``, ``step``, ``compute``, ``exposed``, ``idle``."""
+        """Return the seconds per rank in the trace: ``rank``, ``step``, ``compute``, ``exposed``, ``idle``."""
         rows = [
             (
                 one.program.rank,
@@ -214,9 +214,11 @@ class Prediction(Displayable):
         return pl.DataFrame(rows, schema=columns, orient="row")
 
     def timeline(self) -> pl.DataFrame:
-        """The predicted spans of each stream of `rank`: ``stream``, ``start``, ``end`` in seconds from the start of the
-        step, ``kind``, ``module``, ``phase``, ``op``, ``axis``. Waiting for other stages is not in it: see
-        `stages`."""
+        """Return the predicted spans of each stream of `rank`.
+
+        Columns: ``stream``, ``start`` and ``end`` in seconds from the start of the step, ``kind``, ``module``,
+            ``phase``, ``op``, ``axis``. Waiting for other stages is not included: see `stages`.
+        """
         names = ("stream", "start", "end", "kind", "module", "phase", "op", "axis")
         rows = [tuple(getattr(span, name) for name in names) for span in self.spans]
         types = {name: pl.Float64 if name in ("start", "end") else pl.String for name in names}
@@ -228,15 +230,15 @@ class Prediction(Displayable):
         return self._slowest.played(EXPECTED).spans
 
     def spans_by_rank(self) -> dict[int, list[Span]]:
-        """By rank in the trace: what `spans` has of the slowest, each from the start of its own step."""
+        """Return {rank in the trace: its predicted spans}, in seconds from the start of the rank's own step."""
         return {one.program.rank: one.played(EXPECTED).spans for one in self._ranks}
 
     def stages(self) -> list[Placed]:
-        """When each stage of the pipeline computes which microbatch, predicted; empty without a pipeline."""
+        """Return when each pipeline stage is predicted to compute each microbatch; empty without a pipeline."""
         return self._pipeline.placed(EXPECTED) if self._pipeline is not None else []
 
     def to_frame(self) -> pl.DataFrame:
-        """The frame of `by_module`."""
+        """Return the frame of `by_module`."""
         return self.by_module()
 
     def what_if(
@@ -251,21 +253,21 @@ class Prediction(Displayable):
         batch: float = 1,
         sequence: float = 1,
     ) -> Prediction:
-        """The same step under other conditions, without a new trace.
+        """Predict the same step under other conditions, without a new trace.
 
         Args:
-            cluster: another one.
+            cluster: another cluster.
             ranks_per_node: another number; 0 for the cluster's own.
             overlap: whether communication may run beside compute.
             compiled: whether modules run compiled.
-            async_tp: whether collectives of tensor parallelism run in pieces beside their products.
-            attention: whose attention kernels run, ``"flash-2"`` or ``"cudnn"``.
-            batch: times as many samples: of a 1F1B pipeline so many times as many microbatches, which are repeated; of
-                anything else a new trace is needed.
-            sequence: times as long sequences; anything but 1 needs a new trace.
+            async_tp: whether collectives of tensor parallelism run in pieces beside their matrix products.
+            attention: the implementation of attention, ``"flash-2"`` or ``"cudnn"``.
+            batch: factor on the number of samples. A 1F1B pipeline repeats that many times as many microbatches;
+                anything else needs a new trace.
+            sequence: factor on the sequence length; anything but 1 needs a new trace.
 
         Raises:
-            UsageError: what changes the program's shapes, and so what it computes, stores and sends.
+            UsageError: a change of the program's shapes, and so of what it computes, stores and sends.
         """
         tables = self.tables if batch == 1 else self._with_batch(batch)
         if sequence != 1:
@@ -281,7 +283,7 @@ class Prediction(Displayable):
         return Prediction(tables, self.cluster if cluster is None else as_cluster(cluster), options)
 
     def _with_batch(self, batch: float) -> Tables:
-        """The tables of a step with ``batch`` times as many microbatches."""
+        """Return the tables of a step with `batch` times as many microbatches."""
         count = self.schedule.microbatches * batch if self.schedule is not None else 0
         if self.schedule is None or count != round(count) or count < self.schedule.stages:
             raise _needs_trace("batch", batch)
@@ -320,7 +322,7 @@ def predict(
 
 
 def _has_other_attention(tables: Tables, cluster: Cluster) -> bool:
-    """Whether the step has fused attention, of which the GPU has two implementations that differ in time."""
+    """Return True if the step has fused attention, and the GPU two implementations of it that differ in time."""
     return GENERATIONS[cluster.generation].cudnn is not None and bool((tables.kernels["kind"] == "attention").any())
 
 
@@ -338,12 +340,12 @@ def _needs_trace(name: str, factor: float) -> UsageError:
 
 
 def as_cluster(cluster: Cluster | str | os.PathLike[str]) -> Cluster:
-    """A cluster, or the one of that name or file."""
+    """Return `cluster` itself, or load the one of that name or file."""
     return cluster if isinstance(cluster, Cluster) else Cluster.load(cluster)
 
 
 def _range(values: list[float]) -> Range:
-    """A range of three numbers that a simulation gave; more of one may leave less of another, so they are sorted."""
+    """Build a range from three simulated numbers, sorted, since more of one quantity may leave less of another."""
     low, high = min(values), max(values)
     return Range(low, min(max(values[1], low), high), high)
 

@@ -43,10 +43,10 @@ SIZE = Dimension("size", {f"{p}B": f for p, f in {**_DECIMAL, **_BINARY}.items()
 
 
 def parse_quantity(text: object, dimension: Dimension) -> float:
-    """The value of a text in the base unit of its dimension: ``("450 GB/s", BANDWIDTH)`` → 4.5e11.
+    """Parse a text into the base unit of its dimension: ``("450 GB/s", BANDWIDTH)`` → 4.5e11.
 
     Raises:
-        ValueError: no number, no unit or another one, or a value that cannot be meant.
+        ValueError: no number, a missing or wrong unit, or an implausible value.
     """
     match = re.fullmatch(r"\s*([-+0-9.eE]+)\s*(\S*)\s*", text) if isinstance(text, str) else None
     number = _float(match.group(1)) if match else None
@@ -65,7 +65,7 @@ def parse_quantity(text: object, dimension: Dimension) -> float:
 
 
 def parse_fraction(value: object) -> float:
-    """A number above 0 and at most 1, as it stands.
+    """Return a number above 0 and at most 1 unchanged.
 
     Raises:
         ValueError: anything else.
@@ -76,7 +76,7 @@ def parse_fraction(value: object) -> float:
 
 
 def quantity_of(dimension: Dimension) -> Callable[[object], float]:
-    """`parse_quantity` for one dimension."""
+    """Return `parse_quantity` for one dimension."""
     return lambda text: parse_quantity(text, dimension)
 
 

@@ -43,12 +43,12 @@ class Range:
 
     @classmethod
     def exactly(cls, value: float, unit: str = "s") -> Range:
-        """A range without width."""
+        """Build a range of zero width."""
         return cls(value, value, value, unit)
 
     @classmethod
     def within(cls, expected: float, below: float, above: float, unit: str = "s") -> Range:
-        """The range from ``expected × (1 − below)`` to ``expected × (1 + above)``."""
+        """Build the range from ``expected × (1 − below)`` to ``expected × (1 + above)``."""
         return cls(expected * (1 - below), expected, expected * (1 + above), unit)
 
     def _other(self, other: Range | float) -> Range:
@@ -90,19 +90,19 @@ class Range:
         return self.low <= value <= self.high
 
     def overlaps(self, other: Range) -> bool:
-        """Whether some value lies in both ranges."""
+        """Return True if the ranges have a value in common."""
         other = self._other(other)
         return self.low <= other.high and other.low <= self.high
 
     def at_most(self, other: Range) -> Range:
-        """The smaller of two quantities, end by end."""
+        """Return the elementwise minimum of two ranges."""
         other = self._other(other)
         return Range(
             min(self.low, other.low), min(self.expected, other.expected), min(self.high, other.high), self.unit
         )
 
     def __str__(self) -> str:
-        """The expected value with the range, in units that suit it: ``"1.25 ms (1.1 ms to 1.4 ms)"``."""
+        """Format the expected value and the range with fitting units: ``"1.25 ms (1.1 ms to 1.4 ms)"``."""
         text = {"s": format_seconds, "B": format_bytes, "": "{:.3g}".format}[self.unit]
         if self.low == self.high:
             return text(self.expected)

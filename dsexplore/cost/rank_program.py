@@ -102,7 +102,7 @@ class Program:
 
 
 def programs(tables: Tables, cluster: Cluster, options: Options) -> list[Program]:
-    """The programs of all ranks of a trace that have kernels.
+    """Build the programs of all ranks of a trace that have kernels.
 
     Raises:
         UsageError: the trace has no kernels.
@@ -142,8 +142,10 @@ class Options:
 
 
 def _fullest_step(kernels: pl.DataFrame) -> int:
-    """The last of the steps that train most, and of these of those that do least besides: an evaluation that a step
-    holds is left out where another step has none. What comes after the last optimizer step is no step."""
+    """Return the last step among those with most training work and, of these, least work without gradients.
+
+    A step with an evaluation is avoided if another step has none. What follows the last optimizer step is not a step.
+    """
     work, apart = pl.col("flops") + pl.col("read_bytes"), pl.col("phase") == "no-grad forward"
     totals = kernels.group_by("step").agg(work=work.filter(~apart).sum(), apart=work.filter(apart).sum()).sort("step")
     full = totals.filter(pl.col("work") >= 0.9 * pl.col("work").max())
@@ -162,7 +164,7 @@ _COSTS = (
 
 
 def _numbered(rows: pl.DataFrame) -> tuple[npt.NDArray[np.uint32], pl.DataFrame]:
-    """Which of the different rows each row is, and the different ones."""
+    """Return the index of each row in the frame of distinct rows, and that frame."""
     different = rows.with_row_index("row").group_by(rows.columns, maintain_order=True).agg("row")
     numbers = different.select("row").with_row_index("number").explode("row").sort("row")["number"]
     return numbers.to_numpy(), different.drop("row")
@@ -195,7 +197,7 @@ class _Reader:
             ] = None
 
     def program(self, rank: int, step: int) -> Program:
-        """The items of one rank and step, in program order."""
+        """Build the items of one rank and step, in program order."""
         kernels = self.tables.kernels.filter(rank=rank, step=step).sort("segment", maintain_order=True)
         events = self.tables.events.filter(
             (pl.col("rank") == rank) & (pl.col("step") == step) & (pl.col("phase") != "start-up")
@@ -206,7 +208,7 @@ class _Reader:
         return Program(rank, step, items, list(self.notes))
 
     def _in_order(self, kernels: pl.DataFrame, collectives: list[Collective]) -> list[Item]:
-        """Kernels, waits for collectives that were issued, and these collectives, each before the kernels after it."""
+        """Return kernels, waits for issued collectives, and the collectives, each before the kernels that follow it."""
         issued = [one.seq for one in collectives]
         kernels = kernels.filter((pl.col("kind") != "wait") | pl.col("waits_for").is_in(issued))
         rows = self._items(kernels)
@@ -222,7 +224,7 @@ class _Reader:
         return items + rows[done:]
 
     def _items(self, kernels: pl.DataFrame) -> list[Item]:
-        """The item of each row; layers and microbatches repeat rows, and equal ones share one item."""
+        """Return the item of each row; equal rows, as of repeated layers and microbatches, share one item."""
         of_row, costs = _numbered(kernels.select(_COSTS))
         makers = [self._maker(cost) for cost in costs.iter_rows(named=True)]
         of_row, alike = _numbered(kernels.select("module", "waits_for", cost=pl.Series(of_row)))
@@ -231,7 +233,7 @@ class _Reader:
         return list(items[of_row])
 
     def _maker(self, row: Mapping[str, Any]) -> Callable[[str, int], Item]:
-        """A function that makes the item of a row with such costs, of its module and the collective it waits for."""
+        """Return a function (module, awaited collective's seq) → item of a row with these costs."""
         if row["kind"] == "wait":
             return lambda _module, waits_for: Wait(waits_for)
         seconds, host = self._cost(row)
@@ -239,7 +241,7 @@ class _Reader:
         return lambda module, _waits_for: Kernels(seconds, host, module, row["phase"], row["kind"], shape)
 
     def _cost(self, row: Mapping[str, Any]) -> tuple[Times, Times]:
-        """Seconds of a row and of its launch; rows of other layers and microbatches with the same costs share them."""
+        """Return the seconds of a row and of its launch, cached for rows with equal costs."""
         key = tuple(tuple(value) if isinstance(value, list) else value for value in row.values())
         if key not in self._costs:
             compiled = self.options.compiled if self.options.compiled is not None else row["compiled"]
@@ -269,7 +271,7 @@ class _Reader:
         )
 
     def _parties(self, row: Mapping[str, Any], rank: int) -> tuple[int, int]:
-        """How many ranks take part, and how many of them are on this rank's node; of a message, its two ends do."""
+        """Return how many ranks take part, and how many of them are on this rank's node; a message has two ranks."""
         if row["op"] in ("send", "recv"):
             return 2, 2 if row["peer"] is not None and row["peer"] // self.per_node == rank // self.per_node else 1
         ranks = self.groups.get(row["group"]) or list(range(row["group_size"]))
@@ -290,14 +292,14 @@ class _Reader:
 
 
 def _stream(row: Mapping[str, Any]) -> str:
-    """The stream that a collective runs on: FSDP2 has one for each kind, others one for each group."""
+    """Return the stream that a collective runs on: FSDP2 has one per kind of collective, others one per group."""
     if _is_fsdp(row["cause"]):
         return f"FSDP {row['op']}"
     return f"{row['axis'] or row['group']} {'messages' if row['op'] in ('send', 'recv') else 'collectives'}"
 
 
 def _is_fsdp(cause: str) -> bool:
-    """Whether FSDP2 itself communicates; within its hooks DTensor may, which the text after the colon says."""
+    """Return True if FSDP2 itself communicates; DTensor inside its hooks is marked by a colon in the cause."""
     return is_fsdp2(cause) and ":" not in cause
 
 

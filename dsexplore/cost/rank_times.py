@@ -22,12 +22,12 @@ class RankTimes:
         """Seconds that it waits for other stages of its pipeline, by the end."""
 
     def played(self, end: int) -> Played:
-        """The simulation of one end: 0 low, 1 expected, 2 high."""
+        """Simulate one end of the range: 0 low, 1 expected, 2 high."""
         if end not in self._played:
             self._played[end] = play(self.program.items, end, *self._how)
         return self._played[end]
 
     def step(self, end: int) -> float:
-        """Seconds of the step."""
+        """Return the seconds of the step."""
         played = self.played(end)
         return played.end - played.receiving + self.bubble(end)

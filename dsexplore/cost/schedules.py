@@ -59,10 +59,10 @@ class Schedule:
 
 
 def read_schedule(text: str) -> Schedule | None:
-    """The schedule of `TraceInfo.schedule`; None where the trace has none.
+    """Parse `TraceInfo.schedule`; None if the trace has none.
 
     Raises:
-        UsageError: a schedule without a list of actions that is none of those known here.
+        UsageError: an unknown schedule without a list of actions.
     """
     if not text:
         return None
@@ -87,12 +87,12 @@ def _parsed(text: str) -> tuple[Action, ...]:
 
 
 def gpipe(stage: int, microbatches: int) -> tuple[Action, ...]:
-    """All forwards, then all backwards."""
+    """Return all forwards, then all backwards."""
     return tuple(Action(stage, kind, number) for kind in ("F", "B") for number in range(microbatches))
 
 
 def one_forward_one_backward(stage: int, stages: int, microbatches: int) -> tuple[Action, ...]:
-    """Forwards until the last stage has one, then a backward for each forward, then the backwards that are left."""
+    """Return forwards until the last stage has one, then backwards and forwards in turn, then the other backwards."""
     ahead = min(microbatches, stages - stage)
     actions = [Action(stage, "F", number) for number in range(ahead)]
     for number in range(microbatches):
@@ -103,13 +103,13 @@ def one_forward_one_backward(stage: int, stages: int, microbatches: int) -> tupl
 
 
 def interleaved_1f1b(rank: int, ranks: int, stages_per_rank: int, microbatches: int) -> tuple[Action, ...]:
-    """The actions of a rank that has stages ``rank``, ``rank + ranks``, …: groups of microbatches, stage after stage.
+    """Return the actions of a rank with stages ``rank``, ``rank + ranks``, …: groups of microbatches, stage by stage.
 
     Args:
-        rank: its place in the pipeline.
-        ranks: of the pipeline.
-        stages_per_rank: of each.
-        microbatches: of the step; where ``ranks`` does not divide them, the last group is smaller.
+        rank: its index in the pipeline.
+        ranks: number of ranks of the pipeline.
+        stages_per_rank: number of stages of each rank.
+        microbatches: of the step; if ``ranks`` does not divide them, the last group is smaller.
     """
     forwards, backwards = [], []
     for first in range(0, microbatches, ranks):
@@ -128,12 +128,12 @@ def interleaved_1f1b(rank: int, ranks: int, stages_per_rank: int, microbatches: 
 def place(
     schedule: Schedule, forward: Mapping[int, float], backward: Mapping[int, float], transfer: float
 ) -> list[Placed]:
-    """When each action runs.
+    """Compute when each action runs.
 
     Args:
         schedule: whose actions.
-        forward: seconds of one microbatch by stage.
-        backward: the same.
+        forward: seconds of one microbatch's forward, by stage.
+        backward: seconds of one microbatch's backward, by stage.
         transfer: seconds that a message between two stages takes.
 
     Raises:
@@ -170,7 +170,7 @@ def _seconds(action: Action, forward: Mapping[int, float], backward: Mapping[int
 def _ready(
     action: Action, schedule: Schedule, done: Mapping[Action, float], ranks: Mapping[int, int], transfer: float
 ) -> float | None:
-    """The time at which all that an action needs has arrived, in seconds; None where it is not known yet."""
+    """Return the time in seconds at which all inputs of an action have arrived; None while that is unknown."""
     stage, kind, number = action
     needed: list[tuple[Action, bool]] = []
     if kind == "F" and stage > 0:

@@ -14,10 +14,10 @@ _ONE_WAY = ("rank", "step", "op", "phase", "group", "peer")
 
 
 def messages_of_actions(schedule: Schedule, tables: Tables) -> list[tuple[Action, int]]:
-    """(action, row of the trace's events) of each message that a recorded rank sends or receives for a stage.
+    """Return (action, row of the trace's events) for each message that a recorded rank sends or receives for a stage.
 
-    Where an action sends several tensors, each is a message. Messages whose number does not fit the schedule, or whose
-    group is not the pipeline, belong to no action.
+    An action that sends several tensors has one message for each. Messages whose number does not fit the schedule, or
+    whose group is not the pipeline, belong to no action.
 
     Args:
         schedule: of the pipeline.
@@ -41,14 +41,14 @@ def messages_of_actions(schedule: Schedule, tables: Tables) -> list[tuple[Action
 
 
 def _sending(schedule: Schedule, sender: int, receiver: int, phase: str) -> list[Action]:
-    """The actions of one rank whose results go to another, in the order in which they run."""
+    """Return the actions of one rank whose results go to another, in execution order."""
     onward, kinds = (1, "F") if phase == "forward" else (-1, "BI")
     there = {one.stage for one in schedule.order[receiver]}
     return [one for one in schedule.order[sender] if one.kind in kinds and one.stage + onward in there]
 
 
 def _receiving(schedule: Schedule, sender: int, receiver: int, phase: str) -> list[Action]:
-    """The actions of the receiver that take what `_sending` sends, in its order."""
+    """Return the actions of the receiver that consume what `_sending` sends, in its order."""
     onward, own = 1 if phase == "forward" else -1, set(schedule.order[receiver])
     takes = []
     for stage, kind, number in _sending(schedule, sender, receiver, phase):

@@ -163,7 +163,7 @@ def _span(what: Kernels | Collective | Gap, start: float, end: float) -> Span:
 
 
 def is_receiving(what: Span | Kernels | Collective | Gap) -> bool:
-    """Whether a compute stream waits for a message of another stage."""
+    """Return True if a compute stream waits for a message from another stage."""
     return what.kind == "exposed" and not isinstance(what, Kernels) and what.op == "recv"
 
 
@@ -244,7 +244,7 @@ class _Streams:
         self.phase = phase
 
     def _beside(self, start: float, end: float) -> float:
-        """Seconds between the two in which a collective runs."""
+        """Return the seconds between `start` and `end` in which a collective runs."""
         self.running = [span for span in self.running if span[1] > start]
         return min(end - start, sum(max(0.0, min(end, b) - max(start, a)) for a, b in self.running))
 
@@ -294,8 +294,7 @@ class _Streams:
         return max(self.now, self.host)
 
     def _shared(self, link: str, start: float, end: float) -> float:
-        """Seconds by which a collective is longer because others run on its link: together they take as long as one
-        after the other."""
+        """Return the seconds by which others on its link delay a collective: together they take as long as in turn."""
         others = [span for span in self.links.get(link, ()) if span[1] > self.now or span[1] > start]
         self.links[link] = others
         return sum(max(0.0, min(end, b) - max(start, a)) for a, b in others)

@@ -17,7 +17,10 @@ _GATHER = r"^redistribute _?S\((\d+).*→R$"
 
 
 def all_reduce_of_shards(evidence: Evidence) -> Iterator[Finding]:
-    """All_reduces P→R whose axis next gathers a tensor of the same size from shards of another dim than the last."""
+    """Yield P→R all_reduces followed by an all_gather of the same tensor, sharded on another dim than the last.
+
+    The next collective of the same rank, step and axis must be an all_gather with equal group, bytes and dtype.
+    """
     reduced = pl.col("cause").str.contains(r"^redistribute P→R$") & (pl.col("op") == "all_reduce")
     events = evidence.events
     if events.filter(reduced & (pl.col("phase") == "forward")).is_empty():

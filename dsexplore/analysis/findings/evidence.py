@@ -86,12 +86,13 @@ class Evidence:
         return dict(self.tables.modules.select("module", "calls").iter_rows())
 
     def repeats(self, lane: tuple[str, ...], alike: tuple[str, ...]) -> tuple[pl.DataFrame, pl.DataFrame]:
-        """The events that equal the one before them, and those before.
+        """Return the events that equal their predecessor in `lane`, and those predecessors.
 
-        Numbers are compared first, so that texts are compared of few: a million events take a tenth of a second.
+        Numeric columns are compared first, so that strings are compared for few rows: a million events take about 0.1
+        s.
 
         Args:
-            lane: columns in which the event and the one before it agree; others may stand between them.
+            lane: columns that an event and its predecessor have in common; events of other lanes may lie between them.
             alike: columns in which both must be equal.
         """
         events = self.events
@@ -118,17 +119,17 @@ class Evidence:
         per_step: bool = True,
         by: tuple[str, ...] = BY_PLACE,
     ) -> Iterator[Finding]:
-        """A finding per place, op, axis and source line of some events.
+        """Yield one finding per place, op, axis and source line of `flagged`.
 
         Args:
-            rule: its name.
+            rule: name of the rule.
             flagged: rows of `events` or `start_up`.
-            why: the sentence for one of them.
-            change: what to try.
-            spare: the part of each event's wire bytes that the change would spare, 0 to 1.
-            spare_calls: the part of each call that it would spare; None for the same part.
+            why: returns the sentence for one group of events.
+            change: returns what to try for one group of events.
+            spare: fraction of each event's wire bytes that the change would save, 0 to 1.
+            spare_calls: fraction of each call that the change would save; None for the same as `spare`.
             per_step: whether counts and bytes are per rank and step; else per rank.
-            by: the columns whose equal values make one finding, of `BY_PLACE`.
+            by: the columns of `BY_PLACE` to group by.
         """
         if flagged.is_empty():
             return
@@ -154,7 +155,7 @@ class Evidence:
 
 
 def _equal(now: pl.DataFrame, before: pl.DataFrame, columns: tuple[str, ...]) -> pl.Series:
-    """(rows,) whether two frames agree in these columns; null equals null."""
+    """Return a mask of shape (rows,): True where both frames agree in `columns`; null equals null."""
     both = pl.concat(
         [now.select(columns), before.select(pl.col(name).alias(f"{name} before") for name in columns)], how="horizontal"
     )
@@ -171,7 +172,16 @@ def _finding(
     share: int,
     per: str,
 ) -> Finding:
-    """The finding of one row of totals; ``share``: the ranks, or ranks times steps, that they are divided by."""
+    """Build the finding of one row of totals.
+
+    Args:
+        rule: name of the rule.
+        row: totals of one group of events.
+        why: returns the sentence for a group.
+        change: returns what to try for a group.
+        share: divisor of counts and bytes: the number of ranks, or of ranks times steps.
+        per: unit of the result, in words.
+    """
     named = {name: _named(name, row[name]) for name in BY_PLACE}
     if len(row["owners"]) == 1 and row["owners"][0]:
         named["place"] = row["owners"][0]
@@ -196,7 +206,7 @@ def _finding(
 
 
 def _named(column: str, value: str | list[str]) -> str:
-    """A value of `BY_PLACE`, or the first of several; lines of one file have its name once: ``"model.py:3, 7"``."""
+    """Return a value of `BY_PLACE`, or the first of several; lines of one file share its name: ``"model.py:3, 7"``."""
     if isinstance(value, str):
         return value
     if column != "line":
@@ -209,20 +219,20 @@ def _named(column: str, value: str | list[str]) -> str:
 
 
 def calls(count: float, ops: str) -> str:
-    """A mean count and what is counted: ``"27 all_reduces"``, ``"1 all_gather"``, ``"12.5 broadcasts"``."""
+    """Format a mean count with its unit: ``"27 all_reduces"``, ``"1 all_gather"``, ``"12.5 broadcasts"``."""
     number = f"{count:,.0f}" if count == round(count) else f"{count:,.1f}"
     what = f"collectives ({ops})" if "," in ops else ops if number == "1" else f"{ops}s"
     return f"{number} {what}"
 
 
 def after_a_sibling(evidence: Evidence) -> pl.DataFrame:
-    """The events that repeat what a sibling of their module sent just before, on the same axis and group.
+    """Return the events that repeat what a sibling module sent just before, on the same axis and group.
 
-    ``q``, ``k`` and ``v`` that each gather their input: of three equal all_gathers in a row, whose triggers are three
-    modules inside one, the second and the third.
+    Example: ``q``, ``k`` and ``v`` each gather their input. Of these three equal all_gathers in a row, issued by three
+    children of one module, the second and third are returned.
 
     Returns:
-        rows of `Evidence.events`, with ``parent``: the module that the siblings are in.
+        rows of `Evidence.events`, with ``parent``: the common parent module.
     """
     now, before = evidence.repeats(("rank", "step", "axis"), ("op", "phase", "group", "dtype", "shape", "cause"))
     parents = [frame["trigger"].str.replace(r"\.[^.]*$", "") for frame in (now, before)]

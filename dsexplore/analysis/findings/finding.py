@@ -74,7 +74,7 @@ class Findings(Displayable, Sequence[Finding]):
         self._found = sorted(found, key=lambda one: (-one.weight, one.rule, one.module, one.source, one.axis))
 
     def __len__(self) -> int:
-        """The number of findings."""
+        """Return the number of findings."""
         return len(self._found)
 
     def __getitem__(self, index):  # type: ignore[no-untyped-def]  # the two forms of Sequence
@@ -87,10 +87,10 @@ class Findings(Displayable, Sequence[Finding]):
         return f"<Findings: {len(self)}{' of ' + ', '.join(dict.fromkeys(one.rule for one in self)) if self else ''}>"
 
     def to_frame(self) -> pl.DataFrame:
-        """One row per finding; columns: `COLUMNS`."""
+        """Return one row per finding; columns: `COLUMNS`."""
         rows = [{name: getattr(one, name) for name in COLUMNS} for one in self]
         return pl.DataFrame(rows, schema=COLUMNS)
 
     def trace(self, index: int) -> Trace:
-        """The events that a finding speaks of, as a `Trace`."""
+        """Return the events of one finding as a `Trace`."""
         return Trace(replace(self.tables, events=self.tables.events[self._found[index].rows.tolist()]))

@@ -13,7 +13,7 @@ from dsexplore.units import format_bytes
 
 
 def freed_too_soon(evidence: Evidence) -> Iterator[Finding]:
-    """FSDP's gathers in backward of what was the last to be gathered in forward."""
+    """Yield FSDP all_gathers that open backward with the same module whose all_gather ended forward."""
     gathers = evidence.events.filter((pl.col("op") == "all_gather") & pl.col("cause").str.starts_with("FSDP"))
     lane = ("rank", "step")
     # the root group holds its parameters anyway, and one group is gathered once

@@ -15,7 +15,7 @@ from dsexplore.units import format_bytes
 
 
 def gathered_again(evidence: Evidence) -> Iterator[Finding]:
-    """Equal all_gathers of sibling modules, one after the other, and the reduce_scatters of their backward."""
+    """Yield equal consecutive all_gathers of sibling modules, and the reduce_scatters of their backward."""
     forward = (pl.col("op") == "all_gather") & pl.col("cause").str.contains(r"^redistribute (backward )?_?S.*→R$")
     backward = (pl.col("op") == "reduce_scatter") & pl.col("cause").str.contains(r"^redistribute backward P→")
     moved = evidence.events.filter(forward | backward)

@@ -15,7 +15,7 @@ _NEEDED = "aten.linalg_vector_norm"
 
 
 def implicit_redistributes(evidence: Evidence) -> Iterator[Finding]:
-    """Implicit redistributes outside the optimizer, which has rules of its own."""
+    """Yield implicit redistributes outside the optimizer, which has rules of its own."""
     asked = pl.col("implicit") & (pl.col("phase") != "optimizer") & ~pl.col("cause").str.starts_with(_NEEDED)
     found = evidence.events.filter(asked & (pl.col("wire_bytes") > 0)).with_columns(pl.col("trigger").alias("owner"))
     yield from evidence.findings(

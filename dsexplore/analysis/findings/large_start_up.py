@@ -12,7 +12,7 @@ from dsexplore.units import format_bytes
 
 
 def large_start_up(evidence: Evidence) -> Iterator[Finding]:
-    """Findings of start-ups that send more than a step of the same rank, by what caused them."""
+    """Yield a finding if start-up sends more bytes per rank than a step does; it names the largest op and cause."""
     start_up, events = evidence.start_up, evidence.events
     ranks = max(evidence.tables.events["rank"].n_unique(), 1)
     step = int(events["wire_bytes"].sum()) / ranks / evidence.steps

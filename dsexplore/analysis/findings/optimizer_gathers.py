@@ -12,7 +12,7 @@ from dsexplore.units import format_bytes
 
 
 def optimizer_gathers(evidence: Evidence) -> Iterator[Finding]:
-    """All_gathers and broadcasts in the optimizer."""
+    """Yield all_gathers, gathers and broadcasts in the optimizer phase."""
     moved = (pl.col("phase") == "optimizer") & pl.col("op").is_in(["all_gather", "broadcast", "gather"])
     gathered = evidence.events.filter(moved & (pl.col("wire_bytes") > 0))
     # of the gathers of one shape the first is needed by an update that reads whole matrices, the others are the same

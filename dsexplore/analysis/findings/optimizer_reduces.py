@@ -16,7 +16,7 @@ from dsexplore.units import format_bytes
 
 
 def optimizer_reduces(evidence: Evidence) -> Iterator[Finding]:
-    """All_reduces of Partial tensors in the optimizer; of each tensor all but one are spared."""
+    """Yield repeated all_reduces of one Partial tensor in the optimizer phase; all but one per tensor can be saved."""
     partial = pl.col("implicit") & (pl.col("op") == "all_reduce") & pl.col("cause").str.contains("P→R", literal=True)
     reduced = evidence.events.filter((pl.col("phase") == "optimizer") & partial)
     # one tensor's readings have one shape; the op that reads the fewest times reads each tensor once

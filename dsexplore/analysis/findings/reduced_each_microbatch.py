@@ -19,7 +19,7 @@ _ITEM = pl.col("dtype").replace_strict(
 
 
 def reduced_each_microbatch(evidence: Evidence) -> Iterator[Finding]:
-    """Reductions of DDP's buckets and of FSDP's groups that come more than once a step."""
+    """Yield gradient reductions of DDP buckets and FSDP groups that run more than once per step."""
     yield from _of_fsdp(evidence)
     yield from _of_ddp(evidence)
 
@@ -40,7 +40,10 @@ def _of_fsdp(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _of_ddp(evidence: Evidence) -> Iterator[Finding]:
-    """Buckets with more elements a step than the module has gradients: two buckets may have one size, as layers do."""
+    """Yield DDP buckets of ranks that reduce more elements per step than they have gradients.
+
+    Bucket sizes do not tell repetition, since two buckets (as of equal layers) may have one size.
+    """
     buckets = evidence.events.filter(pl.col("cause") == "DDP gradient bucket")
     if buckets.is_empty():
         return

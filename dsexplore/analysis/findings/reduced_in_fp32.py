@@ -15,7 +15,7 @@ _HALF = ["bfloat16", "float16"]
 
 
 def reduced_in_fp32(evidence: Evidence) -> Iterator[Finding]:
-    """Float32 reductions of FSDP groups whose parameters are gathered in 16 bits."""
+    """Yield float32 reductions of FSDP groups whose parameters are gathered in 16 bits."""
     of_fsdp = evidence.events.filter(pl.col("cause").str.starts_with("FSDP"))
     gathers = of_fsdp.filter((pl.col("op") == "all_gather") & pl.col("dtype").is_in(_HALF))
     halves = gathers["owner"].unique()

@@ -15,9 +15,9 @@ _OF_SCHEDULES = ("FSDP", "DDP", "pipeline")
 
 
 def repeated_collectives(evidence: Evidence) -> Iterator[Finding]:
-    """Collectives equal to the one before them on their rank, issued by the same line or in the same module call.
+    """Yield collectives equal to their predecessor on the rank, issued by the same line or in the same module call.
 
-    Not those of FSDP, of DDP's reducer, of pipeline schedules and of the optimizer, and nothing between two ranks only.
+    Collectives of FSDP, DDP's reducer, pipeline schedules and the optimizer are skipped, and so are sends and receives.
     """
     now, before = evidence.repeats(("rank", "step"), _ALIKE)
     line = now["source"] == before["source"]

@@ -15,7 +15,7 @@ from dsexplore.units import format_bytes
 
 
 def siblings_reduce(evidence: Evidence) -> Iterator[Finding]:
-    """Equal all_reduces of sibling modules in backward, one after the other."""
+    """Yield equal consecutive all_reduces of sibling modules in backward."""
     partial = pl.col("cause").str.contains(r"^redistribute (backward )?P→R$")
     reduced = (pl.col("phase") == "backward") & (pl.col("op") == "all_reduce") & partial
     if evidence.events.filter(reduced).is_empty():

@@ -18,7 +18,7 @@ SHARE = 16
 
 
 def small_fsdp(evidence: Evidence) -> Iterator[Finding]:
-    """Findings of FSDP groups that gather less than `SMALL`, and a `SHARE`-th of the largest group of their mesh."""
+    """Yield all_gathers of FSDP groups that are small: below `SMALL` bytes and 1/`SHARE` of the largest on the axis."""
     sent = evidence.events.filter(pl.col("cause").is_in(FSDP_GATHERS))
     largest = pl.col("message_bytes").max().over("rank", "axis")
     small = (

@@ -104,7 +104,7 @@ def _missing(job: Job, front: Wavefront, expected: ExpectedCalls, harmful: list[
 
 
 def _unseen_with(front: Wavefront, instances: Iterable[Instance]) -> set[int]:
-    """The ranks without a record that are missing where the culprits are: they may have come, or not."""
+    """Return the ranks without a record that are absent from any of `instances`; they may have joined it or not."""
     return {rank for instance in instances for rank in instance.absent} & front.unseen
 
 
@@ -123,7 +123,7 @@ def _has_failed(call: Call) -> bool:
 
 
 def _instances(front: Wavefront, ranks: Iterable[int]) -> tuple[Instance, ...]:
-    """The instances in which the ranks are missing: those in which a rank waits first, first."""
+    """Return the instances that `ranks` are missing from, first those that a rank waits in before any other."""
     found = {instance.id: instance for rank in ranks for instance in front.awaited.get(rank, ())}
     heads = {id(call) for calls in front.heads.values() for call in calls}
     order = sorted(found.values(), key=lambda one: not any(id(call) in heads for call in one.pending))
@@ -143,7 +143,7 @@ def _mismatch(job: Job, found: Mismatch, expected: ExpectedCalls) -> Blame:
 
 
 def _last_together(job: Job, instance: Instance) -> dict[int, int]:
-    """By rank: the position after its last call before ``instance`` in the same group."""
+    """Return {rank: position after its last call in the same group before `instance`}, 0 where there is none."""
     before: dict[int, int] = {}
     for rank, call in instance.calls.items():
         earlier = [one.position for one in job.ranks[rank].calls if one.group == call.group and not one.is_message]
@@ -163,10 +163,10 @@ def _without_evidence(job: Job, front: Wavefront) -> list[Blame]:
 
 
 def _left_behind(job: Job, front: Wavefront) -> set[int]:
-    """The ranks that wait, and that another one has passed which waits for them: it has all their calls in flight too,
-    under the same numbers in groups of the same kind, and went on from there.
+    """Return the waiting ranks that were overtaken by a rank which now waits for them.
 
-    What held up the rank then did not hold up the other one: it is stopped by something else.
+    The other rank has issued all the pending calls of such a rank too, with equal numbers in groups of the same kind,
+    and continued. What blocks the overtaken rank did not block the other one, which is stopped by something else.
     """
     return {
         rank
@@ -185,7 +185,7 @@ def _is_passed(job: Job, rank: int, further: Call) -> bool:
 
 
 def _place(call: Call) -> tuple[str, ...]:
-    """Where in a program a call stands: the same for ranks of other groups that run the same program."""
+    """Return the program location of a call, equal on ranks that run the same program in other groups."""
     return (*call.token, str(call.number))
 
 
@@ -226,7 +226,11 @@ def _device(job: Job, front: Wavefront, instance: Instance) -> Blame:
 
 
 def _not_begun(job: Job, instance: Instance) -> Blame | None:
-    """The ranks whose device has not begun what it could, where it is recorded what devices begin."""
+    """Return the ranks whose device has not started a collective that it could start.
+
+    Returns:
+        None if the devices of all pending ranks started it, or if device starts are not recorded.
+    """
     begun = {call.rank for call in instance.pending if call.state == "started"}
     others = tuple(sorted({call.rank for call in instance.pending} - begun))
     if not others or not job.has_begins:

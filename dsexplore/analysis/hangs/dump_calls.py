@@ -21,7 +21,7 @@ _MESSAGES = ("send", "recv")
 
 
 def job_of_dumps(found: Dumps) -> Job:
-    """The calls of each rank, from the dumps of a job."""
+    """Build the calls of each rank from the dumps of a job."""
     groups = _Groups(found.dumps)
     world = max(found.world_size, *(max(group.ranks, default=0) + 1 for group in groups.all()), 1)
     known = {dump.rank: _rank_calls(dump, groups, world) for dump in found.dumps}
@@ -50,19 +50,19 @@ def _rank_calls(dump: RecorderDump, groups: _Groups, world: int) -> RankCalls:
 
 
 def _is_call(entry: RecorderEntry) -> bool:
-    """Whether an entry is a collective or a message; the end of a call of messages, which are lost, is neither."""
+    """Return True if an entry is a collective or a message; the entry that ends a coalesced call is neither."""
     return entry.op in _MESSAGES or (not entry.is_p2p and entry.op not in _WITHOUT_TRAFFIC)
 
 
 def _is_whole(dump: RecorderDump) -> bool:
-    """Whether the entries begin with the first call, and none is left out."""
+    """Return True if the entries start with the rank's first call and none is missing."""
     return [entry.record for entry in dump.entries[:1]] == [0] and (
         dump.entries[-1].record < len(dump.entries) + _ends_of_calls(dump)
     )
 
 
 def _ends_of_calls(dump: RecorderDump) -> int:
-    """How many coalesced calls the dump has: the entry that ended each is none of the entries any more."""
+    """Return the number of coalesced calls in the dump; the entry that ended each of them has been removed."""
     return len({entry.batch for entry in dump.entries if entry.batch is not None})
 
 
@@ -136,7 +136,7 @@ def _repeated(rank: int, entry: RecorderEntry, groups: _Groups) -> _Repeated:
 
 
 def _dtype(op: str, input_dtypes: tuple[str, ...], output_dtypes: tuple[str, ...]) -> str:
-    """The dtype of what is sent, and of what is got where that is another."""
+    """Return the dtype that is sent, as ``sent→received`` where the received one differs."""
     if op == "barrier":
         return ""
     sent = input_dtypes[0] if input_dtypes else ""
@@ -186,11 +186,11 @@ class _Groups:
             self._add(group, descriptions[name])
 
     def all(self) -> list[GroupId]:
-        """All groups."""
+        """Return all groups."""
         return [group for groups in self._by_name.values() for group in groups]
 
     def of(self, rank: int, name: str) -> GroupId:
-        """The group that a rank means by a name."""
+        """Return the group that `rank` calls `name`."""
         own = self._own.get((rank, name))
         if own is not None:
             return own
@@ -198,7 +198,10 @@ class _Groups:
         return with_rank[0] if with_rank else GroupId(name, (rank,))
 
     def names(self, group: GroupId) -> tuple[str, str]:
-        """A group's name in reports (its mesh axis or description, else `GroupId.title`), and its kind, see `kinds`."""
+        """Return the name of a group in reports and its kind, see `kinds`.
+
+        The name is the mesh axis or description, else `GroupId.title`.
+        """
         if group not in self._names:
             described = self._descriptions.get(group, "")
             label = described.removeprefix("mesh_")
@@ -212,7 +215,10 @@ class _Groups:
         return kinds({group: self._descriptions.get(group, "") for group in self.all()})
 
     def enqueued(self, dump: RecorderDump) -> Mapping[GroupId, int]:
-        """By group: the last sequence number that a rank counted; of groups without messages, which count otherwise."""
+        """Return {group: last sequence number enqueued on the rank}, for groups without messages.
+
+        Groups with messages count differently, and so does gloo, of which nothing is returned.
+        """
         if any(entry.raw_op.startswith("gloo") for entry in dump.entries):
             return {}  # gloo counts messages and collectives together
         return {
@@ -222,7 +228,10 @@ class _Groups:
         }
 
     def alike(self, dump: RecorderDump, world: int) -> frozenset[int]:
-        """The members of a rank's groups without messages, which stages of a pipeline share, and not of all ranks."""
+        """Return the members of the rank's groups that neither exchange messages nor span the world.
+
+        Stages of a pipeline share such groups.
+        """
         listed = [ranks for name, (_, ranks) in dump.groups.items() if name not in self._with_messages]
         return frozenset(rank for ranks in listed if len(ranks) < world for rank in ranks)
 

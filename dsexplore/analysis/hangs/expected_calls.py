@@ -26,11 +26,12 @@ class ExpectedCalls:
         self._job = job
 
     def deviating(self, calls: Iterable[Call], begins: Mapping[int, int] | None = None) -> set[int]:
-        """The ranks of which a call is another than was to be expected at its place.
+        """Return the ranks that made a call other than the expected one.
 
         Args:
-            calls: one of each rank, at which they part; where they are expected elsewhere, they are no evidence.
-            begins: by rank, the position from which its calls are looked at; only the given call where it is not there.
+            calls: one call per rank, at which the ranks diverge; where another rank was expected to make such a call,
+                it is no evidence.
+            begins: {rank: position to check from}; for ranks that are not in it only the given call is checked.
         """
         judged = list(calls)
         places = {(call.rank, self._places[call.rank][call.position]) for call in judged}
@@ -44,7 +45,7 @@ class ExpectedCalls:
         return found
 
     def unheard_of(self, calls: Iterable[Call]) -> set[int]:
-        """The ranks whose call no rank makes in another group of the kind, where others of ``calls`` are made there."""
+        """Return the ranks whose call no rank makes in other groups of the kind; empty if that is so of all `calls`."""
         judged = list(calls)
         elsewhere = {
             call.token
@@ -56,7 +57,7 @@ class ExpectedCalls:
         return unheard if len(unheard) < len(judged) else set()
 
     def is_expected(self, rank: int, call: Call) -> bool:
-        """Whether ``call``, of another rank, was to be expected of ``rank`` after its last call."""
+        """Return True if `call`, made by another rank, is the most likely next call of `rank`."""
         text = self._texts.get(rank, "")
         place = (call.rank, self._places[call.rank][call.position])
         votes = self._votes(text, len(text), {place, (rank, len(text))})
@@ -70,10 +71,10 @@ class ExpectedCalls:
         return bool(votes) and votes[text[at]] < max(votes.values())
 
     def _messages_without_another(self, judged: set[Place]) -> set[Place]:
-        """The places of messages of which there is no other like them.
+        """Return the places of messages whose like occurs nowhere else in the job.
 
-        The calls of ranks that such a message does not go between, and earlier steps without it, do not say whether the
-        one end was called by mistake or the other one left out.
+        For such a message, neither the calls of other ranks nor earlier steps tell whether one end called it by mistake
+        or the other end left it out.
         """
         codes = Counter(self._texts[rank][at] for rank, at in judged)
         alone = {
@@ -84,7 +85,7 @@ class ExpectedCalls:
         return {(rank, at) for rank, at in judged if self._texts[rank][at] in alone}
 
     def _votes(self, text: str, at: int, left_out: set[Place]) -> Counter[str]:
-        """How often each call followed the longest run of calls before ``at`` that is found elsewhere too."""
+        """Count which calls follow the longest run of calls before `at` that also occurs elsewhere."""
         for length in sorted({min(_LONGEST, at), 32, 16, 8, 4, 2, 1}, reverse=True):
             if 0 < length <= at:
                 votes = self._following(text[at - length : at], left_out)

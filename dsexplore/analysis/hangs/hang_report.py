@@ -76,11 +76,11 @@ class HangReport(Displayable):
         return f"<HangReport: {self.sentence}>"
 
     def to_frame(self) -> pl.DataFrame:
-        """`waiting`, one row per rank that waits."""
+        """Return `waiting`, one row per waiting rank."""
         return self.waiting
 
     def to_dict(self) -> dict[str, Any]:
-        """The report as plain data, for JSON."""
+        """Return the report as plain data that can be written as JSON."""
         return {
             "culprits": list(self.culprits),
             "sentence": self.sentence,

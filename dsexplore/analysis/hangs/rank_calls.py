@@ -35,13 +35,13 @@ class GroupId(NamedTuple):
 
 
 def kinds(groups: Mapping[GroupId, str]) -> dict[GroupId, str]:
-    """The kind of each group: the same for groups of other ranks that do the same, another for each group of one rank.
+    """Return the kind of each group: equal for groups of other ranks in the same role, distinct within one rank.
 
-    A kind is description, size, step between its ranks, and its place among groups of the same ranks and description:
-    two ranks that run one line of a program call in groups of one kind.
+    A kind consists of the description, size, stride between the ranks, and index among groups with equal ranks and
+    description. Two ranks that execute one line of a program do so in groups of one kind.
 
     Args:
-        groups: with their descriptions.
+        groups: {group: its description}.
     """
     found = {}
     alike: dict[tuple[str, tuple[int, ...]], int] = defaultdict(int)
@@ -223,7 +223,7 @@ class Job:
         return any(call.state == "started" for known in self.ranks.values() for call in known.pending)
 
     def knows_all(self, ranks: Iterable[int]) -> bool:
-        """Whether all calls of these ranks are known, from the first on."""
+        """Return True if all calls of these ranks are known, starting at the first."""
         known = [self.ranks.get(rank) for rank in ranks]
         return all(one is not None and one.is_whole and one.has_left_evidence for one in known)
 
@@ -244,7 +244,7 @@ class Job:
         return sorted(waiting, key=lambda instance: min(call.position for call in instance.pending))
 
     def instance_of(self, call: Call) -> Instance:
-        """The instance that a call is part of."""
+        """Return the instance that a call is part of."""
         return self._by_call[call.rank, call.position]
 
     @cached_property
@@ -257,10 +257,10 @@ class Job:
 
 
 def _identities(job: Job, rank: RankCalls) -> Iterable[tuple[Call, InstanceId]]:
-    """The calls of one rank with the instance that each is part of.
+    """Yield the calls of one rank, each with the id of its instance.
 
-    A message is one instance for both its ranks where all calls of both are known, as they can be counted then; else
-    each of them has its own.
+    A message is one instance for both its ranks if all calls of both are known, since only then they can be counted;
+    otherwise each rank has an instance of its own.
     """
     of_pair: dict[tuple[GroupId, tuple[int, int]], int] = defaultdict(int)
     of_number: dict[tuple[GroupId, int], int] = defaultdict(int)

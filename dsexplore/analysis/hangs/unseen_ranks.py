@@ -18,7 +18,7 @@ from dsexplore.analysis.hangs.wavefront import Wavefront
 
 
 def stopped_unseen(job: Job, front: Wavefront) -> set[int]:
-    """The ranks without a record that others wait for, and that were held up by nobody."""
+    """Return the ranks without a record that others wait for and that were not blocked by another rank."""
     if not front.for_unseen:
         return set()
     ended, of_kind = _ended(job), _groups_by_kind(job)
@@ -31,7 +31,7 @@ def stopped_unseen(job: Job, front: Wavefront) -> set[int]:
 
 
 def _ended(job: Job) -> dict[GroupId, int]:
-    """By group: the highest sequence number of a collective that ended, on any rank."""
+    """Return {group: highest sequence number of a collective that completed on any rank}."""
     found: dict[GroupId, int] = {}
     for known in job.ranks.values():
         for call in known.calls:
@@ -51,7 +51,7 @@ def _groups_by_kind(job: Job) -> dict[str, set[GroupId]]:
 def _came_near(
     job: Job, rank: int, instance: Instance, ended: dict[GroupId, int], of_kind: dict[str, set[GroupId]]
 ) -> bool:
-    """Whether an unseen rank came out of all that a rank which waits in ``instance`` had called before."""
+    """Return True if an unseen rank passed all calls that some rank waiting in `instance` made before it."""
     return any(_passed_all(job, rank, waiting, instance, ended, of_kind) for waiting in instance.calls)
 
 

@@ -74,7 +74,7 @@ class Wavefront:
         return [part for part in parts if all(waits.get(rank, set()) <= part | open_ends for rank in part)]
 
     def _waiting_for_unseen(self) -> set[int]:
-        """The ranks that wait for nobody but ranks without a record, directly or through others that do."""
+        """Return the ranks that wait only for ranks without a record, directly or through other such ranks."""
         found: set[int] = set()
         while True:
             more = {
@@ -120,8 +120,7 @@ class Wavefront:
 
 
 def strongly_connected(graph: Mapping[int, set[int]]) -> list[set[int]]:
-    """The sets of nodes from each of which all others of the set are reached (Tarjan's algorithm, without
-    recursion)."""
+    """Return the strongly connected components of a graph (Tarjan's algorithm, without recursion)."""
     order: dict[int, int] = {}
     low: dict[int, int] = {}
     stack: list[int] = []

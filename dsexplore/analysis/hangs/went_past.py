@@ -18,12 +18,12 @@ from dsexplore.analysis.hangs.wavefront import Wavefront
 
 
 def went_past(job: Job, front: Wavefront, circle: set[int]) -> set[int]:
-    """The odd ranks, as far as most ranks agree.
+    """Return the ranks of a cycle that skipped a collective or issued an extra one, by majority vote of the ranks.
 
     Args:
         job: the evidence of all ranks.
-        front: of the same job.
-        circle: ranks that wait for each other.
+        front: who waits for whom in this job.
+        circle: ranks that wait for one another.
     """
     kinds = {call.group: call.kind for known in job.ranks.values() for call in known.calls}
     found: set[int] = set()
@@ -40,13 +40,13 @@ def went_past(job: Job, front: Wavefront, circle: set[int]) -> set[int]:
 
 
 def recorded_otherwise(job: Job, place: Call, behind: int, ahead: int) -> int | None:
-    """The odd one of two ranks, by the calls that they and the ranks alike recorded before one collective.
+    """Return which of two ranks issued an odd number of calls before a collective, by vote of the ranks like them.
 
     Args:
         job: the evidence of all ranks.
-        place: a call of that collective, or of the one in the same place of a rank's own group.
-        behind: a rank that recorded fewer; nobody is odd where it did not.
-        ahead: a rank that recorded more.
+        place: a call of that collective, or its counterpart in another group of the kind.
+        behind: a rank that recorded fewer calls; the result is None if it did not.
+        ahead: a rank that recorded more calls.
     """
     asked = job.ranks[behind].alike | job.ranks[ahead].alike | {behind, ahead}
     before = {
@@ -61,7 +61,7 @@ def recorded_otherwise(job: Job, place: Call, behind: int, ahead: int) -> int | 
 
 
 def _of_fewer_votes(numbers: Mapping[int, int], one: int, other: int) -> int | None:
-    """The rank of two whose number fewer ranks have; None where as many have both, or one is not known."""
+    """Return which of two ranks has the number that fewer ranks share; None on a tie or if either number is unknown."""
     votes = Counter(numbers.values())
     mine, theirs = (votes[numbers[rank]] if rank in numbers else 0 for rank in (one, other))
     if not mine or not theirs or mine == theirs:
@@ -70,14 +70,16 @@ def _of_fewer_votes(numbers: Mapping[int, int], one: int, other: int) -> int | N
 
 
 def _comes_before(call: Call, instance: Instance) -> bool:
-    """Whether a rank issued a call before its part in another collective."""
+    """Return True if the rank of `call` issued it before its call of `instance`."""
     later = instance.calls.get(call.rank)
     return later is not None and call.position < later.position
 
 
 def _numbers_before(job: Job, head: Call, kind: str, kinds: dict[GroupId, str]) -> dict[int, int]:
-    """By rank: how many collectives it called in its group of a kind before the one that stands where ``head`` does, of
-    the ranks of which both are known."""
+    """Return {rank: number of collectives in its group of `kind` before its counterpart of `head`}.
+
+    Ranks for which either call is not recorded are omitted.
+    """
     found = {}
     for rank, known in job.ranks.items():
         at = next((call.position for call in known.calls if (call.kind, call.number) == (head.kind, head.number)), None)
