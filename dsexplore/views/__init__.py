@@ -1,4 +1,6 @@
-"""Views: what each kind of object looks like, in a folder per subject. A view is imported when something is drawn.
+"""Views: how each kind of object is rendered, one folder per subject. A view is imported on first use.
+
+To add a view, write a subclass of `dsexplore.views.view.View` that takes the object, and add its line to `VIEWS`.
 
 To add a view, write a subclass of `dsexplore.views.view.View` that takes the object, and add its line to `VIEWS`.
 """
@@ -38,7 +40,7 @@ VIEWS = {
 
 
 def view_class(kind: type) -> Callable[[Any], View] | None:
-    """The view of a class in `VIEWS`, else that of its nearest base class there; None where there is none."""
+    """Return the view registered in `VIEWS` for a class or for its nearest base class, or None if there is none."""
     for each in kind.__mro__:
         home = VIEWS.get(f"{each.__module__}:{each.__qualname__}")
         if home is not None:
@@ -49,7 +51,7 @@ def view_class(kind: type) -> Callable[[Any], View] | None:
 
 
 def view_of(shown: object) -> View:
-    """The view of an object.
+    """Return the view of an object.
 
     Raises:
         TypeError: no class of the object is in `VIEWS`.

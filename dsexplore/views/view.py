@@ -1,4 +1,4 @@
-"""`View`: how one object is shown; the base class of all views."""
+"""`View`: base class of all views; a view renders one object as text, HTML, figure and explorer."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ class View:
     title: str = "dsexplore"
 
     def text(self) -> str:
-        """A short, deterministic ``text/plain``."""
+        """Return a short, deterministic ``text/plain`` rendering."""
         raise NotImplementedError
 
     def html(self) -> str:
-        """A static HTML fragment: complete without JavaScript, kernel or network; all names escaped."""
+        """Return a static HTML fragment that needs no JavaScript, kernel or network; all names in it are escaped."""
         raise NotImplementedError
 
     def page(self) -> str:
-        """One self-contained HTML document around `html`."""
+        """Return `html` wrapped in one self-contained HTML document."""
         return html.page(self.title, self.html())
 
     def refuse(self, method: str, options: dict[str, Any], *known: str) -> None:
-        """Raise if a method of the shown object was given an option that it has not.
+        """Raise if a method of the viewed object was given an option that it does not take.
 
         Raises:
             UsageError: ``options`` is not empty.
@@ -39,15 +39,15 @@ class View:
             raise UsageError(f"{method}() of this {self.title} has no option {given!r}: {takes}{near}")
 
     def figure(self) -> Any:
-        """A ``plotly.graph_objects.Figure``."""
+        """Return a ``plotly.graph_objects.Figure``; views without a figure raise TypeError."""
         raise TypeError(f"{self.title} has no figure: show the object itself, or write it with to_html(path)")
 
     def still(self, figure: Any, **options: Any) -> str:
-        """Static HTML that stands in for a figure of these options where no plotly runs."""
+        """Return static HTML that replaces ``figure``, drawn with ``options``, where plotly cannot run."""
         return self.html()
 
     def figure_with_twin(self, **options: Any) -> Any:
-        """The figure, with `still` beside it in a notebook's output."""
+        """Return the figure with `still` attached as its static HTML in a notebook's output."""
         view: Any = self
         figure = view.figure(**options)
         from dsexplore.views.page.figure_twin import with_twin  # plotly is loaded when a figure is drawn
@@ -55,5 +55,5 @@ class View:
         return with_twin(figure, view.still(figure, **options))
 
     def explore(self) -> Any:
-        """An ipywidgets application."""
+        """Return an ipywidgets application; views without an explorer raise TypeError."""
         raise TypeError(f"{self.title} has no explorer: show the object itself, or write it with to_html(path)")

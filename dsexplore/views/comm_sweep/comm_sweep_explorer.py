@@ -1,4 +1,4 @@
-"""The explorer of a sweep of collectives: ops and kind to choose, the figure, and the point last clicked."""
+"""The explorer of a sweep of collectives: choose ops and quantity, see the figure and the point last clicked."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from dsexplore.views.widgets.plot_widget import PlotWidget
 
 
 def explorer(sweep: CommSweep, twin: View) -> LiveBox:
-    """Choices and the figure; ``explorer.selection`` is the `SweepPoint` last clicked, None before the first click.
+    """Return choices of ops and quantity, and the figure.
+
+    ``explorer.selection`` is the `SweepPoint` last clicked, None before the first click.
 
     Args:
         sweep: what is shown.

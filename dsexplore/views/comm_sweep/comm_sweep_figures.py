@@ -13,13 +13,13 @@ from dsexplore.units import format_bytes
 from dsexplore.views.page.theme import BLUE, DASHES, GREEN, INK, ORANGE, PURPLE, VERMILION, themed
 
 KINDS = ("busbw", "algbw", "time")
-"""The quantities that a figure can show by message size."""
+"""Quantities that a figure can show by message size."""
 _AXES = {"busbw": "bus bandwidth, GB/s", "algbw": "algorithm bandwidth, GB/s", "time": "time of a call, µs"}
 _COLOURS = (BLUE, ORANGE, GREEN, PURPLE, VERMILION, INK)
 
 
 def value(sweep: CommSweep, point: SweepPoint, kind: str) -> float:
-    """The quantity that a point shows: GB/s, or microseconds."""
+    """Return the quantity ``kind`` of a point: GB/s, or microseconds for ``"time"``."""
     if kind == "time":
         return point.seconds * 1e6
     algbw, busbw = bandwidth(point.op, point.message_bytes, point.seconds, sweep.conditions.ranks)
@@ -27,7 +27,7 @@ def value(sweep: CommSweep, point: SweepPoint, kind: str) -> float:
 
 
 def sweep_figure(sweep: CommSweep, kind: str, ops: Sequence[str]) -> Any:
-    """A line per op by message size, with the range of the rounds; dashed in place."""
+    """Return a line per op by message size, with the range of the rounds; dashed for in-place calls."""
     import plotly.graph_objects as go
 
     figure = go.Figure()
@@ -52,7 +52,7 @@ def _line(sweep: CommSweep, points: list[SweepPoint], kind: str, colour: str, in
 
 
 def point_text(sweep: CommSweep, point: SweepPoint) -> str:
-    """One measured point in words."""
+    """Return one sentence that describes a measured point."""
     algbw, busbw = bandwidth(point.op, point.message_bytes, point.seconds, sweep.conditions.ranks)
     place = "in place" if point.in_place else "out of place"
     spread = f"{min(point.rounds) * 1e6:.4g} to {max(point.rounds) * 1e6:.4g} µs in {len(point.rounds)} rounds"
@@ -63,7 +63,7 @@ def point_text(sweep: CommSweep, point: SweepPoint) -> str:
 
 
 def calibration_figure(calibration: Calibration, op: str) -> Any:
-    """Measured times of one op over what the base cluster's file predicted, both by message size."""
+    """Return measured times of one op over those that the base cluster's file predicted, by message size."""
     import plotly.graph_objects as go
 
     sweep, here = calibration.sweep, calibration.sweep.conditions

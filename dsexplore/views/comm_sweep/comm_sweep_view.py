@@ -32,11 +32,11 @@ class CommSweepView(View):
         self._sweep = sweep
 
     def text(self) -> str:
-        """The lines that name what was measured, and the best bandwidth of each op."""
+        """Return the lines that say what was measured, and the best bandwidth of each op."""
         return "\n".join(html.plain(line, 300) for line in self._sweep.lines())
 
     def html(self) -> str:
-        """The same lines, and a table per op."""
+        """Return the lines of `text`, and a table per op."""
         body = [f"<p>{html.escape(line, 300)}</p>" for line in self._sweep.lines()]
         for at, op in enumerate(self._sweep.ops):
             rows = html.escape(self._sweep.table(op), 0)
@@ -47,7 +47,7 @@ class CommSweepView(View):
         return html.fragment("".join(body), STYLE)
 
     def figure(self, kind: str = "busbw", ops: list[str] | None = None, **options: Any) -> Any:
-        """A line per op by message size.
+        """Return a line per op by message size.
 
         Args:
             kind: ``"busbw"``, ``"algbw"`` (GB/s) or ``"time"`` (µs).
@@ -62,11 +62,11 @@ class CommSweepView(View):
         return sweep_figure(self._sweep, kind, self._sweep.ops if ops is None else ops)
 
     def still(self, figure: Any, **options: Any) -> str:
-        """The figure of the sweep as SVG."""
+        """Return the figure of the sweep as SVG."""
         return still_figure(figure)
 
     def explore(self, **options: Any) -> Any:
-        """Ops and kind to choose, the figure, and the point last clicked."""
+        """Return a choice of ops and quantity, the figure, and the point last clicked."""
         from dsexplore.views.comm_sweep.comm_sweep_explorer import explorer
 
         _no_options(options, "none")
@@ -82,7 +82,7 @@ class CalibrationView(View):
         self._calibration = calibration
 
     def text(self) -> str:
-        """How far the base cluster's prediction was from what was measured, a line per op."""
+        """Return a line per op on how far the base cluster's prediction was from the measurement."""
         base = self._calibration.base
         lines = [f"{base.title} with the times of {self._calibration.sweep.lines()[0]}"]
         for op in self._calibration.sweep.ops:
@@ -93,7 +93,7 @@ class CalibrationView(View):
         return "\n".join(html.plain(line, 300) for line in lines)
 
     def _compared(self, op: str) -> list[tuple[int, float, float]]:
-        """Size, measured seconds and predicted seconds of each point."""
+        """Return (message bytes, measured seconds, predicted seconds) of each point."""
         here = self._calibration.sweep.conditions
         base = self._calibration.base
         return [
@@ -106,7 +106,7 @@ class CalibrationView(View):
         ]
 
     def html(self) -> str:
-        """The same lines, and a table per op."""
+        """Return the lines of `text`, and a table per op."""
         body = [f"<p>{html.escape(line, 300)}</p>" for line in self.text().splitlines()]
         for op in self._calibration.sweep.ops:
             rows = "".join(
@@ -122,7 +122,7 @@ class CalibrationView(View):
         return html.fragment("".join(body), STYLE)
 
     def figure(self, op: str | None = None, **options: Any) -> Any:
-        """Measured times of one op over what the base cluster predicted.
+        """Return measured times of one op over those that the base cluster predicted.
 
         Args:
             op: which; None for the first.
@@ -134,11 +134,11 @@ class CalibrationView(View):
         return calibration_figure(self._calibration, op or self._calibration.sweep.ops[0])
 
     def still(self, figure: Any, **options: Any) -> str:
-        """The figure as SVG: the predicted lines, their range, and the measured points."""
+        """Return the figure as SVG: predicted line, its range, and measured points."""
         return still_figure(figure)
 
     def explore(self, **options: Any) -> Any:
-        """The explorer of the sweep."""
+        """Return the explorer of the sweep."""
         return CommSweepView(self._calibration.sweep).explore(**options)
 
 

@@ -1,1 +1,1 @@
-"""The live explorer of a trace: filters, module tree, figure and tables that follow one another."""
+"""The live explorer of a trace: linked filters, module tree, figure and tables."""

@@ -1,4 +1,4 @@
-"""`Chosen`: the events that filters, the tree and the figure single out, and the texts that describe them."""
+"""`Chosen`: the events selected by filters, tree and figure, and the texts that describe them."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ from dsexplore.views.trace.tree_html import MOST_TABLE_ROWS, collectives_html, p
 
 @dataclass
 class Chosen:
-    """The events that the filters let through, and of these the selected module's or the clicked mark's."""
+    """The selection: events that pass the filters, narrowed to the selected module or the clicked mark."""
 
     codes: EventCodes
     rows: ModuleRows
     passed: Passed
     picked: Picked | None = None
-    """The clicked mark, where that is chosen and not a row."""
+    """The clicked mark, if one is selected instead of a row."""
     day: ParameterDay | None = None
-    """The parameter that is followed through a step."""
+    """The parameter followed through a step, if any."""
     _last: tuple[Passed, list[int], Mask] | None = field(default=None, init=False, repr=False)
-    """The filters, the rows, and the events inside them that were last asked for: every part asks for the same."""
+    """Cache of the last `inside`: (filters, rows, mask); all parts of the explorer ask for the same one."""
 
     def filter(self, filters: Filters) -> None:
-        """Choose what passes these filters; a mark that was clicked is forgotten."""
+        """Replace the filters and forget the clicked mark."""
         self.passed = Passed(self.codes, filters)
         self.picked = None
 
     def inside(self, rows: list[int]) -> Mask:
-        """The events that pass, inside some modules; all that pass where ``rows`` is empty."""
+        """Return the mask of events that pass the filters inside the modules of ``rows``; in all modules if empty."""
         if not rows:
             return self.passed.mask
         if self._last is None or self._last[:2] != (self.passed, rows):
@@ -51,7 +51,7 @@ class Chosen:
         return self._last[2]
 
     def around(self, part: str, rows: list[int]) -> Mask:
-        """The events of some modules that the part of the explorer shows: what is picked in it is no filter of its own.
+        """Return the mask of events that a part shows: what was selected in the part itself does not filter it.
 
         Args:
             part: of the explorer.
@@ -63,22 +63,25 @@ class Chosen:
         return mask & self.codes.inside(rows) if rows else mask
 
     def whole(self, rows: list[int]) -> Mask | None:
-        """The (module, axis, phase) whose events pass, inside some modules; None where it takes more to tell them."""
+        """Return the mask of (module, axis, phase) that pass with all their events inside ``rows``.
+
+        None if the filters cannot be expressed that way.
+        """
         return self.passed.sums.whole_inside(self.codes.spans(rows))
 
     @property
     def mask(self) -> Mask:
-        """The chosen events."""
+        """Mask of the selected events."""
         return self.picked.mask if self.picked is not None else self.inside(self.rows.chosen)
 
     @property
     def title(self) -> str:
-        """The name of the mark or row that is chosen; empty for everything."""
+        """Name of the selected mark or row; empty if everything is selected."""
         return self.picked.title if self.picked is not None else self.rows.title
 
     @property
     def summary(self) -> str:
-        """How much is chosen, in words: ``25 of 400 collectives, 132 KiB on the wire``."""
+        """Size of the selection in words: ``25 of 400 collectives, 132 KiB on the wire``."""
         if self.picked is not None:
             count, size = int(self.picked.mask.sum()), int(self.codes.sizes[self.picked.mask].sum())
         else:
@@ -89,13 +92,13 @@ class Chosen:
 
     @cached_property
     def _over(self) -> str:
-        """Over what all sizes of the trace are summed."""
+        """What all sizes of the trace are summed over, in words."""
         over = summed_over(self.codes.tables)
         return f"{over}, {self.codes.apart} included" if self.codes.apart else over
 
     @property
     def status(self) -> str:
-        """The line above the tree: how much is chosen, and the filters that no control shows."""
+        """Line above the tree: size of the selection, and the filters that no control shows."""
         place = f" in {html.name(self.title, 200)}" if self.title else ""
         over = f'<span class="dsx-dim"> – {self._over}</span>'
         more = f"{self._filters_without_list()}{self._picks()}{self._unknown_module()}"
@@ -103,7 +106,7 @@ class Chosen:
 
     @property
     def details(self) -> str:
-        """The tables below: collectives with cause and source line, parameters, redistributes."""
+        """Tables below the tree: collectives with cause and source line, parameters, redistributes."""
         mask = self.mask
         sizes: Sizes = "wire" if self.codes.kind_of_sizes == WIRE else "message"
         body = "" if self.day is None else f"<div>{day_html(replace(self.day, sizes=sizes))}{self._shards}</div>"
@@ -113,7 +116,7 @@ class Chosen:
 
     @property
     def _shards(self) -> str:
-        """The picture of the followed parameter's shards; empty of a plain tensor, which every rank holds whole."""
+        """Picture of the followed parameter's shards; empty for a plain tensor, which every rank holds whole."""
         plan = None if self.day is None else shards_of(self.day)
         if plan is None:
             return ""
@@ -121,7 +124,7 @@ class Chosen:
         return f'<p class="dim">A rank that is chosen here is picked on the map too.</p>{picture}'
 
     def _filters_without_list(self) -> str:
-        """The filters that the lists cannot show: by several values, or by one that the trace does not hold."""
+        """Return the filters that the lists cannot show: several values, or a value that is not in the trace."""
         listed = choices(self.codes, self.passed.filters)
         named = [
             f"{name} {' or '.join(html.name(value, 40) for value in several(wanted)[:6])}"
@@ -131,7 +134,7 @@ class Chosen:
         return f'<span class="dsx-dim"> – only {", ".join(named)}</span>' if named else ""
 
     def _picks(self) -> str:
-        """The picks of other parts, each with a button that drops it."""
+        """Return the selections made in other parts, each with a button that drops it."""
         named = [(part, html.escape(one.title, 120)) for part, one in self.passed.filters.picks.items()]
         return "".join(
             f'<span class="dsx-dim"> – only {title}</span>'

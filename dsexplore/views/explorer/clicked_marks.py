@@ -1,4 +1,4 @@
-"""Find the events of a clicked mark of a figure, or of a clicked row of the table of causes, and name it."""
+"""Find the events behind a clicked mark of a figure, or a clicked row of the table of causes, and their title."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from dsexplore.views.trace.pivot import Mask
 
 @dataclass(frozen=True)
 class Picked:
-    """The events of a mark, or of what is picked in another part of the explorer, and its name."""
+    """The events of a clicked mark, or of a selection in another part of the explorer, with a title."""
 
     mask: Mask
     title: str
 
     @classmethod
     def of_rows(cls, events: int, rows: Any, title: str) -> Picked:
-        """Some of that many events, by their positions."""
+        """Build a selection of the events at positions ``rows``, out of ``events`` in all."""
         mask: Mask = np.zeros(events, bool)
         mask[rows] = True
         return cls(mask, title)
@@ -40,11 +40,11 @@ class Shown:
     codes: EventCodes
     spec: Spec
     mask: Mask
-    """The events that it shows."""
+    """Events that the figure shows."""
 
 
 def picked(shown: Shown, click: dict[str, Any]) -> Picked | None:
-    """The events of a clicked mark; None where it stands for none."""
+    """Return the events of a clicked mark, or None if no event belongs to it."""
     find = _FINDERS.get(str(click.get("kind")))
     named = click.get("customdata") or find not in (_place, _op, _size)
     found = find(shown, click) if find and named else None
@@ -73,18 +73,18 @@ def _size(shown: Shown, click: dict[str, Any]) -> Picked | None:
 
 
 def _cell(shown: Shown, click: dict[str, Any]) -> Picked | None:
-    """The events from the rank of a row of the matrix to the ranks of a column."""
+    """Return the events sent from the rank of a matrix row to the ranks of a column."""
     row, column = (int(number) for number in click["index"])
     return _between(shown, cell_ends(_drawn(shown), row, column, shown.codes.column))
 
 
 def _flow(shown: Shown, click: dict[str, Any]) -> Picked | None:
-    """The events of a link or a node of the Sankey diagram."""
+    """Return the events of a link or a node of the Sankey diagram."""
     return _between(shown, flow_ends(_drawn(shown), int(click["index"][0]), shown.codes.column))
 
 
 def _drawn(shown: Shown) -> Tables:
-    """The events that the figure was drawn from."""
+    """Return the trace's tables with only the events that the figure was drawn from."""
     tables = shown.codes.tables
     return replace(tables, events=tables.events.filter(pl.Series(shown.mask)))
 

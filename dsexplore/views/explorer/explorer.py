@@ -1,4 +1,8 @@
-"""`Explorer`: a module tree, a figure, a timeline, a world map and tables that follow one another.
+"""`Explorer`: linked module tree, figure, timeline, world map and tables of one trace.
+
+A control changes the state (filters, selected row, clicked mark, figure), and all parts that depend on it are redrawn
+in one message. Only the visible figure and the open parts are computed. `Explorer.selection` is the selected part of
+the trace.
 
 A control changes the state (filters, selected row, clicked mark, figure), and all parts that depend on it are drawn
 anew in one message. Only the figure in sight and the parts that are open are made. `Explorer.selection` is the chosen
@@ -41,7 +45,7 @@ from dsexplore.views.widgets.live import LiveView
 
 Change = TypeVar("Change", bound=Callable[..., None])
 PARTS = (timeline_panel.PART, map_panel.PART)
-"""The parts below the tree, shown where they are open."""
+"""Parts below the tree, which are drawn while they are open."""
 
 
 def _in_one_message(change: Change) -> Change:
@@ -128,7 +132,11 @@ class Explorer(LiveView):
 
     @property
     def selection(self) -> Trace:
-        """The chosen events as a `Trace`.
+        """The selected events as a `Trace`.
+
+        These are the events of the clicked mark, else of the selected row (of all modules that it stands for),
+        that pass the filters and the selections in other parts: the range of the timeline, the ranks or the
+        link of the map, and the parameter.
 
         Chosen are the events of the clicked mark, else of the selected row (of all modules that it stands for), as far
         as they pass the filters, lie in the range of the timeline, go to the rank or over the link of the map, and
@@ -139,7 +147,7 @@ class Explorer(LiveView):
 
     @_in_one_message
     def select(self, module: str | None) -> None:
-        """Select a module by its fully qualified name, or nothing with None.
+        """Select a module by its fully qualified name, or clear the selection with None.
 
         Raises:
             UsageError: no such module.
@@ -156,7 +164,7 @@ class Explorer(LiveView):
     @with_options(FACETS)
     @_in_one_message
     def filter(self, *, module: str = "", implicit: bool = False, **facets: Any) -> None:
-        """Show only some events, in place of the filters before and of what was picked.
+        """Show only the events that match; replaces earlier filters and selections.
 
         Args:
             module: a shell pattern, as in `Trace.where`.
@@ -171,7 +179,7 @@ class Explorer(LiveView):
 
     @_in_one_message
     def between(self, begin: float, end: float) -> None:
-        """Show only the events of which some part lies in a range of the timeline.
+        """Show only the events that overlap a range of the timeline.
 
         Args:
             begin: in the unit of the timeline: seconds, rounds or places in program order.
@@ -184,7 +192,7 @@ class Explorer(LiveView):
 
     @_in_one_message
     def talks_to(self, *ranks: int) -> None:
-        """Show only the events in which one of some ranks takes part with a recorded one.
+        """Show only the events in which one of ``ranks`` takes part together with a recorded rank.
 
         Raises:
             UsageError: no such rank, or none.
@@ -235,7 +243,10 @@ class Explorer(LiveView):
         self._set_filters(Filters(chosen(self._codes, page.chosen), page.pattern.strip(), page.implicit, picks))
 
     def _set_pick(self, part: str, found: Picked | None) -> None:
-        """Filter by what is picked in a part, in place of what was picked there; by nothing with None.
+        """Replace the selection made in ``part``; None clears it.
+
+        A parameter is followed in all modules, because the FSDP unit that gathers it may be an ancestor of its
+        module.
 
         A parameter is followed in all modules: an FSDP unit above its own gathers it.
         """
@@ -247,7 +258,7 @@ class Explorer(LiveView):
         self._set_filters(replace(before, picks=kept if found is None else {**kept, part: found}))
 
     def _begin(self, filters: Filters) -> None:
-        """Filter in place of the filters before and of what was picked, and show it in the controls."""
+        """Replace all filters and selections, and show the new filters in the controls."""
         self._picks.forget()
         self._quietly(chosen=choices(self._codes, filters), pattern=filters.module, implicit=filters.implicit)
         self._set_filters(filters)
@@ -274,13 +285,13 @@ class Explorer(LiveView):
 
     @_in_one_message
     def _on_sizes(self) -> None:
-        """Show the other of wire and message bytes, in every part."""
+        """Switch all parts between wire bytes and message bytes."""
         self._codes.use(str(self.widget.sizes))
         self._lanes.use(str(self.widget.sizes))
         self._set_filters(self._chosen.passed.filters)
 
     def _on_shade(self) -> None:
-        """Shade the map by bytes or by seconds; what is chosen stays."""
+        """Shade the map by bytes or by seconds, keeping the selection."""
         self._map.use(str(self.widget.shade))
         self._draw_parts()
 
@@ -316,14 +327,14 @@ class Explorer(LiveView):
             self._choose(Picked(*found))
 
     def _choose(self, found: Picked, select: bool = True) -> None:
-        """Choose some events: select the module that sent most of them, and list them."""
+        """Select some events: select the module that sent most of them, and list them."""
         if select:
             self._quietly(selected=self._rows.shown(self._codes.largest_owner(found.mask)))
         self._chosen.picked = found
         self._describe()
 
     def _lead(self, number: int) -> None:
-        """Show only the events that a sentence of the headline speaks of, in place of all filters."""
+        """Show only the events that a sentence of the headline refers to; replaces all filters."""
         if not 0 <= number < len(self._headline.sentences):
             return
         sentence, many = self._headline.sentences[number], len(self._codes)
@@ -349,12 +360,12 @@ class Explorer(LiveView):
 
     @_in_one_message
     def _draw_again(self) -> None:
-        """Draw the figure of the same events, in another kind or range."""
+        """Redraw the figure of the same events after a change of kind or range."""
         self.widget.show(*self._figure.drawn(self._chosen, str(self.widget.kind)))
 
     @_in_one_message
     def _draw_parts(self) -> None:
-        """Draw the timeline and the map, where they are open."""
+        """Draw the timeline and the map if they are open."""
         if timeline_panel.PART in self.widget.opened:
             self._draw_timeline()
         if map_panel.PART in self.widget.opened:
@@ -364,7 +375,7 @@ class Explorer(LiveView):
             self.widget.map = self._map.html(self._around(map_panel.PART), outlined, whole)
 
     def _around(self, part: str) -> Mask:
-        """The events that a part shows: of the modules that the figure shows, not of the row that a mark selects."""
+        """Return the mask of events that a part shows: of the figure's modules, whatever row a clicked mark selects."""
         return self._chosen.around(part, self._figure.rows)
 
     def _draw_timeline(self) -> None:
@@ -373,7 +384,7 @@ class Explorer(LiveView):
         self._describe_range()
 
     def _describe(self) -> None:
-        """Write the line above the tree, the tables below it, and what the timeline's range holds."""
+        """Update the line above the tree, the tables below it, and the summary of the timeline's range."""
         self.widget.status, self.widget.details = self._chosen.status, self._chosen.details
         self._describe_range()
 
@@ -382,5 +393,5 @@ class Explorer(LiveView):
             self.widget.brushed = self._lanes.brushed(self._chosen.mask)
 
     def static_twin(self) -> tuple[str, str]:
-        """Headline, timeline and tree."""
+        """Return the headline, timeline and tree as (HTML, text)."""
         return twin_html(self._codes, self._headline, self._prediction), trace_text(self._headline)

@@ -1,4 +1,4 @@
-"""The explorer's figure: what the other parts let through, of the selected module, in one of several kinds."""
+"""The explorer's figure: events of the selected module that pass all filters, drawn in one of several kinds."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ TITLES = {
     "modules": "module × axis", "ops": "op × phase", "sequence": "sequence", "ranks": "who talks to whom",
     "sankey": "sankey", "sizes": "message sizes", "bandwidth": "bandwidth",
 }  # fmt: skip
-"""Kind of figure → its name in the list of figures."""
+"""{kind of figure: its name in the list of figures}."""
 _READ = ("rank", "step", "seq", "op", "phase", "axis", "group", "peer", "message_bytes", "wire_bytes", "start", "end")
-"""The columns that figures read."""
+"""Columns of events that figures read."""
 
 
 class FigurePanel:
@@ -43,13 +43,13 @@ class FigurePanel:
         self._spec = EMPTY
 
     def begin(self, rows: list[int]) -> None:
-        """Show the modules of some rows of the tree, or all where there are none, and no part of an axis alone."""
+        """Show the modules of ``rows``, or all if empty, and reset the zoom."""
         self.rows = rows
         if self._sequence is not None:
             self._sequence[1].show_all()
 
     def zoom(self, chosen: Chosen, extent: list[float] | None) -> None:
-        """Show a part of the axis of the sequence alone; all of it with None."""
+        """Zoom the sequence to a part of its axis; None shows all of it."""
         state = self._state()
         scale = 1e-3 if state.timeline.order == "measured" else 1.0
         if extent is None:
@@ -64,7 +64,7 @@ class FigurePanel:
         return self._sequence[1]
 
     def drawn(self, chosen: Chosen, kind: str) -> tuple[Spec, str]:
-        """The figure as plotly's JSON, and its name for screen readers."""
+        """Return the figure as plotly's JSON, and its name for screen readers."""
         empty = why_empty(kind, filtered=bool(self.rows) or chosen.passed.filters != Filters())
         self._spec = finished(self._of(chosen, kind), empty)
         return self._spec, f"{TITLES[kind]} of {chosen.summary}"
@@ -85,7 +85,7 @@ class FigurePanel:
         return figure_of(part, kind, None, sizes, self._tops[kind, sizes])
 
     def picked(self, chosen: Chosen, click: dict[str, Any]) -> Picked | None:
-        """The events of a clicked mark, or of a line of the table of causes; None where it stands for none."""
+        """Return the events of a clicked mark or of a row of the table of causes, or None if there are none."""
         mask = chosen.mask if click.get("kind") == "cause" else chosen.inside(self.rows)
         if click.get("kind") == "sequence":
             found = self._state().picked(int(click["customdata"]))

@@ -1,4 +1,4 @@
-"""The explorer's filters: the labels to choose from, what is refused, and the events that a choice lets through."""
+"""The explorer's filters: the values to choose from, the check of arguments, and the events that pass."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ from dsexplore.views.trace.folding import ranges
 from dsexplore.views.trace.pivot import Mask, Sums
 
 FACETS = ("phase", "op", "axis", "group", "step", "rank")
-"""Columns of events that the explorer filters by, beside module and implicit."""
+"""Columns of events that the explorer filters by, besides module and implicit."""
 _MOST_OPTIONS = 500
 
 
 @dataclass(frozen=True)
 class Filters:
-    """The conditions that shown events meet."""
+    """Conditions that events must meet to be shown."""
 
     facets: Mapping[str, Any] = field(default_factory=dict)
-    """phase, op, axis, group, step or rank → a value or several."""
+    """{phase, op, axis, group, step or rank: one value or several}."""
     module: str = ""
-    """A shell pattern, as in `Trace.where`; empty for every module."""
+    """Shell pattern of module names, as in `Trace.where`; empty for every module."""
     implicit: bool = False
-    """Only redistributes that the program did not ask for."""
+    """Whether to show only redistributes that the program did not ask for."""
     picks: Mapping[str, Picked] = field(default_factory=dict)
-    """Part of the explorer (timeline, map, parameter) → what is picked in it."""
+    """{part of the explorer (timeline, map, parameter): selection made in it}."""
 
 
 class Passed:
-    """The events that meet some filters; each number is computed when first needed."""
+    """The events that pass some filters; each result is computed when first needed."""
 
     def __init__(self, codes: EventCodes, filters: Filters) -> None:
         self._codes = codes
@@ -51,16 +51,19 @@ class Passed:
 
     @property
     def is_known(self) -> bool:
-        """Whether there is no pattern, or one that matches a module."""
+        """Whether the module pattern is empty or matches a module."""
         return self._matched is None or bool(self._matched.owners.any() or self._matched.triggers.any())
 
     @cached_property
     def mask(self) -> Mask:
-        """The events that meet all filters."""
+        """Mask of events that pass all filters."""
         return self.without("")
 
     def without(self, part: str) -> Mask:
-        """The events that meet all filters but what is picked in one part, which shows what else could be picked."""
+        """Return the mask of events that pass every filter except the selection made in ``part``.
+
+        The part itself shows these, so that something else can be selected in it.
+        """
         mask = self._unpicked
         for name, one in self.filters.picks.items():
             mask = mask & one.mask if name != part else mask
@@ -73,28 +76,28 @@ class Passed:
 
     @cached_property
     def sums(self) -> Sums:
-        """Count and bytes of these events by module, axis and phase."""
+        """Count and bytes of the passing events by module, axis and phase."""
         events = self.filters.implicit or self.filters.picks  # by more than module, axis and phase
         sums = None if events else self._codes.sums_of(self.filters.facets, self._matched)
         return self._codes.sums(self.mask) if sums is None else sums
 
     @property
     def kinds(self) -> Mask | None:
-        """The kinds of event (`EventCodes.kind`) that pass with all of their events; None where it is otherwise."""
+        """Mask of the kinds of event (`EventCodes.kind`) that pass with all their events; None if kinds pass partly."""
         filters = self.filters
         by_event = filters.implicit or filters.picks or filters.module
         return None if by_event else self._codes.kinds_of(filters.facets)
 
 
 def known_names(tables: Tables) -> Tables:
-    """A trace with each name of its events once: all that a filter's names are compared with."""
+    """Return tables whose events hold every distinct name of each column once, all that checks of filters need."""
     found = [tables.events[name].unique() for name in (*FACETS, "owner", "trigger")]
     longest = max(len(names) for names in found)
     return replace(tables, events=pl.DataFrame([names.extend_constant(None, longest - len(names)) for names in found]))
 
 
 def check_filters(known: Tables, module: str, facets: Mapping[str, Any]) -> None:
-    """Refuse the arguments of a filter that the trace does not know.
+    """Raise if an argument of a filter does not occur in the trace.
 
     Args:
         known: see `known_names`.
@@ -115,7 +118,9 @@ def check_filters(known: Tables, module: str, facets: Mapping[str, Any]) -> None
 
 
 def lists(codes: EventCodes) -> list[list[object]]:
-    """[facet, texts] to choose from; the first text lets everything through, the others are the facet's labels.
+    """Return [facet, texts to choose from]; the first text is ``all``, the others are the facet's labels.
+
+    A facet with only one value needs no list.
 
     A facet with one value only needs no list.
     """
@@ -128,18 +133,18 @@ def lists(codes: EventCodes) -> list[list[object]]:
 
 
 def choices(codes: EventCodes, filters: Filters) -> dict[str, int]:
-    """Facet → index of the chosen text in its list, for facets of which one label alone is wanted."""
+    """Return {facet: index of the chosen text in its list} for facets that are filtered by exactly one known label."""
     wanted = {name: several(value)[0] for name, value in filters.facets.items() if len(several(value)) == 1}
     return {name: _labels(codes, name).index(v) + 1 for name, v in wanted.items() if v in _labels(codes, name)}
 
 
 def several(wanted: Any) -> list[Any]:
-    """One value, or several, as a list."""
+    """Return one value or several as a list."""
     return list(wanted) if isinstance(wanted, (list, tuple, set)) else [wanted]
 
 
 def chosen(codes: EventCodes, choices: Mapping[str, int]) -> dict[str, Any]:
-    """Facet → label, given the index of the chosen text in each list."""
+    """Return {facet: label}, given the index of the chosen text in each list."""
     return {name: _labels(codes, name)[index - 1] for name, index in choices.items() if index}
 
 
@@ -148,7 +153,7 @@ def _labels(codes: EventCodes, name: str) -> list[Any]:
 
 
 def _ranks_of_groups(codes: EventCodes) -> dict[object, str]:
-    """Group → its axis and ranks, which mean more to people than the name that a program gave it."""
+    """Return {group: its axis and ranks}, which tell people more than the group's name."""
     groups = codes.tables.groups.select("group", "axis", "ranks")
     return {
         group: " ".join([*([html.plain(axis, 20)] if axis else []), f"ranks {ranges(list(ranks), 3)}"])

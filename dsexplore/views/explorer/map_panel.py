@@ -1,4 +1,4 @@
-"""The explorer's world map: what the other parts let through, by rank and by link; either can be picked as a filter."""
+"""The explorer's world map: filtered events by rank and by link; either can be selected as a filter."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from dsexplore.views.world_map.node_boxes import node_boxes
 from dsexplore.views.world_map.world_map_view import Look, map_html
 
 PART = "map"
-"""The name of this part among those that something is picked in; see `Filters.picks`."""
+"""Key of this part in `Filters.picks`."""
 BYTES, MEASURED, PREDICTED = "bytes", "measured", "predicted"
-"""The quantities that may shade the map."""
+"""Quantities that can shade the map."""
 
 _NO_SECONDS = (
     f'<p class="dim">No seconds to shade it by: {NO_TIMES}. Of a trace with costs=True, explore(cluster=…) predicts '
@@ -38,20 +38,20 @@ _NO_SECONDS = (
 
 @dataclass(frozen=True)
 class _AddedUp:
-    """Events added up by (module, axis, phase) and by the links that they go over."""
+    """Events summed by (module, axis, phase) and link."""
 
     entry: Codes
-    """(k,) the index of the (module, axis, phase) in the pivot."""
+    """(k,) index of the (module, axis, phase) in the pivot."""
     flow: Codes
-    """(k,) the line of the links."""
+    """(k,) index of the row in `MapPanel._flows`."""
     counts: Codes
-    """(k,)"""
+    """(k,) number of events."""
     bytes: Bytes
-    """(k,)"""
+    """(k,) bytes."""
 
 
 class MapPanel:
-    """The map of a trace's world.
+    """The world map of a trace.
 
     Args:
         codes: the events.
@@ -72,17 +72,17 @@ class MapPanel:
 
     @cached_property
     def _in_steps(self) -> Mask:
-        """(events,) those that figures per step count."""
+        """(events,) mask of those that figures per step count."""
         return ~self._codes.outside_steps
 
     @cached_property
     def _flows(self) -> EventLines:
-        """Events that go over the same links, as lines."""
+        """Events grouped by the links that they use, one row per group."""
         return event_lines(self._codes.tables.events, FLOW, FLOW)
 
     @cached_property
     def _named(self) -> pl.DataFrame:
-        """The lines of `_flows`, with a name for no axis."""
+        """Rows of `_flows`, with `NO_AXIS` in place of an empty axis."""
         axis = pl.when(pl.col("axis") == "").then(pl.lit(NO_AXIS)).otherwise("axis").alias("axis")
         return self._flows.rows.with_columns(axis)
 
@@ -100,13 +100,13 @@ class MapPanel:
 
     @property
     def shades(self) -> list[list[str]]:
-        """[value, text] of what may shade it; bytes alone where no times are known."""
+        """[value, text] of each quantity that can shade the map; only bytes if no times are known."""
         measured = [[MEASURED, "shade: seconds, measured"]] if measured_time.is_timed(self._codes.tables.events) else []
         predicted = [[PREDICTED, "shade: seconds, predicted"]] if self._prediction is not None else []
         return [[BYTES, "shade: bytes"], *measured, *predicted]
 
     def use(self, shade: str) -> None:
-        """Shade by another of `shades` from now on.
+        """Shade the map by another one of `shades` from now on.
 
         Raises:
             UsageError: no such shade, or no times for it.
@@ -117,7 +117,7 @@ class MapPanel:
         self._shade = shade
 
     def _running(self, mask: Mask) -> FlowSeconds | None:
-        """The seconds of some events; None where bytes shade the map."""
+        """Return the seconds of some events, or None if the map is shaded by bytes."""
         if self._shade == BYTES:
             return None
         if self._shade not in self._times:
@@ -129,7 +129,7 @@ class MapPanel:
         return FlowSeconds(self._codes.tables, times, self._named, rows, self._flows.line[rows])
 
     def _added_up(self) -> _AddedUp | None:
-        """The events of steps added up, of the bytes that are shown; None where that could be as many as the events."""
+        """Return the sums, in the bytes shown, of the events in steps; None if they could be as many as the events."""
         kind, pivot, flows = self._codes.kind_of_sizes, self._codes.total.pivot, len(self._flows.rows)
         if kind not in self._sums and len(pivot.owner) * flows <= len(self._codes):
             at = np.flatnonzero(self._in_steps)
@@ -142,7 +142,7 @@ class MapPanel:
         return self._sums.get(kind)
 
     def _sent(self, mask: Mask, whole: Mask | None) -> tuple[Codes, Codes]:
-        """How many events go over each of `_flows`, and their bytes; the arguments are those of `world`."""
+        """Return the number of events and the bytes per row of `_flows`; arguments as in `world`."""
         added = None if whole is None else self._added_up()
         if added is None or whole is None:
             return self._flows.totals(mask & self._in_steps, self._codes.sizes)
@@ -152,7 +152,7 @@ class MapPanel:
         return count.astype(np.int64), size.astype(np.int64)
 
     def world(self, mask: Mask, whole: Mask | None = None) -> WorldMap:
-        """The map of some events.
+        """Return the map of some events.
 
         Args:
             mask: (events,)
@@ -166,7 +166,7 @@ class MapPanel:
         return replace(made, sizes=sizes, running=self._running(mask))
 
     def html(self, mask: Mask, axis: str | None, whole: Mask | None = None) -> str:
-        """The map as HTML whose ranks and links can be clicked.
+        """Return the map as HTML with clickable ranks and links.
 
         Args:
             mask: see `world`.
@@ -184,18 +184,18 @@ class MapPanel:
         return f'<div class="dsx">{map_html(world, look)}{why}</div>'
 
     def cell(self, place: str) -> tuple[int, ...]:
-        """The ranks of a clicked cell: ``"3.5"`` is the sixth of the fourth node that is drawn."""
+        """Return the ranks of a clicked cell: ``"3.5"`` is the sixth cell of the fourth drawn node."""
         node, _, number = place.partition(".")
         return node_boxes(self._shown)[int(node)].cells[int(number)].ranks if self._shown is not None else ()
 
     def link(self, number: int) -> tuple[str, str]:
-        """The axis and the level in a clicked row of the table of links."""
+        """Return (axis, level) of a clicked row of the table of links."""
         assert self._shown is not None
         found = self._shown.levels[number]
         return found.axis, found.level
 
     def with_ranks(self, ranks: tuple[int, ...]) -> Picked:
-        """Choose the events in which one of some ranks takes part with a recorded one.
+        """Select the events in which one of ``ranks`` takes part together with a recorded rank.
 
         Raises:
             UsageError: no such rank.
@@ -210,13 +210,13 @@ class MapPanel:
         return Picked(self._of(found), f"{name} on the map")
 
     def over(self, axis: str, level: str) -> Picked:
-        """Choose the events that go over an axis, to any rank at that level."""
+        """Select the events on an axis that go to any rank at this level of link."""
         self._ranks, self._link = (), (axis, level)
         found = flows_over(self._codes.tables, self._flows.rows, self._per_node, axis, level)
         return Picked(self._of(found), f"{axis} {level} on the map")
 
     def forget(self) -> None:
-        """Undo the choice of ranks or of a link."""
+        """Clear the selection of ranks or of a link."""
         self._ranks, self._link = (), None
 
     def _of(self, flows: pl.Series) -> Mask:

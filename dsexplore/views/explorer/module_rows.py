@@ -1,4 +1,4 @@
-"""The explorer's module tree: its rows, which modules the selected one stands for, and the numbers in the columns."""
+"""The explorer's module tree: its rows, the modules that the selected row stands for, and the columns' numbers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LONGEST_LABEL = 2000
 
 
 class ModuleRows:
-    """One row per module in preorder; in the folded tree, the first of several that are the same stands for all."""
+    """One row per module in preorder; when folded, the first of several identical modules stands for all."""
 
     def __init__(self, codes: EventCodes, widget: TreeWidget, predicted: Sequence[TimeColumn] = ()) -> None:
         self._codes, self._predicted = codes, predicted
@@ -34,19 +34,19 @@ class ModuleRows:
 
     @property
     def chosen(self) -> list[int]:
-        """The rows of all modules that the selected row stands for."""
+        """Rows of all modules that the selected row stands for."""
         if self.selected < 0:
             return []
         return self._folded.members(self.selected) if self.widget.folding else [self.selected]
 
     @property
     def names(self) -> list[str]:
-        """The fully qualified names of the chosen modules."""
+        """Fully qualified names of the modules that the selected row stands for."""
         return [self._codes.tree.names[row] for row in self.chosen]
 
     @property
     def title(self) -> str:
-        """The name of the selected row: ``Net.layers.[0–30].up ×31`` where it stands for several modules."""
+        """Name of the selected row: ``Net.layers.[0–30].up ×31`` if it stands for several modules."""
         if self.selected < 0:
             return ""
         tree, parts, at = self._codes.tree, [], self.selected
@@ -57,15 +57,15 @@ class ModuleRows:
         return ".".join(reversed(parts)) + (f" ×{many}" if many > 1 else "")
 
     def row(self, name: str) -> int | None:
-        """The row of a module, by its fully qualified name."""
+        """Return the row of a module, given its fully qualified name."""
         return self._codes.tree.row_of.get(name)
 
     def shown(self, row: int) -> int:
-        """The row that stands for this one."""
+        """Return the visible row that stands for this one."""
         return self._folded.shown(row) if self.widget.folding else row
 
     def fill(self, passed: Passed) -> None:
-        """Show what the modules sent under a filter, and what that took; what is predicted is of the whole step."""
+        """Show what the modules sent under a filter, and how long it took; predicted seconds are of the whole step."""
         tree, sent = self._codes.tree, self._codes.columns(passed.sums)
         held = tree.global_bytes, tree.local_bytes
         took = None if self._codes.seconds is None else self._codes.took(passed.mask)
@@ -76,7 +76,7 @@ class ModuleRows:
 
 
 def rows_of(codes: EventCodes, predicted: Sequence[TimeColumn] = ()) -> dict[str, Any]:
-    """The traits of a `TreeWidget` that shows these modules."""
+    """Return the traits of a `TreeWidget` that shows these modules."""
     tree, folded = codes.tree, FoldedRows(codes.tree, codes.folding)
     types = sorted(set(tree.types))
     hidden = np.zeros(len(tree), np.int32)
@@ -96,7 +96,7 @@ def rows_of(codes: EventCodes, predicted: Sequence[TimeColumn] = ()) -> dict[str
 
 
 def _titles(codes: EventCodes, predicted: Sequence[TimeColumn]) -> list[list[str]]:
-    """[title, unit, explanation] of each column, in the order of `ModuleRows.fill`."""
+    """Return [title, unit, explanation] of each column, in the order of `ModuleRows.fill`."""
     axes = [axis if axis in (NO_AXIS, OTHER_AXES) else f"on {axis}" for axis in codes.tree.axes]
     phases = [str(phase) for phase in codes.facets["phase"].labels]
     sizes = (*axes, *phases, "own", "all params", "per rank")
@@ -106,7 +106,7 @@ def _titles(codes: EventCodes, predicted: Sequence[TimeColumn]) -> list[list[str
 
 
 def _placements(codes: EventCodes) -> dict[str, str]:
-    """Row → how its own parameters are placed."""
+    """Return {row: placements of the module's own parameters}."""
     placed = codes.tables.parameters.filter(pl.col("placements") != "").group_by("module", maintain_order=True)
     found = placed.agg(pl.col("placements").unique(maintain_order=True))
     row_of = codes.tree.row_of

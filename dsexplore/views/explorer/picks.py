@@ -1,4 +1,4 @@
-"""What is picked in the explorer: a range of the timeline, ranks or a link of the map, a parameter, a sentence."""
+"""Selections in the explorer: a range of the timeline, ranks or a link of the map, a parameter, a sentence."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from dsexplore.views.explorer.map_panel import MapPanel
 from dsexplore.views.explorer.timeline_panel import TimelinePanel
 
 PARAMETER = "parameter"
-"""The name of the table of a parameter among the parts that something is picked in; see `Filters.picks`."""
+"""Key of the table of a parameter in `Filters.picks`."""
 SENTENCE = "sentence"
-"""The same of the headline, whose sentences can be picked."""
+"""Key of the headline's sentences in `Filters.picks`."""
 Pick = tuple[str, Picked | None]
-"""The part of the explorer, and what is picked in it: nothing any more with None."""
+"""(part of the explorer, what is selected in it); None clears the part's selection."""
 
 
 class Picks:
-    """Finds what is picked, and has the part in which it is draw it as picked.
+    """Finds the events of a selection, and has the part in which it was made draw it as selected.
 
     Args:
         lanes: the timeline.
@@ -34,7 +34,7 @@ class Picks:
         self._lanes, self._map, self._chosen = lanes, world, chosen
 
     def between(self, begin: float, end: float) -> Pick:
-        """The events of which some part lies in a range of the timeline, in its unit.
+        """Return the events that overlap a range of the timeline, given in its unit.
 
         Raises:
             UsageError: an empty range.
@@ -44,7 +44,7 @@ class Picks:
         return timeline_panel.PART, self._lanes.range(begin, end)
 
     def with_ranks(self, ranks: tuple[int, ...]) -> Pick:
-        """The events in which one of some ranks takes part with a recorded one.
+        """Return the events in which one of ``ranks`` takes part together with a recorded rank.
 
         Raises:
             UsageError: no such rank.
@@ -52,7 +52,7 @@ class Picks:
         return map_panel.PART, self._map.with_ranks(ranks)
 
     def parameter(self, name: str) -> Pick:
-        """The events of one parameter in a step, which is listed in order below the tree.
+        """Return the events of one parameter in a step, and list them in order below the tree.
 
         Raises:
             UsageError: no such parameter, or several that end so.
@@ -64,12 +64,12 @@ class Picks:
         return PARAMETER, Picked.of_rows(len(codes), rows, f"what is sent for {day.name} in a step")
 
     def drop(self, part: str) -> Pick:
-        """Nothing any more in that part."""
+        """Clear the selection of a part."""
         self.forget(part)
         return part, None
 
     def forget(self, *parts: str) -> None:
-        """Draw nothing as picked in some parts; in all of them where none is named."""
+        """Stop drawing the selections of ``parts``, or of all parts if none is named."""
         for part in parts or (timeline_panel.PART, map_panel.PART, PARAMETER):
             if part == timeline_panel.PART:
                 self._lanes.forget()
@@ -79,7 +79,7 @@ class Picks:
                 self._chosen.day = None
 
     def asked(self, event: dict[str, Any]) -> Pick:
-        """What a message of the browser picks; its ``type`` is one of `ASKED`."""
+        """Return what a browser message selects; its ``type`` is one of `ASKED`."""
         return self.ASKED[event["type"]](self, event)
 
     ASKED: ClassVar[dict[str, Callable[[Picks, dict[str, Any]], Pick]]] = {
@@ -91,4 +91,4 @@ class Picks:
         "rank": lambda self, event: self.with_ranks((int(event["rank"]),)),
         "drop": lambda self, event: self.drop(str(event["part"])),
     }
-    """Type of a message of the browser → what is picked with it."""
+    """{type of a browser message: function that finds what it selects}."""

@@ -1,4 +1,7 @@
-"""A trace's explorer as one file that needs no kernel and no network: tree, filters and timeline.
+"""A trace's explorer as one HTML file without kernel or network: tree, filters and timeline.
+
+It holds the events as compressed columns of small integers; ``standalone.js`` filters and sums them in the browser. The
+static view is below, and is all that shows where no JavaScript runs.
 
 The events are in it as columns of small integers, compressed; ``standalone.js`` filters and adds them up in the
 browser. The static view stands below, and alone where no JavaScript runs.
@@ -37,7 +40,7 @@ from dsexplore.views.widgets import script
 from dsexplore.views.widgets.explorer_widget import EXPLORER_SCRIPTS, EXPLORER_STYLE
 
 MOST_EVENTS = 200_000
-"""Events that a browser filters and draws within a tenth of a second without a kernel."""
+"""Number of events that a browser can filter and draw within a tenth of a second."""
 _TYPES = {"i4": np.int32, "i2": np.uint16, "i1": np.uint8, "f8": np.float64}
 _START = """
 const place = document.getElementById("dsx-explorer");
@@ -49,7 +52,7 @@ standalone(document.getElementById("dsx-events").textContent, place).then((model
 
 
 def standalone_page(headline: Headline, static: str, sizes: str = WIRE, prediction: Prediction | None = None) -> str:
-    """One HTML document.
+    """Return one HTML document with the explorer and the static view.
 
     Args:
         headline: of the trace that it shows.
@@ -116,7 +119,7 @@ def _content(headline: Headline, sizes: str, prediction: Prediction | None) -> d
 
 
 def _of_events(codes: EventCodes) -> dict[str, Any]:
-    """Columns of the events that sums and filters are made of."""
+    """Return the columns of events that sums and filters need."""
     events, axis = codes.tables.events, codes.facets["axis"]
     return {
         "owner": _packed(codes.owner, "i4"),
@@ -129,7 +132,7 @@ def _of_events(codes: EventCodes) -> dict[str, Any]:
 
 
 def _of_spans(timeline: Timeline) -> dict[str, Any]:
-    """Where and how each event is drawn in the timeline, in the order of the events."""
+    """Return position and mark of each event in the timeline, in the order of the events."""
     spans = Coded(timeline)
     place = np.argsort(spans.row, kind="stable")  # spans stand in the order of their begin
     return {
@@ -140,7 +143,7 @@ def _of_spans(timeline: Timeline) -> dict[str, Any]:
 
 
 def _lanes(timeline: Timeline, codes: EventCodes) -> dict[str, Any]:
-    """Names, colours and words of the timeline."""
+    """Return names, colours and texts of the timeline."""
     apart = f", {codes.apart} included" if codes.apart else ""
     return {
         "names": [html.plain(lane, 80) for lane in timeline.lanes[:MOST_LANES]],
@@ -159,14 +162,14 @@ def _packed(values: npt.NDArray[Any], kind: str) -> dict[str, str]:
 
 
 def _ties(timeline: Timeline) -> dict[str, dict[str, str]]:
-    """The events between which lines are drawn, as rows: what was sent, and what received it."""
+    """Return the rows of the events joined by lines: what was sent, and what received it."""
     drawn = timeline.lanes[:MOST_LANES]
     seen = timeline.ties.filter(pl.all_horizontal(pl.col(end).is_in(drawn) for end in ("from_lane", "to_lane")))
     return {end: _packed(seen[end].to_numpy(), "i4") for end in ("send", "receive")}
 
 
 def _columns(codes: EventCodes, predicted: list[TimeColumn]) -> dict[str, Any]:
-    """How many columns of which kind the tree has, and those that no filter changes."""
+    """Return how many columns of each kind the tree has, and the values that no filter changes."""
     phases = codes.facets["phase"].labels
     return {
         "axes": len(codes.tree.axes),
@@ -178,7 +181,7 @@ def _columns(codes: EventCodes, predicted: list[TimeColumn]) -> dict[str, Any]:
 
 
 def _lines(kinds: EventLines) -> list[list[Any]]:
-    """The rows of the table of collectives, one for each kind; its wire and message bytes come last."""
+    """Return the rows of the table of collectives, one per kind; message and wire bytes come last."""
     return [
         [
             html.printable(row["op"]),
@@ -196,7 +199,7 @@ def _lines(kinds: EventLines) -> list[list[Any]]:
 
 
 def _parameters(codes: EventCodes) -> dict[str, list[list[Any]]]:
-    """Row of the tree → its own parameters, on the first rank that has each."""
+    """Return {row of the tree: the module's own parameters, as on the first rank that has each}."""
     found: dict[str, list[list[Any]]] = {}
     first = codes.tables.parameters.unique("name", keep="first", maintain_order=True)
     for row in first.iter_rows(named=True):

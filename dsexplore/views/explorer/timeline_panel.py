@@ -1,4 +1,4 @@
-"""The explorer's timeline: what the other parts let through, in lanes; a range of it is a filter."""
+"""The explorer's timeline: filtered events in lanes; a range of it can be selected as a filter."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dsexplore.views.timeline.timeline_state import TimelineState
 from dsexplore.views.trace.pivot import Mask
 
 PART = "timeline"
-"""The name of this part among those that something is picked in; see `Filters.picks`."""
+"""Key of this part in `Filters.picks`."""
 _COLUMNS, _MOST = 480, 800
 LANES: tuple[str, ...] = get_args(LaneKind)
 
@@ -35,7 +35,7 @@ class TimelinePanel:
 
     @property
     def state(self) -> TimelineState:
-        """The state of the drawing; made when it is first needed."""
+        """State of the drawing, built when first needed."""
         if self._made is None:
             made = timeline_of(self._tables, self._lanes, None, self._sizes)  # type: ignore[arg-type]  # of get_args
             self._made = TimelineState(made, _COLUMNS, _MOST, self._kind)
@@ -48,7 +48,7 @@ class TimelinePanel:
             self._remake(with_sizes(self._made.timeline, sizes))  # type: ignore[arg-type]  # checked by the widget's list
 
     def arrange(self, lanes: str) -> None:
-        """Give a lane of its own to each phase, axis, module, op or rank."""
+        """Use one lane per phase, axis, module, op or rank, as ``lanes`` says."""
         if lanes in LANES:
             self._lanes = lanes
             self._remake(timeline_of(self._tables, lanes, None, self._sizes))  # type: ignore[arg-type]  # of get_args
@@ -59,11 +59,11 @@ class TimelinePanel:
         self._made.window, self._made.chosen = before.window, before.chosen
 
     def prepare(self) -> None:
-        """Compute now what the first filter would wait for."""
+        """Compute in advance what the first filter would wait for."""
         self.state.prepare()
 
     def drawn(self, mask: Mask, kinds: Mask | None = None) -> dict[str, Any]:
-        """The value that the browser draws, of the events in the mask; ``kinds``: see `TimelineState.show_events`."""
+        """Return what the browser draws for the events in the mask; ``kinds``: see `TimelineState.show_events`."""
         self.state.show_events(None if mask.all() else mask, kinds)
         return {**self.state.drawn(), "kinds": list(LANES), "kind": self._lanes or self._first_kind}
 
@@ -72,16 +72,16 @@ class TimelinePanel:
         return "rank" if self.state.timeline.lanes[:1] and self.state.timeline.lanes[0].startswith("rank ") else "phase"
 
     def range(self, begin: float, end: float) -> Picked:
-        """Choose the events of a range, in the unit of the timeline."""
+        """Select the events of a range, given in the unit of the timeline."""
         self.state.chosen = begin, end
         return Picked(self.state.events_between(begin, end), f"{self.state.range_text(begin, end)} of the timeline")
 
     def forget(self) -> None:
-        """Undo the choice of a range."""
+        """Clear the selected range."""
         if self._made is not None:
             self._made.chosen = None
 
     def brushed(self, mask: Mask) -> dict[str, Any]:
-        """The chosen range, as the browser draws it, and what it holds; ``mask``: all that is chosen."""
+        """Return the selected range, as the browser draws it, and its summary; ``mask``: all selected events."""
         state = self.state
         return {"brush": state.brush(), "status": state.describe(mask) if state.chosen is not None else ""}

@@ -28,7 +28,7 @@ class HangView(View):
         self._waits = _together(report.waiting.to_dicts())
 
     def text(self) -> str:
-        """The sentence, a line for each call in which ranks wait, and the notes."""
+        """Return the sentence, a line for each call in which ranks wait, and the notes."""
         lines = [html.plain(self._report.sentence, 0)]
         lines += [f"  {_wait_text(ranks, row)}" for ranks, row in self._waits[:_MOST_ROWS]]
         if len(self._waits) > _MOST_ROWS:
@@ -37,7 +37,7 @@ class HangView(View):
         return "\n".join(lines)
 
     def html(self, most: int = _MOST_ROWS) -> str:
-        """The same with tables, and the stacks folded.
+        """Return the content of `text` with tables, plus the ranks' stacks in collapsed sections.
 
         Args:
             most: rows of the table.
@@ -57,7 +57,7 @@ class HangView(View):
         return html.fragment("".join(parts))
 
     def page(self, **options: Any) -> str:
-        """A document with many more rows than a notebook's output holds."""
+        """Return a document with many more rows than a notebook's output holds."""
         self.refuse("to_html", options)
         return html.page(self.title, self.html(_MOST_ROWS_OF_PAGE))
 
@@ -71,7 +71,7 @@ def _headline(report: HangReport) -> str:
 
 
 def _together(rows: Sequence[Row]) -> list[tuple[list[int], Row]]:
-    """Ranks that wait in the same call for the same ranks, with one of their rows."""
+    """Group rows by call and awaited ranks; return (ranks that wait, one of their rows) per group."""
     found: dict[tuple[Any, ...], tuple[list[int], Row]] = {}
     for row in rows:
         key = (

@@ -38,11 +38,11 @@ class CommsSummaryView(View):
         self._text = summary.text()
 
     def text(self) -> str:
-        """The table of the log's summary as text."""
+        """Return the table of the log's summary as text."""
         return self._text
 
     def html(self, most: int = _MOST_ROWS) -> str:
-        """A table of what was sent and how long it took, one row per op, group and message size.
+        """Return a table of what was sent and how long it took, one row per op, group and message size.
 
         Args:
             most: rows.
@@ -65,12 +65,12 @@ class CommsSummaryView(View):
         return [html.escape(cell, 200) for cell in waiting_cells(line)] if self._is_compared else []
 
     def page(self, **options: Any) -> str:
-        """A document with many more rows than a notebook's output holds."""
+        """Return a document with many more rows than a notebook's output holds."""
         self.refuse("to_html", options)
         return html.page(self.title, self.html(_MOST_ROWS_OF_PAGE))
 
     def figure(self, kind: str = "time", **options: Any) -> Any:
-        """A plotly figure.
+        """Return a plotly figure.
 
         Args:
             kind: ``time``, a bar of milliseconds for each line; or ``bandwidth``, bus bandwidth by message size.
@@ -85,7 +85,7 @@ class CommsSummaryView(View):
         return _time_figure(self._lines) if kind == "time" else _bandwidth_figure(self._lines)
 
     def still(self, figure: Any, **options: Any) -> str:
-        """The drawn bars or lines."""
+        """Return the bars or lines of the figure as SVG."""
         return still_figure(figure)
 
 

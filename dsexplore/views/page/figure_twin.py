@@ -13,11 +13,11 @@ import plotly.io as pio
 from IPython.display import display
 
 _BY_MIME_TYPE = "plotly_mimetype"
-"""The name of plotly's renderer that leaves the drawing to the frontend."""
+"""Name of plotly's renderer that leaves the drawing to the frontend."""
 
 
 class TwinFigure(go.Figure):  # type: ignore[misc]  # plotly ships no types
-    """A figure and the static HTML that stands in for it."""
+    """A figure with the static HTML that replaces it where plotly cannot run."""
 
     _twin = ""
 
@@ -36,12 +36,15 @@ class TwinFigure(go.Figure):  # type: ignore[misc]  # plotly ships no types
 
 
 def _drawn_by_frontend() -> bool:
-    """Whether plotly's default renderers include `_BY_MIME_TYPE`: so in every notebook, unless the user sets others."""
+    """Return True if plotly's default renderers include `_BY_MIME_TYPE`.
+
+    That is so in every notebook, unless the user chose other renderers.
+    """
     return _BY_MIME_TYPE in (pio.renderers.default or "").split("+")
 
 
 def with_twin(figure: go.Figure, twin: str) -> TwinFigure:
-    """The same figure, whose output in a notebook holds the static HTML ``twin`` too."""
+    """Return a copy of the figure whose notebook output also contains the static HTML ``twin``."""
     doubled = TwinFigure(figure)
     doubled._twin = twin
     return doubled

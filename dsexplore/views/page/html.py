@@ -21,7 +21,7 @@ from itertools import chain, repeat
 from dsexplore.views.page import theme
 
 LONGEST_NAME = 160
-"""Characters of a name that are shown; a longer one loses its middle."""
+"""Number of characters of a name that are shown; the middle of a longer one is cut out."""
 
 _AFTER_DOTS = re.compile(r"(?<=[\w*])\.(?!py\b)(?=[^\W\d])|/(?=\w)|(?<=\w)\((?=[^\W\d])")
 _LONG_WORD = re.compile(r"[^\W_]{24,}")
@@ -66,7 +66,7 @@ min-width:1px}
 
 
 def escape(text: object, longest: int = LONGEST_NAME) -> str:
-    """Text made safe for an element or a quoted attribute; control characters become ``�``.
+    """Return text that is safe inside an element or a quoted attribute; control characters become ``�``.
 
     Args:
         text: any name or message.
@@ -80,7 +80,10 @@ def escape(text: object, longest: int = LONGEST_NAME) -> str:
 
 
 def prose(text: object, longest: int) -> str:
-    """An escaped sentence, for a column that is narrow.
+    """Return an escaped sentence that may break into lines inside its names, for a narrow column.
+
+    Line breaks are allowed after dots, slashes and opening brackets, in very long names also at capitals and after
+    underscores, but not between a module and its number, nor between a number and its percent sign.
 
     Its names are broken behind dots, slashes and brackets, very long ones at capitals and behind underscores too; no
     module from its number, no number from its percent sign. The column is as wide as what is left of them whole.
@@ -91,38 +94,40 @@ def prose(text: object, longest: int) -> str:
 
 
 def unparted(text: str) -> str:
-    """A sentence in which no number is parted from its percent sign, for a page that breaks it into lines."""
+    """Return the sentence with a no-break space before each percent sign, so that no number is parted from it."""
     return text.replace(" %", "\N{NO-BREAK SPACE}%")
 
 
 def name(text: object, longest: int = LONGEST_NAME) -> str:
-    """An escaped name whose writing direction does not spill into what stands beside it."""
+    """Return an escaped name in ``<bdi>``, so that its writing direction does not affect the text next to it."""
     return f"<bdi>{escape(text, longest)}</bdi>"
 
 
 def parted(text: object, longest: int = LONGEST_NAME) -> str:
-    """A `name` that is broken into lines as `prose` is and behind underscores, before any other place."""
+    """Return a `name` that may break into lines where `prose` does and after every underscore."""
     return f"<bdi>{_AFTER_UNDERSCORES.sub('_<wbr>', prose(text, longest))}</bdi>"
 
 
 def plain(text: object, longest: int = LONGEST_NAME) -> str:
-    """A name for ``text/plain``: on one line, without control characters, cut as in `escape`."""
+    """Return a name for ``text/plain``: on one line, without control characters, shortened as in `escape`."""
     return html.unescape(escape(" ".join(str(text).split()), longest))
 
 
 def printable(text: object) -> str:
-    """A name as a browser or a file may take it: control characters and lone surrogates become ``�``."""
+    """Return the text with control characters and lone surrogates replaced by ``�``, for a browser or a file."""
     return _UNPRINTABLE.sub("�", str(text))
 
 
 def content_id(*parts: object) -> str:
-    """An id that depends on the content alone, so that two runs of a notebook give the same HTML."""
+    """Return an HTML id that depends on the content alone, so that two runs of a notebook give the same HTML."""
     digest = hashlib.sha256("\x1f".join(str(part) for part in parts).encode("utf-8", "replace"))
     return f"dsx-{digest.hexdigest()[:12]}"
 
 
 def with_ids_of_its_own(page: str, ids: Iterable[str]) -> str:
-    """A view whose ids, as `content_id` made them, no other view has: each is made of all that the view shows.
+    """Return the HTML with each id replaced by one derived from the whole HTML, so that no other view shares it.
+
+    A notebook shows many views in one page, and the same sentence, hence the same `content_id`, occurs in several.
 
     A notebook holds many views in one page, and alike sentences stand in several of them.
     """
@@ -133,7 +138,7 @@ def with_ids_of_its_own(page: str, ids: Iterable[str]) -> str:
 
 
 def fragment(body: str, style: str = "") -> str:
-    """The root element of a view, with the theme, the style of all views and the view's own."""
+    """Return the root element of a view, with the theme, the style of all views and the view's own style."""
     return f'<div class="dsx"><style>{_squeeze(theme.VARIABLES + STYLE + style)}</style>{body}</div>'
 
 
@@ -145,7 +150,7 @@ def table(
     attributes: Iterable[str] = (),
     bar: int | None = None,
 ) -> str:
-    """An HTML table of cells that are HTML already.
+    """Return an HTML table of cells that are HTML already.
 
     Args:
         head: column titles, plain text.
@@ -171,7 +176,7 @@ def table(
 
 
 def stacked_bar(parts: Iterable[tuple[str, str, float, str]], top: float) -> str:
-    """A bar of several parts, each with its letter where it is wide enough.
+    """Return a bar of several segments; each segment wider than 4 % of the column shows its letter.
 
     Args:
         parts: (class, letter, value, attributes as they stand in its tag); those of value 0 are left out.
@@ -187,7 +192,7 @@ def stacked_bar(parts: Iterable[tuple[str, str, float, str]], top: float) -> str
 
 
 def page(title: str, body: str, scripts: bool = False) -> str:
-    """One self-contained HTML document around a fragment: nothing is fetched, and nothing runs unless asked.
+    """Return one self-contained HTML document around a fragment: it fetches nothing, and runs scripts only on request.
 
     Args:
         title: of the window.

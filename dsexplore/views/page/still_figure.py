@@ -1,4 +1,8 @@
-"""A plotly figure of points, lines, areas or horizontal bars as static SVG, for readers where no plotly runs.
+"""Draw a plotly figure of points, lines, areas or horizontal bars as static SVG, for readers without plotly.
+
+Read from the figure: its traces with their vertical error bars (stacked areas on top of one another), its title, the
+type, title, ticks and ``rangemode`` of its axes, and straight lines across it with their annotation. Plotly's texts are
+HTML: they are unescaped first, then escaped anew.
 
 Of a figure are read its traces with their upright error bars, stacked ones one above the other, its title, the kind,
 title, ticks and ``rangemode`` of its axes, and straight lines across it with their annotation. Texts of plotly are
@@ -20,7 +24,7 @@ from dsexplore.views.page.theme import GREY
 WIDTH = 640
 _HEIGHT, _TOP, _BOTTOM, _RIGHT = 300, 10, 42, 16
 _BAR, _LETTER = 22, 6.2
-"""Pixels of a bar with its gap, and of a letter."""
+"""Height of a bar with its gap, and width of a letter, in pixels."""
 _LONGEST_LABEL = 44
 _DASHES = {"dash": "6 4", "dot": "2 3", "dashdot": "7 3 2 3", "longdash": "11 4"}
 _SYMBOLS = {
@@ -43,7 +47,7 @@ STYLE = """
 
 
 def still_figure(figure: Any) -> str:
-    """The figure as a fragment of static HTML.
+    """Return the figure as a fragment of static HTML.
 
     Args:
         figure: of lines, points, closed or stacked areas, or of horizontal bars, which lie one behind the other.
@@ -57,7 +61,7 @@ def still_figure(figure: Any) -> str:
 
 @dataclass(frozen=True)
 class _Point:
-    """A point of a trace: where it is, the ends of its error bar (``y`` where it has none), and what it is."""
+    """A point of a trace: position, ends of its error bar (both ``y`` if it has none), and its tooltip."""
 
     x: float
     y: float
@@ -68,7 +72,7 @@ class _Point:
 
 @dataclass(frozen=True)
 class _Scale:
-    """The numbers along one axis, and where they lie.
+    """Mapping from the numbers along one axis to pixels.
 
     Attributes:
         first: pixel of ``low``.
@@ -83,7 +87,7 @@ class _Scale:
     is_log: bool
 
     def at(self, value: float) -> float:
-        """The pixel of a number."""
+        """Return the pixel of a number."""
         low, high = self.low, self.high
         if self.is_log:
             low, high, value = map(math.log10, (low, high, value))
@@ -91,7 +95,7 @@ class _Scale:
         return round(self.first + share * (self.last - self.first), 1)
 
     def ticks(self) -> list[float]:
-        """Round numbers in the scale, some five of them."""
+        """Return about five round numbers within the scale."""
         if self.is_log:
             decades = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
             factors = (1, 2, 5) if len(decades) <= 3 else (1,)
@@ -104,13 +108,13 @@ class _Scale:
 
 
 def _step(least: float) -> float:
-    """The smallest of 1, 2 and 5 times a power of ten that is not below a number."""
+    """Return the smallest of 1, 2 and 5 times a power of ten that is at least ``least``."""
     power = 10.0 ** math.floor(math.log10(least))
     return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= least * (1 - 1e-9))
 
 
 def _scale(values: Sequence[float], axis: Any, first: float, last: float) -> _Scale:
-    """The scale that holds some numbers, with a little room beyond them."""
+    """Return the scale that contains all values, with a margin of about 4 % at each end."""
     low, high = min(values), max(values)
     if axis.type == "log":
         room = max((high / low) ** 0.04, 1.05)
@@ -123,7 +127,7 @@ def _scale(values: Sequence[float], axis: Any, first: float, last: float) -> _Sc
 
 
 def _chart(figure: Any, traces: Sequence[Any]) -> str:
-    """Points and lines between axes."""
+    """Return an SVG of the traces' points and lines between axes."""
     across, up = figure.layout.xaxis, figure.layout.yaxis
     points = [list(_points(trace, across.type == "log", up.type == "log")) for trace in traces]
     floors = _stack(traces, points)
@@ -149,7 +153,7 @@ def _chart(figure: Any, traces: Sequence[Any]) -> str:
 
 
 def _points(trace: Any, is_log_x: bool, is_log_y: bool) -> Iterator[_Point]:
-    """The points of a trace that its axes can show."""
+    """Yield the points of a trace that its axes can show: finite, and positive on logarithmic axes."""
     above, below = trace.error_y.array, trace.error_y.arrayminus
     names = trace.customdata if trace.customdata is not None else ()
     for at, (x, y) in enumerate(zip(_values(trace.x), _values(trace.y), strict=False)):
@@ -165,7 +169,7 @@ def _points(trace: Any, is_log_x: bool, is_log_y: bool) -> Iterator[_Point]:
 
 
 def _stack(traces: Sequence[Any], points: list[list[_Point]]) -> list[list[tuple[float, float]]]:
-    """Raise each stacked area, in ``points``, onto those before it; returns its lower edge, empty for other traces."""
+    """Raise each stacked area of ``points`` onto the areas before it; return lower edges, empty for other traces."""
     floors: list[list[tuple[float, float]]] = []
     reached: dict[str, list[float]] = {}
     for trace, own in zip(traces, points, strict=True):
@@ -185,14 +189,14 @@ def _values(column: Any) -> Sequence[Any]:
 
 
 def _mark(trace: Any, point: _Point, along: _Scale, down: _Scale) -> str:
-    """The symbol of a point over its error bar."""
+    """Return the symbol of a point, drawn over its error bar."""
     x = along.at(point.x)
     bar = f'<path d="M{x} {down.at(point.low)}V{down.at(point.high)}" stroke="{html.escape(_colour(trace))}"/>'
     return (bar if point.low < point.high else "") + _symbol(trace, x, down.at(point.y), html.escape(point.said, 0))
 
 
 def _limits(figure: Any) -> Iterator[tuple[bool, float, str]]:
-    """Straight lines across the figure: whether one is upright, where it is on its axis, and what is written at it."""
+    """Yield (is vertical, position on its axis, annotation) of each straight line across the figure."""
     for number, shape in enumerate(figure.layout.shapes):
         notes = figure.layout.annotations
         text = _text(notes[number].text) if number < len(notes) else ""
@@ -213,7 +217,7 @@ def _limit(is_upright: bool, at: float, text: str, along: _Scale, down: _Scale, 
 
 
 def _axes(along: _Scale, down: _Scale, left: float, across: Any, up: Any) -> str:
-    """Lines at round numbers or at those that an axis names, the numbers, and what they are."""
+    """Return grid lines and numbers at the ticks of both axes, and the axes' titles."""
     bottom, drawn = _HEIGHT - _BOTTOM, ""
     for tick, text in _ticks(along, across):
         x = along.at(tick)
@@ -230,7 +234,7 @@ def _axes(along: _Scale, down: _Scale, left: float, across: Any, up: Any) -> str
 
 
 def _ticks(scale: _Scale, axis: Any) -> list[tuple[float, str]]:
-    """The numbers that are written at an axis, and their texts."""
+    """Return (number, text) of each tick: those that the axis sets, else round numbers."""
     if axis.tickvals is not None:
         return list(zip(axis.tickvals, map(_text, axis.ticktext), strict=True))
     return [(tick, _number(tick)) for tick in scale.ticks()]
@@ -274,7 +278,7 @@ def _symbol(trace: Any, x: float, y: float, title: str = "") -> str:
 
 
 def _keys(traces: Sequence[Any]) -> str:
-    """The names of several lines, each beside a piece of it."""
+    """Return the legend, a piece of each named line next to its name; empty for fewer than two names."""
     named = [trace for trace in traces if trace.name and trace.showlegend is not False and len(_values(trace.x))]
     if len(named) < 2:
         return ""
@@ -294,7 +298,7 @@ def _key(trace: Any) -> str:
 
 
 def _bars(figure: Any, traces: Sequence[Any]) -> str:
-    """Horizontal bars, each with its name before it and its text or its sum behind it."""
+    """Return an SVG of horizontal bars, with the name left of each and its text, or its sum, right of it."""
     names = [_text(name) for name in traces[0].y]
     if not names:
         return _NOTHING
@@ -327,7 +331,7 @@ def _svg(height: float, label: str, drawn: str) -> str:
 
 
 def _number(value: float) -> str:
-    """A number at a tick: ``"20"``, ``"0.5"``, and ``"1M"`` for a million."""
+    """Return the text of a tick's number: ``"20"``, ``"0.5"``, and ``"1M"`` for a million."""
     for factor, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= factor:
             return f"{value / factor:.3g}{letter}"
@@ -335,5 +339,5 @@ def _number(value: float) -> str:
 
 
 def _text(text: str | None) -> str:
-    """The plain text of a text of plotly."""
+    """Return plotly's HTML text as plain text."""
     return entities.unescape(re.sub(r"<[^>]*>", " ", text or "")).strip()

@@ -12,7 +12,7 @@ from typing import Any
 BLUE, ORANGE, PURPLE, GREEN = "#0072b2", "#e69f00", "#cc79a7", "#009e73"
 SKY, VERMILION, GREY = "#56b4e9", "#d55e00", "#6b6b6b"
 INK = "#767676"
-"""Text of a figure, legible on white and on black."""
+"""Colour of text in figures, legible on white and on black."""
 CLEAR = "rgba(0,0,0,0)"
 
 VARIABLES = f"""
@@ -33,6 +33,8 @@ VARIABLES = f"""
 """
 """CSS of static views and widgets: the variables that their other rules use, and rules for all their elements.
 
+Text is as large as JupyterLab's content, 13 pixels where JupyterLab sets 14; a standalone page uses the browser's size.
+
 Text is as large as JupyterLab's content, 13 pixels where that has its 14; a page of our own has the browser's size.
 """
 
@@ -44,7 +46,7 @@ class Mark:
     letter: str
     colour: str
     ink: str
-    """Colour of the letter on it."""
+    """Colour of the letter."""
     hatch: str
     """CSS gradient laid over the colour; empty for none."""
     pattern: str
@@ -52,7 +54,7 @@ class Mark:
 
     @property
     def css(self) -> str:
-        """The mark as CSS declarations."""
+        """CSS declarations that draw the mark."""
         background = f"{self.hatch + ',' if self.hatch else ''}{self.colour}"
         return f"background:{background};color:{self.ink};forced-color-adjust:none"
 
@@ -80,14 +82,14 @@ AXES: tuple[Mark, ...] = (
     Mark("5", VERMILION, "#000", _stripes(90, 4), "|"),
     Mark("6", SKY, "#000", f"{_stripes(45)},{_stripes(-45)}", "x"),
 )
-"""Mesh axes, in the order of their bytes; the last stands for all others."""
+"""Marks of mesh axes, ordered by the axes' bytes; the last one is shared by all further axes."""
 
 MEMORY: dict[str, Mark] = {
     "parameters": Mark("W", BLUE, "#fff", "", ""),
     "gradients": Mark("G", ORANGE, "#000", _stripes(45, ink="#0005"), "/"),
     "optimizer": Mark("O", GREEN, "#000", _stripes(0, 4, "#0005"), "-"),
 }
-"""The marks of the parts of a rank's memory."""
+"""Marks of the parts of a rank's memory."""
 
 
 AXIS_STYLE = """
@@ -116,7 +118,7 @@ _OPS = {
 }
 
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
-"""Of lines in a figure, one after the other."""
+"""Dash styles of a figure's lines, in order of use."""
 
 FIGURE: dict[str, Any] = {
     "paper_bgcolor": CLEAR,
@@ -124,39 +126,39 @@ FIGURE: dict[str, Any] = {
     "font": {"color": INK, "size": 12},
     "modebar": {"bgcolor": CLEAR, "color": INK},
 }
-"""The layout that all figures share, as plotly's JSON: no background, legible ink."""
+"""Layout that all figures share, as plotly's JSON: no background, legible ink."""
 AXIS: dict[str, Any] = {
     "gridcolor": "rgba(128,128,128,0.25)",
     "zerolinecolor": "rgba(128,128,128,0.4)",
     "automargin": True,
 }
-"""The settings that all axes share: lines that are seen on white and on black, and room for the labels."""
+"""Settings that all axes share: lines that are visible on white and on black, and space for the labels."""
 LEGEND_ABOVE = {"orientation": "h", "y": 1.0, "yanchor": "bottom", "x": 0, "traceorder": "normal"}
 
 
 def phase_mark(phase: str) -> Mark:
-    """The mark of a phase; an unknown one looks like ``other``."""
+    """Return the mark of a phase; an unknown phase gets that of ``other``."""
     return PHASES.get(phase, PHASES["other"])
 
 
 def op_mark(op: str) -> OpMark:
-    """The mark of an op; all ops that have none of their own share one."""
+    """Return the mark of an op; all ops without their own mark share one."""
     return _OPS.get(op, OpMark(GREY, "cross", "x"))
 
 
 def heat(percent: int) -> str:
-    """CSS of a cell of a heatmap, from 0 for nothing to 100 for all blue."""
+    """Return the CSS of a heatmap's cell, from 0 (no colour) to 100 (all blue)."""
     return f"background:color-mix(in srgb,{BLUE} {percent}%,transparent)"
 
 
 def tint(colour: str, share: float) -> str:
-    """A colour of this module, partly transparent, as plotly takes it."""
+    """Return a colour of this module with opacity ``share``, in plotly's notation."""
     red, green, blue = (int(colour[at : at + 2], 16) for at in (1, 3, 5))
     return f"rgba({red},{green},{blue},{share})"
 
 
 def themed(figure: Any, **layout: Any) -> Any:
-    """A ``plotly.graph_objects.Figure`` in this theme.
+    """Apply this theme to a ``plotly.graph_objects.Figure`` and return it.
 
     Args:
         figure: changed in place.

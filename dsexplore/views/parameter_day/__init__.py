@@ -1,1 +1,1 @@
-"""A parameter's day: where it lies, and what is sent for it in a step."""
+"""A parameter in a step: where it is sharded, and what is sent for it."""

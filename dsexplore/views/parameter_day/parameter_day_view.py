@@ -1,4 +1,4 @@
-"""The view of a `ParameterDay`: the picture of its shards, and what is sent for it in order."""
+"""The view of a `ParameterDay`: a picture of the parameter's shards, and what is sent for it, in order."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ class ParameterDayView(View):
         self._day = day
 
     def text(self) -> str:
-        """Where it lies, and a line per moment."""
+        """Return where the parameter lies, and a line per moment of it in the step."""
         moments = [f"  {line}" for line in moment_lines(self._day)]
         return "\n".join([_where(self._day), *moments, f"  ({_note(self._day)})"])
 
     def html(self) -> str:
-        """The moments as a table, and the picture of the shards below it."""
+        """Return the moments as a table, with the picture of the shards below it."""
         plan = shards_of(self._day)
         axes = axes_by_bytes(self._day.tables.events)
         return html.fragment(day_html(self._day)) + (ShardingView(plan, axes).html() if plan is not None else "")
 
     def explore(self) -> Any:
-        """The explorer of its trace, in which it is picked: ``.selection`` is what is sent for it."""
+        """Return the explorer of its trace with the parameter selected; ``.selection`` is what is sent for it."""
         explorer = Trace(self._day.tables).explore(sizes=self._day.sizes)
         explorer.parameter(self._day.name)
         return explorer
 
 
 def day_html(day: ParameterDay) -> str:
-    """Where a parameter lies, and its moments as a table; a part of a page."""
+    """Return where a parameter lies and a table of its moments, as HTML to embed in a page."""
     column = f"{day.sizes}_bytes"
     rows = [
         (
@@ -75,7 +75,7 @@ def _note(day: ParameterDay) -> str:
 
 
 def shards_of(day: ParameterDay) -> Sharding | None:
-    """The sharding of the parameter; None for a plain tensor, which every rank holds whole."""
+    """Return the sharding of the parameter, or None for a plain tensor, which every rank holds whole."""
     row = day.parameter
     if not row["mesh"]:
         return None
@@ -93,7 +93,7 @@ def _where(day: ParameterDay) -> str:
 
 
 def moment_lines(day: ParameterDay) -> list[str]:
-    """A line per moment: ``2. gathered in forward: all_gather over dp, 12 MiB (FSDP pre_forward), train.py:31``."""
+    """Return a line per moment: ``2. gathered in forward: all_gather over dp, 12 MiB (FSDP pre_forward), a.py:3``."""
     lines = []
     for number, moment in enumerate(day.moments.iter_rows(named=True), 1):
         text = f"{number}. {moment['what']} in {moment['phase']}"

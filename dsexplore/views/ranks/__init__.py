@@ -1,1 +1,1 @@
-"""The view of what the ranks of a cell printed and returned."""
+"""The view of what each rank of a cell printed and returned."""

@@ -1,4 +1,6 @@
-"""The text that each rank of a cell printed and returned, under a label; ranks with the same text share one.
+"""The text that each rank of a cell printed and returned, labelled by rank; ranks with the same text share one.
+
+The section that holds the lowest rank is open, the others are collapsed. The middle of a long text is cut out.
 
 Rank 0 is open, the others are folded. Of a long text the beginning and the end are shown.
 """
@@ -12,7 +14,7 @@ from dsexplore.units import format_bytes, format_ranks
 from dsexplore.views.page import html
 
 MOST = 80_000
-"""Characters of one rank's text that are shown."""
+"""Number of characters of one rank's text that are shown."""
 
 STYLE = """
 .dsx .ranks summary{cursor:pointer;font-weight:600}
@@ -26,13 +28,13 @@ class RankText:
     """The text that one rank wrote."""
 
     output: str
-    """To stdout and stderr."""
+    """Text written to stdout and stderr."""
     value: str = ""
-    """The ``repr`` of the cell's last expression; empty for none."""
+    """``repr`` of the cell's last expression; empty if there is none."""
 
 
 def together(texts: Mapping[int, RankText]) -> list[tuple[tuple[int, ...], RankText]]:
-    """Ranks with the same text, the one of the lowest rank first; ranks that wrote nothing are left out."""
+    """Return (ranks, text) for each distinct text, by lowest rank; ranks that wrote nothing are left out."""
     ranks: dict[RankText, list[int]] = {}
     for rank, text in sorted(texts.items()):
         if text.output or text.value:
@@ -41,7 +43,7 @@ def together(texts: Mapping[int, RankText]) -> list[tuple[tuple[int, ...], RankT
 
 
 def as_html(texts: Mapping[int, RankText]) -> str:
-    """A fold per text; empty where no rank wrote anything."""
+    """Return one collapsible section per distinct text, or ``""`` if no rank wrote anything."""
     folds = [_fold(ranks, text, opened=number == 0) for number, (ranks, text) in enumerate(together(texts))]
     return html.fragment(f'<div class="ranks">{"".join(folds)}</div>', STYLE) if folds else ""
 
@@ -54,7 +56,7 @@ def _fold(ranks: tuple[int, ...], text: RankText, opened: bool) -> str:
 
 
 def as_text(texts: Mapping[int, RankText]) -> str:
-    """The same for a terminal: each line behind its ranks."""
+    """Return the texts for a terminal, each line prefixed with its ranks."""
     lines = []
     for ranks, text in together(texts):
         label = format_ranks(ranks)
@@ -64,7 +66,7 @@ def as_text(texts: Mapping[int, RankText]) -> str:
 
 
 def shortened(text: str) -> str:
-    """A text of at most about `MOST` characters; of each line what a carriage return has left of it."""
+    """Return at most about `MOST` characters of a text; of each line only what follows its last carriage return."""
     lines = [line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n")] if "\r" in text else [text]
     plain = "\n".join(lines)
     if len(plain) <= MOST:

@@ -1,4 +1,6 @@
-"""The picture of a skew: a lane per rank over time, with waiting apart from transfers, and lateness before both.
+"""Drawing of a skew: a lane per rank over time, with waiting, transfer and lateness in different colours.
+
+A trace may have millions of collectives; the consecutive ones in which ranks waited longest are drawn.
 
 A trace may have millions of collectives; drawn are those next to one another in which ranks waited longest.
 """
@@ -18,12 +20,12 @@ from dsexplore.views.page.theme import BLUE, GREY, VERMILION
 
 MOST_COLLECTIVES, MOST_LANES = 24, 16
 _WIDTH, _HEIGHT = 1000, 12
-"""Of a lane, in the drawing's own units."""
+"""Size of a lane, in the drawing's own units."""
 _MOST_LABELS = 6
 _LEAST_DRAWN = 1.5
-"""Units that a mark is wide at least."""
+"""Minimal width of a mark, in the drawing's units."""
 _LABEL_SHARE = 0.2
-"""The part of a lane's width that a label of lateness needs."""
+"""Fraction of a lane's width that a label of lateness needs."""
 _TICKS = 4
 
 WAITING = f"color-mix(in srgb,{GREY} 38%,transparent)"
@@ -50,22 +52,22 @@ _LATE_KEY = ("l", VERMILION, "late")
 
 @dataclass(frozen=True)
 class Window:
-    """Collectives next to one another, and the ranks that are drawn."""
+    """Consecutive collectives and the ranks that are drawn."""
 
     arrived: pl.DataFrame
-    """The rows of `Skew.arrivals` that are drawn."""
+    """Drawn rows of `Skew.arrivals`."""
     ranks: tuple[int, ...]
     hidden_ranks: int
     collectives: int
     of_all: int
-    """How many collectives there are in all."""
+    """Total number of collectives."""
     first: float
-    """Seconds since the first start of the trace; `last` is where the last collective ends."""
+    """Seconds since the first start of the trace; `last` is the end of the last drawn collective."""
     last: float
 
 
 def window(skew: Skew, most_collectives: int = MOST_COLLECTIVES, most_lanes: int = MOST_LANES) -> Window:
-    """Return the collectives next to one another in which ranks waited longest, and the ranks to draw of them.
+    """Return the consecutive collectives in which ranks waited longest, and the ranks to draw of them.
 
     Args:
         skew: of a trace with times.
@@ -108,7 +110,7 @@ def _ranks(skew: Skew, shown: pl.DataFrame, most: int) -> list[int]:
 
 
 def drawing(skew: Skew, most_collectives: int = MOST_COLLECTIVES, most_lanes: int = MOST_LANES) -> str:
-    """Return the lanes, their key and the axis as HTML; needs `STYLE`. Empty where nothing was measured.
+    """Return the lanes, their key and the axis as HTML, empty if nothing was measured; needs `STYLE`.
 
     Args:
         skew: of a trace.
@@ -133,7 +135,7 @@ def drawing(skew: Skew, most_collectives: int = MOST_COLLECTIVES, most_lanes: in
 
 
 def _lane(rank: int, own: pl.DataFrame, drawn: Window, is_late: bool) -> str:
-    """Return the name of a rank, and its lane."""
+    """Return the name and the lane of a rank."""
     span = (drawn.last - drawn.first) or 1.0
     rows = own.sort("begin").select("begin", "took", "duration", "late_by", is_named=pl.col("is_late") & is_late).rows()
     waiting, transfers, lateness, labels = [], [], [], []
@@ -167,7 +169,7 @@ def _box(begin: float, length: float, span: float, top: float, height: float) ->
 
 
 def _labels(labels: Iterable[tuple[float, float]], span: float) -> str:
-    """Return how late a rank comes, at the first of its late arrivals that have room for it."""
+    """Return labels of how late a rank comes, at the first of its late arrivals that have space for one."""
     shown: list[str] = []
     free = -1.0
     for at, late_by in labels:
@@ -182,7 +184,7 @@ def _labels(labels: Iterable[tuple[float, float]], span: float) -> str:
 
 
 def _ticks(span: float) -> str:
-    """Return round numbers of seconds at their places on the axis."""
+    """Return round numbers of seconds at their positions on the axis."""
     step = _round_step(span / _TICKS) if span > 0 else 1.0
     numbers = [step * number for number in range(math.floor(span / step + 1e-9) + 1)]
     texts = ((100 * seconds / (span or 1.0), format_seconds(seconds)) for seconds in numbers)
@@ -195,13 +197,13 @@ _TICK_ENDS = {0: ' class="f"', 100: ' class="e"'}
 
 
 def _round_step(least: float) -> float:
-    """Return the smallest of 1, 2 and 5 times a power of ten that is not below a number."""
+    """Return the smallest of 1, 2 and 5 times a power of ten that is at least ``least``."""
     power = 10.0 ** math.floor(math.log10(least))
     return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= least * (1 - 1e-9))
 
 
 def foot(skew: Skew, drawn: Window | None) -> str:
-    """Return the words on what is drawn, and where the times come from."""
+    """Return the sentences on what is drawn, and where the times come from."""
     parts = []
     if drawn is not None:
         which = (
@@ -215,7 +217,7 @@ def foot(skew: Skew, drawn: Window | None) -> str:
 
 
 def _clock_text(skew: Skew) -> str:
-    """Return how far the starts of several ranks can be compared."""
+    """Return a sentence on how precisely the starts of different ranks can be compared."""
     info = skew.tables.info
     if info.clocks and all(info.clocks) and len(set(info.clocks)) == 1:
         moved = [error for offset, error in zip(info.clock_offsets, info.clock_residuals, strict=False) if offset]

@@ -29,7 +29,7 @@ class SkewView(View):
         self._skew = skew
 
     def text(self) -> str:
-        """The sentence, and a line for each rank for which others waited longest."""
+        """Return the sentence, and a line for each rank that the others waited for longest."""
         lines = [self._skew.sentence]
         lines += [
             f"  rank {rank}: late at {late:,} of {format_count(collectives, 'collective')}; the others waited "
@@ -41,11 +41,11 @@ class SkewView(View):
         return "\n".join([*lines, *(f"note: {html.plain(note, 0)}" for note in self._notes)])
 
     def html(self) -> str:
-        """The sentence, the picture, and the ranks for which others waited longest."""
+        """Return the sentence, the drawing, and a table of the ranks that the others waited for longest."""
         return self._html(_MOST_ROWS)
 
     def page(self, **options: Any) -> str:
-        """A document with more collectives, lanes and rows than a notebook's output holds."""
+        """Return a document with more collectives, lanes and rows than a notebook's output holds."""
         self.refuse("to_html", options)
         return html.page(self.title, self._html(_MOST_ROWS_OF_PAGE, _MOST_COLLECTIVES_OF_PAGE, _MOST_LANES_OF_PAGE))
 
@@ -68,7 +68,7 @@ class SkewView(View):
         return self._skew.is_timed and not self._skew.arrivals.is_empty()
 
     def _ranks(self) -> pl.DataFrame:
-        """Return `Skew.to_frame` by rank, those first for which others waited longest."""
+        """Return `Skew.to_frame` by rank, the ranks that the others waited for longest first."""
         if not self._has_rows:
             return pl.DataFrame(schema=("rank", "collectives", "late", "kept_waiting", "waited", "likely"))
         frame = self._skew.to_frame(by="rank").drop("exposed")
@@ -85,7 +85,7 @@ class SkewView(View):
         return f"<details><summary>Each rank</summary>{html.table(HEAD, rows, left=(5,))}{rest}</details>"
 
     def figure(self, **options: Any) -> Any:
-        """A plotly figure of the same: a bar per rank and collective, waiting apart from the transfer.
+        """Return a plotly figure of the same: a bar per rank and collective, with waiting and transfer apart.
 
         Raises:
             UsageError: an option.

@@ -1,1 +1,1 @@
-"""A sweep of a disk: the setting to take, the heatmaps behind it, plotly figures, and an explorer."""
+"""Views of a sweep of a disk: the recommended setting, heatmaps, plotly figures, and an explorer."""

@@ -1,4 +1,4 @@
-"""The explorer of a sweep: a click on a point of the figure gives the ``"aio"`` block of its setting."""
+"""The explorer of a disk sweep: a click on a point of the figure shows the ``"aio"`` block of its setting."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from dsexplore.views.widgets.plot_widget import PlotWidget
 
 
 def explorer(result: SweepResult, twin: View) -> LiveBox:
-    """Dropdowns for picture and direction, the picture, and the block of the point last clicked.
+    """Return dropdowns for figure and direction, the figure, and the block of the point last clicked.
+
+    ``explorer.selection`` is the `AioConfig` shown.
 
     ``explorer.selection`` is the `AioConfig` shown.
 

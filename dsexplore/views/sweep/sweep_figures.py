@@ -44,7 +44,7 @@ def _heatmaps(result: SweepResult, direction: str) -> Any:
 
 
 def _along_depth(result: SweepResult, direction: str, threads: int) -> list[Point]:
-    """The fastest block size at each queue depth, for one thread count."""
+    """Return the point of the fastest block size at each queue depth, for one thread count."""
     best: dict[int, Point] = {}
     for (_, depth), point in cells(result, direction, threads).items():
         if depth not in best or point.rate > best[depth].rate:
@@ -125,7 +125,7 @@ def _parallel(result: SweepResult, direction: str) -> Any:
 
 
 def _steps(label: str, values: list[Any], steps: list[Any], write: Callable[[Any], str]) -> dict[str, Any]:
-    """A coordinate whose values stand at equal distances, whatever their size."""
+    """Return a parallel coordinate whose values are equally spaced, whatever their size."""
     place = {step: at for at, step in enumerate(steps)}
     return {
         "label": label,
@@ -148,4 +148,4 @@ KINDS: dict[str, Callable[[SweepResult, str], Any]] = {
     "latency": _latency_curves,
     "parallel": _parallel,
 }
-"""Kind → the function that draws it, in one direction."""
+"""{kind: function that draws it in one direction}."""

@@ -1,4 +1,6 @@
-"""A sweep's measurements as points: one per setting and direction, with medians over its slices.
+"""Measurements of a sweep as points: one per setting and direction, with medians over its slices.
+
+With several tensor sizes, a rate is the geometric mean over the sizes.
 
 Of several tensor sizes, a rate is the geometric mean over the sizes.
 """
@@ -16,23 +18,23 @@ from dsexplore.units import format_rate
 
 @dataclass(frozen=True)
 class Point:
-    """One setting in one direction, or in the user's mix of both."""
+    """Result of one setting in one direction, or in the user's mix of both."""
 
     config: AioConfig
     rate: float
     """Bytes per second."""
     p50: float
     p99: float
-    """Seconds."""
+    """Latencies in seconds."""
 
 
 def directions(result: SweepResult) -> list[str]:
-    """The directions that can be drawn: those measured, and their mix if both were."""
+    """Return the directions that can be drawn: those measured, plus ``"mix"`` if both were."""
     return [*result.operations, *(["mix"] if len(result.operations) == 2 else [])]
 
 
 def points(result: SweepResult, direction: str) -> list[Point]:
-    """Each setting's medians in one direction; for the mix, the latencies are the slower direction's."""
+    """Return each setting's medians in one direction; the latencies of the mix are the slower direction's."""
     by_config: dict[AioConfig, dict[str, list[Measured]]] = {}
     for m in result.measured:
         by_config.setdefault(m.sample.config, {}).setdefault(m.sample.operation, []).append(m)
@@ -49,12 +51,12 @@ def points(result: SweepResult, direction: str) -> list[Point]:
 
 
 def thread_counts(result: SweepResult, direction: str) -> list[int]:
-    """The thread counts that were measured, in order."""
+    """Return the measured thread counts in ascending order."""
     return sorted({point.config.thread_count for point in points(result, direction)})
 
 
 def cells(result: SweepResult, direction: str, threads: int) -> dict[tuple[int, int], Point]:
-    """The fastest way of submitting and reaping for each (block size, queue depth) at one thread count."""
+    """Return {(block size, queue depth): fastest point over the ways of submitting and reaping} at one thread count."""
     best: dict[tuple[int, int], Point] = {}
     for point in points(result, direction):
         key = point.config.block_size, point.config.queue_depth
@@ -64,7 +66,7 @@ def cells(result: SweepResult, direction: str, threads: int) -> dict[tuple[int, 
 
 
 def limit_of(result: SweepResult, direction: str) -> tuple[float, str] | None:
-    """(bytes per second, text) of the fastest reference in a direction, or in the mix of both; None without one.
+    """Return (bytes per second, text) of the fastest reference in a direction or the mix, or None without one.
 
     The text calls it the disk's limit only where no measured setting is above it.
     """

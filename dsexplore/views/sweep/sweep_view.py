@@ -1,4 +1,4 @@
-"""The static view of a sweep: the block to paste, the heatmaps behind it, and how it was measured."""
+"""The static view of a sweep: the block to paste, heatmaps, and how it was measured."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ class SweepView(View):
         self._result = result
 
     def text(self) -> str:
-        """The setting to take and its rate: some ten lines."""
+        """Return the recommended setting and its rate, in about ten lines."""
         return "\n".join(html.plain(line, 300) for line in self._result.lines())
 
     def html(self) -> str:
-        """The verdict, the block to paste, heatmaps, the finalists, and how it was measured."""
+        """Return the verdict, the block to paste, heatmaps, the finalists, and how it was measured."""
         result = self._result
         body = [f"<p>{html.prose(line, 300)}</p>" for line in result.lines()]
         if result.rounds:
@@ -57,7 +57,7 @@ class SweepView(View):
         return html.fragment("".join(body), STYLE)
 
     def figure(self, kind: str = "heatmap", operation: str | None = None, **options: Any) -> Any:
-        """A plotly figure.
+        """Return a plotly figure.
 
         Args:
             kind: ``"heatmap"`` (one per thread count), ``"depth"`` (rate by queue depth, with the disk's limit),
@@ -77,7 +77,7 @@ class SweepView(View):
         return KINDS[kind](self._result, chosen)
 
     def still(self, figure: Any, kind: str = "heatmap", operation: str | None = None, **options: Any) -> str:
-        """The drawn lines; of heatmaps and parallel coordinates a table of the rates that they show."""
+        """Return the lines as SVG, or a table of rates for heatmaps and parallel coordinates."""
         if kind not in ("heatmap", "parallel"):
             return still_figure(figure)
         chosen = operation or directions(self._result)[-1]
@@ -85,7 +85,7 @@ class SweepView(View):
         return html.fragment(title + _heat_table(self._result, chosen), STYLE)
 
     def explore(self, **options: Any) -> Any:
-        """Pictures to choose from; a click on a point shows the ``"aio"`` block of its setting, to copy."""
+        """Return a choice of figures; a click on a point shows the ``"aio"`` block of its setting, to copy."""
         from dsexplore.views.sweep.sweep_explorer import explorer
 
         if options:
@@ -100,7 +100,7 @@ def _section(title: str, body: str, *, opened: bool = False) -> str:
 
 
 def _heat_table(result: SweepResult, direction: str) -> str:
-    """Block size by queue depth, one group of rows per thread count; all share their columns and their shades."""
+    """Return block size by queue depth, one group of rows per thread count; all share columns and colour scale."""
     every = points(result, direction)
     if not every:
         return ""
@@ -122,7 +122,7 @@ def _heat_table(result: SweepResult, direction: str) -> str:
 
 
 def _scale(top: float) -> str:
-    """The bar of the colours, from nothing to the fastest setting."""
+    """Return the colour bar, from 0 to the rate of the fastest setting."""
     cells = "".join(f'<span style="{heat(round(50 * i / 6))}"></span>' for i in range(7))
     return f'<p class="dim scale">0<span>{cells}</span>{top / 1e9:.2f} GB/s</p>'
 
@@ -141,7 +141,7 @@ def _place(config: AioConfig) -> tuple[int, int, int]:
 
 
 def _settings_table(result: SweepResult) -> str:
-    """The settings that the verdict rests on, fastest first."""
+    """Return a table of the settings that the verdict is based on, fastest first."""
     means = {config: ratio_interval(list(ratios.values())) for config, ratios in result.rounds.items()}
     ranked = sorted(means, key=lambda config: -means[config].value)[:_MOST_ROWS]
     by_config = {point.config: point for point in points(result, directions(result)[-1])}

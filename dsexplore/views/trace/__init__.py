@@ -1,1 +1,1 @@
-"""A trace, and the difference of two: text, static HTML, plotly figures, and the counted tables behind them."""
+"""Views of a trace and of the difference of two: text, static HTML, plotly figures, and the tables they draw."""

@@ -1,4 +1,4 @@
-"""The one switch of all views of a trace: whether their sizes are wire bytes or message bytes."""
+"""The option ``sizes`` of all views of a trace: wire bytes or message bytes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dsexplore.trace.tables import Tables
 
 WIRE, MESSAGE = "wire", "message"
 COLUMNS = {WIRE: "wire_bytes", MESSAGE: "message_bytes"}
-"""For each position of the switch, the column of the events that is added up."""
+"""{value of ``sizes``: column of the events that is summed}."""
 KIND_OF = {column: sizes for sizes, column in COLUMNS.items()}
 WORDS = {
     WIRE: "wire bytes, the least that a rank must send",
@@ -17,7 +17,7 @@ WORDS = {
 
 
 def column_of(sizes: str) -> str:
-    """The column that is added up.
+    """Return the column of the events that is summed for a value of ``sizes``.
 
     Raises:
         UsageError: no such position of the switch.
@@ -28,7 +28,7 @@ def column_of(sizes: str) -> str:
 
 
 def summed_over(tables: Tables) -> str:
-    """Over what the sizes of a table are summed: ``of rank 0 in one step``, ``summed over 4 ranks and 2 steps``."""
+    """Return what the sizes of a table are summed over: ``of rank 0 in one step``, ``summed over 4 ranks``."""
     ranks = tables.events["rank"].unique().sort().to_list() or list(tables.info.ranks)
     steps = in_steps(tables.events)["step"].n_unique()
     if len(ranks) <= 1:

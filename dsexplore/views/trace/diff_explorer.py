@@ -1,4 +1,4 @@
-"""`DiffExplorer`: a step of two traces on one scale, zoomed and brushed; what is chosen of each is a `Trace`."""
+"""`DiffExplorer`: a step of two traces on one time scale; what is selected of each is a `Trace`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from dsexplore.views.timeline.timeline_explorer import TimelineExplorer
 
 
 class DiffExplorer(TimelineExplorer):
-    """The live timeline of both, below the static view of their difference; see `TimelineExplorer` for its keys.
+    """The live timeline of both traces, below the static view of their difference.
+
+    See `TimelineExplorer` for its keys. `selection` has the selected events of both traces; `before` and `after`
+    have those of each, and `chosen` is their diff.
 
     `selection` has the chosen events of both; `before` and `after` have those of each, and `chosen` is their diff.
 
@@ -33,17 +36,17 @@ class DiffExplorer(TimelineExplorer):
 
     @property
     def before(self) -> Trace:
-        """The chosen events of the first trace, A."""
+        """Selected events of the first trace, A."""
         return self._side(self.diff.before, self._of_before)
 
     @property
     def after(self) -> Trace:
-        """The chosen events of the second trace, B."""
+        """Selected events of the second trace, B."""
         return self._side(self.diff.after, ~self._of_before)
 
     @property
     def chosen(self) -> TraceDiff:
-        """The difference that the chosen events of B make to those of A."""
+        """Difference between the selected events of A and those of B."""
         return self.before.diff(self.after)
 
     def _side(self, whole: Trace, own: Mask) -> Trace:

@@ -1,4 +1,4 @@
-"""The module tree of two traces: A's bars left of a spine, B's right of it, on one scale, and the changes beside."""
+"""The joined module tree of two traces: A's bars left of an axis, B's right of it, on one scale, and the changes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from dsexplore.views.trace.time_columns import StoodFor, seconds_cell, step_seco
 _MOST_ROWS = 16
 _NUMBERS = re.compile(r"\.\d+(?=\.|$)")
 _EXACT = 2
-"""Decimals that sums are rounded to: sums of means of equal bytes are equal."""
+"""Number of decimals that sums are rounded to, so that sums of means of equal bytes compare equal."""
 
 STYLE = (
     outline.STYLE
@@ -53,25 +53,25 @@ _TIMES = (
 )
 
 _Change = tuple[Any, ...]
-"""op, axis, phase, and count and bytes before and after, of one row of the difference."""
+"""One row of the difference: op, axis, phase, count before and after, bytes before and after."""
 
 
 @dataclass(frozen=True)
 class _Side:
-    """One trace's traffic per rank and step, by row of the joined tree; with the modules inside."""
+    """One trace's traffic per rank and step, by row of the joined tree; includes the modules inside."""
 
     count: Sizes
-    """(modules,) collectives of steps."""
+    """(modules,) number of collectives in steps."""
     bytes: Sizes
-    """(modules,) of steps."""
+    """(modules,) bytes in steps."""
     axes: Sizes
-    """(axes, modules) bytes of steps on each of the tree's axes."""
+    """(axes, modules) bytes in steps on each of the tree's axes."""
     apart: Sizes
-    """(`OUTSIDE_STEPS`, modules) bytes per rank in each phase that is in no step."""
+    """(`OUTSIDE_STEPS`, modules) bytes per rank in each phase outside steps."""
 
 
 class DiffRows:
-    """The rows of two traces' joined tree that differ, as `outline.Source`; numbers are per rank and step."""
+    """Rows of two traces' joined tree that differ, as an `outline.Source`; numbers are per rank and step."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class DiffRows:
         self._top = max(float(side.bytes[roots].sum()) for side in (self._before, self._after)) or 1.0
 
     def titles(self) -> list[tuple[str, str, str]]:
-        """The columns after the module."""
+        """Return (title, explanation, class) of the columns after the module."""
         inside = " per rank and step, with the modules inside"
         axes = [
             (f"± {axis}" if axis in (NO_AXIS, OTHER_AXES) else f"± on {axis}", f"the change on {axis}{inside}", "delta")
@@ -125,22 +125,22 @@ class DiffRows:
 
     @property
     def _apart(self) -> list[int]:
-        """Places in `OUTSIDE_STEPS` of the phases in which something differs."""
+        """Indices into `OUTSIDE_STEPS` of the phases in which the traces differ."""
         return [int(place) for place in np.flatnonzero((self._before.apart != self._after.apart).any(axis=1))]
 
     def roots(self) -> list[Fold]:
-        """The topmost rows in which something differs."""
+        """Return the topmost rows in which something differs."""
         return self._stood_for.roots(self._different(self._folds.roots()))
 
     def children(self, row: int) -> list[Fold]:
-        """The rows inside a row in which something differs."""
+        """Return the rows inside ``row`` in which something differs."""
         return self._stood_for.children(row, self._different(self._folds.children(row)))
 
     def _different(self, folds: list[Fold]) -> list[Fold]:
         return [fold for fold in folds if self._differs[fold.first]]
 
     def line(self, fold: Fold, times: int) -> str:
-        """Name, both traces' numbers on the sides of the spine, and the differences."""
+        """Return the cells of a row: name, both traces' numbers around the bars, and the differences."""
         tree, row = self.tree, fold.first
         a, b = self._before, self._after
         only = self._only[row]
@@ -166,7 +166,7 @@ class DiffRows:
         )
 
     def _times(self, fold: Fold) -> str:
-        """Predicted seconds of both, and the change; empty where nothing is predicted."""
+        """Return cells with both predicted seconds and their change; empty if nothing is predicted."""
         if not self._seconds:
             return ""
         rows = self._stood_for.rows(fold)
@@ -174,7 +174,7 @@ class DiffRows:
         return seconds_cell(before) + seconds_cell(after) + _delta(before, after, format_seconds, False)
 
     def _bars(self, axes: list[tuple[float, float]]) -> str:
-        """A's bar, that grows to the left, and B's, that grows to the right: a part per axis."""
+        """Return A's bar, which grows to the left, and B's, which grows to the right, one segment per axis."""
         return f'<span class="sides">{"".join(self._bar([both[side] for both in axes]) for side in (0, 1))}</span>'
 
     def _bar(self, sizes: list[float]) -> str:
@@ -183,7 +183,7 @@ class DiffRows:
         return f'<span class="thin">{parts}</span>'
 
     def inside(self, row: int, times: int) -> str:
-        """A table of the module's own collectives that differ."""
+        """Return a table of the module's own collectives that differ."""
         changes = self._changes.get(self.tree.names[row], ())
         if not changes:
             return ""
@@ -212,7 +212,7 @@ class DiffRows:
 
 
 def _side(tree: ModuleTree, rows: pl.DataFrame, size: str, when: str) -> _Side:
-    """One trace's numbers by row of the tree, from the rows of the difference."""
+    """Return one trace's numbers by row of the tree, from the rows of the difference."""
     in_steps = rows.select(IN_STEPS.alias("in")).to_series().to_numpy()
     row = np.array([tree.row_of[name] for name in rows["module"]], np.int64)
     axis = tree.columns_of(rows["axis"].to_list())
@@ -238,7 +238,7 @@ def _by_module(changes: pl.DataFrame, size: str) -> dict[str, tuple[_Change, ...
 
 
 def _only(tree: ModuleTree, before: Tables, after: Tables) -> list[str]:
-    """For each row of the tree ``A`` or ``B`` where only that trace has the module, else empty."""
+    """Return ``"A"`` or ``"B"`` per row of the tree if only that trace has the module, else ``""``."""
     has = [
         {*tables.modules["module"], *tables.events["owner"], *tables.parameters["module"]} for tables in (before, after)
     ]
@@ -247,7 +247,7 @@ def _only(tree: ModuleTree, before: Tables, after: Tables) -> list[str]:
 
 
 def key() -> str:
-    """The meaning of A, B and the signs."""
+    """Return a paragraph that explains A, B and the signs."""
     meanings = ((0, 1, "more in B"), (1, 0, "less in B"), (0, 0, "as much in sum, of other collectives"))
     signs = " ".join(f"{_sign(before, after)} {text}" for before, after, text in meanings)
     return f'<p class="dim">A: the first trace. B: the second. {signs}</p>'
@@ -263,7 +263,7 @@ def _number(value: float, write: Callable[[float], str]) -> str:
 
 
 def _delta(before: float, after: float, write: Callable[[float], str], moved: bool) -> str:
-    """The cell of a change, with its sign; with ``moved`` the sum is the same, and what it is made up of is not."""
+    """Return the cell of a change with its sign; ``moved``: the sum is equal, but the collectives in it are not."""
     if before == after:
         return outline.cell(_sign(0, 0) if moved else "–", "delta" if moved else "delta z")
     return outline.cell(f"{_sign(before, after)} {write(abs(after - before))}", "delta")
@@ -274,5 +274,5 @@ def _both(before: float, after: float, write: Callable[[float], str]) -> str:
 
 
 def signed_bytes(size: float) -> str:
-    """A difference of bytes with its sign: ``+6 KiB``, ``−1 KiB``."""
+    """Return a difference of bytes with its sign: ``+6 KiB``, ``−1 KiB``."""
     return f"{'+' if size >= 0 else '−'}{format_bytes(abs(size))}"

@@ -1,4 +1,4 @@
-"""The view of a `TraceDiff`: what differs in words, as two bars, as one tree of both, and in time on one scale."""
+"""The view of a `TraceDiff`: the difference in words, as two bars, as one joined tree, and on one time scale."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from dsexplore.views.trace.module_tree import NO_AXIS, OTHER_AXES
 from dsexplore.views.view import View
 
 _BUDGET, _PAGE_BUDGET, _LEAST = 64_000, 1_500_000, 12_000
-"""Bytes of the view in a notebook and on a page of its own, and the least that its tree gets."""
+"""Bytes of the view in a notebook and as a page, and minimal bytes of its tree."""
 _SMALL = 16
 _MOST_FINDINGS = 4
 _WORD = {"axes": "by module", "module": "its row", "finding": "findings", "time": "in time"}
@@ -49,7 +49,7 @@ class TraceDiffView(View):
         self._difference: PlanDifference = diff.headline()
 
     def text(self) -> str:
-        """Totals of both, the sentences of the difference, and the ops that differ."""
+        """Return totals of both traces, the sentences of the difference, and the ops that differ."""
         rows = self._difference.to_frame()
         lines = [f"TraceDiff: {_totals(self._diff, self._difference)}"]
         lines += [f"  {html.plain(one.text, 400)}" for one in self._difference.sentences]
@@ -67,7 +67,7 @@ class TraceDiffView(View):
         return "\n".join(lines)
 
     def html(self, budget: int = _BUDGET, sizes: str = WIRE, cluster: Any = None) -> str:
-        """The sentences, the joined tree only where it differs, equal layers folded, findings, and both in time.
+        """Return the sentences, the differing part of the joined tree, findings, and both traces on one time scale.
 
         Args:
             budget: bytes, about; the tree gets what the rest leaves.
@@ -101,7 +101,7 @@ class TraceDiffView(View):
         return html.with_ids_of_its_own(drawn_view, names.values())
 
     def page(self, sizes: str = WIRE, cluster: Any = None) -> str:
-        """A document with many more modules than a notebook's output holds.
+        """Return a document with many more modules than a notebook's output holds.
 
         Args:
             sizes: which bytes it shows, ``"wire"`` or ``"message"``.
@@ -110,7 +110,9 @@ class TraceDiffView(View):
         return html.page(self.title, self.html(_PAGE_BUDGET, sizes, cluster))
 
     def explore(self, lanes: str | None = None, colours: str | None = None) -> Any:
-        """The static view, and a step of both on one scale, to be zoomed and brushed.
+        """Return the static view with a live timeline of one step of both traces on one scale.
+
+        ``.selection`` is the `Trace` of what is selected, ``.before`` and ``.after`` that of each side.
 
         ``.selection`` is the `Trace` of what is chosen, ``.before`` and ``.after`` that of each side.
 
@@ -126,18 +128,18 @@ class TraceDiffView(View):
         return DiffExplorer(self._diff, lanes, colours)
 
     def _predicted(self, cluster: Any) -> tuple[Prediction, ...]:
-        """The predictions of both; none without a cluster."""
+        """Return the predictions of both traces, or an empty tuple without a cluster."""
         if cluster is None:
             return ()
         return self._diff.before.predict(cluster), self._diff.after.predict(cluster)
 
     def _headline(self, names: Mapping[DifferenceSentence, str], axes: list[str]) -> str:
-        """The bars of A and B on one scale, and the sentences, with links to what has one of these ids."""
+        """Return the bars of A and B on one scale and the sentences, which link to the ids in ``names``."""
         said = "".join(f"<p>{html.prose(one.text, 600)}{_link(one, names)}</p>" for one in self._difference.sentences)
         return f'<div class="headline">{_bars(self._difference, axes)}{said}</div>'
 
     def _said(self, sizes: str) -> str:
-        """The words for the sizes of the tree: which they are, and per what."""
+        """Return a sentence on which sizes the tree shows, and per what."""
         other = MESSAGE if sizes == WIRE else WIRE
         means = self._difference.means
         return (
@@ -147,7 +149,7 @@ class TraceDiffView(View):
         )
 
     def _findings(self, anchor: str) -> str:
-        """The findings that one trace has and the other has not, as sections; ``anchor`` is the id of the first."""
+        """Return sections of the findings that only one trace has; ``anchor`` is the id of the first section."""
         sides = (("B", self._difference.findings_new), ("A", self._difference.findings_gone))
         ids = iter([anchor])
         return "".join(
@@ -161,7 +163,7 @@ class TraceDiffView(View):
         )
 
     def _in_time(self, anchor: str) -> str:
-        """The last step of both, one above the other."""
+        """Return a section with the last step of both traces, one above the other."""
         before, after = self._diff.before.tables, self._diff.after.tables
         axes = {*before.events["axis"].unique(), *after.events["axis"].unique()}
         timeline = joint_timeline(before, after, colours="axis" if len(axes) <= len(AXES) else "phase")
@@ -172,19 +174,19 @@ class TraceDiffView(View):
 
 
 def _anchor(sentence: DifferenceSentence) -> str:
-    """The id of what a sentence leads to: the row of its module, the findings or the timeline."""
+    """Return the id of the element that a sentence links to: its module's row, the findings or the timeline."""
     return html.content_id("difference", sentence.about, sentence.text)
 
 
 def _link(sentence: DifferenceSentence, names: Mapping[DifferenceSentence, str]) -> str:
-    """A link to the row or the section that a sentence speaks of; empty where it is not drawn."""
+    """Return a link to the row or the section that a sentence is about; empty if it is not drawn."""
     if sentence not in names:
         return ""
     return f' <a class="to" href="#{names[sentence]}">{_WORD[sentence.about]}</a>'
 
 
 def _bars(difference: PlanDifference, axes: list[str]) -> str:
-    """Two bars on one scale: wire bytes of a rank in a step by axis, with the numbers of each axis."""
+    """Return one bar per trace on one scale, wire bytes per rank and step by axis, and the numbers of each axis."""
     held = []
     for side in (difference.before, difference.after):
         sums = dict.fromkeys(axes, 0.0)
@@ -214,7 +216,7 @@ def _bars(difference: PlanDifference, axes: list[str]) -> str:
 
 
 def _steps(both: tuple[Prediction, ...]) -> str:
-    """The predicted steps; empty where nothing is predicted."""
+    """Return a sentence on the predicted step times, or ``""`` if nothing is predicted."""
     if not both:
         return ""
     before, after = both
@@ -226,7 +228,7 @@ def _steps(both: tuple[Prediction, ...]) -> str:
 
 
 def _totals(diff: TraceDiff, difference: PlanDifference) -> str:
-    """Collectives, wire and message bytes of steps, phases outside steps apart, and per what."""
+    """Return collectives, wire bytes and message bytes in steps, those of phases outside steps, and per what."""
     sides = difference.before, difference.after
     frames = [side.to_frame().select("count", "wire_bytes", "message_bytes").sum() for side in sides]
     (count, wire, message), (counts, wires, messages) = (frame.row(0) for frame in frames)
@@ -245,7 +247,7 @@ def _totals(diff: TraceDiff, difference: PlanDifference) -> str:
 
 
 def _over(diff: TraceDiff, difference: PlanDifference) -> str:
-    """Per what the totals are, in words."""
+    """Return what the totals are per, in words."""
     before, after = (summed_over(trace.tables) for trace in (diff.before, diff.after))
     if not difference.means:
         return before if before == after else f"A {before}, B {after}"

@@ -22,7 +22,7 @@ _OTHER = _INDEX["other"]
 
 
 def part(title: str, body: str, opened: bool = False, anchor: str = "") -> str:
-    """A section that opens and closes; empty where its body is.
+    """Return a collapsible section, or ``""`` if its body is empty.
 
     Args:
         title: always in sight.
@@ -37,7 +37,7 @@ def part(title: str, body: str, opened: bool = False, anchor: str = "") -> str:
 
 
 def phase_key(phases: Sequence[str]) -> str:
-    """The legend: letter, hatch and name of each phase."""
+    """Return the legend: letter, hatch and name of each phase."""
     return (
         '<p class="dim">'
         + " ".join(
@@ -48,7 +48,7 @@ def phase_key(phases: Sequence[str]) -> str:
 
 
 def heatmap(grid: Grid, write: Callable[[float], str], corner: str = "", log: bool = True) -> str:
-    """A table whose cells are shaded by value; the value stands in each cell."""
+    """Return a table whose cells are shaded by value and contain the value."""
     if not grid.rows or not grid.columns:
         return ""
     top = float(grid.values.max()) or 1.0
@@ -67,7 +67,7 @@ def heatmap(grid: Grid, write: Callable[[float], str], corner: str = "", log: bo
 
 
 def scale(top: float, write: Callable[[float], str], log: bool = True) -> str:
-    """The bar of a heatmap's colours, from nothing to its largest value; marked where half of the colour is reached."""
+    """Return the colour bar of a heatmap, from 0 to its largest value, with the value of half the shade."""
     half = top / 8 if log else top / 2
     cells = "".join(
         f'<span style="{heat(_shade(top * (i / 6) ** (3 if log else 1), top, log))}"></span>' for i in range(7)
@@ -82,11 +82,11 @@ def _heat_cell(value: float, top: float, write: Callable[[float], str], log: boo
 
 
 def _shade(value: float, top: float, log: bool) -> int:
-    """Percent of blue: none for nothing, and on a log scale half of the most for an eighth of the top."""
+    """Return the percentage of blue of a value; on a log scale, an eighth of ``top`` gets half the maximum."""
     return round(45 * (value / top) ** (1 / 3 if log else 1))
 
 
 def phase_bar(parts: Sequence[tuple[str, float]], top: float) -> str:
-    """A bar split by phase; ``parts``: (phase, value)."""
+    """Return a bar split by phase; ``parts``: (phase, value)."""
     marked = ((f"p{_INDEX.get(phase, _OTHER)}", phase_mark(phase).letter, value, "") for phase, value in parts)
     return html.stacked_bar(marked, top)

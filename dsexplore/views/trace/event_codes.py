@@ -1,4 +1,9 @@
-"""A trace's events as small integers, so that a filter over a million of them takes milliseconds.
+"""A trace's events as small integers, so that filtering a million of them takes milliseconds.
+
+Every facet is a column of codes and the labels that they stand for. A filter is a conjunction of comparisons, and the
+events that pass are summed by module, axis and phase. Both the static view and the explorer count this way. Measured
+with 1,000,000 events of 10,000 modules, against polars' ``group_by`` on the filtered events: bytes by place and axis 4
+to 9 ms against 60 to 150, collectives by kind 2 to 7 ms against 65 to 430.
 
 Every facet is a column of codes and the labels that they stand for; a filter is a conjunction of comparisons, and the
 events that pass are added up by module, axis and phase. The static view and the explorer both count this way. Measured
@@ -34,9 +39,9 @@ START_UP = "start-up"
 SAME_COLLECTIVE = (
     "op", "axis", "group_size", "phase", "message_bytes", "wire_bytes", "dtype", "shape", "implicit", "cause", "source",
 )  # fmt: skip
-"""Collectives that agree in these columns stand on one line."""
+"""Collectives that agree in these columns share one row of the table of collectives."""
 CAUSE = ("module", "op", "axis", "phase", "cause", "source")
-"""Implicit redistributes that agree in these columns stand on one line; ``module`` is the place of the trigger."""
+"""Implicit redistributes that agree in these columns share one row; ``module`` is the place of the trigger."""
 
 
 @dataclass(frozen=True)
@@ -44,29 +49,32 @@ class Matched:
     """Modules that match a pattern."""
 
     owners: Mask
-    """(modules,) by row in the tree."""
+    """(modules,) mask by row in the tree."""
     triggers: Mask
-    """Of the modules that triggered collectives of another owner, by code; see `EventCodes.in_modules`."""
+    """Mask by code of the modules that triggered collectives of another owner; see `EventCodes.in_modules`."""
 
 
 @dataclass(frozen=True)
 class Causes:
-    """Lines of the table of implicit redistributes."""
+    """Rows of the table of implicit redistributes."""
 
     shown: list[dict[str, Any]]
-    """The first of them: what `CAUSE` names, count, bytes, and ``line`` for `EventCodes.cause`."""
+    """First rows: the columns of `CAUSE`, count, bytes, and ``line``, the argument of `EventCodes.cause`."""
     lines: int
-    """The number of lines."""
+    """Total number of rows."""
     events: int
-    """The number of events on them."""
+    """Number of events in all rows."""
 
 
 @dataclass(frozen=True)
 class Columns:
-    """Numbers by row of the module tree; all but ``own`` with the modules inside, all but ``phases`` of steps only."""
+    """Numbers by row of the module tree; they include the modules inside and count steps only.
+
+    Except ``own``, which is without the modules inside, and ``phases``, which has the phases outside steps too.
+    """
 
     count: Sizes
-    """(modules,) collectives."""
+    """(modules,) number of collectives."""
     bytes: Sizes
     """(modules,) bytes."""
     own: Sizes
@@ -74,11 +82,11 @@ class Columns:
     axes: Sizes
     """(axes, modules) bytes on each of the tree's axes."""
     phases: Sizes
-    """(phases, modules) bytes in each phase that occurs, `OUTSIDE_STEPS` among them."""
+    """(phases, modules) bytes in each phase that occurs, including `OUTSIDE_STEPS`."""
 
 
 class EventCodes:
-    """The events of a trace, ready to be filtered and added up by module.
+    """The events of a trace, encoded for filtering and for sums by module.
 
     Args:
         tables: what was recorded.
@@ -102,7 +110,7 @@ class EventCodes:
         return len(self.owner)
 
     def use(self, sizes: str) -> None:
-        """Add up ``"wire"`` or ``"message"`` bytes from now on.
+        """Sum ``"wire"`` or ``"message"`` bytes from now on.
 
         Raises:
             UsageError: ``sizes`` is neither.
@@ -114,7 +122,7 @@ class EventCodes:
             self.__dict__.pop(name, None)
 
     def prepare(self) -> None:
-        """Compute now what the first filter or selection would wait for."""
+        """Compute in advance what the first filter or selection would wait for."""
         _ = (
             self._triggered_elsewhere,
             self._cell,
@@ -129,38 +137,41 @@ class EventCodes:
 
     @property
     def every(self) -> Mask:
-        """All events."""
+        """Mask of all events."""
         return np.ones(len(self), bool)
 
     def mask(self, filters: Mapping[str, Any], implicit_only: bool = False) -> Mask:
-        """The events that meet the filters: facet → a label or a list of labels."""
+        """Return the mask of events that meet all filters; ``filters``: {facet: a label or a list of labels}."""
         mask = self.implicit.copy() if implicit_only else self.every
         for name, wanted in filters.items():
             mask &= self.facets[name].test(wanted)
         return mask
 
     def matched(self, pattern: str) -> Matched:
-        """The modules that match a pattern, as `Trace.where` finds them: by owner or by trigger."""
+        """Return the modules that match a pattern, as `Trace.where` finds them: as owner or as trigger."""
         test, text = module_test([pattern]), certain_text(pattern)
         names = self.tree.names, self._triggered_elsewhere[1].labels
         return Matched(*(np.array([text in name and bool(test(name)) for name in each], bool) for each in names))
 
     def in_modules(self, matched: Matched) -> Mask:
-        """The events of these modules."""
+        """Return the mask of events owned or triggered by these modules."""
         mask = self._owned_by(matched.owners)
         at, trigger = self._triggered_elsewhere
         mask[at] |= matched.triggers[trigger.codes]
         return mask
 
     def inside(self, rows: Sequence[int]) -> Mask:
-        """Events owned by the modules of these rows or by modules inside them."""
+        """Return the mask of events owned by the modules of these rows or by modules inside them."""
         chosen = np.zeros(len(self.tree), bool)
         for row, end in self.spans(rows):
             chosen[row:end] = True
         return self._owned_by(chosen)
 
     def _owned_by(self, chosen: Mask) -> Mask:
-        """The events of some modules; ``chosen``: (modules,). Of modules that own few, only their events are touched.
+        """Return the mask of events owned by the modules in ``chosen``, a (modules,) mask.
+
+        If these own few events, only those are touched. Measured with 1,000,000 events, of which one module in
+        a thousand is chosen: 0.1 ms instead of 1.2.
 
         Measured with 1,000,000 events, of which one module in a thousand is chosen: 0.1 ms instead of 1.2.
         """
@@ -174,11 +185,14 @@ class EventCodes:
         return mask
 
     def spans(self, rows: Sequence[int]) -> list[tuple[int, int]]:
-        """The rows of some modules and of all inside them, as ``[first, end)``."""
+        """Return ``[first, end)`` of each row with all rows inside it."""
         return [(row, int(self.tree.ends[row])) for row in rows]
 
     def at_place(self, place: str | None, axis: str | None, others: tuple[set[str], set[str]]) -> Mask:
-        """Events of a place in the model on an axis; None is every one but the ``others``."""
+        """Return the mask of events at a place in the model, on an axis.
+
+        None means every place or axis that is not in ``others``, a pair of the sets of (places, axes).
+        """
         places, axes = self._places, self.facets["axis"]
         in_place = np.array([p == place if place is not None else p not in others[0] for p in places.labels], bool)
         names = [label or NO_AXIS for label in axes.labels]
@@ -191,11 +205,11 @@ class EventCodes:
         return mask
 
     def largest_owner(self, mask: Mask) -> int:
-        """The row of the module that sent most bytes of some events."""
+        """Return the row of the module that owns most bytes of the events in the mask."""
         return int(np.bincount(self.owner[mask], self.sizes[mask], minlength=1).argmax())
 
     def cause(self, line: int) -> tuple[Mask, str]:
-        """The events on a line of the table of causes, and its title."""
+        """Return the mask of events in a row of the table of causes, and its title."""
         rows = self._causes.rows
         module, cause, op = (rows[name][line] for name in ("module", "cause", "op"))
         return self._causes.on(line, len(self)), f"{cause or op} in {module}"
@@ -203,18 +217,18 @@ class EventCodes:
     # Their sums
 
     def sums(self, mask: Mask) -> Sums:
-        """Count and bytes of some events by module, axis and phase."""
+        """Return count and bytes of the events in the mask by module, axis and phase."""
         return self._pivot.sums(mask, self.sizes)
 
     @cached_property
     def kind(self) -> npt.NDArray[np.int32]:
-        """(events,) the axis and the phase of each, as one number."""
+        """(events,) axis and phase of each event, encoded as one number."""
         axis, phase = self.facets["axis"], self.facets["phase"]
         kind: npt.NDArray[np.int32] = axis.codes.astype(np.int32) * len(phase.labels) + phase.codes.astype(np.int32)
         return kind
 
     def kinds_of(self, filters: Mapping[str, Any]) -> Mask | None:
-        """The numbers of `kind` that pass a filter by axis and phase; None for any other filter."""
+        """Return the mask of values of `kind` that pass a filter by axis and phase, or None for any other filter."""
         if not {"axis", "phase"} >= filters.keys():
             return None
         labels = {name: self.facets[name].labels for name in ("axis", "phase")}
@@ -223,7 +237,9 @@ class EventCodes:
         return passing
 
     def sums_of(self, filters: Mapping[str, Any], matched: Matched | None) -> Sums | None:
-        """The sums of a filter by module, axis and phase alone, read off `total`; None for any other filter.
+        """Return the sums for a filter by module, axis and phase only, read from `total`; None for any other filter.
+
+        Measured with 1,000,000 events: under 1 ms, where summing the events that pass takes 4 to 12.
 
         Measured with 1,000,000 events: under 1 ms, where adding up the events that pass takes 4 to 12.
         """
@@ -241,7 +257,7 @@ class EventCodes:
         return self.sums(self.every)
 
     def columns(self, sums: Sums) -> Columns:
-        """Sums by row of the module tree."""
+        """Return sums by row of the module tree."""
         n, axes, phases = len(self.tree), len(self.tree.axes), len(self.facets["phase"].labels)
         axis, phase = self._columns_of
         at, size = sums.held, sums.bytes.take(sums.held)
@@ -254,7 +270,7 @@ class EventCodes:
         return Columns(below[0], below[1], own, below[2 : 2 + axes], below[2 + axes :])
 
     def took(self, mask: Mask) -> Sizes | None:
-        """(modules,) seconds that the chosen collectives of steps take, with the modules inside; None if unmeasured."""
+        """Return (modules,) seconds of the collectives in steps, including the modules inside; None if unmeasured."""
         if self.seconds is None:
             return None
         kept = np.flatnonzero(mask & ~self.outside_steps)
@@ -262,7 +278,7 @@ class EventCodes:
         return self.tree.with_children(own)
 
     def places(self, sums: Sums, rows: Sequence[int] | None = None) -> Grid:
-        """Bytes by place in the model and axis, of some modules or of all, `OUTSIDE_STEPS` in columns of their own."""
+        """Return bytes by place in the model and axis, of some or all modules; `OUTSIDE_STEPS` have own columns."""
         names = self._places.labels
         axes = [*(label or NO_AXIS for label in self.facets["axis"].labels), *OUTSIDE_STEPS]
         at = sums.held if rows is None else sums.held_inside(self.spans(rows))
@@ -273,11 +289,11 @@ class EventCodes:
 
     @cached_property
     def largest_place(self) -> float:
-        """The bytes of the largest cell of `places` of all events: the top of the colours of all heatmaps of places."""
+        """Bytes of the largest cell of `places` over all events: top of the colour scale of all heatmaps of places."""
         return float(self.places(self.total).values.max(initial=0.0))
 
     def causes(self, mask: Mask, most: int) -> Causes:
-        """The implicit redistributes in the mask, layers together, most bytes first."""
+        """Return the rows of implicit redistributes in the mask, with layers merged, most bytes first."""
         count, size = self._causes.totals(mask, self.sizes)
         held = np.flatnonzero(count)
         shown = held[np.lexsort((held, -count[held], -size[held]))[:most]]
@@ -288,7 +304,7 @@ class EventCodes:
         return Causes(lines, len(held), int(count.sum()))
 
     def collectives(self, mask: Mask, most: int) -> tuple[list[dict[str, Any]], int]:
-        """The first kinds of collective in the mask, with their ``count``, and how many kinds there are."""
+        """Return the first ``most`` kinds of collective in the mask with their ``count``, and the number of kinds."""
         count = self._kinds.count(mask)
         held = np.flatnonzero(count)
         return self._kinds.some(held[:most], count=count), len(held)
@@ -297,7 +313,7 @@ class EventCodes:
 
     @cached_property
     def seconds(self) -> Sizes | None:
-        """(events,) how long each took, 0 where that is not known; None where it is known of none."""
+        """(events,) duration of each event, 0 if unknown; None if no event was measured."""
         events = self.tables.events
         if not measured_time.is_timed(events):
             return None
@@ -306,18 +322,18 @@ class EventCodes:
 
     @cached_property
     def folding(self) -> Folding:
-        """The modules that are the same."""
+        """Folding of identical modules."""
         return Folding(self.tree, self.tables)
 
     @cached_property
     def _in_order_of_owners(self) -> npt.NDArray[np.int64]:
-        """(events,) their indices, those of the first row of the tree first."""
+        """(events,) indices of events, sorted by the owner's row in the tree."""
         small = len(self.tree) <= np.iinfo(np.uint16).max  # numpy sorts such numbers in a tenth of the time
         return np.argsort(self.owner.astype(np.uint16 if small else np.int64), kind="stable")
 
     @cached_property
     def _first_of(self) -> npt.NDArray[np.int64]:
-        """(modules + 1,) where the events of each module begin in `_in_order_of_owners`, and where all end."""
+        """(modules + 1,) start of each module's events in `_in_order_of_owners`, plus the end of the last."""
         return np.searchsorted(self.owner[self._in_order_of_owners], np.arange(len(self.tree) + 1))
 
     @cached_property
@@ -326,13 +342,13 @@ class EventCodes:
 
     @cached_property
     def _places(self) -> Facet:
-        """The place in the model of each module, numbered siblings together."""
+        """Place in the model of each module, with numbered siblings merged."""
         names = pl.DataFrame({"name": pl.Series(self.tree.names, dtype=pl.String)})
         return facet(names.select(place_of(pl.col("name")).alias("place"))["place"])
 
     @cached_property
     def _cell(self) -> Codes:
-        """The place and the axis of each (module, axis, phase), as one number; `OUTSIDE_STEPS` come after all axes."""
+        """Place and axis of each (module, axis, phase) as one number; `OUTSIDE_STEPS` follow all axes."""
         axes, axis = len(self.facets["axis"].labels), self._pivot.axis
         for place, phase in enumerate(OUTSIDE_STEPS):
             at = Facet(self.facets["phase"].labels, self._pivot.phase).test(phase)
@@ -341,37 +357,37 @@ class EventCodes:
 
     @cached_property
     def _is_outside(self) -> Mask:
-        """(phases,) whether figures per step leave a phase out."""
+        """(phases,) mask of those that figures per step leave out."""
         return np.array([label in OUTSIDE_STEPS for label in self.facets["phase"].labels], bool)
 
     @cached_property
     def outside_steps(self) -> Mask:
-        """(events,) whether figures per step leave an event out."""
+        """(events,) mask of those that figures per step leave out."""
         found: Mask = self._is_outside[self.facets["phase"].codes]
         return found
 
     @property
     def apart(self) -> str:
-        """The phases among those of the trace that are no part of a step, in words; empty for none."""
+        """Phases of the trace that are not part of a step, in words; empty if there are none."""
         return " and ".join(str(label) for label in self.facets["phase"].labels if label in OUTSIDE_STEPS)
 
     @cached_property
     def _columns_of(self) -> tuple[Codes, Codes]:
-        """The place of each (module, axis, phase) in a table of (axis, module), and in one of (phase, module)."""
+        """Flat index of each (module, axis, phase) in an (axis, module) table, and in a (phase, module) table."""
         n, pivot = len(self.tree), self._pivot
         axis = self.tree.columns_of(self.facets["axis"].labels)[pivot.axis]
         return axis * n + pivot.owner, pivot.phase * n + pivot.owner
 
     @cached_property
     def _triggered_elsewhere(self) -> tuple[Codes, Facet]:
-        """The events whose trigger is not their owner, and that trigger."""
+        """Indices of the events whose trigger is not their owner, and their triggers."""
         events = self.tables.events
         at = np.flatnonzero((events["trigger"] != events["owner"]).to_numpy())
         return at, facet(events["trigger"][at])
 
     @cached_property
     def _kinds(self) -> EventLines:
-        """The kinds of collective, in the order in which they are first sent."""
+        """Kinds of collective, in the order in which they are first issued."""
         return event_lines(self.tables.events, SAME_COLLECTIVE, ["seq"])
 
     @cached_property

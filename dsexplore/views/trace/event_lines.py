@@ -1,4 +1,4 @@
-"""Events that agree in some columns as one line of a table; the lines are found once and counted under each filter."""
+"""Groups of events that agree in some columns, as rows of a table; found once and counted under each filter."""
 
 from __future__ import annotations
 
@@ -16,22 +16,25 @@ from dsexplore.views.trace.pivot import Codes, Mask
 
 @dataclass(frozen=True)
 class EventLines:
-    """The m lines of a table in which events that agree are one line, in order."""
+    """The m rows of a table, each a group of events that agree in some columns."""
 
     rows: pl.DataFrame
-    """(m,) the columns in which the events of a line agree."""
+    """(m,) values of the columns in which the events of a group agree."""
     at: Codes | slice
-    """The indices of the events that are on any line."""
+    """Indices of the events that belong to any group."""
     line: Codes
-    """The line of each of them."""
+    """Row of each of these events."""
 
     def count(self, mask: Mask) -> Codes:
-        """(m,) how many events in the mask are on each line."""
+        """Return (m,) the number of events in the mask per row."""
         kept = self._kept(mask)
         return np.bincount(self.line if kept is None else self.line.take(kept), minlength=len(self.rows))
 
     def totals(self, mask: Mask, values: npt.NDArray[Any]) -> tuple[Codes, Codes]:
-        """((m,), (m,)) how many events in the mask are on each line, and the sum of their values.
+        """Return ((m,), (m,)) the number of events in the mask per row, and the sum of their values.
+
+        With a quarter of 1,000,000 events in the mask, this takes 4 ms; indexing each array by the mask takes
+        13.
 
         With a quarter of 1,000,000 events in the mask, 4 ms; 13 where each array is indexed by the mask.
 
@@ -45,7 +48,10 @@ class EventLines:
         return count, total.astype(np.int64)
 
     def some(self, lines: Codes, **numbers: Codes) -> list[dict[str, Any]]:
-        """Some of the lines with their numbers, by the names of their columns.
+        """Return some of the rows as dicts, with ``numbers`` added as columns.
+
+        Rows are read one by one: for so few, waking polars' threads takes longer than gathering the rows, above
+        all while the browser keeps the processors busy. 20 rows: 0.2 ms instead of 1.6.
 
         Read one by one: of so few, polars' threads take longer to be woken than to gather them, most of all where the
         browser keeps the processors busy. 20 lines: 0.2 ms instead of 1.6.
@@ -60,12 +66,12 @@ class EventLines:
         return found
 
     def _kept(self, mask: Mask) -> Codes | None:
-        """The positions in `line` of events in the mask; None for all, which need not be gathered."""
+        """Return the positions in `line` of events in the mask; None if all are, so that nothing need be gathered."""
         held = mask[self.at]
         return None if held.all() else np.flatnonzero(held)
 
     def on(self, line: int, events: int) -> Mask:
-        """The mask, over a trace of that many events, of those on a line."""
+        """Return the mask of the events in a row, over a trace of ``events`` events."""
         mask: Mask = np.zeros(events, bool)
         mask[self.at] = self.line == line
         return mask
@@ -74,7 +80,7 @@ class EventLines:
 def event_lines(
     events: pl.DataFrame, columns: Sequence[str], order: Sequence[str], at: Codes | slice | None = None
 ) -> EventLines:
-    """Find the lines of some events.
+    """Group events that agree in ``columns`` into the rows of a table.
 
     Args:
         events: those on the lines.

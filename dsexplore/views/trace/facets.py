@@ -1,4 +1,4 @@
-"""Columns of events as small integers: a million of them are filtered and summed in milliseconds."""
+"""Columns of events as small integers, so that a million of them are filtered and summed in milliseconds."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ _MULTIPLIER = 0x9E3779B97F4A7C15  # odd, so that no bit of a hash is lost
 
 @dataclass(frozen=True)
 class Facet:
-    """One column: ``labels[codes[i]]`` is the value of row i."""
+    """One encoded column: ``labels[codes[i]]`` is the value of row i."""
 
     labels: list[Any]
-    """Distinct values, sorted; phases in the order a step runs them."""
+    """Distinct values, sorted; phases in the order in which a step runs them."""
     codes: npt.NDArray[np.integer[Any]]
 
     def test(self, wanted: Any) -> npt.NDArray[np.bool_]:
-        """The mask of rows that hold a value, or one of a list of values."""
+        """Return the mask of rows whose value is ``wanted``, or one of a list of values."""
         values = wanted if isinstance(wanted, (list, tuple, set)) else [wanted]
         found = [code for code, label in enumerate(self.labels) if label in values]
         return self.codes == found[0] if len(found) == 1 else np.isin(self.codes, found)
 
 
 class Facets(dict[str, Facet]):
-    """The facets of a table, by the name of the column; each is encoded when first asked for."""
+    """The facets of a table by column name; each column is encoded on first access."""
 
     def __init__(self, frame: pl.DataFrame) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ def facet(column: pl.Series) -> Facet:
 
 
 def row_numbers(frame: pl.DataFrame, columns: Sequence[str]) -> pl.Series:
-    """One number (uint64) per row: equal where all these columns are equal, and practically only there."""
+    """Return one uint64 hash per row: equal if all these columns are equal, and practically only then."""
     mixed = pl.lit(0, pl.UInt64)
     for column in columns:
         mixed = mixed * pl.lit(_MULTIPLIER, pl.UInt64) + pl.col(column).hash()
@@ -72,5 +72,5 @@ def row_numbers(frame: pl.DataFrame, columns: Sequence[str]) -> pl.Series:
 
 
 def _order(name: str, value: Any) -> tuple[int, Any]:
-    """The key that values of a column are sorted by."""
+    """Return the key by which values of a column are sorted."""
     return (_PHASES.get(value, len(_PHASES)) if name == "phase" else 0, value)

@@ -1,5 +1,7 @@
 """Names as labels of plotly's figures.
 
+Plotly interprets some HTML in labels, and names are data, so they are escaped.
+
 Plotly reads a little HTML in labels, and names are data, so they are escaped.
 """
 
@@ -14,12 +16,12 @@ _LONGEST_LABEL = 34
 
 
 def label(name: object, longest: int = _LONGEST_LABEL) -> str:
-    """A name escaped for plotly, and cut where it is long."""
+    """Return a name escaped for plotly, shortened if it is long."""
     return html.escape(name, longest)
 
 
 def unique(names: Iterable[str]) -> list[str]:
-    """Labels cut to fit, escaped, and numbered where cutting made two alike (plotly joins equal categories)."""
+    """Return shortened, escaped labels, numbered where shortening made two equal (plotly joins equal categories)."""
     seen: dict[str, int] = {}
     found = []
     for name in names:
@@ -30,7 +32,7 @@ def unique(names: Iterable[str]) -> list[str]:
 
 
 def shared_prefix(names: list[str]) -> str:
-    """The beginning that several dotted names share, with its last dot; the rest of no name begins with ``*``."""
+    """Return the prefix that all dotted names share, with its last dot, such that no rest begins with ``*``."""
     if len(names) < 2:
         return ""
     first, last = min(names).split("."), max(names).split(".")
@@ -42,7 +44,9 @@ def shared_prefix(names: list[str]) -> str:
 
 
 def _tail(name: str) -> str:
-    """The end of a name, which says more of a module than its beginning; a wide character takes the room of two.
+    """Return the end of a name, which tells more about a module than its beginning; wide characters count as two.
+
+    The end of a dotted name begins with a whole component, if one fits.
 
     Of a dotted name the end begins with a whole word, where one fits.
     """

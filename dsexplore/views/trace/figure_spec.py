@@ -1,4 +1,7 @@
-"""Parts that plotly figures of a trace share: the frame around the data, the heatmap, hatches, an axis of bytes.
+"""Parts that a trace's plotly figures share: layout, heatmap, hatches, an axis of bytes.
+
+A figure is built as plotly's JSON, a plain dict, which the explorer sends as it is. Plotly's own classes validate every
+value, which takes longer than drawing, so they are used only when a user asks for a ``Figure``.
 
 A figure is made as plotly's JSON, a plain dict: the explorer sends it as it is. Plotly's own classes check every value,
 which takes longer than drawing them, and are used only where a user asks for a ``Figure``.
@@ -22,7 +25,7 @@ EMPTY: Spec = {"data": [], "layout": {}}
 
 
 def finished(spec: Spec, empty: str = "") -> Spec:
-    """Complete a figure with the layout that all share: no background, legible ink, room for its labels.
+    """Return the figure with the layout that all share: no background, legible ink, space for its labels.
 
     Args:
         spec: its data, and what of its layout is its own.
@@ -38,7 +41,7 @@ def finished(spec: Spec, empty: str = "") -> Spec:
 
 
 def byte_colours(top: float) -> Spec:
-    """The colour scale of a heatmap whose values are `shades` of bytes: from nothing to ``top``, with its bar."""
+    """Return the colour scale, with its bar, of a heatmap whose values are `shades` of 0 to ``top`` bytes."""
     steps = [0.0, top / 64, top / 8, top * 27 / 64, top]
     bar = {
         "tickvals": shades(np.array(steps)).tolist(),
@@ -51,12 +54,14 @@ def byte_colours(top: float) -> Spec:
 
 
 def shades(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Bytes as places on a colour scale: the cube root, so that an eighth of the most is half as dark."""
+    """Return bytes as positions on a colour scale: the cube root, so an eighth of the maximum is half as dark."""
     return np.cbrt(values)
 
 
 def heatmap_spec(grid: Grid, kind: str, rows: list[str], columns: list[str], top: float = 0.0) -> Spec:
-    """A grid with other labels; a click sends the names themselves, and hovering shows them.
+    """Return a heatmap of a grid with other labels; clicks and hover texts have the grid's own names.
+
+    ``top``: bytes of the darkest colour; the grid's largest value if that is more.
 
     ``top``: bytes of the darkest colour; the largest of the grid where that is more.
     """
@@ -93,12 +98,12 @@ def hatched(colour: str, pattern: str) -> Spec:
 
 
 def json_numbers(values: Any) -> list[list[float | None]]:
-    """A matrix for JSON: None where there is no number."""
+    """Return a matrix for JSON, with None for NaN."""
     return [[None if value != value else round(value, 4) for value in row] for row in values.tolist()]
 
 
 def byte_axis(values: list[float], ticks: int = 4) -> Spec:
-    """Ticks at round binary sizes, written as such."""
+    """Return an axis with ticks at round binary sizes."""
     top = max(values, default=0)
     if top <= 0:
         return {}

@@ -1,4 +1,4 @@
-"""Plotly figures of a trace. Everything is binned in Python: a figure has hundreds of marks, never one per event."""
+"""Plotly figures of a trace. Events are binned in Python: a figure has hundreds of marks, never one per event."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from dsexplore.views.trace.peer_figures import peers, sankey
 def trace_figure(
     tables: Tables, kind: str = "modules", window: tuple[float, float] | None = None, sizes: str = WIRE
 ) -> Any:
-    """One figure of a trace, as a ``plotly.graph_objects.Figure``.
+    """Return one figure of a trace as a ``plotly.graph_objects.Figure``.
 
     Args:
         tables: what was recorded.
@@ -52,11 +52,14 @@ def trace_figure(
 
 
 _SAID_ABOVE = ("modules", "sequence", "ranks", "sankey")
-"""Figures without an axis of bytes, whose label would say over what bytes are summed: the explorer says it above."""
+"""Kinds without an axis of bytes, so that a title must say what the bytes are summed over.
+
+The explorer says it in its own status line.
+"""
 
 
 def _over(tables: Tables, kind: str, sizes: str) -> str:
-    """The label of a figure's bytes: which they are, and over what they are summed."""
+    """Return the label of a figure's bytes: which bytes, and what they are summed over."""
     if kind not in ("ranks", "sankey"):
         return f"{sizes} bytes, {summed_over(tables)}"
     steps = in_steps(tables.events)["step"].n_unique()
@@ -67,7 +70,9 @@ def _over(tables: Tables, kind: str, sizes: str) -> str:
 def figure_of(
     tables: Tables, kind: str, window: tuple[float, float] | None = None, sizes: str = WIRE, top: float = 0.0
 ) -> Spec:
-    """The data of one figure, and what of its layout is its own; see `trace_figure`.
+    """Return the data of one figure and its own part of the layout; see `trace_figure`.
+
+    ``top``: value of the darkest colour, if the figure shows only a part of the trace that sets the scale.
 
     ``top``: the value of the darkest colour, where the figure shows a part of what it is measured by.
     """
@@ -80,7 +85,7 @@ def figure_of(
 
 
 def top_of(tables: Tables, kind: str, sizes: str) -> float:
-    """The bytes of the darkest colour of a figure of a whole trace; 0 for a figure without such a scale."""
+    """Return the bytes of the darkest colour of a figure of the whole trace; 0 if the figure has no such scale."""
     size = column_of(sizes)
     if kind == "ranks":
         return float(tally.between_ranks(tables, size=size).bytes.max(initial=0.0))
@@ -88,20 +93,20 @@ def top_of(tables: Tables, kind: str, sizes: str) -> float:
 
 
 def why_empty(kind: str, filtered: bool = False) -> str:
-    """The text in place of a figure without data."""
+    """Return the text shown in place of a figure without data."""
     if filtered:
         return "nothing of this kind in what is chosen"
     return "no durations were measured" if kind == "bandwidth" else "nothing of this kind in the trace"
 
 
 def modules(tables: Tables, size: str = "wire_bytes") -> Spec:
-    """Heatmap of bytes: place in the model × mesh axis."""
+    """Return a heatmap of bytes: place in the model × mesh axis."""
     codes = EventCodes(tables, sizes=KIND_OF[size])
     return module_heatmap(codes.places(codes.total), codes.largest_place)
 
 
 def module_heatmap(grid: Grid, top: float = 0.0) -> Spec:
-    """Heatmap of places in the model; the beginning that all names share is left out of the labels."""
+    """Return a heatmap of places in the model, with the prefix that all names share removed from labels."""
     shared = shared_prefix([row for row in grid.rows if row not in (OUTSIDE, OTHERS)])
     return heatmap_spec(grid, "module_axis", [row.removeprefix(shared) for row in grid.rows], grid.columns, top)
 
@@ -121,7 +126,7 @@ def sequence(tables: Tables, window: tuple[float, float] | None, sizes: str) -> 
 
 
 def ops(tables: Tables, size: str = "wire_bytes") -> Spec:
-    """Bars of bytes per op, split by phase with its letter and hatch."""
+    """Return bars of bytes per op, split by phase with its letter and hatch."""
     totals = tally.op_by_phase(tables.events, size)
     order = list(dict.fromkeys(totals["op"]))
     names = unique(order)
@@ -154,7 +159,7 @@ def ops(tables: Tables, size: str = "wire_bytes") -> Spec:
 
 
 def sizes(tables: Tables, _size: str = "") -> Spec:
-    """Histogram of message sizes by powers of two; a message has its own bytes, whatever the switch says."""
+    """Return a histogram of message sizes by powers of two; always message bytes, whatever ``sizes`` is elsewhere."""
     found = tally.message_sizes(tables.events)
     every = sorted(set(found["size"]))
     data = []
@@ -181,7 +186,7 @@ def sizes(tables: Tables, _size: str = "") -> Spec:
 
 
 def bandwidth(tables: Tables, _size: str = "") -> Spec:
-    """Median bus bandwidth over message size, whatever the switch says; empty for a simulation."""
+    """Return median bus bandwidth over message size; empty if nothing was measured, as in a simulation."""
     found = tally.bus_bandwidth(tables.events)
     data = []
     for op in sorted(set(found["op"])):

@@ -1,4 +1,4 @@
-"""The view of `Findings`: what a program sends and need not, where, and what to try."""
+"""The view of `Findings`: what a program sends unnecessarily, where, and what to try."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class FindingsView(View):
         self._findings = findings
 
     def text(self) -> str:
-        """Two lines a finding: what and where, and what to try."""
+        """Return two or three lines per finding: what, where, and what to try."""
         found = self._findings
         lines = [f"Findings: {len(found)}" if len(found) else f"Findings: none. {NOTHING}"]
         for one in found[:MOST_FINDINGS]:
@@ -37,19 +37,19 @@ class FindingsView(View):
         )
 
     def html(self) -> str:
-        """A table, those that would spare most first."""
+        """Return a table of the findings, largest saving first."""
         count = f"{len(self._findings):,}{PER if len(self._findings) else ''}"
         return html.fragment(f"<p><b>Findings</b> {count}</p>{findings_table(self._findings)}")
 
 
 def sizes(one: Finding) -> str:
-    """The bytes of a finding, per what, and the saving of the change."""
+    """Return the bytes of a finding, per what, and how many the change would save."""
     spared = f", of which the change would spare {format_bytes(one.spare_bytes)}" if one.spare_bytes else ""
     return f"{format_bytes(one.wire_bytes)} on the wire per {one.per}{spared}"
 
 
 def findings_part(found: Findings, most: int = MOST_FINDINGS, opened: bool = False, anchor: str = "") -> str:
-    """The findings as a section that opens and closes; empty where there are none.
+    """Return the findings as a collapsible section; empty if there are none.
 
     Args:
         found: the findings.
@@ -62,7 +62,7 @@ def findings_part(found: Findings, most: int = MOST_FINDINGS, opened: bool = Fal
 
 
 def findings_table(findings: Findings, most: int = MOST_FINDINGS) -> str:
-    """Why, module, line, wire bytes and what to try, of the first findings."""
+    """Return a table of the first findings: why, module, line, wire bytes and what to try."""
     if not len(findings):
         return f'<p class="dim">{NOTHING}</p>'
     rows = [

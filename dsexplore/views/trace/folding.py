@@ -1,4 +1,9 @@
-"""Folding: siblings whose whole subtrees communicate and hold the same are one row, ``[1–30] ×30``.
+"""Folding: siblings with identical subtrees are shown as one row, ``[1–30] ×30``.
+
+Modules are identical if they have the same type, the same collectives (op, axis, group size, phase, size, dtype,
+implicit or not), the same parameters (name, shapes, placements) and, recursively, identical children. Only numbered
+siblings fold, such as the layers of a ``ModuleList``. Causes of collectives are not compared, because they name the
+layer itself.
 
 Modules are the same when they have the same type, the same collectives (op, axis, group size, phase, size,
 dtype, implicit or not), the same parameters (name, shapes, placements) and children that are the same in turn.
@@ -23,10 +28,10 @@ _SAME_PARAMETER = ("rank", "global_shape", "local_shape", "dtype", "placements")
 
 @dataclass(frozen=True)
 class Fold:
-    """One shown row: a module, or several that are the same."""
+    """One shown row: a module, or several identical ones."""
 
     rows: tuple[int, ...]
-    """Rows of the tree that this one stands for; the first is the one that is opened."""
+    """Rows of the tree that this row stands for; the first is the one that is opened."""
     label: str
 
     @property
@@ -36,7 +41,7 @@ class Fold:
 
 
 class Folds:
-    """The shown children of each module, where modules with equal signatures are one row.
+    """The shown children of each module, with modules of equal signature folded into one row.
 
     Args:
         tree: the modules.
@@ -48,11 +53,11 @@ class Folds:
         self._signatures = signatures
 
     def roots(self) -> list[Fold]:
-        """The topmost rows."""
+        """Return the topmost rows."""
         return self._fold(self._tree.roots)
 
     def children(self, row: int) -> list[Fold]:
-        """The rows inside a row."""
+        """Return the rows inside ``row``."""
         return self._fold(self._tree.children(row))
 
     def _fold(self, rows: list[int]) -> list[Fold]:
@@ -68,7 +73,7 @@ class Folds:
 
 
 class Folding(Folds):
-    """The rows of a trace's tree, where modules that are the same are one row."""
+    """Rows of a trace's tree, with identical modules folded into one row."""
 
     def __init__(self, tree: ModuleTree, tables: Tables) -> None:
         of_events = _sums_of_hashes(tables.events.select("owner", *_SAME_EVENT), "owner")
@@ -82,7 +87,7 @@ class Folding(Folds):
 
 
 def ranges(numbers: list[int], most: int = 6) -> str:
-    """``[0, 1, 2, 5, 7, 8]`` → ``"0–2, 5, 7–8"``; after ``most`` pieces the rest is ``…``."""
+    """Return numbers as ranges: ``[0, 1, 2, 5, 7, 8]`` → ``"0–2, 5, 7–8"``; beyond ``most``, some become ``…``."""
     pieces: list[list[int]] = []
     for number in sorted(numbers):
         if pieces and number == pieces[-1][1] + 1:
@@ -96,7 +101,7 @@ def ranges(numbers: list[int], most: int = 6) -> str:
 
 
 def signatures(tree: ModuleTree, own: Sequence[Hashable]) -> list[int]:
-    """One number per row; equal numbers mean subtrees that are equal in labels and in what each row has of its own."""
+    """Return one number per row, equal for subtrees that are equal in labels and in ``own`` of each row."""
     numbers: dict[Hashable, int] = {}
     found = [0] * len(tree)
     below: list[list[Hashable]] = [[] for _ in range(len(tree))]
@@ -108,7 +113,7 @@ def signatures(tree: ModuleTree, own: Sequence[Hashable]) -> list[int]:
 
 
 def _sums_of_hashes(frame: pl.DataFrame, key: str) -> dict[str, tuple[int, int]]:
-    """Module → two sums of its rows' hashes, which do not depend on their order."""
+    """Return {module: two sums of its rows' hashes}, which do not depend on the order of rows."""
     if frame.is_empty():
         return {}
     number = pl.col("number")

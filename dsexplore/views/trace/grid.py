@@ -1,4 +1,4 @@
-"""`Grid`: numbers with named rows and columns, of which a heatmap shows the largest."""
+"""`Grid`: numbers with named rows and columns; a heatmap shows the largest ones."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class Grid:
     rows: list[str]
     columns: list[str]
     values: npt.NDArray[np.float64]
-    """(rows, columns)"""
+    """Array of shape (rows, columns)."""
 
 
 def grid(totals: Mapping[tuple[str, str], float], most: int = MOST_ROWS) -> Grid:
-    """(row, column) → bytes, as a grid with rows and columns in order of their bytes; past the most they become one."""
+    """Build a grid from {(row, column): bytes}, largest rows and columns first; those beyond the limit are merged."""
     rows = _ranked([(row, size) for (row, _), size in totals.items()], most)
     columns = _ranked([(column, size) for (_, column), size in totals.items()], MOST_COLUMNS)
     values = np.zeros((len(rows), len(columns)))
@@ -34,7 +34,7 @@ def grid(totals: Mapping[tuple[str, str], float], most: int = MOST_ROWS) -> Grid
 
 
 def _ranked(sizes: Iterable[tuple[str, float]], most: int) -> list[str]:
-    """Names by their bytes, the largest first; where there are too many, the last stands for all others."""
+    """Return names by their bytes, the largest first; if there are too many, the last stands for all others."""
     sums: dict[str, float] = {}
     for name, size in sizes:
         sums[name] = sums.get(name, 0) + size

@@ -1,4 +1,4 @@
-"""Widgets: plain JavaScript and CSS beside their Python, no build step, nothing fetched from a network."""
+"""Widgets: plain JavaScript and CSS next to their Python, without a build step or downloads."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ _HERE = Path(__file__).parent
 
 
 def script(*names: str, render: str) -> str:
-    """Several files as one ES module, because a widget has one and may fetch none.
+    """Return several files joined into one ES module, because a widget has one module and may not fetch others.
+
+    ``kernel_state.js`` and ``keys.js``, which watch the kernel and the keyboard, are part of each.
 
     What watches the kernel and the keys is in all of them.
 
@@ -24,10 +26,10 @@ def script(*names: str, render: str) -> str:
 
 
 def style(*names: str) -> str:
-    """Several CSS files as one, after the theme."""
+    """Return several CSS files joined into one, after the theme."""
     return "\n".join([VARIABLES, *(_source(name) for name in ("kernel_state.css", *names))])
 
 
 def _source(name: str) -> str:
-    """The text of a file beside this one."""
+    """Return the text of a file in this folder."""
     return (_HERE / name).read_text("utf-8")

@@ -1,4 +1,4 @@
-"""The base of all widgets: each message of the browser bears a number, which is sent back with the answer."""
+"""The base of all widgets: each browser message has a number, which is sent back with the answer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ import traitlets
 
 
 class AnsweringWidget(anywidget.AnyWidget):
-    """A widget whose browser knows which of its messages are answered; see ``kernel_state.js``.
+    """A widget whose browser side knows which of its messages are answered; see ``kernel_state.js``.
+
+    All that a message changes is sent back in one message, with its number.
 
     All that a message changes is sent in one message, with its number.
 
@@ -21,9 +23,9 @@ class AnsweringWidget(anywidget.AnyWidget):
     """
 
     asked = traitlets.Int(0).tag(sync=True, echo_update=False)
-    """The number of the browser's last change of traits."""
+    """Number of the browser's last change of traits."""
     answered = traitlets.Int(0).tag(sync=True)
-    """The number of the last message that was dealt with."""
+    """Number of the last message that was handled."""
 
     def __init__(self, on_event: Callable[[dict[str, Any]], None] | None = None, **traits: Any) -> None:
         super().__init__(**traits)
@@ -31,7 +33,7 @@ class AnsweringWidget(anywidget.AnyWidget):
         self.on_msg(self._on_message)
 
     def set_state(self, sync_data: dict[str, Any]) -> None:
-        """Take over what the browser changed."""
+        """Apply the changes that the browser made."""
         with self._answering(sync_data):
             super().set_state(sync_data)
 
@@ -40,13 +42,13 @@ class AnsweringWidget(anywidget.AnyWidget):
             self._receive(content)
 
     def _receive(self, content: dict[str, Any]) -> None:
-        """Deal with a message of the browser."""
+        """Handle a message of the browser."""
         if self._on_event is not None:
             self._on_event(content)
 
     @contextmanager
     def _answering(self, message: Mapping[str, Any]) -> Iterator[None]:
-        """Send the number of a message with all that is changed here, also where that fails."""
+        """Send the number of a message with everything changed in this context, also if it raises."""
         with self.hold_sync():
             try:
                 yield

@@ -1,4 +1,4 @@
-"""The explorer's page as one widget, so that all that a choice changes goes to the browser in one message."""
+"""The explorer's page as one widget, so that all that a selection changes is sent to the browser in one message."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dsexplore.views.widgets.tree_widget import TREE_SCRIPTS, TreeWidget
 from dsexplore.views.world_map import world_map_view
 
 EXPLORER_SCRIPTS = tuple(dict.fromkeys((*TREE_SCRIPTS, *TIMELINE_SCRIPTS, "filters.js", "page.js")))
-"""All of the page but the figure and what asks a kernel."""
+"""Scripts of the page, except those of the figure and those that need a kernel."""
 EXPLORER_STYLE = (
     style("tree.css", "explorer.css", "timeline.css")
     + html.STYLE
@@ -29,6 +29,9 @@ EXPLORER_STYLE = (
 class ExplorerWidget(TreeWidget, PlotWidget):
     """Filters, module tree, figure, and the tables below them.
 
+    It is one widget, because JupyterLab takes longer to deliver a message to a widget and to paint the change than
+    the explorer takes to compute it. For the same reason, the browser's own changes are not echoed.
+
     One widget and not several, because JupyterLab takes longer to bring a message to a widget and to paint what
     it changed than the explorer takes to make it. What the browser changes itself is not echoed for the same reason.
     """
@@ -37,37 +40,37 @@ class ExplorerWidget(TreeWidget, PlotWidget):
     _css = EXPLORER_STYLE + style("plot.css")
 
     lists: traitlets.List[list[object]] = traitlets.List().tag(sync=True)
-    """[facet, texts to choose from] per list; the first text lets everything through."""
+    """[facet, texts to choose from] per list; the first text is ``all``."""
     chosen: traitlets.Dict[str, int] = traitlets.Dict().tag(sync=True, echo_update=False)
-    """Facet → index of the text chosen in its list."""
+    """{facet: index of the text chosen in its list}."""
     pattern = traitlets.Unicode("").tag(sync=True, echo_update=False)
-    """Of modules, as in `Trace.where`."""
+    """Shell pattern of module names, as in `Trace.where`."""
     implicit = traitlets.Bool(False).tag(sync=True, echo_update=False)
-    """True shows only redistributes that the program did not ask for."""
+    """Whether to show only redistributes that the program did not ask for."""
     kinds: traitlets.List[list[str]] = traitlets.List().tag(sync=True)
     """[kind, title] of each figure."""
     kind = traitlets.Unicode("").tag(sync=True, echo_update=False)
-    """The figure shown."""
+    """Kind of the figure shown."""
     sizes = traitlets.Unicode("wire").tag(sync=True, echo_update=False)
-    """The bytes that are shown, ``wire`` or ``message``."""
+    """Which bytes are shown, ``wire`` or ``message``."""
     headline = traitlets.Unicode("").tag(sync=True)
-    """The bar and the sentences above everything, as HTML."""
+    """Bar and sentences above everything, as HTML."""
     status = traitlets.Unicode("").tag(sync=True)
-    """The line above the tree, as HTML."""
+    """Line above the tree, as HTML."""
     opened: traitlets.List[str] = traitlets.List(traitlets.Unicode()).tag(sync=True, echo_update=False)
-    """The parts that are shown, of ``timeline`` and ``map``."""
+    """Open parts, out of ``timeline`` and ``map``."""
     timeline: traitlets.Dict[str, Any] = traitlets.Dict().tag(sync=True)
     """As in `TimelineWidget`."""
     brushed: traitlets.Dict[str, Any] = traitlets.Dict().tag(sync=True)
     """As in `TimelineWidget`."""
     shades: traitlets.List[list[str]] = traitlets.List().tag(sync=True)
-    """[value, text] of what may shade the world map."""
+    """[value, text] of each quantity that can shade the world map."""
     shade = traitlets.Unicode("bytes").tag(sync=True, echo_update=False)
-    """The quantity that shades the map."""
+    """Quantity that shades the map."""
     map = traitlets.Unicode("").tag(sync=True)
-    """The world map, as HTML."""
+    """World map, as HTML."""
     details = traitlets.Unicode("").tag(sync=True)
-    """The tables below it, as HTML."""
+    """Tables below the tree, as HTML."""
 
     def __repr__(self) -> str:
         return "The interactive explorer is live in a running notebook: run this cell again to use it."

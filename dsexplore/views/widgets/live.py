@@ -1,4 +1,11 @@
-"""Live views in notebooks: right before each stands its static twin, which alone is left where no kernel answers.
+"""Live views in notebooks: each is preceded by its static twin, which is all that shows if no kernel answers.
+
+A notebook is saved without the state of its widgets. So an explorer is two consecutive outputs, one of which is hidden:
+the twin while the live view after it is drawn, which has the class ``dsx-live``; otherwise the output of the live view,
+where JupyterLab reports that it found no model. One CSS rule, sent with each twin, does both. It concerns only two
+neighbouring outputs, so a notebook may have any number of views in any order. JupyterLab, Notebook 7 and Voilà have
+such outputs; elsewhere ``kernel_state.js`` hides the twin. Without widgets (nbconvert, GitHub) nothing is hidden.
+marimo saves no outputs, and shows the live view alone.
 
 A notebook is saved without the state of its widgets. So an explorer is two outputs, one behind the other, of which one
 is hidden: the twin while the live view behind it is drawn, which has the class ``dsx-live``, else the place of the live
@@ -22,11 +29,11 @@ RULE = (
     f"{_OUTPUT}{_TWIN}:has(+{_OUTPUT} .dsx-live),"
     f"{_OUTPUT}{_TWIN}+{_OUTPUT}:has(>.lm-Panel.jp-OutputArea-output):not(:has(.dsx-live)){{display:none}}"
 )
-"""CSS that hides one of two neighboring outputs, a twin or the place of its live view."""
+"""CSS that hides one of two neighbouring outputs: a twin, or the output of its live view."""
 
 
 def show_with_twin(live: Any, html: str, text: str) -> None:
-    """Display a live view behind its static twin.
+    """Display a live view after its static twin.
 
     Args:
         live: a widget, or what is displayed as one.
@@ -38,24 +45,24 @@ def show_with_twin(live: Any, html: str, text: str) -> None:
 
 
 class LiveView:
-    """An explorer of one widget, shown as the last expression of a cell."""
+    """An explorer made of one widget, displayed as the last expression of a cell."""
 
     widget: Any
 
     def static_twin(self) -> tuple[str, str]:
-        """The static view of the same as HTML and as text."""
+        """Return the static view of the same object as (HTML, text)."""
         raise NotImplementedError
 
     def _ipython_display_(self) -> None:
         show_with_twin(self.widget, *self.static_twin())
 
     def _display_(self) -> Any:
-        """What marimo shows."""
+        """Return what marimo shows."""
         return self.widget
 
 
 class LiveBox(ipywidgets.VBox):  # type: ignore[misc]  # ipywidgets ship no types
-    """An explorer of several widgets, one below the other.
+    """An explorer made of several widgets, stacked vertically.
 
     Args:
         twin: the static view of the same.
@@ -69,12 +76,12 @@ class LiveBox(ipywidgets.VBox):  # type: ignore[misc]  # ipywidgets ship no type
         show_with_twin(_ItsView(self), self._twin.html(), self._twin.text())
 
     def _display_(self) -> Any:
-        """What marimo shows, which has no boxes of widgets."""
+        """Return what marimo shows: the static view, because marimo cannot show a box of widgets."""
         return HTML(self._twin.html())
 
 
 class _ItsView:
-    """A box, displayed without its twin."""
+    """Displays a box without its twin."""
 
     def __init__(self, box: LiveBox) -> None:
         self._repr_mimebundle_ = box._repr_mimebundle_

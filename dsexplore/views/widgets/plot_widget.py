@@ -1,5 +1,8 @@
 """A plotly figure in a page, without sending plotly.js with every figure.
 
+JupyterLab has plotly.js through plotly's own extension, and the widget uses that; elsewhere the browser requests it
+once, compressed, from the installed ``plotly`` package. Nothing is fetched from a network.
+
 JupyterLab has plotly.js already, through plotly's own extension, and the widget takes it from there; elsewhere
 the browser asks for it once, and it comes compressed from the installed ``plotly`` package. Nothing is fetched
 from a network.
@@ -17,17 +20,17 @@ from dsexplore.views.widgets.answering_widget import AnsweringWidget
 
 
 class PlotWidget(AnsweringWidget):
-    """Shows one figure; calls ``on_event`` with what was clicked and with the range that was zoomed to."""
+    """Shows one figure; calls ``on_event`` with clicked marks and with the range that was zoomed to."""
 
     _esm = script("follow.js", "dom.js", "marks.js", "heat_grid.js", "plot.js", render="alone(plot)")
     _css = style("plot.css")
     spec = traitlets.Dict().tag(sync=True)
     """The figure as plotly's JSON."""
     spoken = traitlets.Unicode("").tag(sync=True)
-    """The name of the figure, for screen readers."""
+    """Name of the figure for screen readers."""
 
     def show(self, spec: dict[str, Any], spoken: str = "") -> None:
-        """Draw this figure, given as plotly's JSON, in place of the last."""
+        """Draw this figure, given as plotly's JSON, in place of the previous one."""
         with self.hold_sync():
             self.spec, self.spoken = spec, spoken
 

@@ -1,4 +1,4 @@
-"""A virtualised tree table: any number of rows, of which only those in sight are in the page."""
+"""A virtualised tree table: any number of rows, of which only the visible ones are in the page."""
 
 from __future__ import annotations
 
@@ -14,36 +14,39 @@ TREE_SCRIPTS = ("follow.js", "dom.js", "rows.js", "tree.js")
 
 
 class TreeWidget(AnsweringWidget):
-    """Rows in preorder with numeric columns; the browser filters by name, sorts, folds and unfolds by itself."""
+    """Rows in preorder with numeric columns; the browser filters by name, sorts and folds without the kernel."""
 
     _esm = script(*TREE_SCRIPTS, render="alone(tree)")
     _css = style("tree.css") + theme.AXIS_STYLE
 
     labels = traitlets.List(traitlets.Unicode()).tag(sync=True)
-    """One per row, the parent's name left out."""
+    """Name of each row, without the parent's name."""
     types = traitlets.List(traitlets.Unicode()).tag(sync=True)
-    """The distinct module types; ``type_of`` points into it."""
+    """Distinct module types, which ``structure`` indexes."""
     notes = traitlets.Dict().tag(sync=True)
-    """Row → text shown behind the name, such as placements; sparse."""
+    """{row: text after the name, such as placements}; sparse."""
     folded = traitlets.Dict().tag(sync=True)
-    """First row of a fold → [label, its rows]."""
+    """{first row of a fold: [label, its rows]}."""
     titles: traitlets.List[list[str]] = traitlets.List().tag(sync=True)
-    """[title, unit, explanation] per column; unit: ``bytes``, ``seconds``, ``count``, or ``bar``, of the one before."""
+    """[title, unit, explanation] per column.
+
+    The unit is ``bytes``, ``seconds``, ``count``, or ``bar``: a bar of the previous column.
+    """
     axes = traitlets.Int(0).tag(sync=True)
-    """The number of columns after the bar's that are its parts."""
+    """Number of columns after the bar's that are parts of the bar."""
     structure = traitlets.Bytes(b"").tag(sync=True)
-    """int32, four per row: parent, end of the subtree, index of the type, 1 where the row is hidden by a fold."""
+    """int32, four per row: parent, end of the subtree, index of the type, 1 if the row is hidden by a fold."""
     values = traitlets.Bytes(b"").tag(sync=True)
-    """float32, (distinct columns, rows)."""
+    """float32 of shape (distinct columns, rows)."""
     columns: traitlets.List[int] = traitlets.List(traitlets.Int()).tag(sync=True)
-    """For each of `titles` the index into `values`; −1 where all is zero."""
+    """Index into `values` for each of `titles`; −1 if the column is all zero."""
     height = traitlets.Int(420).tag(sync=True)
-    """Pixels that the rows take at most."""
+    """Maximal height of the rows in pixels."""
     selected = traitlets.Int(-1).tag(sync=True, echo_update=False)
     folding = traitlets.Bool(True).tag(sync=True, echo_update=False)
 
     def set_values(self, columns: npt.NDArray[np.float64]) -> None:
-        """Show other numbers in the same rows; of equal columns only one is sent, and none that is all zero."""
+        """Show other numbers in the same rows; equal columns are sent once, all-zero columns are not sent."""
         places: dict[bytes, int] = {bytes(4 * columns.shape[1]): -1}
         found = [places.setdefault(column.tobytes(), len(places) - 1) for column in columns.astype(np.float32)]
         with self.hold_sync():

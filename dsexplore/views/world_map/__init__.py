@@ -1,1 +1,1 @@
-"""The world map: ranks by node, and what the recorded ranks send to each."""
+"""The world map: ranks grouped by node, and what the recorded ranks send to each."""

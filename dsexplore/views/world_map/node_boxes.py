@@ -1,4 +1,4 @@
-"""The nodes of a world map that are drawn: nodes that look alike are one, with their number beside them."""
+"""The boxes of nodes drawn in a world map: nodes that look the same are drawn once, with their count."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from dsexplore.units import format_bytes, format_seconds
 
 @dataclass(frozen=True)
 class Cell:
-    """One rank of a drawn node; of alike nodes, that of each."""
+    """One rank of a drawn node, or the ranks at this place in several nodes that look the same."""
 
     ranks: tuple[int, ...]
-    """The rank of the first node, of the second, …"""
+    """Rank in the first node, in the second node, …"""
     value: float
-    """The value that shades a rank, per step: bytes that the recorded ranks send to it, or seconds."""
+    """Value per step that sets the shade: bytes that the recorded ranks send to this rank, or seconds."""
     recorded: bool
     axes: tuple[str, ...]
-    """The axes over which it is in a group of a recorded rank."""
+    """Mesh axes over which the rank shares a group with a recorded rank."""
 
 
 @dataclass(frozen=True)
 class Node:
-    """One node, or several alike."""
+    """One node, or several nodes that look the same."""
 
     numbers: tuple[int, ...]
     cells: tuple[Cell, ...]
 
 
 def written(world: WorldMap, value: float) -> str:
-    """A value of the map as text: bytes, or seconds where the map is shaded by these."""
+    """Return a value of the map as text: bytes, or seconds if the map is shaded by seconds."""
     return format_bytes(value) if world.running is None else format_seconds(value)
 
 
 def node_boxes(world: WorldMap, axis: str | None = None, most: int = 64) -> list[Node]:
-    """The nodes to draw; all of them where they are few, else alike ones joined.
+    """Return the nodes to draw; above ``most`` nodes, those that look the same are joined.
 
     Args:
         world: the map.

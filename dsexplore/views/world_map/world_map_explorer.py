@@ -1,4 +1,4 @@
-"""The explorer of a world map: an axis to choose; a click on a rank selects what goes there."""
+"""The explorer of a world map: choose an axis; click a rank to select what is sent to it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ALL = "all axes"
 
 
 def explorer(world: WorldMap, twin: View) -> LiveBox:
-    """A list of axes, the heatmap, and what is selected in words.
+    """Return the explorer: a list of axes, the heatmap, and a sentence on what is selected.
 
     ``explorer.selection`` is the `Trace` of what goes to the clicked rank, over the chosen axis; the whole trace before
     any click. ``explorer.select(rank)`` clicks.

@@ -1,4 +1,4 @@
-"""The figure of a world map: a heatmap with a row per node and a column per rank of it."""
+"""The figure of a world map: a heatmap with a row per node and a column per rank in it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ _MOST_NODES = 2048
 
 
 def heatmap(world: WorldMap, axis: str | None = None) -> Spec:
-    """Bytes that each rank gets of the recorded ones in a step, over one axis or all; or seconds, as the map has.
+    """Return a heatmap of the bytes per step that recorded ranks send to each rank, or of the map's seconds.
+
+    Counts one axis, or all if ``axis`` is None. The colours run from 0 to the highest value of any rank over all
+    axes, whichever axis is chosen.
 
     The colours run from 0 to the most of any rank over all axes, whatever is chosen.
     """

@@ -39,9 +39,9 @@ _STYLE = STYLE + AXIS_STYLE
 _NOTHING = "Nothing was sent after start-up: there is no link to draw."
 _MOST_NODES = 40
 _COLUMNS = 4
-"""Ranks side by side in a node."""
+"""Number of ranks in one row of a node's box."""
 _DARK = 78
-"""The percentage of the shade from which text on it is white."""
+"""Percentage of the shade above which text on it is white."""
 
 
 class WorldMapView(View):
@@ -53,16 +53,16 @@ class WorldMapView(View):
         self._world = world
 
     def text(self) -> str:
-        """The world, and a line per axis and level of link."""
+        """Return a line about the world, and a line per axis and level of link."""
         lines = _level_lines(self._world) if self._world.received else [_NOTHING]
         return "\n".join([summary(self._world), *(f"  {line}" for line in lines)])
 
     def html(self) -> str:
-        """The nodes as boxes of ranks, shaded by what the recorded ranks send them, and a table of links."""
+        """Return boxes of ranks per node, shaded by what the recorded ranks send them, and a table of links."""
         return html.fragment(map_html(self._world), _STYLE)
 
     def figure(self, axis: str | None = None) -> Any:
-        """A heatmap, a row per node and a column per rank of it.
+        """Return a heatmap with a row per node and a column per rank in it.
 
         Args:
             axis: a mesh axis; None for all of them.
@@ -74,7 +74,7 @@ class WorldMapView(View):
         return go.Figure(heatmap(self._world, axis))
 
     def explore(self) -> Any:
-        """The map with its axes to choose from; a click on a rank selects what is sent to it."""
+        """Return the map with a choice of axes; a click on a rank selects what is sent to it."""
         from dsexplore.views.world_map.world_map_explorer import explorer  # ipywidgets are loaded when asked for
 
         return explorer(self._world, self)
@@ -85,24 +85,24 @@ class Look:
     """How a map is drawn."""
 
     top: float = 0.0
-    """Bytes or seconds of the darkest shade; 0 for the most of any rank of the map."""
+    """Bytes or seconds of the darkest shade; 0 for the maximum over the map's ranks."""
     live: bool = False
     """Whether ranks and links can be clicked."""
     picked: tuple[int, ...] = ()
-    """The ranks that are chosen."""
+    """Selected ranks."""
     link: int = -1
-    """The row of the table of links that is chosen."""
+    """Index of the selected row in the table of links; −1 for none."""
     axes: Sequence[str] = ()
-    """The axes in the order of their colours; those of the map by default."""
+    """Axes in the order of their colours; by default those of the map."""
 
     def colour(self, axis: str) -> int:
-        """The number of an axis' colour."""
+        """Return the index into `AXES` of an axis' colour."""
         place = self.axes.index(axis) if axis in self.axes else len(AXES)
         return min(place, len(AXES) - 1)
 
 
 def map_html(world: WorldMap, look: Look = Look()) -> str:
-    """The nodes and the table of links, without `STYLE`."""
+    """Return the key, the nodes and the table of links as HTML, without `STYLE`."""
     title = f"<p><b>{html.escape(summary(world))}</b></p>"
     if not world.received:
         return f"{title}<p>{_NOTHING}</p>"
@@ -112,7 +112,7 @@ def map_html(world: WorldMap, look: Look = Look()) -> str:
 
 
 def summary(world: WorldMap) -> str:
-    """The world in one line."""
+    """Return one line that describes the world."""
     ranks = world.senders or world.tables.info.ranks
     whose = f"rank {ranks[0]}" if len(ranks) == 1 else f"{len(ranks):,} ranks"
     mesh = f", {world.tables.info.mesh}" if world.tables.info.mesh else ""
@@ -140,7 +140,7 @@ def _level_lines(world: WorldMap) -> list[str]:
 
 
 def _about_seconds(world: WorldMap) -> str:
-    """The kind of the seconds: measured or predicted."""
+    """Return sentences on what the seconds count, and whether they are measured or predicted."""
     assert world.running is not None
     times = world.running.times
     alone = (
@@ -177,7 +177,7 @@ def _key(world: WorldMap, look: Look) -> str:
 
 
 def _nodes_html(world: WorldMap, look: Look) -> str:
-    """The boxes of the nodes."""
+    """Return the boxes of the nodes, and a note if some are not drawn."""
     nodes, groups = node_boxes(world), world.group_of_each()
     hidden = sum(len(node.numbers) for node in nodes[_MOST_NODES:])
     more = f'<p class="dim">{hidden:,} more nodes are not drawn.</p>' if hidden else ""
@@ -240,13 +240,13 @@ def _table(world: WorldMap, look: Look) -> str:
 
 
 def _most(world: WorldMap) -> str:
-    """``"at most "`` before the number of the rank that sends most; empty where all recorded ranks send as much."""
+    """Return ``"at most "`` if the numbers are those of the busiest rank, ``""`` if all recorded ranks send as much."""
     even = world.is_even if world.running is None else len(world.senders) < 2
     return "" if even else "at most "
 
 
 def _total(world: WorldMap) -> str:
-    """The bytes that go over the links of each level, of all axes."""
+    """Return a paragraph on what goes over links inside a node and between nodes, summed over all axes."""
     values = world.most if world.running is None else world.most_seconds
     inside, between = (
         f"{_most(world) if values[level] else ''}{written(world, values[level])}" for level in (INSIDE, BETWEEN)
