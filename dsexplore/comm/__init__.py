@@ -1,6 +1,6 @@
 """torch.distributed with DeepSpeed's names and a log: ``import dsexplore.comm as dist``.
 
-Takes the place of ``import deepspeed.comm as dist`` and of ``import torch.distributed as dist``. The calls below are
+Use it in place of ``import deepspeed.comm as dist`` and of ``import torch.distributed as dist``. The calls below are
 torch's; they can be logged and switched off, and their errors name the op, the group and the rank. Every other name of
 torch.distributed is torch's.
 """
@@ -113,7 +113,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """``cdb`` is the backend in use; ``default_pg_timeout`` follows the environment; the rest is torch's."""
+    """Return the backend in use for ``cdb``, the current ``default_pg_timeout``, else torch.distributed's attribute."""
     if name == "cdb":
         return _launch.current_backend()
     if name == "default_pg_timeout":

@@ -1,4 +1,4 @@
-"""The base class of every backend of `dsexplore.comm`; `dsexplore.comm.torch.TorchBackend` is the one there is."""
+"""The base class of the backends of `dsexplore.comm`; the only one is `dsexplore.comm.torch.TorchBackend`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 class Backend:
-    """A way to communicate.
+    """A communication backend.
 
     Args:
         name: of the backend.
@@ -23,17 +23,17 @@ class Backend:
 
     @property
     def world_group(self) -> Any:
-        """The group of all ranks; None where there is none."""
+        """The group of all ranks; None if there is none."""
         return None
 
     def is_initialized(self) -> bool:
-        """Whether the backend can communicate."""
+        """Return True if the backend can communicate."""
         return self.initialized
 
     def new_group(self, *args: Any, **named: Any) -> Any:
-        """Make a process group."""
+        """Create a process group."""
         raise NotImplementedError(f"{type(self).__name__} makes no groups")
 
     def init_process_group(self, *args: Any, **named: Any) -> None:
-        """Make the world's process group."""
+        """Create the world's process group."""
         self.initialized = True

@@ -35,12 +35,12 @@ _OF_SPELLING = {
 
 
 def plain_op(spelling: str) -> str:
-    """``"all_gather_into_tensor"`` → ``"all_gather"``; a name that is not known stands for itself."""
+    """Return the plain op: ``"all_gather"`` for ``"all_gather_into_tensor"``; an unknown name is returned unchanged."""
     return _OF_SPELLING.get(spelling, spelling)
 
 
 def bandwidth(op: str, message_bytes: float, seconds: float, group_size: int) -> tuple[float, float]:
-    """``(algbw, busbw)`` in GB/s, 1 GB being 1e9 bytes.
+    """Return ``(algbw, busbw)`` in GB/s; 1 GB = 1e9 bytes.
 
     Args:
         op: plain (``all_gather``) or in any spelling (``all_gather_into_tensor``). A name that is not known has
@@ -63,7 +63,7 @@ def bandwidth(op: str, message_bytes: float, seconds: float, group_size: int) ->
 
 
 def rate_text(gb_per_s: float) -> str:
-    """``0.0125`` → ``"12.5 MB/s"``; 1 MB is 1e6 bytes."""
+    """Return a rate in GB/s as text: ``0.0125`` → ``"12.5 MB/s"``; 1 MB = 1e6 bytes."""
     for unit, scale in (("GB/s", 1.0), ("MB/s", 1e-3)):
         if gb_per_s >= scale:
             return f"{gb_per_s / scale:.3g} {unit}"

@@ -1,7 +1,7 @@
-"""The collectives on tensors, with torch's parameters, DeepSpeed's names for them, and three for the log.
+"""The collectives on tensors, with torch's parameters, DeepSpeed's names for them, and three parameters for the log.
 
-``prof=True`` records a call though the log does not record all; ``log_name`` is the name it is recorded under;
-``debug`` is the caller's name where the log runs in debug mode (found by itself when left out).
+``prof=True`` records the call even if the log does not record all; ``log_name`` is the name it is recorded under;
+``debug`` is the caller's name in a log in debug mode (determined automatically if omitted).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def all_reduce(
     log_name: str = "all_reduce",
     debug: str | None = None,
 ) -> Any:
-    """Reduce ``tensor`` over the group, in place on every rank."""
+    """Reduce `tensor` over the group, in place on every rank."""
     args = (tensor, to_torch(op), group, async_op)
     return issue(s.ALL_REDUCE, args, group, async_op, prof, log_name, debug)
 
@@ -49,7 +49,7 @@ def inference_all_reduce(
     log_name: str = "all_reduce",
     debug: str | None = None,
 ) -> Any:
-    """`all_reduce` under the name that inference code calls it by; returns ``tensor``, an async call a handle."""
+    """Run `all_reduce` under the name that inference code uses; return `tensor`, or a handle if `async_op`."""
     args = (tensor, to_torch(op), group, async_op)
     work = issue(s.INFERENCE_ALL_REDUCE, args, group, async_op, prof, log_name, debug)
     return work if async_op else tensor
@@ -66,7 +66,7 @@ def reduce(
     log_name: str = "reduce",
     debug: str | None = None,
 ) -> Any:
-    """Reduce ``tensor`` over the group, in place on rank ``dst``; undefined on the others."""
+    """Reduce `tensor` over the group, in place on rank `dst`; it is undefined on the other ranks."""
     args = (tensor, dst, to_torch(op), group, async_op, group_dst)
     return issue(s.REDUCE, args, group, async_op, prof, log_name, debug)
 
@@ -81,7 +81,7 @@ def broadcast(
     log_name: str = "broadcast",
     debug: str | None = None,
 ) -> Any:
-    """Give every rank of the group the ``tensor`` of rank ``src``."""
+    """Copy the `tensor` of rank `src` to every rank of the group."""
     args = (tensor, src, group, async_op, group_src)
     return issue(s.BROADCAST, args, group, async_op, prof, log_name, debug)
 
@@ -95,7 +95,7 @@ def all_gather(
     log_name: str = "all_gather",
     debug: str | None = None,
 ) -> Any:
-    """Collect each rank's ``tensor`` in ``tensor_list``, on every rank."""
+    """Gather each rank's `tensor` into `tensor_list`, on every rank."""
     args = (tensor_list, tensor, group, async_op)
     return issue(s.ALL_GATHER, args, group, async_op, prof, log_name, debug)
 
@@ -111,7 +111,7 @@ def all_gather_into_tensor(
     *,
     tensor: torch.Tensor | None = None,
 ) -> Any:
-    """Collect each rank's ``input_tensor`` (DeepSpeed: ``tensor``) in one tensor, on every rank."""
+    """Gather each rank's `input_tensor` (DeepSpeed: ``tensor``) into one tensor, on every rank."""
     given = _either("all_gather_into_tensor", "input_tensor", input_tensor, tensor)
     args = (output_tensor, given, group, async_op)
     return issue(s.ALL_GATHER_INTO_TENSOR, args, group, async_op, prof, log_name, debug)
@@ -126,7 +126,7 @@ def all_gather_single(
     log_name: str = "all_gather_single",
     debug: str | None = None,
 ) -> Any:
-    """torch's newer name for `all_gather_into_tensor`."""
+    """Run `all_gather_into_tensor` under torch's newer name."""
     args = (output_tensor, input_tensor, group, async_op)
     return issue(s.ALL_GATHER_SINGLE, args, group, async_op, prof, log_name, debug)
 
@@ -140,7 +140,7 @@ def all_gather_base(
     log_name: str = "all_gather_base",
     debug: str | None = None,
 ) -> Any:
-    """`all_gather_into_tensor`, under the name it had at first."""
+    """Run `all_gather_into_tensor` under its original name."""
     args = (output_tensor, input_tensor, group, async_op)
     return issue(s.ALL_GATHER_BASE, args, group, async_op, prof, log_name, debug)
 
@@ -155,7 +155,7 @@ def reduce_scatter(
     log_name: str = "reduce_scatter",
     debug: str | None = None,
 ) -> Any:
-    """Reduce the lists over the group; each rank keeps the tensor at its place."""
+    """Reduce the lists over the group; each rank keeps the tensor at its position."""
     args = (output, input_list, to_torch(op), group, async_op)
     return issue(s.REDUCE_SCATTER, args, group, async_op, prof, log_name, debug)
 
@@ -173,7 +173,7 @@ def reduce_scatter_tensor(
     output_tensor: torch.Tensor | None = None,
     tensor: torch.Tensor | None = None,
 ) -> Any:
-    """Reduce ``input`` over the group; each rank keeps its part in ``output``. DeepSpeed: ``tensor, output_tensor``."""
+    """Reduce `input` over the group and scatter it to `output` (DeepSpeed: ``tensor``, ``output_tensor``)."""
     kept = _either("reduce_scatter_tensor", "output", output, output_tensor, "output_tensor")
     given = _either("reduce_scatter_tensor", "input", input, tensor)
     args = (kept, given, to_torch(op), group, async_op)
@@ -190,7 +190,7 @@ def reduce_scatter_single(
     log_name: str = "reduce_scatter_single",
     debug: str | None = None,
 ) -> Any:
-    """torch's newer name for `reduce_scatter_tensor`."""
+    """Run `reduce_scatter_tensor` under torch's newer name."""
     args = (output, input, to_torch(op), group, async_op)
     return issue(s.REDUCE_SCATTER_SINGLE, args, group, async_op, prof, log_name, debug)
 
@@ -208,7 +208,7 @@ def all_to_all_single(
     *,
     tensor: torch.Tensor | None = None,
 ) -> Any:
-    """Send a part of ``input`` (DeepSpeed: ``tensor``) to each rank, and collect one from each in ``output``."""
+    """Send a part of `input` (DeepSpeed: ``tensor``) to each rank, and gather a part from each into `output`."""
     given = _either("all_to_all_single", "input", input, tensor)
     args = (output, given, output_split_sizes, input_split_sizes, group, async_op)
     return issue(s.ALL_TO_ALL_SINGLE, args, group, async_op, prof, log_name, debug)
@@ -223,7 +223,7 @@ def all_to_all(
     log_name: str = "all_to_all",
     debug: str | None = None,
 ) -> Any:
-    """Send one tensor to each rank, and collect one from each."""
+    """Send one tensor to each rank, and receive one from each."""
     args = (output_tensor_list, input_tensor_list, group, async_op)
     return issue(s.ALL_TO_ALL, args, group, async_op, prof, log_name, debug)
 
@@ -239,7 +239,7 @@ def gather(
     log_name: str = "gather",
     debug: str | None = None,
 ) -> Any:
-    """Collect each rank's ``tensor`` in ``gather_list`` on rank ``dst``; global rank 0 by default."""
+    """Gather each rank's `tensor` into `gather_list` on rank `dst`; global rank 0 by default."""
     args = (tensor, gather_list, dst, group, async_op, group_dst)
     return issue(s.GATHER, args, group, async_op, prof, log_name, debug)
 
@@ -255,7 +255,7 @@ def scatter(
     log_name: str = "scatter",
     debug: str | None = None,
 ) -> Any:
-    """Give each rank one tensor of the ``scatter_list`` of rank ``src``; global rank 0 by default."""
+    """Send each rank one tensor of the `scatter_list` of rank `src`; global rank 0 by default."""
     args = (tensor, scatter_list, src, group, async_op, group_src)
     return issue(s.SCATTER, args, group, async_op, prof, log_name, debug)
 
@@ -269,10 +269,10 @@ def barrier(
     log_name: str = "barrier",
     debug: str | None = None,
 ) -> Any:
-    """Wait until every rank of the group is here.
+    """Wait until every rank of the group has reached this call.
 
     Raises:
-        UsageError: ``timeout`` is given, and torch takes none.
+        UsageError: `timeout` is given, but this version of torch does not accept it.
     """
     if timeout is not None and not has_barrier_timeout():
         raise UsageError("torch's barrier takes a timeout from version 2.13 on: call monitored_barrier(timeout=…)")
@@ -288,7 +288,7 @@ def monitored_barrier(
     log_name: str = "monitored_barrier",
     debug: str | None = None,
 ) -> Any:
-    """A barrier that names the ranks that are missing; gloo only."""
+    """Wait as `barrier`, and name the missing ranks in the error; gloo only."""
     args = (group, timeout, wait_all_ranks)
     return issue(s.MONITORED_BARRIER, args, group, False, prof, log_name, debug)
 
@@ -302,7 +302,7 @@ def all_reduce_coalesced(
     log_name: str = "all_reduce",
     debug: str | None = None,
 ) -> Any:
-    """Reduce several tensors of one dtype as one; in the log they are the members of a batch."""
+    """Reduce several tensors of one dtype in one collective; the log shows them as members of a batch."""
     members = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
     calls = [(tensor, to_torch(op), group) for tensor in members]
     return _as_one(s.ALL_REDUCE_COALESCED, calls, group, async_op, prof, log_name, debug)
@@ -317,15 +317,15 @@ def all_gather_coalesced(
     log_name: str = "all_gather_coalesced",
     debug: str | None = None,
 ) -> Any:
-    """Gather several tensors as one; in the log they are the members of a batch.
+    """Gather several tensors in one collective; the log shows them as members of a batch.
 
     Args:
-        output_tensors: for each input one tensor that takes all ranks' (DeepSpeed); or lists of tensors, which go
-            to torch's function as they are.
+        output_tensors: for each input one tensor that takes all ranks' (DeepSpeed); or lists of tensors, which are
+            passed to torch's function unchanged.
         input_tensors: this rank's.
         group: the process group; None for the world.
-        async_op: return a handle at once, whose ``wait()`` waits for all of them.
-        prof: record the call though the log does not record all.
+        async_op: return a handle immediately, whose ``wait()`` waits for all of them.
+        prof: record the call even if the log does not record all.
         log_name: the name it is recorded under.
         debug: the caller's name.
     """
@@ -348,7 +348,7 @@ def _as_one(
     log_name: str,
     debug: str | None,
 ) -> Any:
-    """Launch several calls of one function as one collective; returns one handle for all."""
+    """Launch several calls of one function as one collective; return one handle for all if `async_op`."""
     if not calls:
         raise UsageError(f"{spelling.name}: no tensors: give at least one")
     live = live_group(group)
@@ -372,7 +372,7 @@ def _same_dtype(spelling: s.Spelling, calls: list[tuple[Any, ...]], group: Any) 
 
 
 def _either(call: str, name: str, value: Any, other: Any, other_name: str = "tensor") -> Any:
-    """The argument that was given under one of two names of a parameter: torch's, or DeepSpeed's."""
+    """Return the argument given under one of the two names of a parameter, torch's or DeepSpeed's."""
     if (value is None) == (other is None):
         problem = "missing" if value is None else "given twice"
         raise TypeError(f"{call}: {name} / {other_name} is {problem}: give it once")

@@ -48,7 +48,7 @@ class Batch:
         self.copies.extend(copies)
 
     def label(self, is_async: bool) -> Call:
-        """The label of the one collective that torch launches at the end."""
+        """Return the label of the one collective that torch launches at the end."""
         members = [self.deferred.get(place, (None,))[0] for place in range(len(self.collected))]
         is_wanted = any(member is not None and member.is_wanted for member in members)
         label = Call(BATCH, BATCH.name, is_wanted, ends_with_call=not is_async)
@@ -61,7 +61,7 @@ class Batch:
             comms_logger.fail(call, error, args, group)
 
     def append(self, work: Any = None) -> None:
-        """Add a handle to wait for, as torch's manager lets callers do."""
+        """Add a handle to wait for, as torch's manager allows."""
         if work is not None:
             self.works.append(work)
 
@@ -72,7 +72,7 @@ class Batch:
 
 
 def open_batch(group: Any) -> Batch | None:
-    """The batch that calls on this group belong to now."""
+    """Return the batch that calls on this group currently belong to, or None."""
     collecting = process_groups.collected_calls()
     if not collecting or group not in collecting:
         return None
@@ -83,13 +83,13 @@ def open_batch(group: Any) -> Batch | None:
 def coalescing_manager(
     group: Any = None, device: torch.device | None = None, async_ops: bool = False, call: str = "coalesced calls"
 ) -> Iterator[Batch]:
-    """Launch the all_reduces, all_gathers or reduce_scatters of the block as one.
+    """Launch the all_reduces, all_gathers or reduce_scatters of the block as one collective.
 
     Args:
         group: the process group of all of them; None for the world.
-        device: for backends that coalesce by their own means (NCCL); None where torch fuses the calls (gloo).
-        async_ops: return from the block at once; ``wait()`` of what it yields waits for all.
-        call: what errors and the log call it.
+        device: for backends with their own coalescing (NCCL); None if torch fuses the calls (gloo).
+        async_ops: leave the block without waiting; ``wait()`` of the yielded batch waits for all.
+        call: name of the call in errors and in the log.
     """
     live: Any = td.group.WORLD if group is None else group
     outer, batch, label = current.label, Batch(), Call(BATCH, call, is_wanted=False, ends_with_call=True)
@@ -123,5 +123,5 @@ def coalescing_manager(
 
 
 def get_coalescing_manager(group: Any, device: Any, reqs: Any, async_op: bool) -> Any:
-    """`coalescing_manager` with DeepSpeed's parameters; ``device`` and ``reqs`` were for old versions of torch."""
+    """Return `coalescing_manager` with DeepSpeed's parameters; `device` and `reqs` are ignored."""
     return coalescing_manager(group, async_ops=async_op)

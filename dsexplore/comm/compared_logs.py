@@ -1,9 +1,8 @@
-"""The logs of all ranks compared: a `Skew` of the trace that they make together, and the calls that differ.
+"""Compare the logs of all ranks: a `Skew` of their joint trace, and the calls that differ.
 
-Every rank of the world must call each of these functions. What ranks exchange is what each of them has, whatever it is,
-and where ranks have made unequal numbers of calls it goes by the world's store: ranks that differ get an answer and
-cannot hang. Of a long log each rank first sends a digest of every `CHUNK` calls of a group; only of the first chunk
-that differs are the calls themselves sent.
+Every rank of the world must call each of these functions. If ranks have made unequal numbers of calls, the logs are
+exchanged through the world's store instead of collectives, so ranks that differ get an answer and cannot hang. Each
+rank first sends a digest of every `CHUNK` calls of a group; calls are sent only for the first chunk that differs.
 """
 
 from __future__ import annotations
@@ -34,11 +33,11 @@ Digests = Mapping[Series, tuple[int, int, Mapping[int, bytes]]]
 
 
 def compare(records: Sequence[Record], earlier: Earlier) -> tuple[Skew, list[str]]:
-    """Return how long ranks waited for each other, and where their calls differ, which its notes say too.
+    """Return how long ranks waited for each other, and where their calls differ, which the skew's notes say too.
 
     Args:
-        records: of this rank, without those out of their places.
-        earlier: how many calls there were before them.
+        records: of this rank, without `Earlier.out_of_place`.
+        earlier: the calls that the log dropped before them.
 
     Raises:
         TimeoutError: some ranks have not made the call; the error names them.
@@ -51,7 +50,7 @@ def compare(records: Sequence[Record], earlier: Earlier) -> tuple[Skew, list[str
 
 
 def check(records: Sequence[Record], earlier: Earlier) -> None:
-    """Raise an error where the ranks' calls differ; see `CommsLogger.check`.
+    """Raise if the ranks' calls differ; see `CommsLogger.check`.
 
     Args:
         records: see `compare`.
@@ -67,12 +66,12 @@ def check(records: Sequence[Record], earlier: Earlier) -> None:
 
 
 def _collectives(calls: Iterable[Call]) -> list[Call]:
-    """Return the calls that torch issued as collectives, which all ranks must make alike."""
+    """Return the calls that torch issued as collectives, which must be equal on all ranks."""
     return [call for call in calls if is_collective(call[2].issued)]
 
 
 def _made_on_world(calls: Iterable[Call], earlier: Earlier) -> int | None:
-    """Return how many collectives this rank has made on the world; None where one of them failed."""
+    """Return the number of collectives this rank made on the world; None if one of them failed."""
     if store_of_world() is None:
         return 0
     world = describe_group(td.group.WORLD)
@@ -81,7 +80,7 @@ def _made_on_world(calls: Iterable[Call], earlier: Earlier) -> int | None:
 
 
 def _differences(calls: Sequence[Call], earlier: Earlier, by_store: bool) -> list[str]:
-    """Return a text for the first call of each series that is not the same on all ranks, as many as fit a message."""
+    """Return a text for the first call of each series that differs between ranks, `_MOST_DIFFERENCES` at most."""
     sent = exchange(digests(calls, earlier.numbered), by_store)
     chunks = chunks_to_compare(sent)
     if not chunks:
@@ -98,7 +97,7 @@ def digests(calls: Iterable[Call], dropped: Mapping[Series, int]) -> Digests:
 
     Args:
         calls: with their numbers.
-        dropped: by series how many calls the log no longer has.
+        dropped: {series: number of calls that the log no longer has}.
     """
     texts: dict[Series, list[str]] = defaultdict(list)
     for series, _, record in calls:
@@ -125,10 +124,10 @@ def _agreed(record: Record) -> str:
 
 
 def chunks_to_compare(sent: Mapping[int, Digests]) -> dict[Series, int]:
-    """Return by series the first chunk whose digests differ, the same on every rank.
+    """Return {series: first chunk whose digests differ}, equal on every rank.
 
     Args:
-        sent: by rank, what it sent first.
+        sent: {rank: its digests}.
     """
     found = {}
     for series in sorted({series for by_series in sent.values() for series in by_series}):

@@ -1,4 +1,4 @@
-"""Decorator for the user's functions that communicate: the log shows them under their own names."""
+"""A decorator for user functions that communicate; the log shows them under their own names."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def timed_op(func: Function) -> Function:
-    """Decorate a function that communicates, so that the log shows it like the built-in ones.
+    """Decorate a function that communicates, so that the log shows it like a built-in collective.
 
-    The function is logged under its own name (or the call's ``log_name``), with the bytes of its first tensor or
-    list of tensors and bus factor 1. Its parameters ``group`` and ``async_op`` mean what they mean elsewhere here; it
-    need not have any. The caller may pass ``prof``, ``log_name`` and ``debug``, which reach the function only if
-    it has parameters of those names.
+    The function is logged under its own name (or the call's ``log_name``), with the bytes of its first tensor or list
+    of tensors and bus factor 1. Its parameters ``group`` and ``async_op``, if any, mean what they mean for the built-in
+    calls. The caller may pass ``prof``, ``log_name`` and ``debug``, which reach the function only if it has such
+    parameters.
     """
     signature = inspect.signature(func)
     own = set(signature.parameters)
@@ -47,7 +47,7 @@ def timed_op(func: Function) -> Function:
 
 
 def _first_tensors(args: Sequence[Any]) -> Sequence[Any]:
-    """Arguments as of an all_gather whose output is the first tensor or list of tensors: one message of all of them."""
+    """Return all_gather arguments whose output is the first tensor or list of tensors in `args`, as one message."""
     for value in args:
         if isinstance(value, torch.Tensor):
             return ([[value]],)

@@ -1,4 +1,4 @@
-"""Module-level functions that only DeepSpeed has: features, names of old fallbacks, the log; and `check`."""
+"""Module-level functions that only DeepSpeed has: features, old names, the log; and `check`."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from dsexplore.comm.ranks import is_initialized, require_initialised
 
 
 def has_all_gather_into_tensor() -> bool:
-    """Whether torch gathers into one tensor."""
+    """Return True if torch can gather into one tensor."""
     return bool(_backend("has_all_gather_into_tensor").has_all_gather_into_tensor())
 
 
 def has_reduce_scatter_tensor() -> bool:
-    """Whether torch reduces and scatters one tensor."""
+    """Return True if torch can reduce and scatter one tensor."""
     return bool(_backend("has_reduce_scatter_tensor").has_reduce_scatter_tensor())
 
 
@@ -30,7 +30,7 @@ def allgather_fn(
     async_op: bool = False,
     debug: str | None = None,
 ) -> Any:
-    """`all_gather_into_tensor`, by the name of DeepSpeed's function with a fallback for old versions of torch."""
+    """Run `all_gather_into_tensor` under the name of DeepSpeed's function with a fallback for old versions of torch."""
     return calls.all_gather_into_tensor(output_tensor, input_tensor, group, async_op, debug=debug)
 
 
@@ -43,7 +43,7 @@ def reduce_scatter_fn(
     prof: bool = False,
     debug: str | None = None,
 ) -> Any:
-    """`reduce_scatter_tensor`, by the name of DeepSpeed's function with a fallback for old versions of torch."""
+    """Run `reduce_scatter_tensor` under the name of DeepSpeed's function with a fallback for old versions of torch."""
     return calls.reduce_scatter_tensor(output_tensor, tensor, op, group, async_op, prof, debug=debug)
 
 
@@ -53,7 +53,7 @@ def enable_symm_mem_for_group(group_name: str) -> Any:
 
 
 def set_backend() -> None:
-    """Adopt a world that was initialised by other means; every call does so by itself."""
+    """Adopt a world that was initialised elsewhere; every call does so automatically."""
     launch.current_backend()
 
 
@@ -61,7 +61,7 @@ def log_summary(show_straggler: bool = False, return_dict: bool = False) -> Mapp
     """Print the log on rank 0, return it as a dict, or both.
 
     Args:
-        show_straggler: add what ranks waited for each other. Every rank of the world must then make this call.
+        show_straggler: add how long ranks waited for each other. Every rank of the world must then make this call.
         return_dict: return the dict that `CommsLogger.log_all` describes, on every rank.
     """
     first = not is_initialized() or td.get_rank() == 0
@@ -74,22 +74,22 @@ def check() -> None:
 
 
 def reset_log() -> None:
-    """Discard what was logged, to have the figures of one epoch or interval."""
+    """Discard the log, for example to log one epoch or interval."""
     comms_logger.reset_data()
 
 
 def has_comm_data() -> bool:
-    """Whether anything was logged."""
+    """Return True if anything was logged."""
     return comms_logger.has_data()
 
 
 def get_comm_operation_count() -> int:
-    """How many calls were logged."""
+    """Return the number of logged calls."""
     return comms_logger.get_total_operations()
 
 
 def get_logged_comm_ops() -> list[str]:
-    """The names that calls were logged under."""
+    """Return the names that calls were logged under."""
     return comms_logger.get_operation_names()
 
 

@@ -1,7 +1,7 @@
-"""Rank, world size and meeting point of a process that no torch launcher has started.
+"""Find rank, world size and rendezvous of a process that no torch launcher has started.
 
-Each function returns the variables to set and reads nothing but the environment it is given (and MPI, where that
-is what it is for), so that what would be set can be looked at.
+Each function returns the variables to set and reads only the environment that it is given (and MPI, in those for MPI),
+so that the result can be inspected.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ _AML_PORT_OF_SEVERAL_NODES = 6105
 
 
 def in_aml(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether the process runs on Azure Machine Learning."""
+    """Return True on Azure Machine Learning."""
     return "AZUREML_EXPERIMENT_ID" in environment
 
 
 def in_aws_sm(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether the process runs on AWS SageMaker."""
+    """Return True on AWS SageMaker."""
     return "SM_TRAINING_ENV" in environment
 
 
 def in_dlts(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether the process runs on a DLTS cluster, where Azure's variables are there and do not count."""
+    """Return True on a DLTS cluster, where Azure's variables are set but must be ignored."""
     return "DLTS_JOB_ID" in environment
 
 
 def in_open_mpi(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether Open MPI's ``mpirun`` started the process."""
+    """Return True if Open MPI's ``mpirun`` started the process."""
     return "OMPI_COMM_WORLD_RANK" in environment
 
 
 def discover(
     environment: Mapping[str, str] = os.environ, distributed_port: int = TORCH_DISTRIBUTED_DEFAULT_PORT
 ) -> dict[str, str]:
-    """The variables that a torch launcher would have set, found by other means; empty when all are there.
+    """Return the variables that a torch launcher would have set; empty if all are set.
 
     Raises:
         UsageError: none of the known launchers started this process.
@@ -68,7 +68,7 @@ def discover(
 
 
 def _complete_without_mpi4py(environment: Mapping[str, str]) -> bool:
-    """Whether Open MPI's variables suffice to meet; they hold no address of a master on another node."""
+    """Return True if Open MPI's variables suffice to rendezvous; they lack the address of a master on another node."""
     return in_open_mpi(environment) and ("MASTER_ADDR" in environment or _single_node(environment))
 
 
@@ -77,7 +77,7 @@ def _single_node(environment: Mapping[str, str]) -> bool:
 
 
 def from_open_mpi(environment: Mapping[str, str], distributed_port: int) -> dict[str, str]:
-    """A torch launcher's variables from those of ``mpirun``; ``MASTER_ADDR`` and ``MASTER_PORT`` are kept where set."""
+    """Return a torch launcher's variables from those of ``mpirun``; the master's address and port are kept if set."""
     if "MASTER_ADDR" not in environment and not _single_node(environment):
         hint = "set MASTER_ADDR to the node of rank 0, or install mpi4py, which finds it"
         raise UsageError(f"mpirun started this on several nodes and MASTER_ADDR is not set: {hint}")
@@ -89,7 +89,7 @@ def from_open_mpi(environment: Mapping[str, str], distributed_port: int) -> dict
 
 
 def from_aml(environment: Mapping[str, str]) -> dict[str, str]:
-    """A torch launcher's variables from those of Azure Machine Learning."""
+    """Return a torch launcher's variables from those of Azure Machine Learning."""
     found = _ranks_of_open_mpi(environment, "Azure ML")
     if environment.get("OMPI_COMM_WORLD_LOCAL_SIZE") == found["WORLD_SIZE"]:
         found["MASTER_ADDR"] = _needed(environment, "AZ_BATCHAI_MPI_MASTER_NODE", "Azure ML")
@@ -102,12 +102,12 @@ def from_aml(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def from_sagemaker(environment: Mapping[str, str]) -> dict[str, str]:
-    """A torch launcher's variables from those of SageMaker, which sets ``MASTER_ADDR`` and ``MASTER_PORT`` itself."""
+    """Return a torch launcher's variables from those of SageMaker, which itself sets those of the master."""
     return _ranks_of_open_mpi(environment, "SageMaker")
 
 
 def from_mpi4py(distributed_port: int) -> dict[str, str]:
-    """A torch launcher's variables from MPI itself; every rank of MPI's world must make the call."""
+    """Return a torch launcher's variables from MPI; every rank of MPI's world must make the call."""
     from mpi4py import MPI
 
     world = MPI.COMM_WORLD
@@ -124,7 +124,7 @@ def from_mpi4py(distributed_port: int) -> dict[str, str]:
 
 
 def _own_address() -> str:
-    """The address that other nodes reach this one at: that of the interface a packet would leave by."""
+    """Return the address at which other nodes reach this one: that of the interface of the default route."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("192.0.2.1", 9))  # a documentation address; connecting a datagram socket sends nothing

@@ -1,4 +1,4 @@
-"""Sums over the calls that the log no longer keeps one by one, as it has many newer ones."""
+"""Sums over the calls that the log has dropped because it has many newer ones."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Earlier:
         """Add finished collectives, which the log drops, to the sums.
 
         Args:
-            over: what the log drops.
-            running: what it keeps of the time before the last of them, as it has not ended.
+            over: the collectives that the log drops.
+            running: older collectives that it keeps because they have not ended.
         """
         for one in over:
             one.read_clock()
@@ -42,5 +42,5 @@ class Earlier:
 
     @property
     def count(self) -> int:
-        """The number of these calls, of all lines together."""
+        """Number of dropped calls, of all lines together."""
         return sum(line.count for line in self.lines.values())

@@ -1,4 +1,4 @@
-"""Errors of collectives, with the op, the group and the rank that they happened on."""
+"""Errors of collectives, extended by the op, the group and the rank on which they happened."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NO_PEERS = (None, None)
 
 
 def explain(error: Exception, call: str, group: Any) -> None:
-    """Put op, group and rank, and what to do, into an error's message; its type stays, for ``except``."""
+    """Add op, group, rank and advice to an error's message; its type is unchanged, for ``except``."""
     if getattr(error, "_explained_by_dsexplore", False):
         return
     text, advice = str(error), _advice(str(error), group)
@@ -24,11 +24,11 @@ def explain(error: Exception, call: str, group: Any) -> None:
 
 
 def check_peers(peers: tuple[Any, Any], call: str, group: Any) -> None:
-    """Refuse a rank that is not there, which gloo would take for an address in memory.
+    """Raise if a rank does not exist; gloo would use it as an index into memory.
 
     Args:
-        peers: a rank by its number in the world, one by its number in the group; None where not given.
-        call: what errors call the op.
+        peers: a global rank and a group rank; None if not given.
+        call: name of the op in errors.
         group: a live group.
 
     Raises:
@@ -43,7 +43,7 @@ def check_peers(peers: tuple[Any, Any], call: str, group: Any) -> None:
 
 
 def describe(group: Any) -> str:
-    """A process group as text, ``"group '2' (ranks 0, 3)"``; never raises."""
+    """Return a process group as text, ``"group '2' (ranks 0, 3)"``; never raises."""
     try:
         chosen = td.group.WORLD if group is None else group
         if chosen is None:
@@ -59,7 +59,7 @@ def describe(group: Any) -> str:
 
 
 def _peers_that_cannot(group: Any) -> str:
-    """The peers that are stopped or have ended, as far as this process can see; empty for none."""
+    """Return a text on peers that are stopped or have ended, as far as this process can see; empty if none."""
     try:
         ranks = td.get_process_group_ranks(td.group.WORLD if group is None else group)
         found = stopped_or_ended([rank for rank in ranks[:_SHOWN_RANKS] if rank != td.get_rank()])

@@ -18,7 +18,7 @@ CopyBack = tuple[torch.Tensor, torch.Tensor]
 
 
 def copy_back(copies: Sequence[CopyBack]) -> None:
-    """Copy what was received into the callers' tensors, from the contiguous ones that were sent in their place."""
+    """Copy received data from the contiguous copies that were sent back to the callers' tensors."""
     if copies:
         with torch.no_grad():
             for tensor, copy in copies:
@@ -28,13 +28,13 @@ def copy_back(copies: Sequence[CopyBack]) -> None:
 class Handle(td.Work):
     """torch's handle of an asynchronous call, whose errors name op, group and rank.
 
-    When the call is over, what was received in place of tensors that are not contiguous is copied back.
+    When the call completes, data received into contiguous copies is copied back to the callers' tensors.
 
     Args:
         work: torch's handle: a work or a future.
-        name: what errors call the call.
+        name: name of the call in errors.
         group: its process group.
-        call: the call in the log, where it is logged.
+        call: the call in the log, if it is logged.
         copies: what to copy back.
     """
 
@@ -63,7 +63,7 @@ class Handle(td.Work):
             comms_logger.end(self._call)
 
     def wait(self, *timeout: Any, **named: Any) -> Any:
-        """Wait until the op is over (on CUDA: until the current stream may use the result)."""
+        """Wait until the op has completed (on CUDA: until the current stream may use the result)."""
         try:
             done = self._work.wait(*timeout, **named)
         except Exception as error:
@@ -75,7 +75,7 @@ class Handle(td.Work):
         return done
 
     def is_completed(self) -> bool:
-        """Whether the op is over, without waiting."""
+        """Return True if the op has completed, without waiting."""
         work = self._work
         done: bool = work.done() if hasattr(work, "done") else work.is_completed()  # a future, or a work
         if done:
@@ -83,7 +83,7 @@ class Handle(td.Work):
         return done
 
     def get_future(self) -> Any:
-        """torch's future of the op; of one that has copies its successor, done once they are back."""
+        """Return torch's future of the op; with copies, a future that is done once they are copied back."""
         work = self._work
         future: Any = work.get_future() if hasattr(work, "get_future") else work
         return future.then(self._value_when_over) if self._copies else future

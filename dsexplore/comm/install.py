@@ -1,4 +1,4 @@
-"""The functions of this package in the place of those of ``deepspeed.comm``, for a job that is written for DeepSpeed.
+"""Replace the functions of ``deepspeed.comm`` by those of this package, for a job that is written for DeepSpeed.
 
 Requirements:
 
@@ -6,9 +6,9 @@ Requirements:
    functions (``from deepspeed.comm import all_reduce``).
 2. DeepSpeed may be imported before or afterwards.
 3. `uninstall` leaves no reference behind, also in modules that were imported meanwhile; what a program imported from
-   ``dsexplore.comm`` itself stays. So each function put there is a copy, which nothing else refers to.
+   ``dsexplore.comm`` itself stays. So each replacement is a copy, which nothing else refers to.
 
-DeepSpeed's classes (``ReduceOp``, ``ProcessGroup``, its backends) stay; the calls here take its reductions.
+DeepSpeed's classes (``ReduceOp``, ``ProcessGroup``, its backends) stay; the calls here accept its reductions.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Installed(AbstractContextManager["Installed"]):
         _replace(stand_ins)
 
     def close(self) -> None:
-        """Put DeepSpeed's functions back, wherever they were replaced."""
+        """Restore DeepSpeed's functions wherever they were replaced."""
         self._stop_waiting()
         for module, theirs in self._loggers:
             setattr(module, _LOGGER, theirs)
@@ -100,13 +100,13 @@ _installed: Installed | None = None
 
 
 def install() -> Installed:
-    """Put this package in the place of ``deepspeed.comm``, so that its log, switches and errors serve a DeepSpeed job.
+    """Replace ``deepspeed.comm`` by this package, so that its log, switches and errors serve a DeepSpeed job.
 
-    To be called before ``deepspeed.initialize`` or ``deepspeed.init_distributed``; DeepSpeed may be imported before or
+    Call it before ``deepspeed.initialize`` or ``deepspeed.init_distributed``; DeepSpeed may be imported before or
     afterwards. A second call changes nothing.
 
     Returns:
-        a context manager, which takes it back at the end of its block; `uninstall` does so too.
+        a context manager that undoes it at the end of its block, as does `uninstall`.
     """
     global _installed
     if _installed is None:
@@ -116,7 +116,7 @@ def install() -> Installed:
 
 
 def uninstall() -> None:
-    """Take `install` back; without effect where nothing is installed."""
+    """Undo `install`; without effect if nothing is installed."""
     global _installed
     if _installed is not None:
         _installed.close()
@@ -132,7 +132,7 @@ def _adopt_world() -> None:
 
 
 def _pairs() -> Iterator[tuple[Any, Any]]:
-    """Each function and class that DeepSpeed has under a name of this package, and what is to stand in its place."""
+    """Yield each of DeepSpeed's functions and classes with a name of this package, and its replacement."""
     ours = {
         name: value
         for module in _OURS
@@ -147,7 +147,7 @@ def _pairs() -> Iterator[tuple[Any, Any]]:
 
 
 def _modules(*names: str) -> list[ModuleType]:
-    """The modules of these names that this process has imported."""
+    """Return the modules of these names that this process has imported."""
     return [sys.modules[name] for name in names if name in sys.modules]
 
 
@@ -160,7 +160,7 @@ def _is_function_of(value: Any, package: str) -> bool:
 
 
 def _stand_in(ours: Any) -> Any:
-    """A copy that is known from the original: a function as fast as that."""
+    """Return a copy that differs from the original in identity only; a function's copy is as fast."""
     if isinstance(ours, FunctionType):
         made = FunctionType(ours.__code__, ours.__globals__, ours.__name__, ours.__defaults__, ours.__closure__)
         return functools.update_wrapper(made, ours, ("__kwdefaults__", *functools.WRAPPER_ASSIGNMENTS))
@@ -168,7 +168,11 @@ def _stand_in(ours: Any) -> Any:
 
 
 def _replace(replacements: dict[int, tuple[Any, Any]]) -> None:
-    """Replace objects by others in every module of the process, each by the identity of the one to be replaced."""
+    """Replace objects in every module of the process.
+
+    Args:
+        replacements: {id of the object to replace: (that object, its replacement)}.
+    """
     for module in list(sys.modules.values()):
         names = getattr(module, "__dict__", None)
         if isinstance(module, ModuleType) and isinstance(names, dict):
@@ -195,7 +199,7 @@ class _WhenImported(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """The spec of ``deepspeed.comm``, whose loader then calls the function; None for any other module."""
+        """Return the spec of ``deepspeed.comm``, whose loader then calls the function; None for any other module."""
         if fullname != DEEPSPEED:
             return None
         others = (finder.find_spec(fullname, path, target) for finder in sys.meta_path if finder is not self)

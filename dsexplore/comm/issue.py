@@ -1,10 +1,10 @@
 """How every call of this package reaches torch.
 
-With the log off, nothing switched off and contiguous tensors, a synchronous call goes straight on; all else goes
-through `_issue_with_care`.
+With the log off, nothing switched off and contiguous tensors, a synchronous call goes directly to torch; all other
+calls go through `_issue_with_care`.
 
-Tensors that are not contiguous: gloo reads and writes their storage as if they were, without a word. Contiguous
-copies are sent in their place, and copied back when the op is over.
+gloo silently treats the storage of tensors that are not contiguous as if they were. So contiguous copies are sent
+instead, and copied back when the op completes.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ def issue(
     log_name: str | None = None,
     debug: str | None = None,
 ) -> Any:
-    """Make a call: ``spelling.call(*args)``, with switches, the log, handles, and errors that name op, group and rank.
+    """Call ``spelling.call(*args)`` with switches, the log, handles, and errors that name op, group and rank.
 
     Args:
-        spelling: what is called.
+        spelling: the function to call.
         args: torch's positional arguments.
         group: the process group among them; None for the world.
-        is_async: whether torch returns a handle.
-        prof: record this call though not all are recorded.
+        is_async: True if torch returns a handle.
+        prof: record this call even if not all are recorded.
         log_name: the name to record it under.
         debug: the caller's name, for a log in debug mode.
     """
@@ -93,7 +93,7 @@ def _contiguous(spelling: Spelling, args: Sequence[Any]) -> bool:
 def _issue_with_care(
     spelling: Spelling, args: tuple[Any, ...], live: Any, is_async: bool, prof: bool, log_name: str, debug: str | None
 ) -> Any:
-    """Make a call with switches, staging of tensors that are not contiguous, batches, the log and handles."""
+    """Make a call with switches, copies of tensors that are not contiguous, batches, the log and handles."""
     if spelling.op in switches.off:
         return switched_off(spelling, live, prof, log_name)
     args, copies = stage(spelling, args)
@@ -123,7 +123,7 @@ def _issue_with_care(
 
 
 def _call_labelled(call: Call, args: tuple[Any, ...], live: Any) -> Any:
-    """Make a call whose collectives the recorder labels as they reach its kernels."""
+    """Make a call whose collectives the recorder labels when they reach its kernels."""
     outer, current.label = current.label, call
     try:
         if call.spelling.is_custom:
@@ -134,13 +134,13 @@ def _call_labelled(call: Call, args: tuple[Any, ...], live: Any) -> Any:
 
 
 def live_group(group: Any) -> Any:
-    """The process group that a call is on; None where there is none, or this rank is not in it."""
+    """Return the process group that a call is on; None if there is none, or this rank is not in it."""
     live = _groups.WORLD if group is None else group
     return live if isinstance(live, _ProcessGroup) else None  # torch has a number for "not a member"
 
 
 def switched_off(spelling: Spelling, live: Any, prof: bool, log_name: str) -> Noop:
-    """Note a call that a switch keeps from being made; returns what stands for its handle."""
+    """Record a call that a switch suppresses, and return a finished handle."""
     outer = current.label
     current.label = comms_logger.begin(spelling, log_name, prof)
     try:
@@ -151,7 +151,7 @@ def switched_off(spelling: Spelling, live: Any, prof: bool, log_name: str) -> No
 
 
 def stage(spelling: Spelling, args: tuple[Any, ...]) -> tuple[tuple[Any, ...], list[CopyBack]]:
-    """The arguments, with contiguous copies of tensors that are not contiguous; and the copies to be copied back."""
+    """Return the arguments with contiguous copies of tensors that are not contiguous, and the copies to copy back."""
     if _contiguous(spelling, args):
         return args, []
     copies: list[CopyBack] = []

@@ -1,7 +1,7 @@
-"""The layer, and its function, that issued a collective which did not come through this package.
+"""Find the layer and function that issued a collective which did not come through this package.
 
-Read off the Python stack while the collective's op runs: from there outwards, the frames of torch come first, then
-those of ``deepspeed.comm`` where the program called that, then the program's own.
+They are read from the Python stack while the collective's op runs. From the innermost outwards, the frames are those of
+torch, then those of ``deepspeed.comm`` if the program called it, then the program's own.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _BELOW = (TORCH_FOLDER, str(Path(__file__).parents[1]) + os.sep, contextlib.__fi
 
 
 class Caller(NamedTuple):
-    """The function that issued a collective past this package."""
+    """The function that issued a collective without this package."""
 
     layer: str
     """`DEEPSPEED` or `TORCH`."""
@@ -44,7 +44,7 @@ class Caller(NamedTuple):
 
 
 def caller_of(op: str) -> Caller:
-    """The function that issued the collective whose kernel runs in this thread.
+    """Return the function that issued the collective whose kernel runs in this thread.
 
     Args:
         op: the plain op.
@@ -72,11 +72,11 @@ def caller_of(op: str) -> Caller:
 
 
 def _argument(frame: FrameType, parameter: str) -> Any:
-    """The argument that a function was called with; None where it has no such parameter."""
+    """Return the argument that a function was called with; None if it has no such parameter."""
     return frame.f_locals.get(parameter) if parameter in frame.f_code.co_varnames else None
 
 
 def _folder_of_deepspeed_comm() -> str:
-    """Where ``deepspeed.comm`` was imported from; empty where it was not."""
+    """Return the directory from which ``deepspeed.comm`` was imported; empty if it was not."""
     folder = next(iter(getattr(sys.modules.get(DEEPSPEED), "__path__", ())), "")
     return folder + os.sep if folder else ""

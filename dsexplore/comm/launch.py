@@ -1,4 +1,4 @@
-"""Initialising and ending the world of processes, and configuring the log."""
+"""Initialise and end the world of processes, and configure the log."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def init_distributed(
     rank: int = -1,
     world_size: int = -1,
 ) -> None:
-    """Initialise the world, or adopt it where torch.distributed is initialised.
+    """Initialise the world, or adopt it if torch.distributed is initialised.
 
     Args:
         dist_backend: torch's name of a backend; None for NCCL where there is a GPU, else gloo.
@@ -78,7 +78,7 @@ def _names_its_ranks(init_method: str | None, rank: int, world_size: int) -> boo
 
 
 def current_backend() -> TorchBackend | None:
-    """The backend in use, adopted where torch.distributed was initialised by other means; None before."""
+    """Return the backend in use, adopting a world initialised elsewhere; None if there is no world."""
     global _backend
     if not is_initialized():
         _backend = None
@@ -88,7 +88,7 @@ def current_backend() -> TorchBackend | None:
 
 
 def destroy_process_group(group: Any = None) -> None:
-    """End a process group; all of them, and the world, without an argument."""
+    """Destroy a process group; without an argument all of them, and the world."""
     require_initialised("destroy_process_group")
     try:
         td.destroy_process_group(group)
@@ -98,7 +98,7 @@ def destroy_process_group(group: Any = None) -> None:
 
 
 def initialize_mesh_device(mesh_shape: tuple[int, ...], mesh_dim_names: tuple[str, ...] | None) -> Any:
-    """A DeviceMesh of all ranks."""
+    """Create a DeviceMesh of all ranks."""
     require_initialised("initialize_mesh_device")
     backend = current_backend()
     assert backend is not None
@@ -141,7 +141,7 @@ def configure(
 
 
 def _config_of(given: Any) -> CommsLoggerConfig | None:
-    """The configuration that was given; None for DeepSpeed's config object without a block, which asks for nothing."""
+    """Return the given configuration; None for DeepSpeed's config object with the comms logger disabled."""
     if isinstance(given, CommsLoggerConfig):
         return given
     if isinstance(given, (str, os.PathLike, Mapping)):

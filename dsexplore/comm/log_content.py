@@ -1,4 +1,4 @@
-"""The content of a log, and its forms: lines, tables, a trace, DeepSpeed's shapes, and a comparison of ranks."""
+"""The content of a log, and its forms: lines, tables, a trace, DeepSpeed's dicts, and a comparison of ranks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _NOTE = "From the log of dsexplore.comm."
 
 
 class _Compared(NamedTuple):
-    """A rank's log beside those of the other ranks."""
+    """A rank's log compared with those of the other ranks."""
 
     summary: CommsSummary
     skew: Skew
@@ -42,7 +42,7 @@ class _Compared(NamedTuple):
 
 
 class LogContent:
-    """The calls of a log, the last ones one by one and those before them as sums.
+    """The calls of a log: the last ones individually, those before them as sums.
 
     Args:
         recording: keeps the calls.
@@ -65,7 +65,7 @@ class LogContent:
 
     @property
     def most(self) -> int:
-        """How many calls are kept one by one; of those before them the summary alone has the sums."""
+        """Number of calls that are kept individually; of those before them only the summary has the sums."""
         return self._recording.most
 
     @most.setter
@@ -78,28 +78,28 @@ class LogContent:
         self._earlier.add(over, running)
 
     def reset_data(self) -> None:
-        """Discard all records; an op that is under way gets none when it ends."""
+        """Discard all records; an op that is running gets none when it ends."""
         self._recording.issued = []
         self._earlier = Earlier()
 
     def has_data(self) -> bool:
-        """Whether anything was recorded."""
+        """Return True if anything was recorded."""
         return bool(self._recording.issued or self._earlier.lines)
 
     def get_operation_names(self) -> list[str]:
-        """The names that ops were logged under, in order of first appearance."""
+        """Return the names that ops were logged under, in order of first appearance."""
         earlier = (line.name for line in self._earlier.lines.values())
         return list(dict.fromkeys([*earlier, *(record.name for record in self.records)]))
 
     def get_total_operations(self) -> int:
-        """How many calls were recorded; of a coalesced call its members."""
+        """Return the number of recorded calls; a coalesced call counts as many as its members."""
         return self._earlier.count + len(self.records)
 
     def summary(self, show_straggler: bool = False) -> CommsSummary:
-        """The log as a table: one row per op, layer, group and message size.
+        """Return the log as a table: one row per op, layer, group and message size.
 
         Args:
-            show_straggler: with what this rank waited in each line's calls, and which ranks were late. Every rank of
+            show_straggler: add how long this rank waited in each line's calls, and which ranks were late. Every rank of
                 the world must then make this call.
         """
         return self._compared().summary if show_straggler else CommsSummary(self._records(), self._earlier.lines)
@@ -112,21 +112,21 @@ class LogContent:
         return _Compared(summary, skew, waits, differences)
 
     def _in_place(self) -> list[Record]:
-        """The lines that can be compared with those of other ranks by their numbers."""
+        """Return the lines that can be compared with those of other ranks by their numbers."""
         in_use().stopwatch.settle()
         elsewhere = self._earlier.out_of_place
         return list(records_of([one for one in self._recording.issued if one not in elsewhere]))
 
     def to_frame(self) -> pl.DataFrame:
-        """The table of `summary` as a polars frame."""
+        """Return the table of `summary` as a polars frame."""
         return self.summary().to_frame()
 
     @with_options(())
     def figure(self, kind: str = "time", **options: Any) -> Any:
-        """A plotly figure of `summary`: ``"time"`` of each line, or ``"bandwidth"`` by message size.
+        """Return a plotly figure of `summary`: ``"time"`` of each line, or ``"bandwidth"`` by message size.
 
         Raises:
-            UsageError: no such kind, or an option.
+            UsageError: no such kind, or an option is given.
         """
         return self.summary().figure(kind=kind, **options)
 
@@ -134,7 +134,7 @@ class LogContent:
         return self.summary()._repr_mimebundle_(include, exclude)
 
     def trace(self) -> Trace:
-        """The log as a `Trace`: what the recorder wrote of the calls, for the explorer, files and analyses."""
+        """Return the log as a `Trace`: what the recorder wrote of the calls, for the explorer, files and analyses."""
         recorded = list(recorded_of(list(self._recording.issued)))
         notes = [_NOTE]
         if self._earlier.count:
@@ -146,7 +146,7 @@ class LogContent:
         return Trace(replace(tables, events=tables.events.with_columns(number)))
 
     def get_raw_data(self) -> dict[str, dict[int, list[Any]]]:
-        """``{name: {S in bytes: [count, latencies in ms, algbw, busbw]}}``; bandwidths in Gbit/s, as DeepSpeed's.
+        """Return ``{name: {S in bytes: [count, latencies in ms, algbw, busbw]}}``, bandwidths in Gbit/s.
 
         The count is that of all calls, the lists are those of the last `most`.
         """
@@ -154,11 +154,11 @@ class LogContent:
 
     @property
     def comms_dict(self) -> dict[str, dict[int, list[Any]]]:
-        """`get_raw_data` as of now, by the name that it has in DeepSpeed's logger."""
+        """`get_raw_data` as of now, under the name that it has in DeepSpeed's logger."""
         return self.get_raw_data()
 
     def get_operation_summary(self, operation_name: str) -> dict[int, dict[str, Any]] | None:
-        """For one name: figures by message size, see `log_all`; None for a name that was not logged."""
+        """Return the figures of one name by message size, see `log_all`; None for a name that was not logged."""
         return operation_summaries(self.records, self._earlier.lines.values()).get(operation_name)
 
     def log_all(
@@ -168,10 +168,10 @@ class LogContent:
 
         Args:
             print_log: print the table.
-            show_straggler: add what ranks waited for each other: beside each line, and as a table of its own. Every
+            show_straggler: add how long ranks waited for each other: in each line, and as a table of its own. Every
                 rank of the world must then make this call.
             return_dict: return ``{"summary": {name: {S: {...}}}, "straggler_analysis": ..., "metadata": ...}``, in
-                DeepSpeed's shape. Its ``tput_avg_gbps`` and ``busbw_avg_gbps`` are Gbit/s; ``algbw_avg_gb_per_s``
+                DeepSpeed's form. Its ``tput_avg_gbps`` and ``busbw_avg_gbps`` are Gbit/s; ``algbw_avg_gb_per_s``
                 and ``busbw_avg_gb_per_s`` are GB/s (1e9 bytes); ``groups`` has the figures of each process group.
         """
         rank, world_size = (td.get_rank(), td.get_world_size()) if is_initialized() else (0, 1)
@@ -191,7 +191,7 @@ class LogContent:
         }
 
     def stragglers(self) -> Skew:
-        """Return who came late to the calls of all ranks' logs, and how long the others waited; see `Trace.skew`.
+        """Return a `Skew` of all ranks' logs: who was late, and how long the others waited; see `Trace.skew`.
 
         The notes say where the ranks' calls differ. Every rank of the world must make this call.
 

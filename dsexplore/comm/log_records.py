@@ -1,4 +1,4 @@
-"""The lines of the log: what the recorder wrote of each call."""
+"""The lines of the log, made of what the recorder wrote of each call."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ OWN_OP = "dsexplore.comm."
 
 
 class Call(Label):
-    """One call through this package; or all those of one kind that came to torch another way.
+    """One call through this package; or all calls of one kind that reached torch another way.
 
     Args:
         spelling: the function that was called.
-        name: what it is logged under.
-        is_wanted: whether it is to be logged.
+        name: the name it is logged under.
+        is_wanted: True if it is to be logged.
         ends_with_call: see `Label`.
-        layer: whose function was called: this package's, or what it found in front of torch's own kernels.
+        layer: the layer whose function was called: this package, ``deepspeed.comm`` or ``torch.distributed``.
         reduction: ``SUM``, ``MAX``, …; empty for an op without one.
     """
 
@@ -78,11 +78,11 @@ class Call(Label):
 
     @property
     def is_plain(self) -> bool:
-        """Whether one collective, of which everything is to be logged, makes one line under the call's name."""
+        """True if the call makes one line under its name, for a single collective that is logged as a whole."""
         return self.ops is None and not (self.members or self.spelling.is_object or self.spelling.is_custom)
 
     def parts(self) -> list[Call]:
-        """A label for each collective that the call issued."""
+        """Return a label for each collective that the call issued."""
         parts = [
             Call(self.spelling, self.name, self.is_wanted, self.ends_with_call, self.layer, self.reduction)
             for _ in self.issued
@@ -94,9 +94,10 @@ class Call(Label):
 
 @dataclass(eq=False)
 class LogRecording(Recording):
-    """A recording of those collectives that are to be logged, of which it keeps the last `most`.
+    """A recording of the collectives that are to be logged; it keeps the last `most`.
 
-    What functions of this package issue is labelled; anything else was issued through ``deepspeed.comm`` or by torch.
+    Collectives issued by functions of this package are labelled; any other was issued through ``deepspeed.comm`` or by
+    torch.
     """
 
     most: int = MOST_CALLS
@@ -122,7 +123,7 @@ class LogRecording(Recording):
             self._drop()
 
     def _drop(self) -> None:
-        """Drop the oldest collectives that are over; a few that are not may keep their places."""
+        """Drop the oldest collectives that have completed; those still running are kept."""
         with _dropping:
             oldest = self.issued[:_DROPPED_AT_ONCE]
             if len(self.issued) < self.most + _DROPPED_AT_ONCE:
@@ -135,7 +136,7 @@ class LogRecording(Recording):
 
 @contextmanager
 def unlogged() -> Iterator[None]:
-    """Keep what the running thread issues inside the block out of the log: the log's own traffic."""
+    """Keep what the current thread issues inside the block out of the log: the log's own traffic."""
     outer, current.label = current.label, Label(ends_with_call=False)
     try:
         yield
@@ -144,7 +145,7 @@ def unlogged() -> Iterator[None]:
 
 
 def is_collective(issued: Issued) -> bool:
-    """Whether torch issued a collective; else the log describes a call that issued none, by the call's name."""
+    """Return True if torch issued a collective; otherwise the log describes a call that issued none, by its name."""
     return bool(issued.raw_op) and not issued.raw_op.startswith(OWN_OP)
 
 
@@ -159,7 +160,7 @@ class Record(NamedTuple):
 
     @property
     def op(self) -> str:
-        """The plain op, such as ``all_gather``; ``switched_off:<op>``; of a user's function its name."""
+        """The plain op, such as ``all_gather``; ``switched_off:<op>``; the name of a user's function."""
         return self.message[0]
 
     @property
@@ -200,7 +201,7 @@ class Record(NamedTuple):
 
     @property
     def batch(self) -> int | None:
-        """The number that calls launched as one have in common."""
+        """Number shared by calls that were launched as one; None outside a batch."""
         return self.issued.batch
 
     @property
@@ -210,27 +211,27 @@ class Record(NamedTuple):
 
     @property
     def is_async(self) -> bool:
-        """Whether the caller got a handle."""
+        """True if the caller got a handle."""
         return self.issued.is_async
 
     @property
     def is_object(self) -> bool:
-        """Whether Python objects were sent."""
+        """True if Python objects were sent."""
         return self.call.spelling.is_object
 
     @property
     def failed(self) -> bool:
-        """Whether the call raised, or its handle did."""
+        """True if the call or its handle raised."""
         return bool(self.issued.failure)
 
     @property
     def switched_off(self) -> bool:
-        """Whether a switch kept the call from being made."""
+        """True if a switch suppressed the call."""
         return self.op.startswith(SWITCHED_OFF)
 
     @property
     def cause(self) -> str:
-        """How it failed, the switch that was off, or why it was issued as far as the recorder knows."""
+        """How it failed, the switch that was off, or why it was issued, as far as the recorder knows."""
         return self.issued.cause_text
 
     @property
@@ -240,10 +241,10 @@ class Record(NamedTuple):
 
     @property
     def times(self) -> tuple[int, int] | None:
-        """Start and end in nanoseconds, where both were measured and the op succeeded.
+        """Start and end in nanoseconds, if both were measured and the op succeeded.
 
-        None where nobody waited in a call of this package and the work has no future (of gloo's those of send, recv
-        and reduce_scatter): when that was over is not known.
+        None if its end is unknown: nobody waited in a call of this package and the work has no future (gloo's send,
+        recv and reduce_scatter).
         """
         issued = self.issued
         if issued.span is not None and issued.span.is_over:
@@ -254,13 +255,13 @@ class Record(NamedTuple):
 
     @property
     def seconds(self) -> float | None:
-        """How long it took, for a member of a batch its share of that; above zero, so that rates exist."""
+        """Duration in seconds, for a member of a batch its share; above zero, so that rates exist. None if unknown."""
         times = self.times
         return None if times is None else (times[1] - times[0]) / 1e9 * (self.share or 1e-9)
 
 
 def records_of(recorded: Iterable[Issued]) -> Iterator[Record]:
-    """The log's records of collectives that were recorded, in the order of issue: one for each message of each."""
+    """Yield the log's records of collectives, in the order of issue: one for each message."""
     for issued in recorded:
         call = issued.label
         assert isinstance(call, Call)
@@ -286,7 +287,7 @@ def _members(issued: Issued, calls: Sequence[Call | None]) -> Iterator[Record]:
 
 
 def one_of(call: Call) -> Issued:
-    """One event for all collectives of a call on objects: from the first start to the last end, with all bytes."""
+    """Return one event for all collectives of an object call: from the first start to the last end, with all bytes."""
     for issued in call.issued:
         issued.read_clock()
     together: Issued = copy(call.issued[-1])
@@ -297,7 +298,7 @@ def one_of(call: Call) -> Issued:
 
 
 def recorded_of(issued: Iterable[Issued]) -> Iterator[Issued]:
-    """The log's collectives as a recording has them, one for each line, under the names that they are logged under."""
+    """Yield the log's collectives as a recording has them, one for each line, under the names they are logged under."""
     for one in issued:
         call = one.label
         assert isinstance(call, Call)
@@ -308,7 +309,7 @@ def recorded_of(issued: Iterable[Issued]) -> Iterator[Issued]:
 
 
 def as_recorded(record: Record) -> Issued:
-    """The collective of a line as a recording keeps it, with the line's name in its cause."""
+    """Return the collective of a line as a recording has it, with the line's name in its cause."""
     issued, call = record.issued, record.call
     name = "" if call.has_usual_name or issued.failure else call.name
     if not name and len(issued.messages) == 1:

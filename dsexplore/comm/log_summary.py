@@ -1,4 +1,4 @@
-"""The log added up: a table per op, layer, group and message size, and the same in DeepSpeed's shape."""
+"""Sums of the log: a table per op, layer, group and message size, and the same in DeepSpeed's form."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ LineKey = tuple[str, str, str, str, int, int]
 
 @dataclass
 class Waiting:
-    """The waits in the calls of one line, by the other ranks' logs."""
+    """The waits in the calls of one line, according to the other ranks' logs."""
 
     count: int = 0
     """How many calls were found on all ranks of the group with times."""
@@ -59,18 +59,18 @@ class Waiting:
 
     @property
     def mean(self) -> float:
-        """The mean wait in a call, in seconds."""
+        """Mean wait of a call, in seconds."""
         return self.seconds / self.count
 
     @property
     def late_ranks(self) -> list[int]:
-        """The ranks that the others waited for, those first for which they did most often."""
+        """The ranks that the others waited for, the most often late first."""
         return [rank for rank, _ in sorted(self.late.items(), key=lambda item: (-item[1], item[0]))]
 
 
 @dataclass
 class Line:
-    """All records of one name, op, layer, group and message size, added up."""
+    """Sums over all records of one name, op, layer, group and message size."""
 
     name: str
     op: str
@@ -87,7 +87,7 @@ class Line:
     """The waits in this line's calls, where the ranks' logs were compared."""
 
     def add(self, seconds: float | None) -> None:
-        """Add a call that took so long; None for one that was not timed."""
+        """Add a call with its duration in seconds; None if it was not timed."""
         self.count += 1
         if seconds is not None:
             self.timed += 1
@@ -99,18 +99,18 @@ class Line:
 
     @property
     def mean(self) -> float:
-        """Seconds per timed call; 0 where none was."""
+        """Seconds per timed call; 0 if none was timed."""
         return self.total / self.timed if self.timed else 0.0
 
     @property
     def rates(self) -> tuple[float, float] | None:
-        """``(algbw, busbw)`` in GB/s over the total time; None where nothing was timed or nothing is sent."""
+        """``(algbw, busbw)`` in GB/s over the total time; None if nothing was timed or nothing is sent."""
         if not self.timed or not self.message_bytes:
             return None
         return bandwidth(self.op, self.message_bytes * self.timed, self.total, self.group.size)
 
     def row(self) -> dict[str, Any]:
-        """The line with the columns of `COLUMNS`."""
+        """Return the line as a row of `COLUMNS`."""
         rates = self.rates or (None, None)
         times = (self.total, self.mean, self.fastest, self.slowest)
         total, mean, fastest, slowest = (seconds * 1e3 if self.timed else None for seconds in times)
@@ -135,13 +135,13 @@ class Line:
 
 
 def line_key(record: Record) -> LineKey:
-    """The line that a record belongs to."""
+    """Return the key of the line that a record belongs to."""
     group = record.group
     return record.name, record.op, record.layer, group.name, group.size, record.bytes
 
 
 def add_up(records: Iterable[Record], lines: dict[LineKey, Line]) -> None:
-    """Add records to the lines that they belong to."""
+    """Add records to the lines that they belong to, creating missing lines."""
     known: dict[tuple[int, int, int], Line] = {}  # by what decides the line: a program makes few kinds of calls
     firsts: list[Record] = []  # of each kind, so that no other object gets an identity of theirs
     for record in records:
@@ -159,12 +159,12 @@ def lines_of(
     earlier: Mapping[LineKey, Line] | None = None,
     waiting: Mapping[LineKey, Waiting] | None = None,
 ) -> list[Line]:
-    """Add records up; names in order of first appearance, then groups, then sizes.
+    """Sum records into lines; names in order of first appearance, then groups, then sizes.
 
     Args:
         records: of one log, or several.
-        earlier: what has been added up before them.
-        waiting: what the other ranks' logs say of the lines.
+        earlier: sums of the calls before them.
+        waiting: the waits by line, according to the other ranks' logs.
     """
     found = {key: copy(line) for key, line in (earlier or {}).items()}
     add_up(records, found)
@@ -177,12 +177,12 @@ def lines_of(
 
 
 class CommsSummary(Displayable):
-    """The log as a table, one line per op, layer, group and message size; shows itself in a notebook.
+    """The log as a table, one line per op, layer, group and message size; displays itself in a notebook.
 
     Args:
         records: of one logger, or several.
-        earlier: what has been added up before them.
-        waiting: what the other ranks' logs say of the lines; the table then has two columns more.
+        earlier: sums of the calls before them.
+        waiting: the waits by line, according to the other ranks' logs; the table then has two more columns.
     """
 
     def __init__(
@@ -196,11 +196,11 @@ class CommsSummary(Displayable):
         """Whether the ranks' logs were compared."""
 
     def to_frame(self) -> pl.DataFrame:
-        """The table; columns: `COLUMNS`."""
+        """Return the table; columns: `COLUMNS`."""
         return pl.DataFrame([line.row() for line in self.lines], schema=COLUMNS)
 
     def text(self) -> str:
-        """The table as text, with the unit of each column."""
+        """Return the table as text, with the unit of each column."""
         head: tuple[str, ...] = _HEAD + (WAITING_HEAD if self.is_compared else ())
         rows = [_cells(line) + (waiting_cells(line) if self.is_compared else ()) for line in self.lines]
         widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
@@ -214,7 +214,7 @@ class CommsSummary(Displayable):
         return "\n".join(lines) if rows else "nothing was logged"
 
     def __str__(self) -> str:
-        """As `text`, for ``print``."""
+        """Return `text`, for ``print``."""
         return self.text()
 
     def __len__(self) -> int:
@@ -227,7 +227,7 @@ _LEFT = (0, 1, 2, 11)
 
 
 def waiting_cells(line: Line) -> tuple[str, str]:
-    """``("21.9 ms", "rank 3 in 13, rank 1 in 4")``: a call's mean wait, and in how many calls each rank was late."""
+    """Return a call's mean wait and how often each rank was late: ``("21.9 ms", "rank 3 in 13, rank 1 in 4")``."""
     waiting = line.waiting
     if waiting is None:
         return "–", "–"
@@ -244,18 +244,18 @@ def _cells(line: Line) -> tuple[str, ...]:
 
 
 def shown_name(line: Line) -> str:
-    """The name, with a word for what was switched off."""
+    """Return the name, marked if the call was switched off."""
     if line.name.startswith(SWITCHED_OFF):
         return f"{line.name.removeprefix(SWITCHED_OFF)} (switched off)"
     return line.name
 
 
 def raw_data(records: Iterable[Record], earlier: Iterable[Line] = ()) -> dict[str, dict[int, list[Any]]]:
-    """``{name: {S: [count, [latency ms], [algbw Gbit/s], [busbw Gbit/s]]}}``, DeepSpeed's shape and units.
+    """Return ``{name: {S: [count, [latency ms], [algbw Gbit/s], [busbw Gbit/s]]}}``, DeepSpeed's form and units.
 
     Args:
         records: in the order of issue.
-        earlier: calls before them, which are counted alone.
+        earlier: calls before them, which only add to the count.
     """
     data: dict[str, dict[int, list[Any]]] = defaultdict(dict)
     for line in earlier:
@@ -274,11 +274,11 @@ def raw_data(records: Iterable[Record], earlier: Iterable[Line] = ()) -> dict[st
 def operation_summaries(
     records: Sequence[Record], earlier: Iterable[Line] = ()
 ) -> dict[str, dict[int, dict[str, Any]]]:
-    """``{name: {S: figures}}``; each has the figures of all groups together, and of each under ``groups``.
+    """Return ``{name: {S: figures}}``; each has the figures of all groups together, and of each under ``groups``.
 
     Args:
         records: in the order of issue.
-        earlier: calls before them; counts and total times have them too, averages are those of the records.
+        earlier: calls before them; counts and total times include them, averages do not.
     """
     by_group: dict[tuple[str, int], dict[str, list[Record]]] = defaultdict(lambda: defaultdict(list))
     before: dict[tuple[str, int], dict[str, list[Line]]] = defaultdict(lambda: defaultdict(list))
@@ -321,7 +321,7 @@ def _figures(size: int, records: Sequence[Record], earlier: Sequence[Line]) -> d
 
 
 def trimmed_mean(values: Sequence[float]) -> float:
-    """The mean without the tenth of the values at either end; 0 for none."""
+    """Return the mean without the tenth of the values at either end; 0 if there are none."""
     if not values:
         return 0.0
     dropped = round(len(values) * _TRIMMED)

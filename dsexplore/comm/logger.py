@@ -47,7 +47,7 @@ from dsexplore.comm.spellings import Spelling
 
 
 def _setting(name: str) -> Any:
-    """A property of the logger that reads and sets one field of its configuration."""
+    """Return a property that reads and sets one field of the logger's configuration."""
 
     def read(self: CommsLogger) -> Any:
         value = getattr(self.config, name)
@@ -68,11 +68,11 @@ class CommsLogger(LogContent):
 
     Args:
         config: what to record, also as a ds_config or the path of its JSON file; off by default.
-        clock: nanoseconds, never running backwards, for what is added by `append`.
-        epoch: what to add to the clock for nanoseconds since the Unix epoch.
-        follows_calls: record the calls of this process, as the logger in use does; else only what is added.
-        most: how many calls to keep one by one. The summary has those before them too; the trace, the lists of
-            `get_raw_data` and the comparison of ranks have not.
+        clock: returns monotonic nanoseconds, for what `append` adds.
+        epoch: nanoseconds to add to the clock for the time since the Unix epoch.
+        follows_calls: record the calls of this process, as the logger in use does; otherwise only what is added.
+        most: number of calls to keep individually. Earlier ones are in the summary, but not in the trace, the lists
+            of `get_raw_data` and the comparison of ranks.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class CommsLogger(LogContent):
         return self._config
 
     def configure(self, config: CommsLoggerConfig | Mapping[str, Any] | str | os.PathLike[str]) -> None:
-        """Take over a configuration, or that of a ds_config or its JSON file; what has been recorded stays."""
+        """Apply a configuration, or that of a ds_config or its JSON file; what has been recorded stays."""
         if not isinstance(config, CommsLoggerConfig):
             config = CommsLoggerConfig.parse(config)
         if config.enabled and self._follows_calls and self._recorder is None:
@@ -119,7 +119,7 @@ class CommsLogger(LogContent):
         self.logs_all = config.enabled and config.prof_all and not (config.verbose or config.debug)
 
     def close(self) -> None:
-        """Record no more calls, and let go of what recording needs; what has been recorded stays."""
+        """Stop recording and release the recorder; what has been recorded stays."""
         self.is_on = self.logs_all = False
         recorder, self._recorder = self._recorder, None
         if recorder is not None:
@@ -137,7 +137,7 @@ class CommsLogger(LogContent):
         self.prof_all = True
 
     def stop_profiling_comms(self) -> None:
-        """Record only the ops that were asked for by name or with ``prof=True``."""
+        """Record only the ops that were requested by name or with ``prof=True``."""
         self.prof_all = False
 
     def start_profiling_op(self, op_name_list: str | Iterable[str]) -> None:
@@ -146,12 +146,12 @@ class CommsLogger(LogContent):
         self.prof_ops = list(dict.fromkeys([*self.prof_ops, *wanted]))
 
     def stop_profiling_op(self, op_name_list: str | Iterable[str]) -> None:
-        """No longer record these ops by name."""
+        """Stop recording these ops by name."""
         unwanted = {op_name_list} if isinstance(op_name_list, str) else set(op_name_list)
         self.prof_ops = [op for op in self.prof_ops if op not in unwanted]
 
     def wants(self, spelling: Spelling, log_name: str, prof: bool) -> bool:
-        """Whether a call is to be recorded."""
+        """Return True if a call is to be recorded."""
         config = self._config
         if not config.enabled or config.prof_all or prof:
             return config.enabled
@@ -167,14 +167,14 @@ class CommsLogger(LogContent):
         is_async: bool = False,
         reduction: str = "",
     ) -> Call:
-        """Label a call that is about to be made; whoever makes it sets it as `labels.current` meanwhile.
+        """Return a label for a call that is about to be made; the caller sets it as `labels.current` during the call.
 
         Args:
-            spelling: what is called.
-            log_name: what to log it under.
-            prof: log it though not all calls are.
+            spelling: the function to be called.
+            log_name: the name to log it under.
+            prof: log it even if not all calls are logged.
             caller: the calling function's name, for a log in debug mode.
-            is_async: whether what it issues may go on after it has returned.
+            is_async: True if what it issues may still run after it has returned.
             reduction: ``SUM``, ``MAX``, …; empty for an op without one.
         """
         if self._config.debug:
@@ -185,7 +185,7 @@ class CommsLogger(LogContent):
         return Call(spelling, log_name, wanted, not (is_async or spelling.is_object), reduction=reduction)
 
     def label_of(self, issued: Issued) -> Call:
-        """The label of a collective that did not come through this package, whose op runs now; see `issuing_layer`."""
+        """Return the label of a running collective that did not come through this package; see `issuing_layer`."""
         op = issued.messages[0][0] if issued.messages else issued.raw_op
         layer, name, prof, reduction, function = caller_of(op)
         if self._config.debug:
@@ -205,7 +205,7 @@ class CommsLogger(LogContent):
         return call
 
     def begin_custom(self, call: Call, args: Sequence[Any], group: Any) -> Issued:
-        """Add the one line of a call of a user's function, whatever collectives the function issues."""
+        """Add the single line of a call of a user's function, whatever collectives the function issues."""
         issued = self._described(call, args, group)
         if issued.group is not None and issued.group.timing != "none":
             in_use().stopwatch.begin(issued, issued.group.timing, args)
@@ -221,7 +221,7 @@ class CommsLogger(LogContent):
         return issued
 
     def end(self, call: Call) -> None:
-        """Record that a call has returned, and that what it issued is over."""
+        """Record that a call has returned and its collectives have completed."""
         in_use().end_label(call)
         self._print(call)
         if self.logs_all and len(call.issued) == 1 and call.is_plain:  # a log keeps many calls that are alike
@@ -229,18 +229,18 @@ class CommsLogger(LogContent):
             call.issued[0].label = self._calls.setdefault(key, call)
 
     def _print(self, call: Call) -> None:
-        """Print the lines of a call that is over, and of what other layers issued meanwhile, in a verbose log."""
+        """Print the lines of a completed call, and of what other layers issued meanwhile, if the log is verbose."""
         if self._config.verbose:
             self._printer.print_over()
             self._printer.print_call(call)
 
     def fail(self, call: Call, error: BaseException, args: Sequence[Any] = (), group: Any = None) -> None:
-        """Record that a call raised, or that its handle did: counted as a call, and not timed.
+        """Record that a call or its handle raised: it is counted as a call, but not timed.
 
         Args:
             call: the call that failed.
             error: what was raised.
-            args: of the call: what it would have moved is read from them, where it issued nothing.
+            args: its arguments, from which the message is read if it issued nothing.
             group: the process group.
         """
         if not call.issued and group is not None:
@@ -254,9 +254,9 @@ class CommsLogger(LogContent):
     def append(
         self, raw_name: str, record_name: str, latency: float, msg_size: int, group_size: int | None = None
     ) -> None:
-        """Add a measurement made elsewhere: latency in milliseconds, size S in bytes, whole world by default.
+        """Add a measurement made elsewhere: latency in milliseconds, size S in bytes, on the whole world by default.
 
-        A name that is not known is logged under that name.
+        An unknown op is logged under `raw_name`.
         """
         world = td.group.WORLD if td.is_available() and td.is_initialized() else None
         group = Group("", 1, (0,), "", "", timing="host") if world is None else describe_group(world)
@@ -280,7 +280,7 @@ def _call_of_another_layer(*_: Any) -> None:
 
 
 def _calling_function() -> str:
-    """The name of the function that called this package."""
+    """Return the name of the function that called this package."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_HERE):
         frame = frame.f_back

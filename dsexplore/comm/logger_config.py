@@ -15,7 +15,7 @@ from dsexplore.errors import UsageError
 
 @dataclass(frozen=True)
 class CommsLoggerConfig:
-    """The settings of the comms logger: what it records and shows."""
+    """Settings of the comms logger: what it records and shows."""
 
     enabled: bool = names.COMMS_LOGGER_ENABLED_DEFAULT
     """Whether anything is recorded at all."""
@@ -30,10 +30,10 @@ class CommsLoggerConfig:
 
     @classmethod
     def parse(cls, source: Mapping[str, Any] | str | os.PathLike[str]) -> CommsLoggerConfig:
-        """The ``"comms_logger"`` block of a ds_config; without one, the logger stays off.
+        """Parse the ``"comms_logger"`` block of a ds_config; without one, the logger stays off.
 
         Args:
-            source: the ds_config as a dict, or the path of its JSON file. Its other blocks are not looked at.
+            source: the ds_config as a dict, or the path of its JSON file. Its other blocks are ignored.
 
         Raises:
             UsageError: no JSON object there; an unknown key; a value of the wrong type.

@@ -1,8 +1,8 @@
-"""Meeting of all ranks before they exchange their logs: a rank that does not come is named, and how it is.
+"""Let all ranks meet before they exchange their logs; a missing rank is named, with the state of its process.
 
-Each rank of a world writes its host and process number into the world's store, so that the others can see whether it is
-stopped, has ended, or is only slow. The store is asked in a thread of its own: where its server is stopped too, nothing
-answers.
+Each rank of a world writes its host and process id into the world's store, so that the others can see whether it is
+stopped, has ended, or is only slow. The store is queried in a separate thread, because it does not answer if the
+process that serves it is stopped too.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ class _Registered:
 
 
 def store_of_world() -> Any:
-    """The store at which the ranks of the world met; None where there is no world, or a simulated one."""
+    """Return the rendezvous store of the world; None if there is no world, or a simulated one."""
     if not (td.is_available() and td.is_initialized()):
         return None
     return None if describe_group(td.group.WORLD).timing == "none" else default_store()
 
 
 def register() -> None:
-    """Write this rank's host and process number into the world's store, once per world."""
+    """Write this rank's host and process id into the world's store, once per world."""
     world = td.group.WORLD if td.is_available() and td.is_initialized() else None
     if world is None or (_Registered.world is not None and _Registered.world() is world):
         return
@@ -61,12 +61,12 @@ def meet(call: str, timeout: timedelta | None = None, made: int | None = 0) -> b
 
     Args:
         call: its name, for the error.
-        timeout: how long to wait; None for the time that a collective of the world may take.
-        made: how many collectives this rank has made on the world; None where one of them failed.
+        timeout: how long to wait; None for the timeout of the world's collectives.
+        made: number of collectives this rank has made on the world; None if one of them failed.
 
     Returns:
-        Whether that is the same number on all ranks. Where it is not, a further collective on the world would meet an
-        earlier one of another rank, or connections that a failed one has left broken.
+        True if `made` is equal on all ranks. If not, a further collective on the world would match an earlier one of
+        another rank, or use connections that a failed one has broken.
 
     Raises:
         TimeoutError: some ranks have not; it names them.
@@ -101,7 +101,7 @@ def meet(call: str, timeout: timedelta | None = None, made: int | None = 0) -> b
 
 
 def _delete_once_read(store: Any, keys: Sequence[str]) -> None:
-    """Delete keys that every rank of the world reads: the last rank that has done so deletes them for all."""
+    """Delete keys that every rank of the world reads; the last rank to read them deletes them."""
     readers = f"{keys[0]}/read"
     if store.add(readers, 1) == td.get_world_size():
         with suppress(RuntimeError, NotImplementedError):  # torch's stores can delete, those of others need not
@@ -120,7 +120,7 @@ def _timeout_of_world() -> timedelta:
 
 
 def state_of(rank: int) -> str:
-    """How the process of another rank is: a sentence; empty where nothing is known of it."""
+    """Return a sentence on the state of another rank's process; empty if nothing is known of it."""
     found = _in_time(lambda: _process_of(rank))
     if found is None:
         return ""
@@ -136,7 +136,7 @@ def state_of(rank: int) -> str:
 
 
 def stopped_or_ended(ranks: Sequence[int]) -> str:
-    """Sentences on those of the ranks that cannot answer; empty where all run, or nothing is known."""
+    """Return sentences on the ranks whose processes are stopped or have ended; empty if none."""
     states = [state_of(rank) for rank in ranks]
     return " ".join(state for state in states if " is stopped" in state or " has ended" in state)
 
@@ -150,7 +150,7 @@ def _process_of(rank: int) -> tuple[int, str] | None:
 
 
 def _process_state(pid: int) -> str:
-    """The letter that Linux gives a process's state; empty for one that is not there."""
+    """Return the letter of a process's state on Linux; empty if there is no such process."""
     try:
         return Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()[0]
     except (OSError, IndexError):
@@ -158,7 +158,7 @@ def _process_state(pid: int) -> str:
 
 
 def _in_time(ask: Callable[[], Value]) -> Value | None:
-    """The value that a function returns; None where it takes longer than `_PATIENCE`, or fails."""
+    """Return the value of `ask`; None if it takes longer than `_PATIENCE`, or raises."""
     answers: list[Value] = []
 
     def run() -> None:
@@ -174,13 +174,13 @@ def _in_time(ask: Callable[[], Value]) -> Value | None:
 
 
 def exchange(value: Value, by_store: bool = False) -> dict[int, Value]:
-    """One value of each rank of the world, by rank; every rank must make this call, after `meet`. Not in the log.
+    """Return {rank: its value} for the whole world; every rank must make this call, after `meet`. It is not logged.
 
-    Without a world, and in a simulated one, that of this rank alone.
+    Without a world, or in a simulated one, it has this rank's value alone.
 
     Args:
         value: this rank's.
-        by_store: send it by the world's store, which one rank serves, instead of by a collective.
+        by_store: exchange through the world's store, which one rank serves, instead of by a collective.
     """
     store = store_of_world()
     if store is None:

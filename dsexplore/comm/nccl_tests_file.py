@@ -1,4 +1,4 @@
-"""Reads what nccl-tests and rccl-tests print, of any version since 2019, into a `CommSweep`."""
+"""Read the output of nccl-tests and rccl-tests, of any version since 2019, into a `CommSweep`."""
 
 from __future__ import annotations
 
@@ -31,12 +31,11 @@ _STARTS = re.compile(r"(?:Collective test starting:|/|\s|^)(" + "|".join(PROGRAM
 
 
 def read_nccl_tests(path: str | os.PathLike[str], op: str | None = None) -> CommSweep:
-    """Read a file with the output of nccl-tests; prefixes of ``mpirun --tag-output`` and ``srun -l`` are no obstacle.
+    """Read a file with the output of nccl-tests; prefixes of ``mpirun --tag-output`` and ``srun -l`` are ignored.
 
     Args:
         path: the file.
-        op: which collective it is, where the file does not say: newer versions print it, as does a shell that echoes
-            the command.
+        op: the collective, if the file does not say: newer versions print it, as does a shell that echoes the command.
 
     Raises:
         OSError: it cannot be read.
@@ -62,7 +61,7 @@ def read_nccl_tests(path: str | os.PathLike[str], op: str | None = None) -> Comm
 
 
 def _points(text: str, op: str | None, name: str) -> Iterator[SweepPoint]:
-    """Both times of each row, under the program that was named last."""
+    """Yield the out-of-place and the in-place time of each row, for the last named program."""
     current = op
     for line in text.splitlines():
         row = _ROW.search(line)
@@ -83,7 +82,7 @@ def _points(text: str, op: str | None, name: str) -> Iterator[SweepPoint]:
 
 
 def _count(text: str) -> int | None:
-    """The wrong elements; None where they were not counted. Versions of before 2022 print an error instead."""
+    """Return the number of wrong elements; None if unchecked. Versions before 2022 print an error: 0 or 1."""
     if text == "N/A":
         return None
     return int(text) if text.isdigit() else int(float(text) > 1e-2)

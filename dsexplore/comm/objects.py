@@ -1,7 +1,7 @@
 """Collectives on Python objects. torch sends their pickles as tensors; the log counts the bytes of those.
 
-``weights_only``, in each of them, makes torch unpickle tensors and plain containers alone; torch 2.13 has no such
-choice, and asking it for one is a `UsageError` rather than an unsafe load.
+With ``weights_only``, torch unpickles only tensors and plain containers. torch 2.13 has no such option, and requesting
+it there is a `UsageError` rather than an unsafe load.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def all_gather_object(
     log_name: str = "all_gather_object",
     debug: str | None = None,
 ) -> Any:
-    """Collect each rank's ``obj`` in ``object_list``, on every rank."""
+    """Gather each rank's `obj` into `object_list`, on every rank."""
     return _issue(s.ALL_GATHER_OBJECT, (object_list, obj, group), group, weights_only, prof, log_name, debug)
 
 
@@ -60,7 +60,7 @@ def broadcast_object_list(
     log_name: str = "broadcast_object_list",
     debug: str | None = None,
 ) -> Any:
-    """Give every rank the objects of rank ``src``."""
+    """Copy the objects of rank `src` to every rank."""
     args = (object_list, src, group, device, group_src)
     return _issue(s.BROADCAST_OBJECT_LIST, args, group, weights_only, prof, log_name, debug)
 
@@ -76,7 +76,7 @@ def gather_object(
     log_name: str = "gather_object",
     debug: str | None = None,
 ) -> Any:
-    """Collect each rank's ``obj`` on rank ``dst``."""
+    """Gather each rank's `obj` on rank `dst`."""
     args = (obj, object_gather_list, dst, group, group_dst)
     return _issue(s.GATHER_OBJECT, args, group, weights_only, prof, log_name, debug)
 
@@ -92,7 +92,7 @@ def scatter_object_list(
     log_name: str = "scatter_object_list",
     debug: str | None = None,
 ) -> Any:
-    """Give each rank one object of rank ``src``."""
+    """Send each rank one object of rank `src`."""
     args = (scatter_object_output_list, scatter_object_input_list, src, group, group_src)
     return _issue(s.SCATTER_OBJECT_LIST, args, group, weights_only, prof, log_name, debug)
 
@@ -126,6 +126,6 @@ def recv_object_list(
     log_name: str = "recv_object_list",
     debug: str | None = None,
 ) -> Any:
-    """Receive objects into the list from rank ``src``, or from any; the sender's rank."""
+    """Receive objects into the list from rank `src`, or from any; return the sender's rank."""
     args = (object_list, src, group, device, group_src, use_batch)
     return _issue(s.RECV_OBJECT_LIST, args, group, weights_only, prof, log_name, debug)

@@ -19,7 +19,7 @@ from dsexplore.comm.logger import comms_logger
 
 
 class SendOrReceive:
-    """A function in the place of ``torch.distributed.isend`` or ``irecv``, equal to that: torch's `P2POp` takes it.
+    """A replacement of ``torch.distributed.isend`` or ``irecv`` that compares equal to it, as torch's `P2POp` requires.
 
     Args:
         function: the one that is called.
@@ -32,7 +32,7 @@ class SendOrReceive:
         self._torchs = torchs
 
     def __call__(self, *args: Any, **named: Any) -> Any:
-        """Call the function. torch's batch_isend_irecv gives a peer to any isend but its own as ``group_src``."""
+        """Call the function, with the peer that torch's batch_isend_irecv passes to isend as ``group_src`` renamed."""
         if "group_src" in named and self._torchs is td.isend:
             named["group_dst"] = named.pop("group_src")
         return self._function(*args, **named)
@@ -58,7 +58,7 @@ def send(
     log_name: str = "send",
     debug: str | None = None,
 ) -> None:
-    """Send ``tensor`` to rank ``dst`` and wait until it may be changed."""
+    """Send `tensor` to rank `dst`, and wait until it may be modified."""
     issue(s.SEND, (tensor, dst, group, tag, group_dst), group, False, prof, log_name, debug)
 
 
@@ -72,7 +72,7 @@ def recv(
     log_name: str = "recv",
     debug: str | None = None,
 ) -> Any:
-    """Receive into ``tensor`` from rank ``src``, or from any; the sender's rank."""
+    """Receive into `tensor` from rank `src`, or from any; return the sender's rank."""
     return issue(s.RECV, (tensor, src, group, tag, group_src), group, False, prof, log_name, debug)
 
 
@@ -87,7 +87,7 @@ def isend(
     log_name: str = "isend",
     debug: str | None = None,
 ) -> Any:
-    """Begin to send ``tensor`` to rank ``dst``; a handle, at once."""
+    """Start to send `tensor` to rank `dst`, and return a handle."""
     return issue(s.ISEND, (tensor, dst, group, tag, group_dst), group, True, prof, log_name, debug)
 
 
@@ -102,7 +102,7 @@ def irecv(
     log_name: str = "irecv",
     debug: str | None = None,
 ) -> Any:
-    """Begin to receive into ``tensor`` from rank ``src``, or from any; a handle, at once."""
+    """Start to receive into `tensor` from rank `src`, or from any, and return a handle."""
     return issue(s.IRECV, (tensor, src, group, tag, group_src), group, True, prof, log_name, debug)
 
 
@@ -110,7 +110,7 @@ class P2POp(td.P2POp):
     """A send or receive for `batch_isend_irecv`; ``op`` is `isend` or `irecv` of this package or of torch."""
 
     def __new__(cls, op: Callable[..., Any], *args: Any, **named: Any) -> P2POp:
-        """Make torch's object, which checks the arguments."""
+        """Create torch's object, which checks the arguments."""
         return super().__new__(cls, _TORCH.get(op, op), *args, **named)  # type: ignore[no-any-return]
 
     def __init__(self, op: Callable[..., Any], *args: Any, **named: Any) -> None:
@@ -127,7 +127,7 @@ def batch_isend_irecv(
     log_name: str = "batch_isend_irecv",
     debug: str | None = None,
 ) -> list[Any]:
-    """Begin all sends and receives of the list; returns their handles. In the log, the operations are one batch."""
+    """Start all sends and receives of the list and return their handles. In the log, the operations are one batch."""
     group = getattr(p2p_op_list[0], "group", None) if p2p_op_list else None
     live = live_group(group)
     operations, copies = list(p2p_op_list), []
@@ -163,7 +163,7 @@ def _staged(operation: Any) -> tuple[Any, list[CopyBack]]:
 
 
 def _label(operations: list[Any], prof: bool, log_name: str, debug: str | None) -> Call:
-    """The label of a batch of operations, with the ops of them that are to be logged."""
+    """Return the label of a batch of operations, with those of their ops that are to be logged."""
     call = comms_logger.begin(s.ISEND, log_name, prof, debug, is_async=True)
     spellings = {_spelling(operation) for operation in operations if isinstance(operation, td.P2POp)}
     call.ops = {each.op for each in spellings if comms_logger.wants(each, log_name, prof)}
@@ -172,7 +172,7 @@ def _label(operations: list[Any], prof: bool, log_name: str, debug: str | None) 
 
 
 def _handles(works: list[Any], group: Any, call: Call | None, copies: Sequence[list[CopyBack]]) -> list[Any]:
-    """One handle per operation where torch gives one; NCCL gives one for the whole batch."""
+    """Return one handle per operation if torch returns one each; NCCL returns one for the whole batch."""
     if len(works) == len(copies) and (call is None or len(call.issued) in (0, len(works))):
         parts = call.parts() if call is not None and call.issued else [None] * len(works)
         pairs = zip(works, parts, copies, strict=True)

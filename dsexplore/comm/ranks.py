@@ -1,4 +1,4 @@
-"""Who is in which group: ranks, sizes, new groups."""
+"""Ranks, sizes and members of groups, and new groups."""
 
 from __future__ import annotations
 
@@ -30,47 +30,47 @@ def require_initialised(call: str) -> None:
 
 
 def is_available() -> bool:
-    """Whether torch was built with torch.distributed."""
+    """Return True if torch was built with torch.distributed."""
     return td.is_available()
 
 
 def is_initialized() -> bool:
-    """Whether there is a world, whoever initialised it."""
+    """Return True if there is a world, no matter who initialised it."""
     return td.is_available() and td.is_initialized()
 
 
 def get_rank(group: Any = None) -> int:
-    """The number of this rank in the group (None: the world); −1 outside it."""
+    """Return this rank's number in the group (None: the world); −1 if it is not in the group."""
     require_initialised("get_rank")
     return td.get_rank(group)
 
 
 def get_world_size(group: Any = None) -> int:
-    """The size of the group (None: the world); −1 outside it."""
+    """Return the size of the group (None: the world); −1 if this rank is not in it."""
     require_initialised("get_world_size")
     return td.get_world_size(group)
 
 
 def get_backend(group: Any = None) -> str:
-    """Name of the group's backend."""
+    """Return the name of the group's backend."""
     require_initialised("get_backend")
     return str(td.get_backend(group))
 
 
 def get_world_group() -> Any:
-    """The group of all ranks."""
+    """Return the group of all ranks."""
     require_initialised("get_world_group")
     return td.group.WORLD
 
 
 def get_local_rank() -> int:
-    """The number of this rank on its machine, from the launcher's environment; 0 without one."""
+    """Return this rank's number on its machine, from the launcher's environment; 0 without one."""
     require_initialised("get_local_rank")
     return get_local_rank_from_launcher()
 
 
 def get_global_rank(group: Any = None, group_rank: int = 0) -> int:
-    """The rank in the world of a rank of the group."""
+    """Return the global rank of a rank of the group."""
     require_initialised("get_global_rank")
     live: Any = td.group.WORLD if group is None else group
     try:
@@ -81,7 +81,7 @@ def get_global_rank(group: Any = None, group_rank: int = 0) -> int:
 
 
 def get_all_ranks_from_group(group: Any = None) -> list[int]:
-    """The ranks in the world of all members, in the group's order; empty for a group this rank is not in."""
+    """Return the global ranks of the group, in the group's order; empty if this rank is not in it."""
     require_initialised("get_all_ranks_from_group")
     live = td.group.WORLD if group is None else group
     return [] if live == td.GroupMember.NON_GROUP_MEMBER else td.get_process_group_ranks(live)
@@ -89,7 +89,7 @@ def get_all_ranks_from_group(group: Any = None) -> list[int]:
 
 @with_options(list(signature(td.new_group).parameters.values())[1:])
 def new_group(ranks: Sequence[int] | None = None, *args: Any, **named: Any) -> Any:
-    """Make a group of these ranks; every rank of the world must make the call. Further parameters are torch's."""
+    """Create a group of these ranks; every rank of the world must make the call. Further parameters are torch's."""
     require_initialised("new_group")
     try:
         return td.new_group(None if ranks is None else list(ranks), *args, **named)
@@ -99,17 +99,17 @@ def new_group(ranks: Sequence[int] | None = None, *args: Any, **named: Any) -> A
 
 
 def get_local_rank_from_launcher() -> int:
-    """The rank on this machine from ``LOCAL_RANK``, else Open MPI's variable, else 0."""
+    """Return the rank on this machine from ``LOCAL_RANK``, else Open MPI's variable, else 0."""
     return _from_launcher("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", 0)
 
 
 def get_world_rank_from_launcher() -> int:
-    """The rank in the world from ``RANK``, else Open MPI's variable, else 0."""
+    """Return the rank in the world from ``RANK``, else Open MPI's variable, else 0."""
     return _from_launcher("RANK", "OMPI_COMM_WORLD_RANK", 0)
 
 
 def get_world_size_from_launcher() -> int:
-    """The size of the world from ``WORLD_SIZE``, else Open MPI's variable, else 1."""
+    """Return the size of the world from ``WORLD_SIZE``, else Open MPI's variable, else 1."""
     return _from_launcher("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", 1)
 
 

@@ -17,7 +17,7 @@ _SUM = td.ReduceOp.SUM
 
 
 class ReduceOp(Enum):
-    """How the tensors of the ranks become one."""
+    """The reductions of DeepSpeed."""
 
     SUM = 0
     PRODUCT = 1
@@ -31,10 +31,10 @@ class ReduceOp(Enum):
 
     @property
     def torch(self) -> Any:
-        """The reduction of that name in torch.
+        """torch's reduction of that name.
 
         Raises:
-            UsageError: UNUSED, which is a place holder.
+            UsageError: UNUSED, which is a placeholder.
         """
         if self is ReduceOp.UNUSED:
             raise UsageError("ReduceOp.UNUSED is no reduction: use SUM, AVG, MIN, MAX, PRODUCT, BAND, BOR or BXOR")
@@ -42,7 +42,7 @@ class ReduceOp(Enum):
 
 
 def to_torch(op: Any) -> Any:
-    """torch's reduction for one of either kind, or of DeepSpeed's; anything else is handed on for torch to judge."""
+    """Return torch's reduction for one of DeepSpeed's or of `ReduceOp`; anything else is returned unchanged."""
     if op is _SUM:  # most are, and a look at its classes would cost an 8 B call of gloo one percent
         return op
     if isinstance(op, ReduceOp):
@@ -53,7 +53,7 @@ def to_torch(op: Any) -> Any:
 
 
 def reduction_name(op: Any) -> str:
-    """``SUM``, ``MAX``, … for a reduction in any of torch's forms; empty for anything else."""
+    """Return ``SUM``, ``MAX``, … for a reduction in any of torch's forms; empty for anything else."""
     if op is _SUM:  # most are, and torch's enumeration takes a microsecond to give a name
         return "SUM"
     if isinstance(op, str):

@@ -1,7 +1,7 @@
-"""A rank's log in the form that the other ranks get, and the trace of all ranks that is made of it.
+"""A rank's log in the form in which it is sent to the other ranks, and the joint trace of all ranks.
 
-The collectives of a group are numbered, whether the log still has those before or not, so the trace knows which belong
-together. Each call is a few numbers, and what many calls have in common is sent once.
+The collectives of a group are numbered, including those that the log has dropped, so that the trace knows which belong
+together. Each call is a few numbers; what many calls have in common is sent once.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Series = tuple[str, tuple[int, ...]]
 
 
 class Kind(NamedTuple):
-    """What many calls of a log have in common."""
+    """Fields that many calls of a log have in common."""
 
     group: str
     ranks: tuple[int, ...]
@@ -51,7 +51,7 @@ class Kind(NamedTuple):
 
 @dataclass(frozen=True)
 class SentCalls:
-    """Some calls of one rank, in order of issue."""
+    """Calls of one rank, in order of issue."""
 
     rank: int
     clock: str
@@ -68,10 +68,10 @@ class SentCalls:
 
 
 def series_of(record: Record) -> Series:
-    """Return the series that a line is numbered in.
+    """Return the series in which a line is numbered.
 
-    A measurement that was made elsewhere, and a call of a user's function, are numbered by their names: other ranks
-    need not have made them between the same collectives.
+    A measurement made elsewhere, and a call of a user's function, are numbered by their names: other ranks need not
+    have made them between the same collectives.
     """
     group = record.group
     name = group.name if is_collective(record.issued) else f"{record.name} on {group.name}"
@@ -79,11 +79,11 @@ def series_of(record: Record) -> Series:
 
 
 def numbered(records: Iterable[Record], dropped: Mapping[Series, int]) -> Iterator[tuple[Series, int, Record]]:
-    """Yield the lines that take all ranks of a group, each with its number among those of its series.
+    """Yield the lines that involve all ranks of a group, each with its number in its series.
 
     Args:
-        records: the lines that the log still has, without those out of their places (`Earlier.out_of_place`).
-        dropped: how many lines before those it no longer has.
+        records: the lines that the log still has, without `Earlier.out_of_place`.
+        dropped: {series: number of earlier lines that the log has dropped}.
     """
     counts: Counter[Series] = Counter(dict(dropped))
     for record in records:
@@ -94,11 +94,11 @@ def numbered(records: Iterable[Record], dropped: Mapping[Series, int]) -> Iterat
 
 
 def sent_calls(calls: Iterable[tuple[Series, int, Record]], rank: int) -> SentCalls:
-    """Return lines in the form that other ranks get.
+    """Return lines in the form in which they are sent to other ranks.
 
     Args:
-        calls: as `numbered` yields them.
-        rank: whose they are.
+        calls: from `numbered`.
+        rank: the rank that made them.
     """
     listed = list(calls)
     lines = source_texts(record.issued.origin.sources[:1] for _, _, record in listed)
@@ -139,7 +139,7 @@ def _kind(series: Series, record: Record, line: str) -> Kind:
 
 
 def _times(record: Record, number: int) -> tuple[int, int]:
-    """Return start and end; a member of a coalesced call has its share of the time."""
+    """Return start and end in ns; a member of a coalesced call has its share of the time. ``(0, 0)`` if not timed."""
     times = record.times
     if times is None:
         return 0, 0
@@ -151,7 +151,7 @@ def _times(record: Record, number: int) -> tuple[int, int]:
 
 
 def tables_of(sent: Sequence[SentCalls]) -> Tables:
-    """Return the trace of the calls of several ranks, on one clock; its events have a column ``reduction`` besides."""
+    """Return the trace of several ranks' calls on one clock; its events have an additional column ``reduction``."""
     size = (
         max(
             [
@@ -172,7 +172,7 @@ def tables_of(sent: Sequence[SentCalls]) -> Tables:
 
 
 def _tables(calls: SentCalls, world_size: int, *, is_apart: bool) -> Tables:
-    """Return the trace of one rank's collectives, or of its other calls."""
+    """Return the trace of one rank's collectives, or of its other calls if `is_apart`."""
     kinds = pl.DataFrame(calls.kinds, schema=_KINDS, orient="row")
     events = kinds[calls.kind].with_columns(
         *(pl.Series(name, getattr(calls, field)) for name, field in _NUMBERS),

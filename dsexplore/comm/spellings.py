@@ -1,8 +1,8 @@
-"""Every way to write a collective: which op it is, which arguments are tensors, which c10d op it issues.
+"""All function names of each collective: its op, which arguments are tensors, which c10d op it issues.
 
-A spelling names its tensor arguments by position, since that is how `dsexplore.comm.issue` hands them to torch. What
-a call moves is read by `dsexplore.capture.ops` from the c10d op that it issues; for a call that failed before it
-issued any, from the arguments that the op would have had.
+A spelling names its tensor arguments by position, since `dsexplore.comm.issue` passes them to torch that way. What a
+call moves is read by `dsexplore.capture.ops` from the c10d op that it issues; for a call that failed before issuing
+any, from the arguments that the op would have had.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ AsOp = Callable[[Sequence[Any]], Sequence[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Spelling:
-    """One function that makes a collective."""
+    """One function that issues a collective."""
 
     name: str
     op: str
@@ -61,11 +61,11 @@ class Spelling:
         object.__setattr__(self, "entry", COMMUNICATION[self.c10d_op])
 
     def reduction_of(self, args: Sequence[Any]) -> str:
-        """``SUM``, ``MAX``, … of a call with these arguments; empty for an op without a reduction."""
+        """Return ``SUM``, ``MAX``, … of a call with these arguments; empty for an op without a reduction."""
         return "" if self.reduction is None else reduction_name(args[self.reduction])
 
     def message(self, args: Sequence[Any], group_size: int) -> Message:
-        """The tensors that a call with these arguments moves; none where they make no sense."""
+        """Return the message that a call with these arguments moves; an empty one if they are invalid."""
         try:
             (_, size, dtype, shape), *_ = self.entry.messages(self.as_op(args), group_size, self.op)
         except (TypeError, AttributeError, IndexError, ValueError):
@@ -76,22 +76,22 @@ class Spelling:
 def _spelling(
     name: str, call: Callable[..., Any], c10d_op: str = "barrier", as_op: AsOp = tuple, **traits: Any
 ) -> Spelling:
-    """The `Spelling` of a function of torch; its plain op follows from its name."""
+    """Return the `Spelling` of a function of torch; its plain op follows from its name."""
     return Spelling(name, plain_op(name), call, f"c10d::{c10d_op}", as_op, **traits)
 
 
 def _in_list(args: Sequence[Any]) -> Sequence[Any]:
-    """Arguments of an op that takes a list with the call's first tensor."""
+    """Return the arguments of an op that takes a list with the call's first tensor."""
     return ([args[0]],)
 
 
 def _in_lists(args: Sequence[Any]) -> Sequence[Any]:
-    """Arguments of an op that takes a list with each of the call's first two arguments."""
+    """Return the arguments of an op that takes a list with each of the call's first two arguments."""
     return [args[0]], [args[1]]
 
 
 def _input_second(args: Sequence[Any]) -> Sequence[Any]:
-    """Arguments of an op whose second one is a list with the call's first tensor."""
+    """Return the arguments of an op whose second one is a list with the call's first tensor."""
     return [], [args[0]]
 
 

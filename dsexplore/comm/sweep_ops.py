@@ -1,9 +1,8 @@
-"""The ops of a sweep: their buffers at a size, the call that is timed, and what its result must be.
+"""The ops of a sweep: their buffers at a size, the call that is timed, and the expected result.
 
-Element i of rank r's input is ``i % 97 + r``: a whole number, so that sums are exact, and different on each rank.
-In place, an all_gather's input and a reduce_scatter's output are this rank's part of the other buffer, as with
-nccl-tests. torch's all_reduce, broadcast and reduce work in place only; out of place they copy first, as functional
-collectives do.
+Element i of rank r's input is ``i % 97 + r``: a whole number, so that sums are exact, and different on each rank. In
+place, an all_gather's input and a reduce_scatter's output are this rank's part of the other buffer, as with nccl-tests.
+torch's all_reduce, broadcast and reduce work in place only; out of place they copy first, as functional collectives do.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ CHECKED = 1 << 14
 
 @dataclass(frozen=True)
 class Ranks:
-    """The group of a sweep, and this rank's place in it."""
+    """The group of a sweep, and this rank's number in it."""
 
     group: Any
     rank: int
@@ -36,7 +35,7 @@ class Ranks:
     dtype: torch.dtype
 
     def to_global(self, rank: int) -> int:
-        """The global rank of a rank of the group."""
+        """Return the global rank of a rank of the group."""
         return td.get_global_rank(self.group, rank)
 
 
@@ -45,10 +44,10 @@ class Prepared:
     """One op at one size, ready to be called.
 
     Attributes:
-        call: does the collective, and returns when it is done or, on GPUs, when it is queued.
+        call: runs the collective, and returns when it is done or, on GPUs, when it is queued.
         refill: writes the input, which a call in place has overwritten.
-        result: what the call wrote on this rank; None where this rank receives nothing.
-        expected: the value of the elements of `result` at given places.
+        result: what the call wrote on this rank; None if this rank receives nothing.
+        expected: returns the expected elements of `result` at given indices.
         message_bytes: message bytes S.
     """
 
@@ -60,13 +59,13 @@ class Prepared:
 
 
 def elements(op: str, message_bytes: int, ranks: Ranks) -> int:
-    """How many elements a rank's part has, or the whole buffer where there are no parts."""
+    """Return the number of elements of a rank's part, or of the whole buffer for ops without parts."""
     parts = ranks.size if op in IN_PARTS else 1
     return message_bytes // ranks.dtype.itemsize // parts
 
 
 def prepare(op: str, message_bytes: int, in_place: bool, ranks: Ranks) -> Prepared:
-    """Make the buffers of an op; sizes are rounded down to whole elements for each rank."""
+    """Allocate the buffers of an op; sizes are rounded down to whole elements for each rank."""
     count = elements(op, message_bytes, ranks)
     make = {
         "all_reduce": _all_reduce,
@@ -83,7 +82,7 @@ def prepare(op: str, message_bytes: int, in_place: bool, ranks: Ranks) -> Prepar
 
 
 def wrong_elements(prepared: Prepared) -> int:
-    """Do the call once on fresh input and count the elements that are wrong, at both ends of the result."""
+    """Run the call once on fresh input, and count the wrong elements at both ends of the result."""
     if prepared.result is not None:
         prepared.result.fill_(-1)  # of no rank's input
     prepared.refill()
@@ -117,7 +116,7 @@ def _bytes(count: int, ranks: Ranks) -> int:
 def _one_buffer(
     count: int, in_place: bool, ranks: Ranks, collective: Callable[[torch.Tensor], None]
 ) -> tuple[torch.Tensor, Callable[[], None], Callable[[], None]]:
-    """A buffer that the collective overwrites, the call, and the refill; out of place it is copied from another."""
+    """Return a buffer that the collective overwrites, the call, and the refill; out of place, the call copies first."""
     source = _filled(count, ranks)
     target = torch.empty_like(source)
 
@@ -153,7 +152,7 @@ def _reduce(count: int, in_place: bool, ranks: Ranks) -> Prepared:
 
 
 def _from_each(count: int, ranks: Ranks) -> Callable[[torch.Tensor], torch.Tensor]:
-    """The values at places of a buffer that has one part from each rank."""
+    """Return a function for the expected elements of a buffer with one part from each rank."""
     return lambda places: _pattern(places % count, places // count, ranks.dtype)
 
 
@@ -239,4 +238,4 @@ def _send(count: int, in_place: bool, ranks: Ranks) -> Prepared:
 
 
 def _done(_: Any) -> None:
-    """Nothing: the value of a call that is made for what it does."""
+    """Discard the value of a call."""

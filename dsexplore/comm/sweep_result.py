@@ -1,4 +1,4 @@
-"""`CommSweep`: what a sweep of collectives measured, as rows that nccl-tests would print."""
+"""`CommSweep`: the measurements of a sweep of collectives, as rows that nccl-tests would print."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ _QUIET = 4
 
 @dataclass(frozen=True, slots=True)
 class SweepPoint:
-    """One op at one size, with one buffer or two.
+    """Measurement of one op at one size, in place or out of place.
 
     Attributes:
         op: a name from `dsexplore.trace.collectives.OPS`.
         message_bytes: message bytes S as nccl-tests counts them.
-        in_place: whether the result lies where the input did.
+        in_place: True if the result overwrites the input's buffer.
         rounds: seconds of one call in each round: the lower quartile of the calls, the mean over the ranks.
-        calls: how many calls were timed, all rounds together.
-        wrong: how many of the elements that were looked at were wrong; None where nothing was checked.
+        calls: number of calls that were timed, all rounds together.
+        wrong: number of checked elements that were wrong; None if nothing was checked.
     """
 
     op: str
@@ -43,11 +43,11 @@ class SweepPoint:
 
     @property
     def seconds(self) -> float:
-        """Seconds of one call: the mean over the quietest quarter of the rounds, at least one of them.
+        """Seconds of one call: the mean over the fastest quarter of the rounds, at least one of them.
 
-        Other programs only ever add to a time, so loud rounds do not count. The quietest one alone may be luck: among
-        24 rounds of two local ranks, the best of the even ones and of the odd ones were 22 % apart at the 90th
-        percentile of the points, and means of the quietest quarters 14 %.
+        Other programs only ever add to a time, so slow rounds are ignored. The fastest one alone may be luck: among 24
+        rounds of two local ranks, the best of the even ones and of the odd ones were 22 % apart at the 90th percentile
+        of the points, and means of the fastest quarters 14 %.
         """
         return fmean(sorted(self.rounds)[: max(1, len(self.rounds) // _QUIET)])
 
@@ -80,13 +80,13 @@ class SweepConditions:
 
     @property
     def ranks(self) -> int:
-        """Ranks of the group."""
+        """Number of ranks in the group."""
         return self.nodes * self.ranks_per_node
 
 
 @dataclass
 class CommSweep(SavedJson, Displayable):
-    """All that a sweep measured; shows itself in a notebook."""
+    """All measurements of a sweep; displays itself in a notebook."""
 
     FORMAT: ClassVar[SavedFormat] = SavedFormat(
         "dsexplore communication sweep", 1, "sweep of collectives", "CommSweep.save"
@@ -97,15 +97,15 @@ class CommSweep(SavedJson, Displayable):
 
     @property
     def ops(self) -> list[str]:
-        """The ops that were measured, in the order in which they were."""
+        """The ops that were measured, in the order of measurement."""
         return list(dict.fromkeys(point.op for point in self.points))
 
     def of(self, op: str, *, in_place: bool | None = None) -> list[SweepPoint]:
-        """The points of one op by ascending size.
+        """Return the points of one op by ascending size.
 
         Args:
             op: as in `ops`.
-            in_place: which of the two; None takes each size once, out of place where that was measured.
+            in_place: select in-place or out-of-place points; None takes one per size, out of place if measured.
 
         Raises:
             UsageError: the op was not measured.
@@ -121,11 +121,11 @@ class CommSweep(SavedJson, Displayable):
         return list(first.values())
 
     def wrong(self) -> list[SweepPoint]:
-        """The points at which a result was not what it must be."""
+        """Return the points with wrong results."""
         return [point for point in self.points if point.wrong]
 
     def to_frame(self) -> polars.DataFrame:
-        """One row per point: seconds, and algbw and busbw in GB/s as nccl-tests defines them."""
+        """Return one row per point: seconds, and algbw and busbw in GB/s as nccl-tests defines them."""
         import polars
 
         return polars.DataFrame([self._row(point) for point in self.points], infer_schema_length=None)
@@ -147,11 +147,11 @@ class CommSweep(SavedJson, Displayable):
         }
 
     def table(self, op: str) -> str:
-        """The rows of one op as nccl-tests prints them; times in microseconds, bandwidths in GB/s."""
+        """Return the rows of one op as nccl-tests prints them; times in microseconds, bandwidths in GB/s."""
         return "\n".join(table_lines(self, op))
 
     def to_json(self) -> dict[str, Any]:
-        """The result as plain JSON values; `from_json` reads them back."""
+        """Return the result as plain JSON values; `from_json` reads them back."""
         return {
             **self.FORMAT.header(),
             "conditions": asdict(self.conditions),
@@ -170,7 +170,7 @@ class CommSweep(SavedJson, Displayable):
         )
 
     def lines(self) -> list[str]:
-        """The sweep in words: what was measured where, the best bandwidth of each op, and faults, a line each."""
+        """Return the sweep as text lines: conditions, the best bandwidth of each op, wrong results and remarks."""
         how = self.conditions
         where = f"{how.nodes} × {how.ranks_per_node} ranks" if how.nodes > 1 else f"{how.ranks} ranks"
         lines = [f"{how.backend} on {how.device}, {where}, {how.dtype}; {how.software}"]
@@ -200,7 +200,7 @@ _ROOTED = frozenset({"broadcast", "reduce", "gather", "scatter"})
 
 
 def table_lines(sweep: CommSweep, op: str) -> Iterator[str]:
-    """The header and the rows of `CommSweep.table`.
+    """Yield the header and the rows of `CommSweep.table`.
 
     Raises:
         UsageError: the op was not measured.
@@ -246,5 +246,5 @@ _BYTES = {
 
 
 def _significant(microseconds: float) -> str:
-    """Four or more digits, as nccl-tests prints times."""
+    """Return a time with four or more digits, as nccl-tests prints it."""
     return f"{microseconds:.2f}" if microseconds < 1e4 else f"{microseconds:.0f}"

@@ -1,10 +1,10 @@
 """`sweep`: measure the collectives of a process group, as nccl-tests does, from torch.
 
-Rounds go through all ops and sizes in turn, so that what else the machine does in one minute does not fall on one op.
-Each slice is warmed up, then called back to back until its time is over, equally often on all ranks. A slice's time is
-the mean over the ranks of what a quarter of the calls undercut; on GPUs, whose calls wait in a queue, of the mean over
-the calls. On a machine of two cores that ten other programs used, medians of two rounds differed by 50 %.
-Results are checked before anything is timed.
+Each round runs all ops and sizes in turn, so that other load on the machine does not affect a single op. Each slice is
+warmed up, then called back to back until its time is over, equally often on all ranks. A slice's time is the mean over
+the ranks of the lower quartile of the calls; on GPUs, whose calls wait in a queue, of the mean over the calls. On a
+machine of two cores that ten other programs used, medians of two rounds differed by 50 %. Results are checked before
+anything is timed.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def _ranks(group: Any, dtype: torch.dtype) -> Ranks:
 
 
 def _check(ops: Sequence[str], rounds: int) -> None:
-    """Raise UsageError for ops or rounds that cannot be."""
+    """Raise UsageError for unknown ops or an invalid number of rounds."""
     unknown = [op for op in ops if op not in SWEPT]
     if unknown or not ops:
         raise UsageError(f"ops {unknown or list(ops)} cannot be swept: name some of {', '.join(SWEPT)}")
@@ -141,7 +141,7 @@ def _sizes(sizes: Sequence[int | str] | None, smallest: int | str, largest: int 
 
 
 def _places(ranks: Ranks) -> tuple[tuple[int, int], list[str]]:
-    """How many nodes, and ranks on each; with a remark where nodes have different numbers of ranks."""
+    """Return the number of nodes and of ranks per node, with a remark if nodes have different numbers of ranks."""
     import socket
 
     names: list[Any] = [None] * ranks.size
@@ -152,7 +152,7 @@ def _places(ranks: Ranks) -> tuple[tuple[int, int], list[str]]:
 
 
 def _that_fit(sizes: list[int], ranks: Ranks, per_node: int) -> tuple[list[int], list[str]]:
-    """The sizes whose buffers fit, as the rank with the least memory sees it."""
+    """Return the sizes whose buffers fit the memory of the rank with the least, and a remark on those that do not."""
     free = torch.tensor([float(_free_bytes(ranks.device))], device=ranks.device)
     td.all_reduce(free, op=td.ReduceOp.MIN, group=ranks.group)
     shares = per_node if ranks.device.type == "cpu" else 1
@@ -204,7 +204,7 @@ def _measure(
 
 
 def _counted(piece: Slice, ranks: Ranks) -> int:
-    """The message bytes that were really moved: whole elements for each rank."""
+    """Return the message bytes that were actually moved: whole elements for each rank."""
     parts = ranks.size if piece.op in IN_PARTS else 1
     return elements(piece.op, piece.message_bytes, ranks) * parts * ranks.dtype.itemsize
 
@@ -216,7 +216,7 @@ def _over_ranks(value: float, how: Any, ranks: Ranks) -> float:
 
 
 def _time_slice(prepared: Prepared, ranks: Ranks, seconds: float, clock: Callable[[], float]) -> tuple[float, int]:
-    """Seconds of a call, and how many were made."""
+    """Return the seconds of a call, and the number of calls made."""
     each = _over_ranks(min(_timed_together(prepared, ranks, 1, clock) for _ in range(WARM_UP)), td.ReduceOp.MAX, ranks)
     count = max(LEAST_CALLS, min(MOST_CALLS, int(seconds / max(each, 1e-9))))
     td.barrier(group=ranks.group)
@@ -234,7 +234,7 @@ def _time_slice(prepared: Prepared, ranks: Ranks, seconds: float, clock: Callabl
 
 
 def _timed_together(prepared: Prepared, ranks: Ranks, count: int, clock: Callable[[], float]) -> float:
-    """Seconds of each of so many calls; on a GPU they wait in its queue behind one another."""
+    """Return the mean seconds of `count` calls; on a GPU they queue behind one another."""
     begun = clock()
     for _ in range(count):
         prepared.call()

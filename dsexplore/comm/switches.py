@@ -36,60 +36,60 @@ _lock = threading.Lock()
 
 
 class Noop:
-    """The handle of a call that was switched off: done already."""
+    """The handle of a call that was switched off: already completed."""
 
     def wait(self, timeout: Any = None) -> None:
-        """Return at once."""
+        """Return immediately."""
         return
 
     def is_completed(self) -> bool:
-        """Always true."""
+        """Return True."""
         return True
 
     def is_success(self) -> bool:
-        """Always true."""
+        """Return True."""
         return True
 
     def get_future(self) -> torch.futures.Future[None]:
-        """A future that is done."""
+        """Return a completed future."""
         future: torch.futures.Future[None] = torch.futures.Future()
         future.set_result(None)
         return future
 
 
 def all_gather_comm_off(flag: bool = False) -> None:
-    """True turns every all_gather off, False on again."""
+    """Turn every all_gather off if `flag`, else on again."""
     turn("all_gather", flag)
 
 
 def reduce_scatter_comm_off(flag: bool = False) -> None:
-    """True turns every reduce_scatter off, False on again."""
+    """Turn every reduce_scatter off if `flag`, else on again."""
     turn("reduce_scatter", flag)
 
 
 def broadcast_comm_off(flag: bool = False) -> None:
-    """True turns every broadcast off, False on again."""
+    """Turn every broadcast off if `flag`, else on again."""
     turn("broadcast", flag)
 
 
 def all_reduce_comm_off(flag: bool = False) -> None:
-    """True turns every all_reduce off, False on again."""
+    """Turn every all_reduce off if `flag`, else on again."""
     turn("all_reduce", flag)
 
 
 def reduce_comm_off(flag: bool = False) -> None:
-    """True turns every reduce off, False on again."""
+    """Turn every reduce off if `flag`, else on again."""
     turn("reduce", flag)
 
 
 def backward_comm_off(flag: bool = False) -> None:
-    """True turns every all_gather and reduce_scatter off, False on again."""
+    """Turn every all_gather and reduce_scatter off if `flag`, else on again."""
     turn("backward", flag)
 
 
 @contextmanager
 def comm_off(*switches: str) -> Iterator[None]:
-    """Turn collectives off inside a ``with`` block; afterwards all are as they were, also after an exception.
+    """Turn collectives off inside a ``with`` block; the previous state is restored, also after an exception.
 
     Args:
         switches: of ``all_gather``, ``reduce_scatter``, ``broadcast``, ``all_reduce``, ``reduce``, ``backward``.
@@ -125,7 +125,7 @@ def turn(switch: str, flag: bool) -> None:
 
 
 def suppress(op: str, group: Any) -> None:
-    """Note a call that is not made: warn once per switch on rank 0, and show it in what is being recorded."""
+    """Record a call that is not made, and warn once per switch on rank 0."""
     switch = off[op]
     if switch not in _warned and td.is_initialized() and td.get_rank() == 0:
         _warned.add(switch)

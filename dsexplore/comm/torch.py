@@ -103,7 +103,7 @@ class TorchBackend(Backend):
         rank: int = -1,
         world_size: int = -1,
     ) -> None:
-        """Initialise torch.distributed, unless it is.
+        """Initialise torch.distributed, unless it is initialised.
 
         Raises:
             UsageError: the timeout is no positive ``timedelta``.
@@ -133,29 +133,29 @@ class TorchBackend(Backend):
 
     @property
     def world_group(self) -> Any:
-        """The group of all ranks, never kept: a gloo group that outlives its end aborts the process when it exits."""
+        """The group of all ranks, never cached: a gloo group that outlives its end aborts the process when it exits."""
         return td.group.WORLD if td.is_initialized() else None
 
     def is_initialized(self) -> bool:
-        """Whether torch.distributed is."""
+        """Return True if torch.distributed is initialised."""
         return td.is_initialized()
 
     @classmethod
     def get_all_gather_function(cls) -> Any:
-        """torch's function that gathers into one tensor."""
+        """Return torch's function that gathers into one tensor."""
         return ALL_GATHER_INTO_TENSOR.call
 
     @classmethod
     def get_reduce_scatter_function(cls) -> Any:
-        """torch's function that reduces and scatters one tensor."""
+        """Return torch's function that reduces and scatters one tensor."""
         return REDUCE_SCATTER_TENSOR.call
 
     def has_all_gather_into_tensor(self) -> bool:
-        """Whether torch gathers into one tensor."""
+        """Return True if torch can gather into one tensor."""
         return self.all_gather_function is not None
 
     def has_reduce_scatter_tensor(self) -> bool:
-        """Whether torch reduces and scatters one tensor."""
+        """Return True if torch can reduce and scatter one tensor."""
         return self.reduce_scatter_function is not None
 
     get_coalescing_manager = staticmethod(get_coalescing_manager)
@@ -168,7 +168,7 @@ class TorchBackend(Backend):
         group: Any = None,
         async_op: bool = False,
     ) -> Any:
-        """See `dsexplore.comm.calls.reduce_scatter_tensor`, whose second parameter has torch's name."""
+        """Call `dsexplore.comm.calls.reduce_scatter_tensor`; the second parameter has DeepSpeed's name."""
         return calls.reduce_scatter_tensor(output_tensor, input_tensor, op, group, async_op)
 
     all_reduce = staticmethod(calls.all_reduce)
@@ -202,12 +202,12 @@ class TorchBackend(Backend):
     new_group = staticmethod(ranks.new_group)
 
     def destroy_process_group(self, group: Any = None) -> None:
-        """End a group, or all."""
+        """Destroy a group, or all."""
         td.destroy_process_group(group)
         self.initialized = td.is_initialized()
 
     def init_device_mesh(self, mesh_shape: tuple[int, ...], mesh_dim_names: tuple[str, ...] | None) -> DeviceMesh:
-        """A mesh of all ranks, on the device type of this backend."""
+        """Create a mesh of all ranks, on the device type of this backend."""
         device_type = "cuda" if NCCL_BACKEND in td.get_backend() else "cpu"
         return init_device_mesh(device_type, mesh_shape, mesh_dim_names=mesh_dim_names)
 
@@ -220,7 +220,7 @@ class TorchBackend(Backend):
 
 
 def _device_to_bind(backend: str | None) -> torch.device | None:
-    """The GPU of this rank, for NCCL to use from the start; without it NCCL guesses at the first collective."""
+    """Return this rank's GPU for NCCL to use from the start; without it NCCL guesses at the first collective."""
     local_rank = os.environ.get("LOCAL_RANK", "")
     if backend != NCCL_BACKEND or not local_rank.isdecimal() or not torch.cuda.is_available():
         return None
@@ -228,7 +228,7 @@ def _device_to_bind(backend: str | None) -> torch.device | None:
 
 
 class _WithFlags(ModuleType):
-    """The class of this module: its flags are properties, which read and turn the switches."""
+    """The class of this module; its flags are properties that read and turn the switches."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return import_module, (self.__name__,)  # programs that refer to it are sent to ranks

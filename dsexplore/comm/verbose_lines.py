@@ -1,7 +1,7 @@
-"""The lines of a verbose log: one for each message, on rank 0, once its call is over.
+"""The lines of a verbose log: one for each message, on rank 0, once its call has completed.
 
-A call through this package is over when it returns, or when its handle says so. Of a collective that came to torch
-another way nothing is called when it ends, so its line is printed with the next call that the log sees, or at the end.
+A call through this package has completed when it returns, or when its handle says so. A collective that reached torch
+another way calls nothing when it ends, so its line is printed with the next call that the log sees, or at the end.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ class Printer:
         """Collectives of other layers that have not been printed, in the order of issue."""
 
     def follow(self, issued: Issued) -> None:
-        """Print a labelled collective of another layer once it is over: see `print_over`."""
+        """Print a labelled collective of another layer once it has completed: see `print_over`."""
         with self._lock:
             self._running.append(issued)
 
     def print_over(self) -> None:
-        """Print what was followed and is over."""
+        """Print the followed collectives that have completed."""
         with self._lock:
             over = [one for one in self._running if one.is_over]
             self._running = [one for one in self._running if one not in over]
         _print(over)
 
     def print_rest(self) -> None:
-        """Print all that was followed; what has not ended has no time."""
+        """Print all followed collectives; those that have not ended have no time."""
         with self._lock:
             rest, self._running = self._running, []
         _print(rest)
 
     def print_call(self, call: Call) -> None:
-        """Print a call of this package that is over; the first to say that it is over counts."""
+        """Print a completed call of this package, once."""
         with self._lock:
             if call.is_printed or not call.is_wanted:
                 return
@@ -62,7 +62,7 @@ def _print(issued: Iterable[Issued]) -> None:
 
 
 def line_of(record: Record) -> str:
-    """The line that is printed of a record, with the layer of a call that did not come through `dsexplore.comm`.
+    """Return the printed line of a record, with the layer of a call that did not come through `dsexplore.comm`.
 
     Worked example: ``"all_reduce | group 0 | 16 B | 0.001 ms | algbw 16 MB/s | busbw 16 MB/s"``.
     """

@@ -16,7 +16,7 @@ MIN_TORCH_VERSION = OLDEST
 
 
 def required_torch_version(min_version: str | float | None = None, max_version: str | float | None = None) -> bool:
-    """Whether torch is at least ``min_version`` and at most ``max_version``, both included.
+    """Return True if torch is at least `min_version` and at most `max_version`, both included.
 
     Write versions as text: as a number, 2.10 is 2.1.
     """
@@ -27,37 +27,37 @@ def required_torch_version(min_version: str | float | None = None, max_version: 
 
 
 def is_torch_ver_eq_2_0() -> bool:
-    """Whether torch is 2.0, of any patch level."""
+    """Return True if torch is 2.0, of any patch level."""
     return required_torch_version(min_version="2.0") and not required_torch_version(min_version="2.1")
 
 
 def is_torch_ver_ge_2_1() -> bool:
-    """Whether torch is 2.1 or newer."""
+    """Return True if torch is 2.1 or newer."""
     return required_torch_version(min_version="2.1")
 
 
 def torch_ver_ge_1_13() -> bool:
-    """Whether torch is 1.13 or newer."""
+    """Return True if torch is 1.13 or newer."""
     return required_torch_version(min_version="1.13")
 
 
 def has_coalescing_manager() -> bool:
-    """Whether torch can launch several collectives as one."""
+    """Return True if torch can launch several collectives as one."""
     return is_there(coalescing_manager)
 
 
 def has_all_reduce_coalesced() -> bool:
-    """Whether torch can reduce several tensors as one."""
+    """Return True if torch can reduce several tensors as one."""
     return hasattr(td, "all_reduce_coalesced")
 
 
 @cache
 def has_barrier_timeout() -> bool:
-    """Whether torch's barrier takes a time-out of its own."""
+    """Return True if torch's barrier accepts a timeout."""
     return "timeout" in inspect.signature(td.barrier).parameters
 
 
 @cache
 def has_weights_only_objects() -> bool:
-    """Whether torch's collectives on objects can unpickle tensors and plain containers alone."""
+    """Return True if torch's object collectives can be restricted to unpickle tensors and plain containers."""
     return "weights_only" in inspect.signature(td.all_gather_object).parameters

@@ -1,4 +1,4 @@
-"""What a rank waited in the calls of its log, and for which ranks, beside each line and in DeepSpeed's shape."""
+"""How long a rank waited in the calls of its log, and for which ranks, per line and in DeepSpeed's form."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class CallWait(NamedTuple):
 
 
 def call_waits(records: Iterable[Record], dropped: Mapping[Series, int], skew: Skew, rank: int) -> Iterator[CallWait]:
-    """Yield the calls of a rank's log that were timed on all ranks of their groups.
+    """Yield the calls of a rank's log that all ranks of their groups timed.
 
     Args:
         records: the rank's own; see `numbered`.
         dropped: see `numbered`.
         skew: of the logs of all ranks.
-        rank: whose records these are.
+        rank: the rank that made these records.
     """
     waits = _waits(skew, rank)
     for series, number, record in numbered(records, dropped):
@@ -44,7 +44,7 @@ def call_waits(records: Iterable[Record], dropped: Mapping[Series, int], skew: S
 
 
 def _waits(skew: Skew, rank: int) -> dict[tuple[Any, ...], tuple[float, float, list[int]]]:
-    """Return transfer, waiting and late ranks by name, ranks and number of a collective."""
+    """Return {(group name, ranks, number): (transfer, wait, late ranks)} of collectives timed on all ranks."""
     arrived = skew.arrivals
     late = arrived.filter("is_late").group_by("instance").agg(late="rank")
     of_all = pl.col("count") == pl.col("members").list.len()
@@ -60,7 +60,7 @@ def _waits(skew: Skew, rank: int) -> dict[tuple[Any, ...], tuple[float, float, l
 
 
 def waiting_of_lines(waits: Iterable[CallWait]) -> dict[LineKey, Waiting]:
-    """Return how long each line of a rank's summary waited, but for lines of which no call was timed on all ranks."""
+    """Return the waits of each line of a rank's summary; lines without a call timed on all ranks are omitted."""
     found: dict[LineKey, Waiting] = {}
     for record, _, waited, late_ranks in waits:
         line = found.setdefault(line_key(record), Waiting())
@@ -71,7 +71,7 @@ def waiting_of_lines(waits: Iterable[CallWait]) -> dict[LineKey, Waiting]:
 
 
 def straggler_analysis(waits: Iterable[CallWait]) -> dict[str, dict[int, dict[str, Any]]]:
-    """Return ``{name: {S: figures}}`` as seen by one rank, in DeepSpeed's shape; S is the size that this rank sent."""
+    """Return ``{name: {S: figures}}`` as seen by one rank, in DeepSpeed's form; S is the size that this rank sent."""
     calls: dict[str, dict[int, list[CallWait]]] = defaultdict(lambda: defaultdict(list))
     for wait in waits:
         calls[wait.record.name][wait.record.bytes].append(wait)

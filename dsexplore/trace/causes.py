@@ -13,10 +13,10 @@ PIPELINE_SCHEDULE = "pipeline schedule"
 
 
 def is_fsdp2(cause: str) -> bool:
-    """Whether ``fully_shard`` was at work."""
+    """Return True if `cause` names ``fully_shard`` (FSDP2)."""
     return cause.startswith("FSDP") and not cause.startswith("FSDP1")
 
 
 def is_fsdp1(causes: Iterable[str]) -> bool:
-    """Whether ``FullyShardedDataParallel`` was at work in any of these."""
+    """Return True if any cause names the ``FullyShardedDataParallel`` wrapper (FSDP1)."""
     return any(cause.startswith("FSDP1") for cause in causes)

@@ -1,8 +1,8 @@
-"""The times of a merged trace on one clock, where the ranks' clocks differ by more than noise.
+"""Put the times of a merged trace on one clock where the ranks' clocks differ by more than noise.
 
-The ends of a collective also differ by the time that a process needs to notice one, milliseconds on a busy host. So
-times are moved only where the clocks differ for sure (`ClockOffset.is_sure`) and by more than that, and those of ranks
-that are known to share a clock, as the ranks of one host do, are never moved against each other.
+The ends of one collective also differ by the time a process needs to notice the end, milliseconds on a busy host. So
+times are shifted only where the clocks certainly differ (`ClockOffset.is_sure`) and by more than `LEAST_OFFSET`. Ranks
+known to share a clock, such as the ranks of one host, are never shifted against each other.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _SAME = ClockOffset(0, 0, 0, 0)
 
 
 def align(tables: Tables, *, shares_clock: bool = False) -> Tables:
-    """Return the tables with the times of all ranks on the first rank's clock; offsets and errors are in the info.
+    """Return the tables with the times of all ranks on the first rank's clock; the info holds offsets and errors.
 
-    Ranks that share a clock are moved together. A trace of one rank, or without measured collectives that ranks of
-    different clocks share, comes back as it is.
+    Ranks that share a clock are shifted together. A trace of one rank, or one without measured collectives shared by
+    ranks of different clocks, is returned unchanged.
 
     Args:
-        tables: of several ranks.
-        shares_clock: whether all ranks share a clock, though the info does not name it.
+        tables: the tables of several ranks.
+        shares_clock: True if all ranks share a clock although the info does not name it.
     """
     info = tables.info
     if shares_clock or (len(set(info.clocks)) == 1 and all(info.clocks)):
@@ -49,7 +49,7 @@ def align(tables: Tables, *, shares_clock: bool = False) -> Tables:
 
 
 def _with_offsets(info: TraceInfo, known: Mapping[int, ClockOffset]) -> TraceInfo:
-    """Return the info of ranks with these offsets: a rank that is moved is on the first rank's clock."""
+    """Return `info` with these offsets recorded; a shifted rank is given the name of the first rank's clock."""
     found = [known.get(rank, _SAME) for rank in info.ranks]
     zeros = (0,) * len(found)
     return replace(

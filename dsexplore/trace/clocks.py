@@ -1,17 +1,17 @@
-"""Clocks of ranks put onto one, by the ends of their collectives.
+"""Estimate the offsets between the ranks' clocks from the ends of their collectives.
 
-A collective that all ranks of a group need, such as an all_reduce, ends on all of them at nearly the same moment,
-whoever came late. So where the clocks of two ranks differ, the ends of their common collectives differ by just that:
-the offset is the median difference. Ranks without a common group are related over others. Of many collectives each
-rank's ends are then compared with the median of all ends: next to each other in a ring, two ranks are late together.
+A collective that needs all ranks of a group, such as an all_reduce, ends on all of them at nearly the same moment, no
+matter which rank was late. If two ranks' clocks differ, the ends of their common collectives therefore differ by that
+offset: it is the median difference. Ranks without a common group are related through other ranks. With many common
+collectives, each rank's ends are then compared with the median of all ends, because two neighbours in a ring are often
+late together.
 
 Worked example: three all_reduces end on rank 0 at 10, 20 and 30 µs, on rank 1 at 1,010, 1,020 and 1,032 µs: rank 1's
 clock is 1,000 µs ahead. Its spread is the median of 0, 0 and 2, which is 0, and the residual that over √3.
 
-Ends also differ as one process notices them later than another, for which reason two clocks that are equal seem to
-differ a little. That they do differ is sure where equal clocks would let a rank end a collective before another one
-began it; or where the ends differ by so nearly the same that noise of that size would do it less than once in a
-million times.
+Equal clocks also seem to differ a little, because one process notices ends later than another. Two clocks certainly
+differ if equal clocks would mean that a rank ended a collective before another rank began it, or if the differences of
+the ends agree so closely that noise of that size would produce them less than once in a million times.
 """
 
 from __future__ import annotations
@@ -62,12 +62,12 @@ class ClockOffset:
 def clock_offsets(
     events: pl.DataFrame, groups: pl.DataFrame, clocks: Mapping[int, str] | None = None
 ) -> dict[int, ClockOffset]:
-    """Return each rank's clock against that of the lowest rank, but for ranks that no collective relates to it.
+    """Return {rank: offset of its clock from the lowest rank's}; ranks that no collective relates to it are omitted.
 
     Args:
-        events: of all ranks.
-        groups: of the same trace.
-        clocks: by rank the name of its clock, as far as that is known; ranks that share one have one offset.
+        events: the events of all ranks.
+        groups: the groups table of the same trace.
+        clocks: {rank: name of its clock}, as far as known; ranks that share a clock get one offset.
     """
     clocks = clocks or {}
     measured = numbered(events, groups).filter(
@@ -80,13 +80,13 @@ def clock_offsets(
 
 
 def _first_of_clock(ranks: Iterable[int], clocks: Mapping[int, str]) -> dict[int, int]:
-    """Return by rank the lowest rank that shares its clock."""
+    """Return {rank: lowest rank that shares its clock}."""
     first: dict[str | int, int] = {}
     return {rank: first.setdefault(clocks.get(rank) or rank, rank) for rank in ranks}
 
 
 def _by_clock(measured: pl.DataFrame, first_of: Mapping[int, int]) -> pl.DataFrame:
-    """Return one row per collective and clock, which ends where the first of the clock's ranks notices the end."""
+    """Return one row per collective and clock; its end is the earliest end on any rank of that clock."""
     if all(rank == first for rank, first in first_of.items()):
         return measured
     on_clocks = measured.with_columns(pl.col("rank").replace(first_of))
@@ -94,7 +94,7 @@ def _by_clock(measured: pl.DataFrame, first_of: Mapping[int, int]) -> pl.DataFra
 
 
 def _offsets(measured: pl.DataFrame) -> dict[int, ClockOffset]:
-    """Return the offsets of ranks of which no two share a clock."""
+    """Return the offset of each rank, where no two ranks share a clock."""
     ends = _by_rank(measured)
     ranks = sorted(ends)
     if not ranks:
@@ -117,7 +117,7 @@ def _offsets(measured: pl.DataFrame) -> dict[int, ClockOffset]:
 def _limited(
     ends: Mapping[int, pl.DataFrame], found: Mapping[int, ClockOffset], related: Iterable[tuple[int, int]]
 ) -> dict[int, ClockOffset]:
-    """Return the offsets with their limits, and with whether they are sure."""
+    """Return the offsets with `limit` and `is_sure` filled in."""
     limited = {rank: replace(clock, limit=0) if not clock.collectives else clock for rank, clock in found.items()}
     for known, rank in related:
         both = ends[known].join(ends[rank], on=SAME, how="inner", suffix="_of_second")
@@ -141,15 +141,15 @@ def _by_rank(measured: pl.DataFrame) -> dict[int, pl.DataFrame]:
 def _refined(
     measured: pl.DataFrame, found: Mapping[int, ClockOffset], related: Iterable[tuple[int, int]]
 ) -> dict[int, ClockOffset]:
-    """Return the offsets, of ranks with many common collectives by the median of all ends that a collective has.
+    """Return the offsets; with many common collectives, computed from the median of each collective's ends.
 
-    Between two ranks alone the noise of both counts; the median of many ends has little of its own. How well an offset
-    is known is seen from parts of the record: from how far the offsets of each lie apart.
+    The difference between two ranks carries the noise of both; the median of many ends has little noise of its own. The
+    residual is estimated by how far apart the offsets of `PARTS` parts of the record lie.
 
     Args:
         measured: the collectives.
-        found: the offsets by pairs of ranks.
-        related: each rank after one whose offset its own is known by.
+        found: the offsets derived from pairs of ranks.
+        related: pairs (rank with a known offset, rank whose offset was derived from it).
     """
     refined = dict(found)
     many = [(known, rank) for known, rank in related if found[rank].collectives >= LEAST_REFINED]
@@ -179,7 +179,7 @@ def _medians_of_parts(times: Times) -> Times:
 
 
 def _related(known: ClockOffset, differences: np.ndarray[tuple[int], np.dtype[np.int64]]) -> ClockOffset:
-    """Return the offset of a rank from the differences of its ends to those of a rank whose offset is known."""
+    """Return a rank's offset, given its end times minus those of a rank whose offset is known."""
     offset = int(np.median(differences))
     spread = int(np.median(np.abs(differences - offset)))
     residual = known.residual + round(spread / math.sqrt(differences.size))
@@ -192,7 +192,7 @@ def _related(known: ClockOffset, differences: np.ndarray[tuple[int], np.dtype[np
 
 
 def aligned(events: pl.DataFrame, offsets: Mapping[int, ClockOffset]) -> pl.DataFrame:
-    """Return the events with all times on the clock that `offsets` is against."""
+    """Return the events with all times on the reference clock of `offsets`."""
     shift = pl.col("rank").replace_strict(
         {rank: one.offset for rank, one in offsets.items()}, default=0, return_dtype=pl.Int64
     )
@@ -200,7 +200,7 @@ def aligned(events: pl.DataFrame, offsets: Mapping[int, ClockOffset]) -> pl.Data
 
 
 def _neighbours(measured: pl.DataFrame) -> dict[int, set[int]]:
-    """Return by rank the ranks with which it shares a group."""
+    """Return {rank: ranks that share a group with it}."""
     found: dict[int, set[int]] = defaultdict(set)
     for ranks in measured.group_by("same_group").agg(pl.col("rank").unique())["rank"]:
         for rank in ranks:
@@ -209,6 +209,6 @@ def _neighbours(measured: pl.DataFrame) -> dict[int, set[int]]:
 
 
 def _differences(ours: pl.DataFrame, theirs: pl.DataFrame) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """Return ends on the second rank less those on the first, of collectives of one op and size."""
+    """Return the end on the second rank minus the end on the first, for each collective of equal op and size, in ns."""
     both = ours.join(theirs, on=SAME, how="inner", suffix="_of_second")
     return (both["end_of_second"] - both["end"]).to_numpy()

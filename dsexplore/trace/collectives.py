@@ -43,7 +43,7 @@ _IN_PARTS = frozenset({"all_gather", "reduce_scatter", "all_to_all", "gather", "
 
 
 def _bus_fraction(op: str, group_size: int) -> tuple[int, int]:
-    """The bus factor as numerator and denominator; the one place that says what each op sends."""
+    """Return the bus factor as (numerator, denominator); the only place that says how much each op sends."""
     if group_size < 1:
         raise UsageError(f"group_size {group_size} is not a number of ranks: give the size of the group, 1 or more")
     if op == "all_reduce":
@@ -54,7 +54,7 @@ def _bus_fraction(op: str, group_size: int) -> tuple[int, int]:
 
 
 def bus_factor(op: str, group_size: int) -> float:
-    """The bytes that a rank must send, as a multiple of the message bytes S: 0 in a group of one.
+    """Return the bytes that a rank must send, as a multiple of the message bytes S; 0 in a group of one rank.
 
     Args:
         op: a name from `OPS`; one that is not there sends S.
@@ -68,7 +68,7 @@ def bus_factor(op: str, group_size: int) -> float:
 
 
 def wire_bytes(op: str, message_bytes: int, group_size: int) -> int:
-    """`bus_factor` × S in whole bytes, rounded up; 0 for a recv, whose bytes are those of the send at its other end.
+    """Return `bus_factor` × S in whole bytes, rounded up; 0 for a recv, whose bytes the matching send counts.
 
     Raises:
         UsageError: a group size below 1.

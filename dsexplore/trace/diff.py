@@ -21,9 +21,9 @@ COLUMNS: dict[str, pl.DataType] = {
 
 
 def compare(before: Tables, after: Tables) -> pl.DataFrame:
-    """Count and bytes of both sides per module × op × axis × phase; columns: `COLUMNS`.
+    """Return count and bytes of both traces per module × op × axis × phase; columns: `COLUMNS`.
 
-    Rows stand in the order of the joined module tree; those that are the same in both are among them.
+    Rows are in the order of the joined module tree; unchanged rows are included.
     """
     joined = _totals(before).join(_totals(after), on=KEYS, how="full", coalesce=True, suffix="_after")
     zero = [pl.col(size, f"{size}_after").fill_null(0) for size in _SIZES]

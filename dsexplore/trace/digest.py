@@ -1,8 +1,8 @@
-"""Parquet files that carry the digest of their own bytes, so that damage is found before a reader meets it.
+"""Parquet files that carry the digest of their own bytes, so that damage is found before a reader parses them.
 
-A Parquet file is ``PAR1``, the columns, a footer, the footer's length in 4 bytes, and ``PAR1`` again. Readers
-of it are written for speed and trust it; a flipped bit can end the process. So one of the footer's key-value pairs
-holds the SHA-256 of the file, taken with the digits of the digest as zeros. The pair is found by its bytes alone:
+A Parquet file is ``PAR1``, the columns, a footer, the footer's length in 4 bytes, and ``PAR1`` again. Parquet readers
+are written for speed and trust the file; a flipped bit can crash the process. So one of the footer's key-value pairs
+holds the SHA-256 of the file, computed with the digits of the digest as zeros. The pair is found by its bytes alone:
 its key, a field header (0x18: next field, a string), the length 64 (0x40), and 64 hexadecimal digits.
 """
 
@@ -38,10 +38,10 @@ def write_digest(file: Path) -> None:
 
 
 def check_digest(file: Path) -> None:
-    """Refuse a file that is not whole, not Parquet, has no digest, or another one than its bytes.
+    """Raise unless `file` is a complete Parquet file whose digest matches its bytes.
 
     Raises:
-        TraceFileError: saying which of these.
+        TraceFileError: truncated, not Parquet, without a digest, or damaged; the message says which.
     """
     place = _place_of_digest(file, _footer_start(file))
     if place is None:
@@ -75,7 +75,7 @@ def _place_of_digest(file: Path, footer: int) -> int | None:
 
 
 def _digest(file: Path, place: int) -> bytes:
-    """Hexadecimal digits of the SHA-256, with the digits at that place as zeros."""
+    """Return the SHA-256 of the file as hexadecimal digits, with the 64 digits at `place` taken as zeros."""
     digest = hashlib.sha256()
     with file.open("rb") as raw:
         left = place

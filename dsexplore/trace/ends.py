@@ -1,8 +1,8 @@
-"""How the recording of a rank ended, as text: what `TraceInfo.ends` has for each rank.
+"""How the recording of a rank ended, as text: the values of `TraceInfo.ends`.
 
-A text begins with what happened, and ends with the line of the program where it did: ``raised ValueError (bad sample
-17) at train.py:5``. A rank whose block still ran when its file was written, as it waited or was ended by its launcher,
-says nothing of its program's end.
+A text says what happened, followed by the line of the program where it did: ``raised ValueError (bad sample 17) at
+train.py:5``. A rank whose block was still running when its file was written, because it waited or was killed by its
+launcher, has `RUNNING`, which does not say how its program ended.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ _LONGEST = 200
 
 
 def raised(kind: str, text: str, line: str) -> str:
-    """Return the end by an exception.
+    """Return the text for a recording ended by an exception.
 
     Args:
-        kind: the name of its class.
-        text: what it says.
-        line: where it was raised, ``"train.py:5"``; empty where that is not known.
+        kind: the name of the exception's class.
+        text: its message.
+        line: where it was raised, ``"train.py:5"``; empty if unknown.
     """
     said = " ".join(text.split())
     shown = f"{said[:_LONGEST]}…" if len(said) > _LONGEST else said
@@ -29,12 +29,12 @@ def raised(kind: str, text: str, line: str) -> str:
 
 
 def stopped_by_exit(code: object, line: str) -> str:
-    """Return the end by ``sys.exit``."""
+    """Return the text for a recording ended by ``sys.exit``."""
     return _at(f"ended with exit code {code or 0}", line)
 
 
 def interrupted(line: str) -> str:
-    """Return the end by Ctrl-C."""
+    """Return the text for a recording ended by Ctrl-C."""
     return _at("was interrupted", line)
 
 

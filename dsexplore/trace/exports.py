@@ -34,14 +34,14 @@ def write_csv(tables: Tables, path: str | os.PathLike[str]) -> Path:
 
 
 def write_perfetto(tables: Tables, path: str | os.PathLike[str]) -> Path:
-    """Write a timeline, one process per rank and in it one track per process group; returns the path.
+    """Write a timeline with one process per rank and one track per process group, and return the path.
 
-    Measured times are drawn, counted from the first start (``otherData.epoch_ns``). An event that had not ended when
-    the recording did has no length there, and one that was never sent stands at the start of the one before it. Where
-    nothing was measured, every event stands at its place in its rank's program order, one microsecond long, and
-    ``otherData.time`` says so. A track cannot show two events at once unless one holds the other, so a group whose
-    collectives overlap gets more tracks: each event takes the first one that is free. Worked example: starts and
-    ends (0, 10), (2, 5), (6, 12) take tracks 0, 1, 1.
+    Measured times count from the first start (``otherData.epoch_ns``). An event that had not ended when the recording
+    did has no length, and one that was never sent is drawn at the start of the event before it. If nothing was
+    measured, every event is drawn at its position in its rank's program order, one microsecond long, and
+    ``otherData.time`` says so. A track cannot show overlapping events unless one contains the other, so a group whose
+    collectives overlap gets more tracks: each event takes the first free one. Worked example: starts and ends (0, 10),
+    (2, 5), (6, 12) take tracks 0, 1, 1.
     """
     measured = measured_time.is_timed(tables.events)
     events = _timed(tables.events, measured)
@@ -67,7 +67,7 @@ def _write_joined(out: IO[str], *parts: Iterable[str]) -> None:
 
 
 def _timed(events: pl.DataFrame, measured: bool) -> pl.DataFrame:
-    """The events with ``ts`` and ``dur`` in nanoseconds, and the track ``tid`` within their rank, from 1."""
+    """Return the events with columns ``ts`` and ``dur`` in ns, and the track ``tid`` within their rank, from 1."""
     if measured:
         begin = measured_time.begin(events)
         times = [begin, measured_time.end(events) - begin]
@@ -81,7 +81,7 @@ def _timed(events: pl.DataFrame, measured: bool) -> pl.DataFrame:
 
 
 def _lanes(events: pl.DataFrame) -> pl.Series:
-    """For each event the number of its track, from 0: the first one of its rank and group that is free."""
+    """Return for each event the number of the first free track of its rank and group, from 0."""
     lanes = [0] * events.height
     busy: dict[tuple[int, str], list[int]] = {}
     ordered = events.with_row_index().sort("ts", "dur", "index")

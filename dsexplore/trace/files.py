@@ -63,7 +63,7 @@ def load(path: str | os.PathLike[str]) -> Tables:
 
 
 def _has_own_files(source: Path) -> bool:
-    """Whether there is a Parquet file at a path, whole or not."""
+    """Return True if `source` is a Parquet file or a directory with one, complete or not."""
     if source.is_dir():
         return any(source.glob("*.parquet"))
     with source.open("rb") as opened:
@@ -71,12 +71,12 @@ def _has_own_files(source: Path) -> bool:
 
 
 def load_several(paths: Sequence[Path]) -> Tables:
-    """One trace of several files or directories of one recording.
+    """Read several files or directories of one recording as one trace.
 
     Raises:
         FileNotFoundError: as `load`.
-        TraceFileError: as `load`, or they do not belong to one recording.
-        UsageError: none is given.
+        TraceFileError: as `load`, or the files are of different recordings.
+        UsageError: `paths` is empty.
     """
     if not paths:
         raise UsageError("no trace is given: give at least one file")
@@ -115,7 +115,7 @@ def save(tables: Tables, path: str | os.PathLike[str]) -> Path:
 
 
 def save_recording(tables: Tables, path: str | os.PathLike[str]) -> Path:
-    """Write what this process recorded: into its own files of a directory, or into the one file ``path`` names."""
+    """Write what this process recorded: to its own files in the directory `path`, or to the single file `path`."""
     if not names_directory(path):
         return save(tables, path)
     _write_ranks(split_ranks(tables), Path(path))
@@ -123,7 +123,7 @@ def save_recording(tables: Tables, path: str | os.PathLike[str]) -> Path:
 
 
 def check_destination(path: str | os.PathLike[str]) -> None:
-    """Refuse, before anything is recorded, a path where this process's recording cannot be saved.
+    """Raise, before anything is recorded, if this process's recording cannot be saved to `path`.
 
     Raises:
         UsageError: several processes record, and would overwrite one file.
@@ -137,30 +137,30 @@ def check_destination(path: str | os.PathLike[str]) -> None:
 
 
 def _processes() -> int:
-    """The number of processes of this program: of its process group or, before there is one, of its launcher."""
+    """Return the number of processes: of the process group if initialized, else ``WORLD_SIZE`` of the launcher."""
     if dist.is_initialized():
         return 1 if dist.get_backend() == "fake" else dist.get_world_size()
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def names_directory(path: str | os.PathLike[str]) -> bool:
-    """Whether a save to that path makes one file per rank: a directory, a path that ends with /, or no suffix."""
+    """Return True if saving to `path` writes one file per rank: a directory, a trailing /, or no suffix."""
     text = os.fspath(path)
     return text.endswith(("/", os.sep)) or Path(path).is_dir() or not Path(path).suffix
 
 
 def rank_file(rank: int) -> str:
-    """The name of a rank's file in a directory: ``rank-00003.parquet``."""
+    """Return the name of a rank's file in a trace directory: ``rank-00003.parquet``."""
     return f"rank-{rank:05d}.parquet"
 
 
 def stack_file(rank: int) -> str:
-    """The name of the file with a rank's stacks, beside a `rank_file` that was saved before its block ended."""
+    """Return the name of the file with a rank's stacks, written beside a `rank_file` saved before its block ended."""
     return f"rank-{rank:05d}.stack.txt"
 
 
 def split_ranks(tables: Tables) -> dict[int, Tables]:
-    """The content of each rank; all keep the modules and groups, which have no rank. Without any rank, it is 0's."""
+    """Return {rank: its tables}; all share modules and groups, which have no rank column. Without any rank, {0: …}."""
     ranks = ranks_of(tables) or (0,)
     of_ranks = {name: _by_rank(getattr(tables, name)) for name in ("events", "parameters", "kernels", "memory")}
     return {
@@ -174,7 +174,7 @@ def split_ranks(tables: Tables) -> dict[int, Tables]:
 
 
 def _by_rank(table: pl.DataFrame) -> dict[int, pl.DataFrame]:
-    """A table's rows per rank, in one pass: with a filter per rank each result would keep the strings of all alive."""
+    """Return {rank: rows of `table`} in one pass; a filter per rank would keep the strings of all ranks alive."""
     return {int(part["rank"][0]): part for part in table.partition_by("rank", maintain_order=True)}
 
 
@@ -262,7 +262,7 @@ def _checked_version(file: Path, written: str) -> int:
 
 
 def _with_later_columns(events: pl.DataFrame, version: int) -> pl.DataFrame:
-    """The events of a file of that version, with the columns that later versions added: null, as nothing is known."""
+    """Return the events of a file of that format version, with columns added by later versions set to null."""
     later = {name for added, names in schema.ADDED.items() if added > version for name in names}
     if not later or later & set(events.columns):
         return events
@@ -272,7 +272,7 @@ def _with_later_columns(events: pl.DataFrame, version: int) -> pl.DataFrame:
 
 
 def _with_nothing_sent_by_recv(events: pl.DataFrame, version: int) -> pl.DataFrame:
-    """The events of a file of that version: before format 6 a recv had the wire bytes of the send at its other end."""
+    """Return the events of a file of that version with wire bytes 0 for recv; before format 6 recv had the send's."""
     if version >= schema.RECV_SENDS_NOTHING or not {"op", "wire_bytes"} <= set(events.columns):
         return events
     sent = pl.when(pl.col("op") == "recv").then(0).otherwise(pl.col("wire_bytes"))
@@ -287,7 +287,7 @@ def _check_columns(file: Path, name: str, table: pl.DataFrame) -> None:
 
 
 def _guarded(file: Path, read: Any) -> Any:
-    """Call ``read``, which reads a part of a file; any failure means that the file is damaged."""
+    """Call `read`, which reads a part of `file`, and report any failure as a damaged file."""
     try:
         return read()
     except MemoryError:
@@ -302,7 +302,7 @@ def _from_text(text: str) -> pl.DataFrame:
 
 
 def info_from_json(text: str) -> TraceInfo:
-    """`TraceInfo` from JSON, each value checked for its type; a key that is not known is ignored.
+    """Parse `TraceInfo` from JSON, checking the type of each value; unknown keys are ignored.
 
     Raises:
         ValueError: not JSON, not an object, or a value of another type.

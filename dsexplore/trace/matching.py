@@ -1,20 +1,20 @@
-"""The same collective on all ranks of its group.
+"""Match the calls of one collective across all ranks of its group.
 
-Where the events have the group's own numbers (``group_seq``), those with one number are one collective: what counted
-them is not guessed anew from their times. A trace that ``commtrace`` recorded has them, and so have most files of other
-tools. Elsewhere the k-th collective that a rank issued in a group is the k-th of every other rank, but for records that
-begin at different collectives, as profilers of several processes do.
+Events with the group's own sequence numbers (``group_seq``) are matched by them, not by their times. Traces recorded by
+``commtrace`` have them, and so have most files of other tools. Without them, the k-th collective that a rank issued in
+a group is the k-th of every other rank, unless the records begin at different collectives, as those of profilers in
+several processes do.
 
-There a record is moved along the longest one of its group only on proof: where its first collective cannot be that of
-the other record, as ops or sizes differ, or as no difference of clocks lets every rank begin a collective before any
-rank ends it. It is moved to the one place at which all ops and sizes agree and the times are possible. Of several such
-places the ends decide, where they agree so much better at one of them that chance would not do it once in a million
-times. A record that belongs elsewhere, nobody knows where, is compared with no other.
+Such a record is shifted along the longest record of its group only on proof: its first collective cannot be that of the
+longest record, because ops or sizes differ, or because no clock offset lets every rank begin a collective before any
+rank ends it. It is shifted to the only position at which all ops and sizes agree and the times are possible. If several
+positions remain, the ends decide, provided they agree so much better at one position that chance would do so less than
+once in a million times. A record whose position cannot be found is matched with no other.
 
 Worked example: rank 0 recorded 60 all_gathers of one size, rank 1 the last 55 of them, on a clock that is 1 s ahead.
-Each lasts 20 ms. At the first place one of them ends on rank 1 1.010 s after it ends on rank 0, and another one 1.090 s
-after. No difference of clocks lets both overlap, so rank 1's record begins later: at the sixth, where all ends differ
-by 1.000 s.
+Each lasts 20 ms. At position 0 one of them ends on rank 1 1.010 s after it ends on rank 0, and another one 1.090 s
+after. No clock offset lets both overlap, so rank 1's record begins later: at the sixth, where all ends differ by 1.000
+s.
 """
 
 from __future__ import annotations
@@ -57,29 +57,26 @@ Array = np.ndarray[tuple[int], np.dtype[Any]]
 
 
 def is_numbered(op: str) -> bool:
-    """Return whether an op takes all ranks of its group: messages do not, nor does what a switch left out."""
+    """Return True if `op` involves all ranks of its group: not for send, recv and ops that were switched off."""
     return op not in POINT_TO_POINT and not op.startswith("switched_off")
 
 
 def matched(tables: Tables) -> pl.DataFrame:
-    """Return the measured collectives, with what is the same for all ranks that take part in one.
+    """Return the measured collectives with the columns of `numbered`, which identify one collective on all its ranks.
 
-    Messages between two ranks are left out, and so are collectives that have not ended, failed, or were switched off:
-    they count, so that those behind them still meet, but have no row.
-
-    Returns:
-        the events, with the columns of `numbered`.
+    Point-to-point messages are excluded. Collectives that have not ended, failed, or were switched off take part in the
+    numbering, so that later ones still match, but have no row.
     """
     found = numbered(tables.events, tables.groups)
     return found.filter(pl.col("start").is_not_null() & pl.col("end").is_not_null())
 
 
 def numbered(events: pl.DataFrame, groups: pl.DataFrame) -> pl.DataFrame:
-    """Return the collectives of process groups, each with a number that it has on all ranks of its group.
+    """Return the collectives of process groups, each with a number that is equal on all ranks of its group.
 
     Returns:
-        the events, with the columns ``number``, from 0 in each group; ``same_group``, the group under a name that all
-        ranks share; and ``members``, the ranks of the group. Collectives of records that fit no place have no row.
+        the events with the columns ``number``, from 0 in each group; ``same_group``, a name of the group that is equal
+        on all ranks; and ``members``, the ranks of the group. Records whose position cannot be found have no rows.
     """
     found = _with_groups(events, groups)
     parts = [_by_group_seq(found.filter("has_own")), _by_position(found.filter(~pl.col("has_own")))]
@@ -87,7 +84,7 @@ def numbered(events: pl.DataFrame, groups: pl.DataFrame) -> pl.DataFrame:
 
 
 def late_records(tables: Tables) -> list[str]:
-    """Return sentences on ranks whose records of a group begin later than those of others, or fit no place."""
+    """Return sentences about ranks whose record of a group begins later than others' or matches at no position."""
     found = _with_groups(tables.events, tables.groups)
     counted = (
         _by_group_seq(found.filter("has_own"))
@@ -104,13 +101,13 @@ def late_records(tables: Tables) -> list[str]:
 
 
 def is_beyond_chance(spread: float, width: float, within: int, count: int) -> bool:
-    """Return whether values lie closer together than chance would put them.
+    """Return True if values lie closer together than chance would put them.
 
     Args:
-        spread: how far from their median so many values lie at most.
-        width: how far they would lie from it by chance.
-        within: how many lie within the spread.
-        count: how many values there are in all.
+        spread: the largest distance from the median of the `within` closest values.
+        width: the distance from the median to be expected by chance.
+        within: number of values within the spread.
+        count: number of values.
     """
     if within < 2 or width <= spread:
         return False
@@ -118,7 +115,7 @@ def is_beyond_chance(spread: float, width: float, within: int, count: int) -> bo
 
 
 def _with_groups(events: pl.DataFrame, groups: pl.DataFrame) -> pl.DataFrame:
-    """Return the collectives with their groups, numbered by position, and whether all of a group have own numbers."""
+    """Return the collectives joined with their groups, numbered by position; ``has_own``: all have ``group_seq``."""
     named = groups.select(
         "group",
         pl.col("ranks").alias("members"),
@@ -138,7 +135,7 @@ def _with_groups(events: pl.DataFrame, groups: pl.DataFrame) -> pl.DataFrame:
 
 
 def _by_group_seq(found: pl.DataFrame) -> pl.DataFrame:
-    """Number collectives by ``group_seq``; members of one coalesced call share it, and count in program order."""
+    """Number collectives by ``group_seq``; members of one coalesced call share it and are numbered in program order."""
     again = pl.int_range(pl.len()).over("rank", "same_group", "group_seq")
     keys = found.with_columns(again=again)
     number = (
@@ -168,7 +165,7 @@ def _by_position(found: pl.DataFrame) -> pl.DataFrame:
 
 @dataclass(frozen=True)
 class _Record:
-    """The collectives of one group that one rank recorded, and where they begin among those of the other ranks."""
+    """One rank's collectives of one group, and where they begin among those of the other ranks."""
 
     group: str
     rank: int
@@ -197,7 +194,7 @@ class _Record:
 
 
 def _located(found: pl.DataFrame) -> Iterator[_Record]:
-    """Yield each rank's record of each group, with its place."""
+    """Yield one `_Record` per group and rank, with its position."""
     if found.is_empty():
         return
     is_together = pl.col("op").is_in(TOGETHER)
@@ -228,15 +225,18 @@ def _place(
     starts: Array | None = None,
     longest_starts: Array | None = None,
 ) -> int | None:
-    """Return where in the longest record of a group another one begins; below 0 before it, None where unknown.
+    """Return the position in the group's longest record at which another record begins.
+
+    Returns:
+        below 0 if it begins before the longest record; None if unknown.
 
     Args:
         calls: (collectives,) a number for op and size of each.
-        ends: (collectives,) nanoseconds; NaN for one that was not measured, or need not end together.
+        ends: (collectives,) nanoseconds; NaN for one that was not measured, or whose op need not end together.
         longest: as ``calls``, of the longest record.
-        longest_ends: of that.
-        starts: (collectives,) nanoseconds; None where they are not known, so that no place is impossible.
-        longest_starts: of the longest record.
+        longest_ends: as ``ends``, of the longest record.
+        starts: (collectives,) nanoseconds; None if unknown, so that every position is possible.
+        longest_starts: as ``starts``, of the longest record.
     """
 
     def is_possible(place: int) -> bool:
@@ -255,7 +255,7 @@ def _place(
 
 
 def _candidates(calls: Array, longest: Array) -> list[int]:
-    """Return the places at which the first collective that both records have is the same, the nearest first."""
+    """Return the positions at which the first common collective of both records is equal, the closest to 0 first."""
     behind = np.flatnonzero(longest[: _FARTHEST + 1] == calls[0])
     before = np.flatnonzero(calls[: _FARTHEST + 1] == longest[0])
     return sorted({*behind.tolist(), *(-before).tolist()}, key=abs)
@@ -266,7 +266,7 @@ def _in_common(calls: Array, longest: Array, place: int) -> int:
 
 
 def _fits(calls: Array, longest: Array, place: int) -> bool:
-    """Return whether ops and sizes agree at a place: at another one than the first, of no few collectives."""
+    """Return True if ops and sizes agree at `place`; a position other than 0 also needs enough common collectives."""
     ours, theirs = calls[max(-place, 0) :], longest[max(place, 0) :]
     count = _in_common(calls, longest, place)
     is_enough = not place or count >= max(LEAST_IN_COMMON, len(calls) / 2)
@@ -274,17 +274,17 @@ def _fits(calls: Array, longest: Array, place: int) -> bool:
 
 
 def _pairs(ours: Array, theirs: Array, place: int) -> tuple[Array, Array]:
-    """Return the values of the collectives that two records have in common at a place, the first of them."""
+    """Return the values of the first `_COMPARED` collectives that two records have in common at `place`."""
     ours, theirs = ours[max(-place, 0) :], theirs[max(place, 0) :]
     count = min(len(ours), len(theirs), _COMPARED)
     return ours[:count], theirs[:count]
 
 
 def _contradiction(starts: Array, ends: Array, longest_starts: Array, longest_ends: Array, place: int) -> float:
-    """Return by how many nanoseconds the times contradict one another at a place, whatever the clocks; 0 for none.
+    """Return by how many ns the times contradict each other at `place` for any clock offset; 0 if they do not.
 
-    No rank ends a collective before every rank has begun it: of the first rank's clock the other one is ahead by at
-    least each start less the first rank's end, and by at most each end less the first rank's start.
+    No rank ends a collective before every rank has begun it. So the other clock is ahead of the first rank's by at
+    least each start minus the first rank's end, and by at most each end minus the first rank's start.
     """
     start, other_start = _pairs(starts, longest_starts, place)
     end, other_end = _pairs(ends, longest_ends, place)
@@ -297,7 +297,7 @@ def _contradiction(starts: Array, ends: Array, longest_starts: Array, longest_en
 
 
 def _by_ends(ends: Array, longest_ends: Array, places: Sequence[int]) -> int | None:
-    """Return the place at which the ends agree much better than at any other; None where chance explains it."""
+    """Return the position at which the ends agree much better than at any other; None if chance explains it."""
     best, second = sorted(places, key=lambda place: (_scatter(ends, longest_ends, place), abs(place)))[:2]
     spread = max(_scatter(ends, longest_ends, best), AT_BEST)
     count = int((~np.isnan(np.subtract(*_pairs(ends, longest_ends, best)))).sum())
@@ -306,7 +306,7 @@ def _by_ends(ends: Array, longest_ends: Array, places: Sequence[int]) -> int | N
 
 
 def _scatter(ends: Array, longest_ends: Array, place: int) -> float:
-    """Return the median deviation, in ns, of the differences of both ranks' ends; infinite where none is known."""
+    """Return the median absolute deviation, in ns, of the differences of both ranks' ends; infinite if unknown."""
     differences = np.subtract(*_pairs(ends, longest_ends, place))
     differences = differences[~np.isnan(differences)]
     return float(np.median(np.abs(differences - np.median(differences)))) if differences.size > 1 else np.inf

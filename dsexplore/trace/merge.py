@@ -1,11 +1,10 @@
-"""One trace from the traces of several ranks.
+"""Merge the traces of several ranks into one.
 
-Events and parameters carry their rank and are put together, in the order of ranks. Modules and groups have
-none: a module becomes one row, with the largest number of calls of all ranks, and parents stay before children.
-Process groups are named by each process for itself, so two ranks may use one name for different groups; then the
-later one is renamed ``name@rank``, in its events too. Measured times are put on the first rank's clock, see
-`dsexplore.trace.clock_alignment`. Messages that one rank sends and the other does not
-receive stand in the notes.
+Events and parameters carry their rank and are concatenated in the order of ranks. Modules and groups have no rank: a
+module becomes one row with the largest number of calls on any rank, and parents come before children. Each process
+names its process groups itself, so two ranks may use one name for different groups; then the later one is renamed
+``name@rank``, in its events too. Measured times are put on the first rank's clock, see
+`dsexplore.trace.clock_alignment`. Messages that one rank sends and the other does not receive are listed in the notes.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _LEFT_NONE = " ranks left no trace: "
 
 
 def ranks_of(tables: Tables) -> tuple[int, ...]:
-    """The ranks in a trace's info and in its rows, in order."""
+    """Return the ranks in a trace's info and in its rows, sorted."""
     columns = [table["rank"] for table in (tables.events, tables.parameters) if len(table)]
     seen = set(tables.info.ranks).union(*(column.unique().to_list() for column in columns))
     return tuple(sorted(rank for rank in seen if rank is not None))
@@ -38,16 +37,16 @@ def ranks_of(tables: Tables) -> tuple[int, ...]:
 def merge_as_they_come(
     parts: Iterable[Tables], what: str, total: int | None, *, is_whole: bool = False, one_attempt: bool = False
 ) -> Tables:
-    """`merge_tables` of parts that are read or recorded one by one, with a progress bar.
+    """Merge tables that are read or recorded one by one, with a progress bar; see `merge_tables`.
 
-    Ctrl-C merges the parts so far, if there are any: a warning and the trace's notes say so.
+    Ctrl-C merges the parts read so far, if any; a warning and the trace's notes say so.
 
     Args:
-        parts: one for each rank or more.
-        what: what the bar and the warning say is being done, such as ``reading trace/``.
-        total: how many parts there are, if that is known.
+        parts: tables of one rank or more each.
+        what: the activity shown by the progress bar and the warning, such as ``reading trace/``.
+        total: number of parts; None if unknown.
         is_whole: see `merge_tables`.
-        one_attempt: leave out what an earlier attempt of the job saved.
+        one_attempt: leave out files of earlier attempts of the job.
     """
     taken: list[Tables] = []
     cut = ""
@@ -69,10 +68,10 @@ def merge_as_they_come(
 
 
 def of_newest_attempt(parts: Sequence[Tables]) -> list[Tables]:
-    """Return the traces that the newest attempt of a job saved; the first one's notes name the ranks of the others.
+    """Return the tables saved by the newest attempt of a job; the first one's notes name the ranks left out.
 
     Args:
-        parts: of files that may have been saved by several attempts.
+        parts: tables of files that several attempts may have saved.
     """
     named = [part for part in parts if part.info.attempt]
     newest = max(named, key=lambda part: max(part.info.began, default=0), default=None)
@@ -96,14 +95,14 @@ def merge_tables(
     shares_clock: bool = False,
     ranks: Sequence[int] | None = None,
 ) -> Tables:
-    """One content from those of several ranks.
+    """Merge the tables of several ranks into one.
 
     Args:
-        parts: one for each rank or more.
-        cut: added to the notes where the parts are not all that there are; says why.
-        is_whole: whether the parts are all that the recording left, so that a single one misses the others, too.
-        shares_clock: whether all ranks read one clock, though their traces do not name it; see `TraceInfo.clocks`.
-        ranks: that were to record something; None for all of the world.
+        parts: tables of one rank or more each.
+        cut: a note on why parts are missing; empty if all are there.
+        is_whole: True if the parts are all that the recording left, so that ranks missing from a single one are noted.
+        shares_clock: True if all ranks read one clock, though their traces do not name it; see `TraceInfo.clocks`.
+        ranks: the ranks that were to record something; None for all of the world.
 
     Raises:
         UsageError: no parts, a rank that is in two of them, or parts of different worlds.
@@ -133,7 +132,7 @@ def merge_tables(
 
 
 def merge_modules(tables: Iterable[pl.DataFrame]) -> pl.DataFrame:
-    """One row per module: the largest number of calls, parents before children, siblings as first met."""
+    """Merge into one row per module: the largest number of calls, parents before children, siblings as first met."""
     rows = (
         pl.concat(tables)
         .group_by("module", maintain_order=True)
@@ -154,12 +153,12 @@ def merge_modules(tables: Iterable[pl.DataFrame]) -> pl.DataFrame:
 
 
 def _merged_info(parts: Sequence[tuple[tuple[int, ...], Tables]], cut: str, asked: Sequence[int] | None) -> TraceInfo:
-    """The merged trace's `TraceInfo`.
+    """Return the merged trace's `TraceInfo`.
 
     Args:
-        parts: each with its ranks.
+        parts: tables with their ranks.
         cut: see `merge_tables`.
-        asked: the ranks of which the notes name those that left no trace; None for all of the world.
+        asked: ranks that were to record; those without a trace are listed in the notes. None for all of the world.
     """
     infos = [part.info for _, part in parts]
     first = infos[0]
@@ -202,13 +201,13 @@ def _merged_info(parts: Sequence[tuple[tuple[int, ...], Tables]], cut: str, aske
 
 
 def _for_ranks(ranks: Sequence[int], infos: Sequence[TraceInfo], name: str, unknown: Any) -> tuple[Any, ...]:
-    """The infos' values of a field that has one for each rank, in the order of `ranks`; empty where none has any."""
+    """Return the values of a per-rank field in the order of `ranks`; empty if no info has any."""
     known = {rank: value for info in infos for rank, value in zip(info.ranks, getattr(info, name), strict=False)}
     return tuple(known.get(rank, unknown) for rank in ranks) if known else ()
 
 
 def _distinct_groups(parts: Sequence[tuple[tuple[int, ...], Tables]]) -> list[Tables]:
-    """The parts, given with their ranks, with a group renamed where an earlier part has other ranks under its name."""
+    """Return the parts, with a group renamed if an earlier part has other ranks under its name."""
     known: dict[str, list[int]] = {}
     result = []
     for of_part, part in parts:

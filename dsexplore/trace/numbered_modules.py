@@ -1,4 +1,4 @@
-"""Places in a model: the numbered siblings of one place, as the layers of a ``ModuleList`` are, under one name."""
+"""Combine numbered siblings, such as the layers of a ``ModuleList``, under one name."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ OUTSIDE = "(outside any module)"
 
 
 def place_of(name: pl.Expr) -> pl.Expr:
-    """``Net.layers.3.up`` → ``Net.layers.*.up``: the numbered siblings of one place in the model together."""
+    """Replace numbers in module names by ``*``: ``Net.layers.3.up`` → ``Net.layers.*.up``."""
     return pl.when(name == "").then(pl.lit(OUTSIDE)).otherwise(name.str.replace_all(r"\.\d+(\.|$)", ".*${1}"))

@@ -1,7 +1,7 @@
-"""The analyses that `Trace` and `TraceDiff` offer as methods: each is loaded when it is called.
+"""The analyses that `Trace` and `TraceDiff` offer as methods; each is imported when it is called.
 
-Analyses live a floor above traces, as views do. As ``display.py`` is the door to the views, this table is the door to
-them: no other module of this room knows that they exist.
+Analyses are on a floor above traces, as views are. Like ``display.py`` for the views, this table is the only module of
+`dsexplore.trace` that names them.
 """
 
 from __future__ import annotations
@@ -29,6 +29,6 @@ PASSES = {
 
 
 def run_pass(name: str, tables: Tables, **options: Any) -> Any:
-    """Call the function of `PASSES` with that name."""
+    """Import and call the function of `PASSES` with that name."""
     module, _, function = PASSES[name].partition(":")
     return getattr(import_module(module), function)(tables, **options)

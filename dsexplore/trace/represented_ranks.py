@@ -1,4 +1,4 @@
-"""Ranks as text, for ranks that are alike: one of them is in a trace and stands for the others.
+"""Sets of ranks as compact text, for traces in which one rank represents others that behave alike.
 
 Worked example: 0, 1, 2, 3, 8, 16, 24 is written ``0-3, 8-24/8``: from 0 to 3, and every eighth from 8 to 24.
 """
@@ -15,7 +15,7 @@ _FEWEST = 3
 
 
 def ranks_text(ranks: Iterable[int]) -> str:
-    """Ranks as text, in ascending order."""
+    """Return ranks as text, in ascending order."""
     left = sorted(ranks)
     parts: list[str] = []
     start = 0
@@ -38,19 +38,19 @@ def _part(first: int, last: int, step: int) -> str:
 
 
 def ranks_in(text: str) -> list[int]:
-    """The ranks that a text names.
+    """Return the ranks that `text` names.
 
     Raises:
-        ValueError: it is no such text.
+        ValueError: `text` is not a list of ranks.
     """
     return list(chain.from_iterable(_ranges(text)))
 
 
 def count_in(text: str) -> int:
-    """How many ranks a text names, without listing them.
+    """Return the number of ranks that `text` names, without listing them.
 
     Raises:
-        ValueError: it is no such text.
+        ValueError: `text` is not a list of ranks.
     """
     return sum(map(len, _ranges(text)))
 
@@ -68,10 +68,10 @@ def _ranges(text: str) -> list[range]:
 
 
 def joined(parts: Sequence[tuple[Sequence[int], Sequence[str]]]) -> tuple[str, ...]:
-    """The ranks that each rank of several traces stands for, in the order of ranks; empty where each stands for itself.
+    """Return the ranks that each rank of several traces represents, in the order of ranks; empty if only themselves.
 
     Args:
-        parts: ranks of a trace, and what each of them stands for.
+        parts: for each trace, its ranks and its `TraceInfo.stands_for`.
     """
     if not any(texts for _, texts in parts):
         return ()
@@ -82,5 +82,5 @@ def joined(parts: Sequence[tuple[Sequence[int], Sequence[str]]]) -> tuple[str, .
 
 
 def weights(ranks: Sequence[int], stands_for: Sequence[str]) -> Mapping[int, int]:
-    """For each rank of a trace how many ranks it stands for, itself included."""
+    """Return {rank: number of ranks that it represents, itself included}."""
     return dict(zip(ranks, map(count_in, stands_for), strict=True)) if stands_for else dict.fromkeys(ranks, 1)

@@ -1,7 +1,7 @@
-"""The columns of a trace's four tables: data before behaviour.
+"""The columns of a trace's tables.
 
-One name per idea, in Python, in files, in views. *axis* is a mesh axis, *group* a process group, *rank* a
-global rank. Sizes are bytes; times are nanoseconds.
+Names are the same in Python, in files and in views. *axis* is a mesh axis, *group* a process group, *rank* a global
+rank. Sizes are bytes; times are nanoseconds.
 """
 
 from __future__ import annotations
@@ -166,5 +166,5 @@ ADDED_TABLES: dict[str, int] = {"kernels": 3, "memory": 3}
 
 
 def empty(table: str) -> pl.DataFrame:
-    """A frame without rows, with the columns of that table."""
+    """Return an empty frame with the columns of that table."""
     return pl.DataFrame(schema=TABLES[table])

@@ -1,4 +1,4 @@
-"""Slices of a trace: the events that meet conditions, with all modules, parameters and groups."""
+"""Filters on a trace: events that meet conditions, with all modules, parameters and groups."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _KNOWN: dict[str, tuple[str, ...]] = {"phase": schema.PHASES, "op": OPS}
 
 
 def select(tables: Tables, conditions: Mapping[str, Any]) -> Tables:
-    """`Trace.where` on plain tables.
+    """Apply the conditions of `Trace.where` to plain tables.
 
     Raises:
-        UsageError: no such column, a value that its type cannot be compared with, or a phase or op that is none.
+        UsageError: an unknown column, a value that the column cannot be compared with, or an unknown phase or op.
     """
     events = tables.events
     tests = [_condition(tables, name, wanted) for name, wanted in conditions.items()]
@@ -43,7 +43,7 @@ def _condition(tables: Tables, name: str, wanted: Any) -> pl.Expr:
 
 
 def _is_one_of(tables: Tables, name: str, values: list[Any]) -> pl.Expr:
-    """Whether a column has one of the values; null is one like others, as in ``where(batch=None)``."""
+    """Return an expression that is true where a column has one of `values`; None matches null."""
     present = [value for value in values if value is not None]
     for value in present if name in _KNOWN else ():
         check_value(tables, name, value)
@@ -59,7 +59,7 @@ def _is_one_of(tables: Tables, name: str, values: list[Any]) -> pl.Expr:
 
 
 def check_names(tables: Tables, conditions: Mapping[str, Any]) -> None:
-    """Refuse conditions of `Trace.where` by an axis, a group or a module that a trace does not know.
+    """Raise if a condition of `Trace.where` names an axis, group or module that the trace does not know.
 
     Raises:
         UsageError: there is one.
@@ -73,16 +73,16 @@ def check_names(tables: Tables, conditions: Mapping[str, Any]) -> None:
 
 
 def check_value(tables: Tables, name: str, value: Any, method: str = "where") -> None:
-    """Refuse a phase, op, axis, group, owner or trigger that a trace does not know.
+    """Raise if a trace does not know a phase, op, axis, group, owner or trigger.
 
     Args:
         tables: of the trace.
-        name: a column of the events; those whose values are no names are not looked at.
-        value: what it is compared with.
+        name: a column of the events; columns that do not hold names are not checked.
+        value: the value that the column is compared with.
         method: the method that was called, for the message.
 
     Raises:
-        UsageError: no such value; the message has the names that there are, and the one that is most like it.
+        UsageError: no such value; the message lists the known names and suggests the most similar one.
     """
     fixed = _KNOWN.get(name)
     if fixed is not None:
@@ -99,10 +99,10 @@ def check_value(tables: Tables, name: str, value: Any, method: str = "where") ->
 
 
 def check_module(tables: Tables, pattern: Any, method: str = "where") -> None:
-    """Refuse a pattern that no module of a trace matches.
+    """Raise if no module of the trace matches `pattern`.
 
     Raises:
-        UsageError: the pattern is no text, or no module matches it.
+        UsageError: `pattern` is not a string, or no module matches it.
     """
     if not isinstance(pattern, str):
         raise UsageError(f"{method}(module={pattern!r}): give a module's name or a shell pattern, 'layers.0*'")
@@ -116,7 +116,7 @@ def check_module(tables: Tables, pattern: Any, method: str = "where") -> None:
 
 
 def _module_meant(pattern: str, known: set[str]) -> str:
-    """Return a hint for a pattern that no module matches: the most similar one that some match, else their names."""
+    """Return a hint for a pattern that no module matches: a similar pattern that does, else the outermost modules."""
     parts = {part for name in known for part in (name, name.partition(".")[2], f"*.{name.rpartition('.')[2]}")}
     words = {word for name in known for word in name.split(".")}
     respelled = ".".join(word if word in words else nearest(word, words) or word for word in pattern.split("."))
@@ -127,7 +127,7 @@ def _module_meant(pattern: str, known: set[str]) -> str:
 
 
 def _names(tables: Tables, name: str) -> set[str]:
-    """The names that a trace knows for a column of its events, of what sent nothing too; empty for other columns."""
+    """Return the names a trace knows for a column, also those without events; empty for columns without names."""
     groups, events = tables.groups, tables.events
     if name == "group":
         found = {*groups["group"], *events["group"].unique()}
@@ -147,7 +147,7 @@ def _names(tables: Tables, name: str) -> set[str]:
 
 
 def _axes(mesh: str) -> list[str]:
-    """The names of the axes of a mesh: ``"dp=2,tp=4"`` → dp and tp."""
+    """Return the names of the axes of a mesh: ``"dp=2,tp=4"`` → dp and tp."""
     return [part.partition("=")[0].strip() for part in mesh.split(",")]
 
 
@@ -182,27 +182,27 @@ _END = r"\Z"
 
 
 def modules_inside(names: Iterable[str], patterns: Iterable[str]) -> set[str]:
-    """The modules that match one of some shell patterns; see `module_test`."""
+    """Return the names that match one of some shell patterns; see `module_test`."""
     test = module_test(patterns)
     return {name for name in names if test(name)}
 
 
 def module_test(patterns: Iterable[str]) -> Callable[[str], object]:
-    """A function that is true of a module which matches a shell pattern, or is inside of one that does.
+    """Return a function that is true for a module that matches a shell pattern or is inside one that does.
 
     A module may be named with or without the root's name.
 
-    In a pattern, ``*`` stands for any text, dots too. Worked example: ``Llama.layers.0.attn`` is inside of
-    ``Llama.layers.0`` and of ``Llama``, so ``layers.0``, ``Llama``, ``layers.*`` and ``*attn`` all match it;
-    ``layers`` matches it too, ``attn`` and ``layers.1`` do not.
+    In a pattern, ``*`` stands for any text, including dots. Worked example: ``Llama.layers.0.attn`` is inside
+    ``Llama.layers.0`` and ``Llama``, so ``layers.0``, ``Llama``, ``layers.*`` and ``*attn`` all match it; ``layers``
+    matches it too, ``attn`` and ``layers.1`` do not.
     """
     bodies = [translate(pattern)[: -len(_END)] for pattern in patterns]
     return re.compile(rf"(?:[^.]*\.)?(?:{'|'.join(bodies)})(?=\.|\Z)").match if bodies else lambda _: None
 
 
 def certain_text(pattern: str) -> str:
-    """The longest text that all modules which match a shell pattern have in their names, as far as is easily known.
+    """Return the longest text that the name of every module matching the shell pattern contains.
 
-    Worked example: ``layers.`` for ``layers.?.mlp*``; behind a set, as in ``layers.[01].mlp``, nothing is looked for.
+    Worked example: ``layers.`` for ``layers.?.mlp*``; text after a set, as in ``layers.[01].mlp``, is not considered.
     """
     return max(re.split(r"[*?]", pattern.partition("[")[0]), key=len)

@@ -1,4 +1,4 @@
-"""`StepMarks`: the means by which a `Trace` marks the steps of the recording that it shows, whatever records it."""
+"""`StepMarks`: the interface through which a `Trace` marks the steps of its recording."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ class StepMarks(Protocol):
     """The ends of a recording's training steps."""
 
     def step(self) -> None:
-        """Make all later events part of the next step."""
+        """Assign all later events to the next step."""
 
     def lengthen_step(self) -> None:
-        """Make the events since the end of the last step part of it.
+        """Assign the events since the end of the last step to that step.
 
         Raises:
             UsageError: no step has ended.
@@ -20,7 +20,7 @@ class StepMarks(Protocol):
 
     @property
     def of_optimizers(self) -> StepMarks:
-        """Marks for what ends steps where the program does not call `step` itself: those of optimizers."""
+        """Marks set by optimizers, which end steps if the program does not call `step` itself."""
 
     def end_with_step(self) -> None:
-        """Leave out events after the end of the last step: those of one that a program has begun and is not to end."""
+        """Leave out events after the end of the last step, those of a step that the program began but will not end."""

@@ -16,10 +16,10 @@ IN_A_STEP: tuple[Phase, ...] = ("forward", "backward", "recompute", "optimizer")
 
 
 def in_steps(events: pl.DataFrame) -> pl.DataFrame:
-    """The events that figures per step count, each with the step that it counts to.
+    """Return the events that figures per step count, each with the step that it counts towards.
 
     What a rank sends outside its model after its last optimizer step, such as a loss for a log, has a step number of
-    its own; it counts to the step before, or each mean would be over one step too many.
+    its own; it counts towards the step before, or each mean would be over one step too many.
     """
     last, trained = pl.col("step").max(), pl.col("step").filter(pl.col("phase").is_in(IN_A_STEP)).max()
     follows = (pl.col("step") == last.over("rank")) & (trained.over("rank") == last.over("rank") - 1)
@@ -28,7 +28,7 @@ def in_steps(events: pl.DataFrame) -> pl.DataFrame:
 
 @dataclass(frozen=True)
 class SteadySteps:
-    """The steps of a trace that are like most others, in which nothing is sent that most do not send."""
+    """The steps of a trace that send what most of its steps send."""
 
     events: pl.DataFrame
     """Their events."""
@@ -43,15 +43,15 @@ class SteadySteps:
 
 
 def steady_steps(tables: Tables, events: pl.DataFrame | None = None) -> SteadySteps:
-    """Return the steps that figures of one step are made of.
+    """Return the steps from which figures of one step are computed.
 
-    Steps that send the same are steady, if they are half of all whole steps or more; else those with the same numbers
-    of collectives, whose sizes vary. Of two steps that differ the last one is steady; of more, of which no half is
-    alike, all are.
+    Steps that send the same are steady, if they are at least half of all complete steps; otherwise those with equal
+    numbers of collectives, whose sizes vary. Of two steps that differ, the last one is steady; of more, if no half of
+    them agrees, all are.
 
     Args:
         tables: the trace.
-        events: its events where they have more columns; they are reduced to those of steps.
+        events: its events with additional columns; None for those of `tables`. Only those of steps are used.
     """
     events = in_steps(tables.events if events is None else events)
     ended = tables.info.whole_steps
@@ -80,7 +80,7 @@ def steady_steps(tables: Tables, events: pl.DataFrame | None = None) -> SteadySt
 
 
 def _most_alike(contents: Mapping[int, set[Hashable]]) -> set[int]:
-    """Return the largest set of steps that have the same content; empty if it is less than half of them, or one."""
+    """Return the largest set of steps with equal content; empty if it is less than half of them or a single step."""
     alike: dict[Hashable, set[int]] = {}
     for step, content in contents.items():
         alike.setdefault(frozenset(content), set()).add(step)

@@ -1,4 +1,4 @@
-"""`Tables`: the content of a trace, four plain tables and where they come from."""
+"""`Tables`: the content of a trace as plain tables, and where it was recorded."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class TraceInfo:
     """Remarks that a reader must know: an exception that ended the recording, an op that was not known, …"""
 
     def of_rank(self, rank: int) -> TraceInfo:
-        """The info of a trace with one of the ranks alone."""
+        """Return the info of a trace with `rank` alone."""
         own: dict[str, Any] = {"ranks": (rank,)}
         for name in OF_EACH_RANK:
             own[name] = tuple(value for of, value in zip(self.ranks, getattr(self, name), strict=False) if of == rank)
@@ -66,12 +66,12 @@ class TraceInfo:
 
     @property
     def weights(self) -> Mapping[int, int]:
-        """How many ranks each of `ranks` stands for: 1 unless `stands_for` says more."""
+        """Number of ranks that each of `ranks` represents: 1 unless `stands_for` says more."""
         return weights(self.ranks, self.stands_for)
 
     @property
     def ranks_stood_for(self) -> int:
-        """How many ranks the trace describes: those in it, and those that they stand for."""
+        """Number of ranks that the trace describes: those in it, and those that they represent."""
         return sum(self.weights.values())
 
 

@@ -1,4 +1,4 @@
-"""Counts and module trees in the form of torch's ``CommDebugMode``, which writes them itself: its keys, nesting, JSON.
+"""Counts and module trees in the form of torch's ``CommDebugMode``; torch writes the JSON itself.
 
 Two things are added to torch's. Collectives issued by activation checkpointing's recomputation and by optimizers have
 sections of their own, ``recompute`` and ``optimizer``; torch counts them as backward and forward. A collective counts
@@ -54,11 +54,11 @@ class ModuleCounts(dict[Any, Any]):
         return sum(counts.get(key, 0) for counts in self.values())
 
     def add(self, phase: str, op: Op, count: int) -> None:
-        """Add ``count`` calls of ``op`` under the key of a trace's phase."""
+        """Add `count` calls of `op` under the key of a trace's phase."""
         self.setdefault(PHASE_KEYS.get(phase, phase), defaultdict(int))[op] += count
 
     def total(self) -> dict[Op, int]:
-        """``{op: count}`` over all phases."""
+        """Return {op: count} over all phases."""
         sums: dict[Op, int] = defaultdict(int)
         for counts in self.values():
             for op, count in counts.items():
@@ -68,7 +68,7 @@ class ModuleCounts(dict[Any, Any]):
 
 @dataclass
 class Node:
-    """One module of the tree that torch shows: only modules that ran."""
+    """One module of the tree that torch shows, which has only modules that ran."""
 
     name: str
     depth: int = 0
@@ -90,7 +90,7 @@ class Node:
 
 @cache
 def packet(raw_op: str) -> Op | None:
-    """Return the key under which torch's mode counts an op of the dispatcher; None for one that it does not count.
+    """Return the key under which torch's mode counts a dispatcher op; None for one that it does not count.
 
     The in-place and out variants that Inductor issues count as the op that the program called.
     """
@@ -107,7 +107,7 @@ def packet(raw_op: str) -> Op | None:
 
 
 def calls(events: pl.DataFrame) -> Iterator[tuple[str, str, Op, int]]:
-    """Owner, phase, op and count of the calls that torch counts; a coalesced call is one, whatever it moved."""
+    """Yield (owner, phase, op, count) of the calls that torch counts; a coalesced call counts once."""
     once = pl.when(pl.col("batch").is_null()).then(-1 - pl.col("seq")).otherwise(pl.col("batch"))
     unique = events.with_columns(once.alias("call")).unique(["rank", "raw_op", "call"], maintain_order=True)
     counted = unique.group_by("owner", "phase", "raw_op", maintain_order=True).len()
@@ -118,7 +118,7 @@ def calls(events: pl.DataFrame) -> Iterator[tuple[str, str, Op, int]]:
 
 
 def module_tree(tables: Tables) -> dict[str, Node]:
-    """`GLOBAL` and below it the modules that ran, parents before children."""
+    """Return {name: node} of `GLOBAL` and the modules that ran, parents before children."""
     ran = tables.modules.filter(pl.col("calls") > 0)
     tree = {GLOBAL: Node(GLOBAL)}
     for name, kind in ran.select("module", "type").iter_rows():
@@ -135,13 +135,13 @@ def module_tree(tables: Tables) -> dict[str, Node]:
 
 
 def outer_modules(name: str) -> list[str]:
-    """``"A.b.c"`` → ``["A", "A.b"]``."""
+    """Return the names of the enclosing modules: ``"A.b.c"`` → ``["A", "A.b"]``."""
     parts = name.split(".")
     return [".".join(parts[:end]) for end in range(1, len(parts))]
 
 
 def long_placements(short: str) -> str:
-    """``"S(0), R"`` → ``"(Shard(dim=0), Replicate())"``, as torch writes a tuple of placements."""
+    """Return placements as torch writes them: ``"S(0), R"`` → ``"(Shard(dim=0), Replicate())"``."""
     words = short.replace("), ", ")\n").replace("R, ", "R\n").replace("P, ", "P\n").split("\n")
     written = [_long(word) for word in words]
     return f"({written[0]},)" if len(written) == 1 else f"({', '.join(written)})"
@@ -160,7 +160,7 @@ def _long(word: str) -> str:
 
 
 def module_counts(found: Iterable[tuple[str, str, Op, int]], tree: Mapping[str, Node]) -> dict[str, ModuleCounts]:
-    """Counts per module, each with those of the modules inside it; `GLOBAL` has all."""
+    """Return the counts per module, including those of the modules inside it; `GLOBAL` has all."""
     counts = {GLOBAL: ModuleCounts()}
     for owner, phase, op, count in found:
         outer = [name for name in outer_modules(owner) if name in tree]
@@ -174,7 +174,7 @@ def torchs_mode(
     counts: Mapping[str, ModuleCounts],
     operations: Mapping[str, Mapping[str, list[dict[str, Any]]]],
 ) -> Any:
-    """Return torch's own mode with that in the place of what it would have counted itself.
+    """Return a ``CommDebugMode`` filled with these counts instead of counting itself.
 
     Args:
         tree: the modules.
@@ -191,12 +191,12 @@ def torchs_mode(
 def write_json(mode: Any, path: str | os.PathLike[str], noise_level: int) -> None:
     """Write the JSON of torch's mode, with the collectives of `OWN_PHASES`.
 
-    An interrupted write leaves the file that was there before.
+    An interrupted write leaves an existing file unchanged.
 
     Args:
-        mode: of `torchs_mode`.
+        mode: from `torchs_mode`.
         path: the file.
-        noise_level: as torch has it.
+        noise_level: torch's level of detail.
     """
 
     def complete(node: dict[str, Any]) -> None:
@@ -214,7 +214,7 @@ def write_json(mode: Any, path: str | os.PathLike[str], noise_level: int) -> Non
 
 
 def write_torch_json(tables: Tables, path: str | os.PathLike[str]) -> Path:
-    """Write a trace as torch's mode writes its JSON, without operations, as a trace holds collectives only."""
+    """Write a trace as the JSON of torch's mode, without operations, because a trace holds collectives only."""
     tree = module_tree(tables)
     write_json(torchs_mode(tree, module_counts(calls(tables.events), tree), {}), path, noise_level=3)
     return Path(path)

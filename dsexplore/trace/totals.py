@@ -8,9 +8,9 @@ from dsexplore.trace.tables import Tables
 
 
 def totals(tables: Tables, *keys: str) -> pl.DataFrame:
-    """``count``, ``message_bytes`` and ``wire_bytes`` by the columns ``keys``, the largest first.
+    """Return ``count``, ``message_bytes`` and ``wire_bytes`` grouped by the columns `keys`, the largest first.
 
-    The sums are over all ranks of the trace, and where a rank stands for others, over those too.
+    The sums are over all ranks of the trace, and include the ranks that a rank represents.
     """
     times = pl.lit(1, pl.Int64)
     if tables.info.stands_for:

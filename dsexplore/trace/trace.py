@@ -1,4 +1,4 @@
-"""`Trace`: what was communicated, and all that is done with it. No module here knows of hooks or of screens."""
+"""`Trace`: what was communicated, and all that can be done with it. It imports neither recorders nor views."""
 
 from __future__ import annotations
 
@@ -116,12 +116,12 @@ class Trace(Displayable):
         return self._steps
 
     def finish(self, tables: Callable[[], Tables]) -> None:
-        """Hold what returns the final content; called by the recorder when the block ends."""
+        """Replace the content by what `tables` returns; called by the recorder when the block ends."""
         self._tables = tables
         self._steps = None
 
     def __len__(self) -> int:
-        """The number of events."""
+        """Return the number of events."""
         return self.events.height
 
     def __repr__(self) -> str:
@@ -133,12 +133,12 @@ class Trace(Displayable):
         return f"<Trace: {format_count(events, 'collective')} of {whose}, world of {size:,}>"
 
     def to_frame(self) -> pl.DataFrame:
-        """The events as a polars frame; ``.to_pandas()`` on it gives a pandas one."""
+        """Return the events as a polars frame; call ``.to_pandas()`` on it for a pandas one."""
         return self.events
 
     @with_options(("module", *schema.EVENTS))
     def where(self, **conditions: Any) -> Trace:
-        """The events that meet all conditions, as a `Trace` with the same modules, parameters and groups.
+        """Return a `Trace` of the events that meet all conditions, with the same modules, parameters and groups.
 
         Each condition names a column of the events and a value or a list of values; ``None`` is null.
         ``module="layers.0"`` matches trigger or owner by shell pattern, with or without the root's name: the module
@@ -162,10 +162,10 @@ class Trace(Displayable):
 
     @classmethod
     def load(cls, path: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> Trace:
-        """Read a file, a directory of one file per rank, or several files, which are merged; no code from a file is
-        ever run.
+        """Read a file, a directory with one file per rank, or several files, which are merged.
 
-        Ctrl-C while a directory is read gives the ranks read so far: a warning and the trace's notes say so.
+        No code from a file is ever run. Ctrl-C while a directory is read returns the ranks read so far; a warning and
+        the trace's notes say so.
 
         Raises:
             FileNotFoundError: nothing is there.
@@ -178,9 +178,9 @@ class Trace(Displayable):
 
     @staticmethod
     def merge(traces: Iterable[Trace]) -> Trace:
-        """One trace from those of several ranks of one recording; see `dsexplore.trace.merge`.
+        """Merge the traces of several ranks of one recording; see `dsexplore.trace.merge`.
 
-        Ctrl-C while ``traces`` is gone through, as a generator that loads them may be, gives those so far: a warning
+        Ctrl-C while iterating over `traces`, which may be a generator that loads them, merges those so far; a warning
         and the trace's notes say so.
 
         Raises:
@@ -190,15 +190,15 @@ class Trace(Displayable):
         return Trace(merge_as_they_come((trace.tables for trace in traces), "merging", total))
 
     def unmatched(self) -> pl.DataFrame:
-        """Messages between recorded ranks that are sent and not received, or the other way round, or of other sizes.
+        """Return messages between recorded ranks that are sent but not received, or vice versa, or differ in size.
 
-        One row each, with both ranks, sizes and source lines; empty where all sends have their receives. A merged
-        trace says the first of them in its notes. See `dsexplore.trace.unmatched`.
+        One row each, with both ranks, sizes and source lines; empty if all sends have their receives. The notes of a
+        merged trace list the first ones. See `dsexplore.trace.unmatched`.
         """
         return unmatched(self.tables)
 
     def skew(self) -> Any:
-        """Who comes late to collectives, how long the others wait, and what transfers take: a `Skew`.
+        """Return a `Skew`: which ranks are late to collectives, how long the others wait, how long transfers take.
 
         It shows itself with a picture. ``.sentence`` says it, ``.late_ranks`` are the ranks, ``.to_frame()`` has a row
         per collective that several ranks measured, and ``.to_frame(by="rank")``, ``"module"``, ``"axis"``, ``"phase"``,
@@ -207,7 +207,7 @@ class Trace(Displayable):
         return run_pass("skew", self.tables)
 
     def findings(self) -> Any:
-        """Traffic that the program need not send: a `dsexplore.analysis.findings.finding.Findings`.
+        """Return the traffic that the program need not send, as `dsexplore.analysis.findings.finding.Findings`.
 
         Each finding has module, line, bytes per rank and step, why, and a change to try. Findings show themselves as a
         table; ``.to_frame()`` is one, and ``.trace(0)`` has the events that the first finding speaks of.
@@ -215,7 +215,7 @@ class Trace(Displayable):
         return run_pass("findings", self.tables)
 
     def headline(self) -> Any:
-        """A summary of what a step sends, in at most four sentences: a `dsexplore.analysis.headline.Headline`.
+        """Return a `dsexplore.analysis.headline.Headline`: what a step sends, in at most four sentences.
 
         ``.to_frame()`` has the bytes per rank and step by mesh axis, and milliseconds where times were measured.
         """
@@ -229,7 +229,7 @@ class Trace(Displayable):
         sizes: str = "wire",
         cluster: Cluster | str | os.PathLike[str] | None = None,
     ) -> Any:
-        """The step's collectives over time, in lanes: a `dsexplore.analysis.step_timeline.Timeline`.
+        """Return a `dsexplore.analysis.step_timeline.Timeline`: the step's collectives over time, in lanes.
 
         Times are measured ones where the ranks were real, and predicted ones where a cluster is given. Simulated ranks
         have none: one is shown in program order, several in the earliest order in which they can run, given that they
@@ -261,7 +261,7 @@ class Trace(Displayable):
         shade: str | None = None,
         cluster: Cluster | str | os.PathLike[str] | None = None,
     ) -> Any:
-        """The ranks that the recorded ones talk to, node by node: a `dsexplore.analysis.world_map.WorldMap`.
+        """Return a `dsexplore.analysis.world_map.WorldMap`: the ranks that each rank communicates with, by node.
 
         Args:
             ranks_per_node: ranks on each node; consecutive ones share a node. None: the cluster's number, else 8.
@@ -280,7 +280,7 @@ class Trace(Displayable):
         return run_pass("predicted_world_map", self.tables, **options, shade=shade or "seconds", cluster=cluster)
 
     def parameter_day(self, name: str, sizes: str = "wire") -> Any:
-        """Where one parameter lies, and what is sent for it in a step: `dsexplore.analysis.parameter_day.ParameterDay`.
+        """Return a `dsexplore.analysis.parameter_day.ParameterDay`: one parameter's shards and its traffic in a step.
 
         Args:
             name: as in ``trace.parameters["name"]``, or its end: ``layers.0.attention.wq.weight``.
@@ -292,7 +292,7 @@ class Trace(Displayable):
         return run_pass("parameter_day", self.tables, parameter=name, sizes=sizes)
 
     def diff(self, other: Trace) -> TraceDiff:
-        """The traffic of ``other`` less that of this trace, per module × op × axis × phase: more (+) or less (−).
+        """Return the traffic of `other` minus that of this trace, per module × op × axis × phase.
 
         Raises:
             UsageError: ``other`` is no trace.
@@ -312,7 +312,7 @@ class Trace(Displayable):
         async_tp: bool = False,
         attention: Literal["flash-2", "cudnn"] = "flash-2",
     ) -> Prediction:
-        """How long one step of this program would take on a cluster, and what memory it would need, with ranges.
+        """Predict how long one step of this program takes on a cluster and how much memory it needs, with ranges.
 
         Args:
             cluster: a `Cluster`, its name, or the path of a file of one.
@@ -357,23 +357,23 @@ class Trace(Displayable):
         return write_torch_json(self.tables, path)
 
     def by_module(self) -> pl.DataFrame:
-        """Count and bytes per owner module and axis.
+        """Return count and bytes per owner module and axis.
 
-        Like those of `by_op`, `by_axis` and `by_phase`, the sums are over all ranks of the trace, and where a rank
-        stands for others (`TraceInfo.stands_for`), over those too.
+        As in `by_op`, `by_axis` and `by_phase`, the sums are over all ranks of the trace, and include the ranks that a
+        rank represents (`TraceInfo.stands_for`).
         """
         return totals(self.tables, "owner", "axis")
 
     def by_op(self) -> pl.DataFrame:
-        """Count and bytes per op."""
+        """Return count and bytes per op."""
         return totals(self.tables, "op")
 
     def by_axis(self) -> pl.DataFrame:
-        """Count and bytes per mesh axis."""
+        """Return count and bytes per mesh axis."""
         return totals(self.tables, "axis")
 
     def by_phase(self) -> pl.DataFrame:
-        """Count and bytes per phase, in the order a step runs them."""
+        """Return count and bytes per phase, in the order in which a step runs them."""
         order = {phase: place for place, phase in enumerate(schema.PHASES)}
         return totals(self.tables, "phase").sort(pl.col("phase").replace_strict(order, default=99))
 
@@ -391,12 +391,12 @@ class TraceDiff(Displayable):
     after: Trace
 
     def to_frame(self, *, unchanged: bool = False) -> pl.DataFrame:
-        """One row per module × op × axis × phase that differs; columns: `dsexplore.trace.diff.COLUMNS`.
+        """Return one row per module × op × axis × phase that differs; columns: `dsexplore.trace.diff.COLUMNS`.
 
-        Modules stand in the order of the joined tree, the order of `modules`.
+        Rows are in the order of the joined module tree, as `modules`.
 
         Args:
-            unchanged: also the rows that are the same in both.
+            unchanged: include rows that are the same in both.
         """
         rows = compare(self.before.tables, self.after.tables)
         return rows if unchanged else rows.filter(pl.col("change") != "=")
@@ -407,14 +407,15 @@ class TraceDiff(Displayable):
         return merge_modules([self.before.modules, self.after.modules])
 
     def headline(self) -> Any:
-        """The difference in at most four sentences: a `dsexplore.analysis.plan_difference.PlanDifference`.
+        """Return a `dsexplore.analysis.plan_difference.PlanDifference`: the difference in at most four sentences.
 
-        ``.to_frame()`` has the rows of the diff per rank and step, which compares traces of other numbers of them.
+        ``.to_frame()`` has the rows of the diff per rank and step, so that traces with different numbers of them
+        compare.
         """
         return run_pass("diff headline", self.before.tables, after=self.after.tables)
 
     def timeline(self, lanes: str | None = None, colours: str | None = None) -> Any:
-        """The last step of both on one scale: a `dsexplore.analysis.step_timeline.Timeline`, A's lanes above B's.
+        """Return a `dsexplore.analysis.step_timeline.Timeline` of both last steps on one scale, A's lanes above B's.
 
         Args:
             lanes: as of `Trace.timeline`, of one rank of each; None for phases.
@@ -426,5 +427,5 @@ class TraceDiff(Displayable):
         return run_pass("diff timeline", self.before.tables, after=self.after.tables, lanes=lanes, colours=colours)
 
     def __len__(self) -> int:
-        """The number of rows that differ; 0 where both communicate the same."""
+        """Return the number of rows that differ; 0 if both communicate the same."""
         return self.to_frame().height

@@ -1,11 +1,11 @@
-"""Sends without their receives: which messages between two recorded ranks do not fit together.
+"""Messages between two recorded ranks whose send and receive do not match.
 
 What one rank sends to another in a group, the other must receive from it, as many times and of the same sizes; and what
-a rank sends another in an uneven all_to_all is what the other receives. A program where this does not hold hangs or
+a rank sends to another in an uneven all_to_all is what the other receives. A program where this does not hold hangs or
 writes past a buffer on a real cluster.
 
 Messages of one pair of ranks in one group are compared by size, not by order, as tags may change it. A recv from any
-rank takes what is left over for its rank. Left out are messages of ranks that are not in the trace, and those of object
+rank takes any unmatched send to its rank. Excluded are messages of ranks that are not in the trace, and those of object
 collectives, whose sizes a simulated rank cannot know.
 """
 
@@ -39,10 +39,10 @@ Pair = tuple[int, int, str]
 
 
 def unmatched(tables: Tables) -> pl.DataFrame:
-    """One row per message that is sent and not received, received and not sent, or received with another size.
+    """Return one row per message that is sent but not received, received but not sent, or received with another size.
 
     Returns:
-        A frame with the columns `COLUMNS`; empty where all fits.
+        A frame with the columns `COLUMNS`; empty if all messages match.
     """
     events = tables.events
     between = events.filter(pl.col("op").is_in(["send", "recv", "all_to_all"]) & ~pl.col("is_object"))
@@ -56,7 +56,7 @@ def unmatched(tables: Tables) -> pl.DataFrame:
 
 
 def notes(tables: Tables, most: int = 3) -> list[str]:
-    """Unmatched messages as notes of a merged trace: a sentence each for the first few, and how many more there are."""
+    """Return unmatched messages as notes of a merged trace: sentences for the first few, and a count of the rest."""
     found = unmatched(tables)
     texts = [_text(row) for row in found.head(most).iter_rows(named=True)]
     more = found.height - len(texts)
@@ -87,7 +87,7 @@ def _last(source: str, words: str) -> str:
 
 
 def _messages(rows: Iterable[Row], ranks: set[int], members: dict[str, list[int]]) -> Iterator[tuple[Any, ...]]:
-    """The sends and receives that do not fit together."""
+    """Yield a row for each send and receive that do not match."""
     sends: dict[Pair, list[Row]] = defaultdict(list)
     receives: dict[Pair, list[Row]] = defaultdict(list)
     from_any: Counter[tuple[int, str]] = Counter()
@@ -112,7 +112,7 @@ def _messages(rows: Iterable[Row], ranks: set[int], members: dict[str, list[int]
 
 
 def _without_fitting(sent: Sequence[Row], received: Sequence[Row]) -> tuple[list[Row], list[Row]]:
-    """The sends and the receives for which the other list has none of the same size."""
+    """Return the sends and the receives for which the other list has none of the same size."""
     fitting = Counter(row["message_bytes"] for row in sent) & Counter(row["message_bytes"] for row in received)
     return _beyond(sent, fitting.copy()), _beyond(received, fitting.copy())
 
@@ -128,7 +128,7 @@ def _beyond(rows: Sequence[Row], fitting: Counter[int]) -> list[Row]:
 
 
 def _parts(rows: Iterable[Row], members: dict[str, list[int]]) -> Iterator[tuple[Any, ...]]:
-    """The parts of uneven all_to_alls that do not fit together: the first of one rank with the first of another, …"""
+    """Yield a row for each mismatched part of uneven all_to_alls; the k-th calls of two ranks are compared."""
     of_group: dict[str, dict[int, list[Row]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
         if row["op"] == "all_to_all" and row["group"] in members:
@@ -152,7 +152,7 @@ def _parts(rows: Iterable[Row], members: dict[str, list[int]]) -> Iterator[tuple
 
 
 def _part(row: Row, splits: str, position: int) -> int:
-    """Bytes of one rank's part: as the split sizes say, or an equal one."""
+    """Return the bytes of one rank's part: by the split sizes, or an equal share."""
     if row[splits] is None:
         return int(row["message_bytes"]) // int(row["group_size"])
     dtype = getattr(torch, row["dtype"])
@@ -172,7 +172,7 @@ def _row(
     last_sent: Sequence[Row] = (),
     last_received: Sequence[Row] = (),
 ) -> tuple[Any, ...]:
-    """A row of `COLUMNS`; the source of what is missing is that of the pair's last message of that direction."""
+    """Return a row of `COLUMNS`; a missing source is that of the pair's last message in that direction."""
     sources = [
         one["source"] if one else last[0]["source"] if last else ""
         for one, last in ((sent, last_sent), (received, last_received))

@@ -31,11 +31,11 @@ class _Call:
 
 
 def with_states_of_calls(entries: Sequence[RecorderEntry], ended_messages: Mapping[str, int]) -> list[RecorderEntry]:
-    """The entries, members of a coalesced call with its state, and without the entry that ended it.
+    """Return the entries, giving members of a coalesced call its state and dropping the entry that ended it.
 
     Args:
         entries: of one dump, in the order of issue.
-        ended_messages: by group, the number of the last message that ended, where the dump counts them.
+        ended_messages: {group: number of the last message that ended}, where the dump counts them.
     """
     if not any(entry.is_p2p or _is_end(entry) for entry in entries) and not is_of_active(entries):
         return _completed_by_later(list(entries))
@@ -61,7 +61,7 @@ def with_states_of_calls(entries: Sequence[RecorderEntry], ended_messages: Mappi
 
 
 def _calls(entries: Sequence[RecorderEntry]) -> list[_Call]:
-    """The calls: their members stand before their end, and entries of other groups may stand between."""
+    """Return the coalesced calls; members precede the end entry, and entries of other groups may be interleaved."""
     calls: list[_Call] = []
     open_calls: dict[tuple[str, tuple[int, int]], _Call] = {}
     for at, entry in enumerate(entries):
@@ -85,14 +85,14 @@ def _is_end(entry: RecorderEntry) -> bool:
 
 
 def is_of_active(entries: Sequence[RecorderEntry]) -> bool:
-    """Whether a dump was asked for what is active alone: it has gaps, and nothing that ended."""
+    """Return True if the dump holds active entries only: it has gaps, and nothing that completed."""
     records = {entry.record for entry in entries}
     is_whole = not records or (min(records) == 0 and max(records) == len(records) - 1)
     return not is_whole and all(entry.state != "completed" for entry in entries)
 
 
 def _left_out(entries: Sequence[RecorderEntry], calls: Sequence[_Call]) -> list[int]:
-    """The members of calls whose end a dump of what is active leaves out."""
+    """Return the positions of members of calls whose end entry is missing from a dump of active entries."""
     if not is_of_active(entries):
         return []
     records = {entry.record for entry in entries}
@@ -107,21 +107,22 @@ def _left_out(entries: Sequence[RecorderEntry], calls: Sequence[_Call]) -> list[
 
 
 def _is_of_several(call: _Call, entries: Sequence[RecorderEntry]) -> bool:
-    """Whether a call is known to be coalesced, of messages."""
+    """Return True if the call is known to be a coalesced call of messages."""
     return bool(call.members) and entries[call.members[0]].is_p2p and (call.end is not None or len(call.members) > 1)
 
 
 def _may_be_one_message(call: _Call, entries: Sequence[RecorderEntry], of_several: set[str]) -> bool:
-    """Whether one message may be a coalesced call of its own: those of its group are."""
+    """Return True if a single message may be a coalesced call: its group has coalesced calls of messages."""
     entry = entries[call.members[0]]
     return entry.is_p2p and entry.group in of_several
 
 
 def _completed_by_later(entries: list[RecorderEntry]) -> list[RecorderEntry]:
-    """The entries, those of a call whose end is lost completed where a later one of their group is.
+    """Return the entries, setting those whose end was lost to completed if a later one of their group completed.
 
-    NCCL runs one group's collectives on one stream, in order; gloo has several threads. A message between two ranks may
-    have a stream of its own, so only those of a call of several are meant: they share their sequence numbers.
+    NCCL runs one group's collectives on one stream, in order; gloo has several threads and is skipped. A single message
+    between two ranks may have its own stream, so only messages of a call of several, which share their sequence
+    numbers, are changed.
     """
     last = {(entry.group, entry.is_p2p): i for i, entry in enumerate(entries) if entry.state == "completed"}
     overtaken = [
@@ -140,8 +141,11 @@ def _completed_by_later(entries: list[RecorderEntry]) -> list[RecorderEntry]:
 
 
 def _without_messages(entries: list[RecorderEntry]) -> list[RecorderEntry]:
-    """The entries, collectives numbered without the calls of messages that torch up to 2.8 counts among them: ranks of
-    a pipeline make unlike numbers of these."""
+    """Return the entries, with message calls subtracted from the sequence numbers of collectives.
+
+    torch up to 2.8 counts calls of messages among the collectives, and ranks of a pipeline make different numbers of
+    them.
+    """
     counted: dict[str, set[int]] = defaultdict(set)
     for entry in entries:
         if entry.is_p2p and not entry.numbers[1] and entry.numbers[0]:

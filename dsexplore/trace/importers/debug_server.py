@@ -44,12 +44,12 @@ class DebugServer:
 
 
 def is_address(source: object) -> bool:
-    """Whether a source is a web address, and not a file."""
+    """Return True if `source` is a web address rather than a file."""
     return isinstance(source, str) and source.startswith(("http://", "https://"))
 
 
 def read_debug_server(address: str, get: Get | None = None) -> DebugServer:
-    """Ask torch's debug server for the flight recorders and the stacks of all ranks.
+    """Fetch the flight recorders and stacks of all ranks from torch's debug server.
 
     Args:
         address: of its pages, ``http://HOST:25999``.
@@ -99,12 +99,12 @@ def _fetch(url: str) -> str:
 
 
 def _answers(page: str) -> dict[int, tuple[str, str]]:
-    """By rank: the HTTP status of an answer that failed, empty for one that succeeded, and the answer's text."""
+    """Return {rank: (HTTP status of a failed answer, else empty; text of the answer)}."""
     return {int(rank): (status, text) for rank, status, text in _ANSWER.findall(page)}
 
 
 def _recorded(answer: tuple[str, str]) -> tuple[str, dict[str, Any] | None]:
-    """The flight recorder's content in a rank's answer: ``("", content)``, or ``(reason, None)`` where it is none."""
+    """Return ``("", content)`` for a flight recorder's content in a rank's answer, else ``(reason, None)``."""
     status, text = answer
     if status:
         return f"status {status}, {text.strip().partition(chr(10))[0]}", None
@@ -116,6 +116,6 @@ def _recorded(answer: tuple[str, str]) -> tuple[str, dict[str, Any] | None]:
 
 
 def _main_thread(text: str) -> str:
-    """The frames of the last thread, which Python writes last as it was the first."""
+    """Return the frames of the main thread, which Python writes last."""
     frames = re.split(r"(?m)^(?:Current t|T)hread .*\n", text)[-1]
     return "\n".join(line for line in frames.splitlines() if line.startswith("  File "))

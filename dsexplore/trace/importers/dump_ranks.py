@@ -1,8 +1,8 @@
-"""The rank that left each dump: dumps do not name it, and their files may have any name.
+"""Determine the rank that wrote each dump: dumps need not contain it, and their files may have any name.
 
-A file's rank is, in this order: the dump's own ``rank``; the number after "rank" in its name; the number that ends its
-name; a number in it that differs in all files; the only rank that is in all groups of the dump. What a name says counts
-only where no two files say the same; what the dumps' groups have too goes first.
+A file's rank is, in this order: the dump's own ``rank``; the number after "rank" in its name; the number at the end of
+its name; a number in it that differs in all files; the only rank that is in all groups of the dump. A rule counts only
+if it gives every file a different rank; a rule whose ranks are in the dumps' groups takes precedence.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Guess = dict[Path, int]
 
 
 def ranks_of_files(contents: Mapping[Path, Any]) -> Guess:
-    """The rank of each dump, by its file.
+    """Return {file: rank of the dump in it}.
 
     Args:
         contents: what each file holds, None for an empty one.
@@ -63,7 +63,7 @@ def ranks_of_files(contents: Mapping[Path, Any]) -> Guess:
 
 
 def _check_written(contents: Mapping[Path, Any], names: Iterable[str]) -> None:
-    """Raise where all files say their rank, two the same one, and their names do not say "rank" and other numbers."""
+    """Raise if two files contain the same rank, unless the names of all files contain "rank" and different numbers."""
     first: dict[int | None, Path] = {}
     named = [rank_in_name(name) for name in names]
     written = {file: _written(content) for file, content in contents.items()}
@@ -78,12 +78,12 @@ def _check_written(contents: Mapping[Path, Any], names: Iterable[str]) -> None:
 
 
 def rank_in_name(name: str) -> int | None:
-    """The number after "rank" in a file's name."""
+    """Return the number after "rank" in a file's name, else None."""
     return _number(_AFTER_RANK.search(name))
 
 
 def is_named_by_rank(files: Iterable[Path]) -> bool:
-    """Whether names tell the ranks of files that do not say them."""
+    """Return True if the names alone determine the ranks of the files."""
     try:
         ranks_of_files(dict.fromkeys(files))
     except TraceFileError:
@@ -92,7 +92,7 @@ def is_named_by_rank(files: Iterable[Path]) -> bool:
 
 
 def _possible(content: Any) -> frozenset[int]:
-    """The ranks that are in all groups of a dump: a process lists the groups that it is in. Empty for any."""
+    """Return the ranks that are in all groups of a dump, which lists the groups of its process; empty if unknown."""
     if not isinstance(content, Mapping):
         return frozenset()
     try:

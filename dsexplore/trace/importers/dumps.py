@@ -27,15 +27,15 @@ class Dumps:
 
     @property
     def world_size(self) -> int:
-        """The number of ranks that the job had, as far as the dumps say."""
+        """Number of ranks of the job, as far as the dumps say."""
         return world_size_of(self.dumps)
 
 
 def read_dumps(files: Sequence[Path]) -> Dumps:
-    """Read the dumps of one job; a file that cannot be read is left out, and named.
+    """Read the dumps of one job; a file that cannot be read is left out, and its error kept in `Dumps.unreadable`.
 
     Raises:
-        TraceFileError: none can be read, or which rank left which is not known.
+        TraceFileError: none can be read, or the ranks of the dumps cannot be determined.
     """
     contents: dict[Path, Any] = {}
     problems = []
@@ -63,7 +63,7 @@ def read_dumps(files: Sequence[Path]) -> Dumps:
 
 
 def _ranks(contents: dict[Path, Any]) -> dict[Path, int]:
-    """The rank of each file; without the empty ones where only those have no rank in their names."""
+    """Return {file: rank}; empty files are left out if they alone have no rank in their names."""
     try:
         return ranks_of_files(contents)
     except TraceFileError:
@@ -74,7 +74,7 @@ def _ranks(contents: dict[Path, Any]) -> dict[Path, int]:
 
 
 def tables_of_dumps(found: Dumps) -> Tables:
-    """One trace of all dumps; its notes name the files that are left out."""
+    """Merge all dumps into one trace; its notes name the files that are left out."""
     world_size = found.world_size
     parts: Iterable[Tables] = (tables_of(dump, world_size) for dump in found.dumps)
     merged = merge_as_they_come(parts, "reading flight-recorder dumps", len(found.dumps))
@@ -83,5 +83,5 @@ def tables_of_dumps(found: Dumps) -> Tables:
 
 
 def _is_cut(found: Dumps) -> bool:
-    """Whether a dump lacks its first entries, so that a message's other end may be among them."""
+    """Return True if a dump lacks its first entries, among which a message's other end may have been."""
     return any(not dump.entries or dump.entries[0].record > 0 for dump in found.dumps)

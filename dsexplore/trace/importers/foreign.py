@@ -35,7 +35,7 @@ _LEFT_OUT = {
 
 
 def kind_of_file(file: Path) -> Kind:
-    """The tool that wrote a file."""
+    """Return the tool that wrote a file, as far as the beginning of its content says."""
     try:
         with file.open("rb") as opened:
             begin = opened.read(_LOOKED_AT)
@@ -54,17 +54,17 @@ def kind_of_file(file: Path) -> Kind:
 
 
 def _unpacked(begin: bytes) -> bytes:
-    """What a gzipped file begins with, also where it is cut off: it is named as such when it is read whole."""
+    """Return the decompressed beginning of gzipped data, also of a truncated file; reading it whole reports that."""
     with suppress(zlib.error):
         return zlib.decompressobj(wbits=zlib.MAX_WBITS + 16).decompress(begin, _LOOKED_AT)
     return b""
 
 
 def foreign_files(source: Path) -> list[Path]:
-    """The files of other tools at a path: itself, those of a folder, or of its folders where it has none itself.
+    """Return the files of other tools at a path: itself, those directly in a directory, or else those below it.
 
-    Beside dumps, also what should be one and is not, so that it is named: data of another kind, and any file whose name
-    differs from a dump's in its numbers alone.
+    Besides dumps, files that should be dumps but are not are included, so that they are reported: data of another kind,
+    and any file whose name differs from a dump's only in its numbers.
     """
     if not source.is_dir():
         return [source] if kind_of_file(source) in _OF_TOOLS else []
@@ -84,7 +84,7 @@ def _without_numbers(file: Path) -> str:
 
 
 def load_foreign(files: Sequence[Path]) -> Tables:
-    """One trace of the files of one job.
+    """Read the files of one job as one trace, with a warning for each file that is left out.
 
     Raises:
         TraceFileError: none can be read.

@@ -76,13 +76,13 @@ _DTYPES = {
 
 @cache
 def plain_op(name: str) -> str:
-    """``all_gather`` for ``_all_gather_base``; ``unknown:…`` for a name that nobody described."""
+    """Return the plain name of an op: ``all_gather`` for ``_all_gather_base``, ``unknown:…`` for an unknown one."""
     return _OPS.get(name) or _OPS.get(name.lower()) or f"unknown:{name}"
 
 
 @cache
 def plain_dtype(name: str) -> str:
-    """``float32`` for ``Float``, ``float`` or ``torch.float32``."""
+    """Return torch's name of a dtype: ``float32`` for ``Float``, ``float`` or ``torch.float32``."""
     known = name.removeprefix("torch.").removeprefix("c10::").lower()
     return _DTYPES.get(known, known)
 
@@ -120,9 +120,9 @@ _IN_KERNELS = {
 
 @cache
 def dtype_in_kernel(name: str) -> str:
-    """The dtype that an NCCL kernel reduces, ``float32`` for ``ncclKernel_AllReduce_RING_LL_Sum_float``.
+    """Return the dtype that an NCCL kernel reduces: ``float32`` for ``ncclKernel_AllReduce_RING_LL_Sum_float``.
 
-    Empty where the name does not say it: kernels that only move bytes are all named after ``int8_t``.
+    Empty if the name does not say it: kernels that only move bytes are all named after ``int8_t``.
     """
     found = _REDUCED.search(name)
     return _IN_KERNELS.get(found[1], "") if found and "reduce" in name.lower() else ""

@@ -18,10 +18,10 @@ class _Plain(pickle.Unpickler):
 
 
 def load_plain(data: bytes) -> Any:
-    """The content of a pickle of plain data.
+    """Unpickle plain data.
 
     Raises:
         pickle.UnpicklingError: it names a class or a function, or refers to an object outside it.
-        Exception: the bytes are no whole pickle.
+        Exception: the bytes are not a complete pickle.
     """
     return _Plain(io.BytesIO(data)).load()

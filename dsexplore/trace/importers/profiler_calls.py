@@ -1,7 +1,7 @@
-"""The collectives of one rank's profiler trace: GPU kernels and gloo's works; without either, the ops that issued them.
+"""The collectives of one rank's profiler trace: GPU kernels and gloo's works, or else the ops that issued them.
 
-What a kernel does is read, in this order, off its own arguments, off the CPU op that launched it (``External id``), off
-the op of c10d's around that one, and off its name. AMD's library has one kernel for all of it
+What a kernel does is read, in this order, from its own arguments, from the CPU op that launched it (``External id``),
+from the c10d op around that one, and from its name. AMD's library has one kernel for all collectives
 (``ncclDevKernel_Generic``), whose name says nothing.
 """
 
@@ -60,7 +60,7 @@ class ProfilerCall:
 
 
 def calls_of(trace: ProfilerFile) -> list[ProfilerCall]:
-    """The collectives in the order in which they began."""
+    """Return the collectives in the order in which they began."""
     launching = _launching(trace.events)
     issuing = _Enclosing(event for event in trace.events if event["name"].startswith("c10d::") and _is_on_cpu(event))
     kernels = [event for event in trace.events if _is_call(event)]
@@ -78,7 +78,7 @@ def _is_call(event: Event) -> bool:
 
 
 def _is_on_cpu(event: Event) -> bool:
-    """Whether an event was recorded on the CPU; the GPU has kernels, and the program's ranges once more."""
+    """Return True if an event was recorded on the CPU; GPU events are kernels and copies of the program's ranges."""
     category = str(event.get("cat", ""))
     return not is_kernel(category) and not category.startswith("gpu_")
 
@@ -89,7 +89,7 @@ def _arguments(event: Event) -> dict[str, Any]:
 
 
 def _launching(events: Iterable[Event]) -> dict[str, Event]:
-    """By ``External id``: the CPU op that describes a collective best."""
+    """Return {``External id``: the CPU op that describes the collective best}."""
     found: dict[str, Event] = {}
     for event in events:
         name = event["name"]
@@ -108,7 +108,7 @@ def _external_id(event: Event) -> str | None:
 
 
 class _Enclosing:
-    """Events of the CPU by thread, to find the one around another: c10d's ops do not stand in each other."""
+    """CPU events by thread, to find the one that encloses another; c10d's ops do not nest."""
 
     def __init__(self, events: Iterable[Event]) -> None:
         self._events: dict[object, list[Event]] = defaultdict(list)
@@ -116,13 +116,13 @@ class _Enclosing:
             self._events[_thread(event)].append(event)
 
     def of(self, event: Event) -> Event | None:
-        """The event in which another one of the same thread began."""
+        """Return the event of the same thread that was running when `event` began, else None."""
         events = self._events.get(_thread(event), [])
         at = bisect_right(events, _when(event), key=_when) - 1
         return events[at] if at >= 0 and _when(event) <= _end(events[at]) else None
 
     def within(self, event: Event) -> Event | None:
-        """The first event that began in another one of the same thread."""
+        """Return the first event of the same thread that began while `event` was running, else None."""
         events = self._events.get(_thread(event), [])
         at = bisect_left(events, _when(event), key=_when)
         return events[at] if at < len(events) and _when(events[at]) <= _end(event) else None
@@ -156,7 +156,7 @@ def _thread(event: Event) -> object:
 
 
 def nanoseconds(microseconds: Any, base: int) -> int:
-    """A time of the file in nanoseconds since the epoch; whole microseconds and the rest apart, to lose nothing."""
+    """Convert a time of the file to ns since the epoch; whole and fractional microseconds apart, to stay exact."""
     time = microseconds if isinstance(microseconds, int) else float(microseconds)
     whole = int(time)
     return base + whole * 1_000 + round((time - whole) * 1_000)
@@ -176,12 +176,12 @@ def _op(kernel: str, arguments: Mapping[str, Any], *launches: Event | None) -> s
 
 
 def _short(kernel: str) -> str:
-    """A kernel's name without its parameters and unnamed namespaces."""
+    """Return a kernel's name without its parameters and unnamed namespaces."""
     return kernel.replace("(anonymous namespace)::", "").partition("(")[0]
 
 
 def _tensors(launch: Event | None) -> tuple[tuple[int, str], ...]:
-    """Elements and dtype of the tensors among an op's inputs."""
+    """Return the number of elements and the dtype of each tensor among an op's inputs."""
     if launch is None:
         return ()
     arguments = _arguments(launch)
@@ -198,8 +198,10 @@ def _tensors(launch: Event | None) -> tuple[tuple[int, str], ...]:
 
 
 def _on_cpu(trace: ProfilerFile) -> Iterable[ProfilerCall]:
-    """The collectives on the CPU: c10d's ops, each ended by gloo's work for it, and gloo's other works, which old
-    files have without an op."""
+    """Yield the collectives on the CPU: c10d's ops with the end of their gloo works, and gloo works without an op.
+
+    Files of old versions have works without an op.
+    """
     issued = sorted((event for event in trace.events if event["name"].startswith("c10d::")), key=_when)
     described = _described_once(event for event in trace.events if event["name"] == "record_param_comms")
     describing = _Enclosing(described)
@@ -230,7 +232,7 @@ def _on_cpu(trace: ProfilerFile) -> Iterable[ProfilerCall]:
 
 
 class _Works:
-    """Gloo's works that no op has taken: an op's begins after it was issued, and works of one kind begin in order."""
+    """Gloo works not yet assigned to an op: an op's works begin after it, and works of one kind begin in order."""
 
     def __init__(self, events: Iterable[Event]) -> None:
         self._waiting: dict[str, deque[Event]] = defaultdict(deque)
@@ -239,9 +241,9 @@ class _Works:
         self._passed: list[Event] = []
 
     def of(self, op: str, event: Event, ranks: int) -> list[Event]:
-        """Take the works of an op that was issued after those asked for before.
+        """Take the works of an op, which was issued after those asked for before.
 
-        Gloo reduces and scatters by all_reduces: by one, or where a list is scattered by one for each rank.
+        Gloo implements reduce_scatter by all_reduce: one, or one per rank if the input is a list.
         """
         found = self._take(op, event, 1)
         if not found and op == "reduce_scatter":
@@ -259,7 +261,7 @@ class _Works:
         return fitting[:count]
 
     def left(self) -> list[Event]:
-        """The works that no op took."""
+        """Return the works that no op took."""
         return [*self._passed, *chain.from_iterable(self._waiting.values())]
 
 
@@ -273,8 +275,10 @@ def _end_of(event: Event, base: int) -> int:
 
 
 def _described_once(events: Iterable[Event]) -> list[Event]:
-    """Descriptions of collectives in order of time, without those inside another one: torch 2.4 and later describe a
-    call twice, in Python's function and in the backend."""
+    """Return descriptions of collectives in order of time, without nested ones.
+
+    torch 2.4 and later describe a call twice, in Python's function and in the backend.
+    """
     found: list[Event] = []
     ends: dict[object, float] = {}
     for event in sorted((event for event in events if _is_on_cpu(event)), key=_when):
@@ -286,7 +290,7 @@ def _described_once(events: Iterable[Event]) -> list[Event]:
 
 
 def _of_work(event: Event, base: int) -> ProfilerCall:
-    """A work of gloo's that nothing is known to have issued."""
+    """Return the call for a gloo work without a known op."""
     start = nanoseconds(event["ts"], base)
     op = plain_op(event["name"].removeprefix("gloo:"))
     return ProfilerCall(
@@ -295,7 +299,7 @@ def _of_work(event: Event, base: int) -> ProfilerCall:
 
 
 def _described(event: Event, base: int) -> ProfilerCall:
-    """A collective of which only the CPU's part is in the file: it has no duration."""
+    """Return the call for a collective of which the file has only the CPU's part: it has no duration."""
     arguments = _arguments(event)
     op = plain_op(str(arguments.get("Collective name", "")))
     start = nanoseconds(event["ts"], base)
@@ -320,12 +324,12 @@ def _literal(text: str) -> Any:
 
 
 def is_a_call(call: ProfilerCall) -> bool:
-    """Whether it communicates: a wait and the ends of a coalesced call are recorded too."""
+    """Return True if the call communicates: waits and the ends of coalesced calls are recorded too."""
     return call.op.removeprefix("unknown:").lower() not in _NOT_A_CALL
 
 
 def listed(value: Any) -> tuple[int, ...] | None:
-    """Numbers from text such as ``"[0, 1]"``; None where it is cut, ``"[0, 1, ...]"``, or is no list."""
+    """Parse numbers from text such as ``"[0, 1]"``; None if it is cut, ``"[0, 1, ...]"``, or is no list."""
     found = _literal(value) if isinstance(value, str) else value
     if not isinstance(found, (list, tuple)) or not all(isinstance(number, int) for number in found):
         return None

@@ -1,7 +1,7 @@
-"""For how long kernels computed on a profiled GPU while something else ran there.
+"""How long kernels computed on a profiled GPU while something else ran there.
 
 Worked example: kernels compute from 0 to 10 µs and, on another stream, from 5 to 20 µs. A collective from 15 to 30 µs
-has 5 µs of computation beside it, and is exposed for the other 10: nothing of the program ran there.
+overlaps with 5 µs of computation, and is exposed for the other 10: nothing of the program ran then.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ Times = npt.NDArray[np.float64]
 
 
 class ComputeTime:
-    """The computation of one file, by device.
+    """The computation in one file, by device.
 
     Args:
-        kernels: that compute, with ``pid`` (of a GPU: its number, as text), ``ts`` and ``dur`` in microseconds; one
-            without is left out.
+        kernels: compute kernels with ``pid`` (the GPU's number, as text), ``ts`` and ``dur`` in microseconds; rows with
+            a null are left out.
     """
 
     def __init__(self, kernels: pl.DataFrame) -> None:
@@ -30,8 +30,7 @@ class ComputeTime:
         self._devices = {device: _covered(of_device.to_numpy()) for (device,), of_device in devices.items()}
 
     def exposed(self, events: Sequence[Event]) -> list[int | None]:
-        """Nanoseconds of each event of a GPU in which nothing computed there; None where nothing ever did, or that is
-        not known."""
+        """Return for each event the ns in which its GPU computed nothing; None if that GPU has no compute kernels."""
         found: list[int | None] = [None] * len(events)
         for device, known in self._devices.items():
             own = [at for at, event in enumerate(events) if str(event.get("pid")) == device and "dur" in event]
@@ -44,7 +43,7 @@ class ComputeTime:
 
 
 def _covered(spans: Times) -> tuple[Times, Times]:
-    """Moments, and for how long there was computation before each: a line between two moments, and level outside.
+    """Return moments, and the total compute time before each; linear between two moments, constant outside.
 
     Args:
         spans: of shape [kernels, 2], begin and duration.

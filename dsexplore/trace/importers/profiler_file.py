@@ -1,10 +1,9 @@
-"""Traces of torch's profiler (Kineto), read as a stream: only the events that say something of communication are kept.
+"""Traces of torch's profiler (Kineto), read as a stream; only events related to communication are kept.
 
-A trace is JSON, maybe gzipped: an object with ``traceEvents``, or only the list of events. Most of its events are ops
-and kernels of the computation: a file is cut at each ``"ph":``, the first key of each event as torch writes it, and an
-event is parsed only if its name is one that is needed. Of kernels that compute only place and time are parsed, and of
-the ranges that are modules and autograd's nodes those of threads that are asked for. A file of another form is parsed
-whole.
+A trace is JSON, optionally gzipped: an object with ``traceEvents``, or only the list of events. Most events are ops and
+kernels of the computation. So a file is split at each ``"ph":``, the first key of each event as torch writes it, and an
+event is parsed only if its name is needed. Of compute kernels only device and time are parsed, and of the ranges of
+modules and autograd nodes only those of the requested threads. A file of another form is parsed whole.
 """
 
 from __future__ import annotations
@@ -70,8 +69,10 @@ class _Kind(Enum):
 
 
 class _Kinds(dict[bytes, _Kind]):
-    """By the text of an event before its ``pid``, which is category and name as torch writes them: few are different,
-    and each is looked at once."""
+    """The kind of each event, by the text before its ``pid``, which is category and name as torch writes them.
+
+    Few of these texts differ, and each is examined once.
+    """
 
     def __missing__(self, begin: bytes) -> _Kind:
         found = _BEGIN.match(begin)
@@ -139,10 +140,10 @@ class ProfilerFile:
     """By process and thread: the text of modules and autograd's nodes, where these are not among `events`."""
 
     def ranges_on(self, threads: Collection[object]) -> tuple[list[Event], int]:
-        """The ranges of these threads; and how many are damaged, and left out.
+        """Return the ranges of these threads, and how many were damaged and left out.
 
         Args:
-            threads: each a process and a thread, ``(pid, tid)``.
+            threads: ``(pid, tid)`` of each.
         """
         found: list[Event] = []
         damaged = 0
@@ -161,7 +162,7 @@ def read_profiler_file(file: Path) -> ProfilerFile:
     """Read one rank's trace.
 
     Raises:
-        TraceFileError: the file is cut off, damaged or no profiler trace; the message names a field that is missing.
+        TraceFileError: the file is truncated, damaged or no profiler trace; the message names a missing field.
     """
     try:
         with _opened(file) as stream:
@@ -203,30 +204,30 @@ def _cut(stream: IO[bytes]) -> _Parts:
 
 
 def _objects(texts: Collection[bytes]) -> bytes:
-    """A JSON list of the objects of these texts, each from behind its ``"pid"`` on, maybe with a comma at its end."""
+    """Return a JSON list of the objects in `texts`, each starting after ``"pid"``, with or without a trailing comma."""
     each = b'},{"pid"'.join([text.rstrip(b", \t\r\n") for text in texts])
     return b'[{"pid"' + each + b"}]" if texts else b"[]"
 
 
 def is_kept(category: str, name: str) -> bool:
-    """Whether an event of that category and name says something of communication, or where in the program it was."""
+    """Return True if an event of that category and name is about communication, or is a range of the program."""
     if name.startswith((*_NAMES, *_RANGES)) or category.endswith("user_annotation"):
         return True
     return is_kernel(category) and is_communication(name)
 
 
 def is_kernel(category: str) -> bool:
-    """Whether events of that category ran on a GPU."""
+    """Return True if events of that category ran on a GPU."""
     return category.lower() == "kernel"
 
 
 def is_communication(name: str) -> bool:
-    """Whether a kernel of that name communicates, as far as the name says."""
+    """Return True if a kernel communicates, according to its name."""
     return _COMMUNICATION.search(name) is not None and _GENERATED.match(name) is None
 
 
 def _parsed(head: bytes, kept: Sequence[bytes], last: bytes) -> tuple[list[Event], int]:
-    """The kept events and the last one; and how many of them are damaged, and left out.
+    """Return the kept events with the last one, and how many were damaged and left out.
 
     Raises:
         ValueError: the file is not written as torch writes it, or its end is missing.
@@ -245,10 +246,10 @@ def _parsed(head: bytes, kept: Sequence[bytes], last: bytes) -> tuple[list[Event
 
 
 def _texts(parts: Iterable[bytes]) -> list[str]:
-    """The text of each event.
+    """Return the text of each event.
 
     Raises:
-        ValueError: something else than the next event follows one.
+        ValueError: an event is followed by something other than the next event.
     """
     texts = []
     for part in parts:
@@ -260,10 +261,12 @@ def _texts(parts: Iterable[bytes]) -> list[str]:
 
 
 def _events(texts: Sequence[str]) -> tuple[list[Event], int]:
-    """The events of these texts, and how many are no JSON: only where one is not is each parsed by itself.
+    """Parse the events, and return them with the number of invalid ones.
+
+    They are parsed one by one only if one of them is not valid JSON.
 
     Raises:
-        ValueError: most are no JSON.
+        ValueError: most are not valid JSON.
     """
     try:
         return json.loads(f"[{','.join(texts)}]", strict=False), 0

@@ -33,7 +33,7 @@ class _Group(NamedTuple):
 
 
 def world_size_of_profile(trace: ProfilerFile) -> int:
-    """The number of ranks that a file names; 0 where it names none."""
+    """Return the number of ranks that a file names; 0 if it names none."""
     named = max((max(group.ranks) + 1 for group in _listed(trace, 0).values() if group.ranks), default=0)
     return max(int(trace.distributed.get("world_size") or 0), named)
 
@@ -56,7 +56,7 @@ class ProfilerGroups:
         self._of_unknown_size = 0
 
     def of(self, call: ProfilerCall) -> tuple[str, str, Ranks, int]:
-        """Name, axis, ranks and size of the group of a collective."""
+        """Return name, axis, ranks and size of the group of a collective."""
         arguments = call.arguments
         size = int(arguments.get("Group size") or 0)
         name = str(arguments["Process Group Name"]) if "Process Group Name" in arguments else self._unnamed(size)
@@ -71,7 +71,7 @@ class ProfilerGroups:
         return name, axis_of(description), ranks, self._known[name].size
 
     def _unnamed(self, size: int) -> str:
-        """The name of the group of a collective that says its size at most."""
+        """Return the name of the group of a collective that gives at most the group's size."""
         if not size and not self._known and len(self._world) > 1:
             self._assumed += 1
             size = len(self._world)
@@ -84,7 +84,7 @@ class ProfilerGroups:
         return f"{size} ranks, of rank {self._rank}" if size else f"a group of rank {self._rank}"
 
     def rows(self, calls: Sequence[ProfilerCall]) -> Iterable[tuple[Any, ...]]:
-        """Rows of the groups table."""
+        """Yield the rows of the groups table."""
         on_gpu = any(call.is_kernel for call in calls)
         for name, group in self._known.items():
             timing = "cuda" if on_gpu else "work"
@@ -92,7 +92,7 @@ class ProfilerGroups:
             yield name, axis_of(group.description), "", list(group.ranks), size, group.backend, timing
 
     def notes(self) -> Iterable[str]:
-        """Assumptions about groups that are not in the file."""
+        """Yield notes on assumptions about groups that are not in the file."""
         if self._assumed:
             yield f"{self._file} names no groups: its collectives are taken to be of all {len(self._world)} ranks"
         if self._of_unknown_size:
@@ -101,9 +101,9 @@ class ProfilerGroups:
 
 
 def _evenly_spaced(arguments: Mapping[str, Any], size: int) -> Ranks:
-    """The ranks of a large group, of which the file says the first one and the step between them.
+    """Return the ranks of a large group, of which the file gives the first rank and the stride.
 
-    Empty where the text of the ranks, which is cut after some, ``"[0, 2, 4, ...]"``, says otherwise.
+    Empty if the text of the ranks, cut as in ``"[0, 2, 4, ...]"``, contradicts them.
     """
     first, step = (arguments.get(f"Global rank {name}") for name in ("start", "stride"))
     if not isinstance(first, int) or not isinstance(step, int) or first < 0 or step < 1:
@@ -115,14 +115,14 @@ def _evenly_spaced(arguments: Mapping[str, Any], size: int) -> Ranks:
 
 
 def axis_of(description: str) -> str:
-    """A mesh axis, of a group that a mesh made; what the program calls the group; empty where it says nothing."""
+    """Return the mesh axis if a mesh made the group, else the group's description; empty if there is none."""
     if description in ("default_pg", "undefined", ""):
         return ""
     return description.removeprefix("mesh_")
 
 
 def _listed(trace: ProfilerFile, world_size: int) -> dict[str, _Group]:
-    """By name: the groups in a file's ``distributedInfo``, which lists no ranks for a group of all ranks."""
+    """Return {name: group} of the file's ``distributedInfo``, which lists no ranks for a group of all ranks."""
     found = {}
     for group in trace.distributed.get("pg_config") or ():
         if isinstance(group, dict):

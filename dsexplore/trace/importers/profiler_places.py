@@ -79,7 +79,11 @@ class Places:
         self.first_step = min((step for *_, step in self._steps), default=0)
 
     def of(self, moments: Sequence[tuple[object, float]]) -> list[Place]:
-        """The place of each moment: a thread, None where that is not known, and a time in the file's microseconds."""
+        """Return the `Place` of each moment.
+
+        Args:
+            moments: pairs of a thread, None if unknown, and a time in the file's microseconds.
+        """
         by_thread: dict[object, list[int]] = defaultdict(list)
         for i, (thread, _) in enumerate(moments):
             by_thread[thread].append(i)
@@ -101,7 +105,7 @@ def _is_range(event: Event) -> bool:
 
 
 def _around(ranges: list[_Range], moments: Sequence[float]) -> list[tuple[str, ...]]:
-    """The names of the ranges around each moment, outermost first; moments in order."""
+    """Return for each moment the names of the enclosing ranges, outermost first; `moments` must be sorted."""
     ranges.sort(key=lambda one: (one.start, -one.end))
     found, open_ranges, following = [], list[_Range](), 0
     for at in moments:

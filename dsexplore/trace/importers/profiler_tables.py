@@ -23,7 +23,7 @@ _IN_WHOLE = ("all_reduce", "broadcast", "reduce", "send", "recv")
 
 
 def tables_of_profile(trace: ProfilerFile, rank: int, world_size: int) -> Tables:
-    """One rank's collectives, modules and groups.
+    """Build one rank's tables of collectives, modules and groups.
 
     Args:
         trace: of that rank.
@@ -61,7 +61,7 @@ def _notes(calls: Sequence[ProfilerCall], trace: ProfilerFile, damaged: int) -> 
 
 
 def _unknown_sizes(events: pl.DataFrame, trace: ProfilerFile) -> Iterable[str]:
-    """Notes on collectives without bytes, other than those of a kind that nobody described."""
+    """Yield notes on collectives of known kind whose size or dtype is unknown, so that they count as 0 bytes."""
     described = ~pl.col("op").str.starts_with("unknown:")
     unsized, untyped = events.filter(described & IS_UNSIZED), events.filter(described & HAS_UNKNOWN_DTYPE)
     for found, what in ((unsized, "size"), (untyped, "dtype")):
@@ -71,7 +71,7 @@ def _unknown_sizes(events: pl.DataFrame, trace: ProfilerFile) -> Iterable[str]:
 
 
 def _events(rows: Sequence[tuple[Any, ...]]) -> pl.DataFrame:
-    """The table of these rows, whose shape is a number of elements: lists are slow to read one by one."""
+    """Build the events table; each row's shape is a number of elements, because lists are slow to read one by one."""
     flat = pl.DataFrame(rows, schema={**schema.EVENTS, "shape": pl.Int64()}, orient="row")
     shape = pl.col("shape").reshape((-1, 1)).cast(schema.EVENTS["shape"]).list.drop_nulls()
     return flat.with_columns(shape=shape)
@@ -94,7 +94,7 @@ def _row(rank: int, position: int, call: ProfilerCall, place: Place, groups: Pro
 
 
 def _group_seq(call: ProfilerCall) -> int | None:
-    """NCCL's number of the collective in its group, which torch writes since 2.7; a message has one of another kind."""
+    """Return NCCL's sequence number of a collective in its group, written since torch 2.7; None for send and recv."""
     number = call.arguments.get("Seq")
     return number if isinstance(number, int) and number >= 0 and call.op not in ("send", "recv") else None
 
@@ -107,8 +107,10 @@ def _member(peer: Any, ranks: Sequence[int]) -> int | None:
 
 
 def _message(call: ProfilerCall, size: int) -> tuple[int, str, int]:
-    """Message bytes, dtype and elements, of what the arguments or the launching op's tensors say; 0 where neither
-    does."""
+    """Return message bytes, dtype and number of elements, from the arguments or the launching op's tensors.
+
+    All are 0 or empty if neither has them.
+    """
     if call.op == "barrier":
         return 0, "", 0
     dtype = plain_dtype(str(call.arguments.get("dtype", ""))) or next((kind for _, kind in call.tensors if kind), "")
@@ -133,13 +135,13 @@ def _message(call: ProfilerCall, size: int) -> tuple[int, str, int]:
 
 @cache
 def _width(dtype: str) -> int:
-    """Bytes of one element; 0 for a dtype that torch does not have."""
+    """Return the bytes of one element; 0 for a dtype that torch does not have."""
     kind = getattr(torch, dtype, None)
     return kind.itemsize if isinstance(kind, torch.dtype) else 0
 
 
 def _gives_its_own_part(call: ProfilerCall) -> bool:
-    """Whether the tensors of an op are what one rank gives or gets of a message that is larger."""
+    """Return True if the op's tensors are one rank's part of a larger message."""
     if call.raw_op.startswith("gloo:"):
         return call.op in ("all_gather", "gather")
     in_lists = ("all_gather", "gather", "reduce_scatter", "scatter")
@@ -147,7 +149,7 @@ def _gives_its_own_part(call: ProfilerCall) -> bool:
 
 
 def _modules(places: Iterable[Place]) -> pl.DataFrame:
-    """The modules in which collectives were issued, and those around them."""
+    """Build the table of the modules in which collectives were issued, and the modules around them."""
     rows: dict[str, tuple[str, str, str, int, int]] = {}
     for place in places:
         if place.owner:

@@ -1,4 +1,4 @@
-"""Profiler traces of a job, from the files of a folder: one trace of all ranks, on one clock."""
+"""Profiler traces of a job, from the files of a directory: one trace of all ranks, on one clock."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from dsexplore.trace.tables import Tables
 
 
 def load_profiles(files: Sequence[Path], *, is_whole: bool = False) -> tuple[Tables, list[str]]:
-    """One trace of several ranks' files, on one clock, and what is wrong with each file that is left out.
+    """Read several ranks' files as one trace on one clock; also return an error for each file that is left out.
 
     Args:
         files: of one job.
-        is_whole: whether more files of the job were given, so that a single one which can be read misses ranks.
+        is_whole: True if more files of the job were given, so that missing ranks are noted even if one can be read.
 
     Raises:
-        TraceFileError: none can be read, or which rank left which is not known.
+        TraceFileError: none can be read, or the ranks of the files cannot be determined.
     """
     problems: list[str] = []
     with no_collection(), track("reading profiler traces", len(files), "files") as work:
@@ -53,9 +53,9 @@ def _read(files: Sequence[Path], problems: list[str]) -> Iterator[ProfilerFile]:
 
 
 def _ranks(traces: dict[Path, ProfilerFile]) -> tuple[dict[Path, int], list[str]]:
-    """The rank of each file, and what is to be said of it: what the file says itself, else its name.
+    """Return {file: rank} and notes on guesses: the rank stated in the file, else the one in its name.
 
-    Of one file alone only a number after "rank" is one. Files that say nothing, such as those that torch's handler for
+    For a single file only a number after "rank" counts. Files without any rank, such as those that torch's handler for
     TensorBoard names after process and time, are numbered in the order of their names.
     """
     said = {file: {"rank": trace.distributed.get("rank")} for file, trace in traces.items()}

@@ -50,17 +50,17 @@ class RecorderDump:
 
 
 def is_recorder_dump(content: Any) -> bool:
-    """Whether a file's content is a flight recorder's."""
+    """Return True if `content` is that of a flight-recorder dump."""
     return isinstance(content, dict) and (
         "pg_config" in content or "pg_status" in content or ("entries" in content and "version" in content)
     )
 
 
 def read_content(file: Path) -> Any:
-    """The content of a JSON file or a pickle of plain data, gzipped or not; None of a file without a byte.
+    """Read a JSON file or a pickle of plain data, gzipped or not; None if it is empty.
 
     Raises:
-        TraceFileError: neither, or not whole.
+        TraceFileError: the file is neither, or incomplete.
     """
     data = file.read_bytes()
     try:
@@ -81,9 +81,9 @@ def read_content(file: Path) -> Any:
 
 
 def _from_json(data: bytes) -> Any:
-    """The content of a JSON file, each different stack parsed once: stacks are most of a dump, and few are different.
+    """Parse JSON, each distinct stack once: stacks are most of a dump, and few of them differ.
 
-    Where that cannot be, as with a bracket in the name of a file, all is parsed as it stands.
+    If that fails, as with a bracket in a file's name, everything is parsed as usual.
     """
     stacks: dict[bytes, int] = {}
     shorter = _STACK.sub(lambda found: b'"frames":%d' % stacks.setdefault(found[1], len(stacks)), data)
@@ -102,10 +102,10 @@ _STACK = re.compile(rb'"frames":\s*(\[[^\]]*\])')
 
 
 def dump_of(file: Path, content: Any, rank: int) -> RecorderDump:
-    """One rank's dump from what its file holds.
+    """Build one rank's dump from the content of its file.
 
     Raises:
-        TraceFileError: a field is missing or is no such field; the message names it.
+        TraceFileError: a field is missing or invalid; the message names it.
     """
     if content is None:
         return RecorderDump(file, rank, "", "", (), {}, {}, note=f"{file.name} is empty")
@@ -130,7 +130,7 @@ def dump_of(file: Path, content: Any, rank: int) -> RecorderDump:
 
 
 def groups_of(content: Mapping[str, Any]) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """By name: description and ranks of the groups of a dump; gloo writes one without a name, for none.
+    """Return {group name: (description, ranks)} of a dump; gloo's entry without name and ranks is skipped.
 
     Raises:
         TypeError, ValueError: ``pg_config`` lists no groups.
@@ -151,7 +151,7 @@ def groups_of(content: Mapping[str, Any]) -> dict[str, tuple[str, tuple[int, ...
 
 
 def numbers(ranks: Any) -> tuple[int, ...]:
-    """Ranks from a list, or from text such as ``"[0, 1]"``."""
+    """Return ranks from a list, or from text such as ``"[0, 1]"``."""
     if isinstance(ranks, str):
         return tuple(int(number) for number in re.findall(r"\d+", ranks))
     return tuple(int(rank) for rank in ranks or ())
@@ -165,9 +165,9 @@ def _status(one: Mapping[str, Any]) -> tuple[int, int, int]:
 
 
 def _ended_messages(entries: Sequence[RecorderEntry], status: Mapping[int, tuple[int, int, int]]) -> dict[str, int]:
-    """By group: the number of the last message that ended, of the groups that have only sent messages.
+    """Return {group: number of its last completed message} for groups that have only sent messages.
 
-    A group has one count of what has ended: of collectives and messages, as they come.
+    A group has one count of what completed, of collectives and messages alike.
     """
     by_group: dict[str, list[RecorderEntry]] = defaultdict(list)
     for entry in entries:

@@ -65,8 +65,10 @@ class RecorderEntry(NamedTuple):
 
 
 class _Repeated(NamedTuple):
-    """The fields of an entry that do not change from one step of a program to the next, in `RecorderEntry`'s order: a
-    dump has thousands of entries, and few that differ in these."""
+    """The fields of an entry that repeat from step to step, in `RecorderEntry`'s order.
+
+    A dump has thousands of entries, and few that differ in these.
+    """
 
     group: str
     description: str
@@ -93,11 +95,11 @@ class MissingField(Exception):
 
 
 def entries_of(content: Mapping[str, Any]) -> list[RecorderEntry]:
-    """The entries of a dump, in its order.
+    """Parse the entries of a dump, in its order.
 
     Raises:
-        MissingField: a field without which an entry says nothing.
-        TypeError, ValueError: one is no such entry.
+        MissingField: a required field is missing.
+        TypeError, ValueError: an entry is invalid.
     """
     sources: dict[int, str] = {}
     """By identity of a stack, which many entries share."""
@@ -120,17 +122,17 @@ def entries_of(content: Mapping[str, Any]) -> list[RecorderEntry]:
 
 
 def _entry_of(index: int, entry: Mapping[str, Any], source: str, repeated: _Repeated) -> RecorderEntry:
-    """One entry of a dump.
+    """Parse one entry of a dump.
 
     Args:
-        index: its place in the dump, for errors, and as its record where it has none.
-        entry: as the file has it.
-        source: of its stack.
-        repeated: of the entry.
+        index: its position in the dump, for errors, and as its record number if it has none.
+        entry: as in the file.
+        source: the source line from its stack.
+        repeated: its fields that repeat.
 
     Raises:
-        MissingField: a field without which it says nothing.
-        TypeError, ValueError: it is no such entry.
+        MissingField: a required field is missing.
+        TypeError, ValueError: the entry is invalid.
     """
     get = entry.get
     collective, message = _integer(get("collective_seq_id", get("seq_id"))), _integer(get("p2p_seq_id"))
@@ -178,7 +180,7 @@ def _repeated(index: int, entry: Mapping[str, Any]) -> _Repeated:
 
 
 def _sequence(is_p2p: bool, collective: int | None, message: int | None) -> int:
-    """The number that counts: of messages that torch counts among the collectives, those of coalesced calls, theirs."""
+    """Return the sequence number: for messages ``p2p_seq_id``, else the collective number of their coalesced call."""
     if is_p2p:
         return message or collective or 0
     return collective if collective is not None else message or 0
@@ -190,7 +192,7 @@ def _direction(peers: re.Match[str]) -> tuple[int, int]:
 
 
 def _state(entry: Mapping[str, Any], raw_op: str) -> State:
-    """The state of an entry whose end was not seen."""
+    """Return the state of an entry whose end was not recorded."""
     if raw_op.startswith(LIBRARIES_WITHOUT_ENDS) and entry.get("retired"):
         return "completed"
     state = str(entry.get("state", "scheduled"))
@@ -208,7 +210,7 @@ def _time(value: Any) -> int | None:
 
 
 def _duration(value: Any) -> float | None:
-    """Milliseconds; None for one that is no number, as torch writes where an event of the device was lost."""
+    """Return milliseconds; None if not finite, as torch writes if an event of the device was lost."""
     milliseconds = math.nan if value is None else float(value)
     return milliseconds if math.isfinite(milliseconds) else None
 

@@ -18,11 +18,11 @@ from dsexplore.trace.tables import Tables, TraceInfo
 
 
 def tables_of(dump: RecorderDump, world_size: int) -> Tables:
-    """One rank's events and groups.
+    """Build one rank's tables of events and groups.
 
     Args:
         dump: of that rank.
-        world_size: how many ranks the job had.
+        world_size: number of ranks of the job.
     """
     members = {name: ranks for name, (_, ranks) in dump.groups.items()}
     rows = [_row(dump.rank, i, entry, members.get(entry.group, ())) for i, entry in enumerate(dump.entries)]
@@ -38,7 +38,7 @@ def tables_of(dump: RecorderDump, world_size: int) -> Tables:
 
 
 def world_size_of(dumps: Iterable[RecorderDump]) -> int:
-    """The number of ranks that the dumps' groups have, or more where a dump has a higher rank."""
+    """Return the number of ranks in the dumps' groups, or more if a dump has a higher rank."""
     ranks = {0}
     for dump in dumps:
         ranks |= {dump.rank}.union(*(ranks for _, ranks in dump.groups.values()))
@@ -56,8 +56,7 @@ def _groups(dump: RecorderDump) -> Iterable[tuple[Any, ...]]:
 
 
 def _axis(description: str) -> str:
-    """The axis of a group with this ``group_desc``: the mesh axis where a mesh made it, else the description itself;
-    empty where there is none."""
+    """Return the mesh axis in a ``group_desc`` that a mesh made, else the description itself; empty if none."""
     if description in ("default_pg", "undefined", ""):
         return ""
     return description.removeprefix("mesh_")
@@ -85,8 +84,7 @@ def _row(rank: int, position: int, entry: RecorderEntry, members: Sequence[int])
 
 
 def _times(entry: RecorderEntry) -> tuple[int | None, int | None]:
-    """Start and end: measured ones where the recorder timed the collective, else its issue and when its end was
-    seen."""
+    """Return start and end: measured if the recorder timed the collective, else its issue and when its end was seen."""
     start = entry.started or entry.created
     if entry.state != "completed" or entry.ended is None:
         return start, None
@@ -101,12 +99,12 @@ def _first(sizes: Sizes) -> tuple[int, ...]:
 
 @lru_cache(maxsize=4096)  # a job's calls have few different shapes
 def numel(sizes: Sizes) -> int:
-    """Elements of several tensors together."""
+    """Return the number of elements of several tensors together."""
     return sum(math.prod(shape) for shape in sizes)
 
 
 def message_bytes(entry: RecorderEntry, group_size: int) -> int:
-    """S as `schema` counts it: the whole buffer."""
+    """Return S, the message bytes as `schema` counts them: the whole buffer."""
     received = numel(entry.output_sizes) * _item_size(entry.output_dtypes or entry.input_dtypes)
     sent = numel(entry.input_sizes) * _item_size(entry.input_dtypes or entry.output_dtypes)
     match entry.op:
