@@ -21,12 +21,14 @@ from dsexplore.worlds.real.run_ranks import run_ranks
 from dsexplore.worlds.remarks import Remarks
 from dsexplore.worlds.repeats.layer_runs import CannotSkip
 from dsexplore.worlds.repeats.skipped_microbatches import skip_repeats
+from dsexplore.worlds.scripts.cluster_launch import cluster_variables, launched_on_a_cluster
 from dsexplore.worlds.scripts.outside_steps import note_what_followed, note_what_preceded
 from dsexplore.worlds.scripts.program import Program, as_main, without_our_frames
 from dsexplore.worlds.scripts.remedies import remedy_for
 from dsexplore.worlds.scripts.stage_shapes import EarlierStages, ShapesKnown
 from dsexplore.worlds.simulate import World
 from dsexplore.worlds.simulated.closed import translated
+from dsexplore.worlds.simulated.launcher_environment import environment
 from dsexplore.worlds.simulated.other_ranks_code import code_of_other_ranks
 from dsexplore.worlds.simulated.shared_objects import SharedObjects
 from dsexplore.worlds.world_settings import WorldSettings
@@ -55,6 +57,8 @@ class Setting(WorldSettings):
     """Whether this rank does."""
     costs: bool = False
     """Whether to record what `Trace.predict` needs."""
+    variables: tuple[tuple[str, str], ...] = ()
+    """Environment variables that the program's launcher sets."""
     command: str = ""
     """The command that made the trace, for its notes."""
 
@@ -108,7 +112,14 @@ def play(
         if not program.is_module and not setting.is_one_of_several:
             for note in code_of_other_ranks(Path(program.target), world.rank, world.size):
                 world.remarks.note(note)
-        with as_main(program) as execute, shared_entries(world.shared_objects.folder, setting.rank):
+        local_rank = world.rank % world.ranks_per_node
+        variables = cluster_variables(world.rank, world.size, world.ranks_per_node)
+        with (
+            as_main(program) as execute,
+            shared_entries(world.shared_objects.folder, setting.rank),
+            environment(dict(setting.variables)),
+            launched_on_a_cluster(variables, local_rank, world.remarks),
+        ):
             played = _record(execute, setting, world)
             if look is not None:
                 look(played.trace)

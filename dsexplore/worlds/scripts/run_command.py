@@ -14,6 +14,7 @@ from dsexplore.display import plain_text
 from dsexplore.errors import UsageError
 from dsexplore.mesh_text import parse_mesh
 from dsexplore.trace.trace import Trace
+from dsexplore.worlds.scripts.launch_lines import Launched, read_launch_line
 from dsexplore.worlds.scripts.play_distinct import play_several
 from dsexplore.worlds.scripts.play_rank import Setting, play
 from dsexplore.worlds.scripts.play_ranks import RankEnd
@@ -39,7 +40,9 @@ def run(
     """
     if options.html is not None and not options.html.absolute().parent.is_dir():
         raise UsageError(f"--html {options.html}: there is no folder {options.html.absolute().parent}")
-    program = Program(options.script, tuple(options.arguments), options.module)
+    launched = read_launch_line([options.script, *options.arguments], is_module=options.module)
+    program = Program(launched.script, launched.arguments, launched.is_module)
+    _take_numbers(options, launched)
     setting = _setting(options, command if command is not None else shlex.join(["dsexplore", *sys.argv[1:]]))
     if options.ranks is None:
         played = play(program, setting)
@@ -71,7 +74,19 @@ def _setting(options: argparse.Namespace, command: str) -> Setting:
         costs=options.cluster is not None,
         save=options.save,
         command=command,
+        variables=options.variables,
     )
+
+
+def _take_numbers(options: argparse.Namespace, launched: Launched) -> None:
+    """Take the numbers of nodes and ranks from the launcher's line, where they are not given before it."""
+    options.variables = launched.variables
+    if options.world_size is not None or options.mesh is not None or options.nnodes is not None:
+        return
+    options.nnodes = launched.nodes
+    if options.ranks_per_node is None:
+        options.ranks_per_node = launched.per_node
+    options.world_size = launched.processes
 
 
 def _world_size(options: argparse.Namespace) -> int | None:

@@ -13,6 +13,7 @@ Run a training script, unmodified, as one rank of a simulated world or as severa
 
   dsexplore run --world-size 64 train.py --lr 0.1
   dsexplore run --nnodes 8 --nproc-per-node 8 -m package.train
+  dsexplore run --steps 2 torchrun --nproc-per-node 4 train.py   (or accelerate launch, deepspeed, srun, mpirun)
   dsexplore run --mesh dp=8,tp=8 --fake --steps 2 -o step.parquet --html step.html train.py
   dsexplore run --world-size 64 --fake --cluster dgx-h100 train.py
 
