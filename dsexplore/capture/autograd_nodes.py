@@ -147,14 +147,14 @@ class ThreadCalls:
             raise
 
     def call_of(self, number: int) -> ModuleCall:
-        """The innermost call that ran when the autograd node of that number was made; `NO_CALL` for none."""
+        """Return the innermost module call that made the autograd node of this number; `NO_CALL` for none."""
         with self._lock:
             position = bisect_right(self.boundaries, number) - 1
             return ModuleCall(self.modules[position], sources=self.lines[position]) if position >= 0 else NO_CALL
 
 
 def _is_inside_function() -> bool:
-    """Whether the ``forward(ctx, …)`` of an autograd function is in progress."""
+    """Return True if the ``forward(ctx, …)`` of a `torch.autograd.Function` is on the stack."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         is_forward = frame.f_code.co_name == "forward" and frame.f_code.co_argcount > 0
@@ -177,7 +177,7 @@ class OwnCalls(threading.local):
 
 
 def calls_of_forward(everyone: Sequence[ThreadCalls], own: ThreadCalls, waiting: Collection[int]) -> ThreadCalls:
-    """The calls of the thread whose forward made the autograd node that runs in this thread.
+    """Return the calls of the thread whose forward made the autograd node that runs in this thread.
 
     Autograd runs the nodes of the CPU in the thread that called backward, which is mostly the thread of the forward.
     The nodes of a GPU run in a thread of that device, while the thread that called backward waits.
@@ -185,11 +185,11 @@ def calls_of_forward(everyone: Sequence[ThreadCalls], own: ThreadCalls, waiting:
     Args:
         everyone: the calls of all threads.
         own: the calls of this thread.
-        waiting: threads that wait for a backward; empty where this thread called backward itself.
+        waiting: threads that wait for a backward; empty if this thread called backward itself.
 
     Returns:
-        of the waiting threads, this thread and all threads, in this order, the only one with boundaries; ``own`` where
-        several threads could be meant.
+        the first candidate that is unique: the only one with boundaries among the waiting threads, then this thread,
+        then all threads. ``own`` if there is none.
     """
     latest = {calls.thread: calls for calls in everyone}  # an ended thread's number is given to a new one
     for candidates in ([latest[thread] for thread in waiting if thread in latest], [own], everyone):

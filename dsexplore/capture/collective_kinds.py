@@ -78,8 +78,7 @@ class CollectiveKinds:
             add_waited(one.waited)
 
     def rows(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """For each message of each collective: the place of its like among all messages of the kinds, and the number
-        of its collective."""
+        """Return, for each message, its index among the messages of all kinds, and the index of its collective."""
         counts = np.array([len(kind.issued.messages) for kind in self.kinds], np.int64)
         numbers = np.array(self.numbers, np.int64)
         firsts = np.cumsum(counts) - counts

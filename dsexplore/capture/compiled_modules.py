@@ -14,7 +14,7 @@ class CompiledModules:
         self._roots: dict[int, dict[int, int]] = {}
 
     def around(self, entry: ModuleEntry | None) -> int | None:
-        """The identity of the outermost compiled module that holds a module or is it; None where there is none."""
+        """Return the id of the outermost compiled module that contains or is this module; None if there is none."""
         if entry is None:
             return None
         key = id(entry)
@@ -24,7 +24,7 @@ class CompiledModules:
         return self._around[key]
 
     def _inside(self, root: ModuleEntry) -> dict[int, int]:
-        """By the identity of each module of a model that is inside of a compiled one: that of the outermost."""
+        """Return {id of a module inside a compiled one: id of the outermost compiled one} for one model."""
         found = self._roots.get(id(root))
         if found is None:
             found = self._roots[id(root)] = {}

@@ -34,14 +34,14 @@ def mark_stream(device: int) -> Any:
 
 
 def is_captured() -> bool:
-    """Whether what this thread asks of a GPU now is captured in a CUDA graph, to run later."""
+    """Return True if GPU work of this thread is being captured in a CUDA graph, to run later."""
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
 
 
 def device_of(args: Sequence[Any]) -> int | None:
-    """The CUDA device of a collective's first tensor; None for one on the CPU, which is timed on the host.
+    """Return the CUDA device of a collective's first tensor; None for a CPU tensor, which is timed on the host.
 
-    A collective without tensors works on the current device, where there is one.
+    A collective without tensors uses the current device, if CUDA is initialized.
     """
     tensor = next(tensors_in(args), None)
     if tensor is not None:
@@ -121,7 +121,7 @@ class CudaAnchor:
         self._host = now()
 
     def when(self, event: Any) -> int:
-        """Host nanoseconds of a completed event."""
+        """Return the host time of a completed event in ns."""
         return self._host + round(float(self._event.elapsed_time(event)) * 1e6)
 
 
@@ -140,7 +140,7 @@ class DeviceBatches:
         self._is_installed = False
 
     def install(self) -> None:
-        """Learn of each batch where it begins, and which work it has, from the group that launches it."""
+        """Install the patches that tell when each batch starts and which works it launches."""
         if not self._is_installed:
             self._is_installed = True
             install_all(PATCHES, {"always"}, self._patches, Parts(self))
@@ -150,7 +150,7 @@ class DeviceBatches:
         self._open.members = []
 
     def takes(self, event: Spanned) -> bool:
-        """Whether ``event`` is part of a batch that this thread has begun, and is launched with it."""
+        """Add `event` to the batch that this thread has open, and return True; return False if none is open."""
         members = self._open.members
         if members is not None:
             members.append(event)
@@ -187,7 +187,7 @@ class _OpenBatch(threading.local):
 
 
 def _followed(original: Callable[..., Any], after: Callable[[Any], None]) -> Callable[..., Any]:
-    """A method of a process group that calls ``after`` with its result."""
+    """Wrap a method of a process group to call `after` with its result."""
 
     def method(group: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(group, *args, **kwargs)

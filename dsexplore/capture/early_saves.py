@@ -133,7 +133,7 @@ class _Watcher:
 
 
 def _may_take_signal() -> bool:
-    """Whether SIGTERM has its default effect, and nobody else reads signals from a descriptor."""
+    """Return True if this is the main thread, SIGTERM has its default handler, and no wakeup fd is set."""
     if threading.current_thread() is not threading.main_thread():
         return False
     if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
@@ -205,7 +205,7 @@ os.register_at_fork(before=_hold, after_in_parent=_release, after_in_child=_forg
 
 
 def stacks() -> str:
-    """The Python stack of each other thread of this process, the main thread first, outermost call first."""
+    """Return the Python stack of each other thread of this process, main thread first, outermost call first."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     main = threading.main_thread().ident
     frames: list[tuple[int, Any]] = [

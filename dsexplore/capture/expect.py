@@ -66,7 +66,7 @@ class _Expectation:
     """As for `Trace.where`."""
 
     def wanted(self) -> str:
-        """The expected sizes and the conditions as one text: ``"2 · axis=tp"``."""
+        """Format the expected sizes and conditions: ``"2 · axis=tp"``."""
         return " · ".join([*_sizes_text(self.sizes), *(f"{name}={value}" for name, value in self.conditions.items())])
 
 
@@ -129,7 +129,7 @@ def _check(events: pl.DataFrame, expectations: Sequence[_Expectation], no_implic
 
 
 def _compared(expected: _Expectation, matching: pl.DataFrame) -> _Row:
-    """One row of the table; an expectation that gives no size wants at least one event."""
+    """Compare one expectation with the events; one without a size expects at least one event."""
     seen = {key: _total(matching, column) for key, column in _SIZES.items() if key in (expected.sizes or {"count"})}
     agrees = seen == expected.sizes if expected.sizes else not matching.is_empty()
     return _Row(expected.op, expected.wanted() or "some", " · ".join(_sizes_text(seen)), agrees)
@@ -161,7 +161,7 @@ def _message(rows: Sequence[_Row], suspects: pl.DataFrame) -> str:
 
 
 def _places(events: pl.DataFrame) -> list[tuple[str, ...]]:
-    """One line per op and place in the program, in the order met."""
+    """Return one line per op and place in the program, in order of first appearance."""
     keys = ["op", "source", "phase", "owner", "axis", "cause", "implicit"]
     grouped = events.group_by(keys, maintain_order=True).agg(pl.len(), pl.col("message_bytes").sum())
     return [

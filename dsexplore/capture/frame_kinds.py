@@ -59,7 +59,7 @@ _references: dict[int, weakref.ref[CodeType]] = {}
 
 
 def kind_of(code: CodeType) -> int:
-    """One of the kinds above."""
+    """Return the kind of a code object, one of the constants above."""
     kind = kinds.get(id(code))
     return _remember(code, _classify(code)) if kind is None else kind
 
@@ -77,7 +77,7 @@ def _remember(code: CodeType, kind: int) -> int:
 
 
 def is_called_by_engine(frame: FrameType | None) -> bool:
-    """Whether autograd's C++ code issued the op that is dispatched at ``frame``, without Python in between."""
+    """Return True if autograd's C++ code issued the op that is dispatched at `frame`, without Python in between."""
     while frame is not None:
         kind = kind_of(frame.f_code)
         if kind != PLUMBING:
@@ -87,9 +87,9 @@ def is_called_by_engine(frame: FrameType | None) -> bool:
 
 
 def meaningful(frame: FrameType | None) -> Iterator[tuple[int, FrameType]]:
-    """The frames of a stack that say something, with their kinds, innermost first.
+    """Yield (kind, frame) for the meaningful frames of a stack, innermost first.
 
-    Left out are those of kind `PLUMBING` and `INTERNAL`, which make up most of a stack.
+    Frames of kind `PLUMBING` and `INTERNAL`, which make up most of a stack, are left out.
     """
     while frame is not None:
         code = frame.f_code
@@ -102,7 +102,7 @@ def meaningful(frame: FrameType | None) -> Iterator[tuple[int, FrameType]]:
 
 
 def threads_in_engine() -> set[int]:
-    """The threads that wait in autograd's engine for a backward they called."""
+    """Return the threads that wait in autograd's engine for a backward they called."""
     return {thread for thread, frame in sys._current_frames().items() if kind_of(frame.f_code) == ENGINE}
 
 
@@ -126,14 +126,14 @@ def _classify(code: CodeType) -> int:
 
 
 def _is_plumbing(file: str) -> bool:
-    """Whether a file belongs to Python's standard library, or is the one that torch's decorators run in."""
+    """Return True if a file is part of the standard library, or the one that torch's decorators run in."""
     if file.endswith("typing_extensions.py"):
         return True
     return file.startswith(_STANDARD_LIBRARY) and not file.startswith(_INSTALLED)
 
 
 def _is_of_engine(file: str) -> bool:
-    """Whether a file belongs to one of the packages of `_ENGINES` that this process has imported."""
+    """Return True if a file belongs to one of the packages of `_ENGINES` that this process has imported."""
     packages = (sys.modules.get(name) for name in _ENGINES)
     return any(file.startswith(folder + os.sep) for package in packages for folder in getattr(package, "__path__", ()))
 
@@ -154,7 +154,7 @@ def mark_module_call(code: CodeType) -> None:
 
 
 def inside_compiled() -> bool:
-    """Whether what runs now was called by torch.compile, or by what it compiled."""
+    """Return True if the current call was made by torch.compile, or by code that it compiled."""
     for kind, _ in meaningful(sys._getframe(1)):
         if kind in OF_USER:
             return False
@@ -164,13 +164,13 @@ def inside_compiled() -> bool:
 
 
 def caller_of_op(frames: int) -> FrameType:
-    """The frame from which to read the stack of a collective: outside the observer of its op, and torch's autograd.
+    """Return the frame to read the stack of a collective from: outside the observer of its op, and torch's autograd.
+
+    Python allocates an object for each frame that is looked at, and frees it when the frame ends. So the frames of
+    torch's autograd between a functional op without gradient and its kernel are skipped.
 
     Args:
-        frames: how many frames further out than the function that asks there is the observer's outermost one.
-
-    Python makes an object of each frame that is looked at, and frees it when the frame ends. So the frames of torch's
-    autograd between a functional op without gradient and its kernel are passed over.
+        frames: number of frames from the caller of this function out to the observer's outermost one.
     """
     try:
         frame = sys._getframe(1 + frames + _TO_AUTOGRAD)
@@ -185,7 +185,7 @@ def is_warm_up() -> bool:
 
 
 def user_lines(frame: FrameType | None, depth: int) -> Sources:
-    """The innermost of the user's lines outwards from a frame, at most ``depth``."""
+    """Return up to `depth` innermost lines of the user's code, searching outward from a frame."""
     found: Sources = ()
     while frame is not None and len(found) < depth:
         if kind_of(frame.f_code) in OF_USER:
@@ -203,7 +203,7 @@ class UserLines:
         """By the identity of the code, which is kept alive, and the offset of the instruction."""
 
     def innermost(self, frame: FrameType | None) -> Sources:
-        """The innermost of the user's lines outwards from a frame; empty where there is none."""
+        """Return the innermost line of the user's code, searching outward from a frame; empty if there is none."""
         if len(self._known) >= _MOST_LINES:  # a program that makes code as it runs
             self._known.clear()
         line = user_lines(frame, 1)

@@ -13,9 +13,9 @@ _WRITTEN = {"embedding_dense_backward", "index_put", "index_put_", "scatter", "s
 
 
 def can_be_fused(op: AtenOp, phase: Phase) -> bool:
-    """Whether a compiler need not write what a memory op of a compiled module returns.
+    """Return True if a compiler need not write the result of this memory op of a compiled module.
 
-    Sums of gradients over microbatches are written, in place, by FSDP or autograd and not by compiled code.
+    In-place sums of gradients over microbatches are written: by FSDP or autograd, not by compiled code.
     """
     adds_gradients = phase == "backward" and op.writes
     return op.name not in _WRITTEN and not adds_gradients
@@ -53,7 +53,7 @@ class FusedTensors:
             self._add(held.use, held.size)
 
     def free(self, held: Held) -> None:
-        """Nothing refers to one any more."""
+        """Release a tensor that is not referenced any more, or count the tensors computed from it in its place."""
         held.is_gone = True
         if not held.is_counted:
             self.some -= 1
@@ -69,7 +69,7 @@ class FusedTensors:
                 self.count(child)
 
     def _leave(self, held: Held) -> None:
-        """One does not depend on its parents any more; those that were kept for it go."""
+        """Remove a tensor from its parents, and release freed parents that no other tensor depends on."""
         parents, held.parents = held.parents, []
         for parent in parents:
             parent.children.remove(held)

@@ -93,7 +93,7 @@ _replaced: dict[str, Any] = {}
 
 
 def _observed(name: str) -> Callable[..., Any]:
-    """A method that reports to the observer, and otherwise does what the original does."""
+    """Wrap a method of a process group to report to the observer."""
     raw_op, options, as_op = _METHODS[name]
     entry = ops.COMMUNICATION[raw_op]
     count = as_op.__code__.co_argcount - 1  # without the group

@@ -55,7 +55,7 @@ class Groups:
     _meshes: dict[int, DeviceMesh] = field(default_factory=dict)
 
     def find(self, handle: Any) -> Group:
-        """The group behind an op's argument: a name, a ``ProcessGroup``, or torch's boxed form of one."""
+        """Return the group of an op's argument: a name, a ``ProcessGroup``, or torch's boxed form of one."""
         process_group = resolve_group(handle) if isinstance(handle, str) else _unboxed(handle)
         known = self._by_identity.get(id(process_group))
         if known is None or known[0]() is not process_group:
@@ -68,7 +68,7 @@ class Groups:
         self._meshes[id(mesh)] = mesh
 
     def described(self) -> list[Group]:
-        """All groups met so far, with their axes."""
+        """Return all groups met so far, with their axes."""
         known = list(self._groups.values())  # other threads meet more meanwhile
         groups = [group for _, group in known]
         meshes = list(self._meshes.values())
@@ -108,16 +108,19 @@ class Groups:
 
 
 def _all_meshes() -> list[DeviceMesh]:
-    """All meshes of the process, also those that no parameter and no redistribute lies on.
+    """Return all meshes of the process, including those without a parameter or redistribute.
 
-    torch registers meshes nowhere, so they are found as what refers to their class. Listing all objects instead would
-    refer to tuples that other threads are only just making, which then cannot be finished (``SystemError``).
+    torch has no registry of meshes, so they are found as the referrers of their class. Listing all objects instead
+    would reference tuples that other threads are still building, which then fails (``SystemError``).
     """
     return [mesh for mesh in gc.get_referrers(DeviceMesh) if type(mesh) is DeviceMesh]
 
 
 def _name_parts(groups: list[Group]) -> None:
-    """A group of an unnamed mesh inside a named axis, such as FSDP's for ``reshard_after_forward=2``, is part of it."""
+    """Name groups of unnamed meshes after the named axis that contains them.
+
+    FSDP makes such a group for ``reshard_after_forward=2``.
+    """
     named = [group for group in groups if group.axis and not _DIM.fullmatch(group.axis)]
     for group in groups:
         if _DIM.fullmatch(group.axis):
@@ -127,7 +130,7 @@ def _name_parts(groups: list[Group]) -> None:
 
 
 def _name_plain(groups: list[Group], meshes: Iterable[DeviceMesh]) -> None:
-    """A group that a program made without a mesh gets the axis that its description says, or else its ranks."""
+    """Name groups that were made without a mesh by the axis in their description, or else by their ranks."""
     if not groups:
         return
     named = [along for mesh in meshes if mesh.mesh_dim_names and (along := _ranks_along(mesh))]
@@ -142,12 +145,12 @@ def _name_plain(groups: list[Group], meshes: Iterable[DeviceMesh]) -> None:
 
 
 def _holds(group: Group, along: Mapping[str, Sequence[int]]) -> bool:
-    """Whether all ranks that share an axis with this process are in a group."""
+    """Return True if a group has all ranks that share an axis with this process."""
     return set(group.ranks).issuperset(rank for ranks in along.values() for rank in ranks)
 
 
 def _ranks_along(mesh: DeviceMesh) -> dict[str, tuple[int, ...]]:
-    """Ranks of a mesh's groups by axis; none of a mesh whose groups were destroyed, such as one of an earlier world."""
+    """Return {axis: ranks of this process's group along it}; empty if groups were destroyed, as of an earlier world."""
     along, registered = {}, registered_groups()
     for name, axis in mesh_groups(mesh):
         process_group = group_of_mesh(mesh, name)
@@ -166,12 +169,12 @@ def _unboxed(handle: Any) -> Any:
 
 
 def size_of(group: Group | None) -> int:
-    """Ranks of a group; 1 where an op that nobody described named none."""
+    """Return the number of ranks of a group; 1 for None, as of an unknown op that names no group."""
     return group.size if group is not None else 1
 
 
 def describe_group(process_group: Any) -> Group:
-    """A live group as plain data, without its axis."""
+    """Describe a live process group as plain data, without its axis."""
     name = process_group.group_name
     size = process_group.size()
     try:
@@ -192,7 +195,7 @@ def describe_group(process_group: Any) -> Group:
 
 
 def error_of(process_group: Any) -> str:
-    """Why NCCL gave a group up, ``"TIMEOUT"``, ``"COMM_ERROR"`` or ``"REMOTE_ERROR"``; else empty."""
+    """Return why NCCL aborted a group, ``"TIMEOUT"``, ``"COMM_ERROR"`` or ``"REMOTE_ERROR"``; else empty."""
     try:
         backend = backend_of(process_group, torch.device("cuda"))
     except RuntimeError:  # it has none for GPUs
@@ -203,13 +206,13 @@ def error_of(process_group: Any) -> str:
 
 
 def own_rank() -> int:
-    """The global rank of this process: under ``LocalTensorMode`` too, where ``get_rank`` stands for all ranks."""
+    """Return the global rank of this process, also under ``LocalTensorMode``, where ``get_rank`` stands for all."""
     world = dist.group.WORLD
     return world.rank() if world is not None else 0
 
 
 def backend_name(process_group: Any) -> str:
-    """``fake``, ``gloo``, ``nccl``, or ``cpu:gloo,cuda:nccl`` for a group of several."""
+    """Return ``fake``, ``gloo``, ``nccl``, or ``cpu:gloo,cuda:nccl`` for a group with several backends."""
     try:
         return str(dist.get_backend(process_group))
     except (KeyError, ValueError, RuntimeError):
@@ -217,5 +220,5 @@ def backend_name(process_group: Any) -> str:
 
 
 def mesh_groups(mesh: DeviceMesh) -> list[tuple[str, str]]:
-    """Pairs of group name and axis name; none for a mesh without groups, such as a plan on paper."""
+    """Return (group name, axis name) pairs; empty for a mesh without groups, such as one that is only planned."""
     return [(str(name), axis) for name, axis in zip(group_names(mesh), axis_names(mesh), strict=False) if name]

@@ -161,18 +161,18 @@ class Batches(threading.local):
         self._current = 0
 
     def number_of(self, position: int) -> int:
-        """The number of a batch: that of the thread's current batch for a later member (``position`` 2), else new."""
+        """Return the number of a batch: this thread's open one for a later member (`position` 2), else a new one."""
         if position < 2:
             self._current = next(self._numbers)
         return self._current
 
 
 def is_async(entry: Communication, args: Sequence[Any]) -> bool:
-    """Whether an op returns before it is done.
+    """Return True if an op returns before it is done.
 
     Args:
         entry: how to read the op.
-        args: its positional arguments; trailing ones may be left out.
+        args: its positional arguments; trailing ones may be omitted.
     """
     if entry.always_sync:
         return False

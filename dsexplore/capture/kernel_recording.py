@@ -42,8 +42,10 @@ _FSDP_BUFFERS = {"split_with_sizes_copy", "all_gather_copy_in", "chunk_cat"}
 
 
 def _are_plain(types: Sequence[type]) -> bool:
-    """Whether these classes of tensors need no handler of their own; parameters of a class of the program's, in a world
-    of fake tensors, are of a subclass of `FakeTensor`."""
+    """Return True if these tensor classes need no handler of their own.
+
+    In a world of fake tensors, parameters of a custom class are of a subclass of `FakeTensor`, which counts as plain.
+    """
     return all(kind in _PLAIN or issubclass(kind, FakeTensor) for kind in types)
 
 
@@ -135,7 +137,7 @@ class KernelRecording:
         self.marks.append((label, len(self.segments)))
 
     def lengthen_step(self) -> None:
-        """The work since the end of the last step was part of that step."""
+        """Assign the work since the end of the last step to that step."""
         self._meet_collectives()
         latest = len(self.steps)
         for number in range(len(self.segments) - 1, -1, -1):
@@ -144,18 +146,18 @@ class KernelRecording:
             self.segments[number] = self.segments[number]._replace(step=latest - 1)
 
     def join_steps(self) -> None:
-        """All work until now was part of one step."""
+        """Assign all work so far to one step."""
         self._meet_collectives()
         self.segments = [segment._replace(step=0) for segment in self.segments]
         self._step = 0
 
     def dtensor_op(self) -> None:
-        """An op on DTensors is taken apart by the CPU."""
+        """Count an op on DTensors, which the CPU dispatches."""
         phase, module = self._where()
         self._add(_DISPATCH, phase, module).count += 1
 
     def ran(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> None:
-        """An op has run on plain tensors."""
+        """Record an op that has run on plain tensors."""
         op = read_op(func)
         role = op.role
         if len(self.issued) != self._seen or len(self.steps) != self._step:
@@ -214,7 +216,7 @@ class KernelRecording:
         return sums
 
     def _wait(self, collective: int | None, phase: Phase, module: ModuleEntry | None) -> None:
-        """The compute stream waits for a collective from here on."""
+        """Record that the compute stream waits for a collective, in a segment of its own."""
         if collective is not None:
             self._end_segment()
             self._add(_WAIT, phase, module, collective).count += 1
@@ -252,7 +254,7 @@ class KernelRecording:
         self.memory.end_segment()
 
     def _where(self) -> tuple[Phase, ModuleEntry | None]:
-        """The phase, and the module that runs; in backward the one whose forward made the running autograd node."""
+        """Return the phase and the running module; in backward the module whose forward made the running node."""
         is_backward = current_graph_task() != -1
         open_calls = self.modules.own.calls.open
         if not is_backward:
@@ -327,7 +329,7 @@ _WAIT = OpCost("wait", "wait", "")
 
 
 def _local(tensors: Any) -> list[torch.Tensor]:
-    """The plain tensors that hold the memory of these, of which some may be no tensors."""
+    """Return the local tensors of tensors and DTensors; other values are left out."""
     found = []
     for tensor in tensors:
         inner = local_tensor(tensor) if isinstance(tensor, DTensor) else tensor
@@ -409,7 +411,7 @@ leave_to_python(_Watch.__torch_dispatch__.__code__)
 
 
 def _run(recording: KernelRecording, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """The result of an op, which the recording is told of."""
+    """Run an op, record it unless the recording is paused, and return its result."""
     result = func(*args, **kwargs)
     if not recording.paused:
         recording.ran(func, args, kwargs, result)

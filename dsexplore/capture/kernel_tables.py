@@ -16,12 +16,12 @@ from dsexplore.trace import schema
 
 
 def kernels_table(recording: KernelRecording, issued: Sequence[Issued], rank: int) -> pl.DataFrame:
-    """One row per kind of op and place; columns: `schema.KERNELS`.
+    """Return one row per kind of op and place; columns: `schema.KERNELS`.
 
     Args:
         recording: of the costs.
         issued: the collectives, in program order.
-        rank: the rank that this process is.
+        rank: the rank of this process.
     """
     seq = _first_seq(issued)
     compiled = CompiledModules()
@@ -40,7 +40,7 @@ def kernels_table(recording: KernelRecording, issued: Sequence[Issued], rank: in
 
 
 def memory_table(recording: KernelRecording, issued: Sequence[Issued], rank: int) -> pl.DataFrame:
-    """One row per segment; columns: `schema.MEMORY`. Arguments as for `kernels_table`."""
+    """Return one row per segment; columns: `schema.MEMORY`. Arguments as in `kernels_table`."""
     seq = _first_seq(issued)
     rows = [
         (rank, one.step, seq[one.collectives], number, one.phase, _name(one.module), *levels.values())
@@ -50,7 +50,7 @@ def memory_table(recording: KernelRecording, issued: Sequence[Issued], rank: int
 
 
 def _first_seq(issued: Sequence[Issued]) -> list[int]:
-    """By the number of a collective: the seq of its first event; one more than the last for what comes after all."""
+    """Return the seq of each collective's first event, and at the end the number of events."""
     return list(accumulate((len(one.messages) for one in issued), initial=0))
 
 

@@ -101,7 +101,7 @@ class LiveMemory:
                 held.use = use
 
     def resized(self, storage: torch.UntypedStorage) -> None:
-        """A storage has another size now."""
+        """Update the bytes of a storage that was resized."""
         held = self._held.get(storage_number(storage))
         if held is None:
             held = self._hold(storage, "buffers")
@@ -112,7 +112,7 @@ class LiveMemory:
             self._add(held.use, change)
 
     def number(self, tensor: torch.Tensor) -> int:
-        """The number of the storage of a tensor that was made or met."""
+        """Return the number of the storage of a tensor that was made or met."""
         return self._known(tensor).number
 
     def holds(self, tensors: Iterable[torch.Tensor]) -> list[Held]:
@@ -128,7 +128,7 @@ class LiveMemory:
         self._new_peak()
 
     def rows(self) -> list[dict[Use, int]]:
-        """Bytes by use at the largest sum of each segment."""
+        """Return the bytes by use at the peak of each segment."""
         rows = [dict(levels) for _, levels in self._rows]
         for since, until, size, number, before, use in self._moves:
             for place in range(since, until):

@@ -72,7 +72,7 @@ def call(op: Any, args: Sequence[Any], frames: int) -> Any:
 
 @cache
 def _described(op: Any) -> tuple[str, Communication] | None:
-    """The name of an op, and how to read it; None where it does not communicate."""
+    """Return the name of an op and how to read it; None if it does not communicate."""
     raw_op = schema_of(op).name
     entry = ops.lookup(raw_op)
     return (raw_op, entry) if entry is not None else None

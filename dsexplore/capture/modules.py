@@ -58,7 +58,7 @@ class Modules:
             self.lines.release()
 
     def find(self, module: nn.Module) -> ModuleEntry:
-        """The entry of a module; one that was not met before becomes part of its model's tree."""
+        """Return the entry of a module; a new one is added to its model's tree."""
         known = self._known.get(id(module))
         if known is not None and known.reference() is module:
             return known
@@ -69,20 +69,21 @@ class Modules:
         return known if known is not None and known.reference() is module else self._of_wrapper(module)
 
     def _of_wrapper(self, module: nn.Module) -> ModuleEntry | None:
-        """The entry of the module inside a wrapper that was met."""
+        """Return the entry of the module inside a known wrapper."""
         wrapper, entry = self._wrappers.get(id(module), (None, None))
         return entry if wrapper is not None and wrapper() is module else None
 
     def call_of_node(self, node: Any, called_here: bool) -> ModuleCall:
-        """The module call in which an autograd node was made; for the node that accumulates a parameter's gradient, the
-        module that holds the parameter.
+        """Return the module call that made an autograd node.
+
+        For the node that accumulates a parameter's gradient, it is the module that holds the parameter.
 
         Args:
             node: the node that is running in this thread; None for none.
-            called_here: True where backward is known to have been called in this thread.
+            called_here: whether backward is known to have been called in this thread.
 
         Returns:
-            `NO_CALL` where no module made it.
+            `NO_CALL` if no module made it.
         """
         if node is None:
             return NO_CALL
@@ -101,7 +102,7 @@ class Modules:
             own.assign_last_node(call)
 
     def holder(self, variable: torch.Tensor) -> ModuleEntry | None:
-        """The module that has this very parameter."""
+        """Return the module that holds this very parameter; None if there is none."""
         with self._lock:  # other threads go on meeting modules
             known, wrappers = list(self._known.values()), list(self._wrappers.values())
         for reference, module in chain(((entry.reference, entry) for entry in known), wrappers):
@@ -111,7 +112,7 @@ class Modules:
         return None
 
     def root_of_type(self, kind: type[nn.Module]) -> ModuleEntry | None:
-        """The only outermost module of that type; None for none or several."""
+        """Return the only outermost module of this type; None for none or several."""
         found = [root for root in self._roots if isinstance(root.reference(), kind)]
         return found[0] if len(found) == 1 else None
 
@@ -153,7 +154,7 @@ class Modules:
         return root
 
     def _free_label(self, wanted: str) -> str:
-        """``wanted``, or with the first number that makes it unique: ``Llama#2``."""
+        """Return `wanted`, with the first number that makes it unique if it is taken: ``Llama#2``."""
         taken = {root.label for root in self._roots}
         label, number = wanted, 1
         while label in taken:
@@ -191,27 +192,27 @@ class Modules:
                 yield part, module
 
     def running(self) -> ModuleEntry | None:
-        """The module whose forward runs in this thread; in backward, the one whose forward made the running node."""
+        """Return the module whose forward runs in this thread; in backward that whose forward made the running node."""
         current = self.own.calls.current
         if current is not None or current_graph_task() == -1:
             return current
         return self.call_of_node(current_node(), called_here=False).module
 
     def differentiable_calls(self) -> int:
-        """How many outermost calls so far, in all threads, began with gradients on."""
+        """Return the number of outermost calls so far, in all threads, that began with gradients enabled."""
         return sum(thread.with_gradients for thread in self._threads)
 
     def in_forward(self) -> bool:
-        """Whether a module's forward runs in this thread."""
+        """Return True if a module's forward runs in this thread."""
         return bool(self.own.calls.open)
 
     def meshes(self) -> list[DeviceMesh]:
-        """The meshes that parameters lie on."""
+        """Return the meshes of all parameters."""
         with self._lock:
             return self._parameters.meshes()
 
     def calls(self) -> dict[int, int]:
-        """Calls so far, by identity of the entry."""
+        """Return {id of an entry: number of its calls so far}."""
         with self._lock:
             return {id(module): module.calls for module in self._met}
 
@@ -222,7 +223,7 @@ class Modules:
                 module.calls += more.get(id(module), 0)
 
     def in_order(self) -> Iterator[ModuleEntry]:
-        """All modules, each model's in the order of ``named_modules``, parents before children."""
+        """Yield all modules, each model's in the order of ``named_modules``, parents before children."""
         parts: dict[int, list[ModuleEntry]] = {}
         with self._lock:
             met, roots = list(self._met), list(self._roots)
@@ -234,7 +235,7 @@ class Modules:
             yield from sorted(parts.get(id(root), ()), key=lambda module: module.position)
 
     def parameters(self) -> list[Parameter]:
-        """All parameters of all models met, in the order of their modules."""
+        """Return all parameters of all models met, in the order of their modules."""
         with self._lock:
             self._parameters.read_lazy(self._lookup)
             return self._parameters.of(self.in_order())

@@ -46,7 +46,7 @@ class Observer(Protocol):
     """Receives every collective: when it is about to be issued, and again once it has returned."""
 
     def begins(self, raw_op: str, entry: Communication, args: Sequence[Any], caller: FrameType) -> Pending | None:
-        """An op is about to run with these arguments; returns None for one that is not to be followed.
+        """Record an op that is about to run; return None if it is not to be followed.
 
         Args:
             raw_op: the op.
@@ -56,22 +56,22 @@ class Observer(Protocol):
         """
 
     def begins_before_kernel(self, raw_op: str, entry: Communication, args: Sequence[Any]) -> Pending | None:
-        """An op is about to run with these arguments, and its kernel may be passed by.
+        """Record an op that is about to run, and whose kernel may be bypassed.
 
-        Returns None where the kernel is to see the op, as its group's works do not say on the host when they are over.
+        Return None if the kernel must see the op, because its group's works do not report completion to the host.
         """
 
     def returned(self, pending: Any, result: Any, tensors: Any = None) -> None:
-        """The op has returned.
+        """Record that the op has returned.
 
         Args:
             pending: what `begins` returned.
-            result: the op's result; where it called a collective inside, the result of that one.
-            tensors: what the op itself returned where it called one inside: the program waits for these.
+            result: the op's result; if it called a collective inside, that one's result.
+            tensors: what the op itself returned if it called a collective inside: the program waits for these.
         """
 
     def raised(self, pending: Any, error: BaseException) -> None:
-        """The op has raised ``error``, and has not returned; ``pending`` is what `begins` returned."""
+        """Record that the op has raised `error`; `pending` is what `begins` returned."""
 
 
 Kernel = Callable[..., Any]
@@ -119,19 +119,19 @@ def observed(
     *,
     calls_twin: bool = False,
 ) -> Kernel:
-    """A kernel that reports to the observer, and otherwise does what the original does.
+    """Wrap a kernel to report to the observer.
 
     Args:
         raw_op: the op.
         entry: how to read it.
-        kernel: the original; its first argument are the dispatcher's keys with which the call goes on.
+        kernel: the original; its first argument is the set of dispatch keys to continue with.
         observer: the observer.
-        calls_twin: whether it is a functional op, whose kernel for CPU tensors calls its c10d twin. Where that is not
-            timed, it passes our kernel by: a second Python kernel would cost 1.6 % of a training step of a small
+        calls_twin: whether it is a functional op, whose kernel for CPU tensors calls its c10d twin. If that is not
+            timed, it bypasses our kernel: a second Python kernel would cost 1.6 % of a training step of a small
             tensor-parallel Llama (`benchmarks/trace_overhead.py`, b).
 
     Returns:
-        A kernel whose first argument are the dispatcher's keys with which the call has come; None from elsewhere.
+        A kernel whose first argument is the set of dispatch keys of the call; None outside the dispatcher.
     """
     begins, returned, raised = observer.begins, observer.returned, observer.raised
 
@@ -171,19 +171,21 @@ def observed(
 
 
 def is_plain(value: Any) -> bool:
-    """Whether this is a dense tensor of the CPU and of torch's own types, or a list of one such tensor."""
+    """Return True for a strided CPU tensor of torch's own types, or a list of one such tensor."""
     tensor = value[0] if type(value) is list and len(value) == 1 else value
     return type(tensor) in _PLAIN and tensor.is_cpu and tensor.layout is torch.strided
 
 
 def is_inside_observed() -> bool:
-    """Whether what is called now is part of a collective that is observed already."""
+    """Return True if the current call is part of a collective that is observed already."""
     return nesting.results is not None or is_key_excluded(BACKEND_SELECT)
 
 
 def is_observed_elsewhere() -> bool:
-    """Whether what is called now is part of a collective that is observed already, or may be none: a dispatch mode or
-    the compiler decides what becomes of it."""
+    """Return True if a collective that is observed already includes the current call, or if it may not run at all.
+
+    In a dispatch mode or under the compiler, these decide what becomes of the call.
+    """
     return is_inside_observed() or count_dispatch_modes() > 0 or is_compiling()
 
 

@@ -102,7 +102,7 @@ def _role(func: OpOverload, name: str, returns: Sequence[Any]) -> int:
 
 
 def _are_views(returns: Sequence[Any]) -> bool:
-    """Whether all that an op returns shares memory with an argument that it does not write."""
+    """Return True if everything that an op returns aliases an argument that it does not write."""
     return bool(returns) and all(each.alias_info is not None and not each.alias_info.is_write for each in returns)
 
 
@@ -119,7 +119,7 @@ def written_arguments(op: AtenOp, args: Sequence[Any], kwargs: dict[str, Any]) -
 
 
 def moved_bytes(tensor: torch.Tensor) -> int:
-    """Bytes that reading or writing a tensor moves; an expanded one is read once."""
+    """Return the bytes moved by reading or writing a tensor; an expanded one is read once."""
     strides = tensor.stride()
     if 0 not in strides:
         return tensor.numel() * tensor.element_size()
@@ -138,13 +138,13 @@ def cost_of(
     sources: Sequence[torch.Tensor],
     returned: Sequence[torch.Tensor],
 ) -> OpCost:
-    """FLOPs and bytes of one op that has run.
+    """Return FLOPs and bytes of one op that has run.
 
     Args:
         func: the op.
-        op: the facts about it, of `read_op`.
-        args: its arguments.
-        kwargs: likewise.
+        op: the facts about it, from `read_op`.
+        args: its positional arguments.
+        kwargs: its keyword arguments.
         result: what it returned.
         sources: the tensors among its arguments.
         returned: the tensors in the result.
@@ -189,9 +189,9 @@ _SHARED_MEMORY = 48 << 10
 
 
 def softmax_reads(name: str, result: torch.Tensor) -> int:
-    """How many times more a GPU reads a tensor whose rows do not fit beside a multiprocessor.
+    """Return how many extra times a GPU reads a tensor whose rows do not fit in a multiprocessor's shared memory.
 
-    Forward finds the largest number, then the sum, then the result; backward the sum of the gradients before the rest
+    Forward finds the maximum, then the sum, then the result; backward the sum of the gradients before the rest
     (``aten/src/ATen/native/cuda/PersistentSoftmax.cuh`` and ``SoftMax.cu``).
     """
     row = result.shape[-1] * result.element_size() if result.dim() else 0
@@ -201,9 +201,9 @@ def softmax_reads(name: str, result: torch.Tensor) -> int:
 
 
 def alignment_of(matrices: Iterable[torch.Tensor]) -> int:
-    """The bytes, at most 16, at whose multiples all rows of the matrices of a product begin.
+    """Return the bytes, at most 16, that the start of every row of a product's matrices is a multiple of.
 
-    Worked example: rows of 50,257 numbers of two bytes begin at multiples of two bytes.
+    Example: rows of 50,257 numbers of two bytes start at multiples of two bytes.
     """
     alignment = 16
     for matrix in matrices:
@@ -224,7 +224,7 @@ def _distinct(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def _flops(func: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> int:
-    """FLOPs by torch's formula."""
+    """Return the FLOPs by torch's formula."""
     formula = flop_registry.get(func.overloadpacket)
     if formula is None:  # a grouped product: each row meets one of the matrices
         return 2 * int(args[0].numel()) * int(args[1].shape[-1])
@@ -233,7 +233,7 @@ def _flops(func: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any) 
 
 
 def _product_shape(name: str, args: Sequence[Any]) -> tuple[tuple[int, ...], str]:
-    """Batch, m, n, k, and how numbers are multiplied; no shape for a convolution."""
+    """Return (batch, m, n, k), and the dtype that is multiplied in; the shape is empty for a convolution."""
     left, right = args[1:3] if name in ("addmm", "baddbmm") else args[:2]
     is_convolution = name not in _PRODUCTS
     dtype = "tf32" if multiplies_in_tf32(left.dtype, is_convolution) else str(left.dtype).removeprefix("torch.")
@@ -244,9 +244,9 @@ def _product_shape(name: str, args: Sequence[Any]) -> tuple[tuple[int, ...], str
 
 
 def multiplies_in_tf32(dtype: torch.dtype, is_convolution: bool) -> bool:
-    """Whether a CUDA GPU would multiply numbers of this dtype with its TF32 units.
+    """Return True if a CUDA GPU would multiply numbers of this dtype with its TF32 units.
 
-    torch asks so for convolutions unless told otherwise, and for matrix products where
+    torch does so for convolutions by default, and for matrix products if
     ``torch.set_float32_matmul_precision("high")``, or the settings of ``torch.backends.cuda.matmul``, allow it.
     """
     if dtype != torch.float32:
@@ -263,8 +263,10 @@ def _attention(
     sources: Sequence[torch.Tensor],
     returned: Sequence[torch.Tensor],
 ) -> OpCost:
-    """The cost of fused attention: two matrix products forward, five backward; of causal attention without the part
-    above the diagonal."""
+    """Return the cost of fused attention: two matrix products in forward, five in backward.
+
+    Causal attention skips the part above the diagonal.
+    """
     is_backward = "backward" in op.name
     query, key, value = sources[1:4] if is_backward else sources[:3]
     batch, heads, queries, width = (int(size) for size in query.shape)
@@ -285,9 +287,9 @@ def _attention(
 
 
 def causal_pairs(queries: int, keys: int) -> int:
-    """How many pairs of query and key causal attention computes: query i sees the keys 0 to i.
+    """Return the number of (query, key) pairs that causal attention computes: query i sees the keys 0 to i.
 
-    Worked example: 3 queries and 2 keys give 1 + 2 + 2 = 5.
+    Example: 3 queries and 2 keys give 1 + 2 + 2 = 5.
     """
     triangle = min(queries, keys)
     return triangle * (triangle + 1) // 2 + (queries - triangle) * keys

@@ -49,7 +49,7 @@ class Communication:
 
 
 def nbytes(tensor: torch.Tensor) -> int:
-    """Bytes of a tensor's elements, whatever its storage."""
+    """Return the bytes of a tensor's elements, whatever its storage."""
     return int(tensor.numel()) * tensor.element_size()
 
 
@@ -58,12 +58,12 @@ def _total(tensors: Iterable[torch.Tensor]) -> int:
 
 
 def _message(op: str, size: int, tensor: torch.Tensor | None) -> Message:
-    """A message of ``size`` bytes, with dtype and shape of ``tensor`` if it moves one."""
+    """Build a message of `size` bytes, with dtype and shape of `tensor` if it has one."""
     return (op, size, tensor.dtype, tensor.shape) if tensor is not None else (op, size, None, ())
 
 
 def _message_of_parts(op: str, n: int, dtype: torch.dtype, shape: Sequence[int]) -> tuple[Message]:
-    """The message of a buffer of n equal parts, each with this dtype and shape."""
+    """Build the message of a buffer of n equal parts, each with this dtype and shape."""
     return ((op, prod(map(int, shape)) * dtype.itemsize * n, dtype, shape),)
 
 
@@ -72,12 +72,12 @@ _known_message = cache(_message_of_parts)
 
 
 def forget_messages() -> None:
-    """Empty the cache of messages, which all recordings share."""
+    """Clear the cache of messages, which all recordings share."""
     _known_message.cache_clear()
 
 
 def _message_of_one(op: str, parts: int, tensor: torch.Tensor) -> tuple[Message]:
-    """The one message of an op: a buffer of which this tensor is one of several equal parts, or all."""
+    """Build the one message of an op: a buffer of `parts` equal parts, one of which is this tensor."""
     try:
         return _known_message(op, parts, tensor.dtype, tensor.shape)
     except TypeError:  # symbolic sizes have no hash
@@ -89,7 +89,7 @@ def _tensor(position: int) -> Messages:
 
 
 def _scaled(position: int) -> Messages:
-    """The tensor is one rank's part of the buffer."""
+    """Return a reader of one message: the tensor at `position` is one rank's part of the buffer."""
     return lambda args, n, op: _message_of_one(op, n, args[position])
 
 
@@ -108,7 +108,7 @@ def _each_scaled(position: int) -> Messages:
 
 
 def _each_list(position: int) -> Messages:
-    """Reads a message per inner list of a list of lists: each makes up one buffer."""
+    """Return a reader of one message per inner list of a list of lists: each makes up one buffer."""
     return lambda args, _n, op: [_message(op, _total(parts), parts[0] if parts else None) for parts in args[position]]
 
 
@@ -141,7 +141,7 @@ def _row_bytes(tensor: torch.Tensor) -> int:
 
 
 def _product(args: Sequence[Any], _n: int, op: str) -> list[Message]:
-    """The message of a matmul whose result is scattered: the result's size, in the dtype of its first factor."""
+    """Return the message of a matmul whose result is scattered: the result's size, in the dtype of its first factor."""
     left, right = args[0], args[1]
     return [_message(op, nbytes(left) // int(left.shape[-1]) * int(right.shape[-1]), left)]
 
@@ -169,7 +169,7 @@ def tensors_in(values: Iterable[Any]) -> Iterator[torch.Tensor]:
 
 
 def _first_tensors(args: Sequence[Any], _n: int, op: str) -> list[Message]:
-    """The message of an op that nobody described: the largest tensor among its arguments."""
+    """Return the message of an unknown op: the largest tensor among its arguments."""
     largest = max(tensors_in(args), key=nbytes, default=None)
     return [_message(op, nbytes(largest) if largest is not None else 0, largest)]
 
@@ -320,12 +320,12 @@ NOT_COMMUNICATION: dict[str, str] = {
 
 
 def op_names() -> list[str]:
-    """Ops of the communication namespaces that this process knows, without overload names."""
+    """Return the ops of the communication namespaces that this process knows, without overload names."""
     return sorted({name.partition(".")[0] for name in _all_names()})
 
 
 def overloads() -> list[tuple[str, str]]:
-    """Pairs of op, as in `op_names`, and overload name, which is empty for most."""
+    """Return pairs of op, as in `op_names`, and overload name, which is empty for most."""
     return sorted((op, overload) for op, _, overload in (name.partition(".") for name in _all_names()))
 
 
@@ -337,10 +337,10 @@ _known: tuple[object, list[str]] = (None, [])
 
 
 def _all_names() -> list[str]:
-    """Names and overloads of the communication ops; found anew once a module was imported or an op of theirs defined.
+    """Return names and overloads of the communication ops; cached until a module is imported or such an op is defined.
 
-    The dispatcher copies the names of all of torch's 4,000 ops for it, in 3 ms, and all over the heap: in a process
-    forked from another, 4 MB of memory that the two had in common until then become its own.
+    Listing makes the dispatcher copy the names of all of torch's 4,000 ops, in 3 ms, all over the heap: in a forked
+    process, 4 MB of memory shared with its parent until then become its own.
     """
     global _known
     in_python = ["".join(name.split()) for name in ops_defined_in_python() if name.startswith(_PREFIXES)]
@@ -355,8 +355,10 @@ def _all_names() -> list[str]:
 
 
 def lookup(raw_op: str) -> Communication | None:
-    """The entry of an op; a generic one, named ``unknown:<name>``, for an op that nobody described; None where
-    the op is known not to communicate."""
+    """Return the entry of an op; None if it is known not to communicate.
+
+    An unknown op gets a generic entry, named ``unknown:<name>``.
+    """
     entry = COMMUNICATION.get(raw_op)
     if entry is None and raw_op not in NOT_COMMUNICATION:
         entry = Communication(f"unknown:{raw_op.partition('::')[2]}", _first_tensors, -1)

@@ -55,13 +55,19 @@ class StepCounter:
         """Tells when the function of the program's latest step returns, while that runs."""
 
     def begins(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-        """An optimizer is about to step; torch calls this as its hook."""
+        """End the program if its last wanted step is complete and this optimizer would begin another.
+
+        torch calls this as a hook.
+        """
         if self.taken and self.taken == self._limit and self._has_stepped(optimizer):
             self._steps.end_with_step()
             raise self._enough()
 
     def stepped(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-        """An optimizer has taken a step; torch calls this as its hook."""
+        """Count a step, or extend the current one if this optimizer had no part in it yet.
+
+        torch calls this as a hook.
+        """
         callers = list(_callers())
         if any(makes_optimizer_state(frame.f_code) or _is_step_of(optimizer, frame) for frame in callers):
             return
@@ -87,7 +93,7 @@ class StepCounter:
         return self._watch.begin()
 
     def _returns(self) -> None:
-        """The function of the program's step returns."""
+        """End the step, as the function that runs it returns."""
         self._watch = None
         self._steps.lengthen_step()
         self._end()
@@ -104,16 +110,16 @@ class StepCounter:
             self._watch = None
 
     def _enough(self) -> EnoughSteps:
-        """The end of the program, in words: a program that logs whatever ends it shows them."""
+        """Build the exception that ends the program; its text is meant for programs that log it."""
         return EnoughSteps(f"dsexplore ends the script after its optimizer step {self.taken}, as asked")
 
     def _has_stepped(self, optimizer: Optimizer) -> bool:
-        """Whether an optimizer took part in the program's latest step; true of all before the first."""
+        """Return True if an optimizer took part in the program's latest step; before the first one always True."""
         return self._latest.get(optimizer, 0) == self.taken
 
 
 def _callers() -> Iterator[FrameType]:
-    """The frames of the calls in progress, innermost first."""
+    """Yield the frames of the calls in progress, innermost first."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         yield frame
@@ -121,14 +127,14 @@ def _callers() -> Iterator[FrameType]:
 
 
 def _is_step_of(optimizer: Optimizer, frame: FrameType) -> bool:
-    """Whether a frame is that of an optimizer's ``step``, which calls that of its base class."""
+    """Return True if a frame is that of an optimizer's ``step``, which calls that of its base class."""
     return frame.f_code.co_name == "step" and frame.f_locals.get("self") is optimizer
 
 
 def _optimizers() -> list[Optimizer]:
-    """All optimizers of the process; one that only forwards to another, and was never set up itself, is none.
+    """Return all optimizers of the process, except those that only forward to another and were never initialized.
 
-    torch registers them nowhere, so they are found as what refers to their classes.
+    torch has no registry of them, so they are found as the referrers of their classes.
     """
     classes = _with_subclasses(Optimizer)
     return [

@@ -38,11 +38,11 @@ class Origins:
         """The collectives whose origins are not shared yet."""
 
     def of(self, reading: StackReading, stage: nn.Module | None = None) -> Origin:
-        """The part of a stack reading that a recording keeps.
+        """Return the part of a stack reading that a recording keeps.
 
         Args:
             reading: of the stack.
-            stage: the pipeline stage that sends or receives, if it is known.
+            stage: the pipeline stage that sends or receives, if known.
         """
         modules, cause, redistribute = self._modules, reading.cause, None
         before, after = reading.before, reading.after
@@ -83,7 +83,7 @@ class Origins:
             one.origin = self._shared(one.origin)
 
     def _shared(self, origin: Origin) -> Origin:
-        """The same origin for all collectives of one line: a program issues few kinds, each of them in every step."""
+        """Return one shared origin for all equal ones: a program issues few kinds, each in every step."""
         if len(self._known) >= _MOST_KNOWN:  # a program that makes code as it runs
             self._forget()
         phase, trigger, owner, sources, cause, redistribute, is_implicit, is_object = origin
@@ -99,7 +99,7 @@ class Origins:
         return known
 
     def _shared_sources(self, sources: Sources) -> Sources:
-        """The same tuple for the same lines."""
+        """Return one shared tuple for equal lines."""
         lines: tuple[int, ...] = ()  # quickly hashed: hashing a code object reads all of its bytecode
         for code, offset in sources:
             lines += id(code), offset
@@ -116,7 +116,7 @@ class Origins:
         self._sources.clear()
 
     def _called_unobserved(self, reading: StackReading) -> ModuleEntry | None:
-        """The module being called, where the call was not observed: compiled, or begun before the recording."""
+        """Return the called module whose call was not observed: compiled, or begun before the recording."""
         module = reading.module
         if module is None:
             return None
@@ -127,6 +127,6 @@ class Origins:
 
 
 def _is_called(reading: StackReading, kind: type[nn.Module]) -> bool:
-    """Whether a module of that type is the innermost one being called."""
+    """Return True if the innermost module call is of a module of this type."""
     entry = reading.call.module if reading.called is not None else None
     return isinstance(entry.reference() if entry is not None else reading.module, kind)

@@ -99,12 +99,12 @@ class Parameters:
                 self.read(model, [(part, module) for part, module in entries if module is not None])
 
     def of(self, modules: Iterable[ModuleEntry]) -> list[Parameter]:
-        """All parameters, in the order of ``modules``."""
+        """Return all parameters, in the order of `modules`."""
         places = {id(module): place for place, module in enumerate(modules)}
         return sorted(self._all, key=lambda parameter: places.get(id(parameter.module), len(places)))
 
     def meshes(self) -> list[DeviceMesh]:
-        """The meshes that parameters lie on."""
+        """Return the meshes of all parameters."""
         return list(self._meshes.values())
 
     def release(self) -> None:

@@ -38,7 +38,7 @@ def _root(position: int) -> Reader:
 
 
 def _rank(given: Any) -> int | None:
-    """None under ``LocalTensorMode``, where one call stands for those of all ranks."""
+    """Return the rank; None under ``LocalTensorMode``, where one call stands for those of all ranks."""
     return given if isinstance(given, int) else None
 
 
@@ -51,7 +51,7 @@ def _any_source(_args: Sequence[Any]) -> Parties:
 
 
 def _splits(sent: Sequence[int], received: Sequence[int]) -> Parties | None:
-    """None where all parts are alike."""
+    """Return the split sizes; None if all are equal."""
     if len({*sent, *received}) <= 1:
         return None
     return Parties(send_splits=tuple(sent), recv_splits=tuple(received))
@@ -66,7 +66,13 @@ def _of_lists(received: int, sent: int) -> Reader:
 
 
 def _of_rows(received: int, sent: int, tensor: int) -> Reader:
-    """Positions of the split sizes, which count rows, and of a tensor that has such rows; empty lists mean even."""
+    """Return a reader of split sizes in rows.
+
+    Args:
+        received: position of the sizes to receive; an empty list means even.
+        sent: position of the sizes to send; likewise.
+        tensor: position of a tensor with such rows.
+    """
 
     def read(args: Sequence[Any]) -> Parties | None:
         if not args[received] and not args[sent]:

@@ -23,15 +23,15 @@ from dsexplore.trace.schema import Phase
 
 
 def place(frames: Sequence[dict[str, Any]], op: str, args: Sequence[Any]) -> tuple[nn.Module | None, Phase]:
-    """The stage's module and the phase of a message.
+    """Return the stage's module and the phase of a message.
 
     Args:
-        frames: local names of the schedule's frames, innermost first.
+        frames: local variables of the schedule's frames, innermost first.
         op: ``send`` or ``recv``; anything else is not a message between stages.
-        args: the raw op's arguments; the first tensor among them is what is sent or received into.
+        args: the raw op's arguments; the first tensor among them is sent or received into.
 
     Returns:
-        None and ``other`` where the schedule's variables do not show it.
+        None and ``other`` if the schedule's variables do not tell.
     """
     stages = _stages(frames)
     if op == "recv":
@@ -42,17 +42,17 @@ def place(frames: Sequence[dict[str, Any]], op: str, args: Sequence[Any]) -> tup
 
 
 def phase_of_fsdp(frames: Sequence[dict[str, Any]], cause: str) -> Phase:
-    """The phase of what FSDP sends when a schedule calls it, outside the stages' modules and autograd.
+    """Return the phase of FSDP's collectives that a schedule issues outside the stages' modules and autograd.
 
-    A schedule gathers a stage's parameters ahead of the stage's next computation, and reduces its gradients when the
-    stage's last microbatch has gone backward.
+    A schedule gathers a stage's parameters ahead of the stage's next computation, and reduces its gradients after the
+    backward of the stage's last microbatch.
 
     Args:
-        frames: local names of the schedule's frames, innermost first.
+        frames: local variables of the schedule's frames, innermost first.
         cause: what FSDP was doing, ``"FSDP post_backward"``.
 
     Returns:
-        ``other`` where neither FSDP nor the schedule says.
+        ``other`` if neither FSDP nor the schedule tells.
     """
     if cause.endswith("backward"):
         return "backward"
@@ -80,12 +80,12 @@ _COMPUTATIONS: dict[str, Phase] = {
 
 
 def _stages(frames: Sequence[dict[str, Any]]) -> list[Any]:
-    """The schedule's stages on this rank."""
+    """Return the schedule's stages on this rank."""
     return next((stages for names in frames if (stages := stages_of(names.get("self")))), [])
 
 
 def _receiver(stages: Iterable[Any], tensor: torch.Tensor | None) -> tuple[nn.Module | None, Phase]:
-    """The stage that holds ``tensor`` as a buffer, and what the buffer is for."""
+    """Return the module of the stage that has `tensor` as a receive buffer, and the phase that the buffer is for."""
     storage = _storage(tensor)
     if storage is None:
         return None, "other"
@@ -102,7 +102,7 @@ def _receiver(stages: Iterable[Any], tensor: torch.Tensor | None) -> tuple[nn.Mo
 
 
 def _sender(stages: list[Any], frames: Sequence[dict[str, Any]]) -> tuple[nn.Module | None, Phase]:
-    """The stage whose result is sent, and the direction of the action that the schedule performs."""
+    """Return the module of the stage whose result is sent, and the phase of the schedule's current action."""
     for names in frames:
         action = names.get("action")
         if action is not None:
@@ -116,15 +116,17 @@ def _sender(stages: list[Any], frames: Sequence[dict[str, Any]]) -> tuple[nn.Mod
 
 
 def _storage(tensor: torch.Tensor | None) -> int | None:
-    """The identity of a tensor's storage; of a DTensor, of its local part."""
+    """Return the id of a tensor's storage; for a DTensor that of its local tensor."""
     local = local_tensor(tensor) if isinstance(tensor, DTensor) else tensor
     return storage_number(local.untyped_storage()) if local is not None else None
 
 
 def describe(frames: Sequence[dict[str, Any]]) -> str:
-    """The schedule that calls the stages, as JSON: ``schedule``, its class; ``microbatches``; ``stages`` of the whole
-    pipeline; ``own``, the stages of this rank; ``order``, per rank of the pipeline its actions, where the schedule has
-    such a list."""
+    """Describe the schedule that calls the stages, as JSON; empty if there is none.
+
+    Keys: ``schedule``, its class; ``microbatches``; ``stages``, of the whole pipeline; ``own``, the stages of this
+        rank; ``order``, the actions of each rank of the pipeline if the schedule has such a list.
+    """
     schedule: Any = next((names["self"] for names in frames if is_schedule(names.get("self"))), None)
     stages = _stages(frames)
     if schedule is None or not stages:

@@ -51,7 +51,7 @@ _SAME_AXES = re.compile(r"^(HIERARCHICAL_|INTRA_PARTIAL_|INTER_PARTIAL_)|_GROUP(
 
 
 def axis_of_description(description: str, groups: Iterable[dist.ProcessGroup]) -> str:
-    """The axis that a ``group_desc`` says, ``"dp_cp"`` for a group along two; "" where it says none.
+    """Return the axis that a ``group_desc`` names, ``"dp_cp"`` for a group along two; "" if it names none.
 
     Args:
         description: as given to ``new_group``.
@@ -66,7 +66,10 @@ def axis_of_description(description: str, groups: Iterable[dist.ProcessGroup]) -
 
 
 def _words(description: str) -> str:
-    """``"INTRA_PARTIAL_DATA_PARALLEL_GROUP_WITH_CP_GLOO"`` → ``"DATA_PARALLEL_WITH_CP"``."""
+    """Strip a description to its axes.
+
+    Example: ``"INTRA_PARTIAL_DATA_PARALLEL_GROUP_WITH_CP_GLOO"`` → ``"DATA_PARALLEL_WITH_CP"``.
+    """
     words = description.strip().upper()
     while (shorter := _SAME_AXES.sub("", words)) != words:
         words = shorter
@@ -78,7 +81,7 @@ def _axes(words: str) -> tuple[str, ...]:
 
 
 def axes_of_ranks(ranks: Sequence[int], along: Mapping[str, Sequence[int]], own_rank: int) -> set[str]:
-    """The axes of a mesh, or joined names of several axes, that have exactly these ranks.
+    """Return the axes of a mesh, or joined names of several axes, that have exactly these ranks.
 
     Args:
         ranks: of a group that this process is in.
@@ -100,9 +103,9 @@ def axes_of_ranks(ranks: Sequence[int], along: Mapping[str, Sequence[int]], own_
 
 
 def axes_of_peers(meshes: Iterable[Mapping[str, Sequence[int]]]) -> dict[int, str]:
-    """The axis on which each rank lies that shares an axis with this process; none where meshes name two.
+    """Return {rank: axis that it shares with this process}; ranks for which meshes name two axes are left out.
 
-    A program that sends to the next stage of its pipeline within the group of all ranks sends along ``pp``.
+    Example: a program that sends to the next pipeline stage within the group of all ranks sends along ``pp``.
 
     Args:
         meshes: of each mesh, the ranks of its groups that this process is in, by axis.
@@ -116,9 +119,9 @@ def axes_of_peers(meshes: Iterable[Mapping[str, Sequence[int]]]) -> dict[int, st
 
 
 def _differing_along(axes: Sequence[Sequence[int]], own_rank: int) -> set[int]:
-    """The ranks of a mesh whose place differs from this process's along these axes alone.
+    """Return the ranks of a mesh whose coordinates differ from this process's along these axes only.
 
-    Worked example: rank 1 of a mesh 2×2×2, axes (1, 5) and (1, 3): the ranks 1, 3, 5, 7.
+    Example: rank 1 of a 2×2×2 mesh, axes (1, 5) and (1, 3): the ranks 1, 3, 5, 7.
     """
     steps = [[rank - own_rank for rank in axis] for axis in axes]
     return {own_rank + sum(offsets) for offsets in product(*steps)}

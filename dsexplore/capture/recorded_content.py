@@ -46,7 +46,7 @@ def content_of(
     *,
     waits: bool = True,
 ) -> Recorded:
-    """The content of a recording, and what its trace says of itself.
+    """Return the content of a recording, and the facts that its trace states about itself.
 
     Args:
         recording: the recording, closed or still open.
@@ -121,7 +121,7 @@ def host_clock() -> str:
 
 
 def _cost_tables(recording: Recording, issued: Sequence[Issued], rank: int) -> dict[str, pl.DataFrame]:
-    """The tables of kernels and of memory; none where costs are not recorded."""
+    """Return the tables of kernels and of memory; empty if costs are not recorded."""
     if recording.kernels is None:
         return {}
     from dsexplore.capture.kernel_tables import kernels_table, memory_table  # loads torch's FLOP formulas
@@ -133,7 +133,7 @@ def _cost_tables(recording: Recording, issued: Sequence[Issued], rank: int) -> d
 
 
 def _ranks(issued: Iterable[Issued]) -> list[int]:
-    """The ranks that issued these collectives; where there are none, this process's rank."""
+    """Return the ranks that issued these collectives; if there are none, this process's rank."""
     ranks = sorted({one.rank for one in issued})
     if ranks:
         return ranks
@@ -144,13 +144,13 @@ def _ranks(issued: Iterable[Issued]) -> list[int]:
 
 
 def _mesh_of(groups: Sequence[Group]) -> str:
-    """The first mesh that has names; torch makes one of the world without names, as for its random numbers."""
+    """Return the first mesh with named axes; torch creates an unnamed one of the world, as for its random numbers."""
     meshes = [group.mesh for group in groups if group.mesh]
     return next((mesh for mesh in meshes if not mesh.startswith("dim_0=")), meshes[0] if meshes else "")
 
 
 def _world_size(groups: Sequence[Group]) -> int:
-    """The size of the process group; where there is none, the launcher's, or that of the largest group seen."""
+    """Return the size of the default group; without one that of the launcher, or of the largest group seen."""
     if dist.is_initialized():
         return dist.get_world_size()
     return max([int(os.environ.get("WORLD_SIZE", "1")), *(group.size for group in groups)])
@@ -159,13 +159,13 @@ def _world_size(groups: Sequence[Group]) -> int:
 def event_columns(
     found: CollectiveKinds, steps: Sequence[int], stack_depth: int, numbers: Sequence[int] | None = None
 ) -> EventColumns:
-    """The events of collectives.
+    """Return the events of collectives.
 
     Args:
         found: the collectives.
         steps: how many of them had been issued at the end of each step.
         stack_depth: how many of the user's lines to name per event.
-        numbers: the number of the step of each; None where the ends say it.
+        numbers: the step of each collective; None to derive it from `steps`.
     """
     of_events, collectives = found.rows()
     own: Columns = {
@@ -183,7 +183,7 @@ def event_columns(
 
 
 def _kind_columns(kinds: Sequence[Kind]) -> Columns:
-    """By column of `schema.EVENTS` that the events of a kind have in common: a value per message of each kind."""
+    """Return {column of `schema.EVENTS` that the events of a kind share: one value per message of each kind}."""
     places = [(kind.issued, position) for kind in kinds for position in range(len(kind.issued.messages))]
     collectives = [one for one, _ in places]
     messages = [one.messages[position] for one, position in places]
@@ -207,7 +207,7 @@ def _kind_columns(kinds: Sequence[Kind]) -> Columns:
 
 
 def _origin_columns(collectives: Sequence[Issued], stack_depth: int) -> Columns:
-    """By column of `schema.EVENTS` that the collectives of an origin have in common: a value per origin.
+    """Return {column of `schema.EVENTS` that the collectives of an origin share: one value per origin}.
 
     Args:
         collectives: one of each origin.
@@ -229,19 +229,19 @@ def _origin_columns(collectives: Sequence[Issued], stack_depth: int) -> Columns:
 
 
 def _of_each(values: Sequence[V], make: Callable[[V], T], key: Callable[[V], Hashable] = id) -> list[T]:
-    """What ``make`` returns for each value; it is called once for all that have the same key, as most of them do."""
+    """Map values by `make`, which is called once per distinct key, as most values share theirs."""
     keys = list(map(key, values))
     made = {each: make(value) for each, value in dict(zip(keys, values, strict=True)).items()}
     return [made[each] for each in keys]
 
 
 def _dtype(message: Message) -> str:
-    """The dtype of a message, ``"bfloat16"``; empty for one without a tensor."""
+    """Return the dtype of a message, ``"bfloat16"``; empty for one without a tensor."""
     return str(message[2]).removeprefix("torch.") if message[2] is not None else ""
 
 
 def _axis(one: Issued, position: int) -> str:
-    """The axis of the collective's group; of a message in a group along none, the one between its two ranks."""
+    """Return the axis of the collective's group; for a message in a group without one, the axis between both ranks."""
     if one.group is None or one.group.axis:
         return one.group.axis if one.group is not None else ""
     peer = _peer(one, position)
@@ -249,7 +249,7 @@ def _axis(one: Issued, position: int) -> str:
 
 
 def _parties(places: Sequence[tuple[Issued, int]]) -> Columns:
-    """Peer, root and split sizes: ranks of the group become global ones."""
+    """Return the columns of peer, root (both as global ranks) and split sizes."""
     parties = [one.parties or _ALIKE for one, _ in places]
     return {
         "peer": [_peer(*place) for place in places],
@@ -263,20 +263,20 @@ _ALIKE = Parties()
 
 
 def _peer(one: Issued, position: int) -> int | None:
-    """The global rank that a message goes to or comes from; None where all ranks of the group are alike."""
+    """Return the global rank that a message goes to or comes from; None for a collective of the whole group."""
     peers = one.parties.peers if one.parties is not None else ()
     return _global_rank(one, peers[position]) if position < len(peers) else None
 
 
 def _global_rank(one: Issued, rank: int | None) -> int | None:
-    """A rank of the collective's group as a global one; None where there is none, or none that is known."""
+    """Map a rank of the collective's group to a global one; None if it is missing or unknown."""
     if rank is None or one.group is None:
         return None
     return one.group.ranks[rank] if 0 <= rank < len(one.group.ranks) else None
 
 
 def parameter_columns(parameters: Sequence[Parameter], rank: int) -> Columns:
-    """By column of `schema.PARAMETERS`: a value per parameter of the modules met."""
+    """Return {column of `schema.PARAMETERS`: one value per parameter of the modules met}."""
     layouts = [one.layout for one in parameters]
     modules = _of_each([one.module for one in parameters], lambda module: module.name)
     return {
@@ -298,11 +298,11 @@ def parameter_columns(parameters: Sequence[Parameter], rank: int) -> Columns:
 
 
 def module_columns(modules: Iterable[ModuleEntry], earlier_calls: Mapping[int, int]) -> Columns:
-    """By column of `schema.MODULES`: a value per module met.
+    """Return {column of `schema.MODULES`: one value per module met}.
 
     Args:
         modules: parents before children.
-        earlier_calls: calls to leave out, by identity of the entry.
+        earlier_calls: calls to leave out, by id of the entry.
     """
     listed = list(modules)
     names = [module.name for module in listed]
@@ -316,7 +316,7 @@ def module_columns(modules: Iterable[ModuleEntry], earlier_calls: Mapping[int, i
 
 
 def group_rows(groups: Iterable[Group]) -> list[tuple[Any, ...]]:
-    """One row per group, in the order of `schema.GROUPS`."""
+    """Return one row per group, in the order of `schema.GROUPS`."""
     return [
         (group.name, group.axis, group.mesh, list(group.ranks), group.size, group.backend, group.timing)
         for group in groups

@@ -40,7 +40,7 @@ class EventColumns:
     """Of each event, its place in `of_collectives`: a collective of several messages has as many events."""
 
     def table(self) -> pl.DataFrame:
-        """One row per message; columns: `schema.EVENTS`."""
+        """Return one row per message; columns: `schema.EVENTS`."""
         count = len(self.messages)
         columns = [pl.Series(name, values, schema.EVENTS[name]) for name, values in self.of_collectives.items()]
         own = _of_columns(self.of_origins, schema.EVENTS)[self.origins].hstack(columns)
@@ -90,7 +90,7 @@ class Recorded:
     _made: Tables | None = field(default=None, init=False)
 
     def __call__(self) -> Tables:
-        """All tables, and the info."""
+        """Return all tables with the info; they are built once."""
         if self._made is None:
             self._made = self._make()
         return self._made
@@ -110,26 +110,26 @@ class Recorded:
 
 
 def _of_columns(columns: Columns, types: dict[str, pl.DataType]) -> pl.DataFrame:
-    """A table of these columns, of their types in a schema."""
+    """Build a table of these columns, with their types in a schema."""
     made = {name: _shapes(values) if name.endswith("shape") else values for name, values in columns.items()}
     return pl.DataFrame(made, schema={name: types[name] for name in columns})
 
 
 def _shapes(shapes: Sequence[tuple[int, ...]]) -> pl.Series:
-    """A column of shapes; a model has few different ones, and polars makes a series of each list that it is given."""
+    """Build a column of shapes, one list per distinct shape, since polars makes a series of each list."""
     numbers: dict[tuple[int, ...], int] = {}
     rows = [numbers.setdefault(shape, len(numbers)) for shape in shapes]
     return pl.Series(list(map(list, numbers)), dtype=schema.EVENTS["shape"])[rows]
 
 
 def _of_steps(tables: Tables, count: int) -> Tables:
-    """The same tables with what belongs to the first ``count`` steps."""
+    """Return the tables with the rows of the first `count` steps only."""
     parts = ("events", "kernels", "memory")
     return replace(tables, **{name: getattr(tables, name).filter(pl.col("step") < count) for name in parts})
 
 
 def _of_inference(tables: Tables) -> Tables:
-    """The same tables where no call ran with gradients: forwards without them are what the program does."""
+    """Rename the phase of forwards without gradients, for programs in which no call ran with gradients."""
     names = {"events": "trigger", "kernels": "module", "memory": "module"}
     is_apart = pl.col("phase") == "no-grad forward"
     return replace(

@@ -74,7 +74,7 @@ class Recorder:
         self._start_anew()
 
     def _start_anew(self) -> None:
-        """Discard the groups, modules and names that earlier recordings met."""
+        """Drop the groups, modules and names that earlier recordings met."""
         self._groups = Groups()
         self._modules = Modules(self._warn_once)
         self._origins = Origins(self._modules, self._groups)
@@ -112,7 +112,7 @@ class Recorder:
             self._stack_depth = max(each.stack_depth for each in self._recordings)
 
     def keep_kernels(self, keep: bool) -> None:
-        """Whether to leave the kernels in front of ops between recordings: they take milliseconds to install."""
+        """Set whether the kernels in front of ops stay installed between recordings: installing takes milliseconds."""
         with self._lock:
             self._keeps_kernels = keep
             self._uninstall_if_unused()
@@ -156,7 +156,7 @@ class Recorder:
         forget_messages()
 
     def begins(self, raw_op: str, entry: Communication, args: Sequence[Any], caller: FrameType) -> Issued | None:
-        """A collective is about to be issued; see `observed_op.Observer`."""
+        """Record a collective that is about to be issued; see `observed_op.Observer`."""
         if not self._recordings:
             return None
         try:
@@ -174,7 +174,7 @@ class Recorder:
         return issued
 
     def begins_before_kernel(self, raw_op: str, entry: Communication, args: Sequence[Any]) -> Issued | None:
-        """A collective is about to be issued whose op's kernel is passed by; see `observed_op.Observer`."""
+        """Record a collective that is about to be issued and bypasses its op's kernel; see `observed_op.Observer`."""
         if not self._recordings:
             return None
         try:
@@ -191,7 +191,7 @@ class Recorder:
         return issued
 
     def returned(self, pending: Issued, result: Any, tensors: Any = None) -> None:
-        """A collective has returned ``result``; see `observed_op.Observer`."""
+        """Add a collective that has returned `result` to its recordings; see `observed_op.Observer`."""
         label = pending.label  # of the caller; a recording may give one that many calls have in common
         if pending.needs_work:
             self._inside.pop(get_ident(), None)
@@ -207,7 +207,7 @@ class Recorder:
                 self._tensor_waits.expect(pending, tensors)
 
     def raised(self, pending: Issued, error: BaseException) -> None:
-        """A collective has raised ``error``; see `observed_op.Observer`. One that its backend gave up is an event."""
+        """Add a collective whose backend gave up to its recordings, and drop others; see `observed_op.Observer`."""
         self._inside.pop(get_ident(), None)
         if isinstance(error, dist.DistError):
             fail(pending, error)
@@ -322,7 +322,7 @@ class Recorder:
         return issued
 
     def _begin_outermost(self, module: ModuleEntry, with_gradients: bool) -> None:
-        """A module is called outside any other."""
+        """Note a call of a module outside any other."""
         if self._early is not None:
             self._early.find_parameters(module)
             self._early = None
@@ -330,7 +330,7 @@ class Recorder:
             recording.begin_call(id(module), with_gradients=with_gradients)
 
     def _guess_group(self, raw_op: str, entry: Communication, args: Sequence[Any]) -> Group | None:
-        """The group of an op that nobody described."""
+        """Return the group of an unknown op: the first of its arguments that is one."""
         self._warn_once(raw_op, f"dsexplore does not know the communication op {raw_op}: recorded as {entry.op}")
         for arg in args:
             if isinstance(arg, (dist.ProcessGroup, torch.ScriptObject)):
@@ -352,23 +352,23 @@ class Recorder:
         return self._modules
 
     def inside(self) -> list[Issued]:
-        """The collectives whose call has not returned, of any thread."""
+        """Return the collectives of any thread whose call has not returned."""
         return list(self._inside.values())
 
     def _describe_groups(self) -> list[Group]:
-        """All groups met so far with their mesh axes; ends of works that are done are filled in before."""
+        """Return all groups met so far with their mesh axes, after recording the ends of completed works."""
         self._stopwatch.settle()
         for mesh in self._modules.meshes():
             self._groups.add_mesh(mesh)
         return self._groups.described()
 
     def tables(self, recording: Recording, *, waits: bool = True) -> Tables:
-        """The recording's content as of now.
+        """Return the recording's content so far.
 
         Args:
             recording: of this recorder.
-            waits: whether to wait for devices that have not got to the end of a collective; else it is unfinished, as
-                are those whose call has not returned.
+            waits: whether to wait for devices that have not completed a collective; else it is unfinished, as are those
+                whose call has not returned.
         """
         return self._content(recording, waits=waits)()
 

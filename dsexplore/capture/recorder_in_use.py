@@ -12,22 +12,22 @@ _recorder = Recorder()
 
 
 def is_recording() -> bool:
-    """Whether a recording is open in this process."""
+    """Return True if a recording is open in this process."""
     return bool(_recorder.recordings)
 
 
 def followed() -> list[ModuleEntry]:
-    """The modules that were met while anything is recorded, parents before children."""
+    """Return the modules that were met while anything is recorded, parents before children."""
     return list(_recorder.modules.in_order())
 
 
 def running_module() -> ModuleEntry | None:
-    """The module that runs in this thread; in backward, the one whose forward made the running autograd node."""
+    """Return the module that runs in this thread; in backward the one whose forward made the running autograd node."""
     return _recorder.modules.running()
 
 
 def is_in_forward() -> bool:
-    """Whether a module's forward runs in this thread, of its own or as recomputation."""
+    """Return True if a module's forward runs in this thread, in its own right or as recomputation."""
     return _recorder.modules.in_forward()
 
 
@@ -50,5 +50,5 @@ def use(recorder: Recorder) -> None:
 
 
 def in_use() -> Recorder:
-    """The recorder of this process."""
+    """Return the recorder of this process."""
     return _recorder

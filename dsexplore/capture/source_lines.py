@@ -18,7 +18,7 @@ INSTALLED = (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
 
 
 def source_texts(of_events: Iterable[Sources]) -> list[str]:
-    """For each event ``"train.py:12"``; several lines, the innermost first, are joined by `` ← ``."""
+    """Return ``"train.py:12"`` for each event; several lines are joined by `` ← ``, innermost first."""
     known: dict[tuple[int, int], str] = {}  # by the identity of the code: hashing one reads all of its bytecode
     names: dict[str, str] = {}  # for this call only: a cell that is run again has another number
     texts = []
@@ -36,7 +36,7 @@ def source_texts(of_events: Iterable[Sources]) -> list[str]:
 
 
 def source_text(code: CodeType, offset: int) -> str:
-    """The text of one `Source`: ``"train.py:12"``."""
+    """Format one `Source`: ``"train.py:12"``."""
     return source_texts([((code, offset),)])[0]
 
 
@@ -46,8 +46,11 @@ def _line(code: CodeType, offset: int) -> int:
 
 
 def file_name(file: str) -> str:
-    """A source file as a person knows it now: ``In[3]`` for a notebook cell, ``transformers/…/modeling_llama.py`` for
-    a file of an installed package, and for one below the working directory its path from there."""
+    """Return the display name of a source file.
+
+    It is ``In[3]`` for a notebook cell, ``transformers/…/modeling_llama.py`` for a file of an installed package, and
+    the relative path for a file below the working directory.
+    """
     cell = _cell_number(file)
     if cell is not None:
         return f"In[{cell}]"
@@ -59,7 +62,7 @@ def file_name(file: str) -> str:
 
 
 def _cell_number(file: str) -> int | None:
-    """The number under which IPython ran the cell of that file last; None for a file that is no cell."""
+    """Return the number under which IPython last ran the cell of a file; None for a file that is not a cell."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     names = getattr(getattr(shell, "compile", None), "_filename_map", {})

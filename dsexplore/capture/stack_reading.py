@@ -171,7 +171,7 @@ def _read_between_steps(reading: StackReading, _frame: FrameType) -> None:
 
 
 def _is_of(call: ModuleCall, frame: FrameType | None) -> bool:
-    """Whether a frame of kind MODULE_CALL or OUTER_CALL belongs to a call that was observed.
+    """Return True if a frame of kind MODULE_CALL or OUTER_CALL belongs to a call that was observed.
 
     The frame of `module_calls` is this one, or up to two further out: around torch's ``_wrapped_call_impl``, which
     calls ``_call_impl``.

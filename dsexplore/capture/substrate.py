@@ -142,7 +142,7 @@ class FakeTensorSubstrate:
 
 
 def _of_fake_tensors(raw_op: str, entry: Communication, description: Kernel, observer: Observer) -> Kernel:
-    """A description of an op that observes it where its tensors are fake."""
+    """Wrap the description of an op to observe it if its tensors are fake."""
     recorded = observed(raw_op, entry, _without_keys(description), observer)
 
     def on_fake_tensors(*args: Any) -> Any:
@@ -153,7 +153,7 @@ def _of_fake_tensors(raw_op: str, entry: Communication, description: Kernel, obs
 
 
 def _without_keys(function: Kernel) -> Kernel:
-    """A function in the place of a kernel that `observed` calls."""
+    """Wrap a function to be called as a kernel by `observed`, without the dispatch keys."""
     return lambda _keys, *args, **kwargs: function(*args, **kwargs)
 
 
@@ -166,7 +166,7 @@ _LOCAL_NAMES = {
 
 
 def _local_name(raw_op: str) -> str:
-    """The name of the function of ``LocalTensorMode`` that carries an op out."""
+    """Return the name of the function of ``LocalTensorMode`` that carries out an op."""
     namespace, _, name = raw_op.partition("::")
     if namespace == "c10d":
         return _LOCAL_NAMES.get(name, f"_local_{name}")

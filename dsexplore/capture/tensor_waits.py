@@ -66,7 +66,7 @@ class TensorWaits:
             self._library = library
 
     def _measured(self, redispatch: Callable[..., Any]) -> Callable[..., Any]:
-        """A kernel that measures how long the original takes for a tensor that is expected."""
+        """Wrap a kernel to measure how long the original takes for an awaited tensor."""
         events, ticks = self._events, self._ticks
 
         def wait(keys: Any, awaited: Any) -> Any:

@@ -50,14 +50,14 @@ class Timed(Protocol):
 
 
 def timing_of(backend: str) -> Timing:
-    """How a backend's collectives are measured."""
+    """Return how a backend's collectives are timed."""
     if backend == "fake" or backend.endswith(":fake"):
         return "none"
     return "cuda" if "nccl" in backend else "work"
 
 
 def work_of(result: Any) -> Any:
-    """The ``Work`` in a c10d op's result; None where there is none."""
+    """Return the ``Work`` in a c10d op's result; None if there is none."""
     candidate = result[-1] if isinstance(result, tuple) and result else result
     if isinstance(candidate, dist.Work):
         return candidate
@@ -70,7 +70,7 @@ def work_of(result: Any) -> Any:
 
 
 def future_of(work: Any) -> Any:
-    """The work's future; None where it has none, as gloo's send and recv."""
+    """Return the work's future; None if it has none, as gloo's send and recv."""
     if work is None or isinstance(work, torch.futures.Future):
         return work
     try:
@@ -146,7 +146,7 @@ class InFlight:
                 self.events[id(work)] = event
 
     def _expect_wait(self, work: Any) -> None:
-        """Know the event of a work as long as the program holds it, which may still wait for it."""
+        """Keep the event of a work as long as the program holds the work, and so may wait for it."""
         identity = id(work)
 
         def forget(_: object) -> None:

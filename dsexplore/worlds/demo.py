@@ -49,7 +49,7 @@ class Attention(nn.Module):
         self.wo = nn.Linear(shape.heads * self.head_dim, shape.dim, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Hidden states, batch × sequence × dim, to the same shape."""
+        """Map hidden states of shape (batch, sequence, dim) to the same shape."""
         q, k, v = (self._heads(projection(x)) for projection in (self.wq, self.wk, self.wv))
         mixed = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         return self.wo(mixed.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]  # a module call is Any
@@ -69,7 +69,7 @@ class FeedForward(nn.Module):
         self.w3 = nn.Linear(shape.dim, shape.hidden, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Hidden states, batch × sequence × dim, to the same shape."""
+        """Map hidden states of shape (batch, sequence, dim) to the same shape."""
         return self.w2(nn.functional.silu(self.w1(x)) * self.w3(x))  # type: ignore[no-any-return]  # as above
 
 
@@ -84,7 +84,7 @@ class Block(nn.Module):
         self.feed_forward = FeedForward(shape)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Hidden states, batch × sequence × dim, to the same shape."""
+        """Map hidden states of shape (batch, sequence, dim) to the same shape."""
         x = x + self.attention(self.attention_norm(x))
         return x + self.feed_forward(self.ffn_norm(x))  # type: ignore[no-any-return]  # as above
 
@@ -101,7 +101,7 @@ class Llama(nn.Module):
         self.output = nn.Linear(shape.dim, shape.vocabulary, bias=False)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Token numbers, batch × sequence, to logits, batch × sequence × vocabulary."""
+        """Map token ids of shape (batch, sequence) to logits of shape (batch, sequence, vocabulary)."""
         x = self.embedding(tokens)
         for layer in self.layers:
             x = layer(x)
@@ -109,7 +109,7 @@ class Llama(nn.Module):
 
 
 def shard_tensors(model: Llama, tp: DeviceMesh, sequence_parallel: bool = False) -> None:
-    """Tensor parallelism over a one-dimensional mesh, in place; with sequence parallelism norms are sharded too."""
+    """Apply tensor parallelism over a 1-D mesh in place; with sequence parallelism norms are sharded too."""
     whole, along = Replicate(), Shard(1)
     between: Any = along if sequence_parallel else whole
     enter = PrepareModuleInput(input_layouts=(along,), desired_input_layouts=(whole,))
@@ -134,14 +134,14 @@ def shard_tensors(model: Llama, tp: DeviceMesh, sequence_parallel: bool = False)
 
 
 def shard_parameters(model: Llama, dp: DeviceMesh) -> None:
-    """FSDP2 over a one-dimensional mesh, in place: each block is one group, and the rest another."""
+    """Apply FSDP2 over a 1-D mesh in place: each block is one FSDP group, and all other parameters another."""
     for layer in model.layers:
         fully_shard(layer, mesh=dp)
     fully_shard(model, mesh=dp)
 
 
 def train_step(model: nn.Module, tokens: torch.Tensor) -> None:
-    """Forward, backward and an AdamW step on next-token prediction."""
+    """Run forward, backward and an AdamW step on next-token prediction."""
     # One by one: where tensor parallelism alone is asked for, plain tensors and DTensors are mixed.
     optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
     logits = model(tokens[:, :-1])

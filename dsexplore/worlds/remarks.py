@@ -38,7 +38,7 @@ class Remarks:
             warnings.warn_explicit(text, RuntimeWarning, file, line)
 
     def line(self) -> str:
-        """The line of the user's program that runs now, ``"train.py:31"``; empty where none does."""
+        """Return the line of the user's program that runs now, ``"train.py:31"``; empty if none does."""
         frame = user_frame(sys._getframe(1))
         return "" if frame is None else source_text(frame.f_code, frame.f_lasti)
 
@@ -47,17 +47,17 @@ class Remarks:
         self._lines.setdefault(text, {})
 
     def notes(self) -> list[str]:
-        """Every remark so far, with the lines of the program that it is about."""
+        """Return every remark so far, with the lines of the program that it is about."""
         return [f"{text}{_at(list(lines))}" for text, lines in self._lines.items()]
 
 
 def user_frame(frame: FrameType | None) -> FrameType | None:
-    """The innermost frame of the user's program, from that frame outward."""
+    """Return the innermost frame of the user's program, searching outward from `frame`."""
     return next(user_frames(frame), None)
 
 
 def user_frames(frame: FrameType | None) -> Iterator[FrameType]:
-    """The frames of the user's program, from that frame outward."""
+    """Yield the frames of the user's program, outward from `frame`."""
     return (outer for kind, outer in meaningful(frame) if kind in OF_USER)
 
 
@@ -68,7 +68,7 @@ def _at(lines: list[str]) -> str:
 
 
 def named_lines(lines: Sequence[str], most: int) -> str:
-    """``"train.py:5, train.py:7 and 1 more line"``: lines of a program, so many of them by name."""
+    """Format lines of a program, at most `most` by name: ``"train.py:5, train.py:7 and 1 more line"``."""
     more = len(lines) - most
     rest = f" and {format_count(more, 'more line')}" if more > 0 else ""
     return f"{', '.join(lines[:most])}{rest}"

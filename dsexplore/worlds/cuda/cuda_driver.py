@@ -257,13 +257,13 @@ class Runtime:
         return f"error {code}"
 
     def cudaProfilerStart(self) -> int:
-        """Profile nothing."""
+        """Do nothing, as there is nothing to profile."""
         return 0
 
     cudaProfilerStop = cudaProfilerStart
 
     def cudaHostRegister(self, *args: Any) -> int:
-        """Page-lock nothing."""
+        """Do nothing, as no memory needs to be page-locked."""
         return 0
 
     cudaHostUnregister = cudaHostRegister

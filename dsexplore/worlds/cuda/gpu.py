@@ -67,15 +67,15 @@ class Gpu:
 
 
 def known_gpus() -> list[str]:
-    """Names of the GPUs that have a data file here."""
+    """Return the names of the GPUs with a data file in this package."""
     return sorted(path.stem for path in FOLDER.glob("*.toml"))
 
 
 def read_gpu(name: str) -> Gpu:
-    """The GPU of a name that is known here, in any case, or of a user's own file.
+    """Load a GPU by its name, in any case, or from a ``.toml`` file.
 
     Raises:
-        UsageError: no such GPU or file, or a file that does not say what it must.
+        UsageError: no such GPU or file, or a file that lacks a required key.
     """
     path = Path(name) if name.endswith(".toml") else FOLDER / f"{name.lower()}.toml"
     try:

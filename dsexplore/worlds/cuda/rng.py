@@ -69,7 +69,7 @@ class Generator(CpuGenerator):
             return torch.tensor(list(data), dtype=torch.uint8, device="cpu")
 
     def set_state(self, new_state: torch.Tensor) -> Generator:
-        """Go on from where a state was read.
+        """Continue from a saved state.
 
         Raises:
             RuntimeError: the state does not have the 16 bytes of a CUDA generator's.
@@ -90,7 +90,7 @@ class Generator(CpuGenerator):
         return self._offset
 
     def set_offset(self, offset: int) -> Generator:
-        """Go on from another offset of the same seed."""
+        """Continue from another offset of the same seed."""
         self._settle()
         self._reseed(self._seed, int(offset))
         return self
@@ -132,7 +132,7 @@ class _OnFakeTensors(CpuGenerator):
     """A CPU generator where tensors are fake: a state that was moved, as those that ranks agree on, has no values."""
 
     def set_state(self, new_state: torch.Tensor) -> CpuGenerator:
-        """Go on from a state; from a fake one, as before."""
+        """Continue from a saved state; ignore a fake one, which has no values."""
         return self if isinstance(new_state, FakeTensor) else super().set_state(new_state)
 
 

@@ -23,13 +23,13 @@ _COLLECTIVES = (
 
 @cache
 def implementation(op: Any) -> Callable[..., Any] | None:
-    """The Python function that implements a custom op, where it calls collectives; None for all other ops."""
+    """Return the Python function of a custom op that calls collectives; None for all other ops."""
     function = python_function_of(op)
     return function if isinstance(function, FunctionType) and _communicates(function, set()) else None
 
 
 def _communicates(function: FunctionType, seen: set[CodeType]) -> bool:
-    """Whether a function, or one of its module that it calls, names a collective of torch."""
+    """Return True if a function, or one of its module that it calls, names a collective of torch."""
     if function.__code__ in seen:
         return False
     seen.add(function.__code__)
@@ -43,13 +43,13 @@ def _communicates(function: FunctionType, seen: set[CodeType]) -> bool:
 
 
 def _is_torchs(value: Any) -> bool:
-    """Whether a global is a module of torch.distributed, or a function that was imported from one."""
+    """Return True if a global is a module of torch.distributed or a function imported from one."""
     name = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None)
     return isinstance(name, str) and name.startswith(_TORCH)
 
 
 def _names(code: CodeType) -> Iterator[str]:
-    """The names of globals and attributes in a function, and in those inside of it."""
+    """Yield the names of globals and attributes in a code object and in those nested inside it."""
     yield from code.co_names
     for value in code.co_consts:
         if isinstance(value, CodeType):

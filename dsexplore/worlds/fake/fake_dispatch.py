@@ -59,7 +59,7 @@ def entered() -> SimulationMode | None:
 
 @contextmanager
 def fake_mode(inventor: Inventor | None = None) -> Iterator[SimulationMode]:
-    """Activate a `SimulationMode` that can be left even if the program entered a mode and did not leave it."""
+    """Enter a `SimulationMode` that can be left even if the program entered a mode and did not leave it."""
     global _entered
     mode = SimulationMode(allow_non_fake_inputs=True)
     if inventor is not None:

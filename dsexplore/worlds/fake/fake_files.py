@@ -149,7 +149,7 @@ class _WithHoles:
         self.write, self.flush = stream.write, getattr(stream, "flush", lambda: None)
 
     def seek(self, size: int, whence: int = os.SEEK_CUR) -> None:
-        """Go forward by so many bytes; write zeros where the stream can only write."""
+        """Skip `size` bytes forward; write zeros if the stream can only write."""
         # Wrappers that do not close a file, as those of distributed checkpoints, hold it as ``raw``.
         for stream in (self._stream, getattr(self._stream, "raw", None)):
             if stream is not None and stream.seekable():

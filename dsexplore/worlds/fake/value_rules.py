@@ -254,7 +254,7 @@ def _run_on_elements(
 
 
 def _compare(call: Call) -> Element | None:
-    """Half of the elements are above a number where nothing is known of them."""
+    """Return a typical element of 0.5 where nothing is known: half of the elements are taken to be above a number."""
     first, second = call.args[:2]
     other = typical(second)
     is_unknown = first is not second and first.numel() > 1 and call.element is None and not other.choices
@@ -272,7 +272,7 @@ def _scatter(call: Call) -> Element:
 
 
 def _choose(call: Call) -> Sequence[Element | None]:
-    """Places along a dim, as ``topk``, ``argmax``, ``sort`` and ``multinomial`` return them, behind elements."""
+    """Return the elements of ``topk``, ``argmax``, ``sort`` and ``multinomial``: values, then indices along a dim."""
     dim = call.argument("dim")
     count = call.args[0].size(-1 if dim is None else dim) if call.args[0].dim() else 1
     return (call.element, Element((count - 1) / 2, count))[-len(_listed(call.result)) :]
@@ -299,7 +299,7 @@ def _join(call: Call) -> Element | None:
 
 
 def _gather(call: Call) -> None:
-    """``all_gather``: each other rank is taken to send what this one does, as shapes that are to be padded to."""
+    """Set the results of ``all_gather`` as if other ranks sent what this one does, such as the shapes to pad to."""
     for gathered, sent in zip(_listed(call.args[0]), _listed(call.args[1]), strict=True):
         values = values_of(sent)
         for output in _listed(gathered):
@@ -312,7 +312,7 @@ def _gather(call: Call) -> None:
 
 
 def _exchange(call: Call) -> None:
-    """``all_to_all_single``: the other ranks are taken to send what this one does, as counts of tokens."""
+    """Set the result of ``all_to_all_single`` as if other ranks sent what this one does, such as counts of tokens."""
     element = element_of(call.args[1])
     if element is None:
         forget(call.args[0])

@@ -25,7 +25,7 @@ class UsedNames:
 
 
 def used_names(codes: Iterable[CodeType]) -> UsedNames:
-    """The global names that code reads and assigns, functions and classes inside it included."""
+    """Return the global names that code reads and assigns, including functions and classes inside it."""
     read: set[str] = set()
     assigned: set[str] = set()
     for top in codes:
@@ -59,7 +59,7 @@ def _cloudpickle() -> Any:
 
 
 def pack_names(values: Mapping[str, Any]) -> bytes:
-    """The names and their values, pickled together, so that what they share they share on the ranks, too.
+    """Pickle names with their values, all together, so that objects which they share are shared on the ranks too.
 
     Raises:
         UsageError: values that cannot be pickled, each named with the reason.
@@ -99,10 +99,10 @@ class Travel:
     """By name: a digest of what was sent last."""
 
     def choose(self, used: UsedNames, notebook: Mapping[str, Any]) -> dict[str, Any]:
-        """The names to send, with their values: those that the cell reads, and that the ranks have not.
+        """Return the names to send, with their values: those that the cell reads and that the ranks do not have.
 
         Raises:
-            UsageError: as for `pack_names`.
+            UsageError: as `pack_names`.
         """
         chosen: dict[str, Any] = {}
         for name in sorted(used.read & notebook.keys()):
@@ -117,14 +117,14 @@ class Travel:
         return chosen
 
     def without_sent(self, chosen: Mapping[str, Any]) -> dict[str, Any]:
-        """The chosen names whose values have changed since they were sent."""
+        """Return the chosen names whose values have changed since they were sent."""
         digests = {name: hashlib.sha256(pack_names({name: value})).digest() for name, value in chosen.items()}
         fresh = {name: value for name, value in chosen.items() if self._sent.get(name) != digests[name]}
         self._sent.update((name, digests[name]) for name in fresh)
         return fresh
 
     def ran(self, used: UsedNames, notebook: Mapping[str, Any]) -> None:
-        """The cell was run: what it assigned is the ranks' own now."""
+        """Record that the cell ran: the ranks own the names that it assigned."""
         for name in used.assigned:
             self._left[name] = notebook.get(name, _MISSING)
             self._sent.pop(name, None)

@@ -56,7 +56,7 @@ def serve_cells(launcher: socket.socket, job: Job, prepare: Callable[[Job], None
 
 
 def _begin(job: Job, prepare: Callable[[Job], None]) -> tuple[dict[str, Any], CellReport | None]:
-    """The namespace of this rank's cells, and the report of what failed before the first of them, if anything did."""
+    """Create the namespace of this rank's cells, and report what failed before the first cell, if anything did."""
     main = ModuleType("__main__")
     sys.modules["__main__"] = main
     namespace = vars(main)
@@ -73,7 +73,7 @@ def _begin(job: Job, prepare: Callable[[Job], None]) -> tuple[dict[str, Any], Ce
 
 
 def _display(*shown: object) -> None:
-    """Stands in for IPython's ``display``, which a rank has not."""
+    """Print the objects' repr, in place of IPython's ``display``, which ranks lack."""
     for each in shown:
         print(repr(each))
 
@@ -100,13 +100,13 @@ def run_cell(cell: Cell, namespace: dict[str, Any]) -> CellReport:
 
 @contextmanager
 def _reported_first(handler: Any) -> Iterator[None]:
-    """From the end of the block on, ignore SIGTERM, by which the launcher ends a rank, until the next cell comes.
+    """Ignore SIGTERM after the block, until the next cell arrives.
 
-    What the rank recorded is on its way then, and in no file; and a rank that ended first would make the collectives
-    fail in which the others still wait. A handler that a cell has set stays.
+    The launcher ends ranks by SIGTERM. At that time the recording is being sent, and not in a file; and if a rank ended
+    first, collectives would fail in which others still wait. A handler that a cell has set is kept.
 
     Args:
-        handler: of SIGTERM before the recording; where that has set none of its own, nothing is ignored.
+        handler: of SIGTERM before the recording; if the recording did not replace it, nothing is ignored.
     """
     of_recording = signal.getsignal(signal.SIGTERM)
     try:
@@ -117,7 +117,7 @@ def _reported_first(handler: Any) -> Iterator[None]:
 
 
 def _packed(trace: Trace | None) -> bytes:
-    """The trace as bytes, of which the launcher makes the tables."""
+    """Pickle the trace, from which the launcher makes the tables; empty for None."""
     return b"" if trace is None else pickle.dumps(trace)
 
 
@@ -127,7 +127,7 @@ def _execute(body: CodeType, last: CodeType | None, namespace: dict[str, Any]) -
 
 
 def failure_of(error: BaseException, file: str) -> CellReport:
-    """The report of an error: with the last line of the cell that it passed, and a traceback from there on."""
+    """Build the report of an error: the last line of the cell in its traceback, and the traceback from there on."""
     at = time.monotonic()
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame.lineno for frame in frames if frame.filename == file]
@@ -142,7 +142,7 @@ def failure_of(error: BaseException, file: str) -> CellReport:
 
 
 def pack_value(value: Any) -> bytes | None:
-    """The pickled value, with code that the cell defined; None for a value that cannot be pickled or is too large."""
+    """Pickle the value, with code that the cell defined; None if it cannot be pickled or is too large."""
     try:
         import cloudpickle  # the launcher has it, as the names of a cell travel by it
     except ImportError:

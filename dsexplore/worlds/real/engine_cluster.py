@@ -45,7 +45,7 @@ _Description = tuple[int, int, str, int]
 
 
 def _describe() -> _Description:
-    """An engine's ``RANK`` and ``WORLD_SIZE`` (−1 where no launcher set them), its host and its pid."""
+    """Return an engine's ``RANK`` and ``WORLD_SIZE`` (−1 if no launcher set them), its host and its pid."""
     import os  # on the engine, where this module is not imported
     import socket
 
@@ -78,7 +78,7 @@ class EngineRank:
         """The ipyparallel result of the running cell."""
 
     def outcome(self) -> tuple[RankOutcome, bytes]:
-        """How the cell ended, and its pickled trace."""
+        """Return how the cell ended, and its pickled trace."""
         from ipyparallel.error import TaskAborted  # an optional package, which every cluster has loaded
 
         self.look()
@@ -219,9 +219,10 @@ class Cluster:
                 raise UsageError(f"engines {engine} and {newest} are both rank {rank}: stop the older one")
 
     def _ask(self, engines: Sequence[int], seconds: float) -> dict[int, _Description]:
-        """The descriptions that engines give of themselves, without those that do not answer in time.
+        """Return the descriptions of the engines that answer in time.
 
-        Where the others are all ranks of a world, these get `ANSWER_WAIT`: they are gone, and are not listed for long.
+        Once all ranks of a world have answered, the others get `ANSWER_WAIT` seconds: they are gone, and soon not
+        listed any more.
         """
         asked = {}
         for engine in engines:
@@ -242,7 +243,7 @@ class Cluster:
         return found
 
     def close(self) -> None:
-        """Disconnect; the engines go on, with all that they hold."""
+        """Close the connection; the engines continue, with their state."""
         self.is_open = False
         client, self._client = self._client, None
         if client is not None:

@@ -16,9 +16,9 @@ _MAPPING = re.compile(r"([0-9a-f]+)-([0-9a-f]+) (\S{4}) \S+ \S+ \d+\s*(/.*)?")
 
 
 def unwritten(smaps: str) -> Iterator[tuple[int, int]]:
-    """Address and bytes of each mapping of a file that this process neither may write to nor ever has written to.
+    """Yield (address, bytes) of each private file mapping that this process may not write to and has not written to.
 
-    A page that was written to, as by relocation, is in no file: nobody could bring it back.
+    A page that was written to, such as by relocation, is in no file, so it could not be read again.
 
     Args:
         smaps: text of /proc/PID/smaps.
@@ -34,7 +34,7 @@ def unwritten(smaps: str) -> Iterator[tuple[int, int]]:
 
 
 def let_go() -> None:
-    """Unmap the pages that are there of `unwritten` mappings, on Linux; they are read again where they are used."""
+    """Release the resident pages of `unwritten` mappings, on Linux; they are read again on use."""
     if not _SMAPS.exists():
         return
     madvise = ctypes.CDLL(None).madvise

@@ -102,7 +102,7 @@ class CellReport(Report):
 
 
 def unpack_report(answer: bytes | bytearray) -> Report | None:
-    """The report that a rank has written, or None while some of its bytes are missing."""
+    """Return the report that a rank has written; None while some of its bytes are missing."""
     size = LENGTH.size
     if len(answer) < size or len(answer) - size < LENGTH.unpack(answer[:size])[0]:
         return None

@@ -56,7 +56,7 @@ class Pipe:
         return gap.join(part.decode(errors="replace") for part in parts)
 
     def clear(self) -> None:
-        """Discard what has been read."""
+        """Drop what has been read."""
         self.data.clear()
         self._left_out = 0
 
@@ -137,7 +137,7 @@ class RankHandle:
             self._channel.setblocking(False)
 
     def forget(self) -> None:
-        """Discard how the last cell ended, and what it printed."""
+        """Drop the outcome and the output of the last cell."""
         self.status, self.report = None, None
         self.result.clear()
         self.output.clear()
@@ -201,7 +201,7 @@ class RankHandle:
         return readable(self.ended, 0)
 
     def look_whether_stopped(self) -> bool:
-        """Whether the process is stopped now, as by SIGSTOP; kept for its outcome."""
+        """Return True if the process is stopped now, as by SIGSTOP, and remember it for the outcome."""
         with suppress(OSError):
             state = Path(f"/proc/{self.pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
             self.was_stopped = state in ("T", "t")
@@ -255,7 +255,7 @@ class RankHandle:
         return self.outcome(exit_code)
 
     def outcome(self, exit_code: int | None = None) -> RankOutcome:
-        """How the program, or the last cell, ended."""
+        """Return how the program, or the last cell, ended."""
         how = how_it_ended(exit_code) if self.status == "died" and exit_code is not None else ""
         report = self.report if self.report is not None and self.status != "stuck" else Report(False, error=how)
         cell = report if isinstance(report, CellReport) else None
@@ -333,18 +333,18 @@ _OWN_FRAMES = (
 
 
 def is_whole_stack(stack: str) -> bool:
-    """Whether a stack that is being written has its last line: the outermost frame, or dots where it is deep."""
+    """Return True if a stack that is being written has its last line: the outermost frame, or dots if it is deep."""
     *_, last = ["", *stack.splitlines(keepends=True)]
     return last.endswith("\n") and (_OUTERMOST in last or last.strip() == "...")
 
 
 def contents(descriptor: int) -> bytes:
-    """All that is in a file now; its offset stays, at which the process that shares the descriptor writes on."""
+    """Return all that is in a file without moving its offset, which a process that shares the descriptor writes at."""
     return os.pread(descriptor, os.fstat(descriptor).st_size, 0)
 
 
 def readable(descriptor: int, seconds: float) -> bool:
-    """Whether there is something to read, after at most so many seconds."""
+    """Return True if the descriptor becomes readable within so many seconds."""
     with selectors.DefaultSelector() as selector:
         selector.register(descriptor, selectors.EVENT_READ)
         return bool(selector.select(seconds))

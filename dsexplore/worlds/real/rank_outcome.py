@@ -50,7 +50,7 @@ class Shown:
 
 
 def unpacked(report: CellReport) -> Any:
-    """The value of a cell; a `Shown` where it cannot be unpickled here."""
+    """Return the value of a cell; a `Shown` if it cannot be unpickled here."""
     if report.value is None:
         return Shown(report.shown) if report.shown else None
     try:
@@ -60,7 +60,7 @@ def unpacked(report: CellReport) -> Any:
 
 
 def how_it_ended(exit_code: int) -> str:
-    """The end of a process in words, from its exit code, which is negative for a signal: ``"killed by SIGKILL"``."""
+    """Describe an exit code, which is negative for a signal: ``"killed by SIGKILL"``."""
     if exit_code < 0:
         return f"killed by {signal.Signals(-exit_code).name}"
     return f"ended with exit code {exit_code}, without a result"

@@ -82,7 +82,7 @@ def _prepare(job: Job) -> None:
 
 
 def _pack_report(report: Report) -> tuple[Report, bytes]:
-    """The report and its bytes; where the value cannot be pickled, a report of that error."""
+    """Return the report and its bytes; if its value cannot be pickled, a report of that error."""
     reason = ""
     for pickler in (pickle.dumps, _cloudpickled):
         try:

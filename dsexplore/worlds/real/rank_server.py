@@ -39,7 +39,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 def serve(sock: socket.socket) -> None:
-    """Fork ranks on request until the launcher is gone, then end the ranks that are left."""
+    """Serve requests to fork ranks until the launcher is gone, then end the remaining ranks."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)  # what a rank leaves behind becomes this process's child
     children: set[int] = set()
@@ -95,7 +95,7 @@ def end_children() -> None:
 
 
 def count_threads() -> int:
-    """The threads of this process, those of libraries included."""
+    """Return the number of threads of this process, including those of libraries."""
     return len(os.listdir("/proc/self/task"))  # noqa: PTH208 - names are all that is counted
 
 

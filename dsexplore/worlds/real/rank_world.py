@@ -197,7 +197,7 @@ class RankWorld:
         is_all: bool,
         stopped: bool,
     ) -> CellRun:
-        """The run's outcome; where the ranks cannot go on, the world is closed."""
+        """Return the outcome of a run, and close the world if its ranks cannot continue."""
         for rank in chosen:
             rank.read()
         hung = [rank for rank in chosen if rank.status is None]
@@ -229,7 +229,7 @@ class RankWorld:
 
 
 def group_options(backend: str, mesh: str) -> str:
-    """The options of the magic for its process group, each behind a space; empty where both are defaults."""
+    """Format the magic's options of its process group, each after a space; empty if both have their defaults."""
     return (f" --backend {backend}" if backend != "gloo" else "") + (f" --mesh {mesh}" if mesh else "")
 
 
@@ -280,13 +280,13 @@ def end_with_traces(hung: Sequence[RankHandle], folder: str) -> None:
 
 
 def _has_left_a_trace(rank: RankHandle, folder: str) -> bool:
-    """Whether a rank that was ended has saved or sent what it recorded, or is gone."""
+    """Return True if a rank that was ended has saved or sent its recording, or is gone."""
     rank.read()
     return rank.is_over or rank.report is not None or Path(folder, files.stack_file(rank.rank)).exists()
 
 
 def trace_of(rank: RankHandle, folder: str) -> Tables | None:
-    """The trace that a rank has sent with its report, or has saved in the folder when ended; None for neither."""
+    """Return the trace that a rank sent with its report or saved when it was ended; None for neither."""
     if isinstance(rank.report, CellReport) and rank.report.trace:
         sent: Trace = pickle.loads(rank.report.trace)
         return sent.tables
@@ -295,10 +295,10 @@ def trace_of(rank: RankHandle, folder: str) -> Tables | None:
 
 
 def merge_cell(parts: Sequence[Tables], ranks: Sequence[int] | None, *, shares_clock: bool = False) -> Tables | None:
-    """One trace of what the ranks of a cell recorded; None where none has recorded anything.
+    """Merge what the ranks of a cell recorded to one trace; None if none recorded anything.
 
     Args:
-        parts: of each rank that has left a trace.
+        parts: tables of each rank that left a trace.
         ranks: the ranks that ran the cell; None for all of the world.
         shares_clock: see `merge_tables`.
     """
@@ -312,7 +312,7 @@ def merge_cell(parts: Sequence[Tables], ranks: Sequence[int] | None, *, shares_c
 
 
 def _why_closed(ranks: Sequence[RankHandle], tables: Tables | None) -> str:
-    """Why these ranks cannot run another cell; empty where they can."""
+    """Say why these ranks cannot run another cell; empty if they can."""
     waiting = [rank.rank for rank in ranks if rank.status == "stuck"]
     died = [rank.rank for rank in ranks if rank.status == "died"]
     if died:
@@ -326,7 +326,7 @@ def _why_closed(ranks: Sequence[RankHandle], tables: Tables | None) -> str:
 
 
 def uneven_groups(tables: Tables) -> list[str]:
-    """The groups in which one rank issued more collectives than another; point-to-point messages left out."""
+    """Return the groups in which ranks issued different numbers of collectives; sends and receives are not counted."""
     events = tables.events
     counts: dict[str, dict[int, int]] = {}
     members: Mapping[str, list[int]] = dict(tables.groups.select("group", "ranks").iter_rows())

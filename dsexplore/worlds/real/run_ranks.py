@@ -131,7 +131,7 @@ def _job(
     backend: str | None = None,
     group_timeout: float = 30.0,
 ) -> Job:
-    """The job of a rank in the caller's surroundings, with more variables in its environment."""
+    """Build the job of a rank with the caller's environment, directory and path, and more environment variables."""
     own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
     return Job(
         rank=rank,
@@ -288,7 +288,7 @@ class _Run:
 
     @contextmanager
     def _noting_stacks(self) -> Iterator[None]:
-        """On Ctrl-C end all ranks, and note on the interrupt where those were that had not finished."""
+        """End all ranks on Ctrl-C, and add the stacks of unfinished ones to the interrupt as notes."""
         try:
             yield
         except KeyboardInterrupt as interrupt:

@@ -94,7 +94,7 @@ _starting = threading.Lock()
 
 
 def server() -> Server:
-    """The server of this process; started when first called, and again where the last one has died.
+    """Return the server of this process; it is started on the first call, and again if the last one died.
 
     Raises:
         RuntimeError: the server did not start.

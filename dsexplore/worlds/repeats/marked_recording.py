@@ -128,7 +128,7 @@ class MarkedRecording:
     def _called(
         self, modules: pl.DataFrame, parts: Sequence[tuple[int, Mapping[int, int]]], names: Sequence[Sequence[str]]
     ) -> pl.DataFrame:
-        """The table of modules with the calls of what was skipped; a skipped layer's are those of one that was run."""
+        """Add the calls of skipped parts to the table of modules; a skipped layer has those of a layer that ran."""
         calls = Counter(dict(modules.select("module", "calls").iter_rows()))
         entries = {id(entry): entry.name for entry in self._recorder.modules.in_order()}
         for (skipped, before), (_, after) in pairwise(parts):
@@ -142,7 +142,7 @@ class MarkedRecording:
         return modules.with_columns(calls=pl.Series(counted, dtype=modules.schema["calls"]))
 
     def _with_microbatches(self, tables: Tables) -> Tables:
-        """The tables with what a stage has for each microbatch: a place in the schedule, and buffers for messages."""
+        """Add what a stage has per microbatch: its number in the schedule, and buffers for messages."""
         if not tables.info.schedule or not self.microbatches:
             return tables
         run, count = self.microbatches[0]

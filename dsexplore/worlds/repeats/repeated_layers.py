@@ -60,7 +60,7 @@ def repeated_layers(mode: FakeTensorMode, stage: nn.Module | None = None) -> lis
 
 
 def _has_parameters_of(module: nn.Module, mode: FakeTensorMode) -> bool:
-    """Whether some parameter is a fake tensor of the mode, or a DTensor with such a shard."""
+    """Return True if any parameter is a fake tensor of the mode, or a DTensor with such a shard."""
     return any(isinstance(each, FakeTensor) and each.fake_mode is mode for each in map(plain, module.parameters()))
 
 
@@ -70,13 +70,13 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _share_parts(layers: Layers) -> bool:
-    """Whether a module or parameter is part of two layers."""
+    """Return True if a module or parameter is part of two layers."""
     parts = [id(part) for layer in layers for part in (*layer.modules(), *layer.parameters())]
     return len(set(parts)) < len(parts)
 
 
 def _are_equal(layers: Layers) -> bool:
-    """Whether all but the first and the last are equal."""
+    """Return True if all layers but the first and the last are equal."""
     first = _description(layers[1])
     return first is not None and all(
         _is_same(first, _description(layer), index) for index, layer in enumerate(layers[1:-1])
@@ -84,7 +84,7 @@ def _are_equal(layers: Layers) -> bool:
 
 
 def _is_same(value: Any, other: Any, apart: int) -> bool:
-    """Whether two descriptions are the same, but for numbers as far apart as the layers, also in ``"layers.3"``."""
+    """Return True if two descriptions are equal, except numbers that differ by `apart`, also in ``"layers.3"``."""
     if isinstance(value, str) and isinstance(other, str) and value != other:
         value, other = (
             [int(part) if part.isdecimal() else part for part in text.split(".")] for text in (value, other)
@@ -115,7 +115,7 @@ def _description(layer: nn.Module) -> list[Any] | None:
 
 
 def _settings(thing: Any) -> Iterator[Any]:
-    """The plain values among the attributes of an object, each behind its name."""
+    """Yield the name and the value of each plain attribute of an object, in turn."""
     for name, value in sorted(vars(thing).items()):
         if value is None or isinstance(value, (bool, int, float, str, torch.dtype, type)):
             yield from (name, value)
@@ -136,7 +136,7 @@ def _shape(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 def _has_hooks_of_torch_alone(layers: Layers) -> bool:
-    """Whether no hook, no replaced forward and no compiler of anybody else stands around the forward of a module."""
+    """Return True if all hooks and replaced forwards of the layers are torch's, and none is compiled."""
     modules = [module for layer in layers for module in layer.modules()]
     functions = [hook for hooks in chain(hooks_of_all(), *map(hooks_of, modules)) for hook in hooks]
     functions += [vars(module)["forward"] for module in modules if "forward" in vars(module)]
@@ -144,13 +144,13 @@ def _has_hooks_of_torch_alone(layers: Layers) -> bool:
 
 
 def _is_torchs(function: Any) -> bool:
-    """Whether a function, and each that it was made of, is defined in torch, or here."""
+    """Return True if a function, and all functions that it is made of, are defined in torch or this package."""
     names = [str(getattr(part, "__module__", None) or type(part).__module__) for part in _parts(function, set())]
     return all(name.split(".")[0] in ("torch", "dsexplore") for name in names)
 
 
 def _parts(function: Any, seen: set[int]) -> Iterator[Any]:
-    """A function, and the functions that it closes over, wraps or is bound to, as far as Python shows them."""
+    """Yield a function and the functions that it closes over, wraps or is bound to, as far as Python shows them."""
     if id(function) in seen:
         return
     seen.add(id(function))

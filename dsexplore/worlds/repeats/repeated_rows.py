@@ -99,7 +99,7 @@ class _Intervals:
         }
 
     def _places(self, position: int, numbers: pl.Series) -> pl.Series:
-        """The interval in which each of these numbers lies, of events (0) or of segments (1)."""
+        """Return the interval that each number lies in; `position` 0 for numbers of events, 1 for those of segments."""
         starts = np.array([cut[position] for cut in self.cuts], dtype=np.int64)
         return pl.Series(np.searchsorted(starts, numbers.fill_null(-1).to_numpy(), side="right"), dtype=pl.Int64)
 
@@ -123,7 +123,7 @@ class _Intervals:
         return np.array(list(grown.values()))
 
     def _named(self, table: str, rows: pl.DataFrame, method: str) -> pl.DataFrame:
-        """The rows with the names of modules that this method of `LayerRuns` returns."""
+        """Return the rows with the module names that this method of `LayerRuns` returns."""
         for column in _NAMES[table] if self.layers is not None else ():
             keys = rows.select(column, "phase", pl.col("^_(interval|number)$")).unique()
             names = [getattr(self.layers, method)(*key) for key in keys.rows()]

@@ -98,12 +98,12 @@ class SkippedLayers:
         return place is not None and FIRST <= place[1] < len(self._recording.containers[place[0]]) - LAST
 
     def _skipped_layers(self) -> dict[nn.Module, nn.Module]:
-        """Each layer that is skipped, with one of its container that is run."""
+        """Return {skipped layer: a layer of its container that runs}."""
         skipped = {place: layer for place, layer in self._places.items() if self._is_skipped(place)}
         return {layer: self._places[container, FIRST - 1] for (container, _), layer in skipped.items()}
 
     def calling(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """``Module.__call__`` that skips layers, and marks the others."""
+        """Wrap ``Module.__call__`` to skip layers, and to mark those that run."""
 
         @wraps(original)
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -154,7 +154,7 @@ class SkippedLayers:
             self._recording.containers[container] = ()  # all of them are run
 
     def _visible_state(self) -> tuple[Any, ...]:
-        """The state by which a call could differ from the next one: random numbers, and values read."""
+        """Return the state by which a call could differ from the next: random generators, and number of values read."""
         if not self._unchecked:
             return ()
         mode, numpy = entered(), sys.modules.get("numpy.random")
@@ -162,7 +162,7 @@ class SkippedLayers:
         return random.getstate(), bytes(key), position, mode.inventor.reads if mode is not None else 0
 
     def hooking(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """``Tensor.register_hook`` that notes the hook's name."""
+        """Wrap ``Tensor.register_hook`` to record the name of each hook."""
 
         def register_hook(tensor: torch.Tensor, hook: Callable[..., Any]) -> Any:
             self._hooks.append(str(getattr(hook, "__qualname__", type(hook))))
@@ -171,11 +171,11 @@ class SkippedLayers:
         return register_hook
 
     def ordering(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """A method of FSDP2's groups that does nothing for those of skipped layers."""
+        """Wrap a method of FSDP2's groups to do nothing for groups of skipped layers."""
         return lambda group: None if self._is_skipped(self._parts.get(id(group.modules[0]))) else original(group)
 
     def reducing(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """A method of FSDP2's groups that reduces nothing of skipped layers, and marks others outside of autograd."""
+        """Wrap a method of FSDP2's groups to skip reductions of skipped layers, and to mark others outside autograd."""
 
         def post_backward(group: Any, *args: Any) -> Any:
             place = self._parts.get(id(group.modules[0]))
@@ -190,7 +190,7 @@ class SkippedLayers:
         return post_backward
 
     def filling(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """A function around which parameters of skipped layers get gradients, where others have them."""
+        """Wrap a function: parameters of skipped layers get gradients before and after it, if other layers have any."""
 
         def call(*args: Any, **kwargs: Any) -> Any:
             self._fill_gradients()
@@ -228,13 +228,13 @@ def _fill_like(layer: nn.Module, other: nn.Module) -> Iterable[torch.Tensor]:
 
 
 def _is_like(value: Any, other: Any) -> bool:
-    """Whether two tensors have the same shape, dtype, placements and need of a gradient."""
+    """Return True if two tensors have the same shape, dtype, placements and requires_grad."""
     both = isinstance(value, torch.Tensor) and isinstance(other, torch.Tensor)
     return both and bool(_described(value) == _described(other))
 
 
 def _graph(result: Any, given: Any) -> list[str]:
-    """The names of the autograd nodes by which a result was computed from what was given."""
+    """Return the names of the autograd nodes between `given` and `result`."""
     seen, names, waiting = {given.grad_fn, None}, [], [result.grad_fn]
     while waiting:
         node = waiting.pop()

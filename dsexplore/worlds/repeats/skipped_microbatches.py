@@ -65,7 +65,7 @@ class _Skipped:
         self._recording, self._is_script = recording, is_script
 
     def stepping(self, original: Callable[..., None]) -> Callable[..., None]:
-        """A schedule's method that runs some of the microbatches of a step."""
+        """Wrap a schedule's method to run only some of the microbatches of a step."""
 
         @wraps(original)
         def step(schedule: Any, *args: Any, **kwargs: Any) -> None:
@@ -134,12 +134,12 @@ class _Skipped:
 
 
 def _marks(run: int, count: int) -> list[PartMark]:
-    """The marks of forwards, pairs or backwards, of which some are run."""
+    """Return one mark per forward, pair or backward that runs; one of them marks the ``count - run`` skipped ones."""
     return [PartMark(count - run if number == _REPEATED else 0) for number in range(run)]
 
 
 def _detached(output: Any) -> Any:
-    """A stage's output, or a loss, without the graph that it was computed by."""
+    """Detach a stage's output, or a loss, from its graph."""
     if isinstance(output, (tuple, list)):
         return type(output)(map(_detached, output))
     return output.detach() if isinstance(output, torch.Tensor) else output

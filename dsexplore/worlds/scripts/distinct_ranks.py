@@ -133,7 +133,7 @@ class Search:
             self.outcomes.update(self.play(new))
 
     def _at(self, axis: Axis, coordinate: int) -> int:
-        """The rank with that coordinate on an axis, and those of the base elsewhere."""
+        """Return the rank with this coordinate on an axis, and the base rank's coordinates on all others."""
         return self._base + (coordinate - axis.coordinate(self._base)) * axis.stride
 
     def _stages(self) -> list[int]:
@@ -141,15 +141,15 @@ class Search:
         return [self._at(axis, coordinate) for axis in pipelines for coordinate in range(axis.size)]
 
     def _corners(self) -> list[int]:
-        """The first and the last rank of the pipeline stage in which the base rank is."""
+        """Return the first and the last rank of the base rank's pipeline stage."""
         moved = [axis for axis in self.axes if not axis.is_pipeline]
         first = self._base - sum(axis.coordinate(self._base) * axis.stride for axis in moved)
         return [first, first + sum((axis.size - 1) * axis.stride for axis in moved)]
 
     def _ends_of_axes(self) -> list[int]:
-        """The first and the last rank along each axis; none where both corners do as the base does.
+        """Return the first and the last rank along each axis; empty if both corners act as the base rank does.
 
-        Two differences along different axes would have to cancel out for a corner to be like the base.
+        For a corner to equal the base despite differences, those along different axes would have to cancel out.
         """
         if {self.outcomes[rank].digest for rank in self._corners()} == {self.outcomes[self._base].digest}:
             return []
@@ -159,7 +159,7 @@ class Search:
         return sum(axis.size // 2 * axis.stride for axis in self.axes)
 
     def _usual_tests(self) -> list[RankTest]:
-        """Conditions that frameworks have: the first and the last rank of all, and of each pipeline stage."""
+        """Return conditions that frameworks test: the first and last rank of the world, and of each pipeline stage."""
         of_stage = [axis for axis in self.axes if not axis.is_pipeline]
         first = np.all([self._coordinates(axis) == 0 for axis in of_stage], axis=0) if of_stage else None
         last = np.all([self._coordinates(axis) == axis.size - 1 for axis in of_stage], axis=0) if of_stage else None
@@ -179,7 +179,7 @@ class Search:
         return self._ranks // axis.stride % axis.size
 
     def _ends_of_tests(self, tests: Sequence[RankTest]) -> list[int]:
-        """For each condition the first and the last rank on the side that has fewer."""
+        """Return the first and the last rank on the rarer side of each condition."""
         ends = []
         for test in tests:
             holds = np.array(test.holds)
@@ -188,7 +188,7 @@ class Search:
         return ends
 
     def _by_axes(self) -> Numbers:
-        """A number for each rank: ranks whose coordinates make no difference have the same."""
+        """Return a number per rank, equal for ranks whose coordinates make no difference."""
         self._find_changes()
         keys: Numbers = np.zeros(self.world_size, dtype=np.int64)
         self._matter: list[Axis] = []
@@ -214,17 +214,17 @@ class Search:
         self._play(wanted)
 
     def _gaps(self, axis: Axis) -> list[tuple[int, int]]:
-        """Neighbouring played coordinates with others between them, whose ranks differ."""
+        """Return pairs of neighbouring played coordinates whose ranks differ, with unplayed coordinates in between."""
         played = self._played_along(axis)
         return [(low, high) for (low, one), (high, other) in pairwise(played) if high - low > 1 and one != other]
 
     def _played_along(self, axis: Axis) -> list[tuple[int, str]]:
-        """Coordinates that were played, the others being the base's, with their digests."""
+        """Return the played coordinates of an axis (the others are the base's) with their digests."""
         found = ((at, self._at(axis, at)) for at in range(axis.size))
         return [(at, self.outcomes[rank].digest) for at, rank in found if rank in self._along]
 
     def _classes_along(self, axis: Axis) -> list[int]:
-        """The number of a class for each coordinate: it does as the last played coordinate up to it does."""
+        """Return the class of each coordinate, which is that of the last played coordinate up to it."""
         numbers: dict[str, int] = {}
         played = dict(self._played_along(axis))
         classes, current = [], 0
@@ -235,7 +235,7 @@ class Search:
         return classes
 
     def _typical(self, keys: Numbers) -> Numbers:
-        """For each rank the played rank that describes it as far as its axes go."""
+        """Return for each rank the played rank that represents it as far as axes matter."""
         self._play_typical(keys)
         described = self._representatives(keys)
         return np.array([described[key] for key in keys.tolist()])
@@ -251,14 +251,17 @@ class Search:
         self._play(wanted)
 
     def _representatives(self, keys: Numbers) -> dict[int, int]:
-        """For each number the played rank of that number that is nearest to the base."""
+        """Return {number: the played rank with that number that is nearest to the base}."""
         found: dict[int, int] = {}
         for rank in sorted(self.outcomes, key=lambda rank: (int(self._distance[rank]), rank)):
             found.setdefault(int(keys[rank]), rank)
         return found
 
     def _tests_that_matter(self, tests: Sequence[RankTest], typical: Numbers) -> list[RankTest]:
-        """The conditions whose ranks do not do what the typical ones do, for which they are otherwise."""
+        """Return the conditions that explain why ranks differ from their typical ranks.
+
+        Only conditions that are true for one and false for the other are tested, on the first and last such rank.
+        """
         ends: list[tuple[RankTest, int]] = []
         for test in tests:
             holds = np.array(test.holds)
@@ -273,7 +276,7 @@ class Search:
         return self._fewest(list(matter.values()), typical)
 
     def _fewest(self, tests: Sequence[RankTest], typical: Numbers) -> list[RankTest]:
-        """Of these conditions, the ones that are needed to explain the ranks that were played; rarer ones last."""
+        """Return the conditions needed to explain the differences between played ranks, rarest first."""
         needed: list[RankTest] = []
         odd = {
             rank
@@ -288,7 +291,7 @@ class Search:
         return needed
 
     def _by_shards(self, keys: Numbers) -> Numbers:
-        """The numbers, with ranks apart whose shards have other sizes; a rank of each is played."""
+        """Split the numbers of ranks by the sizes of their shards, and play one rank of each."""
         described = self._representatives(keys)
         numbers = np.zeros(self.world_size, dtype=np.int64)
         for key, rank in described.items():
@@ -326,7 +329,7 @@ class Search:
 
 
 def names_of(axes: Sequence[Axis], names: Collection[str]) -> list[str]:
-    """The ``names`` that axes have, in the order of the axes."""
+    """Return those of `names` that belong to an axis, in the order of the axes."""
     return [axis.name for axis in axes if axis.name in names]
 
 
@@ -335,6 +338,6 @@ def _text(test: RankTest) -> str:
 
 
 def _joined(keys: Numbers, more: Numbers) -> Numbers:
-    """A number for each different pair of numbers."""
+    """Return a number for each distinct pair of numbers."""
     found: Numbers = np.unique(np.stack([keys, more]), axis=1, return_inverse=True)[1].reshape(-1)
     return found

@@ -66,7 +66,7 @@ def play_distinct(program: Program, setting: Setting) -> tuple[Trace, list[RankE
 
 
 def _search(played: Players, setting: Setting, work: Work) -> Distinct | None:
-    """The distinct ranks; None where the program fails on the first ones that are played."""
+    """Find the distinct ranks; None if the program fails on the first ranks that are played."""
     world = setting.world()
     first = list(dict.fromkeys((0, world.size - 1)))
     played.play(first, work)
@@ -89,7 +89,7 @@ def _search(played: Players, setting: Setting, work: Work) -> Distinct | None:
 
 
 def _names(groups: Sequence[GroupFound], axes: Sequence[Axis]) -> dict[str, Progression]:
-    """Stride and size of each axis by its name, of flattened ones too."""
+    """Return {axis name: stride and size}, including flattened axes."""
     named = {group.name: group.progressions[0] for group in groups if group.name and len(group.progressions) == 1}
     return {**named, **{axis.name: (axis.stride, axis.size) for axis in axes}}
 
@@ -103,7 +103,7 @@ def _outcome(played: Players, rank: int, names: Mapping[str, Progression]) -> Ou
 
 
 def _standing_for(played: Players, found: Distinct) -> Trace:
-    """The trace of the ranks that stand for others, with the ranks for which each does."""
+    """Merge the traces of the representatives, and record the ranks that each stands for."""
     trace = played.merged(one.played for one in found.classes)
     texts = {one.played: ranks_text(one.ranks) for one in found.classes}
     info = trace.info
@@ -111,7 +111,7 @@ def _standing_for(played: Players, found: Distinct) -> Trace:
 
 
 def _notes(found: Distinct, played: Players, setting: Setting) -> list[str]:
-    """Notes on the ranks that stand for others: how many, why, and on what it rests."""
+    """Return notes on the representatives: how many, why, and what the result rests on."""
     size = setting.world().size
     kinds = len(found.classes)
     checks = len(found.played) - kinds

@@ -63,7 +63,7 @@ class Setting(WorldSettings):
     """The command that made the trace, for its notes."""
 
     def world(self) -> World:
-        """The world, still closed; it shows the traffic of CPUs with gloo where the script runs on CPUs.
+        """Build the world, not yet opened; a script on CPUs gets a world that shows gloo's traffic.
 
         Raises:
             UsageError: the numbers do not fit together.
@@ -129,12 +129,12 @@ def play(
 
 
 def earlier_stages(program: Program, setting: Setting, folder: str = "") -> EarlierStages:
-    """The source of shapes of a rank's earlier pipeline stages: it plays their ranks.
+    """Build the source of shapes of the rank's earlier pipeline stages, which plays their ranks.
 
     Args:
         program: what to run.
         setting: the world of the rank.
-        folder: where answers are shared with other ranks of the same world; empty for nowhere.
+        folder: where answers are shared with other ranks of the same world; empty to share none.
     """
     return EarlierStages(partial(_play_until, program, setting), folder, rank=setting.rank)
 
@@ -160,7 +160,7 @@ def _play_until(program: Program, setting: Setting, rank: int, stage: int, known
 
 
 def _answer_of(program: Program, setting: Setting, stage: int, known: dict[int, Any]) -> Any:
-    """In a process of its own: what a stage of the rank sends on; None where the program ends before that is known."""
+    """Return what a stage of the rank sends on, or None if the program ends first; runs in a process of its own."""
     stages = replace(earlier_stages(program, setting), known=known, wanted=stage)
     error = play(program, setting, stages=stages).error
     if isinstance(error, ShapesKnown):

@@ -53,7 +53,7 @@ class RankEnd:
 
 
 def parse_ranks(ranks: str | Sequence[int], world_size: int) -> list[int]:
-    """``"0,8"``, ``"all"`` or numbers → the ranks, in order.
+    """Parse ``"0,8"``, ``"all"`` or numbers to the sorted ranks.
 
     Raises:
         UsageError: not a list of ranks, none, one twice, or one that is not in the world.
@@ -102,7 +102,7 @@ def play_ranks(program: Program, setting: Setting, ranks: Sequence[int]) -> tupl
 
 
 def finished(trace: Trace, setting: Setting, notes: Sequence[str]) -> Trace:
-    """The trace with more notes in front, saved where it was to be."""
+    """Add notes in front of the trace's own, and save it if the setting says where."""
     info = trace.tables.info
     trace = Trace(replace(trace.tables, info=replace(info, notes=(*notes, *info.notes))))
     if setting.save is not None:
@@ -173,12 +173,12 @@ class Players:
         return in_full
 
     def tables(self, rank: int) -> Tables:
-        """The tables that a rank recorded; empty where it left none."""
+        """Load the tables that a rank recorded; empty if it left none."""
         file = Path(self.folder, rank_file(rank))
         return Trace.load(file).tables if file.exists() else Tables()
 
     def merged(self, ranks: Iterable[int]) -> Trace:
-        """The traces of these ranks as one; ranks without a trace are left out."""
+        """Merge the traces of these ranks; ranks without a trace are left out."""
         files = [Path(self.folder, rank_file(rank)) for rank in ranks]
         traces = [Trace.load(file) for file in files if file.exists()]
         return Trace.merge(traces) if traces else Trace()
@@ -186,7 +186,7 @@ class Players:
 
 @contextmanager
 def players(program: Program, setting: Setting) -> Iterator[Players]:
-    """Processes that play ranks of a program's world, in a folder that is gone afterwards.
+    """Yield processes that play ranks of a program's world, in a temporary folder.
 
     Raises:
         UsageError: there is no such script.
@@ -203,7 +203,7 @@ def _print_line(ranks: Sequence[int], index: int, line: str) -> None:
 
 
 def _play_one(program: Program, setting: Setting, rank: int, objects: SharedObjects) -> RankEnd:
-    """In a process of its own: play a rank, in the folder that those objects are in."""
+    """Play a rank in a process of its own, in the folder of the shared objects."""
     folder = objects.folder
     written: dict[str, None] = {}
     found: list[WorldFound] = []  # one, once the program has ended
@@ -263,7 +263,7 @@ def _watched_files(note: Callable[[str], Any], own_folder: str) -> Iterator[None
 
 
 def written_by_several(ends: Sequence[RankEnd]) -> list[str]:
-    """A note on the files that several ranks opened for writing; none where there are none."""
+    """Return a note on the files that several ranks opened for writing; empty if there are none."""
     counts = Counter(path for end in ends for path in end.written)
     shared = [path for path, count in counts.items() if count > 1]
     if not shared:

@@ -51,7 +51,7 @@ class Program:
             )
 
     def prepare(self) -> tuple[Callable[[], CodeType], ModuleType, str]:
-        """The function that compiles the program, the ``__main__`` module to run it in, and ``sys.path[0]``.
+        """Return the function that compiles the program, the ``__main__`` module to run it in, and ``sys.path[0]``.
 
         Raises:
             UsageError: there is no such module, or it has no Python code.
@@ -79,7 +79,7 @@ def _code_of(spec: ModuleSpec) -> CodeType:
 
 
 def _find(name: str) -> ModuleSpec:
-    """The spec of a module that can be run; of a package, that of its ``__main__``."""
+    """Return the spec of a runnable module; for a package that of its ``__main__``."""
     try:
         spec = importlib.util.find_spec(name)
         if spec is not None and spec.submodule_search_locations is not None:
@@ -138,7 +138,7 @@ def _is_ours(code: CodeType) -> bool:
 
 
 def exit_status(error: BaseException | None) -> Any:
-    """The exit of Python itself for an error that ends a script: an exit status, or the text of ``sys.exit``."""
+    """Return what Python exits with after an error that ends a script: a status, or the text of ``sys.exit``."""
     if error is None:
         return 0
     if isinstance(error, SystemExit):

@@ -44,14 +44,14 @@ class Axis:
     """Whether ranks send to single other ranks along it, as pipeline stages do."""
 
     def coordinate(self, rank: int) -> int:
-        """Where a rank stands on it."""
+        """Return the coordinate of a rank on the axis."""
         return rank // self.stride % self.size
 
 
 def progressions(ranks: Sequence[int]) -> tuple[Progression, ...] | None:
-    """The strides and sizes that make up a group; None for one that is not laid out regularly, or of one rank.
+    """Return the strides and sizes that make up a group; None if it is irregular or has one rank.
 
-    Worked example: [0, 1, 8, 9] is two ranks side by side, twice, 8 apart: ((1, 2), (8, 2)).
+    Example: [0, 1, 8, 9] is two consecutive ranks, twice, 8 apart: ((1, 2), (8, 2)).
     """
     left = sorted(ranks)
     found: list[Progression] = []
@@ -69,7 +69,7 @@ def progressions(ranks: Sequence[int]) -> tuple[Progression, ...] | None:
 
 
 def axes_of(groups: Iterable[GroupFound], spec: MeshSpec, world_size: int) -> list[Axis]:
-    """The axes of a world, outermost first; axes of one rank are left out.
+    """Return the axes of a world, outermost first, without axes of one rank.
 
     Args:
         groups: those of one rank.
@@ -110,5 +110,5 @@ def _of_mesh(spec: MeshSpec) -> list[GroupFound]:
 
 
 def _fits(border: int, borders: Iterable[int], world_size: int) -> bool:
-    """Whether a border divides the larger ones, and the smaller ones divide it."""
+    """Return True if a border divides all larger ones and is divided by all smaller ones."""
     return border <= world_size and all(border % other == 0 or other % border == 0 for other in borders)

@@ -59,10 +59,10 @@ class Layout:
 
 
 def conditions_on_rank(files: Iterable[str], layout: Layout) -> list[RankTest]:
-    """The conditions in some files that hold for some ranks and not for others, each different one once.
+    """Return the distinct conditions in some files that hold for some ranks and not for others.
 
     Args:
-        files: Python sources; one that cannot be read has none.
+        files: Python sources; unreadable ones are skipped.
         layout: of the world.
     """
     found: dict[tuple[bool, ...], RankTest] = {}
@@ -84,12 +84,12 @@ def conditions_on_rank(files: Iterable[str], layout: Layout) -> list[RankTest]:
 
 
 def _first_false(holds: tuple[bool, ...]) -> tuple[bool, ...]:
-    """The same for a condition and for its opposite."""
+    """Return the same mask for a condition and its negation: the first element is False."""
     return tuple(not one for one in holds) if holds[0] else holds
 
 
 def _conditions(file: str) -> Iterator[ast.expr]:
-    """Comparisons, and whatever is tested for truth."""
+    """Yield comparisons, and all expressions that are tested for truth."""
     try:
         tree = ast.parse(Path(file).read_bytes())
     except (OSError, SyntaxError, ValueError):
@@ -106,7 +106,7 @@ def _conditions(file: str) -> Iterator[ast.expr]:
 
 
 def _of_rank_alone(node: ast.expr, axes: Sequence[Axis]) -> str:
-    """The condition over the variables of `_numbers`; empty where it needs anything else."""
+    """Rewrite a condition over the variables of `_numbers`; empty if it needs anything else."""
     names = _Names(axes)
     body = names.visit(ast.parse(ast.unparse(node), mode="eval"))
     parts = list(ast.walk(body))
@@ -134,7 +134,7 @@ class _Names(ast.NodeTransformer):
 
 
 def _said(node: ast.AST) -> tuple[str, str]:
-    """The name that an expression calls, ``get_local_rank``, and the text that it is called with, ``dp``."""
+    """Return the name that an expression refers to, ``get_local_rank``, and the text of its argument, ``dp``."""
     if isinstance(node, ast.Name):
         return node.id.lower(), ""
     if isinstance(node, ast.Attribute):
@@ -156,7 +156,7 @@ def _text(node: ast.AST | None) -> str:
 
 
 def _variable(said: tuple[str, str], axes: Sequence[Axis]) -> str:
-    """The variable of `_numbers` that an expression stands for; empty for none."""
+    """Return the variable of `_numbers` that an expression stands for; empty for none."""
     name, called_with = said
     for index, axis in enumerate(axes):
         words = re.split(r"[\W_]+", name)
@@ -172,7 +172,7 @@ def _variable(said: tuple[str, str], axes: Sequence[Axis]) -> str:
 
 
 def _numbers(layout: Layout) -> dict[str, list[int]]:
-    """By variable, its value for each rank."""
+    """Return {variable: its value for each rank}."""
     ranks = range(layout.world_size)
     per_node = layout.ranks_per_node
     columns: dict[str, list[int]] = {
@@ -190,7 +190,7 @@ def _numbers(layout: Layout) -> dict[str, list[int]]:
 
 
 def _for_all_ranks(condition: str, numbers: Mapping[str, Sequence[int]]) -> tuple[bool, ...] | None:
-    """The condition for each rank; None where it cannot be computed."""
+    """Evaluate the condition for each rank; None if that fails."""
     holds: Callable[..., object] = eval(f"lambda {', '.join(numbers)}: {condition}", {"__builtins__": {}})
     try:
         return tuple(map(bool, map(holds, *numbers.values())))

@@ -20,7 +20,7 @@ _EXTENSIONS = frozenset(
 
 
 def remedy_for(error: BaseException, *, device: str, rank: int, is_alone: bool) -> str:
-    """A note for the trace of a script that an error ended; empty where the error says all.
+    """Return a note for the trace of a script that an error ended; empty if the error explains itself.
 
     Args:
         error: what the script raised.

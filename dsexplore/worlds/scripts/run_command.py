@@ -90,7 +90,7 @@ def _take_numbers(options: argparse.Namespace, launched: Launched) -> None:
 
 
 def _world_size(options: argparse.Namespace) -> int | None:
-    """The ranks, from what was given of world size, mesh, nodes and ranks per node."""
+    """Return the number of ranks from world size, mesh, nodes and ranks per node, as far as given."""
     size: int | None = options.world_size
     per_node = options.ranks_per_node
     if size is None and options.mesh is None and per_node is not None:
@@ -133,7 +133,7 @@ def _show(end: RankEnd, *, alone: bool) -> None:
 
 
 def _number(status: Any) -> int:
-    """The exit status of a process whose script ended with that."""
+    """Return the exit status of a process whose script ended with `status`: 1 if that is not an integer."""
     return status if isinstance(status, int) else 1
 
 

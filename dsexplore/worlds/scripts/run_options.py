@@ -74,10 +74,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def parse_values(texts: Iterable[str]) -> dict[str, float]:
-    """The numbers that ``--value`` gives to lines of the script: ``["train.py:31=0.5"]`` → ``{"train.py:31": 0.5}``.
+    """Parse the numbers that ``--value`` gives to lines: ``["train.py:31=0.5"]`` → ``{"train.py:31": 0.5}``.
 
     Raises:
-        UsageError: a text that is no line with a number.
+        UsageError: a text that is not a line with a number.
     """
     values = {}
     for text in texts:

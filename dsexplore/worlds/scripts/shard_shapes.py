@@ -35,7 +35,7 @@ class ShardedShape:
     dims: tuple[tuple[int, tuple[CutAlong, ...]], ...]
 
     def local(self, ranks: Any) -> list[Any]:
-        """Per dim the length that a rank holds; of an array of ranks, arrays."""
+        """Return the length per dim that a rank holds; arrays for an array of ranks."""
         lengths = []
         for length, cuts in self.dims:
             for (stride, size), cut in cuts:
@@ -47,7 +47,7 @@ class ShardedShape:
 def sharded_shapes(
     tables: Tables, rank: int, axes: Mapping[str, Progression]
 ) -> tuple[frozenset[ShardedShape], set[str]]:
-    """The different sharded shapes of a rank's parameters, and the names of the parameters that they explain.
+    """Return the distinct sharded shapes of a rank's parameters, and the names of the parameters that they explain.
 
     Args:
         tables: the trace of that rank.
@@ -67,7 +67,7 @@ def sharded_shapes(
 
 
 def _shape(shape: tuple[int, ...], placements: str, mesh: str, axes: Mapping[str, Progression]) -> ShardedShape | None:
-    """None where an axis is not known, or a placement is none that cuts or copies."""
+    """Parse the sharding of a parameter; None for an unknown axis, or a placement other than Shard and Replicate."""
     try:
         names = parse_mesh(mesh).axes
     except UsageError:
@@ -86,7 +86,7 @@ def _shape(shape: tuple[int, ...], placements: str, mesh: str, axes: Mapping[str
 
 
 def ranks_by_shapes(shapes: Iterable[ShardedShape], ranks: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """A number for each rank: ranks with the same number hold local shapes of the same sizes."""
+    """Return a number per rank, equal for ranks that hold local shapes of equal sizes."""
     numbers = np.zeros(len(ranks), dtype=np.int64)
     for shape in shapes:
         for lengths in shape.local(ranks):

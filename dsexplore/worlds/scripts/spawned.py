@@ -25,11 +25,11 @@ class EndedProcesses:
     processes: tuple[()] = ()
 
     def pids(self) -> list[int]:
-        """An empty list: no process was started."""
+        """Return an empty list, as no process was started."""
         return []
 
     def join(self, timeout: float | None = None, grace_period: float | None = None) -> bool:
-        """Whether all have ended: they have."""
+        """Return True, as all processes have ended."""
         return True
 
 

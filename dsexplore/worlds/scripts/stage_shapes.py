@@ -53,11 +53,11 @@ class EarlierStages:
     rank: int = 0
 
     def shapes(self) -> StageShapes:
-        """The functions that a simulated world calls: for the shapes of an earlier stage, and with those of its own."""
+        """Return the callbacks of a simulated world: to get shapes of earlier stages, and to tell those of its own."""
         return StageShapes(self.ask, self.found)
 
     def ask(self, stage: Any, source: int) -> Any:
-        """The shapes that stage ``source`` sends on, after finding those of all stages before it."""
+        """Return the shapes that stage `source` sends on, after finding those of all stages before it."""
         with track("asking earlier pipeline stages for shapes", source + 1, "stages") as work:
             for index in range(source + 1):
                 if index not in self.known:

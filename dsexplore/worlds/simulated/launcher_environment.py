@@ -20,12 +20,12 @@ _PORT = 29500
 
 
 def check_ranks_per_node(ranks_per_node: int | None, world_size: int) -> int:
-    """The number of ranks on a full node.
+    """Return the number of ranks on a full node.
 
-    Without a number it is `RANKS_PER_NODE`, or all ranks of a smaller world, and the last node may have fewer.
+    None means `RANKS_PER_NODE`, or all ranks of a smaller world, where the last node may have fewer.
 
     Raises:
-        UsageError: not a number of ranks, or nodes of that many do not make up the world.
+        UsageError: not a number of ranks, or the world is not a multiple of it.
     """
     if ranks_per_node is None:
         return min(RANKS_PER_NODE, world_size)
@@ -40,7 +40,7 @@ def check_ranks_per_node(ranks_per_node: int | None, world_size: int) -> int:
 
 
 def launcher_variables(rank: int, world_size: int, ranks_per_node: int) -> dict[str, str]:
-    """The environment variables that torchrun sets for a rank, with one process per rank and no restarts.
+    """Return the environment variables that torchrun sets for a rank, with one process per rank and no restarts.
 
     Args:
         rank: 0 to ``world_size`` - 1.

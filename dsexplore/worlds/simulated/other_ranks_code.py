@@ -10,9 +10,9 @@ from dsexplore.capture.source_lines import file_name
 
 
 def code_of_other_ranks(script: Path, rank: int, world_size: int) -> list[str]:
-    """A note for each ``if rank == 1:`` of a script whose rank is not the one that is played.
+    """Return a note for each ``if rank == 1:`` of a script whose rank is not the one that is played.
 
-    Rank 0 is left out: what is done there alone is mostly logging.
+    Rank 0 is left out: code for it alone is mostly logging.
     """
     try:
         tree = ast.parse(script.read_bytes())

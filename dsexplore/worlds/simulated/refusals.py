@@ -97,7 +97,7 @@ def _check_parts(op: str, outputs: Iterable[Iterable[torch.Tensor]], inputs: Ite
 
 
 def _check_whole(whole: torch.Tensor, part: torch.Tensor) -> None:
-    """gloo cuts a tensor that is gathered into along its first dim."""
+    """Raise the error of gloo, which gathers along the first dim, if `whole` is not made of parts along it."""
     if part.dim() == 0 or whole.dim() != part.dim() or whole.shape[1:] != part.shape[1:]:
         raise RuntimeError(
             f"all_gather_into_tensor: gloo gathers along the first dim, and the output is {tuple(whole.shape)} where "

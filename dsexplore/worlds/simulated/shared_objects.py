@@ -34,7 +34,7 @@ class SharedObjects:
     _calls: Counter[tuple[str, tuple[int, ...], int]] = field(default_factory=Counter)
 
     def number(self, name: str, ranks: tuple[int, ...], source: int) -> str:
-        """The name of the next call of that collective in a group of those ranks: the same on each of them."""
+        """Return an id of the next call of this collective in a group of these ranks, equal on each of them."""
         call = (name, ranks, source)
         self._calls[call] += 1
         group = hashlib.sha256(repr(ranks).encode()).hexdigest()[:16]
@@ -47,7 +47,7 @@ class SharedObjects:
                 part.write_bytes(pickle.dumps(list(pickled())))
 
     def take(self, number: str, source: int) -> list[bytes] | None:
-        """What the source sent, once it has; None where it ended before, or did not begin before this rank."""
+        """Wait for what the source sends; None if it ended before, or did not start before this rank."""
         if source not in self.before:
             return None
         file = self._file(number)
@@ -59,7 +59,7 @@ class SharedObjects:
         return sent
 
     def why_not(self) -> str:
-        """Why an object of another rank is not here, as a clause after that rank's name."""
+        """Say why an object of another rank is missing, as a clause after that rank's name."""
         if not self.folder:
             return "which no process plays"
         return "which did not send it before (ranks that are played together receive what those before them send)"

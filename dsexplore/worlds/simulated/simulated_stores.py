@@ -33,10 +33,10 @@ class SimulatedStore(dist.Store):  # type: ignore[name-defined, misc] # torch's 
         self._values[key] = value if isinstance(value, bytes) else str(value).encode()
 
     def get(self, key: str) -> bytes:
-        """A value that this rank has set.
+        """Return a value that this rank has set.
 
         Raises:
-            UsageError: this rank has set none, so another would have to.
+            UsageError: this rank has not set it, so another rank would have to.
         """
         if key not in self._values:
             raise UsageError(
@@ -65,7 +65,7 @@ class SimulatedStore(dist.Store):  # type: ignore[name-defined, misc] # torch's 
         self._values[key] = self._values.get(key, b"") + (value if isinstance(value, bytes) else str(value).encode())
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        """The values under several keys.
+        """Return the values of several keys.
 
         Raises:
             UsageError: this rank has not set them all.
@@ -78,11 +78,11 @@ class SimulatedStore(dist.Store):  # type: ignore[name-defined, misc] # torch's 
             self.set(key, value)
 
     def has_extended_api(self) -> bool:
-        """Whether there are `append`, `multi_get` and `multi_set`."""
+        """Return True, as there are `append`, `multi_get` and `multi_set`."""
         return True
 
     def check(self, keys: Sequence[str]) -> bool:
-        """Whether this rank has set all of these keys."""
+        """Return True if this rank has set all of these keys."""
         return all(key in self._values for key in keys)
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
@@ -93,7 +93,7 @@ class SimulatedStore(dist.Store):  # type: ignore[name-defined, misc] # torch's 
         return self._values.pop(key, None) is not None
 
     def num_keys(self) -> int:
-        """The number of keys in the store."""
+        """Return the number of keys in the store."""
         return len(self._values)
 
     deleteKey, getNumKeys = delete_key, num_keys  # how torch's C++ calls them
@@ -102,12 +102,12 @@ class SimulatedStore(dist.Store):  # type: ignore[name-defined, misc] # torch's 
         """Do nothing: no call of this store waits."""
 
     def clone(self) -> SimulatedStore:
-        """The same store: there is one process."""
+        """Return the store itself, as there is one process."""
         return self
 
 
 def _plain(key: str) -> str:
-    """The key as the program wrote it, without what torch puts in front."""
+    """Return the key as the program wrote it, without the prefixes of torch."""
     return key.rpartition("/")[2]
 
 

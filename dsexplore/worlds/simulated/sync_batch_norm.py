@@ -17,12 +17,12 @@ from dsexplore.torch_internals.patches import Entry, Kernel, Parts
 
 
 def _per_channel(values: Tensor, like: Tensor) -> Tensor:
-    """[C] → [1, C, 1, …], to be combined with a tensor whose second dim is the channels."""
+    """Reshape [C] to [1, C, 1, …], to broadcast over a tensor whose second dim is the channels."""
     return values.reshape(1, -1, *(1 for _ in range(like.dim() - 2)))
 
 
 def _summed(tensor: Tensor) -> Tensor:
-    """Sums per channel, [N, C, …] → [C], in float32 at least."""
+    """Sum per channel, [N, C, …] → [C], at least in float32."""
     return _wide(tensor).sum([dim for dim in range(tensor.dim()) if dim != 1])
 
 
@@ -31,7 +31,7 @@ def _wide(tensor: Tensor) -> Tensor:
 
 
 def _stats(batch: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Mean and reciprocal deviation of each channel."""
+    """Return mean and reciprocal standard deviation of each channel."""
     count = batch.numel() // batch.size(1)
     mean = _summed(batch) / count
     variance = _summed((_wide(batch) - _per_channel(mean, batch)) ** 2) / count
@@ -48,7 +48,7 @@ def _gathered(
     eps: float,
     counts: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """The statistics of all ranks together; [ranks, C] and [ranks] → [C]. Updates the running ones."""
+    """Combine the statistics of all ranks, [ranks, C] and [ranks] → [C], and update the running ones."""
     weights = counts.reshape(-1, 1).to(mean.dtype)
     total = weights.sum()
     overall = (mean * weights).sum(0) / total
@@ -81,7 +81,7 @@ def _reduced(
     _weight_g: bool,
     _bias_g: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Per channel the sums of the gradient, and of the gradient times the deviation; gradients of weight and bias."""
+    """Return per channel the sums of gradient and of gradient × deviation, and the gradients of weight and bias."""
     total = _summed(gradient)
     moved = _summed(_wide(gradient) * (_wide(batch) - _per_channel(mean, batch)))
     return total, moved, moved * invstd, total.clone()
