@@ -101,10 +101,18 @@ def read_report(report: Path, torch: str, python: str, status: int) -> Result:
     return Result(torch, python, passed, failed, skipped, status)
 
 
-def table(results: list[Result]) -> str:
+def table(rows: list[str]) -> str:
     """Return the table as Markdown."""
-    head = ["| torch | Python | passed | failed | skipped | why skipped |", "|---|---|---|---|---|---|"]
-    return "\n".join([*head, *(result.row() for result in results)])
+    return "\n".join(["| torch | Python | passed | failed | skipped | why skipped |", "|---|---|---|---|---|---|", *rows])
+
+
+def rewritten(text: str, rows: list[str]) -> str:
+    """Return a document whose table has these rows; those of other versions stay as they are."""
+    kept = re.findall(r"^\| \d.*\|$", "".join(TABLE.findall(text)), re.MULTILINE)
+    by_version = {row.split("|")[1].strip(): row for row in [*kept, *rows]}
+    ordered = sorted(by_version, key=lambda version: [int(part) for part in version.split(".")])
+    made = table([by_version[version] for version in ordered])
+    return TABLE.sub(lambda _: f"<!-- table -->\n{made}\n<!-- end of table -->", text)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -115,17 +123,16 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--folder", type=Path, default=ROOT / "build" / "versions", help="where the environments are kept"
     )
-    parser.add_argument("--write", type=Path, help="a document whose table is written anew")
+    parser.add_argument("--write", type=Path, help="a document whose table gets these rows")
     parser.add_argument("tests", nargs="*", help="tests to run, and pytest's options after --; all where left out")
     options = parser.parse_args(argv)
     results = []
     for torch in options.torch:
         results.append(run(environment(torch, options.python, options.folder), torch, options.tests))
-    made = table(results)
+    rows = [result.row() for result in results]
     if options.write:
-        text = options.write.read_text(encoding="utf-8")
-        options.write.write_text(TABLE.sub(f"<!-- table -->\n{made}\n<!-- end of table -->", text), encoding="utf-8")
-    print(made)
+        options.write.write_text(rewritten(options.write.read_text(encoding="utf-8"), rows), encoding="utf-8")
+    print(table(rows))
     for result in results:
         print(f"torch {result.torch}: {result.passed} passed, {result.failed} failed, {result.skipped.total()} skipped")
     return int(any(result.status for result in results))
