@@ -107,11 +107,11 @@ def table(rows: list[str]) -> str:
 
 
 def rewritten(text: str, rows: list[str]) -> str:
-    """Return a document whose table has these rows; those of other versions stay as they are."""
+    """Return a document whose table has these rows; those of other versions of torch and Python stay."""
     kept = re.findall(r"^\| \d.*\|$", "".join(TABLE.findall(text)), re.MULTILINE)
-    by_version = {row.split("|")[1].strip(): row for row in [*kept, *rows]}
-    ordered = sorted(by_version, key=lambda version: [int(part) for part in version.split(".")])
-    made = table([by_version[version] for version in ordered])
+    by_version = {tuple(cell.strip() for cell in row.split("|")[1:3]): row for row in [*kept, *rows]}
+    ordered = sorted(by_version, key=lambda versions: [int(part) for each in versions for part in each.split(".")])
+    made = table([by_version[versions] for versions in ordered])
     return TABLE.sub(lambda _: f"<!-- table -->\n{made}\n<!-- end of table -->", text)
 
 

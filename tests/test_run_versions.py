@@ -50,9 +50,9 @@ def test_the_table_is_written_into_a_document(
 
 
 def test_rows_of_versions_that_were_not_run_stay() -> None:
-    text = "<!-- table -->\n| torch | … |\n|---|---|\n| 2.15.0 | old |\n| 2.9.1 | kept |\n<!-- end of table -->\n"
-    lines = run_versions.rewritten(text, ["| 2.15.0 | new |", "| 2.11.0 | new |"]).splitlines()
-    assert lines[3:6] == ["| 2.9.1 | kept |", "| 2.11.0 | new |", "| 2.15.0 | new |"]
+    text = "<!-- table -->\n| torch | … |\n|---|---|\n| 2.15.0 | 3.11 | old |\n| 2.9.1 | 3.11 | kept |\n<!-- end of table -->\n"
+    lines = run_versions.rewritten(text, ["| 2.15.0 | 3.11 | new |", "| 2.15.0 | 3.9 | new |"]).splitlines()
+    assert lines[3:6] == ["| 2.9.1 | 3.11 | kept |", "| 2.15.0 | 3.9 | new |", "| 2.15.0 | 3.11 | new |"]
 
 
 def test_constraints_differ_in_torch_and_what_it_chooses() -> None:
