@@ -103,7 +103,9 @@ def read_report(report: Path, torch: str, python: str, status: int) -> Result:
 
 def table(rows: list[str]) -> str:
     """Return the table as Markdown."""
-    return "\n".join(["| torch | Python | passed | failed | skipped | why skipped |", "|---|---|---|---|---|---|", *rows])
+    return "\n".join(
+        ["| torch | Python | passed | failed | skipped | why skipped |", "|---|---|---|---|---|---|", *rows]
+    )
 
 
 def rewritten(text: str, rows: list[str]) -> str:

@@ -50,7 +50,8 @@ def test_the_table_is_written_into_a_document(
 
 
 def test_rows_of_versions_that_were_not_run_stay() -> None:
-    text = "<!-- table -->\n| torch | … |\n|---|---|\n| 2.15.0 | 3.11 | old |\n| 2.9.1 | 3.11 | kept |\n<!-- end of table -->\n"
+    old = "| torch | … |\n|---|---|\n| 2.15.0 | 3.11 | old |\n| 2.9.1 | 3.11 | kept |"
+    text = f"<!-- table -->\n{old}\n<!-- end of table -->\n"
     lines = run_versions.rewritten(text, ["| 2.15.0 | 3.11 | new |", "| 2.15.0 | 3.9 | new |"]).splitlines()
     assert lines[3:6] == ["| 2.9.1 | 3.11 | kept |", "| 2.15.0 | 3.9 | new |", "| 2.15.0 | 3.11 | new |"]
 

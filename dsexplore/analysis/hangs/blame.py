@@ -9,6 +9,7 @@ In this order:
    but what another rank has in flight too, which went on past it. Of other ranks without a record that are missing in
    the same collectives, one with an empty file is named, as it had nothing in flight to write; one without a file may
    have come, and is a suspect.
+   So is a rank whose call in flight has ended on other ranks: what it waits in is not what holds it up.
 2. *Mismatch*: ranks that called another op, size, root or dtype than the most of their group under one sequence number.
 3. *Behind*: ranks that others wait for, and whose own calls in flight do not explain it: a rank that waits for them
    has the same calls in flight, and went on past them.
@@ -73,6 +74,7 @@ def blame(job: Job, front: Wavefront, mismatched: Iterable[Mismatch] | None = No
     attempts = (
         _missing(job, front, expected, harmful),
         *(_mismatch(job, found, expected) for found in harmful),
+        _overtaken(front),
         _behind(job, front),
         *(_circle(job, front, circle, expected) for circle in front.circles),
         *(_unmet(instance) for instance in front.unmet),
@@ -98,7 +100,7 @@ def _missing(job: Job, front: Wavefront, expected: ExpectedCalls, harmful: list[
     first = next((found for found in harmful if found.minority), None)
     unseen = _unseen_with(front, instances)
     empty = {rank for rank in unseen if job.ranks[rank].has_empty_file}
-    culprits = {*idle, *odd, *empty, *_left_behind(job, front), *stopped_unseen(job, front)}
+    culprits = {*idle, *odd, *empty, *_left_behind(job, front), *stopped_unseen(job, front), *front.overtaken}
     suspects = unseen - culprits
     return Blame("missing", tuple(sorted(culprits)), tuple(sorted(suspects)), instances, mismatch=first)
 
@@ -187,6 +189,12 @@ def _is_passed(job: Job, rank: int, further: Call) -> bool:
 def _place(call: Call) -> tuple[str, ...]:
     """Return the program location of a call, equal on ranks that run the same program in other groups."""
     return (*call.token, str(call.number))
+
+
+def _overtaken(front: Wavefront) -> Blame | None:
+    if not front.overtaken:
+        return None
+    return Blame("device", tuple(sorted(front.overtaken)), instances=tuple(front.overtaken.values()))
 
 
 def _behind(job: Job, front: Wavefront) -> Blame | None:

@@ -18,6 +18,8 @@ _WITHOUT_TRAFFIC = frozenset({"unknown:split", "unknown:new_window"})
 """Entries that are no collective of the program: making a communicator."""
 _OF_EQUAL_PARTS = ("_base", "_single", "into_tensor", "scatter_tensor")
 _MESSAGES = ("send", "recv")
+_ENQUEUED, _COMPLETED = 0, 2
+"""Places in `RecorderDump.status`."""
 
 
 def job_of_dumps(found: Dumps) -> Job:
@@ -44,7 +46,8 @@ def _rank_calls(dump: RecorderDump, groups: _Groups, world: int) -> RankCalls:
         has_left_evidence=not dump.note,
         has_empty_file=bool(dump.note),
         is_whole=bool(dump.entries) and _is_whole(dump),
-        enqueued=groups.enqueued(dump),
+        enqueued=groups.counted(dump, _ENQUEUED),
+        completed=groups.counted(dump, _COMPLETED),
         alike=groups.alike(dump, world),
     )
 
@@ -214,15 +217,19 @@ class _Groups:
     def _kinds(self) -> dict[GroupId, str]:
         return kinds({group: self._descriptions.get(group, "") for group in self.all()})
 
-    def enqueued(self, dump: RecorderDump) -> Mapping[GroupId, int]:
-        """Return {group: last sequence number enqueued on the rank}, for groups without messages.
+    def counted(self, dump: RecorderDump, what: int) -> Mapping[GroupId, int]:
+        """Return {group: last sequence number that the rank counted}, for groups without messages.
 
         Groups with messages count differently, and so does gloo, of which nothing is returned.
+
+        Args:
+            dump: of the rank.
+            what: place of the count in `RecorderDump.status`.
         """
         if any(entry.raw_op.startswith("gloo") for entry in dump.entries):
             return {}  # gloo counts messages and collectives together
         return {
-            self.of(dump.rank, name): dump.status[number][0]
+            self.of(dump.rank, name): dump.status[number][what]
             for number, name in self._numbers.get(dump.rank, {}).items()
             if number in dump.status and name not in self._with_messages
         }

@@ -320,12 +320,22 @@ def _device_text(front: Wavefront, found: Blame) -> str:
         return "; ".join([*waits[:4], "the evidence does not say for whom"])
     instance = found.instances[0]
     call = next(iter(instance.calls.values()))
+    if set(found.culprits) & front.overtaken.keys():
+        return _overtaken_text(front, found, instance, call)
     text = f"all of {format_ranks(instance.calls)} called {call_text(call)}{_number(instance)}, and it has not ended"
     if not found.culprits:
         return text + ": the evidence does not say on which rank"
     states = {instance.calls[rank].state for rank in found.culprits if rank in instance.calls}
     how = "has not begun on the device of" if states == {"scheduled"} and _has_begun(instance) else "is held up by"
     return f"{text}: it {how} {format_ranks(found.culprits)}"
+
+
+def _overtaken_text(front: Wavefront, found: Blame, instance: Instance, call: Call) -> str:
+    """Return which ranks wait in what has ended on others."""
+    ended = [rank for rank in call.group.ranks if rank not in found.culprits and front.has_ended(rank, instance)]
+    who = f"{format_ranks(found.culprits)} {'waits' if len(found.culprits) == 1 else 'wait'}"
+    whose = "its device or its network stands" if len(found.culprits) == 1 else "their devices or networks stand"
+    return f"{who} in {call_text(call)}{_number(instance)}, which has ended on {format_ranks(ended)}: {whose} still"
 
 
 def _has_begun(instance: Instance) -> bool:

@@ -153,6 +153,8 @@ class RankCalls:
     kept."""
     enqueued: Mapping[GroupId, int] = field(default_factory=dict)
     """By group: the last sequence number that the recorder counted, also of calls that it no longer has."""
+    completed: Mapping[GroupId, int] = field(default_factory=dict)
+    """By group: the last sequence number that the recorder saw end, also of calls that it no longer has."""
     alike: frozenset[int] = frozenset()
     """The ranks that run the same program, as far as groups say: members of its groups in which all call together, but
     for groups of all ranks."""

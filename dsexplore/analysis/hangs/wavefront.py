@@ -13,6 +13,9 @@ from functools import cached_property
 
 from dsexplore.analysis.hangs.rank_calls import Call, Instance, Job
 
+_END_TOGETHER = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
+"""The ops that no rank ends before all have come: each needs something of every other rank."""
+
 
 class Wavefront:
     """The call that holds up each rank of a job."""
@@ -83,6 +86,29 @@ class Wavefront:
             if not more:
                 return found
             found |= more
+
+    @cached_property
+    def overtaken(self) -> dict[int, Instance]:
+        """The ranks that wait in a collective which has ended on another rank, each with that collective.
+
+        Only ops are looked at that end nowhere before all ranks have come. That it ended is said by another rank's
+        record of it, or by its count of what ended, which goes further back than the records.
+        """
+        found = {}
+        for rank, calls in self.heads.items():
+            call = calls[0]
+            if call.op in _END_TOGETHER and self.job.ranks[rank].completed.get(call.group, -1) < call.number:
+                instance = self.job.instance_of(call)
+                if any(self.has_ended(other, instance) for other in call.group.ranks if other != rank):
+                    found[rank] = instance
+        return found
+
+    def has_ended(self, rank: int, instance: Instance) -> bool:
+        """Return True if a collective is known to have ended on a rank."""
+        known, call = self.job.ranks.get(rank), instance.calls.get(rank)
+        if call is not None:
+            return not call.is_pending
+        return known is not None and known.completed.get(instance.id.group, -1) >= instance.id.number
 
     @cached_property
     def together(self) -> list[Instance]:

@@ -79,11 +79,16 @@ class Run:
     issued: dict[int, list[Issued]] = field(default_factory=dict)
     stopped: set[int] = field(default_factory=set)
     """The ranks that came to their end or to `STOP`."""
+    stuck: tuple[int, int] | None = None
 
 
-def run(program: Program, size: int, budget: int = 200_000) -> Run:
-    """Run the ranks until none can go on."""
-    job = Run(size, {rank: [] for rank in range(size)})
+def run(program: Program, size: int, budget: int = 200_000, stuck: tuple[int, int] | None = None) -> Run:
+    """Run the ranks until none can go on.
+
+    Args:
+        stuck: a rank, and the number of the collective from which on none ends on its device, though it does on others.
+    """
+    job = Run(size, {rank: [] for rank in range(size)}, stuck=stuck)
     ranks: dict[int, Generator[Step, None, None] | Iterator[Step]] = {rank: program(rank) for rank in range(size)}
     held: dict[int, list[Issued]] = {}
     matching = _Matching(job)
@@ -154,8 +159,11 @@ class _Matching:
             self._end(together)
 
     def _end(self, together: dict[int, Issued]) -> None:
+        stuck, since = self._job.stuck or (None, 0)
+        if stuck in together and together[stuck].number > since:
+            return
         for one in together.values():
-            one.ended = True
+            one.ended = one.rank != stuck or one.number < since
 
 
 def dumps(

@@ -142,3 +142,39 @@ def test_of_the_first_message_of_its_kind_nobody_knows_which_end_is_wrong() -> N
 def test_a_rank_that_sent_in_earlier_steps_is_the_odd_one_where_it_does_not() -> None:
     found = waits_for_a_message(sent=2)
     assert (found.culprits, found.reason) == ((0,), "other collective")
+
+
+@pytest.mark.parametrize(
+    ("kept", "blocking"),
+    [({}, True), ({}, False), ({"keep": 1}, True), ({"keep": 2}, False), ({"only_active": True}, False)],
+    ids=str,
+)
+def test_a_rank_whose_call_has_ended_on_the_others_is_the_one_that_is_behind(
+    kept: dict[str, Any], blocking: bool
+) -> None:
+    world = Group("0", (0, 1, 2, 3), "default_pg")
+
+    def program(rank: int) -> Iterator[Step]:
+        for _ in range(5):
+            yield Collective(world, line=7, blocking=blocking or rank != 2)
+        yield STOP
+
+    found = dumps(run(program, 4, stuck=(2, 4)), [world], **kept)
+    job = job_of_dumps(Dumps(tuple(dump_of(Path(f"{rank}"), content, rank) for rank, content in found.items())))
+    said = report_of(job)
+    assert said.culprits == (2,)
+    assert said.reason == "device"
+    assert "ended on ranks 0, 1, 3" in said.sentence
+    assert "collective 4 of group default" in said.sentence
+
+
+def test_a_broadcast_that_has_ended_at_its_root_accuses_nobody_who_waits_in_it() -> None:
+    world = Group("0", (0, 1, 2), "default_pg")
+
+    def program(rank: int) -> Iterator[Step]:
+        yield Collective(world, op="broadcast")
+        yield STOP if rank == 0 else Collective(world)
+
+    found = dumps(run(program, 3, stuck=(1, 1)), [world])
+    job = job_of_dumps(Dumps(tuple(dump_of(Path(f"{rank}"), content, rank) for rank, content in found.items())))
+    assert 1 not in report_of(job).culprits
