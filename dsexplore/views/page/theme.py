@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 BLUE, ORANGE, PURPLE, GREEN = "#0072b2", "#e69f00", "#cc79a7", "#009e73"
-SKY, VERMILION, GREY = "#56b4e9", "#d55e00", "#6b6b6b"
+SKY, VERMILION, GREY, BROWN = "#56b4e9", "#d55e00", "#6b6b6b", "#883322"
 INK = "#767676"
 """Colour of text in figures, legible on white and on black."""
 CLEAR = "rgba(0,0,0,0)"
@@ -67,7 +67,7 @@ PHASES: dict[str, Mark] = {
     "start-up": Mark("S", SKY, "#000", f"{_stripes(45)},{_stripes(-45)}", "x"),
     "forward": Mark("F", BLUE, "#fff", "", ""),
     "no-grad forward": Mark("N", VERMILION, "#000", _stripes(90, 9), "+"),
-    "between steps": Mark("W", SKY, "#000", _stripes(90, 4), "."),
+    "between steps": Mark("W", BROWN, "#fff", _stripes(90, 4), "."),
     "backward": Mark("B", ORANGE, "#000", _stripes(45), "/"),
     "recompute": Mark("R", PURPLE, "#000", _stripes(-45), "\\"),
     "optimizer": Mark("O", GREEN, "#000", _stripes(0, 4), "-"),
