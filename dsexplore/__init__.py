@@ -1,7 +1,7 @@
 """dsexplore: see what a distributed PyTorch program communicates, where its tensors live, how fast the disk is.
 
-This module defines nothing: it hands on the public names, and imports their modules when first used. In IPython it puts
-a line of advice in the place of a magic that is not loaded.
+This module defines nothing: it exports the public names, and imports their modules on first use. In IPython it
+registers a stand-in for the magic that says how to load it.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""``python -m dsexplore``: what the command ``dsexplore`` does."""
+"""``python -m dsexplore``, the same as the command ``dsexplore``."""
 
 import sys
 

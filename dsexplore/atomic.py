@@ -1,4 +1,4 @@
-"""Files that are whole or not there."""
+"""Files that are written completely or not at all."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 
 @contextmanager
 def writing(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """A place to write to, beside ``path`` and moved there when the block ends well; else it is removed.
+    """Yield a temporary path beside `path`, moved there if the block succeeds and removed if it raises.
 
-    A reader meets the file as it was or as it becomes, never half of one, also after Ctrl-C.
+    A reader sees the old file or the new one, never half of one, also after Ctrl-C.
     """
     target = Path(path)
     partial = target.with_name(f".{target.name}.{os.getpid()}.partial")

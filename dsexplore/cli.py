@@ -31,7 +31,7 @@ Start = Callable[[list[str]], None]
 
 @dataclass(frozen=True)
 class Command:
-    """One subcommand: its line in the help, its arguments, and what it does."""
+    """One subcommand: its help line, its arguments, and its function."""
 
     help: str
     add_arguments: Callable[[argparse.ArgumentParser], None]
@@ -39,7 +39,7 @@ class Command:
 
 
 class _Parser(argparse.ArgumentParser):
-    """A parser whose errors end with a hint; those of the subcommands are of this class too."""
+    """A parser whose errors end with a hint; the parsers of the subcommands are of this class too."""
 
     def error(self, message: str) -> NoReturn:
         super().error(message + options_meant(message, self._option_string_actions))
@@ -78,7 +78,7 @@ def _lab(options: argparse.Namespace) -> None:
 
 
 def open_lab(arguments: list[str], start: Start | None = None) -> None:
-    """Replace this process by JupyterLab with a copy of the tour notebook open, the user's own.
+    """Replace this process by JupyterLab, with the user's copy of the tour notebook open.
 
     Args:
         arguments: for JupyterLab.
@@ -104,10 +104,10 @@ def _replace_process(command: list[str]) -> None:
 
 
 def tour(folder: Path) -> Path:
-    """The user's copy of the tour notebook, beside copies of the other tutorials; one that is there is kept as it is.
+    """Copy the tutorials for the user, keeping existing copies, and return the path of the tour notebook.
 
     Args:
-        folder: gets a folder ``dsexplore-notebooks``; the home folder gets it where this one is in our own source tree.
+        folder: where to create ``dsexplore-notebooks``; replaced by the home directory inside our own source tree.
 
     Raises:
         UsageError: the copies cannot be written.
@@ -173,7 +173,7 @@ def _show(options: argparse.Namespace) -> None:
 
 
 def _report(trace: object, html: Path | None) -> None:
-    """Print a trace as text, and write its page where asked."""
+    """Print a trace as text, and write its page to `html` if given."""
     from dsexplore.trace.trace import Trace
 
     assert isinstance(trace, Trace)

@@ -26,7 +26,7 @@ LOCAL_RANK = "LOCAL_RANK"
 
 
 def _timeout_from_environment() -> timedelta:
-    """How long a collective may take, in minutes from ``DEEPSPEED_TIMEOUT``."""
+    """Return the timeout of collectives from ``DEEPSPEED_TIMEOUT``, in minutes."""
     text = os.environ.get(TIMEOUT_VARIABLE)
     if text is None:
         return timedelta(minutes=DEFAULT_TIMEOUT_MINUTES)
@@ -36,7 +36,7 @@ def _timeout_from_environment() -> timedelta:
 
 
 def __getattr__(name: str) -> Any:
-    """``default_pg_timeout`` is read from the environment when used, so that a bad value cannot break an import."""
+    """Return ``default_pg_timeout`` from the environment on access, so that a bad value cannot break an import."""
     if name == "default_pg_timeout":
         return _timeout_from_environment()
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

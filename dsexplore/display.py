@@ -1,8 +1,8 @@
-"""`Displayable`: inherited by what shows itself in notebooks, as a page, as a figure, and as an explorer.
+"""`Displayable`: the base class of objects that display themselves in notebooks, as a page, a figure, or an explorer.
 
-How an object looks is decided in ``dsexplore.views``, which imports the classes that it shows. Lower
-floors reach it through this module alone, which asks for the view of an object's type when the object is shown. The
-options of `Displayable.figure` and its like are those of that view, and so are their signature and documentation:
+How an object looks is decided in ``dsexplore.views``, which imports the classes that it shows. Lower floors reach it
+through this module alone, which looks up the view of an object's type when the object is shown. The options of
+`Displayable.figure` and similar methods are those of that view, and so are their signature and documentation:
 ``trace.figure?`` lists them, and Tab completes them.
 """
 
@@ -23,7 +23,7 @@ Result = TypeVar("Result")
 
 
 class _OptionsOfView(Generic[Result]):
-    """A method that takes the options of a method of the object's view, and has its signature and documentation.
+    """A method that accepts the options of a method of the object's view, with its signature and documentation.
 
     Args:
         of_view: the name of the view's method.
@@ -46,7 +46,7 @@ def _options_of_view(of_view: str) -> Callable[[Callable[..., Result]], _Options
 
 @cache
 def _with_options_of_view(method: Callable[..., Result], of_view: str, kind: type) -> Callable[..., Result]:
-    """A function like ``method``, with the signature that it has for objects of a class; as it is where no view is."""
+    """Return `method` with the signature that it has for objects of class `kind`; unchanged if `kind` has no view."""
     from dsexplore.views import view_class
 
     view = view_class(kind)
@@ -74,7 +74,7 @@ def _with_options_of_view(method: Callable[..., Result], of_view: str, kind: typ
 
 
 class Displayable:
-    """Shows itself in notebooks, and writes itself to a file."""
+    """An object that displays itself in notebooks, and writes itself to a file."""
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         view = _view(self)
@@ -90,18 +90,18 @@ class Displayable:
 
     @_options_of_view("figure")
     def figure(self, **options: Any) -> Any:
-        """A plotly ``Figure`` of this object; its notebook output has the static twin for readers without plotly."""
+        """Return a plotly ``Figure``; its notebook output includes a static picture for readers without plotly."""
         return _view(self).figure_with_twin(**options)
 
     @_options_of_view("explore")
     def explore(self, **options: Any) -> Any:
-        """An interactive view of this object; show it as the last expression of a cell."""
+        """Return an interactive view of this object; show it as the last expression of a cell."""
         view: Any = _view(self)
         return view.explore(**options)
 
 
 def plain_text(shown: Displayable) -> str:
-    """What a terminal shows of it; what a browser would is not made."""
+    """Return the text that a terminal shows, without building the HTML."""
     return _view(shown).text()
 
 

@@ -1,13 +1,13 @@
-"""The errors that users meet, all handed on by ``dsexplore``: each message says what is wrong, and what to do instead.
+"""The public errors, all exported by ``dsexplore``: each message says what is wrong, and what to do instead.
 
-`RanksFailedError` alone stands elsewhere, beside the run that it reports (`dsexplore.worlds.real.run_ranks`).
+Only `RanksFailedError` is defined elsewhere, beside the run that it reports (`dsexplore.worlds.real.run_ranks`).
 """
 
 from __future__ import annotations
 
 
 class _ShownAsSentence:
-    """An error of which IPython shows the user's own frames and the message, not those of torch and dsexplore."""
+    """An error of which IPython shows only the user's own frames and the message, not those of torch and dsexplore."""
 
     def _render_traceback_(self) -> list[str]:
         from dsexplore.tracebacks import lines_of_the_program

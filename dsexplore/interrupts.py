@@ -1,4 +1,4 @@
-"""Hold Ctrl-C and SIGTERM back during work that must be done completely or not at all; let SIGTERM act as Ctrl-C."""
+"""Delay Ctrl-C and SIGTERM during work that must be done completely or not at all; handle SIGTERM like Ctrl-C."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Any
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Hold SIGINT and SIGTERM back until the block has ended, then deliver them.
+    """Delay SIGINT and SIGTERM until the block has ended, then deliver them.
 
-    A launcher sends SIGTERM to the remaining ranks once one has failed. Outside the main thread nothing is held back.
+    A launcher sends SIGTERM to the remaining ranks once one has failed. Outside the main thread nothing is delayed.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -27,10 +27,10 @@ def uninterrupted() -> Iterator[None]:
 
 @contextmanager
 def sigterm_interrupts() -> Iterator[list[signal.Signals]]:
-    """Raise KeyboardInterrupt on SIGTERM until the block ends, so that a command ended by a scheduler keeps results.
+    """Raise KeyboardInterrupt on SIGTERM inside the block, so that a command ended by a scheduler keeps its results.
 
     Yields:
-        The signals received so far: SIGTERM, once for each. Outside the main thread, and in a process that ignores
+        the signals received so far: SIGTERM, once for each. Outside the main thread, and in a process that ignores
         SIGTERM or has a handler of its own, nothing changes.
     """
     received: list[signal.Signals] = []

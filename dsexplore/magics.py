@@ -56,7 +56,7 @@ class _Parser(argparse.ArgumentParser):
         raise ShellUsageError(f"commtrace: {message}{near}; %commtrace -h lists the options")
 
     def parse_line(self, line: str) -> argparse.Namespace:
-        """The options of a magic's line."""
+        """Return the options of a magic's line."""
         try:
             return self.parse_args(shlex.split(line))
         except ValueError as error:
@@ -152,7 +152,7 @@ class CommtraceMagics(Magics):
             print(f"a world of {current} is open" if current else _NONE_OPEN)
 
     def close(self) -> str:
-        """Close the world that stays open, and return its description; an empty text where there was none."""
+        """Close the world that stays open, and return its description; empty if there was none."""
         return self._close_simulated() or self._real.close()
 
     def _close_simulated(self) -> str:
@@ -186,7 +186,7 @@ class CommtraceMagics(Magics):
             self._unbind.close()
 
     def _connect(self, options: argparse.Namespace) -> None:
-        """Keep the engines of a cluster as ranks, if they are not kept already."""
+        """Keep the engines of a cluster as ranks, unless they are kept already."""
         if options.real is not None:
             raise UsageError(f"--profile {options.profile} and --real {options.real} are two places: give one")
         kept = self._real.kept
@@ -288,16 +288,16 @@ def _print_closed(closed: str) -> bool:
 
 
 def _names_simulated(options: argparse.Namespace) -> bool:
-    """Whether the options are about a simulated world."""
+    """Return True if the options are about a simulated world."""
     asked = (options.world_size, options.mesh, options.target)
     return any(each is not None for each in asked) or options.fake or options.device != "cpu"
 
 
 def _is_kept(options: argparse.Namespace, kept: RankWorld | Cluster) -> bool:
-    """Whether the options mean the kept ranks; false for others.
+    """Return True if the options match the kept ranks.
 
     Raises:
-        UsageError: they ask for ranks that are not those that are kept.
+        UsageError: they ask for other ranks than those that are kept.
     """
     asked = options.real or kept.size, options.backend or kept.backend, options.mesh or kept.mesh
     if asked == (kept.size, kept.backend, kept.mesh):

@@ -1,4 +1,4 @@
-"""Meshes as text, ``dp=2,tp=4``: reading what users write, and writing torch's meshes."""
+"""Meshes as text, ``dp=2,tp=4``: parse what users write, and format torch's meshes."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _EXAMPLE = "write it like 'dp=2,tp=4'"
 
 @dataclass(frozen=True)
 class MeshSpec:
-    """Names and sizes of mesh axes, outermost first; without axes where the user named none."""
+    """Names and sizes of mesh axes, outermost first; without axes if the user named none."""
 
     axes: tuple[str, ...] = ()
     shape: tuple[int, ...] = ()
 
     @property
     def size(self) -> int:
-        """How many ranks the mesh has: the product of its axes."""
+        """Number of ranks of the mesh: the product of its axes."""
         return math.prod(self.shape)
 
     def __str__(self) -> str:
@@ -30,7 +30,7 @@ class MeshSpec:
 
 
 def parse_mesh(mesh: str | Mapping[str, int] | None) -> MeshSpec:
-    """Read ``"dp=2,tp=4"`` or ``{"dp": 2, "tp": 4}``; nothing is a mesh without axes.
+    """Parse ``"dp=2,tp=4"`` or ``{"dp": 2, "tp": 4}``; None or empty gives a mesh without axes.
 
     Raises:
         UsageError: an axis without a name or a size, a size below 1, a name used twice.
@@ -57,11 +57,11 @@ def _axis(part: str, mesh: str) -> tuple[str, int]:
 
 
 def mesh_text(mesh: DeviceMesh) -> str:
-    """A device mesh as text, ``"dp=2,tp=4"``; axes without a name are ``dim_0``, ``dim_1``, …"""
+    """Return a device mesh as text, ``"dp=2,tp=4"``; axes without a name are ``dim_0``, ``dim_1``, …"""
     names = axis_names(mesh)
     return ",".join(f"{name}={size}" for name, size in zip(names, mesh.shape, strict=True))
 
 
 def axis_names(mesh: DeviceMesh) -> tuple[str, ...]:
-    """The names of a device mesh's axes; ``dim_0``, ``dim_1``, … where it has none."""
+    """Return the names of a device mesh's axes; ``dim_0``, ``dim_1``, … if it has none."""
     return mesh.mesh_dim_names or tuple(f"dim_{i}" for i in range(mesh.ndim))

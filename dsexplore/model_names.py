@@ -1,4 +1,4 @@
-"""Names of models as their program wrote them."""
+"""Names of models' classes as the program wrote them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import nn
 
 
 def class_name(model: nn.Module) -> str:
-    """The name of a model's class without what FSDP2 does to it: ``fully_shard`` makes a subclass ``FSDP<name>``."""
+    """Return the name of a model's class, without the ``FSDP`` that ``fully_shard`` prepends in a subclass."""
     own = type(model)
     fsdp = sys.modules.get("torch.distributed.fsdp")  # a model under FSDP2 has imported it
     wrapped = fsdp is not None and isinstance(model, fsdp.FSDPModule) and len(own.__bases__) > 1

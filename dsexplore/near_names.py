@@ -1,4 +1,4 @@
-"""The known name that is most like a misspelt one, for the end of an error message."""
+"""Find the known name most similar to a misspelt one, for the end of an error message."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _SYNONYMS = {"gpu": "cuda", "gpus": "cuda"}
 
 
 def did_you_mean(given: object, known: Iterable[str]) -> str:
-    """`` (did you mean 'tp'?)``; empty where no known name is like the given one."""
+    """Return `` (did you mean 'tp'?)``; empty if no known name is similar."""
     found = nearest(given, known)
     return f" (did you mean {found!r}?)" if found is not None else ""
 
 
 def nearest(given: object, known: Iterable[str]) -> str | None:
-    """The known name that is most like a text, upper and lower case taken as one; None where none is like it."""
+    """Return the known name most similar to a text, ignoring case; None if none is similar."""
     by_lower = {name.lower(): name for name in known if name}
     text = str(given).lower()
     same_letters = [name for name in by_lower if sorted(name) == sorted(text)]
@@ -34,11 +34,11 @@ def nearest(given: object, known: Iterable[str]) -> str | None:
 
 
 def options_meant(message: str, known: Iterable[str]) -> str:
-    """Return a hint for the end of a message of argparse: the option or the value that was meant; empty for none.
+    """Return a hint for the end of an argparse message: the option or value that was meant; empty if there is none.
 
     Args:
         message: names an unknown option, or a value that an option does not take.
-        known: the options that there are.
+        known: the existing options.
     """
     options = {option for option in known if option.startswith("--")}
     value = _INVALID_VALUE.search(message)
@@ -60,7 +60,7 @@ def _value_meant(option: str, kind: str, value: str, choices: str | None) -> str
 
 
 def listed(names: Iterable[str]) -> str:
-    """``dp, tp``; of many names the first, and how many more there are."""
+    """Return ``dp, tp``; for many names the first ones, and how many more there are."""
     every = list(names)
     more = len(every) - _MOST_LISTED
     return ", ".join(every[:_MOST_LISTED]) + (f" and {more:,} more" if more > 0 else "")

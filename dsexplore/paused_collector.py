@@ -1,4 +1,4 @@
-"""A pause of Python's collector of cyclic garbage, while very many objects are made that all stay."""
+"""Pause Python's cyclic garbage collector while very many lasting objects are created."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def no_collection() -> Iterator[None]:
-    """Collect nothing inside the block: the collector would walk all that is read, again and again, for nothing."""
+    """Disable the garbage collector inside the block: it would repeatedly traverse everything that is read, in vain."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""DTensor placements as short text, written and read: ``S(0)``, ``R``, ``P``, and ``_S(0, 2)`` when strided."""
+"""DTensor placements as short text, formatted and parsed: ``S(0)``, ``R``, ``P``, and ``_S(0, 2)`` when strided."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class Placement:
 
     @property
     def cuts(self) -> bool:
-        """Whether each rank holds only a part of a dim's indices."""
+        """True if each rank holds only a part of a dim's indices."""
         return self.kind in ("shard", "strided")
 
     def __str__(self) -> str:
-        """The short text: ``S(dim)``, ``_S(dim, split_factor)``, ``R``, ``P`` for a sum, ``P(avg)`` for the like."""
+        """Return the short text: ``S(dim)``, ``_S(dim, split_factor)``, ``R``, ``P`` for a sum, else ``P(avg)`` etc."""
         if self.kind == "shard":
             return f"S({self.dim})"
         if self.kind == "strided":
@@ -49,24 +49,24 @@ class Placement:
 
 
 def short(placement: Any) -> str:
-    """The short text of one placement of torch's; the object's own text for a kind that is not known."""
+    """Return the short text of one of torch's placements; an unknown kind's own text."""
     return str(_plain(placement) or placement)
 
 
 def joined(placements: Sequence[Any]) -> str:
-    """Several placements, one per mesh axis in mesh order: ``"S(0), R"``."""
+    """Return several placements as text, one per mesh axis in mesh order: ``"S(0), R"``."""
     return ", ".join(short(placement) for placement in placements)
 
 
 def change(before: Sequence[Any], after: Sequence[Any]) -> str:
-    """A redistribute: ``"S(0)→R"``; with parentheses on a mesh of several axes: ``"(R, P)→(R, R)"``."""
+    """Return a redistribute as text: ``"S(0)→R"``; on a mesh of several axes ``"(R, P)→(R, R)"``."""
     if len(before) == len(after) == 1:
         return f"{short(before[0])}→{short(after[0])}"
     return f"({joined(before)})→({joined(after)})"
 
 
 def _plain(placement: Any) -> Placement | None:
-    """One of torch's placements as plain data; None for another object."""
+    """Return one of torch's placements as a `Placement`; None for another object."""
     name = type(placement).__name__
     if name == "_StridedShard":
         return Placement("strided", placement.dim, placement.split_factor)
@@ -80,14 +80,14 @@ def _plain(placement: Any) -> Placement | None:
 
 
 def read(placement: Any, what: str = "") -> Placement:
-    """Read one placement.
+    """Convert one placement to a `Placement`.
 
     Args:
         placement: torch's object, a `Placement`, or text.
         what: the name of the tensor, for the message.
 
     Raises:
-        UsageError: an object of another type, or a kind of placement that is not known.
+        UsageError: an object of another type, or an unknown kind of placement.
     """
     of = f"{what}: " if what else ""
     text = placement.strip() if isinstance(placement, str) else short(placement)
@@ -105,7 +105,7 @@ def read(placement: Any, what: str = "") -> Placement:
 
 
 def read_all(placements: Any, what: str = "") -> tuple[Placement, ...]:
-    """Read placements in mesh order: one, several, or text such as ``"S(0), R"``.
+    """Convert placements in mesh order: one, several, or text such as ``"S(0), R"``.
 
     Raises:
         UsageError: one of them is not a placement.

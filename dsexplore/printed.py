@@ -1,4 +1,4 @@
-"""Results on standard output, whose reader may go before it has read all, as ``head`` does."""
+"""Results on standard output, whose reader may close the pipe before it has read all, as ``head`` does."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 
 
 def print_result(text: str) -> None:
-    """Print a text and a line's end; where the reader has gone, the rest is not printed, and that is no error."""
+    """Print a line; if the reader has closed the pipe, drop the rest without an error."""
     try:
         print(text, flush=True)
     except BrokenPipeError:
@@ -15,7 +15,7 @@ def print_result(text: str) -> None:
 
 
 def print_no_more() -> None:
-    """Close a pipe whose reader has ended, as head does: Python would fail again when it flushes."""
+    """Redirect standard output to ``/dev/null`` after a broken pipe; Python would fail again when it flushes."""
     devnull = os.open(os.devnull, os.O_WRONLY)
     os.dup2(devnull, sys.stdout.fileno())
     os.close(devnull)

@@ -1,6 +1,6 @@
-"""Progress of long work: how every room reports it, and where it is drawn.
+"""Progress of long work: how it is reported, and where it is drawn.
 
-Work that may take long reports how far it is::
+Work that may take long reports its progress::
 
     with track("reading ranks", total=len(files), unit="files") as work:
         for file in files:
@@ -34,7 +34,7 @@ _LINE = 110
 
 
 class State(NamedTuple):
-    """How far one piece of work is."""
+    """Progress of one piece of work."""
 
     what: str
     """``"reading ranks"``"""
@@ -48,11 +48,11 @@ class State(NamedTuple):
 
     @property
     def share(self) -> float | None:
-        """The part that is done, 0 to 1; None where no end is known."""
+        """Fraction that is done, 0 to 1; None if the total is unknown."""
         return None if not self.total else max(0.0, min(self.done / self.total, 1.0))
 
     def describe(self) -> str:
-        """``"12 of 128 files"``, ``"1,234 collectives"`` or ``"40 %"``, followed by `text`."""
+        """Return ``"12 of 128 files"``, ``"1,234 collectives"`` or ``"40 %"``, followed by `text`."""
         if not self.unit:
             counted = f"{100 * (self.share or 0):.0f} %"
         elif self.total is None:
@@ -63,7 +63,7 @@ class State(NamedTuple):
 
 
 class Screen(Protocol):
-    """Where progress is drawn."""
+    """A place where progress is drawn."""
 
     def show(self, state: State) -> None:
         """Draw the state in place of the last one."""
@@ -73,11 +73,11 @@ class Screen(Protocol):
 
 
 class Work:
-    """One piece of long work, as a context manager. Counting is cheap, and nearly free where nothing is drawn.
+    """One piece of long work, as a context manager. Counting is cheap, and nearly free if nothing is drawn.
 
     Args:
         state: the name, total and unit of the work.
-        screen: makes the screen when something is first drawn; None draws nothing.
+        screen: creates the screen when something is first drawn; None draws nothing.
         clock: returns seconds.
     """
 
@@ -92,15 +92,15 @@ class Work:
 
     @property
     def is_seen(self) -> bool:
-        """Whether the work is drawn anywhere."""
+        """True if the work is drawn anywhere."""
         return self._make is not None
 
     def advance(self, count: float = 1, text: str = "") -> None:
-        """Add to what is done; ``text`` names the part that is being done now."""
+        """Add `count` to what is done; `text` names the current part."""
         self.reach(self.done + count, text)
 
     def reach(self, done: float, text: str = "") -> None:
-        """Set how much is done in all."""
+        """Set the total amount done so far."""
         self.done = done
         if self._make is not None and self._clock() >= self._due and threading.get_ident() == self._thread:
             self._draw(self._make, text)
@@ -126,18 +126,18 @@ class Work:
 
 
 def track(what: str, total: float | None = None, unit: str = "") -> Work:
-    """Begin to report long work; use the result as a context manager.
+    """Start to report long work; use the result as a context manager.
 
     Args:
         what: the work, ``"reading ranks"``.
-        total: how many units there are; None where no end is known.
-        unit: what is counted, ``"files"``; empty where done and total are shares of 1.
+        total: number of units; None if unknown.
+        unit: what is counted, ``"files"``; empty if done and total are fractions of 1.
     """
     return Work(State(what, 0, total, unit), seen_screen())
 
 
 def seen_screen() -> Callable[[], Screen] | None:
-    """The class of the screen that a person sees: a notebook's bar, a terminal's line, or None without either."""
+    """Return the class of the visible screen: a notebook's bar, a terminal's line, or None if there is neither."""
     if os.environ.get("DSEXPLORE_PROGRESS") == "0":
         return None
     if os.environ.get("RANK", "0") != "0" and os.environ.get("TORCHELASTIC_RUN_ID") != SIMULATED_RUN:
@@ -170,7 +170,7 @@ class TerminalLine:
 
 
 class NotebookBar:
-    """An ipywidgets bar in the output of the cell; when the work ends, the bar leaves the notebook."""
+    """An ipywidgets bar in the output of the cell; it is removed when the work ends."""
 
     def __init__(self) -> None:
         import ipywidgets

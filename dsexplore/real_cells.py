@@ -1,4 +1,4 @@
-"""Cells of a notebook on local ranks: what ``%%commtrace --real`` does with them."""
+"""Run cells of a notebook on local ranks, for ``%%commtrace --real``."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ _NO_IPYTHON = (
 
 
 class RankScreen:
-    """Shows what ranks print while a cell runs: in a notebook as folds, elsewhere as lines.
+    """Shows what ranks print while a cell runs: in a notebook as collapsible blocks, elsewhere as lines.
 
-    With ``DSEXPLORE_PROGRESS=0`` in the environment, all is shown at the end alone.
+    With ``DSEXPLORE_PROGRESS=0`` in the environment, everything is shown at the end only.
 
     Args:
-        shell: whose cell runs.
+        shell: the shell whose cell runs.
     """
 
     def __init__(self, shell: InteractiveShell) -> None:
@@ -56,7 +56,7 @@ class RankScreen:
         self._printed: dict[int, int] = {}
 
     def on_output(self, ranks: Sequence[Any]) -> float | None:
-        """Draw what is new, if it is time; the seconds until it is."""
+        """Draw new output if it is due; return the seconds until it is, else None."""
         left = self._due - time.monotonic()
         if not self._is_live:
             return None
@@ -71,7 +71,7 @@ class RankScreen:
         return None
 
     def finish(self, texts: Mapping[int, RankText]) -> None:
-        """Draw all that there is, values included."""
+        """Draw all output, including values."""
         if self._in_notebook:
             self._draw(texts)
         elif self._printed:
@@ -103,7 +103,7 @@ class RankScreen:
 
 
 class RealCells:
-    """The local ranks of a shell: a world per cell, or one that is kept.
+    """The local ranks of a shell: a new world for each cell, or one that is kept.
 
     Args:
         shell: the shell whose cells run there.
@@ -117,13 +117,13 @@ class RealCells:
         self._travel = Travel()
 
     def keep(self, world: RankWorld | Cluster) -> None:
-        """Open a world whose ranks live on between cells."""
+        """Open a world whose ranks persist between cells."""
         self.close()
         world.open()
         self.kept, self._travel = world, Travel()
 
     def check_not_lost(self) -> None:
-        """Refuse a cell that would have run on ranks which an earlier cell has ended.
+        """Raise if an earlier cell has ended the ranks on which this cell would have run.
 
         Raises:
             UsageError: it names the world, and how to open it again.
@@ -135,7 +135,7 @@ class RealCells:
             )
 
     def close(self) -> str:
-        """End the kept world and return its description; an empty text where there is none."""
+        """End the kept world and return its description; empty if there is none."""
         world, self.kept, self.lost = self.kept, None, None
         if world is None:
             return ""
@@ -143,19 +143,19 @@ class RealCells:
         return str(world)
 
     def run(self, cell: str, world: RankWorld | Cluster | None, ranks: Sequence[int] | None, timeout: float) -> CellRun:
-        """Run a cell on the ranks of ``world``, which is opened for it, or on the kept ones.
+        """Run a cell on the ranks of `world`, which is opened for it, or on the kept ones.
 
         Args:
             cell: its body.
             world: a world that is not open; None for the kept one.
-            ranks: of the kept world, those that run it; None for all.
+            ranks: the ranks of the kept world that run it; None for all.
             timeout: seconds.
 
         Returns:
             How it ended on each rank, with the trace; what the ranks printed has been shown.
 
         Raises:
-            UsageError: the cell needs what ranks have not, or its names cannot be sent.
+            UsageError: the cell needs what ranks do not have, or its names cannot be sent.
             KeyboardInterrupt: with the `CellRun` as its ``run``; the ranks have been ended.
         """
         compiled = run_cell.compile_cell(self._shell, cell)
@@ -188,7 +188,7 @@ class RealCells:
         return self._shown(run, screen, message, cell)
 
     def _message(self, compiled: run_cell.CompiledCell, names: bytes) -> Cell:
-        """The cell as its ranks get it; with the texts of cells whose functions are among the names."""
+        """Return the cell as sent to its ranks, with the sources of cells whose functions are among the names."""
         files = getattr(self._shell.compile, "_filename_map", {})
         brought = {file for file in files if file.encode() in names}
         texts = {file: _text_of(file) for file in brought}
@@ -199,7 +199,7 @@ class RealCells:
         """Show what the ranks printed and returned.
 
         Returns:
-            the run, whose texts have ``In[3]`` for the file of a cell.
+            the run, whose texts have ``In[3]`` in place of the file name of a cell.
         """
         quiet = DisplayHook.semicolon_at_end_of_expression(cell)
         screen.finish({one.rank: RankText(one.output, "" if quiet else one.shown) for one in run.outcomes})
@@ -220,7 +220,7 @@ def _text_of(file: str) -> str:
 
 
 def _visible(shell: InteractiveShell) -> Mapping[str, Any]:
-    """The user's names, without those that IPython itself has put there."""
+    """Return the user's names, without those that IPython defines."""
     hidden = shell.user_ns_hidden
     missing = object()
     return {name: value for name, value in shell.user_ns.items() if hidden.get(name, missing) is not value}
@@ -243,7 +243,7 @@ def _renamed(text: str, names: Mapping[str, str]) -> str:
 
 
 def _with_cell_names(trace: Trace, files: Mapping[str, str]) -> Trace:
-    """The trace, with ``In[3]`` for the files of cells; ranks do not know under which number IPython ran them."""
+    """Return the trace with ``In[3]`` for the files of cells, whose numbers in IPython ranks do not know."""
     tables = trace.tables
     names = {file: file_name(file) for file in files}
     if not tables.events.height:
@@ -253,7 +253,7 @@ def _with_cell_names(trace: Trace, files: Mapping[str, str]) -> Trace:
 
 
 def failure(run: CellRun, timeout: float) -> RanksFailedError:
-    """The error of a cell that did not end well on all of its ranks, shown without the frames of the magic."""
+    """Return the error of a cell that failed on some ranks or timed out, shown without the frames of the magic."""
     lines = []
     failed = sorted((one for one in run.outcomes if one.status in ("error", "died")), key=lambda one: one.rank)
     first = next((one for one in run.outcomes if one.rank == run.first_failure), None)
@@ -282,7 +282,7 @@ def explain_interrupt(interrupt: KeyboardInterrupt, run: CellRun | None, end: st
 
     Args:
         interrupt: Ctrl-C.
-        run: the cell until then; None where it had not begun.
+        run: the cell until then; None if it had not begun.
         end: what became of the ranks.
     """
     if run is None:
@@ -296,8 +296,10 @@ def explain_interrupt(interrupt: KeyboardInterrupt, run: CellRun | None, end: st
 
 
 def _mismatches(run: CellRun) -> list[str]:
-    """The sentence on calls that do not fit together, where a collective failed: backends end processes then, and say
-    of others that they are gone."""
+    """Return a sentence on mismatched calls if a collective failed.
+
+    Backends then end processes, and report only that peers are gone.
+    """
     if run.trace is None or "failed" not in run.trace.events["state"]:
         return []
     report = explain_trace(run.trace)
@@ -305,7 +307,7 @@ def _mismatches(run: CellRun) -> list[str]:
 
 
 def hang_sentences(run: CellRun) -> list[str]:
-    """The sentence that says which ranks waited, and whom the hang is due to; none where no rank waits for another."""
+    """Return a sentence on which ranks waited, and which rank caused the hang; empty if no rank waits for another."""
     if run.trace is None:
         return []
     stacks = {one.rank: one.stack for one in run.outcomes if one.stack}
@@ -314,7 +316,7 @@ def hang_sentences(run: CellRun) -> list[str]:
 
 
 def stack_texts(run: CellRun) -> list[str]:
-    """For each rank that was ended while it ran the cell: where it was."""
+    """Return where each rank was that was ended while it ran the cell."""
     return [f"rank {one.rank} was at, innermost first:\n{one.stack}" for one in run.outcomes if one.stack]
 
 
@@ -335,7 +337,7 @@ def _at(one: RankOutcome) -> str:
 
 
 def _waiting(run: CellRun) -> list[str]:
-    """A line for ranks that had not finished: the collective in which they waited, or their line of the program."""
+    """Return lines on ranks that had not finished: the collective they waited in, or their line of the program."""
     stuck = [one for one in run.outcomes if one.status == "stuck"]
     at: dict[str, list[int]] = {}
     for one in stuck:

@@ -93,9 +93,9 @@ def _compile(shell: InteractiveShell, cell: str) -> CompiledCell:
 
 
 def _show_only_user_frames(shell: InteractiveShell, error: BaseException) -> None:
-    """Make IPython render the error from the cell's own frame on, by the attribute ``_render_traceback_``.
+    """Make IPython render the error from the cell's first frame on, through the attribute ``_render_traceback_``.
 
-    Of an error of dsexplore's it shows the user's frames alone; see `lines_of_the_program`.
+    For dsexplore's own errors only the user's frames are shown; see `lines_of_the_program`.
     """
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename == __file__:

@@ -26,14 +26,14 @@ class SavedFormat:
     """The method that writes such files, for errors."""
 
     def header(self) -> dict[str, Any]:
-        """The first two items of a file."""
+        """Return the first two items of a file."""
         return {"format": self.name, "version": self.version}
 
     def check(self, loaded: Any, name: str) -> None:
-        """Refuse what is of another format, or of a newer version of it.
+        """Raise if the content is of another format, or of a newer version of it.
 
         Args:
-            loaded: what the file holds.
+            loaded: content of the file.
             name: of the file, for the error.
 
         Raises:
@@ -46,17 +46,17 @@ class SavedFormat:
 
 
 class SavedJson:
-    """A result that can be saved as a JSON file; who inherits writes `to_json` and `_read`, and gives `FORMAT`."""
+    """A result that can be saved as a JSON file; subclasses define `to_json`, `_read` and `FORMAT`."""
 
     FORMAT: ClassVar[SavedFormat]
 
     def to_json(self) -> dict[str, Any]:
-        """The result as plain JSON values; `from_json` reads them back."""
+        """Return the result as plain JSON values; `from_json` reads them back."""
         raise NotImplementedError
 
     @classmethod
     def from_json(cls, loaded: Any, name: str = "this value") -> Self:
-        """Read what `to_json` gave.
+        """Build a result from what `to_json` returned.
 
         Args:
             loaded: plain JSON values.
@@ -73,11 +73,11 @@ class SavedJson:
 
     @classmethod
     def _read(cls, loaded: dict[str, Any], name: str) -> Self:
-        """Make a result of the plain values; KeyError or TypeError where they are damaged."""
+        """Build a result from plain values; raises KeyError or TypeError if they are damaged."""
         raise NotImplementedError
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the result as JSON; returns the path."""
+        """Write the result as JSON and return the path."""
         with writing(path) as unfinished:
             unfinished.write_text(json.dumps(self.to_json(), indent=1), encoding="utf-8")
         return Path(path)

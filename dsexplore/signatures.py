@@ -1,4 +1,4 @@
-"""Signatures of functions that hand keyword arguments on, so that ``?`` lists these and Tab completes them."""
+"""Signatures of functions that pass keyword arguments on, so that ``?`` lists these and Tab completes them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class _LeftOut:
-    """The default of an argument that changes nothing where it is left out."""
+    """The default of an argument that changes nothing if omitted."""
 
     def __repr__(self) -> str:
         return "…"
@@ -23,7 +23,7 @@ def with_options(options: Iterable[str | Parameter]) -> Callable[[Function], Fun
     """Show keyword arguments in a function's signature in place of its ``**``.
 
     Args:
-        options: names of arguments that may be left out, or parameters of another function.
+        options: names of optional arguments, or parameters of another function.
     """
 
     def shown(function: Function) -> Function:

@@ -1,4 +1,4 @@
-"""Tracebacks without the frames that say nothing to the user."""
+"""Tracebacks without frames that do not help the user."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FOLDERS = tuple(
 
 
 def frames_where(trace: TracebackType | None, is_shown: Callable[[CodeType], bool]) -> TracebackType | None:
-    """The traceback of those frames alone whose code is to be shown; None where there is none."""
+    """Return the traceback restricted to frames whose code is to be shown; None if there are none."""
     entries = []
     while trace is not None:
         if is_shown(trace.tb_frame.f_code):
@@ -32,21 +32,21 @@ def frames_where(trace: TracebackType | None, is_shown: Callable[[CodeType], boo
 
 
 def is_not_hidden(code: CodeType) -> bool:
-    """Whether a function sets no ``__tracebackhide__``, by which IPython and pytest hide frames too."""
+    """Return True if a function does not set ``__tracebackhide__``, by which IPython and pytest hide frames too."""
     return "__tracebackhide__" not in code.co_varnames
 
 
 def is_of_the_program(code: CodeType) -> bool:
-    """Whether code is the user's: of a cell or a file that is neither installed nor of dsexplore."""
+    """Return True if code is the user's: of a cell or of a file that is neither installed nor of dsexplore."""
     file = code.co_filename
     return file.startswith("<ipython-input") if file.startswith("<") else not file.startswith(_FOLDERS)
 
 
 def lines_of_the_program(error: BaseException) -> list[str]:
-    """Return the lines that IPython shows of an error of ours: the frames of the user's program, and the sentence.
+    """Return the lines that IPython shows of one of our errors: the frames of the user's program, and the message.
 
-    A closed world's model is refused a hundred frames inside torch, of which none says anything. Of an error that was
-    raised again while the world around it was closed, the first is shown.
+    A closed world's model raises a hundred frames deep inside torch, none of which helps. Of an error that was raised
+    again while the world around it was closed, the first is shown.
     """
     from IPython.core.getipython import get_ipython
 

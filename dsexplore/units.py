@@ -1,4 +1,4 @@
-"""Numbers as people read them: binary sizes for memory and messages, decimal GB/s for rates.
+"""Numbers as text: binary sizes for memory and messages, decimal GB/s for rates.
 
 KiB, MiB, GiB are powers of 1024; kB, MB, GB are powers of 1000. The two are never mixed under one name.
 """
@@ -18,7 +18,7 @@ _FACTORS = {
 
 
 def format_bytes(count: float) -> str:
-    """A size as text, ``1536`` → ``"1.5 KiB"``: below 1024 of a unit, one digit after the point unless that is 0."""
+    """Return a size as text: ``1536`` → ``"1.5 KiB"``; below 1024 of a unit, with one decimal unless that is 0."""
     return _format_bytes(float(count))
 
 
@@ -36,12 +36,12 @@ def _format_bytes(size: float) -> str:
 
 
 def format_rate(bytes_per_second: float) -> str:
-    """A rate in decimal and in binary units: ``2.5e9`` → ``"2.50 GB/s (2.33 GiB/s)"``."""
+    """Return a rate in decimal and in binary units: ``2.5e9`` → ``"2.50 GB/s (2.33 GiB/s)"``."""
     return f"{bytes_per_second / 1e9:.2f} GB/s ({bytes_per_second / 2**30:.2f} GiB/s)"
 
 
 def format_seconds(seconds: float) -> str:
-    """A duration with three significant digits: ``0.00125`` → ``"1.25 ms"``, ``1234`` → ``"1,230 s"``."""
+    """Return a duration with three significant digits: ``0.00125`` → ``"1.25 ms"``, ``1234`` → ``"1,230 s"``."""
     size = abs(seconds)
     if size == 0:
         return "0 s"
@@ -57,12 +57,12 @@ def _three_digits(number: float) -> str:
 
 
 def format_count(count: int, noun: str) -> str:
-    """A number of things as text: ``"1 rank"``, ``"1,024 ranks"``; for nouns whose plural takes an s."""
+    """Return a count with its noun: ``"1 rank"``, ``"1,024 ranks"``; for nouns whose plural takes an s."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def format_share(part: float, whole: float) -> str:
-    """A part of a whole in percent: ``"75 %"``; ``"100 %"`` and ``"0 %"`` are all and nothing alone."""
+    """Return a share in percent: ``"75 %"``; ``"100 %"`` and ``"0 %"`` only if it is all or nothing."""
     percent = round(100 * part / whole)
     if percent >= 100 and part < whole:
         return "over 99 %"
@@ -70,12 +70,12 @@ def format_share(part: float, whole: float) -> str:
 
 
 def format_change(change: float) -> str:
-    """A change as a part of what was before, in percent: ``-0.125`` → ``"−12.5 %"``, ``0.2`` → ``"+20.0 %"``."""
+    """Return a relative change in percent: ``-0.125`` → ``"−12.5 %"``, ``0.2`` → ``"+20.0 %"``."""
     return f"{100 * change:+.1f} %".replace("-", "−")
 
 
 def format_ranks(ranks: Iterable[int]) -> str:
-    """Ranks as text, runs of three or more shortened: ``"rank 3"``, ``"ranks 0, 1, 4–7"``, ``"no rank"``."""
+    """Return ranks as text, runs of three or more shortened: ``"rank 3"``, ``"ranks 0, 1, 4–7"``, ``"no rank"``."""
     runs: list[list[int]] = []
     for rank in sorted(set(ranks)):
         if runs and rank == runs[-1][-1] + 1:
@@ -91,12 +91,12 @@ def format_ranks(ranks: Iterable[int]) -> str:
 
 
 def parse_size(text: str | int) -> int:
-    """Read a size, ``"1GiB"``, ``"4k"``, ``"512"`` or a number of bytes, and return bytes.
+    """Parse a size, ``"1GiB"``, ``"4k"``, ``"512"`` or a number of bytes, and return bytes.
 
     A single letter (``k``, ``m``, ``g``, ``t``, ``p``, ``e``) is a binary unit, as in fio and dd.
 
     Raises:
-        ValueError: a unit that does not exist, or a size that is negative or infinite.
+        ValueError: an unknown unit, or a size that is negative or infinite.
     """
     if isinstance(text, int) and not isinstance(text, bool):
         if text < 0:

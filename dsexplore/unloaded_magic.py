@@ -1,4 +1,4 @@
-"""``%%commtrace`` before ``%load_ext dsexplore``: the one line that says what to do."""
+"""``%%commtrace`` before ``%load_ext dsexplore``: a stand-in that says to load the extension."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _FIRST = "{} is not loaded yet: run %load_ext dsexplore in a cell before this on
 
 
 def offer(shell: InteractiveShell) -> None:
-    """Put what says so in the place of a magic that is not there; loading the extension puts the magic there."""
+    """Register a stand-in for the magic if it is not registered; loading the extension replaces it."""
     if "commtrace" not in shell.magics_manager.magics["cell"]:
         register: Any = shell.register_magic_function  # typed as if it took no function
         register(_say, "line_cell", "commtrace")

@@ -36,7 +36,7 @@ def warn(message: str, category: type[Warning] = RuntimeWarning) -> None:
 def warn_of_untested_torch() -> None:
     """Warn once per process if this release was not tested with the installed torch.
 
-    Whatever opens a trace or a world calls this.
+    Called whenever a trace or a world is opened.
     """
     global _asked_for_torch
     if not _asked_for_torch:
@@ -46,12 +46,12 @@ def warn_of_untested_torch() -> None:
 
 
 def naming_the_user(show: Callable[[warnings.WarningMessage], None]) -> Callable[[warnings.WarningMessage], None]:
-    """Show warnings that name a line of dsexplore at the user's line instead.
+    """Wrap `show` so that warnings at a line of dsexplore are shown at the user's line instead.
 
-    What torch warns of at its caller, from Python or C++, names a wrapper of ours where one stands between.
+    torch issues some warnings at its caller, from Python or C++, which may be one of our wrappers.
 
     Args:
-        show: shows a warning, as ``warnings._showwarnmsg`` does, which Python calls where one is issued.
+        show: shows a warning, as ``warnings._showwarnmsg`` does, which Python calls for each warning.
     """
 
     def shown(msg: warnings.WarningMessage) -> None:
@@ -64,7 +64,7 @@ def naming_the_user(show: Callable[[warnings.WarningMessage], None]) -> Callable
 
 
 def _users_frame(frame: FrameType) -> FrameType:
-    """The innermost frame from here outwards that is the user's; the outermost one if none is."""
+    """Return the innermost frame from here outwards that is the user's; the outermost one if none is."""
     while frame.f_code.co_filename.startswith((*_NOT_THE_USERS, *_GENERATED)) and frame.f_back is not None:
         frame = frame.f_back
     return frame

@@ -18,11 +18,11 @@ _ABOUT = __doc__
 
 
 class _CallablePackage(ModuleType):
-    """The type of this package's module, which can be called like the function `plan.sharding`."""
+    """The type of this package's module, which makes it callable like the function `plan.sharding`."""
 
     @property
     def __doc__(self) -> str:  # type: ignore[override]  # of the package, for help() and ``?``
-        """How to call it, and what it is."""
+        """Documentation of the package: its signature as a function, and its description."""
         from dsexplore.sharding.plan import sharding
 
         return f"dsexplore.sharding{signature(sharding)}\n\n{getdoc(sharding)}\n\n{_ABOUT}"

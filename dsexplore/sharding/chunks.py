@@ -1,14 +1,14 @@
-"""How one dim of a tensor is cut by mesh axes: sizes in closed form, index ranges on demand.
+"""How mesh axes split one dim of a tensor: sizes in closed form, index ranges on demand.
 
-A cut follows ``torch.chunk``: of ``size`` indices each of ``parts`` coordinates gets ``ceil(size / parts)``, the
-last one that gets any gets the rest, and those after it get none. A strided cut first cuts the dim into
-``pieces`` in the same way, and then every piece into ``parts``: coordinate i holds the i-th part of each piece.
-(torch 2.9 cuts a dim that ``pieces`` × ``parts`` does not divide otherwise.)
+A cut follows ``torch.chunk``: of ``size`` indices each of ``parts`` coordinates gets ``ceil(size / parts)``, the last
+one that gets any gets the rest, and those after it get none. A strided cut first splits the dim into ``pieces`` in the
+same way, and then every piece into ``parts``: coordinate i holds the i-th part of each piece. (torch 2.9 differs if the
+dim is not divisible by ``pieces`` × ``parts``.)
 
-Worked example: 10 indices, 4 parts, 1 piece → 0:3, 3:6, 6:9, 9:10. 8 indices, 2 parts, 2 pieces → coordinate 0
-holds 0:2 and 4:6, coordinate 1 holds 2:4 and 6:8.
+Worked example: 10 indices, 4 parts, 1 piece → 0:3, 3:6, 6:9, 9:10. 8 indices, 2 parts, 2 pieces → coordinate 0 holds
+0:2 and 4:6, coordinate 1 holds 2:4 and 6:8.
 
-Nothing here runs over the coordinates of an axis, so the cost does not depend on the number of ranks.
+Nothing here loops over the coordinates of an axis, so the cost does not depend on the number of ranks.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Range = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """How one mesh axis cuts one dim."""
+    """How one mesh axis splits one dim."""
 
     parts: int
     """How many coordinates the axis has."""
@@ -34,7 +34,7 @@ class Cut:
 
 
 def part_size(size: Any, cut: Cut, coordinate: Any) -> Any:
-    """How many of ``size`` indices a coordinate holds; numbers, or numpy arrays that broadcast together."""
+    """Return how many of `size` indices a coordinate holds; numbers, or numpy arrays that broadcast together."""
     piece = -(-size // cut.pieces)
     whole = size // np.maximum(piece, 1)
     return whole * _chunk_size(piece, cut.parts, coordinate) + _chunk_size(size - whole * piece, cut.parts, coordinate)
@@ -46,7 +46,7 @@ def _chunk_size(size: Any, parts: int, coordinate: Any) -> Any:
 
 
 def borders(size: int, cut: Cut) -> set[int]:
-    """The coordinates at which `part_size` may change; from one of them to the next it is constant.
+    """Return the coordinates at which `part_size` may change; between two of them it is constant.
 
     Worked example: 10 indices in 8 parts are five chunks of 2 and three of 0: ``{5}``.
     """
@@ -61,7 +61,10 @@ def borders(size: int, cut: Cut) -> set[int]:
 
 
 def nested_borders(size: int, cuts: Sequence[Cut]) -> list[set[int]]:
-    """The `borders` of several axes that cut one dim one after the other, for all coordinates of the other axes."""
+    """Return the `borders` of each axis, for several axes that split one dim in turn.
+
+    They hold for all coordinates of the other axes.
+    """
     sizes, found = {size}, []
     for cut in cuts:
         here = set().union(*(borders(each, cut) for each in sizes))
@@ -72,11 +75,11 @@ def nested_borders(size: int, cuts: Sequence[Cut]) -> list[set[int]]:
 
 
 def held_ranges(size: int, cuts: Iterable[Cut], coordinates: Iterable[int]) -> list[Range]:
-    """The indices that one rank holds of a dim, ascending, which is their order in its local tensor too.
+    """Return the index ranges of a dim that one rank holds, ascending, as in its local tensor.
 
     Args:
         size: indices of the dim.
-        cuts: the axes that cut it, in mesh order.
+        cuts: the axes that split it, in mesh order.
         coordinates: the rank's coordinate on each of those axes.
     """
     held = [(0, size)]
@@ -99,7 +102,7 @@ def _part_ranges(size: int, cut: Cut, coordinate: int) -> list[Range]:
 
 
 def _positions(held: list[Range], wanted: list[Range]) -> list[Range]:
-    """The indices at the wanted positions of the held ranges, counted over all of them; adjacent ranges are joined."""
+    """Map positions within the held ranges, counted over all of them, to index ranges; adjacent ranges are joined."""
     found: list[Range] = []
     position, source = 0, iter(held)
     low, high = next(source, (0, 0))
@@ -119,7 +122,7 @@ def _positions(held: list[Range], wanted: list[Range]) -> list[Range]:
 
 
 def ranges_text(ranges: Sequence[Range], most: int = 4) -> str:
-    """Ranges as text, ``"0:2, 4:6"``; ``"–"`` for none; of more than ``most`` the first ones and their number."""
+    """Return ranges as text, ``"0:2, 4:6"``; ``"–"`` for none; of more than `most` the first ones and their number."""
     if not ranges:
         return "–"
     text = ", ".join(f"{start}:{stop}" for start, stop in ranges[:most])

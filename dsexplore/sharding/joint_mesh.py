@@ -1,8 +1,8 @@
-"""One mesh for tensors that lie on several.
+"""One mesh for tensors on several meshes.
 
-A model's parameters may lie on meshes that share their ranks: norm weights on ``dp``, projections on ``dp, tp``,
-experts on ``ep``. `join` returns one mesh whose axes are fine enough for all of them, and for each tensor how the
-coordinates on its own mesh follow from those on the joint one.
+A model's parameters may be on meshes that share their ranks: norm weights on ``dp``, projections on ``dp, tp``, experts
+on ``ep``. `join` returns one mesh whose axes are fine enough for all of them, and for each tensor how the coordinates
+on its own mesh follow from those on the joint one.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ class Reading:
     terms: tuple[tuple[int, int, int, int], ...]
 
     def __call__(self, coordinates: Sequence[Any]) -> Any:
-        """The coordinate on the tensor's axis, for numbers or for arrays that broadcast."""
+        """Return the coordinate on the tensor's axis, for numbers or for arrays that broadcast."""
         return sum(coordinates[axis] // divisor % modulus * weight for axis, divisor, modulus, weight in self.terms)
 
 
 def plain_readings(mesh: Mesh) -> tuple[Reading, ...]:
-    """The readings of a tensor whose own mesh is the joint one."""
+    """Return the readings of a tensor whose own mesh is the joint one."""
     pairs = zip(mesh.axes, mesh.shape, strict=True)
     return tuple(Reading(name, size, ((axis, 1, size, 1),)) for axis, (name, size) in enumerate(pairs))
 
@@ -62,12 +62,12 @@ class _Axis:
 
 
 def join(meshes: Sequence[Any]) -> tuple[Mesh, list[tuple[Reading, ...]]]:
-    """The joint mesh of several ``DeviceMesh``, and for each of them the readings of its axes.
+    """Return the joint mesh of several ``DeviceMesh``, and for each of them the readings of its axes.
 
     Ranks on axes that none of the meshes has (other pipeline stages, say) are left out: what they hold is unknown.
 
     Args:
-        meshes: at least one ``DeviceMesh``; all of them hold one rank, this process's.
+        meshes: at least one ``DeviceMesh``; all of them contain this process's rank.
 
     Raises:
         UsageError: the ranks of a mesh form no regular grid, so the ranks of the other copies are unknown.
@@ -96,7 +96,7 @@ def _join(meshes: Sequence[Any]) -> tuple[Mesh, list[tuple[Reading, ...]]]:
 
 
 def _common_order(meshes: Sequence[Any]) -> Numbers:
-    """The ranks in the order of the meshes' common root mesh; ascending where there is none."""
+    """Return the ranks in the order of the meshes' common root mesh; ascending if there is none."""
     roots = list(map(root_mesh, meshes))
     if all(root == roots[0] for root in roots):
         return device_ranks(roots[0]).ravel()
@@ -124,7 +124,7 @@ def _axes_of(mesh: Any, order: Numbers) -> list[_Axis]:
 
 
 def _named(atoms: list[_Axis], used: list[_Axis]) -> list[_Axis]:
-    """The atoms with names of axes; part of an axis that another mesh splits is ``"ep/4"``, where 4 is its stride."""
+    """Return the atoms named after axes; ``"ep/4"`` is a part, of stride 4, of an axis that another mesh splits."""
     named: list[_Axis] = []
     for atom in atoms:
         smallest = min((axis for axis in used if axis.covers(atom)), key=lambda axis: axis.size)
@@ -148,6 +148,6 @@ def _reading(axis: _Axis, atoms: list[_Axis]) -> Reading:
 
 
 def _by_rank(order: Numbers, grids: list[list[_Axis]]) -> tuple[Mesh, list[tuple[Reading, ...]]]:
-    """A joint mesh of one axis over all ranks, for sizes such as 2 × 3 and 3 × 2 that have no finer grid in common."""
+    """Return a joint mesh of one axis over all ranks, for grids without a common refinement such as 2×3 and 3×2."""
     mesh = Mesh(("rank",), (len(order),), order)
     return mesh, [tuple(Reading(a.name, a.size, ((0, a.stride, a.size, 1),)) for a in grid) for grid in grids]

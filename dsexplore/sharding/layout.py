@@ -39,14 +39,14 @@ class Sharding(Displayable):
         self.notes = tuple(notes)
 
     def __len__(self) -> int:
-        """The number of tensors."""
+        """Return the number of tensors."""
         return len(self.tensors)
 
     def __repr__(self) -> str:
         return f"<Sharding of {format_count(len(self), 'tensor')} on {self.mesh}>"
 
     def __getitem__(self, name: str) -> Sharding:
-        """The sharding of one tensor, by its name.
+        """Return the sharding of one tensor, by its name.
 
         Raises:
             UsageError: no tensor has that name.
@@ -57,7 +57,7 @@ class Sharding(Displayable):
         raise UsageError(f"no tensor {name!r} here: names are in .summary()['tensor']")
 
     def redistribute(self, placements: Any) -> Redistribution:
-        """The tensor before and after a redistribute, and the collectives between, with their bytes.
+        """Return the tensor before and after a redistribute, and the collectives between, with their bytes.
 
         Steps are those of torch's planner on a mesh without flattened axes, for which it would merge some. The result
         shows itself as two pictures and a table, and its ``to_frame()`` has a row per step. Nothing is sent, and no
@@ -77,11 +77,11 @@ class Sharding(Displayable):
         return redistribution(self.tensors[0], self.mesh, placements)
 
     def to_frame(self, ranks: int | Iterable[int] | None = None) -> pl.DataFrame:
-        """A table of what each rank holds, one row per tensor and rank.
+        """Return a table of what each rank holds, one row per tensor and rank.
 
-        Columns: ``tensor``; ``rank``; ``coordinates``, a struct with one field per axis; ``local_shape``;
-        ``index``, text such as ``"0:2, 4:6 | 0:8"``; ``ranges``, the same as numbers: per dim, pairs of the first
-        index and the one after the last; ``bytes``.
+        Columns: ``tensor``; ``rank``; ``coordinates``, a struct with one field per axis; ``local_shape``; ``index``,
+        text such as ``"0:2, 4:6 | 0:8"``; ``ranges``, the same as numbers: per dim, pairs of first index and end
+        (exclusive); ``bytes``.
 
         Args:
             ranks: the ranks that get rows; all of them by default.
@@ -111,7 +111,12 @@ class Sharding(Displayable):
         }
 
     def _rows(self, places: Iterable[int], by_position: bool) -> Iterator[tuple[object, ...]]:
-        """The rows of `to_frame`; ``places`` are ranks or, with ``by_position``, positions in the order of the mesh."""
+        """Yield the rows of `to_frame`.
+
+        Args:
+            places: ranks or, if `by_position`, positions in the order of the mesh.
+            by_position: see `places`.
+        """
         order = Mesh(self.mesh.axes, self.mesh.shape)
         where = [order.coordinates(place) if by_position else self.mesh.coordinates(place) for place in places]
         for tensor in self.tensors:
@@ -135,10 +140,10 @@ class Sharding(Displayable):
                 )
 
     def summary(self) -> pl.DataFrame:
-        """A table of what ranks hold, one row per tensor; the cost does not depend on the number of ranks.
+        """Return a table of what ranks hold, one row per tensor; the cost does not depend on the number of ranks.
 
         Columns: ``tensor``, ``shape``, ``dtype``, ``placements`` and ``mesh`` (its own; empty for a plain tensor),
-        ``bytes`` (the whole tensor), ``copies`` (ranks that hold the same part), ``local_shape`` and ``local_bytes``
+        ``bytes`` (the whole tensor), ``copies`` (ranks that hold the same shard), ``local_shape`` and ``local_bytes``
         of the rank that holds most, ``worst_rank`` (the first such one), ``smallest_bytes``, ``empty_ranks``.
         """
         known: dict[tuple[object, ...], tuple[object, ...]] = {}
@@ -169,7 +174,7 @@ class Sharding(Displayable):
         )
 
     def shapes(self, tensor: Placed) -> list[RankGroup]:
-        """The groups of ranks that hold the same local shape of a tensor, the largest shape first."""
+        """Return the groups of ranks that hold the same local shape of a tensor, the largest shape first."""
         blocks = blocks_of(self.mesh, [tensor])
         return group_blocks(blocks, blocks.local_shapes(tensor))
 
@@ -179,7 +184,7 @@ class Sharding(Displayable):
         state_dtype: torch.dtype | None = None,
         gradient_dtype: torch.dtype | None = None,
     ) -> pl.DataFrame:
-        """Bytes that training needs on each rank, one row per group of equal ranks, the largest need first.
+        """Return the bytes that training needs on each rank, one row per group of equal ranks, the largest first.
 
         Gradients and optimizer states are placed like their parameter, for parameters that require gradients. Step
         counters, padding, buffers and activations are not counted, and nothing is measured.
@@ -228,12 +233,12 @@ _MEMORY: dict[str, pl.DataType] = {
 
 
 def index_text(ranges: Iterable[list[Range]]) -> str:
-    """The index ranges of each dim as text, ``"0:2, 4:6 | 0:8"``; ``"()"`` for a tensor without dims."""
+    """Return the index ranges of each dim as text, ``"0:2, 4:6 | 0:8"``; ``"()"`` for a tensor without dims."""
     return " | ".join(map(ranges_text, ranges)) or "()"
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """A dtype without torch's prefix: ``bfloat16``."""
+    """Return a dtype without torch's prefix: ``bfloat16``."""
     return str(dtype).removeprefix("torch.")
 
 

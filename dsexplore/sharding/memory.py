@@ -22,7 +22,7 @@ PARTS = ("parameters", "gradients", "optimizer")
 
 @dataclass(frozen=True)
 class Assumptions:
-    """The assumptions of the count of memory, since nothing is measured."""
+    """Assumptions of the memory count, since nothing is measured."""
 
     optimizer: str = "AdamW"
     states: int = 2
@@ -48,7 +48,7 @@ class Assumptions:
 def assume(
     optimizer: str | int = "AdamW", state_dtype: torch.dtype | None = None, gradient_dtype: torch.dtype | None = None
 ) -> Assumptions:
-    """Assumptions for an optimizer, given by its name or by the number of states that it keeps per parameter.
+    """Return the assumptions for an optimizer, given by its name or its number of states per parameter.
 
     Raises:
         UsageError: an unknown name, or a number below 0.
@@ -67,7 +67,7 @@ def assume(
 
 
 def memory_groups(mesh: Mesh, tensors: Iterable[Placed], assumed: Assumptions) -> list[RankGroup]:
-    """Groups of ranks that need equally much memory, the largest first; values are bytes by `PARTS`."""
+    """Return groups of ranks that need equal memory, the largest first; values are bytes by `PARTS`."""
     kinds: dict[tuple[object, ...], list[Placed]] = {}
     for tensor in tensors:
         key = tensor.shape, tensor.placements, tensor.axes, tensor.dtype, tensor.requires_grad
@@ -81,7 +81,7 @@ def memory_groups(mesh: Mesh, tensors: Iterable[Placed], assumed: Assumptions) -
 
 
 def _needed(tensor: Placed, blocks: Blocks, assumed: Assumptions) -> Numbers:
-    """Bytes of one tensor on the ranks of each block; the last dim is `PARTS`."""
+    """Return the bytes of one tensor on the ranks of each block; the last dim is `PARTS`."""
     own = tensor.dtype.itemsize
     gradient = states = 0
     if tensor.requires_grad:

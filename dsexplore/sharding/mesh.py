@@ -1,4 +1,4 @@
-"""`Mesh`: which rank has which coordinates on named axes, with or without a process group."""
+"""`Mesh`: ranks and their coordinates on named axes, with or without a process group."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ class Mesh:
 
     @property
     def size(self) -> int:
-        """The number of ranks."""
+        """Number of ranks."""
         return math.prod(self.shape)
 
     def rank(self, coordinates: Sequence[int]) -> int:
-        """The rank at those coordinates."""
+        """Return the rank at those coordinates."""
         if self.ranks is not None:
             return int(self.ranks[tuple(coordinates)])
         return int(np.ravel_multi_index(tuple(coordinates), self.shape)) if self.shape else 0
 
     def coordinates(self, rank: int) -> tuple[int, ...]:
-        """The coordinates of a rank.
+        """Return the coordinates of a rank.
 
         Raises:
             UsageError: the rank is not on the mesh.
@@ -53,7 +53,7 @@ class Mesh:
         raise UsageError(f"rank {rank!r} is not on the mesh {self or 'of one rank'}: give one of {known}")
 
     def block(self, starts: Sequence[int], lengths: Sequence[int]) -> Numbers:
-        """All ranks of a block of coordinates, in mesh order."""
+        """Return all ranks of a block of coordinates, in mesh order."""
         at = tuple(np.arange(start, start + length) for start, length in zip(starts, lengths, strict=True))
         if not at:
             return np.zeros(1, dtype=np.int64)
@@ -84,7 +84,7 @@ def read_mesh(mesh: Any) -> Mesh:
 
 
 def device_ranks(mesh: Any) -> Numbers:
-    """The ranks of torch's ``DeviceMesh`` by coordinates, also while tensors are fake."""
+    """Return the ranks of torch's ``DeviceMesh`` by coordinates, also in a fake mode."""
     with without_modes():
         return np.array(mesh.mesh.tolist(), dtype=np.int64)
 

@@ -1,4 +1,4 @@
-"""The function ``dsexplore.sharding``: make a `Sharding` from a model, a tensor, or a plan on paper."""
+"""The function ``dsexplore.sharding``: build a `Sharding` from a model, a tensor, or shapes and placements."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Groups of ranks that hold equally much, found without counting out the ranks.
+"""Groups of ranks that hold equal amounts, found without enumerating the ranks.
 
-A mesh is cut into blocks of coordinates on which each tensor has one local shape. Sizes change only at a few
+A mesh is split into blocks of coordinates on which each tensor has one local shape. Sizes change only at a few
 coordinates of an axis (`chunks.borders`), so blocks are few however many ranks there are, and everything is computed
 once per block.
 """
@@ -24,7 +24,7 @@ _MOST_LISTED = 4096
 
 @dataclass(frozen=True, eq=False)
 class Blocks:
-    """A mesh cut into blocks of coordinates."""
+    """A mesh split into blocks of coordinates; a block is a product of one interval per axis."""
 
     mesh: Mesh
     starts: tuple[Numbers, ...]
@@ -34,12 +34,12 @@ class Blocks:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The number of stretches per axis."""
+        """Number of intervals per axis."""
         return tuple(len(starts) for starts in self.starts)
 
     @property
     def counts(self) -> Numbers:
-        """The number of ranks in each block; an array with one dim per axis."""
+        """Number of ranks in each block; an array with one dim per axis."""
         counts = np.ones((1,) * len(self.shape), dtype=np.int64)
         for lengths in self._across(self.lengths):
             counts = counts * lengths
@@ -55,14 +55,14 @@ class Blocks:
         return tuple(values.reshape((-1,) + (1,) * (last - axis)) for axis, values in enumerate(per_axis))
 
     def local_numel(self, tensor: Placed) -> Numbers:
-        """How many elements of a tensor a rank of each block holds; an array of `shape`."""
+        """Return the number of elements of a tensor that a rank of each block holds; an array of `shape`."""
         numel = np.ones((1,) * len(self.shape), dtype=np.int64)
         for dim in range(len(tensor.shape)):
             numel = numel * tensor.dim_size(dim, self.coordinates)
         return np.broadcast_to(numel, self.shape)
 
     def local_shapes(self, tensor: Placed) -> Numbers:
-        """The local shape of a tensor on the ranks of each block; the last dim runs over the tensor's dims."""
+        """Return the local shape of a tensor on the ranks of each block; the last dim runs over the tensor's dims."""
         sizes = [
             np.broadcast_to(tensor.dim_size(dim, self.coordinates), self.shape) for dim in range(len(tensor.shape))
         ]
@@ -75,7 +75,7 @@ Corner = tuple[tuple[int, ...], tuple[int, ...]]
 
 @dataclass(frozen=True, eq=False)
 class RankGroup:
-    """Ranks that have equal numbers: of elements, or of bytes."""
+    """Ranks with equal values, such as numbers of elements or bytes."""
 
     value: tuple[int, ...]
     """The equal numbers."""
@@ -87,12 +87,12 @@ class RankGroup:
     blocks: tuple[Corner, ...]
 
     def numbers(self, mesh: Mesh) -> list[int]:
-        """All ranks of the group, ascending."""
+        """Return all ranks of the group, ascending."""
         return sorted(int(rank) for corner in self.blocks for rank in mesh.block(*corner))
 
 
 def blocks_of(mesh: Mesh, tensors: Iterable[Placed]) -> Blocks:
-    """The fewest blocks of a mesh on each of which every tensor has one local shape."""
+    """Return the fewest blocks of a mesh on each of which every tensor has one local shape."""
     borders: list[set[int]] = [{0} for _ in mesh.axes]
     for placements in {(tensor.shape, tensor.placements, tensor.axes): tensor for tensor in tensors}.values():
         for dim in placements.cut_dims():
@@ -117,11 +117,11 @@ def _mark(borders: list[set[int]], axis: Reading, here: set[int], mesh: Mesh) ->
 
 
 def group_blocks(blocks: Blocks, values: Numbers) -> list[RankGroup]:
-    """The groups of ranks with equal values, the largest values first.
+    """Return the groups of ranks with equal values, the largest values first.
 
     Args:
-        blocks: the mesh, cut into blocks.
-        values: one row of numbers per block; an array with the shape of the blocks and one dim more.
+        blocks: the mesh, split into blocks.
+        values: one row of numbers per block; an array with the shape of the blocks and one more dim.
     """
     rows = values.reshape(math.prod(blocks.shape), values.shape[-1])
     if not rows.shape[1]:
@@ -165,7 +165,7 @@ def _block_text(mesh: Mesh, starts: Sequence[int], lengths: Sequence[int]) -> st
 
 
 def numbers_text(numbers: Numbers, most: int = 4) -> str:
-    """``[0, 1, 2, 6]`` → ``"0–2, 6"``; of many stretches the first ``most``."""
+    """Return numbers as text: ``[0, 1, 2, 6]`` → ``"0–2, 6"``; of many runs the first `most`."""
     ordered = np.unique(numbers)
     stretches = np.split(ordered, np.flatnonzero(np.diff(ordered) != 1) + 1)
     texts = [f"{part[0]}–{part[-1]}" if len(part) > 1 else f"{part[0]}" for part in stretches[:most]]

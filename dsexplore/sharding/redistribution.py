@@ -1,7 +1,7 @@
-"""`Redistribution`: how torch brings a tensor from some placements to others, step by step, with each step's bytes.
+"""`Redistribution`: how torch redistributes a tensor to other placements, step by step, with each step's bytes.
 
-Which steps there are is decided by torch's own planner, on a mesh without process groups. Bytes are those of the rank
-with coordinate 0 on every axis: no rank sends more, because no shard is larger than the first.
+torch's own planner determines the steps, on a mesh without process groups. Bytes are those of the rank with coordinate
+0 on every axis: no rank sends more, because no shard is larger than the first.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Redistribution(Displayable):
         return f"<Redistribution of {self.name}: {', '.join(ops) or 'nothing is sent'}>"
 
     def to_frame(self) -> pl.DataFrame:
-        """One row per step; columns: `COLUMNS`."""
+        """Return one row per step; columns: `COLUMNS`."""
         rows = [
             (step.axis, step.ranks, str(step.before), str(step.after), step.op, step.message_bytes, step.wire_bytes)
             for step in self.steps
@@ -82,10 +82,10 @@ class Redistribution(Displayable):
 
 
 def redistribution(before: Placed, mesh: Mesh, placements: Any) -> Redistribution:
-    """The way of a tensor to other placements.
+    """Return the steps that redistribute a tensor to other placements.
 
     Args:
-        before: the tensor as it lies.
+        before: the tensor with its current placements.
         mesh: the ranks.
         placements: one per axis of the tensor's own mesh, in mesh order, as `dsexplore.sharding` takes them.
 
@@ -108,7 +108,7 @@ def redistribution(before: Placed, mesh: Mesh, placements: Any) -> Redistributio
 
 
 def _steps(before: Placed, after: Placed) -> list[Step]:
-    """The steps of torch's planner, each with what it sends."""
+    """Return the steps of torch's planner, each with what it sends."""
     axes = 1 + max((term[0] for axis in before.axes for term in axis.terms), default=0)
     sizes = list(before.local_shape([0] * axes))
     found = []
@@ -123,14 +123,14 @@ def _steps(before: Placed, after: Placed) -> list[Step]:
 
 
 def _sent(sizes: list[int], old: Placement, new: Placement, ranks: int, whole: Sequence[int]) -> tuple[str, int]:
-    """The collective and the elements of its message; ``sizes``, the local shape, becomes that after the step.
+    """Return the collective and the number of elements of its message; `sizes` is updated to the shape after the step.
 
     Args:
         sizes: the local shape before the step.
         old: the axis's placement.
         new: the axis's placement afterwards.
         ranks: of the axis.
-        whole: the shape that this axis cuts, as the planner gives it.
+        whole: the shape that this axis splits, as the planner gives it.
     """
     op, numel = "", 0
     if old.cuts and new.kind == "shard" and old.kind == "shard" and old.dim != new.dim:
@@ -155,7 +155,7 @@ def _others(sizes: Sequence[int], dim: int) -> int:
 
 
 def _planned(before: Placed, after: Placed) -> list[tuple[int, Placement, Placement, tuple[int, ...]]]:
-    """Number of the axis, its placement before and after, and the shape that it cuts, of each step."""
+    """Return for each step the number of the axis, its placement before and after, and the shape that it splits."""
     with without_modes():
         ranks = torch.arange(math.prod(axis.size for axis in before.axes)).reshape([axis.size for axis in before.axes])
         mesh = mesh_without_groups(ranks, tuple(f"axis{number}" for number in range(len(before.axes))))
@@ -165,7 +165,7 @@ def _planned(before: Placed, after: Placed) -> list[tuple[int, Placement, Placem
 
 
 def _of_torch(placement: Placement) -> Any:
-    """The placement as torch's object."""
+    """Return the placement as torch's object."""
     from torch.distributed.tensor import Partial, Replicate, Shard
 
     if placement.kind == "strided":

@@ -33,22 +33,22 @@ class Placed:
 
     @property
     def numel(self) -> int:
-        """The number of elements of the whole tensor."""
+        """Number of elements of the whole tensor."""
         return math.prod(self.shape)
 
     @property
     def nbytes(self) -> int:
-        """The size of the whole tensor in bytes."""
+        """Size of the whole tensor in bytes."""
         return self.numel * self.dtype.itemsize
 
     @property
     def copies(self) -> int:
-        """How many ranks of the tensor's own mesh hold the same part."""
+        """Number of ranks of the tensor's own mesh that hold the same shard."""
         kinds = zip(self.placements, self.axes, strict=True)
         return math.prod(axis.size for placement, axis in kinds if placement.kind == "replicate")
 
     def cuts(self, dim: int) -> list[tuple[Cut, Reading]]:
-        """The axes that cut a dim, in mesh order, each with its cut."""
+        """Return the axes that split a dim, in mesh order, each with its cut."""
         return [
             (Cut(axis.size, placement.pieces), axis)
             for placement, axis in zip(self.placements, self.axes, strict=True)
@@ -56,34 +56,34 @@ class Placed:
         ]
 
     def cut_dims(self) -> list[int]:
-        """The dims that some axis cuts, ascending."""
+        """Return the dims that some axis splits, ascending."""
         return sorted({placement.dim for placement in self.placements if placement.cuts})
 
     def dim_size(self, dim: int, coordinates: Sequence[Any]) -> Any:
-        """How many indices of a dim the rank at those coordinates holds; numbers, or arrays that broadcast."""
+        """Return how many indices of a dim the rank at those coordinates holds; numbers, or arrays that broadcast."""
         size: Any = self.shape[dim]
         for cut, axis in self.cuts(dim):
             size = part_size(size, cut, axis(coordinates))
         return size
 
     def local_shape(self, coordinates: Sequence[int]) -> tuple[int, ...]:
-        """The shape of the local tensor on the rank at those coordinates."""
+        """Return the shape of the local tensor on the rank at those coordinates."""
         return tuple(int(self.dim_size(dim, coordinates)) for dim in range(len(self.shape)))
 
     def dim_ranges(self, dim: int, coordinates: Sequence[int]) -> list[Range]:
-        """The indices of a dim that the rank at those coordinates holds."""
+        """Return the indices of a dim that the rank at those coordinates holds."""
         cuts = self.cuts(dim)
         return held_ranges(self.shape[dim], [cut for cut, _ in cuts], [int(axis(coordinates)) for _, axis in cuts])
 
     def ranges(self, coordinates: Sequence[int]) -> tuple[list[Range], ...]:
-        """The indices of each dim that the rank at those coordinates holds."""
+        """Return the indices of each dim that the rank at those coordinates holds."""
         return tuple(self.dim_ranges(dim, coordinates) for dim in range(len(self.shape)))
 
 
 def fit(
     placements: Sequence[Placement], shape: tuple[int, ...], axes: Sequence[str], what: str
 ) -> tuple[Placement, ...]:
-    """The placements with negative dims replaced, if they fit the shape and the mesh.
+    """Return the placements with negative dims resolved, after checking that they fit the shape and the mesh.
 
     Raises:
         UsageError: more or fewer placements than axes, or a dim that the tensor does not have.
