@@ -1,6 +1,6 @@
 """Disk throughput: a DeepSpeed-compatible asynchronous I/O engine, and the sweep that finds its best setting.
 
-The names below are imported when first used; torch only when a tensor is.
+The names below are imported on first use; torch only if a tensor is involved.
 """
 
 from importlib import import_module

@@ -54,17 +54,17 @@ class AioConfig:
 
     @property
     def intra_op_parallelism(self) -> int:
-        """`thread_count` under the name that newer DeepSpeed gives it."""
+        """`thread_count` under the name that newer versions of DeepSpeed use."""
         return self.thread_count
 
     @property
     def bytes_in_flight(self) -> int:
-        """Memory that the disk may be working on at one moment."""
+        """Bytes of memory that requests in flight may use at one time."""
         return self.block_size * self.queue_depth * self.thread_count
 
     @classmethod
     def from_dict(cls, block: Mapping[str, Any]) -> Self:
-        """Read an ``"aio"`` block, or a whole ds_config that holds one; absent keys take their defaults.
+        """Parse an ``"aio"`` block, or a whole ds_config that contains one; missing keys take their defaults.
 
         Raises:
             UsageError: an unknown key, a wrong value, or both names of the thread count with different values.
@@ -90,7 +90,7 @@ class AioConfig:
 
         Args:
             path: of the file.
-            must_have_block: refuse a ds_config without the block, which otherwise gives the defaults.
+            must_have_block: raise for a ds_config without the block, which otherwise gives the defaults.
 
         Raises:
             OSError: it cannot be read.
@@ -107,13 +107,13 @@ class AioConfig:
         return cls.from_dict(loaded)
 
     def with_(self, **changes: Any) -> Self:
-        """A copy with some values changed and checked again."""
+        """Return a copy with some values changed, and validated again."""
         return replace(self, **changes)
 
     def to_ds_config(self) -> dict[str, dict[str, int | bool]]:
-        """The block to put into a ds_config: real integers and booleans, under the key ``"aio"``.
+        """Return the block to put into a ds_config: real integers and booleans, under the key ``"aio"``.
 
-        The thread count stands under both of its names, since each DeepSpeed version reads one and ignores the other.
+        The thread count is given under both of its names, since each DeepSpeed version reads one and ignores the other.
         """
         return {
             c.AIO: {
@@ -128,7 +128,7 @@ class AioConfig:
         }
 
     def to_json(self) -> str:
-        """The block as text to paste."""
+        """Return the block as JSON text."""
         return json.dumps(self.to_ds_config(), indent=2)
 
     def __str__(self) -> str:
@@ -144,7 +144,7 @@ with_options(each.name for each in fields(AioConfig))(AioConfig.with_)
 
 
 def as_integer(value: object) -> int | None:
-    """A whole number of whatever kind, numpy's too, as Python's own; None for all else, truth values included."""
+    """Convert an integer of any type, such as numpy's, to int; None for everything else, including booleans."""
     try:
         return None if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]  # it is the judge
     except TypeError:

@@ -1,8 +1,9 @@
-"""Measures settings by several processes at once, as the ranks of a job use a disk.
+"""Measure settings in several processes at once, as the ranks of a job use a disk.
 
-Process 0 is the caller's. Each other one runs `serve`: it makes a file of its own, or opens the same existing one, and
-then takes one task a line from its standard input. Tasks and answers are JSON. All begin a slice at one moment of the
-system's monotonic clock, which they share. A process ends when its input does, so that none outlives the sweep.
+Process 0 is the caller's. Each other process runs `serve`: it creates its own file, or opens the same existing one, and
+then reads one task per line from its standard input. Tasks and answers are JSON. All start a slice at the same time of
+the system's monotonic clock, which they share. A process exits when its input is closed, so that none outlives the
+sweep.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _PATIENCE = 10.0
 
 
 class Worker:
-    """A process that measures beside this one, as `Bench.measure` does."""
+    """A process that measures at the same time as this one, as `Bench.measure` does."""
 
     def __init__(self, number: int, arguments: dict[str, Any]) -> None:
         program = _PROGRAM.format(path=sys.path)
@@ -59,8 +60,8 @@ class Worker:
         """Wait for the next answer of the process, and return it.
 
         Raises:
-            OSError: the process failed as it says, or ended.
-            UsageError: as the process says.
+            OSError: the process reported one, or ended.
+            UsageError: the process reported one.
         """
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
@@ -97,7 +98,7 @@ class Worker:
 
 
 class BenchTogether:
-    """A `Bench` in this process and one in each worker, measured as one."""
+    """A `Bench` in this process and one in each worker, measured together."""
 
     def __init__(self, bench: Bench, workers: Sequence[Worker]) -> None:
         self.buffer, self.size, self.fits = bench.buffer, bench.size, bench.fits
@@ -105,13 +106,13 @@ class BenchTogether:
 
     @property
     def bytes_written(self) -> int:
-        """The bytes that all processes have written, the workers' files included."""
+        """Bytes that all processes have written, including the workers' files."""
         return self._bench.bytes_written + sum(worker.bytes_written for worker in self._workers)
 
     def measure(
         self, config: AioConfig, operation: Operation, seconds: float, *, transfer: int, whole: bool, most: float
     ) -> Sample:
-        """As `Bench.measure`, by all processes at once: bytes and processor time are sums."""
+        """Measure like `Bench.measure`, in all processes at once; bytes and processor time are sums."""
         share = most / (1 + len(self._workers))
         task = Task(config, operation, seconds, self._bench.whole_pages(transfer), whole, share)
         for worker in self._workers:
@@ -131,10 +132,10 @@ class BenchTogether:
 
 
 def start_workers(stack: ExitStack, count: int, path: str, plan: Plan, engine: str, direct: bool) -> list[Worker]:
-    """Start further processes, which end with the stack; returns when each has made its file.
+    """Start `count` more processes, which end with the stack; return when each has created its file.
 
     Raises:
-        OSError: a process could not make its file, or ended.
+        OSError: a process could not create its file, or ended.
     """
     arguments = {
         "size": plan.size,
@@ -157,7 +158,7 @@ def start_workers(stack: ExitStack, count: int, path: str, plan: Plan, engine: s
 
 
 def serve() -> None:
-    """Serve as a further process: set up as the first line of input says, then measure task after task."""
+    """Run a worker process: set up as the first line of input says, then measure each task."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the first process's, which ends the others
     given = json.loads(sys.stdin.readline())
     path, engine, direct, seed = (given.pop(key) for key in ("path", "engine", "direct", "seed"))

@@ -1,4 +1,4 @@
-"""Memory that a disk can fill fast: anonymous, private, on huge pages, aligned to them.
+"""Memory that a disk can fill fast: anonymous, private, on huge pages and aligned to them.
 
 Scattered 4 KiB pages cost more than any engine saves: the kernel pins and maps each page of a request, 256 per MiB,
 where a huge page needs one. Python's own ``mmap`` is shared by default, and shared memory gets no huge pages.
@@ -64,7 +64,7 @@ class Buffer:
         self.nbytes = nbytes
 
     def populate(self) -> Buffer:
-        """Touch all pages, so that the kernel provides them now and not inside a measurement."""
+        """Touch all pages, so that the kernel allocates them now and not during a measurement."""
         self._whole[:: mmap.PAGESIZE] = 0
         return self
 
@@ -79,15 +79,15 @@ class Buffer:
         return self
 
     def unlock(self) -> None:
-        """Undo `lock`; harmless when it is not locked."""
+        """Undo `lock`; no effect if it is not locked."""
         _munlock(self.address, len(self))
 
     def __len__(self) -> int:
-        """Bytes mapped: `nbytes` rounded up to whole huge pages."""
+        """Return the mapped bytes: `nbytes` rounded up to whole huge pages."""
         return len(self._whole)
 
     def huge_share(self) -> float | None:
-        """The part of the resident pages that are huge, 0 to 1; None where the system does not say."""
+        """Return the fraction of the resident pages that are huge, 0 to 1; None if the system does not say."""
         return huge_share(self.address, len(self))
 
 
@@ -112,7 +112,7 @@ def _lock_error(code: int, nbytes: int) -> OSError:
 
 
 def collapse(address: int, nbytes: int) -> bool:
-    """Ask the kernel to move memory onto huge pages in place (Linux 6.1); whether it did so for all of it."""
+    """Ask the kernel to move memory onto huge pages in place (Linux 6.1); return True if it did for all of it."""
     low, high = -(-address // HUGE_PAGE) * HUGE_PAGE, (address + nbytes) // HUGE_PAGE * HUGE_PAGE
     if high <= low:
         return False
@@ -120,7 +120,7 @@ def collapse(address: int, nbytes: int) -> bool:
 
 
 def huge_share(address: int, nbytes: int) -> float | None:
-    """The part of the resident pages in ``[address, address + nbytes)``'s mappings that are huge, 0 to 1."""
+    """Return the fraction of huge pages in the resident mappings of ``[address, address + nbytes)``, or None."""
     try:
         lines = Path("/proc/self/smaps").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -140,7 +140,7 @@ def huge_share(address: int, nbytes: int) -> float | None:
 
 
 class _Locked(NamedTuple):
-    """Where a locked tensor's memory lies. Only the tensor keeps the memory alive."""
+    """Location of a locked tensor's memory. Only the tensor keeps the memory alive."""
 
     memory: weakref.ref[NDArray[np.uint8]]
     address: int
@@ -153,7 +153,7 @@ _locked_guard = threading.RLock()
 
 
 def new_locked_tensor(num_elem: int, example_tensor: Any) -> Any:
-    """A page-locked CPU tensor of ``num_elem`` elements with the dtype of ``example_tensor``.
+    """Return a page-locked CPU tensor of `num_elem` elements with the dtype of `example_tensor`.
 
     Raises:
         UsageError: a negative count.
@@ -171,7 +171,7 @@ def new_locked_tensor(num_elem: int, example_tensor: Any) -> Any:
 
 
 def tensor_of(buffer: Buffer, dtype: Any) -> Any:
-    """A one-dimensional tensor over the memory of a buffer, which it keeps alive."""
+    """Return a one-dimensional tensor over the memory of a buffer, which it keeps alive."""
     import torch
 
     if buffer.nbytes == 0:
@@ -180,9 +180,9 @@ def tensor_of(buffer: Buffer, dtype: Any) -> Any:
 
 
 def free_locked_tensor(tensor: Any) -> bool:
-    """Unlock a tensor of `new_locked_tensor`; False if it is not one, or was freed before.
+    """Unlock a tensor of `new_locked_tensor`; return False if it is not one, or was freed before.
 
-    The memory itself goes back when the last reference does, so a transfer in flight never loses its buffer.
+    The memory itself is freed with the last reference, so a transfer in flight never loses its buffer.
     """
     with _locked_guard:
         entry = _locked.pop(tensor.data_ptr(), None)
@@ -193,7 +193,7 @@ def free_locked_tensor(tensor: Any) -> bool:
 
 
 def is_locked(tensor: Any) -> bool:
-    """Whether the whole tensor lies in memory locked by `new_locked_tensor`, of whichever handle."""
+    """Return True if the whole tensor is in memory locked by `new_locked_tensor`, by any handle."""
     address, nbytes = tensor.data_ptr(), tensor.nbytes
     with _locked_guard:
         return any(e.address <= address and address + nbytes <= e.address + e.nbytes for e in _locked.values())
@@ -209,9 +209,9 @@ def _munlock(address: int, nbytes: int) -> None:
 
 
 def fill_random(buffer: Buffer, seed: int = 0) -> Buffer:
-    """Fill a buffer with bytes that nothing compresses or finds twice.
+    """Fill a buffer with random bytes that cannot be compressed or deduplicated.
 
-    Random bytes are made once for 8 MiB; each further 8 MiB are those, every word combined with a random key.
+    Random bytes are generated once for 8 MiB; each further 8 MiB are those, XORed with a random key.
     """
     generator = np.random.Generator(np.random.SFC64(seed))
     words = buffer.bytes[: buffer.nbytes // 8 * 8].view(np.uint64)

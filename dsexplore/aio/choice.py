@@ -1,4 +1,4 @@
-"""The choice of a setting: the cheapest of those that are about as fast as the fastest, if that is surely worth it."""
+"""Choose a setting: the cheapest of those about as fast as the fastest, if it is surely worth leaving the default."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RatiosByRound = Mapping[AioConfig, Mapping[int, float]]
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """The resources of the machine that a setting took while it was measured."""
+    """Resources of the machine that a setting used while it was measured."""
 
     latency: float
     """Seconds of a request, 99th percentile."""
@@ -34,7 +34,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Best:
-    """The setting to take, and how sure that is."""
+    """The recommended setting, and how certain that is."""
 
     config: AioConfig
     """The default, unless another setting is surely worth it."""
@@ -54,7 +54,7 @@ class Best:
     """Why the default is kept although another setting looked faster."""
 
     def sentence(self) -> str:
-        """The advice in one sentence."""
+        """Return the advice in one sentence."""
         gain = f"{(self.fastest_ratio.value - 1) * 100:+.1f} %"
         if self.doubts:
             looked = "" if self.fastest_ratio.value <= 1 else f" {self.fastest} looked faster, but may not be."
@@ -82,10 +82,12 @@ def choose(
     costs: Mapping[AioConfig, Cost],
     worst: Mapping[AioConfig, float],
 ) -> tuple[AioConfig, tuple[AioConfig, ...], str]:
-    """The setting to take, those tied with the fastest, and why the default is kept if the fastest does not hold up.
+    """Return the recommended setting, those tied with the fastest, and why the default is kept if the fastest fails.
 
     Args:
-        costs: what each setting took of the machine.
+        rounds: each setting's ratios to the default by round.
+        control: the default setting.
+        costs: resources that each setting used.
         worst: each setting's lowest mean ratio to the default at any one tensor size.
     """
     means = {config: ratio_interval(list(ratios.values())) for config, ratios in rounds.items()}
@@ -113,7 +115,7 @@ def _is_sure(ratio: Interval) -> bool:
 
 
 def tied_with_best(rounds: RatiosByRound, costs: Mapping[AioConfig, Cost]) -> tuple[AioConfig, ...]:
-    """The settings that are less than 5 % slower than the fastest in the rounds that they share, the cheapest first."""
+    """Return the settings less than 5 % slower than the fastest in the rounds that they share, the cheapest first."""
     means = {config: ratio_interval(list(ratios.values())).value for config, ratios in rounds.items()}
     best = max(means, key=lambda config: means[config])
     tied = []
@@ -125,7 +127,7 @@ def tied_with_best(rounds: RatiosByRound, costs: Mapping[AioConfig, Cost]) -> tu
 
 
 def expense(config: AioConfig, cost: Cost) -> tuple[int | bool, ...]:
-    """A setting's cost as a key to compare: memory in flight, then latency, then processor time, then threads."""
+    """Return a setting's cost as a sort key: bytes in flight, latency, processor time, threads, and further options."""
     return (
         config.bytes_in_flight,
         _step(cost.latency),
@@ -142,6 +144,6 @@ def _step(value: float) -> int:
 
 
 def paired(ratios: Mapping[int, float], best: Mapping[int, float]) -> Interval | None:
-    """One setting relative to another, from the rounds that they share; None if there is none."""
+    """Return one setting relative to another, from the rounds that they share; None if there is none."""
     shared = [ratios[number] / best[number] for number in ratios if number in best]
     return ratio_interval(shared) if shared else None

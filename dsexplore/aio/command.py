@@ -66,7 +66,7 @@ def _option(name: str) -> str:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Do what ``dsexplore aio`` was asked; the exit status: 0, 1 for an error, 130 if interrupted, 143 by SIGTERM."""
+    """Run ``dsexplore aio`` and return the exit status: 0, 1 for an error, 130 if interrupted, 143 for SIGTERM."""
     with sigterm_interrupts() as received:
         status = _run(args)
     return 128 + received[0] if received else status
@@ -90,7 +90,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _sweep_all(args: argparse.Namespace) -> int:
-    """Measure each path and print what was found; the exit status."""
+    """Measure each path, print the results, and return the exit status."""
     from dsexplore.aio.sweep_setup import is_duration
 
     if not args.path:
@@ -129,7 +129,7 @@ def _sweep_all(args: argparse.Namespace) -> int:
 
 
 def _axes(args: argparse.Namespace) -> dict[str, Sequence[Any]]:
-    """The values to try, as far as the command line names them."""
+    """Return the values to try that the command line gives."""
     given = {name: getattr(args, name) for name in _AXES if getattr(args, name)}
     given |= {name: [word == "true" for word in getattr(args, name)] for name in _SWITCHES if getattr(args, name)}
     if not args.config:
@@ -169,7 +169,7 @@ def _sweep(args: argparse.Namespace, path: str, axes: dict[str, Sequence[Any]]) 
 
 
 def _announce(args: argparse.Namespace, folder: str, most: str | None, axes: dict[str, Sequence[Any]]) -> None:
-    """Say how much will be written, once the arguments are found to be right."""
+    """Print how much will be written, once the arguments are validated."""
     from dsexplore.aio.sweep_setup import Plan
 
     seconds = None if args.grid else args.seconds
@@ -183,7 +183,7 @@ def _announce(args: argparse.Namespace, folder: str, most: str | None, axes: dic
 
 
 def _largest_file(folder: str) -> str:
-    """The file to read in a directory that must not be written."""
+    """Return the largest file in a directory that must not be written."""
     files = [path for path in Path(folder).iterdir() if path.is_file()]
     largest = max(files, key=lambda path: path.stat().st_size, default=None)
     if largest is None or largest.stat().st_size < _LEAST_FILE:
@@ -192,7 +192,7 @@ def _largest_file(folder: str) -> str:
 
 
 def _check_files(args: argparse.Namespace) -> None:
-    """Refuse what cannot be saved before a minute is spent on measuring it."""
+    """Raise if results could not be saved, before time is spent on measuring."""
     for option, file in (("--save", args.save), ("--html", args.html)):
         if not file:
             continue
@@ -206,7 +206,7 @@ def _check_files(args: argparse.Namespace) -> None:
 
 
 def _save(result: SweepResult, args: argparse.Namespace, suffix: str) -> OSError | None:
-    """Save what was measured, before anything else can fail; the error of what could not be saved."""
+    """Save the results before anything else can fail; return the error if they could not be saved."""
     failed = None
     for save, file in ((result.save, args.save), (result.to_html, args.html)):
         try:
@@ -218,7 +218,7 @@ def _save(result: SweepResult, args: argparse.Namespace, suffix: str) -> OSError
 
 
 def _as_json(result: SweepResult) -> dict[str, Any]:
-    """The block, the settings tied with the fastest, and all measurements."""
+    """Return the block, the settings tied with the fastest, and all measurements."""
     if not result.rounds:
         return {"aio": None, **result.to_json()}
     tied = [config.to_ds_config()["aio"] for config in result.best().tied]
@@ -237,7 +237,7 @@ def _print(result: SweepResult, args: argparse.Namespace, *, heading: bool) -> N
 
 
 def _fastest(results: Sequence[SweepResult]) -> str:
-    """The paths by what the setting to take gives on each, the fastest first, and which are not surely slower."""
+    """Return a line of the paths by the rate of their recommended setting, the fastest first; ties are marked."""
     compared = sorted((result for result in results if result.rounds), key=lambda result: -result.best().rate)
     if not compared:
         return "No path was compared."
@@ -251,7 +251,7 @@ def _fastest(results: Sequence[SweepResult]) -> str:
 
 
 def _compare(first: str, second: str) -> None:
-    """Print each setting that two saved results share, with both rates and the first over the second."""
+    """Print each setting that two saved results share, with both rates and their ratio."""
     from dsexplore.aio.result import SweepResult
 
     one, other = SweepResult.load(first), SweepResult.load(second)

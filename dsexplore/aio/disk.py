@@ -1,4 +1,4 @@
-"""The disk that a path lies on: filesystem, device, and whether direct I/O reaches it."""
+"""The disk that a path is on: filesystem, device, and whether direct I/O works."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Disk:
 
 
 def disk_of(path: str | os.PathLike[str], *, direct: bool = True) -> Disk:
-    """Look at what an existing file lies on. A direct read is tried; nothing is written.
+    """Return facts on the disk that an existing file is on. A direct read is tried; nothing is written.
 
     Raises:
         OSError: the file cannot be opened.
@@ -77,9 +77,9 @@ def disk_of(path: str | os.PathLike[str], *, direct: bool = True) -> Disk:
 
 
 def drop_cached(fd: int) -> float | None:
-    """Write a file's dirty pages and drop its cached ones, as any user may; the share of pages still cached.
+    """Write a file's dirty pages, drop its cached ones, and return the fraction of pages still cached.
 
-    None where the system has no such call (Linux before 6.5).
+    It works without privileges. None if the system cannot report that (Linux before 6.5).
     """
     with suppress(OSError):
         make_durable(fd)
@@ -89,7 +89,7 @@ def drop_cached(fd: int) -> float | None:
 
 
 def cached_share(fd: int) -> float | None:
-    """The part of a file that lies in the page cache, 0 to 1; None where the system has no such call."""
+    """Return the fraction of a file in the page cache, 0 to 1; None if the system cannot report it."""
     size = os.fstat(fd).st_size
     if not sc.SUPPORTED or size == 0:
         return None
@@ -102,7 +102,7 @@ def cached_share(fd: int) -> float | None:
 
 
 def _try_direct(path: str, filesystem: str) -> tuple[Alignment | None, str | None]:
-    """Read one block past the page cache: (what requests must be multiples of, why it did not work)."""
+    """Try a direct read of one block; return (required alignment, None), or (None, why it failed)."""
     target = TransferFile(path, write=False)
     try:
         if not target.direct:
@@ -125,7 +125,7 @@ def _try_direct(path: str, filesystem: str) -> tuple[Alignment | None, str | Non
 
 
 def _mount_of(path: str) -> tuple[str, str, str]:
-    """(type, mount point, device) of the mount that a path lies on; question marks where there is no mount table."""
+    """Return (type, mount point, device) of the mount that a path is on; question marks without a mount table."""
     try:
         lines = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -150,7 +150,7 @@ def _kind_of(filesystem: str, device: str) -> str:
 
 
 def _is_loop(path: str | os.PathLike[str]) -> bool:
-    """Whether a file lies on a loop device, or on a device that is made of one."""
+    """Return True if a file is on a loop device, or on a device built on one."""
     number = os.stat(path).st_dev  # noqa: PTH116 - follows a path under /proc to the file
     waiting = [Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}")]
     while waiting:
@@ -162,9 +162,9 @@ def _is_loop(path: str | os.PathLike[str]) -> bool:
 
 
 def data_share(fd: int) -> float:
-    """The part of a file that the disk is asked for, 0 to 1: neither holes nor compressed away.
+    """Return the fraction of a file that is read from the disk, 0 to 1: neither holes nor compressed away.
 
-    Space that was reserved and never written counts as holes where the filesystem says so.
+    Space that was reserved but never written counts as holes if the filesystem reports it.
     """
     state = os.fstat(fd)
     if state.st_size == 0 or not hasattr(os, "SEEK_DATA"):
@@ -179,7 +179,7 @@ def data_share(fd: int) -> float:
 
 
 def _model_of(path: str | os.PathLike[str]) -> str:
-    """The drive's model name, empty where the system has none."""
+    """Return the drive's model name; empty if the system has none."""
     number = Path(path).stat().st_dev
     block = Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}")
     for candidate in (block / "device/model", block / "../device/model"):

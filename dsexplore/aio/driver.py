@@ -1,16 +1,16 @@
-"""Moves a table of requests through an engine, with DeepSpeed's ways of submitting and reaping.
+"""Move a table of requests through an engine, with DeepSpeed's ways of submitting and reaping.
 
-Users' transfers and the sweep's measurements run this one loop. What must hold, whichever engine runs:
+Users' transfers and the sweep's measurements share this one loop. Guarantees, with every engine:
 
 - ``overlap_events=False``: up to ``depth`` requests are submitted, and all of them reaped before the next batch;
   ``True``: the queue is kept full, and at least one request is reaped at a time.
-- ``single_submit=True``: one request per submission; else whatever fits the queue.
-- A queue that is full is kept full by the engine's own loop where it has one, in C (`compiled_loop`) or in Python.
-- What has finished is replaced before Python looks at it: the disk does not wait for Python. A request that fails is
-  noticed after at most 64 more, and two queues; by C at once.
-- The result of every request is looked at. A short one is completed, an interrupted one repeated, a failed one is
-  raised as OSError after all others in flight have finished, since they still write into the caller's memory. While
-  a `Watch` measures, each of the three is an error.
+- ``single_submit=True``: one request per submission; otherwise as many as fit the queue.
+- A full queue is kept full by the engine's own loop if it has one, in C (`compiled_loop`) or in Python.
+- Finished requests are replaced before Python examines them: the disk does not wait for Python. A request that fails is
+  noticed after at most 64 more, and two queues; by C immediately.
+- The result of every request is checked. A short one is completed, an interrupted one repeated, a failed one is raised
+  as OSError after all others in flight have finished, since they still write into the caller's memory. While a `Watch`
+  measures, each of the three is an error.
 - An exception of any kind leaves nothing in flight.
 """
 
@@ -48,7 +48,7 @@ class Policy(NamedTuple):
 
 @dataclass(slots=True)
 class Watch:
-    """Ends drives at a deadline, and keeps what they moved and how long each request took; threads may share one."""
+    """Stops drives at a deadline, and records what they moved and each request's latency; threads may share one."""
 
     deadline: float
     """By ``clock``: afterwards nothing more is submitted, but however late a drive starts, it submits once."""
@@ -60,9 +60,9 @@ class Watch:
 
 
 class _Times:
-    """When each request of one table was submitted and noticed as finished.
+    """Times of submission and completion of each request of one table.
 
-    One look at the clock serves both: what is submitted right after a wait begins when the wait ends.
+    One reading of the clock serves both: what is submitted right after a wait starts when the wait ends.
     """
 
     def __init__(self, watch: Watch, total: int) -> None:
@@ -73,12 +73,12 @@ class _Times:
         self.look(0)
 
     def look(self, following: int) -> None:
-        """Note the time after a wait; ``following`` is the index of the request to be submitted next."""
+        """Record the time after a wait; `following` is the index of the next request to submit."""
         self._now = self._watch.clock()
         self._looks.append((following, self._now))
 
     def note(self, completions: Completions, following: int) -> list[tuple[int, int]]:
-        """Note the latencies of what the waits since the last call brought, in order; returns it.
+        """Record the latencies of what the waits since the last call brought, in order, and return the completions.
 
         Each wait but the last has brought as many as were submitted after it.
         """
@@ -94,35 +94,35 @@ class _Times:
         return done
 
     def ran(self, steady: Steady) -> None:
-        """Take over from the compiled loop, which has noted when requests began, and latencies of its own."""
+        """Continue after the compiled loop, which has recorded start times and latencies itself."""
         self._now, self._finished = steady.now, steady.finished
         self._looks = [(steady.first, steady.now)]
         if not steady.ready:  # its last wait failed, and the engine has waited anew
             self.look(steady.first)
 
     def close(self, offset: int, nbytes: int) -> None:
-        """Give the watch what the compiled loop has noted, and what the table has moved."""
+        """Pass the latencies of the compiled loop, and what the table has moved, to the watch."""
         self._watch.latencies.extend(self.latencies[: self._finished].tolist())
         self._watch.moved.append((offset, nbytes))
 
     @property
     def deadline(self) -> float:
-        """The watch's, which may change at any time."""
+        """The watch's deadline, which may change at any time."""
         return self._watch.deadline
 
     @property
     def is_monotonic(self) -> bool:
-        """Whether the clock is the one that the compiled loop looks at."""
+        """True if the clock is the one that the compiled loop reads."""
         return self._watch.clock is time.perf_counter
 
     @property
     def is_over(self) -> bool:
-        """Whether the watch's deadline had passed at the last look at the clock."""
+        """True if the watch's deadline had passed at the last reading of the clock."""
         return self._now >= self._watch.deadline
 
 
 class _Compiled:
-    """The steady part of one transfer in C: one short call after another, since Python sees signals in between."""
+    """The steady part of one transfer in C, in short calls, since Python handles signals only in between."""
 
     def __init__(
         self, engine: CompiledEngine, requests: Requests, policy: Policy, slots: Slots | None, times: _Times | None
@@ -153,8 +153,11 @@ class _Compiled:
 def _steady_part(
     engine: Engine, requests: Requests, policy: Policy, slots: Slots | None, times: _Times | None
 ) -> Callable[[int, int], tuple[int, int]] | None:
-    """What keeps a full queue full, if the engine can do that by itself: called with the first and the end of the
-    requests that may be started; returns the index after the last one started, and the number unfinished."""
+    """Return a function that keeps a full queue full, if the engine can do that itself, else None.
+
+    It is called with the first and the end of the requests that may be started, and returns the index after the last
+    one started, and the number unfinished.
+    """
     if isinstance(engine, CompiledEngine) and engine.is_compiled:
         can_lend, can_time = slots is None or slots.passes_on, times is None or times.is_monotonic
         if can_lend and can_time:
@@ -176,15 +179,15 @@ def drive(
     slots: Slots | None,
     watch: Watch | None = None,
 ) -> None:
-    """Move all requests; returns when every byte has been moved, or at the watch's deadline.
+    """Move all requests; return when every byte has been moved, or at the watch's deadline.
 
     Args:
-        plain_fd: opens the same file without O_DIRECT, to complete what a direct request left over.
+        plain_fd: opens the same file without O_DIRECT, to complete short direct requests.
         slots: the memory for requests that have no address of their own.
-        watch: notes how long requests take.
+        watch: records the latencies of requests.
 
     Raises:
-        OSError: the first request that failed; with a watch, one that fell short, too. None is in flight any more.
+        OSError: the first request that failed; with a watch, also one that fell short. None is in flight any more.
     """
     total, depth, (single, overlap) = len(requests), engine.depth, policy
     if total == 0:
@@ -239,7 +242,7 @@ def drive(
 
 
 def drain(engine: Engine) -> None:
-    """Wait for requests whose results no longer matter, because an exception is on its way."""
+    """Wait for requests whose results no longer matter, because an exception is being raised."""
     engine.take()
     while engine.in_flight:
         engine.wait(engine.in_flight)
@@ -247,9 +250,9 @@ def drain(engine: Engine) -> None:
 
 
 def _submit_rest(engine: Engine, first: int, count: int, single: bool, slots: Slots | None) -> int:
-    """Submit as many more of ``count`` as the system takes now; waits for room if nothing is in flight.
+    """Submit as many more of `count` requests as the system accepts now; wait for room if nothing is in flight.
 
-    Slots that were lent to the others are given back.
+    Slots lent to requests that were not accepted are returned.
     """
     accepted = tries = 0
     while accepted < count:
@@ -295,10 +298,9 @@ def _settle(
     *,
     may_complete: bool,
 ) -> None:
-    """Complete requests that fell short with ordinary calls, while nothing else is in flight; else raise the first one
-    in the file.
+    """Complete short requests with ordinary calls, while nothing else is in flight; else raise the first in the file.
 
-    Some errors count as nothing moved, see `_NOTHING_MOVED`.
+    Errors in `_NOTHING_MOVED` count as short requests.
     """
     table = requests
     for index, result in sorted(odd):
@@ -337,7 +339,7 @@ def move_plainly(write: bool, fd: int, address: int, nbytes: int, offset: int) -
 
 
 def _shortened(fd: int, offset: int, nbytes: int) -> OSError:
-    """The error for a read that found no bytes where the file had some when the transfer began."""
+    """Return the error for a read that found no bytes where the file had some when the transfer began."""
     state = os.fstat(fd)
     if stat.S_ISREG(state.st_mode) and state.st_size < offset + nbytes:
         end = offset + nbytes

@@ -67,7 +67,7 @@ class aio_handle:
 
     @classmethod
     def from_config(cls, config: AioConfig, *, backend: str | None = None) -> Self:
-        """A handle with the settings of an ``"aio"`` block."""
+        """Create a handle with the settings of an ``"aio"`` block."""
         return cls(
             config.block_size,
             config.queue_depth,
@@ -92,35 +92,35 @@ class aio_handle:
 
     @property
     def backend(self) -> str:
-        """The engine that moves the bytes."""
+        """Name of the engine that moves the bytes."""
         return self._backend
 
     def get_block_size(self) -> int:
-        """Bytes per request."""
+        """Return the bytes per request."""
         return self._config.block_size
 
     def get_queue_depth(self) -> int:
-        """Requests in flight per thread."""
+        """Return the number of requests in flight per thread."""
         return self._config.queue_depth
 
     def get_single_submit(self) -> bool:
-        """Whether each request is a system call of its own."""
+        """Return True if each request is a separate system call."""
         return self._config.single_submit
 
     def get_overlap_events(self) -> bool:
-        """Whether the queue is kept full."""
+        """Return True if the queue is kept full."""
         return self._config.overlap_events
 
     def get_intra_op_parallelism(self) -> int:
-        """Threads that share one tensor."""
+        """Return the number of threads that share one tensor."""
         return self._config.thread_count
 
     def get_alignment(self) -> int:
-        """DeepSpeed's rule for sizes, 512 bytes per thread. Sizes that break it are moved exactly all the same."""
+        """Return the multiple that DeepSpeed requires of sizes, 512 bytes per thread; other sizes work here too."""
         return self._config.thread_count * SECTOR
 
     def read(self, buffer: Any, filename: File, validate: bool = False, file_offset: int = 0) -> int:
-        """Fill ``buffer`` from the file by one thread; returns 0 when done.
+        """Fill `buffer` from the file in one thread; return 0 when done.
 
         Raises:
             OSError: the file cannot be read, or ends too early (ENODATA).
@@ -128,22 +128,22 @@ class aio_handle:
         return self._alone(buffer, filename, validate, file_offset, write=False)
 
     def write(self, buffer: Any, filename: File, validate: bool = False, file_offset: int = 0) -> int:
-        """Write ``buffer`` to the file by one thread; returns 0 when done.
+        """Write `buffer` to the file in one thread; return 0 when done.
 
         Raises:
-            OSError: the file cannot be written; ENOSPC when the disk fills.
+            OSError: the file cannot be written; ENOSPC when the disk is full.
         """
         return self._alone(buffer, filename, validate, file_offset, write=True)
 
     def pread(
         self, buffer: Any, filename: File, validate: bool = False, *args: Any, file_offset: int = 0, **named: Any
     ) -> int:
-        """``pread(buffer, filename, validate, async, file_offset=0)``: fill ``buffer`` by all threads.
+        """Fill `buffer` with all threads: ``pread(buffer, filename, validate, async, file_offset=0)``.
 
-        ``async`` is a word of Python's own: pass it by position, or as ``**{"async": True}``, or as ``asynchronous``.
+        ``async`` is a Python keyword: pass it by position, as ``**{"async": True}``, or as ``asynchronous``.
 
         Returns:
-            0 if asynchronous, else the number of operations completed, those pending before included.
+            0 if asynchronous, else the number of completed operations, including those pending before.
         """
         later, offset = _async_and_offset("pread", args, named, file_offset)
         return self._parallel(buffer, filename, validate, later, offset, write=False)
@@ -151,26 +151,26 @@ class aio_handle:
     def pwrite(
         self, buffer: Any, filename: File, validate: bool = False, *args: Any, file_offset: int = 0, **named: Any
     ) -> int:
-        """``pwrite(buffer, filename, validate, async, file_offset=0)``: write ``buffer`` by all threads; as `pread`."""
+        """Write `buffer` with all threads: ``pwrite(buffer, filename, validate, async, file_offset=0)``; as `pread`."""
         later, offset = _async_and_offset("pwrite", args, named, file_offset)
         return self._parallel(buffer, filename, validate, later, offset, write=True)
 
     def sync_pread(self, buffer: Any, filename: File, file_offset: int = 0) -> int:
-        """Fill ``buffer``; returns the number of operations completed, those pending before included."""
+        """Fill `buffer`; return the number of completed operations, including those pending before."""
         return self._parallel(buffer, filename, False, False, file_offset, write=False)
 
     def sync_pwrite(self, buffer: Any, filename: File, file_offset: int = 0) -> int:
-        """Write ``buffer``; returns the number of operations completed, those pending before included."""
+        """Write `buffer`; return the number of completed operations, including those pending before."""
         return self._parallel(buffer, filename, False, False, file_offset, write=True)
 
     def async_pread(self, buffer: Any, filename: File, file_offset: int = 0) -> int:
-        """Begin to fill ``buffer``, which the handle keeps alive; returns 0. `wait` for it before using the buffer."""
+        """Start to fill `buffer`, which the handle keeps alive, and return 0. Call `wait` before using the buffer."""
         return self._parallel(buffer, filename, False, True, file_offset, write=False)
 
     def async_pwrite(
         self, buffer: Any, filename: File | None = None, file_offset: int = 0, *, fd: int | None = None
     ) -> int:
-        """Begin to write ``buffer``, which the handle keeps alive; returns 0. `wait` for it before changing it.
+        """Start to write `buffer`, which the handle keeps alive, and return 0. Call `wait` before changing it.
 
         ``fd`` is DeepSpeed's other name for a ``filename`` that is a descriptor.
         """
@@ -180,9 +180,9 @@ class aio_handle:
         return self._parallel(buffer, given[0], False, True, file_offset, write=True)
 
     def wait(self) -> int:
-        """Wait for all pending operations; returns how many completed.
+        """Wait for all pending operations; return how many completed.
 
-        Interrupted by Ctrl-C, it leaves them pending, with a note that says which, and may be called again.
+        If interrupted by Ctrl-C, it leaves them pending, with a note that names them, and may be called again.
 
         Raises:
             OSError: an operation failed, with its errno, path and direction; the others have finished too, and
@@ -195,7 +195,7 @@ class aio_handle:
             return self._wait()
 
     def new_cpu_locked_tensor(self, num_elem: int, example_tensor: Any) -> Any:
-        """A page-locked tensor on huge pages, shape ``(num_elem,)``, with the dtype of ``example_tensor``.
+        """Return a page-locked tensor on huge pages, shape ``(num_elem,)``, with the dtype of `example_tensor`.
 
         Raises:
             OSError: ``RLIMIT_MEMLOCK`` does not allow it.
@@ -203,19 +203,22 @@ class aio_handle:
         return new_locked_tensor(num_elem, example_tensor)
 
     def free_cpu_locked_tensor(self, tensor: Any) -> bool:
-        """Unlock a tensor of `new_cpu_locked_tensor`; False if it is none. A transfer in flight keeps the memory."""
+        """Unlock a tensor of `new_cpu_locked_tensor`; return False if it is none.
+
+        A transfer in flight keeps the memory.
+        """
         storage_of(tensor)
         return free_locked_tensor(tensor)
 
     def is_pinned(self, buffer: Any) -> bool:
-        """Whether a tensor is page-locked, by torch or by any handle's `new_cpu_locked_tensor`."""
+        """Return True if a tensor is page-locked, by torch or by any handle's `new_cpu_locked_tensor`."""
         if buffer.device.type != "cpu":
             return False
         storage_of(buffer)
         return is_locked(buffer) or bool(buffer.is_pinned())
 
     def close(self) -> None:
-        """Wait for pending operations, end the threads and give the queues back. Harmless when repeated."""
+        """Wait for pending operations, end the threads and release the queues. May be called repeatedly."""
         with self._guard:
             pool, self._pool, self._closed = self._pool, None, True
             if pool is not None:
@@ -300,7 +303,7 @@ def aio_read(
     overlap_events: bool,
     validate: bool,
 ) -> int:
-    """Fill ``buffer`` from the start of a file, without keeping a handle; returns 0 when done.
+    """Fill `buffer` from the start of a file, without keeping a handle; return 0 when done.
 
     Raises:
         OSError: the file cannot be read, or ends too early (ENODATA).
@@ -318,10 +321,10 @@ def aio_write(
     overlap_events: bool,
     validate: bool,
 ) -> int:
-    """Write ``buffer`` to the start of a file, without keeping a handle; returns 0 when done.
+    """Write `buffer` to the start of a file, without keeping a handle; return 0 when done.
 
     Raises:
-        OSError: the file cannot be written; ENOSPC when the disk fills.
+        OSError: the file cannot be written; ENOSPC when the disk is full.
     """
     with aio_handle(block_size, queue_depth, single_submit, overlap_events) as handle:
         return handle.write(buffer, filename, validate)
@@ -371,7 +374,7 @@ def _async_and_offset(name: str, args: tuple[Any, ...], named: dict[str, Any], o
 
 
 def _forget_after_fork() -> None:
-    """In a forked child: threads and queues stayed with the parent, so each handle starts its own when next used."""
+    """Reset each handle in a forked child: threads and queues stayed with the parent, and are started on next use."""
     for handle in _handles:
         handle._reset()
 

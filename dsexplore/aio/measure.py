@@ -1,8 +1,8 @@
-"""Measures one setting for a short slice of time, and checks afterwards that the bytes really moved.
+"""Measure one setting for a short slice of time, and check afterwards that the bytes really moved.
 
 A slice moves one part of the file after another exactly as `aio_handle` moves tensors: the same jobs on the same
-threads. What a measurement holds to: the setting is warmed up first; data is random, so that no layer compresses it;
-filling, checking and fsync are outside the timing; the result of every request is looked at.
+threads. Rules of a measurement: the setting is warmed up first; data is random, so that no layer compresses it;
+filling, checking and fsync are not timed; the result of every request is checked.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _LONGEST_TENSOR = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One slice of one setting in one direction."""
+    """Measurement of one setting in one direction."""
 
     operation: Operation
     config: AioConfig
@@ -109,7 +109,7 @@ class _Ring:
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """The bytes that one process has moved with one setting; times in seconds by the system's monotonic clock."""
+    """The bytes that one process moved with one setting; times in seconds of the system's monotonic clock."""
 
     bytes: int
     begun: float
@@ -138,7 +138,7 @@ class Task:
 
 @dataclass(slots=True)
 class _Run:
-    """Tensors moved one after another, with where their bytes are."""
+    """Tensors moved one after another, and where their bytes are."""
 
     watch: Watch
     rings: list[_Ring] | None
@@ -194,7 +194,7 @@ class Bench:
         return self._arena
 
     def fits(self, config: AioConfig) -> bool:
-        """Whether the setting fits the part of the file that is used."""
+        """Return True if the setting fits the used part of the file."""
         return search.fits(config, self.size)
 
     def measure(
@@ -207,25 +207,25 @@ class Bench:
         whole: bool = False,
         most: float = math.inf,
     ) -> Sample:
-        """Run one setting for ``seconds``, after a short warm-up.
+        """Run one setting for `seconds`, after a short warm-up.
 
         Args:
             transfer: bytes of a tensor, rounded down to whole pages; None takes the size of the file.
             whole, most: as in `Task`.
 
         Raises:
-            OSError: a request failed, or a byte read or written is not what it should be.
+            OSError: a request failed, or a byte read or written is wrong.
             UsageError: the file must not be written.
         """
         task = Task(config, operation, seconds, self.whole_pages(transfer), whole, most)
         return sample_of([self.run(task)], task)
 
     def whole_pages(self, transfer: int | None) -> int:
-        """The size of a tensor that the file holds, in whole pages."""
+        """Return the bytes of a tensor that the file holds, in whole pages."""
         return self.size if transfer is None else min(transfer, self.size) // PAGE * PAGE
 
     def run(self, task: Task, gate: Callable[[], None] | None = None) -> Slice:
-        """Warm a setting up, call ``gate``, measure the setting, and check what it moved; raises as `measure`."""
+        """Warm a setting up, call `gate`, measure the setting, and check what it moved; raises as `measure`."""
         config, operation = task.config, task.operation
         target = self._targets[operation]
         if target is None:
@@ -250,12 +250,12 @@ class Bench:
         return Slice(measured.bytes, measured.begun, measured.ended, measured.cpu_seconds, fsync, latencies)
 
     def close(self) -> None:
-        """End the threads; harmless when repeated."""
+        """End the threads; may be called repeatedly."""
         while self._pools:
             self._pools.popitem()[1].close()
 
     def _pool(self, config: AioConfig) -> Pool:
-        """Threads with engines of the right depth, those used last kept."""
+        """Return threads with engines of the right depth; the most recently used ones are kept."""
         key = config.thread_count, config.queue_depth
         if key not in self._pools:
             while self._pools and sum(map(math.prod, self._pools)) + math.prod(key) > _KEPT_REQUESTS:
@@ -265,9 +265,9 @@ class Bench:
         return self._pools[key]
 
     def _transfers(self, task: Task) -> Iterator[range]:
-        """The parts of the file that are moved one after another, without end; a fresh file is written once.
+        """Yield the parts of the file to move one after another, endlessly; a fresh file is written once.
 
-        Each slice begins elsewhere, so that no part of the disk is favoured.
+        Each slice starts at another part, so that no part of the disk is favoured.
         """
         step = task.transfer
         starts = range(0, self.size // step * step, step)
@@ -285,7 +285,7 @@ class Bench:
             yield range(at, at + step)
 
     def _job(self, part: range, config: AioConfig, target: TransferFile, run: _Run | None = None) -> Job:
-        """The transfer of one part of the file, as `aio_handle` would make it."""
+        """Return the transfer of one part of the file, as `aio_handle` would create it."""
         address = self._arena.address + part.start if self.mode == "tensor" else 0
         return Job(
             HostMemory(address, len(part), self._arena),
@@ -308,7 +308,7 @@ class Bench:
         return [_Ring(places[at : at + depth]) for at in range(0, len(places), depth)]
 
     def _run(self, pool: Pool, task: Task, target: TransferFile) -> _Run:
-        """Move one tensor after another for as long as the task says; each is finished before the next begins."""
+        """Move one tensor after another for as long as the task says; each is finished before the next starts."""
         config, rings = task.config, self._rings(task.config)
         busy, begun = time.process_time(), self._clock()
         end = begun + task.seconds
@@ -335,7 +335,7 @@ class Bench:
         return run
 
     def _spoil(self, task: Task, target: TransferFile) -> None:
-        """Change the memory that each thread surely fills first, so that stale bytes cannot pass the check."""
+        """Overwrite the memory that each thread fills first, so that stale bytes cannot pass the check."""
         job = self._job(next(self._transfers(task)), task.config, target)
         for share in range(task.config.thread_count):
             if part := job.part(share):
@@ -380,7 +380,7 @@ class Bench:
 
 
 def sample_of(slices: Sequence[Slice], task: Task) -> Sample:
-    """The sample that results from the slices of all processes that measured a task together."""
+    """Return the sample of the slices of all processes that measured a task together."""
     latencies = sorted(latency for one in slices for latency in one.latencies)
     return Sample(
         operation=task.operation,

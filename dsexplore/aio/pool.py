@@ -1,4 +1,4 @@
-"""Threads that move one tensor together, each with an engine of its own."""
+"""Threads that move one tensor together, each with its own engine."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _COMPARED = 16 << 20
 
 
 class Latch:
-    """An event that one thread waits for and that is set once; cheaper to make and to wait for than threading's."""
+    """An event that is set once and awaited by one thread; cheaper to create and await than threading's."""
 
     def __init__(self) -> None:
         self._is_open = False
@@ -37,8 +37,7 @@ class Latch:
         self._lock.release()
 
     def wait(self, seconds: float = -1) -> bool:
-        """Return when it is open, or after so many seconds; whether it is open. Interrupted by Ctrl-C, it may be
-        called again."""
+        """Return True once it is open, or False after `seconds`. May be called again after Ctrl-C."""
         while not self._is_open:
             if not self._lock.acquire(timeout=seconds):
                 break
@@ -48,16 +47,16 @@ class Latch:
 class Job:
     """One transfer between a memory and a file, split over ``shares`` threads.
 
-    The direct part begins and ends on whole pages of the file; what is left before and after it, less than a page
-    each, goes through the page cache, so that the file's length is never rounded.
+    The direct part starts and ends on whole pages of the file; what is left before and after it, less than a page each,
+    goes through the page cache, so that the file's length is never rounded.
 
-    Example: 10,000 bytes at offset 100 on 2 threads: head 100–4095 plainly, body 4096–8191 directly by thread 0,
-    tail 8192–10,099 plainly.
+    Example: 10,000 bytes at offset 100 on 2 threads: head 100–4095 plainly, body 4096–8191 directly by thread 0, tail
+    8192–10,099 plainly.
 
     Args:
-        shares: how many threads each call `run` once.
+        shares: number of threads, each of which calls `run` once.
         validate: read the bytes again at the end, and compare them.
-        watch: ends the transfer at a deadline, and keeps what was moved until then.
+        watch: stops the transfer at a deadline, and records what was moved until then.
         rings: memory that each thread's requests use in turn, instead of their places in ``memory``.
     """
 
@@ -85,14 +84,14 @@ class Job:
         self._high = max(end // step * step, self._low)
 
     def part(self, share: int) -> range:
-        """The bytes of the file that one thread moves directly."""
+        """Return the bytes of the file that one thread moves directly."""
         step = self.target.boundary
         each = -(-(self._high - self._low) // (self._shares * step)) * step
         low = min(self._low + share * each, self._high)
         return range(low, min(low + each, self._high))
 
     def run(self, share: int, engine: Engine, stage: Stage) -> None:
-        """Move one thread's share; the thread that ends last checks, closes the file and announces the end."""
+        """Move one thread's share; the thread that ends last validates, closes the file and signals the end."""
         try:
             self._move(share, engine, stage)
         except BaseException as error:  # it is the caller's, and is raised where the caller waits
@@ -171,7 +170,7 @@ class Job:
                 self.error = self._described(error)
 
     def _described(self, error: BaseException) -> BaseException:
-        """A system's error with the transfer and the path in its text; any other error as it is."""
+        """Return a system error with the transfer and the path in its text; any other error unchanged."""
         if not isinstance(error, OSError) or error.errno is None:
             return error
         operation = "write" if self.target.write else "read"
@@ -185,10 +184,10 @@ _Inbox = SimpleQueue[tuple[Job, int] | None]
 
 
 class Pool:
-    """``config.thread_count`` threads, each with an engine of depth ``config.queue_depth``.
+    """``config.thread_count`` threads, each with its own engine of depth ``config.queue_depth``.
 
     Raises:
-        OSError: the system refuses a thread or an engine; those already there are ended.
+        OSError: the system refuses a thread or an engine; those already started are ended.
     """
 
     def __init__(self, backend: str, config: AioConfig) -> None:
@@ -210,11 +209,11 @@ class Pool:
             raise
 
     def start(self, job: Job, share: int, thread: int) -> None:
-        """Give one share of a job to one thread."""
+        """Assign one share of a job to one thread."""
         self._inboxes[thread].put((job, share))
 
     def close(self) -> None:
-        """Wait for the threads to finish their jobs, end them and close their engines; harmless when repeated."""
+        """Wait for the threads to finish their jobs, end them and close their engines; may be called repeatedly."""
         threads, self._threads = self._threads, []
         if self._owner != os.getpid():  # a fork leaves the threads with the parent
             return

@@ -1,4 +1,4 @@
-"""Reference measurements on the same file, to judge our engines by: DeepSpeed's own handle, and fio."""
+"""Reference measurements on the same file, to compare our engines with: DeepSpeed's own handle, and fio."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ REFERENCES = ("fio", "deepspeed")
 
 
 def why_no_reference(name: str) -> str | None:
-    """Why a reference cannot run here; None if it can.
+    """Return why a reference cannot run here; None if it can.
 
     Raises:
         UsageError: an unknown name.
@@ -39,7 +39,7 @@ def why_no_reference(name: str) -> str | None:
 
 @cache
 def deepspeed_module() -> Any:
-    """DeepSpeed's compiled operator, built by DeepSpeed at the first call (minutes).
+    """Return DeepSpeed's compiled operator, built by DeepSpeed at the first call (minutes).
 
     Raises:
         ImportError: DeepSpeed is not installed.
@@ -62,9 +62,9 @@ def run_fio(
     direct: bool = True,
     iomem: str = "malloc",
 ) -> tuple[float, float]:
-    """One fio run with libaio on an existing file: (bytes per second, processor milliseconds per GiB).
+    """Run fio once with libaio on an existing file; return (bytes per second, processor milliseconds per GiB).
 
-    Each job has its own part of the file, sequentially, as `Bench` lays it out; memory is depth × block per job.
+    Each job has its own part of the file, sequentially, as in `Bench`; memory is depth × block per job.
 
     Raises:
         OSError: fio cannot be started, or fails; the message is fio's.
@@ -82,9 +82,9 @@ def run_fio(
 
 
 def fio_job(path: str, size: int, config: AioConfig, operations: Sequence[str], *, direct: bool, seconds: float) -> str:
-    """A job file that lets fio do as `run_fio` does, one direction after the other.
+    """Return a job file that lets fio run as in `run_fio`, one direction after the other.
 
-    In a directory, fio makes a file ``dsexplore.fio`` of ``size`` bytes; an existing file is used as it is.
+    In a directory, fio creates a file ``dsexplore.fio`` of `size` bytes; an existing file is used as it is.
     """
     options = _fio_options(size, config, seconds, direct=direct)
     if Path(path).is_dir():
@@ -98,7 +98,7 @@ def fio_job(path: str, size: int, config: AioConfig, operations: Sequence[str], 
 
 
 def _fio_options(size: int, config: AioConfig, seconds: float, *, direct: bool) -> dict[str, str]:
-    """A setting as fio's options; an option without a value is a switch."""
+    """Return a setting as fio's options; an option without a value is a switch."""
     part = size // config.thread_count // config.block_size * config.block_size
     return {
         "ioengine": "libaio",
@@ -118,7 +118,7 @@ def _fio_options(size: int, config: AioConfig, seconds: float, *, direct: bool) 
 
 
 class DeepSpeedHandle:
-    """DeepSpeed's own handle, on memory that DeepSpeed locked: other memory it copies."""
+    """DeepSpeed's own handle, on memory that DeepSpeed locked; other memory it would copy."""
 
     def __init__(self, config: AioConfig) -> None:
         self.handle = deepspeed_module().aio_handle(
@@ -126,7 +126,7 @@ class DeepSpeedHandle:
         )
 
     def new_tensor(self, nbytes: int) -> Any:
-        """A byte tensor locked by DeepSpeed, put on huge pages as far as the kernel agrees."""
+        """Return a byte tensor locked by DeepSpeed, on huge pages as far as the kernel allows."""
         import torch
 
         tensor = self.handle.new_cpu_locked_tensor(nbytes, torch.empty(0, dtype=torch.uint8))
@@ -134,11 +134,11 @@ class DeepSpeedHandle:
         return tensor
 
     def free_tensor(self, tensor: Any) -> None:
-        """Give a tensor of `new_tensor` back; it must not be used any more."""
+        """Free a tensor of `new_tensor`; it must not be used any more."""
         self.handle.free_cpu_locked_tensor(tensor)
 
     def run(self, path: str, tensor: Any, operation: str) -> tuple[float, float]:
-        """Move the whole tensor from or to the start of a file: (bytes per second, processor ms per GiB)."""
+        """Move the whole tensor from or to the start of a file; return (bytes per second, processor ms per GiB)."""
         begun, busy = time.perf_counter(), time.process_time()
         if operation == "read":
             self.handle.sync_pread(tensor, os.fspath(path), 0)

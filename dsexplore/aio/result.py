@@ -1,4 +1,4 @@
-"""The result of a sweep: every slice that was measured, the disk and conditions, and the setting to take."""
+"""The result of a sweep: every slice that was measured, the disk and conditions, and the recommended setting."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _WHOLE = 0.95
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """The rate that another program than the engine under test reached on the same file."""
+    """Rates that another program, or our engine on a ring of memory, reached on the same file."""
 
     name: str
     operation: str
@@ -43,7 +43,7 @@ class Reference:
 
     @property
     def rate(self) -> float:
-        """The median of the runs, bytes per second."""
+        """Median of the runs, bytes per second."""
         return median(self.rates)
 
 
@@ -82,7 +82,7 @@ class Conditions:
 
 @dataclass
 class SweepResult(SavedJson, Displayable):
-    """All that a sweep measured; shows itself in a notebook."""
+    """All measurements of a sweep; displays itself in a notebook."""
 
     FORMAT: ClassVar[SavedFormat] = SavedFormat("dsexplore sweep", 1, "sweep", "SweepResult.save")
 
@@ -105,7 +105,7 @@ class SweepResult(SavedJson, Displayable):
 
     @property
     def deciding(self) -> list[Measured]:
-        """The slices that the verdict rests on: those of the finals, or all if no round of those was finished."""
+        """The slices that decide: those of the finals, or all if no round of the finals was finished."""
         return self._finals or self.measured
 
     @property
@@ -120,7 +120,7 @@ class SweepResult(SavedJson, Displayable):
         return mixed_ratios(self.deciding, self.control, self.conditions.read_share)
 
     def best(self) -> Best:
-        """The cheapest of the settings that are tied with the fastest; the default where that is not surely worth it.
+        """Return the cheapest setting tied with the fastest, or the default unless that is surely worth it.
 
         Raises:
             UsageError: the sweep was interrupted before any setting was measured beside the control.
@@ -153,7 +153,7 @@ class SweepResult(SavedJson, Displayable):
         return Cost(median([s.p99 for s in samples]), median([s.cpu_ms_per_gib for s in samples]))
 
     def _doubts(self) -> Iterator[str]:
-        """Why what was measured may not be the disk."""
+        """Yield reasons why what was measured may not be the disk."""
         disk, data_share = self.disk, self.conditions.data_share
         if disk.kind == "memory":
             yield "these files live in memory, so no disk was measured"
@@ -168,9 +168,10 @@ class SweepResult(SavedJson, Displayable):
             )
 
     def _contenders(self) -> Rounds:
-        """The settings that stayed to the end of the finals, each in the same rounds.
+        """Return the settings that stayed to the end of the finals, each with the same rounds.
 
-        Settings dropped on the way met other conditions, and a round that was cut short has not seen all.
+        Settings dropped earlier were measured under other conditions, and an interrupted round is missing some
+        settings.
         """
         if not self._finals:
             return self.rounds
@@ -184,12 +185,14 @@ class SweepResult(SavedJson, Displayable):
         }
 
     def mixed_rate(self, config: AioConfig) -> float:
-        """Median bytes per second of one setting for the user's mix of reads and writes."""
+        """Return the median bytes per second of one setting for the user's mix of reads and writes."""
         return mixed_rate([m for m in self.deciding if m.sample.config == config], self.conditions.read_share)
 
     def rate_interval(self) -> Interval:
-        """What the setting to take gives for the user's mix, bytes per second: the mean over the rounds with its 95 %
-        interval, which is 0 to infinity after one round."""
+        """Return the recommended setting's bytes per second for the user's mix: the mean of the rounds, with interval.
+
+        The 95 % interval is 0 to infinity after one round.
+        """
         config, slices = self.best().config, defaultdict(list)
         for m in self.deciding:
             # Of a round that was cut short, a part is among those that decide.
@@ -198,16 +201,16 @@ class SweepResult(SavedJson, Displayable):
         return ratio_interval([mixed_rate(each, self.conditions.read_share) for each in slices.values()])
 
     def to_ds_config(self) -> dict[str, dict[str, int | bool]]:
-        """The ``"aio"`` block of the best setting, to put into a ds_config."""
+        """Return the ``"aio"`` block of the best setting, to put into a ds_config."""
         return self.best().config.to_ds_config()
 
     def to_fio_job(self) -> str:
-        """The best setting as a job file of fio, with one job for each direction measured, of 10 s."""
+        """Return the best setting as a job file of fio, with one job of 10 s for each measured direction."""
         how, disk = self.conditions, self.disk
         return fio_job(disk.path, how.size, self.best().config, self.operations, direct=disk.direct, seconds=10.0)
 
     def to_frame(self, *, slices: bool = False) -> polars.DataFrame:
-        """One row per setting and operation, or with ``slices=True`` one per slice measured.
+        """Return one row per setting and operation, or with ``slices=True`` one per measured slice.
 
         Rates are in GB/s (10⁹ bytes) and GiB/s (2³⁰ bytes), latencies in milliseconds, ``ratio`` relative to the
         default setting in the same rounds with its 95 % interval.
@@ -218,9 +221,9 @@ class SweepResult(SavedJson, Displayable):
         return polars.DataFrame(rows, infer_schema_length=None)
 
     def compare(self, other: SweepResult) -> polars.DataFrame:
-        """Settings that both results measured: ``ratio`` is this one's median rate over the other's.
+        """Return the settings that both results measured; ``ratio`` is this one's median rate over the other's.
 
-        Compared are the tensor sizes that both moved, or all where they share none: see `unlike`.
+        Only tensor sizes that both moved are compared, or all if they share none: see `unlike`.
 
         Raises:
             TypeError: ``other`` is no SweepResult.
@@ -231,7 +234,7 @@ class SweepResult(SavedJson, Displayable):
         return polars.DataFrame(self.compare_rows(other))
 
     def compare_rows(self, other: SweepResult) -> list[dict[str, Any]]:
-        """The rows of `compare`, as dicts; raises as `compare`."""
+        """Return the rows of `compare` as dicts; raises as `compare`."""
         if not isinstance(other, SweepResult):
             raise TypeError(
                 f"compare() takes a SweepResult, not {type(other).__name__}: load one with SweepResult.load"
@@ -242,7 +245,7 @@ class SweepResult(SavedJson, Displayable):
         return sorted(rows, key=lambda row: (row["operation"], row["ratio"]))
 
     def unlike(self, other: SweepResult) -> list[str]:
-        """Sentences on what was not measured alike in two sweeps, for which alone their rates may differ."""
+        """Return sentences on differences in how two sweeps measured, which alone may make their rates differ."""
         mine, theirs, lines = self.conditions, other.conditions, []
         if set(mine.transfers) != set(theirs.transfers):
             shared = sorted(shared_sizes(self.measured, other.measured))
@@ -257,7 +260,7 @@ class SweepResult(SavedJson, Displayable):
         return lines
 
     def to_json(self) -> dict[str, Any]:
-        """The result as plain JSON values; `from_json` reads them back."""
+        """Return the result as plain JSON values; `from_json` reads them back."""
         return {
             **self.FORMAT.header(),
             "disk": asdict(self.disk),
@@ -289,7 +292,7 @@ class SweepResult(SavedJson, Displayable):
         return "\n".join([*self.lines(), *self._other_lines()])
 
     def lines(self) -> list[str]:
-        """The disk, the setting to take and what it gives in each direction, one statement a line."""
+        """Return the disk, the recommended setting and its rates in each direction, one statement per line."""
         together = f", {self.conditions.processes} processes at once" if self.conditions.processes > 1 else ""
         how = self.conditions
         lines = [f"{self.disk.label}; {how.mode} mode by {how.backend}, its loop in {how.loop}{together}"]
@@ -313,7 +316,7 @@ class SweepResult(SavedJson, Displayable):
         return [*lines, f"{format_bytes(self.bytes_written)} written{overwritten} in {self.elapsed:.0f} s"]
 
     def _other_lines(self) -> Iterator[str]:
-        """The other settings of the finals, the references' rates, and why an engine or a reference did not run."""
+        """Yield the other finalists, the references' rates, and why an engine or a reference did not run."""
         if self.rounds:
             yield from self._lines_of_others(self.best().config)
         for r in self.references:
@@ -323,7 +326,7 @@ class SweepResult(SavedJson, Displayable):
             yield f"{name} did not run: {' '.join(reason.split())}"
 
     def _lines_of_others(self, taken: AioConfig) -> Iterator[str]:
-        """A line for each setting that stayed to the end beside the one to take, the fastest first."""
+        """Yield a line for each setting that stayed to the end beside the recommended one, the fastest first."""
         means = {config: ratio_interval(list(ratios.values())) for config, ratios in self._contenders().items()}
         others = sorted(means.keys() - {taken}, key=lambda config: -means[config].value)
         for config in others[:_MOST_OTHERS]:
@@ -337,7 +340,7 @@ class SweepResult(SavedJson, Displayable):
 
 
 def _direction_lines(name: str, samples: list[Sample]) -> Iterator[str]:
-    """Rate, rate with fsync, and latencies of one setting in one direction."""
+    """Yield rate, rate with fsync, and latencies of one setting in one direction."""
     rates = [sample.rate for sample in samples]
     spread = f"{min(rates) / 1e9:.2f}–{max(rates) / 1e9:.2f} GB/s, " if len(rates) > 1 else ""
     yield f"{name}: median {format_rate(median(rates))}, {spread}n {len(rates)}"

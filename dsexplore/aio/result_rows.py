@@ -16,12 +16,12 @@ Row = dict[str, Any]
 
 
 def slice_rows(measured: Iterable[Measured]) -> list[Row]:
-    """One row per slice, in the order in which they were measured."""
+    """Return one row per slice, in the order of measurement."""
     return [_slice_row(m) for m in measured]
 
 
 def setting_rows(measured: list[Measured], control: AioConfig) -> list[Row]:
-    """One row per setting and operation."""
+    """Return one row per setting and operation."""
     groups: dict[tuple[AioConfig, str], list[Sample]] = defaultdict(list)
     for m in measured:
         groups[m.sample.config, m.sample.operation].append(m.sample)
@@ -33,14 +33,14 @@ def setting_rows(measured: list[Measured], control: AioConfig) -> list[Row]:
 
 
 def shared_sizes(measured: Iterable[Measured], other: Iterable[Measured]) -> set[int]:
-    """The bytes of tensors that two sweeps both moved."""
+    """Return the bytes of tensors that two sweeps both moved."""
     return {m.sample.transfer for m in measured} & {m.sample.transfer for m in other}
 
 
 def shared_rows(measured: Sequence[Measured], other: Sequence[Measured]) -> list[Row]:
-    """One row per setting and operation that both measured: medians in GB/s and the first over the second.
+    """Return one row per setting and operation that both measured: medians in GB/s and their ratio.
 
-    Of tensor sizes, those that both moved; all, where they share none.
+    Only tensor sizes that both moved are used; all, if they share none.
     """
     sizes = shared_sizes(measured, other)
     mine, theirs = (_medians(m for m in each if not sizes or m.sample.transfer in sizes) for each in (measured, other))

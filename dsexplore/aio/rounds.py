@@ -1,4 +1,4 @@
-"""From slices to ratios: each setting beside the control of its own round, so that a drifting machine meets both."""
+"""Convert slices to ratios: each setting relative to the control in its own round, so that drift affects both."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Rounds = dict[AioConfig, dict[int, float]]
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One slice, with the round it belongs to; every round has the control in it."""
+    """One slice and the round it belongs to; every round includes the control."""
 
     phase: str
     """``descent``, ``grid`` or ``finals``: only finals decide, if there are any."""
@@ -25,9 +25,9 @@ class Measured:
 
 
 def mix(rates: Mapping[str, float], read_share: float) -> float:
-    """Bytes per second when ``read_share`` of the bytes are read and the rest written, one after the other.
+    """Return the bytes per second if `read_share` of the bytes are read and the rest written, one after the other.
 
-    ``mix({"read": 3e9, "write": 1e9}, 0.5)`` is 1.5e9. With one direction measured, it is that one's rate.
+    ``mix({"read": 3e9, "write": 1e9}, 0.5)`` is 1.5e9. If one direction was measured, its rate is returned.
     """
     if len(rates) < 2:
         return next(iter(rates.values()))
@@ -35,14 +35,14 @@ def mix(rates: Mapping[str, float], read_share: float) -> float:
 
 
 def operation_ratios(measured: Sequence[Measured], control: AioConfig, operation: str) -> Rounds:
-    """The rate of each setting relative to the control's in the same round, in one direction."""
+    """Return the rate of each setting relative to the control's in the same round, in one direction."""
     return mixed_ratios([m for m in measured if m.sample.operation == operation], control, 1.0)
 
 
 def mixed_ratios(measured: Sequence[Measured], control: AioConfig, read_share: float) -> Rounds:
-    """The mixed rate of each setting relative to the control's in the same round, of rounds that are complete.
+    """Return the mixed rate of each setting relative to the control's in the same round, for complete rounds.
 
-    Of several tensor sizes, it is the geometric mean over the sizes.
+    For several tensor sizes, it is the geometric mean over the sizes.
     """
     parts = [_ratios(m, control, read_share) for m in by_transfer(measured).values()]
     mixed: Rounds = defaultdict(dict)
@@ -54,7 +54,7 @@ def mixed_ratios(measured: Sequence[Measured], control: AioConfig, read_share: f
 
 
 def lowest_ratios(measured: Sequence[Measured], control: AioConfig, read_share: float) -> dict[AioConfig, float]:
-    """The lowest mean ratio of each setting to the control at any one tensor size."""
+    """Return the lowest mean ratio of each setting to the control at any one tensor size."""
     lowest: dict[AioConfig, float] = {}
     for part in by_transfer(measured).values():
         for config, ratios in _ratios(part, control, read_share).items():
@@ -64,7 +64,10 @@ def lowest_ratios(measured: Sequence[Measured], control: AioConfig, read_share: 
 
 
 def mixed_rate(measured: Sequence[Measured], read_share: float) -> float:
-    """Median bytes per second of one setting for a mix of reads and writes: the geometric mean over tensor sizes."""
+    """Return the median bytes per second of one setting for a mix of reads and writes.
+
+    For several tensor sizes, it is the geometric mean over the sizes.
+    """
     rates = []
     for part in by_transfer(measured).values():
         by_operation: dict[str, list[float]] = defaultdict(list)
@@ -75,7 +78,7 @@ def mixed_rate(measured: Sequence[Measured], read_share: float) -> float:
 
 
 def by_transfer(measured: Iterable[Measured]) -> dict[int, list[Measured]]:
-    """The slices of each tensor size, the smallest first."""
+    """Return the slices of each tensor size, the smallest first."""
     groups: dict[int, list[Measured]] = defaultdict(list)
     for m in measured:
         groups[m.sample.transfer].append(m)

@@ -1,10 +1,9 @@
-"""Files that a sweep makes for itself, without a name, so that nothing is left of them however the sweep ends.
+"""Temporary files of a sweep without a name, so that nothing is left of them however the sweep ends.
 
-A file loses its name as soon as it is open, and is reached through ``/proc`` from then on. Where there is no ``/proc``
-it keeps a recognisable name until it is closed: the owner holds a lock on it, which the kernel lets go however the
-owner dies. So the next start removes abandoned files and leaves those in use, also across containers that do not see
-each other's processes. On a filesystem without such locks (Lustre as it is often mounted) nothing is taken for
-abandoned.
+A file is unlinked as soon as it is open, and is reached through ``/proc`` from then on. Without ``/proc`` it keeps a
+recognisable name until it is closed: the owner holds a lock on it, which the kernel releases however the owner dies. So
+the next start removes abandoned files and leaves those in use, also across containers that do not see each other's
+processes. On a filesystem without such locks (Lustre as it is often mounted) no file is considered abandoned.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _SPARE = 1 << 20
 
 
 class Scratch:
-    """A new, empty file in a directory; gone with `close`, and with its process.
+    """A new, empty file in a directory; removed by `close`, and when its process ends.
 
     ``path`` opens it, for as long as this process holds it open; in other processes of this user, too.
 
@@ -48,7 +47,7 @@ class Scratch:
                 self.path = nameless
 
     def close(self) -> None:
-        """Remove the file. Harmless when repeated, and in a forked child."""
+        """Remove the file. May be called repeatedly, and in a forked child."""
         fd, self.fd = self.fd, -1
         if fd >= 0 and self._owner == os.getpid():
             if not self.path.startswith("/proc/"):
@@ -66,7 +65,7 @@ class Scratch:
 
 
 def remove_abandoned(directory: str | os.PathLike[str]) -> list[Path]:
-    """Remove scratch files whose owner is dead; the paths removed. Files in use are left alone."""
+    """Remove scratch files whose owner is dead, and return their paths. Files in use are left alone."""
     removed = []
     for path in sorted(Path(directory).glob(f"{PREFIX}*{_SUFFIX}")):
         try:
@@ -85,7 +84,7 @@ def remove_abandoned(directory: str | os.PathLike[str]) -> list[Path]:
 
 
 def check_space(directory: str, nbytes: int) -> None:
-    """Raise ENOSPC if a directory's filesystem cannot take that many bytes.
+    """Raise ENOSPC if a directory's filesystem has no room for that many bytes.
 
     Raises:
         OSError: too little space, or no such directory.

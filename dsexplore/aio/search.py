@@ -1,4 +1,4 @@
-"""Finds a fast setting in few measurements. Pure logic: the measuring and the clock are arguments."""
+"""Find a fast setting in few measurements. Pure logic: measuring and the clock are passed in."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Measure = Callable[[Sequence[AioConfig]], dict[AioConfig, float]]
 
 
 def checked_axes(given: Mapping[str, Sequence[Any]]) -> dict[str, tuple[Any, ...]]:
-    """The default axes with some replaced by the caller's.
+    """Return the default axes with some replaced by the caller's.
 
     Raises:
         UsageError: an unknown key, an empty axis, or a value that `AioConfig` rejects.
@@ -55,12 +55,12 @@ def checked_axes(given: Mapping[str, Sequence[Any]]) -> dict[str, tuple[Any, ...
 
 
 def fits(config: AioConfig, size: int) -> bool:
-    """Whether the queues can be filled several times over by ``size`` bytes; the default always counts as fitting."""
+    """Return True if `size` bytes fill the queues several times over; the default setting always fits."""
     return config.bytes_in_flight <= max(size // 4, AioConfig().bytes_in_flight)
 
 
 def grid(axes: Mapping[str, Sequence[Any]], fits: Callable[[AioConfig], bool]) -> list[AioConfig]:
-    """Every combination of the axes' values for which ``fits`` is true."""
+    """Return every combination of the axes' values for which `fits` is true."""
     every = (AioConfig(**dict(zip(axes, values, strict=True))) for values in product(*axes.values()))
     return [config for config in every if fits(config)]
 
@@ -72,9 +72,9 @@ def descend(
     more: Callable[[], bool],
     fits: Callable[[AioConfig], bool],
 ) -> dict[AioConfig, float]:
-    """Move along one axis at a time to the best value on it, until a whole turn brings nothing or time is up.
+    """Move along one axis at a time to the best value on it, until a full pass brings no gain or time is up.
 
-    However short the time, one axis is measured; where no axis has a choice, the start alone.
+    However short the time, one axis is measured; if no axis has a choice, only the start.
 
     Returns:
         The last ratio of every setting measured.
@@ -98,7 +98,7 @@ def descend(
 def _fitting(
     config: AioConfig, axes: Mapping[str, Sequence[Any]], fits: Callable[[AioConfig], bool]
 ) -> AioConfig | None:
-    """The setting, or if its depth does not fit, the same with the next lower depth of the axes that does; else None.
+    """Return the setting, or else the same with the next lower depth of the axes that fits; None if there is none.
 
     Depth is searched first, and its gain may be luck: larger blocks would then be left out.
     """
@@ -114,10 +114,10 @@ def finals(
     shuffle: random.Random,
     width: float = 0.03,
 ) -> dict[AioConfig, list[float]]:
-    """Measure finalists round after round in shuffled order, until every interval is narrower than ``width``.
+    """Measure finalists round after round in shuffled order, until every interval is narrower than `width`.
 
-    At least one round is measured, so that the verdict never rests on the descent, which favours the lucky.
-    Settings that are surely or far worse than the best are dropped on the way.
+    At least one round is measured, so that the verdict never rests on the descent, which favours the lucky. Settings
+    that are surely or far worse than the best are dropped on the way.
 
     Returns:
         The ratio of each finalist in each round that it took part in.
@@ -144,14 +144,14 @@ def finals(
 
 
 def _relative(ratios: Sequence[float], best: Sequence[float]) -> Interval:
-    """One setting relative to another over the same rounds, so that what befell the control does not matter."""
+    """Return one setting relative to another over the same rounds, so that noise in the control cancels."""
     return ratio_interval([mine / other for mine, other in zip(ratios, best, strict=True)])
 
 
 def strongest(scores: Mapping[AioConfig, float], control: AioConfig, count: int = MOST_FINALISTS) -> list[AioConfig]:
-    """Half of them the settings with the highest scores, and the cheapest of those that are near.
+    """Return `count` finalists: half by the highest scores, half the cheapest with nearly as high scores.
 
-    A score rests on one measurement, so the highest are partly luck; the cheapest of many that are equal come back from
+    A score rests on one measurement, so the highest are partly luck; the cheapest of many equal ones are the same from
     sweep to sweep. The control is left out: it is measured in every round anyway.
     """
     ranked = sorted((config for config in scores if config != control), key=lambda config: -scores[config])
@@ -161,6 +161,6 @@ def strongest(scores: Mapping[AioConfig, float], control: AioConfig, count: int 
 
 
 def chunks(configs: Sequence[AioConfig], count: int) -> Iterator[list[AioConfig]]:
-    """The settings in parts of at most ``count``."""
+    """Yield the settings in parts of at most `count`."""
     for at in range(0, len(configs), count):
         yield list(configs[at : at + count])

@@ -1,4 +1,4 @@
-"""The caller's memory, and the staging that stands in where the disk cannot reach it directly."""
+"""The caller's memory, and the staging memory used if the disk cannot reach it directly."""
 
 from __future__ import annotations
 
@@ -24,30 +24,36 @@ class Memory(Protocol):
     """Where it lies, if the CPU can reach it; 0 for the memory of another device."""
 
     def copy_in(self, at: int, source: int, nbytes: int) -> None:
-        """Fill bytes ``at … at + nbytes − 1`` from the address ``source``."""
+        """Fill bytes ``at … at + nbytes − 1`` from the address `source`."""
 
     def copy_out(self, at: int, target: int, nbytes: int) -> None:
-        """Copy bytes ``at … at + nbytes − 1`` to the address ``target``."""
+        """Copy bytes ``at … at + nbytes − 1`` to the address `target`."""
 
 
 class Slots(Protocol):
-    """Memory that requests borrow while in flight, when they cannot use the caller's own."""
+    """Memory that requests borrow while in flight, if they cannot use the caller's own."""
 
     passes_on: ClassVar[bool] = False
     """Whether a request may get the memory of one that has finished at once, without `give` and `take`."""
 
     def take(self, index: int) -> int | None:
-        """The address for a request, filled if it is a write; None when all memory is lent."""
+        """Return the address for a request, filled if it is a write; None if all memory is lent."""
 
     def give(self, index: int, moved: bool) -> None:
-        """Take the memory of a finished request back, emptying it to its destination if it is a read that moved."""
+        """Return the memory of a finished request; if `moved` and it is a read, copy it to its destination."""
 
 
 class SlotPool(Protocol):
     """Memory that serves the requests of one table after another."""
 
     def prepare(self, memory: Memory, origin: int, requests: Requests) -> Slots:
-        """Slots for these requests between a memory and a file; ``origin`` is the offset of the memory's first byte."""
+        """Return slots for these requests between a memory and a file.
+
+        Args:
+            memory: the memory to fill or to write.
+            origin: file offset of the memory's first byte.
+            requests: the requests to serve.
+        """
 
 
 class HostMemory:
@@ -64,7 +70,7 @@ class HostMemory:
 
 
 class DeviceMemory:
-    """A tensor on another device. Copies wait until they are done, while other requests are in flight."""
+    """A tensor on another device. Copies block until they are done, while other requests are in flight."""
 
     address = 0
 
@@ -90,12 +96,12 @@ def _tensor_at(address: int, nbytes: int) -> Any:
 
 
 def memory_of(buffer: Any, *, writable: bool) -> Memory:
-    """The bytes of a tensor, a `Buffer`, or anything with Python's buffer protocol (a numpy array, a bytearray).
+    """Return the bytes of a tensor, a `Buffer`, or anything with Python's buffer protocol (numpy array, bytearray).
 
     Raises:
         UsageError: a tensor that is not contiguous, has no memory of its own length (see `storage_of`), or has a lazy
             conjugate or negative bit; a read-only object that is to be filled.
-        TypeError: no memory can be seen in it.
+        TypeError: it exposes no memory.
     """
     if isinstance(buffer, Buffer):
         return HostMemory(buffer.address, buffer.nbytes, buffer.bytes)
@@ -167,9 +173,9 @@ def _described(tensor: Any) -> str:
 
 
 class Stage:
-    """Slots that requests borrow, where the caller's memory is misaligned or on another device.
+    """Slots that requests borrow if the caller's memory is misaligned or on another device.
 
-    A write's slot is filled as it is taken, a read's is emptied after its request has finished, with the next one
+    A write's slot is filled when it is taken; a read's is copied out after its request has finished, with the next one
     in flight already: there are slots for two full queues, as far as memory allows. One stage belongs to one thread,
     which keeps its memory from transfer to transfer.
     """
@@ -183,7 +189,7 @@ class Stage:
         self._pinned = False
 
     def _allocate(self, nbytes: int, pinned: bool) -> None:
-        """Get memory for slots; for the memory of another device, page-locked ones that its driver knows."""
+        """Allocate memory for slots; for the memory of another device, page-locked and known to its driver."""
         if pinned:
             import torch
 

@@ -1,4 +1,4 @@
-"""The little statistics that a fair comparison of noisy rates needs."""
+"""Statistics for a fair comparison of noisy rates."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class Interval(NamedTuple):
 
     @property
     def width(self) -> float:
-        """The interval's relative width, high over low minus one: a ratio; infinite below two measurements."""
+        """The interval's relative width, high over low minus one; infinite below two measurements."""
         return self.high / self.low - 1 if self.low > 0 else math.inf
 
     @property
     def is_narrow(self) -> bool:
-        """Whether the ends of the interval are less than ten times apart."""
+        """True if the ends of the interval are less than ten times apart."""
         return self.width < _WIDEST
 
     def __str__(self) -> str:
@@ -42,9 +42,9 @@ class Interval(NamedTuple):
 
 
 def ratio_interval(ratios: Sequence[float]) -> Interval:
-    """The geometric mean of positive ratios, with a Student interval on their logarithms.
+    """Return the geometric mean of positive ratios, with a Student interval on their logarithms.
 
-    ``ratio_interval([2.0, 2.0])`` is 2.0 (2.0–2.0, n 2). One ratio alone has the interval 0 to infinity.
+    ``ratio_interval([2.0, 2.0])`` is 2.0 (2.0–2.0, n 2). A single ratio has the interval 0 to infinity.
     """
     n = len(ratios)
     if n == 0:
@@ -59,12 +59,12 @@ def ratio_interval(ratios: Sequence[float]) -> Interval:
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
-    """The value below which ``share`` of the sorted values lie: the nearest rank, never beyond the largest."""
+    """Return the value below which `share` of the sorted values are: the nearest rank, never beyond the largest."""
     return ordered[min(int(share * len(ordered)), len(ordered) - 1)]
 
 
 def median(values: Sequence[float]) -> float:
-    """The middle of the values, or the mean of the two in the middle."""
+    """Return the median of the values."""
     ordered = sorted(values)
     half = len(ordered) // 2
     return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2

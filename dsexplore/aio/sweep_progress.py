@@ -1,4 +1,4 @@
-"""How far a sweep is: passed to the caller's function, or drawn where someone sees it."""
+"""Progress of a sweep: passed to the caller's function, or drawn if visible."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dsexplore.progress import State, TerminalLine, Work, seen_screen
 
 
 class Progress(NamedTuple):
-    """How far a sweep is."""
+    """Progress of a sweep."""
 
     done: float
     """0 to 1."""
@@ -22,7 +22,11 @@ Report = Callable[[Progress], None]
 
 @contextmanager
 def reporting(wanted: bool | Report | None) -> Iterator[Report]:
-    """Yield the function to report to: the caller's; or a bar, if wanted or if None and someone sees it; or none."""
+    """Yield the function to report to: the caller's, a progress bar's, or one that draws nothing.
+
+    Args:
+        wanted: the caller's function; True for a bar; None for a bar if it is visible; False for none.
+    """
     if callable(wanted):
         yield wanted
         return

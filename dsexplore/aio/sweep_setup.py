@@ -1,4 +1,4 @@
-"""Prepares a sweep: checks its arguments, writes its file, and reads what it lies on."""
+"""Prepare a sweep: check its arguments, write its file, and examine the disk."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _TENSORS = (32 << 20, 512 << 20)
 
 
 class Plan:
-    """The arguments of `sweep`, checked."""
+    """The validated arguments of `sweep`."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class Plan:
         self.slice = min(max(budget / _SLICES_PER_SWEEP, _SLICE[0]), _SLICE[1]) / len(self.transfers)
 
     def _tensors(self, given: int | str | Sequence[int | str] | None) -> tuple[int, ...]:
-        """The sizes of tensors to move, in bytes, the smallest first."""
+        """Return the sizes of tensors to move, in bytes, the smallest first."""
         if given is None:
             return tuple(sorted({min(size, self.size) for size in _TENSORS}))
         wanted = [checked_size(size) for size in ([given] if isinstance(given, (int, str)) else given)]
@@ -98,7 +98,7 @@ class Plan:
         return tuple(sorted(set(wanted)))
 
     def settings(self, size: int) -> list[AioConfig]:
-        """Every setting of the axes that fits ``size`` bytes of a file; raises `UsageError` where none does."""
+        """Return every setting of the axes that fits `size` bytes of a file; raises `UsageError` if none does."""
         every = search.grid(self.axes, lambda _: True)
         fitting = [config for config in every if search.fits(config, size)]
         if not fitting:
@@ -111,15 +111,15 @@ class Plan:
         return fitting
 
     def by_each(self) -> str:
-        """Words for errors, where there are several processes."""
+        """Return words for error messages if there are several processes; else empty."""
         return f" by each of {self.processes} processes" if self.processes > 1 else ""
 
     def writes(self, own: bool) -> bool:
-        """Whether anything is written while settings are compared; ``own``: to a file of the sweep."""
+        """Return True if anything is written while settings are compared; `own`: the sweep has its own file."""
         return own and self.read_share < 1
 
     def check_budget(self) -> None:
-        """Refuse a limit below what one round writes at least."""
+        """Raise `UsageError` if the limit is below what one round writes at least."""
         least = self.processes * (self.size + 2 * _LEAST_SIZE if self.writes(own=True) else self.size)
         if self.most_written is not None and self.most_written < least:
             raise UsageError(
@@ -130,12 +130,12 @@ class Plan:
 
 
 def is_duration(seconds: object) -> bool:
-    """Whether a time can be spent: a positive number of seconds."""
+    """Return True for a positive, finite number of seconds."""
     return isinstance(seconds, (int, float)) and math.isfinite(seconds) and seconds > 0
 
 
 def checked_size(size: int | str) -> int:
-    """A number of bytes, as a number or as ``"1GiB"``; raises `UsageError`."""
+    """Return a size given as a number or as ``"1GiB"`` in bytes; raises `UsageError`."""
     try:
         return parse_size(size)
     except ValueError as error:
@@ -143,7 +143,7 @@ def checked_size(size: int | str) -> int:
 
 
 def _scratch(stack: ExitStack, folder: str, plan: Plan) -> Scratch:
-    """A file of the sweep's own, after a look at memory and at what may be written."""
+    """Create the sweep's own file, after checking memory and the limit of bytes to write."""
     _check_memory(plan)
     plan.check_budget()
     files = plan.processes * (1 if plan.write_mode == "overwrite" else 2)
@@ -151,7 +151,7 @@ def _scratch(stack: ExitStack, folder: str, plan: Plan) -> Scratch:
 
 
 class Setup:
-    """The file, the disk and the bench of one sweep; all given back when the stack unwinds."""
+    """The file, the disk and the bench of one sweep; all released when the stack unwinds."""
 
     def __init__(
         self, stack: ExitStack, path: str, plan: Plan, engine: str, direct: bool, seed: int, report: Report
@@ -200,7 +200,7 @@ class Setup:
         return bench
 
     def _announced(self) -> str:
-        """How much will be written, said before it is."""
+        """Return how much will be written, to be shown before it is."""
         if not self.plan.writes(own=True):
             return ""
         limit = self.plan.most_written
@@ -242,7 +242,7 @@ class Setup:
         return target, renew
 
     def conditions(self, unavailable: dict[str, str]) -> Conditions:
-        """How this sweep is done, for the record."""
+        """Return how this sweep is done, for the record."""
         return Conditions(
             backend=self.engine,
             unavailable=unavailable,
@@ -290,7 +290,7 @@ def _usable_size(path: str, wanted: int) -> int:
 
 
 def _check_memory(plan: Plan) -> None:
-    """Refuse a tensor that would push the machine into swapping."""
+    """Raise `UsageError` for a tensor that would make the machine swap."""
     try:
         lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
     except OSError:

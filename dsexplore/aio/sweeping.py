@@ -139,7 +139,7 @@ class _Run:
         """Seconds that a slice of the last round took, with all the work around it."""
 
     def fill(self, result: SweepResult, references: Sequence[str]) -> None:
-        """Measure until the time, or what may be written, is used up; Ctrl-C ends it once something is measured."""
+        """Measure until time or the limit of bytes is used up; Ctrl-C stops it once something is measured."""
         try:
             self.search()
             self.limits(result)
@@ -155,28 +155,28 @@ class _Run:
         result.elapsed = self.elapsed()
 
     def written(self) -> int:
-        """Bytes written since the sweep began."""
+        """Return the bytes written since the sweep began."""
         return self._setup.bytes_written + self._bench.bytes_written + self.bytes_written
 
     def _left(self) -> float:
-        """Bytes that may still be written."""
+        """Return the bytes that may still be written."""
         limit = self._plan.most_written
         return math.inf if limit is None else limit - self.written()
 
     def _by_slice(self) -> float:
-        """Bytes that a slice may write, so that enough of them can."""
+        """Return the bytes that a slice may write, so that the limit allows enough slices."""
         limit = self._plan.most_written
         begun = self._plan.processes * self._setup.bytes_written
         return math.inf if limit is None else (limit - begun) / (_FEWEST_SLICES * len(self._setup.transfers))
 
     def _may_write(self, slices: int, nbytes: int = 0) -> bool:
-        """Whether so many slices may still be written, each as large as the largest so far or ``nbytes``."""
+        """Return True if `slices` more may be written, each as large as the largest so far or `nbytes`."""
         if "write" in self._setup.operations and slices * max(self._written_by_slice, nbytes) > self._left():
             self.spent = True
         return not self.spent
 
     def elapsed(self) -> float:
-        """Seconds since the sweep began."""
+        """Return the seconds since the sweep began."""
         return time.monotonic() - self._begun
 
     def search(self) -> None:
@@ -214,8 +214,10 @@ class _Run:
             search.finals(finalists, self.round, more, self._shuffle)
 
     def _affordable(self, reserve: float) -> int:
-        """How many finalists can be measured often enough in what is left of what may be written and, but for
-        ``reserve`` seconds, of the time."""
+        """Return how many finalists can be measured often enough.
+
+        The limits are the bytes that may still be written and the time that is left, minus `reserve` seconds.
+        """
         rounds = (self._limit - self.elapsed() - reserve) / self._seconds_of_finalist()
         if "write" in self._setup.operations and self._written_by_slice:
             rounds = min(rounds, self._left() / self._written_by_slice / len(self._setup.transfers) - _LIMIT_RUNS)
@@ -223,7 +225,7 @@ class _Run:
         return int(min(max(most, 1), search.MOST_FINALISTS))
 
     def _seconds_of_finalist(self) -> float:
-        """Seconds that one setting is expected to take in a round of the finals, which move tensors to their end."""
+        """Return the expected seconds of one setting in a round of the finals, which move whole tensors."""
         rates = {
             operation: median(one.sample.rate for one in self.measured if one.sample.operation == operation)
             for operation in self._setup.operations
@@ -233,19 +235,21 @@ class _Run:
         return sum(max(self._seconds(1), together * transfer / rates[operation]) for operation, transfer in parts)
 
     def _start(self, every: Sequence[AioConfig]) -> AioConfig:
-        """The setting that the search begins with: on each axis the default's value, or the axis's first where it lacks
-        that; the first of all settings where that combination is none of them."""
+        """Return the setting with which the search starts: on each axis the default's value, else the axis's first.
+
+        If that combination is not among the settings, the first of all settings.
+        """
         axes = self._plan.axes
         values = {key: getattr(CONTROL, key) for key in axes}
         start = AioConfig(**{key: value if value in axes[key] else axes[key][0] for key, value in values.items()})
         return start if start in every else every[0]
 
     def _seconds(self, slices: int) -> float:
-        """The expected duration of so many slices, in seconds, so that none begins too late."""
+        """Return the expected duration of `slices` slices, in seconds, so that none starts too late."""
         return slices * max(self._slice_seconds, (self.elapsed() - self._ready) / len(self.measured))
 
     def round(self, configs: Sequence[AioConfig]) -> dict[AioConfig, float]:
-        """Measure settings and the control, in shuffled order; each one's mixed rate as a ratio to the control's."""
+        """Measure settings and the control in shuffled order; return {setting: mixed rate relative to the control}."""
         self._round += 1
         order = [*dict.fromkeys([CONTROL, *configs])]
         self._shuffle.shuffle(order)
@@ -261,7 +265,7 @@ class _Run:
         return {config: rate / rates[CONTROL] for config, rate in rates.items()}
 
     def _rate(self, config: AioConfig) -> float:
-        """Measure one setting in each direction at each tensor size; its mixed rate."""
+        """Measure one setting in each direction at each tensor size; return its mixed rate."""
         first, setup = len(self.measured), self._setup
         for operation, transfer in product(setup.operations, setup.transfers):
             self.measured.append(Measured(self._phase, self._round, self._measure(config, operation, transfer)))
@@ -271,7 +275,7 @@ class _Run:
         return rate
 
     def _measure(self, config: AioConfig, operation: Operation, transfer: int) -> Sample:
-        """One slice; in the finals, tensors are moved to their end."""
+        """Measure one slice; in the finals, tensors are moved completely."""
         bench, whole, most = self._bench, self._phase == "finals", math.inf
         if operation == "write":
             least = 2 * config.bytes_in_flight * self._plan.processes

@@ -1,4 +1,4 @@
-"""A file as transfers need it: one descriptor for direct requests, and one through the page cache for the rest."""
+"""A file for transfers: one descriptor for direct requests, and one through the page cache for the rest."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ _NO_NAME = ctypes.create_string_buffer(1)
 
 
 def make_durable(fd: int) -> None:
-    """Wait until what was written is on the disk: the data, and the length if the system has a call for these alone."""
+    """Wait until written data is on the disk: the data, and the length if the system has a call for these alone."""
     getattr(os, "fdatasync", os.fsync)(fd)
 
 
 class Alignment(NamedTuple):
-    """The bytes that offsets, lengths and addresses of direct requests on a file must be multiples of."""
+    """Bytes of which offsets, lengths and addresses of direct requests on a file must be multiples."""
 
     memory: int
     offset: int
 
 
 def direct_alignment(fd: int) -> Alignment | None:
-    """The alignment that the filesystem asks of direct requests (statx); None if it says that it takes none.
+    """Return the alignment that the filesystem requires of direct requests (statx); None if it accepts none.
 
-    A kernel before 6.1 does not say: then whole sectors are assumed, and a refused request is completed without
+    A kernel before 6.1 does not say: then whole sectors are assumed, and a rejected request is completed without
     O_DIRECT.
     """
     assumed = Alignment(SECTOR, SECTOR)
@@ -58,7 +58,7 @@ class TransferFile:
     Args:
         file: a path, or the number of a descriptor that the caller opened and keeps.
         write: the direction; a path that does not exist is then created with mode 0600, as DeepSpeed does.
-        direct: try O_DIRECT. A filesystem that refuses it is used through the page cache.
+        direct: try O_DIRECT. On a filesystem that rejects it, the page cache is used.
 
     Raises:
         OSError: it cannot be opened; names the path.
@@ -105,11 +105,11 @@ class TransferFile:
 
     @property
     def boundary(self) -> int:
-        """Direct requests begin and end on multiples of this, so that they share no page with a tail."""
+        """Direct requests start and end on multiples of this, so that they share no page with a tail."""
         return max(PAGE, self.alignment.offset) if self.direct else 1
 
     def plain_fd(self) -> int:
-        """A descriptor of the same file through the page cache, opened when first asked for."""
+        """Return a descriptor of the same file through the page cache, opened on first use."""
         if not self.direct:
             return self.fd
         with self._guard:
@@ -119,12 +119,12 @@ class TransferFile:
             return self._plain
 
     def open_for_reading(self, *, direct: bool = False) -> int:
-        """A new descriptor to read back what was moved; the caller closes it."""
+        """Return a new descriptor to read back what was moved; the caller closes it."""
         flags = os.O_RDONLY | os.O_CLOEXEC | (O_DIRECT if direct and self.direct else 0)
         return os.open(f"/proc/self/fd/{self.fd}" if O_DIRECT else self.path, flags)
 
     def close(self) -> None:
-        """Close what was opened here, never the caller's own descriptor; harmless when repeated."""
+        """Close what was opened here, never the caller's own descriptor; may be called repeatedly."""
         with self._guard:
             plain, self._plain = self._plain, None
             owned, self._owned = self._owned, False

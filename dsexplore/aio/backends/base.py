@@ -39,7 +39,7 @@ class Requests:
 
 
 def split(write: bool, fd: int, address: int, nbytes: int, offset: int, block_size: int) -> Requests:
-    """Cut one contiguous transfer into requests of ``block_size``, the last one shorter if need be.
+    """Split one contiguous transfer into requests of `block_size`, the last one possibly shorter.
 
     ``split(False, 3, 0x1000, 2500, 512, 1024)`` → lengths 1024, 1024, 452 at file offsets 512, 1536, 2560.
     """
@@ -52,7 +52,7 @@ def split(write: bool, fd: int, address: int, nbytes: int, offset: int, block_si
 class Engine(Protocol):
     """One queue of at most ``depth`` requests in flight, used by one thread at a time.
 
-    Waiting and looking at what came are two calls, so that the disk gets its next requests in between.
+    Waiting for results and taking them are two calls, so that the disk gets its next requests in between.
     """
 
     name: ClassVar[str]
@@ -61,47 +61,47 @@ class Engine(Protocol):
     """Requests submitted and not yet taken."""
 
     def load(self, requests: Requests) -> None:
-        """Take the table that later indices refer to. Nothing is in flight when it is called."""
+        """Set the table that later indices refer to. Nothing is in flight when it is called."""
 
     def place(self, index: int, address: int) -> None:
-        """Give one request its memory, before it is submitted."""
+        """Set the address of one request, before it is submitted."""
 
     def submit(self, first: int, count: int) -> int:
-        """Start requests ``first … first + count − 1``; the number accepted, 0 when the system is out of room."""
+        """Start requests ``first … first + count − 1``; return the number accepted, 0 if the system is out of room."""
         ...
 
     def wait(self, minimum: int) -> int:
-        """Wait until at least ``minimum`` have finished, fewer after a signal; how many have.
+        """Wait until at least `minimum` have finished, or for a signal; return how many have.
 
-        What the wait before brought has been taken.
+        The results of the previous wait must have been taken.
         """
         ...
 
     def take(self) -> Completions:
-        """Results of the requests that have finished, to be read before the next wait; empty when called again."""
+        """Return the results of the finished requests, to be read before the next wait; empty if called again."""
         ...
 
     def close(self) -> None:
-        """Give everything back; waits for requests in flight. Harmless when repeated."""
+        """Release everything, after waiting for requests in flight. May be called repeatedly."""
 
 
 class FlowingEngine(Engine):
     """An engine that keeps its queue full by itself.
 
-    What runs between a completion and the next submission is time that the disk idles, so both are one call.
+    The disk idles between a completion and the next submission, so both are one call.
     """
 
     @abstractmethod
     def flow(self, first: int, end: int, minimum: int, look: Callable[[int], None] | None = None) -> tuple[int, int]:
-        """Replace what finishes: wait as `wait` does, and start as many of the requests from ``first`` on.
+        """Replace finished requests: wait as `wait` does, and start as many of the requests from `first` on.
 
         This is repeated for as long as all goes well: no signal, every request accepted, every result as long as the
-        first request of the table. What finished last is then still to be taken; of what finished before, every
-        result has been looked at. With fewer than `LAP` requests to start, all are still to be taken.
+        first request of the table. The last results are then still to be taken; all earlier results have been checked.
+        With fewer than `LAP` requests to start, all are still to be taken.
 
         Args:
             first, end: the requests that may be started.
-            minimum: how many finished ones each wait is for.
+            minimum: number of finished requests that each wait is for.
             look: called after each wait with the index of the request to be started next.
 
         Returns:
@@ -111,7 +111,7 @@ class FlowingEngine(Engine):
 
 
 class CompiledEngine(Engine):
-    """An engine whose queue is kept full by flow.c, where that could be compiled."""
+    """An engine whose queue is kept full by flow.c, if that could be compiled."""
 
     _steady: Function | None
     """The function of flow.c that serves this engine; None where there is none."""
@@ -122,14 +122,14 @@ class CompiledEngine(Engine):
 
     @property
     def is_compiled(self) -> bool:
-        """Whether flow.c could be compiled."""
+        """True if flow.c could be compiled."""
         return self._steady is not None
 
     def run(self, steady: Steady) -> int:
-        """Replace what finishes, for as long as all goes well: no signal, every request accepted, every result whole.
+        """Replace finished requests for as long as all goes well, and return the number of results left to take.
 
-        The queue is full. Ends at ``steady.until``, or when the wait at that moment does. Returns the number of results
-        that are left over, to be taken; all that has finished before was whole, and has been replaced.
+        All goes well means: no signal, every request accepted, every result whole. The queue must be full. It ends at
+        ``steady.until``, or with the wait at that moment. All earlier results were whole, and their requests replaced.
         """
         assert self._steady is not None
         self._steady(ctypes.byref(steady), ctypes.byref(self._queue))

@@ -1,4 +1,4 @@
-"""The engines that run on this machine, the reasons why others cannot, and the one opened by name."""
+"""The engines that run on this machine, why others cannot, and opening one by name."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ENGINES = tuple(_KINDS)
 
 @cache
 def why_not(name: str) -> str | None:
-    """Why an engine cannot run on this system; None if it can."""
+    """Return why an engine cannot run on this system; None if it can."""
     if name == "threads":
         return None
     if not sc.SUPPORTED:
@@ -37,7 +37,7 @@ def why_not(name: str) -> str | None:
 
 
 def choose(name: str | None = None) -> str:
-    """The engine that is named, or the first that runs here.
+    """Return the named engine, or the first that runs here.
 
     Raises:
         UsageError: an unknown name, or one that cannot run here, with the reason.
@@ -53,7 +53,7 @@ def choose(name: str | None = None) -> str:
 
 
 def loop_of(name: str) -> str:
-    """What keeps the queues of an engine full: ``C``, or ``Python`` with the reason."""
+    """Return what keeps the queues of an engine full: ``C``, or ``Python`` with the reason."""
     if name == "threads":
         return "Python"
     reason = compiled_loop.why_not()

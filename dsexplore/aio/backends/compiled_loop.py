@@ -46,7 +46,7 @@ _LONGEST_COMPILATION = 60
 
 
 class Steady(ctypes.Structure):
-    """A transfer as the loop in C gets it, and how far that has come: ``struct steady`` of flow.c."""
+    """A transfer as passed to the loop in C, and its progress: ``struct steady`` of flow.c."""
 
     first: int
     end: int
@@ -75,7 +75,7 @@ Function = Callable[[Any, Any], None]
 
 
 def function(name: str) -> Function | None:
-    """One of flow.c's functions; None where there is no library."""
+    """Return one of flow.c's functions; None if there is no library."""
     library = _library()
     if isinstance(library, str):
         return None
@@ -86,14 +86,17 @@ def function(name: str) -> Function | None:
 
 
 def why_not() -> str | None:
-    """Why the loops run in Python here; None if they run in C. The first call may compile: some tenths of a second."""
+    """Return why the loops run in Python here; None if they run in C.
+
+    The first call may compile: some tenths of a second.
+    """
     library = _library()
     return library if isinstance(library, str) else None
 
 
 @cache
 def _library() -> ctypes.CDLL | str:
-    """The library, or the reason why there is none."""
+    """Return the library, or the reason why there is none."""
     if os.environ.get(SWITCH) == "python":
         return f"{SWITCH} asks for it"
     if not sc.SUPPORTED:
@@ -110,10 +113,10 @@ def _cache_folder() -> Path:
 
 
 def _loaded(folder: Path) -> ctypes.CDLL:
-    """The library from the folder, compiled first if it is not there.
+    """Return the library from the folder, compiling it first if it is missing.
 
     Raises:
-        OSError: it cannot be compiled, kept or loaded, or another user could have written it.
+        OSError: it cannot be compiled, stored or loaded, or another user could have written it.
     """
     command = _compiler()
     path = folder / f"flow-{_fingerprint(command)}.so"
@@ -131,7 +134,7 @@ def _loaded(folder: Path) -> ctypes.CDLL:
 
 
 def _compiler() -> list[str]:
-    """The command that compiles C: ``CC``, else ``cc``."""
+    """Return the command that compiles C: ``CC``, else ``cc``."""
     command = shlex.split(os.environ.get("CC") or "cc")
     found = shutil.which(command[0]) if command else None
     if found is None:
@@ -140,14 +143,14 @@ def _compiler() -> list[str]:
 
 
 def _fingerprint(command: list[str]) -> str:
-    """A hash of the source, the machine and the compiler."""
+    """Return a hash of the source, the machine and the compiler."""
     compiler = Path(command[0]).stat()
     parts = (*command, compiler.st_size, compiler.st_mtime_ns, platform.machine(), _SOURCE.read_text())
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:24]
 
 
 def _compile(command: list[str], path: Path) -> None:
-    """Compile beside ``path``, and move the result there in one step: processes that do so at once do no harm."""
+    """Compile beside `path`, and move the result there atomically, so that processes may do so at the same time."""
     _make_folder(path.parent)
     with tempfile.TemporaryDirectory(prefix="compiling-", dir=path.parent) as scratch:
         made = Path(scratch) / path.name
@@ -166,7 +169,7 @@ def _compile(command: list[str], path: Path) -> None:
 
 
 def _make_folder(folder: Path) -> None:
-    """Make the folder, unless in another user's home: with sudo, it would keep that user from one."""
+    """Create the folder, unless it is in another user's home, where sudo would make it unusable for that user."""
     near = next(above for above in (folder, *folder.parents) if above.exists())
     if near.stat().st_uid not in (0, os.geteuid()):
         raise PermissionError(f"{near} belongs to another user: set XDG_CACHE_HOME to a folder of yours")

@@ -129,7 +129,7 @@ class IoUring(CompiledEngine):
         raise OSError(code, f"io_uring_setup for queue_depth {depth}: {os.strerror(code)}{_advice(code)}")
 
     def register(self, address: int, nbytes: int) -> None:
-        """Ask the kernel to map a buffer once, instead of at every request that lies in it.
+        """Ask the kernel to map a buffer once, instead of for every request in it.
 
         Raises:
             OSError: ``RLIMIT_MEMLOCK`` does not allow it (ENOMEM).

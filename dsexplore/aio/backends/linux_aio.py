@@ -75,7 +75,7 @@ class LinuxAio(FlowingEngine, CompiledEngine):
             self._length, self._whole = length, length.to_bytes(8, sys.byteorder) * (LAP + self.depth)
 
     def _lay_out(self, n: int) -> None:
-        """Make a table for so many requests, which is kept until a transfer needs another length."""
+        """Create a table for `n` requests, which is kept until a transfer needs another length."""
         self._table = np.zeros(n, sc.IOCB)
         self._table["data"] = np.arange(n)
         self._addresses = self._table["buf"]
@@ -95,7 +95,7 @@ class LinuxAio(FlowingEngine, CompiledEngine):
         return accepted
 
     def _submit_again(self, first: int, count: int) -> int:
-        """Repeat a submission that failed, to learn why."""
+        """Repeat a failed submission, to learn why."""
         accepted = sc.io_submit(sc.IO_SUBMIT, self._context, count, self._pointers[first:].ctypes.data)
         if accepted < 0:
             if ctypes.get_errno() not in (errno.EAGAIN, errno.EINTR):
@@ -110,7 +110,7 @@ class LinuxAio(FlowingEngine, CompiledEngine):
         return self._ready
 
     def _wait_again(self, minimum: int, at: int) -> int:
-        """Repeat a wait that failed, to learn why."""
+        """Repeat a failed wait, to learn why."""
         into = self._events.ctypes.data + at * _EVENT.size
         got = sc.io_getevents(sc.IO_GETEVENTS, self._context, minimum, self.depth, into, None)
         if got < 0:

@@ -58,7 +58,7 @@ CQE = np.dtype([("data", "<u8"), ("res", "<i4"), ("flags", "<u4")])
 
 
 def bind(*kinds: type) -> Callable[..., int]:
-    """The C library's ``syscall`` for arguments of these types; it releases the interpreter lock and keeps errno."""
+    """Return the C library's ``syscall`` for arguments of these types; it releases the GIL and keeps errno."""
     prototype = ctypes.CFUNCTYPE(c_long, c_long, *kinds, use_errno=True)
     return prototype(("syscall", ctypes.CDLL(None)))
 
@@ -85,6 +85,6 @@ statx = bind(c_int, c_void_p, c_int, c_uint, c_void_p)
 
 
 def error(operation: str) -> OSError:
-    """The failure of the last system call, as Python raises it."""
+    """Return the failure of the last system call as an OSError."""
     code = ctypes.get_errno() or errno.EIO
     return OSError(code, f"{operation}: {os.strerror(code)}")

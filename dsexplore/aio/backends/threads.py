@@ -78,7 +78,7 @@ class Threads(Engine):
                 thread.join()
 
     def _start(self, count: int) -> None:
-        """Start threads until ``count`` run; where the system has no more, fewer serve the same requests."""
+        """Start threads until `count` run; if the system has no more, fewer serve the same requests."""
         try:
             while len(self._threads) < count:
                 name = f"dsexplore-aio-io-{len(self._threads)}"
