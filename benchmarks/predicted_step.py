@@ -36,9 +36,9 @@ from parallel_llama import (
 )
 
 from dsexplore.cost import collective_time
+from dsexplore.cost.compare_meshes import trace_rank
 from dsexplore.cost.prediction import Prediction
 from dsexplore.cost.schedules import Schedule, interleaved_1f1b, place
-from dsexplore.cost.traced_rank import trace_rank
 from dsexplore.trace.trace import Trace
 
 DATA = Path(__file__).with_name("data")

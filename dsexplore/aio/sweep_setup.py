@@ -6,12 +6,12 @@ import math
 import os
 import platform
 import stat
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from dsexplore.aio import search
 from dsexplore.aio.aio_config import AioConfig, as_integer
@@ -24,10 +24,37 @@ from dsexplore.aio.pool import Job, Pool
 from dsexplore.aio.result import Conditions
 from dsexplore.aio.scratch import Scratch
 from dsexplore.aio.staging import memory_of
-from dsexplore.aio.sweep_progress import Progress, Report
 from dsexplore.aio.transfer_file import TransferFile
 from dsexplore.errors import UsageError
+from dsexplore.progress import State, TerminalLine, Work, seen_screen
 from dsexplore.units import format_bytes, parse_size
+
+
+class Progress(NamedTuple):
+    """Progress of a sweep."""
+
+    done: float
+    """0 to 1."""
+    text: str
+
+
+Report = Callable[[Progress], None]
+
+
+@contextmanager
+def reporting(wanted: bool | Report | None) -> Iterator[Report]:
+    """Yield the function to report to: the caller's, a progress bar's, or one that draws nothing.
+
+    Args:
+        wanted: the caller's function; True for a bar; None for a bar if it is visible; False for none.
+    """
+    if callable(wanted):
+        yield wanted
+        return
+    screen = None if wanted is False else seen_screen()
+    with Work(State("sweeping", 0, 1, ""), TerminalLine if wanted and screen is None else screen) as work:
+        yield lambda progress: work.reach(progress.done, progress.text)
+
 
 WriteMode = Literal["overwrite", "fresh", "fallocated"]
 """``overwrite``: blocks that the file has already, as swap files are used; ``fresh``: a file that grows;

@@ -20,8 +20,7 @@ from dsexplore.aio.measure import Bench, Mode, Operation, Sample
 from dsexplore.aio.references import DeepSpeedHandle, run_fio, why_no_reference
 from dsexplore.aio.result import Reference, SweepResult
 from dsexplore.aio.rounds import Measured, mixed_rate
-from dsexplore.aio.sweep_progress import Progress, Report, reporting
-from dsexplore.aio.sweep_setup import CONTROL, Plan, Setup, WriteMode
+from dsexplore.aio.sweep_setup import CONTROL, Plan, Progress, Report, Setup, WriteMode, reporting
 from dsexplore.errors import UsageError
 from dsexplore.signatures import with_options
 from dsexplore.units import format_bytes, format_rate

@@ -54,7 +54,7 @@ def arrivals(tables: Tables) -> pl.DataFrame:
     not say any more which belong together.
 
     Args:
-        tables: of several ranks, on one clock (see `dsexplore.trace.clock_alignment`).
+        tables: of several ranks, on one clock (see `dsexplore.trace.merge`).
 
     Returns:
         Columns of the events, and `ADDED`; in the order of ranks and of their programs.

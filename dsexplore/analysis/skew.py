@@ -56,7 +56,7 @@ class Skew(Displayable):
     """Who came late to the collectives of a trace, for how long the others waited, and what the transfers took.
 
     Args:
-        tables: of several ranks, on one clock (see `dsexplore.trace.clock_alignment`).
+        tables: of several ranks, on one clock (see `dsexplore.trace.merge`).
     """
 
     def __init__(self, tables: Tables) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -15,16 +17,173 @@ from dsexplore.capture.groups import own_rank
 from dsexplore.capture.issued_collective import Issued
 from dsexplore.capture.recorder_in_use import in_use
 from dsexplore.comm import compared_logs
+from dsexplore.comm.bandwidth import bandwidth, rate_text
 from dsexplore.comm.earlier_calls import Earlier
-from dsexplore.comm.log_records import LogRecording, Record, recorded_of, records_of
-from dsexplore.comm.log_summary import CommsSummary, operation_summaries, raw_data
+from dsexplore.comm.issuing_layer import OWN
+from dsexplore.comm.log_records import Call, LogRecording, Record, recorded_of, records_of
+from dsexplore.comm.log_summary import (
+    CommsSummary,
+    LineKey,
+    Waiting,
+    line_key,
+    operation_summaries,
+    raw_data,
+    trimmed_mean,
+)
 from dsexplore.comm.ranks import is_initialized
-from dsexplore.comm.verbose_lines import Printer
-from dsexplore.comm.waiting import CallWait, call_waits, straggler_analysis, waiting_of_lines
+from dsexplore.comm.sent_calls import Series, numbered
 from dsexplore.display import plain_text
 from dsexplore.errors import UsageError
 from dsexplore.signatures import with_options
 from dsexplore.trace.trace import Trace
+from dsexplore.units import format_bytes
+
+# The lines of a verbose log: one for each message, on rank 0, once its call has completed.
+#
+# A call through this package has completed when it returns, or when its handle says so. A collective that reached
+# torch
+# another way calls nothing when it ends, so its line is printed with the next call that the log sees, or at the end.
+
+
+class Printer:
+    """Prints each message of the log once."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._running: list[Issued] = []
+        """Collectives of other layers that have not been printed, in the order of issue."""
+
+    def follow(self, issued: Issued) -> None:
+        """Print a labelled collective of another layer once it has completed: see `print_over`."""
+        with self._lock:
+            self._running.append(issued)
+
+    def print_over(self) -> None:
+        """Print the followed collectives that have completed."""
+        with self._lock:
+            over = [one for one in self._running if one.is_over]
+            self._running = [one for one in self._running if one not in over]
+        _print(over)
+
+    def print_rest(self) -> None:
+        """Print all followed collectives; those that have not ended have no time."""
+        with self._lock:
+            rest, self._running = self._running, []
+        _print(rest)
+
+    def print_call(self, call: Call) -> None:
+        """Print a completed call of this package, once."""
+        with self._lock:
+            if call.is_printed or not call.is_wanted:
+                return
+            call.is_printed = True
+        _print(call.issued)
+
+
+def _print(issued: Iterable[Issued]) -> None:
+    if is_initialized() and td.get_rank() != 0:
+        return
+    for record in records_of(issued):
+        print(line_of(record))
+
+
+def line_of(record: Record) -> str:
+    """Return the printed line of a record, with the layer of a call that did not come through `dsexplore.comm`.
+
+    Worked example: ``"all_reduce | group 0 | 16 B | 0.001 ms | algbw 16 MB/s | busbw 16 MB/s"``.
+    """
+    name = record.name if record.layer == OWN else f"{record.name} ({record.layer})"
+    return " | ".join([name, f"group {record.group.name}", format_bytes(record.bytes), *_times(record)])
+
+
+def _times(record: Record) -> list[str]:
+    if record.failed:
+        return [record.cause]
+    if record.seconds is None:
+        return ["–"]
+    algbw, busbw = bandwidth(record.op, record.bytes, record.seconds, record.group.size)
+    return [f"{record.seconds * 1e3:.3f} ms", f"algbw {rate_text(algbw)}", f"busbw {rate_text(busbw)}"]
+
+
+class CallWait(NamedTuple):
+    """A call of a rank's log that all ranks of its group timed."""
+
+    record: Record
+    transfer: float
+    """Seconds of the rank that waited least."""
+    waited: float
+    """Seconds that this rank took beyond that."""
+    late_ranks: Sequence[int]
+    """The ranks that the others waited for."""
+
+
+def call_waits(records: Iterable[Record], dropped: Mapping[Series, int], skew: Skew, rank: int) -> Iterator[CallWait]:
+    """Yield the calls of a rank's log that all ranks of their groups timed.
+
+    Args:
+        records: the rank's own; see `numbered`.
+        dropped: see `numbered`.
+        skew: of the logs of all ranks.
+        rank: the rank that made these records.
+    """
+    waits = _waits(skew, rank)
+    for series, number, record in numbered(records, dropped):
+        found = waits.get((*series, number))
+        if found is not None:
+            yield CallWait(record, *found)
+
+
+def _waits(skew: Skew, rank: int) -> dict[tuple[Any, ...], tuple[float, float, list[int]]]:
+    """Return {(group name, ranks, number): (transfer, wait, late ranks)} of collectives timed on all ranks."""
+    arrived = skew.arrivals
+    late = arrived.filter("is_late").group_by("instance").agg(late="rank")
+    of_all = pl.col("count") == pl.col("members").list.len()
+    own = arrived.filter((pl.col("rank") == rank) & of_all).join(late, on="instance", how="left")
+    name = pl.col("group").str.replace(r"@\d+$", "")  # merging adds it where two ranks name another group alike
+    waited = pl.col("took") - pl.col("duration")
+    return {
+        (group, tuple(ranks), number): (duration, seconds, late_ranks or [])
+        for group, ranks, number, duration, seconds, late_ranks in own.select(
+            name, "members", "group_seq", "duration", waited, "late"
+        ).iter_rows()
+    }
+
+
+def waiting_of_lines(waits: Iterable[CallWait]) -> dict[LineKey, Waiting]:
+    """Return the waits of each line of a rank's summary; lines without a call timed on all ranks are omitted."""
+    found: dict[LineKey, Waiting] = {}
+    for record, _, waited, late_ranks in waits:
+        line = found.setdefault(line_key(record), Waiting())
+        line.count += 1
+        line.seconds += waited
+        line.late.update(late_ranks)
+    return found
+
+
+def straggler_analysis(waits: Iterable[CallWait]) -> dict[str, dict[int, dict[str, Any]]]:
+    """Return ``{name: {S: figures}}`` as seen by one rank, in DeepSpeed's form; S is the size that this rank sent."""
+    calls: dict[str, dict[int, list[CallWait]]] = defaultdict(lambda: defaultdict(list))
+    for wait in waits:
+        calls[wait.record.name][wait.record.bytes].append(wait)
+    return {
+        name: {size: _deepspeed_figures(size, of_size) for size, of_size in sorted(sizes.items())}
+        for name, sizes in sorted(calls.items())
+    }
+
+
+def _deepspeed_figures(size: int, calls: Sequence[CallWait]) -> dict[str, Any]:
+    transfers, waits = [call.transfer * 1e3 for call in calls], [call.waited * 1e3 for call in calls]
+    return {
+        "count": len(calls),
+        "total_comm_lat_ms": sum(transfers),
+        "total_straggler_ms": sum(waits),
+        "avg_comm_lat_ms": trimmed_mean(transfers),
+        "avg_straggler_ms": trimmed_mean(waits),
+        "late_ranks": dict(Counter(rank for call in calls for rank in call.late_ranks).most_common()),
+        "msg_size_bytes": size,
+        "msg_size_str": format_bytes(size),
+    }
+
 
 _NOTE = "From the log of dsexplore.comm."
 

@@ -18,7 +18,6 @@ import torch.distributed as td
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from dsexplore.comm import calls, objects, p2p, ranks, switches, versions
-from dsexplore.comm.backend import Backend
 from dsexplore.comm.coalesce import get_coalescing_manager
 from dsexplore.comm.constants import MPI_BACKEND, NCCL_BACKEND
 from dsexplore.comm.faults import explain
@@ -44,6 +43,41 @@ from dsexplore.comm.versions import (
 )
 from dsexplore.errors import UsageError
 from dsexplore.torch_internals.process_groups import enable_symmetric_memory
+
+
+class Backend:
+    """A communication backend.
+
+    Args:
+        name: of the backend.
+        rank: of this process in the world.
+        size: of the world.
+    """
+
+    def __init__(self, name: str = "backend", rank: int = 0, size: int = 1) -> None:
+        self.name = name
+        self.world_size = size
+        self.world_rank = rank
+        self.process_groups: list[Any] = []
+        self.initialized = False
+
+    @property
+    def world_group(self) -> Any:
+        """The group of all ranks; None if there is none."""
+        return None
+
+    def is_initialized(self) -> bool:
+        """Return True if the backend can communicate."""
+        return self.initialized
+
+    def new_group(self, *args: Any, **named: Any) -> Any:
+        """Create a process group."""
+        raise NotImplementedError(f"{type(self).__name__} makes no groups")
+
+    def init_process_group(self, *args: Any, **named: Any) -> None:
+        """Create the world's process group."""
+        self.initialized = True
+
 
 __all__ = [
     "Noop",

@@ -12,22 +12,75 @@ What must hold, on success and on exception:
 from __future__ import annotations
 
 import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor import debug as torchs
 
+from dsexplore.atomic import writing
 from dsexplore.capture import recorder_in_use
 from dsexplore.capture.module_entry import ModuleEntry
-from dsexplore.comm_debug_mode import table
 from dsexplore.comm_debug_mode.tracker import CommModeModuleTracker
 from dsexplore.torch_internals.comm_mode import counted_ops
 from dsexplore.torch_internals.dispatch import HigherOrderOperator, TorchDispatchMode
 from dsexplore.torch_internals.fake_tensors import FakeTensor, active_fake_mode
 from dsexplore.trace import torch_json
-from dsexplore.trace.torch_json import GLOBAL, ModuleCounts, Op
+from dsexplore.trace.torch_json import GLOBAL, ModuleCounts, Node, Op
 from dsexplore.trace.trace import Trace
+
+_COLORS = re.compile(r"\033\[[0-9;]*m")
+_HEADINGS = {"recompute": "ACTIVATION CHECKPOINTING", "optimizer": "OPTIMIZER"}
+"""Of the phases that torch's mode does not tell apart; operations that are recomputed stand under the first already."""
+
+
+def earlier_table(tree: Mapping[str, Node], counts: Mapping[str, ModuleCounts]) -> str:
+    """Return each module with its collectives: the table of earlier versions."""
+    lines = []
+    for name, node in tree.items():
+        lines.append("  " * node.depth + name)
+        total = counts.get(name, ModuleCounts()).total()
+        lines += [_yellow("  " * (node.depth + 1) + f"*{op}: {count}") for op, count in total.items()]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def table(mode: Any, noise_level: int) -> str:
+    """Return the table of torch's mode, in which each module has its recomputed collectives and those of optimizers.
+
+    Args:
+        mode: of `dsexplore.trace.torch_json.torchs_mode`.
+        noise_level: as torch has it.
+    """
+    tracker, blocks = mode.advanced_module_tracker, []
+    for name, helper in tracker.module_helper_dict.items():
+        tracker.module_helper_dict = {name: helper}
+        block = mode.generate_comm_debug_tracing_table(noise_level)
+        blocks += [block, *_own_sections(block, "    " * helper["depth"], mode.comm_module_counts.get(name, {}))]
+    return "".join(blocks)
+
+
+def _own_sections(block: str, indent: str, counts: Mapping[str, Mapping[Any, int]]) -> list[str]:
+    lines = []
+    for phase, heading in _HEADINGS.items():
+        collectives = counts.get(phase, {})
+        if collectives and f"  {heading}\n" not in block:
+            lines.append(f"{indent}  {heading}\n")
+        lines += [_yellow(f"{indent}    *{op}: {count}") + "\n" for op, count in collectives.items()]
+    return lines
+
+
+def write_plain(table: str, file_name: str | os.PathLike[str]) -> None:
+    """Write a table without its colors."""
+    with writing(Path(file_name)) as partial:
+        partial.write_text(_COLORS.sub("", table), encoding="utf-8")
+
+
+def _yellow(text: str) -> str:
+    return f"\033[1;33m{text}\033[0m"
+
 
 __all__ = [
     "NATIVE_TO_PY_MAPPING",
@@ -188,7 +241,7 @@ class CommDebugMode(torchs.CommDebugMode):
 
     def generate_module_tracing_table(self) -> str:
         """Return the modules, indented, each with its collectives: the table of earlier versions."""
-        return table.earlier_table(self.advanced_module_tracker.tree, self.comm_module_counts)
+        return earlier_table(self.advanced_module_tracker.tree, self.comm_module_counts)
 
     def generate_comm_debug_tracing_table(self, noise_level: int = 3) -> str:
         """Return the modules, indented, each with collectives and operations of forward, backward and so on.
@@ -197,7 +250,7 @@ class CommDebugMode(torchs.CommDebugMode):
             noise_level: 0: collectives; 1: and types, parameters, and operations on DTensors; 2: and other operations;
                 3: and trivial ones, see `trivial_ops`.
         """
-        return table.table(self._as_torchs(), noise_level)
+        return table(self._as_torchs(), noise_level)
 
     def generate_json_dump(
         self, file_name: str | os.PathLike[str] = "comm_mode_log.json", noise_level: int = 3
@@ -209,8 +262,8 @@ class CommDebugMode(torchs.CommDebugMode):
         self, file_name: str | os.PathLike[str] = "comm_mode_log.txt", noise_level: int = 3
     ) -> None:
         """Write `generate_comm_debug_tracing_table` without its colors."""
-        table.write_plain(self.generate_comm_debug_tracing_table(noise_level), file_name)
+        write_plain(self.generate_comm_debug_tracing_table(noise_level), file_name)
 
     def log_module_tracing_table_to_file(self, file_name: str | os.PathLike[str] = "output.txt") -> None:
         """Write `generate_module_tracing_table` without its colors."""
-        table.write_plain(self.generate_module_tracing_table(), file_name)
+        write_plain(self.generate_module_tracing_table(), file_name)

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dsexplore.cost.beside_measured import beside as beside
+    from dsexplore.cost.beside_measured import with_measured_compute as with_measured_compute
     from dsexplore.cost.cluster import Cluster as Cluster
     from dsexplore.cost.cluster import known_clusters as known_clusters
     from dsexplore.cost.collective_duration import collective_time as collective_time
-    from dsexplore.cost.measured_compute import with_measured_compute as with_measured_compute
     from dsexplore.cost.range import Range as Range
 
 _HOMES = {
@@ -20,7 +20,7 @@ _HOMES = {
     "beside": "beside_measured",
     "collective_time": "collective_duration",
     "known_clusters": "cluster",
-    "with_measured_compute": "measured_compute",
+    "with_measured_compute": "beside_measured",
 }
 
 __all__ = ["Cluster", "Range", "beside", "collective_time", "known_clusters", "with_measured_compute"]

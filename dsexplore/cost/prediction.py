@@ -14,12 +14,10 @@ import polars as pl
 from dsexplore.cost.async_tp import in_pieces
 from dsexplore.cost.cluster import Cluster
 from dsexplore.cost.compute import GENERATIONS, Attention, slowed_by_communication
-from dsexplore.cost.microbatches import with_microbatches
 from dsexplore.cost.peak_memory import PeakMemory, peak_memory
-from dsexplore.cost.pipeline_times import PipelineTimes
+from dsexplore.cost.pipeline_times import EXPECTED, HIGH, LOW, PipelineTimes, RankTimes, with_microbatches
 from dsexplore.cost.range import Range
 from dsexplore.cost.rank_program import Collective, Options, programs
-from dsexplore.cost.rank_times import EXPECTED, HIGH, LOW, RankTimes
 from dsexplore.cost.schedules import Placed, read_schedule
 from dsexplore.cost.stream_simulation import GAPS, Played, Span, is_receiving
 from dsexplore.display import Displayable

@@ -36,7 +36,7 @@ class TraceInfo:
     """For each of `ranks` a name of the clock that its times are on, equal for ranks that share one, as the processes
     of one host do; ``""`` for a rank whose clock is not known. Empty where none is known."""
     clock_offsets: tuple[int, ...] = ()
-    """For each of `ranks` the nanoseconds that were subtracted from its times; see `dsexplore.trace.clock_alignment`.
+    """For each of `ranks` the nanoseconds that were subtracted from its times; see `dsexplore.trace.merge`.
     Empty where nothing shows how the clocks differ."""
     clock_residuals: tuple[int, ...] = ()
     """For each of `ranks` the nanoseconds within which its offset is known, as far as chance goes: a rank that always

@@ -17,7 +17,7 @@ VIEWS = {
     # the class that is shown: the view that shows it
     "dsexplore.trace.trace:Trace": "dsexplore.views.trace.trace_view:TraceView",
     "dsexplore.trace.trace:TraceDiff": "dsexplore.views.trace.diff_view:TraceDiffView",
-    "dsexplore.analysis.findings.finding:Findings": "dsexplore.views.trace.findings_view:FindingsView",
+    "dsexplore.analysis.findings.finding:Findings": "dsexplore.views.trace.headline_view:FindingsView",
     "dsexplore.analysis.world_map:WorldMap": "dsexplore.views.world_map.world_map_view:WorldMapView",
     "dsexplore.analysis.parameter_day:ParameterDay": (
         "dsexplore.views.parameter_day.parameter_day_view:ParameterDayView"

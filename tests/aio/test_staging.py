@@ -18,7 +18,7 @@ from dsexplore.aio.buffers import fill_random
 from dsexplore.aio.driver import Policy, drive
 from dsexplore.aio.pool import Job, Pool
 from dsexplore.aio.staging import DeviceMemory, HostMemory, Stage
-from dsexplore.aio.sweep_progress import Progress, reporting
+from dsexplore.aio.sweep_setup import Progress, reporting
 from dsexplore.aio.transfer_file import TransferFile
 
 CONFIG = AioConfig(block_size=8192, queue_depth=3, thread_count=2)

@@ -15,8 +15,7 @@ from dsexplore.aio import AioConfig, SweepResult, search, sweep, sweeping
 from dsexplore.aio.backends.choose import loop_of
 from dsexplore.aio.measure import Bench, Operation, Sample
 from dsexplore.aio.references import why_no_reference
-from dsexplore.aio.sweep_progress import Progress
-from dsexplore.aio.sweep_setup import Setup
+from dsexplore.aio.sweep_setup import Progress, Setup
 from dsexplore.errors import UsageError
 from tests.programs import python
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dsexplore.errors import UsageError
 from dsexplore.trace import schema
-from dsexplore.trace.clock_alignment import align
+from dsexplore.trace.merge import align
 from dsexplore.trace.tables import Tables, TraceInfo
 from dsexplore.trace.trace import Trace
 

@@ -11,7 +11,7 @@ from dsexplore.units import format_bytes, format_seconds
 from dsexplore.views.trace.figure_spec import finished
 from dsexplore.views.trace.figures import figure_of as figure_of_trace
 from dsexplore.views.widgets.explorer_widget import ExplorerWidget
-from dsexplore.views.widgets.plot_widget import PlotWidget
+from dsexplore.views.widgets.part_widgets import PlotWidget
 
 pytestmark = pytest.mark.browser
 

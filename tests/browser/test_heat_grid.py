@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from dsexplore.views.trace.figure_spec import Spec, finished, heatmap_spec
-from dsexplore.views.trace.grid import Grid
-from dsexplore.views.widgets.plot_widget import PlotWidget
+from dsexplore.views.trace.tally import Grid
+from dsexplore.views.widgets.part_widgets import PlotWidget
 
 pytestmark = pytest.mark.browser
 

@@ -14,7 +14,7 @@ import pytest
 from dsexplore.trace.tables import Tables, TraceInfo
 from dsexplore.trace.trace import Trace
 from dsexplore.views.timeline.timeline_explorer import TimelineExplorer
-from dsexplore.views.widgets.timeline_widget import TimelineWidget
+from dsexplore.views.widgets.part_widgets import TimelineWidget
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.browser

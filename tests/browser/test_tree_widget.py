@@ -17,7 +17,7 @@ from dsexplore.trace.trace import Trace
 from dsexplore.views.explorer.filters import Filters, Passed
 from dsexplore.views.explorer.module_rows import ModuleRows, rows_of
 from dsexplore.views.trace.event_codes import EventCodes
-from dsexplore.views.widgets.tree_widget import TreeWidget
+from dsexplore.views.widgets.part_widgets import TreeWidget
 
 pytestmark = pytest.mark.browser
 HOSTILE = "<img src=x onerror=window.pwned=1>"

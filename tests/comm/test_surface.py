@@ -11,8 +11,8 @@ import torch.distributed as td
 
 import dsexplore.comm as dist
 from dsexplore.comm import versions
-from dsexplore.comm.backend import Backend
 from dsexplore.comm.reduce_op import ReduceOp, to_torch
+from dsexplore.comm.torch import Backend
 from dsexplore.errors import UsageError
 
 LOG = "prof log_name debug"

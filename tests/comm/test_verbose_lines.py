@@ -11,7 +11,7 @@ import torch
 import dsexplore.comm as dist
 from dsexplore.capture import recorder_in_use
 from dsexplore.capture.recorder import Recorder
-from dsexplore.comm.verbose_lines import Printer
+from dsexplore.comm.log_content import Printer
 from tests.comm.single_calls import one_logged, ticking
 
 Ranks = Callable[..., list[Any]]

@@ -11,10 +11,10 @@ import pytest
 
 import dsexplore.comm as dist
 from dsexplore.analysis.skew import Skew
+from dsexplore.comm.log_content import call_waits, straggler_analysis, waiting_of_lines
 from dsexplore.comm.log_records import Record
 from dsexplore.comm.log_summary import CommsSummary
 from dsexplore.comm.sent_calls import MOST_CALLS, last_calls, numbered, sent_calls, tables_of
-from dsexplore.comm.waiting import call_waits, straggler_analysis, waiting_of_lines
 
 Ranks = Callable[..., list[Any]]
 

@@ -10,8 +10,7 @@ import pytest
 
 from dsexplore import UsageError
 from dsexplore.cost import Cluster, known_clusters
-from dsexplore.cost.cluster_file import FOLDER, SECTIONS
-from dsexplore.cost.quantities import BANDWIDTH, SIZE, TIME, parse_quantity
+from dsexplore.cost.cluster_file import BANDWIDTH, FOLDER, SECTIONS, SIZE, TIME, parse_quantity
 
 REQUIRED = (
     "8xl40s",

@@ -16,9 +16,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
-from dsexplore.cost.microbatches import with_microbatches
+from dsexplore.cost.compare_meshes import trace_rank
+from dsexplore.cost.pipeline_times import with_microbatches
 from dsexplore.cost.prediction import predict
-from dsexplore.cost.traced_rank import trace_rank
 from dsexplore.errors import UsageError
 from dsexplore.views import view_of
 from tests.cost.same_tables import same

@@ -13,8 +13,7 @@ from dsexplore.errors import UsageError
 from dsexplore.trace.tables import Tables, TraceInfo
 from dsexplore.trace.trace import Trace
 from dsexplore.units import format_seconds
-from dsexplore.views.timeline.boxes import Coded, boxes, extent
-from dsexplore.views.timeline.mark_colours import colours_of
+from dsexplore.views.timeline.boxes import Coded, boxes, colours_of, extent
 
 
 @pytest.fixture(scope="module")

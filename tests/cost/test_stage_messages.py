@@ -22,8 +22,8 @@ from torch.distributed.pipelining import (
 )
 
 import dsexplore
+from dsexplore.cost.predicted_timeline import messages_of_actions
 from dsexplore.cost.schedules import read_schedule
-from dsexplore.cost.stage_messages import messages_of_actions
 from dsexplore.errors import UsageError
 from dsexplore.trace.causes import PIPELINE_SCHEDULE
 from dsexplore.trace.trace import Trace

@@ -25,7 +25,7 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn.parallel import DistributedDataParallel
 
-from dsexplore.cost.traced_rank import trace_rank
+from dsexplore.cost.compare_meshes import trace_rank
 from dsexplore.torch_internals.names import torch_at_least
 from dsexplore.torch_internals.patches import Patches
 from dsexplore.trace.tables import Tables

@@ -1,4 +1,4 @@
-"""The ranks that a hang is due to, as far as the evidence says; `dsexplore.analysis.hangs.reasons` has a word for it.
+"""The ranks that a hang is due to, as far as the evidence says; `hang_report` has a word for each reason.
 
 In this order:
 
@@ -28,16 +28,178 @@ Where two sides have equally many ranks and the earlier steps do not say which o
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from dsexplore.analysis.hangs.expected_calls import ExpectedCalls
 from dsexplore.analysis.hangs.mismatches import Mismatch, mismatches, signature
-from dsexplore.analysis.hangs.rank_calls import Call, Instance, Job
-from dsexplore.analysis.hangs.unseen_ranks import stopped_unseen
+from dsexplore.analysis.hangs.rank_calls import Call, GroupId, Instance, Job, RankCalls
 from dsexplore.analysis.hangs.wavefront import Wavefront
-from dsexplore.analysis.hangs.went_past import went_past
+
+# Ranks of which nothing is known, as they left no file or an empty one: which of them cannot be waiting for others.
+#
+# A rank that left no record may have called what others wait for, and wait itself, for a third one. Ranks run a
+# program:
+# what another rank called before the collective in which it waits for an unseen one, the unseen one had to call too,
+# in
+# its own groups. Where all of that has ended, as the other members of those groups recorded, nothing held it up.
+#
+# Worked example: ranks 0–3 reduce in the pairs (0, 1) and (2, 3), then in (0, 2) and (1, 3). Rank 0 waits for rank 2
+# in
+# (0, 2), and rank 2 left nothing. Before that, rank 0 called its pair's all_reduce 7. Rank 3 says that all_reduce 7
+# of
+# (2, 3) has ended: rank 2 came out of it, and did not come on to (0, 2).
+
+
+def stopped_unseen(job: Job, front: Wavefront) -> set[int]:
+    """Return the ranks without a record that others wait for and that were not blocked by another rank."""
+    if not front.for_unseen:
+        return set()
+    ended, of_kind = _ended(job), _groups_by_kind(job)
+    return {
+        rank
+        for instance in front.for_unseen
+        for rank in instance.absent
+        if _came_near(job, rank, instance, ended, of_kind)
+    }
+
+
+def _ended(job: Job) -> dict[GroupId, int]:
+    """Return {group: highest sequence number of a collective that completed on any rank}."""
+    found: dict[GroupId, int] = {}
+    for known in job.ranks.values():
+        for call in known.calls:
+            if not call.is_message and not call.is_pending:
+                found[call.group] = max(found.get(call.group, -1), call.number)
+    return found
+
+
+def _groups_by_kind(job: Job) -> dict[str, set[GroupId]]:
+    found: dict[str, set[GroupId]] = defaultdict(set)
+    for known in job.ranks.values():
+        for call in known.calls:
+            found[call.kind].add(call.group)
+    return found
+
+
+def _came_near(
+    job: Job, rank: int, instance: Instance, ended: dict[GroupId, int], of_kind: dict[str, set[GroupId]]
+) -> bool:
+    """Return True if an unseen rank passed all calls that some rank waiting in `instance` made before it."""
+    return any(_passed_all(job, rank, waiting, instance, ended, of_kind) for waiting in instance.calls)
+
+
+def _passed_all(
+    job: Job, rank: int, waiting: int, instance: Instance, ended: dict[GroupId, int], of_kind: dict[str, set[GroupId]]
+) -> bool:
+    position = instance.calls[waiting].position
+    before = [call for call in job.ranks[waiting].calls if call.position < position]
+    if not before or any(call.is_message for call in before) or all(call.is_pending for call in before):
+        return False
+    last = {call.kind: call.number for call in before}
+    for kind, number in last.items():
+        own = [group for group in of_kind[kind] if rank in group.ranks]
+        if len(own) != 1 or ended.get(own[0], -1) < number:
+            return False
+    return True
+
+
+# Ranks that left out a collective, or called one too many: told by how many the ranks of the job call.
+#
+# Worked example: ranks 0 and 1 reduce 32 times in their pair before all ranks reduce together. Rank 1 left one out,
+# and
+# waits in the collective of all ranks; rank 0 waits in the pair's 32nd for rank 1. Ranks 2 to 15, in pairs of the
+# same
+# kind, have called 32 too, so rank 1 is the odd one. Had they called 31, rank 0 would be.
+#
+# A dump of what is active alone does not say that they have. Yet each call is numbered among all that its rank
+# recorded:
+# the collective of all ranks is call 41 of ranks 0 and 2 to 15, and call 40 of rank 1.
+
+
+def went_past(job: Job, front: Wavefront, circle: set[int]) -> set[int]:
+    """Return the ranks of a cycle that skipped a collective or issued an extra one, by majority vote of the ranks.
+
+    Args:
+        job: the evidence of all ranks.
+        front: who waits for whom in this job.
+        circle: ranks that wait for one another.
+    """
+    kinds = {call.group: call.kind for known in job.ranks.values() for call in known.calls}
+    found: set[int] = set()
+    for instance in {one.id: one for rank in circle for one in front.awaited.get(rank, ())}.values():
+        kind = kinds[instance.id.group]
+        for rank in circle.intersection(instance.absent):
+            head = front.heads[rank][0]
+            ahead = [call.rank for call in instance.calls.values() if _comes_before(call, job.instance_of(head))]
+            if ahead:
+                odd = _of_fewer_votes(_numbers_before(job, head, kind, kinds), rank, ahead[0])
+                odd = recorded_otherwise(job, head, rank, ahead[0]) if odd is None else odd
+                found |= set() if odd is None else {rank} if odd == rank else set(ahead)
+    return found
+
+
+def recorded_otherwise(job: Job, place: Call, behind: int, ahead: int) -> int | None:
+    """Return which of two ranks issued an odd number of calls before a collective, by vote of the ranks like them.
+
+    Args:
+        job: the evidence of all ranks.
+        place: a call of that collective, or its counterpart in another group of the kind.
+        behind: a rank that recorded fewer calls; the result is None if it did not.
+        ahead: a rank that recorded more calls.
+    """
+    asked = job.ranks[behind].alike | job.ranks[ahead].alike | {behind, ahead}
+    before = {
+        call.rank: call.record
+        for rank in asked & job.ranks.keys()
+        for call in job.ranks[rank].calls
+        if call.record is not None and (call.kind, call.number, call.is_message) == (place.kind, place.number, False)
+    }
+    if not {behind, ahead} <= before.keys() or before[behind] >= before[ahead]:
+        return None
+    return _of_fewer_votes(before, behind, ahead)
+
+
+def _of_fewer_votes(numbers: Mapping[int, int], one: int, other: int) -> int | None:
+    """Return which of two ranks has the number that fewer ranks share; None on a tie or if either number is unknown."""
+    votes = Counter(numbers.values())
+    mine, theirs = (votes[numbers[rank]] if rank in numbers else 0 for rank in (one, other))
+    if not mine or not theirs or mine == theirs:
+        return None
+    return one if mine < theirs else other
+
+
+def _comes_before(call: Call, instance: Instance) -> bool:
+    """Return True if the rank of `call` issued it before its call of `instance`."""
+    later = instance.calls.get(call.rank)
+    return later is not None and call.position < later.position
+
+
+def _numbers_before(job: Job, head: Call, kind: str, kinds: dict[GroupId, str]) -> dict[int, int]:
+    """Return {rank: number of collectives in its group of `kind` before its counterpart of `head`}.
+
+    Ranks for which either call is not recorded are omitted.
+    """
+    found = {}
+    for rank, known in job.ranks.items():
+        at = next((call.position for call in known.calls if (call.kind, call.number) == (head.kind, head.number)), None)
+        number = _number_before(known, at, kind, kinds) if at is not None else None
+        if number is not None:
+            found[rank] = number
+    return found
+
+
+def _number_before(known: RankCalls, at: int, kind: str, kinds: dict[GroupId, str]) -> int | None:
+    own = [call for call in known.calls if call.kind == kind and not call.is_message]
+    before = [call.number for call in own if call.position < at]
+    if before:
+        return max(before)
+    if own:
+        return min(call.number for call in own) - 1
+    return next((number for group, number in known.highest.items() if kinds.get(group) == kind), None)
+
 
 Kind = Literal["none", "missing", "extra", "mismatch", "no evidence", "order", "messages", "device", "unknown"]
 """Which step of the search found the culprits."""

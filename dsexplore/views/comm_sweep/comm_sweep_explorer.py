@@ -12,7 +12,7 @@ from dsexplore.views.comm_sweep.comm_sweep_figures import KINDS, point_text, swe
 from dsexplore.views.page import html
 from dsexplore.views.view import View
 from dsexplore.views.widgets.live import LiveBox
-from dsexplore.views.widgets.plot_widget import PlotWidget
+from dsexplore.views.widgets.part_widgets import PlotWidget
 
 
 def explorer(sweep: CommSweep, twin: View) -> LiveBox:

@@ -125,7 +125,7 @@ def _explorer(comparison: MeshComparison, twin: MeshComparisonView) -> Any:
     import ipywidgets
 
     from dsexplore.views.widgets.live import LiveBox
-    from dsexplore.views.widgets.plot_widget import PlotWidget
+    from dsexplore.views.widgets.part_widgets import PlotWidget
 
     box = LiveBox(twin)
     predicted = [each.mesh for each in comparison.candidates if each.prediction is not None]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from dsexplore.cost.prediction import Prediction
 from dsexplore.views.trace.event_codes import EventCodes
-from dsexplore.views.trace.folding import Fold
+from dsexplore.views.trace.module_tree import Fold
 from dsexplore.views.trace.time_columns import StoodFor, with_inside
 
 PARTS = ("compute", "exposed", "idle", "communication")

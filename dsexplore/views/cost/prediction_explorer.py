@@ -18,7 +18,7 @@ from dsexplore.views.cost import prediction_figures
 from dsexplore.views.page import html
 from dsexplore.views.view import View
 from dsexplore.views.widgets.live import LiveBox
-from dsexplore.views.widgets.plot_widget import PlotWidget
+from dsexplore.views.widgets.part_widgets import PlotWidget
 
 _AS_TRACED = {"as the program asked": None, "eager": False, "compiled": True}
 _FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)

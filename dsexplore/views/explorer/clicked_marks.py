@@ -13,9 +13,9 @@ from dsexplore.trace.tables import Tables
 from dsexplore.views.trace import tally
 from dsexplore.views.trace.event_codes import EventCodes
 from dsexplore.views.trace.figure_spec import Spec
-from dsexplore.views.trace.grid import OTHERS
-from dsexplore.views.trace.peer_figures import Ends, cell_ends, flow_ends
+from dsexplore.views.trace.figures import Ends, cell_ends, flow_ends
 from dsexplore.views.trace.pivot import Mask
+from dsexplore.views.trace.tally import OTHERS
 
 
 @dataclass(frozen=True)

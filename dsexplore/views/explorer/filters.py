@@ -16,7 +16,7 @@ from dsexplore.trace.tables import Tables
 from dsexplore.views.explorer.clicked_marks import Picked
 from dsexplore.views.page import html
 from dsexplore.views.trace.event_codes import EventCodes, Matched
-from dsexplore.views.trace.folding import ranges
+from dsexplore.views.trace.module_tree import ranges
 from dsexplore.views.trace.pivot import Mask, Sums
 
 FACETS = ("phase", "op", "axis", "group", "step", "rank")

@@ -19,10 +19,10 @@ from dsexplore.trace import measured_time
 from dsexplore.views.explorer.clicked_marks import Picked
 from dsexplore.views.trace.event_codes import EventCodes
 from dsexplore.views.trace.event_lines import EventLines, event_lines
-from dsexplore.views.trace.folding import ranges
+from dsexplore.views.trace.module_tree import ranges
 from dsexplore.views.trace.pivot import Codes, Mask
 from dsexplore.views.trace.pivot import Sizes as Bytes
-from dsexplore.views.world_map.node_boxes import node_boxes
+from dsexplore.views.world_map.world_map_figure import node_boxes
 from dsexplore.views.world_map.world_map_view import Look, map_html
 
 PART = "map"

@@ -14,8 +14,7 @@ from dsexplore.units import format_bytes, format_count
 from dsexplore.views.page import html
 from dsexplore.views.page.theme import MEMORY
 from dsexplore.views.sharding.drawn_mesh import DrawnMesh
-from dsexplore.views.sharding.placement_tables import axis_table, held_table, shape_text
-from dsexplore.views.sharding.rank_grid import rank_grid, thumbnail
+from dsexplore.views.sharding.rank_grid import axis_table, held_table, rank_grid, shape_text, thumbnail
 from dsexplore.views.sharding.shard_picture import picture_html, swatch
 
 MOST_LINES, MOST_PICTURES, MOST_BLOCKS, MOST_GROUPS = 80, 24, 128, 8

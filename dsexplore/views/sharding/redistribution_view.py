@@ -9,7 +9,7 @@ from dsexplore.units import format_bytes, format_count
 from dsexplore.views.page import html
 from dsexplore.views.sharding import rank_grid, shard_picture
 from dsexplore.views.sharding.drawn_mesh import DrawnMesh
-from dsexplore.views.sharding.placement_tables import meanings
+from dsexplore.views.sharding.rank_grid import meanings
 from dsexplore.views.view import View
 
 _BLOCKS = 64

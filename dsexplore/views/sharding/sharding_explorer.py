@@ -12,8 +12,7 @@ from dsexplore.sharding.tensor import Placed
 from dsexplore.units import format_bytes
 from dsexplore.views.page import html
 from dsexplore.views.sharding.drawn_mesh import MINE, DrawnMesh
-from dsexplore.views.sharding.placement_tables import axis_table
-from dsexplore.views.sharding.rank_grid import LIT
+from dsexplore.views.sharding.rank_grid import LIT, axis_table
 from dsexplore.views.sharding.shard_picture import STYLE, picture_html
 from dsexplore.views.view import View
 from dsexplore.views.widgets.live import LiveBox

@@ -16,11 +16,10 @@ from dsexplore.sharding.tensor import Placed
 from dsexplore.units import format_bytes, parse_size
 from dsexplore.views.page import html
 from dsexplore.views.page.theme import CLEAR, INK, LEGEND_ABOVE, MEMORY, themed, tint
-from dsexplore.views.sharding.axis_cuts import axis_cuts, boundaries
 from dsexplore.views.sharding.block_titles import Titles
 from dsexplore.views.sharding.drawn_mesh import DrawnMesh
-from dsexplore.views.sharding.picture_frame import Frame, orders, picture_frame
-from dsexplore.views.sharding.shard_blocks import Block, Panel, Picture, picture
+from dsexplore.views.sharding.shard_blocks import Block, Panel, Picture, axis_cuts, boundaries, picture
+from dsexplore.views.sharding.zoom import Frame, orders, picture_frame
 
 KINDS = ("memory", "shards")
 MOST_RANKS, MOST_BARS = 64, 40

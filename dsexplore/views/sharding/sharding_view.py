@@ -14,9 +14,8 @@ from dsexplore.units import format_bytes, format_count
 from dsexplore.views.page import html
 from dsexplore.views.sharding import parameter_list
 from dsexplore.views.sharding.drawn_mesh import DrawnMesh
-from dsexplore.views.sharding.placement_tables import axis_table, held_table, meanings, rank_table
 from dsexplore.views.sharding.rank_grid import STYLE as rank_grid_style
-from dsexplore.views.sharding.rank_grid import lit_style, rank_grid
+from dsexplore.views.sharding.rank_grid import axis_table, held_table, lit_style, meanings, rank_grid, rank_table
 from dsexplore.views.sharding.shard_picture import STYLE, picture_html
 from dsexplore.views.view import View
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import polars as pl
@@ -10,8 +13,222 @@ from dsexplore.analysis.skew import Skew
 from dsexplore.units import format_count, format_seconds
 from dsexplore.views.page import html
 from dsexplore.views.page.theme import BLUE, GREY, LEGEND_ABOVE, VERMILION, themed, tint
-from dsexplore.views.skew.skew_drawing import STYLE, drawing, foot, window
 from dsexplore.views.view import View
+
+# Drawing of a skew: a lane per rank over time, with waiting, transfer and lateness in different colours.
+#
+# A trace may have millions of collectives; the consecutive ones in which ranks waited longest are drawn.
+#
+# A trace may have millions of collectives; drawn are those next to one another in which ranks waited longest.
+
+MOST_COLLECTIVES, MOST_LANES = 24, 16
+_WIDTH, _HEIGHT = 1000, 12
+"""Size of a lane, in the drawing's own units."""
+_MOST_LABELS = 6
+_LEAST_DRAWN = 1.5
+"""Minimal width of a mark, in the drawing's units."""
+_LABEL_SHARE = 0.2
+"""Fraction of a lane's width that a label of lateness needs."""
+_TICKS = 4
+
+WAITING = f"color-mix(in srgb,{GREY} 38%,transparent)"
+STYLE = """
+.dsx .skew{display:grid;grid-template-columns:max-content minmax(0,1fr);gap:3px 8px;align-items:center;
+max-width:1000px;font-size:var(--dsx-small)}
+.dsx .skew .lane{position:relative;height:26px;background:var(--dsx-shade)}
+.dsx .skew svg{position:absolute;inset:10px 0 2px;width:100%;height:14px;forced-color-adjust:none}
+.dsx .skew .lane b{position:absolute;top:-2px;font-size:var(--dsx-tiny);font-weight:600;line-height:12px;
+white-space:nowrap;transform:translateX(-100%);padding-right:2px}
+.dsx .skew .lane b.r{transform:none}
+.dsx .skew .late{font-weight:600}
+.dsx .skew .ticks{position:relative;height:1.4em;color:var(--dsx-dim);font-size:var(--dsx-tiny)}
+.dsx .skew .ticks span{position:absolute;transform:translateX(-50%);white-space:nowrap}
+.dsx .skew .ticks .f{transform:none}
+.dsx .skew .ticks .e{transform:translateX(-100%)}
+.dsx .keys i{display:inline-block;width:14px;height:9px;margin:0 4px 0 0;vertical-align:0;forced-color-adjust:none}
+.dsx .keys span{margin-right:14px;white-space:nowrap}
+.dsx .keys i.l{height:3px;vertical-align:3px}
+"""
+_KEYS = (("", BLUE, "transfer"), ("", WAITING, "waiting for a rank that comes later"))
+_LATE_KEY = ("l", VERMILION, "late")
+
+
+@dataclass(frozen=True)
+class Window:
+    """Consecutive collectives and the ranks that are drawn."""
+
+    arrived: pl.DataFrame
+    """Drawn rows of `Skew.arrivals`."""
+    ranks: tuple[int, ...]
+    hidden_ranks: int
+    collectives: int
+    of_all: int
+    """Total number of collectives."""
+    first: float
+    """Seconds since the first start of the trace; `last` is the end of the last drawn collective."""
+    last: float
+
+
+def window(skew: Skew, most_collectives: int = MOST_COLLECTIVES, most_lanes: int = MOST_LANES) -> Window:
+    """Return the consecutive collectives in which ranks waited longest, and the ranks to draw of them.
+
+    Args:
+        skew: of a trace with times.
+        most_collectives: that are drawn.
+        most_lanes: ranks that are drawn: late ones, and those that waited longest.
+    """
+    arrived = skew.arrivals
+    of_each = (
+        arrived.with_columns(waiting=pl.col("took") - pl.col("duration"))
+        .group_by("instance")
+        .agg(pl.col("begin").min(), pl.col("waiting").sum())
+        .sort("begin", "instance")
+    )
+    sums = of_each["waiting"].rolling_sum(min(most_collectives, of_each.height))
+    end = (sums.arg_max() or 0) + 1
+    chosen = of_each["instance"][max(0, end - most_collectives) : end]
+    shown = arrived.filter(pl.col("instance").is_in(chosen.implode()))
+    ranks = _ranks(skew, shown, most_lanes)
+    drawn = shown.filter(pl.col("rank").is_in(ranks))
+    return Window(
+        arrived=drawn,
+        ranks=tuple(ranks),
+        hidden_ranks=arrived["rank"].n_unique() - len(ranks),
+        collectives=len(chosen),
+        of_all=of_each.height,
+        first=float(drawn["begin"].min()),  # type: ignore[arg-type]  # a column of floats
+        last=float((drawn["begin"] + drawn["took"]).max()),  # type: ignore[arg-type]
+    )
+
+
+def _ranks(skew: Skew, shown: pl.DataFrame, most: int) -> list[int]:
+    late = [one.rank for one in skew.late_ranks]
+    waited = (
+        shown.group_by("rank")
+        .agg((pl.col("took") - pl.col("duration")).sum().alias("waited"))
+        .sort("waited", "rank", descending=[True, False])["rank"]
+        .to_list()
+    )
+    return sorted(list(dict.fromkeys([*(rank for rank in late if rank in waited), *waited]))[:most])
+
+
+def drawing(skew: Skew, most_collectives: int = MOST_COLLECTIVES, most_lanes: int = MOST_LANES) -> str:
+    """Return the lanes, their key and the axis as HTML, empty if nothing was measured; needs `STYLE`.
+
+    Args:
+        skew: of a trace.
+        most_collectives: see `window`.
+        most_lanes: see `window`.
+    """
+    if not skew.is_timed or skew.arrivals.is_empty():
+        return ""
+    drawn = window(skew, most_collectives, most_lanes)
+    late = {one.rank for one in skew.late_ranks}
+    parts = drawn.arrived.partition_by("rank", as_dict=True)
+    lanes = "".join(_lane(rank, parts[(rank,)], drawn, rank in late) for rank in drawn.ranks)
+    more = f'<p class="dim">{drawn.hidden_ranks:,} more ranks are not drawn.</p>' if drawn.hidden_ranks > 0 else ""
+    ticks = _ticks(drawn.last - drawn.first)
+    shown = (*_KEYS, _LATE_KEY) if late else _KEYS
+    keys = "".join(
+        f'<span><i class="{kind}" style="background:{color}"></i>{text}</span>' for kind, color, text in shown
+    )
+    return (
+        f'<p class="keys">{keys}</p><div class="skew">{lanes}<span></span><div class="ticks">{ticks}</div></div>{more}'
+    )
+
+
+def _lane(rank: int, own: pl.DataFrame, drawn: Window, is_late: bool) -> str:
+    """Return the name and the lane of a rank."""
+    span = (drawn.last - drawn.first) or 1.0
+    rows = own.sort("begin").select("begin", "took", "duration", "late_by", is_named=pl.col("is_late") & is_late).rows()
+    waiting, transfers, lateness, labels = [], [], [], []
+    for begin, took, duration, late_by, is_named in rows:
+        at, wait = begin - drawn.first, took - duration
+        waiting.append((at, wait))
+        transfers.append((at + wait, duration))
+        if is_named:
+            lateness.append((at - late_by, late_by))
+            labels.append((at, late_by))
+    paths = "".join(
+        f'<path d="{"".join(_box(*box, span, *band) for box in boxes if box[1] > 0)}" fill="{color}"/>'
+        for boxes, color, band in (
+            (waiting, WAITING, (0, _HEIGHT)),
+            (transfers, BLUE, (0, _HEIGHT)),
+            (lateness, VERMILION, (_HEIGHT / 2 - 1.5, 3)),
+        )
+    )
+    spoken = f"rank {rank}: waits {format_seconds(sum(length for _, length in waiting))} in {len(rows)} collectives"
+    picture = (
+        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" preserveAspectRatio="none" role="img" '
+        f'aria-label="{html.escape(spoken)}">{paths}</svg>'
+    )
+    name = f'<span class="late">rank {rank}</span>' if is_late else f"<span>rank {rank}</span>"
+    return f'{name}<div class="lane">{picture}{_labels(labels, span)}</div>'
+
+
+def _box(begin: float, length: float, span: float, top: float, height: float) -> str:
+    left, width = _WIDTH * begin / span, max(_WIDTH * length / span, _LEAST_DRAWN)
+    return f"M{left:.1f} {top:g}h{width:.1f}v{height:g}h-{width:.1f}z"
+
+
+def _labels(labels: Iterable[tuple[float, float]], span: float) -> str:
+    """Return labels of how late a rank comes, at the first of its late arrivals that have space for one."""
+    shown: list[str] = []
+    free = -1.0
+    for at, late_by in labels:
+        share = at / span
+        if share - _LABEL_SHARE < free or len(shown) == _MOST_LABELS:
+            continue
+        is_at_left = share <= _LABEL_SHARE
+        side = ' class="r"' if is_at_left else ""
+        shown.append(f'<b{side} style="left:{100 * share:.1f}%">+{html.escape(format_seconds(late_by))}</b>')
+        free = share + _LABEL_SHARE * is_at_left
+    return "".join(shown)
+
+
+def _ticks(span: float) -> str:
+    """Return round numbers of seconds at their positions on the axis."""
+    step = _round_step(span / _TICKS) if span > 0 else 1.0
+    numbers = [step * number for number in range(math.floor(span / step + 1e-9) + 1)]
+    texts = ((100 * seconds / (span or 1.0), format_seconds(seconds)) for seconds in numbers)
+    return "".join(
+        f'<span{_TICK_ENDS.get(round(at), "")} style="left:{at:.1f}%">{html.escape(text)}</span>' for at, text in texts
+    )
+
+
+_TICK_ENDS = {0: ' class="f"', 100: ' class="e"'}
+
+
+def _round_step(least: float) -> float:
+    """Return the smallest of 1, 2 and 5 times a power of ten that is at least ``least``."""
+    power = 10.0 ** math.floor(math.log10(least))
+    return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= least * (1 - 1e-9))
+
+
+def foot(skew: Skew, drawn: Window | None) -> str:
+    """Return the sentences on what is drawn, and where the times come from."""
+    parts = []
+    if drawn is not None:
+        which = (
+            ""
+            if drawn.collectives == drawn.of_all
+            else f", the {drawn.collectives} with most waiting next to one another"
+        )
+        parts.append(f"{drawn.of_all:,} collectives{which}, seconds since the first of them")
+    parts.append("waiting is a collective's time on a rank less the least over its ranks, which is the transfer's")
+    return "; ".join([*parts, _clock_text(skew)]) + "."
+
+
+def _clock_text(skew: Skew) -> str:
+    """Return a sentence on how precisely the starts of different ranks can be compared."""
+    info = skew.tables.info
+    if info.clocks and all(info.clocks) and len(set(info.clocks)) == 1:
+        moved = [error for offset, error in zip(info.clock_offsets, info.clock_residuals, strict=False) if offset]
+        if not moved:
+            return "all ranks on one clock"
+        return f"clocks aligned by the ends of collectives, ± {format_seconds(max(moved) / 1e9)} by chance"
+    return "clocks may differ: a rank counts as late where both its start and its duration say so"
+
 
 HEAD = ("rank", "late at", "of", "others waited for it", "waited itself", "likely")
 _MOST_ROWS, _MOST_ROWS_OF_PAGE = 8, 2_000

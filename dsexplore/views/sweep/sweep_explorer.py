@@ -14,7 +14,7 @@ from dsexplore.views.sweep.sweep_figures import KINDS
 from dsexplore.views.sweep.sweep_points import directions
 from dsexplore.views.view import View
 from dsexplore.views.widgets.live import LiveBox
-from dsexplore.views.widgets.plot_widget import PlotWidget
+from dsexplore.views.widgets.part_widgets import PlotWidget
 
 
 def explorer(result: SweepResult, twin: View) -> LiveBox:

@@ -6,8 +6,7 @@ from itertools import groupby
 
 from dsexplore.analysis.step_timeline import Timeline
 from dsexplore.views.page import html
-from dsexplore.views.timeline.boxes import Boxes, Coded, boxes, extent
-from dsexplore.views.timeline.mark_colours import Colour, colours_of, is_gap, key_order
+from dsexplore.views.timeline.boxes import Boxes, Coded, Colour, boxes, colours_of, extent, is_gap, key_order
 from dsexplore.views.timeline.timeline_text import axis_text, lane_totals, ticks, whole
 
 COLUMNS, LANES = 160, 24

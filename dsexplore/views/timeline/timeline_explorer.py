@@ -15,7 +15,7 @@ from dsexplore.views.timeline.timeline_drawing import timeline_html
 from dsexplore.views.timeline.timeline_state import TimelineState
 from dsexplore.views.timeline.timeline_text import timeline_text
 from dsexplore.views.widgets.live import LiveView
-from dsexplore.views.widgets.timeline_widget import TimelineWidget
+from dsexplore.views.widgets.part_widgets import TimelineWidget
 
 
 class TimelineExplorer(LiveView):

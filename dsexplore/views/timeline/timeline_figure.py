@@ -6,12 +6,10 @@ import numpy as np
 
 from dsexplore.units import format_bytes
 from dsexplore.views.page import html
-from dsexplore.views.timeline.boxes import Boxes, Indices
-from dsexplore.views.timeline.mark_colours import is_gap, key_order
+from dsexplore.views.timeline.boxes import Boxes, Indices, is_gap, key_order
 from dsexplore.views.timeline.timeline_state import TimelineState
 from dsexplore.views.timeline.timeline_text import AXES, WORDS, span_texts
-from dsexplore.views.trace.figure_labels import label, unique
-from dsexplore.views.trace.figure_spec import EMPTY, Spec
+from dsexplore.views.trace.figure_spec import EMPTY, Spec, label, unique
 
 FIGURE_LANES = 24
 _THICK, _THIN = 0.84, 0.12

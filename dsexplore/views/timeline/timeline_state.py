@@ -11,8 +11,7 @@ import polars as pl
 from dsexplore.analysis.step_timeline import Timeline
 from dsexplore.units import format_bytes, format_count
 from dsexplore.views.page import html
-from dsexplore.views.timeline.boxes import MOST_LANES, Boxes, Coded, Mask, boxes, extent
-from dsexplore.views.timeline.mark_colours import colours_of, key_order
+from dsexplore.views.timeline.boxes import MOST_LANES, Boxes, Coded, Mask, boxes, colours_of, extent, key_order
 from dsexplore.views.timeline.timeline_text import WORDS, axis_text, place, span_texts, ticks, whole
 
 _LEAST = 1e-9

@@ -21,8 +21,7 @@ from dsexplore.views.page.theme import BLUE, PURPLE, VERMILION
 from dsexplore.views.trace import outline
 from dsexplore.views.trace.byte_sizes import column_of
 from dsexplore.views.trace.facets import Facets
-from dsexplore.views.trace.folding import Fold, Folds, signatures
-from dsexplore.views.trace.module_tree import NO_AXIS, OTHER_AXES, ModuleTree, module_tree
+from dsexplore.views.trace.module_tree import NO_AXIS, OTHER_AXES, Fold, Folds, ModuleTree, module_tree, signatures
 from dsexplore.views.trace.pivot import Sizes
 from dsexplore.views.trace.time_columns import StoodFor, seconds_cell, step_seconds
 

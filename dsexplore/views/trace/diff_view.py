@@ -19,7 +19,7 @@ from dsexplore.views.timeline.timeline_drawing import timeline_html
 from dsexplore.views.trace import diff_tree, drawings, headline_view, outline
 from dsexplore.views.trace.byte_sizes import MESSAGE, WIRE, WORDS, column_of, summed_over
 from dsexplore.views.trace.diff_tree import DiffRows, signed_bytes
-from dsexplore.views.trace.findings_view import PER, findings_table
+from dsexplore.views.trace.headline_view import PER, findings_table
 from dsexplore.views.trace.module_tree import NO_AXIS, OTHER_AXES
 from dsexplore.views.view import View
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from dsexplore.views.page import html
 from dsexplore.views.page.theme import PHASES, heat, phase_mark
-from dsexplore.views.trace.grid import Grid
+from dsexplore.views.trace.tally import Grid
 
 STYLE = """
 .dsx .part>summary{font-weight:600;padding:3px 4px;border-top:1px solid var(--dsx-line)}

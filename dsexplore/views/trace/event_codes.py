@@ -30,10 +30,9 @@ from dsexplore.trace.tables import Tables
 from dsexplore.views.trace.byte_sizes import WIRE, column_of
 from dsexplore.views.trace.event_lines import EventLines, event_lines
 from dsexplore.views.trace.facets import Facet, Facets, facet
-from dsexplore.views.trace.folding import Folding
-from dsexplore.views.trace.grid import Grid, grid
-from dsexplore.views.trace.module_tree import NO_AXIS, ModuleTree, module_tree
+from dsexplore.views.trace.module_tree import NO_AXIS, Folding, ModuleTree, module_tree
 from dsexplore.views.trace.pivot import Codes, Mask, Pivot, Sizes, Sums, find_pivot
+from dsexplore.views.trace.tally import Grid, grid
 
 START_UP = "start-up"
 SAME_COLLECTIVE = (

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from dsexplore.views.page import html
-from dsexplore.views.trace.folding import Fold
+from dsexplore.views.trace.module_tree import Fold
 
 _MARKUP = 110
 """Bytes around a row, about."""

@@ -13,8 +13,7 @@ from dsexplore.units import format_seconds
 from dsexplore.views.trace import outline
 from dsexplore.views.trace.byte_sizes import summed_over
 from dsexplore.views.trace.event_codes import EventCodes
-from dsexplore.views.trace.folding import Fold
-from dsexplore.views.trace.module_tree import ModuleTree
+from dsexplore.views.trace.module_tree import Fold, ModuleTree
 from dsexplore.views.trace.pivot import Sizes
 
 SHOWN = {

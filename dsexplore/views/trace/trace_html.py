@@ -14,14 +14,13 @@ from dsexplore.trace.totals import totals
 from dsexplore.trace.trace import Trace
 from dsexplore.units import format_bytes, format_count
 from dsexplore.views.page import html
-from dsexplore.views.skew import skew_drawing
+from dsexplore.views.skew import skew_view
 from dsexplore.views.timeline import timeline_drawing
 from dsexplore.views.timeline.timeline_text import whole
 from dsexplore.views.trace import drawings, headline_view, outline
 from dsexplore.views.trace.byte_sizes import MESSAGE, WIRE, WORDS, summed_over
 from dsexplore.views.trace.event_codes import EventCodes
-from dsexplore.views.trace.findings_view import findings_part
-from dsexplore.views.trace.headline_view import headline_html
+from dsexplore.views.trace.headline_view import findings_part, headline_html
 from dsexplore.views.trace.sections import communication_html, still_html
 from dsexplore.views.trace.time_columns import TimeColumn, measured_columns, time_columns
 from dsexplore.views.trace.tree_html import tree_html
@@ -35,7 +34,7 @@ _ROWS, _NOTES = 8, 3
 """Ops by axis, and notes, that a trace's text has."""
 _TIMELINE_LANES, _TIMELINE_COLUMNS = 6, 96
 _SKEW_COLLECTIVES, _SKEW_LANES = 24, 6
-_TWIN_STYLE = headline_view.STYLE + outline.STYLE + timeline_drawing.STYLE + skew_drawing.STYLE
+_TWIN_STYLE = headline_view.STYLE + outline.STYLE + timeline_drawing.STYLE + skew_view.STYLE
 _STYLE = _TWIN_STYLE + drawings.STYLE
 _NOT_REAL = "Simulated ranks: counts, sizes and placements are real, computed values and times are not."
 _PLAYED_ALONE = (
@@ -140,7 +139,7 @@ def _timeline(codes: EventCodes) -> str:
 
 def _skew(headline: Headline, anchor: str) -> str:
     """Return the section of who waits for whom; empty where fewer than two ranks were measured."""
-    drawn = skew_drawing.drawing(headline.skew, _SKEW_COLLECTIVES, _SKEW_LANES)
+    drawn = skew_view.drawing(headline.skew, _SKEW_COLLECTIVES, _SKEW_LANES)
     return drawings.part("Who waits for whom", drawn and f"<div>{drawn}</div>", False, anchor)
 
 

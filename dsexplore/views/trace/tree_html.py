@@ -14,8 +14,7 @@ from dsexplore.views.page import html
 from dsexplore.views.trace import outline
 from dsexplore.views.trace.byte_sizes import summed_over
 from dsexplore.views.trace.event_codes import EventCodes
-from dsexplore.views.trace.folding import Fold, ranges
-from dsexplore.views.trace.module_tree import NO_AXIS, OTHER_AXES
+from dsexplore.views.trace.module_tree import NO_AXIS, OTHER_AXES, Fold, ranges
 from dsexplore.views.trace.time_columns import StoodFor, TimeColumn
 
 LEAST = 12_000

@@ -9,9 +9,7 @@ import traitlets
 from dsexplore.views.page import html
 from dsexplore.views.trace import drawings, headline_view, outline
 from dsexplore.views.widgets import script, style
-from dsexplore.views.widgets.plot_widget import PlotWidget
-from dsexplore.views.widgets.timeline_widget import TIMELINE_SCRIPTS
-from dsexplore.views.widgets.tree_widget import TREE_SCRIPTS, TreeWidget
+from dsexplore.views.widgets.part_widgets import TIMELINE_SCRIPTS, TREE_SCRIPTS, PlotWidget, TreeWidget
 from dsexplore.views.world_map import world_map_view
 
 EXPLORER_SCRIPTS = tuple(dict.fromkeys((*TREE_SCRIPTS, *TIMELINE_SCRIPTS, "filters.js", "page.js")))

@@ -11,9 +11,8 @@ from dsexplore.trace.trace import Trace
 from dsexplore.views.page import html
 from dsexplore.views.view import View
 from dsexplore.views.widgets.live import LiveBox
-from dsexplore.views.widgets.plot_widget import PlotWidget
-from dsexplore.views.world_map.node_boxes import written
-from dsexplore.views.world_map.world_map_figure import heatmap
+from dsexplore.views.widgets.part_widgets import PlotWidget
+from dsexplore.views.world_map.world_map_figure import heatmap, written
 
 ALL = "all axes"
 

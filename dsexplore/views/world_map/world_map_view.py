@@ -10,9 +10,9 @@ from dsexplore.analysis.world_map import BETWEEN, INSIDE, WorldMap
 from dsexplore.units import format_bytes, format_count, format_seconds
 from dsexplore.views.page import html
 from dsexplore.views.page.theme import AXES, AXIS_STYLE, BLUE
-from dsexplore.views.trace.folding import ranges
+from dsexplore.views.trace.module_tree import ranges
 from dsexplore.views.view import View
-from dsexplore.views.world_map.node_boxes import Cell, Node, node_boxes, written
+from dsexplore.views.world_map.world_map_figure import Cell, Node, node_boxes, written
 
 STYLE = """
 .dsx .nodes{display:flex;flex-wrap:wrap;gap:8px;margin:6px 0}

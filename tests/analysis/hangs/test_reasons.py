@@ -8,9 +8,8 @@ from typing import Any
 import polars as pl
 import pytest
 
-from dsexplore.analysis.hangs.hang_report import HangReport, report_of
+from dsexplore.analysis.hangs.hang_report import REASONS, HangReport, report_of
 from dsexplore.analysis.hangs.rank_calls import RankEnd
-from dsexplore.analysis.hangs.reasons import REASONS
 from dsexplore.analysis.hangs.trace_calls import job_of_trace
 from dsexplore.trace import schema
 from dsexplore.trace.tables import Tables, TraceInfo

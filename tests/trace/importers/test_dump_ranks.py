@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dsexplore.errors import TraceFileError
-from dsexplore.trace.importers.dump_ranks import ranks_of_files
+from dsexplore.trace.importers.dumps import ranks_of_files
 
 
 def groups(*ranks: list[int]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import random
 import polars as pl
 import pytest
 
-from dsexplore.trace.importers.profiler_compute import ComputeTime
+from dsexplore.trace.importers.profiler_calls import ComputeTime
 from dsexplore.trace.importers.profiler_file import Event
 
 

@@ -19,7 +19,7 @@ import dsexplore
 from dsexplore.errors import UsageError
 from dsexplore.trace.tables import Tables, TraceInfo
 from dsexplore.trace.trace import Trace
-from dsexplore.views.explorer.folded_rows import FoldedRows
+from dsexplore.views.explorer.module_rows import FoldedRows
 from dsexplore.views.page import html
 from dsexplore.views.trace.event_codes import EventCodes
 from dsexplore.views.trace.figures import KINDS

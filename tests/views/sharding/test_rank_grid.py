@@ -8,7 +8,7 @@ import pytest
 
 import dsexplore
 from dsexplore.sharding.layout import Sharding
-from dsexplore.views.sharding.rank_sample import MOST, sample_of
+from dsexplore.views.sharding.drawn_mesh import MOST, sample_of
 from dsexplore.views.sharding.shard_blocks import picture
 from dsexplore.views.sharding.zoom import zoom
 

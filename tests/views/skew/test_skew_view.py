@@ -15,7 +15,7 @@ import dsexplore
 from dsexplore.analysis.skew import Skew
 from dsexplore.errors import UsageError
 from dsexplore.trace.trace import Trace
-from dsexplore.views.skew.skew_drawing import window
+from dsexplore.views.skew.skew_view import window
 from tests.analysis.late_programs import Program
 
 LATE = Program(ranks=4, steps=6, jitter=1e-3, late_rank=1, late_by=0.2)

@@ -8,8 +8,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from dsexplore.analysis.message_ties import TIES
-from dsexplore.analysis.step_timeline import Timeline
+from dsexplore.analysis.step_timeline import TIES, Timeline
 from dsexplore.trace.trace import Trace
 from dsexplore.views.timeline.timeline_state import TimelineState
 from dsexplore.views.timeline.timeline_text import ticks as ticks_of

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dsexplore.views.trace.figure_labels import unique
+from dsexplore.views.trace.figure_spec import unique
 
 
 def test_a_long_name_keeps_its_end_from_a_whole_word_on() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from dsexplore.trace.trace import Trace
 from dsexplore.views.trace.event_codes import EventCodes
-from dsexplore.views.trace.folding import ranges
+from dsexplore.views.trace.module_tree import ranges
 
 
 def labels(trace: Trace) -> list[str]:

@@ -9,7 +9,7 @@ from dsexplore.trace.tables import Tables, TraceInfo
 from dsexplore.trace.trace import Trace
 from dsexplore.views.trace import tally
 from dsexplore.views.trace.event_codes import EventCodes
-from dsexplore.views.trace.grid import OTHERS, Grid
+from dsexplore.views.trace.tally import OTHERS, Grid
 
 
 def places(trace: Trace) -> Grid:

@@ -20,7 +20,7 @@ from dsexplore.errors import UsageError
 from dsexplore.trace.trace import Trace
 from dsexplore.units import format_seconds
 from dsexplore.views.trace.event_codes import EventCodes
-from dsexplore.views.trace.folding import Fold
+from dsexplore.views.trace.module_tree import Fold
 from dsexplore.views.trace.time_columns import StoodFor, step_seconds, time_columns
 
 

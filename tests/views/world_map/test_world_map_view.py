@@ -13,7 +13,7 @@ import dsexplore
 from dsexplore import Trace
 from dsexplore.analysis.world_map import WorldMap
 from dsexplore.units import format_bytes, format_seconds
-from dsexplore.views.world_map.node_boxes import node_boxes
+from dsexplore.views.world_map.world_map_figure import node_boxes
 
 
 def world_of(dp: int) -> WorldMap:

@@ -1,0 +1,262 @@
+"""Rules about FSDP and DDP: gathers and reductions that are too many, small or wide, start-up, and late ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import polars as pl
+import torch
+
+from dsexplore.analysis.findings.evidence import Evidence, Group
+from dsexplore.analysis.findings.finding import Finding
+from dsexplore.analysis.late_ranks import LateRank
+from dsexplore.analysis.skew import lateness_text
+from dsexplore.trace.causes import FSDP_GATHERS, FSDP_REDUCES, is_fsdp1
+from dsexplore.trace.numbered_modules import OUTSIDE
+from dsexplore.units import format_bytes, format_seconds
+
+# FSDP of a layer too small to pay: its gather takes as long as an empty one, and frees next to nothing.
+
+SMALL = 1024 * 1024
+"""Message bytes of a gather whose time is that of the call, not of the bytes."""
+SHARE = 16
+"""A group is small beside one that gathers so many times as much."""
+
+
+def small_fsdp(evidence: Evidence) -> Iterator[Finding]:
+    """Yield all_gathers of FSDP groups that are small: below `SMALL` bytes and 1/`SHARE` of the largest on the axis."""
+    sent = evidence.events.filter(pl.col("cause").is_in(FSDP_GATHERS))
+    largest = pl.col("message_bytes").max().over("rank", "axis")
+    small = (
+        (pl.col("message_bytes") < SMALL) & (pl.col("message_bytes") * SHARE <= largest) & (pl.col("wire_bytes") > 0)
+    )
+    yield from evidence.findings(
+        "small_fsdp", sent.filter(small), _why_small, _wrap_larger, spare_calls=1, by=("place", "op", "axis")
+    )
+
+
+def _why_small(group: Group) -> str:
+    return (
+        f"{group.calls} of {format_bytes(group.each)} for an FSDP group of its own: sharding it frees next "
+        "to no memory, and each gather takes as long as an empty one"
+    )
+
+
+def _wrap_larger(group: Group) -> str:
+    wrap = "FullyShardedDataParallel" if is_fsdp1(group.causes) else "fully_shard"
+    return f"leave out {wrap}({group.place}), so that the module around it gathers it with its own parameters"
+
+
+# FSDP frees the parameters of the last group after forward, and gathers them again as the first of backward.
+
+
+def freed_too_soon(evidence: Evidence) -> Iterator[Finding]:
+    """Yield FSDP all_gathers that open backward with the same module whose all_gather ended forward."""
+    gathers = evidence.events.filter((pl.col("op") == "all_gather") & pl.col("cause").str.starts_with("FSDP"))
+    lane = ("rank", "step")
+    # the root group holds its parameters anyway, and one group is gathered once
+    several = pl.col("owner").n_unique().over(lane) > 1
+    same = pl.col("owner") == pl.col("owner").shift(1).over(lane)
+    turned = pl.col("phase").is_in(["backward", "recompute"]) & (pl.col("phase").shift(1).over(lane) == "forward")
+    yield from evidence.findings(
+        "freed_too_soon",
+        gathers.filter((several & same & turned).fill_null(False)),
+        _why_freed,
+        _keep_gathered,
+        spare=1,
+        by=("place", "op", "axis"),
+    )
+
+
+def _why_freed(group: Group) -> str:
+    return (
+        f"{group.calls} of {format_bytes(group.each)} too many: its parameters are freed after forward "
+        "and gathered again at once, as backward begins with them"
+    )
+
+
+def _keep_gathered(group: Group) -> str:
+    last = "for the last group that forward uses"
+    if is_fsdp1(group.causes):
+        return f"FullyShardedDataParallel({group.place}, …, sharding_strategy=ShardingStrategy.SHARD_GRAD_OP) {last}"
+    return f"fully_shard({group.place}, …, reshard_after_forward=False) {last}"
+
+
+# FSDP reduces gradients in float32, of parameters that it gathers in 16 bits: twice the bytes.
+
+_HALF = ["bfloat16", "float16"]
+
+
+def reduced_in_fp32(evidence: Evidence) -> Iterator[Finding]:
+    """Yield float32 reductions of FSDP groups whose parameters are gathered in 16 bits."""
+    of_fsdp = evidence.events.filter(pl.col("cause").str.starts_with("FSDP"))
+    gathers = of_fsdp.filter((pl.col("op") == "all_gather") & pl.col("dtype").is_in(_HALF))
+    halves = gathers["owner"].unique()
+    reduced = of_fsdp.filter(
+        pl.col("cause").is_in(FSDP_REDUCES)
+        & pl.col("op").is_in(["reduce_scatter", "all_reduce"])
+        & (pl.col("dtype") == "float32")
+        & pl.col("owner").is_in(halves.implode())
+    )
+    yield from evidence.findings(
+        "reduced_in_fp32", reduced, _why_fp32, _reduce_in_half, spare=0.5, spare_calls=0, by=("place", "op", "axis")
+    )
+
+
+def _why_fp32(group: Group) -> str:
+    return (
+        f"{group.calls} of {format_bytes(group.each)} in float32 of gradients of 16-bit parameters: "
+        "twice the bytes, for a more exact sum"
+    )
+
+
+def _reduce_in_half(group: Group) -> str:
+    policy = "MixedPrecision" if is_fsdp1(group.causes) else "MixedPrecisionPolicy"
+    return f"{policy}(reduce_dtype=torch.bfloat16), if the loss does not mind: many recipes sum in float32 on purpose"
+
+
+# Gradients are reduced after every microbatch of a step, where reducing their sum once would do.
+
+_ITEM = pl.col("dtype").replace_strict(
+    {str(t).removeprefix("torch."): t.itemsize for t in vars(torch).values() if isinstance(t, torch.dtype)},
+    default=1,
+    return_dtype=pl.Int64,
+)
+
+
+def reduced_each_microbatch(evidence: Evidence) -> Iterator[Finding]:
+    """Yield gradient reductions of DDP buckets and FSDP groups that run more than once per step."""
+    yield from _of_fsdp(evidence)
+    yield from _of_ddp(evidence)
+
+
+def _of_fsdp(evidence: Evidence) -> Iterator[Finding]:
+    sent = evidence.events.filter(
+        pl.col("cause").is_in(FSDP_REDUCES) & pl.col("op").is_in(["reduce_scatter", "all_reduce"])
+    )
+    lane = ("rank", "step", "owner", "op", "group", "dtype", "shape")
+    yield from evidence.findings(
+        "reduced_each_microbatch",
+        sent.filter(pl.len().over(lane) > 1),
+        lambda group: _why_each_microbatch(group, evidence),
+        _change_fsdp,
+        spare=1 - 1 / pl.len().over(lane),
+        by=("place", "op", "axis"),
+    )
+
+
+def _of_ddp(evidence: Evidence) -> Iterator[Finding]:
+    """Yield DDP buckets of ranks that reduce more elements per step than they have gradients.
+
+    Bucket sizes do not tell repetition, since two buckets (as of equal layers) may have one size.
+    """
+    buckets = evidence.events.filter(pl.col("cause") == "DDP gradient bucket")
+    if buckets.is_empty():
+        return
+    learnt = evidence.tables.parameters.filter(pl.col("requires_grad") & (pl.col("shared_with") == ""))
+    elements = dict(
+        learnt.with_columns((pl.col("local_bytes") // _ITEM).alias("elements"))
+        .group_by("rank")
+        .agg(pl.col("elements").sum())
+        .iter_rows()
+    )
+    held = pl.col("rank").replace_strict(elements, default=0, return_dtype=pl.Int64)
+    sent = (pl.col("message_bytes") // _ITEM).sum().over("rank", "step")
+    times = (sent / held).round()
+    yield from evidence.findings(
+        "reduced_each_microbatch",
+        buckets.filter((held > 0) & (times > 1)),
+        lambda group: _why_each_microbatch(group, evidence),
+        _change_ddp,
+        spare=1 - 1 / times,
+        by=("place", "op", "axis"),
+    )
+
+
+def _why_each_microbatch(group: Group, evidence: Evidence) -> str:
+    what = f"{group.calls} in a step, where the gradients are reduced after each of its microbatches"
+    if evidence.steps_are_marked:
+        return what
+    return f"{what}; if these are several steps, mark them: trace.step() after each"
+
+
+def _change_ddp(_group: Group) -> str:
+    return "with ddp.no_sync(): around forward and backward of all microbatches of a step but the last"
+
+
+def _change_fsdp(group: Group) -> str:
+    switch = "with model.no_sync(): around" if is_fsdp1(group.causes) else "model.set_requires_gradient_sync(False) for"
+    return (
+        f"{switch} all microbatches but the last, where memory for whole gradients "
+        f"is left; {group.place} then reduces their sum once"
+    )
+
+
+# Start-up sends more than a step does.
+
+
+def large_start_up(evidence: Evidence) -> Iterator[Finding]:
+    """Yield a finding if start-up sends more bytes per rank than a step does; it names the largest op and cause."""
+    start_up, events = evidence.start_up, evidence.events
+    ranks = max(evidence.tables.events["rank"].n_unique(), 1)
+    step = int(events["wire_bytes"].sum()) / ranks / evidence.steps
+    whole = int(start_up["wire_bytes"].sum()) / ranks
+    if events.is_empty() or whole <= step:
+        return
+
+    def why(group: Group) -> str:
+        what = f" ({', '.join(group.causes[:2])})" if any(group.causes) else ""
+        return f"start-up sends {format_bytes(whole)} per rank{what}, once; a step sends {format_bytes(step)} per rank"
+
+    # the largest part speaks for all of it
+    largest = start_up.group_by("op", "cause").agg(pl.col("wire_bytes").sum()).sort("wire_bytes", "op", "cause")
+    op, cause, _ = largest.row(-1)
+    part = start_up.filter((pl.col("op") == op) & (pl.col("cause") == cause))
+    yield from evidence.findings("large_start_up", part, why, _change_start_up, per_step=False, by=("op",))
+
+
+def _change_start_up(group: Group) -> str:
+    how = {
+        "distribute_tensor": "parallelize_module(…, src_data_rank=None) where all ranks initialise alike; or build the "
+        "model on the meta device and load each rank's shard with dcp.load",
+        "model broadcast": "DistributedDataParallel(…, init_sync=False) where all ranks initialise or load alike",
+    }
+    return next(
+        (text for cause, text in how.items() if cause in group.causes),
+        "build the model on the meta device, and let each rank initialise or load its own shard",
+    )
+
+
+# A rank that comes late to collectives again and again, for which all others of its groups wait.
+
+
+def late_rank(evidence: Evidence) -> Iterator[Finding]:
+    """Yield a finding for each late rank; bytes are those of the collectives to which it comes late."""
+    for late in evidence.skew.late_ranks:
+        events = evidence.tables.events[late.rows.tolist()]
+        share = events["rank"].n_unique() * max(events["step"].n_unique(), 1)
+        yield Finding(
+            rule="late_rank",
+            module=late.module or OUTSIDE,
+            source=late.source,
+            op=", ".join(late.ops),
+            axis=late.axis,
+            count=events.height / share,
+            message_bytes=round(int(events["message_bytes"].sum()) / share),
+            wire_bytes=round(int(events["wire_bytes"].sum()) / share),
+            spare_bytes=0,
+            spare_calls=0,
+            spare_seconds=late.waited,
+            why=f"rank {late.rank} arrives {lateness_text(late)}; the other ranks wait {format_seconds(late.waited)} "
+            "for it, added up",
+            change=_change_late_rank(late),
+            rows=late.rows,
+        )
+
+
+def _change_late_rank(late: LateRank) -> str:
+    where = f" before {late.source}" if late.source else ""
+    return (
+        f"look at what rank {late.rank} alone does{where}: reading data, logging, saving, garbage collection; and "
+        "whether its share of the work, its GPU or its host differs from the others'"
+    )
