@@ -50,8 +50,8 @@ _OWN_SHARE = 0.5
 def arrivals(tables: Tables) -> pl.DataFrame:
     """Return one row per rank and collective that at least two ranks measured.
 
-    Collectives of a group behind the first one in which its ranks called different ops are left out: their numbers do
-    not say any more which belong together.
+    Once the ranks of a group called different ops, the rest of that group's collectives is left out: their numbers no
+    longer tell which belong together.
 
     Args:
         tables: of several ranks, on one clock (see `dsexplore.trace.merge`).
@@ -67,7 +67,7 @@ def arrivals(tables: Tables) -> pl.DataFrame:
 
 
 def _before_ranks_part(measured: pl.DataFrame) -> pl.DataFrame:
-    """Return the collectives that all ranks of a group called alike, with a number for each: ``instance``."""
+    """Return the collectives before the first one of their group with different ops, with an id: ``instance``."""
     group = pl.col("same_group").cast(pl.Categorical).to_physical().cast(pl.Int64)
     found = measured.with_columns(instance=group * 2**40 + pl.col("number").cast(pl.Int64))
     ops = found.group_by("instance").agg(pl.col("op").n_unique().alias("ops"), pl.col("same_group", "number").first())
@@ -83,7 +83,7 @@ def _of_several(found: pl.DataFrame) -> pl.DataFrame:
 
 
 def _late(timed: pl.DataFrame, info: TraceInfo) -> pl.DataFrame:
-    """Return the rows with how late each rank was."""
+    """Add the lateness of each rank to the rows."""
     clocks = dict(zip(info.ranks, info.clocks, strict=False))
     clock = pl.col("rank").replace_strict(clocks, default="", return_dtype=pl.String)
     on_one_clock = (clock.first() == clock).all().over("instance") & (clock != "")
@@ -110,7 +110,7 @@ def _late(timed: pl.DataFrame, info: TraceInfo) -> pl.DataFrame:
 
 
 def _held_up(found: pl.DataFrame, events: pl.DataFrame) -> pl.DataFrame:
-    """Return the rows with whether a late rank was held up by what had ended on it before."""
+    """Add ``is_held_up``: True if a rank is late because of what had ended on it before."""
     if not found["is_late"].any():
         return found.with_columns(is_held_up=pl.lit(False))
     timed = events.filter(pl.col("start").is_not_null() & pl.col("end").is_not_null())

@@ -101,7 +101,7 @@ def late_ranks(arrived: pl.DataFrame) -> tuple[LateRank, ...]:
 
 
 def jitter(arrived: pl.DataFrame) -> float:
-    """Return the seconds by which ranks usually vary: the `_half_width` of the middle rank's deviations."""
+    """Return the usual variation of arrivals in seconds: the `_half_width` of the median rank's deviations."""
     of_ranks = arrived.group_by("rank").agg(pl.col("deviation").sort())
     widths = sorted(_half_width(deviations.to_numpy()) for deviations in of_ranks["deviation"])
     return widths[(len(widths) - 1) // 2]
@@ -118,13 +118,13 @@ def _half_width(ordered: Seconds) -> float:
 
 
 def _is_often(late: pl.DataFrame, chosen: pl.DataFrame, of_all: pl.DataFrame, beyond: float, span: float) -> bool:
-    """Return whether a rank is late again and again, by more than chance explains and at some cost.
+    """Return True if a rank is late repeatedly, by more than chance explains and at some cost.
 
     Args:
         late: its late arrivals.
         chosen: all arrivals at collectives that have a late one.
         of_all: the late ones of these.
-        beyond: seconds; what is late by more is so by much more than ranks usually vary.
+        beyond: seconds; lateness above it is far more than the usual variation.
         span: seconds that were measured.
     """
     by = np.sort(late["late_by"].to_numpy())
@@ -140,12 +140,12 @@ def _is_often(late: pl.DataFrame, chosen: pl.DataFrame, of_all: pl.DataFrame, be
 
 
 def _log_choices(of: int, count: int) -> float:
-    """Return the logarithm of the number of ways in which to choose so many."""
+    """Return the logarithm of the binomial coefficient, `of` choose `count`."""
     return math.lgamma(of + 1) - math.lgamma(count + 1) - math.lgamma(of - count + 1)
 
 
 def _is_costly(late: pl.DataFrame, of_all: pl.DataFrame, span: float) -> bool:
-    """Return whether a rank's few late arrivals are nearly all lateness, and cost much of the time.
+    """Return True if a rank's few late arrivals make up nearly all lateness, and cost much of the time.
 
     Args:
         late: its late arrivals.
@@ -188,7 +188,7 @@ def _described(rank: object, late: pl.DataFrame, arrived: pl.DataFrame) -> LateR
 
 
 def _since(is_late: npt.NDArray[np.bool_]) -> int | None:
-    """Return the position from which on nearly all are late; None where they are so from the first on, or never.
+    """Return the position from which on nearly all are late; None if that is the first, or there is none.
 
     Args:
         is_late: (steps or collectives,) in program order.

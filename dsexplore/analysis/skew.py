@@ -212,11 +212,11 @@ def _collectives(arrived: pl.DataFrame) -> pl.DataFrame:
 
 
 def totals(rows: pl.DataFrame, by: str) -> pl.DataFrame:
-    """Return per module, axis, phase, op or group how many collectives, their durations and what ranks waited.
+    """Return the number of collectives, their seconds, and the waiting of ranks per module, axis, phase, op or group.
 
-    Seconds: ``exposed`` sums those for which programs stood still, and ``hidden`` is the rest of the measured time;
-    both are over the collectives where that was seen, ``seen`` of all ranks' shares. ``late`` counts the collectives
-    with a late rank, and ``latest_rank`` is the rank that was late most often; null where none was. ``slow_ranks`` and
+    ``exposed`` sums the seconds for which programs were blocked, and ``hidden`` is the rest of the measured time; both
+    cover the collectives where blocking was seen, ``seen`` of all ranks' shares. ``late`` counts the collectives with a
+    late rank, and ``latest_rank`` is the rank that was late most often; null if none was. ``slow_ranks`` and
     ``slow_links`` list the ranks that `per_rank` would call so by these collectives alone.
     """
     shares = pl.col("exposed").list
@@ -240,17 +240,17 @@ def totals(rows: pl.DataFrame, by: str) -> pl.DataFrame:
 
 
 def _hidden() -> pl.Expr:
-    """Return per rank the seconds of a collective in which its program went on; null where that was not seen."""
+    """Return per rank the seconds of a collective in which its program continued; null if unknown."""
     return (pl.col("took") - pl.col("exposed")).list.eval(pl.element().clip(lower_bound=0))
 
 
 def per_rank(rows: pl.DataFrame) -> pl.DataFrame:
-    """Return per rank how often it was late, for how long the others waited then, and what a slow one looks like.
+    """Return per rank how often it was late, how long others waited for it, and the likely cause.
 
     Columns: ``rank``; ``collectives``; ``late``, how often it was late; ``kept_waiting``, seconds that other ranks
-    waited in those; ``waited``, its own waiting; ``exposed``; and ``likely``: ``"slow rank"`` where it was late in
-    more than half of its collectives (its program comes late), ``"slow link"`` where it is not late and its collectives
-    take twice as long as those of the same op, size and axis in groups without it; empty where neither shows.
+        waited in those; ``waited``, its own waiting; ``exposed``; and ``likely``: ``"slow rank"`` if it was late in
+        more than half of its collectives (its program comes late), ``"slow link"`` if it is not late and its
+        collectives take twice as long as those of the same op, size and axis in groups without it; else empty.
     """
     slow = _slow_links(rows)["rank"].to_list()
     likely = (
@@ -264,7 +264,7 @@ def per_rank(rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def _lateness(rows: pl.DataFrame, by: Sequence[str] = ()) -> pl.DataFrame:
-    """Return per rank, and per ``by``, its collectives, how often it was late, and what it and the others waited."""
+    """Return per rank, and per `by`, its collectives, how often it was late, and the waiting of it and of others."""
     each = rows.explode("ranks", "waiting", "exposed").rename({"ranks": "rank"})
     is_late = pl.col("late_ranks").list.contains(pl.col("rank"))
     others = pl.when(is_late).then(pl.col("waited") - pl.col("waiting")).otherwise(0.0)
@@ -282,10 +282,10 @@ def _lateness(rows: pl.DataFrame, by: Sequence[str] = ()) -> pl.DataFrame:
 
 
 def _slow_links(rows: pl.DataFrame, by: str | None = None) -> pl.DataFrame:
-    """Return the ranks whose collectives all take twice as long as those of groups without them, waiting left out.
+    """Return the ranks whose collectives all take twice as long, without waiting, as those of groups without them.
 
     Returns:
-        ``rank``, and ``by`` where it is given: then only collectives of one value of it are compared, but for groups,
+        ``rank``, and ``by`` if given: then only collectives with equal values of it are compared, except for groups,
         which are compared with each other.
     """
     same = list(dict.fromkeys(["op", "message_bytes", "axis", *([by] if by not in (None, "group") else [])]))

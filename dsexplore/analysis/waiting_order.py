@@ -109,7 +109,7 @@ def _world(tables: Tables) -> _World:
 
 
 def _run(world: _World, rank: _Rank) -> bool:
-    """Run what the rank comes to next, with the others of its group; False where it has to wait."""
+    """Run the rank's next event, together with the others of its group; return False if it has to wait."""
     row = rank.rows[0]
     op, group, peer = world.ops[row], world.groups[row], world.peers[row]
     if op == "recv":
@@ -143,7 +143,7 @@ def _receive(world: _World, rank: _Rank) -> bool:
 
 
 def _run_alone(world: _World, rank: _Rank) -> None:
-    """Run what the rank comes to next; the members of one coalesced call run in one round."""
+    """Run the rank's next event; the members of one coalesced call run in one round."""
     row = rank.rows.popleft()
     world.found[row] = rank.next_round
     batch = world.batches[row]

@@ -108,9 +108,10 @@ class ThreadCalls:
         return "no-grad forward" if is_behind else "other"
 
     def begin_outermost(self) -> None:
-        """Note whether gradients are on: a call begins outside any other.
+        """Note whether gradients are enabled at the begin of an outermost call.
 
-        The forward of an autograd function, as a reentrant checkpoint's, runs with gradients off in any training.
+        The forward of an autograd function, as of a reentrant checkpoint, runs without gradients in any training, so it
+        is not counted as a forward without gradients.
         """
         self.without_gradients = not torch.is_grad_enabled() and not _is_inside_function()
         self.is_warm_up = is_warm_up()
@@ -118,9 +119,9 @@ class ThreadCalls:
         self.next_node = next_node_number()
 
     def end_outermost(self) -> None:
-        """Note where in autograd's numbering a call that was begun outside any other has ended.
+        """Note the number of the next autograd node at the end of an outermost call.
 
-        The older half of the boundaries is discarded once there are more than a million.
+        The older half of the boundaries is dropped once there are more than a million.
         """
         self.next_node = next_node_number()
         if len(self.boundaries) > _KEPT_BOUNDARIES:
@@ -129,7 +130,7 @@ class ThreadCalls:
                 del self.boundaries[:half], self.modules[:half], self.lines[:half]
 
     def assign_last_node(self, call: ModuleCall) -> None:
-        """Record that the newest autograd node of this thread was made in ``call``, whose begin was not observed."""
+        """Assign the newest autograd node of this thread to `call`, whose begin was not observed."""
         made = next_node_number() - 1
         if self.boundaries and made < self.boundaries[-1]:
             return  # no node was made since the last boundary
@@ -137,7 +138,7 @@ class ThreadCalls:
         self.add_boundary(made + 1, self.open[-1] if self.open else NO_CALL)
 
     def add_boundary(self, number: int, innermost: ModuleCall) -> None:
-        """Note the innermost call from that number on: one has begun, or the one inside of it has ended."""
+        """Set the innermost call for autograd nodes from this number on: it has begun, or an inner one has ended."""
         try:
             self.modules.append(innermost.module)
             self.lines.append(innermost.sources)

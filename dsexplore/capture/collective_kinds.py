@@ -49,7 +49,7 @@ class CollectiveKinds:
         self._sort(issued, waits)
 
     def _sort(self, issued: Sequence[Issued], waits: bool) -> None:
-        """Look at each collective once: what is far apart in memory is slow to come by."""
+        """Read each collective once, as objects far apart in memory are slow to read."""
         kinds: dict[tuple[Any, ...], int] = {}
         origins: dict[Any, int] = {}
         add_number, add_origin_number = self.numbers.append, self.origin_numbers.append

@@ -68,11 +68,11 @@ class CudaSpan:
         self._ended_at = 0
 
     def watch(self, result: Any, runs_here: bool) -> None:
-        """Record the end behind the work, on the stream that its future's callbacks run on.
+        """Record the end after the work, on the stream that its future's callbacks run on.
 
         Args:
             result: what the op returned.
-            runs_here: whether a work without a future runs on the current stream, as NCCL's do that are not async.
+            runs_here: whether a work without a future runs on the current stream, as synchronous ones of NCCL do.
         """
         future = future_of(work_of(result))
         if future is not None:
@@ -96,7 +96,7 @@ class CudaSpan:
         return self._end is not None and bool(self._end.query())
 
     def read(self) -> tuple[int, int]:
-        """Start and end in nanoseconds since the epoch, once it `has_end`; waits for the device."""
+        """Return start and end in ns since the epoch, once it `has_end`; waits for the device."""
         self._end.synchronize()
         start, self._ended_at = self._anchor.when(self._start), self._anchor.when(self._end)
         if self._previous is not None:  # it has been read
@@ -157,14 +157,14 @@ class DeviceBatches:
         return members is not None
 
     def launch(self, work: Any) -> None:
-        """End the batch of this thread, which ``work`` stands for; None where nothing was launched."""
+        """Close the batch of this thread, which was launched as `work`; None if nothing was launched."""
         members, self._open.members = self._open.members, None
         if work is not None and members:
             identity = id(work)
             self._launched[identity] = weakref.ref(work, lambda _: self._launched.pop(identity, None)), members
 
     def waited(self, work: Any) -> None:
-        """Record the end of what ``work`` stands for: the current stream waits for it from now on."""
+        """Record the end of the batch that was launched as `work`: the current stream waits for it from now on."""
         if not self._launched:
             return
         _, members = self._launched.pop(id(work), (None, ()))
@@ -173,7 +173,7 @@ class DeviceBatches:
                 event.span.finish()
 
     def release(self) -> None:
-        """Forget all batches, and give the group's methods back."""
+        """Drop all batches, and restore the group's methods."""
         self._patches.undo()
         self._is_installed = False
         self._open.members = None

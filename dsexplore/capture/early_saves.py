@@ -50,7 +50,7 @@ class EarlySave:
     _was_saved: bool = field(default=False, init=False)
 
     def look(self, now: float) -> None:
-        """Save, if nothing has moved on since ``timeout`` seconds; once until something does.
+        """Save if nothing has progressed for ``timeout`` seconds; at most once until something does.
 
         Args:
             now: seconds, by any clock that does not jump.
@@ -78,8 +78,11 @@ class _Watcher:
         self._thread.start()
 
     def _handle(self, number: int, frame: object) -> None:
-        """Wake the thread, as the signal may have been held back when its byte came, and keep the program from going on
-        until the thread has ended the process; not for long, as the thread may need a lock that the program holds."""
+        """Wake the thread, and hold the program until the thread has ended the process.
+
+        The signal may have been held back when its byte came. The hold is short, as the thread may need a lock that the
+        program holds.
+        """
         self._wake(number)
         time.sleep(HOLD)
 
@@ -113,7 +116,7 @@ class _Watcher:
             os.kill(os.getpid(), signal.SIGTERM)
 
     def close(self) -> None:
-        """Give the signal back and end the thread."""
+        """Restore the signal's handler and end the thread."""
         if self._takes_signal:
             if signal.getsignal(signal.SIGTERM) == self._handle:  # else the program has set one of its own meanwhile
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -123,8 +126,10 @@ class _Watcher:
         os.close(self._reading)
 
     def forget_in_child(self) -> None:
-        """Give the signal back in a process forked from this one, such as a worker of a data loader: it must not
-        write into its parent's pipe when it is ended. The thread is not there."""
+        """Restore the signal's handler in a forked process, such as a worker of a data loader.
+
+        It must not write into its parent's pipe when it is ended. It does not have the thread.
+        """
         if self._takes_signal:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -145,7 +150,7 @@ def _may_take_signal() -> bool:
 
 @contextmanager
 def _reported() -> Iterator[None]:
-    """Print what goes wrong: the thread goes on, and the program is not disturbed."""
+    """Print an error, so that neither the thread nor the program stops for it."""
     try:
         yield
     except Exception as fault:

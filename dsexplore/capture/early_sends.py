@@ -36,7 +36,7 @@ class EarlySends:
             self._sent.append((issued, _storages(tensors_in(args))))
 
     def find_parameters(self, entry: ModuleEntry) -> None:
-        """Make what was sent of the parameters and buffers of a module part of start-up."""
+        """Mark what was sent of a module's parameters and buffers as start-up."""
         model = entry.reference()
         if model is None or not self._sent:
             return

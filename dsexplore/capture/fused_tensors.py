@@ -40,12 +40,12 @@ class FusedTensors:
         """How many are not counted."""
 
     def compute(self, held: Held, sources: Iterable[Held]) -> None:
-        """Note what one that is not counted is computed from, besides what is known; a counted one has been written."""
+        """Note what an uncounted tensor is computed from, besides what is known; a counted one has been written."""
         for source in () if held.is_counted else sources:
             _join(source, held)
 
     def count(self, held: Held) -> None:
-        """Count one from now on."""
+        """Count a tensor as written from now on."""
         if not held.is_counted:
             held.is_counted = True
             self.some -= 1

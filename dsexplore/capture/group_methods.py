@@ -67,7 +67,7 @@ class GroupMethods:
     """
 
     def install(self, observer: Observer) -> None:
-        """Put a function in the place of each method, where all that stands in its place already is known."""
+        """Replace each method by one of ours, unless something unknown has replaced it already."""
         global _observer
         _observer = observer
         for name, observed in _functions.items() if CAN_PASS_KEYS_BY else ():

@@ -128,8 +128,11 @@ class KernelRecording:
         self._node = (None, None)
 
     def mark(self, label: Any) -> None:
-        """Note a place in program order. The segment is divided there, so that rows and the largest sum of bytes are
-        known on both sides; whoever reads `marks` joins the parts again."""
+        """Add a mark at the current place of the program.
+
+        The segment is split there, so that rows and the peak of bytes are known on both sides; readers of `marks` join
+        the parts again.
+        """
         if len(self.issued) != self._seen or len(self.steps) != self._step:
             self._meet_collectives()
         self._continued = self._continued or bool(self._segment)
@@ -233,7 +236,7 @@ class KernelRecording:
         self._seen, self._step = len(self.issued), len(self.steps)
 
     def _communicated(self, given: Sequence[torch.Tensor], returned: Sequence[torch.Tensor]) -> None:
-        """Remember which collective wrote which storage, once its op has returned: a later op may wait for it."""
+        """Record which collective wrote which storage, once its op has returned: a later op may wait for it."""
         if self.issued:
             for tensor in returned:
                 self._by_storage[self.memory.number(tensor)] = len(self.issued) - 1

@@ -41,7 +41,7 @@ class LiveMemory:
         self._held.clear()
 
     def made(self, tensors: Iterable[torch.Tensor], use: Use) -> None:
-        """Count what an op returned, unless it was there before."""
+        """Count the tensors that an op returned, unless their storage is known."""
         for tensor in tensors:
             storage = tensor.untyped_storage()
             if storage_number(storage) not in self._held:
@@ -49,7 +49,7 @@ class LiveMemory:
                 self._add(use, storage.nbytes())
 
     def made_fused(self, tensors: Iterable[torch.Tensor], sources: Iterable[torch.Tensor], region: int) -> None:
-        """Note what an op in a compiled module returned that is fused with those that read it: no kernel writes it.
+        """Note the result of an op in a compiled module that is fused with its readers, so that no kernel writes it.
 
         Args:
             tensors: what the op returned.
@@ -69,13 +69,13 @@ class LiveMemory:
             self._fused.compute(self._held[storage_number(storage)], given)
 
     def read(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Count what a kernel of its own reads: another one has written it."""
+        """Count tensors that a separate kernel reads, since another kernel must have written them."""
         if self._fused.some:
             for tensor in tensors:
                 self._fused.count(self._known(tensor))
 
     def met(self, tensors: Iterable[torch.Tensor], use: Use) -> None:
-        """Count what an op was given and no op was seen to make: it has been there since before the recording."""
+        """Count the arguments of an op that no recorded op made: they existed before the recording."""
         for tensor in tensors:
             storage = tensor.untyped_storage()
             if storage_number(storage) not in self._held:
@@ -116,7 +116,7 @@ class LiveMemory:
         return self._known(tensor).number
 
     def holds(self, tensors: Iterable[torch.Tensor]) -> list[Held]:
-        """Count tensors that no op was seen to make as activations, and return what is known of each from now on."""
+        """Count tensors that no recorded op made as activations, and return their entries."""
         found = list(tensors)
         self.made(found, "activations")
         return [self._held[storage_number(tensor.untyped_storage())] for tensor in found]

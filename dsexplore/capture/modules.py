@@ -128,7 +128,7 @@ class Modules:
                 return self._lookup(module) or self._add_root(module)
 
     def _place(self, module: nn.Module) -> ModuleEntry:
-        """Add a module that was not met before: to the model being called where it is part of it, else as a root."""
+        """Add a new module: to the model being called if it is part of it, else as a root."""
         inner = unwrapped(module)
         if inner is not module:
             entry = self.find(inner)
@@ -217,7 +217,7 @@ class Modules:
             return {id(module): module.calls for module in self._met}
 
     def add_calls(self, more: Mapping[int, int]) -> None:
-        """Count calls that were not seen: so many of each entry of that identity."""
+        """Add calls that were not seen: {id of an entry: number of calls}."""
         with self._lock:
             for module in self._met:
                 module.calls += more.get(id(module), 0)

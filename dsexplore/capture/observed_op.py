@@ -92,7 +92,7 @@ class _Keys(NamedTuple):
 
 @cache
 def _read_keys(raw: int) -> _Keys:
-    """Read a set of keys, given as its bits: of the few sets that occur, each is read once."""
+    """Read a set of dispatch keys from its bits."""
     keys = DispatchKeySet.from_raw_repr(raw)
     return _Keys(keys & AFTER_BACKEND_SELECT, keys.has(META), keys.has(CPU))
 
@@ -190,9 +190,9 @@ def is_observed_elsewhere() -> bool:
 
 
 def pass_kernels_by(function: Kernel, *args: Any, **kwargs: Any) -> Any:
-    """Call a function of tensors on the CPU whose collectives are recorded already, past the kernels put in front.
+    """Call a function of CPU tensors whose collectives are recorded already, bypassing our kernels.
 
-    What makes tensors inside it needs the key of those kernels to find its device, so the CPU is included instead.
+    Factory functions inside it need the key of those kernels to find its device, so the CPU key is included instead.
     """
     included = is_key_included(CPU)  # what two of torch's guards would do, without making them
     try:  # from the first of them on: Ctrl-C may come after any call

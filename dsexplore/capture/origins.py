@@ -77,7 +77,7 @@ class Origins:
             self.share()
 
     def share(self) -> None:
-        """Give collectives whose origins are alike the same object, all that wait for it."""
+        """Replace equal origins of all waiting collectives by one object."""
         waiting, self._waiting = self._waiting, []
         for one in waiting:
             one.origin = self._shared(one.origin)

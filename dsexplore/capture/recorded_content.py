@@ -113,7 +113,7 @@ def _info(recording: Recording, count: int, steps: int, ranks: Sequence[int], gr
 
 @cache
 def host_clock() -> str:
-    """Return a name of this host's clock, which all processes of its kernel share; empty where it has none."""
+    """Return an id of this host's clock, equal for all processes of one kernel; empty if there is none."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:

@@ -74,7 +74,7 @@ def _line(one: Issued) -> _Line:
 
 
 def is_own(one: Issued) -> bool:
-    """Return True for what the program sends itself, outside of modules, backward and optimizers."""
+    """Return True for what the program itself sends, outside of modules, backward and optimizers."""
     return one.origin.phase == "other" and not one.origin.cause.startswith("FSDP")
 
 
@@ -107,7 +107,7 @@ class Steps:
         return issued
 
     def _find_start(self) -> None:
-        """Find what a program sends once, before its first step: a line that sends in later steps, too, is of these."""
+        """Find what the program sends only before its first step; lines that send in later steps too are excluded."""
         before = range(min(self._calls.first or 0, len(self._issued)))
         loaded = (at for at in before if self._issued[at].origin.phase == BETWEEN)
         self._phases.update((at, "start-up") for at in loaded)

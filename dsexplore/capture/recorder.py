@@ -218,7 +218,7 @@ class Recorder:
         pending.recordings = ()
 
     def end_label(self, label: Label) -> None:
-        """Fill in the end of all that a labelled call issued: the call has returned, and is over."""
+        """Record the end of everything that a labelled call issued, as the call has returned."""
         for issued in label.issued:
             self._stopwatch.end_on_host(issued)
 
@@ -228,7 +228,7 @@ class Recorder:
         return self._stopwatch
 
     def number_batch(self, members: Sequence[Issued]) -> None:
-        """Give collectives that were launched as one the number of a batch."""
+        """Set one batch number for collectives that were launched together."""
         number = self._batches.number_of(0)
         for issued in members:
             issued.batch = number
@@ -313,7 +313,7 @@ class Recorder:
             recording.add(issued)
 
     def unissued(self, raw_op: str, message: Message, process_group: Any) -> Issued:
-        """Describe what reaches no kernel as a collective that is issued now would be; part of no recording yet."""
+        """Describe a message that reaches no kernel as a collective issued now; it is part of no recording yet."""
         reading = read_stack(1, sys._getframe(1), self._modules)
         group = self._groups.find(process_group) if process_group is not None else None
         rank = group.own_rank if group is not None else own_rank()

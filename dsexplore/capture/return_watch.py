@@ -41,7 +41,7 @@ class ReturnWatch:
             self.frame.f_trace = None
 
     def _met(self, frame: FrameType, event: str, _argument: Any) -> Any:
-        """Take an event of the frame; lines tell whether it goes on after an exception."""
+        """Handle a trace event of the frame; line events show that it continues after an exception."""
         if event == "return":
             self.end()
             if not self._raises:
@@ -52,4 +52,4 @@ class ReturnWatch:
 
 
 def _no_other(_frame: FrameType, _event: str, _argument: Any) -> None:
-    """Trace no function that is called from now on."""
+    """Ignore functions that are called from now on, as a trace function that traces nothing."""

@@ -44,7 +44,7 @@ class Stopwatch:
         self._wait: Any = None
 
     def install(self) -> None:
-        """Measure how long programs stand still in ``Work.wait``: its original is called by a function of ours."""
+        """Wrap ``Work.wait`` to measure how long programs wait in it."""
         self._batches.install()
         if self._wait is not None:
             return
@@ -128,11 +128,11 @@ class Stopwatch:
                 event.end = now
 
     def settle(self) -> None:
-        """See `InFlight.settle`."""
+        """Call `InFlight.settle`."""
         self._in_flight.settle(self.now)
 
     def release(self) -> None:
-        """Hold nothing any more, and give ``Work.wait`` back."""
+        """Drop all references, and restore ``Work.wait``."""
         if self._wait is not None:
             dist.Work.wait, self._wait = self._wait, None  # type: ignore[method-assign]
         self._batches.release()

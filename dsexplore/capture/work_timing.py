@@ -130,7 +130,7 @@ class InFlight:
         return len(self._works)
 
     def add(self, event: Timed, work: Any) -> None:
-        """Hold a work, and let go of those before it that are done."""
+        """Hold a work, and release earlier ones that are done."""
         works = self._works
         with self._lock:
             while works and (works[0][0].end is not None or works[0][0].failure):
@@ -156,9 +156,9 @@ class InFlight:
         self._there[identity] = weakref.ref(work, forget)
 
     def settle(self, clock: Clock) -> None:
-        """Fill in the end of works that are done, but whose thread has not got Python's lock yet to say so.
+        """Record the end of works that are done but whose callbacks have not run yet, for lack of the GIL.
 
-        Who waits for a work's future, as DDP does, goes on before its callbacks are called.
+        A program that waits for a work's future, as DDP does, continues before the callbacks are called.
         """
         with self._lock:
             running = [(event, work) for event, work in self._works if event.end is None and not event.failure]

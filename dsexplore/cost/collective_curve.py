@@ -117,10 +117,10 @@ def _rungs(cluster: Cluster, op: str, group: Group) -> tuple[Group | None, Group
 
 
 def _not_below(own: Curve, fewer: Curve) -> Curve:
-    """Return a curve raised where fewer nodes take longer for the same message bytes.
+    """Return the curve, raised to that of fewer nodes wherever it is below.
 
-    What crosses a node's own links grows with the nodes at the same message bytes, in a ring, a tree and a pairwise
-    exchange alike: ranks that pass messages through the memory of the CPU do so on several nodes too.
+    The bytes that cross a node's own links grow with the nodes at the same message bytes, in a ring, a tree and a
+    pairwise exchange: ranks that pass messages through CPU memory do so on several nodes too.
     """
     floors = [fewer.at(size) for size in own.sizes]
     return Curve(

@@ -41,10 +41,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Do what ``dsexplore comm`` was asked; the exit status: 0, or 1 if a result was wrong.
+    """Run ``dsexplore comm``, and return the exit status: 0, or 1 if a result was wrong.
 
     Raises:
-        UsageError: ranks from nowhere, or options that cannot be.
+        UsageError: no ranks to measure, or invalid options.
     """
     _check(options)
     measured = _read(options) if options.read else _measured(options)
@@ -56,7 +56,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> None:
-    """Refuse what would fail after the measuring."""
+    """Raise UsageError for options that would fail after the measurement."""
     for name in ("save", "html", "calibrate"):
         path = getattr(options, name)
         if path and not Path(path).absolute().parent.is_dir():

@@ -200,16 +200,16 @@ def _jobs(sizes: Mapping[str, int], content: bytes, folder: Path, skip_repeats: 
 
 
 def _trace_all(build: Build, jobs: Sequence[_Job], processes: int, on_traced: Callable[[_Job], None]) -> list[str]:
-    """Trace the jobs that have no file yet, in processes; Ctrl-C keeps the files of those that are done.
+    """Trace the jobs that have no file yet, in processes; Ctrl-C keeps the files of finished jobs.
 
     Args:
         build: the program.
         jobs: all that are wanted.
         processes: how many trace at a time.
-        on_traced: called with each job that is done, while the others are traced.
+        on_traced: called with each finished job, while the others are traced.
 
     Returns:
-        Notes: one where it was interrupted.
+        Notes: one if it was interrupted.
     """
     missing = [job for job in jobs if not job.is_done]
     missing.sort(key=lambda job: job.sizes.get(_PIPELINE, 1))
@@ -259,7 +259,7 @@ def _trace_several(build: Build, jobs: Sequence[_Job], claims: str) -> None:
 
 
 def _trace_one(build: Build, job: _Job) -> None:
-    """Trace one rank into its file; where the program cannot use the mesh, the reason into a text beside it."""
+    """Trace one rank into its file; if the program cannot use the mesh, write the reason to a text file."""
     try:
         save_tables(trace_rank(build, job.sizes, job.rank, skip_repeats=job.skip_repeats), job.file)
     except Exception as error:

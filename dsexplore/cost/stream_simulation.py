@@ -237,7 +237,7 @@ class _Streams:
         self.played.ends.append(end)
 
     def _begin(self, phase: str) -> None:
-        """Begin another phase: what backward has issued is waited for at its end."""
+        """Begin another phase; at the end of backward, wait for everything that it has issued."""
         if phase not in _BACKWARD and self.phase in _BACKWARD:
             for seq in list(self.unfinished):
                 self._wait(seq)

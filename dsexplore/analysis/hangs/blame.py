@@ -282,7 +282,7 @@ def _is_idle(job: Job, rank: int) -> bool:
 
 
 def _has_failed(call: Call) -> bool:
-    """Return whether a call raised, as one does whose peer is gone: then that is why its rank ended."""
+    """Return True if a call raised, as when its peer is gone: that is why its rank ended."""
     return call.state == "failed"
 
 

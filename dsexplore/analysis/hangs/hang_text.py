@@ -30,10 +30,10 @@ def call_text(call: Call) -> str:
 
 
 def difference_text(found: Mismatch) -> str:
-    """Return what the ranks made of a collective, as one line of a comparison of logs.
+    """Describe how the calls of a collective differ between ranks, as one line of a comparison of logs.
 
-    Worked example: ``"collective 4 of group 0 differs: ranks 0–2 all_reduce SUM of 64 B float32 at train.py:7, rank 3
-    made no such call"``.
+    Example: ``"collective 4 of group 0 differs: ranks 0–2 all_reduce SUM of 64 B float32 at train.py:7, rank 3 made no
+        such call"``.
     """
     sides = [f"{format_ranks(ranks)} {_side_text(found.instance, ranks)}" for ranks in found.classes]
     more = len(sides) - _MOST_SIDES
@@ -99,7 +99,7 @@ def _missing_text(job: Job, front: Wavefront, found: Blame) -> str:
 
 
 def _without_record_text(job: Job, found: Blame, first: Instance, waits: str) -> str:
-    """Return what the others' records say of ranks without one: all explanations that they leave."""
+    """Describe all explanations that the other ranks' records leave for ranks without a record."""
     accused = found.culprits or found.suspects
     unseen = [rank for rank in accused if not job.ranks[rank].has_left_evidence]
     it, its = ("it", "its file") if len(unseen) == 1 else ("they", "their files")
@@ -139,7 +139,7 @@ def _end_text(job: Job, rank: int) -> str:
 
 
 def end_note(job: Job, found: Blame) -> list[str]:
-    """Return notes on ranks that raised an exception and are not to blame: others often fail as one has."""
+    """Return notes on ranks that raised an exception but are not to blame, as others often fail after one has."""
     raised = [
         rank
         for rank, known in job.ranks.items()
@@ -149,7 +149,7 @@ def end_note(job: Job, found: Blame) -> list[str]:
 
 
 def _lines_text(found: Blame, parted: Sequence[Mismatch]) -> list[str]:
-    """Return where ranks of the group in which others wait called one op from different lines, as a text or none."""
+    """Say from which lines ranks of a blamed group first called one op differently: one text, or none."""
     groups = {instance.id.group for instance in found.instances}
     first = next((one for one in parted if one.field == "line" and one.instance.id.group in groups), None)
     if first is None:
@@ -173,7 +173,7 @@ def _last_text(job: Job, rank: int) -> str:
 
 
 def stack_line(stack: str) -> str:
-    """Return the innermost line of a stack that is the program's own: of a notebook's cell if there is one."""
+    """Return the innermost line of the program in a stack; that of a notebook's cell if there is one."""
     lines = re.findall(r'File "([^"]*)", line (\d+)', stack)
     own = [line for line in lines if line[0].startswith("In[")] or [one for one in lines if _is_own(one[0])] or lines
     return f"{place(own[0][0])}:{own[0][1]}" if own else (stack.strip().splitlines() or ["an unknown line"])[0].strip()
@@ -195,7 +195,7 @@ def _extra_text(job: Job, front: Wavefront, found: Blame) -> str:
 
 
 def _waits_by_call(front: Wavefront, ranks: Iterable[int]) -> list[str]:
-    """Return a text for each call in which some of the ranks wait: ``rank 1 waits in all_gather (…)``."""
+    """Return one text per call that ranks wait in: ``rank 1 waits in all_gather (…)``."""
     together: dict[tuple[object, ...], list[Call]] = {}
     for rank in sorted(ranks):
         for call in front.heads.get(rank, [])[:1]:
@@ -207,7 +207,7 @@ def _waits_by_call(front: Wavefront, ranks: Iterable[int]) -> list[str]:
 
 
 def _mismatch_text(parted: Mismatch, found: Blame) -> str:
-    """Return what each side called, those to blame first, in which collective, and in what they differ."""
+    """Say what each side called, those to blame first, in which collective, and in what they differ."""
     sides = sorted(parted.classes, key=lambda ranks: not set(ranks) <= set(found.culprits))
     texts = [_called_text(parted.instance, ranks) for ranks in sides[:_MOST_SIDES]]
     texts.append(_parted_after(max(parted.instance.id.number - 1, 0), _label(parted.instance)))
@@ -217,7 +217,7 @@ def _mismatch_text(parted: Mismatch, found: Blame) -> str:
 
 
 def _called_text(instance: Instance, ranks: Sequence[int]) -> str:
-    """Return what ranks called in a collective, and whether they wait in it: ``ranks 0, 2 wait in all_reduce (…)``."""
+    """Say what ranks called in a collective, and if they wait in it: ``ranks 0, 2 wait in all_reduce (…)``."""
     call = instance.calls[ranks[0]]
     waits = all(instance.calls[rank].is_pending for rank in ranks)
     verb = ("waits in" if len(ranks) == 1 else "wait in") if waits else "called"
@@ -250,12 +250,12 @@ def _odd_text(found: Blame) -> str:
 
 
 def _order_text(front: Wavefront, found: Blame, lines: Sequence[str]) -> str:
-    """Return in which calls ranks wait for each other, and where they parted.
+    """Say in which calls ranks wait for one another, and where their programs diverged.
 
     Args:
         front: who waits for whom.
         found: the blame.
-        lines: a text on the lines from which they parted; none where no line says so.
+        lines: the text of `_lines_text`, if any.
     """
     involved = {rank for instance in found.instances for rank in instance.calls} & front.heads.keys()
     first, others = (found.culprits, involved - set(found.culprits)) if found.culprits else ((), involved)
@@ -285,7 +285,7 @@ def _ring_text(front: Wavefront, heads: Sequence[Call]) -> str:
 
 
 def _unmet_text(found: Blame) -> str:
-    """Return that a send and a receive, each of which waits for the other, are not of one message."""
+    """Say that a send and a receive wait for each other but do not match, and why."""
     sent, received = sorted(found.instances[0].pending, key=lambda call: call.op, reverse=True)
     texts = [f"rank {call.rank} waits in {call_text(call)}" for call in (sent, received)]
     sizes = [call.message_bytes for call in (sent, received)]
@@ -307,7 +307,7 @@ def _label(instance: Instance) -> str:
 
 
 def _last_common(parted: Instance, found: Blame) -> int:
-    """Return the number of the last collective of the group that all called alike."""
+    """Return the number of the group's last collective that all ranks called alike."""
     for instance in found.instances:
         if instance.id.pair is None and set(instance.absent) & set(found.culprits):
             return instance.id.number - 1

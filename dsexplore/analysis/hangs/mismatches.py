@@ -68,10 +68,10 @@ def mismatches(job: Job) -> list[Mismatch]:
 
 
 def differences(job: Job) -> list[Mismatch]:
-    """Return for each group the first collective that its ranks did not all call, and alike.
+    """Return the first collective of each group that not all its ranks called, or that they called differently.
 
     Args:
-        job: of the logs of all ranks, which are compared while nobody waits.
+        job: of the logs of all ranks, which are compared while no rank waits.
     """
     found = []
     for instances in _by_group(job):
@@ -105,7 +105,7 @@ def _described(first: Instance, instances: list[Instance], differing: list[Insta
 
 
 def _classes(instance: Instance) -> list[tuple[int, ...]]:
-    """Return the ranks that called the same, those of the most ranks first."""
+    """Return groups of ranks that made equal calls, the largest first."""
     classes: dict[object, list[int]] = defaultdict(list)
     for rank, call in sorted(instance.calls.items()):
         classes[signature(call)].append(rank)
@@ -117,10 +117,10 @@ def _most_first(sides: Iterable[Sequence[int]]) -> list[tuple[int, ...]]:
 
 
 def _parted_lines(instances: Sequence[Instance]) -> Mismatch | None:
-    """Return the first collective that ranks called from different lines, where all had called one of them together.
+    """Return the first collective that ranks called from different lines, one of which all had called together before.
 
-    Worked example: all ranks of three call a barrier at line 7 three times; then ranks 0 and 1 at line 7, rank 2 at
-    line 8. Ranks that call from different lines from the first on, as a broadcast's root may, have not parted.
+    Example: three ranks call a barrier at line 7 three times; then ranks 0 and 1 call it at line 7, rank 2 at line 8.
+        Ranks that use different lines from the start, as a broadcast's root may, have not diverged.
     """
     together: set[str] = set()
     for instance in instances:
@@ -180,7 +180,7 @@ def _differing(signatures: Sequence[Signature]) -> Field | None:
 
 
 def _is_torn(call: Call) -> bool:
-    """Return whether what a rank hands in does not fit what it gets, whatever the others call."""
+    """Return True if the input of a rank's call does not fit its output, whatever the others call."""
     parts, sent, received = len(call.group.ranks), call.sent, call.received
     if sent is None or received is None:
         return False
@@ -196,7 +196,7 @@ def _differ(values: Iterable[object]) -> bool:
 
 
 def _sums_differ(instance: Instance) -> bool:
-    """Return whether the ranks of an all_to_all send more or less, all together, than they get."""
+    """Return True if the ranks of an all_to_all together send more or less than they receive."""
     calls = list(instance.calls.values())
     if calls[0].op != "all_to_all" or len(calls) < len(instance.id.group.ranks):
         return False

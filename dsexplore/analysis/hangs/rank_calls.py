@@ -130,7 +130,7 @@ class RankEnd(NamedTuple):
 
     @classmethod
     def of(cls, text: str) -> RankEnd | None:
-        """Return the end that a file says, see `dsexplore.trace.ends`; None where it says none."""
+        """Parse the end that a file records, see `dsexplore.trace.ends`; None if it records none."""
         if text in ("", RUNNING):
             return None
         line = text.rpartition(" at ")[2] if " at " in text else ""
@@ -280,10 +280,10 @@ def _identities(job: Job, rank: RankCalls) -> Iterable[tuple[Call, InstanceId]]:
 
 
 def _join_ends(job: Job, instances: dict[InstanceId, Instance]) -> None:
-    """Join the two ends of each pending message, or fill in who has not issued the other one.
+    """Merge both ends of each pending message, or record which rank has not issued the other end.
 
-    Where both ranks' calls are known from the first on, message n of a pair has n-th calls at both ends. Else the first
-    pending ones of both are taken to be the same messages.
+    If both ranks' calls are known from the first on, message n of a pair is the n-th call at both ends. Else the first
+    pending ones of both ends are taken to match.
     """
     counted: dict[tuple[GroupId, tuple[int, int], int], list[Instance]] = defaultdict(list)
     for identity, instance in instances.items():

@@ -101,7 +101,10 @@ def _calls(
 
 
 def _elements(row: Mapping[str, Any]) -> int | None:
-    """Return the elements of the whole message; None where they are not known, or ranks may send other ones."""
+    """Return the number of elements of a message, or its bytes if its dtype is unknown; None for objects.
+
+    None too for a message without bytes.
+    """
     if row["is_object"] or not row["message_bytes"]:
         return None
     kind = getattr(torch, row["dtype"], None) if row["dtype"] else None
@@ -110,7 +113,7 @@ def _elements(row: Mapping[str, Any]) -> int | None:
 
 
 def _state(row: Mapping[str, Any]) -> State:
-    """Return the state; in a file of an earlier format, by whether there is an end."""
+    """Return the state of a call; files of earlier formats tell it by whether there is an end."""
     if row["state"] is not None:
         state: State = row["state"] or "completed"
         return state

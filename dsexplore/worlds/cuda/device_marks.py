@@ -52,7 +52,7 @@ def place(result: Any, device: torch.device | None) -> None:
 
 
 def _own_device(tensor: Tensor, device: torch.device | None) -> torch.device | None:
-    """Return what the attribute of a tensor holds where the tensor is on that device."""
+    """Return the device to store in a tensor's attribute if the tensor is on `device`."""
     on_cuda = device is not None and device.type == "cuda"
     if isinstance(tensor, DTensor):
         if tensor.is_meta or on_cuda == (tensor.device_mesh.device_type == "cuda"):
@@ -62,9 +62,9 @@ def _own_device(tensor: Tensor, device: torch.device | None) -> torch.device | N
 
 
 def place_parts(tensor: Tensor) -> None:
-    """Put the tensors that a tensor of a subclass consists of where that one is.
+    """Move the inner tensors of a tensor subclass to the device of the outer one.
 
-    torch makes them below every function mode, and programs reach for them, as for a DTensor's local tensor.
+    torch makes them below every function mode, and programs read them, such as a DTensor's local tensor.
     """
     device = device_of(tensor)
     for part in _parts(tensor):

@@ -65,6 +65,8 @@ def _is_excused(func: Any, tensor: Tensor) -> bool:
 
 
 def is_device_unsure(tensor: Tensor) -> bool:
-    """Return True if a tensor that carries no device may be on a GPU: it was made by an op with a gradient, in backward
-    or in ``torch.func``."""
+    """Return True if a tensor without a recorded device may be on a GPU.
+
+    It may be if an op with a gradient made it, in backward or in ``torch.func``.
+    """
     return tensor.grad_fn is not None or current_graph_task() != -1 or functorch_level() is not None

@@ -60,10 +60,10 @@ class Stream:
         """Wait for the work: nothing is left to wait for."""
 
     def wait_event(self, event: Any) -> None:
-        """Order what follows behind an event, as it is."""
+        """Do nothing, as work runs in order anyway."""
 
     def wait_stream(self, stream: Any) -> None:
-        """Order what follows behind a stream, as it is."""
+        """Do nothing, as work runs in order anyway."""
 
     def record_event(self, event: Any = None) -> Any:
         """Record an event, a new one by default."""
@@ -106,7 +106,7 @@ class Event:
         self._seconds = time.perf_counter()
 
     def wait(self, stream: Any = None) -> None:
-        """Order what follows behind this event, as it is."""
+        """Do nothing, as work runs in order anyway."""
 
     def query(self) -> bool:
         """Return True: the work before the event is done."""

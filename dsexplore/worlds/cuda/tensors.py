@@ -86,8 +86,10 @@ def _placed_local(original: Callable[..., Any], parts: Parts) -> Callable[..., A
 
 
 def _device_of_fake(original: property, parts: Parts) -> property:
-    """Return a property that tells programs what they see, and the mode of fake tensors where tensors truly are: in
-    backward C++ calls that mode while the function mode is active."""
+    """Return a property that shows programs the CUDA device, and torch's mode of fake tensors the true one.
+
+    In backward, C++ calls that mode while the function mode is active.
+    """
     mode = parts[StandInMode]
     true_device: Callable[[Any], torch.device] = original.fget  # type: ignore[assignment] # it is not None
 

@@ -109,7 +109,7 @@ def _reduced_with_location(original: Callable[..., Any], parts: Parts) -> Callab
 
 
 def _reduced_with_storage(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
-    """Return a method by which a tensor gives its device to its storage, which is pickled by itself."""
+    """Wrap ``__reduce_ex__`` to give a tensor's device to its storage, which is pickled separately."""
 
     def reduce(self: Tensor, proto: int) -> Any:
         reduced = original(self, proto)

@@ -48,7 +48,7 @@ class Reads:
             raise self._endless(line)
 
     def is_other_answer(self, line: str, frames: Iterator[FrameType], is_number: bool) -> bool:
-        """Return True if the read that was counted last is to get another answer than those before.
+        """Return True if the last counted read should get another answer than earlier ones.
 
         Args:
             line: the line of the program that reads.
@@ -71,7 +71,7 @@ class Reads:
         )
 
     def _decide_a_loop(self, frames: Iterator[FrameType]) -> bool:
-        """Return True if what the innermost frame or its callers read now decides whether a ``while`` loop ends."""
+        """Return True if the read in the innermost frame or its callers decides whether a ``while`` loop ends."""
         for depth, frame in enumerate(frames):
             file = frame.f_code.co_filename
             if file not in self._deciding:
@@ -83,8 +83,10 @@ class Reads:
 
 
 def _deciding_lines(file: str) -> tuple[frozenset[int], frozenset[int]]:
-    """Return the lines of a file with the condition of a ``while`` loop, or of a ``break`` out of one; and the lines in
-    such loops that assign a name which these conditions ask."""
+    """Return two sets of lines of a file: conditions that end ``while`` loops, and assignments to names in them.
+
+    Conditions are those of the loop and of a ``break`` out of it; assignments count inside such a loop only.
+    """
     linecache.checkcache(file)
     try:
         tree = ast.parse("".join(linecache.getlines(file)))

@@ -62,7 +62,7 @@ def _deepcopy(tensor: FakeTensor, memo: dict[int, Any]) -> Any:
 
 
 def _stage_tensor(original: Callable[..., Any], _parts: Parts) -> Callable[..., Any]:
-    """Return what copies a fake tensor for ``dcp.async_save`` without copying its memory."""
+    """Wrap the staging of ``dcp.async_save`` to copy a fake tensor without copying memory."""
 
     @wraps(original)
     def offload(stager: Any, /, x: torch.Tensor, memo: dict[int, Any], *args: Any, **kwargs: Any) -> Any:
@@ -75,7 +75,7 @@ def _stage_tensor(original: Callable[..., Any], _parts: Parts) -> Callable[..., 
 
 
 def _write_and_wait(original: Callable[..., Future[Any]], _parts: Parts) -> Callable[..., Future[Any]]:
-    """Return the ``execute_save`` that waits for the thread that writes; its errors stay in the future."""
+    """Wrap ``execute_save`` to wait for the writing thread; its errors stay in the future."""
 
     @wraps(original)
     def execute_save(*args: Any, **kwargs: Any) -> Future[Any]:
@@ -87,7 +87,7 @@ def _write_and_wait(original: Callable[..., Future[Any]], _parts: Parts) -> Call
 
 
 def _restore_location(original: Callable[..., Any], _parts: Parts) -> Callable[..., Any]:
-    """Return what puts a fake tensor on the CPU where a function of the program would move its storage."""
+    """Wrap the move of storages to put a fake tensor on the CPU if a function of the program chooses the location."""
 
     def restore_location(device: Any) -> Any:
         return torch.device("cpu") if checkpoint.is_loading_by_function() else original(device)
@@ -115,7 +115,7 @@ def _rebuild(
     requires_grad: bool,
     is_parameter: bool,
 ) -> torch.Tensor:
-    """Return a tensor like the fake one that was pickled; on ``meta`` where no world of fake tensors is open."""
+    """Return a tensor like the fake one that was pickled; on ``meta`` outside a world of fake tensors."""
     mode = entered()
     with mode or nullcontext():
         made = torch.empty_strided(shape, stride, dtype=dtype, device=device if mode is not None else "meta")
@@ -171,7 +171,7 @@ def _set_rng_state(original: Callable[..., None], _parts: Parts) -> Callable[...
 
 
 def _from_storage(original: Callable[..., torch.Tensor], _parts: Parts) -> Callable[..., torch.Tensor]:
-    """Return the ``torch.asarray`` that takes a storage outside of the fake mode, which takes it for numbers."""
+    """Wrap ``torch.asarray`` to read a storage outside the fake mode, which would take it for numbers."""
 
     def asarray(obj: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
         if not isinstance(obj, (torch.UntypedStorage, torch.TypedStorage)):
@@ -200,7 +200,7 @@ def _save_safetensors(original: Callable[..., None], parts: Parts) -> Callable[.
 def _load_safetensors(
     original: Callable[..., dict[str, torch.Tensor]], _parts: Parts
 ) -> Callable[..., dict[str, torch.Tensor]]:
-    """Return the ``load_file`` that loads to the CPU first: torch's writes to the address of tensors on a GPU."""
+    """Wrap ``load_file`` to load to the CPU first, as torch's would write to the address of a GPU tensor."""
     parameters = signature(original)
 
     def load_file(*args: Any, **kwargs: Any) -> dict[str, torch.Tensor]:
@@ -215,7 +215,7 @@ def _load_safetensors(
 
 
 def _identify_storage(original: Callable[..., int], _parts: Parts) -> Callable[..., int]:
-    """Return what tells storages apart that have no address: tied weights are found by it."""
+    """Wrap a function to identify storages without address by their number, by which tied weights are found."""
 
     def storage_ptr(tensor: torch.Tensor) -> int:
         return storage_number(tensor.untyped_storage()) if isinstance(tensor, FakeTensor) else original(tensor)
@@ -224,7 +224,7 @@ def _identify_storage(original: Callable[..., int], _parts: Parts) -> Callable[.
 
 
 def _is_whole_storage(original: Callable[..., bool], _parts: Parts) -> Callable[..., bool]:
-    """Return what finds without addresses whether a tensor is all of its storage."""
+    """Wrap a function to tell without addresses if a tensor covers its storage."""
 
     def is_complete(tensor: torch.Tensor) -> bool:
         if not isinstance(tensor, FakeTensor):
@@ -240,7 +240,7 @@ def _write_safetensors(
     file: str | os.PathLike[str],
     metadata: Mapping[str, str] | None,
 ) -> None:
-    """Write the header of a file of safetensors, and leave a hole where the values would be."""
+    """Write the header of a safetensors file, with a hole in place of the values."""
     names = checkpoint.safetensors_names()
     header: dict[str, Any] = {} if metadata is None else {"__metadata__": dict(metadata)}
     end = 0

@@ -49,7 +49,7 @@ def outside_fake_mode(function: F) -> F:
 
 
 def _wrap_result(original: Callable[..., torch.Tensor], _parts: Parts) -> Callable[..., torch.Tensor]:
-    """Return what makes functional collectives return tensors that wait at their first use."""
+    """Wrap the results of functional collectives as tensors that wait at their first use."""
 
     def wrapped(tensor: torch.Tensor) -> torch.Tensor:
         if torch.compiler.is_compiling() or get_proxy_mode() is not None:
@@ -73,7 +73,7 @@ class _Awaited(torch.autograd.Function):
 
 
 def _apply_in_place(original: Callable[..., Any], _parts: Parts) -> Callable[..., Any]:
-    """Return what makes ``module.to`` and its kin convert fake parameters in place."""
+    """Wrap ``Module._apply`` to convert fake parameters in place, as for ``module.to``."""
 
     def apply(module: nn.Module, /, fn: Callable[..., Any], recurse: bool = True) -> nn.Module:
         parameters = own_parameters(module)

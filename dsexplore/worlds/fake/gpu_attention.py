@@ -58,7 +58,7 @@ def _is_for_flash(query: torch.Tensor, value: torch.Tensor, mask: torch.Tensor |
 
 
 def _bias(mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-    """Return a mask as numbers to be added to the scores, of shape [batch, heads, queries, keys]."""
+    """Return a mask as numbers to add to the scores, of shape (batch, heads, queries, keys)."""
     if mask.dtype == torch.bool:
         mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill(mask.logical_not(), float("-inf"))
     return mask.expand(*query.shape[:3], key.shape[2])

@@ -32,7 +32,7 @@ Read = Callable[[Inventor, Sequence[Any], Mapping[str, Any]], Any]
 
 
 def _run_or(op: Any, read: Read) -> Read:
-    """Return what runs the op on values that are known, and else reads them."""
+    """Return a function that runs the op on known values, and calls `read` otherwise."""
 
     def run_or_read(inventor: Inventor, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         made = run_on_values(op, args, kwargs)
@@ -97,7 +97,7 @@ def _bincount(inventor: Inventor, args: Sequence[Any], kwargs: Mapping[str, Any]
 
 
 def _ctc_loss(inventor: Inventor, args: Sequence[Any], _kwargs: Mapping[str, Any]) -> Any:
-    """Return the losses, and the table of T × (2 × the longest target + 1) for each sequence that backward uses."""
+    """Return the losses, and the table that backward uses, T × (2 × longest target + 1) for each sequence."""
     log_probs, targets, input_lengths, target_lengths = args[:4]
     batch = log_probs.size(1) if log_probs.dim() == 3 else 1
     longest = _largest(target_lengths)
@@ -110,7 +110,7 @@ def _ctc_loss(inventor: Inventor, args: Sequence[Any], _kwargs: Mapping[str, Any
 
 
 def _largest(lengths: Any) -> int | None:
-    """Return the largest of some lengths; None where their values are not known."""
+    """Return the largest length; None if their values are unknown."""
     if isinstance(lengths, torch.Tensor):
         values = values_of(lengths)
         if values is None:
@@ -123,10 +123,10 @@ def _largest(lengths: Any) -> int | None:
 def packed(
     inventor: Inventor, integers: RealIntegers, sequences: torch.Tensor, lengths: torch.Tensor, batch_first: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return what ``pack_padded_sequence`` returns: the steps of all sequences, and how many sequences have each.
+    """Return the result of ``pack_padded_sequence``: the steps of all sequences, and how many sequences have each step.
 
-    How many these are is kept in memory, where torch's recurrent layers read it. Lengths that are not known are evenly
-    spread, and the first sequence has all steps.
+    The latter are kept in memory, where torch's recurrent layers read them. Unknown lengths are evenly spread, and the
+    first sequence has all steps.
     """
     batch, steps = sequences.shape[:2] if batch_first else (sequences.size(1), sequences.size(0))
     known = values_of(lengths)

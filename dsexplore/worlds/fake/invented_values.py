@@ -68,7 +68,7 @@ class Inventor:
         return float(mean) if tensor.is_floating_point() else round(mean)
 
     def _mean(self, tensor: torch.Tensor) -> float:
-        """Return the value of a typical element; of one among other whole numbers that which makes their sum right."""
+        """Return the value of a typical element; integers of one storage are chosen so that their sum is right."""
         mean = typical(tensor).mean
         is_part = not tensor.dim() and tensor.untyped_storage().nbytes() > tensor.element_size()
         if is_part and math.isfinite(mean) and not tensor.is_floating_point() and tensor.dtype != torch.bool:
@@ -76,7 +76,7 @@ class Inventor:
         return mean
 
     def values(self, tensor: torch.Tensor) -> Any:
-        """Return the list, or the lists of lists, that ``tensor.tolist()`` returns; it counts as one read."""
+        """Return the (nested) list that ``tensor.tolist()`` returns; this counts as one read."""
         known = values_of(tensor)
         if known is not None:
             with on_real_tensors():
@@ -95,7 +95,7 @@ class Inventor:
         return made
 
     def size(self, expected: float) -> int:
-        """Return how many elements there are where values decide, given how many are expected."""
+        """Return a size that depends on values, given the expected number of elements."""
         self._remarks.say(SIZED)
         line = self._remarks.line()
         given = self._given(line)
@@ -103,10 +103,10 @@ class Inventor:
         return int(size == 0) if self._is_other_answer(line, given is not None, False) else size
 
     def array(self, tensor: torch.Tensor) -> Any:
-        """Return the array that ``tensor.numpy()`` returns: one value, seen at all places, which cannot be written.
+        """Return the array that ``tensor.numpy()`` returns: one value, broadcast to all places and read-only.
 
-        The array of a tensor that was not written to yet is memory for the program to fill, as ``file.readinto`` does,
-        zero until then: what it holds is known of the tensor from there on.
+        The array of an unwritten tensor is zeros that the program may fill, as ``file.readinto`` does; its content is
+        the known value of the tensor from then on.
         """
         if is_unwritten(tensor):
             self._remarks.say(FILLED)
@@ -124,7 +124,7 @@ class Inventor:
         return next((value for ending, value in self._values.items() if line.endswith(ending)), None)
 
     def _is_other_answer(self, line: str, is_given: bool, is_number: bool) -> bool:
-        """Return True if a loop that reads on this line is to end by another answer; never by one the user gave."""
+        """Return True if another answer should end the loop that reads on this line; False if the user gave one."""
         self._reads.count(line)
         self.reads += 1
         is_other = not is_given and self._reads.is_other_answer(line, user_frames(sys._getframe(1)), is_number)

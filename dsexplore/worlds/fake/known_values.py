@@ -61,13 +61,13 @@ def is_known(tensor: torch.Tensor) -> bool:
 
 
 def values_of(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Return the values of a tensor, as a real tensor on their memory; None where they are not known."""
+    """Return the values of a tensor as a real tensor that shares their memory; None if they are unknown."""
     content = _content(tensor)
     return _view(tensor, content) if isinstance(content, torch.UntypedStorage) else None
 
 
 def element_of(value: Any) -> Element | None:
-    """Return a typical element of a tensor, or a number as one; None where nothing is known."""
+    """Return a typical element of a tensor or number; None if nothing is known."""
     if not isinstance(value, torch.Tensor):
         return Element(float(value) if isinstance(value, (int, float)) else 1.0)
     content = _content(value)
@@ -80,7 +80,7 @@ def element_of(value: Any) -> Element | None:
 
 
 def typical(value: Any) -> Element:
-    """Return a typical element of a tensor, or a number as one; 1.0 where nothing is known."""
+    """Return a typical element of a tensor or number; 1.0 if nothing is known."""
     return element_of(value) or Element(1.0)
 
 
@@ -96,7 +96,7 @@ def elements_of(tensor: torch.Tensor) -> tuple[float, ...] | Element | None:
 
 
 def set_values(tensor: torch.Tensor, values: torch.Tensor) -> None:
-    """Note the values of a fake tensor; elsewhere in its storage they stay what they are, or zero if unwritten."""
+    """Set the values of a fake tensor; other parts of its storage keep theirs, or become zero if unwritten."""
     storage = _storage(tensor)
     if storage is None:
         return
@@ -114,7 +114,7 @@ def set_values(tensor: torch.Tensor, values: torch.Tensor) -> None:
 
 
 def share_values(tensor: torch.Tensor, real: torch.Tensor) -> None:
-    """Note that the memory of a fake tensor is that of a real one, of which it is a view."""
+    """Let a fake tensor that is a view of a real one share its memory."""
     storage = _storage(tensor)
     if storage is not None:
         setattr(storage, _CONTENT, real.untyped_storage())
@@ -141,14 +141,14 @@ def set_element(tensor: torch.Tensor, element: Element) -> None:
 
 
 def set_unwritten(tensor: torch.Tensor) -> None:
-    """Note that no op has written to the memory of a fake tensor yet, as to what ``torch.empty`` returns."""
+    """Mark the memory of a fake tensor as not yet written, as that of ``torch.empty``."""
     storage = _storage(tensor)
     if storage is not None:
         setattr(storage, _CONTENT, _UNWRITTEN)
 
 
 def set_written(tensors: Iterable[Any]) -> None:
-    """Note that an op has written to tensors, or may have; what else is known of them stays."""
+    """Mark tensors as possibly written by an op; other knowledge of them is kept."""
     for tensor in tensors:
         if is_unwritten(tensor):
             forget(tensor)
@@ -160,21 +160,21 @@ def is_unwritten(tensor: Any) -> bool:
 
 
 def forget(tensor: Any) -> None:
-    """Drop what was known of the memory of a fake tensor: its values are others now."""
+    """Drop what was known of the memory of a fake tensor, as its values have changed."""
     storage = _storage(tensor)
     if storage is not None and hasattr(storage, _CONTENT):
         delattr(storage, _CONTENT)
 
 
 def mixed(share: float, mean: float, other: float) -> float:
-    """Return the mean of elements of which a share has a mean, and the others another; either may be infinite."""
+    """Return the weighted mean of two means, either of which may be infinite; `share` is the weight of the first."""
     if share in (0.0, 1.0):
         return mean if share else other
     return other + (mean - other) * share if math.isfinite(other) else other
 
 
 def whole_number(mean: float, place: int) -> int:
-    """Return the element at a place of a row of whole numbers with this mean; the sum of any first ones is right."""
+    """Return the integer at a position of a row with this mean; every prefix sum is right up to rounding."""
     return math.floor(mean * (place + 1) + 1e-9) - math.floor(mean * place + 1e-9)
 
 

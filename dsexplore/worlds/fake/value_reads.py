@@ -62,7 +62,7 @@ def _inherit_tolist(patches: Patches, _parts: Parts) -> None:
 
 
 def _element(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
-    """Return what reads ``tensor.storage()[0]``: a value of which nothing is known but its type."""
+    """Wrap ``tensor.storage()[0]`` to read a value of which only the type is known."""
 
     def element(storage: TypedStorage | UntypedStorage, /, *args: Any, **kwargs: Any) -> Any:
         index = args[0] if args else kwargs.get("idx")
@@ -80,10 +80,10 @@ def _element(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
 
 
 def _address(_original: Callable[..., int], _parts: Parts) -> Callable[..., int]:
-    """Return what gives an address that no other tensor has but those that share its memory; 0 where there is none.
+    """Return a ``data_ptr`` that is unique to each memory, and 0 for an empty one.
 
-    torch gives 0 for all fake tensors, so that programs which tell parameters apart by address, as accelerate does to
-    find those of an optimizer, take them all for the same.
+    torch returns 0 for all fake tensors. Programs that tell parameters apart by address, as accelerate does to find
+    those of an optimizer, would take them all for the same.
     """
 
     def data_ptr(tensor: FakeTensor) -> int:
@@ -95,7 +95,7 @@ def _address(_original: Callable[..., int], _parts: Parts) -> Callable[..., int]
 
 
 def _same_storage(_original: Callable[..., bool], _parts: Parts) -> Callable[..., bool]:
-    """Return what tells without addresses, of which torch warns, whether two tensors share their memory."""
+    """Return a function that tells if two tensors share memory, without their addresses, of which torch warns."""
 
     def same_storage(a: torch.Tensor, b: torch.Tensor) -> bool:
         first, second = (local_tensor(x) if isinstance(x, DTensor) else x for x in (a, b))

@@ -42,7 +42,7 @@ class Call(NamedTuple):
     result: Any
 
     def argument(self, name: str) -> Any:
-        """Return an argument, its default where it is not given; None where the op has none of that name."""
+        """Return an argument or its default; None if the op has none of this name."""
         for place, argument in enumerate(schema_of(self.func).arguments):
             if argument.name == name:
                 return self.args[place] if place < len(self.args) else self.kwargs.get(name, argument.default_value)
@@ -66,7 +66,7 @@ Note = Callable[[Any, Sequence[Any], Mapping[str, Any], Any], None]
 
 
 def note(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
-    """Keep what is known of the result of an op on fake tensors, and of what the op wrote to."""
+    """Record what is known of the result of an op on fake tensors, and of what the op wrote to."""
     if func not in _notes:
         _notes[func] = _note_of(func)
     noted = _notes[func]
@@ -75,7 +75,7 @@ def note(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any)
 
 
 def _note_of(func: Any) -> Note | None:
-    """Return what notes the results of an op; None for an op that changes nothing of what is known."""
+    """Return a function that records the results of an op; None for an op that changes no known values."""
     if func.is_view:
         return _note_view
     rule = _RULES.get(func)
@@ -91,7 +91,7 @@ def _note_of(func: Any) -> Note | None:
 
 
 def _note_view(func: Any, args: Sequence[Any], _kwargs: Mapping[str, Any], result: Any) -> None:
-    """Note the view of a real tensor, which is a fake tensor with a storage of its own; others share their storage."""
+    """Record a view of a real tensor, a fake tensor with its own storage; views of fake tensors share theirs."""
     if type(args[0]) is torch.Tensor and func is not _aten.lift_fresh.default:
         known_values.share_values(result, args[0])
     elif type(args[0]) is torch.Tensor and is_known(args[0]):  # torch writes to what it has lifted
@@ -108,8 +108,18 @@ def _note(
     kwargs: Mapping[str, Any],
     result: Any,
 ) -> None:
-    """Note the results of an op that can be run on values or not, has a rule or none, and writes to some arguments; of
-    some ops numbers follow only where something is known of an argument."""
+    """Record the results of an op, or drop what was known of the arguments that it wrote to.
+
+    Args:
+        rule: computes what is known of the results if the op cannot run; None for nothing.
+        written: positions and names of the arguments that the op writes to.
+        can_run: whether the op can run on known values.
+        needs_known: whether results are known only if something is known of an argument.
+        func: the op.
+        args: of the call.
+        kwargs: of the call.
+        result: of the call.
+    """
     known: Any = None
     if not needs_known or _any_known(args) or getattr(result, "dtype", None) is torch.bool:
         known = run_on_values(func, args, kwargs, _listed(result)) if can_run else NotImplemented
@@ -144,7 +154,7 @@ def _listed(value: Any) -> Sequence[Any]:
 
 
 def run_on_values(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], results: Sequence[Any] = ()) -> Any:
-    """Return what an op returns on the values of its arguments; NotImplemented where these are not known, or many.
+    """Run an op on the known values of its arguments; NotImplemented if these are unknown or too many.
 
     Args:
         func: the op.
@@ -168,7 +178,7 @@ def run_on_values(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], res
 
 
 def _values(arguments: Iterable[Any], most: int | None) -> list[Any] | None:
-    """Return arguments with the values of their tensors; None where some are not known, or there are many."""
+    """Replace tensors by their known values; None if some are unknown or too many."""
     replaced = []
     for argument in arguments:
         value = argument
@@ -220,7 +230,7 @@ def _run_on_elements(
     kwargs: tuple[Any, ...],
     elements: tuple[tuple[tuple[float, ...] | Element, bool], ...],
 ) -> Element | None:
-    """Return the mean result of a pointwise op over all values that its arguments may have, independent of each other.
+    """Return the mean result of a pointwise op over all values of its arguments, which are taken as independent.
 
     Args:
         func: the op.
@@ -284,7 +294,7 @@ def _random_integers(call: Call) -> Element:
 
 
 def _reduced(mean_of: Callable[[float, Call], float]) -> Rule:
-    """Return the rule of a reduction, given the mean of its result by that of its argument."""
+    """Return the rule of a reduction, from a function that maps the argument's mean to the result's mean."""
     return lambda call: None if call.element is None else Element(mean_of(call.element.mean, call))
 
 
@@ -321,7 +331,7 @@ def _exchange(call: Call) -> None:
 
 
 def _overloads(*packets: Any) -> list[Any]:
-    """Return all overloads of ops of ATen, given by name or themselves, without those that write to ``out``."""
+    """Return all overloads of ATen ops, given by name or packet, except ``out`` variants."""
     listed = [getattr(_aten, packet) if isinstance(packet, str) else packet for packet in packets]
     return [getattr(packet, name) for packet in listed for name in packet.overloads() if "out" not in name]
 

@@ -36,12 +36,12 @@ def _without_errors(_original: Callable[..., Any], parts: Parts) -> Callable[...
 
 
 def _makes_plan(wrapper: Any) -> bool:
-    """Return True if this rank makes the plan, or no rank is asked."""
+    """Return True if this rank makes the plan, or if there is no coordination between ranks."""
     return bool(wrapper.is_coordinator) or not wrapper.use_dist
 
 
 def _alone(data: Any, wrapper: Any) -> list[Any]:
-    """Return the answers of all ranks if the others had nothing: no items in their plans, no results of writing."""
+    """Return the answers of all ranks as if the others had nothing: no items in plans, no write results."""
     nothing: Any = data
     if isinstance(data, list):
         nothing = []

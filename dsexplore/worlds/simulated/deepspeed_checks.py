@@ -20,7 +20,7 @@ _MODULE = "deepspeed.runtime.zero.utils"
 
 
 def _as_rank_0(check: Callable[..., Any], _parts: Parts) -> Callable[..., Any]:
-    """Return the same function, for which this rank is rank 0."""
+    """Wrap a check to see this rank as rank 0."""
     module = sys.modules[_MODULE]  # not that of the check, which is its decorator's
 
     @wraps(check)
@@ -45,7 +45,7 @@ class _Rank0:
         return getattr(self._module, name)
 
     def get_rank(self, group: Any = None) -> int:
-        """Return the rank that sends."""
+        """Return 0, the rank that sends."""
         return 0
 
 

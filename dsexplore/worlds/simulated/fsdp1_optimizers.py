@@ -29,7 +29,7 @@ class _OtherRanks:
         """The state of one parameter that this rank holds."""
 
     def add_keys(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the function with the parameters that the optimizer steps on other ranks alone."""
+        """Wrap a function to add the parameters that the optimizer steps only on other ranks."""
         parameters = signature(original)
 
         def keys(*args: Any, **kwargs: Any) -> Any:
@@ -50,7 +50,7 @@ class _OtherRanks:
         return keys
 
     def add_infos(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the function with what the state of those parameters is made of."""
+        """Wrap a function to add the structure of the state of those parameters."""
 
         def infos(fsdp_state: Any, input_states: dict[str, Any]) -> Any:
             gathered = original(fsdp_state, input_states)

@@ -52,7 +52,7 @@ class _Kinds:
 
     @classmethod
     def of(cls, args: Iterable[Any]) -> _Kinds | None:
-        """Return the kinds of an op's arguments; None where its lists do not go together, or hold something else."""
+        """Return the kinds of an op's arguments; None if its lists differ in length or have unexpected elements."""
         lists = [arg for arg in args if _is_list(arg)]
         if len({len(elements) for elements in lists}) != 1:
             return None
@@ -69,23 +69,23 @@ class _Kinds:
         return cls(firsts, kind_of)
 
     def for_all(self, specs: Any) -> Any:
-        """Return the specs of all tensors that an op returns, given those of the first tensor of each kind."""
+        """Return the specs of all tensors that an op returns, from those of the first tensor of each kind."""
         return type(specs)(specs[kind] for kind in self.kind_of) if _is_list(specs) else specs
 
 
 def _with_places(op_schema: Any, places: Sequence[int]) -> Any:
-    """Return an op with these places of its lists."""
+    """Return the op's schema with only these positions of its lists."""
     args = [type(arg)(arg[place] for place in places) if _is_list(arg) else arg for arg in op_schema.args_schema]
     return type(op_schema)(op_schema.op, tuple(args), op_schema.kwargs_schema, op_schema.schema_info)
 
 
 def _is_list(arg: Any) -> bool:
-    """Return True for a list that holds something: optimizers pass empty ones for what they do without."""
+    """Return True for a non-empty list; optimizers pass empty ones for options that are off."""
     return isinstance(arg, (list, tuple)) and bool(arg)
 
 
 def _described(element: Any) -> Any:
-    """Return all by which an element of a list decides how the op is sharded: of a number, its type."""
+    """Return everything about a list element that decides how the op is sharded: the type for a number."""
     if isinstance(element, DTensorSpec):
         return element, getattr(element, "use_strided_shard_as_shard_order", None)
     return type(element)

@@ -60,7 +60,7 @@ class Objects:
 
     @contextmanager
     def standing_for(self, value: Any) -> Iterator[None]:
-        """Make an object arrive in the block, whatever the program passes as its own."""
+        """Let this object arrive in the block, whatever the program passes as its own."""
         self._substitutes = [value]
         try:
             yield
@@ -70,7 +70,7 @@ class Objects:
     def sent(
         self, name: str, arguments: dict[str, Any], source: int | None, objects: Sequence[Any] | None
     ) -> list[bytes] | None:
-        """Return what the source of a call sends, pickled; None where that is not known.
+        """Return what the source of a call sends, pickled; None if unknown.
 
         Args:
             name: of the function.
@@ -93,7 +93,7 @@ class Objects:
         return self._shared.take(number, sender)
 
     def own(self, name: str, source: int | str, objects: Sequence[Any]) -> Sequence[Any]:
-        """Return the objects of this rank, which take the place of those of another rank.
+        """Return this rank's objects, which replace those of another rank.
 
         Raises:
             UsageError: it has none.
@@ -113,7 +113,7 @@ class Objects:
 
     @contextmanager
     def arriving(self, /, **values: list[torch.Tensor]) -> Iterator[None]:
-        """Make the calls of these functions in torch's module of collectives bring those values, in that order."""
+        """Let calls of these functions in torch's module of collectives return these values, in this order."""
         kept = {name: getattr(c10d, name) for name in values}
         try:
             for name, brought in values.items():
@@ -213,13 +213,13 @@ def _gathered(original: Callable[..., None], parts: Parts) -> Callable[..., None
 
 
 def _is_called_by_torch() -> bool:
-    """Return True if torch gathers for itself, as for a checkpoint, in which a simulated rank has its own alone."""
+    """Return True if torch itself gathers, as for a checkpoint, where a simulated rank has only its own objects."""
     names = (frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_stack(sys._getframe(2)))
     return next((name.startswith("torch.") for name in names if name not in _COLLECTIVES), False)
 
 
 def _other_source(arguments: dict[str, Any], default: int | None = 0) -> int | None:
-    """Return the global rank that the objects come from; None where this rank is the source, or not in the group."""
+    """Return the global rank that the objects come from; None if this rank is the source, or not in the group."""
     group = arguments.get("group") or dist.group.WORLD
     assert group is not None
     if is_outside(group):
@@ -232,7 +232,7 @@ def _other_source(arguments: dict[str, Any], default: int | None = 0) -> int | N
 
 
 def _joined(pickles: Sequence[bytes]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return all bytes in one tensor, and the size of each object, as torch sends them."""
+    """Concatenate all bytes in one tensor, and return it with the size of each object, as torch sends them."""
     sizes = torch.tensor([*map(len, pickles)], dtype=torch.long)
     return torch.frombuffer(bytearray(b"".join(pickles)), dtype=torch.uint8), sizes
 

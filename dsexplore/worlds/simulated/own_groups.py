@@ -18,7 +18,7 @@ _ARGUMENTS = ["sub_layout", "rank_map", "dim_name", "backend_override"]
 
 
 def _make_own_groups(make: Any, parts: Parts) -> Any:
-    """Return what makes the groups of an axis that the rank is in, with the names that torch would give them.
+    """Wrap the creation of an axis's groups to make only those that the rank is in, with the names of torch.
 
     Versions of torch that make groups in another way are left as they are.
     """

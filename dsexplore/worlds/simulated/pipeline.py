@@ -66,7 +66,7 @@ class StageShapes:
 
 
 def _agree(original: Callable[..., None], parts: Parts) -> Callable[..., None]:
-    """Let a schedule's stages agree on what this rank's stages know."""
+    """Wrap the agreement of a schedule's stages to use what this rank's stages know."""
     shapes = parts[StageShapes]
 
     @wraps(original)
@@ -112,7 +112,7 @@ def _infer_forward(original: Callable[..., Any], parts: Parts) -> Callable[..., 
 
 
 def _infer_shapes(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
-    """Let a stage receive its shapes, and note those of its outputs, in one: as torch did up to 2.11."""
+    """Wrap a stage's shape inference, which receives shapes and records those of outputs in one, up to torch 2.11."""
     infer, shapes, objects = _infer_forward(original, parts), parts[StageShapes], parts[Objects]
 
     @wraps(original)

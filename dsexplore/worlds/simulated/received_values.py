@@ -44,7 +44,7 @@ class Received:
         self._add(tensors, RECEIVED)
 
     def add_reduced(self, tensors: Any) -> None:
-        """Add likewise what ranks reduce together."""
+        """Add a tensor, a list of tensors, or a list of such lists, that ranks reduce together."""
         self._add(tensors, REDUCED)
 
     def _add(self, tensors: Any, remark: str) -> None:
@@ -57,20 +57,20 @@ class Received:
                 self._storages[reference.cdata] = reference, remark
 
     def discard(self, tensor: torch.Tensor) -> None:
-        """Remove a tensor that was given values of this rank."""
+        """Remove a tensor that was overwritten with values of this rank."""
         reference = _storage_of(tensor)
         if reference is not None:
             self._storages.pop(reference.cdata, None)
 
     def remark_on(self, tensor: object) -> str:
-        """Return the remark on a read of a tensor; empty for one that other ranks have no part in."""
+        """Return the remark on a read of a tensor; empty if no other rank contributes to it."""
         if not self._storages or not isinstance(tensor, torch.Tensor):
             return ""
         reference = _storage_of(tensor)
         return "" if reference is None else self._storages.get(reference.cdata, (None, ""))[1]
 
     def follow(self, result: object, *sources: object) -> None:
-        """Add the result of a comparison if one of its arguments is a tensor that other ranks have a part in."""
+        """Add the result of a comparison if another rank contributes to one of its arguments."""
         remark = next(filter(None, map(self.remark_on, sources)), "")
         if remark:
             self._add(result, remark)

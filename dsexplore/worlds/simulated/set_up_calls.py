@@ -90,8 +90,7 @@ class SetUpCalls:
             self._backends[_name(group)] = str(backend).lower()
 
     def chosen_backend(self, group: dist.ProcessGroup | None) -> str | None:
-        """Return the backend that the program chose for a group, or else for all ranks, in lower case; None for
-        neither."""
+        """Return the lower-case backend that the program chose for a group, else for the world; None for neither."""
         return self._backends.get(_name(group)) or self._backends.get("")
 
     def backend_of(self, group: dist.ProcessGroup | None) -> str:
@@ -209,7 +208,7 @@ def _new_group(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]
 
 
 def _caller() -> str:
-    """Return the module that called the function that calls this one, past the jump that `Patches.function` makes."""
+    """Return the module that called the caller of this function, past the trampoline of `Patches.function`."""
     return str(sys._getframe(3).f_globals.get("__name__", ""))
 
 

@@ -30,9 +30,9 @@ def _spread(original: Callable[..., ShardedTensorMetadata], _parts: Parts) -> Ca
 
 
 def _side_by_side(own: ShardedTensorMetadata, ranks: int) -> list[ShardedTensorMetadata | None]:
-    """Return what ranks hold of a tensor cut along one dim as `torch.chunk` does; None for those behind its end.
+    """Return what each rank holds of a tensor that is sharded along one dim by `torch.chunk`; None past its end.
 
-    Worked example: of 10 elements, three ranks hold 4, 4 and 2. A tensor that is cut in another way stays as it is.
+    Example: of 10 elements, three ranks hold 4, 4 and 2. A tensor that is sharded otherwise is returned as is.
     """
     shard = own.shards_metadata[0]
     cut = [dim for dim, (part, whole) in enumerate(zip(shard.shard_sizes, own.size, strict=True)) if part < whole]

@@ -76,13 +76,13 @@ def _shard_dim_alltoall(original: Function, _parts: Parts) -> Function:
 
 
 def _is_rng_supported(_original: Function, _parts: Parts) -> Function:
-    """Share the state of generators on a CPU mesh too, for which torch makes no ``OffsetBasedRNGTracker``."""
+    """Share generator states on a CPU mesh too, where torch makes no ``OffsetBasedRNGTracker``."""
     return lambda device_mesh: True
 
 
 def _are_we_tracing(original: Callable[[], bool], _parts: Parts) -> Callable[[], bool]:
     def are_we_tracing() -> bool:
-        """Return True if a compiler traces what runs; torch takes the world's own mode of fake tensors for one."""
+        """Return True if a compiler traces; torch would mistake the world's own mode of fake tensors for one."""
         if isinstance(active_fake_mode(), SimulationMode):
             return is_compiling() or current_tracing_context() is not None or get_proxy_mode() is not None
         return original()

@@ -41,7 +41,7 @@ def _with_own_state(consolidate: Callable[..., Any], parts: Parts) -> Callable[.
 
 
 def _receiving_own_state(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
-    """Return torch's broadcast of an object, which brings the state of this rank where another one's would arrive."""
+    """Wrap torch's broadcast of an object to return this rank's state in place of another rank's."""
     states = parts[_States].open
 
     def broadcast(obj: Any, src_rank: int, group: Any = dist.group.WORLD, device: Any = "cpu") -> Any:
@@ -56,7 +56,7 @@ def _receiving_own_state(original: Callable[..., Any], parts: Parts) -> Callable
 
 
 def _pickled_bytes(state: Any) -> int:
-    """Return the number of bytes as which torch broadcasts a state."""
+    """Return the number of bytes of a pickled state, as torch broadcasts it."""
     buffer = io.BytesIO()
     torch.save(state, buffer)
     return buffer.getbuffer().nbytes
