@@ -86,7 +86,7 @@ class Headline(Displayable):
 
     @cached_property
     def sentences(self) -> tuple[Sentence, ...]:
-        """At most six: where it stopped, who is late, what axes and modules send, what to spare, what is exposed."""
+        """At most six sentences: where the recording stopped, late ranks, axes, modules, findings, exposed time."""
         events = self.tables.events
         if events.is_empty():
             return ()
@@ -105,7 +105,7 @@ class Headline(Displayable):
 
     @cached_property
     def ranks(self) -> int:
-        """The number of ranks that sent something, each counted as often as it stands for others."""
+        """The number of ranks that sent something, including those that recorded ranks represent."""
         weights = self.tables.info.weights
         return max(sum(weights.get(rank, 1) for rank in self.tables.events["rank"].unique()), 1)
 
@@ -116,7 +116,7 @@ class Headline(Displayable):
 
     @cached_property
     def steady(self) -> SteadySteps:
-        """The steps that the figures of one step are made of."""
+        """The steps from which the figures per step are computed."""
         return steady_steps(self.tables, self.tables.events.with_row_index("row"))
 
     @cached_property
@@ -141,7 +141,7 @@ class Headline(Displayable):
 
     @cached_property
     def between_bytes(self) -> float:
-        """Wire bytes per rank of state dicts, whole parameters and what followed the last step once."""
+        """Wire bytes per rank between steps: state dicts, whole parameters, and what followed the last step once."""
         return float(self.between_events.select(weighed("wire_bytes")).item()) / self.ranks
 
     @cached_property
@@ -178,7 +178,7 @@ class Headline(Displayable):
     def step_events(self) -> pl.DataFrame:
         """The events of steady steps, with ``row``, the position in the trace's events, and ``weight``.
 
-        The weight is the number of ranks that the event's rank stands for: 1 where a trace has each rank once.
+        The weight is the number of ranks that the event's rank represents: 1 if a trace has each rank once.
         """
         return self._weighed(self.steady.events)
 
@@ -191,7 +191,7 @@ class Headline(Displayable):
 
     @cached_property
     def stopped_with(self) -> str:
-        """The name of the exception that ended the recording; empty where its block came to its end."""
+        """The name of the exception that ended the recording; empty if its block completed."""
         notes = (note for note in self.tables.info.notes if note.startswith(ENDED_EARLY))
         return next(notes, "").removeprefix(ENDED_EARLY)
 
@@ -272,7 +272,7 @@ class Headline(Displayable):
 
     @property
     def _no_grad(self) -> str:
-        """Worked example: ``8 MiB per rank``; ``… and step`` where every step has such forwards, as of a teacher."""
+        """Bytes of forwards without gradients: ``8 MiB per rank``; ``… and step`` if every step has some."""
         steps = self.no_grad_events["step"].n_unique()
         every = not self.step_events.is_empty() and set(self.step_events["step"]) == set(self.no_grad_events["step"])
         share, each = (steps, " and step") if every and steps > 1 else (1, "")
@@ -293,7 +293,7 @@ class Headline(Displayable):
 
     @property
     def _more(self) -> str:
-        """What steps that are not steady sent more or less: ``; step 0 sent 2 MiB more``."""
+        """What other steps sent more or less than steady ones: ``; step 0 sent 2 MiB more``."""
         more = {step: size / self.ranks for step, size in self.steady.more.items() if size}
         if not more:
             return ""
@@ -349,7 +349,7 @@ class Headline(Displayable):
 
     @cached_property
     def times(self) -> StepTimes | None:
-        """How long collectives are under way in a step, mean over ranks and steps; None where nothing was measured."""
+        """The time that collectives run per step, mean over ranks and steps; None if nothing was measured."""
         timed = self.timed_events
         if timed.is_empty():
             return None

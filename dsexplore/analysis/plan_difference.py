@@ -59,7 +59,7 @@ class PlanDifference(Displayable):
 
     @cached_property
     def sentences(self) -> tuple[DifferenceSentence, ...]:
-        """At most four: by axis, by module, findings of one alone, times; none where both send the same."""
+        """At most four sentences: by axis, by module, findings of one trace only, times; none if both send the same."""
         parts = (self._axes, self._module, self._findings, self._time)
         return tuple(one for part in parts for one in part())
 
@@ -85,7 +85,7 @@ class PlanDifference(Displayable):
 
     @property
     def means(self) -> str:
-        """Over what the numbers of both are means, in words; empty for one rank and one step of each."""
+        """What the figures of both are means over, in words; empty for one rank and one step of each."""
         before, after = _mean_of(self.before), _mean_of(self.after)
         if before == after:
             return f"means of {before}" if before else ""

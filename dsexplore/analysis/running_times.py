@@ -108,14 +108,12 @@ def _messages(events: pl.DataFrame) -> pl.DataFrame:
 
 
 class FlowSeconds:
-    """For how many seconds of a step the collectives ran that use a rank or a link.
-
-    What runs at the same time counts once.
+    """Seconds per step in which the collectives ran that use a rank or a link; concurrent ones count once.
 
     Args:
         tables: the trace.
         times: when the collective of each event of the trace ran.
-        flows: what events that go over the same links agree in: columns ``rank``, ``axis``, ``group``, ``peer``.
+        flows: groups of events over the same links: columns ``rank``, ``axis``, ``group``, ``peer``.
         rows: (n,) some events of the trace.
         line: (n,) the flow of each of them.
     """
@@ -141,7 +139,7 @@ class FlowSeconds:
 
     @cached_property
     def _flows_of(self) -> dict[int, list[int]]:
-        """By rank: the flows that use it."""
+        """{rank: the flows that use it}."""
         found: dict[int, list[int]] = defaultdict(list)
         used = set(self._line.tolist())
         for flow, users in enumerate(self._users):

@@ -72,17 +72,17 @@ class Skew(Displayable):
 
     @cached_property
     def late_ranks(self) -> tuple[LateRank, ...]:
-        """The ranks that come late again and again, or at great cost, those that cost most first."""
+        """The ranks that are late repeatedly, or at great cost, the most costly first."""
         return late_ranks(self.arrivals)
 
     @property
     def is_timed(self) -> bool:
-        """Whether the trace has times."""
+        """True if the trace has times."""
         return self.tables.events.height > 0 and measured_time.is_timed(self.tables.events)
 
     @cached_property
     def sentence(self) -> str:
-        """Who is late, by how much and since when, and what the transfer takes; or why nobody knows."""
+        """Who is late, by how much and since when, and what the transfer takes; or why that is unknown."""
         if self.tables.info.simulated:
             return (
                 "A simulated trace has no times, so it does not show who is late: record real ranks, with "

@@ -120,7 +120,7 @@ class Timeline(Displayable):
 
     @property
     def has_busy_lane(self) -> bool:
-        """Whether a lane is a stream that either computes or waits; stages of a pipeline have their warm-up besides."""
+        """True if a lane is a stream that always computes or waits; stages of a pipeline also have their warm-up."""
         return WAITING in self.marks and WARM_UP not in self.marks
 
     def to_frame(self) -> pl.DataFrame:

@@ -40,7 +40,7 @@ class _Rank:
 
 @dataclass
 class _World:
-    """The ranks, and what they wait for."""
+    """The ranks, and the messages and groups that they wait for."""
 
     ops: Sequence[str]
     groups: Sequence[str]

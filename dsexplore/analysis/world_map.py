@@ -89,7 +89,7 @@ class WorldMap(Displayable):
 
     @cached_property
     def links(self) -> pl.DataFrame:
-        """Columns: `LINKS`."""
+        """The bytes by rank, axis and level of link. Columns: `LINKS`."""
         return pl.DataFrame(self.over, schema=LINKS, orient="row")
 
     @property
@@ -139,12 +139,12 @@ class WorldMap(Displayable):
 
     @cached_property
     def most_seconds(self) -> dict[str, float]:
-        """By level: seconds of a step in which collectives over any link of it ran, of the rank with most."""
+        """{level: seconds per step in which collectives ran over any link of it, on the rank with most}."""
         return {level: max(self._seconds_over(level).values(), default=0.0) for level in (INSIDE, BETWEEN)}
 
     @cached_property
     def most(self) -> dict[str, int]:
-        """By level: what the recorded rank that sends most over links of that level sends over them, in a step."""
+        """{level: bytes per step of the recorded rank that sends most over links of that level}."""
         sent: dict[tuple[str, int], int] = defaultdict(int)
         for rank, _, level, _, size, _ in self.over:
             sent[level, rank] += size
@@ -155,7 +155,7 @@ class WorldMap(Displayable):
 
     @cached_property
     def is_even(self) -> bool:
-        """Whether every recorded rank sends the same, axis by axis and level by level."""
+        """True if every recorded rank sends the same, axis by axis and level by level."""
         sizes: dict[tuple[str, str], list[int]] = defaultdict(list)
         for _, axis, level, _, size, _ in self.over:
             sizes[axis, level].append(size)

@@ -59,7 +59,7 @@ class Backward:
 
 
 class ThreadCalls:
-    """The module calls of one thread: those in progress, and where in autograd's numbering each began and ended."""
+    """The module calls of one thread: the open ones, and the autograd node numbers at which each began and ended."""
 
     def __init__(self) -> None:
         self.thread = threading.get_ident()
@@ -92,17 +92,17 @@ class ThreadCalls:
 
     @property
     def forward(self) -> Phase:
-        """The phase of the forward in progress; that of a pipeline's warm-up is start-up."""
+        """The phase of the current forward: start-up for the warm-up of a pipeline."""
         if self.open and self.is_warm_up:
             return "start-up"
         return "no-grad forward" if self.open and self.without_gradients else "forward"
 
     @property
     def outside(self) -> Phase:
-        """The phase of what the program sends itself outside of calls and of backward.
+        """The phase of what the program itself sends outside module calls and backward.
 
-        Behind a call without gradients, and before anything differentiable was computed, it belongs to that call, as an
-        evaluation's metric does.
+        After a call without gradients, and until something differentiable is computed, it is that call's phase, as for
+        the metric of an evaluation.
         """
         is_behind = self.without_gradients and not self.open and next_node_number() == self.next_node
         return "no-grad forward" if is_behind else "other"

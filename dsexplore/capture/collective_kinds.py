@@ -17,7 +17,7 @@ from dsexplore.trace.schema import State
 
 
 class Kind(NamedTuple):
-    """Collectives that are alike but for their origin, times, step and batch."""
+    """Collectives that are equal except for origin, times, step and batch."""
 
     issued: Issued
     """The first of them."""

@@ -17,7 +17,7 @@ from dsexplore.torch_internals.process_groups import END_COALESCING, START_COALE
 
 
 class Spanned(Timed, Protocol):
-    """A collective that is measured on a device, where its backend works there."""
+    """A collective that is measured on a device, if its backend runs there."""
 
     span: CudaSpan | None
 
@@ -87,12 +87,12 @@ class CudaSpan:
 
     @property
     def has_end(self) -> bool:
-        """Whether its end stands on a stream, which may not have got there."""
+        """True if its end was recorded on a stream, which may not have reached it."""
         return self._end is not None
 
     @property
     def is_over(self) -> bool:
-        """Whether the device has got to the end."""
+        """True if the device has reached the end."""
         return self._end is not None and bool(self._end.query())
 
     def read(self) -> tuple[int, int]:
@@ -181,7 +181,7 @@ class DeviceBatches:
 
 
 class _OpenBatch(threading.local):
-    """What a thread has issued of the batch that it has begun; None outside a batch."""
+    """The members of the batch that a thread has open; None outside a batch."""
 
     members: list[Spanned] | None = None
 

@@ -20,7 +20,7 @@ _MOST = 10_000
 
 
 class EarlySends:
-    """Collectives of the program's own, with the memory that they send; no tensor is kept."""
+    """Collectives issued by the program itself, with the storages that they send; no tensor is kept alive."""
 
     def __init__(self) -> None:
         self._sent: list[tuple[Issued, set[StorageWeakRef]]] = []

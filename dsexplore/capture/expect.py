@@ -57,7 +57,7 @@ def expect_comms(*, no_implicit_redistribute: bool = False, stack_depth: int = 1
 
 @dataclass(frozen=True)
 class _Expectation:
-    """How much of an op is expected, of the events that meet the conditions."""
+    """The expected amount of an op, over the events that meet the conditions."""
 
     op: str
     sizes: dict[str, int]

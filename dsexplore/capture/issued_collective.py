@@ -49,7 +49,7 @@ class Origin(NamedTuple):
 
     @property
     def cause_text(self) -> str:
-        """Cause and redistribute as one text: ``"FSDP post_backward: redistribute P→R"``; empty where both are."""
+        """Cause and redistribute as one text: ``"FSDP post_backward: redistribute P→R"``; empty if both are."""
         return ": ".join(str(part) for part in (self.cause, self.redistribute) if part)
 
 
@@ -126,7 +126,7 @@ class Issued:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more is to be measured of it."""
+        """True if nothing more is to be measured."""
         span = self.span  # another thread may read it
         if span is not None:
             return bool(self.failure) or span.is_over
@@ -134,7 +134,7 @@ class Issued:
 
     @property
     def state(self) -> State:
-        """How far it got, once `read_clock` has been called; empty where nothing is measured."""
+        """Its state, once `read_clock` has been called; empty if nothing is measured."""
         if self.failure:
             return "failed"
         if self.start is None and self.span is None:
@@ -143,7 +143,7 @@ class Issued:
 
     @property
     def cause_text(self) -> str:
-        """How it failed; else why it was issued, as `Origin.cause_text`."""
+        """The failure, else the reason why it was issued, as `Origin.cause_text`."""
         return self.failure or self.origin.cause_text
 
 

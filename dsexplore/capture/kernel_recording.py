@@ -50,7 +50,7 @@ def _are_plain(types: Sequence[type]) -> bool:
 
 
 class Sums:
-    """The sums over ops that are alike."""
+    """The sums over equal ops."""
 
     __slots__ = ("count", "flops", "fused_bytes", "fused_count", "module", "read", "waits_for", "written")
 

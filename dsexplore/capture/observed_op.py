@@ -39,7 +39,7 @@ class Pending(Protocol):
 
     @property
     def needs_work(self) -> bool:
-        """Whether it is timed by the ``Work`` that its backend returns."""
+        """True if it is timed by the ``Work`` that its backend returns."""
 
 
 class Observer(Protocol):
@@ -81,7 +81,7 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 class _Keys(NamedTuple):
-    """What the dispatcher's keys say of a call that has come to a kernel in front."""
+    """What the dispatch keys say about a call that has reached one of our kernels."""
 
     behind: DispatchKeySet
     """The keys with which the call goes on."""
@@ -102,7 +102,7 @@ _NO_KEYS = _Keys(AFTER_BACKEND_SELECT, has_meta=True, has_cpu=False)
 
 
 class _Nesting(threading.local):
-    """The observed collective that runs in this thread: what is issued inside of it is no event of its own."""
+    """The observed collective that runs in this thread; collectives issued inside it are not events."""
 
     results: list[Any] | None = None
     """The results of the collectives issued inside; None while no collective is observed."""

@@ -19,7 +19,7 @@ _Line = tuple[object, str]
 
 @dataclass
 class OuterCalls:
-    """Where in a recording modules are called outside any other: there steps begin."""
+    """The positions in a recording of outermost module calls, where steps begin."""
 
     first: int | None = None
     """How many collectives had been issued at the first call; None before it."""
@@ -79,13 +79,13 @@ def is_own(one: Issued) -> bool:
 
 
 class Steps:
-    """The number of the step of each collective, and the phases of those that are in none.
+    """The step of each collective, and the phases of collectives that belong to none.
 
     Args:
         ends: how many collectives had been issued at the end of each step.
         calls: where steps begin.
         issued: the collectives.
-        are_marked: whether the program marked the ends itself: then nothing is moved to another step.
+        are_marked: whether the program marked the ends itself: then no collective is moved to another step.
     """
 
     def __init__(self, ends: Sequence[int], calls: OuterCalls, issued: Sequence[Issued], *, are_marked: bool) -> None:

@@ -48,7 +48,7 @@ PAIRWISE_NETWORK = 0.75
 
 
 class Group(NamedTuple):
-    """The ranks of a collective: so many on each of so many nodes."""
+    """The ranks of a collective: `per_node` ranks on each of `nodes` nodes."""
 
     nodes: int
     per_node: int

@@ -154,12 +154,12 @@ class _Job:
 
     @property
     def reason(self) -> Path:
-        """A text in place of the file, where the program cannot use the mesh: why not."""
+        """The file with the reason why the program cannot use the mesh, which replaces the trace."""
         return self.file.with_suffix(".txt")
 
     @property
     def is_done(self) -> bool:
-        """Whether it was traced, or cannot be."""
+        """True if it was traced, or cannot be."""
         return self.file.exists() or self.reason.exists()
 
 

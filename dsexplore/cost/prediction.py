@@ -65,7 +65,7 @@ class Prediction(Displayable):
 
     @property
     def rank(self) -> int:
-        """The rank of the trace whose step takes longest: the times are its."""
+        """The rank of the trace with the longest step, which all times are of."""
         return self._slowest.program.rank
 
     @property
@@ -75,7 +75,7 @@ class Prediction(Displayable):
 
     @property
     def compute(self) -> Range:
-        """Seconds that the compute stream is busy, of the slowest of the ranks that wait for each other."""
+        """Seconds that the compute stream is busy, of the slowest of the ranks that wait for one another."""
         return self._range_of(lambda end: self._slowest.played(end).compute)
 
     @property
@@ -128,12 +128,12 @@ class Prediction(Displayable):
 
     @property
     def fits(self) -> bool:
-        """Whether `memory` and what the driver and its libraries take fit into the memory of one GPU."""
+        """True if `memory`, and what the driver and its libraries take, fit into the memory of one GPU."""
         return self.memory + RESERVED <= self.cluster.memory.size
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Limits of these numbers that a reader must know."""
+        """Limits of these numbers that readers should know."""
         notes = list(self._notes)
         waiting = self._slowest.played(EXPECTED).idle
         if waiting > _MUCH_WAITING * self.expected_step and self.cluster.topology != "host":

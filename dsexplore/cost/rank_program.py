@@ -83,7 +83,7 @@ class Collective:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """The compute stream waits for the collective of that number."""
+    """A wait of the compute stream for the collective with this number."""
 
     seq: int
 

@@ -54,7 +54,7 @@ class Schedule:
 
     @property
     def stages_per_rank(self) -> int:
-        """How many stages each rank has."""
+        """The number of stages of each rank."""
         return self.stages // len(self.order)
 
 

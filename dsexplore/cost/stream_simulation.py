@@ -106,7 +106,7 @@ class Played:
 
     @cached_property
     def totals(self) -> Mapping[str, float]:
-        """Seconds by kind of span; of ``"receiving"`` those in which the compute stream waits for another stage."""
+        """Seconds by kind of span; ``"receiving"`` are those in which the compute stream waits for another stage."""
         totals: dict[str, float] = defaultdict(float)
         for what, start, end in zip(self.what, self.starts, self.ends, strict=True):
             totals["receiving" if is_receiving(what) else what.kind] += end - start
@@ -114,8 +114,7 @@ class Played:
 
     @cached_property
     def phases(self) -> tuple[float, float]:
-        """Seconds that the compute stream spends forward and backward, with what is exposed in it; the loss is
-        forward."""
+        """Seconds of the compute stream in forward (with the loss) and backward, including exposed communication."""
         forward = backward = other = 0.0
         for what, start, end in zip(self.what, self.starts, self.ends, strict=True):
             if isinstance(what, Collective) or is_receiving(what):
@@ -141,7 +140,7 @@ class Played:
 
     @property
     def exposed(self) -> float:
-        """Seconds that the compute stream waits for collectives; messages between stages are not among them."""
+        """Seconds that the compute stream waits for collectives, without messages between stages."""
         return self.totals["exposed"]
 
     @property

@@ -44,7 +44,7 @@ class WorldSettings:
 
     @property
     def spec(self) -> MeshSpec:
-        """The mesh; without axes where none was asked for."""
+        """The mesh; without axes if none was given."""
         return parse_mesh(self.mesh)
 
     @property

@@ -25,7 +25,7 @@ _MOST_NAMED = 4
 
 @dataclass(frozen=True)
 class Group:
-    """Events of one finding: of one place, op, axis and source line."""
+    """The events of one finding, which share place, op, axis and source line."""
 
     place: str
     axis: str
@@ -41,11 +41,11 @@ def _expression(part: pl.Expr | float) -> pl.Expr:
 
 
 class Evidence:
-    """The tables of a trace as rules read them.
+    """The tables of a trace, as rules read them.
 
     Args:
         tables: the trace.
-        skew: of the trace; made of the tables where it is not given.
+        skew: of the trace; computed from the tables if not given.
     """
 
     def __init__(self, tables: Tables, skew: Skew | None = None) -> None:
@@ -56,13 +56,13 @@ class Evidence:
     def events(self) -> pl.DataFrame:
         """All tensors sent in steps, in program order rank by rank, with ``row``: the position in the trace's events.
 
-        Left out are start-up, object collectives, and what a switch of the comm layer left out.
+        Start-up, object collectives, and collectives switched off in the comm layer are excluded.
         """
         return in_steps(self._rows)
 
     @cached_property
     def start_up(self) -> pl.DataFrame:
-        """The rows of `events` for start-up, which `events` leaves out."""
+        """The events of start-up, which `events` excludes."""
         return self._rows.filter(pl.col("phase") == "start-up")
 
     @cached_property
@@ -77,12 +77,12 @@ class Evidence:
 
     @cached_property
     def steps_are_marked(self) -> bool:
-        """Whether the program marked the end of a step, so that what is in one step belongs to one step."""
+        """True if the program marked the end of a step, so that events of one step number belong together."""
         return int(self.tables.events["step"].max() or 0) > 0  # type: ignore[arg-type]  # an integer column
 
     @cached_property
     def calls(self) -> dict[str, int]:
-        """Forward calls of each module while recording."""
+        """{module: number of its forward calls while recording}."""
         return dict(self.tables.modules.select("module", "calls").iter_rows())
 
     def repeats(self, lane: tuple[str, ...], alike: tuple[str, ...]) -> tuple[pl.DataFrame, pl.DataFrame]:

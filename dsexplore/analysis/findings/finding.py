@@ -37,7 +37,7 @@ COST_OF_A_CALL = 128 * 1024
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that a program sends and need not; count and bytes are means over the ranks that send it."""
+    """Something that a program sends needlessly; count and bytes are means over the ranks that send it."""
 
     rule: str
     module: str
@@ -62,12 +62,12 @@ class Finding:
 
     @property
     def weight(self) -> float:
-        """The saving of the change, in wire bytes; collectives count as `COST_OF_A_CALL`, seconds as their bytes."""
+        """The saving of the change in wire bytes; a collective counts `COST_OF_A_CALL`, and seconds count as bytes."""
         return self.spare_bytes + COST_OF_A_CALL * self.spare_calls + BYTES_PER_SECOND * self.spare_seconds
 
 
 class Findings(Displayable, Sequence[Finding]):
-    """The findings of a trace, those that would spare most first. Shows itself as a table."""
+    """The findings of a trace, largest saving first. Displayed as a table."""
 
     def __init__(self, tables: Tables, found: Sequence[Finding]) -> None:
         self.tables = tables

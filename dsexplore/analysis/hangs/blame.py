@@ -207,7 +207,7 @@ Kind = Literal["none", "missing", "extra", "mismatch", "no evidence", "order", "
 
 @dataclass(frozen=True)
 class Blame:
-    """Who is to blame, and by what."""
+    """The ranks to blame, and the evidence."""
 
     kind: Kind
     culprits: tuple[int, ...] = ()

@@ -70,7 +70,7 @@ def _ends_of_calls(dump: RecorderDump) -> int:
 
 
 class _Repeated(NamedTuple):
-    """The fields of a call that do not change from one step of a program to the next, as in `Call`."""
+    """The fields of a call that are equal in each step of a program, as in `Call`."""
 
     group: GroupId
     label: str
@@ -248,10 +248,10 @@ class _Groups:
 
     @cached_property
     def _numbers(self) -> dict[int, dict[int, str]]:
-        """By rank: the names of its group numbers.
+        """{rank: {number of a group: its name}}.
 
-        A process numbers its groups in the order in which it makes them, and that is the order of their names where
-        these are numbers. Where an entry of any rank says otherwise, only what entries say counts.
+        A process numbers its groups in order of creation, which is the order of their names if these are numbers. If
+        the entries of any rank contradict that, only numbers found in entries are used.
         """
         said = {
             dump.rank: {entry.group_number: entry.group for entry in dump.entries if entry.group_number is not None}

@@ -20,7 +20,7 @@ _LONGEST = 64
 
 
 class ExpectedCalls:
-    """Calls of all ranks as text, one character per different call, in which runs of calls are found fast."""
+    """The calls of all ranks as strings, one character per distinct call, to search sequences of calls fast."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
@@ -118,7 +118,7 @@ class ExpectedCalls:
 
     @cached_property
     def _texts(self) -> dict[int, str]:
-        """By rank: a character per call, after one for the program's begin where that is known."""
+        """{rank: one character per call, after one for the start of the program if that is known}."""
         return {
             rank: ("\x01" if known.is_whole else "") + "".join(map(self._code, known.calls))
             for rank, known in self._job.ranks.items()
@@ -127,7 +127,7 @@ class ExpectedCalls:
 
     @cached_property
     def _places(self) -> dict[int, dict[int, int]]:
-        """By rank and position: the place of the call in the rank's text."""
+        """{rank: {position of a call: its index in the rank's text}}."""
         return {
             rank: {call.position: at + known.is_whole for at, call in enumerate(known.calls)}
             for rank, known in self._job.ranks.items()

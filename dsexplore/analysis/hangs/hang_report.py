@@ -136,7 +136,7 @@ MISMATCHES: dict[str, pl.DataType] = {
 
 @dataclass(frozen=True, eq=False)
 class HangReport(Displayable):
-    """Who is to blame for a hang, who waits for whom, and where the ranks of each group parted."""
+    """Who is to blame for a hang, who waits for whom, and where the ranks of each group diverged."""
 
     culprits: tuple[int, ...]
     """The ranks that the hang is due to; empty where the evidence does not say."""

@@ -21,8 +21,7 @@ _OF_ANY_SIZE = frozenset({"all_to_all", "gather", "scatter"})
 
 
 class Signature(NamedTuple):
-    """The properties of a call that all ranks of its group must agree on; None or empty where they may differ, or are
-    not known."""
+    """The properties of a call that all ranks of its group must agree on; None or empty if irrelevant or unknown."""
 
     op: str
     sent: int | None = None
@@ -35,7 +34,7 @@ class Signature(NamedTuple):
 
 @dataclass(frozen=True)
 class Mismatch:
-    """The first collective of a group in which its ranks parted."""
+    """The first collective of a group that its ranks called differently."""
 
     instance: Instance
     classes: tuple[tuple[int, ...], ...]
@@ -47,7 +46,7 @@ class Mismatch:
 
     @property
     def minority(self) -> tuple[int, ...]:
-        """The ranks that called otherwise than the most; empty where no side has the most."""
+        """The ranks that did not call what most ranks called; empty without a majority."""
         first, *rest = self.classes
         if len(first) <= max(len(others) for others in rest):
             return ()

@@ -23,14 +23,14 @@ WITH_TAGS = ("gloo", "mpi", "ucc")
 
 
 class GroupId(NamedTuple):
-    """A process group: processes may give one name to different groups."""
+    """A process group, with its ranks, since processes may use one name for different groups."""
 
     name: str
     ranks: tuple[int, ...]
 
     @property
     def title(self) -> str:
-        """The group's name in reports; its ranks where torch named it by a hash, ``"(ranks 1, 3)"``."""
+        """The group's name in reports; its ranks if torch named it by a hash, ``"(ranks 1, 3)"``."""
         return f"({format_ranks(self.ranks)})" if _HASH.fullmatch(self.name) else self.name
 
 
@@ -104,23 +104,23 @@ class Call(NamedTuple):
 
     @property
     def is_pending(self) -> bool:
-        """Whether it has not ended, or has failed."""
+        """True if it has not completed, or has failed."""
         return self.state != "completed"
 
     @property
     def is_message(self) -> bool:
-        """Whether it goes from one rank to one other."""
+        """True for a send or receive between two ranks."""
         return self.op in ("send", "recv")
 
     @property
     def token(self) -> tuple[str, ...]:
-        """The call without where and when: equal for ranks that run the same line of a program."""
+        """The call without time and rank: equal for ranks that execute the same line of a program."""
         size = self.sent if self.sent is not None else self.message_bytes  # of an all_to_all, each rank has its own
         return (self.kind, self.op, self.dtype, "" if self.op == "all_to_all" else str(size))
 
 
 class RankEnd(NamedTuple):
-    """How a rank ended by itself, or that it stands still."""
+    """How a rank ended by itself, or that it is stuck."""
 
     how: Literal["raised", "ended", "stopped", "killed"]
     text: str
@@ -165,12 +165,12 @@ class RankCalls:
 
     @cached_property
     def pending(self) -> list[Call]:
-        """The calls that have not ended, in program order."""
+        """The calls that have not completed, in program order."""
         return [call for call in self.calls if call.is_pending]
 
     @cached_property
     def highest(self) -> dict[GroupId, int]:
-        """By group: the highest sequence number of a collective that the rank has issued."""
+        """{group: highest sequence number of a collective that the rank has issued}."""
         found = dict(self.enqueued)
         for call in self.calls:
             if not call.is_message:
@@ -180,7 +180,7 @@ class RankCalls:
 
 @dataclass
 class Instance:
-    """One collective of a group, or one message, with what is known of each rank's part in it."""
+    """One collective of a group, or one message, with each rank's call if known."""
 
     id: InstanceId
     calls: dict[int, Call] = field(default_factory=dict)
@@ -205,7 +205,7 @@ class Job:
 
     @cached_property
     def instances(self) -> dict[InstanceId, Instance]:
-        """All collectives and messages of which a rank's call is known."""
+        """All collectives and messages of which at least one rank's call is known."""
         found: dict[InstanceId, Instance] = {}
         for rank in self.ranks.values():
             for call, identity in _identities(self, rank):
@@ -221,7 +221,7 @@ class Job:
 
     @cached_property
     def has_begins(self) -> bool:
-        """Whether it is recorded which calls the devices have begun: the recorder does so where torch takes times."""
+        """True if it is recorded which calls the devices have started: the recorder does so if torch takes times."""
         return any(call.state == "started" for known in self.ranks.values() for call in known.pending)
 
     def knows_all(self, ranks: Iterable[int]) -> bool:
@@ -241,7 +241,7 @@ class Job:
 
     @cached_property
     def waiting(self) -> list[Instance]:
-        """The instances in which a rank waits, those that began first, first."""
+        """The instances in which any rank waits, earliest first."""
         waiting = [instance for instance in self.instances.values() if instance.pending]
         return sorted(waiting, key=lambda instance: min(call.position for call in instance.pending))
 

@@ -18,14 +18,14 @@ _END_TOGETHER = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "ba
 
 
 class Wavefront:
-    """The call that holds up each rank of a job."""
+    """The call that blocks each rank of a job."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
 
     @cached_property
     def heads(self) -> dict[int, list[Call]]:
-        """By rank: the call in which it waits, or several of one coalesced call; none for a rank that does not wait."""
+        """{waiting rank: the call it waits in, or several of one coalesced call}."""
         found = {}
         for rank, known in self.job.ranks.items():
             if known.pending:
@@ -36,7 +36,7 @@ class Wavefront:
 
     @cached_property
     def awaited(self) -> dict[int, list[Instance]]:
-        """By rank: the instances in which others wait and that it has not issued."""
+        """{rank: instances in which others wait and that it has not issued}."""
         found: dict[int, list[Instance]] = {}
         for instance in self.job.waiting:
             for rank in instance.absent:
@@ -45,7 +45,7 @@ class Wavefront:
 
     @cached_property
     def waits_for(self) -> dict[int, set[int]]:
-        """By waiting rank: the ranks that its own wait is for."""
+        """{waiting rank: ranks that it waits for}."""
         return {rank: set().union(*map(self._held_up_by, calls)) - {rank} for rank, calls in self.heads.items()}
 
     def _held_up_by(self, call: Call) -> set[int]:
@@ -66,10 +66,10 @@ class Wavefront:
 
     @cached_property
     def circles(self) -> list[set[int]]:
-        """Ranks that wait for each other, and for nobody else but ranks that wait for one without a record: each a set
-        of two or more.
+        """Sets of two or more ranks that wait for one another.
 
-        Of a rank without a record it is not known whether it came, nor for whom it waits.
+        They wait for no other ranks, except such that wait for a rank without a record. Of a rank without a record it
+        is unknown whether it joined, and for whom it waits.
         """
         waits = {rank: awaited - self.unseen for rank, awaited in self.waits_for.items()}
         open_ends = self._waiting_for_unseen()
@@ -112,15 +112,15 @@ class Wavefront:
 
     @cached_property
     def together(self) -> list[Instance]:
-        """Instances in which all ranks wait, each in its first call that has not ended: nobody is missing there."""
+        """Instances in which all ranks wait, each in its first pending call: no rank is missing."""
         return [one for one in self._unexplained if one.id.pair is None and not one.absent]
 
     @cached_property
     def unmet(self) -> list[Instance]:
-        """Messages of which both ends wait, each in its first call that has not ended: they are not the same message.
+        """Messages in which both ends wait, each in its first pending call: they do not match.
 
-        A device that has not begun a message leaves the same record, so only libraries are looked at whose messages
-        have tags, which send and receive on the host.
+        A device that has not started a message leaves the same record. So only libraries with tagged messages are
+        considered, which send and receive on the host.
         """
         return [
             one
@@ -130,13 +130,15 @@ class Wavefront:
 
     @cached_property
     def for_unseen(self) -> list[Instance]:
-        """Instances in which only ranks without a record are missing, as far as is known: all others wait there, each
-        in its first call that has not ended."""
+        """Instances from which only ranks without a record are missing.
+
+        All other ranks wait there, each in its first pending call.
+        """
         return [one for one in self._unexplained if one.absent]
 
     @cached_property
     def _unexplained(self) -> list[Instance]:
-        """Instances that no rank with a record holds up: none is missing, or waits in an earlier call."""
+        """Instances that no rank with a record blocks: none is missing, or waits in an earlier call."""
         return [
             instance
             for instance in self.job.waiting

@@ -245,7 +245,7 @@ class Driver:
 
 
 class Runtime:
-    """Stands in for the CUDA runtime that ``torch.cuda.cudart()`` returns."""
+    """Replacement of the CUDA runtime that ``torch.cuda.cudart()`` returns."""
 
     cudaError = SimpleNamespace(success=0)
 
@@ -278,7 +278,7 @@ class Runtime:
 
 
 class Ranges:
-    """Stands in for NVTX: ranges nest, and no profiler gets them."""
+    """Replacement of NVTX: ranges nest, and no profiler gets them."""
 
     def __init__(self) -> None:
         self._depth = 0

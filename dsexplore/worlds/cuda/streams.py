@@ -35,12 +35,12 @@ class Stream:
 
     @property
     def device(self) -> torch.device:
-        """Return the CUDA device of the stream."""
+        """The CUDA device of the stream."""
         return torch.device("cuda", self.device_index)
 
     @property
     def cuda_stream(self) -> int:
-        """Return a number that stands for the address of the stream."""
+        """A number in place of the stream's address."""
         return self.stream_id
 
     native_handle = cuda_stream

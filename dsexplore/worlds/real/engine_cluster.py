@@ -69,7 +69,7 @@ class _Text:
 
 
 class EngineRank:
-    """One engine, as the rank that it is."""
+    """One engine, with its rank."""
 
     def __init__(self, rank: int, engine: int) -> None:
         self.rank, self.engine = rank, engine
@@ -111,7 +111,7 @@ class EngineRank:
 
     @property
     def has_failed(self) -> bool:
-        """Whether the cell is over here, and did not end well."""
+        """True if the cell ended on this rank, and not successfully."""
         return bool(self.answer.ready()) and self.outcome()[0].status != "ok"
 
 

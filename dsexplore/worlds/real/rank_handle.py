@@ -48,7 +48,7 @@ class Pipe:
 
     @property
     def text(self) -> str:
-        """The output that has been read, as text, with a line in the place of what was left out."""
+        """The output that has been read, with one line in place of what was left out."""
         if not self._left_out or self._keep is None:
             return self.data.decode(errors="replace")
         parts = self.data[: self._keep], self.data[self._keep :]
@@ -197,7 +197,7 @@ class RankHandle:
 
     @property
     def is_over(self) -> bool:
-        """Whether the process has ended."""
+        """True if the process has ended."""
         return readable(self.ended, 0)
 
     def look_whether_stopped(self) -> bool:

@@ -96,7 +96,7 @@ class RankWorld:
 
     @property
     def is_open(self) -> bool:
-        """Whether its ranks run."""
+        """True if its ranks run."""
         return bool(self._ranks)
 
     def open(self) -> None:

@@ -181,12 +181,12 @@ class RanksRun:
 
     @property
     def ok(self) -> bool:
-        """Whether every rank finished."""
+        """True if every rank finished."""
         return all(outcome.status == "ok" for outcome in self.outcomes)
 
     @property
     def values(self) -> list[Any]:
-        """The return value of each rank, by rank.
+        """The return value of each rank, in order of ranks.
 
         Raises:
             RanksFailedError: a rank did not finish.

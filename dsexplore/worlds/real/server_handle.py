@@ -70,7 +70,7 @@ class Server:
 
     @property
     def usable(self) -> bool:
-        """Whether the server runs, and was started by this process (after a fork it is the parent's)."""
+        """True if the server runs and was started by this process (in a forked child it is the parent's)."""
         return self.owner == os.getpid() and self._process.poll() is None
 
     def request(self, request: Start | Reap | Preload, descriptors: Sequence[int] = ()) -> int:

@@ -21,7 +21,7 @@ from dsexplore.worlds.repeats.repeated_rows import Cut, join_segments, repeat, w
 
 
 class PartMark(NamedTuple):
-    """The begin of a part of a microbatch: of a forward, a pair of a backward and a forward, or a backward."""
+    """The begin of one forward, one backward, or one pair of both, of a microbatch."""
 
     skipped: int
     """How many parts that are equal to this one are skipped."""
@@ -59,12 +59,12 @@ class MarkedRecording:
 
     @property
     def is_alone(self) -> bool:
-        """Whether no other recording is open, as one of the program's own is."""
+        """True if no other recording is open, such as one of the program's own."""
         return list(self._recorder.recordings) == [self._recording]
 
     @property
     def has_skipped(self) -> bool:
-        """Whether microbatches or layers were skipped."""
+        """True if microbatches or layers were skipped."""
         return any(self.containers) or any(run < count for run, count in self.microbatches)
 
     def mark(self, label: LayerMark | PartMark | list[Held]) -> None:

@@ -56,7 +56,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class RankClass:
-    """Ranks that are alike: one that was played, and all that it stands for, itself included."""
+    """Ranks that do the same: one that was played, and all that it represents, itself included."""
 
     played: int
     ranks: tuple[int, ...]

@@ -34,7 +34,7 @@ _MANY = 1024
 
 
 class Received:
-    """The storages of tensors that other ranks have a part in; none of them is kept alive."""
+    """The storages of tensors to which other ranks contribute; none is kept alive."""
 
     def __init__(self) -> None:
         self._storages: dict[int, tuple[StorageWeakRef, str]] = {}
