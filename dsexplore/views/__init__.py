@@ -1,8 +1,6 @@
 """Views: how each kind of object is rendered, one folder per subject. A view is imported on first use.
 
 To add a view, write a subclass of `dsexplore.views.view.View` that takes the object, and add its line to `VIEWS`.
-
-To add a view, write a subclass of `dsexplore.views.view.View` that takes the object, and add its line to `VIEWS`.
 """
 
 from __future__ import annotations
@@ -54,7 +52,7 @@ def view_of(shown: object) -> View:
     """Return the view of an object.
 
     Raises:
-        TypeError: no class of the object is in `VIEWS`.
+        TypeError: no class of the object is registered in `VIEWS`.
     """
     view = view_class(type(shown))
     if view is not None:

@@ -21,7 +21,7 @@ def explorer(sweep: CommSweep, twin: View) -> LiveBox:
     ``explorer.selection`` is the `SweepPoint` last clicked, None before the first click.
 
     Args:
-        sweep: what is shown.
+        sweep: the sweep to explore.
         twin: its static view.
     """
     box = LiveBox(twin)

@@ -51,7 +51,7 @@ class CommSweepView(View):
 
         Args:
             kind: ``"busbw"``, ``"algbw"`` (GB/s) or ``"time"`` (µs).
-            ops: which; None for all.
+            ops: names of ops; None for all.
 
         Raises:
             UsageError: an unknown kind, op or option.
@@ -125,10 +125,10 @@ class CalibrationView(View):
         """Return measured times of one op over those that the base cluster predicted.
 
         Args:
-            op: which; None for the first.
+            op: name of the op; None for the first one.
 
         Raises:
-            UsageError: an op that was not measured, or an unknown option.
+            UsageError: the op was not measured, or an option is unknown.
         """
         _no_options(options, "op")
         return calibration_figure(self._calibration, op or self._calibration.sweep.ops[0])

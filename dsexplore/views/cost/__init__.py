@@ -1,1 +1,1 @@
-"""Predicted steps, and the choice of a mesh."""
+"""Views of a predicted step, and of a comparison of meshes."""

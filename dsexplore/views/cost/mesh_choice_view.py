@@ -27,7 +27,7 @@ class MeshComparisonView(View):
         self._comparison = comparison
 
     def text(self) -> str:
-        """The fastest meshes, ties, and how many were dropped."""
+        """Return the fastest meshes, ties, and how many meshes were dropped."""
         one = self._comparison
         lines = [f"predicted on {one.cluster.title}, the fastest first:"]
         for candidate in one.ranking[:8]:
@@ -45,7 +45,7 @@ class MeshComparisonView(View):
         return [*lines, *([out] if dropped else []), *one.notes]
 
     def html(self) -> str:
-        """A row for each mesh: a bar of what its step consists of, times with ranges, memory; then those dropped."""
+        """Return a row per mesh: a bar of the step's parts, times with ranges, memory; then those dropped."""
         one = self._comparison
         predictions = [candidate.prediction for candidate in one.ranking]
         slowest = max((each.step.expected for each in predictions if each is not None), default=0.0)
@@ -66,10 +66,10 @@ class MeshComparisonView(View):
         return html.fragment(f'<div class="prediction">{head}{remarks}{table}{dropped}</div>', STYLE)
 
     def figure(self, **options: Any) -> Any:
-        """A plotly figure: time with its range against memory, one mark for each mesh.
+        """Return a plotly figure: step time with its range against memory, one mark per mesh.
 
         Raises:
-            UsageError: an option; there is none.
+            UsageError: an option was given; there are none.
         """
         import plotly.graph_objects as go
 
@@ -107,14 +107,14 @@ class MeshComparisonView(View):
         return themed(figure, title={"text": title, "font": {"size": 14}}, height=420, margin=margin)
 
     def still(self, figure: Any, **options: Any) -> str:
-        """The drawn marks with their ranges."""
+        """Return the marks with their ranges as SVG."""
         return still_figure(figure)
 
     def explore(self, **options: Any) -> Any:
-        """The figure; a click on a mesh opens the explorer of its prediction below.
+        """Return the figure; a click on a mesh opens the explorer of its prediction below.
 
         Raises:
-            UsageError: an option; there is none.
+            UsageError: an option was given; there are none.
         """
         if options:
             raise UsageError(f"explore() of a comparison has no option {next(iter(options))!r}: it takes none")

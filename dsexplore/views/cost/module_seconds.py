@@ -1,4 +1,4 @@
-"""The predicted seconds of a step by module, where alike modules are one row, as in a trace's tree."""
+"""The predicted seconds of a step by module, with identical modules folded, as in a trace's tree."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from dsexplore.views.trace.module_tree import Fold
 from dsexplore.views.trace.time_columns import StoodFor, with_inside
 
 PARTS = ("compute", "exposed", "idle", "communication")
-"""The kinds of seconds in a row."""
+"""Kinds of seconds in a row."""
 
 
 @dataclass(frozen=True)
 class ModuleRow:
-    """One module, or several that are alike."""
+    """One module, or several identical ones."""
 
     place: int
-    """Among all rows, from 0."""
+    """Index among all rows."""
     fold: Fold
     depth: int
     times: int
-    """Modules that it stands for, those of rows above included."""
+    """Number of modules that it stands for, including folds above it."""
     parts: dict[str, float]
-    """Seconds by `PARTS`, of all modules of the row together and those inside them."""
+    """{kind of `PARTS`: seconds}, summed over all modules of the row and those inside them."""
 
 
 def module_seconds(prediction: Prediction) -> list[ModuleRow]:
-    """The rows that take any time, parents before children; what runs outside all modules is last."""
+    """Return the rows with any time, parents before children; what runs outside all modules is last."""
     codes, frame = EventCodes(prediction.tables), prediction.by_module()
     seconds = {name: with_inside(codes.tree, frame, name) for name in PARTS}
     stood_for = StoodFor()

@@ -1,4 +1,4 @@
-"""The explorer of a prediction: what if the cluster, node, overlap, compilation, kernels or batch were others."""
+"""The explorer of a prediction: vary cluster, node size, overlap, compilation, kernels or batch."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _ORDER = ("cluster", "ranks_per_node", "picture", "compiled", "attention", "batc
 
 
 def explorer(prediction: Prediction, kinds: Sequence[str], view_of: Callable[[Prediction], View]) -> LiveBox:
-    """Controls above a picture and the tables; ``explorer.prediction`` is what is shown.
+    """Return controls above a figure and the tables; ``explorer.prediction`` is the prediction shown.
 
     Args:
-        prediction: what is shown first.
-        kinds: of pictures.
-        view_of: makes the static view of a prediction, which stands below the picture.
+        prediction: the prediction shown first.
+        kinds: kinds of figures to choose from.
+        view_of: returns the static view of a prediction, which is shown below the figure.
     """
     box = LiveBox(view_of(prediction))
     conditions = _conditions(prediction)
@@ -75,7 +75,7 @@ def explorer(prediction: Prediction, kinds: Sequence[str], view_of: Callable[[Pr
 
 
 def _conditions(prediction: Prediction) -> dict[str, Any]:
-    """A control for each argument of `Prediction.what_if`, by its name, with the prediction's own values."""
+    """Return {argument of `Prediction.what_if`: control}, set to the prediction's own values."""
     own, options = prediction.cluster.name, prediction.options
     narrow = {"width": "auto", "margin": "2px 16px"}
     asked = next(words for words, value in _AS_TRACED.items() if value == options.compiled)

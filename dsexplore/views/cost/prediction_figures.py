@@ -18,17 +18,17 @@ from dsexplore.views.timeline.timeline_state import TimelineState
 from dsexplore.views.trace.figure_spec import finished
 
 _MOST_SPANS = 6_000
-"""Spans that are drawn one by one."""
+"""Maximal number of spans that are drawn one by one."""
 _COLOURS = dict(zip(USES, (BLUE, ORANGE, GREEN, SKY, PURPLE), strict=True))
 
 
 def timeline(one: Prediction) -> Any:
-    """Return the chart of one rank's streams, coloured by phase; what is pointed at says module and op."""
+    """Return the chart of one rank's streams, coloured by phase; hovering shows module and op."""
     return _lanes(one, stream_timeline(one), f"rank {one.rank}")
 
 
 def memory(one: Prediction) -> Any:
-    """Bytes by use through the step, stacked, with the memory of the GPU as a line."""
+    """Return stacked bytes by use through the step, with the memory of the GPU as a line."""
     curve = one.peak.curve
     figure = go.Figure()
     where = [f"{html.printable(module)} {phase}" for module, phase in curve.select("module", "phase").iter_rows()]
@@ -51,7 +51,7 @@ def memory(one: Prediction) -> Any:
 
 
 def stages(one: Prediction) -> Any:
-    """Return the chart of the microbatches that each stage of a pipeline computes when.
+    """Return the chart of which microbatch each stage of a pipeline computes when.
 
     Raises:
         UsageError: the step has no pipeline.

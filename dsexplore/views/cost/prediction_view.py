@@ -1,4 +1,4 @@
-"""The static view of a prediction: the step and its parts, each module's share, communication by axis, and memory."""
+"""The static view of a prediction: the step and its parts, time by module, communication by axis, and memory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from dsexplore.views.view import View
 
 KINDS = ("timeline", "memory", "stages")
 PARTS = {"compute": BLUE, "exposed": ORANGE, "idle": GREY}
-"""The parts of a step, with their colours."""
+"""Parts of a step, with their colours."""
 _HATCH = {
     "compute": "",
     "exposed": "repeating-linear-gradient(45deg,#0005 0 1px,transparent 1px 6px),",
@@ -51,7 +51,7 @@ class PredictionView(View):
         self._prediction = prediction
 
     def text(self) -> str:
-        """The step, its parts and memory: some five lines."""
+        """Return the step, its parts and memory, in about five lines."""
         one = self._prediction
         memory = f"{format_bytes(one.memory)} of {format_bytes(int(one.cluster.memory.size))}"
         lines = [
@@ -63,10 +63,10 @@ class PredictionView(View):
         return "\n".join(lines)
 
     def html(self, most: int = _MOST_ROWS) -> str:
-        """The headline, bars, and tables by module, by axis and of memory.
+        """Return the headline, bars, and tables by module, by axis and of memory.
 
         Args:
-            most: modules in the table.
+            most: maximal number of modules in the table.
         """
         one = self._prediction
         head = (
@@ -89,10 +89,11 @@ class PredictionView(View):
         return html.fragment(f'<div class="prediction">{"".join(body)}</div>', STYLE)
 
     def page(self, measured: Any = None, **options: Any) -> str:
-        """A document with many more modules than a notebook's output holds.
+        """Return a document with many more modules than a notebook's output holds.
 
         Args:
-            measured: a trace of the same program on real ranks: where prediction and truth part, per module.
+            measured: a trace of the same program on real ranks; adds where prediction and measurement differ, per
+                module.
             options: none.
         """
         self.refuse("to_html", options, "measured")
@@ -100,7 +101,7 @@ class PredictionView(View):
         return html.page(self.title, self.html(_MOST_ROWS_OF_PAGE) + parted)
 
     def figure(self, kind: str = "timeline", **options: Any) -> Any:
-        """A plotly figure.
+        """Return a plotly figure.
 
         Args:
             kind: ``"timeline"``, the streams of one rank; ``"memory"``, bytes by use through the step; ``"stages"``,
@@ -118,7 +119,7 @@ class PredictionView(View):
         return getattr(prediction_figures, kind)(self._prediction)
 
     def still(self, figure: Any, kind: str = "timeline", **options: Any) -> str:
-        """The streams or the stages in lanes, or the memory as areas, under the title of the figure."""
+        """Return the streams or the stages in lanes, or the memory as areas, as static HTML."""
         one = self._prediction
         if kind == "memory":
             return still_figure(figure)
@@ -127,7 +128,7 @@ class PredictionView(View):
         return timeline_html(timeline_of_stages(one.schedule, one.stages(), "predicted", one.tables))
 
     def explore(self, **options: Any) -> Any:
-        """Controls for what `Prediction.what_if` takes: cluster, overlap, kernels, batch and so on."""
+        """Return controls for the arguments of `Prediction.what_if`: cluster, overlap, kernels, batch and so on."""
         from dsexplore.views.cost.prediction_explorer import explorer
 
         if options:
@@ -141,7 +142,7 @@ def _section(title: str, body: str, *, opened: bool = False) -> str:
 
 
 def bar(parts: Mapping[str, float], whole: float) -> str:
-    """A bar of compute, exposed and idle seconds; ``whole`` is as long as the bar may become."""
+    """Return a bar of compute, exposed and idle seconds; ``whole``: seconds of a full-length bar."""
     spans = "".join(
         f'<span style="width:{100 * parts[name] / whole:.2f}%;background:{_HATCH[name]}{colour}" '
         f'title="{name} {format_seconds(parts[name])}"></span>'
@@ -152,12 +153,12 @@ def bar(parts: Mapping[str, float], whole: float) -> str:
 
 
 def _key(name: str) -> str:
-    """The colour of a part in the bars; empty for the whole step."""
+    """Return the colour of a part in the bars; empty for the whole step."""
     return f'<span class="part" style="background:{_HATCH[name]}{PARTS[name]}"></span>' if name in PARTS else ""
 
 
 def _totals(one: Prediction) -> str:
-    """One row for each part of the step, with its range."""
+    """Return a bar of the step, and a table with one row per part and its range."""
     ranges = {"step": one.step, "compute": one.compute, "exposed": one.exposed, "idle": one.idle}
     rows = [
         (
@@ -174,7 +175,7 @@ def _totals(one: Prediction) -> str:
 
 
 def _modules(one: Prediction, most: int) -> str:
-    """A row per module, of alike ones a row for all of them, as a trace's tree folds them; numbers are sums."""
+    """Return a row per module, with identical ones folded as in a trace's tree; numbers are sums."""
     rows = module_seconds(one)
     largest = max((_busy(row.parts) for row in rows), default=0.0)
     chosen = {row.place for row in sorted(rows, key=lambda row: -_busy(row.parts))[:most]}
@@ -193,8 +194,7 @@ def _modules(one: Prediction, most: int) -> str:
 
 
 def _beside(one: Prediction, measured: Trace) -> str:
-    """The modules and phases of which prediction and measurement differ most, and last those that have no measured
-    time."""
+    """Return the modules and phases in which prediction and measurement differ most; unmeasured ones last."""
     frame = beside(one, measured).with_columns(
         is_measured=pl.any_horizontal(pl.col("communication_measured", "exposed_measured", "between_measured") > 0)
     )

@@ -54,8 +54,8 @@ class Chosen:
         """Return the mask of events that a part shows: what was selected in the part itself does not filter it.
 
         Args:
-            part: of the explorer.
-            rows: of the modules; all where there are none.
+            part: part of the explorer, a key of `Filters.picks`.
+            rows: rows of modules; all modules if empty.
         """
         if part not in self.passed.filters.picks:
             return self.inside(rows)

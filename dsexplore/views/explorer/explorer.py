@@ -3,10 +3,6 @@
 A control changes the state (filters, selected row, clicked mark, figure), and all parts that depend on it are redrawn
 in one message. Only the visible figure and the open parts are computed. `Explorer.selection` is the selected part of
 the trace.
-
-A control changes the state (filters, selected row, clicked mark, figure), and all parts that depend on it are drawn
-anew in one message. Only the figure in sight and the parts that are open are made. `Explorer.selection` is the chosen
-part of the trace.
 """
 
 from __future__ import annotations
@@ -73,12 +69,12 @@ class Explorer(LiveView):
     """An application over one trace; show it as the last expression of a cell.
 
     Args:
-        trace: what to explore; it is read once, now.
+        trace: the trace to explore; it is read once, on construction.
         figure: the figure shown first, a key of `dsexplore.views.trace.figures.KINDS`.
-        height: of the tree, in pixels.
+        height: height of the tree in pixels.
         sizes: which bytes are shown at first, ``"wire"`` or ``"message"``.
-        opened: the parts that are open at first, of ``"timeline"`` and ``"map"``.
-        cluster: for which the tree and the headline show predicted seconds; see `Trace.predict`.
+        opened: parts that are open at first, out of ``"timeline"`` and ``"map"``.
+        cluster: cluster for which tree and headline show predicted seconds; see `Trace.predict`.
     """
 
     def __init__(
@@ -137,10 +133,6 @@ class Explorer(LiveView):
         These are the events of the clicked mark, else of the selected row (of all modules that it stands for),
         that pass the filters and the selections in other parts: the range of the timeline, the ranks or the
         link of the map, and the parameter.
-
-        Chosen are the events of the clicked mark, else of the selected row (of all modules that it stands for), as far
-        as they pass the filters, lie in the range of the timeline, go to the rank or over the link of the map, and
-        belong to the parameter that were picked.
         """
         tables = self._trace.tables
         return Trace(replace(tables, events=self._events(self._chosen.mask)))
@@ -167,12 +159,12 @@ class Explorer(LiveView):
         """Show only the events that match; replaces earlier filters and selections.
 
         Args:
-            module: a shell pattern, as in `Trace.where`.
-            implicit: only redistributes that the program did not ask for.
-            facets: phase, op, axis, group, step, rank: a value or a list of values.
+            module: shell pattern of module names, as in `Trace.where`.
+            implicit: whether to show only redistributes that the program did not ask for.
+            facets: phase, op, axis, group, step or rank, each one value or a list of values.
 
         Raises:
-            UsageError: no such facet, or a phase, op, axis, group or module that the trace does not know.
+            UsageError: no such facet, or a phase, op, axis, group or module that does not occur in the trace.
         """
         check_filters(self._known, module, facets)
         self._begin(Filters(dict(facets), module, implicit))
@@ -182,11 +174,11 @@ class Explorer(LiveView):
         """Show only the events that overlap a range of the timeline.
 
         Args:
-            begin: in the unit of the timeline: seconds, rounds or places in program order.
+            begin: begin in the unit of the timeline: seconds, rounds or positions in program order.
             end: later than ``begin``.
 
         Raises:
-            UsageError: an empty range.
+            UsageError: the range is empty.
         """
         self._set_pick(*self._picks.between(begin, end))
 
@@ -195,7 +187,7 @@ class Explorer(LiveView):
         """Show only the events in which one of ``ranks`` takes part together with a recorded rank.
 
         Raises:
-            UsageError: no such rank, or none.
+            UsageError: no rank is given, or a rank does not exist.
         """
         if not ranks:
             raise UsageError("talks_to(): give one rank or several")
@@ -206,14 +198,14 @@ class Explorer(LiveView):
         """Show only what is sent for one parameter in a step, and list it in order; see `Trace.parameter_day`.
 
         Raises:
-            UsageError: no such parameter, or several that end so.
+            UsageError: no parameter has this name or ends with it, or several end with it.
         """
         self._set_pick(*self._picks.parameter(name))
 
     # What the browser changes
 
     def _follow(self) -> None:
-        """React to traits that the browser, or the user's own code, sets in the widget."""
+        """Observe the traits that the browser, or the user's own code, sets in the widget."""
         for trait, change in {
             "chosen": self._on_filters,
             "pattern": self._on_filters,
@@ -247,8 +239,6 @@ class Explorer(LiveView):
 
         A parameter is followed in all modules, because the FSDP unit that gathers it may be an ancestor of its
         module.
-
-        A parameter is followed in all modules: an FSDP unit above its own gathers it.
         """
         if part == PARAMETER and found is not None:
             self._quietly(selected=-1)
@@ -291,7 +281,7 @@ class Explorer(LiveView):
         self._set_filters(self._chosen.passed.filters)
 
     def _on_shade(self) -> None:
-        """Shade the map by bytes or by seconds, keeping the selection."""
+        """Apply the map's new shading (bytes or seconds), keeping the selection."""
         self._map.use(str(self.widget.shade))
         self._draw_parts()
 

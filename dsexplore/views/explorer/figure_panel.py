@@ -30,15 +30,15 @@ class FigurePanel:
     """One figure of a trace.
 
     Args:
-        codes: the events.
+        codes: events of the trace.
     """
 
     def __init__(self, codes: EventCodes) -> None:
         self._codes = codes
         self.rows: list[int] = []
-        """Of the modules that are shown: of all where there are none."""
+        """Rows of the modules that are shown; empty for all."""
         self._sequence: tuple[str, TimelineState] | None = None
-        """The sizes and the timeline of the sequence, made when it is first shown."""
+        """(sizes, timeline) of the sequence, built when first shown."""
         self._tops: dict[tuple[str, str], float] = {}
         self._spec = EMPTY
 

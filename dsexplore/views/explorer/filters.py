@@ -100,12 +100,12 @@ def check_filters(known: Tables, module: str, facets: Mapping[str, Any]) -> None
     """Raise if an argument of a filter does not occur in the trace.
 
     Args:
-        known: see `known_names`.
-        module: a shell pattern.
-        facets: facet → a value or a list of values.
+        known: the trace's names, see `known_names`.
+        module: shell pattern of module names.
+        facets: {facet: a value or a list of values}.
 
     Raises:
-        UsageError: no such facet, or a phase, op, axis, group or module that the trace does not know.
+        UsageError: no such facet, or a phase, op, axis, group or module that does not occur in the trace.
     """
     check_module(known, module, "filter")
     for name, wanted in facets.items():
@@ -121,8 +121,6 @@ def lists(codes: EventCodes) -> list[list[object]]:
     """Return [facet, texts to choose from]; the first text is ``all``, the others are the facet's labels.
 
     A facet with only one value needs no list.
-
-    A facet with one value only needs no list.
     """
     ranks = _ranks_of_groups(codes)
     return [

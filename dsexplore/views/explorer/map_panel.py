@@ -54,8 +54,8 @@ class MapPanel:
     """The world map of a trace.
 
     Args:
-        codes: the events.
-        prediction: whose seconds may shade it.
+        codes: events of the trace.
+        prediction: prediction whose seconds can shade the map.
     """
 
     def __init__(self, codes: EventCodes, prediction: Prediction | None = None) -> None:
@@ -106,10 +106,10 @@ class MapPanel:
         return [[BYTES, "shade: bytes"], *measured, *predicted]
 
     def use(self, shade: str) -> None:
-        """Shade the map by another one of `shades` from now on.
+        """Set the quantity that shades the map from now on, one of `shades`.
 
         Raises:
-            UsageError: no such shade, or no times for it.
+            UsageError: no such shade, or no times are known for it.
         """
         known = [value for value, _ in self.shades]
         if shade not in known:
@@ -155,9 +155,9 @@ class MapPanel:
         """Return the map of some events.
 
         Args:
-            mask: (events,)
-            whole: the (module, axis, phase) that these events are all of, where they are; see `Sums.whole`, which
-                spares some 3 ms with 1,000,000 events of which a quarter is shown.
+            mask: (events,) mask of the events.
+            whole: mask of (module, axis, phase), if the events are exactly all events of these entries; see
+                `Sums.whole`. It saves about 3 ms with 1,000,000 events of which a quarter is shown.
         """
         events, size = self._sent(mask, whole)
         sent = [(*self._named_rows[i], int(size[i]), int(events[i])) for i in np.flatnonzero(events).tolist()]
@@ -170,7 +170,7 @@ class MapPanel:
 
         Args:
             mask: see `world`.
-            axis: the one whose groups are outlined.
+            axis: axis whose groups are outlined.
             whole: see `world`.
         """
         unit = self._codes.kind_of_sizes if self._shade == BYTES else self._shade

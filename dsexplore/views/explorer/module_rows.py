@@ -22,8 +22,6 @@ class FoldedRows:
     """The rows of a module tree that stand for several identical modules.
 
     The first of the identical modules, with all rows inside it, stands for the others.
-
-    Of several modules that are the same, the first one's row, with all rows inside it, stands for the others'.
     """
 
     def __init__(self, tree: ModuleTree, folding: Folding) -> None:

@@ -25,9 +25,9 @@ class Picks:
     """Finds the events of a selection, and has the part in which it was made draw it as selected.
 
     Args:
-        lanes: the timeline.
-        world: the map.
-        chosen: what holds the parameter that is followed.
+        lanes: panel of the timeline.
+        world: panel of the map.
+        chosen: selection, which stores the followed parameter.
     """
 
     def __init__(self, lanes: TimelinePanel, world: MapPanel, chosen: Chosen) -> None:
@@ -37,7 +37,7 @@ class Picks:
         """Return the events that overlap a range of the timeline, given in its unit.
 
         Raises:
-            UsageError: an empty range.
+            UsageError: the range is empty.
         """
         if not begin < end:
             raise UsageError(f"between({begin!r}, {end!r}): the end must be later than the begin")
@@ -55,7 +55,7 @@ class Picks:
         """Return the events of one parameter in a step, and list them in order below the tree.
 
         Raises:
-            UsageError: no such parameter, or several that end so.
+            UsageError: no parameter has this name or ends with it, or several end with it.
         """
         codes = self._chosen.codes
         day = parameter_day(codes.tables, name)

@@ -2,9 +2,6 @@
 
 It holds the events as compressed columns of small integers; ``standalone.js`` filters and sums them in the browser. The
 static view is below, and is all that shows where no JavaScript runs.
-
-The events are in it as columns of small integers, compressed; ``standalone.js`` filters and adds them up in the
-browser. The static view stands below, and alone where no JavaScript runs.
 """
 
 from __future__ import annotations
@@ -54,13 +51,13 @@ def standalone_page(headline: Headline, static: str, sizes: str = WIRE, predicti
     """Return one HTML document with the explorer and the static view.
 
     Args:
-        headline: of the trace that it shows.
-        static: the HTML below, which stands alone where no JavaScript runs.
+        headline: headline of the trace to show.
+        static: HTML of the static view below, which is all that shows where no JavaScript runs.
         sizes: which bytes are shown at first, ``"wire"`` or ``"message"``.
-        prediction: whose seconds the tree and the headline show.
+        prediction: prediction whose seconds the tree and the headline show.
 
     Raises:
-        UsageError: more events than a browser can filter, or no such sizes.
+        UsageError: there are more events than a browser can filter, or no such sizes.
     """
     events = headline.tables.events.height
     if events > MOST_EVENTS:

@@ -23,9 +23,9 @@ class TimelinePanel:
     """The timeline of a trace in one window.
 
     Args:
-        tables: the trace.
+        tables: tables of the trace.
         sizes: which bytes are shown, ``"wire"`` or ``"message"``.
-        kind: (events,) of each, as in `EventCodes.kind`.
+        kind: (events,) kind of each event, as in `EventCodes.kind`.
     """
 
     def __init__(self, tables: Tables, sizes: str, kind: npt.NDArray[np.int32] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""A hang report: the sentence, who waits in which call for whom, where the ranks parted, and the ranks' stacks."""
+"""A hang report: the sentence, which ranks wait in which call for whom, where calls differ, and the ranks' stacks."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class HangView(View):
         """Return the content of `text` with tables, plus the ranks' stacks in collapsed sections.
 
         Args:
-            most: rows of the table.
+            most: maximal number of rows in the table.
         """
         report = self._report
         parts = [f"<p><b>{_headline(report)}</b></p><p>{html.escape(report.sentence, 0)}</p>"]

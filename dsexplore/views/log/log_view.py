@@ -45,7 +45,7 @@ class CommsSummaryView(View):
         """Return a table of what was sent and how long it took, one row per op, group and message size.
 
         Args:
-            most: rows.
+            most: maximal number of rows.
         """
         if not self._lines:
             return html.fragment("<p><b>Comms log</b> nothing was logged</p>")
@@ -77,7 +77,7 @@ class CommsSummaryView(View):
             options: none.
 
         Raises:
-            UsageError: no such kind, or an option.
+            UsageError: no such kind, or an option was given.
         """
         if kind not in KINDS or options:
             given = ", ".join([f"kind={kind!r}", *(f"{key}=…" for key in options)])

@@ -1,7 +1,7 @@
-"""A plotly figure whose output in a notebook holds the static view too, so that it is never blank.
+"""A plotly figure whose output in a notebook also contains a static view, so that it is never blank.
 
-Where plotly's MIME type is known (JupyterLab, VS Code) the figure is shown. A saved notebook on GitHub, in nbconvert or
-without network shows the static twin, and holds no copy of plotly's script.
+Where plotly's MIME type is known (JupyterLab, VS Code), the figure is shown. A saved notebook on GitHub, in nbconvert
+or without network shows the static twin, and contains no copy of plotly's script.
 """
 
 from __future__ import annotations

@@ -3,11 +3,11 @@
 Every fragment is
 
 * complete without JavaScript, kernel or network, and readable as text where a renderer strips the style;
-* safe: names are data, so they are escaped, isolated for writing direction, and cut when they are very long;
-* alike in every notebook: `.dsx.dsx` outweighs JupyterLab's own rules for tables, code and headings;
-* light or dark as its surroundings are, see `theme`;
-* legible without colour: a letter or a hatch stands beside each;
-* the same in every byte where its content is the same, ids included.
+* safe: names are data, so they are escaped, isolated for writing direction, and shortened if they are very long;
+* equal in every notebook: `.dsx.dsx` outweighs JupyterLab's own rules for tables, code and headings;
+* light or dark like its surroundings, see `theme`;
+* legible without colour: each colour has a letter or a hatch too;
+* byte for byte the same for the same content, including ids.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def escape(text: object, longest: int = LONGEST_NAME) -> str:
 
     Args:
         text: any name or message.
-        longest: characters kept; of a longer text the middle is replaced by ``…``. 0 keeps all.
+        longest: number of characters kept; the middle of a longer text is replaced by ``…``. 0 keeps all.
     """
     plain = printable(text)
     if longest and len(plain) > longest:
@@ -80,13 +80,11 @@ def escape(text: object, longest: int = LONGEST_NAME) -> str:
 
 
 def prose(text: object, longest: int) -> str:
-    """Return an escaped sentence that may break into lines inside its names, for a narrow column.
+    """Return an escaped sentence that may break into lines inside its names, for a narrow column. The longest
+    unbreakable piece sets the minimal width of the column.
 
     Line breaks are allowed after dots, slashes and opening brackets, in very long names also at capitals and after
     underscores, but not between a module and its number, nor between a number and its percent sign.
-
-    Its names are broken behind dots, slashes and brackets, very long ones at capitals and behind underscores too; no
-    module from its number, no number from its percent sign. The column is as wide as what is left of them whole.
     """
     broken = _AFTER_DOTS.sub(r"\g<0><wbr>", unparted(escape(text, longest)))
     humped = _LONG_WORD.sub(lambda word: _HUMP.sub("<wbr>", word[0]), broken)
@@ -128,8 +126,6 @@ def with_ids_of_its_own(page: str, ids: Iterable[str]) -> str:
     """Return the HTML with each id replaced by one derived from the whole HTML, so that no other view shares it.
 
     A notebook shows many views in one page, and the same sentence, hence the same `content_id`, occurs in several.
-
-    A notebook holds many views in one page, and alike sentences stand in several of them.
     """
     renamed = page
     for one in ids:
@@ -155,10 +151,10 @@ def table(
     Args:
         head: column titles, plain text.
         rows: cells, escaped by the caller.
-        left: columns set flush left; the others are numbers.
-        wrap: columns (flush left) whose text may break into lines.
-        attributes: of each row, as they stand in its tag.
-        bar: the column that holds a `stacked_bar`, which takes the room that the others leave.
+        left: columns that are aligned left; the others hold numbers and are aligned right.
+        wrap: left-aligned columns whose text may break into lines.
+        attributes: attributes of each row's tag, such as ``' tabindex="0"'``.
+        bar: column that holds a `stacked_bar` and takes the remaining width.
     """
     kinds = {**dict.fromkeys(left, ' class="l"'), **dict.fromkeys(wrap, ' class="l w"')}
     kinds |= {} if bar is None else {bar: ' class="l track"'}
@@ -179,8 +175,8 @@ def stacked_bar(parts: Iterable[tuple[str, str, float, str]], top: float) -> str
     """Return a bar of several segments; each segment wider than 4 % of the column shows its letter.
 
     Args:
-        parts: (class, letter, value, attributes as they stand in its tag); those of value 0 are left out.
-        top: the value of a bar as wide as its column.
+        parts: (class, letter, value, attributes of its tag) per segment; segments of value 0 are left out.
+        top: value of a bar as wide as its column.
     """
     segments = "".join(
         f'<span class="{kind}" style="width:{100 * value / top:.3g}%"{more}>'
@@ -195,9 +191,9 @@ def page(title: str, body: str, scripts: bool = False) -> str:
     """Return one self-contained HTML document around a fragment: it fetches nothing, and runs scripts only on request.
 
     Args:
-        title: of the window.
-        body: the fragment.
-        scripts: whether the scripts in the fragment run.
+        title: title of the window.
+        body: HTML fragment.
+        scripts: whether scripts in the fragment may run.
     """
     run = "script-src 'unsafe-inline'; " if scripts else ""
     return (

@@ -3,10 +3,6 @@
 Read from the figure: its traces with their vertical error bars (stacked areas on top of one another), its title, the
 type, title, ticks and ``rangemode`` of its axes, and straight lines across it with their annotation. Plotly's texts are
 HTML: they are unescaped first, then escaped anew.
-
-Of a figure are read its traces with their upright error bars, stacked ones one above the other, its title, the kind,
-title, ticks and ``rangemode`` of its axes, and straight lines across it with their annotation. Texts of plotly are
-HTML: they are unescaped first, then escaped anew.
 """
 
 from __future__ import annotations
@@ -50,7 +46,7 @@ def still_figure(figure: Any) -> str:
     """Return the figure as a fragment of static HTML.
 
     Args:
-        figure: of lines, points, closed or stacked areas, or of horizontal bars, which lie one behind the other.
+        figure: plotly figure of lines, points, closed or stacked areas, or of horizontal bars, which are stacked.
     """
     traces = list(figure.data)
     body = _bars(figure, traces) if traces and traces[0].type == "bar" else _chart(figure, traces)
@@ -77,7 +73,7 @@ class _Scale:
     Attributes:
         first: pixel of ``low``.
         last: pixel of ``high``.
-        is_log: whether equal ratios have equal lengths.
+        is_log: whether the axis is logarithmic.
     """
 
     low: float

@@ -1,7 +1,7 @@
 """The theme, in one place: colours, fonts, the marks of phases, ops and memory, and the look of plotly's figures.
 
-Light and dark follow the surroundings: JupyterLab's variables, else VS Code's, else the page's colour scheme. Colours
-are those of Okabe and Ito, which colour-blind readers can tell apart; a letter or a hatch stands beside each.
+Light or dark follows the surroundings: JupyterLab's variables, else VS Code's, else the page's colour scheme. Colours
+are those of Okabe and Ito, which colour-blind readers can distinguish; each has a letter or a hatch too.
 """
 
 from __future__ import annotations
@@ -34,8 +34,6 @@ VARIABLES = f"""
 """CSS of static views and widgets: the variables that their other rules use, and rules for all their elements.
 
 Text is as large as JupyterLab's content, 13 pixels where JupyterLab sets 14; a standalone page uses the browser's size.
-
-Text is as large as JupyterLab's content, 13 pixels where that has its 14; a page of our own has the browser's size.
 """
 
 
@@ -50,7 +48,7 @@ class Mark:
     hatch: str
     """CSS gradient laid over the colour; empty for none."""
     pattern: str
-    """The same hatch as plotly names it."""
+    """Plotly's name of the same hatch."""
 
     @property
     def css(self) -> str:
@@ -161,8 +159,8 @@ def themed(figure: Any, **layout: Any) -> Any:
     """Apply this theme to a ``plotly.graph_objects.Figure`` and return it.
 
     Args:
-        figure: changed in place.
-        layout: what of its layout is its own.
+        figure: the figure, which is changed in place.
+        layout: further layout of this figure.
     """
     figure.update_layout(template="none", **FIGURE, **layout)
     figure.update_xaxes(**AXIS)

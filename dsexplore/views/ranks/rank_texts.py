@@ -1,8 +1,6 @@
 """The text that each rank of a cell printed and returned, labelled by rank; ranks with the same text share one.
 
 The section that holds the lowest rank is open, the others are collapsed. The middle of a long text is cut out.
-
-Rank 0 is open, the others are folded. Of a long text the beginning and the end are shown.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""A `Sharding`: pictures of its tensors, tables of what each rank holds, memory by rank."""
+"""Views of a `Sharding`: pictures of its tensors, tables of what each rank holds, memory by rank."""

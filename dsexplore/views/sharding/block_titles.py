@@ -18,17 +18,17 @@ from dsexplore.views.sharding.drawn_mesh import AxisMarks, DrawnMesh
 from dsexplore.views.sharding.shard_blocks import AxisCuts, Block, Place, Run, boundaries
 
 _MOST_COUNTED = 4096
-"""Ranks whose numbers are written; of more, their coordinates are."""
+"""Maximal number of ranks whose numbers are written; for more, their coordinates are."""
 
 
 def place_text(axis: str, place: Place) -> str:
-    """The coordinates on an axis as text: ``"dp 3"``, or ``"dp 0–7"`` for several."""
+    """Return the coordinates on an axis as text: ``"dp 3"``, or ``"dp 0–7"`` for several."""
     low, high = place
     return f"{axis} {low}" if high - low == 1 else f"{axis} {low}–{high - 1}"
 
 
 class Titles:
-    """The label of each block of a picture, and the lines shown when the pointer is over it."""
+    """Label of each block of a picture, and the lines of its tooltip."""
 
     def __init__(self, tensor: Placed, drawn_mesh: DrawnMesh) -> None:
         self.tensor, self.drawn_mesh = tensor, drawn_mesh
@@ -50,14 +50,14 @@ class Titles:
         return self._numbers[held]
 
     def shade(self, block: Block, place: int) -> str:
-        """The class of every second block; all pieces of a strided shard that a coordinate holds look alike."""
+        """Return the class of every second block; pieces of a strided shard at one coordinate look the same."""
         if not self._cut:
             return ""
         strided = [at for at in block.places if self.tensor.placements[at[0]].kind == "strided"]
         return " odd" if (strided[0][1][0] if strided else place) % 2 else ""
 
     def label(self, block: Block, room: float) -> str:
-        """``"0, 4"``: ranks; with very many of them, the coordinates. Empty where there is no room for it.
+        """Return the ranks of a block, ``"0, 4"``, or their coordinates if very many; empty if it does not fit.
 
         A folded block says how many shards it stands for.
         """
@@ -83,11 +83,11 @@ class Titles:
         return ", ".join(texts)
 
     def title(self, block: Block) -> str:
-        """The lines as the value of a ``title`` attribute."""
+        """Return the lines as the value of a ``title`` attribute."""
         return "&#10;".join(self.lines(block))
 
     def lines(self, block: Block) -> list[str]:
-        """Ranks, mesh coordinates, index ranges and bytes, escaped."""
+        """Return ranks, mesh coordinates, index ranges and bytes of a block, escaped."""
         at = dict(block.places)
         first = [at.get(number, (0, axis.size))[0] for number, axis in enumerate(self.tensor.axes)]
         sizes, ranges = self._held(first)
@@ -105,7 +105,7 @@ class Titles:
         return [html.escape(line, 400) for line in lines]
 
     def _held(self, own: Sequence[int]) -> tuple[list[int], list[list[Range]]]:
-        """Lengths and ranges per dim of what the rank with these coordinates on the tensor's own axes holds."""
+        """Return lengths and ranges per dim of what the rank at these coordinates on the tensor's axes holds."""
         at = [0] * len(self.mesh.shape)
         for coordinate, axis in zip(own, self.tensor.axes, strict=True):
             for number, divisor, modulus, weight in axis.terms:
@@ -118,9 +118,9 @@ THICK = 19
 """Pixels that the brackets of one axis take."""
 _LETTER = 5.6
 _MOST = 64
-"""Brackets of an axis side by side; of more, one stands for all."""
+"""Maximal number of brackets of an axis; beyond it, one stands for all."""
 _LEAST = 5
-"""Pixels of the shortest bracket that is drawn by itself."""
+"""Minimal length in pixels of a bracket that is drawn individually."""
 
 STYLE = """
 .dsx .pic .k{border:2px solid var(--x);font:10px/13px var(--dsx-font);text-align:center;white-space:nowrap;
@@ -144,23 +144,23 @@ class Side:
     tensor: Placed
     marks: AxisMarks
     first: int
-    """The index at its beginning."""
+    """Index at the beginning of the side."""
     size: int
-    """How many indices it shows."""
+    """Number of indices shown."""
     pixels: float
     down: bool
     left: float
-    """Where the outermost bracket begins, in pixels of the picture."""
+    """Left edge of the outermost bracket, in pixels of the picture."""
     top: float
 
     @property
     def scale(self) -> float:
-        """The length of one index, in pixels."""
+        """Length of one index in pixels."""
         return self.pixels / self.size
 
 
 def brackets(cuts: Sequence[AxisCuts], side: Side) -> str:
-    """The brackets of a dim, the outermost axis furthest from the picture; ``cuts``: of `axis_cuts.axis_cuts`."""
+    """Return the brackets of a dim, outermost axis furthest from the picture; ``cuts``: see `axis_cuts.axis_cuts`."""
     return "".join(_of_axis(axis, side, THICK * place) for place, axis in enumerate(cuts))
 
 
@@ -179,12 +179,12 @@ def _of_axis(cuts: AxisCuts, side: Side, inwards: float) -> str:
 
 
 def _look(kind: str, run: Run) -> str:
-    """The class of a bracket; that of several coordinates is dashed."""
+    """Return the class of a bracket; a bracket over several coordinates is dashed."""
     return f"{kind} all" if run.place is not None and run.place[1] - run.place[0] > 1 else kind
 
 
 def _labels(axis: str, runs: Sequence[Run], lengths: Sequence[float]) -> list[str]:
-    """``tp 0`` in each bracket that has room for it, else the number, else nothing; the name stands in one at least."""
+    """Return per bracket ``tp 0``, else the number, else ``""``, as fits; at least one contains the axis's name."""
     texts = []
     for run, length in zip(runs, lengths, strict=True):
         named = place_text(axis, run.place or (0, 1))
@@ -196,7 +196,7 @@ def _labels(axis: str, runs: Sequence[Run], lengths: Sequence[float]) -> list[st
 
 
 def _fitting(texts: Sequence[str], pixels: float) -> str:
-    """The first of these texts for which there is room; else nothing."""
+    """Return the first of these texts that fits, or ``""``."""
     return next((text for text in texts if len(text) * _LETTER + 6 <= pixels), "")
 
 
@@ -207,7 +207,7 @@ def _bracket(kind: str, text: str, start: float, length: float, side: Side, inwa
 
 
 def cut_lines(cuts: Sequence[AxisCuts], side: Side) -> str:
-    """A line at each cut, in the colour of the outermost axis that cuts there, the thicker the further out."""
+    """Return a line at each cut, in the colour of the outermost axis that cuts there; thick for the outermost axis."""
     lines = []
     for index, place in boundaries(cuts).items():
         look = ("" if side.down else " up") + (" outer" if len(cuts) > 1 and place == 0 else "")

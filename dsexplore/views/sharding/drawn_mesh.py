@@ -1,4 +1,4 @@
-"""`DrawnMesh`: the mesh as all pictures of one sharding draw it: colours of axes, ranks that are drawn one by one."""
+"""`DrawnMesh`: colours of axes, and ranks that are drawn one by one, shared by all pictures of a sharding."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from dsexplore.views.page.theme import AXES
 from dsexplore.views.sharding.shard_blocks import Block, Place
 
 MOST, WHOLE = 64, 96
-"""Ranks in a sample, and ranks of a mesh that is not thinned out."""
+"""Maximal number of ranks in a sample, and maximal size of a mesh that is drawn whole."""
 
 
 class RankSample:
     """Some ranks of a mesh: the product of some coordinates of each axis.
 
     Attributes:
-        mesh: the ranks.
-        chosen: per mesh axis, the coordinates, ascending.
-        numbers: the ranks, in mesh order.
+        mesh: mesh of all ranks.
+        chosen: coordinates per mesh axis, ascending.
+        numbers: sampled ranks, in mesh order.
     """
 
     def __init__(self, mesh: Mesh, tensors: Iterable[Placed], most: int = MOST) -> None:
@@ -43,20 +43,20 @@ class RankSample:
         self._own: dict[tuple[object, ...], list[Numbers]] = {}
 
     def __len__(self) -> int:
-        """The number of ranks in the sample."""
+        """Return the number of ranks in the sample."""
         return len(self.numbers)
 
     @property
     def is_whole(self) -> bool:
-        """Whether every rank is in it."""
+        """Whether the sample contains every rank."""
         return len(self) == self.mesh.size
 
     def coordinates(self, index: int) -> tuple[int, ...]:
-        """The mesh coordinates of the rank at that place in `numbers`."""
+        """Return the mesh coordinates of the rank at an index of `numbers`."""
         return tuple(int(axis[index]) for axis in self._grid)
 
     def holding(self, tensor: Placed, places: Sequence[tuple[int, Place]]) -> list[int]:
-        """The places in `numbers` of the ranks with these coordinates on the tensor's own axes."""
+        """Return the indices into `numbers` of the ranks with these coordinates on the tensor's axes."""
         own = self._coordinates_of(tensor)
         held = np.ones(len(self), dtype=bool)
         for number, (low, high) in places:
@@ -64,7 +64,7 @@ class RankSample:
         return [int(index) for index in np.flatnonzero(held)]
 
     def empty(self, tensor: Placed) -> list[int]:
-        """The places in `numbers` of the ranks that hold nothing of a tensor."""
+        """Return the indices into `numbers` of the ranks that hold nothing of a tensor."""
         numel = np.ones(len(self), dtype=np.int64)
         for dim in range(len(tensor.shape)):
             numel = numel * tensor.dim_size(dim, self._grid)
@@ -78,12 +78,12 @@ class RankSample:
 
 
 def sample_of(shown: Sharding, most: int = MOST) -> RankSample:
-    """The ranks of a sharding that are drawn one by one: at most ``most``, unless all are few."""
+    """Return the ranks of a sharding that are drawn one by one: at most ``most``, or all of a small mesh."""
     return RankSample(shown.mesh, shown.tensors, most)
 
 
 def _chosen(mesh: Mesh, tensors: Iterable[Placed], most: int) -> list[Numbers]:
-    """The coordinates per axis: the longest axes are thinned out until the product is at most ``most``."""
+    """Choose coordinates per axis, thinning out the longest axes until their product is at most ``most``."""
     if mesh.size <= WHOLE:
         return [np.arange(size) for size in mesh.shape]
     lengths = list(mesh.shape)
@@ -97,7 +97,7 @@ def _chosen(mesh: Mesh, tensors: Iterable[Placed], most: int) -> list[Numbers]:
 
 
 def _thinned(size: int, length: int, starts: Sequence[int]) -> Numbers:
-    """A few coordinates of an axis: the first and the last, those where sizes change, and others evenly between."""
+    """Choose a few coordinates of an axis: first, last, those where sizes change, and others evenly between."""
     if length >= size:
         return np.arange(size)
     around = [at for start in starts for at in (start, start - 1) if at >= 0]
@@ -112,12 +112,12 @@ STYLE = "".join(f".dsx .x{i}{{--x:{mark.colour};--o:{i * 3}px}}\n" for i, mark i
 
 
 class AxisMarks:
-    """The number of each axis, by name; the class ``x<number>`` gives an element the axis's colour as ``--x``.
+    """The number of each axis by name; class ``x<number>`` gives an element the axis's colour as ``--x``.
 
     Args:
-        mesh: whose axes these are.
-        tensors: what is drawn.
-        first: axes in the order in which another view beside these pictures numbers them; empty for none.
+        mesh: the mesh that has the axes.
+        tensors: tensors that are drawn; their own axes get numbers too.
+        first: axes in the order in which another view next to the pictures numbers them; empty for none.
     """
 
     def __init__(self, mesh: Mesh, tensors: Iterable[Placed], first: Iterable[str] = ()) -> None:
@@ -126,20 +126,20 @@ class AxisMarks:
         self._numbers = {name: min(number, len(AXES) - 1) for number, name in enumerate(names)}
 
     def number(self, axis: str) -> int:
-        """The number of an axis; all after the fifth share the last."""
+        """Return the number of an axis; axes without their own colour share the last number."""
         return self._numbers[axis]
 
     def kind(self, axis: str) -> str:
-        """The class of an element in the axis's colour."""
+        """Return the CSS class of an element in the axis's colour."""
         return f"x{self._numbers[axis]}"
 
     def colour(self, axis: str) -> str:
-        """The axis's colour, for figures."""
+        """Return the axis's colour, for figures."""
         return AXES[self._numbers[axis]].colour
 
 
 MINE = "mine"
-"""The class of what the chosen rank holds."""
+"""CSS class of what the chosen rank holds."""
 
 
 class DrawnMesh:
@@ -147,12 +147,12 @@ class DrawnMesh:
 
     Args:
         shown: see below.
-        axes: in the order of their colours, where another view beside the pictures has one; see `AxisMarks`.
+        axes: axes in the order of their colours in another view next to the pictures; see `AxisMarks`.
 
     Attributes:
         shown: the tensors and their mesh.
         marks: the colour of each axis.
-        sample: the ranks that can be lit: each has the class ``h<its place in the sample>`` in all pictures.
+        sample: ranks that can be highlighted: each has class ``h<index in the sample>`` in all pictures.
     """
 
     def __init__(self, shown: Sharding, axes: Sequence[str] = ()) -> None:
@@ -163,31 +163,31 @@ class DrawnMesh:
         self._chosen: tuple[int, ...] | None = None
 
     def choosing(self, at: tuple[int, ...] | None) -> DrawnMesh:
-        """The same with a rank, by its place in the mesh, whose blocks are lit from the start: they have `MINE`."""
+        """Return a copy that highlights the blocks of the rank at these mesh coordinates from the start, by `MINE`."""
         lit = copy.copy(self)
         lit._chosen = at
         return lit
 
     def lit_by(self, tensor: Placed, block: Block) -> str:
-        """The classes of a block: the sampled ranks that hold it, or ``ha`` for all; `MINE` for the chosen rank."""
+        """Return the classes of a block: the sampled ranks that hold it, or ``ha`` for all; `MINE` if chosen."""
         held = self.sample.holding(tensor, block.places)
         classes = "ha" if len(held) == len(self.sample) else lit_classes(held)
         return f"{classes} {MINE}" if self._holds(tensor, block) else classes
 
     def _holds(self, tensor: Placed, block: Block) -> bool:
-        """Whether the chosen rank holds a block, or one of those folded in it."""
+        """Return True if the chosen rank holds a block, or one of the shards folded into it."""
         if self._chosen is None:
             return False
         own = [int(axis([np.array(place) for place in self._chosen])) for axis in tensor.axes]
         return all(low <= own[number] < high for number, (low, high) in block.places)
 
     def without(self, tensor: Placed) -> RankGroup | None:
-        """The ranks that hold nothing of a tensor; None where there is none."""
+        """Return the ranks that hold nothing of a tensor, or None if each rank holds some of it."""
         if not tensor.numel:
             return None
         return next((group for group in self.shown.shapes(tensor) if not math.prod(group.value)), None)
 
 
 def lit_classes(sampled: list[int]) -> str:
-    """The classes by which the ranks at these places of the sample are found."""
+    """Return the CSS classes of the ranks at these indices of the sample."""
     return " ".join(f"h{index}" for index in sampled)

@@ -1,4 +1,4 @@
-"""Many tensors on a mesh: a line for each kind of parameter, its picture when opened, and memory by rank."""
+"""Many tensors on a mesh: memory by rank, and a line per kind of parameter with its picture when opened."""
 
 from __future__ import annotations
 
@@ -50,19 +50,19 @@ stroke-width:.6}
 
 @dataclass(frozen=True)
 class Kind:
-    """Parameters that differ by a number in their name alone: ``layers.*.weight``."""
+    """Parameters whose names differ only in a number: ``layers.*.weight``."""
 
     name: str
     tensors: tuple[Placed, ...]
 
     @property
     def first(self) -> Placed:
-        """The one that is drawn for all."""
+        """The tensor that is drawn for all."""
         return self.tensors[0]
 
 
 def fold_names(tensors: tuple[Placed, ...]) -> list[Kind]:
-    """Tensors alike in shape, dtype and place whose names differ in numbers only, in order of their first."""
+    """Group tensors of equal shape, dtype and placement whose names differ only in numbers, in order."""
     found: dict[tuple[object, ...], list[Placed]] = {}
     for tensor in tensors:
         pattern = re.sub(r"(?<![^.])\d+(?![^.])", "*", tensor.name)
@@ -80,7 +80,7 @@ def fold_names(tensors: tuple[Placed, ...]) -> list[Kind]:
 
 
 def _name(alike: tuple[Placed, ...], pattern: str) -> str:
-    """One name for alike tensors: ``*`` where their names differ, ``encoder.0.layers.*.weight``."""
+    """Return one name for grouped tensors, with ``*`` where their names differ: ``encoder.0.layers.*.weight``."""
     if len(alike) == 1:
         return alike[0].name
     parts = zip(pattern.split("."), *(tensor.name.split(".") for tensor in alike), strict=True)
@@ -88,7 +88,7 @@ def _name(alike: tuple[Placed, ...], pattern: str) -> str:
 
 
 def model_html(drawn_mesh: DrawnMesh) -> str:
-    """Memory by rank, the ranks, then the parameters."""
+    """Return memory by rank, the grid of ranks, and the parameters."""
     shown = drawn_mesh.shown
     if not shown.tensors:
         return '<p class="dim">No parameters.</p>'
@@ -96,7 +96,7 @@ def model_html(drawn_mesh: DrawnMesh) -> str:
 
 
 def text_lines(shown: Sharding) -> list[str]:
-    """The neediest rank and the kinds of parameters that hold most."""
+    """Return lines on the rank that needs most memory and the kinds of parameters that hold most."""
     if not shown.tensors:
         return ["  no parameters"]
     worst = memory_groups(shown.mesh, shown.tensors, Assumptions())[0]

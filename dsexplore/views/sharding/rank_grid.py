@@ -1,7 +1,7 @@
-"""The ranks as a grid of buttons: a rank that is pointed at or chosen lights what it holds in every picture.
+"""The ranks as a grid of buttons: hovering over or choosing a rank highlights what it holds in every picture.
 
-CSS does it, `:has()` on what is hovered or checked, so that it works without kernel and JavaScript, from the keyboard
-too: the ranks are radio buttons, which the arrow keys go through.
+CSS does this, with `:has()` on the hovered or checked button, so it works without kernel and JavaScript. It works from
+the keyboard too: the ranks are radio buttons, which the arrow keys move through.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ LIT = (
     "--part:repeating-linear-gradient(135deg,#f0e442 0 4px,transparent 4px 9px),var(--dsx-bg);"
     "--some:color-mix(in srgb,#f0e442 45%,var(--dsx-bg))"
 )
-"""CSS variables of what a rank holds, lit."""
+"""CSS variables of highlighted blocks."""
 
 
 def rank_grid(drawn_mesh: DrawnMesh, tensors: Sequence[Placed]) -> str:
-    """The grid of the sampled ranks; empty for a mesh of one rank.
+    """Return the grid of the sampled ranks, or ``""`` for a mesh of one rank.
 
     Args:
-        drawn_mesh: the ranks and the colours of the axes.
-        tensors: a rank that holds nothing of any of them is marked so.
+        drawn_mesh: ranks, and colours of the axes.
+        tensors: a rank that holds nothing of any of these is marked.
     """
     sample, mesh = drawn_mesh.sample, drawn_mesh.mesh
     if mesh.size == 1:
@@ -68,7 +68,7 @@ def rank_grid(drawn_mesh: DrawnMesh, tensors: Sequence[Placed]) -> str:
 
 
 def axis_key(drawn_mesh: DrawnMesh) -> str:
-    """The names of the mesh's axes in their colours."""
+    """Return the names of the mesh's axes in their colours."""
     return "".join(
         f'<span class="axis {drawn_mesh.marks.kind(name)}">{html.name(name, 30)} {size:,}</span>'
         for name, size in zip(drawn_mesh.mesh.axes, drawn_mesh.mesh.shape, strict=True)
@@ -96,7 +96,7 @@ def _row(drawn_mesh: DrawnMesh, start: int, across: int, nothing: set[int]) -> s
 
 
 def lit_style(drawn_mesh: DrawnMesh, tensors: Sequence[Placed]) -> str:
-    """The rules that light what a rank holds, and name the tensors of which it holds nothing."""
+    """Return CSS that highlights what a rank holds, and marks the tensors of which it holds nothing."""
     sample = drawn_mesh.sample
     if drawn_mesh.mesh.size == 1:
         return ""
@@ -108,7 +108,7 @@ def lit_style(drawn_mesh: DrawnMesh, tensors: Sequence[Placed]) -> str:
 
 
 def thumbnail(tensor: Placed, drawn_mesh: DrawnMesh, width: int = 64, height: int = 28) -> str:
-    """A tensor's shards as a small picture, true in proportion, lit as the large one is."""
+    """Return a small picture of a tensor's shards, in true proportions, highlighted like the large one."""
     if not tensor.numel:
         return ""
     drawn = picture(tensor, 16, 1)
@@ -144,7 +144,7 @@ _REDUCED = {
 
 
 def meanings(tensor: Placed) -> list[str]:
-    """One sentence per placement."""
+    """Return one sentence per placement."""
     before: dict[int, list[str]] = {}
     found = []
     for placement, axis in zip(tensor.placements, tensor.axes, strict=True):
@@ -168,7 +168,7 @@ def _meaning(placement: Placement, parts: int, tensor: Placed, before: list[str]
 
 
 def _sizes(size: int, parts: int) -> str:
-    """The sizes of the parts of a dim: ``"4 each"``, ``"3, 3, 3, 1"``; of many parts ``"64 (×2,003), 32, 0 (×44)"``."""
+    """Return the sizes of a dim's parts: ``"4 each"``, ``"3, 3, 3, 1"``; for many, ``"64 (×2,003), 32, 0 (×44)"``."""
     chunk = -(-size // parts)
     full = size // chunk if chunk else 0
     rest = size - full * chunk
@@ -181,7 +181,7 @@ def _sizes(size: int, parts: int) -> str:
 
 
 def axis_table(tensor: Placed, drawn_mesh: DrawnMesh) -> str:
-    """A table of swatch, placement and sentence per axis."""
+    """Return a table of swatch, placement and sentence per axis."""
     if not tensor.placements:
         return f"<p>{swatch(None)} no placements: each of {drawn_mesh.mesh.size:,} ranks has a whole one of its own</p>"
     rows = [
@@ -197,7 +197,7 @@ def axis_table(tensor: Placed, drawn_mesh: DrawnMesh) -> str:
 
 
 def held_table(shown: Sharding, tensor: Placed) -> str:
-    """Ranks folded by the shape that they hold."""
+    """Return a table of ranks grouped by the shape that they hold."""
     groups = shown.shapes(tensor)
     rows = [_held_row(shown, tensor, group) for group in groups[:MOST_GROUPS]]
     more = len(groups) - len(rows)
@@ -219,12 +219,12 @@ def _held_row(shown: Sharding, tensor: Placed, group: RankGroup) -> tuple[str, .
 
 
 def shape_text(shape: tuple[int, ...]) -> str:
-    """A shape as text: ``"8192 × 1024"``; ``"()"`` without dims."""
+    """Return a shape as text: ``"8192 × 1024"``; ``"()"`` without dims."""
     return " × ".join(map(str, shape)) or "()"
 
 
 def rank_table(shown: Sharding, tensor: Placed) -> str:
-    """Every rank by itself, where they are few; closed until it is opened."""
+    """Return a collapsed table with a row per rank, or ``""`` if ranks are too many or only one."""
     if not 1 < shown.mesh.size <= MOST_RANKS:
         return ""
     rows = []

@@ -1,4 +1,4 @@
-"""The view of a `Redistribution`: a tensor before and after, and between the two what is sent."""
+"""The view of a `Redistribution`: a tensor before and after, and what is sent in between."""
 
 from __future__ import annotations
 
@@ -34,13 +34,16 @@ class RedistributionView(View):
         self._shown = redistribution
 
     def text(self) -> str:
-        """The cost of the redistribution, and a line per step."""
+        """Return the cost of the redistribution, and a line per step."""
         return "\n".join(
             [f"Redistribute: {_headline(self._shown)}", *(f"  {_line(step)}" for step in self._shown.steps)]
         )
 
     def html(self) -> str:
-        """The ranks, the tensor before, the steps, and the tensor after; a rank lights its shards in both."""
+        """Return the ranks, the tensor before, the steps, and the tensor after.
+
+        Choosing a rank highlights its shards in both tensors.
+        """
         shown = self._shown
         both = Sharding(shown.name, shown.mesh, [shown.before, shown.after])
         drawn_mesh = DrawnMesh(both)
@@ -69,7 +72,7 @@ def _headline(shown: Redistribution) -> str:
 
 
 def _counted(steps: list[Step]) -> str:
-    """How many of each collective there are: ``"1 all_gather and 2 all_reduces"``."""
+    """Return the number of each collective: ``"1 all_gather and 2 all_reduces"``."""
     counts: dict[str, int] = {}
     for step in steps:
         counts[step.op] = counts.get(step.op, 0) + 1
@@ -98,7 +101,7 @@ def _part(title: str, tensor: Placed, drawn_mesh: DrawnMesh) -> str:
 
 
 def _steps(shown: Redistribution, drawn_mesh: DrawnMesh) -> str:
-    """The steps as a table, between the pictures."""
+    """Return the steps as a table."""
     if not shown.steps:
         return ""
     rows = [

@@ -1,7 +1,7 @@
 """Where the shards of a tensor lie in its picture: stretches of each dim, and the blocks that they form.
 
-Few shards are drawn one by one. Of many, those that are alike and side by side are one stretch, so a picture has a
-bounded number of blocks however many ranks there are; each stands where it is, in true proportion.
+Few shards are drawn one by one. If there are many, consecutive shards of equal size are folded into one stretch, so a
+picture has a bounded number of blocks whatever the number of ranks; each is at its true position and proportion.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from dsexplore.sharding.chunks import Cut, Range, borders, held_ranges
 from dsexplore.sharding.tensor import Placed
 
 Place = tuple[int, int]
-"""Coordinates on one axis, from the first to before the second."""
+"""Range of coordinates on one axis, end excluded."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Some indices of one dim, and who holds them."""
+    """Indices of one dim, and who holds them."""
 
     ranges: tuple[Range, ...]
     places: tuple[tuple[int, Place], ...]
-    """Number of a placement, and the coordinates on its axis; axes that are not named hold all of this."""
+    """(index of a placement, coordinates on its axis) pairs; on other axes, all coordinates hold these indices."""
     folded: int = 1
-    """The number of shards folded into this one."""
+    """Number of shards folded into this one."""
 
 
 def stretches(tensor: Placed, dim: int, most: int) -> list[Stretch]:
-    """One dim from end to end, in at most about ``most`` stretches; those of empty ranks are left out."""
+    """Return one dim from end to end, in at most about ``most`` stretches; those of empty ranks are left out."""
     size = tensor.shape[dim]
     numbers = [i for i, placement in enumerate(tensor.placements) if placement.cuts and placement.dim == dim]
     cuts = [Cut(tensor.axes[i].size, tensor.placements[i].pieces) for i in numbers]
@@ -53,7 +53,7 @@ def stretches(tensor: Placed, dim: int, most: int) -> list[Stretch]:
 
 
 def _is_nested(size: int, cuts: Sequence[Cut]) -> bool:
-    """Whether the first of two axes cuts each part of the second, as FSDP cuts what tensor parallelism left."""
+    """Return True if the first of two axes cuts each part of the second, as FSDP cuts a tensor-parallel shard."""
     return len(cuts) == 2 and 1 < cuts[0].pieces == cuts[1].parts and cuts[1].pieces == 1 and size % cuts[0].pieces == 0
 
 
@@ -79,14 +79,14 @@ def _alike(size: int, number: int, cut: Cut, inside: int) -> list[Stretch]:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A part of the picture that one rank, or several with the same part or folded ones, hold."""
+    """A part of the picture held by one rank, by several ranks with the same part, or by folded shards."""
 
     rows: tuple[Range, ...]
     columns: tuple[Range, ...]
     places: tuple[tuple[int, Place], ...]
     folded: int
     folded_down: int = 1
-    """Shards that lie one below the other in it."""
+    """Number of folded shards in vertical direction; `folded_across` in horizontal direction."""
     folded_across: int = 1
 
 
@@ -95,27 +95,27 @@ class Panel:
     """The picture of two dims, at some indices of the other dims."""
 
     fixed: tuple[tuple[int, Range], ...]
-    """Of other dims that are cut: the dim and its indices."""
+    """(dim, its indices) for the other dims that are cut."""
     blocks: tuple[Block, ...]
     places: tuple[tuple[int, Place], ...] = ()
-    """Of the axes that cut those other dims: the number of the placement, and the coordinates."""
+    """(index of the placement, coordinates) of the axes that cut those other dims."""
 
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A tensor drawn: ``rows`` and ``columns`` are dims, None where the tensor has fewer."""
+    """A drawn tensor; ``rows`` and ``columns`` are dims, None if the tensor has fewer."""
 
     rows: int | None
     columns: int | None
     panels: tuple[Panel, ...]
     hidden_panels: int = 0
     down: tuple[Stretch, ...] = ()
-    """The stretches of the dim that runs down, and of the one that runs across."""
+    """Stretches of the dim that runs down; `across`: of the one that runs across."""
     across: tuple[Stretch, ...] = ()
 
 
 def picture(tensor: Placed, most_blocks: int = 96, most_panels: int = 4) -> Picture:
-    """The picture of a tensor, with a bounded number of blocks."""
+    """Return the picture of a tensor, with a bounded number of blocks."""
     rows, columns = drawn_dims(tensor)
     others = [dim for dim in tensor.cut_dims() if dim not in (rows, columns)]
     cut = [dim for dim in (rows, columns) if dim is not None and tensor.cuts(dim)]
@@ -144,14 +144,14 @@ def picture(tensor: Placed, most_blocks: int = 96, most_panels: int = 4) -> Pict
 
 
 def block_of(row: Stretch, column: Stretch, others: Sequence[Stretch] = ()) -> Block:
-    """The block of some rows and some columns, at the stretches of other dims."""
+    """Return the block of some rows and some columns, at the stretches of other dims."""
     places = tuple(sorted(place for part in (row, column, *others) for place in part.places))
     folded = math.prod(part.folded for part in (row, column, *others))
     return Block(row.ranges, column.ranges, places, folded, row.folded, column.folded)
 
 
 def drawn_dims(tensor: Placed) -> tuple[int | None, int | None]:
-    """The dims that run down and across: the first two that are cut, or those beside it that are largest."""
+    """Return the dims that run down and across: the first two that are cut, else the largest others."""
     dims = len(tensor.shape)
     if dims < 2:
         return None, 0 if dims else None
@@ -163,12 +163,12 @@ def drawn_dims(tensor: Placed) -> tuple[int | None, int | None]:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Indices side by side that are held at the same coordinates of an axis."""
+    """Consecutive indices held at the same coordinates of an axis."""
 
     start: int
     stop: int
     place: Place | None
-    """None where the axis cuts these indices further than is drawn."""
+    """Coordinates on the axis; None if the axis cuts these indices more finely than is drawn."""
 
 
 @dataclass(frozen=True)
@@ -176,15 +176,15 @@ class AxisCuts:
     """How one axis cuts the indices of one dim."""
 
     number: int
-    """Of the placement, and of its axis in `Placed.axes`."""
+    """Index of the placement, and of its axis in `Placed.axes`."""
     runs: tuple[Run, ...]
-    """From end to end."""
+    """Runs that cover the dim from end to end."""
 
 
 def axis_cuts(tensor: Placed, dim: int | None, stretches: Sequence[Stretch]) -> list[AxisCuts]:
-    """The axes of more than one rank that cut a dim, the outermost first.
+    """Return the axes of more than one rank that cut a dim, outermost first.
 
-    Plain cuts are in mesh order; a strided one lies inside those that make its pieces.
+    Plain cuts are in mesh order; a strided cut is inside the axes that make its pieces.
     """
     if dim is None:
         return []
@@ -204,7 +204,7 @@ def axis_cuts(tensor: Placed, dim: int | None, stretches: Sequence[Stretch]) -> 
 
 
 def _parted(run: Run, starts: set[int]) -> list[Run]:
-    """A run divided wherever one of ``starts`` lies in it: indices at which the runs of axes further out begin."""
+    """Split a run at each of ``starts`` inside it: indices at which the runs of axes further out begin."""
     inside = sorted(start for start in starts if run.start < start < run.stop)
     return [Run(start, stop, run.place) for start, stop in pairwise([run.start, *inside, run.stop])]
 
@@ -224,7 +224,10 @@ def _runs(stretches: Sequence[Stretch], number: int) -> tuple[Run, ...]:
 
 
 def boundaries(cuts: Sequence[AxisCuts]) -> dict[int, int]:
-    """Index at which a run begins, but for the first → the outermost of `cuts` that cuts there, by its place there."""
+    """Return {index at which a run begins: position in ``cuts`` of the outermost axis that cuts there}.
+
+    The first index of the dim is left out.
+    """
     found: dict[int, int] = {}
     for place, axis in enumerate(cuts):
         for run in axis.runs[1:]:

@@ -1,4 +1,4 @@
-"""One tensor as a picture: shards in true proportion, brackets that name the axis at each cut, one colour per axis."""
+"""One tensor as a picture: shards in true proportion, brackets that name each axis, one colour per axis."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from dsexplore.views.sharding.shard_blocks import AxisCuts, Block, Panel, Pictur
 from dsexplore.views.sharding.zoom import Frame, Zoom, columns_of, frame_of, orders, picture_frame, rows_of, zoom
 
 _DIGIT, _NOTHING = 6.2, 330
-"""Pixels of a digit of a tick, and of the box of the ranks that hold nothing at most."""
+"""Pixels of a tick's digit, and maximal width of the box of ranks that hold nothing."""
 
 
 @dataclass(frozen=True)
 class PanelDrawing:
-    """The geometry and text of one panel."""
+    """Geometry and text of one panel."""
 
     tensor: Placed
     drawn: Picture
@@ -30,16 +30,16 @@ class PanelDrawing:
     frame: Frame
     titles: Titles
     first_row: int = 0
-    """The index at its upper end; above 0 in a zoom."""
+    """Index at the upper edge; above 0 in a zoom."""
     first_column: int = 0
     heading: str = ""
 
     def html(self, window: Zoom | None = None, with_empty: bool = False) -> str:
-        """The panel.
+        """Return the panel as HTML.
 
         Args:
-            window: what of it a zoom shows, to be marked.
-            with_empty: whether the ranks that hold nothing stand below it.
+            window: zoom whose part of the panel is framed.
+            with_empty: whether to show the ranks that hold nothing below the panel.
         """
         left, top, frame = self._left, self._top, self.frame
         wholes = self._wholes()
@@ -89,14 +89,14 @@ class PanelDrawing:
         return (14 if self._head() else 2) + THICK * len(self._across) + 15
 
     def _head(self) -> str:
-        """The heading of a panel that is not all: of a zoom, and the indices of dims that are not drawn."""
+        """Return the heading of a partial panel: the zoom's, and the indices of dims that are not drawn."""
         axes = self.tensor.axes
         held = ", ".join(place_text(axes[number].name, place) for number, place in self.panel.places)
         fixed = ", ".join(f"dim {dim}: {ranges_text([part])}" for dim, part in self.panel.fixed)
         return "; ".join(part for part in (self.heading, f"{fixed} ({held})" if fixed else "") if part)
 
     def _wholes(self) -> list[tuple[Placement, Reading]]:
-        """The axes on which each rank has all of it, a copy or a partial value."""
+        """Return (placement, axis) for axes on which each rank has the whole tensor, a copy or a partial value."""
         pairs = zip(self.tensor.placements, self.tensor.axes, strict=True)
         return [(placement, axis) for placement, axis in pairs if not placement.cuts and axis.size > 1]
 
@@ -104,7 +104,7 @@ class PanelDrawing:
         return f"{placement.kind} {self.titles.drawn_mesh.marks.kind(axis.name)}"
 
     def _spoken(self) -> str:
-        """The picture in a sentence, for who cannot see it."""
+        """Return a sentence that describes the picture, for screen readers."""
         parts = []
         for dim, way, cuts in ((self.drawn.rows, "down", self._down), (self.drawn.columns, "across", self._across)):
             if dim is not None:
@@ -163,7 +163,7 @@ class PanelDrawing:
         return "".join(cut_lines(cuts, side) for cuts, side in self._sides(0, 0))
 
     def _lens(self, window: Zoom) -> str:
-        """A frame around what a zoom shows."""
+        """Return a frame around the part that a zoom shows."""
         frame = self.frame
         width = f"max(7px,{_percent(window.columns[1] - window.columns[0], frame.columns)})"
         height = f"max(7px,{_percent(window.rows[1] - window.rows[0], frame.rows)})"
@@ -171,7 +171,7 @@ class PanelDrawing:
         return f'<i class="lens" style="{place};width:{width};height:{height}"></i>'
 
     def _own_shards(self) -> str:
-        """The shard of each sampled rank where shards are folded, seen while that rank is lit."""
+        """Return the shard of each sampled rank where shards are folded; visible while the rank is highlighted."""
         sample, drawn, frame = self.titles.drawn_mesh.sample, self.drawn, self.frame
         found: dict[tuple[Range, Range], list[int]] = {}
         for index in range(len(sample)):
@@ -189,7 +189,7 @@ class PanelDrawing:
         )
 
     def _empty(self, left: float, top: float) -> str:
-        """The ranks that hold nothing, as a box without area."""
+        """Return a box without area for the ranks that hold nothing."""
         group = self.titles.drawn_mesh.without(self.tensor)
         if group is None:
             return ""
@@ -211,7 +211,7 @@ class PanelDrawing:
     def _spaced(
         self, side: Callable[[Block], tuple[Range, ...]], first: int, size: int, pixels: float, digit: float
     ) -> list[tuple[int, float]]:
-        """Ticks (index, pixels): the beginnings of stretches and the end, as many as leave room for their numbers."""
+        """Return ticks (index, pixels): starts of stretches and the end, as many as leave space for numbers."""
         starts = sorted({start for block in self.panel.blocks for start, _ in side(block)})
         need = 11 + digit * len(f"{first + size:,}")
         kept = [(first + size, pixels)]
@@ -225,7 +225,7 @@ class PanelDrawing:
 
 
 def zoomed(drawing: PanelDrawing, window: Zoom, frame: Frame, times: str) -> PanelDrawing:
-    """The drawing of what a zoom shows, ``times`` larger."""
+    """Return the drawing of a zoom's content, ``times`` larger."""
     return replace(
         drawing,
         drawn=window.picture,
@@ -238,7 +238,7 @@ def zoomed(drawing: PanelDrawing, window: Zoom, frame: Frame, times: str) -> Pan
 
 
 def _cut(pixels: float, shards: int) -> str:
-    """The pixels between two cuts of a folded block; at least 4, where its shards are too thin to be drawn."""
+    """Return the pixels between two cuts of a folded block; at least 4, even if its shards are thinner."""
     return f"{max(pixels / shards, 4):.1f}px" if shards > 1 else "9999px"
 
 
@@ -310,14 +310,14 @@ def picture_html(
     with_zoom: bool = True,
     around: tuple[int, tuple[int, ...]] | None = None,
 ) -> str:
-    """The picture of one tensor; a sentence where there is nothing to draw.
+    """Return the picture of one tensor, or a sentence if there is nothing to draw.
 
     Args:
-        tensor: what is drawn.
-        drawn_mesh: colours and ranks of the sharding that it is of.
-        most_blocks: of more shards, those that are alike are drawn as one.
-        with_zoom: whether the first shards of such are drawn large beside it.
-        around: a rank and its place in the mesh, whose shards are lit and drawn large, with those around them.
+        tensor: the tensor to draw.
+        drawn_mesh: colours and ranks of the sharding.
+        most_blocks: limit on blocks; beyond it, shards of equal size are folded into one block.
+        with_zoom: whether the first shards of a folded picture are magnified next to it.
+        around: (rank, its mesh coordinates) whose shards are highlighted and magnified, with those around them.
     """
     if not tensor.numel:
         return '<p class="dim">No elements: every rank holds an empty tensor.</p>'
@@ -335,7 +335,7 @@ def picture_html(
 
 
 def _magnified(window: Zoom, whole: Frame) -> tuple[Frame, str]:
-    """The frame of a zoom, and how many times larger it is than the picture of all."""
+    """Return the frame of a zoom, and how many times larger it is than the whole picture."""
     rows, columns = (high - low for low, high in (window.rows, window.columns))
     if window.picture.rows is None:
         frame = Frame(whole.width, 36, 1, columns)
@@ -376,7 +376,7 @@ def _dims_text(tensor: Placed, dims: Sequence[int]) -> str:
 
 
 def swatch(placement: Placement | None, colour: str = "") -> str:
-    """Hatch and text of a placement; ``colour``: the class of its axis, of `AxisMarks.kind`."""
+    """Return hatch and text of a placement; ``colour``: CSS class of its axis, see `AxisMarks.kind`."""
     kind = placement.kind if placement is not None else "plain"
     text = str(placement) if placement is not None else "plain"
     return f'<span class="sw {kind}{" " * bool(colour)}{colour}"></span><code>{html.escape(text)}</code>'

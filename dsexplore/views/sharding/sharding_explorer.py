@@ -1,4 +1,4 @@
-"""The explorer of a `Sharding`: a tensor and any rank of the mesh to choose, whose shards are drawn large."""
+"""The explorer of a `Sharding`: choose a tensor and any rank of the mesh, whose shards are magnified."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _MINE_STYLE = f".dsx .pic .{MINE}{{{LIT}}}"
 
 
 def explorer(shown: Sharding, twin: View) -> LiveBox:
-    """A list of tensors, a box for a rank, and the picture of the tensor with a zoom on the rank's shards.
+    """Return a list of tensors, a box for a rank, and the picture of the tensor with a zoom on the rank's shards.
 
-    ``explorer.zoom(rank)`` and ``explorer.choose(tensor)`` do what the boxes do; ``explorer.held`` is what the rank
-    holds of the tensor: a range of indices per dim, several where they lie apart.
+    ``explorer.zoom(rank)`` and ``explorer.choose(tensor)`` do the same as the boxes; ``explorer.held`` is what the
+    rank holds of the tensor: per dim one range of indices, or several if they are not contiguous.
 
     Args:
-        shown: the tensors.
-        twin: their static view.
+        shown: tensors and their mesh.
+        twin: static view of the sharding.
     """
     drawn_mesh, names = DrawnMesh(shown), [tensor.name for tensor in shown.tensors]
     tensor = ipywidgets.Dropdown(options=names, description="tensor", layout={"width": "min(48em, 100%)"})
@@ -65,7 +65,7 @@ def explorer(shown: Sharding, twin: View) -> LiveBox:
 
 
 def _drawn(drawn_mesh: DrawnMesh, tensor: Placed, rank: int, at: tuple[int, ...]) -> str:
-    """The rank's shards in words, the part of each axis, and the picture, zoomed where its shards are many."""
+    """Return what the rank holds in words, the part of each axis, and the picture, zoomed if shards are folded."""
     axes = zip(drawn_mesh.mesh.axes, at, strict=True)
     where = ", ".join(f"{html.name(axis, 30)} {place}" for axis, place in axes)
     ranges = tensor.ranges(at)

@@ -34,16 +34,16 @@ def sharding_figure(
     state_dtype: torch.dtype | None = None,
     gradient_dtype: torch.dtype | None = None,
 ) -> go.Figure:
-    """A figure of a `Sharding`.
+    """Return a figure of a `Sharding`.
 
     Args:
-        shown: the tensors and their mesh.
-        kind: ``"memory"``, bytes by rank, equal ranks folded where they are many; or ``"shards"``, the picture of one
-            tensor. By default memory for several tensors, shards for one.
-        tensor: for shards, the name of the tensor where there are several.
-        optimizer: for memory, as in `Sharding.memory`; so are the dtypes.
-        state_dtype: of the optimizer's states.
-        gradient_dtype: of the gradients.
+        shown: tensors and their mesh.
+        kind: ``"memory"``, bytes by rank, with equal ranks grouped if there are many; or ``"shards"``, the picture of
+            one tensor. The default is memory for several tensors, shards for one.
+        tensor: name of the tensor for ``"shards"``, if there are several.
+        optimizer: for ``"memory"``, as in `Sharding.memory`; so are the dtypes.
+        state_dtype: dtype of the optimizer's states.
+        gradient_dtype: dtype of the gradients.
 
     Raises:
         UsageError: no such kind, tensor or optimizer.
@@ -94,7 +94,7 @@ def _memory(shown: Sharding, assumed: Assumptions) -> go.Figure:
 
 
 def _bars(shown: Sharding, groups: list[RankGroup]) -> tuple[list[str], list[RankGroup]]:
-    """One bar per rank where ranks are few, one per group of equal ranks otherwise."""
+    """Return (labels, groups): one bar per rank if ranks are few, else one per group of equal ranks."""
     if shown.mesh.size <= MOST_RANKS and shown.tensors:
         ranks = {rank: group for group in groups for rank in group.numbers(shown.mesh)}
         return [f"rank {rank}" for rank in sorted(ranks)], [ranks[rank] for rank in sorted(ranks)]
@@ -103,7 +103,7 @@ def _bars(shown: Sharding, groups: list[RankGroup]) -> tuple[list[str], list[Ran
 
 
 def _unit(largest: int) -> tuple[str, int]:
-    """The unit in which so many bytes are written, and its size in bytes."""
+    """Return the unit in which ``largest`` bytes are written, and its size in bytes."""
     unit = format_bytes(largest).split()[1]
     return unit, parse_size(f"1{unit}")
 
@@ -178,7 +178,7 @@ def _add_block(figure: go.Figure, block: Block, place: int, titles: Titles) -> N
 
 
 def _add_cuts(figure: go.Figure, tensor: Placed, drawn: Picture, drawn_mesh: DrawnMesh, frame: Frame) -> None:
-    """A line at each cut in the colour of the outermost axis that cuts there, which hovering names."""
+    """Add a line at each cut in the colour of the outermost axis that cuts there; hovering names the axis."""
     lines: dict[str, tuple[list[Any], list[Any]]] = {}
     for down, dim, stretches in ((True, drawn.rows, drawn.down), (False, drawn.columns, drawn.across)):
         cuts = axis_cuts(tensor, dim, stretches)
@@ -192,7 +192,7 @@ def _add_cuts(figure: go.Figure, tensor: Placed, drawn: Picture, drawn_mesh: Dra
 
 
 def _add_hatch(figure: go.Figure, kind: str, name: str, colour: str, frame: Frame) -> None:
-    """Lay the hatch of copies or partial values, which are of all the tensor, over the whole picture."""
+    """Add the hatch of copies or partial values over the whole picture, because they concern the whole tensor."""
     figure.add_scatter(
         x=[0, frame.columns, frame.columns, 0],
         y=[0, 0, frame.rows, frame.rows],

@@ -1,4 +1,4 @@
-"""The static view of a `Sharding`: pictures of its tensors, what each axis does, which ranks hold how much."""
+"""The static view of a `Sharding`: pictures of its tensors, what each axis does, and which ranks hold how much."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class ShardingView(View):
     """The view of a `Sharding`.
 
     Args:
-        sharding: what is shown.
-        axes: in the order of their colours, where another view beside this one has one; by default that of the mesh.
+        sharding: the sharding to show.
+        axes: axes in the order of their colours in another view next to this one; by default in mesh order.
     """
 
     title = "Sharding"
@@ -34,7 +34,7 @@ class ShardingView(View):
         self._sharding, self._axes = sharding, axes
 
     def text(self) -> str:
-        """The tensor and what each axis does to it; of a model its largest tensors and the neediest rank."""
+        """Return the tensor and what each axis does to it; for a model, its largest tensors and neediest rank."""
         shown = self._sharding
         if len(shown) == 1:
             (tensor,) = shown.tensors
@@ -43,7 +43,7 @@ class ShardingView(View):
         return "\n".join([f"Sharding: {_model_headline(shown)}", *parameter_list.text_lines(shown)])
 
     def html(self) -> str:
-        """Pictures, tables and bars; complete without JavaScript."""
+        """Return pictures, tables and bars as HTML."""
         shown = self._sharding
         drawn_mesh = DrawnMesh(shown, self._axes)
         lit = lit_style(drawn_mesh, shown.tensors)
@@ -68,14 +68,15 @@ class ShardingView(View):
         state_dtype: torch.dtype | None = None,
         gradient_dtype: torch.dtype | None = None,
     ) -> Any:
-        """A figure of bytes by rank, or of the shards of one tensor.
+        """Return a figure of bytes by rank, or of the shards of one tensor.
 
         Args:
-            kind: ``"memory"``, bytes by rank, or ``"shards"``, the picture of one tensor; None for shards of one.
-            tensor: for shards, the name of the tensor where there are several.
-            optimizer: for memory, as in `Sharding.memory`; so are the dtypes.
-            state_dtype: of the optimizer's states.
-            gradient_dtype: of the gradients.
+            kind: ``"memory"``, bytes by rank, or ``"shards"``, the picture of one tensor. The default is memory for
+                several tensors, shards for one.
+            tensor: name of the tensor for ``"shards"``, if there are several.
+            optimizer: for ``"memory"``, as in `Sharding.memory`; so are the dtypes.
+            state_dtype: dtype of the optimizer's states.
+            gradient_dtype: dtype of the gradients.
 
         Raises:
             UsageError: no such kind, tensor or optimizer.
@@ -85,7 +86,10 @@ class ShardingView(View):
         return sharding_figure(self._sharding, kind, tensor, optimizer, state_dtype, gradient_dtype)
 
     def explore(self) -> Any:
-        """A tensor and any rank to choose: its shards are drawn large, with those around them, on 16,384 ranks too."""
+        """Return a choice of tensor and rank; the rank's shards and those around them are magnified.
+
+        Works on 16,384 ranks too.
+        """
         from dsexplore.views.sharding.sharding_explorer import explorer  # ipywidgets are loaded when asked for
 
         return explorer(self._sharding, self)

@@ -1,4 +1,4 @@
-"""Some shards of a picture whose shards are too many to be drawn one by one, large enough to be seen."""
+"""Magnified view of some shards of a picture with too many shards to draw one by one."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from dsexplore.sharding.tensor import Placed
 from dsexplore.views.sharding.shard_blocks import Block, Panel, Picture, Stretch, block_of
 
 WIDTH, HEIGHT, THINNEST = 520, 240, 36
-"""Pixels that a picture may take, and the least that a side gets."""
+"""Maximal width and height of a picture, and minimal length of a side, in pixels."""
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """The size of a picture in pixels, and the shape of what it shows."""
+    """Size of a picture in pixels, and the shape of what it shows."""
 
     width: float
     height: float
@@ -25,19 +25,19 @@ class Frame:
 
     @property
     def stretched(self) -> float:
-        """The factor by which the thin side is drawn too thick."""
+        """Factor by which the thin side is drawn too thick."""
         ratio = (self.width / self.columns) / (self.height / self.rows)
         return max(ratio, 1 / ratio)
 
 
 def frame_of(rows: int, columns: int, down: int = 1, across: int = 1) -> Frame:
-    """True proportion within the room that there is; a side too thin for its labels is stretched.
+    """Return a frame with true proportions in the available space; a side too thin for its labels is stretched.
 
     Args:
-        rows: indices that run down.
-        columns: indices that run across.
-        down: stretches that the rows are drawn in.
-        across: stretches that the columns are drawn in.
+        rows: number of indices in vertical direction.
+        columns: number of indices in horizontal direction.
+        down: number of stretches in vertical direction.
+        across: number of stretches in horizontal direction.
     """
     scale = min(WIDTH / columns, HEIGHT / rows)
     width = 2 * THINNEST if across == 1 else min(across, 16) * THINNEST
@@ -46,7 +46,7 @@ def frame_of(rows: int, columns: int, down: int = 1, across: int = 1) -> Frame:
 
 
 def picture_frame(tensor: Placed, drawn: Picture) -> Frame:
-    """The frame of a picture: a matrix, a strip for one dim, a square for none."""
+    """Return the frame of a tensor's picture: a matrix, a strip for one dim, a square for none."""
     rows = tensor.shape[drawn.rows] if drawn.rows is not None else 1
     columns = tensor.shape[drawn.columns] if drawn.columns is not None else 1
     if drawn.rows is None:
@@ -64,21 +64,21 @@ def columns_of(block: Block) -> tuple[Range, ...]:
 
 
 def orders(panel: Panel) -> tuple[dict[int, int], dict[int, int]]:
-    """The order of the stretches, down and across: index at which one begins → how many begin before it."""
+    """Return {index at which a stretch begins: number of stretches before it}, for rows and for columns."""
     down = sorted({start for block in panel.blocks for start, _ in block.rows})
     across = sorted({start for block in panel.blocks for start, _ in block.columns})
     return {start: i for i, start in enumerate(down)}, {start: i for i, start in enumerate(across)}
 
 
 SHARDS = 5
-"""Shards of a dim that a zoom shows."""
+"""Number of shards of a dim that a zoom shows."""
 _MOST_SHARDS = 65_536
-"""Shards of a dim among which a rank's are looked for."""
+"""Maximal number of shards of a dim that are searched for a rank's."""
 
 
 @dataclass(frozen=True, slots=True)
 class Zoom:
-    """A window of a picture, and the picture of what is in it."""
+    """A window of a picture, and the picture of its content."""
 
     rows: Range
     columns: Range
@@ -89,13 +89,13 @@ class Zoom:
 def zoom(
     tensor: Placed, drawn: Picture, at: Sequence[int] | None = None, whose: str = "the first shards"
 ) -> Zoom | None:
-    """The window on some shards of the dims that are folded; None where no dim is, or shards lie scattered.
+    """Return a window on some shards of the folded dims; None if no dim is folded, or shards are not contiguous.
 
     Args:
-        tensor: what is drawn.
-        drawn: the picture of all of it.
-        at: the place in the mesh of the rank around whose shards the window is; None for the first shards.
-        whose: the shards in words.
+        tensor: the tensor that is drawn.
+        drawn: picture of the whole tensor.
+        at: mesh coordinates of the rank whose shards the window shows; None for the first shards.
+        whose: name of the shards in words.
     """
     down, across = (
         _shards(tensor, dim, stretches, at)
@@ -125,9 +125,9 @@ def zoom(
 def _shards(
     tensor: Placed, dim: int | None, stretches: Sequence[Stretch], at: Sequence[int] | None
 ) -> list[Stretch] | None:
-    """Shards side by side: those around a rank's, else those at the beginning of the first folded stretch of a dim.
+    """Return consecutive shards: those around a rank's, else the first ones of the dim's first folded stretch.
 
-    None where no stretch of the dim is folded, or the rank's shard is in none that is.
+    None if no stretch of the dim is folded, or if none of the shards that were looked through is the rank's.
     """
     if at is None or dim is None or not any(stretch.folded > 1 for stretch in stretches):
         return _first_shards(tensor, dim, stretches)
@@ -149,7 +149,7 @@ def _shards(
 
 
 def _first_shards(tensor: Placed, dim: int | None, stretches: Sequence[Stretch]) -> list[Stretch] | None:
-    """The shards side by side at the beginning of the first folded stretch of a dim; None without one."""
+    """Return consecutive shards from the start of a dim's first folded stretch, or None if there is none."""
     folded = next((stretch for stretch in stretches if stretch.folded > 1), None)
     if dim is None or folded is None:
         return None
@@ -176,7 +176,7 @@ def _extent(stretches: Sequence[Stretch] | None) -> Range | None:
 
 
 def _beside(window: Range | None, ratio: float, dim: int | None, tensor: Placed, at: Sequence[int] | None) -> Range:
-    """The indices of the other dim that a window shows, so that it has the shape of a picture; from a rank's own on."""
+    """Return the other dim's indices in the window, so that it has a picture's proportions; from the rank's own on."""
     if dim is None or window is None:
         return 0, 1
     length = tensor.shape[dim]

@@ -1,1 +1,1 @@
-"""How a `Skew` looks: who waits for whom, over time."""
+"""Views of a `Skew`: which ranks wait for which, over time."""

@@ -73,9 +73,9 @@ def window(skew: Skew, most_collectives: int = MOST_COLLECTIVES, most_lanes: int
     """Return the consecutive collectives in which ranks waited longest, and the ranks to draw of them.
 
     Args:
-        skew: of a trace with times.
-        most_collectives: that are drawn.
-        most_lanes: ranks that are drawn: late ones, and those that waited longest.
+        skew: skew of a trace with times.
+        most_collectives: maximal number of collectives.
+        most_lanes: maximal number of ranks; late ones and those that waited longest are preferred.
     """
     arrived = skew.arrivals
     of_each = (
@@ -116,7 +116,7 @@ def drawing(skew: Skew, most_collectives: int = MOST_COLLECTIVES, most_lanes: in
     """Return the lanes, their key and the axis as HTML, empty if nothing was measured; needs `STYLE`.
 
     Args:
-        skew: of a trace.
+        skew: skew of a trace.
         most_collectives: see `window`.
         most_lanes: see `window`.
     """
@@ -305,7 +305,7 @@ class SkewView(View):
         """Return a plotly figure of the same: a bar per rank and collective, with waiting and transfer apart.
 
         Raises:
-            UsageError: an option.
+            UsageError: an option was given.
             TypeError: there are no times.
         """
         self.refuse("figure", options)

@@ -22,8 +22,6 @@ def explorer(result: SweepResult, twin: View) -> LiveBox:
 
     ``explorer.selection`` is the `AioConfig` shown.
 
-    ``explorer.selection`` is the `AioConfig` shown.
-
     Args:
         result: the sweep.
         twin: its static view.

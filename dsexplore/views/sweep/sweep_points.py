@@ -1,8 +1,6 @@
 """Measurements of a sweep as points: one per setting and direction, with medians over its slices.
 
 With several tensor sizes, a rate is the geometric mean over the sizes.
-
-Of several tensor sizes, a rate is the geometric mean over the sizes.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ class Point:
 
     config: AioConfig
     rate: float
-    """Bytes per second."""
+    """Rate in bytes per second."""
     p50: float
     p99: float
     """Latencies in seconds."""
@@ -67,6 +65,8 @@ def cells(result: SweepResult, direction: str, threads: int) -> dict[tuple[int, 
 
 def limit_of(result: SweepResult, direction: str) -> tuple[float, str] | None:
     """Return (bytes per second, text) of the fastest reference in a direction or the mix, or None without one.
+
+    The text calls it the disk's limit only if no measured setting is faster.
 
     The text calls it the disk's limit only where no measured setting is above it.
     """

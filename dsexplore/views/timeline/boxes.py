@@ -1,4 +1,4 @@
-"""The boxes that are drawn of a timeline in a given width: every span where they are few, else equal columns."""
+"""The boxes drawn for a window of a timeline: one per span if spans are few, else one per lane and column."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ MOST_MARKS = 24
 _IN_TURN = ((BLUE, "#fff"), (ORANGE, "#000"), (GREEN, "#000"), (PURPLE, "#000"), (SKY, "#000"), (VERMILION, "#000"))
 _PALE = "#949494"
 _OTHERS = (GREY, "#000")
-"""The colour from the seventh mark on: nobody can tell more than six apart."""
+"""Colour from the seventh mark on, because nobody can distinguish more than six."""
 
 
 @dataclass(frozen=True)
 class Colour:
-    """The colour and the letter of one kind of span."""
+    """Colour and letter of one kind of span."""
 
     name: str
     letter: str
-    """The letter on wide boxes and in the key, for readers who cannot tell colours apart."""
+    """Letter on wide boxes and in the key, for readers who cannot distinguish colours."""
     fill: str
     ink: str
 
@@ -35,17 +35,17 @@ _GAPS = {WAITING: Colour(WAITING, "–", _PALE, "#000"), WARM_UP: Colour(WARM_UP
 
 
 def is_gap(colour: Colour) -> bool:
-    """Whether a colour is that of a pipeline's bubble or of its warm-up."""
+    """Return True if a colour is that of a pipeline's bubble or of its warm-up."""
     return colour in _GAPS.values()
 
 
 def key_order(colours: list[Colour]) -> list[int]:
-    """The places of colours in the order in which a key lists them: a pipeline's gaps behind its microbatches."""
+    """Return the indices of colours in the order of the key: a pipeline's gaps after its microbatches."""
     return sorted(range(len(colours)), key=lambda place: is_gap(colours[place]))
 
 
 def colours_of(timeline: Timeline) -> list[Colour]:
-    """One per mark, in the order of `Timeline.marks`; beyond `MOST_MARKS` the last stands for all others."""
+    """Return one colour per mark, ordered as `Timeline.marks`; beyond `MOST_MARKS` the last stands for all others."""
     names = timeline.marks
     if len(names) > MOST_MARKS:
         names = (*names[: MOST_MARKS - 1], f"{len(names) - MOST_MARKS + 1:,} others")
@@ -70,11 +70,11 @@ Indices = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
 MOST_LANES = 256
-"""Lanes that are drawn; the spans of all others are left out."""
+"""Maximal number of lanes that are drawn; the spans of further lanes are left out."""
 _LOW = 0.25
-"""The height of a gap, as a part of the lane's."""
+"""Height of a gap, as a fraction of the lane's."""
 _LEAST_SHARE = 0.06
-"""The height of a column in which a stream is hardly busy."""
+"""Minimal height of a column, as a fraction of the lane's, in which a stream is hardly busy."""
 
 
 @dataclass(frozen=True)
@@ -82,23 +82,23 @@ class Boxes:
     """Boxes in a window of a timeline, as columns of shape ``(n,)``."""
 
     begin: Numbers
-    """From 0 at the window's begin to 1 at its end."""
+    """Position as a fraction of the window, 0 at its begin and 1 at its end; so is ``end``."""
     end: Numbers
     lane: Indices
     """Index into `Timeline.lanes`."""
     mark: Indices
-    """Index into `mark_colours.colours_of`: in a column that of the most bytes."""
+    """Index into `mark_colours.colours_of`; in a column, the mark with most bytes."""
     level: Numbers
-    """From 0 for no bytes to 1 for the most that one span of the whole timeline has; in a column of their mean."""
+    """Height: 0 for no bytes, 1 for the largest span of the whole timeline; in a column, of the spans' mean."""
     count: Indices
-    """How many spans a box stands for."""
+    """Number of spans that a box stands for."""
     bytes: Indices
-    """Their bytes."""
+    """Bytes of these spans."""
     span: Indices
-    """Of the timeline's spans, where each box is one span; −1 in columns."""
+    """Index of the box's span in the timeline, if each box is one span; −1 in columns."""
 
     def __len__(self) -> int:
-        """The number of boxes."""
+        """Return the number of boxes."""
         return len(self.begin)
 
     @property
@@ -109,37 +109,37 @@ class Boxes:
 
 @dataclass(frozen=True)
 class _Cells:
-    """Where the spans of one window fall in its columns: the same under every filter."""
+    """The cell (lane, column, mark) of each span of one window; the same under every filter."""
 
     first: int
-    """Of the spans."""
+    """Index of the window's first span."""
     cell: npt.NDArray[np.int32]
-    """(spans of the window,) lane, column and mark as one number."""
+    """(spans of the window,) lane, column and mark, encoded as one number."""
     long: Indices
-    """Spans that reach beyond their column, counted from `first`."""
+    """Spans that end after their column, as indices relative to `first`."""
 
 
 @dataclass(frozen=True)
 class _AddedUp:
-    """The spans of one window added up by the cell of `_Cells` that they fall in and by their kind."""
+    """The spans of one window, summed by cell of `_Cells` and by kind."""
 
     cell: Indices
-    """(k,)"""
+    """(k,) cell, as encoded in `_Cells`."""
     kind: Indices
-    """(k,)"""
+    """(k,) kind of span."""
     counts: Numbers
-    """(k,)"""
+    """(k,) number of spans."""
     bytes: Numbers
-    """(k,)"""
+    """(k,) bytes."""
 
 
 class Coded:
-    """The spans of a timeline as arrays of shape ``(n,)``, from which every window is cut.
+    """The spans of a timeline as arrays of shape ``(n,)``, from which every window is taken.
 
     Args:
-        timeline: the timeline.
-        kind: (spans,) a small number of each: spans of one kind are mostly shown or hidden together.
-        most_lanes: lanes that are drawn; the spans of all others are left out.
+        timeline: the timeline that holds the spans.
+        kind: (spans,) a small number per span; spans of equal number are usually shown or hidden together.
+        most_lanes: maximal number of lanes; the spans of further lanes are left out.
     """
 
     def __init__(
@@ -150,37 +150,37 @@ class Coded:
         self.begin: Numbers = spans["begin"].to_numpy()
         self.end: Numbers = spans["end"].to_numpy()
         self.until: Numbers = np.maximum.accumulate(self.end) if len(self.end) else self.end
-        """The latest end of the spans so far."""
+        """Running maximum of the spans' ends."""
         self.lane = _codes(spans["lane"], timeline.lanes)
         self.mark = np.minimum(_codes(spans["mark"], timeline.marks), np.int32(MOST_MARKS - 1))
         self.bytes: Numbers = spans["bytes"].fill_null(0).to_numpy().astype(np.float64)
         self.flat: Mask = spans["bytes"].is_null().to_numpy()
-        """The boxes without bytes, which have no height of their own."""
+        """Mask of the spans without bytes, whose height does not depend on bytes."""
         self.row: Indices = spans["row"].cast(pl.Int64).fill_null(-1).to_numpy()
-        """Of the trace's events; −1 for what is no event."""
+        """Row of the trace's event; −1 for spans that are not events."""
         self.in_order = bool(np.array_equal(self.row, np.arange(timeline.tables.events.height)))
         """Whether span i is event i."""
         self.top = float(self.bytes.max(initial=0.0))
         self.shape = (min(len(timeline.lanes), most_lanes), min(max(1, len(timeline.marks)), MOST_MARKS))
-        """(lanes, marks) that are drawn."""
+        """Numbers of (lanes, marks) that are drawn."""
         self.hides_lanes = len(timeline.lanes) > self.shape[0]
         self.low = timeline.marks.index(WAITING) if WAITING in timeline.marks else -1
-        """The mark of gaps."""
+        """Mark of gaps, −1 if there is none."""
         self.has_busy_lane = timeline.has_busy_lane
         self._cells: dict[tuple[float, float, int], _Cells] = {}
         self._sums: tuple[tuple[float, float, int], _AddedUp] | None = None
 
     def __len__(self) -> int:
-        """The number of spans."""
+        """Return the number of spans."""
         return len(self.begin)
 
     def slice_of(self, window: tuple[float, float]) -> slice:
-        """The spans between the first and the last that overlap a window."""
+        """Return the slice from the first to the last span that overlaps a window."""
         first, last = window
         return slice(int(np.searchsorted(self.until, first, "right")), int(np.searchsorted(self.begin, last, "left")))
 
     def inside(self, window: tuple[float, float], shown: Mask | None = None) -> Mask:
-        """Which spans of `slice_of` are drawn; ``shown``: (spans,) those that may be, None for all."""
+        """Return the mask of drawn spans within `slice_of`; ``shown``: (spans,) mask of those allowed, None for all."""
         part = self.slice_of(window)
         kept = np.ones(part.stop - part.start, bool) if shown is None else shown[part].copy()
         before = max(part.start, int(np.searchsorted(self.begin, window[0], "right")))  # from there they begin inside
@@ -190,7 +190,7 @@ class Coded:
         return kept
 
     def added_up(self, window: tuple[float, float], columns: int) -> _AddedUp:
-        """See `_AddedUp`; that of the last window is kept. There must be kinds."""
+        """Return the sums of a window's spans, cached for the last window; requires kinds."""
         assert self.kind is not None
         key = (*window, columns)
         if self._sums is None or self._sums[0] != key:
@@ -204,7 +204,7 @@ class Coded:
         return self._sums[1]
 
     def cells(self, window: tuple[float, float], columns: int) -> _Cells:
-        """See `_Cells`; those of the last windows are kept."""
+        """Return the cells of a window's spans, cached for the last windows."""
         key = (*window, columns)
         if key not in self._cells:
             if len(self._cells) > 1:
@@ -226,7 +226,7 @@ def _codes(names: pl.Series, order: tuple[str, ...]) -> npt.NDArray[np.int32]:
 
 
 def extent(timeline: Timeline) -> tuple[float, float]:
-    """The first begin and the last end; (0, 1) of a timeline without spans."""
+    """Return the first begin and the last end; (0, 1) for a timeline without spans."""
     if timeline.spans.is_empty():
         return 0.0, 1.0
     first, last = timeline.spans.select(pl.col("begin").min(), pl.col("end").max()).row(0)
@@ -241,15 +241,15 @@ def boxes(
     shown: Mask | None = None,
     kinds: Mask | None = None,
 ) -> Boxes:
-    """The boxes of one window.
+    """Return the boxes of one window.
 
     Args:
-        spans: of the timeline.
+        spans: spans of the timeline.
         window: begin and end, in the unit of the timeline.
-        columns: how many there are where spans are too many to be drawn one by one.
-        most: spans that are drawn one by one.
-        shown: (spans,) which of them are drawn; None for all.
-        kinds: (kinds,) the kinds of span that ``shown`` has, each with all of its spans; None where it is otherwise.
+        columns: number of columns, used if spans are too many to be drawn individually.
+        most: maximal number of spans that are drawn individually.
+        shown: (spans,) mask of the spans to draw; None for all.
+        kinds: (kinds,) mask of the kinds in ``shown``, if it contains all spans of each; else None.
     """
     kept = spans.inside(window, shown)
     if np.count_nonzero(kept) <= most:
@@ -275,9 +275,10 @@ def _one_by_one(spans: Coded, at: Indices, window: tuple[float, float]) -> Boxes
 def _in_columns(
     spans: Coded, window: tuple[float, float], columns: int, kept: Mask, kinds: Mask | None = None
 ) -> Boxes:
-    """A box per lane and column in which a span begins, as wide as until the last of these spans ends.
+    """Return a box per lane and column in which a span begins, extended to the last end of these spans.
 
-    Measured with 1,000,000 spans: 15 ms, where polars' ``group_by`` took 150; a quarter of them 4 ms, and 1 by kinds.
+    Measured with 1,000,000 spans: 15 ms, where polars' ``group_by`` took 150; with a quarter of them 4 ms, and 1 ms
+    by kinds.
     """
     lanes, marks = spans.shape
     found = spans.cells(window, columns)
@@ -317,12 +318,12 @@ def _in_columns(
 
 
 def _busy(spent: npt.NDArray[Any], low: int, width: float) -> tuple[Indices, Numbers]:
-    """The mark and the height of columns of a lane that is busy or waits: as high as the part in which it is busy.
+    """Return mark and height per column of a lane that is busy or waits; the height is the busy fraction.
 
     Args:
-        spent: (n, marks) how long the spans are that begin there.
-        low: the mark of gaps.
-        width: of a column.
+        spent: (n, marks) total length of the spans that begin in a column, by mark.
+        low: mark of gaps.
+        width: width of a column.
     """
     gaps = spent[:, low].copy()
     busy = spent.copy()
@@ -335,7 +336,7 @@ def _busy(spent: npt.NDArray[Any], low: int, width: float) -> tuple[Indices, Num
 def _reach(
     end: Numbers, spans: Coded, window: tuple[float, float], kept: Mask, cells: tuple[_Cells, Indices, int]
 ) -> None:
-    """Draw out the boxes in which a span begins that is longer than its column."""
+    """Extend the boxes in which a span begins that is longer than its column."""
     found, held, marks = cells
     long = found.long[kept[found.long]]
     places = np.searchsorted(held, found.cell[long] // marks)
@@ -344,5 +345,5 @@ def _reach(
 
 
 def _level(sizes: npt.NDArray[Any], spans: Coded) -> Numbers:
-    """The height of a box: the cube root keeps small messages visible beside large ones."""
+    """Return the height of boxes: the cube root keeps small messages visible next to large ones."""
     return np.cbrt(sizes / spans.top) if spans.top > 0 else np.zeros(len(sizes))

@@ -1,4 +1,4 @@
-"""A timeline as a drawing in static HTML: a strip of SVG per lane under a key, with the same in words."""
+"""A timeline as a drawing in static HTML: an SVG strip per lane below a key, with the same in words."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from dsexplore.views.timeline.boxes import Boxes, Coded, Colour, boxes, colours_
 from dsexplore.views.timeline.timeline_text import axis_text, lane_totals, ticks, whole
 
 COLUMNS, LANES = 160, 24
-"""Of the drawing."""
+"""Maximal numbers of columns and lanes of the drawing."""
 _LANE, _GAP = 12, 2
-"""Height of a lane and between lanes, in the drawing's own units."""
+"""Height of a lane, and distance between lanes, in the drawing's own units."""
 _MOST_ONE_BY_ONE = 240
-"""Spans that have room for a box, and a label, each."""
+"""Maximal number of spans that each get a box and a label."""
 _BETWEEN = 0.2
-"""Columns between boxes that stand for one span each."""
+"""Distance, in columns, between boxes that stand for one span each."""
 _MOST_TIES, _MOST_KEYS = 200, 8
 
 STYLE = """
@@ -38,14 +38,14 @@ grid-column:2}
 
 
 def timeline_html(timeline: Timeline) -> str:
-    """The lanes as SVG under their key, with the same in words for who cannot see them."""
+    """Return the lanes as SVG below their key, with the same in words for screen readers."""
     if timeline.spans.is_empty():
         return html.fragment(f"<p>{html.escape(whole(timeline))}</p>")
     return html.fragment(f"<p><b>{html.escape(whole(timeline))}</b></p>{drawing(timeline)}", STYLE)
 
 
 def drawing(timeline: Timeline, most_lanes: int = LANES, columns: int = COLUMNS) -> str:
-    """The key, the lanes and the axis; needs `STYLE`."""
+    """Return the key, the lanes and the axis as HTML; needs `STYLE`."""
     colours = colours_of(timeline)
     key = [_key(colours[number]) for number in key_order(colours)]
     others = len(colours) - sum(map(is_gap, colours))
@@ -85,7 +85,7 @@ def _lanes(timeline: Timeline, colours: list[Colour], most_lanes: int, columns: 
 
 
 def _labelled(timeline: Timeline, found: Boxes, lane: int, colours: list[Colour]) -> str:
-    """The boxes of a lane as elements that hold their labels."""
+    """Return the boxes of a lane as HTML elements that contain their labels."""
     labels, names = timeline.spans["label"], timeline.spans["name"]
     boxes_of_lane = []
     for i in (found.lane == lane).nonzero()[0]:
@@ -101,7 +101,7 @@ def _labelled(timeline: Timeline, found: Boxes, lane: int, colours: list[Colour]
 
 
 def _ties(timeline: Timeline, lanes: int) -> str:
-    """One picture over all lanes: a line from each send to its receive."""
+    """Return one SVG over all lanes, with a line from each send to its receive."""
     (first, last), place_of = extent(timeline), {lane: i for i, lane in enumerate(timeline.lanes[:lanes])}
     if not 0 < timeline.ties.height <= _MOST_TIES:
         return ""
@@ -121,7 +121,7 @@ def _ties(timeline: Timeline, lanes: int) -> str:
 
 
 def _singly(found: Boxes, lane: int, colours: list[Colour], columns: int) -> str:
-    """The boxes of a lane as one SVG path per colour, with a gap after each box: each is one span of the timeline."""
+    """Return the boxes of a lane as one SVG path per colour, with a gap after each box, which is one span."""
     runs: dict[int, list[str]] = {}
     for i in (found.lane == lane).nonzero()[0].tolist():
         width = columns * float(found.end[i] - found.begin[i])
@@ -134,7 +134,7 @@ def _singly(found: Boxes, lane: int, colours: list[Colour], columns: int) -> str
 
 
 def _paths(found: Boxes, lane: int, colours: list[Colour], columns: int) -> str:
-    """The boxes of a lane as one SVG path per colour; boxes side by side that look alike are one rectangle."""
+    """Return the boxes of a lane as one SVG path per colour; adjacent boxes that look the same are joined."""
     at = (found.lane == lane).nonzero()[0].tolist()
     runs: dict[int, list[str]] = {}
     cells = [
@@ -155,5 +155,5 @@ def _paths(found: Boxes, lane: int, colours: list[Colour], columns: int) -> str:
 
 
 def _filled(runs: dict[int, list[str]], colours: list[Colour]) -> str:
-    """The SVG paths of outlines of boxes, given by the index of their colour."""
+    """Return the SVG paths of boxes' outlines, given by the index of their colour."""
     return "".join(f'<path fill="{colours[mark].fill}" d="{"".join(parts)}"/>' for mark, parts in sorted(runs.items()))

@@ -1,4 +1,4 @@
-"""`TimelineExplorer`: a timeline that is zoomed and brushed; what is chosen is a `Trace`."""
+"""`TimelineExplorer`: a timeline with zoom and range selection; the selected events are a `Trace`."""
 
 from __future__ import annotations
 
@@ -21,10 +21,12 @@ from dsexplore.views.widgets.part_widgets import TimelineWidget
 class TimelineExplorer(LiveView):
     """A live timeline; show it as the last expression of a cell.
 
+    Drag over a range to select it, turn the wheel with Ctrl to zoom, double-click to show all; or use the keyboard.
+
     Drag over a range to select it, turn the wheel with Ctrl to zoom, double-click for the whole; or use the keyboard.
 
     Args:
-        timeline: what to explore.
+        timeline: the timeline to explore.
     """
 
     def __init__(self, timeline: Timeline) -> None:
@@ -39,7 +41,7 @@ class TimelineExplorer(LiveView):
 
     @property
     def selection(self) -> Trace:
-        """The events of the chosen range, or the one that was clicked; all of them where nothing is chosen."""
+        """Events of the selected range or of the clicked span; all events if nothing is selected."""
         tables = self.timeline.tables
         mask = self._mask()
         return Trace(tables if mask is None else replace(tables, events=tables.events.filter(pl.Series(mask))))
@@ -50,14 +52,14 @@ class TimelineExplorer(LiveView):
         return self._state.window
 
     def zoom(self, begin: float, end: float) -> None:
-        """Draw a part of the timeline.
+        """Zoom to a part of the timeline.
 
         Args:
-            begin: in the unit of the timeline: seconds, rounds or places in program order.
+            begin: begin in the unit of the timeline: seconds, rounds or positions in program order.
             end: later than ``begin``.
 
         Raises:
-            UsageError: an empty range.
+            UsageError: the range is empty.
         """
         if not begin < end:
             raise UsageError(f"zoom({begin!r}, {end!r}): the end must be later than the begin")
@@ -65,10 +67,10 @@ class TimelineExplorer(LiveView):
         self._draw()
 
     def select(self, begin: float, end: float) -> None:
-        """Choose the events of a range, in the unit of the timeline.
+        """Select the events of a range, given in the unit of the timeline.
 
         Raises:
-            UsageError: an empty range.
+            UsageError: the range is empty.
         """
         if not begin < end:
             raise UsageError(f"select({begin!r}, {end!r}): the end must be later than the begin")
@@ -76,7 +78,7 @@ class TimelineExplorer(LiveView):
         self._describe()
 
     def clear(self) -> None:
-        """Undo the choice of a range or of a span."""
+        """Clear the selection of a range or of a span."""
         self._state.chosen = self._picked = None
         self._describe()
 
@@ -98,7 +100,7 @@ class TimelineExplorer(LiveView):
         return self._state.events_between(*self._state.chosen) if self._state.chosen is not None else None
 
     def _status(self) -> str:
-        """The choice in words."""
+        """Return the selection in words."""
         if self._picked is not None:
             return self._picked[1]
         mask = self._mask()
@@ -113,5 +115,5 @@ class TimelineExplorer(LiveView):
         self.widget.brushed = {"brush": self._state.brush(), "status": self._status()}
 
     def static_twin(self) -> tuple[str, str]:
-        """The drawing of the whole timeline."""
+        """Return the drawing of the whole timeline as (HTML, text)."""
         return timeline_html(self.timeline), timeline_text(self.timeline)

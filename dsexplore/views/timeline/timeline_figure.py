@@ -13,12 +13,12 @@ from dsexplore.views.trace.figure_spec import EMPTY, Spec, label, unique
 
 FIGURE_LANES = 24
 _THICK, _THIN = 0.84, 0.12
-"""The most and the least that a bar takes of its lane."""
+"""Maximal and minimal fraction of its lane that a bar takes."""
 _MOST_KEYS = 8
 
 
 def columns_of(lanes: int) -> int:
-    """Return into how many columns many spans are added up, so that a figure of all lanes stays small."""
+    """Return the number of columns into which many spans are summed, so that a figure of all lanes stays small."""
     return max(60, 2400 // max(1, min(lanes, FIGURE_LANES)))
 
 
@@ -26,8 +26,8 @@ def timeline_spec(state: TimelineState, height: int = 0) -> Spec:
     """Return the figure of the window of ``state`` as plotly's JSON.
 
     Args:
-        state: window and spans; its lanes are at most `FIGURE_LANES`.
-        height: in pixels; 0 for one that fits the lanes.
+        state: window and spans, with at most `FIGURE_LANES` lanes.
+        height: height in pixels; 0 to fit the lanes.
     """
     timeline, found = state.timeline, state.cut()
     if not len(found):
@@ -80,7 +80,7 @@ def timeline_spec(state: TimelineState, height: int = 0) -> Spec:
 
 
 def _labels(state: TimelineState, found: Boxes, at: Indices) -> Spec:
-    """Return the texts on the bars, where spans have their own."""
+    """Return the texts on the bars, if spans have labels."""
     labels = state.labels(found)
     if not labels or not any(labels[i] for i in at):
         return {}
@@ -90,7 +90,7 @@ def _labels(state: TimelineState, found: Boxes, at: Indices) -> Spec:
 
 
 def _texts(state: TimelineState, found: Boxes) -> list[str]:
-    """Return what each box is in words: one span, or how many of one lane."""
+    """Return the text of each box: one span, or the number of spans in a lane."""
     timeline = state.timeline
     if found.one_by_one:
         return [html.escape(text, 0) for text in span_texts(timeline, found.span)]

@@ -1,4 +1,4 @@
-"""`TimelineState`: what a live timeline draws (window, boxes, brush) and what was picked in it; without a widget."""
+"""`TimelineState`: what a live timeline draws (window, boxes, range) and what is selected in it; no widget."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from dsexplore.views.timeline.boxes import MOST_LANES, Boxes, Coded, Mask, boxes
 from dsexplore.views.timeline.timeline_text import WORDS, axis_text, place, span_texts, ticks, whole
 
 _LEAST = 1e-9
-"""The narrowest window, as a part of the whole."""
+"""Width of the narrowest window, as a fraction of the whole."""
 _MOST_TIES = 400
 
 
 class TimelineState:
-    """One timeline in one window.
+    """One timeline, drawn in one window.
 
     Args:
-        timeline: what is drawn.
-        columns: into which spans are added up where they are many.
-        most: spans that are drawn one by one.
-        most_lanes: lanes that are drawn.
-        kind: (events,) a small number of each: events of one kind are mostly shown or hidden together.
+        timeline: the timeline to draw.
+        columns: number of columns into which spans are summed if there are many.
+        most: maximal number of spans that are drawn individually.
+        most_lanes: maximal number of lanes.
+        kind: (events,) a small number per event; events of equal number are usually shown or hidden together.
     """
 
     def __init__(
@@ -42,13 +42,13 @@ class TimelineState:
         self.spans = Coded(timeline, kind, most_lanes)
         self.whole = self.window = extent(timeline)
         self.chosen: tuple[float, float] | None = None
-        """The range that is chosen, in the unit of the timeline."""
+        """Selected range, in the unit of the timeline."""
         self.shown: Mask | None = None
-        """(spans,) those that are drawn; None for all."""
+        """(spans,) mask of those that are drawn; None for all."""
         self._kept: Mask | None = None
-        """(events,) the same of events."""
+        """(events,) mask of those that are drawn; None for all."""
         self._kinds: Mask | None = None
-        """(kinds,) the kinds that these events are all of; None where they are not."""
+        """(kinds,) mask of the kinds that are drawn, if all their events are; else None."""
         self.boxes: Boxes
         self._columns, self._most = columns, most
         self.colours = colours_of(timeline)
@@ -62,23 +62,23 @@ class TimelineState:
         }
 
     def prepare(self) -> None:
-        """Compute now what the first filter would wait for."""
+        """Compute in advance what the first filter would wait for."""
         if self.spans.kind is not None and self.spans.in_order:
             self.spans.added_up(self.whole, self._columns)
 
     def zoom(self, begin: float, end: float) -> None:
-        """Set the window, inside the whole and no narrower than can be drawn."""
+        """Set the window, clipped to the whole timeline and no narrower than can be drawn."""
         first, last = self.whole
         width = min(max(end - begin, (last - first) * _LEAST), last - first)
         begin = min(max(begin, first), last - width)
         self.window = begin, begin + width
 
     def show_all(self) -> None:
-        """Set the window to the whole."""
+        """Set the window to the whole timeline."""
         self.window = self.whole
 
     def react(self, event: dict[str, Any]) -> bool:
-        """Do what the browser asks of the window; False for an event that is about something else."""
+        """Apply a browser event that concerns the window; return False for any other event."""
         if event["type"] == "window":
             begin, end = self.at(float(event["begin"])), self.at(float(event["end"]))
             self.zoom(begin, max(end, begin + (self.whole[1] - self.whole[0]) * _LEAST))
@@ -89,23 +89,26 @@ class TimelineState:
         return True
 
     def at(self, share: float) -> float:
-        """The place on the timeline's axis, in its unit, at a share of the window from 0 to 1."""
+        """Return the position on the timeline's axis, in its unit, of a fraction of the window."""
         first, last = self.window
         return first + share * (last - first)
 
     def range_of(self, event: dict[str, Any]) -> tuple[float, float]:
-        """The range that is dragged over, or that goes from box to box; the browser's places have seven digits."""
+        """Return the range that was dragged over, or that spans several boxes, in the timeline's unit.
+
+        It is narrowed slightly, because the browser's positions have only seven digits.
+        """
         begin, end = float(event["begin"]), float(event["end"])
         slack = min(1e-6, (end - begin) / 4)
         return self.at(begin + slack), self.at(end - slack)
 
     def events_between(self, begin: float, end: float) -> Mask:
-        """(events,) those of which some part lies in a range."""
+        """Return the (events,) mask of those that overlap a range."""
         inside = (self.spans.begin < end) & (self.spans.end > begin)
         return self._events(inside)
 
     def picked(self, box: int) -> tuple[Mask, str] | None:
-        """(events,) what one box stands for, and its name; None where it stands for no event."""
+        """Return the (events,) mask of a box's events and its title, or None if it stands for no event."""
         if not 0 <= box < len(self.boxes):
             return None
         span = int(self.boxes.span[box])
@@ -125,15 +128,15 @@ class TimelineState:
         return (found, title) if found.any() else None
 
     def range_text(self, begin: float, end: float) -> str:
-        """A range of the timeline in words: ``from 1.2 ms to 3 ms``."""
+        """Return a range of the timeline in words: ``from 1.2 ms to 3 ms``."""
         return f"from {place(self.timeline, begin)} to {place(self.timeline, end)}"
 
     def show_events(self, mask: Mask | None, kinds: Mask | None = None) -> None:
-        """Draw only some of the events, and what is no event.
+        """Draw only some of the events; spans that are not events are always drawn.
 
         Args:
-            mask: (events,) None for all.
-            kinds: (kinds,) those that the mask has, each with all of its events; None where it is otherwise.
+            mask: (events,) mask of the events to draw; None for all.
+            kinds: (kinds,) mask of the kinds in ``mask``, if it contains all events of each; else None.
         """
         self._kept, self._kinds = mask, kinds if self.spans.in_order and mask is not None else None
         if mask is None or self.spans.in_order:
@@ -142,14 +145,14 @@ class TimelineState:
             self.shown = mask[self.spans.row] | (self.spans.row < 0)
 
     def cut(self) -> Boxes:
-        """Compute the boxes of the window, among which `picked` picks."""
+        """Compute the boxes of the window, which `picked` indexes."""
         # Each new window is added up anew, which pays where one is looked at under several filters.
         kinds = self._kinds if self.window == self.whole else None
         self.boxes = boxes(self.spans, self.window, self._columns, self._most, self.shown, kinds)
         return self.boxes
 
     def drawn(self) -> dict[str, Any]:
-        """The data that the browser draws: the value of the trait ``timeline``."""
+        """Return the data that the browser draws: the value of the trait ``timeline``."""
         found = self.cut()
         return {
             **self._fixed,
@@ -162,7 +165,7 @@ class TimelineState:
         }
 
     def brush(self) -> list[float]:
-        """The chosen range as parts of the window; empty where none of it is in the window."""
+        """Return the selected range as fractions of the window; empty if it is outside the window."""
         if self.chosen is None:
             return []
         first, last = self.window
@@ -170,7 +173,7 @@ class TimelineState:
         return [max(begin, 0.0), min(end, 1.0)] if begin < 1 and end > 0 else []
 
     def describe(self, mask: Mask) -> str:
-        """How much is chosen, in words; ``mask``: (events,)."""
+        """Return the size of the selection in words; ``mask``: (events,)."""
         events = self.timeline.tables.events.filter(pl.Series(mask))
         wire, message = events.select(pl.col("wire_bytes").sum(), pl.col("message_bytes").sum()).row(0)
         assert self.chosen is not None
@@ -188,16 +191,16 @@ class TimelineState:
         return found
 
     def labels(self, found: Boxes) -> list[str]:
-        """The text on each box where spans have their own; empty where the letters of their marks say it."""
+        """Return the text on each box if spans have labels; empty if the letters of their marks suffice."""
         labels = self.timeline.spans["label"]
         if not found.one_by_one or labels.null_count() == len(labels):
             return []
         return [label or "" for label in labels.gather(found.span.tolist()).to_list()]
 
     def _ties(self) -> list[list[float]]:
-        """[begin, lane, end, lane] of the lines from sends to receives; none where they are too many to be seen.
+        """Return [begin, lane, end, lane] of lines from sends to receives; empty if there are too many to see.
 
-        A line is drawn where both of its ends are.
+        A line is drawn if both of its ends are.
         """
         if self.timeline.ties.is_empty():
             return []
@@ -219,7 +222,7 @@ class TimelineState:
 
 
 def _packed(found: Boxes) -> dict[str, bytes]:
-    """The columns as the browser reads them."""
+    """Return the columns in the browser's binary format."""
     packed = {
         "begin": found.begin.astype(np.float32).tobytes(),
         "end": found.end.astype(np.float32).tobytes(),

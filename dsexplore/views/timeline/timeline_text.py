@@ -1,4 +1,4 @@
-"""A timeline in words: what its axis counts, a line per lane, and what one span is."""
+"""A timeline in words: what its axis counts, a line per lane, and a text per span."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ AXES = {
     "rounds": "earliest order in which the ranks can run, no time",
     "slots": "slots as long as one forward of a microbatch; a backward takes two",
 }
-"""By `Timeline.order`: what the axis is."""
+"""{`Timeline.order`: what the axis counts}."""
 WORDS = {"wire": "on the wire", "message": "in messages"}
-"""By `Timeline.sizes`: what the bytes are."""
+"""{`Timeline.sizes`: name of the bytes in sentences}."""
 _LENGTHS = {
     "measured": "{} of measured time",
     "predicted": "{} of predicted time",
@@ -33,16 +33,16 @@ _LENGTHS = {
     "rounds": "{} rounds",
     "slots": "{} slots",
 }
-"""By `Timeline.order`: what the title says of the length of the axis."""
+"""{`Timeline.order`: what the title says about the length of the axis}."""
 _LINES = 12
 _TICKS = 5
 _NEAR = 1e-9
-"""How far a place may lie from a whole number and still be one."""
+"""Tolerance within which a position counts as a whole number."""
 _EVENT = ("owner", "cause", "peer", "source")
 
 
 def place(timeline: Timeline, at: float) -> str:
-    """A place on the axis, ``1.2 ms`` or ``17``."""
+    """Return the text of a position on the axis: ``1.2 ms`` or ``17``."""
     return format_seconds(at) if _is_timed(timeline) else f"{floor(at + 0.5):,}"
 
 
@@ -51,9 +51,9 @@ def _is_timed(timeline: Timeline) -> bool:
 
 
 def ticks(timeline: Timeline, first: float, last: float) -> list[tuple[float, str]]:
-    """[place, text] of the ticks of a window, from 0 at its begin to 1 at its end.
+    """Return (position, text) of a window's ticks; the position is a fraction of the window.
 
-    Where an axis without time shows few numbers, each of them has one tick.
+    If an axis without time shows few whole numbers, each of them has one tick.
     """
     step = (last - first) / (_TICKS - 1)
     places = [first + step * number for number in range(_TICKS)]
@@ -63,7 +63,7 @@ def ticks(timeline: Timeline, first: float, last: float) -> list[tuple[float, st
 
 
 def whole(timeline: Timeline) -> str:
-    """The title of the drawing, in one line."""
+    """Return the title of the drawing, in one line."""
     if timeline.spans.is_empty():
         return "Timeline: nothing was sent"
     first, last = extent(timeline)
@@ -73,7 +73,7 @@ def whole(timeline: Timeline) -> str:
 
 
 def axis_text(timeline: Timeline) -> str:
-    """The meaning of the horizontal axis and of the heights."""
+    """Return the meaning of the horizontal axis and of the heights."""
     sized = timeline.spans["bytes"].null_count() < len(timeline.spans)
     tall = f"; taller is more {timeline.sizes} bytes" if sized else ""
     tall += ", in the compute stream more of the time" if timeline.has_busy_lane else ""
@@ -82,13 +82,13 @@ def axis_text(timeline: Timeline) -> str:
 
 
 def timeline_text(timeline: Timeline) -> str:
-    """A timeline in text: the unit of its axis, and a line per lane."""
+    """Return the timeline as text: the unit of its axis, and a line per lane."""
     notes = [f"  {timeline.note}"] if timeline.note else []
     return "\n".join([whole(timeline), *notes, *(f"  {line}" for line in _lane_lines(timeline))])
 
 
 def lane_totals(timeline: Timeline) -> dict[str, str]:
-    """By lane: how much is in it, in words."""
+    """Return {lane: number and bytes of its collectives, in words}."""
     totals = timeline.spans.group_by("lane").agg(pl.len(), pl.col("row").count().alias("events"), pl.col("bytes").sum())
     words = WORDS[timeline.sizes]
     return {
@@ -100,7 +100,7 @@ def lane_totals(timeline: Timeline) -> dict[str, str]:
 
 
 def _lane_lines(timeline: Timeline) -> list[str]:
-    """A line per lane: how many collectives, and their bytes."""
+    """Return a line per lane: number and bytes of its collectives."""
     found = lane_totals(timeline)
     lines = [f"{html.plain(lane, 60)}: {found[lane]}" for lane in timeline.lanes[:_LINES]]
     more = len(timeline.lanes) - _LINES
@@ -108,11 +108,11 @@ def _lane_lines(timeline: Timeline) -> list[str]:
 
 
 def span_texts(timeline: Timeline, at: npt.NDArray[np.int64]) -> list[str]:
-    """Spans in words: op, module, bytes, where each stands and which line issued it.
+    """Return spans in words: op, module, bytes, position, and the line that issued each.
 
     Args:
-        timeline: the timeline of these spans.
-        at: (n,) their rows in `Timeline.spans`.
+        timeline: the timeline that holds the spans.
+        at: (n,) row indices in `Timeline.spans`.
     """
     if not len(at):
         return []
@@ -139,7 +139,7 @@ def span_texts(timeline: Timeline, at: npt.NDArray[np.int64]) -> list[str]:
 
 
 def _messages(timeline: Timeline, at: npt.NDArray[np.int64]) -> dict[int, str]:
-    """By span: the messages that it sends and receives, and which line issued them; of spans that hold some."""
+    """Return {span: messages that it sends and receives, and the line that issued them}, for spans that hold some."""
     held = timeline.held.filter(pl.col("span").is_in(at.tolist()))
     if held.is_empty():
         return {}
@@ -156,7 +156,7 @@ def _messages(timeline: Timeline, at: npt.NDArray[np.int64]) -> dict[int, str]:
 
 
 def _once(make: Callable[[Any], str]) -> Callable[[Any], str]:
-    """The same function, that makes each text once: names and sizes repeat from span to span."""
+    """Return the same function with a cache, because names and sizes repeat from span to span."""
     made: dict[Any, str] = {}
 
     def text(given: Any) -> str:

@@ -19,15 +19,15 @@ class TimelineView(View):
         self._timeline = timeline
 
     def text(self) -> str:
-        """The timeline in text: the unit of its axis, and a line per lane."""
+        """Return the timeline as text: the unit of its axis, and a line per lane."""
         return timeline_text(self._timeline)
 
     def html(self) -> str:
-        """The drawing; complete without JavaScript."""
+        """Return the drawing as HTML."""
         return timeline_html(self._timeline)
 
     def explore(self) -> Any:
-        """A timeline that is zoomed and brushed; ``.selection`` is the `Trace` of what is chosen."""
+        """Return a timeline with zoom and range selection; ``.selection`` is the `Trace` of what is selected."""
         from dsexplore.views.timeline.timeline_explorer import TimelineExplorer  # anywidget is loaded when asked for
 
         return TimelineExplorer(self._timeline)

@@ -20,7 +20,7 @@ def column_of(sizes: str) -> str:
     """Return the column of the events that is summed for a value of ``sizes``.
 
     Raises:
-        UsageError: no such position of the switch.
+        UsageError: ``sizes`` is neither ``"wire"`` nor ``"message"``.
     """
     if sizes not in COLUMNS:
         raise UsageError(f"sizes={sizes!r}: no such sizes; they are {', '.join(map(repr, COLUMNS))}")

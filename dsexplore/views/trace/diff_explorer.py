@@ -19,12 +19,10 @@ class DiffExplorer(TimelineExplorer):
     See `TimelineExplorer` for its keys. `selection` has the selected events of both traces; `before` and `after`
     have those of each, and `chosen` is their diff.
 
-    `selection` has the chosen events of both; `before` and `after` have those of each, and `chosen` is their diff.
-
     Args:
-        diff: what to explore.
-        lanes: as of `TraceDiff.timeline`.
-        colours: as of `TraceDiff.timeline`.
+        diff: the difference to explore.
+        lanes: as in `TraceDiff.timeline`.
+        colours: as in `TraceDiff.timeline`.
     """
 
     def __init__(self, diff: TraceDiff, lanes: str | None = None, colours: str | None = None) -> None:

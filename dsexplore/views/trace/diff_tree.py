@@ -83,7 +83,7 @@ class DiffRows:
         before, after = diff.before.tables, diff.after.tables
         self._kind = sizes
         self.anchors = {_NUMBERS.sub(".*", name): anchor for name, anchor in anchors.items()}
-        """Place in the model → id of its row, of those that no drawn row has yet."""
+        """{place in the model: id of its row}, for rows that are not drawn yet."""
         joined = Tables(
             events=pl.concat([before.events, after.events]),
             parameters=pl.concat([before.parameters, after.parameters]),

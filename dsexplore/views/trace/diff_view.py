@@ -70,9 +70,9 @@ class TraceDiffView(View):
         """Return the sentences, the differing part of the joined tree, findings, and both traces on one time scale.
 
         Args:
-            budget: bytes, about; the tree gets what the rest leaves.
+            budget: approximate size in bytes; the tree gets what the other parts leave.
             sizes: which bytes the tree shows, ``"wire"`` or ``"message"``.
-            cluster: for which the tree shows predicted seconds of both.
+            cluster: cluster for which the tree shows predicted seconds of both traces.
         """
         column_of(sizes)
         head = f"<p><b>Trace diff</b> {html.escape(_totals(self._diff, self._difference), 0)}</p>"
@@ -104,8 +104,8 @@ class TraceDiffView(View):
         """Return a document with many more modules than a notebook's output holds.
 
         Args:
-            sizes: which bytes it shows, ``"wire"`` or ``"message"``.
-            cluster: for which the tree shows predicted seconds of both; see `Trace.predict`.
+            sizes: which bytes are shown, ``"wire"`` or ``"message"``.
+            cluster: cluster for which the tree shows predicted seconds of both traces; see `Trace.predict`.
         """
         return html.page(self.title, self.html(_PAGE_BUDGET, sizes, cluster))
 
@@ -114,11 +114,9 @@ class TraceDiffView(View):
 
         ``.selection`` is the `Trace` of what is selected, ``.before`` and ``.after`` that of each side.
 
-        ``.selection`` is the `Trace` of what is chosen, ``.before`` and ``.after`` that of each side.
-
         Args:
-            lanes: as of `TraceDiff.timeline`.
-            colours: as of `TraceDiff.timeline`.
+            lanes: as in `TraceDiff.timeline`.
+            colours: as in `TraceDiff.timeline`.
 
         Raises:
             UsageError: no such lanes or colours.

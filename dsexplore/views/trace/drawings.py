@@ -25,10 +25,10 @@ def part(title: str, body: str, opened: bool = False, anchor: str = "") -> str:
     """Return a collapsible section, or ``""`` if its body is empty.
 
     Args:
-        title: always in sight.
-        body: HTML.
-        opened: whether the body is in sight at first.
-        anchor: the id of the body: a browser that follows a link to it opens the section.
+        title: title, always visible.
+        body: content as HTML.
+        opened: whether the section is open at first.
+        anchor: id of the body; a browser that follows a link to it opens the section.
     """
     if not body:
         return ""

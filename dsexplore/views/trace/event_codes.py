@@ -4,11 +4,6 @@ Every facet is a column of codes and the labels that they stand for. A filter is
 events that pass are summed by module, axis and phase. Both the static view and the explorer count this way. Measured
 with 1,000,000 events of 10,000 modules, against polars' ``group_by`` on the filtered events: bytes by place and axis 4
 to 9 ms against 60 to 150, collectives by kind 2 to 7 ms against 65 to 430.
-
-Every facet is a column of codes and the labels that they stand for; a filter is a conjunction of comparisons, and the
-events that pass are added up by module, axis and phase. The static view and the explorer both count this way. Measured
-with 1,000,000 events of 10,000 modules, against polars' ``group_by`` on what a filter leaves: bytes by place and axis
-4 to 9 ms against 60 to 150, collectives by kind 2 to 7 ms against 65 to 430.
 """
 
 from __future__ import annotations
@@ -88,12 +83,12 @@ class EventCodes:
     """The events of a trace, encoded for filtering and for sums by module.
 
     Args:
-        tables: what was recorded.
-        tree: modules with all owners of events among them; by default those of ``tables``.
-        sizes: which bytes are added up, ``"wire"`` or ``"message"``.
+        tables: tables of the trace.
+        tree: module tree that contains all owners of events; by default that of ``tables``.
+        sizes: which bytes are summed, ``"wire"`` or ``"message"``.
 
     Raises:
-        UsageError: ``sizes`` is neither.
+        UsageError: ``sizes`` is neither of these.
     """
 
     def __init__(self, tables: Tables, tree: ModuleTree | None = None, sizes: str = WIRE) -> None:
@@ -171,8 +166,6 @@ class EventCodes:
 
         If these own few events, only those are touched. Measured with 1,000,000 events, of which one module in
         a thousand is chosen: 0.1 ms instead of 1.2.
-
-        Measured with 1,000,000 events, of which one module in a thousand is chosen: 0.1 ms instead of 1.2.
         """
         runs = self._first_of[np.flatnonzero(np.diff(chosen, prepend=False, append=False))].reshape(-1, 2)
         if 4 * int((runs[:, 1] - runs[:, 0]).sum()) > len(self):
@@ -239,8 +232,6 @@ class EventCodes:
         """Return the sums for a filter by module, axis and phase only, read from `total`; None for any other filter.
 
         Measured with 1,000,000 events: under 1 ms, where summing the events that pass takes 4 to 12.
-
-        Measured with 1,000,000 events: under 1 ms, where adding up the events that pass takes 4 to 12.
         """
         codes = {"axis": self._pivot.axis, "phase": self._pivot.phase}
         if not codes.keys() >= filters.keys() or (matched is not None and len(self._triggered_elsewhere[0])):

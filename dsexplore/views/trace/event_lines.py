@@ -36,11 +36,9 @@ class EventLines:
         With a quarter of 1,000,000 events in the mask, this takes 4 ms; indexing each array by the mask takes
         13.
 
-        With a quarter of 1,000,000 events in the mask, 4 ms; 13 where each array is indexed by the mask.
-
         Args:
-            mask: (events,)
-            values: (events,) of the trace.
+            mask: (events,) mask over the trace's events.
+            values: (events,) value of each of the trace's events.
         """
         kept, held = self._kept(mask), values[self.at]
         line, of = (self.line, held) if kept is None else (self.line.take(kept), held.take(kept))
@@ -53,12 +51,9 @@ class EventLines:
         Rows are read one by one: for so few, waking polars' threads takes longer than gathering the rows, above
         all while the browser keeps the processors busy. 20 rows: 0.2 ms instead of 1.6.
 
-        Read one by one: of so few, polars' threads take longer to be woken than to gather them, most of all where the
-        browser keeps the processors busy. 20 lines: 0.2 ms instead of 1.6.
-
         Args:
-            lines: which.
-            numbers: (m,) each.
+            lines: indices of the rows.
+            numbers: (m,) values of a further column each.
         """
         found = []
         for line in lines.tolist():
@@ -83,10 +78,10 @@ def event_lines(
     """Group events that agree in ``columns`` into the rows of a table.
 
     Args:
-        events: those on the lines.
-        columns: events that agree in these are on one line.
-        order: lines are in the order of these columns of their first event, then of their first appearance.
-        at: their indices among a trace's events; None where they are all of them.
+        events: events to group.
+        columns: columns in which the events of a row agree.
+        order: columns of a row's first event by which rows are sorted; ties are in order of appearance.
+        at: indices of ``events`` among the trace's events; None if they are all of them.
     """
     numbers = row_numbers(events, columns).to_frame()
     distinct = numbers.unique(maintain_order=True).with_row_index("line")

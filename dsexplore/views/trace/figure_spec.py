@@ -2,9 +2,6 @@
 
 A figure is built as plotly's JSON, a plain dict, which the explorer sends as it is. Plotly's own classes validate every
 value, which takes longer than drawing, so they are used only when a user asks for a ``Figure``.
-
-A figure is made as plotly's JSON, a plain dict: the explorer sends it as it is. Plotly's own classes check every value,
-which takes longer than drawing them, and are used only where a user asks for a ``Figure``.
 """
 
 from __future__ import annotations
@@ -62,8 +59,6 @@ def _tail(name: str) -> str:
     """Return the end of a name, which tells more about a module than its beginning; wide characters count as two.
 
     The end of a dotted name begins with a whole component, if one fits.
-
-    Of a dotted name the end begins with a whole word, where one fits.
     """
     room = _LONGEST_LABEL
     for at in range(len(name) - 1, -1, -1):
@@ -82,8 +77,8 @@ def finished(spec: Spec, empty: str = "") -> Spec:
     """Return the figure with the layout that all share: no background, legible ink, space for its labels.
 
     Args:
-        spec: its data, and what of its layout is its own.
-        empty: the text in its place where it has no data.
+        spec: data of the figure, and its own part of the layout.
+        empty: text shown instead if there is no data.
     """
     margin = {"l": 8, "r": 8, "t": 36, "b": 8}
     layout = {"template": {}, **FIGURE, "margin": margin, "legend": LEGEND_ABOVE, "height": 360, **spec["layout"]}
@@ -116,8 +111,6 @@ def heatmap_spec(grid: Grid, kind: str, rows: list[str], columns: list[str], top
     """Return a heatmap of a grid with other labels; clicks and hover texts have the grid's own names.
 
     ``top``: bytes of the darkest colour; the grid's largest value if that is more.
-
-    ``top``: bytes of the darkest colour; the largest of the grid where that is more.
     """
     if not grid.rows or not grid.columns:
         return EMPTY

@@ -36,12 +36,12 @@ from dsexplore.views.trace.module_tree import ranges
 from dsexplore.views.trace.tally import OTHERS, Grid
 
 _MOST_SENDERS, _MOST_TARGETS = 8, 10
-"""Labels of a Sankey that stand one below the other in its height."""
+"""Maximal numbers of labels that fit one above the other in a Sankey's height."""
 
 
 @dataclass(frozen=True)
 class Ends:
-    """The ranks between which the bytes of a mark go."""
+    """The ranks between which the bytes of a mark are sent."""
 
     senders: list[int]
     receivers: list[int]
@@ -57,23 +57,23 @@ class Ends:
 
 @dataclass(frozen=True)
 class _Joined:
-    """Flows with the receivers that a Sankey draws as one target."""
+    """Flows, with receivers grouped into the targets that a Sankey draws."""
 
     found: tally.Flows
 
     @cached_property
     def totals(self) -> tally.Bytes:
-        """(senders, receivers) to all ranks of an entry together."""
+        """(senders, receivers) bytes, summed over the ranks of each entry of receivers."""
         return self.found.bytes * [len(ranks) for ranks in self.found.receivers]
 
     @cached_property
     def target_of(self) -> list[str]:
-        """(receivers,) the name of the target of each."""
+        """(receivers,) name of the target of each entry."""
         return _targets(self.found.receivers, self.totals.sum(axis=0).tolist())
 
     @cached_property
     def targets(self) -> list[str]:
-        """The names of the targets, in order."""
+        """Names of the targets, in order."""
         return list(dict.fromkeys(self.target_of))
 
     @cached_property
@@ -84,20 +84,20 @@ class _Joined:
         return [(i, j, value) for i, row in enumerate(joined) for j, value in enumerate(row) if value]
 
     def receivers_of(self, target: int) -> list[int]:
-        """The ranks that a target stands for."""
+        """Return the ranks that a target stands for."""
         name = self.targets[target]
         held = (ranks for ranks, own in zip(self.found.receivers, self.target_of, strict=True) if own == name)
         return sorted(rank for ranks in held for rank in ranks)
 
 
 def peers(tables: Tables, size: str = "wire_bytes", top: float = 0.0) -> Spec:
-    """Matrix of bytes from recorded ranks to their peers."""
+    """Return a matrix of bytes from recorded ranks to their peers."""
     grid = tally.between_ranks(tables, size=size).grid()
     return heatmap_spec(grid, "rank_peer", grid.rows, [f"to rank {column}" for column in grid.columns], top)
 
 
 def sankey(tables: Tables, size: str = "wire_bytes") -> Spec:
-    """All bytes flowing from recorded ranks to their peers: ranks that get the same are one target."""
+    """Return a Sankey diagram of all bytes from recorded ranks to their peers; peers that get the same are joined."""
     found = tally.between_ranks(tables, _MOST_SENDERS, None, size)
     if not found.receivers:
         return EMPTY
@@ -133,7 +133,7 @@ def sankey(tables: Tables, size: str = "wire_bytes") -> Spec:
 
 
 def cell_ends(tables: Tables, row: int, column: int, size: str = "wire_bytes") -> Ends | None:
-    """The ranks of a cell of `peers`; None where there is no such cell."""
+    """Return the ranks of a cell of `peers`, or None if there is no such cell."""
     found = tally.between_ranks(tables, size=size)
     if not (0 <= row < len(found.senders) and 0 <= column < len(found.receivers)):
         return None
@@ -141,7 +141,7 @@ def cell_ends(tables: Tables, row: int, column: int, size: str = "wire_bytes") -
 
 
 def flow_ends(tables: Tables, number: int, size: str = "wire_bytes") -> Ends | None:
-    """The ranks of a link of `sankey`, or of a node, whose numbers follow those of the links; None for no such mark."""
+    """Return the ranks of a link or node of `sankey`, nodes numbered after links; None if there is no such mark."""
     drawn = _Joined(tally.between_ranks(tables, _MOST_SENDERS, None, size))
     links, senders = drawn.links, drawn.found.senders
     if 0 <= number < len(links):
@@ -157,7 +157,7 @@ def flow_ends(tables: Tables, number: int, size: str = "wire_bytes") -> Ends | N
 
 
 def _amount(total: int, found: tally.Flows, sender: int, target: str, target_of: list[str]) -> str:
-    """The sum of a link, and what each rank of its target gets where that is the same for all."""
+    """Return the sum of a link, and what each rank of its target gets if that is the same for all."""
     columns = [j for j, name in enumerate(target_of) if name == target]
     many = sum(len(found.receivers[j]) for j in columns)
     each = {float(found.bytes[sender, j]) for j in columns}
@@ -167,7 +167,7 @@ def _amount(total: int, found: tally.Flows, sender: int, target: str, target_of:
 
 
 def _targets(receivers: list[list[int]], totals: list[float]) -> list[str]:
-    """The name of each target; those that get least share one where there are too many to distinguish."""
+    """Return the target name of each entry of receivers; above the limit, those that get least share one."""
     large = sorted(range(len(totals)), key=lambda j: (-totals[j], j))
     large = large if len(large) <= _MOST_TARGETS else large[: _MOST_TARGETS - 1]
     called = (f"to rank{'s' if len(ranks) > 1 else ''} {ranges(ranks, 4)}" for ranks in receivers)
@@ -180,7 +180,7 @@ def trace_figure(
     """Return one figure of a trace as a ``plotly.graph_objects.Figure``.
 
     Args:
-        tables: what was recorded.
+        tables: tables of the trace.
         kind: a key of `KINDS`.
         window: for ``sequence``, the part of its axis: seconds where measured, else rounds or places in the order.
         sizes: which bytes are drawn, ``"wire"`` or ``"message"``.
@@ -222,8 +222,6 @@ def figure_of(
     """Return the data of one figure and its own part of the layout; see `trace_figure`.
 
     ``top``: value of the darkest colour, if the figure shows only a part of the trace that sets the scale.
-
-    ``top``: the value of the darkest colour, where the figure shows a part of what it is measured by.
     """
     size = column_of(sizes)
     if kind == "sequence":
@@ -267,7 +265,7 @@ def sequence_state(tables: Tables, sizes: str, kind: Any = None) -> TimelineStat
 
 
 def sequence(tables: Tables, window: tuple[float, float] | None, sizes: str) -> Spec:
-    """Collectives over time, or in the order in which they run where no times were measured."""
+    """Return collectives over time, or in program order if no times were measured."""
     state = sequence_state(tables, sizes)
     if window is not None:
         state.zoom(*window)

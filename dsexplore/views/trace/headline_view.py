@@ -1,4 +1,4 @@
-"""The headline of a trace: one bar of what a rank sends in a step, by axis, and the sentences below it."""
+"""The headline of a trace: one bar of what a rank sends in a step, by axis, with sentences below it."""
 
 from __future__ import annotations
 
@@ -61,9 +61,9 @@ def findings_part(found: Findings, most: int = MOST_FINDINGS, opened: bool = Fal
 
     Args:
         found: the findings.
-        most: of them that are shown.
-        opened: whether they are in sight at first.
-        anchor: the id of the table.
+        most: maximal number of findings shown.
+        opened: whether the section is open at first.
+        anchor: id of the table.
     """
     table = f"<div>{findings_table(found, most)}</div>" if len(found) else ""
     return drawings.part(f"Findings: {len(found):,}{PER}", table, opened, anchor)
@@ -123,24 +123,24 @@ class HeadlineView(View):
         self._headline = headline
 
     def text(self) -> str:
-        """The sentences."""
+        """Return the sentences."""
         return "\n".join(html.plain(one.text, 500) for one in self._headline.sentences) or "Nothing is sent."
 
     def html(self) -> str:
-        """The bar and the sentences."""
+        """Return the bar and the sentences."""
         return html.fragment(headline_html(self._headline, lambda _: "") or "<p>Nothing is sent.</p>", STYLE)
 
 
 def headline_html(
     headline: Headline, link: Callable[[int], str], axes: Sequence[str] = (), prediction: Prediction | None = None
 ) -> str:
-    """The bar and the sentences; empty where nothing is sent.
+    """Return the bar and the sentences, or ``""`` if nothing is sent.
 
     Args:
-        headline: of a trace.
-        link: HTML behind the sentence of that number, that leads to the rows that it speaks of.
-        axes: the axes in the order of their colours, as the tree beside it has them; by default most bytes first.
-        prediction: of the trace, whose seconds stand beside the bytes.
+        headline: headline of a trace.
+        link: returns HTML, for the index of a sentence, that links to the rows that it is about.
+        axes: axes in the order of their colours in the tree next to it; by default most bytes first.
+        prediction: prediction of the trace, whose seconds are shown next to the bytes.
     """
     if not headline.sentences:
         return ""
@@ -149,19 +149,19 @@ def headline_html(
 
 
 def anchors(headline: Headline) -> list[str]:
-    """The id of the element that each sentence leads to."""
+    """Return the id of the element that each sentence links to."""
     return [html.content_id("sentence", i, one.text) for i, one in enumerate(headline.sentences)]
 
 
 def link_to(anchor: str, sentence: Sentence) -> str:
-    """A link to an element of the same page; empty for a sentence of which no element shows more."""
+    """Return a link to an element of the same page; empty for a sentence without an element to link to."""
     if sentence.about not in _WORD:
         return ""
     return f' <a class="to" href="#{anchor}">{_WORD[sentence.about]}</a>'
 
 
 def live_headline(headline: Headline, axes: Sequence[str], prediction: Prediction | None) -> str:
-    """The bar and the sentences, each with a button that shows its events alone, and all findings below them."""
+    """Return the bar, the sentences, each with a button that filters by its events, and all findings."""
     shown = headline_html(
         headline, lambda i: f' <button class="to" data-sentence="{i}">show</button>', axes, prediction
     )
@@ -169,7 +169,7 @@ def live_headline(headline: Headline, axes: Sequence[str], prediction: Predictio
 
 
 def _predicted(prediction: Prediction | None) -> str:
-    """The predicted time of a step, and how much of it waits for collectives; empty without a prediction."""
+    """Return a sentence on the predicted step time and its exposed part; empty without a prediction."""
     if prediction is None:
         return ""
     exposed = prediction.by_axis().group_by("axis").agg(pl.col("exposed").sum()).sort("exposed", "axis")
@@ -182,7 +182,7 @@ def _predicted(prediction: Prediction | None) -> str:
 
 
 def _times(headline: Headline, prediction: Prediction | None) -> tuple[str, dict[str, str]]:
-    """The name of the times beside the bytes, and the time of each axis; empty where none is known."""
+    """Return the label of the times shown next to the bytes, and {axis: time}; both empty if no times are known."""
     if prediction is not None:
         sums = prediction.by_axis().group_by("axis").agg(pl.col("communication", "exposed").sum())
         found = {
@@ -196,7 +196,7 @@ def _times(headline: Headline, prediction: Prediction | None) -> tuple[str, dict
 
 
 def _bar(headline: Headline, axes: Sequence[str], prediction: Prediction | None) -> str:
-    """Wire bytes of a rank in a step: one part per axis, and what each is in words, with times where they are known."""
+    """Return a bar of wire bytes per rank and step, one segment per axis, with a text that has times if known."""
     rows = [row for row in headline.to_frame().iter_rows(named=True) if row["wire_bytes"]]
     if not rows:
         return ""

@@ -1,6 +1,7 @@
 """The module tree of a trace as arrays.
 
-Rows are in preorder, so a subtree is the slice ``[i, ends[i])`` and each sum over it a difference of two prefix sums.
+Rows are in preorder, so a subtree is the slice ``[i, ends[i])``, and each sum over it is a difference of two prefix
+sums.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from dsexplore.trace.tables import Tables
 from dsexplore.views.trace.facets import Facet, row_numbers
 
 NO_AXIS = "no axis"
-"""The label of groups that are no axis of a mesh."""
+"""Label of groups that are not an axis of a mesh."""
 
 OTHER_AXES = "other axes"
 MOST_AXES = 6
-"""Axes with a column of their own; the rest share `OTHER_AXES`."""
+"""Number of axes with their own column; further ones share `OTHER_AXES`."""
 
 Ints = npt.NDArray[np.int64]
 Number = TypeVar("Number", np.int64, np.float64)
@@ -35,26 +36,26 @@ class ModuleTree:
     """n modules in preorder; arrays have n entries."""
 
     names: list[str]
-    """Fully qualified; ``""`` is what ran outside any module."""
+    """Fully qualified names; ``""`` stands for what ran outside any module."""
     labels: list[str]
-    """The name less the parent's."""
+    """Names without the parent's name."""
     types: list[str]
     parents: Ints
     """Row of the parent, −1 for a root."""
     ends: Ints
-    """One past the last row of the subtree."""
+    """Index after the last row of the subtree."""
     calls: Ints
     axes: list[str]
-    """Axes in the events, most wire bytes in steps first; `NO_AXIS` stands for none, `OTHER_AXES` for all beyond."""
+    """Axes of the events, most wire bytes in steps first; see `NO_AXIS` and `OTHER_AXES`."""
     own_local_bytes: Ints
-    """Parameters that one rank holds: the largest of the recorded ranks; shared ones counted once."""
+    """Bytes of the module's own parameters on one rank: the maximum over recorded ranks; shared ones count once."""
     own_global_bytes: Ints
 
     def __len__(self) -> int:
         return len(self.names)
 
     def children(self, row: int) -> list[int]:
-        """Rows of the direct children, in order."""
+        """Return the rows of the direct children, in order."""
         found, at = [], row + 1
         while at < self.ends[row]:
             found.append(at)
@@ -63,11 +64,11 @@ class ModuleTree:
 
     @cached_property
     def row_of(self) -> dict[str, int]:
-        """The row of each module, by its fully qualified name."""
+        """{fully qualified name: row}."""
         return {name: row for row, name in enumerate(self.names)}
 
     def columns_of(self, labels: list[str]) -> Ints:
-        """The index into `axes` of each of these axes; those without a place of their own share the last."""
+        """Return the index into `axes` of each label; axes without their own entry share the last."""
         place = {name: i for i, name in enumerate(self.axes)}
         return np.array([place.get(label or NO_AXIS, len(self.axes) - 1) for label in labels], np.int64)
 
@@ -78,16 +79,16 @@ class ModuleTree:
 
     @cached_property
     def local_bytes(self) -> Ints:
-        """(n,) `own_local_bytes`, with the modules inside."""
+        """(n,) `own_local_bytes` summed over each module and those inside it."""
         return self.with_children(self.own_local_bytes)
 
     @cached_property
     def global_bytes(self) -> Ints:
-        """(n,) `own_global_bytes`, with the modules inside."""
+        """(n,) `own_global_bytes` summed over each module and those inside it."""
         return self.with_children(self.own_global_bytes)
 
     def with_children(self, own: npt.NDArray[Number]) -> npt.NDArray[Number]:
-        """Values per module, (…, n), summed over each module and those inside it."""
+        """Return values per module, of shape (…, n), summed over each module and those inside it."""
         before = np.zeros((*own.shape[:-1], len(self) + 1), own.dtype)
         np.cumsum(own, axis=-1, out=before[..., 1:])
         total: npt.NDArray[Number] = before.take(self.ends, axis=-1) - before[..., :-1]
@@ -95,11 +96,11 @@ class ModuleTree:
 
 
 def module_tree(tables: Tables, facets: Mapping[str, Facet]) -> ModuleTree:
-    """The tree of all modules that are listed, that own an event, or that hold a parameter.
+    """Build the tree of all modules that are listed, that own an event, or that hold a parameter.
 
     Args:
-        tables: what was recorded.
-        facets: the events' owner and axis.
+        tables: tables of the trace.
+        facets: encoded columns ``owner`` and ``axis`` of the events.
     """
     held = _held(tables.parameters)
     listed = tables.modules.unique("module", keep="first", maintain_order=True)
@@ -126,7 +127,10 @@ def module_tree(tables: Tables, facets: Mapping[str, Facet]) -> ModuleTree:
 
 
 def _held(parameters: pl.DataFrame) -> pl.DataFrame:
-    """Bytes of each module's own parameters on the rank that holds most. Columns: module local_bytes global_bytes."""
+    """Return bytes of each module's own parameters on the rank that holds most.
+
+    Columns: module, local_bytes, global_bytes.
+    """
     return (
         parameters.filter(pl.col("shared_with") == "")
         .group_by("module", "rank", maintain_order=True)
@@ -137,7 +141,7 @@ def _held(parameters: pl.DataFrame) -> pl.DataFrame:
 
 
 def _axes(axis: Facet, size: npt.NDArray[np.float64]) -> list[str]:
-    """The axes, most bytes first; see `ModuleTree.axes`."""
+    """Return the axes, most bytes first, with `NO_AXIS` and `OTHER_AXES`; see `ModuleTree.axes`."""
     totals = np.bincount(axis.codes, size, minlength=len(axis.labels))
     ranked = sorted(range(len(axis.labels)), key=lambda i: (-totals[i], axis.labels[i]))
     names = [axis.labels[i] or NO_AXIS for i in ranked]
@@ -145,13 +149,13 @@ def _axes(axis: Facet, size: npt.NDArray[np.float64]) -> list[str]:
 
 
 def _in_steps(tables: Tables) -> npt.NDArray[np.float64]:
-    """(events,) wire bytes; 0 for what start-up sends."""
+    """Return (events,) wire bytes, with 0 for events outside steps."""
     sizes = pl.when(IN_STEPS).then(pl.col("wire_bytes")).otherwise(0)
     return tables.events.select(sizes).to_series().to_numpy().astype(np.float64)
 
 
 def _parents(listed: pl.DataFrame, *more: list[str]) -> dict[str, str | None]:
-    """Name → parent's name, None for a root; names that no table lists go below their nearest listed prefix."""
+    """Return {name: parent's name, None for a root}; unlisted names go below their nearest listed prefix."""
     known = set(listed["module"])
     parents: dict[str, str | None] = {
         name: (parent if parent in known and parent != name else None)
@@ -166,7 +170,10 @@ def _parents(listed: pl.DataFrame, *more: list[str]) -> dict[str, str | None]:
 
 
 def _preorder(parents: dict[str, str | None]) -> tuple[list[str], Ints, Ints]:
-    """Names, the row of each one's parent, and the row after its subtree; what ran outside any module comes last."""
+    """Return names in preorder, each one's parent row, and the end row of each subtree.
+
+    What ran outside any module comes last.
+    """
     children: dict[str | None, list[str]] = {}
     for name, parent in parents.items():
         children.setdefault(parent, []).append(name)
@@ -227,7 +234,7 @@ class Folds:
     """The shown children of each module, with modules of equal signature folded into one row.
 
     Args:
-        tree: the modules.
+        tree: tree of the modules.
         signatures: one number per row of the tree; equal ones mean equal subtrees.
     """
 

@@ -1,7 +1,7 @@
-"""An indented tree of modules as nested ``<details>``, of a size that is bounded whatever the model.
+"""An indented tree of modules as nested ``<details>``, of bounded size whatever the model.
 
-Rows are drawn level by level, outermost first, until the budget is spent, and then their own tables. A model that
-does not fold thus loses its depths before its breadth, and each place names the number of rows not drawn there.
+Rows are drawn level by level, outermost first, until the budget is spent, then their own tables. So a model that does
+not fold is cut at depth rather than at breadth, and each place says how many rows are not drawn there.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from dsexplore.views.page import html
 from dsexplore.views.trace.module_tree import Fold
 
 _MARKUP = 110
-"""Bytes around a row, about."""
+"""Approximate bytes of markup around a row."""
 _OF_ROWS = 0.65
-"""The part of the budget that rows may take; their own tables may take the rest."""
+"""Fraction of the budget that rows may use; their own tables may use the rest."""
 
 _WIDTHS = {"": 73, "delta": 88, "wide": 144, "thinbar": 78, "spine": 164}
-"""Pixels of a column of each kind, with the gap beside it."""
+"""Width in pixels of a column of each class, including the gap next to it."""
 
 STYLE = """
 .dsx .tree{min-width:calc(var(--dsx-width)*var(--dsx-size)/13);border-top:1px solid var(--dsx-line)}
@@ -50,19 +50,19 @@ white-space:nowrap}
 
 
 class Source(Protocol):
-    """The rows of a tree."""
+    """Supplier of a tree's rows."""
 
     def roots(self) -> list[Fold]:
-        """The topmost rows."""
+        """Return the topmost rows."""
 
     def children(self, row: int) -> list[Fold]:
-        """The rows inside a row."""
+        """Return the rows inside ``row``."""
 
     def line(self, fold: Fold, times: int) -> str:
-        """The row's `cell`s after its `label`; ``times``: modules that it stands for, those of rows above included."""
+        """Return the row's `label` and `cell`s; ``times``: number of modules it stands for, with folds above it."""
 
     def inside(self, row: int, times: int) -> str:
-        """HTML that an opened row shows above the rows inside it; empty for nothing."""
+        """Return HTML shown in an opened row above the rows inside it; empty for nothing."""
 
 
 @dataclass
@@ -74,31 +74,31 @@ class _Row:
     line: str
     own: str = ""
     hidden: int = 0
-    """Rows inside it that are not drawn."""
+    """Number of rows inside it that are not drawn."""
     children: list[str] = field(default_factory=list)
-    """HTML, last first."""
+    """HTML of the rows inside it, last first."""
 
 
 @dataclass(frozen=True)
 class Outline:
-    """The tree of modules as HTML, and how much of it that leaves out."""
+    """The tree of modules as HTML, and how much of it is left out."""
 
     html: str
     hidden: int
-    """Rows that are not drawn, not counting those inside them."""
+    """Number of rows that are not drawn, without those inside them."""
     closed: bool
-    """Whether rows are drawn without their own tables."""
+    """Whether some rows are drawn without their own tables."""
 
 
 def outline(source: Source, titles: list[tuple[str, str, str]], budget: int, label: str, small: int = 0) -> Outline:
-    """Draw a tree.
+    """Draw a tree of modules within a budget of bytes.
 
     Args:
-        source: its rows.
+        source: supplier of the rows.
         titles: (title, explanation, class) per column after the first; see `cell`.
-        budget: bytes, about; at least the roots' first rows are drawn.
-        label: the name of the tree, for screen readers.
-        small: a tree of so many rows or fewer is open all through.
+        budget: approximate size in bytes; the first row is drawn in any case.
+        label: name of the tree for screen readers.
+        small: a tree of at most this many rows is fully expanded.
     """
     rows, left, unseen = _rows(source, int(budget * _OF_ROWS))
     closed = _fill(source, rows, budget - int(budget * _OF_ROWS) + left)
@@ -121,17 +121,17 @@ def outline(source: Source, titles: list[tuple[str, str, str]], budget: int, lab
 
 
 def label(fold: Fold, full: str, kind: str, mark: str = "", times: int = 1, anchor: str = "") -> str:
-    """The first column: the name, ``×N`` where it stands for several, the type where that says more, and a mark.
+    """Return the first column: name, ``×N`` for N folded modules, the type unless it equals the name, and a mark.
 
-    Where the numbers of a row are sums of several modules, of folds above it too, the name says of how many.
+    If a row's numbers are sums over several modules, including folds above it, the name says over how many.
 
     Args:
-        fold: the row.
-        full: the fully qualified name of its first module, to hover.
-        kind: the module's type.
-        mark: HTML.
-        times: modules that the row stands for, those of rows above included.
-        anchor: an id, for links to the row.
+        fold: the modules of the row.
+        full: fully qualified name of its first module, for the tooltip.
+        kind: type of the module.
+        mark: HTML after the name.
+        times: number of modules that the row stands for, including folds above it.
+        anchor: id for links to the row.
     """
     shown = f' <span class="dim">{html.name(kind, 60)}</span>' if kind and kind != fold.label else ""
     hover = f' title="{html.escape(full)}"' if full not in ("", fold.label) else ""
@@ -141,19 +141,19 @@ def label(fold: Fold, full: str, kind: str, mark: str = "", times: int = 1, anch
 
 
 def many(fold: Fold, times: int) -> str:
-    """``×N`` where a row stands for several modules, and of how many its numbers are the sum; else nothing."""
+    """Return ``×N`` for a row of N folded modules, and the number of modules that its numbers sum; else ``""``."""
     alike = f' <span class="times">×{len(fold.rows)}</span>' if len(fold.rows) > 1 else ""
     spoken = f"the numbers are the sum of {times:,} modules"
     return alike + (f' <span class="sum" title="{spoken}">Σ {times:,}</span>' if times > 1 else "")
 
 
 def cell(text: str, kind: str = "") -> str:
-    """One column of HTML; ``kind``: ``z`` for none, ``delta`` for a change, ``wide`` for text."""
+    """Return the HTML of one column; ``kind``: ``z`` for no value, ``delta`` for a change, ``wide`` for text."""
     return f' <span class="c{" " * bool(kind)}{kind}">{text}</span>'
 
 
 def _rows(source: Source, budget: int) -> tuple[list[_Row], int, int]:
-    """The rows that fit, outermost first; the bytes left; and the number of roots that do not fit."""
+    """Return the rows that fit, outermost first; the bytes left; and the number of roots that do not fit."""
     rows: list[_Row] = []
     unseen = 0
     waiting = deque((fold, 0, 1, -1) for fold in source.roots())
@@ -173,7 +173,7 @@ def _rows(source: Source, budget: int) -> tuple[list[_Row], int, int]:
 
 
 def _fill(source: Source, rows: list[_Row], budget: int) -> bool:
-    """Fill the rows with their own tables until one does not fit; return whether one did not."""
+    """Fill the rows with their own tables until one does not fit; return True if one did not."""
     for row in rows:
         inside = source.inside(row.fold.first, row.times)
         budget -= len(inside.encode()) + _MARKUP // 2

@@ -1,8 +1,8 @@
-"""Events added up by module, axis and phase, from which the tree's columns and the first figure are made.
+"""Events summed by module, axis and phase, from which the tree's columns and the first figure are made.
 
-A trace has far fewer distinct (module, axis, phase) than events. Once the distinct ones are found, a filter is one
-pass over the events, and columns, subtrees and places are sums of few numbers. Sorted by module, with modules in
-preorder, a subtree is a slice of them.
+A trace has far fewer distinct (module, axis, phase) than events. Once these are found, a filter is one pass over the
+events, and columns, subtrees and places are sums of few numbers. They are sorted by module, with modules in preorder,
+so a subtree is a slice.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Pivot:
-    """m distinct (module, axis, phase), sorted."""
+    """The m distinct (module, axis, phase) of a trace's events, sorted."""
 
     owner: Codes
     """(m,) row in the module tree."""
@@ -30,15 +30,15 @@ class Pivot:
     phase: Codes
     """(m,) code of the phase."""
     of_event: Codes
-    """(events,) for each event the index of its (module, axis, phase)."""
+    """(events,) index of each event's (module, axis, phase)."""
 
     def within(self, row: int, end: int) -> slice:
-        """The slice of the modules in rows ``[row, end)``."""
+        """Return the slice of the entries whose module is in rows ``[row, end)``."""
         first, last = np.searchsorted(self.owner, (row, end))
         return slice(int(first), int(last))
 
     def sums(self, mask: Mask, sizes: Sizes) -> Sums:
-        """Count and bytes of the events in the mask."""
+        """Sum the events in the mask: return count and bytes per entry."""
         if mask.all():
             at, size = self.of_event, sizes
         else:
@@ -52,28 +52,28 @@ class Pivot:
 
 @dataclass(frozen=True)
 class Sums:
-    """Count and bytes of the events that pass a filter, by module, axis and phase."""
+    """Count and bytes of the events that pass a filter, by (module, axis, phase)."""
 
     pivot: Pivot
     counts: Sizes
-    """(m,)"""
+    """(m,) number of events."""
     bytes: Sizes
     """(m,) wire or message bytes."""
     whole: Mask | None = None
-    """(m,) which of them pass with all their events, where the others pass with none; None of any other filter."""
+    """(m,) mask of entries that pass with all their events, if all others pass with none; None for other filters."""
 
     @cached_property
     def held(self) -> Codes:
-        """The indices of (module, axis, phase) with events, sorted."""
+        """Sorted indices of the entries with events."""
         return np.flatnonzero(self.counts > 0)  # numpy finds true ones in a tenth of the time
 
     def held_inside(self, spans: list[tuple[int, int]]) -> Codes:
-        """The indices of `held` that belong to the modules in some spans of rows."""
+        """Return the indices of `held` whose module is in some spans of rows."""
         parts = [self.pivot.within(*span) for span in spans]
         return np.concatenate([self.held[slice(*np.searchsorted(self.held, (p.start, p.stop)))] for p in parts])
 
     def whole_inside(self, spans: list[tuple[int, int]]) -> Mask | None:
-        """Of `whole` the modules in some spans of rows, or all where there are no spans."""
+        """Return `whole` restricted to the modules in some spans of rows; unrestricted if there are no spans."""
         if self.whole is None or not spans:
             return self.whole
         found = np.zeros(len(self.whole), bool)
@@ -83,25 +83,25 @@ class Sums:
         return found
 
     def total(self, spans: list[tuple[int, int]]) -> tuple[int, int]:
-        """(count, bytes) of the modules in some spans of rows."""
+        """Return (count, bytes) of the modules in some spans of rows."""
         parts = [self.pivot.within(*span) for span in spans]
         return sum(int(self.counts[part].sum()) for part in parts), sum(int(self.bytes[part].sum()) for part in parts)
 
     def only(self, kept: Mask) -> Sums:
-        """The sums of some (module, axis, phase), and zero for the others; ``kept``: (m,)."""
+        """Return sums with the entries outside the (m,) mask ``kept`` set to zero."""
         return Sums(self.pivot, np.where(kept, self.counts, 0.0), np.where(kept, self.bytes, 0.0), kept)
 
 
 def find_pivot(
     owner: Codes, axis: npt.NDArray[np.integer[Any]], phase: npt.NDArray[np.integer[Any]], most: int = 10_000_000
 ) -> Pivot:
-    """The distinct (module, axis, phase) of events.
+    """Find the distinct (module, axis, phase) of events.
 
     Args:
         owner: (events,) row of the owner.
         axis: (events,) code of the axis.
         phase: (events,) code of the phase.
-        most: entries of a table in which they are looked up: 10 ms for 1,000,000 events, where sorting takes 200 ms.
+        most: maximal size of a lookup table, which takes 10 ms for 1,000,000 events; above it, sorting takes 200 ms.
     """
     axes, phases = (int(codes.max(initial=0)) + 1 for codes in (axis, phase))
     key = (owner * axes + axis) * phases + phase

@@ -17,17 +17,17 @@ from dsexplore.views.trace.event_codes import CAUSE, Causes, EventCodes
 
 MOST_CAUSES = 20
 _LANES, _COLUMNS = 8, 96
-"""Of the drawing of the sequence."""
+"""Maximal numbers of lanes and columns in the drawing of the sequence."""
 _CAUSE_NAME = 90
-"""Characters of a name in the table of causes, which has four of them side by side."""
+"""Number of characters of a name in the table of causes, which has four such columns."""
 
 
 def communication_html(codes: EventCodes, anchors: Mapping[str, str] | None = None) -> str:
-    """All sections for which the trace holds something.
+    """Return all sections that have something to show.
 
     Args:
-        codes: the events.
-        anchors: kind of figure → id of the section that shows the same.
+        codes: events of the trace.
+        anchors: {kind of figure: id of the section that shows the same}.
     """
     if not len(codes):
         return ""
@@ -39,7 +39,7 @@ def communication_html(codes: EventCodes, anchors: Mapping[str, str] | None = No
 
 
 def still_html(codes: EventCodes, kind: str) -> str:
-    """The section that shows what the figure of that kind shows, open."""
+    """Return the section that shows what the figure of this kind shows, expanded."""
     if not len(codes):
         return ""
     title, body = OF_FIGURE[kind](codes)
@@ -47,12 +47,12 @@ def still_html(codes: EventCodes, kind: str) -> str:
 
 
 def causes_part(found: Causes, opened: bool, clickable: bool = False) -> str:
-    """The table of implicit redistributes under its title; empty where there is none.
+    """Return the table of implicit redistributes under its title, or ``""`` if there are none.
 
     Args:
-        found: its lines.
-        opened: whether the table is shown without a click.
-        clickable: whether a row can be clicked and is reached with Tab.
+        found: rows of the table.
+        opened: whether the section is open at first.
+        clickable: whether rows can be clicked and reached with Tab.
     """
     title = f"Redistributes that the program did not ask for: {found.events:,}"
     return drawings.part(title, f"<div>{_causes_html(found, clickable)}</div>" if found.lines else "", opened)
@@ -72,7 +72,7 @@ def _causes_html(found: Causes, clickable: bool) -> str:
 
 @lru_cache(maxsize=4096)  # a filter changes the numbers of a line, and its names never
 def _names_of_cause(module: str, op: str, axis: str, phase: str, cause: str, source: str) -> tuple[str, ...]:
-    """The cells of a line of the table of causes that are no numbers: module, cause, op, axis, phase, source."""
+    """Return the text cells of a row of the table of causes: module, cause, op, axis, phase, source."""
     return (
         html.parted(module, _CAUSE_NAME),
         html.parted(cause or "–", _CAUSE_NAME),
@@ -170,4 +170,4 @@ OF_FIGURE: dict[str, Callable[[EventCodes], tuple[str, str]]] = {
     "sizes": _sizes,
     "bandwidth": _bandwidth,
 }
-"""For each kind of figure, the title and the body of the section that shows the same; in the order of the page."""
+"""{kind of figure: function that returns title and body of the section that shows the same}, in page order."""

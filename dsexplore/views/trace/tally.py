@@ -1,6 +1,6 @@
-"""Small tables counted from events, which static sections and figures draw: by op, by message size, by peer.
+"""Small tables counted from events for static sections and figures: by op, by message size, by peer.
 
-Each has at most a few hundred rows, whatever the number of events: what is drawn is binned here, in Python.
+Each has at most a few hundred rows, whatever the number of events: they are binned here, in Python.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ Bytes = npt.NDArray[np.float64]
 
 
 def op_by_phase(events: pl.DataFrame, size: str = "wire_bytes") -> pl.DataFrame:
-    """Count and bytes per op and phase; ops in order of their bytes. Columns: op phase count bytes."""
+    """Count events and sum bytes per op and phase; ops in order of their bytes. Columns: op, phase, count, bytes."""
     return (
         events.group_by("op", "phase")
         .agg(pl.len().alias("count"), pl.col(size).sum().alias("bytes"))
@@ -67,7 +67,10 @@ def op_by_phase(events: pl.DataFrame, size: str = "wire_bytes") -> pl.DataFrame:
 
 
 def message_sizes(events: pl.DataFrame) -> pl.DataFrame:
-    """Messages per op and power of two. Columns: op, size (lower bound in bytes, 0 for empty), count, message_bytes."""
+    """Count messages per op and power of two.
+
+    Columns: op, size (lower bound in bytes, 0 for empty messages), count, message_bytes.
+    """
     return (
         events.group_by("op", _power_of_two().alias("size"))
         .agg(pl.len().alias("count"), pl.col("message_bytes").sum())
@@ -76,7 +79,7 @@ def message_sizes(events: pl.DataFrame) -> pl.DataFrame:
 
 
 def bus_bandwidth(events: pl.DataFrame) -> pl.DataFrame:
-    """Median bus bandwidth per op and power of two, where durations were measured.
+    """Return the median bus bandwidth per op and power of two, for events with measured durations.
 
     Columns: op, size (bytes), count, gb_per_s (1e9 bytes; wire bytes over duration).
     """
@@ -93,18 +96,18 @@ def bus_bandwidth(events: pl.DataFrame) -> pl.DataFrame:
 
 @dataclass(frozen=True)
 class Flows:
-    """Bytes from recorded ranks to their peers, start-up left out."""
+    """Bytes from recorded ranks to their peers in steps."""
 
     senders: list[int]
     receivers: list[list[int]]
-    """Receivers; ranks that get the same bytes from every sender are one entry."""
+    """Receiving ranks; ranks that get the same bytes from every sender share one entry."""
     bytes: Bytes
-    """(senders, receivers) to each one of those ranks."""
+    """(senders, receivers) bytes to each single rank of the entry."""
     hidden: int
-    """The number of senders and receivers beyond the most that are drawn."""
+    """Number of senders and receivers beyond those kept."""
 
     def grid(self) -> Grid:
-        """Flows as a grid: to each one of the ranks of a column."""
+        """Return the flows as a grid; a cell has the bytes to each single rank of its column."""
         columns = [f"{ranges(r, 4)}, each" if len(r) > 1 else ranges(r) for r in self.receivers]
         return Grid([f"rank {rank}" for rank in self.senders], columns, self.bytes)
 
@@ -112,16 +115,16 @@ class Flows:
 def between_ranks(
     tables: Tables, senders: int = MOST_ROWS, receivers: int | None = MOST_PEERS, size: str = "wire_bytes"
 ) -> Flows:
-    """Bytes from each recorded rank to each peer, in steps: what start-up sends is left out.
+    """Sum the bytes from each recorded rank to each peer in steps; start-up is left out.
 
     A message to or from one known rank counts for that peer; other traffic of a group is shared equally among its
     other ranks. Equal peers are one column, equal senders are not joined.
 
     Args:
-        tables: what was recorded.
-        senders: how many are kept at most.
-        receivers: how many columns; None for all of them.
-        size: the column of the events that is added up.
+        tables: tables of the trace.
+        senders: maximal number of senders.
+        receivers: maximal number of columns; None for all.
+        size: column of the events that is summed.
     """
     members = {group: list(ranks or ()) for group, ranks in tables.groups.select("group", "ranks").iter_rows()}
     keys = ("rank", "group", "peer")
@@ -151,7 +154,7 @@ def between_ranks(
 
 
 def sent_between(tables: Tables, senders: list[int], receivers: list[int]) -> pl.Expr:
-    """Whether an event is one that `between_ranks` counts as sent from one of some ranks to one of others."""
+    """Return the condition that an event counts, in `between_ranks`, as sent from ``senders`` to ``receivers``."""
     members = [(group, list(ranks or ())) for group, ranks in tables.groups.select("group", "ranks").iter_rows()]
 
     def from_one(sender: int) -> pl.Expr:
@@ -164,7 +167,7 @@ def sent_between(tables: Tables, senders: list[int], receivers: list[int]) -> pl
 
 
 def size_range(low: int) -> str:
-    """The range of sizes from a power of two to its double, as text; ``empty`` for 0."""
+    """Return the text of the sizes from a power of two to its double; ``empty`` for 0."""
     return f"{format_bytes(low)} – {format_bytes(2 * low)}" if low else "empty"
 
 

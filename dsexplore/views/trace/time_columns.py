@@ -1,4 +1,4 @@
-"""Columns of a module tree with measured and with predicted seconds."""
+"""Columns of a module tree with measured and predicted seconds."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ SHOWN = {
     "exposed": "of that, what no compute hides",
     "idle": "in which the compute stream waits for the CPU, which launches kernels, or for other ranks",
 }
-"""The columns of `Prediction.by_module` that a tree shows, and what they are."""
+"""{column of `Prediction.by_module` that a tree shows: its explanation}."""
 
 
 @dataclass(frozen=True)
 class TimeColumn:
-    """Seconds by row of a module tree, with the modules inside."""
+    """Seconds by row of a module tree, including the modules inside."""
 
     title: str
     explanation: str
     seconds: Sizes
-    """(modules,)"""
+    """(modules,) seconds."""
 
     @property
     def head(self) -> tuple[str, str, str]:
@@ -40,25 +40,25 @@ class TimeColumn:
         return self.title, self.explanation, ""
 
     def cell(self, rows: Sequence[int]) -> str:
-        """The cell of a line that stands for the modules of these rows, which may take different times."""
+        """Return the cell of a line that stands for the modules of ``rows``: the sum of their seconds."""
         return seconds_cell(float(self.seconds[list(rows)].sum()))
 
 
 class StoodFor:
-    """The rows of a tree for which each drawn line stands: folded modules, inside folded ones too."""
+    """The rows of a tree that each drawn line stands for, including folds inside folds."""
 
     def __init__(self) -> None:
         self._rows: dict[int, list[int]] = {}
 
     def roots(self, folds: list[Fold]) -> list[Fold]:
-        """Remember the topmost lines, which are returned."""
+        """Record the topmost lines, and return them."""
         self._rows.update((fold.first, list(fold.rows)) for fold in folds)
         return folds
 
     def children(self, row: int, folds: list[Fold]) -> list[Fold]:
-        """Remember the lines inside the line whose first module has that row; they are returned.
+        """Record the lines inside the line whose first module has this row, and return them.
 
-        Modules that are folded hold the same modules in the same order, so these are as far from each.
+        Folded modules contain the same modules in the same order, so these have the same offset from each.
         """
         around = self._rows.get(row, [row])
         for fold in folds:
@@ -66,12 +66,12 @@ class StoodFor:
         return folds
 
     def rows(self, fold: Fold) -> list[int]:
-        """All rows for which a line stands."""
+        """Return all rows that a line stands for."""
         return self._rows.get(fold.first, list(fold.rows))
 
 
 def measured_columns(codes: EventCodes) -> list[TimeColumn]:
-    """The columns of seconds that the collectives of each module took; none where nothing was measured."""
+    """Return the column of seconds that each module's collectives took; an empty list if nothing was measured."""
     took = codes.took(codes.every)
     over = f"with the modules inside, {summed_over(codes.tables)}"
     said = f"measured: what its collectives take, those that run at the same time each in full, {over}"
@@ -79,7 +79,7 @@ def measured_columns(codes: EventCodes) -> list[TimeColumn]:
 
 
 def time_columns(tree: ModuleTree, prediction: Prediction) -> list[TimeColumn]:
-    """The predicted seconds of the modules of a tree; what it has no row for counts to the module around it."""
+    """Return columns of predicted seconds; modules without a row in the tree count for their nearest ancestor."""
     per = "per rank and step, with the modules inside"
     frame = prediction.by_module()
     return [
@@ -91,13 +91,13 @@ def time_columns(tree: ModuleTree, prediction: Prediction) -> list[TimeColumn]:
 
 
 def step_seconds(tree: ModuleTree, prediction: Prediction) -> Sizes:
-    """(modules,) predicted seconds of the step, with the modules inside."""
+    """Return (modules,) predicted seconds of the step, including the modules inside."""
     frame = prediction.by_module().with_columns(step=pl.col("compute") + pl.col("idle") + pl.col("exposed"))
     return with_inside(tree, frame, "step")
 
 
 def with_inside(tree: ModuleTree, frame: pl.DataFrame, name: str) -> Sizes:
-    """(modules,) a column of `Prediction.by_module`, with the modules inside."""
+    """Return (modules,) a column of `Prediction.by_module`, summed over each module and those inside it."""
     rows = np.array([_row(tree, module) for module in frame["module"]], np.int64)
     own, known = np.zeros(len(tree)), rows >= 0
     np.add.at(own, rows[known], frame[name].to_numpy()[known])
@@ -108,12 +108,12 @@ _SHORT = {"communication": "comm."}
 
 
 def seconds_cell(seconds: float) -> str:
-    """A column with seconds, or with a dash."""
+    """Return a cell with the seconds, or with a dash for 0."""
     return outline.cell(format_seconds(seconds)) if seconds > 0 else outline.cell("–", "z")
 
 
 def _row(tree: ModuleTree, module: str) -> int:
-    """The row of a module, or of the nearest one around it; −1 where there is none."""
+    """Return the row of a module or of its nearest ancestor in the tree; −1 if there is none."""
     while module and module not in tree.row_of:
         module = module.rpartition(".")[0]
     return tree.row_of.get(module, -1)

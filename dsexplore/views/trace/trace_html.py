@@ -1,4 +1,4 @@
-"""A trace as text and as static HTML: what it is about, its module tree, and what was sent."""
+"""A trace as text and as static HTML: its headline, its module tree, and what was sent."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from dsexplore.views.trace.time_columns import TimeColumn, measured_columns, tim
 from dsexplore.views.trace.tree_html import tree_html
 
 BUDGET, PAGE_BUDGET, _TWIN_BUDGET = 64_000, 1_500_000, 26_000
-"""Bytes of a trace's view in a notebook, on a page of its own, and beside the explorer."""
+"""Bytes of a trace's view in a notebook, as a page, and as the explorer's static twin."""
 
 LONGEST_NOTE = 600
-"""Characters of a note that are shown: a path in it may be long."""
+"""Number of characters of a note that are shown; it may contain a long path."""
 _ROWS, _NOTES = 8, 3
-"""Ops by axis, and notes, that a trace's text has."""
+"""Numbers of (op, axis) lines and of notes in a trace's text."""
 _TIMELINE_LANES, _TIMELINE_COLUMNS = 6, 96
 _SKEW_COLLECTIVES, _SKEW_LANES = 24, 6
 _TWIN_STYLE = headline_view.STYLE + outline.STYLE + timeline_drawing.STYLE + skew_view.STYLE
@@ -44,7 +44,7 @@ _PLAYED_ALONE = (
 
 
 def trace_text(headline: Headline) -> str:
-    """The headline, then count and wire bytes by op and axis: a dozen lines or so."""
+    """Return the headline, and count and wire bytes by op and axis, in about a dozen lines."""
     tables = headline.tables
     lines = [f"Trace: {_summary(tables)}"]
     lines += [f"  {html.plain(one.text, 400)}" for one in headline.sentences]
@@ -75,14 +75,14 @@ def trace_html(
     in_words: bool = False,
     prediction: Prediction | None = None,
 ) -> str:
-    """The headline, the timeline, the module tree, the findings, and what was sent; complete in itself.
+    """Return the headline, the timeline, the module tree, the findings, and what was sent.
 
     Args:
-        headline: of what was recorded.
-        budget: bytes; the tree gets what the other sections leave.
+        headline: headline of the trace.
+        budget: size in bytes; the tree gets what the other sections leave.
         sizes: which bytes are shown below the headline, ``"wire"`` or ``"message"``.
-        in_words: whether the questions of `headline_report` are answered below the headline.
-        prediction: whose seconds the tree shows too.
+        in_words: whether to answer the questions of `headline_report` below the headline.
+        prediction: prediction whose seconds the tree shows too.
     """
     tables = headline.tables
     codes = EventCodes(tables, sizes=sizes)
@@ -105,19 +105,19 @@ def trace_html(
 
 
 def _times(codes: EventCodes, prediction: Prediction | None) -> list[TimeColumn]:
-    """The columns of the tree with seconds."""
+    """Return the tree's columns of seconds."""
     return measured_columns(codes) + ([] if prediction is None else time_columns(codes.tree, prediction))
 
 
 def twin_html(codes: EventCodes, headline: Headline, prediction: Prediction | None = None) -> str:
-    """The short static view that stands in the notebook beside the explorer: headline, timeline and tree."""
+    """Return the short static view that a notebook stores next to the explorer: headline, timeline and tree."""
     said = headline_html(headline, lambda _: "", codes.tree.axes, prediction)
     head = _header(codes.tables) + said + _timeline(codes) + _said(codes)
     return html.fragment(head + tree_html(codes, _TWIN_BUDGET, None, _times(codes, prediction)), _TWIN_STYLE)
 
 
 def figure_html(headline: Headline, kind: str, sizes: str = WIRE) -> str:
-    """The headline, and the section that shows what the figure of that kind shows."""
+    """Return the headline, and the section that shows what the figure of this kind shows."""
     codes = EventCodes(headline.tables, sizes=sizes)
     head = _header(codes.tables) + headline_html(headline, lambda _: "", codes.tree.axes) + _said(codes)
     return html.fragment(head + still_html(codes, kind), headline_view.STYLE + drawings.STYLE)
@@ -129,7 +129,7 @@ def _headline(headline: Headline, names: dict[str, str], axes: list[str], predic
 
 
 def _timeline(codes: EventCodes) -> str:
-    """The section of the timeline; empty where nothing was sent."""
+    """Return the section of the timeline, or ``""`` if nothing was sent."""
     if not len(codes):
         return ""
     shown = timeline_of(codes.tables, sizes="wire" if codes.kind_of_sizes == WIRE else "message")
@@ -138,23 +138,23 @@ def _timeline(codes: EventCodes) -> str:
 
 
 def _skew(headline: Headline, anchor: str) -> str:
-    """Return the section of who waits for whom; empty where fewer than two ranks were measured."""
+    """Return the section of who waits for whom, or ``""`` if fewer than two ranks were measured."""
     drawn = skew_view.drawing(headline.skew, _SKEW_COLLECTIVES, _SKEW_LANES)
     return drawings.part("Who waits for whom", drawn and f"<div>{drawn}</div>", False, anchor)
 
 
 def _answers(headline: Headline) -> str:
-    """The report in words: questions, and their answers."""
+    """Return a table of the report's questions and answers."""
     rows = [(html.escape(question), html.prose(answer, 1200)) for question, answer in report(headline)]
     return f'<div class="answers">{html.table(("In words", ""), rows, left=(0,), wrap=(1,))}</div>'
 
 
 _APART = {"no-grad forward": "forwards without gradients", "between steps": "what is sent between steps"}
-"""Phases outside steps that few traces have, in words."""
+"""Phases outside steps that few traces have, and their names in sentences."""
 
 
 def _said(codes: EventCodes) -> str:
-    """The sentence that says what all sizes below it are, and over what they are summed."""
+    """Return the sentence on what all sizes below it are, and what they are summed over."""
     if not len(codes):
         return ""
     other = MESSAGE if codes.kind_of_sizes == WIRE else WIRE
@@ -184,7 +184,7 @@ def _summary(tables: Tables) -> str:
 
 
 def _over(tables: Tables) -> str:
-    """The words for what totals are summed over, where a trace's ranks stand for others."""
+    """Return what totals are summed over if a trace's ranks stand for others, else ``""``."""
     info = tables.info
     return f", summed over the {info.ranks_stood_for:,} ranks that are stood for" if info.stands_for else ""
 

@@ -24,24 +24,25 @@ class TraceView(View):
 
     @cached_property
     def _headline(self) -> Headline:
-        """Found once for all that the view shows."""
+        """Headline, computed once for all parts of the view."""
         return Headline(self._trace.tables)
 
     def text(self) -> str:
-        """Count and bytes by op and axis: a dozen lines at most."""
+        """Return count and bytes by op and axis, in a dozen lines at most."""
         return trace_text(self._headline)
 
     def html(self) -> str:
-        """The summary, the module tree, and what was sent; complete in itself."""
+        """Return the summary, the module tree, and what was sent."""
         return trace_html(self._headline)
 
     def page(self, sizes: str = WIRE, cluster: Any = None, interactive: bool = False) -> str:
-        """A document with many more modules than a notebook's output holds.
+        """Return a document with many more modules than a notebook's output holds.
 
         Args:
-            sizes: which bytes it shows, ``"wire"`` or ``"message"``.
-            cluster: for which the tree shows predicted seconds; see `Trace.predict`.
-            interactive: with the explorer's tree, filters and timeline above, which need no kernel and no network.
+            sizes: which bytes are shown, ``"wire"`` or ``"message"``.
+            cluster: cluster for which the tree shows predicted seconds; see `Trace.predict`.
+            interactive: whether to add the explorer's tree, filters and timeline above, which need no kernel and no
+                network.
 
         Raises:
             UsageError: no such sizes or cluster, or too many events for an interactive page.
@@ -55,11 +56,12 @@ class TraceView(View):
         return html.page(self.title, shown)
 
     def figure(self, kind: str = "modules", window: tuple[float, float] | None = None, sizes: str = WIRE) -> Any:
-        """Bytes, drawn in one of several ways.
+        """Return a plotly figure of one kind.
 
         Args:
-            kind: ``"modules"``, place in the model by mesh axis; ``"ops"`` by phase; ``"sequence"``, in program order
-                or time; ``"ranks"`` and ``"sankey"``, who talks to whom; ``"sizes"`` of messages; ``"bandwidth"``.
+            kind: ``"modules"``, place in the model by mesh axis; ``"ops"``, op by phase; ``"sequence"``, over time or
+                in program order; ``"ranks"`` and ``"sankey"``, who sends to whom; ``"sizes"`` of messages;
+                ``"bandwidth"``.
             window: for a sequence, the part of its axis to draw.
             sizes: which bytes are drawn, ``"wire"`` or ``"message"``.
 
@@ -71,7 +73,7 @@ class TraceView(View):
         return trace_figure(self._trace.tables, kind, window, sizes)
 
     def still(self, figure: Any, kind: str = "modules", sizes: str = WIRE, **options: Any) -> str:
-        """The section that shows what the figure shows."""
+        """Return the section that shows what the figure shows."""
         return figure_html(self._headline, kind, sizes)
 
     def explore(
@@ -82,17 +84,17 @@ class TraceView(View):
         opened: Collection[str] = ("timeline",),
         cluster: Any = None,
     ) -> Any:
-        """Filters, tree, figure, timeline, map and tables that follow one another; ``.selection`` is what is chosen.
+        """Return linked filters, tree, figure, timeline, map and tables; ``.selection`` has the selected events.
 
         Args:
-            figure: the figure shown first, a kind of `figure`.
-            height: of the tree, in pixels.
+            figure: kind of the figure shown first, as in `figure`.
+            height: height of the tree in pixels.
             sizes: which bytes are shown at first, ``"wire"`` or ``"message"``.
-            opened: the parts below the tree that are open at first, of ``"timeline"`` and ``"map"``.
-            cluster: for which tree and headline show predicted seconds, as those of `Trace.predict`.
+            opened: parts below the tree that are open at first, out of ``"timeline"`` and ``"map"``.
+            cluster: cluster for which tree and headline show predicted seconds, as in `Trace.predict`.
 
         Raises:
-            UsageError: no such figure, sizes, part or cluster, or a height that is none.
+            UsageError: no such figure, sizes, part or cluster, or an invalid height.
         """
         from dsexplore.views.explorer.explorer import Explorer  # ipywidgets are loaded when an explorer is asked for
 

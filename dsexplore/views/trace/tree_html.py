@@ -1,4 +1,4 @@
-"""The static module tree of a trace: one line per module, its collectives and parameters when opened."""
+"""The static module tree of a trace: one line per module; opening it shows its collectives and parameters."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dsexplore.views.trace.module_tree import NO_AXIS, OTHER_AXES, Fold, ranges
 from dsexplore.views.trace.time_columns import StoodFor, TimeColumn
 
 LEAST = 12_000
-"""Bytes that the tree may always take."""
+"""Bytes that the tree may use even if the budget is smaller."""
 MOST_TABLE_ROWS = 12
 MOST_PLACEMENTS = 2
 _NUMBERS = re.compile(r"\.\d+(?=\.|$)")
@@ -27,13 +27,13 @@ _NUMBERS = re.compile(r"\.\d+(?=\.|$)")
 def tree_html(
     codes: EventCodes, budget: int, anchors: Mapping[str, str] | None = None, times: Sequence[TimeColumn] = ()
 ) -> str:
-    """The tree of a trace, drawn from the top until about ``budget`` bytes are spent, which it then says.
+    """Return the tree of a trace, drawn from the top until about ``budget`` bytes are used; says if it is cut.
 
     Args:
-        codes: the events.
-        budget: bytes.
-        anchors: module → id for its row, or for the row that stands for it.
-        times: columns with seconds.
+        codes: events of the trace.
+        budget: approximate size in bytes.
+        anchors: {module: id of its row, or of the row that stands for it}.
+        times: columns of seconds.
     """
     if not len(codes.tree):
         return '<p class="dim">No modules ran and nothing was sent.</p>'
@@ -50,7 +50,7 @@ def tree_html(
 
 
 class _TraceSource:
-    """The rows of a trace's tree, as `outline.Source`."""
+    """Rows of a trace's tree, as an `outline.Source`."""
 
     def __init__(self, codes: EventCodes, anchors: Mapping[str, str], times: Sequence[TimeColumn]) -> None:
         self._codes, self._times = codes, times
@@ -68,7 +68,7 @@ class _TraceSource:
         }
 
     def titles(self) -> list[tuple[str, str, str]]:
-        """The columns after the module; bytes and counts are sums over the recorded ranks and steps."""
+        """Return the columns after the module; bytes and counts are sums over recorded ranks and steps."""
         kind = f"{self._codes.kind_of_sizes} bytes"
         inside = f"with the modules inside, {summed_over(self._codes.tables)}"
         axes = [
@@ -96,15 +96,15 @@ class _TraceSource:
         ]
 
     def roots(self) -> list[Fold]:
-        """The topmost rows."""
+        """Return the topmost rows."""
         return self._stood_for.roots(self._codes.folding.roots())
 
     def children(self, row: int) -> list[Fold]:
-        """The rows inside a row."""
+        """Return the rows inside ``row``."""
         return self._stood_for.children(row, self._codes.folding.children(row))
 
     def line(self, fold: Fold, times: int) -> str:
-        """Name and numbers of a module, or the sums of several equal ones."""
+        """Return name and numbers of a module, or the sums over folded ones."""
         tree, row, sent = self._tree, fold.first, self._sent
         count = int(sent.count[row]) * times
         sizes = [
@@ -127,13 +127,13 @@ class _TraceSource:
         )
 
     def _thin(self, row: int, times: int) -> str:
-        """The bar of a row: its bytes by axis, as shares of all that is sent in steps."""
+        """Return the bar of a row: its bytes by axis, as shares of all bytes sent in steps."""
         shares = 100 * times * self._sent.axes[:, row] / self._whole
         parts = "".join(f'<i class="a{i}" style="width:{share:.3g}%"></i>' for i, share in enumerate(shares) if share)
         return f'<span class="thin">{parts}</span>' if parts else ""
 
     def _anchor(self, row: int) -> str:
-        """The id that a sentence of the headline leads to; empty for most rows."""
+        """Return the id that a sentence of the headline links to; empty for most rows."""
         if not self._anchors:
             return ""
         return self._anchors.pop(_NUMBERS.sub(".*", self._tree.names[row]), "")
@@ -146,7 +146,7 @@ class _TraceSource:
         return outline.cell(html.name(shown + " | …" * (len(found) > MOST_PLACEMENTS), 40), "wide")
 
     def inside(self, row: int, times: int) -> str:
-        """The tables of a module's own collectives and parameters."""
+        """Return the tables of a module's own collectives and parameters."""
         module = self._tree.names[row]
         kinds, every = self._codes.collectives(self._codes.owner == row, MOST_TABLE_ROWS)
         body = collectives_html(kinds, every, self._codes.column, times) if every else ""
@@ -166,13 +166,13 @@ def _number(value: int, text: str) -> str:
 
 
 def collectives_html(kinds: Iterable[Mapping[str, Any]], every: int, size: str = "wire_bytes", times: int = 1) -> str:
-    """Some of the ``every`` kinds of collective, by name what `event_codes.SAME_COLLECTIVE` has, and count.
+    """Return a table of kinds of collective, with the columns of `event_codes.SAME_COLLECTIVE` and count.
 
     Args:
-        kinds: the first of them.
-        every: how many there are.
-        size: the column whose sum is shown.
-        times: modules that each send this.
+        kinds: rows of the first kinds.
+        every: total number of kinds.
+        size: column of the bytes that are shown.
+        times: number of modules that each send this.
     """
     each = ", each" if times > 1 else ""
     rows = [
@@ -193,12 +193,12 @@ def collectives_html(kinds: Iterable[Mapping[str, Any]], every: int, size: str =
 
 
 def parameters_html(module: str, parameters: pl.DataFrame, clickable: bool = False) -> str:
-    """The parameters that a module itself holds, and how each is placed.
+    """Return a table of the module's own parameters and their placements.
 
     Args:
-        module: its name.
+        module: name of the module.
         parameters: its rows of `Trace.parameters`.
-        clickable: whether each has a button that follows it through a step.
+        clickable: whether each parameter has a button that follows it through a step.
     """
     if parameters.is_empty():
         return ""

@@ -14,11 +14,9 @@ def script(*names: str, render: str) -> str:
 
     ``kernel_state.js`` and ``keys.js``, which watch the kernel and the keyboard, are part of each.
 
-    What watches the kernel and the keys is in all of them.
-
     Args:
-        names: the files, in the order they need one another; their top-level names must differ.
-        render: what draws the widget: a function among them, or an expression of them.
+        names: files, each after those that it needs; their top-level names must differ.
+        render: function or expression of these files that draws the widget.
     """
     return "\n".join(
         [*(_source(name) for name in ("kernel_state.js", "keys.js", *names)), f"export default {{ render: {render} }};"]

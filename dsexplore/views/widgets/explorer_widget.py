@@ -29,9 +29,6 @@ class ExplorerWidget(TreeWidget, PlotWidget):
 
     It is one widget, because JupyterLab takes longer to deliver a message to a widget and to paint the change than
     the explorer takes to compute it. For the same reason, the browser's own changes are not echoed.
-
-    One widget and not several, because JupyterLab takes longer to bring a message to a widget and to paint what
-    it changed than the explorer takes to make it. What the browser changes itself is not echoed for the same reason.
     """
 
     _esm = script(*EXPLORER_SCRIPTS, "marks.js", "heat_grid.js", "plot.js", "explorer.js", render="explorer")

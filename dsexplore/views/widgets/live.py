@@ -6,13 +6,6 @@ where JupyterLab reports that it found no model. One CSS rule, sent with each tw
 neighbouring outputs, so a notebook may have any number of views in any order. JupyterLab, Notebook 7 and Voilà have
 such outputs; elsewhere ``kernel_state.js`` hides the twin. Without widgets (nbconvert, GitHub) nothing is hidden.
 marimo saves no outputs, and shows the live view alone.
-
-A notebook is saved without the state of its widgets. So an explorer is two outputs, one behind the other, of which one
-is hidden: the twin while the live view behind it is drawn, which has the class ``dsx-live``, else the place of the live
-view, where JupyterLab writes that it found no model. One rule does both, and comes with each twin; it is about two
-neighbors alone, so any number of views may stand in a notebook in any order. JupyterLab, Notebook 7 and Voilà have such
-outputs; elsewhere ``kernel_state.js`` hides the twin. Where there are no widgets (nbconvert, GitHub) nothing is hidden.
-marimo saves no outputs, and shows the live view alone.
 """
 
 from __future__ import annotations
@@ -36,9 +29,9 @@ def show_with_twin(live: Any, html: str, text: str) -> None:
     """Display a live view after its static twin.
 
     Args:
-        live: a widget, or what is displayed as one.
-        html: of the twin.
-        text: for terminals and readers of text.
+        live: a widget, or an object displayed as one.
+        html: HTML of the twin.
+        text: plain text of the twin, for terminals.
     """
     display({"text/html": f'<div class="dsx-twin"><style>{RULE}</style>{html}</div>', "text/plain": text}, raw=True)
     display(live)
@@ -65,7 +58,7 @@ class LiveBox(ipywidgets.VBox):  # type: ignore[misc]  # ipywidgets ship no type
     """An explorer made of several widgets, stacked vertically.
 
     Args:
-        twin: the static view of the same.
+        twin: static view of the same object.
     """
 
     def __init__(self, twin: View) -> None:

@@ -21,11 +21,9 @@ class AnsweringWidget(anywidget.AnyWidget):
 
     All that a message changes is sent back in one message, with its number.
 
-    All that a message changes is sent in one message, with its number.
-
     Args:
-        on_event: called with each message that is no change of a trait.
-        traits: of the widget.
+        on_event: called with each message that is not a change of a trait.
+        traits: initial values of the widget's traits.
     """
 
     asked = traitlets.Int(0).tag(sync=True, echo_update=False)
@@ -111,9 +109,6 @@ class TimelineWidget(AnsweringWidget):
 
     ``boxes`` holds columns as bytes: ``begin``, ``end``, ``level`` float32, from 0 to 1; ``lane`` uint16, ``mark``
     uint8; for boxes that stand for several spans also ``count`` uint32 and ``bytes`` float32.
-
-    ``boxes`` are columns as bytes: ``begin``, ``end``, ``level`` float32, from 0 to 1; ``lane`` uint16, ``mark`` uint8;
-    of columns that stand for several spans also ``count`` uint32 and ``bytes`` float32.
     """
 
     brushed: traitlets.Dict[str, Any] = traitlets.Dict().tag(sync=True)

@@ -20,12 +20,15 @@ ALL = "all axes"
 def explorer(world: WorldMap, twin: View) -> LiveBox:
     """Return the explorer: a list of axes, the heatmap, and a sentence on what is selected.
 
+    ``explorer.selection`` is the `Trace` of what is sent to the clicked rank over the chosen axis; the whole trace
+    before any click. ``explorer.select(rank)`` selects a rank like a click.
+
     ``explorer.selection`` is the `Trace` of what goes to the clicked rank, over the chosen axis; the whole trace before
     any click. ``explorer.select(rank)`` clicks.
 
     Args:
         world: the map.
-        twin: its static view.
+        twin: static view of the map.
     """
     box = LiveBox(twin)
     axis = ipywidgets.Dropdown(options=[ALL, *world.axes], description="axis")

@@ -44,8 +44,8 @@ def node_boxes(world: WorldMap, axis: str | None = None, most: int = 64) -> list
 
     Args:
         world: the map.
-        axis: shades and groups of this axis alone; None for all.
-        most: nodes that are drawn one by one.
+        axis: axis to which shades and groups are restricted; None for all axes.
+        most: number of nodes up to which each is drawn individually.
     """
     shades = world.to_shades(axis).tolist()
     recorded = {*world.tables.info.ranks, *world.senders}
@@ -87,8 +87,6 @@ def heatmap(world: WorldMap, axis: str | None = None) -> Spec:
 
     Counts one axis, or all if ``axis`` is None. The colours run from 0 to the highest value of any rank over all
     axes, whichever axis is chosen.
-
-    The colours run from 0 to the most of any rank over all axes, whatever is chosen.
     """
     nodes = min(world.nodes, _MOST_NODES)
     sizes = np.zeros(world.nodes * world.ranks_per_node)
