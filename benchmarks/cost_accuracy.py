@@ -316,7 +316,7 @@ def _predicted(sweep: CommSweep, known: Callable[[SweepPoint], bool]) -> list[tu
     found = []
     for point in _taken(sweep):
         if not known(point):
-            time = collective_time(point.op, point.message_bytes, sweep.conditions.ranks, cluster=cluster)
+            time = collective_time(point.op, point.message_bytes, sweep.conditions.ranks, hardware=cluster)
             found.append((time.expected, point.seconds, point.seconds in time))
     return found
 

@@ -92,7 +92,7 @@ def _done(value: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
 def traced(style: str, ranks: int) -> Trace:
     """A step of one of so many simulated ranks, with what it computes; the optimizer's state is there already."""
     with (
-        dsexplore.simulate(mesh={"ranks": ranks}, fake=True, target="cpu") as mesh,
+        dsexplore.simulate(mesh={"ranks": ranks}, fake=True, hardware="cpu") as mesh,
         dsexplore.commtrace(costs=True) as trace,
     ):
         step = build(style, mesh)

@@ -183,7 +183,7 @@ def compared(name: str, found: dict[str, Any], cluster: Cluster) -> tuple[Compar
     import dsexplore  # which machines that only measure may not have
 
     with (
-        dsexplore.simulate(world_size=1, fake=True, device="cuda", gpu="h100"),
+        dsexplore.simulate(world_size=1, fake=True, hardware="h100"),
         dsexplore.commtrace(costs=True) as trace,
     ):
         step = PROGRAMS[name]()

@@ -150,7 +150,7 @@ def real_ddp() -> Trace:
 
 def predicted_ddp() -> Prediction:
     """A step of `real_ddp`, predicted for processes of one machine."""
-    with dsexplore.simulate(4, target="cpu"):
+    with dsexplore.simulate(4, hardware="cpu"):
         model = replicated()
         with dsexplore.commtrace(costs=True) as trace:
             model(torch.ones(8, 512)).sum().backward()
@@ -222,7 +222,7 @@ def views(folder: str) -> Iterator[tuple[str, Callable[[], Any]]]:
         return shown
 
     def in_seconds() -> Any:
-        shown = of("llama").explore(opened=("map",), cluster="dgx-h100")
+        shown = of("llama").explore(opened=("map",), hardware="dgx-h100")
         shown.widget.shade = "predicted"
         return shown
 
@@ -234,13 +234,13 @@ def views(folder: str) -> Iterator[tuple[str, Callable[[], Any]]]:
         yield f"world map {name}", lambda name=name: of(name).world_map(ranks_per_node=4)
         yield f"interactive {name}", lambda name=name: (of(name), {"interactive": True})
     yield "world map measured", lambda: of("ddp").world_map(ranks_per_node=2, shade="seconds")
-    yield "world map predicted", lambda: of("llama").world_map(ranks_per_node=4, cluster="dgx-h100")
+    yield "world map predicted", lambda: of("llama").world_map(ranks_per_node=4, hardware="dgx-h100")
     yield "explorer shaded by seconds", in_seconds
     yield "explorer with a parameter", lambda: explorer("llama", weight)
     yield "stages", lambda: of("pipeline").timeline(lanes="stage")
     yield "stages explorer", lambda: of("pipeline").timeline(lanes="stage").explore()
     yield "timeline explorer", lambda: of("ddp").timeline().explore()
-    yield "predicted timeline", lambda: of("llama").timeline(cluster="dgx-h100")
+    yield "predicted timeline", lambda: of("llama").timeline(hardware="dgx-h100")
     yield "parameter", lambda: of("llama").parameter_day(weight)
     yield "findings", lambda: of("llama").findings()
     yield "headline", lambda: of("mixtral").headline()
@@ -248,7 +248,7 @@ def views(folder: str) -> Iterator[tuple[str, Callable[[], Any]]]:
     yield "diff explorer", lambda: of("llama").diff(of("wide llama")).explore()
     yield "prediction", lambda: of("llama").predict("dgx-h100")
     yield "prediction of stages", lambda: of("pipeline").predict("dgx-h100")
-    yield "predicted stages", lambda: of("pipeline").timeline(lanes="stage", cluster="dgx-h100")
+    yield "predicted stages", lambda: of("pipeline").timeline(lanes="stage", hardware="dgx-h100")
     yield "predicted beside measured", lambda: (predicted_ddp(), {"measured": of("ddp")})
     yield "mesh choice", lambda: of("meshes")
     yield "communication sweep", lambda: CommSweep.load(ROOT / "benchmarks" / "data" / "gloo-2.json")

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NoReturn, get_args
 import dsexplore
 from dsexplore.display import plain_text
 from dsexplore.errors import TraceFileError, UsageError
+from dsexplore.hardware import DEFAULT
 from dsexplore.near_names import options_meant
 from dsexplore.paused_collector import no_collection
 from dsexplore.printed import print_result
@@ -239,12 +240,12 @@ def _run_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--async-tp",
         action="store_true",
-        help="with --cluster: collectives of tensor parallelism run in pieces beside their products",
+        help="with --predict: collectives of tensor parallelism run in pieces beside their products",
     )
     parser.add_argument(
         "--attention",
         choices=get_args(Attention),
-        help="with --cluster: whose attention kernels run (default: flash-2)",
+        help="with --predict: whose attention kernels run (default: flash-2)",
     )
 
 
@@ -265,15 +266,15 @@ def _run_script(options: argparse.Namespace) -> int:
     with no_collection():  # importing torch makes 300,000 objects that stay: a tenth of its time
         from dsexplore.worlds.scripts.run_command import run
 
-    if options.cluster is None:
+    if not options.predict:
         for name in ("async_tp", "attention"):
             if getattr(options, name):
                 option = f"--{name.replace('_', '-')}"
-                raise UsageError(f"{option} is about a predicted step: give --cluster too, such as --cluster dgx-h100")
+                raise UsageError(f"{option} is about a predicted step: give --predict too")
         return run(options)
     from dsexplore.cost.cluster import Cluster
 
-    cluster = Cluster.load(options.cluster)  # an unknown one is refused before the script runs
+    cluster = Cluster.load(options.hardware or DEFAULT)  # an unknown one is refused before the script runs
 
     def show_prediction(trace: Trace) -> None:
         if trace.tables.kernels.is_empty():

@@ -16,6 +16,8 @@ from pathlib import Path
 from types import MethodType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from dsexplore.signatures import names_arguments_of_methods
+
 if TYPE_CHECKING:
     from dsexplore.views.view import View
 
@@ -75,6 +77,10 @@ def _with_options_of_view(method: Callable[..., Result], of_view: str, kind: typ
 
 class Displayable:
     """An object that displays itself in notebooks, and writes itself to a file."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        names_arguments_of_methods(cls)
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
         view = _view(self)

@@ -25,14 +25,14 @@ from dsexplore.worlds.real.engine_cluster import Cluster
 from dsexplore.worlds.real.rank_world import CellRun, RankWorld
 from dsexplore.worlds.scripts.play_ranks import parse_ranks
 from dsexplore.worlds.simulate import World
-from dsexplore.worlds.world_settings import TARGETS, WorldSettings
+from dsexplore.worlds.world_settings import WorldSettings
 
 _HELP = """\
 Record what a cell communicates: which module, over which mesh axis, how many bytes, and where each parameter lives.
 
   %%commtrace --world-size 8 --mesh dp=2,tp=4     simulate a world for this cell, and trace the cell in it
   %commtrace --world-size 8 --mesh dp=2,tp=4      open a world that stays for the cells that follow
-  %%commtrace --world-size 8 --device cuda        trace a cell written for GPUs; the CPU stands in for them
+  %%commtrace --world-size 8 --hardware a100      trace a cell on another machine: a GPU, a cluster, or cpu
   %%commtrace --world-size 8                      with `%run train.py --lr 0.1` as the cell: trace a script
   %%commtrace --real 4                            run and trace the cell on 4 processes of this machine, new ones
   %commtrace --real 4                             start 4 that live on: models of one cell are there in the next
@@ -78,9 +78,11 @@ def _parser() -> _Parser:
     option("--timeout", type=float, metavar="S", help="seconds after which real ranks are ended (default: 60)")
     option("--rank", metavar="R", help="the simulated rank to play (default: 0), or the real ranks to run on: 1,3")
     option("--fake", action="store_true", help="run on fake tensors: shapes without memory, for models of any size")
-    option("--target", choices=TARGETS, help="whose traffic to show: cuda, GPUs with NCCL (default), or cpu, gloo")
-    option("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: the CPU stands in for GPUs (default: cpu)")
-    option("--gpu", default="h100", metavar="GPU", help="which GPU torch.cuda describes then (default: h100)")
+    option(
+        "--hardware",
+        metavar="NAME",
+        help="the machine to simulate: a GPU, a cluster, or cpu for CPUs with gloo (default: h100)",
+    )
     option("-o", dest="name", metavar="NAME", help="bind the trace to this name")
     option("-q", dest="quiet", action="store_true", help="do not show the trace")
     option("--explore", action="store_true", help="show the interactive explorer in place of the static view")
@@ -289,8 +291,8 @@ def _print_closed(closed: str) -> bool:
 
 def _names_simulated(options: argparse.Namespace) -> bool:
     """Return True if the options are about a simulated world."""
-    asked = (options.world_size, options.mesh, options.target)
-    return any(each is not None for each in asked) or options.fake or options.device != "cpu"
+    asked = (options.world_size, options.mesh, options.hardware)
+    return any(each is not None for each in asked) or options.fake
 
 
 def _is_kept(options: argparse.Namespace, kept: RankWorld | Cluster) -> bool:
@@ -312,8 +314,7 @@ def _real_world(options: argparse.Namespace) -> RankWorld:
     for name, given in (
         ("--world-size", options.world_size is not None),
         ("--fake", options.fake),
-        ("--device cuda", options.device != "cpu"),
-        ("--target", options.target is not None),
+        ("--hardware", options.hardware is not None),
     ):
         if given:
             raise UsageError(f"{name} is about a simulated world, and --real {options.real} about real ranks: give one")
@@ -325,13 +326,12 @@ def _opens(options: argparse.Namespace) -> bool:
         if value is not None:
             raise UsageError(f"{name} {value} is about real ranks: give --real N with it")
     given = options.world_size is not None or options.mesh is not None
-    if not given and (options.rank is not None or options.fake or options.device != "cpu" or options.target):
+    if not given and (options.rank is not None or options.fake or options.hardware is not None):
         named = {
             "--fake": options.fake,
             f"--rank {options.rank}": options.rank is not None,
-            "--device cuda": options.device != "cpu",
         }
-        option = next((name for name, is_given in named.items() if is_given), f"--target {options.target}")
+        option = next((name for name, is_given in named.items() if is_given), f"--hardware {options.hardware}")
         raise UsageError(f"{option} is about a simulated world: give --world-size or --mesh with it")
     return given
 
@@ -343,9 +343,7 @@ def _world(options: argparse.Namespace) -> World:
             mesh=options.mesh,
             rank=_simulated_rank(options.rank),
             fake=options.fake,
-            device=options.device,
-            gpu=options.gpu,
-            target=options.target,
+            hardware=options.hardware,
         )
     )
 

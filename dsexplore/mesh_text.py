@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from torch.distributed.device_mesh import DeviceMesh
 
 from dsexplore.errors import UsageError
 
+Mesh: TypeAlias = "str | Mapping[str, int] | DeviceMesh"
+"""The axes of a mesh, outermost first: ``"dp=2,tp=4"``, a mapping, or a device mesh."""
 _EXAMPLE = "write it like 'dp=2,tp=4'"
 
 
@@ -29,14 +32,18 @@ class MeshSpec:
         return ",".join(f"{axis}={size}" for axis, size in zip(self.axes, self.shape, strict=True))
 
 
-def parse_mesh(mesh: str | Mapping[str, int] | None) -> MeshSpec:
-    """Parse ``"dp=2,tp=4"`` or ``{"dp": 2, "tp": 4}``; None or empty gives a mesh without axes.
+def parse_mesh(mesh: Mesh | None) -> MeshSpec:
+    """Parse ``"dp=2,tp=4"``, ``{"dp": 2, "tp": 4}`` or a device mesh; None or empty gives a mesh without axes.
 
     Raises:
         UsageError: an axis without a name or a size, a size below 1, a name used twice.
     """
-    if not mesh:
+    if mesh is None or (not isinstance(mesh, DeviceMesh) and not mesh):
         return MeshSpec()
+    if isinstance(mesh, DeviceMesh):
+        return MeshSpec(axis_names(mesh), tuple(mesh.shape))
+    if not isinstance(mesh, (str, Mapping)):
+        raise UsageError(f"mesh {mesh!r} is no mesh: {_EXAMPLE}")
     pairs = list(mesh.items()) if isinstance(mesh, Mapping) else [_axis(part, mesh) for part in mesh.split(",")]
     axes = tuple(name for name, _ in pairs)
     for name, size in pairs:

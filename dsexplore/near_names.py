@@ -14,8 +14,24 @@ _INVALID_VALUE = re.compile(
 )
 _EXAMPLES = {"int": ("a whole number", 8), "float": ("a number", 0.5)}
 """By the type that argparse names: what is wanted, in words, and one of it."""
-_SYNONYMS = {"gpu": "cuda", "gpus": "cuda"}
-"""What people say for a value that an option may take; by their letters others are nearer."""
+_RENAMED = {
+    **dict.fromkeys(("cluster", "device", "gpu", "target", "machine"), "hardware"),
+    **dict.fromkeys(("ranks", "nproc", "num_ranks", "size"), "world_size"),
+    **dict.fromkeys(("every_layer", "in_full"), "skip_repeats"),
+}
+"""Names of arguments that people give, and the ones meant, which other letters make."""
+
+
+def argument_meant(given: str, known: Iterable[str]) -> str:
+    """Return `` (did you mean 'hardware'?)`` for an argument that a function has not; empty if none is like it.
+
+    Example:
+        >>> argument_meant("gpu", ["world_size", "hardware"]), argument_meant("colours", ["lanes", "colors"])
+        (" (did you mean 'hardware'?)", " (did you mean 'colors'?)")
+    """
+    known = list(known)
+    renamed = _RENAMED.get(given)
+    return f" (did you mean {renamed!r}?)" if renamed in known else did_you_mean(given, known)
 
 
 def did_you_mean(given: object, known: Iterable[str]) -> str:
@@ -46,7 +62,9 @@ def options_meant(message: str, known: Iterable[str]) -> str:
         return _value_meant(*value.groups()) if value["option"] in options else ""
     words = (word.partition("=")[0].rstrip(":,") for word in message.split() if word.startswith("--"))
     names = [option.removeprefix("--") for option in options]
-    meant = next((nearest(word.removeprefix("--"), names) for word in words if word not in options), None)
+    unknown = next((word.removeprefix("--") for word in words if word not in options), "")
+    renamed = _RENAMED.get(unknown.replace("-", "_"), "").replace("_", "-")
+    meant = renamed if renamed in names else nearest(unknown, names)
     return f" (did you mean --{meant}?)" if meant is not None else ""
 
 
@@ -55,8 +73,7 @@ def _value_meant(option: str, kind: str, value: str, choices: str | None) -> str
         name, example = _EXAMPLES[kind]
         return f" (give {name}, such as {option} {example})"
     known = [choice.strip("' ") for choice in (choices or "").split(",")]
-    synonym = _SYNONYMS.get(value.lower())
-    return f" (did you mean {synonym!r}?)" if synonym in known else did_you_mean(value, known)
+    return did_you_mean(value, known)
 
 
 def listed(names: Iterable[str]) -> str:

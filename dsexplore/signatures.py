@@ -1,10 +1,15 @@
-"""Signatures of functions that pass keyword arguments on, so that ``?`` lists these and Tab completes them."""
+"""Signatures of public functions: what ``?`` lists and Tab completes, and what a misspelt argument meant."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import wraps
 from inspect import Parameter, Signature, signature
-from typing import Any, TypeVar
+from types import FunctionType
+from typing import Any, TypeVar, cast
+
+from dsexplore.errors import UsageError
+from dsexplore.near_names import argument_meant
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -36,6 +41,53 @@ def with_options(options: Iterable[str | Parameter]) -> Callable[[Function], Fun
         return function
 
     return shown
+
+
+class UnknownArgumentError(UsageError, TypeError):
+    """A keyword argument that a function does not take; a TypeError as Python's own."""
+
+
+def names_arguments(function: Function) -> Function:
+    """Name the argument that was meant where a call of the function misspells one; a decorator of public functions.
+
+    Calls that are right cost a frame and no more.
+    """
+
+    @wraps(function)
+    def call(*arguments: Any, **options: Any) -> Any:
+        try:
+            return function(*arguments, **options)
+        except TypeError:
+            _refuse_unknown(function, options)
+            raise
+
+    return cast("Function", call)
+
+
+def names_arguments_of_methods(cls: type) -> None:
+    """Let the public methods that a class defines name the argument that was meant, as `names_arguments` does."""
+    for name, value in list(vars(cls).items()):
+        kind = type(value)
+        if name.startswith("_") and name != "__init__":
+            continue
+        if kind is FunctionType:
+            setattr(cls, name, names_arguments(value))
+        elif kind in (classmethod, staticmethod):
+            setattr(cls, name, kind(names_arguments(value.__func__)))
+
+
+def _refuse_unknown(function: Callable[..., Any], options: Iterable[str]) -> None:
+    parameters = signature(function).parameters
+    if any(each.kind is Parameter.VAR_KEYWORD for each in parameters.values()):
+        return
+    known = [name for name, each in parameters.items() if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
+    known = [name for name in known if name not in ("self", "cls")]
+    for given in options:
+        if given not in known:
+            takes = f"it takes {', '.join(known)}" if known else "it takes none"
+            name = function.__qualname__.removesuffix(".__init__")
+            near = argument_meant(given, known)
+            raise UnknownArgumentError(f"{name}() has no argument {given!r}{near}; {takes}") from None
 
 
 def _keyword(option: str | Parameter) -> Parameter:

@@ -18,6 +18,7 @@ FLOORS = (
         "units",
         "user_warnings",
         "errors",
+        "hardware",
         "display",
         "interrupts",
         "mesh_text",

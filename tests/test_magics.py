@@ -139,7 +139,7 @@ class TestCell:
 
     def test_a_cell_for_gpus(self, notebook: Notebook) -> None:
         cell = """\
-            %%commtrace --world-size 4 --device cuda --gpu a100 -o seen
+            %%commtrace --world-size 4 --hardware a100 -o seen
             import torch, torch.distributed as dist
             dist.init_process_group("nccl")
             dist.all_reduce(torch.ones(4).cuda())
@@ -263,7 +263,7 @@ class TestBadInput:
             ("%%commtrace --worldsize 8\n1", "unrecognized arguments: --worldsize 8 (did you mean --world-size?); "),
             ("%%commtrace --world-size many\n1", "argument --world-size: invalid int value: 'many'"),
             ("%%commtrace --world-size many\n1", "'many' (give a whole number, such as --world-size 8)"),
-            ("%%commtrace --device gpu\n1", "(did you mean 'cuda'?); %commtrace -h lists the options"),
+            ("%%commtrace --device cuda\n1", "(did you mean --hardware?); %commtrace -h lists the options"),
             (
                 "%%commtrace --world-size 6 --mesh dp=2,tp=4\n1",
                 "mesh dp=2,tp=4 has 2×4 = 8 ranks, but the world size is 6",

@@ -43,13 +43,15 @@ def test_the_option_that_argparse_did_not_know() -> None:
     [
         ("argument --world-size: invalid int value: 'eight'", " (give a whole number, such as --world-size 8)"),
         ("argument -s/--timeout: invalid float value: 'soon'", " (give a number, such as --timeout 0.5)"),
-        ("argument --device: invalid choice: 'gpu' (choose from 'cpu', 'cuda')", " (did you mean 'cuda'?)"),
-        ("argument --device: invalid choice: 'gpu' (choose from cpu, cuda)", " (did you mean 'cuda'?)"),
-        ("argument --device: invalid choice: 'Cdua' (choose from 'cpu', 'cuda')", " (did you mean 'cuda'?)"),
-        ("argument --device: invalid choice: 'x' (choose from 'cpu', 'cuda')", ""),
+        ("argument --attention: invalid choice: 'cudn' (choose from 'flash-2', 'cudnn')", " (did you mean 'cudnn'?)"),
+        ("argument --attention: invalid choice: 'cudn' (choose from flash-2, cudnn)", " (did you mean 'cudnn'?)"),
+        ("argument --attention: invalid choice: 'Cuddn' (choose from 'flash-2', 'cudnn')", " (did you mean 'cudnn'?)"),
+        ("argument --attention: invalid choice: 'x' (choose from 'flash-2', 'cudnn')", ""),
+        ("unrecognized arguments: --gpu a100", " (did you mean --hardware?)"),
+        ("unrecognized arguments: --cluster=dgx-h100", " (did you mean --hardware?)"),
         ("argument --timeout: expected one argument", ""),
     ],
 )
 def test_a_value_that_an_option_does_not_take(message: str, hint: str) -> None:
     """A hint never names the option that was written."""
-    assert options_meant(message, ["--world-size", "--timeout", "--device"]) == hint
+    assert options_meant(message, ["--world-size", "--timeout", "--attention", "--hardware"]) == hint

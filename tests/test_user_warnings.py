@@ -96,7 +96,7 @@ def test_of_torch_in_cpp_inside_a_wrapper_of_ours(caught: list[warnings.WarningM
     before = torch.is_warn_always_enabled()
     torch.set_warn_always(True)  # torch says it once per process otherwise
     try:
-        with simulate(world_size=4, device=device):
+        with simulate(world_size=4, hardware="h100" if device == "cuda" else None):
             loss = nn.Linear(4, 1)(torch.ones(1, 4)).sum()
             float(loss)
     finally:

@@ -326,7 +326,7 @@ def _running(tables: Tables, events: pl.DataFrame, times: RunningTimes | None) -
     times = times or measured_times(tables)
     if times is None:
         raise UsageError(
-            f"world_map(shade='seconds'): {NO_TIMES}; give cluster=… for predicted ones, of a trace with costs=True"
+            f"world_map(shade='seconds'): {NO_TIMES}; give hardware=… for predicted ones, of a trace with costs=True"
         )
     flows = events.select(FLOW).unique(maintain_order=True).with_row_index("line")
     line = events.join(flows, on=FLOW, how="left", nulls_equal=True, maintain_order="left")["line"]

@@ -14,6 +14,8 @@ from pathlib import Path
 
 from dsexplore.cost.cluster_file import FOLDER, read_cluster_file
 from dsexplore.errors import UsageError
+from dsexplore.hardware import CLUSTER_OF, cluster_named
+from dsexplore.near_names import did_you_mean
 
 
 @dataclass(frozen=True)
@@ -160,6 +162,8 @@ class Cluster:
     def load(name: str | os.PathLike[str]) -> Cluster:
         """Load a cluster by its name, in any case, or from a ``.toml`` file.
 
+        A GPU means its usual cluster: ``"h100"`` means ``"dgx-h100"``, and ``"cpu"`` means ``"gloo-local"``.
+
         Raises:
             UsageError: no such cluster or file, or a file with an unknown key, a number without unit, or an implausible
                 number; the error names it.
@@ -206,10 +210,12 @@ def known_clusters() -> list[str]:
 
 
 def _known(name: str) -> Path:
-    path = FOLDER / f"{name.lower()}.toml"
+    path = FOLDER / f"{cluster_named(name)}.toml"
     if not path.exists():
+        known = known_clusters()
+        near = did_you_mean(name, [*known, *CLUSTER_OF])
         raise UsageError(
-            f"no cluster named {name!r} is known: name one of {', '.join(known_clusters())}, or the path of a .toml "
+            f"no hardware named {name!r} is known{near}: name one of {', '.join(known)}, or the path of a .toml "
             "file with the same keys as theirs"
         )
     return path

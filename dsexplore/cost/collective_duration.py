@@ -9,66 +9,68 @@ from dsexplore.cost.collective_curve import Curve, curve
 from dsexplore.cost.collective_mechanism import Group
 from dsexplore.cost.range import Range
 from dsexplore.errors import UsageError
+from dsexplore.signatures import names_arguments
 from dsexplore.trace.collectives import OPS
 
 
+@names_arguments
 def collective_time(
     op: str,
     message_bytes: float,
-    ranks: int,
+    world_size: int,
     ranks_per_node: int | None = None,
-    cluster: Cluster | str | os.PathLike[str] = "dgx-h100",
+    hardware: Cluster | str | os.PathLike[str] = "h100",
 ) -> Range:
     """Return the seconds that a collective takes once all ranks have begun it.
 
     Args:
         op: a name from `dsexplore.trace.collectives.OPS`.
         message_bytes: message bytes S, the whole buffer as nccl-tests counts it.
-        ranks: ranks of the process group.
+        world_size: ranks of the process group.
         ranks_per_node: how many of the group's ranks share a node: 8 of 8 for a mesh axis of stride 1, 1 of 8 for one
             of stride 8. By default as many as the cluster has there, 8 for a DGX H100. If ranks are not a multiple of
             it, the last node counts as full.
-        cluster: a `Cluster`, its name, or the path of a file of one.
+        hardware: a GPU (``"h100"`` means ``"dgx-h100"``), a cluster, the path of a cluster's file, or a `Cluster`.
 
     Returns:
         the expected time, and the range that holds four of five measured times.
 
     Raises:
-        UsageError: an unknown op or cluster, a negative size, or an impossible number of ranks.
+        UsageError: an unknown op or hardware, a negative size, or an impossible number of ranks.
     """
     if not message_bytes >= 0:
         raise UsageError(f"message_bytes {message_bytes} is not a size: give bytes, 0 or more")
-    found = collective_curve(op, ranks, ranks_per_node, cluster)
+    found = collective_curve(op, world_size, ranks_per_node, hardware)
     return Range.exactly(0.0) if found is None else found.at(message_bytes)
 
 
 def collective_curve(
     op: str,
-    ranks: int,
+    world_size: int,
     ranks_per_node: int | None = None,
-    cluster: Cluster | str | os.PathLike[str] = "dgx-h100",
+    hardware: Cluster | str | os.PathLike[str] = "h100",
 ) -> Curve | None:
     """Return the times of a collective at all sizes, with their known error; None for a group of one rank.
 
     Raises:
         UsageError: as `collective_time`.
     """
-    machine = cluster if isinstance(cluster, Cluster) else Cluster.load(cluster)
+    machine = hardware if isinstance(hardware, Cluster) else Cluster.load(hardware)
     if op not in OPS:
         raise UsageError(f"op {op!r} is not a collective: name one of {', '.join(OPS)}")
-    if ranks < 1:
-        raise UsageError(f"ranks {ranks} is not a number of ranks: give the size of the group, 1 or more")
-    per_node = min(ranks, machine.ranks_per_node if ranks_per_node is None else ranks_per_node)
+    if world_size < 1:
+        raise UsageError(f"world_size {world_size} is not a number of ranks: give the size of the group, 1 or more")
+    per_node = min(world_size, machine.ranks_per_node if ranks_per_node is None else ranks_per_node)
     if not 1 <= per_node <= machine.ranks_per_node:
         raise UsageError(
             f"ranks_per_node {per_node} does not fit {machine.name}: give a number from 1 to {machine.ranks_per_node}"
         )
-    if ranks == 1:
+    if world_size == 1:
         return None
-    group = Group(-(-ranks // per_node), per_node)
+    group = Group(-(-world_size // per_node), per_node)
     if group.nodes > 1 and machine.network is None:
         raise UsageError(
-            f"{machine.name} is one node of {machine.ranks_per_node} ranks, without a network: a group of {ranks} "
+            f"{machine.name} is one node of {machine.ranks_per_node} ranks, without a network: a group of {world_size} "
             f"ranks with {per_node} of them on each node does not fit"
         )
     return curve(machine, op, group)

@@ -26,6 +26,7 @@ from dsexplore.cost.mesh_comparison import MeshCandidate, MeshComparison, text_o
 from dsexplore.cost.prediction import as_cluster, predict
 from dsexplore.errors import UsageError
 from dsexplore.progress import track
+from dsexplore.signatures import names_arguments
 from dsexplore.trace.files import load as load_tables
 from dsexplore.trace.files import save as save_tables
 from dsexplore.trace.merge import merge_tables
@@ -75,10 +76,11 @@ _INSIDE_NODE = "tp"
 _FOREVER = 1e6
 
 
+@names_arguments
 def compare_meshes(
     build: Build,
     world_size: int,
-    cluster: Cluster | str | os.PathLike[str] = "dgx-h100",
+    hardware: Cluster | str | os.PathLike[str] = "h100",
     axes: Sequence[str] = ("pp", "dp", "tp", "cp"),
     *,
     keep: Callable[[Mapping[str, int]], bool | str] | None = None,
@@ -93,7 +95,8 @@ def compare_meshes(
             1. Returns a function without arguments that trains one step, which is called once. Where ``build`` cannot
             use a mesh it may raise `UsageError`, or any error: the mesh is dropped with that reason.
         world_size: ranks.
-        cluster: what to predict for.
+        hardware: what to predict for: a GPU (``"h100"`` means ``"dgx-h100"``), a cluster, the path of a cluster's
+            file, or a `Cluster`.
         axes: of the mesh, outermost first; the last one's ranks are neighbours. ``tp`` never leaves a node.
         keep: called with the sizes of each mesh; False or a reason drops it before it is traced.
         cache: a folder where traces are kept, by the content of ``build``.
@@ -108,7 +111,7 @@ def compare_meshes(
     Raises:
         UsageError: numbers that cannot be, or a ``build`` that cannot be sent to other processes.
     """
-    machine = as_cluster(cluster)
+    machine = as_cluster(hardware)
     if not isinstance(world_size, int) or world_size < 1:
         raise UsageError(f"world_size={world_size!r} is no number of ranks: give 1 or more")
     if not axes or len(set(axes)) < len(axes):

@@ -153,7 +153,7 @@ def _may_turn(first: MeshCandidate, other: MeshCandidate) -> bool:
     if gap > 3 * reach + _WRONG * gap:
         return False  # far beyond what parts that move apart by a tenth can make up
     return any(
-        one.what_if(cluster=cluster).expected_step >= two.what_if(cluster=cluster).expected_step
+        one.what_if(hardware=cluster).expected_step >= two.what_if(hardware=cluster).expected_step
         for cluster in moved_constants(one.cluster)
     )
 

@@ -16,7 +16,7 @@ from dsexplore.trace.tables import Tables
 
 def predicted_world_map(
     tables: Tables,
-    cluster: Cluster | str | os.PathLike[str],
+    hardware: Cluster | str | os.PathLike[str],
     ranks_per_node: int | None = None,
     sizes: Sizes = "wire",
     axis: str | None = None,
@@ -27,9 +27,9 @@ def predicted_world_map(
     The prediction uses as many ranks per node as the map draws: by default those of the cluster.
 
     Raises:
-        UsageError: as `dsexplore.analysis.world_map.world_map`, no such cluster, or a trace without costs.
+        UsageError: as `dsexplore.analysis.world_map.world_map`, no such hardware, or a trace without costs.
     """
-    prediction = predict(tables, cluster, ranks_per_node=ranks_per_node)
+    prediction = predict(tables, hardware, ranks_per_node=ranks_per_node)
     return world_map(tables, prediction.ranks_per_node, sizes, axis, shade, times_of(prediction))
 
 

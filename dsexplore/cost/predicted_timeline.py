@@ -1,6 +1,6 @@
 """Predicted steps as timelines: the streams of one rank, and the stages of a pipeline with their microbatches.
 
-Without a cluster the stages of a pipeline are in slots: a forward takes one, a backward two, a message no time.
+Without hardware the stages of a pipeline are in slots: a forward takes one, a backward two, a message no time.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ _WORDS = {"F": "forward", "B": "backward", "I": "backward to the input", "W": "b
 
 def predicted_timeline(
     tables: Tables,
-    cluster: Cluster | str | os.PathLike[str] | None,
+    hardware: Cluster | str | os.PathLike[str] | None,
     lanes: str | None = None,
     colours: str | None = None,
     sizes: Sizes = "wire",
@@ -86,21 +86,21 @@ def predicted_timeline(
     """Build the timeline of a predicted step, or of a pipeline's schedule; see `Trace.timeline`.
 
     Raises:
-        UsageError: unknown lanes, colours, sizes or cluster; stages of a step without a pipeline; a trace without
+        UsageError: unknown lanes, colours, sizes or hardware; stages of a step without a pipeline; a trace without
             costs.
     """
     if lanes not in (None, *LANES):
-        raise UsageError(f"timeline(lanes={lanes!r}, cluster=…): predicted lanes are {', '.join(LANES)}")
+        raise UsageError(f"timeline(lanes={lanes!r}, hardware=…): predicted lanes are {', '.join(LANES)}")
     if sizes not in get_args(Sizes):
         raise UsageError(f"timeline(sizes={sizes!r}): no such sizes; they are {', '.join(get_args(Sizes))}")
     if lanes == "stage":
         if colours not in (None, "microbatch"):
             raise UsageError(f"timeline(lanes='stage', colours={colours!r}): stages are coloured by microbatch")
-        return stage_timeline(tables, cluster)
+        return stage_timeline(tables, hardware)
     if colours not in (None, *_COLOURS):
-        raise UsageError(f"timeline(colours={colours!r}, cluster=…): predicted colours are {', '.join(_COLOURS)}")
-    assert cluster is not None
-    return stream_timeline(predict(tables, cluster), colours or "phase", sizes)
+        raise UsageError(f"timeline(colours={colours!r}, hardware=…): predicted colours are {', '.join(_COLOURS)}")
+    assert hardware is not None
+    return stream_timeline(predict(tables, hardware), colours or "phase", sizes)
 
 
 def stream_timeline(prediction: Prediction, colours: str = "phase", sizes: Sizes = "wire") -> Timeline:
@@ -150,12 +150,12 @@ def _waits(prediction: Prediction) -> str:
     return f"; compute waits {' and '.join(words)}" if words else ""
 
 
-def stage_timeline(tables: Tables, cluster: Cluster | str | os.PathLike[str] | None = None) -> Timeline:
+def stage_timeline(tables: Tables, hardware: Cluster | str | os.PathLike[str] | None = None) -> Timeline:
     """Build the timeline of a pipeline: the microbatches that each stage computes, and its waits for other stages.
 
     Args:
         tables: the trace.
-        cluster: the one that times are predicted on; None for slots.
+        hardware: the one that times are predicted on; None for slots.
 
     Raises:
         UsageError: the step has no pipeline.
@@ -165,8 +165,8 @@ def stage_timeline(tables: Tables, cluster: Cluster | str | os.PathLike[str] | N
         raise UsageError("timeline(lanes='stage'): the schedule is not in this trace: record it with costs=True")
     if schedule is None:
         raise UsageError("timeline(lanes='stage'): this step has no pipeline; give other lanes, such as 'rank'")
-    if cluster is not None:
-        return timeline_of_stages(schedule, predict(tables, cluster).stages(), "predicted", tables)
+    if hardware is not None:
+        return timeline_of_stages(schedule, predict(tables, hardware).stages(), "predicted", tables)
     return timeline_of_stages(schedule, _in_slots(schedule), "slots", tables)
 
 

@@ -242,7 +242,7 @@ class Prediction(Displayable):
     def what_if(
         self,
         *,
-        cluster: Cluster | str | os.PathLike[str] | None = None,
+        hardware: Cluster | str | os.PathLike[str] | None = None,
         ranks_per_node: int | None = None,
         overlap: bool | None = None,
         compiled: bool | None = None,
@@ -254,7 +254,7 @@ class Prediction(Displayable):
         """Predict the same step under other conditions, without a new trace.
 
         Args:
-            cluster: another cluster.
+            hardware: another cluster.
             ranks_per_node: another number; 0 for the cluster's own.
             overlap: whether communication may run beside compute.
             compiled: whether modules run compiled.
@@ -278,7 +278,7 @@ class Prediction(Displayable):
             async_tp=self.options.async_tp if async_tp is None else async_tp,
             attention=self.options.attention if attention is None else _known_attention(attention),
         )
-        return Prediction(tables, self.cluster if cluster is None else as_cluster(cluster), options)
+        return Prediction(tables, self.cluster if hardware is None else as_cluster(hardware), options)
 
     def _with_batch(self, batch: float) -> Tables:
         """Return the tables of a step with `batch` times as many microbatches."""
@@ -299,7 +299,7 @@ _COLUMNS = ("compute", "communication", "exposed", "idle")
 
 def predict(
     tables: Tables,
-    cluster: Cluster | str | os.PathLike[str] = "dgx-h100",
+    hardware: Cluster | str | os.PathLike[str] = "h100",
     *,
     ranks_per_node: int | None = None,
     compiled: bool | None = None,
@@ -311,12 +311,12 @@ def predict(
     """Predict the cost of one step of a trace on a cluster; see `Trace.predict`.
 
     Raises:
-        UsageError: the trace has no costs, no such step, or no such cluster, or there are no such kernels.
+        UsageError: the trace has no costs, no such step, or no such hardware, or there are no such kernels.
     """
     if ranks_per_node is not None and (not isinstance(ranks_per_node, int) or ranks_per_node < 1):
         raise UsageError(f"ranks_per_node={ranks_per_node!r} is no number of ranks: give 1 or more")
     options = Options(ranks_per_node, compiled, overlap, step, async_tp, _known_attention(attention))
-    return Prediction(tables, as_cluster(cluster), options)
+    return Prediction(tables, as_cluster(hardware), options)
 
 
 def _has_other_attention(tables: Tables, cluster: Cluster) -> bool:
@@ -337,9 +337,9 @@ def _needs_trace(name: str, factor: float) -> UsageError:
     )
 
 
-def as_cluster(cluster: Cluster | str | os.PathLike[str]) -> Cluster:
-    """Return `cluster` itself, or load the one of that name or file."""
-    return cluster if isinstance(cluster, Cluster) else Cluster.load(cluster)
+def as_cluster(hardware: Cluster | str | os.PathLike[str]) -> Cluster:
+    """Return a cluster itself, or load the one of that name or file."""
+    return hardware if isinstance(hardware, Cluster) else Cluster.load(hardware)
 
 
 def _range(values: list[float]) -> Range:

@@ -111,7 +111,7 @@ def programs(tables: Tables, cluster: Cluster, options: Options) -> list[Program
     if kernels.is_empty():
         raise UsageError(
             "this trace has collectives only, and no costs of what is computed between them: record it again with "
-            "commtrace(costs=True), run(…, costs=True), or dsexplore run --cluster"
+            "commtrace(costs=True), run(…, costs=True), or dsexplore run --predict"
         )
     step = options.step if options.step is not None else _fullest_step(kernels)
     if kernels.filter(step=step).is_empty():

@@ -227,28 +227,28 @@ class Trace(Displayable):
         colours: str | None = None,
         *,
         sizes: str = "wire",
-        cluster: Cluster | str | os.PathLike[str] | None = None,
+        hardware: Cluster | str | os.PathLike[str] | None = None,
     ) -> Any:
         """Return a `dsexplore.analysis.step_timeline.Timeline`: the step's collectives over time, in lanes.
 
-        Times are measured ones where the ranks were real, and predicted ones where a cluster is given. Simulated ranks
+        Times are measured ones where the ranks were real, and predicted ones where hardware is named. Simulated ranks
         have none: one is shown in program order, several in the earliest order in which they can run, given that they
         wait for one another.
 
         Args:
             lanes: what has a lane of its own: ``phase``, ``axis``, ``module``, ``op``, ``rank`` or ``collective``, an
                 op on an axis. None: ranks where there are several, else phases. ``stage``: the schedule of a pipeline.
-                With a cluster: ``stream``, the compute stream and the streams of collectives (None is the same), or
+                With hardware: ``stream``, the compute stream and the streams of collectives (None is the same), or
                 ``stage``.
             colours: what the colours say: ``phase``, ``axis``, ``op`` or ``rank``.
             sizes: which bytes the spans have, ``wire`` or ``message``.
-            cluster: the one that a step is predicted on, as `predict` takes it.
+            hardware: the machine that a step is predicted on, as `predict` takes it.
 
         Raises:
-            UsageError: no such lanes, colours, sizes or cluster; no pipeline; a cluster without ``costs=True``.
+            UsageError: no such lanes, colours, sizes or hardware; no pipeline; hardware without ``costs=True``.
         """
-        if cluster is not None or lanes == "stage":
-            options = {"lanes": lanes, "colours": colours, "sizes": sizes, "cluster": cluster}
+        if hardware is not None or lanes == "stage":
+            options = {"lanes": lanes, "colours": colours, "sizes": sizes, "hardware": hardware}
             return run_pass("predicted_timeline", self.tables, **options)
         return run_pass("timeline", self.tables, lanes=lanes, colours=colours, sizes=sizes)
 
@@ -259,7 +259,7 @@ class Trace(Displayable):
         sizes: str = "wire",
         axis: str | None = None,
         shade: str | None = None,
-        cluster: Cluster | str | os.PathLike[str] | None = None,
+        hardware: Cluster | str | os.PathLike[str] | None = None,
     ) -> Any:
         """Return a `dsexplore.analysis.world_map.WorldMap`: the ranks that each rank communicates with, by node.
 
@@ -267,17 +267,17 @@ class Trace(Displayable):
             ranks_per_node: ranks on each node; consecutive ones share a node. None: the cluster's number, else 8.
             sizes: which bytes it shows, ``wire`` or ``message``.
             axis: the mesh axis whose groups are outlined.
-            shade: ``bytes``, or ``seconds`` in which collectives of a rank or a link ran; None: seconds with a cluster.
-            cluster: the one that seconds are predicted on, as `predict` takes it; None for measured ones.
+            shade: ``bytes``, or ``seconds`` in which collectives of a rank or a link ran; None: seconds with hardware.
+            hardware: the machine that seconds are predicted on, as `predict` takes it; None for measured ones.
 
         Raises:
-            UsageError: fewer than one rank per node, no such sizes, axis, shade or cluster, or no times for seconds.
+            UsageError: fewer than one rank per node, no such sizes, axis, shade or hardware, or no times for seconds.
         """
         options = {"ranks_per_node": ranks_per_node, "sizes": sizes, "axis": axis}
-        if cluster is None or shade == "bytes":
+        if hardware is None or shade == "bytes":
             options |= {"ranks_per_node": 8} if ranks_per_node is None else {}
             return run_pass("world_map", self.tables, **options, shade=shade or "bytes")
-        return run_pass("predicted_world_map", self.tables, **options, shade=shade or "seconds", cluster=cluster)
+        return run_pass("predicted_world_map", self.tables, **options, shade=shade or "seconds", hardware=hardware)
 
     def parameter_day(self, name: str, sizes: str = "wire") -> Any:
         """Return a `dsexplore.analysis.parameter_day.ParameterDay`: one parameter's shards and its traffic in a step.
@@ -303,7 +303,7 @@ class Trace(Displayable):
 
     def predict(
         self,
-        cluster: Cluster | str | os.PathLike[str] = "dgx-h100",
+        hardware: Cluster | str | os.PathLike[str] = "h100",
         *,
         ranks_per_node: int | None = None,
         compiled: bool | None = None,
@@ -315,7 +315,8 @@ class Trace(Displayable):
         """Predict how long one step of this program takes on a cluster and how much memory it needs, with ranges.
 
         Args:
-            cluster: a `Cluster`, its name, or the path of a file of one.
+            hardware: a GPU (``"h100"`` means ``"dgx-h100"``), a cluster, ``"cpu"``, the path of a cluster's file,
+                or a `Cluster`.
             ranks_per_node: ranks on each node, where it is not the cluster's number.
             compiled: whether modules run compiled; None for as the program asked.
             overlap: whether communication may run beside compute.
@@ -325,12 +326,12 @@ class Trace(Displayable):
             attention: whose attention kernels run: those of FlashAttention-2, or of cuDNN where they are faster.
 
         Raises:
-            UsageError: the trace was recorded without ``costs=True``, has no such step, or there is no such cluster.
+            UsageError: the trace was recorded without ``costs=True``, has no such step, or there is no such hardware.
         """
         prediction: Prediction = run_pass(
             "predict",
             self.tables,
-            cluster=cluster,
+            hardware=hardware,
             ranks_per_node=ranks_per_node,
             compiled=compiled,
             overlap=overlap,

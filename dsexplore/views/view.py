@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dsexplore.errors import UsageError
-from dsexplore.near_names import did_you_mean
+from dsexplore.near_names import argument_meant
 from dsexplore.views.page import html
 
 
@@ -35,7 +35,7 @@ class View:
         if options:
             takes = f"it takes {', '.join(known)}" if known else "it takes none"
             given = next(iter(options))
-            near = did_you_mean(given, known)
+            near = argument_meant(given, known)
             raise UsageError(f"{method}() of this {self.title} has no option {given!r}: {takes}{near}")
 
     def figure(self) -> Any:

@@ -7,28 +7,29 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 
 from dsexplore.capture.record import record
+from dsexplore.mesh_text import Mesh
+from dsexplore.signatures import names_arguments
 from dsexplore.trace.trace import Trace
 from dsexplore.worlds.fake.unsupported import explained
 from dsexplore.worlds.simulate import World, current_world, opened
 from dsexplore.worlds.simulated.closed import translated
 from dsexplore.worlds.simulated.nothing_sent import reason
-from dsexplore.worlds.world_settings import Target, WorldSettings
+from dsexplore.worlds.world_settings import WorldSettings
 
 
+@names_arguments
 @contextmanager
 def commtrace(
     *,
     world_size: int | None = None,
-    mesh: str | Mapping[str, int] | None = None,
+    mesh: Mesh | None = None,
     rank: int = 0,
     fake: bool = False,
-    target: Target | None = None,
+    hardware: str | None = None,
     values: Mapping[str, float] | None = None,
     save: str | os.PathLike[str] | None = None,
     stack_depth: int = 1,
     ranks_per_node: int | None = None,
-    device: str = "cpu",
-    gpu: str = "h100",
     timeout: float | None = None,
     costs: bool = False,
 ) -> Iterator[Trace]:
@@ -40,18 +41,16 @@ def commtrace(
 
     Args:
         world_size: number of ranks to simulate.
-        mesh: the axes of the simulated world, ``"dp=2,tp=4"``.
+        mesh: the axes of the simulated world, ``"dp=2,tp=4"``, or a ``DeviceMesh``.
         rank: the simulated rank to play.
         fake: run on fake tensors.
-        target: whose traffic the simulated world shows, ``"cuda"`` unless said, or ``"cpu"``; see `simulate`.
+        hardware: the machine that the simulated world shows, a GPU, a cluster or ``"cpu"``; see `simulate`.
         values: what reads of fake tensors return on certain lines; see `simulate`.
         save: a directory; at the end of the block this rank's events are written there, for `dsexplore.load`. A real
             rank writes them too when SIGTERM ends it before, as a launcher does when another rank has failed, with
             the stack of each thread beside them.
         stack_depth: frames of the user's code to keep per event.
         ranks_per_node: ranks on each node of the simulated world, 8 unless given.
-        device: ``"cuda"`` lets the CPU of the simulated world stand in for GPUs.
-        gpu: which GPU ``torch.cuda`` describes then.
         timeout: seconds; where no collective of a real rank begins or ends for so long, what it recorded until then
             is written to ``save``, with its stacks, and the block goes on.
         costs: also record what is computed between the collectives, for `Trace.predict`; compiled code runs eagerly.
@@ -69,9 +68,7 @@ def commtrace(
         rank=rank,
         fake=fake,
         ranks_per_node=ranks_per_node,
-        device=device,
-        gpu=gpu,
-        target=target,
+        hardware=hardware,
         values=values,
     )
     simulates = settings != WorldSettings()

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from types import NoneType
 from typing import Any
 
 import torch.distributed as dist
@@ -25,6 +26,8 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from dsexplore.errors import UsageError
 from dsexplore.interrupts import uninterrupted
+from dsexplore.mesh_text import Mesh
+from dsexplore.signatures import names_arguments
 from dsexplore.torch_internals.patches import Parts, Patches, When, install_all
 from dsexplore.user_warnings import warn_of_untested_torch
 from dsexplore.worlds.fake.fake_dispatch import fake_mode
@@ -42,7 +45,7 @@ from dsexplore.worlds.simulated.pipeline import StageShapes
 from dsexplore.worlds.simulated.set_up_calls import SetUpCalls
 from dsexplore.worlds.simulated.shared_objects import SharedObjects
 from dsexplore.worlds.simulated.simulated_stores import SimulatedStore
-from dsexplore.worlds.world_settings import Target, WorldSettings
+from dsexplore.worlds.world_settings import WorldSettings
 
 _current: World | None = None
 
@@ -52,17 +55,16 @@ def current_world() -> World | None:
     return _current
 
 
+@names_arguments
 @contextmanager
 def simulate(
-    world_size: int | None = None,
-    mesh: str | Mapping[str, int] | None = None,
+    world_size: int | Mesh | None = None,
+    mesh: Mesh | None = None,
     rank: int = 0,
     fake: bool = False,
     *,
     ranks_per_node: int | None = None,
-    device: str = "cpu",
-    gpu: str = "h100",
-    target: Target = "cuda",
+    hardware: str | None = None,
     values: Mapping[str, float] | None = None,
 ) -> Iterator[DeviceMesh]:
     """Open a simulated world for the block, and yield its device mesh.
@@ -71,16 +73,15 @@ def simulate(
     groups and placements are those of the real program; **values are not** (each rank sees its own shard only).
 
     Args:
-        world_size: number of ranks; may be left out where ``mesh`` says it.
-        mesh: the axes, outermost first: ``"dp=2,tp=4"``, or a mapping. Without one the mesh has a single axis
-            without a name.
+        world_size: number of ranks; may be left out where ``mesh`` says it, or be the mesh.
+        mesh: the axes, outermost first: ``"dp=2,tp=4"``, a mapping, or a ``DeviceMesh``. Without one
+            the mesh has a single axis without a name.
         rank: the rank to play.
         fake: run the block on fake tensors, which have shapes but no memory: for models that do not fit here.
         ranks_per_node: ranks on each node, 8 unless given, of which ``LOCAL_RANK`` and its kin follow.
-        device: ``"cuda"`` lets the CPU stand in for GPUs, so that a program written for them runs here.
-        gpu: which GPU ``torch.cuda`` describes then.
-        target: whose traffic to show where torch goes another way on a CPU: ``"cuda"``, GPUs with NCCL, or ``"cpu"``,
-            CPUs with gloo; see `dsexplore.worlds.simulated.target_traffic`.
+        hardware: the machine whose traffic is shown and which ``torch.cuda`` describes: a GPU (``"h100"``) or a cluster
+            (``"dgx-h100"``) with NCCL, for which the CPU stands in, or ``"cpu"``, CPUs with gloo; see
+            `dsexplore.worlds.simulated.target_traffic`. None: an H100, with tensors and the mesh on the CPU.
         values: what reads of fake tensors return on certain lines, ``{"train.py:31": 0.5}``, and how many elements
             there are where values decide; elsewhere they are invented, which the trace's notes say.
 
@@ -90,15 +91,17 @@ def simulate(
     Raises:
         UsageError: the numbers do not fit together, or a process group is there already.
     """
+    if not isinstance(world_size, (int, NoneType)):
+        if mesh is not None:
+            raise UsageError(f"world_size={world_size!r} and mesh={mesh!r}: give the mesh once, and a number of ranks")
+        world_size, mesh = None, world_size
     settings = WorldSettings(
         world_size=world_size,
         mesh=mesh,
         rank=rank,
         fake=fake,
         ranks_per_node=ranks_per_node,
-        device=device,
-        gpu=gpu,
-        target=target,
+        hardware=hardware,
         values=values,
     )
     with opened(settings) as device_mesh:
@@ -132,9 +135,8 @@ class World:
         rank: the rank that this process plays.
         fake: whether tensors are fake.
         ranks_per_node: ranks on a node.
-        device: ``"cpu"``, or ``"cuda"`` where the CPU stands in for GPUs.
-        gpu: the GPU that is stood in for.
-        target: the hardware and backend whose traffic is shown.
+        hardware: the machine; None for the usual one.
+        target: whose traffic is shown, ``"cuda"`` or ``"cpu"``.
         remarks: what the world must say of itself.
         stage_shapes: the source of other pipeline stages' shapes; to be set before the world is opened.
         shared_objects: objects of other ranks that are played at the same time; to be set likewise.
@@ -146,8 +148,8 @@ class World:
     def __init__(self, settings: WorldSettings) -> None:
         self._settings = settings = settings.resolved()
         self.size, self.spec, self.rank = settings.size, settings.spec, settings.rank
-        self.fake, self.device, self.gpu = settings.fake, settings.device, settings.gpu
-        self.ranks_per_node, self.target = settings.node_size, settings.hardware
+        self.fake, self.hardware, self.target = settings.fake, settings.hardware, settings.target
+        self.ranks_per_node = settings.node_size
         self.remarks = Remarks()
         self.stage_shapes = StageShapes()
         self.shared_objects = SharedObjects()
@@ -191,11 +193,13 @@ class World:
             self.remarks.say(sentence)
         self._exit.callback(self._destroy)
         calls.initialize("fake", store=self._store, rank=self.rank, world_size=self.size)
-        if self.device == "cuda":
+        if self._settings.has_cuda:
             self._exit.enter_context(self._cuda(calls))
         # The mesh is kept here, so that a program that drops its own reference still has the groups of its axes.
         self._mesh = mesh = device_mesh.init_device_mesh(
-            self.device, self.spec.shape or (self.size,), mesh_dim_names=self.spec.axes or None
+            "cuda" if self._settings.has_cuda else "cpu",
+            self.spec.shape or (self.size,),
+            mesh_dim_names=self.spec.axes or None,
         )
         self._own_meshes = parts[Watch].meshes
         if self.fake:
@@ -205,7 +209,7 @@ class World:
     def expect_set_up(self) -> None:
         """Make the process group be there only for a program that initializes it, as for one that torchrun starts."""
         self._parts[SetUpCalls].expect_set_up()
-        if self.fake and self.device != "cuda":  # the mode of a GPU that is not there reads lists itself
+        if self.fake and not self._settings.has_cuda:  # the mode of a GPU that is not there reads lists itself
             self._exit.enter_context(ListMode())
 
     @property
@@ -235,7 +239,7 @@ class World:
         from dsexplore.worlds.cuda.stand_in import cuda_stand_in
 
         self._parts.add(ChosenBackends(calls.chosen_backend))
-        return cuda_stand_in(self.gpu, self.ranks_per_node, self.rank % self.ranks_per_node, self._parts)
+        return cuda_stand_in(self._settings.gpu, self.ranks_per_node, self.rank % self.ranks_per_node, self._parts)
 
     def _destroy(self) -> None:
         if dist.is_initialized():

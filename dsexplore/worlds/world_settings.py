@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Literal
 
+from dsexplore import hardware as known_hardware
 from dsexplore.errors import UsageError
-from dsexplore.mesh_text import MeshSpec, parse_mesh
+from dsexplore.mesh_text import Mesh, MeshSpec, parse_mesh
+from dsexplore.near_names import did_you_mean
 from dsexplore.units import format_count
+from dsexplore.worlds.cuda.gpu import gpu_of_file, known_gpus
 from dsexplore.worlds.simulated.launcher_environment import check_ranks_per_node
 
 Target = Literal["cuda", "cpu"]
-"""The hardware and backend whose traffic a simulated world shows: GPUs with NCCL, or CPUs with gloo."""
-TARGETS: tuple[Target, ...] = get_args(Target)
-BACKENDS: dict[str, str] = {"cuda": "nccl", "cpu": "gloo"}
-"""The backend of each target."""
+"""Whose traffic a simulated world shows: that of GPUs with NCCL, or of CPUs with gloo."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,14 +28,12 @@ class WorldSettings:
     """
 
     world_size: int | None = None
-    mesh: str | Mapping[str, int] | None = None
+    mesh: Mesh | None = None
     rank: int = 0
     fake: bool = False
     ranks_per_node: int | None = None
-    device: str = "cpu"
-    gpu: str = "h100"
-    target: str | None = None
-    """The target; None for ``"cuda"``."""
+    hardware: str | None = None
+    """The machine; None for the usual GPU, for which the CPU stands in once the program uses ``cuda``."""
     values: Mapping[str, float] | None = None
 
     def __str__(self) -> str:
@@ -60,14 +58,25 @@ class WorldSettings:
         return self.ranks_per_node
 
     @property
-    def hardware(self) -> Target:
-        """The target."""
-        return check_target(self.target)
+    def gpu(self) -> str:
+        """The GPU of the hardware: a name, or the path of a file; ``"cpu"`` for none."""
+        named = known_hardware.DEFAULT if self.hardware is None else self.hardware
+        return gpu_of_file(named) if named.endswith(".toml") else known_hardware.gpu_named(named)
+
+    @property
+    def target(self) -> Target:
+        """Whose traffic the world shows."""
+        return "cpu" if self.gpu == known_hardware.CPU else "cuda"
+
+    @property
+    def has_cuda(self) -> bool:
+        """Whether the CPU stands in for GPUs."""
+        return self.hardware is not None and self.target == "cuda"
 
     @property
     def backend(self) -> str:
         """The backend of the target."""
-        return BACKENDS[self.hardware]
+        return "nccl" if self.target == "cuda" else "gloo"
 
     def resolved(self) -> WorldSettings:
         """Return the settings with what was left out.
@@ -76,34 +85,33 @@ class WorldSettings:
             UsageError: they do not fit together.
         """
         size, _ = resolve(self.world_size, self.mesh, self.rank)
-        if self.device not in ("cpu", "cuda"):
-            raise UsageError(
-                f"device {self.device!r}: simulated ranks have 'cpu', or 'cuda', for which the CPU stands in"
-            )
+        check_hardware(self.hardware)
         return replace(
             self,
             world_size=size,
             ranks_per_node=check_ranks_per_node(self.ranks_per_node, size),
-            target=check_target(self.target),
         )
 
 
-def check_target(target: Any) -> Target:
-    """Return the target that was given, ``"cuda"`` for None.
+def check_hardware(hardware: object) -> None:
+    """Refuse what is no hardware.
 
     Raises:
-        UsageError: it is none of `TARGETS`.
+        UsageError: neither None, a known GPU or cluster, ``"cpu"``, nor the path of a ``.toml`` file.
     """
-    if target is None:
-        return "cuda"
-    if target not in TARGETS:
-        raise UsageError(
-            f"target {target!r} is not known: give 'cuda' for the traffic of GPUs with NCCL, or 'cpu' for that of gloo"
-        )
-    return target  # type: ignore[no-any-return] # checked above
+    if hardware is None:
+        return
+    known = [*known_gpus(), known_hardware.CPU]
+    if isinstance(hardware, str) and (hardware.endswith(".toml") or known_hardware.gpu_named(hardware) in known):
+        return
+    near = did_you_mean(hardware, [*known, *known_hardware.GPU_OF])
+    raise UsageError(
+        f"no hardware named {hardware!r} is known{near}: name one of {', '.join(known)}, a cluster such as "
+        "'dgx-h100', or the path of a .toml file of yours"
+    )
 
 
-def resolve(world_size: int | None, mesh: str | Mapping[str, int] | None, rank: int) -> tuple[int, MeshSpec]:
+def resolve(world_size: int | None, mesh: Mesh | None, rank: int) -> tuple[int, MeshSpec]:
     """Return the number of ranks and the mesh of a world, from what the user gave of the two.
 
     Raises:

@@ -110,7 +110,7 @@ def test_seconds_that_nobody_knows_are_refused() -> None:
     untimed = pl.lit(None, pl.Int64)
     simulated = Trace(replace(trace.tables, events=trace.events.with_columns(start=untimed, end=untimed)))
     assert measured_times(simulated.tables) is None
-    with pytest.raises(UsageError, match=r"no collective of this trace has a measured duration; give cluster="):
+    with pytest.raises(UsageError, match=r"no collective of this trace has a measured duration; give hardware="):
         simulated.world_map(shade="seconds")
     with pytest.raises(UsageError, match=r"shade='hours'.*bytes, seconds"):
         trace.world_map(shade="hours")

@@ -39,7 +39,7 @@ def test_measured_points_are_predicted(tmp_path: Path) -> None:
     for cluster in (calibration.cluster, saved):
         for size in SIZES:
             for op, factor in (("all_reduce", 1.0), ("all_gather", 0.5)):
-                found = collective_time(op, size, 4, cluster=cluster)
+                found = collective_time(op, size, 4, hardware=cluster)
                 assert found.expected == pytest.approx((50e-6 + size / 1e9) * factor, rel=0.01)
     assert saved.measured[0].source == 'measured: gloo on cpu, torch "x"'
     assert saved.measured[0].date == "2026-11-23"
@@ -48,10 +48,10 @@ def test_measured_points_are_predicted(tmp_path: Path) -> None:
 
 def test_an_op_that_was_not_measured_follows_its_relatives() -> None:
     plain, cluster = Cluster.load("gloo-local"), calibrated(gloo(), Cluster.load("gloo-local")).cluster
-    related = collective_time("reduce_scatter", 1 << 20, 4, cluster=cluster)
-    measured = collective_time("all_reduce", 1 << 20, 4, cluster=cluster)
+    related = collective_time("reduce_scatter", 1 << 20, 4, hardware=cluster)
+    measured = collective_time("all_reduce", 1 << 20, 4, hardware=cluster)
     assert 1 < related.expected / measured.expected < 1.8  # torch does an all_reduce, and copies
-    guessed = collective_time("reduce_scatter", 1 << 20, 4, cluster=plain)
+    guessed = collective_time("reduce_scatter", 1 << 20, 4, hardware=plain)
     assert related.high / related.low < guessed.high / guessed.low
 
 

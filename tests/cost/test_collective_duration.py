@@ -35,7 +35,7 @@ def bare(name: str) -> Cluster:
 @given(clusters, ops, sizes, sizes, st.integers(2, 8))
 def test_more_bytes_never_take_less(name: str, op: str, one: int, other: int, ranks: int) -> None:
     small, large = sorted((one, other))
-    less, more = (collective_time(op, size, ranks, cluster=name) for size in (small, large))
+    less, more = (collective_time(op, size, ranks, hardware=name) for size in (small, large))
     assert less.low <= more.low
     assert less.expected <= more.expected
     assert less.high <= more.high
@@ -109,17 +109,17 @@ def test_sums_in_the_switch_begin_with_six_ranks() -> None:
 
 def test_short_messages_cost_the_steps_of_the_ring() -> None:
     cluster = bare("dgx-h100")
-    four, eight = (collective_time("all_gather", 512, ranks, cluster=cluster).expected for ranks in (4, 8))
+    four, eight = (collective_time("all_gather", 512, ranks, hardware=cluster).expected for ranks in (4, 8))
     assert eight - four == pytest.approx(4 * cluster.node.latency, rel=0.01)
 
 
 def test_large_messages_cost_their_bytes() -> None:
-    seconds = collective_time("reduce_scatter", 1 << 36, 8, cluster=bare("dgx-h100")).expected
+    seconds = collective_time("reduce_scatter", 1 << 36, 8, hardware=bare("dgx-h100")).expected
     assert (1 << 36) * 7 / 8 / seconds == pytest.approx(450e9 * 0.811, rel=0.02)
 
 
 def test_a_full_mesh_has_the_bandwidth_of_all_its_links() -> None:
-    two, eight = (collective_time("all_gather", 1 << 34, n, cluster=bare("mi300x")).expected for n in (2, 8))
+    two, eight = (collective_time("all_gather", 1 << 34, n, hardware=bare("mi300x")).expected for n in (2, 8))
     assert two / eight == pytest.approx(7 * (1 / 2) / (7 / 8), rel=0.05)
 
 
@@ -132,7 +132,7 @@ def test_nodes_whose_gpus_send_through_the_cpu_do_so_on_many_nodes_too(op: str) 
 
 def test_two_nodes_reduce_faster_than_a_ring_between_them_could() -> None:
     size = 1 << 34
-    seconds = collective_time("all_reduce", size, 16, cluster=bare("dgx-h100")).expected
+    seconds = collective_time("all_reduce", size, 16, hardware=bare("dgx-h100")).expected
     assert size * 2 * 15 / 16 / seconds > 8 * 48.5e9  # each node sends the sum once, not twice
 
 
@@ -150,7 +150,7 @@ def test_the_range_is_wider_where_less_is_known() -> None:
     assert curve(cluster, "all_reduce", Group(1, 8)).error == MEASURED
     assert curve(cluster, "all_to_all", Group(4, 8)).error == NETWORK
     known, guessed = (
-        collective_time("all_reduce", 1 << 26, 8, cluster=which) for which in (cluster, Cluster.load("8xl40s"))
+        collective_time("all_reduce", 1 << 26, 8, hardware=which) for which in (cluster, Cluster.load("8xl40s"))
     )
     assert known.high / known.low < guessed.high / guessed.low
 
@@ -167,12 +167,12 @@ def test_the_high_end_holds_the_time_in_which_one_process_launches_all_ranks() -
     found = collective_time("all_gather", 512, 8)
     assert found.expected < 20e-6
     assert found.high == pytest.approx(56e-6)
-    one_machine = collective_time("all_gather", 512, 4, cluster="gloo-local")
+    one_machine = collective_time("all_gather", 512, 4, hardware="gloo-local")
     assert one_machine.high == pytest.approx(8 * one_machine.expected)
 
 
 def test_pcie_has_a_range_for_paths_with_and_without_peer_access() -> None:
-    found = collective_time("all_reduce", 256 << 20, 4, cluster="a100-pcie")
+    found = collective_time("all_reduce", 256 << 20, 4, hardware="a100-pcie")
     for bus_bandwidth in (4.8e9, 25.3e9, 29.8e9):  # through memory, and with peer access: benchmarks/data
         assert (256 << 20) * 1.5 / bus_bandwidth in found
 

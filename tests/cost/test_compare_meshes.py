@@ -107,7 +107,7 @@ def test_meshes_in_no_tie_keep_their_order_when_constants_move(compared: MeshCom
     tied = {mesh for group in compared.tied for mesh in group}
     clear = [one for one in compared.ranking[:3] if one.mesh not in tied]
     for cluster in moved_constants(compared.cluster):
-        steps = [one.prediction.what_if(cluster=cluster).step.expected for one in clear if one.prediction]
+        steps = [one.prediction.what_if(hardware=cluster).step.expected for one in clear if one.prediction]
         assert steps == sorted(steps)
 
 
@@ -117,7 +117,7 @@ def test_each_constant_moves_and_measured_times_with_their_link(name: str) -> No
     moved = list(moved_constants(cluster))
     times = [
         tuple(
-            collective_time("all_reduce", size, ranks, cluster=one).expected
+            collective_time("all_reduce", size, ranks, hardware=one).expected
             for ranks, size in ((8, 1 << 26), (64, 1 << 26))
         )
         for one in (cluster, *moved)

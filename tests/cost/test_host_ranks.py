@@ -39,26 +39,26 @@ def test_costs_are_found_in_measured_times() -> None:
 def test_an_op_is_predicted_from_others(op: str) -> None:
     cluster = machine(*(other for other in OPS if other != op))
     for size in (*SIZES, 1 << 28):
-        assert collective_time(op, size, 4, cluster=cluster).expected == pytest.approx(truth(op, size), rel=0.05)
+        assert collective_time(op, size, 4, hardware=cluster).expected == pytest.approx(truth(op, size), rel=0.05)
 
 
 def test_larger_messages_and_fewer_ranks_are_predicted() -> None:
     cluster = machine("all_reduce", "gather", sizes=SIZES[:14])
     for size in (1 << 24, 1 << 26):
-        found = collective_time("all_reduce", size, 4, cluster=cluster).expected
+        found = collective_time("all_reduce", size, 4, hardware=cluster).expected
         assert found == pytest.approx(truth("all_reduce", size), rel=0.2)
     for op in ("all_reduce", "broadcast"):
-        found = collective_time(op, 1 << 20, 2, cluster=cluster).expected
+        found = collective_time(op, 1 << 20, 2, hardware=cluster).expected
         assert found == pytest.approx(truth(op, 1 << 20, 2), rel=0.1)
 
 
 def test_one_op_moves_the_others_along() -> None:
     plain = Cluster.load("gloo-local")
     cluster = machine("all_reduce", sizes=(512, 1024))
-    factor = truth("all_reduce", 512) / collective_time("all_reduce", 512, 4, cluster=plain).expected
+    factor = truth("all_reduce", 512) / collective_time("all_reduce", 512, 4, hardware=plain).expected
     for op in OPS:
-        guessed = collective_time(op, 512, 4, cluster=plain).expected
-        assert collective_time(op, 512, 4, cluster=cluster).expected == pytest.approx(factor * guessed, rel=0.1)
+        guessed = collective_time(op, 512, 4, hardware=plain).expected
+        assert collective_time(op, 512, 4, hardware=cluster).expected == pytest.approx(factor * guessed, rel=0.1)
 
 
 def test_noise_does_not_make_steps_cheaper_than_nothing() -> None:
@@ -86,14 +86,14 @@ def shared_machine(*ops: str, sizes: tuple[int, ...] = SIZES) -> Cluster:
 def test_steps_take_all_the_time_where_more_of_them_take_longer_each(op: str) -> None:
     cluster = shared_machine(*(other for other in OPS if other != op))
     assert measured_costs(cluster, cluster.measured).overhead == 0
-    assert collective_time(op, 512, 4, cluster=cluster).expected == pytest.approx(slow_steps(op, 512), rel=0.35)
+    assert collective_time(op, 512, 4, hardware=cluster).expected == pytest.approx(slow_steps(op, 512), rel=0.35)
 
 
 def test_an_op_with_slow_steps_has_no_slow_bytes() -> None:
     short = shared_machine(*OPS, sizes=SIZES[:8])
     bytes_of_file = measured_costs(short, short.measured).byte_seconds(work("all_reduce", 4), 1 << 24)
     start = work("all_reduce", 4).steps ** 1.3 * LATENCY
-    found = collective_time("all_reduce", 1 << 24, 4, cluster=short).expected
+    found = collective_time("all_reduce", 1 << 24, 4, hardware=short).expected
     assert found == pytest.approx(start + bytes_of_file, rel=0.05)
 
 

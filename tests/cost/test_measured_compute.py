@@ -46,7 +46,7 @@ def test_what_is_no_time_is_refused(layers: Trace, seconds: float) -> None:
 
 def test_ranks_of_one_machine_hide_nothing(layers: Trace) -> None:
     """They send with the processors that they compute with, FSDP2's gathers and DDP's buckets alike."""
-    with dsexplore.commtrace(mesh="dp=2", fake=True, target="cpu", costs=True) as ddp:
+    with dsexplore.commtrace(mesh="dp=2", fake=True, hardware="cpu", costs=True) as ddp:
         model = DistributedDataParallel(nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(8))), bucket_cap_mb=4)
         model(torch.randn(1024, 1024)).sum().backward()
     for trace in (layers, ddp):

@@ -160,9 +160,9 @@ def test_more_nodes_cost_at_least_what_fewer_were_measured_to(op: str) -> None:
     parts = op != "all_reduce"
     for nodes in (2, 3, 4, 5, 8, 64):
         size = (1 << 20) * (nodes if parts else 1)
-        found = collective_time(op, size, nodes * 8, cluster=cluster)
+        found = collective_time(op, size, nodes * 8, hardware=cluster)
         assert found.expected >= 0.95
-    assert collective_time(op, 1 << 20, 8, cluster=cluster).expected < 0.01
+    assert collective_time(op, 1 << 20, 8, hardware=cluster).expected < 0.01
 
 
 @pytest.mark.parametrize(("op", "factor"), [("all_reduce", 1), ("all_gather", 3)])
@@ -170,7 +170,7 @@ def test_between_two_numbers_of_nodes_it_is_straight_in_the_logarithms(op: str, 
     cluster = Cluster.load("dgx-h100")
     per_node = 1 << 20
     two, three, four = (
-        collective_time(op, per_node * (nodes if factor > 1 else 1), nodes * 8, cluster=cluster).expected
+        collective_time(op, per_node * (nodes if factor > 1 else 1), nodes * 8, hardware=cluster).expected
         for nodes in (2, 3, 4)
     )
     share = math.log(3 / 2) / math.log(4 / 2)

@@ -27,7 +27,7 @@ def pipeline(name: str = "Schedule1F1B", stages: int = 4, microbatches: int = 8)
 
 
 def test_a_stream_is_a_lane_and_spans_are_those_of_the_prediction(llama: Trace) -> None:
-    timeline, predicted = llama.timeline(cluster="dgx-h100"), llama.predict("dgx-h100")
+    timeline, predicted = llama.timeline(hardware="dgx-h100"), llama.predict("dgx-h100")
     assert timeline.order == "predicted"
     assert timeline.lanes[0] == "compute stream"
     assert set(timeline.lanes[1:]) == set(predicted.timeline().filter(kind="communication")["stream"])
@@ -41,7 +41,7 @@ def test_a_stream_is_a_lane_and_spans_are_those_of_the_prediction(llama: Trace) 
 
 
 def test_its_collectives_are_events_so_that_a_range_is_a_trace(llama: Trace) -> None:
-    timeline = llama.timeline(cluster="dgx-h100", colours="op")
+    timeline = llama.timeline(hardware="dgx-h100", colours="op")
     sent = timeline.spans.filter(pl.col("row").is_not_null())
     events = llama.events[sent["row"].to_list()]
     assert sent["name"].to_list() == events["op"].to_list()

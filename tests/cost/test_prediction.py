@@ -97,7 +97,7 @@ def test_saved_costs_predict_the_same(llama: Trace, tmp_path: object) -> None:
 def test_other_conditions_need_no_new_trace_and_other_shapes_do(llama: Trace) -> None:
     prediction = llama.predict()
     slower = replace(FAST_CPU, compute=replace(DGX.compute, achievable=0.2))
-    assert prediction.what_if(cluster=slower).step.expected > prediction.what_if(cluster=FAST_CPU).step.expected
+    assert prediction.what_if(hardware=slower).step.expected > prediction.what_if(hardware=FAST_CPU).step.expected
     assert prediction.what_if(overlap=False).step == llama.predict(overlap=False).step
     with pytest.raises(UsageError, match=r"batch=2: .*new trace"):
         prediction.what_if(batch=2)

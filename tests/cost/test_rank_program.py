@@ -85,12 +85,12 @@ def test_ranks_that_send_nothing_wait_for_nobody() -> None:
 
 @pytest.mark.parametrize(("ranks", "processors"), [(4, 2), (4, 4), (2, 4), (4, None)])
 def test_ranks_that_share_processors_compute_while_others_wait(ranks: int, processors: int | None) -> None:
-    with dsexplore.commtrace(world_size=ranks, fake=True, costs=True, target="cpu") as trace:
+    with dsexplore.commtrace(world_size=ranks, fake=True, costs=True, hardware="cpu") as trace:
         dist.all_reduce(torch.ones(1 << 20))
     machine = replace(Cluster.load("gloo-local"), processors=processors)
     program = programs(trace.tables, machine, Options())[0]
     (found,) = (item for item in program.items if isinstance(item, Collective))
-    alone = collective_time("all_reduce", 4 << 20, ranks, cluster=machine)
+    alone = collective_time("all_reduce", 4 << 20, ranks, hardware=machine)
     shares = processors is not None and ranks > processors
     waiting = waiting_seconds(machine, "all_reduce", ranks) if shares else 0.0
     assert found.seconds == pytest.approx([alone.low - waiting, alone.expected - waiting, alone.high - waiting])

@@ -429,6 +429,6 @@ def test_sends_as_much_on_fake_tensors_and_on_another_rank(case: Case, tmp_path:
 def test_sends_on_cpus_what_real_ranks_send(case: Case, tmp_path: Path, counted: dict[tuple[Case, str], int]) -> None:
     expected = on_real_ranks(case, tmp_path).select(COLUMNS)
     assert expected.height > 0
-    events = simulated(case, tmp_path, "--gpu", "cpu", variables=case.variables)
+    events = simulated(case, tmp_path, "--hardware", "cpu", variables=case.variables)
     assert events.select(COLUMNS).rows() == expected.rows()
     counted[case, "CPUs"] = expected.height

@@ -26,9 +26,8 @@ def test_a_world_of_its_own_is_open_for_the_block(arguments: dict[str, Any]) -> 
     [
         {"fake": True},
         {"rank": 1},
-        {"target": "cuda"},
-        {"device": "cuda"},
-        {"gpu": "a100"},
+        {"hardware": "h100"},
+        {"hardware": "cpu"},
         {"ranks_per_node": 4},
         {"values": {"train.py:1": 0.5}},
     ],

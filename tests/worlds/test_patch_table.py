@@ -46,7 +46,7 @@ def value_of(name: TorchName) -> tuple[int, list[CodeType | None]]:
 @contextmanager
 def world_of_all_entries(gpu: str) -> Iterator[None]:
     """A simulated world in which every entry holds."""
-    with dsexplore.simulate(4, fake=True, device="cuda", gpu=gpu):
+    with dsexplore.simulate(4, fake=True, hardware=gpu):
         yield
 
 

@@ -74,7 +74,7 @@ class Explorer(LiveView):
         height: height of the tree in pixels.
         sizes: which bytes are shown at first, ``"wire"`` or ``"message"``.
         opened: parts that are open at first, out of ``"timeline"`` and ``"map"``.
-        cluster: cluster for which tree and headline show predicted seconds; see `Trace.predict`.
+        hardware: machine for which tree and headline show predicted seconds; see `Trace.predict`.
     """
 
     def __init__(
@@ -84,13 +84,13 @@ class Explorer(LiveView):
         height: int = 420,
         sizes: str = WIRE,
         opened: Collection[str] = (timeline_panel.PART,),
-        cluster: Any = None,
+        hardware: Any = None,
     ) -> None:
         _check_options(figure, height, opened)
         self._trace = Trace(trace.tables)
         self._codes = EventCodes(self._trace.tables, sizes=sizes)
         self._headline = Headline(self._trace.tables)
-        self._prediction = self._trace.predict(cluster) if cluster is not None else None
+        self._prediction = self._trace.predict(hardware) if hardware is not None else None
         predicted = [] if self._prediction is None else time_columns(self._codes.tree, self._prediction)
         self._lanes = TimelinePanel(self._trace.tables, sizes, self._codes.kind)
         self._map = MapPanel(self._codes, self._prediction)

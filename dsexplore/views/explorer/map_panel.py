@@ -31,7 +31,7 @@ BYTES, MEASURED, PREDICTED = "bytes", "measured", "predicted"
 """Quantities that can shade the map."""
 
 _NO_SECONDS = (
-    f'<p class="dim">No seconds to shade it by: {NO_TIMES}. Of a trace with costs=True, explore(cluster=…) predicts '
+    f'<p class="dim">No seconds to shade it by: {NO_TIMES}. Of a trace with costs=True, explore(hardware=…) predicts '
     "them.</p>"
 )
 

@@ -66,19 +66,19 @@ class TraceDiffView(View):
             )
         return "\n".join(lines)
 
-    def html(self, budget: int = _BUDGET, sizes: str = WIRE, cluster: Any = None) -> str:
+    def html(self, budget: int = _BUDGET, sizes: str = WIRE, hardware: Any = None) -> str:
         """Return the sentences, the differing part of the joined tree, findings, and both traces on one time scale.
 
         Args:
             budget: approximate size in bytes; the tree gets what the other parts leave.
             sizes: which bytes the tree shows, ``"wire"`` or ``"message"``.
-            cluster: cluster for which the tree shows predicted seconds of both traces.
+            hardware: machine for which the tree shows predicted seconds of both traces.
         """
         column_of(sizes)
         head = f"<p><b>Trace diff</b> {html.escape(_totals(self._diff, self._difference), 0)}</p>"
         names = {one: _anchor(one) for one in self._difference.sentences}
         places = {one.module: names[one] for one in names if one.about == "module"}
-        both = self._predicted(cluster)
+        both = self._predicted(hardware)
         head += _steps(both)
         rows = DiffRows(self._diff, self._difference, sizes, places, both)
         if not rows.roots():
@@ -100,14 +100,14 @@ class TraceDiffView(View):
         drawn_view = html.fragment(f'{head}{tree}<p class="dim">{cut}</p>{below}', STYLE)
         return html.with_ids_of_its_own(drawn_view, names.values())
 
-    def page(self, sizes: str = WIRE, cluster: Any = None) -> str:
+    def page(self, sizes: str = WIRE, hardware: Any = None) -> str:
         """Return a document with many more modules than a notebook's output holds.
 
         Args:
             sizes: which bytes are shown, ``"wire"`` or ``"message"``.
-            cluster: cluster for which the tree shows predicted seconds of both traces; see `Trace.predict`.
+            hardware: machine for which the tree shows predicted seconds of both traces; see `Trace.predict`.
         """
-        return html.page(self.title, self.html(_PAGE_BUDGET, sizes, cluster))
+        return html.page(self.title, self.html(_PAGE_BUDGET, sizes, hardware))
 
     def explore(self, lanes: str | None = None, colours: str | None = None) -> Any:
         """Return the static view with a live timeline of one step of both traces on one scale.
@@ -125,11 +125,11 @@ class TraceDiffView(View):
 
         return DiffExplorer(self._diff, lanes, colours)
 
-    def _predicted(self, cluster: Any) -> tuple[Prediction, ...]:
+    def _predicted(self, hardware: Any) -> tuple[Prediction, ...]:
         """Return the predictions of both traces, or an empty tuple without a cluster."""
-        if cluster is None:
+        if hardware is None:
             return ()
-        return self._diff.before.predict(cluster), self._diff.after.predict(cluster)
+        return self._diff.before.predict(hardware), self._diff.after.predict(hardware)
 
     def _headline(self, names: Mapping[DifferenceSentence, str], axes: list[str]) -> str:
         """Return the bars of A and B on one scale and the sentences, which link to the ids in ``names``."""

@@ -35,19 +35,19 @@ class TraceView(View):
         """Return the summary, the module tree, and what was sent."""
         return trace_html(self._headline)
 
-    def page(self, sizes: str = WIRE, cluster: Any = None, interactive: bool = False) -> str:
+    def page(self, sizes: str = WIRE, hardware: Any = None, interactive: bool = False) -> str:
         """Return a document with many more modules than a notebook's output holds.
 
         Args:
             sizes: which bytes are shown, ``"wire"`` or ``"message"``.
-            cluster: cluster for which the tree shows predicted seconds; see `Trace.predict`.
+            hardware: machine for which the tree shows predicted seconds; see `Trace.predict`.
             interactive: whether to add the explorer's tree, filters and timeline above, which need no kernel and no
                 network.
 
         Raises:
-            UsageError: no such sizes or cluster, or too many events for an interactive page.
+            UsageError: no such sizes or hardware, or too many events for an interactive page.
         """
-        prediction = self._trace.predict(cluster) if cluster is not None else None
+        prediction = self._trace.predict(hardware) if hardware is not None else None
         shown = trace_html(self._headline, PAGE_BUDGET, sizes, in_words=True, prediction=prediction)
         if interactive:
             from dsexplore.views.explorer.standalone import standalone_page  # anywidget is loaded when asked for
@@ -82,7 +82,7 @@ class TraceView(View):
         height: int = 420,
         sizes: str = WIRE,
         opened: Collection[str] = ("timeline",),
-        cluster: Any = None,
+        hardware: Any = None,
     ) -> Any:
         """Return linked filters, tree, figure, timeline, map and tables; ``.selection`` has the selected events.
 
@@ -91,11 +91,11 @@ class TraceView(View):
             height: height of the tree in pixels.
             sizes: which bytes are shown at first, ``"wire"`` or ``"message"``.
             opened: parts below the tree that are open at first, out of ``"timeline"`` and ``"map"``.
-            cluster: cluster for which tree and headline show predicted seconds, as in `Trace.predict`.
+            hardware: machine for which tree and headline show predicted seconds, as in `Trace.predict`.
 
         Raises:
-            UsageError: no such figure, sizes, part or cluster, or an invalid height.
+            UsageError: no such figure, sizes, part or hardware, or an invalid height.
         """
         from dsexplore.views.explorer.explorer import Explorer  # ipywidgets are loaded when an explorer is asked for
 
-        return Explorer(self._trace, figure, height, sizes, opened, cluster)
+        return Explorer(self._trace, figure, height, sizes, opened, hardware)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dsexplore.errors import UsageError
+from dsexplore.hardware import GPU_OF_GENERATION
 
 FOLDER = Path(__file__).with_name("gpus")
 MIB = 1 << 20
@@ -71,6 +72,15 @@ def known_gpus() -> list[str]:
     return sorted(path.stem for path in FOLDER.glob("*.toml"))
 
 
+def gpu_of_file(path: str) -> str:
+    """Return the GPU of a user's file: the path itself, or of a cluster's file the known GPU of its generation.
+
+    Raises:
+        UsageError: the file cannot be read.
+    """
+    return GPU_OF_GENERATION.get(str(_content(Path(path)).get("generation")), path)
+
+
 def read_gpu(name: str) -> Gpu:
     """Load a GPU by its name, in any case, or from a ``.toml`` file.
 
@@ -78,16 +88,19 @@ def read_gpu(name: str) -> Gpu:
         UsageError: no such GPU or file, or a file that lacks a required key.
     """
     path = Path(name) if name.endswith(".toml") else FOLDER / f"{name.lower()}.toml"
+    return _checked(_content(path), path)
+
+
+def _content(path: Path) -> dict[str, Any]:
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UsageError(
-            f"no GPU named {name!r} is known: name one of {', '.join(known_gpus())}, or the path of a .toml file "
-            "with the same keys as theirs"
+            f"no GPU named {str(path) if path.parent != FOLDER else path.stem!r} is known: name one of "
+            f"{', '.join(known_gpus())}, or the path of a .toml file with the same keys as theirs"
         ) from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise UsageError(f"the GPU file {path} cannot be read: {error}") from None
-    return _checked(data, path)
 
 
 def _checked(data: dict[str, Any], path: Path) -> Gpu:

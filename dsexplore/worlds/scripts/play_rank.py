@@ -45,7 +45,6 @@ _SKIPPED = (
 class Setting(WorldSettings):
     """The simulated world of a script, and how far it runs; the fields are the arguments of `run`."""
 
-    device: str = "cuda"
     steps: int | None = None
     save: str | os.PathLike[str] | None = None
     stack_depth: int = 1
@@ -62,6 +61,11 @@ class Setting(WorldSettings):
     command: str = ""
     """The command that made the trace, for its notes."""
 
+    @property
+    def has_cuda(self) -> bool:
+        """Whether the CPU stands in for GPUs: unless the script is to find CPUs."""
+        return self.target == "cuda"
+
     def world(self) -> World:
         """Build the world, not yet opened; a script on CPUs gets a world that shows gloo's traffic.
 
@@ -70,7 +74,7 @@ class Setting(WorldSettings):
         """
         if self.steps is not None and (not isinstance(self.steps, int) or self.steps < 1):
             raise UsageError(f"steps={self.steps!r} is not a number of optimizer steps: give 1 or more")
-        return World(replace(self, target="cuda" if self.device == "cuda" else "cpu"))
+        return World(self)
 
 
 @dataclass(frozen=True)
@@ -190,7 +194,7 @@ def _record(execute: Callable[[], None], setting: Setting, world: World) -> Play
                     _execute(execute, setting.steps, trace, world.remarks)
             except BaseException as error:
                 alone = not setting.is_one_of_several
-                if remedy := remedy_for(error, device=setting.device, rank=setting.rank, is_alone=alone):
+                if remedy := remedy_for(error, has_cuda=setting.has_cuda, rank=setting.rank, is_alone=alone):
                     world.remarks.note(remedy)
                 raise
             finally:

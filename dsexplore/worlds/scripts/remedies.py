@@ -19,21 +19,21 @@ _EXTENSIONS = frozenset(
 """Packages that are extensions for GPUs, each of which has a form in torch that scripts can be told to take."""
 
 
-def remedy_for(error: BaseException, *, device: str, rank: int, is_alone: bool) -> str:
+def remedy_for(error: BaseException, *, has_cuda: bool, rank: int, is_alone: bool) -> str:
     """Return a note for the trace of a script that an error ended; empty if the error explains itself.
 
     Args:
         error: what the script raised.
-        device: of the world, ``"cuda"`` or ``"cpu"``.
+        has_cuda: whether the CPU stands in for GPUs.
         rank: the one that was played.
         is_alone: whether no other rank of the world is played.
     """
-    if device == "cpu" and any(part in str(error) for part in _WITHOUT_CUDA):
+    if not has_cuda and any(part in str(error) for part in _WITHOUT_CUDA):
         return (
-            "the script asks for a GPU, and in this world there is none: leave out --gpu cpu (device='cpu'), or give "
-            "the script its own options for training on CPUs"
+            "the script asks for a GPU, and in this world there is none: leave out --hardware cpu (hardware='cpu'), or "
+            "give the script its own options for training on CPUs"
         )
-    kernel = _OF_GPUS.match(str(error)) if isinstance(error, NotImplementedError) and device == "cuda" else None
+    kernel = _OF_GPUS.match(str(error)) if isinstance(error, NotImplementedError) and has_cuda else None
     if kernel:
         return (
             f"the script calls {kernel[1]} itself, which has no kernel for the CPU that stands in for GPUs: run it "

@@ -15,7 +15,7 @@ Run a training script, unmodified, as one rank of a simulated world or as severa
   dsexplore run --nnodes 8 --nproc-per-node 8 -m package.train
   dsexplore run --steps 2 torchrun --nproc-per-node 4 train.py   (or accelerate launch, deepspeed, srun, mpirun)
   dsexplore run --mesh dp=8,tp=8 --fake --steps 2 -o step.parquet --html step.html train.py
-  dsexplore run --world-size 64 --fake --cluster dgx-h100 train.py
+  dsexplore run --world-size 64 --fake --predict train.py
 
 Options before the script are dsexplore's, those after it are the script's."""
 
@@ -45,7 +45,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="RANKS",
         help="several ranks, each in a process of its own: 0,8, all, or distinct: one of each that differ",
     )
-    option("--gpu", default="h100", metavar="GPU", help="the GPU that scripts find (default: h100), or cpu for none")
+    option(
+        "--hardware",
+        metavar="NAME",
+        help="the machine that scripts find: a GPU, a cluster, or cpu for none (default: h100)",
+    )
     option(
         "--no-skip-repeats",
         dest="skip_repeats",
@@ -61,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="LINE=NUMBER",
         help="what a read of a fake tensor returns there, as train.py:31=0.5; repeatable",
     )
-    option("--cluster", metavar="NAME", help="also predict the step on that cluster, such as dgx-h100, or a .toml file")
+    option("--predict", action="store_true", help="also predict the step on that hardware")
     option("--steps", type=int, metavar="N", help="end the script after N optimizer steps")
     option("-o", dest="save", metavar="FILE", help="save the trace: a file (step.parquet), or a folder")
     option("--html", type=Path, metavar="FILE", help="write the report there")

@@ -6,6 +6,8 @@ import os
 from collections.abc import Mapping, Sequence
 
 from dsexplore.errors import UsageError
+from dsexplore.mesh_text import Mesh
+from dsexplore.signatures import names_arguments
 from dsexplore.trace.trace import Trace
 from dsexplore.worlds.real.run_ranks import RanksFailedError
 from dsexplore.worlds.scripts.play_distinct import play_several
@@ -13,17 +15,17 @@ from dsexplore.worlds.scripts.play_rank import Setting, play
 from dsexplore.worlds.scripts.program import Program
 
 
+@names_arguments
 def run(
     script: str | os.PathLike[str],
     *arguments: str,
     world_size: int | None = None,
-    mesh: str | Mapping[str, int] | None = None,
+    mesh: Mesh | None = None,
     rank: int = 0,
     ranks: str | Sequence[int] | None = None,
     ranks_per_node: int | None = None,
     fake: bool = False,
-    device: str = "cuda",
-    gpu: str = "h100",
+    hardware: str | None = None,
     steps: int | None = None,
     module: bool = False,
     save: str | os.PathLike[str] | None = None,
@@ -49,9 +51,8 @@ def run(
             `dsexplore.worlds.scripts.distinct_ranks`.
         ranks_per_node: 8 unless given.
         fake: run on fake tensors.
-        device: ``"cuda"`` lets the CPU stand in for GPUs, ``"cpu"`` leaves ``torch.cuda`` as it is,
-            and shows the traffic of CPUs with gloo.
-        gpu: which GPU ``torch.cuda`` describes.
+        hardware: the machine that the script finds: a GPU (``"h100"``) or a cluster (``"dgx-h100"``), for which the CPU
+            stands in, or ``"cpu"``, CPUs with gloo; None for an H100.
         steps: end the script after so many optimizer steps; None lets it come to its end.
         module: whether ``script`` is run as ``python -m`` does.
         save: a directory or file where the trace is written when the script ends, however it ends.
@@ -76,8 +77,7 @@ def run(
         rank=rank,
         ranks_per_node=ranks_per_node,
         fake=fake,
-        device=device,
-        gpu=gpu,
+        hardware=hardware,
         values=values,
         steps=steps,
         save=save,

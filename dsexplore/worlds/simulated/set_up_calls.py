@@ -62,7 +62,7 @@ class SetUpCalls:
     def __init__(self, settings: WorldSettings) -> None:
         self.size, self.rank, self.world = settings.size, settings.rank, str(settings)
         self._target_backend = settings.backend
-        self._shown_backend = "nccl" if settings.device == "cuda" else "fake"
+        self._shown_backend = "nccl" if settings.has_cuda else "fake"
         self._backends: dict[str, str] = {}  # by the name of a group: what was asked for
         self.is_strict = self.is_set_up = self.was_initialized = False
 

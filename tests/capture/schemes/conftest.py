@@ -28,7 +28,9 @@ def world() -> Iterator[Callable[..., DeviceMesh]]:
         def open_(mesh: str, rank: int = 0, fake: bool = False, target: Target = "cuda") -> DeviceMesh:
             opened.close()
             torch.manual_seed(0)
-            return opened.enter_context(simulate(mesh=mesh, rank=rank, fake=fake, target=target))
+            return opened.enter_context(
+                simulate(mesh=mesh, rank=rank, fake=fake, hardware="cpu" if target == "cpu" else None)
+            )
 
         yield open_
 

@@ -205,7 +205,7 @@ def test_the_bf16_hook(world: Callable[..., DeviceMesh], column: Any) -> None:
     trace = step(ddp)
     assert set(column(trace, "op", "dtype", "cause")) == {("all_reduce", "bfloat16", "DDP gradient bucket")}
     assert trace.events["message_bytes"].sum() == P // 2
-    world("dp=4", target="cpu")
+    world("dp=4", hardware="cpu")
     refused = pytest.raises(TypeError, match="BF16 all reduce communication hook required CUDA")
     with nullcontext() if torch.version.cuda else refused:  # torch asks for a build with CUDA, not for a GPU
         model().register_comm_hook(None, default_hooks.bf16_compress_hook)
@@ -227,7 +227,7 @@ def test_a_hook_that_torch_has_in_cpp(world: Callable[..., DeviceMesh], builtin:
 def test_hooks_on_real_processes(world: Callable[..., DeviceMesh], name: str) -> None:
     """Step by step, gloo's ranks send what a simulated one does."""
     real = run_ranks(hooked, 2, args=(name,), timeout=240).values
-    world("dp=2", target="cpu")
+    world("dp=2", hardware="cpu")
     assert real[0] == real[1] == hooked(name)
 
 
@@ -290,7 +290,7 @@ def start_up() -> list[tuple[Any, ...]]:
 def test_start_up(world: Callable[..., DeviceMesh], target: str) -> None:
     """DDP compares how many parameters the ranks have, n·8 bytes, and their sizes and strides, 2·8 for each dim; then
     it broadcasts the model: P, the batch norm's weight, bias and two statistics of 8 floats, and its counter of 8."""
-    world("dp=2", target=target)
+    world("dp=2", hardware="cpu" if target == "cpu" else None)
     rows = start_up()
     assert rows == run_ranks(start_up, 2, timeout=240).values[0]
     name, check, broadcast = "DistributedDataParallel", "DDP parameter check", "model broadcast"

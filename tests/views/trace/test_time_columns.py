@@ -89,12 +89,12 @@ def heads_of(page: str) -> str:
 def test_pages_show_predicted_seconds_and_say_so(trace: Trace, prediction: Prediction, tmp_path: Path) -> None:
     plain = trace.to_html(tmp_path / "plain.html").read_text()
     assert "predicted" not in plain
-    page = trace.to_html(tmp_path / "timed.html", cluster="dgx-h100").read_text()
+    page = trace.to_html(tmp_path / "timed.html", hardware="dgx-h100").read_text()
     assert "All times here are predicted, not measured." in page
     assert "compute (pred.) comm. (pred.) exposed (pred.) idle (pred.)" in heads_of(page)
     wider = trace.diff(trace_of(1024))
     assert "predicted" not in wider.to_html(tmp_path / "plain-diff.html").read_text()
-    difference = wider.to_html(tmp_path / "diff.html", cluster="dgx-h100").read_text()
+    difference = wider.to_html(tmp_path / "diff.html", hardware="dgx-h100").read_text()
     assert "time A (pred.) time B (pred.) ± time (pred.)" in heads_of(difference)
     assert str(prediction.step) in difference
 
@@ -103,11 +103,11 @@ def test_a_trace_without_costs_has_no_seconds_to_show(tmp_path: Path) -> None:
     with dsexplore.commtrace(world_size=2) as trace:
         torch.distributed.all_reduce(torch.ones(4))
     with pytest.raises(UsageError, match="costs=True"):
-        trace.to_html(tmp_path / "page.html", cluster="dgx-h100")
+        trace.to_html(tmp_path / "page.html", hardware="dgx-h100")
 
 
 def test_the_headline_has_predicted_milliseconds_by_axis(trace: Trace, prediction: Prediction, tmp_path: Path) -> None:
-    page = trace.to_html(tmp_path / "timed.html", cluster="dgx-h100").read_text()
+    page = trace.to_html(tmp_path / "timed.html", hardware="dgx-h100").read_text()
     words = re.sub(r"<[^>]+>", "", page.partition("</style>")[2])
     (row,) = prediction.by_axis().group_by("axis").agg(pl.col("communication", "exposed").sum()).to_dicts()
     took, exposed = format_seconds(row["communication"]), format_seconds(row["exposed"])
@@ -117,7 +117,7 @@ def test_the_headline_has_predicted_milliseconds_by_axis(trace: Trace, predictio
 
 
 def test_the_explorer_shows_predicted_seconds_that_no_filter_changes(trace: Trace, prediction: Prediction) -> None:
-    explorer = trace.explore(cluster="dgx-h100")
+    explorer = trace.explore(hardware="dgx-h100")
     tree = EventCodes(trace.tables).tree
     for wanted in time_columns(tree, prediction):
         assert [wanted.title, "seconds", wanted.explanation] in explorer.widget.titles

@@ -18,7 +18,7 @@ import dsexplore
 
 @pytest.fixture(params=[False, True], ids=["real", "fake"])
 def x(request: pytest.FixtureRequest) -> Iterator[Tensor]:
-    with dsexplore.simulate(4, device="cuda", fake=request.param):
+    with dsexplore.simulate(4, hardware="h100", fake=request.param):
         dist.init_process_group("nccl")
         yield torch.ones(2, 4, device="cuda", requires_grad=True)
 
@@ -179,6 +179,6 @@ def _patched() -> tuple[Any, ...]:
 
 def test_torch_is_left_as_it_was() -> None:
     before = _patched()
-    with dsexplore.simulate(2, device="cuda"):
+    with dsexplore.simulate(2, hardware="h100"):
         assert _patched() != before
     assert _patched() == before

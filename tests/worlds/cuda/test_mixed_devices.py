@@ -118,14 +118,14 @@ def test_tensors_without_a_mark_that_are_on_the_gpu(x: Tensor) -> None:
 
 
 def test_distributed_tensors() -> None:
-    with dsexplore.simulate(4, "tp=4", device="cuda") as mesh:
+    with dsexplore.simulate(4, "tp=4", hardware="h100") as mesh:
         replicated = distribute_tensor(torch.ones(4, 4, device="cuda"), mesh, [Replicate()])
         assert (replicated @ replicated).is_cuda
 
 
 @pytest.mark.parametrize("fake", [False, True])
 def test_the_local_tensor_of_a_distributed_one_is_where_that_is(fake: bool) -> None:
-    with dsexplore.simulate(4, "dp=2,tp=2", device="cuda", fake=fake) as mesh:
+    with dsexplore.simulate(4, "dp=2,tp=2", hardware="h100", fake=fake) as mesh:
         whole = distribute_tensor(torch.ones(4, 4, device="cuda"), mesh["tp"], [Replicate()])
         layer = fully_shard(nn.Linear(4, 4, device="cuda"), mesh=mesh["dp"])
         layer(torch.ones(2, 4, device="cuda")).sum().backward()
@@ -152,7 +152,7 @@ def test_the_parts_of_a_subclass_are_where_it_is() -> None:
 @pytest.mark.parametrize("fake", [False, True])
 @pytest.mark.parametrize("gradients", [False, True])
 def test_what_a_collective_in_flight_is_waited_for_is_where_its_view_was(fake: bool, gradients: bool) -> None:
-    with dsexplore.simulate(4, "cp=4", device="cuda", fake=fake) as mesh, torch.set_grad_enabled(gradients):
+    with dsexplore.simulate(4, "cp=4", hardware="h100", fake=fake) as mesh, torch.set_grad_enabled(gradients):
         x = torch.ones(4, 2, device="cuda", requires_grad=gradients)
         sent = all_to_all_single(x.flatten(), None, None, mesh.get_group())
         seen = sent.reshape(2, 4)[1:]

@@ -22,7 +22,7 @@ RANKS = 4
 
 @contextmanager
 def world(backend: str | None, fake: bool = False) -> Iterator[None]:
-    with dsexplore.simulate(RANKS, device="cuda", fake=fake):
+    with dsexplore.simulate(RANKS, hardware="h100", fake=fake):
         dist.init_process_group(backend)
         yield
 

@@ -303,7 +303,7 @@ def test_memory_is_an_estimate_and_says_so_once() -> None:
 
 @pytest.mark.parametrize("fake", [False, True])
 def test_memory_counts_the_parts_of_dtensors(fake: bool) -> None:
-    with simulate(4, device="cuda", fake=fake) as mesh, warnings.catch_warnings():
+    with simulate(4, hardware="h100", fake=fake) as mesh, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         before = torch.cuda.memory_allocated()
         with torch.device("meta"):
@@ -318,9 +318,9 @@ def test_memory_counts_the_parts_of_dtensors(fake: bool) -> None:
 
 
 def test_memory_leaves_out_the_dtensors_of_a_world_that_is_closed() -> None:
-    with simulate(4, device="cuda") as mesh:
+    with simulate(4, hardware="h100") as mesh:
         kept = fully_shard(nn.Linear(64, 64, device="cuda"), mesh=mesh)
-    with simulate(4, device="cuda"), warnings.catch_warnings():
+    with simulate(4, hardware="h100"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         before = torch.cuda.memory_allocated()
         made = torch.zeros(64, device="cuda")

@@ -33,7 +33,7 @@ Sent = list[tuple[Any, ...]]
 def sent_by(script: str, monkeypatch: pytest.MonkeyPatch, *arguments: str, rank: int = 9, fake: bool = False) -> Sent:
     """What a script sends on one of 64 ranks: op, message bytes and group size, in order."""
     monkeypatch.setattr(sys, "argv", [script, *arguments])
-    with dsexplore.commtrace(world_size=64, rank=rank, device="cuda", fake=fake) as trace:
+    with dsexplore.commtrace(world_size=64, rank=rank, hardware="h100", fake=fake) as trace:
         runpy.run_path(str(SCRIPTS / script), run_name="__main__")
     return list(trace.to_frame().select("op", "message_bytes", "group_size").iter_rows())
 
@@ -59,7 +59,10 @@ def test_sharded_and_tensor_parallel_is_the_same_on_fake_tensors(monkeypatch: py
 
 @pytest.mark.parametrize("fake", [False, True])
 def test_fsdp1_flattens_tensor_parallel_parameters_where_they_are(fake: bool) -> None:
-    with dsexplore.commtrace(world_size=8, device="cuda", fake=fake) as trace, warnings.catch_warnings(action="error"):
+    with (
+        dsexplore.commtrace(world_size=8, hardware="h100", fake=fake) as trace,
+        warnings.catch_warnings(action="error"),
+    ):
         mesh = init_device_mesh("cuda", (4, 2), mesh_dim_names=("dp", "tp"))
         model = nn.Sequential(nn.Linear(16, 32), nn.Linear(32, 16)).cuda()
         parallelize_module(model, mesh["tp"], {"0": ColwiseParallel(), "1": RowwiseParallel()})
@@ -72,7 +75,7 @@ def test_fsdp1_flattens_tensor_parallel_parameters_where_they_are(fake: bool) ->
 
 @pytest.mark.parametrize("fake", [False, True])
 def test_offloaded_parameters_are_on_the_cpu_between_steps(fake: bool) -> None:
-    with dsexplore.commtrace(world_size=4, device="cuda", fake=fake) as trace:
+    with dsexplore.commtrace(world_size=4, hardware="h100", fake=fake) as trace:
         mesh = init_device_mesh("cuda", (4,), mesh_dim_names=("dp",))
         model = nn.Linear(8, 8)
         fully_shard(model, mesh=mesh, offload_policy=CPUOffloadPolicy())
@@ -99,7 +102,7 @@ def test_offloaded_parameters_are_on_the_cpu_between_steps(fake: bool) -> None:
 
 @pytest.mark.parametrize("fake", [False, True])
 def test_a_dtensor_is_moved_to_the_cpu_and_back(fake: bool) -> None:
-    with dsexplore.commtrace(world_size=4, device="cuda", fake=fake):
+    with dsexplore.commtrace(world_size=4, hardware="h100", fake=fake):
         mesh = init_device_mesh("cuda", (4,))
         there = distribute_tensor(torch.ones(8, device="cuda"), mesh, [Shard(0)])
         here = there.cpu()
@@ -115,7 +118,7 @@ def test_a_dtensor_is_moved_to_the_cpu_and_back(fake: bool) -> None:
 
 @pytest.mark.parametrize("fake", [False, True])
 def test_a_dtensor_stays_itself_when_it_is_moved_to_where_it_is(fake: bool) -> None:
-    with dsexplore.commtrace(world_size=4, device="cuda", fake=fake):
+    with dsexplore.commtrace(world_size=4, hardware="h100", fake=fake):
         mesh = init_device_mesh("cuda", (4,))
         sharded = distribute_tensor(torch.ones(8, device="cuda"), mesh, [Shard(0)])
         factor = torch.tensor(0.5, device="cuda")
@@ -137,7 +140,7 @@ def test_a_dtensor_stays_itself_when_it_is_moved_to_where_it_is(fake: bool) -> N
 @pytest.mark.parametrize("fake", [False, True])
 def test_clipping_sums_the_norms_of_scaled_gradients_in_one_all_reduce(fake: bool) -> None:
     """Norms that were copied to where they are would be summed one by one."""
-    with dsexplore.commtrace(world_size=2, device="cuda", fake=fake) as trace:
+    with dsexplore.commtrace(world_size=2, hardware="h100", fake=fake) as trace:
         model = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16)).cuda()
         fully_shard(model, mesh=init_device_mesh("cuda", (2,)))
         model(torch.ones(4, 16, device="cuda")).sum().backward()
@@ -150,7 +153,7 @@ def test_clipping_sums_the_norms_of_scaled_gradients_in_one_all_reduce(fake: boo
 @pytest.mark.parametrize("fake", [False, True])
 def test_optimizers_that_run_in_backward(fake: bool) -> None:
     """DDP gives their model a communication hook of its own at its first forward."""
-    with dsexplore.commtrace(world_size=4, device="cuda", fake=fake) as trace:
+    with dsexplore.commtrace(world_size=4, hardware="h100", fake=fake) as trace:
         model = nn.Linear(8, 8).cuda()
         _apply_optimizer_in_backward(torch.optim.SGD, model.parameters(), {"lr": 0.1})
         parallel = DistributedDataParallel(model, init_sync=False)
@@ -166,7 +169,7 @@ def test_optimizers_that_run_in_backward(fake: bool) -> None:
 
 @pytest.mark.parametrize("fake", [False, True])
 def test_a_shard_goes_to_another_dim_by_all_to_all(fake: bool) -> None:
-    with dsexplore.commtrace(world_size=8, device="cuda", fake=fake) as trace:
+    with dsexplore.commtrace(world_size=8, hardware="h100", fake=fake) as trace:
         mesh = init_device_mesh("cuda", (8,))
         tensor = DTensor.from_local(torch.ones(8, 8, device="cuda"), mesh, [Shard(0)])
         assert tensor.redistribute(placements=[Shard(1)]).to_local().device.type == tensor.device.type == "cuda"
@@ -174,7 +177,7 @@ def test_a_shard_goes_to_another_dim_by_all_to_all(fake: bool) -> None:
 
 
 def test_torch_finds_the_devices_that_it_asks_for(tmp_path: Path) -> None:
-    with dsexplore.simulate(world_size=8, rank=3, device="cuda") as mesh:
+    with dsexplore.simulate(world_size=8, rank=3, hardware="h100") as mesh:
         assert (mesh.device_type, dist.get_backend(), torch.cuda.current_device()) == ("cuda", "nccl", 3)
         device = torch.device("cuda", 3)
         replica = DistributedDataParallel(module=nn.Linear(2, 2).cuda(), device_ids=[3])
@@ -204,7 +207,7 @@ def test_values_are_those_of_the_cpu() -> None:
             optimizer.step()
         return [parameter.detach().cpu() for parameter in model.parameters()]
 
-    with dsexplore.simulate(world_size=2, device="cuda"):
+    with dsexplore.simulate(world_size=2, hardware="h100"):
         on_cuda = trained("cuda")
     for one, other in zip(on_cuda, trained("cpu"), strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=0)
@@ -215,7 +218,7 @@ DRAWS = [torch.Tensor.uniform_, torch.Tensor.exponential_, nn.init.kaiming_unifo
 
 @pytest.mark.parametrize("draw", DRAWS)
 def test_random_ops_of_dtensors(draw: Callable[[Any], Any]) -> None:
-    with dsexplore.simulate(4, "tp=4", device="cuda") as mesh:
+    with dsexplore.simulate(4, "tp=4", hardware="h100") as mesh:
         sharded = distribute_tensor(torch.ones(8, 8, device="cuda"), mesh, [Shard(0)])
         drawn = draw(sharded)
         assert drawn.is_cuda
@@ -225,7 +228,7 @@ def test_random_ops_of_dtensors(draw: Callable[[Any], Any]) -> None:
 
 @pytest.mark.parametrize("fake", [False, True])
 def test_the_loss_of_sharded_logits_takes_targets_that_are_no_dtensor(fake: bool) -> None:
-    with dsexplore.commtrace(world_size=4, device="cuda", fake=fake) as trace:
+    with dsexplore.commtrace(world_size=4, hardware="h100", fake=fake) as trace:
         mesh = init_device_mesh("cuda", (4,))
         local = torch.ones(6, 8, device="cuda", requires_grad=True)
         targets = torch.zeros(6, dtype=torch.long, device="cuda")

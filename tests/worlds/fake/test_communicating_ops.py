@@ -61,7 +61,7 @@ def calls(device: str) -> None:
 
 
 def sent(device: str, *, fake: bool) -> Trace:
-    with simulate(4, fake=fake, device=device), record() as trace:
+    with simulate(4, fake=fake, hardware="h100" if device == "cuda" else None), record() as trace:
         calls(device)
     return trace
 

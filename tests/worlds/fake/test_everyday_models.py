@@ -67,7 +67,7 @@ def test_train(make: Callable[[], nn.Module], batch: Callable[[], dict[str, torc
     program = functools.partial(train, make, batch, wrap)
     sent = []
     for fake in (False, True):
-        with dsexplore.commtrace(world_size=4, fake=fake, device=DEVICE) as trace:
+        with dsexplore.commtrace(world_size=4, fake=fake, hardware="h100") as trace:
             program()
         sent.append(trace.events.drop("group", "start", "end").rows())
     real, on_fake_tensors = sent

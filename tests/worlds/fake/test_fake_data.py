@@ -30,7 +30,7 @@ def device(request: pytest.FixtureRequest) -> str:
 
 
 def test_a_number_that_was_converted_has_the_new_dtype(device: str) -> None:
-    with dsexplore.simulate(2, fake=True, device=device):
+    with dsexplore.simulate(2, fake=True, hardware="h100" if device == "cuda" else None):
         model = Scale().to(device).half()
         for made in (model.scale, model.scale.detach(), model.state_dict()["scale"], torch.zeros_like(model.scale)):
             assert made.dtype == torch.float16
@@ -40,7 +40,7 @@ def test_a_number_that_was_converted_has_the_new_dtype(device: str) -> None:
 
 
 def test_values_follow_the_data(device: str) -> None:
-    with dsexplore.simulate(2, fake=True, device=device):
+    with dsexplore.simulate(2, fake=True, hardware="h100" if device == "cuda" else None):
         number = nn.Parameter(torch.tensor([0.5], device=device))
         number.data = torch.tensor([3.0], device=device)
         assert number.item() == 3.0
@@ -57,7 +57,7 @@ def test_values_follow_the_data(device: str) -> None:
 
 @pytest.mark.parametrize("fake", [False, True], ids=["real", "fake"])
 def test_what_ddp_sends_of_it(fake: bool) -> None:
-    with dsexplore.simulate(2, fake=fake, device="cuda"):
+    with dsexplore.simulate(2, fake=fake, hardware="h100"):
         dist.init_process_group("nccl")
         with dsexplore.commtrace() as trace:
             DistributedDataParallel(Scale().cuda().bfloat16())

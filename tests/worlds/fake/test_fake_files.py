@@ -37,7 +37,7 @@ MANY = 1 << 34
 @pytest.fixture(params=["cuda", "cpu"])
 def device(request: pytest.FixtureRequest) -> Iterator[str]:
     """The device of a world of fake tensors, which is open."""
-    with simulate(8, fake=True, device=request.param):
+    with simulate(8, fake=True, hardware="h100" if request.param == "cuda" else None):
         yield request.param
 
 
@@ -171,7 +171,7 @@ class TestFiles:
         config = transformers.LlamaConfig(
             hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, vocab_size=32
         )
-        with simulate(8, fake=True, device=DEVICE):
+        with simulate(8, fake=True, hardware="h100"):
             model = transformers.LlamaForCausalLM(config).to(DEVICE)
             model.save_pretrained(tmp_path)
             again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
@@ -182,7 +182,7 @@ class TestFiles:
 def test_a_distributed_checkpoint_sends_what_it_sends_on_real_tensors(tmp_path: Path) -> None:
     sent = []
     for fake in (False, True):
-        with simulate(8, fake=fake, device=DEVICE):
+        with simulate(8, fake=fake, hardware="h100"):
             model, _ = trained(DEVICE)
             with record() as trace:
                 dcp.save({"model": model.state_dict()}, checkpoint_id=tmp_path / str(int(fake)))
@@ -193,7 +193,7 @@ def test_a_distributed_checkpoint_sends_what_it_sends_on_real_tensors(tmp_path: 
 
 
 def test_a_checkpoint_that_is_written_meanwhile_has_copies(tmp_path: Path) -> None:
-    with simulate(8, fake=True, device=DEVICE):
+    with simulate(8, fake=True, hardware="h100"):
         model, _ = trained(DEVICE)
         state = {"model": model.state_dict(), "tied": [model.state_dict()], "step": torch.ones(3, device=DEVICE)}
         dcp.async_save(state, checkpoint_id=tmp_path / "async").result()
@@ -203,7 +203,7 @@ def test_a_checkpoint_that_is_written_meanwhile_has_copies(tmp_path: Path) -> No
 
 
 def test_no_checkpoint_is_written_beside_the_next_step(tmp_path: Path) -> None:
-    with simulate(8, fake=True, device=DEVICE):
+    with simulate(8, fake=True, hardware="h100"):
         model, _ = trained(DEVICE)
         written = dcp.async_save({"model": model.state_dict()}, checkpoint_id=tmp_path / "async")
         assert written.done()
@@ -212,7 +212,7 @@ def test_no_checkpoint_is_written_beside_the_next_step(tmp_path: Path) -> None:
 
 def test_what_a_checkpoint_s_thread_raises_stays_in_the_future(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with simulate(8, fake=True, device=DEVICE):
+    with simulate(8, fake=True, hardware="h100"):
         written = dcp.async_save({"one": torch.ones(3)}, checkpoint_id=tmp_path / "file" / "async")
         assert written.done()
         with pytest.raises(CheckpointException, match="Not a directory"):
@@ -221,7 +221,7 @@ def test_what_a_checkpoint_s_thread_raises_stays_in_the_future(tmp_path: Path) -
 
 @pytest.mark.parametrize("where", ["cpu", None, lambda storage, location: storage])
 def test_a_file_is_loaded_where_a_function_of_the_program_would_put_it(where: Any, tmp_path: Path) -> None:
-    with simulate(8, fake=True, device=DEVICE):
+    with simulate(8, fake=True, hardware="h100"):
         torch.save({"a": torch.ones(3)}, tmp_path / "a.pt")
         assert torch.load(tmp_path / "a.pt", map_location=where)["a"].device.type == "cpu"
 

@@ -37,7 +37,7 @@ def device(request: pytest.FixtureRequest) -> str:
 
 
 def test_an_instance_of_the_programs_class(device: str) -> None:
-    with dsexplore.simulate(2, fake=True, device=device):
+    with dsexplore.simulate(2, fake=True, hardware="h100" if device == "cuda" else None):
         parameter: Any = Tagged(torch.ones(3, 2, device=device), tag="gate")
         assert isinstance(parameter, (Tagged, FakeTensor))
         assert isinstance(parameter, nn.Parameter)
@@ -85,7 +85,7 @@ def test_what_is_not_a_parameter_of_a_fake_tensor_is_torchs() -> None:
 
 
 def test_a_module_keeps_it_when_it_is_moved() -> None:
-    with dsexplore.simulate(2, fake=True, device="cuda"):
+    with dsexplore.simulate(2, fake=True, hardware="h100"):
         model = nn.Linear(4, 4)
         model.weight = before = Tagged(model.weight.data, tag="gate")
         model.cuda().bfloat16()
@@ -111,7 +111,7 @@ WRAPS: dict[str, Callable[[nn.Module, Any], nn.Module]] = {
 def test_what_is_sent_and_computed_is_as_on_real_tensors(wrap: str, costs: bool) -> None:
     sent = []
     for fake in (False, True):
-        with dsexplore.simulate(2, fake=fake, device="cuda") as mesh:
+        with dsexplore.simulate(2, fake=fake, hardware="h100") as mesh:
             model = nn.Sequential(nn.Linear(8, 8, bias=False))
             model[0].weight = Tagged(torch.ones(8, 8, device="cuda"))
             wrapped = WRAPS[wrap](model, mesh)
@@ -132,7 +132,7 @@ def _lazy(device: str) -> nn.Module:
 
 @pytest.mark.parametrize("fake", [False, True])
 def test_lazy_modules(fake: bool, device: str) -> None:
-    with dsexplore.simulate(2, fake=fake, device=device):
+    with dsexplore.simulate(2, fake=fake, hardware="h100" if device == "cuda" else None):
         model = _lazy(device).double()
         convolution, norm, _, linear = model
         assert isinstance(convolution.weight, UninitializedParameter)

@@ -18,7 +18,10 @@ SCORES = 2 * 4 * 512 * 512
 
 
 def traced(dtype: torch.dtype, mask: torch.Tensor | None = None, target: Any = "cuda", **options: Any) -> Trace:
-    with dsexplore.simulate(world_size=2, fake=True, target=target), dsexplore.commtrace(costs=True) as trace:
+    with (
+        dsexplore.simulate(world_size=2, fake=True, hardware="cpu" if target == "cpu" else None),
+        dsexplore.commtrace(costs=True) as trace,
+    ):
         q, k, v = (torch.randn(SHAPE, dtype=dtype, requires_grad=True) for _ in range(3))
         given = None if mask is None else torch.empty_like(mask).requires_grad_(mask.requires_grad)
         F.scaled_dot_product_attention(q, k, v, given, **options).sum().backward()

@@ -40,12 +40,12 @@ def numbers() -> torch.Tensor:
 
 @pytest.fixture
 def fake_gpu() -> Iterator[None]:
-    with simulate(4, fake=True, device="cuda"):
+    with simulate(4, fake=True, hardware="h100"):
         yield
 
 
 def test_where_a_rank_stands_in_a_grid_is_known() -> None:
-    with dsexplore.commtrace(world_size=24, rank=17, fake=True, device="cuda") as trace:
+    with dsexplore.commtrace(world_size=24, rank=17, fake=True, hardware="h100") as trace:
         grid = torch.arange(24).view(2, 3, 1, 4)
         assert (grid == dist.get_rank()).nonzero().flatten().tolist() == [1, 1, 0, 1]
         dp, pp, cp, tp = (int(place) for place in torch.where(grid == 17))
@@ -131,7 +131,7 @@ def test_lists_are_read_in_scripts_for_cpus_too(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
         "import torch\nmade = torch.tensor([torch.rand(()), 4])\nassert made.tolist() == [1, 4], made\n"
     )
-    dsexplore.run(tmp_path / "train.py", world_size=2, fake=True, device="cpu")
+    dsexplore.run(tmp_path / "train.py", world_size=2, fake=True, hardware="cpu")
 
 
 class Ops(TorchDispatchMode):
@@ -274,7 +274,7 @@ class TestMemoryToFill:
     def test_has_what_was_read_into_it(self, device: str, tmp_path: Path) -> None:
         file = tmp_path / "tokens.bin"
         np.arange(2, 10, dtype=np.int32).tofile(file)
-        with simulate(4, fake=True, device=device), dsexplore.commtrace() as trace:
+        with simulate(4, fake=True, hardware="h100" if device == "cuda" else None), dsexplore.commtrace() as trace:
             tokens = torch.empty(8, dtype=torch.int32, pin_memory=device == "cuda")
             with file.open("rb", buffering=0) as opened:
                 assert opened.readinto(tokens.numpy()) == 8 * 4
@@ -478,7 +478,7 @@ class TestReport:
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_addresses_tell_memory_apart(device: str) -> None:
-    with simulate(8, fake=True, device=device):
+    with simulate(8, fake=True, hardware="h100" if device == "cuda" else None):
         model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)).to(device)
         addresses = [parameter.data_ptr() for parameter in model.parameters()]
         assert len({0, *addresses}) == 5

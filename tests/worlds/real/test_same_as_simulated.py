@@ -122,7 +122,7 @@ def test_real_ranks_send_what_the_simulation_says(world: RankWorld, name: str) -
     simulated = []
     for rank in range(RANKS):
         torch.manual_seed(0)
-        with dsexplore.commtrace(world_size=RANKS, rank=rank, target="cpu") as trace:
+        with dsexplore.commtrace(world_size=RANKS, rank=rank, hardware="cpu") as trace:
             exec(compile(program, "cell", "exec"), {"__name__": "__main__"})
         simulated.append(trace)
     real, expected = content(run.trace), content(Trace.merge(simulated))

@@ -23,7 +23,7 @@ dist.barrier()
 
 def phases(folder: Path, script: str, **options: Any) -> list[tuple[str, str]]:
     (folder / "train.py").write_text(script)
-    trace = dsexplore.run(folder / "train.py", world_size=4, device="cpu", **options)
+    trace = dsexplore.run(folder / "train.py", world_size=4, hardware="cpu", **options)
     return list(trace.events.select("op", "phase").iter_rows())
 
 
@@ -54,7 +54,7 @@ for step in range(3):
 
 def test_a_line_that_sends_in_each_step_is_of_each_step(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(REDUCES + "dist.barrier()\n")
-    trace = dsexplore.run(tmp_path / "train.py", world_size=4, device="cpu")
+    trace = dsexplore.run(tmp_path / "train.py", world_size=4, hardware="cpu")
     in_step = ["broadcast", "all_reduce", "all_reduce", "all_reduce"]
     assert trace.where(phase="other").events.group_by("step", maintain_order=True).agg("op").rows() == [
         (step, in_step) for step in range(3)
@@ -68,7 +68,7 @@ def test_one_step_that_does_not_show_what_comes_again_is_noted(tmp_path: Path) -
     (tmp_path / "train.py").write_text(
         TRAINS.replace("for _ in range(3)", "dist.all_reduce(torch.ones(2))\nfor _ in range(1)")
     )
-    (note,) = dsexplore.run(tmp_path / "train.py", world_size=4, device="cpu").info.notes
+    (note,) = dsexplore.run(tmp_path / "train.py", world_size=4, hardware="cpu").info.notes
     assert note.startswith("before the model sent anything, calls outside any module sent 1 collective (8 B; ")
 
 
@@ -85,7 +85,7 @@ for _ in range(3):
 
 def test_what_follows_the_last_optimizer_step_once_is_between_steps(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAINS + "dist.all_reduce(torch.ones(2))\n")
-    trace = dsexplore.run(tmp_path / "train.py", world_size=4, device="cpu")
+    trace = dsexplore.run(tmp_path / "train.py", world_size=4, hardware="cpu")
     assert trace.info.notes == ()
     assert trace.where(phase="between steps").events["source"].str.ends_with("train.py:8").all()
     assert "between steps 12 B per rank were sent" in str(Headline(trace.tables).sentences[0])
@@ -93,7 +93,7 @@ def test_what_follows_the_last_optimizer_step_once_is_between_steps(tmp_path: Pa
 
 def test_a_backward_after_the_last_optimizer_step_is_of_a_step_that_did_not_end(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAINS + "model(torch.ones(1, 4)).sum().backward()\n")
-    trace = dsexplore.run(tmp_path / "train.py", world_size=4, device="cpu")
+    trace = dsexplore.run(tmp_path / "train.py", world_size=4, hardware="cpu")
     (note,) = trace.info.notes
     assert note.endswith("they are of a step that did not end, which no figure per step counts")
     assert trace.info.whole_steps == 3
@@ -102,7 +102,7 @@ def test_a_backward_after_the_last_optimizer_step_is_of_a_step_that_did_not_end(
 
 def test_nothing_is_noted_where_nothing_follows(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAINS)
-    assert dsexplore.run(tmp_path / "train.py", world_size=4, device="cpu").info.notes == ()
+    assert dsexplore.run(tmp_path / "train.py", world_size=4, hardware="cpu").info.notes == ()
 
 
 def test_parameters_that_are_gathered_ahead_are_of_the_step(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ if "fail" in sys.argv:
 
 @pytest.mark.processes
 def test_the_ranks_that_are_played_stand_for_all(script: Path, tmp_path: Path) -> None:
-    settings = {"world_size": 10, "device": "cpu", "steps": None}
+    settings = {"world_size": 10, "hardware": "cpu", "steps": None}
     trace = dsexplore.run(script, ranks="distinct", save=tmp_path / "trace.parquet", **settings)
     described = dict(zip(trace.info.ranks, map(ranks_in, trace.info.stands_for), strict=True))
     assert sorted(rank for ranks in described.values() for rank in ranks) == list(range(10))
@@ -59,12 +59,12 @@ def test_the_ranks_that_are_played_stand_for_all(script: Path, tmp_path: Path) -
 
 @pytest.mark.processes
 def test_a_program_that_fails_is_not_played_on_more_ranks(script: Path) -> None:
-    trace, ends = play_distinct(Program(str(script), ("fail",)), Setting(world_size=10, device="cpu"))
+    trace, ends = play_distinct(Program(str(script), ("fail",)), Setting(world_size=10, hardware="cpu"))
     assert [end.rank for end in ends] == [0, 9]
     assert all("ValueError: no data" in end.traceback for end in ends)
     assert trace.info.stands_for == ()
     with pytest.raises(dsexplore.RanksFailedError, match=r"(?s)rank 0 of 10: Traceback.*no data") as raised:
-        dsexplore.run(script, "fail", world_size=10, device="cpu", ranks="distinct")
+        dsexplore.run(script, "fail", world_size=10, hardware="cpu", ranks="distinct")
     assert len(raised.value.trace.info.ranks) == 2  # type: ignore[attr-defined] # documented by `run`
 
 
@@ -157,7 +157,7 @@ def test_ranks_that_differ_by_their_shards_alone_are_not_called_equal(tmp_path: 
     path = tmp_path / "sharded.py"
     path.write_text(SHARDED)
     try:
-        trace = dsexplore.run(path, str(rows), world_size=4, device="cpu", ranks="distinct")
+        trace = dsexplore.run(path, str(rows), world_size=4, hardware="cpu", ranks="distinct")
     finally:
         server_handle.close()
     assert trace.info.notes[0].startswith(kinds)

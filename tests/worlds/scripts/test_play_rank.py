@@ -322,7 +322,7 @@ class TestGpus:
         assert gradients(trace) == [0, 1]
 
     def test_in_a_simulated_world(self) -> None:
-        with dsexplore.commtrace(mesh="dp=2,tp=4", device="cuda", gpu="a100") as trace:
+        with dsexplore.commtrace(mesh="dp=2,tp=4", hardware="a100") as trace:
             from torch.distributed.device_mesh import init_device_mesh
 
             mesh = init_device_mesh("cuda", (2, 4), mesh_dim_names=("dp", "tp"))
@@ -333,6 +333,6 @@ class TestGpus:
 
     def test_that_are_not_known(self, script: Path) -> None:
         with pytest.raises(UsageError, match="voodoo"):
-            dsexplore.run(script, world_size=2, gpu="voodoo")
-        with pytest.raises(UsageError, match="device 'tpu'"), dsexplore.simulate(2, device="tpu"):
+            dsexplore.run(script, world_size=2, hardware="voodoo")
+        with pytest.raises(UsageError, match="no hardware named 'tpu'"), dsexplore.simulate(2, hardware="tpu"):
             pass

@@ -23,7 +23,7 @@ def notes_of(tmp_path: Path, code: str, error: type[BaseException], **world: obj
 @pytest.mark.parametrize("code", ['torch.ones(2, device="cuda")', "torch.cuda.set_device(0)", "torch.nn.ReLU().cuda()"])
 def test_a_script_for_gpus_in_a_world_without(tmp_path: Path, code: str) -> None:
     code += '\ntorch.ones(1, device="cuda")'
-    notes = notes_of(tmp_path, code, BaseException, device="cpu")
+    notes = notes_of(tmp_path, code, BaseException, hardware="cpu")
     assert any("in this world there is none: leave out --gpu cpu" in note for note in notes)
 
 
@@ -55,6 +55,6 @@ def test_an_op_with_kernels_for_gpus_alone(tmp_path: Path) -> None:
         'q = torch.ones(1, 2, 8, 4, device="cuda")\n'
         "torch.ops.aten._scaled_dot_product_efficient_attention(q, q, q, None, True)\n"
     )
-    notes = notes_of(tmp_path, code, NotImplementedError, device="cuda")
+    notes = notes_of(tmp_path, code, NotImplementedError, hardware="h100")
     assert any("calls aten::_scaled_dot_product_efficient_attention itself" in note for note in notes)
-    dsexplore.run(tmp_path / "train.py", world_size=4, device="cuda", fake=True)
+    dsexplore.run(tmp_path / "train.py", world_size=4, hardware="h100", fake=True)

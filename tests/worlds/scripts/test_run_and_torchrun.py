@@ -83,7 +83,7 @@ def test_the_same_collectives_bytes_groups_and_order(name: str, tmp_path: Path) 
     )
     assert done.returncode == 0, done.stderr
     real = dsexplore.load(tmp_path / "real")
-    simulated = dsexplore.run(script, world_size=4, rank=0, device="cpu")
+    simulated = dsexplore.run(script, world_size=4, rank=0, hardware="cpu")
     columns = [column for column in COLUMNS if column in real.events.columns]
     assert len(columns) > 5
     expected = real.events.filter(pl.col("rank") == 0).select(columns)

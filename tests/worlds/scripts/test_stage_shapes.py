@@ -48,7 +48,7 @@ def on_real_ranks(script: str) -> Any:
 @pytest.mark.processes
 def test_sends_what_a_real_rank_sends(script: Path) -> None:
     real = dsexplore.run_ranks(on_real_ranks, 3, args=(str(script),), backend=None, timeout=240).values
-    trace = dsexplore.run(script, world_size=3, rank=1, device="cpu")
+    trace = dsexplore.run(script, world_size=3, rank=1, hardware="cpu")
     assert trace.events.select(COLUMNS).rows() == real[1]
     assert len(real[1]) > 12
     (note,) = trace.info.notes
@@ -60,7 +60,7 @@ def test_a_stage_that_never_knows_is_one_error(tmp_path: Path) -> None:
     path = tmp_path / "train.py"
     path.write_text(SCRIPT.replace("if rank == 0:", "if rank == 0:\n    raise ValueError('no data')\nelif rank == -1:"))
     with pytest.raises(dsexplore.UsageError, match=r"stage 0 was played as rank 0 for the shapes.*no data"):
-        dsexplore.run(path, world_size=3, rank=1, device="cpu")
+        dsexplore.run(path, world_size=3, rank=1, hardware="cpu")
     server_handle.close()
 
 

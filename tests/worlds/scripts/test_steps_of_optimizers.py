@@ -37,7 +37,7 @@ for _ in range(3):
 
 def traced(folder: Path, script: str, *, steps: int | None = None, costs: bool = False) -> dsexplore.Trace:
     (folder / "train.py").write_text(script)
-    return dsexplore.run(folder / "train.py", world_size=4, device="cpu", steps=steps, fake=costs, costs=costs)
+    return dsexplore.run(folder / "train.py", world_size=4, hardware="cpu", steps=steps, fake=costs, costs=costs)
 
 
 OUTER = """\

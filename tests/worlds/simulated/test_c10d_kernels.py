@@ -204,7 +204,7 @@ class TestPartsOfDifferentShapes:
         assert trace.events["message_bytes"].to_list() == [12]
 
     def test_are_refused_by_gloo(self) -> None:
-        with simulate(RANKS, target="cpu"):
+        with simulate(RANKS, hardware="cpu"):
             outputs = parts()
             with pytest.raises(RuntimeError, match=r"gloo takes parts of one shape, and tensor 1 .* is \(2, 4\) where"):
                 dist.all_gather(outputs, outputs[0])
@@ -260,7 +260,7 @@ class TestDdp:
 
     @pytest.mark.parametrize("target", ["cpu", "cuda"])
     def test_as_replicate_applies_it(self, target: str) -> None:
-        with simulate(2, target=target):  # type: ignore[arg-type]
+        with simulate(2, hardware="cpu" if target == "cpu" else None):  # type: ignore[arg-type]
             model = layers()
             replicate(model)
             with dsexplore.commtrace() as trace:
@@ -287,7 +287,7 @@ class TestDdp:
             assert self.sent(model) == [("all_reduce", 256)]
 
     def test_static_graphs_unused_parameters_and_sparse_gradients(self) -> None:
-        with simulate(RANKS, target="cpu"):
+        with simulate(RANKS, hardware="cpu"):
             for options in ({"static_graph": True}, {"find_unused_parameters": True}):
                 assert ("all_reduce", 512) in self.sent(DistributedDataParallel(layers(), **options))
             embedding = DistributedDataParallel(nn.Embedding(1000, 8, sparse=True))

@@ -56,7 +56,7 @@ def test_broadcast_from_rank_0(rank: int) -> None:
 @pytest.mark.parametrize("rank", [0, 1])
 def test_broadcast_from_rank_0_fills_a_model_without_memory_on_gpus(rank: int) -> None:
     options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
-    with simulate(2, rank=rank, device="cuda") as mesh:
+    with simulate(2, rank=rank, hardware="h100") as mesh:
         full = nn.Linear(8, 8).state_dict() if rank == 0 else {}
         with torch.device("meta"):
             model = sharded(mesh)

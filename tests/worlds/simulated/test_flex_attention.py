@@ -15,7 +15,7 @@ from dsexplore.worlds.simulate import simulate
 @pytest.mark.parametrize("fake", [False, True])
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_shapes_and_devices(device: str, fake: bool, costs: bool) -> None:
-    with simulate(4, fake=fake, device=device), record(costs=costs):
+    with simulate(4, fake=fake, hardware="h100" if device == "cuda" else None), record(costs=costs):
         query, key, value = (torch.ones(1, 2, 128, 16, device=device) for _ in range(3))
         mask = create_block_mask(lambda b, h, q, k: q >= k, 1, 2, 128, 128, device=device)
         made = flex_attention(query, key, value, block_mask=mask)
@@ -25,7 +25,7 @@ def test_shapes_and_devices(device: str, fake: bool, costs: bool) -> None:
 
 @pytest.mark.parametrize("fake", [False, True])
 def test_backward_on_a_simulated_gpu(fake: bool) -> None:
-    with simulate(4, fake=fake, device="cuda"):
+    with simulate(4, fake=fake, hardware="h100"):
         query = torch.ones(1, 2, 128, 16, device="cuda", requires_grad=True)
         made = flex_attention(query, query.detach(), query.detach())
         assert isinstance(made, torch.Tensor)

@@ -17,8 +17,8 @@ from dsexplore.worlds.world_settings import Target
 
 
 def trained(target: Target, *, fake: bool, foreach: bool | None = None, device: str = "cpu") -> Trace:
-    options = {"device": "cuda", "gpu": "h100"} if device == "cuda" else {}
-    with dsexplore.simulate(1, target=target, fake=fake, **options):  # type: ignore[arg-type]
+    hardware = "cpu" if target == "cpu" else "h100" if device == "cuda" else None
+    with dsexplore.simulate(1, hardware=hardware, fake=fake):
         model = nn.Sequential(*(nn.Linear(128, 128, bias=False, device=device) for _ in range(32)))
         optimizer = torch.optim.AdamW(model.parameters(), foreach=foreach)
         with dsexplore.commtrace(costs=True) as trace:

@@ -43,7 +43,7 @@ class Net(nn.Sequential):
 @pytest.mark.parametrize("rank", [0, 3])
 @pytest.mark.parametrize("kind", [StateDictType.FULL_STATE_DICT, StateDictType.SHARDED_STATE_DICT])
 def test_all_parameters_have_state(rank: int, fake: bool, kind: StateDictType) -> None:
-    with simulate(4, rank=rank, fake=fake, device="cuda"):
+    with simulate(4, rank=rank, fake=fake, hardware="h100"):
         model = FSDP(
             Net(*net()), auto_wrap_policy=ModuleWrapPolicy([nn.LayerNorm]), use_orig_params=True, device_id=rank
         )
@@ -62,6 +62,6 @@ def test_all_parameters_have_state(rank: int, fake: bool, kind: StateDictType) -
 
 
 def test_without_a_step_there_is_no_state() -> None:
-    with simulate(4, device="cuda"):
+    with simulate(4, hardware="h100"):
         model = FSDP(Net(*net()), use_orig_params=True, device_id=0)
         assert FSDP.optim_state_dict(model, torch.optim.AdamW(model.parameters()))["state"] == {}

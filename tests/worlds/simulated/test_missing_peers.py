@@ -113,7 +113,7 @@ def test_a_mesh_may_be_smaller_than_the_world() -> None:
 def test_random_dtensors() -> None:
     from torch.distributed.tensor import Shard, distribute_tensor, randn
 
-    with simulate(4, device="cuda") as mesh:
+    with simulate(4, hardware="h100") as mesh:
         assert randn(8, 8, device_mesh=mesh, placements=[Shard(0)]).to_local().shape == (2, 8)
     with simulate(4) as mesh:
         weight = distribute_tensor(torch.ones(8, 8), mesh, [Shard(0)])

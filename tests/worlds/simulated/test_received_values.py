@@ -52,7 +52,7 @@ def test_received_gradients_of_a_leaf_and_inference_tensors() -> None:
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("way", ["recv", "broadcast", "all_gather", "scatter"])
 def test_is_said_for_each_way_of_receiving(way: str, device: str) -> None:
-    with dsexplore.simulate(4, device=device), dsexplore.commtrace() as trace:
+    with dsexplore.simulate(4, hardware="h100" if device == "cuda" else None), dsexplore.commtrace() as trace:
         values = received(way)
         with pytest.warns(RuntimeWarning, match="a value that another rank sends was read"):
             values[0].item()

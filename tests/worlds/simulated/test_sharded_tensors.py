@@ -50,7 +50,7 @@ def test_what_covers_no_tensor_is_torchs_error() -> None:
 
 @pytest.mark.parametrize("rank", [0, 3])
 def test_fsdp1_hands_out_and_takes_its_local_state(rank: int) -> None:
-    with simulate(4, rank=rank, device="cuda"):
+    with simulate(4, rank=rank, hardware="h100"):
         dist.init_process_group("nccl")
         model = FullyShardedDataParallel(nn.Linear(5, 3), device_id=torch.cuda.current_device())
         with FullyShardedDataParallel.state_dict_type(model, StateDictType.LOCAL_STATE_DICT):

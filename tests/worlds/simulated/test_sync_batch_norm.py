@@ -14,7 +14,7 @@ from dsexplore.worlds.simulated.sync_batch_norm import PATCHES
 
 @pytest.mark.parametrize("fake", [False, True])
 def test_gathers_statistics_and_sums_their_gradients(fake: bool) -> None:
-    with dsexplore.simulate(mesh="dp=4", device="cuda", fake=fake), dsexplore.commtrace() as trace:
+    with dsexplore.simulate(mesh="dp=4", hardware="h100", fake=fake), dsexplore.commtrace() as trace:
         model = nn.SyncBatchNorm.convert_sync_batchnorm(nn.Sequential(nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6))).cuda()
         model(torch.randn(2, 3, 8, 8, device="cuda")).sum().backward()
     rows = trace.events.select("op", "phase", "message_bytes", "trigger").rows()
@@ -27,7 +27,7 @@ def test_gathers_statistics_and_sums_their_gradients(fake: bool) -> None:
 def test_normalises_as_batch_norm_does() -> None:
     """On a simulated group the gathered statistics are copies of this rank's: those of its own batch."""
     values = torch.randn(8, 5, 4)
-    with dsexplore.simulate(mesh="dp=4", device="cuda"):
+    with dsexplore.simulate(mesh="dp=4", hardware="h100"):
         norm = nn.SyncBatchNorm(5).cuda()
         found = norm(values.cuda())
         assert torch.allclose(found, F.batch_norm(values.cuda(), None, None, training=True), atol=1e-5)
@@ -37,7 +37,7 @@ def test_normalises_as_batch_norm_does() -> None:
 def test_the_running_variance_counts_the_values_of_all_ranks() -> None:
     """Of n values on 4 ranks each, alike on a simulated group: the variance divided by 4 n - 1, not by 4 n."""
     values = torch.randn(8, 5, 4)
-    with dsexplore.simulate(mesh="dp=4", device="cuda"):
+    with dsexplore.simulate(mesh="dp=4", hardware="h100"):
         norm = nn.SyncBatchNorm(5).cuda()
         norm(values.cuda())
         count = 4 * 8 * 4
@@ -47,7 +47,7 @@ def test_the_running_variance_counts_the_values_of_all_ranks() -> None:
 
 def test_without_running_statistics_it_normalises_all_the_same() -> None:
     values = torch.randn(8, 5, 4)
-    with dsexplore.simulate(mesh="dp=4", device="cuda"):
+    with dsexplore.simulate(mesh="dp=4", hardware="h100"):
         found = nn.SyncBatchNorm(5, track_running_stats=False).cuda()(values.cuda())
         assert torch.allclose(found, F.batch_norm(values.cuda(), None, None, training=True), atol=1e-5)
 

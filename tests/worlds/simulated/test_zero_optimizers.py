@@ -17,7 +17,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*fake tensors")
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("rank", [0, 2])
 def test_the_ranks_states_are_broadcast_with_their_sizes(rank: int, device: str, fake: bool) -> None:
-    with dsexplore.simulate(4, rank=rank, device=device, fake=fake):
+    with dsexplore.simulate(4, rank=rank, hardware="h100" if device == "cuda" else None, fake=fake):
         model = DistributedDataParallel(nn.Sequential(*(nn.Linear(8, 8) for _ in range(4))).to(device))
         optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam)
         model(torch.ones(2, 8, device=device)).sum().backward()

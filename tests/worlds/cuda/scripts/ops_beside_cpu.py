@@ -414,7 +414,10 @@ def main() -> None:
 
     worlds: dict[str, Any] = {"cpu": nullcontext(), "cuda": cuda_stand_in()}
     if options.kind != "tensors":
-        worlds = {device: dsexplore.simulate(2, device=device, fake=options.kind == "fake") for device in worlds}
+        worlds = {
+            device: dsexplore.simulate(2, hardware="h100" if device == "cuda" else None, fake=options.kind == "fake")
+            for device in worlds
+        }
     summary, different = compare(calls_on_dtensors if options.kind == "DTensors" else calls, worlds)
     print("\n".join(different))
     print(json.dumps({**summary, "differences": len(different)}))

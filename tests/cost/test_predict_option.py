@@ -1,4 +1,4 @@
-"""``dsexplore run --cluster``: a script's step, predicted where its trace is printed."""
+"""``dsexplore run --predict``: a script's step, predicted where its trace is printed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ for _ in range(2):
 def test_a_script_s_step_is_predicted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
-    assert main(["run", "--world-size", "8", "--fake", "--cluster", "dgx-h100", str(script)]) == 0
+    assert main(["run", "--world-size", "8", "--fake", "--predict", str(script)]) == 0
     out = capsys.readouterr().out
     assert "predicted on DGX H100: " in out
     assert "exposed communication" in out
@@ -79,7 +79,7 @@ def test_a_step_is_predicted_with_the_kernels_that_are_named(
 ) -> None:
     script, saved = tmp_path / "train.py", tmp_path / "step.parquet"
     script.write_text(SHARDED)
-    given = ["--world-size", "8", "--fake", "--cluster", "dgx-h100", "-o", str(saved)]
+    given = ["--world-size", "8", "--fake", "--predict", "-o", str(saved)]
     assert main(["run", *given, *line, str(script)]) == 0
     trace = dsexplore.load(saved)
     predicted = trace.predict("dgx-h100", **options)
@@ -95,13 +95,11 @@ def test_kernels_of_no_prediction_are_refused_before_the_script_runs(
     script = tmp_path / "train.py"
     script.write_text("raise SystemExit(7)")
     assert main(["run", "--world-size", "8", *line, str(script)]) == 2
-    assert f"{named} is about a predicted step: give --cluster too" in capsys.readouterr().err
+    assert f"{named} is about a predicted step: give --predict too" in capsys.readouterr().err
 
 
-def test_an_unknown_cluster_is_refused_before_the_script_runs(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unknown_hardware_is_refused_before_the_script_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script = tmp_path / "train.py"
     script.write_text("raise SystemExit(7)")
-    assert main(["run", "--world-size", "8", "--cluster", "abacus", str(script)]) == 2
-    assert "no cluster named 'abacus'" in capsys.readouterr().err
+    assert main(["run", "--world-size", "8", "--predict", "--hardware", "abacus", str(script)]) == 2
+    assert "no hardware named 'abacus'" in capsys.readouterr().err
