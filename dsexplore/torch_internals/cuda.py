@@ -147,6 +147,8 @@ TENSOR_TYPES = {
 }
 """The old types of tensors on GPUs, by dtype."""
 
+LAZY_INIT = TorchName("torch.cuda:_lazy_init")
+"""The function that C++ calls before the first op on a GPU."""
 GENERATOR = TorchName("torch:Generator")
 DEFAULT_GENERATORS = TorchName("torch.cuda:default_generators")
 CUDA_VERSION = TorchName("torch.version:cuda")

@@ -164,6 +164,13 @@ MESH_INIT = TorchName("torch.distributed.device_mesh:DeviceMesh.__init__")
 INIT_DEVICE_MESH = TorchName("torch.distributed.device_mesh:init_device_mesh")
 
 
+def change_device_type(mesh: DeviceMesh, device_type: str) -> None:
+    """Make a mesh one of another type of device, before it is used."""
+    name = "_device_type" if hasattr(mesh, "_device_type") else "device_type"
+    vars(mesh)[name] = device_type
+    vars(mesh)["_hash"] = None  # torch works it out anew
+
+
 def forget_groups(mesh: DeviceMesh) -> None:
     """Drop the process groups that a mesh keeps alive; torch 2.9 keeps their names alone."""
     vars(mesh).pop("_pg_registry", None)

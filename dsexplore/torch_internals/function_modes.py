@@ -32,6 +32,15 @@ def remove_function_mode(mode: Any) -> None:
         _push(other)
 
 
+def enter_function_mode_below(mode: Any) -> None:
+    """Put a mode below all others of this thread, so that the blocks of these end as they would without it."""
+    above = []
+    while active_function_modes():
+        above.append(_pop())
+    for other in (mode, *reversed(above)):
+        _push(other)
+
+
 takes_default_device: Callable[[], Collection[Any]] = internal(
     "torch.utils._device:_device_constructors", otherwise=tuple
 )

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
 from types import NoneType
 from typing import Any
 
@@ -28,8 +29,11 @@ from dsexplore.errors import UsageError
 from dsexplore.interrupts import uninterrupted
 from dsexplore.mesh_text import Mesh
 from dsexplore.signatures import names_arguments
+from dsexplore.torch_internals.dtensor import change_device_type
+from dsexplore.torch_internals.fake_tensors import without_fake_mode
 from dsexplore.torch_internals.patches import Parts, Patches, When, install_all
 from dsexplore.user_warnings import warn_of_untested_torch
+from dsexplore.worlds.cuda.first_use import FirstUse
 from dsexplore.worlds.fake.fake_dispatch import fake_mode
 from dsexplore.worlds.fake.fake_lists import ListMode
 from dsexplore.worlds.fake.invented_values import Inventor
@@ -81,7 +85,8 @@ def simulate(
         ranks_per_node: ranks on each node, 8 unless given, of which ``LOCAL_RANK`` and its kin follow.
         hardware: the machine whose traffic is shown and which ``torch.cuda`` describes: a GPU (``"h100"``) or a cluster
             (``"dgx-h100"``) with NCCL, for which the CPU stands in, or ``"cpu"``, CPUs with gloo; see
-            `dsexplore.worlds.simulated.target_traffic`. None: an H100, with tensors and the mesh on the CPU.
+            `dsexplore.worlds.simulated.target_traffic`. None: an H100, for which the
+            CPU stands in from the first use of ``cuda`` on; the mesh is one of CPUs until a tensor is on ``cuda``.
         values: what reads of fake tensors return on certain lines, ``{"train.py:31": 0.5}``, and how many elements
             there are where values decide; elsewhere they are invented, which the trace's notes say.
 
@@ -202,9 +207,24 @@ class World:
             mesh_dim_names=self.spec.axes or None,
         )
         self._own_meshes = parts[Watch].meshes
-        if self.fake:
-            self._exit.enter_context(fake_mode(inventor))
+        mode = self._exit.enter_context(fake_mode(inventor)) if self.fake else None
+        if self._settings.awaits_cuda:
+            use = parts[FirstUse]
+            self._exit.enter_context(use.awaited(self._begin_cuda))
+            if mode is not None:
+                mode.first_use = use
         return mesh
+
+    def _begin_cuda(self) -> None:
+        """Let the CPU stand in for GPUs from now on; the mesh is one of ``cuda`` once a tensor is there."""
+        from dsexplore.worlds.cuda.device_marks import when_first_placed
+
+        calls, mesh = self._parts[SetUpCalls], self._mesh
+        assert mesh is not None
+        with without_fake_mode():
+            self._exit.enter_context(self._cuda(calls))
+        calls.answer_as_cuda()
+        when_first_placed(partial(change_device_type, mesh, "cuda"))
 
     def expect_set_up(self) -> None:
         """Make the process group be there only for a program that initializes it, as for one that torchrun starts."""

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
+import torch
+
 from dsexplore import hardware as known_hardware
 from dsexplore.errors import UsageError
 from dsexplore.mesh_text import Mesh, MeshSpec, parse_mesh
@@ -72,6 +74,11 @@ class WorldSettings:
     def has_cuda(self) -> bool:
         """Whether the CPU stands in for GPUs."""
         return self.hardware is not None and self.target == "cuda"
+
+    @property
+    def awaits_cuda(self) -> bool:
+        """Whether the CPU stands in for GPUs once the program uses ``cuda``."""
+        return self.target == "cuda" and not self.has_cuda and not torch.cuda.is_available()
 
     @property
     def backend(self) -> str:

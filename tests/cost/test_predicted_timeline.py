@@ -103,9 +103,9 @@ def test_stages_are_drawn_with_their_labels_and_lines() -> None:
     ("options", "words"),
     [
         ({"lanes": "stage"}, "no pipeline"),
-        ({"lanes": "rank", "cluster": "dgx-h100"}, "predicted lanes are stream, stage"),
-        ({"colours": "rank", "cluster": "dgx-h100"}, "predicted colours are phase, axis, op"),
-        ({"sizes": "all", "cluster": "dgx-h100"}, "no such sizes"),
+        ({"lanes": "rank", "hardware": "dgx-h100"}, "predicted lanes are stream, stage"),
+        ({"colours": "rank", "hardware": "dgx-h100"}, "predicted colours are phase, axis, op"),
+        ({"sizes": "all", "hardware": "dgx-h100"}, "no such sizes"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused(llama: Trace, options: dict[str, str], words: str) -> None:

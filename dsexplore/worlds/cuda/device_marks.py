@@ -27,6 +27,8 @@ PLAIN_CLASSES = frozenset((Tensor, torch.nn.Parameter, FakeTensor))
 _SEQUENCES = (tuple, list)
 _any_placed = False
 """Whether any tensor was put on a CUDA device since the attributes were last removed."""
+_when_placed: Callable[[], None] | None = None
+"""What to call before the first tensor is put on a CUDA device."""
 
 
 def place(result: Any, device: torch.device | None) -> None:
@@ -38,6 +40,8 @@ def place(result: Any, device: torch.device | None) -> None:
     """
     global _any_placed
     if isinstance(result, Tensor):
+        if _when_placed is not None and device is not None and device.type == "cuda":
+            _call_when_placed()
         device = _own_device(result, device)
         if device is not None:
             _any_placed = True  # other devices are copied from tensors that have one
@@ -49,6 +53,19 @@ def place(result: Any, device: torch.device | None) -> None:
     elif isinstance(result, _SEQUENCES):
         for item in result:
             place(item, device)
+
+
+def when_first_placed(call: Callable[[], None]) -> None:
+    """Call a function before the first tensor is put on a CUDA device."""
+    global _when_placed
+    _when_placed = call
+
+
+def _call_when_placed() -> None:
+    global _when_placed
+    call, _when_placed = _when_placed, None
+    if call is not None:
+        call()
 
 
 def _own_device(tensor: Tensor, device: torch.device | None) -> torch.device | None:
@@ -141,7 +158,8 @@ def _give_attribute(patches: Patches, parts: Parts) -> None:
 
 
 def _remove_attributes() -> None:
-    global _any_placed
+    global _any_placed, _when_placed
+    _when_placed = None
     if not _any_placed:  # no need to look at every object of the process
         return
     _any_placed = False

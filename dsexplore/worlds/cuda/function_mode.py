@@ -25,6 +25,7 @@ from dsexplore.torch_internals.autograd import RUN_BACKWARD
 from dsexplore.torch_internals.function_modes import (
     DEFAULT_DEVICE,
     active_function_modes,
+    enter_function_mode_below,
     remove_function_mode,
     takes_default_device,
 )
@@ -211,7 +212,7 @@ def _on_default_device(original: Callable[..., Any], parts: Parts) -> Callable[.
 
 def _enter(patches: Patches, parts: Parts) -> None:
     mode = parts[StandInMode]
-    mode.__enter__()  # type: ignore[no-untyped-call]
+    enter_function_mode_below(mode)
     patches.callback(mode.close)
 
 

@@ -30,6 +30,7 @@ from dsexplore.torch_internals.dispatch import (
 from dsexplore.torch_internals.fake_mode import Key, ShortKeyMode
 from dsexplore.torch_internals.fake_tensors import FakeTensor
 from dsexplore.torch_internals.process_groups import AsyncCollectiveTensor
+from dsexplore.worlds.cuda.first_use import FirstUse, is_cuda, made_on_cpu
 from dsexplore.worlds.fake import communicating_ops
 from dsexplore.worlds.fake.guessed_sizes import READS, packed
 from dsexplore.worlds.fake.invented_values import Inventor
@@ -101,6 +102,8 @@ class SimulationMode(ShortKeyMode):
         super().__init__(**options)
         self.inventor = Inventor()
         self.integers = RealIntegers()
+        self.first_use: FirstUse | None = None
+        """Told of the first tensor that is made on ``cuda``; torch calls nothing for it in this mode."""
         self._silent: set[Key] = set()
         """The keys of calls that return nothing, and change no shape."""
 
@@ -111,6 +114,11 @@ class SimulationMode(ShortKeyMode):
         if DTensor in types or AsyncCollectiveTensor in types:
             return NotImplemented
         kwargs = kwargs or {}
+        if self.first_use is not None and is_cuda(kwargs.get("device")):
+            use, self.first_use = self.first_use, None
+            use.happens()
+            with self:
+                return made_on_cpu(func, args, dict(kwargs))
         if not types:
             if isinstance(func, HigherOrderOperator):
                 return self.call_higher_order(func, args, kwargs)

@@ -28,6 +28,7 @@ from dsexplore.torch_internals.process_groups import (
     IS_INITIALIZED,
     NEW_GROUP,
 )
+from dsexplore.worlds.cuda.first_use import FirstUse
 from dsexplore.worlds.fake.fake_tensors import outside_fake_mode
 from dsexplore.worlds.simulated.closed import Watch
 from dsexplore.worlds.world_settings import WorldSettings
@@ -69,6 +70,10 @@ class SetUpCalls:
     def expect_set_up(self) -> None:
         """Hide the process group until the program initializes it, which it may do once, as under torchrun."""
         self.is_strict, self.is_set_up, self.was_initialized = True, False, False
+
+    def answer_as_cuda(self) -> None:
+        """Answer "nccl" where the program chose no backend: it uses ``cuda``."""
+        self._shown_backend = "nccl"
 
     def set_up(self, backend: str | None) -> None:
         """Note that the program has initialized its groups, with that backend.
@@ -177,10 +182,12 @@ def _is_initialized(original: Callable[[], bool], parts: Parts) -> Callable[[], 
 
 
 def _init_device_mesh(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
-    calls, make = parts[SetUpCalls], outside_fake_mode(original)
+    calls, make, use = parts[SetUpCalls], outside_fake_mode(original), parts[FirstUse]
 
     def init_device_mesh(device_type: str, mesh_shape: Sequence[int], *args: Any, **kwargs: Any) -> Any:
         shape = tuple(mesh_shape)
+        if device_type == "cuda":
+            use.happens()
         if math.prod(shape) > calls.size:
             raise UsageError(
                 f"init_device_mesh asks for {'×'.join(map(str, shape))} = {math.prod(shape)} ranks, but the "

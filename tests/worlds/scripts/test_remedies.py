@@ -24,7 +24,7 @@ def notes_of(tmp_path: Path, code: str, error: type[BaseException], **world: obj
 def test_a_script_for_gpus_in_a_world_without(tmp_path: Path, code: str) -> None:
     code += '\ntorch.ones(1, device="cuda")'
     notes = notes_of(tmp_path, code, BaseException, hardware="cpu")
-    assert any("in this world there is none: leave out --gpu cpu" in note for note in notes)
+    assert any("in this world there is none: leave out --hardware cpu" in note for note in notes)
 
 
 def test_a_file_that_rank_0_would_have_written(tmp_path: Path) -> None:

@@ -1,0 +1,150 @@
+"""`FirstUse`: the CPU stands in for GPUs from the first use of ``cuda`` on; programs without it pay nothing.
+
+A use is one of
+
+* a program's question to ``torch.cuda``, ``torch.accelerator`` or ``torch.version.cuda``; those that torch asks itself
+  do not count, and are answered as on a CPU until then;
+* a tensor or module that is moved there, or made there: C++ allocates what is made by few ops, which have kernels here;
+  functions that ask for a GPU before are replaced here;
+* a device mesh of ``cuda``.
+
+Requirements on this module: nothing of torch is slower before the first use than by a look at an argument of ``to``,
+``cuda``, ``tensor`` and ``as_tensor``; it loads nothing of the stand-in.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dsexplore.torch_internals.cuda import LAZY_INIT
+from dsexplore.torch_internals.function_modes import takes_default_device
+from dsexplore.torch_internals.patches import Kernel, Parts, Patches
+
+_LOOK_ONLY = sys.stdlib_module_names - {"__main__"} | {
+    *("torch", "dsexplore", "IPython", "ipykernel", "jedi", "traitlets", "debugpy", "_pytest", "pluggy"),
+    *("cloudpickle", "dill", "typeguard", "beartype"),
+}
+"""Packages that look at the names of modules without using what these stand for, and torch."""
+_ALLOCATIONS = {
+    "aten::empty.memory_format": torch.ops.aten.empty.memory_format,
+    "aten::empty_permuted": torch.ops.aten.empty_permuted.default,
+    "aten::empty_strided": torch.ops.aten.empty_strided.default,
+}
+"""The ops by which C++ allocates tensors."""
+_ANSWERS = {torch.version: frozenset({"cuda", "hip"})}
+"""The names by which a module answers; all public ones unless given."""
+
+
+class FirstUse:
+    """Calls `begin` at the first use of ``cuda``; there is one in each world, and one that waits for nothing elsewhere.
+
+    Attributes:
+        begin: lets the CPU stand in for GPUs; None where it does already, or never does.
+    """
+
+    def __init__(self) -> None:
+        self.begin: Callable[[], None] | None = None
+        self._thread = threading.get_ident()
+        self._patches = Patches()
+
+    def happens(self) -> None:
+        """Let the CPU stand in for GPUs if it does not yet; of other threads than the world's nothing counts."""
+        begin = self.begin
+        if begin is None or threading.get_ident() != self._thread:
+            return
+        self.begin = None
+        self._patches.undo()  # the stand-in must find torch as it is
+        begin()
+
+    @contextmanager
+    def awaited(self, begin: Callable[[], None]) -> Iterator[None]:
+        """Watch for the first use inside the block."""
+        self.begin = begin
+        try:
+            self._watch()
+            yield
+        finally:
+            self.begin = None
+            self._patches.undo()
+
+    def _watch(self) -> None:
+        takes_default_device()  # torch keeps the functions that it finds at the first call
+        for module in (torch.cuda, torch.accelerator, torch.version):
+            before = module.__class__
+            module.__class__ = _asked(before, _ANSWERS.get(module), self)
+            self._patches.callback(setattr, module, "__class__", before)
+        self._patches.attribute(LAZY_INIT.owner(), LAZY_INIT.attribute, self._initializing(LAZY_INIT.get()))
+        for name, op in _ALLOCATIONS.items():
+            Kernel(name, "CUDA", "it tells of the first use", self._allocating(op)).install(self._patches, Parts())
+        for owner, name in ((Tensor, "to"), (torch, "tensor"), (torch, "as_tensor"), (torch, "asarray")):
+            self._patches.attribute(owner, name, self._looking_at_device(getattr(owner, name)))
+        self._patches.attribute(Tensor, "cuda", self._moving(Tensor.cuda))
+
+    def _initializing(self, original: Callable[[], None]) -> Callable[[], None]:
+        def lazy_init() -> None:
+            """Let C++ go on to the op that makes the first tensor of a process on ``cuda``."""
+            if threading.get_ident() != self._thread:
+                original()
+
+        return lazy_init
+
+    def _allocating(self, op: Callable[..., Any]) -> Callable[[Parts], Callable[..., Any]]:
+        def allocate(*args: Any, **kwargs: Any) -> Any:
+            self.happens()
+            return made_on_cpu(op, args, kwargs)
+
+        return lambda parts: allocate
+
+    def _looking_at_device(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if any(map(is_cuda, args[1:])) or (kwargs and is_cuda(kwargs.get("device"))):
+                self.happens()
+            return original(*args, **kwargs)
+
+        return call
+
+    def _moving(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def cuda(self_: Tensor, *args: Any, **kwargs: Any) -> Any:
+            self.happens()
+            return original(self_, *args, **kwargs)
+
+        return cuda
+
+
+def made_on_cpu(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+    """Call an op that makes a tensor on ``cuda``, once the CPU stands in for it."""
+    from dsexplore.worlds.cuda.device_marks import CPU, place
+
+    device = kwargs["device"]
+    result = func(*args, **{**kwargs, "device": CPU})
+    place(result, device if device.index is not None else torch.device("cuda", torch.cuda.current_device()))
+    return result
+
+
+def is_cuda(device: Any) -> bool:
+    """Return True if an argument names a CUDA device, as text, as a device, or by its number."""
+    kind = type(device)
+    if kind is torch.device:
+        return bool(device.type == "cuda")
+    return device.startswith("cuda") if kind is str else kind is int
+
+
+def _asked(before: type[ModuleType], names: frozenset[str] | None, use: FirstUse) -> type[ModuleType]:
+    """Return a class for a module that takes a program's question to it for a use of ``cuda``."""
+
+    def __getattribute__(module: ModuleType, name: str) -> Any:
+        if use.begin is not None and (name in names if names is not None else name[:1] != "_"):
+            asker = str(sys._getframe(1).f_globals.get("__name__", ""))
+            if asker.partition(".")[0] not in _LOOK_ONLY:
+                use.happens()
+        return before.__getattribute__(module, name)
+
+    return type("AskedModule", (before,), {"__getattribute__": __getattribute__})
