@@ -9,6 +9,7 @@ _WITHOUT_CUDA = (
     "not linked with support for cuda",
     "has no attribute '_cuda_",
     "NVIDIA driver",
+    "arguments from the 'CUDA' backend",
 )
 """Parts of what torch raises where a program asks for CUDA and there is none."""
 _OF_GPUS = re.compile(r"Could not run '(aten::\w+)' with arguments from the 'CPU' backend")
