@@ -85,7 +85,7 @@ def test_without_overlap_all_communication_is_exposed(llama: Trace) -> None:
 def test_a_trace_without_costs_says_how_to_record_them() -> None:
     with dsexplore.commtrace(world_size=2) as trace:
         pass
-    with pytest.raises(UsageError, match=r"costs=True.*--cluster"):
+    with pytest.raises(UsageError, match=r"costs=True.*--predict"):
         trace.predict()
 
 

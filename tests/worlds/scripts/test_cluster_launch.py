@@ -34,7 +34,7 @@ dist.all_reduce(torch.ones(4 + arguments.local_rank + 10 * len(arguments.rest)))
 
 def elements(folder: Path, script: str, *arguments: str) -> int:
     (folder / "train.py").write_text(script)
-    trace = dsexplore.run(folder / "train.py", *arguments, world_size=16, rank=11, device="cpu")
+    trace = dsexplore.run(folder / "train.py", *arguments, world_size=16, rank=11, hardware="cpu")
     return int(trace.events["message_bytes"].item()) // 4
 
 
