@@ -37,6 +37,9 @@ class Group:
     timing: Timing = "none"
     own_rank: int = 0
     """The global rank of this process."""
+    met_axis: str = ""
+    """The axis of a mesh with names that the group was when it was first used: that mesh may be gone by the end."""
+    met_mesh: str = ""
     said_axis: str = ""
     """The axis that the description says by itself."""
     axis_of_peer: Mapping[int, str] = field(default_factory=dict)
@@ -61,6 +64,8 @@ class Groups:
         if known is None or known[0]() is not process_group:
             known = self._by_identity[id(process_group)] = weakref.ref(process_group), describe_group(process_group)
             self._groups[process_group.group_name] = known
+            if not known[1].description.startswith("mesh_"):  # else its axis stays in the description
+                _meet(known[1], process_group)
         return known[1]
 
     def add_mesh(self, mesh: DeviceMesh) -> None:
@@ -76,6 +81,9 @@ class Groups:
         if any(not group.mesh for group in groups):
             meshes = _all_meshes()
             self._name_axes(meshes)
+        for group in groups:
+            if group.met_axis and (not group.axis or _DIM.fullmatch(group.axis)):
+                group.axis, group.mesh = group.met_axis, group.met_mesh
         for group in groups:
             if not group.axis and group.description.startswith("mesh_"):
                 group.axis = group.description.removeprefix("mesh_")
@@ -105,6 +113,16 @@ class Groups:
         """Drop all references to meshes; descriptions stay."""
         self._by_identity.clear()
         self._meshes.clear()
+
+
+def _meet(group: Group, process_group: Any) -> None:
+    """Note which axis of a mesh with names a group is, as long as that mesh is there."""
+    named = [mesh for mesh in _all_meshes() if mesh.mesh_dim_names]
+    for mesh in sorted(named, key=lambda mesh: -mesh.ndim):
+        for name, axis in mesh_groups(mesh):
+            if name == group.name and group_of_mesh(mesh, name) is process_group:
+                group.met_axis, group.met_mesh = axis, mesh_text(mesh)
+                return
 
 
 def _all_meshes() -> list[DeviceMesh]:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from dsexplore.torch_internals.dispatch import all_op_names, find_op, has_op, ops_defined_in_python
+from dsexplore.torch_internals.tensors import parts_of_sparse
 
 NAMESPACES = (
     "c10d",
@@ -49,7 +50,9 @@ class Communication:
 
 
 def nbytes(tensor: torch.Tensor) -> int:
-    """Return the bytes of a tensor's elements, whatever its storage."""
+    """Return the bytes of a tensor's elements, whatever its storage; of a sparse one, of its indices and values."""
+    if tensor.layout is not torch.strided:
+        return sum(nbytes(part) for part in parts_of_sparse(tensor)) or int(tensor.numel()) * tensor.element_size()
     return int(tensor.numel()) * tensor.element_size()
 
 
@@ -78,6 +81,8 @@ def forget_messages() -> None:
 
 def _message_of_one(op: str, parts: int, tensor: torch.Tensor) -> tuple[Message]:
     """Build the one message of an op: a buffer of `parts` equal parts, one of which is this tensor."""
+    if tensor.layout is not torch.strided:
+        return (_message(op, parts * nbytes(tensor), tensor),)
     try:
         return _known_message(op, parts, tensor.dtype, tensor.shape)
     except TypeError:  # symbolic sizes have no hash

@@ -56,9 +56,11 @@ PROPAGATE_TENSOR_META = TorchName(
 
 
 root_mesh: Callable[[DeviceMesh], DeviceMesh] = internal(
-    "torch.distributed.device_mesh:_mesh_resources.get_root_mesh", otherwise=lambda mesh: mesh
+    "torch.distributed.device_mesh:DeviceMesh._get_root_mesh",
+    since="2.10",
+    otherwise=internal("torch.distributed.device_mesh:_mesh_resources.get_root_mesh", otherwise=lambda mesh: mesh),
 )
-"""Return the mesh that a mesh was sliced from; the mesh itself where it is no slice."""
+"""Return the mesh that a mesh was sliced from; the mesh itself where it is no slice. The older way warns of its end."""
 _takes_rank = "_rank" in inspect.signature(DeviceMesh.__init__).parameters
 
 

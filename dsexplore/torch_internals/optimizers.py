@@ -28,6 +28,12 @@ ZERO_BROADCAST = TorchName("torch.distributed.optim.zero_redundancy_optimizer:_b
 """The function by which a rank's state is broadcast: ``(obj, src_rank, group, device)``."""
 
 
+def zero_partition(optimizer: Any, rank: int) -> list[dict[str, Any]]:
+    """Return the parameter groups that a rank of a ``ZeroRedundancyOptimizer`` updates."""
+    partition: list[list[dict[str, Any]]] = optimizer._partition_parameters()
+    return partition[rank]
+
+
 def fsdp1_state_key(names: tuple[str, ...]) -> Any:
     """Return the key of the optimizer's state of a parameter that FSDP1 manages."""
     key: Callable[..., Any] = internal("torch.distributed.fsdp._optim_utils:_OptimStateKey")

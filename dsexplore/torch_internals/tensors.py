@@ -23,6 +23,17 @@ allowed_when_uninitialized: frozenset[Any] = frozenset(
 """The functions of torch that take a parameter without a shape."""
 
 
+def parts_of_sparse(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """Return the indices and the values of a sparse tensor; none of a tensor that is not sparse."""
+    if tensor.layout == torch.sparse_coo:
+        return [tensor._indices(), tensor._values()]
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
+    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return [tensor.ccol_indices(), tensor.row_indices(), tensor.values()]
+    return []
+
+
 def count_elements(storage: torch.TypedStorage) -> int:
     """Return the number of elements of a typed storage, without torch's warning that such storages are deprecated."""
     count: int = storage._size()

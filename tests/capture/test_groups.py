@@ -8,10 +8,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+import dsexplore
 from dsexplore.capture.groups import Groups
 from dsexplore.capture.record import record
 from dsexplore.mesh_text import mesh_text
@@ -134,3 +135,20 @@ def test_a_slice_of_a_mesh_is_shown_as_the_whole_mesh() -> None:
         groups.find(mesh.get_group("dp"))
         groups.add_mesh(mesh["dp"])
         assert [(group.axis, group.mesh) for group in groups.described()] == [("dp", "dp=2,tp=4")]
+
+
+@pytest.mark.parametrize("kind", ["all ranks", "from_group"])
+def test_an_axis_outlives_its_mesh(kind: str) -> None:
+    def main() -> None:
+        if kind == "all ranks":
+            mesh = init_device_mesh("cpu", (4,), mesh_dim_names=("shard",))
+        else:
+            mesh = DeviceMesh.from_group(dist.new_group([0, 2]), "cpu", mesh_dim_names=("shard",))
+        dist.all_reduce(torch.ones(8), group=mesh.get_group())
+
+    with dsexplore.simulate(world_size=4), dsexplore.commtrace() as trace:
+        main()
+        gc.collect()
+    assert trace.events["axis"].to_list() == ["shard"]
+    size = 4 if kind == "all ranks" else 2
+    assert trace.groups["mesh"].to_list() == [f"shard={size}"]

@@ -4,12 +4,14 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.distributed._symmetric_memory  # registers symm_mem's ops
 import torch.distributed.fsdp  # registers fsdp's ops
 from torch._dynamo.source import ConstantSource
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
+import dsexplore
 from dsexplore.capture import ops
 from dsexplore.capture.substrate import KernelSubstrate  # noqa: F401  registers the functional and _dtensor ops
 from dsexplore.torch_internals.names import minor_version, torch_at_least
@@ -195,3 +197,14 @@ def test_a_message_is_read_off_what_the_schema_says_is_sent(raw_op: str) -> None
     assert (op, tuple(shape)) == (entry.op, tuple(tensor.shape))
     if "matmul_reduce_scatter" not in raw_op:  # counts the product
         assert size == ops.nbytes(tensor) * (4 if entry.op == "all_gather" else 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_sparse_tensor_has_the_bytes_of_its_indices_and_values(dtype: torch.dtype) -> None:
+    sparse = torch.sparse_coo_tensor([[0, 2]], [1.0, 2.0], (1_000_000,), dtype=dtype, check_invariants=True)
+    assert ops.nbytes(sparse) == 2 * 8 + 2 * dtype.itemsize
+    with dsexplore.commtrace(world_size=4, target="cpu") as trace:
+        dist.all_reduce(sparse)
+    assert trace.events["message_bytes"].to_list() == [16 + 2 * dtype.itemsize]
+    rows = torch.eye(3).to_sparse_csr()
+    assert ops.nbytes(rows) == 4 * 8 + 3 * 8 + 3 * 4

@@ -181,7 +181,7 @@ def test_parameters_that_the_program_gathers_itself(world: World) -> None:
         with FullyShardedDataParallel.summon_full_params(model):
             pass
 
-    assert set(events_of(look).select("cause", "owner", "phase").rows()) == {("FSDP1", "FeedForward", "other")}
+    assert set(events_of(look).select("cause", "owner", "phase").rows()) == {("FSDP1", "FeedForward", "between steps")}
 
 
 def test_fsdp_of_a_tensor_parallel_model(world: World, x: torch.Tensor) -> None:

@@ -1,8 +1,8 @@
 """torch's ``ZeroRedundancyOptimizer`` in a simulated world: states that other ranks would send when it is consolidated.
 
 ``consolidate_state_dict`` has each rank broadcast its optimizer's state, pickled, by a function of its own. A simulated
-rank receives nothing, so torch would unpickle what was in that memory. Here this rank's own state takes the place of
-each other one's, and is broadcast with its size.
+rank receives nothing, so torch would unpickle what was in that memory. Here each other rank's state is
+made of this one's: of the parameters which that rank updates, with tensors like those that this rank holds for its own.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dsexplore.torch_internals.patches import Parts, Patch
 
 
 class _States:
-    """The optimizer states of this rank that are being consolidated, the innermost last."""
+    """The optimizers whose states are being consolidated, the innermost last."""
 
     def __init__(self) -> None:
         self.open: list[Any] = []
@@ -31,7 +31,7 @@ def _with_own_state(consolidate: Callable[..., Any], parts: Parts) -> Callable[.
 
     @wraps(consolidate)
     def consolidated(self: Any, *args: Any, **kwargs: Any) -> Any:
-        states.append(self.optim.state_dict())
+        states.append(self)
         try:
             return consolidate(self, *args, **kwargs)
         finally:
@@ -41,18 +41,51 @@ def _with_own_state(consolidate: Callable[..., Any], parts: Parts) -> Callable[.
 
 
 def _receiving_own_state(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
-    """Wrap torch's broadcast of an object to return this rank's state in place of another rank's."""
+    """Wrap torch's broadcast of an object to return a state like another rank's where that would arrive."""
     states = parts[_States].open
 
     def broadcast(obj: Any, src_rank: int, group: Any = dist.group.WORLD, device: Any = "cpu") -> Any:
         if src_rank == dist.get_rank() or not states:
             return original(obj, src_rank, group, device)
-        size = torch.tensor([_pickled_bytes(states[-1])], device=device)
+        state = state_of(states[-1], dist.get_group_rank(group, src_rank))
+        size = torch.tensor([_pickled_bytes(state)], device=device)
         dist.broadcast(size, src=src_rank, group=group)
         dist.broadcast(torch.empty(int(size), dtype=torch.uint8, device=device), src=src_rank, group=group)
-        return states[-1]
+        return state
 
     return broadcast
+
+
+def state_of(optimizer: Any, rank: int) -> dict[str, Any]:
+    """Return the state that a rank's optimizer has, as this rank's is; empty where this rank has none.
+
+    Args:
+        optimizer: a ``ZeroRedundancyOptimizer``.
+        rank: in its group.
+    """
+    own = optimizer.optim.state_dict()
+    updated = [parameter for group in optimizer.optim.param_groups for parameter in group["params"]]
+    like = next(iter(own["state"]), None)
+    state: dict[int, dict[str, Any]] = {}
+    groups: list[dict[str, Any]] = []
+    for own_group, group in zip(own["param_groups"], optimizers.zero_partition(optimizer, rank), strict=True):
+        first = sum(len(each["params"]) for each in groups)
+        numbers = list(range(first, first + len(group["params"])))
+        groups.append({**own_group, "params": numbers})
+        if like is not None:
+            held = own["state"][like]
+            state.update(
+                (number, {name: _like(value, updated[like], parameter) for name, value in held.items()})
+                for number, parameter in zip(numbers, group["params"], strict=True)
+            )
+    return {"state": state, "param_groups": groups}
+
+
+def _like(value: Any, own: torch.Tensor, other: torch.Tensor) -> Any:
+    """Return a value of the state of one's own parameter, as that of another parameter is."""
+    if torch.is_tensor(value) and value.dim() and value.shape == own.shape:
+        return torch.zeros_like(other, dtype=value.dtype, requires_grad=False)
+    return value
 
 
 def _pickled_bytes(state: Any) -> int:

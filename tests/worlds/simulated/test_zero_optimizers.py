@@ -33,3 +33,18 @@ def test_the_ranks_states_are_broadcast_with_their_sizes(rank: int, device: str,
     sizes, states = sent["message_bytes"].to_list()[::2], sent["message_bytes"].to_list()[1::2]
     assert set(sizes) == {8}
     assert min(states) > 2 * 4 * 8 * 8  # two moments of a weight, at least
+
+
+@pytest.mark.parametrize("rank", range(3))
+def test_ranks_that_update_unlike_numbers_of_parameters(rank: int) -> None:
+    with dsexplore.commtrace(world_size=3, rank=rank):
+        model = DistributedDataParallel(nn.Linear(4, 4))
+        optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.Adam, lr=0.1)
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+        optimizer.consolidate_state_dict(to=rank)
+        state = optimizer.state_dict()["state"]
+    if rank < 2:  # the third rank updates nothing, and does not know what a state is
+        assert [tuple(state[number]["exp_avg"].shape) for number in (0, 1)] == [(4, 4), (4,)]
+    else:
+        assert state == {}
