@@ -26,7 +26,7 @@ from dsexplore.capture import recorder_in_use
 from dsexplore.capture.module_entry import ModuleEntry
 from dsexplore.comm_debug_mode.tracker import CommModeModuleTracker
 from dsexplore.torch_internals.comm_mode import counted_ops
-from dsexplore.torch_internals.dispatch import HigherOrderOperator, TorchDispatchMode
+from dsexplore.torch_internals.dispatch import OpOverload, TorchDispatchMode
 from dsexplore.torch_internals.fake_tensors import FakeTensor, active_fake_mode
 from dsexplore.trace import torch_json
 from dsexplore.trace.torch_json import GLOBAL, ModuleCounts, Node, Op
@@ -148,7 +148,7 @@ class CommDebugMode(torchs.CommDebugMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if isinstance(func, HigherOrderOperator):
+        if not isinstance(func, OpOverload):  # one that calls functions of the program
             return func(*args, **kwargs)
         if any(issubclass(kind, DTensor) for kind in types):
             self._list_operation(func, args)

@@ -15,14 +15,12 @@ from dsexplore.torch_internals.names import internal, is_there
 if TYPE_CHECKING:
     from torch._C import DispatchKey as DispatchKey
     from torch._C import DispatchKeySet as DispatchKeySet
-    from torch._ops import HigherOrderOperator as HigherOrderOperator
     from torch._ops import OpOverload as OpOverload
     from torch._ops import OpOverloadPacket as OpOverloadPacket
     from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 else:
     DispatchKey = internal("torch:DispatchKey")
     DispatchKeySet = internal("torch:DispatchKeySet")
-    HigherOrderOperator = internal("torch._ops:HigherOrderOperator")
     OpOverload = internal("torch.library:OpOverload")
     OpOverloadPacket = type(torch.ops.aten.add)
     TorchDispatchMode = internal("torch.utils._python_dispatch:TorchDispatchMode")

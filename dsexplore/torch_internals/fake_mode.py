@@ -15,7 +15,6 @@ from typing import Any
 import torch
 
 from dsexplore.torch_internals.dispatch import (
-    HigherOrderOperator,
     default_tensor_device,
     eval_frame_callback,
     no_torch_dispatch,
@@ -172,9 +171,9 @@ class ShortKeyMode(FakeTensorMode):
         context: AbstractContextManager[None] = _as_meta(self)
         return context
 
-    def call_higher_order(self, func: HigherOrderOperator, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    def call_higher_order(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Return the result of an op that calls functions, as `FakeTensorMode` gets it."""
         if func in internal("torch._higher_order_ops.utils:registered_hop_fake_fns"):
-            return super().dispatch(func, (), args, kwargs)  # type: ignore[arg-type] # torch gives it these, too
+            return super().dispatch(func, (), args, kwargs)
         rule: Any = func.python_key_table.get(FakeTensorMode)
         return rule(self, *args, **kwargs) if rule is not None else NotImplemented

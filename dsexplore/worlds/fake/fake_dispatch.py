@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor
 from dsexplore.capture import mode_collectives
 from dsexplore.torch_internals import aten
 from dsexplore.torch_internals.dispatch import (
-    HigherOrderOperator,
+    OpOverload,
     active_dispatch_modes,
     with_torch_function,
 )
@@ -120,7 +120,7 @@ class SimulationMode(ShortKeyMode):
             with self:
                 return made_on_cpu(func, args, dict(kwargs))
         if not types:
-            if isinstance(func, HigherOrderOperator):
+            if not isinstance(func, OpOverload):
                 return self.call_higher_order(func, args, kwargs)
             result = self.integers.run(func, args, kwargs)
             if result is not NotImplemented:
