@@ -78,8 +78,8 @@ def _before_ranks_part(measured: pl.DataFrame) -> pl.DataFrame:
     return joined.filter(pl.col("parted").is_null() | (pl.col("number") < pl.col("parted"))).drop("parted")
 
 
-def _of_several(found: pl.DataFrame) -> pl.DataFrame:
-    return found.with_columns(count=pl.len().over("instance")).filter(pl.col("count") > 1)
+def _of_several(collectives: pl.DataFrame) -> pl.DataFrame:
+    return collectives.with_columns(count=pl.len().over("instance")).filter(pl.col("count") > 1)
 
 
 def _late(timed: pl.DataFrame, info: TraceInfo) -> pl.DataFrame:
@@ -91,31 +91,31 @@ def _late(timed: pl.DataFrame, info: TraceInfo) -> pl.DataFrame:
     waited_less = pl.col("took").max().over("instance") - pl.col("took")
     by_starts = on_one_clock & pl.col("op").is_in(TOGETHER)
     lateness = pl.when(by_starts).then(after_first).otherwise(pl.min_horizontal(after_first, waited_less))
-    found = timed.with_columns(duration=pl.col("took").min().over("instance"), lateness=lateness)
+    arrived = timed.with_columns(duration=pl.col("took").min().over("instance"), lateness=lateness)
     own = pl.col("lateness")
     middle = (pl.len() - 2) // 2
-    of_others = found.group_by("instance").agg(
+    of_others = arrived.group_by("instance").agg(
         own.sort().gather(middle).first().alias("lower"), own.sort().gather(middle + 1).first().alias("upper")
     )
     is_upper = own.rank("ordinal").over("instance") > (pl.col("count") - 2) // 2 + 1
     of_other = pl.when(is_upper).then("lower").otherwise("upper")
-    found = (
-        found.join(of_others, on="instance", how="left", maintain_order="left")
+    arrived = (
+        arrived.join(of_others, on="instance", how="left", maintain_order="left")
         .with_columns(deviation=own - of_other, late_by=(own - of_other).clip(0))
         .drop("lower", "upper")
     )
     is_more_than_waking_up = pl.col("late_by") > pl.max_horizontal(pl.lit(LATE), pl.col("duration") * LATE_SHARE)
     is_in_later_half = own > own.max().over("instance") / 2
-    return found.with_columns(is_late=is_more_than_waking_up & is_in_later_half)
+    return arrived.with_columns(is_late=is_more_than_waking_up & is_in_later_half)
 
 
-def _held_up(found: pl.DataFrame, events: pl.DataFrame) -> pl.DataFrame:
+def _held_up(arrived: pl.DataFrame, events: pl.DataFrame) -> pl.DataFrame:
     """Add ``is_held_up``: True if a rank is late because of what had ended on it before."""
-    if not found["is_late"].any():
-        return found.with_columns(is_held_up=pl.lit(False))
+    if not arrived["is_late"].any():
+        return arrived.with_columns(is_held_up=pl.lit(False))
     timed = events.filter(pl.col("start").is_not_null() & pl.col("end").is_not_null())
     ended = timed.select("rank", free="end").sort("free")
-    joined = found.sort("start").join_asof(
+    joined = arrived.sort("start").join_asof(
         ended, left_on="start", right_on="free", by="rank", coalesce=False, check_sortedness=False
     )
     joined = joined.sort("rank", "seq").with_columns(own=(pl.col("start") - pl.col("free")) / 1e9)

@@ -225,9 +225,9 @@ def _changes(rows: pl.DataFrame, key: str) -> pl.DataFrame:
     return rows.group_by(key).agg(change).sort(pl.col("change").abs(), key, descending=[True, False])
 
 
-def _without(found: Findings, others: Findings) -> Findings:
+def _without(findings: Findings, others: Findings) -> Findings:
     known = {(one.rule, one.module, one.axis) for one in others}
-    return Findings(found.tables, [one for one in found if (one.rule, one.module, one.axis) not in known])
+    return Findings(findings.tables, [one for one in findings if (one.rule, one.module, one.axis) not in known])
 
 
 def _compared(change: float, a: float, b: float) -> str:

@@ -74,14 +74,14 @@ class Parameters:
                 if is_lazy(tensor):
                     self._lazy[id(model)] = weakref.ref(model)
                     continue
-                alike = self._by_name.get(name)
-                if alike is None:
-                    alike = self._by_name[name] = {}
-                read = alike.get(id(module))
+                layouts = self._by_name.get(name)
+                if layouts is None:
+                    layouts = self._by_name[name] = {}
+                read = layouts.get(id(module))
                 if read is None:
                     shared = first.get(id(tensor))
                     read = Parameter(module, name, self._layout(tensor), tensor.requires_grad, shared)
-                    alike[id(module)] = read
+                    layouts[id(module)] = read
                     self._all.append(read)
                 first.setdefault(id(tensor), read)
 

@@ -157,26 +157,26 @@ def _world_size(groups: Sequence[Group]) -> int:
 
 
 def event_columns(
-    found: CollectiveKinds, steps: Sequence[int], stack_depth: int, numbers: Sequence[int] | None = None
+    kinds: CollectiveKinds, steps: Sequence[int], stack_depth: int, numbers: Sequence[int] | None = None
 ) -> EventColumns:
     """Return the events of collectives.
 
     Args:
-        found: the collectives.
+        kinds: the collectives.
         steps: how many of them had been issued at the end of each step.
         stack_depth: how many of the user's lines to name per event.
         numbers: the step of each collective; None to derive it from `steps`.
     """
-    of_events, collectives = found.rows()
+    of_events, collectives = kinds.rows()
     own: Columns = {
-        **found.columns,
-        "step": list(step_numbers(steps, len(found.numbers)) if numbers is None else numbers),
+        **kinds.columns,
+        "step": list(step_numbers(steps, len(kinds.numbers)) if numbers is None else numbers),
     }
     return EventColumns(
-        of_kinds=_kind_columns(found.kinds),
+        of_kinds=_kind_columns(kinds.kinds),
         messages=of_events,
-        of_origins=_origin_columns(found.origins, stack_depth),
-        origins=np.array(found.origin_numbers, np.int64),
+        of_origins=_origin_columns(kinds.origins, stack_depth),
+        origins=np.array(kinds.origin_numbers, np.int64),
         of_collectives=own,
         collectives=collectives,
     )
@@ -240,12 +240,12 @@ def _dtype(message: Message) -> str:
     return str(message[2]).removeprefix("torch.") if message[2] is not None else ""
 
 
-def _axis(one: Issued, position: int) -> str:
+def _axis(issued: Issued, position: int) -> str:
     """Return the axis of the collective's group; for a message in a group without one, the axis between both ranks."""
-    if one.group is None or one.group.axis:
-        return one.group.axis if one.group is not None else ""
-    peer = _peer(one, position)
-    return one.group.axis_of_peer.get(peer, "") if peer is not None else ""
+    if issued.group is None or issued.group.axis:
+        return issued.group.axis if issued.group is not None else ""
+    peer = _peer(issued, position)
+    return issued.group.axis_of_peer.get(peer, "") if peer is not None else ""
 
 
 def _parties(places: Sequence[tuple[Issued, int]]) -> Columns:
@@ -262,17 +262,17 @@ def _parties(places: Sequence[tuple[Issued, int]]) -> Columns:
 _ALIKE = Parties()
 
 
-def _peer(one: Issued, position: int) -> int | None:
+def _peer(issued: Issued, position: int) -> int | None:
     """Return the global rank that a message goes to or comes from; None for a collective of the whole group."""
-    peers = one.parties.peers if one.parties is not None else ()
-    return _global_rank(one, peers[position]) if position < len(peers) else None
+    peers = issued.parties.peers if issued.parties is not None else ()
+    return _global_rank(issued, peers[position]) if position < len(peers) else None
 
 
-def _global_rank(one: Issued, rank: int | None) -> int | None:
+def _global_rank(issued: Issued, rank: int | None) -> int | None:
     """Map a rank of the collective's group to a global one; None if it is missing or unknown."""
-    if rank is None or one.group is None:
+    if rank is None or issued.group is None:
         return None
-    return one.group.ranks[rank] if 0 <= rank < len(one.group.ranks) else None
+    return issued.group.ranks[rank] if 0 <= rank < len(issued.group.ranks) else None
 
 
 def parameter_columns(parameters: Sequence[Parameter], rank: int) -> Columns:

@@ -69,13 +69,13 @@ class OuterCalls:
         return self._calls[root][1:] if sent[root] else []
 
 
-def _line(one: Issued) -> _Line:
-    return one.origin.sources[:1], one.messages[0][0] if one.messages else ""
+def _line(issued: Issued) -> _Line:
+    return issued.origin.sources[:1], issued.messages[0][0] if issued.messages else ""
 
 
-def is_own(one: Issued) -> bool:
+def is_own(issued: Issued) -> bool:
     """Return True for what the program itself sends, outside of modules, backward and optimizers."""
-    return one.origin.phase == "other" and not one.origin.cause.startswith("FSDP")
+    return issued.origin.phase == "other" and not issued.origin.cause.startswith("FSDP")
 
 
 class Steps:

@@ -22,48 +22,48 @@ _SMALL = ("memory", "dispatch")
 
 def in_pieces(items: Sequence[Item]) -> list[Item]:
     """Return the program with collectives inside a node split in two where matrix products can run beside them."""
-    made = list(items)
-    seq = max((item.seq for item in made if isinstance(item, Collective)), default=0)
+    program = list(items)
+    seq = max((item.seq for item in program if isinstance(item, Collective)), default=0)
     position = 0
-    while position < len(made):
-        item = made[position]
+    while position < len(program):
+        item = program[position]
         if isinstance(item, Collective) and _may_be_divided(item):
             seq += 1
             divided = _gathered if item.op == "all_gather" else _scattered
-            position = divided(made, position, item, seq)
+            position = divided(program, position, item, seq)
         position += 1
-    return made
+    return program
 
 
 def _may_be_divided(item: Collective) -> bool:
     return item.op in _OPS and item.rule in ("wait", "async") and item.link == "node" and item.ranks > 1
 
 
-def _gathered(made: list[Item], position: int, item: Collective, seq: int) -> int:
+def _gathered(program: list[Item], position: int, item: Collective, seq: int) -> int:
     """Split an all_gather in place, and return the position after the changed items."""
-    awaited = _position_of_wait(made, position, item)
-    last = _last_product(made, awaited) if awaited is not None else None
+    awaited = _position_of_wait(program, position, item)
+    last = _last_product(program, awaited) if awaited is not None else None
     if awaited is None or last is None:
         return position
     first, rest = _divided(item, seq, 1)
-    made[position] = first
-    made.insert(last + 1, Wait(seq))
-    made.insert(awaited + 1, rest)
+    program[position] = first
+    program.insert(last + 1, Wait(seq))
+    program.insert(awaited + 1, rest)
     return last + 2
 
 
-def _scattered(made: list[Item], position: int, item: Collective, seq: int) -> int:
+def _scattered(program: list[Item], position: int, item: Collective, seq: int) -> int:
     """Split a reduce_scatter in place, and return the position after the changed items."""
     before = position - 1
-    while before >= 0 and _is_small(made[before]):
+    while before >= 0 and _is_small(program[before]):
         before -= 1
-    product = made[before] if before >= 0 else None
+    product = program[before] if before >= 0 else None
     if not isinstance(product, Kernels) or product.kind != "matmul" or product.phase != item.phase:
         return position
     rest, last = _divided(item, seq, item.ranks - 1)
-    made[position] = replace(last, seq=item.seq, rule=item.rule)
-    made.insert(position, Wait(seq))
-    made.insert(before, replace(rest, seq=seq, rule="async"))
+    program[position] = replace(last, seq=item.seq, rule=item.rule)
+    program.insert(position, Wait(seq))
+    program.insert(before, replace(rest, seq=seq, rule="async"))
     return position + 2
 
 
@@ -86,12 +86,12 @@ def _times(seconds: Times, part: float) -> Times:
     return low * part, expected * part, high * part
 
 
-def _position_of_wait(made: list[Item], position: int, item: Collective) -> int | None:
+def _position_of_wait(program: list[Item], position: int, item: Collective) -> int | None:
     """Return the position of the wait for a collective; None if anything slow runs before it."""
     if item.rule == "wait":
         return position
-    for later in range(position + 1, len(made)):
-        found = made[later]
+    for later in range(position + 1, len(program)):
+        found = program[later]
         if isinstance(found, Wait):
             return later if found.seq == item.seq else None
         if not _is_small(found):
@@ -99,12 +99,12 @@ def _position_of_wait(made: list[Item], position: int, item: Collective) -> int 
     return None
 
 
-def _last_product(made: list[Item], awaited: int) -> int | None:
+def _last_product(program: list[Item], awaited: int) -> int | None:
     """Return the position of the last matrix product on the gathered tensor; None if there is none."""
     first: Kernels | None = None
     last = None
-    for later in range(awaited + 1, len(made)):
-        found = made[later]
+    for later in range(awaited + 1, len(program)):
+        found = program[later]
         if _is_small(found):
             continue
         if not isinstance(found, Kernels) or found.kind != "matmul":

@@ -200,20 +200,20 @@ def _is_shipped(name: str) -> bool:
     return name in known_clusters()
 
 
-def uncertainty_of(cluster: Cluster, group: Group, found: Evidence | None, size: float) -> Uncertainty:
+def uncertainty_of(cluster: Cluster, group: Group, known: Evidence | None, size: float) -> Uncertainty:
     """Return the known error of a prediction."""
-    inside = found is not None and found.reach[0] / BEYOND <= size <= found.reach[1] * BEYOND
-    if found is not None and cluster.topology == "host" and found.distance < 0.9:
-        return SHARED if found.distance == 0 and inside else SHARED_RELATED
+    inside = known is not None and known.reach[0] / BEYOND <= size <= known.reach[1] * BEYOND
+    if known is not None and cluster.topology == "host" and known.distance < 0.9:
+        return SHARED if known.distance == 0 and inside else SHARED_RELATED
     if cluster.topology == "pcie" and group.nodes == 1 and _is_shipped(cluster.name):
         return PCIE
-    if found is not None and found.distance == 0 and inside:
+    if known is not None and known.distance == 0 and inside:
         return MEASURED if group.nodes == 1 else MEASURED_NETWORK
-    if found is not None and found.distance == 0 and group.nodes == 1:
+    if known is not None and known.distance == 0 and group.nodes == 1:
         return RELATED
     if group.nodes > 1:
-        return MEASURED_NETWORK if found is not None and found.distance < 0.9 else NETWORK
+        return MEASURED_NETWORK if known is not None and known.distance < 0.9 else NETWORK
     if cluster.topology in ("pcie", "host"):
         unmeasured = PCIE if cluster.topology == "pcie" else HOST
-        return RELATED if found is not None and inside and found.distance < 0.9 else unmeasured
-    return RELATED if found is not None and inside else MECHANISM
+        return RELATED if known is not None and inside and known.distance < 0.9 else unmeasured
+    return RELATED if known is not None and inside else MECHANISM

@@ -66,17 +66,17 @@ def evidence(cluster: Cluster, op: str, group: Group) -> Evidence | None:
     return _together([candidate for candidate in found if candidate.distance == nearest])
 
 
-def _together(found: list[Evidence]) -> Evidence:
+def _together(candidates: list[Evidence]) -> Evidence:
     """Merge the tables of one group: at each size the geometric mean of those that cover it."""
-    if len(found) == 1:
-        return found[0]
-    sizes = sorted({size for candidate in found for size in candidate.sizes})
+    if len(candidates) == 1:
+        return candidates[0]
+    sizes = sorted({size for candidate in candidates for size in candidate.sizes})
     factors = []
     for size in sizes:
-        here = [candidate for candidate in found if candidate.reach[0] <= size <= candidate.reach[1]]
+        here = [candidate for candidate in candidates if candidate.reach[0] <= size <= candidate.reach[1]]
         logs = [math.log(interpolated(candidate.sizes, candidate.factors, size)) for candidate in here]
         factors.append(math.exp(math.fsum(logs) / len(logs)))
-    return Evidence(tuple(sizes), tuple(factors), found[0].distance, found[0].weight, (sizes[0], sizes[-1]))
+    return Evidence(tuple(sizes), tuple(factors), candidates[0].distance, candidates[0].weight, (sizes[0], sizes[-1]))
 
 
 def _of_one_machine(cluster: Cluster, op: str, group: Group) -> Evidence:

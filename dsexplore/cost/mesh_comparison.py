@@ -124,8 +124,8 @@ def text_of(sizes: Mapping[str, int]) -> str:
     return ",".join(f"{axis}={size}" for axis, size in sizes.items())
 
 
-def _expected(one: MeshCandidate) -> float:
-    return one.prediction.expected_step if one.prediction is not None else float("inf")
+def _expected(candidate: MeshCandidate) -> float:
+    return candidate.prediction.expected_step if candidate.prediction is not None else float("inf")
 
 
 def _numbers(prediction: Prediction | None) -> tuple[Any, ...]:
@@ -168,20 +168,20 @@ def moved_constants(cluster: Cluster) -> Iterator[Cluster]:
         yield replace(cluster, memory=replace(cluster.memory, achievable=cluster.memory.achievable * factor))
         yield replace(cluster, launch_overhead=cluster.launch_overhead * factor)
         yield replace(cluster, collective_overhead=cluster.collective_overhead * factor)
-        near, far = _moved_tables(cluster, factor)
+        near, far = _scaled_tables(cluster, factor)
         reduction = cluster.reduction and replace(cluster.reduction, bandwidth=cluster.reduction.bandwidth * factor)
-        yield replace(cluster, node=_moved(cluster.node, factor), reduction=reduction, measured=near)
+        yield replace(cluster, node=_scaled_link(cluster.node, factor), reduction=reduction, measured=near)
         if cluster.network is not None:
-            yield replace(cluster, network=_moved(cluster.network, factor), measured=far)
+            yield replace(cluster, network=_scaled_link(cluster.network, factor), measured=far)
 
 
-def _moved_tables(cluster: Cluster, factor: float) -> tuple[tuple[Measured, ...], tuple[Measured, ...]]:
+def _scaled_tables(cluster: Cluster, factor: float) -> tuple[tuple[Measured, ...], tuple[Measured, ...]]:
     """Return the measured tables if links inside a node are `factor` times faster, and if links between nodes are."""
     faster = [replace(one, seconds=tuple(time / factor for time in one.seconds)) for one in cluster.measured]
     pairs = list(zip(cluster.measured, faster, strict=True))
-    near = tuple(moved if one.nodes == 1 else one for one, moved in pairs)
-    return near, tuple(moved if one.nodes > 1 else one for one, moved in pairs)
+    near = tuple(scaled if table.nodes == 1 else table for table, scaled in pairs)
+    return near, tuple(scaled if table.nodes > 1 else table for table, scaled in pairs)
 
 
-def _moved(link: Link, factor: float) -> Link:
+def _scaled_link(link: Link, factor: float) -> Link:
     return replace(link, bandwidth=link.bandwidth * factor, latency=link.latency / factor)

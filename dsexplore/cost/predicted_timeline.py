@@ -228,9 +228,9 @@ def _span(lane: str, begin: float, end: float, mark: str, name: str, label: str 
     return {"lane": lane, "begin": begin, "end": end, "mark": mark, "name": name, "label": label}
 
 
-def _of_action(lane: str, one: Placed) -> dict[str, Any]:
-    _, kind, number = one.action
-    return _span(lane, one.start, one.end, f"microbatch {number}", _name(one.action), f"{kind}{number}")
+def _of_action(lane: str, placed: Placed) -> dict[str, Any]:
+    _, kind, number = placed.action
+    return _span(lane, placed.start, placed.end, f"microbatch {number}", _name(placed.action), f"{kind}{number}")
 
 
 def _name(action: Action) -> str:

@@ -227,9 +227,9 @@ class _Reader:
         """Return the item of each row; equal rows, as of repeated layers and microbatches, share one item."""
         of_row, costs = _numbered(kernels.select(_COSTS))
         makers = [self._maker(cost) for cost in costs.iter_rows(named=True)]
-        of_row, alike = _numbered(kernels.select("module", "waits_for", cost=pl.Series(of_row)))
-        items = np.empty(len(alike), dtype=object)
-        items[:] = [makers[cost](module, waits_for) for module, waits_for, cost in alike.iter_rows()]
+        of_row, distinct = _numbered(kernels.select("module", "waits_for", cost=pl.Series(of_row)))
+        items = np.empty(len(distinct), dtype=object)
+        items[:] = [makers[cost](module, waits_for) for module, waits_for, cost in distinct.iter_rows()]
         return list(items[of_row])
 
     def _maker(self, row: Mapping[str, Any]) -> Callable[[str, int], Item]:

@@ -85,7 +85,7 @@ class Evidence:
         """{module: number of its forward calls while recording}."""
         return dict(self.tables.modules.select("module", "calls").iter_rows())
 
-    def repeats(self, lane: tuple[str, ...], alike: tuple[str, ...]) -> tuple[pl.DataFrame, pl.DataFrame]:
+    def repeats(self, lane: tuple[str, ...], equal: tuple[str, ...]) -> tuple[pl.DataFrame, pl.DataFrame]:
         """Return the events that equal their predecessor in `lane`, and those predecessors.
 
         Numeric columns are compared first, so that strings are compared for few rows: a million events take about 0.1
@@ -93,7 +93,7 @@ class Evidence:
 
         Args:
             lane: columns that an event and its predecessor have in common; events of other lanes may lie between them.
-            alike: columns in which both must be equal.
+            equal: columns in which both must be equal.
         """
         events = self.events
         placed = events.select(*lane, pl.int_range(pl.len(), dtype=pl.Int64).alias("place"))
@@ -104,7 +104,7 @@ class Evidence:
             possible &= values == values[earlier]
         rows = np.flatnonzero(possible)
         now, before = events[rows], events[earlier[rows]]
-        same = _equal(now, before, alike)
+        same = _equal(now, before, equal)
         return now.filter(same), before.filter(same)
 
     def findings(

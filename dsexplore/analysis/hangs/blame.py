@@ -150,7 +150,7 @@ def recorded_otherwise(job: Job, place: Call, behind: int, ahead: int) -> int | 
         behind: a rank that recorded fewer calls; the result is None if it did not.
         ahead: a rank that recorded more calls.
     """
-    asked = job.ranks[behind].alike | job.ranks[ahead].alike | {behind, ahead}
+    asked = job.ranks[behind].replicas | job.ranks[ahead].replicas | {behind, ahead}
     before = {
         call.rank: call.record
         for rank in asked & job.ranks.keys()
@@ -294,16 +294,16 @@ def _instances(front: Wavefront, ranks: Iterable[int]) -> tuple[Instance, ...]:
     return tuple(order)
 
 
-def _mismatch(job: Job, found: Mismatch, expected: ExpectedCalls) -> Blame:
-    culprits: Iterable[int] = found.minority
-    is_of_sums = len(set(map(signature, found.instance.calls.values()))) == 1  # parts may differ, only their sum not
+def _mismatch(job: Job, mismatch: Mismatch, expected: ExpectedCalls) -> Blame:
+    culprits: Iterable[int] = mismatch.minority
+    is_of_sums = len(set(map(signature, mismatch.instance.calls.values()))) == 1  # parts may differ, only their sum not
     if not culprits and not is_of_sums:
-        calls = found.instance.calls.values()
-        odd = expected.unheard_of(calls) or expected.deviating(calls, _last_together(job, found.instance))
-        culprits = odd if len(odd) < len(found.instance.calls) else ()
-    everyone = tuple(sorted(found.instance.calls))
+        calls = mismatch.instance.calls.values()
+        odd = expected.unheard_of(calls) or expected.deviating(calls, _last_together(job, mismatch.instance))
+        culprits = odd if len(odd) < len(mismatch.instance.calls) else ()
+    everyone = tuple(sorted(mismatch.instance.calls))
     suspects = () if culprits else everyone
-    return Blame("mismatch", tuple(sorted(culprits)), suspects, (found.instance,), found)
+    return Blame("mismatch", tuple(sorted(culprits)), suspects, (mismatch.instance,), mismatch)
 
 
 def _last_together(job: Job, instance: Instance) -> dict[int, int]:

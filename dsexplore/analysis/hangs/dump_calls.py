@@ -22,13 +22,13 @@ _ENQUEUED, _COMPLETED = 0, 2
 """Places in `RecorderDump.status`."""
 
 
-def job_of_dumps(found: Dumps) -> Job:
+def job_of_dumps(dumps: Dumps) -> Job:
     """Build the calls of each rank from the dumps of a job."""
-    groups = _Groups(found.dumps)
-    world = max(found.world_size, *(max(group.ranks, default=0) + 1 for group in groups.all()), 1)
-    known = {dump.rank: _rank_calls(dump, groups, world) for dump in found.dumps}
+    groups = _Groups(dumps.dumps)
+    world = max(dumps.world_size, *(max(group.ranks, default=0) + 1 for group in groups.all()), 1)
+    known = {dump.rank: _rank_calls(dump, groups, world) for dump in dumps.dumps}
     missing = [rank for rank in range(world) if rank not in known]
-    notes = [*(f"rank {dump.rank} left an empty file" for dump in found.dumps if dump.note), *found.unreadable]
+    notes = [*(f"rank {dump.rank} left an empty file" for dump in dumps.dumps if dump.note), *dumps.unreadable]
     if missing:
         notes.append(f"{format_ranks(missing)} left no dump")
     for rank in missing:
@@ -48,7 +48,7 @@ def _rank_calls(dump: RecorderDump, groups: _Groups, world: int) -> RankCalls:
         is_whole=bool(dump.entries) and _is_whole(dump),
         enqueued=groups.counted(dump, _ENQUEUED),
         completed=groups.counted(dump, _COMPLETED),
-        alike=groups.alike(dump, world),
+        replicas=groups.replicas(dump, world),
     )
 
 
@@ -234,10 +234,11 @@ class _Groups:
             if number in dump.status and name not in self._with_messages
         }
 
-    def alike(self, dump: RecorderDump, world: int) -> frozenset[int]:
-        """Return the members of the rank's groups that neither exchange messages nor span the world.
+    def replicas(self, dump: RecorderDump, world: int) -> frozenset[int]:
+        """Return the ranks that run the same program as this one, as far as groups tell.
 
-        Stages of a pipeline share such groups.
+        These are the members of its groups that neither exchange messages, as stages of a pipeline do, nor span the
+        world.
         """
         listed = [ranks for name, (_, ranks) in dump.groups.items() if name not in self._with_messages]
         return frozenset(rank for ranks in listed if len(ranks) < world for rank in ranks)

@@ -221,12 +221,12 @@ def _waiting(front: Wavefront, parted: Sequence[Mismatch]) -> pl.DataFrame:
     return pl.DataFrame(rows, schema=WAITING, orient="row")
 
 
-def _sides(found: Mismatch) -> list[tuple[Any, ...]]:
+def _sides(mismatch: Mismatch) -> list[tuple[Any, ...]]:
     rows = []
-    for ranks in found.classes:
-        call = found.instance.calls[ranks[0]]
-        identity = (call.label, found.instance.id.number, found.field, list(ranks))
-        rows.append((*identity, call.op, call.message_bytes, call.dtype, call.source, found.is_harmful, call.root))
+    for ranks in mismatch.classes:
+        call = mismatch.instance.calls[ranks[0]]
+        identity = (call.label, mismatch.instance.id.number, mismatch.field, list(ranks))
+        rows.append((*identity, call.op, call.message_bytes, call.dtype, call.source, mismatch.is_harmful, call.root))
     return rows
 
 

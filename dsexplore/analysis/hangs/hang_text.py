@@ -29,16 +29,16 @@ def call_text(call: Call) -> str:
     return f"{call.op} ({', '.join(part for part in details if part)})"
 
 
-def difference_text(found: Mismatch) -> str:
+def difference_text(mismatch: Mismatch) -> str:
     """Describe how the calls of a collective differ between ranks, as one line of a comparison of logs.
 
     Example: ``"collective 4 of group 0 differs: ranks 0–2 all_reduce SUM of 64 B float32 at train.py:7, rank 3 made no
         such call"``.
     """
-    sides = [f"{format_ranks(ranks)} {_side_text(found.instance, ranks)}" for ranks in found.classes]
+    sides = [f"{format_ranks(ranks)} {_side_text(mismatch.instance, ranks)}" for ranks in mismatch.classes]
     more = len(sides) - _MOST_SIDES
     shown = [*sides[:_MOST_SIDES], *([f"… {more} more"] if more > 0 else [])]
-    return f"collective {found.instance.id.number} of group {_label(found.instance)} differs: {', '.join(shown)}"
+    return f"collective {mismatch.instance.id.number} of group {_label(mismatch.instance)} differs: {', '.join(shown)}"
 
 
 def _side_text(instance: Instance, ranks: Sequence[int]) -> str:
@@ -54,57 +54,57 @@ def _side_text(instance: Instance, ranks: Sequence[int]) -> str:
 _MOST_SIDES, _MOST_ENDS, _MOST_NOTED = 4, 3, 8
 
 
-def sentence(job: Job, front: Wavefront, found: Blame, parted: Sequence[Mismatch] = ()) -> str:
+def sentence(job: Job, front: Wavefront, blame: Blame, parted: Sequence[Mismatch] = ()) -> str:
     """Return one sentence that names what the hang is due to.
 
     Args:
         job: the evidence of all ranks.
         front: of the same job.
-        found: the blame.
+        blame: the ranks to blame, and why.
         parted: where the ranks of each group parted.
     """
-    if found.kind == "none":
+    if blame.kind == "none":
         ended = sum(len(rank.calls) for rank in job.ranks.values())
         return f"nothing hangs: no rank waits, all {ended:,} recorded calls ended"
-    if found.kind in ("missing", "no evidence"):
-        return "; ".join([_missing_text(job, front, found), *_lines_text(found, parted)])
-    if found.kind == "extra":
-        return _extra_text(job, front, found)
-    if found.kind == "messages":
-        return _unmet_text(found)
-    if found.kind == "mismatch" and found.mismatch is not None:
-        return _mismatch_text(found.mismatch, found)
-    if found.kind == "order":
-        return _order_text(front, found, _lines_text(found, parted))
-    return _device_text(front, found)
+    if blame.kind in ("missing", "no evidence"):
+        return "; ".join([_missing_text(job, front, blame), *_lines_text(blame, parted)])
+    if blame.kind == "extra":
+        return _extra_text(job, front, blame)
+    if blame.kind == "messages":
+        return _unmet_text(blame)
+    if blame.kind == "mismatch" and blame.mismatch is not None:
+        return _mismatch_text(blame.mismatch, blame)
+    if blame.kind == "order":
+        return _order_text(front, blame, _lines_text(blame, parted))
+    return _device_text(front, blame)
 
 
-def _missing_text(job: Job, front: Wavefront, found: Blame) -> str:
-    accused = found.culprits or found.suspects
-    first = next((one for one in found.instances if set(one.absent) & set(accused)), found.instances[0])
+def _missing_text(job: Job, front: Wavefront, blame: Blame) -> str:
+    accused = blame.culprits or blame.suspects
+    first = next((one for one in blame.instances if set(one.absent) & set(accused)), blame.instances[0])
     waiting = format_ranks(call.rank for call in first.pending)
     verb = "waits" if len(first.pending) == 1 else "wait"
     whom = "it" if len(accused) == 1 else "them"
     with_line = next((call for call in first.pending if call.source), first.pending[0])  # a JSON dump has no frames
     where = f"{call_text(with_line)}{_number(first)}{_others(front, first)}"
     waits = f"{waiting} {verb} for {whom} in {where}"
-    if found.kind == "no evidence":
-        return _without_record_text(job, found, first, waits)
+    if blame.kind == "no evidence":
+        return _without_record_text(job, blame, first, waits)
     ended = [rank for rank in accused if job.ranks[rank].end is not None]
     others = [rank for rank in accused if rank not in ended]
     ends = [_end_text(job, rank) for rank in ended[:_MOST_ENDS]]
     absent = [f"{format_ranks(others)} did not come"] if others else []
     lasts = [_last_text(job, rank) for rank in others[:_MOST_ENDS]]
-    return "; ".join([f"{', '.join([*ends, *absent])}: {waits}", *lasts, *_suspects_text(found)])
+    return "; ".join([f"{', '.join([*ends, *absent])}: {waits}", *lasts, *_suspects_text(blame)])
 
 
-def _without_record_text(job: Job, found: Blame, first: Instance, waits: str) -> str:
+def _without_record_text(job: Job, blame: Blame, first: Instance, waits: str) -> str:
     """Describe all explanations that the other ranks' records leave for ranks without a record."""
-    accused = found.culprits or found.suspects
+    accused = blame.culprits or blame.suspects
     unseen = [rank for rank in accused if not job.ranks[rank].has_left_evidence]
     it, its = ("it", "its file") if len(unseen) == 1 else ("they", "their files")
     absent, left = f"{format_ranks(accused)} did not come", f"{waits}; {format_ranks(unseen)} left"
-    if not found.culprits:
+    if not blame.culprits:
         which = f"which does not say where {it} stopped nor, as {it} are most of the ranks, which of them stopped first"
         return f"{absent}: {left} no record, {which}"
     if all(job.ranks[rank].has_empty_file for rank in unseen):
@@ -115,11 +115,11 @@ def _without_record_text(job: Job, found: Blame, first: Instance, waits: str) ->
     return f"{absent}, as far as is known: {left} no record: {it} ended or stopped before that call, {other}"
 
 
-def _suspects_text(found: Blame) -> list[str]:
-    if not found.suspects:
+def _suspects_text(blame: Blame) -> list[str]:
+    if not blame.suspects:
         return []
-    who = "it" if len(found.suspects) == 1 else "they"
-    return [f"{format_ranks(found.suspects)} left no record, which does not say whether {who} came"]
+    who = "it" if len(blame.suspects) == 1 else "they"
+    return [f"{format_ranks(blame.suspects)} left no record, which does not say whether {who} came"]
 
 
 def _number(instance: Instance) -> str:
@@ -138,19 +138,19 @@ def _end_text(job: Job, rank: int) -> str:
     return f"rank {rank} {end.text}" if end is not None else ""
 
 
-def end_note(job: Job, found: Blame) -> list[str]:
+def end_note(job: Job, blame: Blame) -> list[str]:
     """Return notes on ranks that raised an exception but are not to blame, as others often fail after one has."""
     raised = [
         rank
         for rank, known in job.ranks.items()
-        if known.end is not None and known.end.how == "raised" and rank not in found.culprits
+        if known.end is not None and known.end.how == "raised" and rank not in blame.culprits
     ]
     return [_end_text(job, rank) for rank in raised[:_MOST_NOTED]]
 
 
-def _lines_text(found: Blame, parted: Sequence[Mismatch]) -> list[str]:
+def _lines_text(blame: Blame, parted: Sequence[Mismatch]) -> list[str]:
     """Say from which lines ranks of a blamed group first called one op differently: one text, or none."""
-    groups = {instance.id.group for instance in found.instances}
+    groups = {instance.id.group for instance in blame.instances}
     first = next((one for one in parted if one.field == "line" and one.instance.id.group in groups), None)
     if first is None:
         return []
@@ -188,9 +188,9 @@ def _is_own(file: str) -> bool:
     return not any(part in file for part in ("site-packages", "torch/", "/lib/python", "<frozen", "<string>"))
 
 
-def _extra_text(job: Job, front: Wavefront, found: Blame) -> str:
-    absent = {rank for instance in found.instances for rank in instance.absent}
-    text = "; ".join(_waits_by_call(front, found.culprits))
+def _extra_text(job: Job, front: Wavefront, blame: Blame) -> str:
+    absent = {rank for instance in blame.instances for rank in instance.absent}
+    text = "; ".join(_waits_by_call(front, blame.culprits))
     return f"{text}; {format_ranks(absent)} did not call it, and had not called it before either"
 
 
@@ -206,14 +206,14 @@ def _waits_by_call(front: Wavefront, ranks: Iterable[int]) -> list[str]:
     ]
 
 
-def _mismatch_text(parted: Mismatch, found: Blame) -> str:
+def _mismatch_text(parted: Mismatch, blame: Blame) -> str:
     """Say what each side called, those to blame first, in which collective, and in what they differ."""
-    sides = sorted(parted.classes, key=lambda ranks: not set(ranks) <= set(found.culprits))
+    sides = sorted(parted.classes, key=lambda ranks: not set(ranks) <= set(blame.culprits))
     texts = [_called_text(parted.instance, ranks) for ranks in sides[:_MOST_SIDES]]
     texts.append(_parted_after(max(parted.instance.id.number - 1, 0), _label(parted.instance)))
     if parted.field != "op":
         texts[-1] += f", by {parted.field}{_values_text(parted)}"
-    return "; ".join([*texts, _odd_text(found)])
+    return "; ".join([*texts, _odd_text(blame)])
 
 
 def _called_text(instance: Instance, ranks: Sequence[int]) -> str:
@@ -243,32 +243,32 @@ def _parted_after(number: int, label: str) -> str:
     return f"they parted in the first collective of group {label}"
 
 
-def _odd_text(found: Blame) -> str:
-    if not found.culprits:
+def _odd_text(blame: Blame) -> str:
+    if not blame.culprits:
         return "the evidence does not say which of them is wrong"
-    return f"{format_ranks(found.culprits)} {'is' if len(found.culprits) == 1 else 'are'} the odd one{_plural(found)}"
+    return f"{format_ranks(blame.culprits)} {'is' if len(blame.culprits) == 1 else 'are'} the odd one{_plural(blame)}"
 
 
-def _order_text(front: Wavefront, found: Blame, lines: Sequence[str]) -> str:
+def _order_text(front: Wavefront, blame: Blame, lines: Sequence[str]) -> str:
     """Say in which calls ranks wait for one another, and where their programs diverged.
 
     Args:
         front: who waits for whom.
-        found: the blame.
+        blame: the ranks to blame, and why.
         lines: the text of `_lines_text`, if any.
     """
-    involved = {rank for instance in found.instances for rank in instance.calls} & front.heads.keys()
-    first, others = (found.culprits, involved - set(found.culprits)) if found.culprits else ((), involved)
+    involved = {rank for instance in blame.instances for rank in instance.calls} & front.heads.keys()
+    first, others = (blame.culprits, involved - set(blame.culprits)) if blame.culprits else ((), involved)
     texts = [*_waits_by_call(front, first), *_waits_by_call(front, others)]
-    parted = found.instances[0]
+    parted = blame.instances[0]
     heads = [front.heads[rank][0] for rank in involved]
     if all(call.is_message for call in heads):
         texts.append(_ring_text(front, heads))
     elif lines:
         texts += lines
     elif parted.id.pair is None:
-        texts.append(_parted_after(_last_common(parted, found), _label(parted)))
-    return "; ".join([*texts, _odd_text(found)])
+        texts.append(_parted_after(_last_common(parted, blame), _label(parted)))
+    return "; ".join([*texts, _odd_text(blame)])
 
 
 def _ring_text(front: Wavefront, heads: Sequence[Call]) -> str:
@@ -284,9 +284,9 @@ def _ring_text(front: Wavefront, heads: Sequence[Call]) -> str:
     return f"{how.get(frozenset(ops), 'each waits for the next')}: {'→'.join(map(str, ring))}"
 
 
-def _unmet_text(found: Blame) -> str:
+def _unmet_text(blame: Blame) -> str:
     """Say that a send and a receive wait for each other but do not match, and why."""
-    sent, received = sorted(found.instances[0].pending, key=lambda call: call.op, reverse=True)
+    sent, received = sorted(blame.instances[0].pending, key=lambda call: call.op, reverse=True)
     texts = [f"rank {call.rank} waits in {call_text(call)}" for call in (sent, received)]
     sizes = [call.message_bytes for call in (sent, received)]
     if sent.dtype != received.dtype and sent.dtype and received.dtype:
@@ -295,46 +295,46 @@ def _unmet_text(found: Blame) -> str:
         why = f"by size ({format_bytes(sizes[0])} sent, {format_bytes(sizes[1])} received)"
     else:
         why = "by tag, which the recorder does not keep, or by order"
-    return "; ".join([*texts, f"they wait for each other's message, and these differ {why}", _odd_text(found)])
+    return "; ".join([*texts, f"they wait for each other's message, and these differ {why}", _odd_text(blame)])
 
 
-def _plural(found: Blame) -> str:
-    return "" if len(found.culprits) == 1 else "s"
+def _plural(blame: Blame) -> str:
+    return "" if len(blame.culprits) == 1 else "s"
 
 
 def _label(instance: Instance) -> str:
     return next(iter(instance.calls.values())).label
 
 
-def _last_common(parted: Instance, found: Blame) -> int:
+def _last_common(parted: Instance, blame: Blame) -> int:
     """Return the number of the group's last collective that all ranks called alike."""
-    for instance in found.instances:
-        if instance.id.pair is None and set(instance.absent) & set(found.culprits):
+    for instance in blame.instances:
+        if instance.id.pair is None and set(instance.absent) & set(blame.culprits):
             return instance.id.number - 1
     return max(parted.id.number - 1, 0)
 
 
-def _device_text(front: Wavefront, found: Blame) -> str:
-    if not found.instances:
+def _device_text(front: Wavefront, blame: Blame) -> str:
+    if not blame.instances:
         waits: Sequence[str] = _waits_by_call(front, front.heads)
         return "; ".join([*waits[:4], "the evidence does not say for whom"])
-    instance = found.instances[0]
+    instance = blame.instances[0]
     call = next(iter(instance.calls.values()))
-    if set(found.culprits) & front.overtaken.keys():
-        return _overtaken_text(front, found, instance, call)
+    if set(blame.culprits) & front.overtaken.keys():
+        return _overtaken_text(front, blame, instance, call)
     text = f"all of {format_ranks(instance.calls)} called {call_text(call)}{_number(instance)}, and it has not ended"
-    if not found.culprits:
+    if not blame.culprits:
         return text + ": the evidence does not say on which rank"
-    states = {instance.calls[rank].state for rank in found.culprits if rank in instance.calls}
+    states = {instance.calls[rank].state for rank in blame.culprits if rank in instance.calls}
     how = "has not begun on the device of" if states == {"scheduled"} and _has_begun(instance) else "is held up by"
-    return f"{text}: it {how} {format_ranks(found.culprits)}"
+    return f"{text}: it {how} {format_ranks(blame.culprits)}"
 
 
-def _overtaken_text(front: Wavefront, found: Blame, instance: Instance, call: Call) -> str:
+def _overtaken_text(front: Wavefront, blame: Blame, instance: Instance, call: Call) -> str:
     """Return which ranks wait in what has ended on others."""
-    ended = [rank for rank in call.group.ranks if rank not in found.culprits and front.has_ended(rank, instance)]
-    who = f"{format_ranks(found.culprits)} {'waits' if len(found.culprits) == 1 else 'wait'}"
-    whose = "its device or its network stands" if len(found.culprits) == 1 else "their devices or networks stand"
+    ended = [rank for rank in call.group.ranks if rank not in blame.culprits and front.has_ended(rank, instance)]
+    who = f"{format_ranks(blame.culprits)} {'waits' if len(blame.culprits) == 1 else 'wait'}"
+    whose = "its device or its network stands" if len(blame.culprits) == 1 else "their devices or networks stand"
     return f"{who} in {call_text(call)}{_number(instance)}, which has ended on {format_ranks(ended)}: {whose} still"
 
 

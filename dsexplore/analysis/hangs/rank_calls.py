@@ -44,11 +44,11 @@ def kinds(groups: Mapping[GroupId, str]) -> dict[GroupId, str]:
         groups: {group: its description}.
     """
     found = {}
-    alike: dict[tuple[str, tuple[int, ...]], int] = defaultdict(int)
+    count_of_ranks: dict[tuple[str, tuple[int, ...]], int] = defaultdict(int)
     for group, described in sorted(groups.items(), key=lambda one: (len(one[0].name), one[0].name)):
         steps = {after - before for before, after in zip(group.ranks, group.ranks[1:], strict=False)}
-        found[group] = f"{described} {len(group.ranks)} {sorted(steps)} {alike[described, group.ranks]}"
-        alike[described, group.ranks] += 1
+        found[group] = f"{described} {len(group.ranks)} {sorted(steps)} {count_of_ranks[described, group.ranks]}"
+        count_of_ranks[described, group.ranks] += 1
     return found
 
 
@@ -155,7 +155,7 @@ class RankCalls:
     """By group: the last sequence number that the recorder counted, also of calls that it no longer has."""
     completed: Mapping[GroupId, int] = field(default_factory=dict)
     """By group: the last sequence number that the recorder saw end, also of calls that it no longer has."""
-    alike: frozenset[int] = frozenset()
+    replicas: frozenset[int] = frozenset()
     """The ranks that run the same program, as far as groups say: members of its groups in which all call together, but
     for groups of all ranks."""
     stack: str = ""

@@ -162,12 +162,12 @@ def moved(result: Any, sources: tuple[Any, ...], device: torch.device | None) ->
     return result
 
 
-def _with_class(made: Any, cls: type[Tensor]) -> Any:
+def _with_class(tensor: Any, cls: type[Tensor]) -> Any:
     """Return a new tensor with the class that torch gives to what it makes of a tensor of this class."""
     makes_plain = issubclass(cls, Parameter) or cls.__torch_function__ == Parameter.__torch_function__
-    if issubclass(cls, type(made)) and not makes_plain:
-        made.__class__ = cls
-    return made
+    if issubclass(cls, type(tensor)) and not makes_plain:
+        tensor.__class__ = cls
+    return tensor
 
 
 def _in_backward(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:

@@ -92,12 +92,12 @@ def _of_data(mode: StandInMode, func: Any, args: Args, kwargs: Kwargs) -> Any:
     return made
 
 
-def _with_own_memory(made: Tensor, data: Any, source: torch.device | None) -> Tensor:
+def _with_own_memory(result: Tensor, data: Any, source: torch.device | None) -> Tensor:
     """Return what ``as_tensor`` or ``asarray`` made, as a copy if it has the memory of data on another device."""
-    device = device_of(made)
-    if device == source or (isinstance(data, Tensor) and not _share_memory(made, data)):
-        return made
-    copy = made.detach().clone().requires_grad_(made.requires_grad)
+    device = device_of(result)
+    if device == source or (isinstance(data, Tensor) and not _share_memory(result, data)):
+        return result
+    copy = result.detach().clone().requires_grad_(result.requires_grad)
     place(copy, device)
     return copy
 

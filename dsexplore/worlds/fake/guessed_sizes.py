@@ -41,14 +41,14 @@ def _run_or(op: Any, read: Read) -> Read:
     return run_or_read
 
 
-def _as_fake(source: torch.Tensor, made: Any) -> Any:
+def _as_fake(source: torch.Tensor, result: Any) -> Any:
     """Return fake tensors like the ``source`` with the values of real ones; other results as they are."""
-    if isinstance(made, tuple):
-        return tuple(_as_fake(source, part) for part in made)
-    if not isinstance(made, torch.Tensor):
-        return made
-    fake = source.new_empty(made.shape, dtype=made.dtype)
-    set_values(fake, made)
+    if isinstance(result, tuple):
+        return tuple(_as_fake(source, part) for part in result)
+    if not isinstance(result, torch.Tensor):
+        return result
+    fake = source.new_empty(result.shape, dtype=result.dtype)
+    set_values(fake, result)
     return fake
 
 

@@ -65,15 +65,15 @@ class RealIntegers:
             return NotImplemented
         return self.keep(func(*args, **kwargs))
 
-    def keep(self, made: Any) -> Any:
+    def keep(self, result: Any) -> Any:
         """Count a result, if it is a tensor, among these integers, and return it."""
-        if isinstance(made, torch.Tensor):
+        if isinstance(result, torch.Tensor):
             if len(self._storages) > _MANY:
                 self._storages = {key: ref for key, ref in self._storages.items() if not ref.expired()}
             # As long as a weak reference to a storage exists, no other has its number.
-            reference = StorageWeakRef(made.untyped_storage())
+            reference = StorageWeakRef(result.untyped_storage())
             self._storages[reference.cdata] = reference
-        return made
+        return result
 
 
 def _with_memory(function: Callable[..., Any], _parts: Parts) -> Callable[..., Any]:

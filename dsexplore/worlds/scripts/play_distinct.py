@@ -102,10 +102,10 @@ def _outcome(played: Players, rank: int, names: Mapping[str, Progression]) -> Ou
     return Outcome(digest, shapes, whole)
 
 
-def _standing_for(played: Players, found: Distinct) -> Trace:
+def _standing_for(played: Players, distinct: Distinct) -> Trace:
     """Merge the traces of the representatives, and record the ranks that each stands for."""
-    trace = played.merged(one.played for one in found.classes)
-    texts = {one.played: ranks_text(one.ranks) for one in found.classes}
+    trace = played.merged(one.played for one in distinct.classes)
+    texts = {one.played: ranks_text(one.ranks) for one in distinct.classes}
     info = trace.info
     return Trace(replace(trace.tables, info=replace(info, stands_for=tuple(texts[rank] for rank in info.ranks))))
 

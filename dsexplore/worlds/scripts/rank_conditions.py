@@ -126,14 +126,14 @@ class _Names(ast.NodeTransformer):
 
     def visit(self, node: ast.AST) -> ast.AST:
         if isinstance(node, (ast.Name, ast.Attribute, ast.Call, ast.Subscript)):
-            name = _variable(_said(node), self._axes)
+            name = _variable(_called_name(node), self._axes)
             if name:
                 self.found.add(name)
                 return ast.Name(name, ast.Load())
         return super().generic_visit(node)
 
 
-def _said(node: ast.AST) -> tuple[str, str]:
+def _called_name(node: ast.AST) -> tuple[str, str]:
     """Return the name that an expression refers to, ``get_local_rank``, and the text of its argument, ``dp``."""
     if isinstance(node, ast.Name):
         return node.id.lower(), ""
@@ -142,10 +142,10 @@ def _said(node: ast.AST) -> tuple[str, str]:
     if isinstance(node, ast.Subscript):  # os.environ["RANK"]
         return _text(node.slice).lower(), ""
     assert isinstance(node, ast.Call)
-    name = _said(node.func)[0] if isinstance(node.func, (ast.Name, ast.Attribute)) else ""
+    name = _called_name(node.func)[0] if isinstance(node.func, (ast.Name, ast.Attribute)) else ""
     first = node.args[0] if node.args else None
     if name == "int" and first is not None and isinstance(first, (ast.Call, ast.Subscript)):
-        return _said(first)
+        return _called_name(first)
     if name in ("get", "getenv"):  # os.environ.get("RANK", 0)
         return _text(first).lower(), ""
     return name, _text(first)
@@ -155,9 +155,9 @@ def _text(node: ast.AST | None) -> str:
     return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
 
 
-def _variable(said: tuple[str, str], axes: Sequence[Axis]) -> str:
+def _variable(called: tuple[str, str], axes: Sequence[Axis]) -> str:
     """Return the variable of `_numbers` that an expression stands for; empty for none."""
-    name, called_with = said
+    name, called_with = called
     for index, axis in enumerate(axes):
         words = re.split(r"[\W_]+", name)
         if called_with == axis.name or ("rank" in words and axis.name.lower() in words):
