@@ -25,7 +25,7 @@ import numpy.typing as npt
 import polars as pl
 
 BEYOND_JITTER = 15
-"""How many times the jitter a rank must be late by for its arrival to be more than that."""
+"""Factor on the jitter above which lateness is more than jitter."""
 LEAST = 3
 CHANCE = 1e-4
 LEAST_SHARE = 0.01
@@ -55,14 +55,14 @@ class LateRank:
     late: int
     """How often it was late."""
     collectives: int
-    """How many collectives of the same ops and groups it took part in."""
+    """Number of collectives of the same ops and groups that it took part in."""
     ops: tuple[str, ...]
     """The ops at which it was late, that with most late arrivals first."""
     since_step: int | None
     """The step from which on it was late in nearly all and in none before; None where there is none, as in a program
     that does not mark its steps."""
     since_number: int | None
-    """Where steps are not marked, the same of its collectives, counted from 1."""
+    """If steps are not marked, the collective since which it is late, counted from 1."""
     source: str
     """The line of the collective to which it came late most often; empty where that is not known."""
     axis: str

@@ -1,4 +1,4 @@
-"""Whether two ranks do the same: their traces, written so that the number of a rank does not show.
+"""Comparison of what two ranks do: their traces, written so that the number of a rank does not show.
 
 A peer becomes its distance in the group, a root its position in it, and a group its axis, its size and the distances
 between its members. Steps, ops, modules, bytes, shapes, causes and source lines stay as they are. Times, notes and the

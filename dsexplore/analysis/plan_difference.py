@@ -26,7 +26,7 @@ COLUMNS: dict[str, pl.DataType] = {
     **dict.fromkeys(KEYS, pl.String()),  # module (the owner), op, axis, phase
     **{f"{size}_{side}": pl.Float64() for size in SIZES for side in ("before", "after")},
 }
-"""Of `PlanDifference.to_frame`; per rank and step, those of start-up per rank."""
+"""Columns of `PlanDifference.to_frame`; per rank and step, for start-up per rank."""
 _MOST_AXES = 4
 _DIGITS = 3
 """Decimals that numbers are rounded to, so that equal sums of other ranks compare equal."""

@@ -42,7 +42,7 @@ class RunningTimes:
     steps: int
     """Steps that have times: seconds are divided by them."""
     words: str
-    """Where the seconds come from, as a view says it."""
+    """The source of the seconds, in words for views."""
 
 
 def measured_times(tables: Tables) -> RunningTimes | None:

@@ -44,17 +44,17 @@ class _World:
 
     ops: Sequence[str]
     groups: Sequence[str]
-    """By row: the ranks of its group as text, since processes may name one group differently."""
+    """The ranks of each row's group as text, since processes may name one group differently."""
     peers: Sequence[int | None]
     batches: Sequence[int | None]
     ranks: dict[int, _Rank]
     members: dict[str, list[int]]
-    """By group: those of its ranks that are in the trace."""
+    """{group: those of its ranks that are in the trace}."""
     found: npt.NDArray[np.int64]
     sent: dict[_Channel, deque[int]] = field(default_factory=lambda: defaultdict(deque))
     """The rounds of messages on their way."""
     to_come: dict[_Channel, int] = field(default_factory=lambda: defaultdict(int))
-    """How many messages have still to be sent."""
+    """Number of messages that are still to be sent."""
 
 
 def rounds(tables: Tables) -> npt.NDArray[np.int64]:

@@ -53,7 +53,7 @@ class Level(NamedTuple):
     level: str
     """`INSIDE` a node or `BETWEEN` nodes."""
     bytes: int
-    """Of the recorded rank that sends most there."""
+    """Bytes of the recorded rank that sends most there."""
     peers: int
     """Ranks that a recorded rank sends to, at most."""
     seconds: float = 0.0
@@ -70,9 +70,9 @@ class WorldMap(Displayable):
     steps: int
     """Steps recorded: all bytes here are per step."""
     received: dict[str, npt.NDArray[np.float64]]
-    """By axis: (world,) bytes that the recorded ranks together send to each rank, per step."""
+    """{axis: bytes that the recorded ranks together send to each rank per step, shape (world,)}."""
     groups: dict[str, tuple[tuple[int, ...], ...]]
-    """By axis: the groups of the recorded ranks."""
+    """{axis: the groups of the recorded ranks}."""
     over: tuple[tuple[int, str, str, int, int, int], ...]
     """The rows of `links`: numbers of a few, which polars' threads would take longer to hand over than to compute."""
     senders: tuple[int, ...]

@@ -51,11 +51,11 @@ class Backward:
     number: int
     """Autograd's number of the graph task."""
     makes_graph: bool
-    """Whether it is itself differentiable (``create_graph``): then its operations make new autograd nodes."""
+    """True if it is itself differentiable (``create_graph``): then its operations make new autograd nodes."""
     sources: Sources
     """The user's lines that called it, at most ``depth``."""
     depth: int
-    """How many lines were looked for."""
+    """Number of lines that were looked for."""
 
 
 class ThreadCalls:
@@ -74,13 +74,13 @@ class ThreadCalls:
         self.lines: list[Sources] = []
         """By position in ``boundaries``: the user's line that made that call."""
         self.without_gradients = False
-        """Whether gradients were off when the outermost call in progress, or the latest one, began."""
+        """True if gradients were off when the outermost call in progress, or the latest one, began."""
         self.is_warm_up = False
-        """Whether that call is of a pipeline, whose stages run once to learn shapes."""
+        """True if that call is of a pipeline, whose stages run once to learn shapes."""
         self.next_node = 0
         """The number of the next autograd node when that call began, or ended: FSDP1 makes some in any forward."""
         self.with_gradients = 0
-        """How many outermost calls began with gradients on."""
+        """Number of outermost calls that began with gradients enabled."""
         self.backward: Backward | None = None
         """The last backward of this thread that communicated."""
         self._lock = threading.Lock()  # a device's thread looks calls up while the thread of the forward trims

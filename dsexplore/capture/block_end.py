@@ -26,7 +26,7 @@ from dsexplore.tracebacks import is_of_the_program
 _LAUNCHER = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "SLURM_JOB_ID", "MASTER_ADDR", "MASTER_PORT")
 _KEY = "dsexplore/attempt"
 _blocks: Counter[str] = Counter()
-"""By folder: how many blocks of this process have saved there."""
+"""{folder: number of blocks of this process that have saved there}."""
 
 
 def end_of(error: BaseException | None) -> str:

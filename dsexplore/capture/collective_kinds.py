@@ -39,11 +39,11 @@ class CollectiveKinds:
         self.kinds: list[Kind] = []
         """In the order in which they came first."""
         self.numbers: list[int] = []
-        """Of each collective, that of its kind."""
+        """The index of each collective's kind."""
         self.origins: list[Issued] = []
         """The first collective of each origin, and of each failure of one origin."""
         self.origin_numbers: list[int] = []
-        """Of each collective, that of its origin."""
+        """The index of each collective's origin."""
         self.columns: dict[str, list[int | None]] = {"batch": [], "start": [], "end": [], "waited": []}
         """By field of `Issued`: that of each collective."""
         self._sort(issued, waits)

@@ -135,7 +135,7 @@ class DeviceBatches:
     def __init__(self) -> None:
         self._open = _OpenBatch()
         self._launched: dict[int, tuple[weakref.ref[Any], list[Spanned]]] = {}
-        """By the identity of a work that the program may still wait for: its collectives."""
+        """{id of a work that the program may still wait for: its collectives}."""
         self._patches = Patches()
         self._is_installed = False
 
@@ -210,4 +210,4 @@ PATCHES: tuple[Entry, ...] = (
         lambda original, parts: _followed(original, parts[DeviceBatches].launch),
     ),
 )
-"""What is replaced while collectives of a device are followed."""
+"""Functions that are replaced while collectives of a device are followed."""

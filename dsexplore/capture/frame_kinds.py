@@ -52,7 +52,7 @@ numpy, read tensors for it, such as those that index an array."""
 kinds: dict[int, int] = {}
 """The kinds known so far, by the identity of a code object: hashing one reads all of its bytecode."""
 _TO_AUTOGRAD = 3
-"""How many frames outside of an op's kernel torch's autograd stands, which calls that of a functional op."""
+"""Number of frames between an op's kernel and torch's autograd, which calls that of a functional op."""
 _MOST_LINES = 10_000
 _references: dict[int, weakref.ref[CodeType]] = {}
 """Remove a code object from `kinds` when it is freed: programs generate code, and identities are used again."""

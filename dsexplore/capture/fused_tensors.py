@@ -37,7 +37,7 @@ class FusedTensors:
     def __init__(self, add: Callable[[Use, int], None]) -> None:
         self._add = add
         self.some = 0
-        """How many are not counted."""
+        """Number of tensors that are not counted."""
 
     def compute(self, held: Held, sources: Iterable[Held]) -> None:
         """Note what an uncounted tensor is computed from, besides what is known; a counted one has been written."""

@@ -55,8 +55,7 @@ _METHODS: dict[str, tuple[str, type, Callable[..., tuple[Any, ...]]]] = {
     ALL_GATHER.attribute: ("c10d::_allgather_base_", ALL_GATHER_OPTIONS, _all_gather),
     REDUCE_SCATTER.attribute: ("c10d::_reduce_scatter_base_", REDUCE_SCATTER_OPTIONS, _reduce_scatter),
 }
-"""By the name of a method: the op that it calls, the type of its last argument, and the op's arguments, as far as
-anything is read from them."""
+"""{method: (op that it calls, type of its last argument, the op's arguments as far as anything is read from them)}."""
 
 
 class GroupMethods:
@@ -89,7 +88,7 @@ class GroupMethods:
 _observer: Observer | None = None
 """The object that all the functions report to."""
 _replaced: dict[str, Any] = {}
-"""By the name of a method: what our function calls."""
+"""{method: the function that ours calls}."""
 
 
 def _observed(name: str) -> Callable[..., Any]:

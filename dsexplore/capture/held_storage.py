@@ -22,13 +22,13 @@ class Held:
     """The segment in which it was made."""
     reference: Any
     number: int
-    """Of no other storage, also after this one is gone, when another may get its address."""
+    """A number that no other storage gets, even after this one is freed and its address reused."""
     is_counted: bool = True
     """False of what no kernel writes."""
     is_gone: bool = False
     region: int | None = None
     """The compiled module in which an op made it that is fused."""
     parents: list[Held] = field(default_factory=list)
-    """Of one that is not counted: what it is computed from."""
+    """For an uncounted storage, those that it is computed from."""
     children: list[Held] = field(default_factory=list)
-    """What is computed from this one and not counted."""
+    """Uncounted storages that are computed from this one."""

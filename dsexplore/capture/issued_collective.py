@@ -43,9 +43,9 @@ class Origin(NamedTuple):
     cause: str = ""
     redistribute: Redistribute | None = None
     is_implicit: bool = False
-    """Whether it is a redistribute that the program did not ask for."""
+    """True if it is a redistribute that the program did not ask for."""
     is_object: bool = False
-    """Whether it is part of an object collective, such as ``all_gather_object``."""
+    """True if it is part of an object collective, such as ``all_gather_object``."""
 
     @property
     def cause_text(self) -> str:
@@ -90,11 +90,11 @@ class Issued:
     """The global rank that issued it."""
     origin: Origin
     is_async: bool = False
-    """Whether the op returned before it was done."""
+    """True if the op returned before it was done."""
     label: Label | None = None
     """Names the call of a layer over torch that issued it; None outside such a call."""
     parties: Parties | None = None
-    """Between whom it goes; None where all ranks of the group are alike."""
+    """Its peers, root and split sizes; None if all ranks of the group take the same part."""
     batch: int | None = None
     """The number that the members of one coalesced call share; None outside one."""
     start: int | None = None
@@ -103,11 +103,11 @@ class Issued:
     span: CudaSpan | None = None
     """Start and end on the device, until `read_clock` has turned them into ``start`` and ``end``."""
     needs_work: bool = False
-    """Whether it takes time that is measured, by the ``Work`` that its backend returns."""
+    """True if it takes time that is measured, by the ``Work`` that its backend returns."""
     recordings: Sequence[Keeper] = ()
     """The recordings that were open when it began: it is added to them when it has returned."""
     ends_at_return: bool = False
-    """Whether ``end`` is the time at which the op returned: its work has no future that says when it was over."""
+    """True if ``end`` is the time at which the op returned: its work has no future that says when it was over."""
     waited: int | None = None
     """Nanoseconds for which the program stood still for it; None where that was not seen."""
     failure: str = ""

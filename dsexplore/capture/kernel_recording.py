@@ -65,9 +65,9 @@ class Segment(NamedTuple):
 
     step: int
     collectives: int
-    """How many had been issued before it."""
+    """Number of collectives issued before it."""
     phase: Phase
-    """Of its last op, as `module`."""
+    """The phase of its last op; `module` likewise."""
     module: ModuleEntry | None
 
 
@@ -88,10 +88,10 @@ class KernelRecording:
         """Segment, phase, what one op costs (its FLOPs and bytes are in the sums), sums."""
         self.segments: list[Segment] = []
         self.marks: list[tuple[Any, int]] = []
-        """What `mark` was given, with the segment that begins there and goes on with the one before it."""
+        """Arguments of `mark`, with the index of the segment that begins there and continues the one before."""
         self._segment: dict[tuple[Any, ...], Sums] = {}
         self._continued = False
-        """Whether ops of this segment stand before a mark."""
+        """True if ops of this segment stand before a mark."""
         self._step = 0
         self._last: tuple[Phase, ModuleEntry | None] = ("other", None)
         self._optimizing = 0
@@ -324,7 +324,7 @@ PATCHES: tuple[Entry, ...] = (
     Patch(PROPAGATE_TENSOR_META, "an op that it runs on tensors of global shape is none of the program's", _uncounted),
     Patch(RESIZE_STORAGE, "no dispatch mode sees FSDP2 free gathered parameters by it", _followed),
 )
-"""What is replaced while kernels are recorded."""
+"""Functions that are replaced while kernels are recorded."""
 
 
 _DISPATCH = OpCost("dispatch", "DTensor", "")

@@ -29,7 +29,7 @@ class LiveMemory:
         self._peak = 0
         self._at_peak = dict(self._now)
         self._storages = self._at_peak_storages = 0
-        """How many storages there have been, and how many at the segment's largest sum."""
+        """Number of storages so far, and at the segment's peak."""
         self._before = dict.fromkeys(USES, 0)
         self._segment = 0
         self._moves: list[tuple[int, int, int, int, Use, Use]] = []

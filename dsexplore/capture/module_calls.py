@@ -59,9 +59,9 @@ class ModuleCalls:
 
 _installed: ModuleCalls | None = None
 _call_module: Callable[..., Any] = nn.Module.__call__
-"""What `_call` stands in the place of: torch's own, or what the program had put there."""
+"""The function that `_call` replaces: torch's own, or the program's replacement of it."""
 _is_beneath_another = False
-"""Whether the program has replaced `_call` by a function that calls it: then `_call` stays where it is."""
+"""True if the program has replaced `_call` by a function that calls it: then `_call` stays where it is."""
 
 
 def _call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:

@@ -22,7 +22,7 @@ class ModuleEntry:
     position: int = 0
     """Place in the root's ``named_modules``."""
     label: str = ""
-    """Of a root: its class, numbered where several models share it (``Llama#2``)."""
+    """For a root, its class, numbered if several models share it (``Llama#2``)."""
     calls: int = 0
     """How often its forward began, recomputations included."""
 

@@ -36,11 +36,11 @@ class Modules:
 
     warn: Callable[[str, str], None]
     lines: frame_kinds.UserLines = field(default_factory=frame_kinds.UserLines)
-    """Of the user's program, which call modules."""
+    """Lines of the user's program that call modules."""
     _known: dict[int, ModuleEntry] = field(default_factory=dict)
-    """By the identity of the module: of those that had the same one, the latest."""
+    """{id of a module: the latest module with that id}."""
     _wrappers: dict[int, tuple[weakref.ref[nn.Module], ModuleEntry]] = field(default_factory=dict)
-    """By the identity of a wrapper around a module: the wrapper, and the module's entry."""
+    """{id of a wrapper around a module: (wrapper, the module's entry)}."""
     _met: list[ModuleEntry] = field(default_factory=list)
     _roots: list[ModuleEntry] = field(default_factory=list)
     _parameters: Parameters = field(default_factory=Parameters)

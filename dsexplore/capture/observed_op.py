@@ -86,7 +86,7 @@ class _Keys(NamedTuple):
     behind: DispatchKeySet
     """The keys with which the call goes on."""
     has_meta: bool
-    """Whether a tensor is a meta or fake one."""
+    """True if a tensor is a meta or fake one."""
     has_cpu: bool
 
 
@@ -98,7 +98,7 @@ def _read_keys(raw: int) -> _Keys:
 
 
 _NO_KEYS = _Keys(AFTER_BACKEND_SELECT, has_meta=True, has_cpu=False)
-"""Of a call that has not come from the dispatcher, but from a mode of fake or local tensors."""
+"""The keys of a call that comes from a mode of fake or local tensors, not from the dispatcher."""
 
 
 class _Nesting(threading.local):

@@ -47,11 +47,11 @@ class OpCost(NamedTuple):
 
     kind: Kind
     op: str
-    """``"mm"``; of attention with ``", causal"`` behind it where half of the scores are left out."""
+    """``"mm"``; for attention with the suffix ``", causal"`` if half of the scores are left out."""
     dtype: str
-    """Of a product ``"tf32"`` where float32 numbers are multiplied as such; see `multiplies_in_tf32`."""
+    """The dtype; ``"tf32"`` for products of float32 numbers that are multiplied as such, see `multiplies_in_tf32`."""
     shape: tuple[int, ...] = ()
-    """Of a product: batch, m, n, k. Of attention: batch, heads, queries, keys, width of a head. Else empty."""
+    """For a product: batch, m, n, k. For attention: batch, heads, queries, keys, head dim. Else empty."""
     flops: int = 0
     read: int = 0
     written: int = 0
@@ -61,13 +61,13 @@ class AtenOp(NamedTuple):
     """The facts about an op that do not depend on its arguments."""
 
     role: int
-    """Of the op in a cost model: `FREE`, `COMMUNICATION`, `WAIT`, `PRODUCT`, `ATTENTION` or `MEMORY`."""
+    """The role of the op in a cost model: `FREE`, `COMMUNICATION`, `WAIT`, `PRODUCT`, `ATTENTION` or `MEMORY`."""
     name: str
     """Without namespace and overload, ``"mm"``."""
     parameters: tuple[Any, ...] = ()
     """As its schema describes them, each with a name, a default value and what is said of its memory."""
     writes: bool = False
-    """Whether it writes into an argument."""
+    """True if it writes into an argument."""
 
 
 _known: dict[Any, AtenOp] = {}

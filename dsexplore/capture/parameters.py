@@ -57,7 +57,7 @@ class Parameters:
     _meshes: dict[int, DeviceMesh] = field(default_factory=dict)
     """Meshes that parameters lie on, by identity."""
     _layouts: dict[Hashable, Layout] = field(default_factory=dict)
-    """By shapes, dtype, placements and mesh: the layers of a model repeat a few."""
+    """{(shapes, dtype, placements, mesh): layout}; the layers of a model share a few."""
 
     def read(self, model: nn.Module, parts: Iterable[tuple[nn.Module, ModuleEntry]]) -> None:
         """Read the parameters of a model that were not read before.

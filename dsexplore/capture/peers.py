@@ -18,11 +18,11 @@ class Parties(NamedTuple):
     peers: Sequence[int | None] = ()
     """One per message, where the op sends or receives from point to point; None for a recv from any rank."""
     root: int | None = None
-    """The rank that a collective sends from or to; None where all ranks are alike."""
+    """The rank that a collective sends from or to; None if it has no root."""
     send_splits: tuple[int, ...] | None = None
-    """Elements that this rank sends to each rank of the group; None where they are alike."""
+    """Elements that this rank sends to each rank of the group; None if they are equal."""
     recv_splits: tuple[int, ...] | None = None
-    """Elements that this rank receives from each rank of the group; None where they are alike."""
+    """Elements that this rank receives from each rank of the group; None if they are equal."""
 
 
 Reader = Callable[[Sequence[Any]], Parties | None]

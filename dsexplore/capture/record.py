@@ -24,7 +24,7 @@ from dsexplore.trace.files import check_destination, names_directory, save_recor
 from dsexplore.trace.trace import Trace
 
 LATEST = 1000
-"""How many of the latest collectives may still run; a program that issues more and waits for none is rare."""
+"""Number of latest collectives that may still run; programs that issue more without waiting are rare."""
 
 
 @contextmanager

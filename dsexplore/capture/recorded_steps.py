@@ -22,9 +22,9 @@ class OuterCalls:
     """The positions in a recording of outermost module calls, where steps begin."""
 
     first: int | None = None
-    """How many collectives had been issued at the first call; None before it."""
+    """Number of collectives issued at the first call; None before it."""
     begins: list[int] = field(default_factory=list)
-    """By step: how many had been issued at its first call with gradients."""
+    """Number of collectives issued at each step's first call with gradients."""
     _calls: dict[int, list[int]] = field(default_factory=dict)
     """By identity of a module's entry: how many had been issued at its calls without gradients."""
     _sent: dict[int, int] = field(default_factory=dict)

@@ -27,17 +27,17 @@ class EventColumns:
     """The events of a recording, of which many have most of their columns in common."""
 
     of_kinds: Columns
-    """What the events of a kind have in common: by column of `schema.EVENTS`, a value per message of each kind."""
+    """{column of `schema.EVENTS` that the events of a kind share: one value per message of each kind}."""
     messages: npt.NDArray[np.int64]
-    """Of each event, its place in `of_kinds`."""
+    """The index of each event in `of_kinds`."""
     of_origins: Columns
-    """What the collectives of an origin have in common: by column of `schema.EVENTS`, a value per origin."""
+    """{column of `schema.EVENTS` that the collectives of an origin share: one value per origin}."""
     origins: npt.NDArray[np.int64]
-    """Of each collective, its place in `of_origins`."""
+    """The index of each collective in `of_origins`."""
     of_collectives: Columns
     """By column of `schema.EVENTS`, a value per collective."""
     collectives: npt.NDArray[np.int64]
-    """Of each event, its place in `of_collectives`: a collective of several messages has as many events."""
+    """The index of each event in `of_collectives`: a collective of several messages has one event for each."""
 
     def table(self) -> pl.DataFrame:
         """Return one row per message; columns: `schema.EVENTS`."""
@@ -86,7 +86,7 @@ class Recorded:
     steps: int | None
     """The number of steps that the tables hold; None for all that was recorded."""
     trains: bool
-    """Whether a module outside any other was called with gradients on."""
+    """True if a module outside any other was called with gradients on."""
     _made: Tables | None = field(default=None, init=False)
 
     def __call__(self) -> Tables:

@@ -68,8 +68,8 @@ class Recorder:
         self._recordings: list[Recording] = []
         self._stack_depth = 1
         self._inside: dict[int, Issued] = {}
-        """By thread: the collective whose call has not returned. NCCL's first one of a group waits there for the others
-        to make its communicator."""
+        """{thread: collective whose call has not returned}. NCCL's first collective of a group waits there for the
+        other ranks to create its communicator."""
         self._lock = threading.RLock()
         self._start_anew()
 
@@ -80,7 +80,7 @@ class Recorder:
         self._origins = Origins(self._modules, self._groups)
         self._module_calls = ModuleCalls(self._modules, self._begin_outermost)
         self._early: EarlySends | None = EarlySends()
-        """What the program sends itself before any module runs; None from then on."""
+        """Collectives that the program issues itself before any module runs; None from then on."""
         self._batches = Batches(count(1))
         self._warned: set[str] = set()
 

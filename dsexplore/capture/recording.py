@@ -21,9 +21,9 @@ class Recording:
     """The content of one recording while its block runs."""
 
     stack_depth: int
-    """How many of the user's lines to keep per collective."""
+    """Number of the user's lines to keep per collective."""
     simulated: bool
-    """Whether the process group simulates its ranks."""
+    """True if the process group simulates its ranks."""
     mesh: str
     """The mesh as the user wrote it, ``"dp=2,tp=4"``; empty where none was named."""
     earlier_calls: dict[int, int] = field(default_factory=dict)
@@ -31,7 +31,7 @@ class Recording:
     earlier_differentiable: int = 0
     """`Modules.differentiable_calls` before this recording was opened."""
     trains: bool = False
-    """Whether a module outside any other was called with gradients on, as far as tables were made."""
+    """True if a module outside any other was called with gradients on, as far as tables were made."""
     further_notes: Callable[[int], Iterable[str]] = lambda _events: ()
     """Called with the number of collectives so far; returns what the trace's notes say besides `notes`."""
     target: str = ""
@@ -39,13 +39,13 @@ class Recording:
     issued: list[Issued] = field(default_factory=list)
     """All collectives, in program order."""
     steps: list[int] = field(default_factory=list)
-    """How many collectives had been issued at each `Trace.step`."""
+    """Number of collectives issued at each `Trace.step`."""
     steps_are_marked: bool = False
-    """Whether the program ends its steps with `Trace.step`; else `steps` are those that its optimizers end."""
+    """True if the program ends its steps with `Trace.step`; else `steps` are those that its optimizers end."""
     ends_with_step: bool = False
-    """Whether what came after the end of the last step is left out."""
+    """True if what came after the end of the last step is left out."""
     calls: OuterCalls = field(default_factory=OuterCalls)
-    """Where modules are called outside any other."""
+    """Outermost module calls."""
     notes: list[str] = field(default_factory=list)
     """See `TraceInfo.notes`."""
     end: str = ""

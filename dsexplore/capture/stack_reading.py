@@ -42,7 +42,7 @@ class StackReading:
     """The facts about one collective in the frames read so far. Refers to running frames, so it must not be kept."""
 
     depth: int
-    """How many of the user's lines to find."""
+    """Number of the user's lines to find."""
     modules: Modules
     own: ThreadCalls
     """The module calls of this thread, as `module_calls` observed them."""
@@ -50,7 +50,7 @@ class StackReading:
     """Autograd's number of the backward that runs in this thread; -1 for none."""
     phase: Phase
     phase_is_known: bool = False
-    """Whether a module call, autograd's engine or an optimizer was met: the innermost of them decides the phase."""
+    """True if a module call, autograd's engine or an optimizer was met: the innermost of them decides the phase."""
     call: ModuleCall = NO_CALL
     """The module call that runs; in backward, the one that made the running autograd node."""
     called: FrameType | None = None
@@ -67,22 +67,22 @@ class StackReading:
     dtensor_op: str = ""
     """The innermost op on DTensors, ``aten.add``."""
     before: DTensorSpec | None = None
-    """What the innermost redistribute changes; None outside a redistribute."""
+    """The spec before the innermost redistribute; None outside a redistribute."""
     after: DTensorSpec | None = None
-    """What the innermost redistribute makes of it."""
+    """The spec after the innermost redistribute."""
     schedule: tuple[dict[str, Any], ...] = ()
     """Local names of the pipeline schedule's frames, innermost first; see `pipelines`."""
     batch_position: int = 0
     """1 for the first member of a batch of point-to-point operations, 2 for the later ones; 0 outside a batch."""
     is_implicit: bool = False
-    """Whether DTensor redistributed what the program did not ask it to."""
+    """True if DTensor redistributed what the program did not ask it to."""
     in_redistribute_backward: bool = False
     is_object: bool = False
-    """Whether it is part of a collective of pickled objects."""
+    """True if it is part of a collective of pickled objects."""
     is_blocking: bool = False
-    """Whether ``send`` or ``recv`` was called, which wait; their op is that of ``isend`` and ``irecv``."""
+    """True if ``send`` or ``recv`` was called, which wait; their op is that of ``isend`` and ``irecv``."""
     is_complete: bool = False
-    """Whether frames further out have nothing to add."""
+    """True if frames further out have nothing to add."""
 
     @property
     def module(self) -> nn.Module | None:

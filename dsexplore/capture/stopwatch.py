@@ -40,7 +40,7 @@ class Stopwatch:
         self._batches = DeviceBatches()
         self._anchors: dict[int, CudaAnchor] = {}
         self._latest: dict[tuple[object, int], CudaSpan] = {}
-        """By communicator and device: the collective that was issued last."""
+        """{(communicator, device): collective that was issued last}."""
         self._wait: Any = None
 
     def install(self) -> None:

@@ -42,7 +42,7 @@ class Timed(Protocol):
     failure: str
     """``"failed: RuntimeError"`` for one that has no end, as it failed."""
     ends_at_return: bool
-    """Whether the end is the time at which the op returned, until the program waits for it: its work has no future that
+    """True if the end is the time at which the op returned, until the program waits for it: its work has no future that
     says when it was over."""
     waited: int | None
     """Nanoseconds for which the program stood still for it; None where that was not seen."""
@@ -122,7 +122,7 @@ class InFlight:
     def __init__(self) -> None:
         self._works: deque[tuple[Timed, Any]] = deque()
         self.events: dict[int, Timed] = {}
-        """By the identity of a work that is held, or that says nothing of its end and is there: its event."""
+        """{id of a work: its event}, for works that are held, or alive and unable to report their end."""
         self._there: dict[int, weakref.ref[Any]] = {}
         self._lock = threading.Lock()
 

@@ -183,7 +183,7 @@ def host_seconds(row: Mapping[str, Any], cluster: Cluster, speed: Speed, compile
 
 
 DTENSOR_LAUNCHES = 4.0
-"""How many times longer than a plain op the CPU takes for one on DTensors, once its sharding is cached."""
+"""CPU time of an op on DTensors relative to a plain op, once its sharding is cached."""
 
 
 def slowest_of(ranks: int, cluster: Cluster, speed: Speed) -> float:

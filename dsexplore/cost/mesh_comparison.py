@@ -17,7 +17,7 @@ from dsexplore.display import Displayable
 from dsexplore.errors import UsageError
 
 _COMPARED = 3
-"""How many of the fastest meshes are looked at for ties."""
+"""Number of fastest meshes that are checked for ties."""
 
 
 @dataclass(frozen=True)

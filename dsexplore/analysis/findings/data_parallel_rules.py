@@ -20,7 +20,7 @@ from dsexplore.units import format_bytes, format_seconds
 SMALL = 1024 * 1024
 """Message bytes of a gather whose time is that of the call, not of the bytes."""
 SHARE = 16
-"""A group is small beside one that gathers so many times as much."""
+"""A group counts as small if the largest one gathers at least this many times as much."""
 
 
 def small_fsdp(evidence: Evidence) -> Iterator[Finding]:

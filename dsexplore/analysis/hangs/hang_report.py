@@ -145,17 +145,16 @@ class HangReport(Displayable):
     waiting: pl.DataFrame
     """One row per rank that waits: in which call, and for which ranks; columns: `WAITING`."""
     mismatches: pl.DataFrame
-    """The first collective of each group that the ranks did not call alike, a row per side; columns: `MISMATCHES`."""
+    """The first collective of each group that its ranks called differently, one row per side; columns: `MISMATCHES`."""
     reason: Reason
     """The reason as a word of `dsexplore.analysis.hangs.hang_report.Reason`; ``none`` where nothing hangs."""
     suspects: tuple[int, ...] = ()
     """The ranks among which the cause is, where the evidence does not say which of them it is; beside culprits, ranks
     without a record of which it is not known whether they came."""
     lines: Mapping[int, str] = field(default_factory=dict)
-    """By culprit: the ``file:line`` where it stands: where it raised, or is outside a collective; else of the call that
-    parted from the others', or of its last one."""
+    """{culprit: ``file:line`` where it raised, or is outside a collective; else of its diverging or last call}."""
     stacks: Mapping[int, str] = field(default_factory=dict)
-    """By rank: where it was when it was ended, innermost call first."""
+    """{rank: its stack when it was ended, innermost call first}."""
     world_size: int = 0
     notes: tuple[str, ...] = ()
     """Limits of the evidence: files that could not be read, ranks without a file, …"""

@@ -41,8 +41,8 @@ class Mismatch:
     """The ranks that called the same, those of the most ranks first; in a log, those that made no such call too."""
     field: Field
     is_harmful: bool
-    """Whether ranks hang in it or after it; one that all ranks got through, and that is not followed by others, is not
-    why the job hangs."""
+    """True if ranks hang in it or after it. A mismatch that all ranks passed, and that others do not follow, is not the
+    reason of a hang."""
 
     @property
     def minority(self) -> tuple[int, ...]:

@@ -92,13 +92,13 @@ class Call(NamedTuple):
     batch: int | None = None
     created: int | None = None
     has_equal_parts: bool = True
-    """Whether all ranks must send equally much, as in ``all_gather_into_tensor`` and not in ``all_gather``."""
+    """True if all ranks must send equal sizes, as in ``all_gather_into_tensor`` and not in ``all_gather``."""
     has_tag: bool = False
-    """Of a message, whether its library tells messages apart by tags, which no record keeps."""
+    """For a message, True if its library matches messages by tags, which no record keeps."""
     reduction: str = ""
     """``SUM``, ``MAX``, …; empty for an op without one, and where that is not known."""
     record: int | None = None
-    """How many calls the rank had recorded before, also those that its dump leaves out; None where nothing counted."""
+    """Number of calls that the rank had recorded before, including those missing from its dump; None if not counted."""
     kind: str = ""
     """The trait of groups with the same part in the program: their description, or the pattern of their ranks."""
 
@@ -126,7 +126,7 @@ class RankEnd(NamedTuple):
     text: str
     """After the rank's name: ``was killed by SIGKILL``, or ``raised ValueError (bad sample 17) at train.py:5``."""
     line: str = ""
-    """Where it did, ``"train.py:5"``; empty where that is not known."""
+    """The line where it ended, ``"train.py:5"``; empty if unknown."""
 
     @classmethod
     def of(cls, text: str) -> RankEnd | None:
@@ -147,19 +147,18 @@ class RankCalls:
     has_left_evidence: bool = True
     """False for a rank of which nothing is known, as it left no file or an empty one."""
     has_empty_file: bool = False
-    """Whether the rank left a file without a byte: it was asked for its calls, and wrote none."""
+    """True if the rank left an empty file: it was asked for its calls, and wrote none."""
     is_whole: bool = True
-    """Whether ``calls`` begins with the first call; false where a ring buffer lost it, or only pending ones were
-    kept."""
+    """True if ``calls`` begins with the first call, so that no ring buffer lost it, and calls that ended are kept."""
     enqueued: Mapping[GroupId, int] = field(default_factory=dict)
-    """By group: the last sequence number that the recorder counted, also of calls that it no longer has."""
+    """{group: last sequence number that the recorder counted, including calls that it no longer has}."""
     completed: Mapping[GroupId, int] = field(default_factory=dict)
-    """By group: the last sequence number that the recorder saw end, also of calls that it no longer has."""
+    """{group: last sequence number that the recorder saw complete, including calls that it no longer has}."""
     replicas: frozenset[int] = frozenset()
-    """The ranks that run the same program, as far as groups say: members of its groups in which all call together, but
-    for groups of all ranks."""
+    """The ranks that run the same program, as far as groups tell: members of its groups without messages, except those
+    of all ranks."""
     stack: str = ""
-    """Where the rank was when it was ended, innermost call first; empty where that is not known."""
+    """The stack of the rank when it was ended, innermost call first; empty if unknown."""
     end: RankEnd | None = None
     """How the rank ended; None where it was ended with the job, or that is not known."""
 

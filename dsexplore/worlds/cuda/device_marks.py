@@ -26,7 +26,7 @@ PLAIN_CLASSES = frozenset((Tensor, torch.nn.Parameter, FakeTensor))
 """The classes of tensors that hold their own data."""
 _SEQUENCES = (tuple, list)
 _any_placed = False
-"""Whether any tensor was put on a CUDA device since the attributes were last removed."""
+"""True if any tensor was put on a CUDA device since the attributes were last removed."""
 _when_placed: Callable[[], None] | None = None
 """What to call before the first tensor is put on a CUDA device."""
 

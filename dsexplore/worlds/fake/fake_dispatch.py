@@ -46,10 +46,10 @@ _FUSED_ADAM = frozenset({aten.fused_adam.default, aten.fused_adamw.default})
 _SAME = {aten.unsafe_view.default: _aten.view.default, aten.wait.default: _aten.empty_like.default}
 """Ops of which torch keeps nothing, and those that return the same on fake tensors, of which it does."""
 _FRAMES = 4
-"""How many Python frames a collective's op has from `SimulationMode.__torch_dispatch__` to where it is called."""
+"""Number of Python frames from `SimulationMode.__torch_dispatch__` to the call of a collective's op."""
 
 _kept: dict[Key, Any] = {}
-"""What torch keeps of the results of ops in this process, by the keys of the calls; None where it keeps nothing."""
+"""{key of a call: torch's cached result of an op}, for this process; None where torch caches nothing."""
 _entered: SimulationMode | None = None
 
 

@@ -30,7 +30,7 @@ _UNWRITTEN = object()
 LARGEST_KNOWN = 1 << 24
 """Elements of a tensor whose values are kept: the order of a large data set."""
 LARGEST_COMPUTED = 1 << 16
-"""Whole numbers of a tensor whose values are computed: a grid of ranks, or the lengths of a batch."""
+"""Largest size of integer tensors whose values are computed: a grid of ranks, or the lengths of a batch."""
 MOST_FLOATS = 1 << 10
 """Floating-point numbers of a tensor whose values are computed."""
 

@@ -380,4 +380,4 @@ _notes: dict[Any, Note | None] = {
         *("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"),
     ),
 }
-"""What notes the results of an op; None for ops that leave everything as it is known."""
+"""{op: function that records its results}; None for ops that do not change what is known."""

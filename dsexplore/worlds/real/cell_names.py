@@ -94,9 +94,9 @@ class Travel:
     """
 
     _left: dict[str, object] = field(default_factory=dict)
-    """By name that the ranks assigned: the value of that name in the notebook at that time."""
+    """{name that the ranks assigned: its value in the notebook at that time}."""
     _sent: dict[str, bytes] = field(default_factory=dict)
-    """By name: a digest of what was sent last."""
+    """{name: digest of what was sent last}."""
 
     def choose(self, used: UsedNames, notebook: Mapping[str, Any]) -> dict[str, Any]:
         """Return the names to send, with their values: those that the cell reads and that the ranks do not have.

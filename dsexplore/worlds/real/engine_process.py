@@ -26,7 +26,7 @@ class EngineCell:
 
     cell: Cell
     backend: str
-    """Of the process group, where the engine has none yet."""
+    """The backend of the process group, if the engine has none yet."""
     mesh: str
     """Axes of the mesh that cells find as ``mesh``; empty for none."""
 

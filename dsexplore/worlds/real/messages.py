@@ -80,7 +80,7 @@ class Cell:
     file: str
     """The file that the code objects name."""
     sources: dict[str, str]
-    """By file, the text of this cell and of those whose functions it brings: for tracebacks."""
+    """{file: source of this cell, or of a cell whose functions it brings}, for tracebacks."""
     names: bytes
     """A pickled mapping of the names that it brings; empty for none."""
     save: str

@@ -28,15 +28,15 @@ class RankOutcome:
     output: str = ""
     """All that the rank wrote to stdout and stderr, C++ libraries included."""
     stack: str = ""
-    """Where a stuck rank was, innermost call first."""
+    """The stack of a stuck rank, innermost call first."""
     exit_code: int | None = None
     """Negative for a signal: −9 is SIGKILL."""
     line: int | None = None
-    """Of a cell, the line that raised."""
+    """For a cell, the line that raised."""
     shown: str = ""
-    """Of a cell, the ``repr`` of its last expression; empty where that is None."""
+    """For a cell, the ``repr`` of its last expression; empty if that is None."""
     was_stopped: bool = False
-    """Whether a stuck rank's process was stopped, as by SIGSTOP or a debugger."""
+    """True if a stuck rank's process was stopped, as by SIGSTOP or a debugger."""
 
 
 class Shown:

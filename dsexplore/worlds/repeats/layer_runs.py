@@ -42,7 +42,7 @@ class _Period(NamedTuple):
     own: int
     """The position of its layer among those that the pass runs."""
     skipped: int
-    """How many layers the pass skips: 0 where it runs all."""
+    """Number of layers that the pass skips: 0 if it runs all."""
     shifts: Sequence[int]
     """By number of the repetition, of which -1 is the last: what makes positions numbers of layers."""
 

@@ -24,17 +24,17 @@ class PartMark(NamedTuple):
     """The begin of one forward, one backward, or one pair of both, of a microbatch."""
 
     skipped: int
-    """How many parts that are equal to this one are skipped."""
+    """Number of equal parts that are skipped."""
     freed: int = 0
     """Bytes of activations that skipped parts have added, and that are freed from here on."""
 
 
 class _Mark(NamedTuple):
     label: LayerMark | PartMark | list[Held]
-    """What begins there; for gradients that skipped layers get, their memory."""
+    """The part that begins there; for gradients of skipped layers, their memory."""
     step: int
     issued: int
-    """How many collectives had been issued."""
+    """Number of collectives issued so far."""
     segment: int
     """The segment of kernels that begins there."""
     calls: Mapping[int, int]
@@ -48,7 +48,7 @@ class MarkedRecording:
     containers: list[Sequence[nn.Module]] = field(default_factory=list)
     """The layers of each container of which some are skipped; empty where none are after all."""
     microbatches: list[tuple[int, int]] = field(default_factory=list)
-    """Of each step of a schedule, how many were run, and how many there are."""
+    """For each step of a schedule, how many microbatches ran, and how many there are."""
     marks: list[_Mark] = field(default_factory=list)
 
     def __post_init__(self) -> None:

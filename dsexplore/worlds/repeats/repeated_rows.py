@@ -21,7 +21,7 @@ from dsexplore.worlds.repeats.layer_runs import CannotSkip, LayerRuns
 Frames = dict[str, pl.DataFrame]
 """The tables of one rank that have rows of what was run, by name."""
 Numbers = npt.NDArray[np.int64]
-"""What is added to counters of rows, in the order of `_ADDED`."""
+"""Increments of the counters of rows, in the order of `_ADDED`."""
 
 _ADDED = ("seq", "segment", "batch", *USES)
 _COUNTERS: dict[str, dict[str, str]] = {
@@ -29,9 +29,9 @@ _COUNTERS: dict[str, dict[str, str]] = {
     "kernels": {"before": "seq", "segment": "segment", "waits_for": "seq"},
     "memory": {"before": "seq", "segment": "segment", **{use: use for use in USES}},
 }
-"""By table: the columns of numbers that go on from one interval to the next, with the counter in `_ADDED` of each."""
+"""{table: {column that counts on from one interval to the next: its counter in `_ADDED`}}."""
 _NAMES = {"events": ["trigger", "owner"], "kernels": ["module"], "memory": ["module"]}
-"""By table: the columns of module names."""
+"""{table: its columns of module names}."""
 _SUMS = ("count", "flops", "read_bytes", "written_bytes", "fused_bytes", "fused_count")
 _KINDS = ("segment", "phase", "module", "kind", "op", "dtype", "shape", "compiled", "waits_for")
 """The columns of kernels in which two rows differ."""

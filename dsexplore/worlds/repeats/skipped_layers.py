@@ -81,9 +81,9 @@ class SkippedLayers:
         self._unchecked = set(self._places) if is_checked else set()
         """Layers that are still to be run once."""
         self._signatures: dict[int, Any] = {}
-        """By container: what can be seen of the call of its second layer."""
+        """{container: signature of the call of its second layer}."""
         self._arguments: dict[int, Any] = {}
-        """By container: what its last layer before the gap was called with."""
+        """{container: arguments of the last layer before the skipped ones}."""
         self._has_skipped: set[int] = set()
         """Containers some of whose layers were skipped."""
         self._hooks: list[str] = []

@@ -27,7 +27,7 @@ from dsexplore.worlds.repeats.repeated_layers import plain
 from dsexplore.worlds.repeats.skipped_layers import skipped_layers
 
 _WARM_UP, _PAIRS = 4, 3
-"""How many forwards of the warm-up are run, with as many backwards at the end, and how many pairs."""
+"""Number of warm-up forwards that run, with as many backwards at the end, and number of pairs."""
 _REPEATED = 2
 """The number of the forward, pair or backward that is repeated."""
 

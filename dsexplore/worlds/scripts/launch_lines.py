@@ -25,7 +25,7 @@ class Launched:
     processes: int | None = None
     """On all nodes together."""
     variables: tuple[tuple[str, str], ...] = ()
-    """Environment variables that the launcher sets besides."""
+    """For an option, the environment variable that passes on its value."""
 
 
 @dataclass(frozen=True)
@@ -39,9 +39,9 @@ class _Launcher:
     processes: tuple[str, ...] = ()
     module: tuple[str, ...] = ("-m", "--module")
     variables: tuple[tuple[str, str], ...] = ()
-    """Of an option, the environment variable that its value is handed on in."""
+    """For an option, the environment variable that passes on its value."""
     runs_python: bool = False
-    """Whether ``python`` stands before the script."""
+    """True if ``python`` stands before the script."""
 
 
 _TORCHRUN = _Launcher(

@@ -49,13 +49,13 @@ class Setting(WorldSettings):
     save: str | os.PathLike[str] | None = None
     stack_depth: int = 1
     is_one_of_several: bool = False
-    """Whether other ranks of the same world are played too."""
+    """True if other ranks of the same world are played too."""
     skip_repeats: bool = True
-    """Whether ranks that stand for others may skip microbatches and layers that repeat others."""
+    """True if ranks that stand for others may skip microbatches and layers that repeat others."""
     skips: bool = False
-    """Whether this rank does."""
+    """True if this rank skips them."""
     costs: bool = False
-    """Whether to record what `Trace.predict` needs."""
+    """True to record what `Trace.predict` needs."""
     variables: tuple[tuple[str, str], ...] = ()
     """Environment variables that the program's launcher sets."""
     command: str = ""

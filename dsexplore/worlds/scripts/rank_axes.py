@@ -30,7 +30,7 @@ class GroupFound:
     progressions: tuple[Progression, ...]
     """Smallest stride first."""
     has_messages: bool = False
-    """Whether the rank sends to one other rank in it, or receives from one."""
+    """True if the rank sends to one other rank in it, or receives from one."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Axis:
     stride: int
     size: int
     is_pipeline: bool = False
-    """Whether ranks send to single other ranks along it, as pipeline stages do."""
+    """True if ranks send to single other ranks along it, as pipeline stages do."""
 
     def coordinate(self, rank: int) -> int:
         """Return the coordinate of a rank on the axis."""

@@ -13,7 +13,7 @@ _WITHOUT_CUDA = (
 )
 """Parts of what torch raises where a program asks for CUDA and there is none."""
 _OF_GPUS = re.compile(r"Could not run '(aten::\w+)' with arguments from the 'CPU' backend")
-"""What torch raises where an op has kernels for GPUs alone."""
+"""The error of torch for ops with GPU kernels only."""
 _EXTENSIONS = frozenset(
     {"apex", "deep_ep", "deep_gemm", "flash_attn", "flash_attn_interface", "transformer_engine", "xformers"}
 )

@@ -20,7 +20,7 @@ Run a training script, unmodified, as one rank of a simulated world or as severa
 Options before the script are dsexplore's, those after it are the script's."""
 
 _OF_TORCHRUN = ("--master-addr", "--master-port", "--max-restarts", "--rdzv-backend", "--rdzv-endpoint", "--rdzv-id")
-"""Where ranks of a cluster meet: accepted, so that torchrun's line can be used, and without effect."""
+"""Rendezvous options, accepted so that torchrun's command line works, and ignored."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

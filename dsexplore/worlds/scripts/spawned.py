@@ -34,7 +34,7 @@ class EndedProcesses:
 
 
 class StartedProcesses:
-    """Whether the program has started processes, other than a ``DataLoader`` that starts its workers."""
+    """A flag: the program has started processes, other than a ``DataLoader`` that starts its workers."""
 
     def __init__(self) -> None:
         self.some = False
