@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 TORCH_DISTRIBUTED_DEFAULT_PORT = 29500
 
 SIMULATED_RUN = "dsexplore-simulated"
-"""``TORCHELASTIC_RUN_ID`` of a simulated world: its rank is played by a process that no launcher started."""
+"""``TORCHELASTIC_RUN_ID`` of a simulated world, whose rank was not started by a launcher."""
 
 TIMEOUT_VARIABLE = "DEEPSPEED_TIMEOUT"
 DEFAULT_TIMEOUT_MINUTES = 30

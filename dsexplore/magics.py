@@ -280,7 +280,7 @@ _NONE_OPEN = (
     "no world is open: %commtrace --world-size 8 opens one that stays, %%commtrace --world-size 8 one for its cell"
 )
 _ABOUT_NO_WORLD = re.compile("process group|init_process_group|environment variable")
-"""Words of torch's errors where a program communicates, or makes a mesh, without a world."""
+"""Matches torch's errors for communicating, or creating a mesh, without a world."""
 
 
 def _print_closed(closed: str) -> bool:

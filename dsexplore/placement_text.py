@@ -26,9 +26,10 @@ class Placement:
 
     kind: Kind
     dim: int = 0
-    """The dim that is cut; not negative once the placement belongs to a tensor."""
+    """The dim that is split; not negative once the placement belongs to a tensor."""
     pieces: int = 1
-    """The split factor of a strided shard: into how many pieces the dim is cut before this axis cuts each piece."""
+    """The split factor of a strided shard: number of pieces into which the dim is split before this axis splits
+    each."""
     reduce_op: str = ""
     """How partial values are reduced to the whole: sum, avg, max, …"""
 

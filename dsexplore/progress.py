@@ -26,7 +26,7 @@ from typing import Any, NamedTuple, Protocol
 from dsexplore.constants import SIMULATED_RUN
 
 DELAY = 1.0
-"""Seconds that work lasts before it is drawn: about what a person notices as waiting."""
+"""Seconds before work is drawn: about what a person notices as waiting."""
 INTERVAL = 0.2
 """Seconds between two drawings."""
 WIDTH = 24
@@ -40,11 +40,11 @@ class State(NamedTuple):
     """``"reading ranks"``"""
     done: float
     total: float | None
-    """None where no end is known."""
+    """None if unknown."""
     unit: str
-    """The name of what is counted; empty where done and total are shares of 1."""
+    """The name of what is counted; empty if done and total are fractions of 1."""
     text: str = ""
-    """The part that is being done now, such as a file's name."""
+    """The current part, such as a file's name."""
 
     @property
     def share(self) -> float | None:

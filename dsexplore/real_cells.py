@@ -113,7 +113,7 @@ class RealCells:
         self._shell = shell
         self.kept: RankWorld | Cluster | None = None
         self.lost: RankWorld | Cluster | None = None
-        """The world that was kept until a cell ended it: cells that would have run there are not to run elsewhere."""
+        """The kept world that a cell ended; cells meant for it must not run elsewhere."""
         self._travel = Travel()
 
     def keep(self, world: RankWorld | Cluster) -> None:
@@ -258,9 +258,9 @@ def failure(run: CellRun, timeout: float) -> RanksFailedError:
     failed = sorted((one for one in run.outcomes if one.status in ("error", "died")), key=lambda one: one.rank)
     first = next((one for one in run.outcomes if one.rank == run.first_failure), None)
     if first is not None:
-        alike = [one.rank for one in failed if (one.error, one.line) == (first.error, first.line)]
-        lines.append(f"{format_ranks(alike)}: {first.error}{_at(first)}")
-        others = [one for one in failed if one.rank not in alike]
+        same_error = [one.rank for one in failed if (one.error, one.line) == (first.error, first.line)]
+        lines.append(f"{format_ranks(same_error)}: {first.error}{_at(first)}")
+        others = [one for one in failed if one.rank not in same_error]
         lines += [f"rank {one.rank}: {one.error.partition(chr(10))[0]}{_at(one)}" for one in others]
         lines += _mismatches(run)
     else:

@@ -40,11 +40,11 @@ class CompiledCell:
 
     body: CodeType
     last: CodeType | None
-    """The cell's last expression; None where the cell ends with a statement."""
+    """The cell's last expression; None if the cell ends with a statement."""
     file: str
-    """The file name in both, under which IPython knows the cell."""
+    """The file name in both code objects, under which IPython knows the cell."""
     source: str
-    """As compiled: what IPython made of magics and shell commands, with the lines of the cell."""
+    """The source as compiled: with magics and shell commands replaced by IPython, and the lines of the cell."""
 
 
 def run(shell: InteractiveShell, cell: str) -> Any:

@@ -19,7 +19,7 @@ class SavedFormat:
     name: str
     """``loaded["format"]`` of such a file."""
     version: int
-    """The newest that can be read, and the one that is written."""
+    """The version that is written, and the newest that can be read."""
     kind: str
     """The word for the file in errors, ``"sweep"``."""
     writer: str

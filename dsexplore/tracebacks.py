@@ -16,7 +16,7 @@ _FOLDERS = tuple(
         Path(__file__).parent,
     )
 )
-"""Of the standard library, of installed packages, and of dsexplore."""
+"""Directories of the standard library, of installed packages, and of dsexplore."""
 
 
 def frames_where(trace: TracebackType | None, is_shown: Callable[[CodeType], bool]) -> TracebackType | None:

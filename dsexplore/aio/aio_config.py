@@ -39,7 +39,7 @@ class AioConfig:
     overlap_events: bool = c.AIO_OVERLAP_EVENTS_DEFAULT
     """Keep the queue full, instead of waiting for each batch to finish."""
     use_gds: bool = c.AIO_USE_GDS_DEFAULT
-    """GPUDirect Storage: a switch for DeepSpeed; carried along, not used here."""
+    """GPUDirect Storage: an option of DeepSpeed, kept but not used here."""
 
     def __post_init__(self) -> None:
         for key in (c.AIO_BLOCK_SIZE, c.AIO_QUEUE_DEPTH, c.AIO_THREAD_COUNT):

@@ -26,9 +26,9 @@ from dsexplore.errors import UsageError
 
 _PROGRAM = "import sys; sys.path[:] = {path!r}; from dsexplore.aio.bench_processes import serve; serve()"
 _AHEAD = 0.005
-"""Seconds between the word that all are ready and the common start."""
+"""Seconds between the message that all are ready and the common start."""
 _PATIENCE = 10.0
-"""Seconds that a process has to end by itself."""
+"""Seconds that a process has to exit by itself."""
 
 
 class Worker:

@@ -25,10 +25,10 @@ from dsexplore.errors import UsageError
 from dsexplore.units import format_bytes
 
 HUGE_PAGE = 2 << 20
-"""Bytes; the alignment of every buffer."""
+"""Bytes of a huge page; the alignment of every buffer."""
 
 _PATTERN = 1 << 20
-"""Words of random data that are made afresh."""
+"""Number of random words that are generated; the rest is derived from them."""
 _MADV_HUGEPAGE = getattr(mmap, "MADV_HUGEPAGE", None)
 _MADV_COLLAPSE = 25
 _libc = ctypes.CDLL(None, use_errno=True)

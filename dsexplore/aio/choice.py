@@ -10,17 +10,17 @@ from dsexplore.aio.aio_config import AioConfig
 from dsexplore.aio.statistics import Interval, ratio_interval
 
 MATTERS = 0.05
-"""Differences below this do not matter: such settings are tied, and for less the default is not left."""
+"""Relative differences below this are a tie, and too small a gain to leave the default."""
 _SURE_PART = 0.5
-"""The part of the mean gain that the low end of its interval must reach: +39 % (+8 to +79 %) is not taken."""
+"""Fraction of the mean gain that the low end of its interval must reach: +39 % (+8 to +79 %) is rejected."""
 _HOLDS_UP = 0.98
-"""The least ratio to the default that a setting must reach at each tensor size."""
+"""Lowest ratio to the default that a setting must reach at each tensor size."""
 _COST_STEP = 1.25
-"""Latencies and processor times count as equal within such steps, as they scatter from sweep to sweep."""
+"""Ratio within which latencies and processor times count as equal, since they vary between sweeps."""
 
 
 RatiosByRound = Mapping[AioConfig, Mapping[int, float]]
-"""The ratio to the default of each setting in each round that it took part in."""
+"""{setting: {round: rate relative to the default}}."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,11 +32,11 @@ class Disk:
     device: str
     model: str
     kind: str
-    """``disk``, ``memory`` (tmpfs: no disk at all), ``loop`` (a device whose data lies in a file elsewhere) or
-    ``network`` (the other end's disk and the wire between)."""
+    """``disk``, ``memory`` (tmpfs, no disk), ``loop`` (a device whose data is in a file) or ``network`` (a remote disk
+    and the network)."""
     free_bytes: int
     direct: bool
-    """Whether a trial moved bytes past the page cache."""
+    """True if a direct read past the page cache succeeded."""
     why_buffered: str | None
     memory_alignment: int
     offset_alignment: int

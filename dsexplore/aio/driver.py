@@ -33,10 +33,10 @@ from dsexplore.aio.backends.compiled_loop import Steady
 from dsexplore.aio.staging import Slots
 
 _SUBMISSION_TRIES = 50
-"""How often a submission is tried again, a millisecond apart, when the system is out of room with nothing in flight."""
+"""Number of times a submission is retried, a millisecond apart, if the system has no room and nothing is in flight."""
 _LONGEST_CALL = 0.1
-"""Seconds of one call of the compiled loop. Between two, Python takes some 0.4 ms, for which a queue of one request is
-empty."""
+"""Seconds of one call of the compiled loop. Python takes some 0.4 ms between two calls, during which a queue of one
+request is empty."""
 
 
 class Policy(NamedTuple):
@@ -51,12 +51,12 @@ class Watch:
     """Stops drives at a deadline, and records what they moved and each request's latency; threads may share one."""
 
     deadline: float
-    """By ``clock``: afterwards nothing more is submitted, but however late a drive starts, it submits once."""
+    """By ``clock``: afterwards nothing more is submitted, except once by a drive that starts late."""
     clock: Callable[[], float] = time.perf_counter
     latencies: list[float] = field(default_factory=list)
-    """Seconds from the submission of each request to the moment at which its end was noticed."""
+    """Seconds from the submission of each request until its completion was noticed."""
     moved: list[tuple[int, int]] = field(default_factory=list)
-    """(file offset, bytes) that each drive moved, from its first request on."""
+    """(file offset, bytes) that each drive moved."""
 
 
 class _Times:
@@ -287,7 +287,7 @@ _NOTHING_MOVED = (
     errno.EINVAL,  # a filesystem may open a file with O_DIRECT and then refuse direct requests
     errno.ECANCELED,  # io_uring gives a request up where signals keep the kernel from starting a thread for it
 )
-"""Errors of a request after which ordinary calls may still move it."""
+"""Errors of a request that ordinary calls may still complete."""
 
 
 def _settle(

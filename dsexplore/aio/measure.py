@@ -37,9 +37,9 @@ thread are used over and over, as fio's."""
 Operation = Literal["read", "write"]
 
 _KEPT_REQUESTS = 1024
-"""Depth × threads of all queues that are kept open: opening and closing one costs as long as a short slice."""
+"""Limit of depth × threads over all open queues; opening and closing a queue takes as long as a short slice."""
 _CHECKED = 4
-"""Requests that are compared after each slice, besides the first of each thread."""
+"""Number of requests compared after each slice, in addition to the first of each thread."""
 _WARM_SECONDS = 0.015
 _LONGEST_TENSOR = 0.5
 """Seconds after which a tensor that should be moved whole is cut off."""
@@ -55,14 +55,14 @@ class Sample:
     seconds: float
     cpu_seconds: float
     fsync_seconds: float
-    """How long making the writes durable took afterwards; 0 for reads."""
+    """Seconds of the fsync after the writes; 0 for reads."""
     p50: float
     p95: float
     p99: float
     longest: float
     """Latency of a request in seconds: median, 95th and 99th percentile, longest."""
     transfer: int = 0
-    """Bytes of each tensor that was moved, one after another; 0 where an older sweep did not record them."""
+    """Bytes of each tensor, moved one after another; 0 if an older sweep did not record them."""
 
     @property
     def rate(self) -> float:
@@ -88,7 +88,7 @@ class _Ring:
     def __init__(self, addresses: Sequence[int]) -> None:
         self._free = deque(addresses)
         self.held: dict[int, tuple[int, int]] = {}
-        """Of each address, the (file offset, bytes) that were moved through it last."""
+        """{address: (file offset, bytes) that were last moved through it}."""
 
     def prepare(self, memory: Memory, origin: int, requests: Requests) -> _Ring:
         self._requests = requests
@@ -117,7 +117,7 @@ class Slice:
     cpu_seconds: float
     fsync_seconds: float
     latencies: list[float]
-    """Of each request."""
+    """Latency of each request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,13 +127,13 @@ class Task:
     config: AioConfig
     operation: Operation
     seconds: float
-    """How long tensor after tensor is moved; the last one is cut off, unless ``whole``."""
+    """How long tensors are moved one after another; the last one is cut off, unless ``whole``."""
     transfer: int
     """Bytes of a tensor."""
     whole: bool = False
-    """Finish the tensor that is being moved, for up to half a second."""
+    """Finish the current tensor, for up to half a second."""
     most: float = math.inf
-    """Bytes that may be moved, the warm-up included."""
+    """Bytes that may be moved, including the warm-up."""
 
 
 @dataclass(slots=True)

@@ -86,9 +86,9 @@ class Job:
     def part(self, share: int) -> range:
         """Return the bytes of the file that one thread moves directly."""
         step = self.target.boundary
-        each = -(-(self._high - self._low) // (self._shares * step)) * step
-        low = min(self._low + share * each, self._high)
-        return range(low, min(low + each, self._high))
+        length = -(-(self._high - self._low) // (self._shares * step)) * step
+        low = min(self._low + share * length, self._high)
+        return range(low, min(low + length, self._high))
 
     def run(self, share: int, engine: Engine, stage: Stage) -> None:
         """Move one thread's share; the thread that ends last validates, closes the file and signals the end."""

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     import polars
 
 _MOST_OTHERS = 8
-"""How many settings beside the one to take are written out as text."""
+"""Number of other settings that are written out as text."""
 _WHOLE = 0.95
-"""The part of a file that must hold data for its rates to be the disk's."""
+"""Fraction of a file that must hold data for its rates to be the disk's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,31 +53,31 @@ class Conditions:
 
     backend: str
     unavailable: dict[str, str]
-    """Why each other engine could not run."""
+    """{engine: why it could not run}."""
     mode: str
     write_mode: str
     """``overwrite``, ``fresh`` or ``fallocated``; ``none`` for a file that is only read."""
     size: int
     read_share: float
-    """The part of the user's traffic that is reads, 0 to 1."""
+    """Fraction of the user's traffic that is reads, 0 to 1."""
     seconds: float | None
     slice_seconds: float
     huge_share: float | None
     cached_share: float | None
-    """The part of the file that was still in the page cache when reading began."""
+    """Fraction of the file that was still in the page cache when reading began."""
     system: str
     started: str
     transfers: tuple[int, ...] = ()
-    """Bytes of the tensors that were moved; empty for older sweeps."""
+    """Bytes of each tensor size that was moved; empty for older sweeps."""
     data_share: float = 1.0
-    """The part of the file for which the disk is asked; holes and what is compressed away are the rest."""
+    """Fraction of the file that is read from the disk; the rest is holes or compressed away."""
     processes: int = 1
-    """How many processes moved tensors at the same time."""
+    """Number of processes that moved tensors at the same time."""
     most_written: int | None = None
-    """Bytes that might be written; None for no limit."""
+    """Limit of bytes to write; None for no limit."""
     loop: str = "Python"
-    """What kept the queues full: ``C``, or ``Python`` with the reason, which costs more per request than a fast disk
-    needs for one. Older sweeps knew Python alone."""
+    """What kept the queues full: ``C``, or ``Python`` with the reason; Python takes more time per request than a fast
+    disk. Older sweeps had only Python."""
 
 
 @dataclass
@@ -92,11 +92,11 @@ class SweepResult(SavedJson, Displayable):
     references: list[Reference] = field(default_factory=list)
     control: AioConfig = field(default_factory=AioConfig)
     bytes_written: int = 0
-    """All bytes that the sweep wrote to the disk: what it cost the drive's endurance."""
+    """Bytes that the sweep wrote to the disk, which count against the drive's endurance."""
     elapsed: float = 0.0
     interrupted: bool = False
     spent: bool = False
-    """Whether the sweep ended because it had written all that it might."""
+    """True if the sweep ended because it reached its limit of bytes to write."""
 
     @property
     def operations(self) -> list[str]:

@@ -11,7 +11,7 @@ from dsexplore.aio.measure import Sample
 from dsexplore.aio.statistics import median, ratio_interval
 
 Rounds = dict[AioConfig, dict[int, float]]
-"""The ratio to the control of each setting in each round that it took part in."""
+"""{setting: {round: rate relative to the control}}."""
 
 
 @dataclass(frozen=True, slots=True)

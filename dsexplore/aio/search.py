@@ -20,21 +20,21 @@ AXES: dict[str, tuple[Any, ...]] = {
     c.AIO_OVERLAP_EVENTS: (True, False),
     c.AIO_SINGLE_SUBMIT: (False, True),
 }
-"""The values tried for each key, in the order in which the keys are searched: those that matter most first."""
+"""Values to try for each key, in the order in which the keys are searched: the most important first."""
 
 MOST_FINALISTS = 6
-"""The settings that are compared in the end, besides the control."""
+"""Number of settings that are compared in the finals, besides the control."""
 _WORTH_MOVING = 1.02
 _NEAR = 0.9
-"""The least share of the highest score that a finalist chosen for being cheap must reach."""
+"""Fraction of the highest score that a finalist chosen for its low cost must reach."""
 FEWEST_ROUNDS = 3
-"""Rounds of finals before which nothing is sure."""
+"""Number of rounds of finals before which nothing is considered sure."""
 _GIVEN_UP = 0.2
-"""A finalist this far behind the best is given up, divided by the rounds so far: 10 % after two. None is given up that
+"""A finalist this far behind the best, divided by the rounds so far, is dropped: 10 % after two. None is dropped that
 may be tied with the best."""
 
 Measure = Callable[[Sequence[AioConfig]], dict[AioConfig, float]]
-"""Measures settings in one round, beside the control: each one's rate as a ratio to the control's in that round."""
+"""Measures settings in one round beside the control, and returns each rate relative to the control's."""
 
 
 def checked_axes(given: Mapping[str, Sequence[Any]]) -> dict[str, tuple[Any, ...]]:

@@ -13,7 +13,7 @@ from dsexplore.aio.buffers import Buffer
 from dsexplore.errors import UsageError
 
 _LARGEST_STAGE = 64 << 20
-"""Bytes that one thread stages through at most, unless a single block is larger."""
+"""Bytes of staging memory per thread at most, unless a single block is larger."""
 
 
 class Memory(Protocol):
@@ -21,7 +21,7 @@ class Memory(Protocol):
 
     nbytes: int
     address: int
-    """Where it lies, if the CPU can reach it; 0 for the memory of another device."""
+    """Its address if the CPU can reach it; 0 for the memory of another device."""
 
     def copy_in(self, at: int, source: int, nbytes: int) -> None:
         """Fill bytes ``at … at + nbytes − 1`` from the address `source`."""
@@ -34,7 +34,7 @@ class Slots(Protocol):
     """Memory that requests borrow while in flight, if they cannot use the caller's own."""
 
     passes_on: ClassVar[bool] = False
-    """Whether a request may get the memory of one that has finished at once, without `give` and `take`."""
+    """True if a request may reuse the memory of a finished one at once, without `give` and `take`."""
 
     def take(self, index: int) -> int | None:
         """Return the address for a request, filled if it is a write; None if all memory is lent."""

@@ -12,7 +12,7 @@ _T95 += [2.12, 2.11, 2.10, 2.09, 2.09, 2.08, 2.07, 2.07, 2.06, 2.06, 2.06, 2.05,
 
 
 _WIDEST = 9.0
-"""High over low, minus one, from which on an interval says nothing: its ends are ten times apart."""
+"""Relative width, high over low minus one, from which an interval says nothing: its ends are ten times apart."""
 
 
 class Interval(NamedTuple):

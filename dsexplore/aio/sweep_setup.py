@@ -34,7 +34,7 @@ class Progress(NamedTuple):
     """Progress of a sweep."""
 
     done: float
-    """0 to 1."""
+    """Fraction that is done, 0 to 1."""
     text: str
 
 
@@ -61,14 +61,14 @@ WriteMode = Literal["overwrite", "fresh", "fallocated"]
 ``fallocated``: space reserved before and never written."""
 
 CONTROL = AioConfig()
-"""The default setting: measured in every round, and the unit of all ratios."""
+"""The default setting, measured in every round; all ratios are relative to it."""
 _LEAST_SIZE = CONTROL.bytes_in_flight
 _SLICE = (0.02, 0.15)
-"""Seconds of one slice: at least, at most."""
+"""Shortest and longest duration of a slice, in seconds."""
 _SLICES_PER_SWEEP = 250
 _MOST_PROCESSES = 256
 _TENSORS = (32 << 20, 512 << 20)
-"""Bytes of the tensors that are moved if the caller names none, as far as the file holds them."""
+"""Default bytes of the tensors to move, as far as they fit the file."""
 
 
 class Plan:

@@ -28,10 +28,10 @@ from dsexplore.units import format_bytes, format_rate
 _LIMIT = AioConfig(block_size=1 << 20, queue_depth=32, thread_count=2)
 _LIMIT_RUNS = 3
 _DESCENT_SHARE = 0.45
-"""The part of the time that may go into the descent; the finals have the rest."""
+"""Fraction of the time for the descent; the rest is for the finals."""
 _GRID_ROUND = 8
 _FEWEST_SLICES = 48
-"""Slices of each tensor size that what may be written should suffice for: a descent, and three rounds of finals."""
+"""Number of slices of each tensor size that the limit of bytes must allow: a descent, and three rounds of finals."""
 _USED_UP = "what may be written is used up: raise max_written"
 
 
@@ -122,20 +122,20 @@ class _Run:
     ) -> None:
         self.measured: list[Measured] = []
         self.spent = False
-        """Whether something was left out because no more may be written."""
+        """True if something was left out because of the limit of bytes to write."""
         self.bytes_written = 0
         self._setup, self._bench, self._plan, self._report, self._shuffle = setup, bench, plan, report, shuffle
         self._begun = begun
         self._ready = self.elapsed()
-        """Seconds that making the file took: they count, but leave at least half of the time to the search."""
+        """Seconds spent on creating the file: they count, but at least half of the time is left for the search."""
         self._limit = math.inf if plan.seconds is None else max(plan.seconds, self._ready + plan.seconds / 2)
         self._round = 0
         self._phase = "descent"
         self._steps = self._all_steps = 0
         self._written_by_slice = 0
-        """The most bytes that any slice has written, with its warm-up."""
+        """Most bytes written by any slice, including its warm-up."""
         self._slice_seconds = 0.0
-        """Seconds that a slice of the last round took, with all the work around it."""
+        """Seconds per slice of the last round, including all overhead."""
 
     def fill(self, result: SweepResult, references: Sequence[str]) -> None:
         """Measure until time or the limit of bytes is used up; Ctrl-C stops it once something is measured."""

@@ -20,7 +20,7 @@ from dsexplore.torch_internals import process_groups
 
 BATCH = Spelling("coalesced calls", "coalesced calls", process_groups.coalescing_manager)
 _open: dict[Any, Batch] = {}
-"""The batch that each group is collecting calls for."""
+"""{group: the batch for which it collects calls}."""
 
 
 class Batch:
@@ -33,9 +33,9 @@ class Batch:
     def __init__(self, collected: Sequence[Any] = ()) -> None:
         self.collected = collected
         self.issued: list[Any] = []
-        """What torch issued at once, for a backend that coalesces by its own means: each an `Issued`."""
+        """What torch issued immediately, for a backend with its own coalescing: each an `Issued`."""
         self.deferred: dict[int, tuple[Call, Sequence[Any]]] = {}
-        """The calls that torch will launch as one collective, with their arguments, by their place in it."""
+        """{position in `collected`: (call, its arguments)} of the calls that torch will launch as one collective."""
         self.copies: list[CopyBack] = []
         self.works: list[Any] = []
 

@@ -29,7 +29,7 @@ CHUNK = 1024
 _MOST_DIFFERENCES = 20
 Call = tuple[Series, int, Record]
 Digests = Mapping[Series, tuple[int, int, Mapping[int, bytes]]]
-"""By series: the number of the first call that a log still has, that behind the last, and by chunk its digest."""
+"""{series: (number of the first call still in the log, number after the last, {chunk: digest})}."""
 
 
 def compare(records: Sequence[Record], earlier: Earlier) -> tuple[Skew, list[str]]:

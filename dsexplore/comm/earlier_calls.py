@@ -17,11 +17,12 @@ class Earlier:
 
     def __init__(self) -> None:
         self.lines: dict[LineKey, Line] = {}
-        """What they add to the summary."""
+        """Their part of the summary."""
         self.numbered: Counter[Series] = Counter()
-        """By series: how many take all ranks of a group."""
+        """{series: number of dropped calls that involve all ranks of a group}."""
         self.out_of_place: set[Issued] = set()
-        """Collectives still in the log, as they have not ended, that count as earlier: newer ones are dropped."""
+        """Collectives still in the log because they have not ended, although newer ones were dropped; they count as
+        earlier."""
 
     def add(self, over: Sequence[Issued], running: Sequence[Issued] = ()) -> None:
         """Add finished collectives, which the log drops, to the sums.

@@ -10,7 +10,7 @@ from dsexplore.comm.meeting import stopped_or_ended
 
 _SHOWN_RANKS = 16
 NO_PEERS = (None, None)
-"""Of a call without a root and without another rank: see `check_peers`."""
+"""For a call without a root and without another rank: see `check_peers`."""
 
 
 def explain(error: Exception, call: str, group: Any) -> None:

@@ -14,7 +14,7 @@ from dsexplore.comm.log_records import Call
 from dsexplore.comm.logger import comms_logger
 
 CopyBack = tuple[torch.Tensor, torch.Tensor]
-"""A tensor of the caller, and the contiguous one that was sent in its place."""
+"""A tensor of the caller, and the contiguous copy that was sent instead."""
 
 
 def copy_back(copies: Sequence[CopyBack]) -> None:

@@ -43,11 +43,11 @@ from dsexplore.comm.issuing_layer import DEEPSPEED
 from dsexplore.torch_internals.process_groups import DEEPSPEEDS_RELEASE
 
 _OURS = (calls, coalesce, custom, deepspeed_names, discovery, launch, logger, objects, p2p, ranks, switches, versions)
-"""The modules with the functions of this package."""
+"""The modules with this package's functions."""
 _THEIRS = tuple(f"{DEEPSPEED}.{name}" for name in ("comm", "torch", "utils"))
 """The modules with DeepSpeed's."""
 _CLASSES = ("P2POp", "Noop")
-"""The classes that are replaced besides functions."""
+"""Classes that are replaced in addition to functions."""
 _LOGGER = "comms_logger"
 
 
@@ -56,9 +56,10 @@ class Installed(AbstractContextManager["Installed"]):
 
     def __init__(self) -> None:
         self._originals: dict[int, tuple[Any, Any]] = {}
-        """By the identity of what was put in its place: that, and DeepSpeed's own."""
+        """{id of the replacement: (replacement, DeepSpeed's own)}."""
         self._loggers: list[tuple[ModuleType, Any]] = []
-        """DeepSpeed's modules with its logger: ours is one object for all, and known to others by itself."""
+        """DeepSpeed's modules with a logger, and that logger. Ours is a single object, so it cannot be found by
+        identity."""
         self._finder = _WhenImported(self._put)
 
     def open(self) -> None:

@@ -22,10 +22,10 @@ DEEPSPEED = "deepspeed.comm"
 TORCH = "torch.distributed"
 
 REDUCING = frozenset({"all_reduce", "reduce", "reduce_scatter"})
-"""The plain ops that a reduction belongs to."""
+"""Plain ops that have a reduction."""
 
 _BELOW = (TORCH_FOLDER, str(Path(__file__).parents[1]) + os.sep, contextlib.__file__)
-"""Where the frames between a layer's function and an op's kernel come from: torch, the recorder, ``with`` blocks."""
+"""Files of the frames between a layer's function and an op's kernel: torch, the recorder, ``with`` blocks."""
 
 
 class Caller(NamedTuple):
@@ -36,9 +36,9 @@ class Caller(NamedTuple):
     name: str
     """The call's name in DeepSpeed's own log; the plain op for a call of torch."""
     prof: bool
-    """Whether the call asks DeepSpeed's log to record it though not all are."""
+    """True if the call requests DeepSpeed's log to record it although not all are recorded."""
     reduction: str
-    """``SUM``, ``MAX``, …; empty for an op without one, and where C++ code issued it."""
+    """``SUM``, ``MAX``, …; empty for an op without one, or if C++ code issued it."""
     function: str
     """The name of the function that called the layer."""
 

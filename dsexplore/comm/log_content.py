@@ -110,9 +110,9 @@ class CallWait(NamedTuple):
 
     record: Record
     transfer: float
-    """Seconds of the rank that waited least."""
+    """Seconds of the call on the rank that waited least."""
     waited: float
-    """Seconds that this rank took beyond that."""
+    """Additional seconds on this rank."""
     late_ranks: Sequence[int]
     """The ranks that the others waited for."""
 
@@ -193,11 +193,11 @@ class _Compared(NamedTuple):
 
     summary: CommsSummary
     skew: Skew
-    """Of all ranks' logs."""
+    """Skew of all ranks' logs."""
     waits: list[CallWait]
-    """Of this rank."""
+    """Waits of this rank."""
     differences: list[str]
-    """Where the ranks' calls differ."""
+    """Texts on where the ranks' calls differ."""
 
 
 class LogContent:

@@ -21,7 +21,7 @@ from dsexplore.comm.issuing_layer import OWN
 from dsexplore.comm.spellings import Spelling
 
 MOST_CALLS = 300_000
-"""How many collectives a log keeps one by one, some 270 bytes each."""
+"""Number of collectives that a log keeps individually, some 270 bytes each."""
 _DROPPED_AT_ONCE = 1024
 _dropping = threading.Lock()
 
@@ -68,13 +68,14 @@ class Call(Label):
         self.spelling = spelling
         self.name = name
         self.has_usual_name = name in (spelling.name, spelling.op)
-        """Whether the call is logged under the name of its function or of its op."""
+        """True if the call is logged under the name of its function or of its op."""
         self.is_wanted = is_wanted
         self.is_printed = False
         self.members: Sequence[Call | None] = ()
-        """The calls that torch launched as one collective, in the order of its messages; None for one not made here."""
+        """The calls that torch launched as one collective, in the order of its messages; None for one made
+        elsewhere."""
         self.ops: Collection[str] | None = None
-        """Of what it issues, the plain ops that are to be logged; None for all."""
+        """The plain ops that are to be logged, of those it issues; None for all."""
 
     @property
     def is_plain(self) -> bool:
@@ -101,11 +102,11 @@ class LogRecording(Recording):
     """
 
     most: int = MOST_CALLS
-    """How many collectives to keep one by one; those before them are dropped."""
+    """Number of collectives to keep individually; earlier ones are dropped."""
     forget: Callable[[Sequence[Issued], Sequence[Issued]], None] = lambda _over, _running: None
-    """Called with the oldest collectives: those that are to be dropped, and those between them that are kept."""
+    """Called with the collectives that are dropped, and those among the oldest that are kept."""
     label_of: Callable[[Issued], Call | None] = lambda _issued: None
-    """The label of a collective that has none, called while its op runs; None for one that is not to be logged."""
+    """Returns the label of a collective without one, while its op runs; None if it is not to be logged."""
 
     def add(self, issued: Issued) -> None:
         """Append a collective that has been issued, if it is to be logged."""
@@ -156,7 +157,7 @@ class Record(NamedTuple):
     call: Call
     message: Message
     share: float = 1.0
-    """The part of the collective's time that is counted for this message, where calls were launched as one."""
+    """This message's share of the collective's time, if calls were launched as one."""
 
     @property
     def op(self) -> str:

@@ -51,11 +51,11 @@ class Waiting:
     """The waits in the calls of one line, according to the other ranks' logs."""
 
     count: int = 0
-    """How many calls were found on all ranks of the group with times."""
+    """Number of calls that have times on all ranks of the group."""
     seconds: float = 0.0
-    """Seconds that this rank waited in the calls, added up."""
+    """Total seconds that this rank waited in the calls."""
     late: Counter[int] = field(default_factory=Counter)
-    """By rank: in how many of them the others waited for it."""
+    """{rank: number of calls in which the others waited for it}."""
 
     @property
     def mean(self) -> float:
@@ -79,12 +79,12 @@ class Line:
     message_bytes: int
     count: int = 0
     timed: int = 0
-    """How many were seen to end without an error; the times are theirs, in seconds."""
+    """Number of calls that were seen to end without an error; the following times, in seconds, are theirs."""
     total: float = 0.0
     fastest: float = math.inf
     slowest: float = 0.0
     waiting: Waiting | None = None
-    """The waits in this line's calls, where the ranks' logs were compared."""
+    """The waits in this line's calls, if the ranks' logs were compared."""
 
     def add(self, seconds: float | None) -> None:
         """Add a call with its duration in seconds; None if it was not timed."""
@@ -193,7 +193,7 @@ class CommsSummary(Displayable):
     ) -> None:
         self.lines = lines_of(records, earlier, waiting)
         self.is_compared = waiting is not None
-        """Whether the ranks' logs were compared."""
+        """True if the ranks' logs were compared."""
 
     def to_frame(self) -> pl.DataFrame:
         """Return the table; columns: `COLUMNS`."""

@@ -85,7 +85,7 @@ class CommsLogger(LogContent):
     ) -> None:
         self.is_on = False
         self.logs_all = False
-        """Whether each call is logged under its own name, and nothing is printed."""
+        """True if each call is logged under its own name, and nothing is printed."""
         self.clock = clock
         self.epoch = time.time_ns() - clock() if epoch is None else epoch
         self._config = CommsLoggerConfig()

@@ -29,13 +29,13 @@ from dsexplore.units import format_ranks
 
 _PREFIX = "dsexplore.comm/"
 _PATIENCE = 5.0
-"""Seconds that the store may take to say what it knows of a rank."""
+"""Seconds to wait for the store's answer on a rank."""
 Value = TypeVar("Value")
 
 
 class _Registered:
     world: Any = None
-    """A weak reference to the world that this process has registered in."""
+    """A weak reference to the world in which this process has registered."""
 
 
 def store_of_world() -> Any:

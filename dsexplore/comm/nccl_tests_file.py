@@ -21,7 +21,7 @@ PROGRAMS = {
     "scatter": "scatter",
     "sendrecv": "send",
 }
-"""The op of each of their programs, named without ``_perf``."""
+"""{name of a program of nccl-tests, without ``_perf``: its op}."""
 _NUMBER = r"[0-9.]+(?:e[-+]?\d+)?"
 _WRONG = r"(?:N/A|[0-9.]+(?:e[-+]?\d+)?)"
 _HALF = rf"\s+({_NUMBER})\s+({_NUMBER})\s+({_NUMBER})\s+({_WRONG})"

@@ -118,7 +118,7 @@ class P2POp(td.P2POp):
 
 
 _TORCH: dict[Any, Callable[..., Any]] = {td.isend: td.isend, td.irecv: td.irecv}
-"""torch's function for that of this package, which is equal to it, or for torch's own."""
+"""torch's function, for this package's (which is equal to it) or for torch's own."""
 
 
 def batch_isend_irecv(
@@ -166,7 +166,7 @@ def _label(operations: list[Any], prof: bool, log_name: str, debug: str | None) 
     """Return the label of a batch of operations, with those of their ops that are to be logged."""
     call = comms_logger.begin(s.ISEND, log_name, prof, debug, is_async=True)
     spellings = {_spelling(operation) for operation in operations if isinstance(operation, td.P2POp)}
-    call.ops = {each.op for each in spellings if comms_logger.wants(each, log_name, prof)}
+    call.ops = {spelling.op for spelling in spellings if comms_logger.wants(spelling, log_name, prof)}
     call.is_wanted = bool(call.ops)
     return call
 

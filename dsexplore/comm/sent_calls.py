@@ -24,12 +24,12 @@ from dsexplore.trace.merge import merge_tables
 from dsexplore.trace.tables import Tables, TraceInfo
 
 MOST_CALLS = 2_000
-"""How many calls of each group are sent, the last ones."""
+"""Number of calls of each group that are sent, the last ones."""
 _APART = 10**9
-"""Nanoseconds between two measurements that were made elsewhere: of these only the durations are known."""
+"""Nanoseconds between two measurements made elsewhere, of which only the durations are known."""
 
 Series = tuple[str, tuple[int, ...]]
-"""What the calls of a series have in common, which are numbered together: the name of their group, and its ranks."""
+"""Group name and ranks shared by calls that are numbered together."""
 
 
 class Kind(NamedTuple):
@@ -45,7 +45,7 @@ class Kind(NamedTuple):
     root: int | None
     is_object: bool
     is_apart: bool
-    """Whether it was no collective, but a measurement made elsewhere or a user's function: see `series_of`."""
+    """True for a measurement made elsewhere or a user's function instead of a collective: see `series_of`."""
     source: str
 
 
@@ -59,11 +59,11 @@ class SentCalls:
     is_simulated: bool
     kinds: list[Kind]
     kind: npt.NDArray[np.int32]
-    """(calls,) of each call its place in `kinds`."""
+    """(calls,) index in `kinds`."""
     number: npt.NDArray[np.int64]
-    """(calls,) among the calls of its series that the rank has logged."""
+    """(calls,) number among the calls of its series that the rank has logged."""
     start: npt.NDArray[np.int64]
-    """(calls,) nanoseconds since the Unix epoch; 0 for one that was not timed."""
+    """(calls,) nanoseconds since the Unix epoch; 0 if not timed."""
     end: npt.NDArray[np.int64]
 
 

@@ -19,7 +19,7 @@ from dsexplore.comm.bandwidth import plain_op
 from dsexplore.comm.reduce_op import reduction_name
 
 AsOp = Callable[[Sequence[Any]], Sequence[Any]]
-"""From a call's positional arguments to the first ones of its c10d op, from which the message is read."""
+"""Maps a call's positional arguments to the first ones of its c10d op, from which the message is read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,29 +30,30 @@ class Spelling:
     op: str
     call: Callable[..., Any]
     c10d_op: str = "c10d::barrier"
-    """The op that the call issues; for one that issues none, an op whose message is counted in the same way."""
+    """The op that the call issues; if it issues none, an op whose message is counted in the same way."""
     as_op: AsOp = tuple
     reads: tuple[int, ...] = ()
     """Positions of tensor arguments that are only read."""
     writes: tuple[int, ...] = ()
-    """Positions of tensor arguments that are written, or both."""
+    """Positions of tensor arguments that are written."""
     peers: tuple[int, int] | None = None
-    """Positions of the other rank or the root: by its number in the world, by its number in the group."""
+    """Positions of the peer or root: by global rank, and by rank in the group."""
     reduction: int | None = None
     """Position of the reduction; None for an op without one."""
     check: Callable[[Sequence[Any], int], str] | None = None
-    """A fault of the arguments that torch would let pass, as text made of them and the group's size; "" for none."""
+    """Returns an error text for arguments that torch would accept wrongly, given them and the group's size; "" for
+    none."""
     is_object: bool = False
-    """Moves Python objects, with several c10d ops that make one line of the log."""
+    """Moves Python objects with several c10d ops, which make one line of the log."""
     is_custom: bool = False
-    """A function of the user's, which communicates by whatever means: one line of the log, whatever it issues."""
+    """A user's function: one line of the log, whatever it issues."""
 
     entry: Communication = field(init=False)
     """How the recorder reads the op."""
     tensors: tuple[int, ...] = field(init=False)
     """Positions of all tensor arguments."""
     is_checked: bool = field(init=False)
-    """Whether its arguments are looked at before torch gets them: peers, or what ``check`` finds."""
+    """True if its arguments are checked before torch gets them: peers, or by ``check``."""
 
     def __post_init__(self) -> None:
         """Compute the fields that follow from the others, once instead of in every call."""

@@ -19,9 +19,9 @@ IN_PARTS = ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter")
 SWEPT = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "gather", "scatter", "send")
 """The ops that a sweep measures; ``send`` is each rank's message to the next, as nccl-tests' sendrecv."""
 IN_PLACE = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce")
-"""Ops that are measured in place, too."""
+"""Ops that are also measured in place."""
 CHECKED = 1 << 14
-"""How many elements at each end of a result are compared."""
+"""Number of elements at each end of a result that are compared."""
 
 
 @dataclass(frozen=True)

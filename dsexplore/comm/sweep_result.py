@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import polars
 
 _QUIET = 4
-"""One of so many rounds counts for a time: the quietest ones."""
+"""One in this many rounds counts for a time: the fastest ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,14 +235,14 @@ def _row_line(sweep: CommSweep, op: str, size: int, pair: Sequence[SweepPoint | 
 _NCCL_NAMES = {
     "float32": "float", "float16": "half", "float64": "double", "float8_e4m3fn": "f8e4m3", "float8_e5m2": "f8e5m2",
 }  # fmt: skip
-"""By torch's name of a dtype: that of nccl-tests, where it is another."""
+"""{torch's name of a dtype: nccl-tests' name, if different}."""
 _BYTES = {
     **dict.fromkeys(("int8", "uint8", "f8e4m3", "f8e5m2"), 1),
     **dict.fromkeys(("half", "bfloat16"), 2),
     **dict.fromkeys(("int32", "uint32", "float"), 4),
     **dict.fromkeys(("int64", "uint64", "double"), 8),
 }
-"""Of one element, by the type's name in nccl-tests; those of a type that has none are not counted."""
+"""{type name in nccl-tests: bytes of one element}."""
 
 
 def _significant(microseconds: float) -> str:

@@ -29,9 +29,9 @@ SMALLEST, LARGEST = "512", "1GiB"
 WARM_UP = 3
 LEAST_CALLS, MOST_CALLS = 4, 1000
 MEMORY_SHARE = 0.5
-"""The part of the free memory that the ranks of a machine may take together."""
+"""Fraction of the free memory that the ranks of a machine may use together."""
 BUFFERS = 4
-"""Times the message bytes that a rank needs at most: input, output, and what the library keeps."""
+"""Memory that a rank needs at most, in multiples of the message bytes: input, output, and the library's buffers."""
 
 
 class Slice(NamedTuple):
@@ -217,8 +217,10 @@ def _over_ranks(value: float, how: Any, ranks: Ranks) -> float:
 
 def _time_slice(prepared: Prepared, ranks: Ranks, seconds: float, clock: Callable[[], float]) -> tuple[float, int]:
     """Return the seconds of a call, and the number of calls made."""
-    each = _over_ranks(min(_timed_together(prepared, ranks, 1, clock) for _ in range(WARM_UP)), td.ReduceOp.MAX, ranks)
-    count = max(LEAST_CALLS, min(MOST_CALLS, int(seconds / max(each, 1e-9))))
+    estimate = _over_ranks(
+        min(_timed_together(prepared, ranks, 1, clock) for _ in range(WARM_UP)), td.ReduceOp.MAX, ranks
+    )
+    count = max(LEAST_CALLS, min(MOST_CALLS, int(seconds / max(estimate, 1e-9))))
     td.barrier(group=ranks.group)
     _wait(ranks)
     if ranks.device.type != "cpu":

@@ -26,10 +26,10 @@ SWITCHES: dict[str, tuple[str, ...]] = {
     "reduce": ("reduce",),
     "backward": ("all_gather", "reduce_scatter"),
 }
-"""Each switch and the ops it turns off; ``backward`` is what a sharded backward pass sends."""
+"""{switch: ops that it turns off}; ``backward`` is what a sharded backward pass sends."""
 
 off: dict[str, str] = {}
-"""The ops that are off, and the switch function that turned each off. Empty in normal operation."""
+"""{op that is off: the switch function that turned it off}. Empty in normal operation."""
 
 _warned: set[str] = set()
 _lock = threading.Lock()

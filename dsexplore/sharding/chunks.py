@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 Range = tuple[int, int]
-"""Indices of a dim: the first, and the one after the last."""
+"""Indices of a dim: the first, and the end (exclusive)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +28,9 @@ class Cut:
     """How one mesh axis splits one dim."""
 
     parts: int
-    """How many coordinates the axis has."""
+    """Number of coordinates of the axis."""
     pieces: int = 1
-    """How many pieces the dim is cut into first; above 1 for a strided shard."""
+    """Number of pieces into which the dim is split first; above 1 for a strided shard."""
 
 
 def part_size(size: Any, cut: Cut, coordinate: Any) -> Any:

@@ -51,7 +51,7 @@ class _Axis:
     name: str
     size: int
     stride: int
-    """Positions from one coordinate to the next."""
+    """Distance in positions from one coordinate to the next."""
 
     @property
     def end(self) -> int:
@@ -128,8 +128,8 @@ def _named(atoms: list[_Axis], used: list[_Axis]) -> list[_Axis]:
     named: list[_Axis] = []
     for atom in atoms:
         smallest = min((axis for axis in used if axis.covers(atom)), key=lambda axis: axis.size)
-        taken = smallest.name in [other.name for other in named]
-        name = f"{smallest.name}/{atom.stride}" if smallest.size > atom.size or taken else smallest.name
+        is_used = smallest.name in [other.name for other in named]
+        name = f"{smallest.name}/{atom.stride}" if smallest.size > atom.size or is_used else smallest.name
         named.append(_Axis(name, atom.size, atom.stride))
     return named
 

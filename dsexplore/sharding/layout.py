@@ -124,10 +124,10 @@ class Sharding(Displayable):
             cutting = [
                 [{term[0] for term in axis.terms} for _, axis in tensor.cuts(d)] for d in range(len(tensor.shape))
             ]
-            matter = [set().union(*axes) for axes in cutting]
+            splitting_axes = [set().union(*axes) for axes in cutting]
             for at in where:
-                alike = [tuple(c if axis in axes else 0 for axis, c in enumerate(at)) for axes in matter]
-                ranges = [held(dim, coordinates) for dim, coordinates in enumerate(alike)]
+                relevant = [tuple(c if axis in axes else 0 for axis, c in enumerate(at)) for axes in splitting_axes]
+                ranges = [held(dim, coordinates) for dim, coordinates in enumerate(relevant)]
                 shape = [sum(stop - start for start, stop in dim) for dim in ranges]
                 yield (
                     tensor.name,

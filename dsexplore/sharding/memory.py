@@ -15,7 +15,7 @@ from dsexplore.sharding.tensor import Placed
 from dsexplore.units import format_count
 
 OPTIMIZERS = {"AdamW": 2, "Adam": 2, "SGD": 0, "SGD with momentum": 1, "Adagrad": 1, "RMSprop": 1, "none": 0}
-"""How many states torch's optimizers keep for each parameter, each as large as the parameter."""
+"""Number of states that torch's optimizers keep per parameter, each as large as the parameter."""
 
 PARTS = ("parameters", "gradients", "optimizer")
 
@@ -26,11 +26,11 @@ class Assumptions:
 
     optimizer: str = "AdamW"
     states: int = 2
-    """Tensors that the optimizer keeps for each parameter, placed like the parameter."""
+    """Number of tensors that the optimizer keeps per parameter, placed like the parameter."""
     state_dtype: torch.dtype | None = None
-    """None: the parameter's own, as torch's optimizers do."""
+    """None for the parameter's own, as in torch's optimizers."""
     gradient_dtype: torch.dtype | None = None
-    """None: the parameter's own."""
+    """None for the parameter's own."""
 
     def __str__(self) -> str:
         def kind(dtype: torch.dtype | None) -> str:
@@ -72,12 +72,12 @@ def memory_groups(mesh: Mesh, tensors: Iterable[Placed], assumed: Assumptions) -
     for tensor in tensors:
         key = tensor.shape, tensor.placements, tensor.axes, tensor.dtype, tensor.requires_grad
         kinds.setdefault(key, []).append(tensor)
-    blocks = blocks_of(mesh, [alike[0] for alike in kinds.values()])
+    blocks = blocks_of(mesh, [same_kind[0] for same_kind in kinds.values()])
     needed = np.zeros((*blocks.shape, len(PARTS)), dtype=np.int64)
-    for alike in kinds.values():
-        needed += len(alike) * _needed(alike[0], blocks, assumed)
-    found = group_blocks(blocks, needed)
-    return sorted(found, key=lambda group: (-sum(group.value), group.first))
+    for same_kind in kinds.values():
+        needed += len(same_kind) * _needed(same_kind[0], blocks, assumed)
+    groups = group_blocks(blocks, needed)
+    return sorted(groups, key=lambda group: (-sum(group.value), group.first))
 
 
 def _needed(tensor: Placed, blocks: Blocks, assumed: Assumptions) -> Numbers:

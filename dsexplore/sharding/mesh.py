@@ -24,7 +24,7 @@ class Mesh:
     axes: tuple[str, ...] = ()
     shape: tuple[int, ...] = ()
     ranks: Numbers | None = None
-    """Rank by coordinates; None where ranks count up along the last axis first, from 0."""
+    """Ranks by coordinates; None if ranks are numbered from 0 in row-major order."""
 
     @property
     def size(self) -> int:

@@ -79,7 +79,7 @@ def _title(model: nn.Module) -> str:
 
 
 _Named = tuple[str, torch.Tensor, tuple[str, ...]]
-"""Name, tensor, and further names of the same tensor."""
+"""Name, tensor, and other names of the same tensor."""
 
 
 def _named_parameters(model: nn.Module) -> list[_Named]:

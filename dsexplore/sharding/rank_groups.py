@@ -19,7 +19,7 @@ from dsexplore.sharding.mesh import Mesh, Numbers
 from dsexplore.sharding.tensor import Placed
 
 _MOST_LISTED = 4096
-"""Ranks that are counted out to write them as ranges; of more, coordinates are written."""
+"""Number of ranks up to which they are written as ranges; beyond, coordinates are written."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,9 +28,9 @@ class Blocks:
 
     mesh: Mesh
     starts: tuple[Numbers, ...]
-    """Per axis, the first coordinate of each stretch."""
+    """Per axis, the first coordinate of each interval."""
     lengths: tuple[Numbers, ...]
-    """Per axis, how many coordinates each stretch has."""
+    """Per axis, the number of coordinates of each interval."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -78,12 +78,12 @@ class RankGroup:
     """Ranks with equal values, such as numbers of elements or bytes."""
 
     value: tuple[int, ...]
-    """The equal numbers."""
+    """The values that the ranks share."""
     count: int
     first: tuple[int, ...]
     """Coordinates of the group's first rank in mesh order."""
     ranks: str
-    """``"0–6, 8"``; of very many ranks their coordinates, ``"dp 0–2046"``."""
+    """``"0–6, 8"``; for very many ranks their coordinates, ``"dp 0–2046"``."""
     blocks: tuple[Corner, ...]
 
     def numbers(self, mesh: Mesh) -> list[int]:
@@ -129,22 +129,22 @@ def group_blocks(blocks: Blocks, values: Numbers) -> list[RankGroup]:
     else:
         distinct, first, inverse = np.unique(rows, axis=0, return_index=True, return_inverse=True)
     sizes = blocks.counts.ravel()
-    found = []
+    result = []
     for number in range(len(distinct) - 1, -1, -1):
-        alike = np.flatnonzero(inverse.ravel() == number)
-        corners = tuple(_corner(blocks, int(block)) for block in alike)
-        count = int(sizes[alike].sum())
+        members = np.flatnonzero(inverse.ravel() == number)
+        corners = tuple(_corner(blocks, int(block)) for block in members)
+        count = int(sizes[members].sum())
         start, _ = _corner(blocks, int(first[number]))
-        found.append(
+        result.append(
             RankGroup(tuple(map(int, distinct[number])), count, start, _ranks_text(blocks, corners, count), corners)
         )
-    return found
+    return result
 
 
 def _corner(blocks: Blocks, block: int) -> Corner:
     place = np.unravel_index(block, blocks.shape) if blocks.shape else ()
-    starts = tuple(int(each[at]) for each, at in zip(blocks.starts, place, strict=True))
-    return starts, tuple(int(each[at]) for each, at in zip(blocks.lengths, place, strict=True))
+    starts = tuple(int(values[at]) for values, at in zip(blocks.starts, place, strict=True))
+    return starts, tuple(int(values[at]) for values, at in zip(blocks.lengths, place, strict=True))
 
 
 def _ranks_text(blocks: Blocks, corners: Sequence[Corner], count: int) -> str:

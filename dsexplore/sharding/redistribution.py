@@ -44,9 +44,9 @@ class Step:
     before: Placement
     after: Placement
     op: str
-    """The collective; empty where nothing is sent."""
+    """The collective; empty if nothing is sent."""
     message_bytes: int
-    """Of the rank that sends most."""
+    """Message bytes of the rank that sends most."""
     wire_bytes: int
 
 

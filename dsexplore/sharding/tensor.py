@@ -24,9 +24,9 @@ class Placed:
     shape: tuple[int, ...]
     dtype: torch.dtype
     placements: tuple[Placement, ...]
-    """One per axis of the tensor's own mesh; none for a plain tensor, of which every rank has a copy."""
+    """One per axis of the tensor's own mesh; none for a plain tensor, which every rank holds whole."""
     axes: tuple[Reading, ...]
-    """For each axis of the tensor's own mesh, how the coordinate follows from those on the shown mesh."""
+    """For each axis of the tensor's own mesh, how its coordinate follows from those on the shown mesh."""
     requires_grad: bool = True
     also: tuple[str, ...] = ()
     """Other names of the same tensor."""

@@ -28,12 +28,12 @@ import polars as pl
 from dsexplore.trace.matching import AT_BEST, LEAST_IN_COMMON, TOGETHER, is_beyond_chance, numbered
 
 SAME = ("same_group", "number", "op", "message_bytes")
-"""The columns that are equal for one collective on all ranks."""
+"""Columns that are equal on all ranks of one collective."""
 
 LEAST_REFINED = 64
-"""Common collectives from which on an offset is refined."""
+"""Number of common collectives from which an offset is refined."""
 PARTS = 16
-"""Parts of the record, to see how well an offset is known."""
+"""Number of parts of the record from which the uncertainty of an offset is estimated."""
 
 Times = npt.NDArray[np.float64]
 
@@ -43,20 +43,19 @@ class ClockOffset:
     """How one rank's clock stands to that of the first rank."""
 
     offset: int
-    """Nanoseconds by which it is ahead; 0 where the ends differ by less than their spread."""
+    """Nanoseconds by which the clock is ahead; 0 if the ends differ by less than their spread."""
     residual: int
-    """Nanoseconds within which the offset is known: the spread over the square root of the number of collectives. Of
-    many collectives: what the offsets of parts of them are apart, over the square root of the number of parts."""
+    """Uncertainty of the offset in nanoseconds: the spread over the square root of the number of collectives; for a
+    refined offset, the scatter of the offsets of `PARTS` parts over the square root of their number."""
     spread: int
-    """Nanoseconds by which the ends of one collective still differ after alignment: the median."""
+    """Median of the remaining differences of the ends after alignment, in nanoseconds."""
     collectives: int
-    """How many common collectives that rests on."""
+    """Number of common collectives from which the offset was computed."""
     limit: int | None = None
-    """Nanoseconds by which the offset can be wrong at most, as no rank ends a collective before all have begun it; None
-    where begins are not known. The residual is what chance leaves, and cannot show that one rank always notices an
-    end later than another does."""
+    """Largest possible error of the offset in nanoseconds, because no rank ends a collective before all have begun it;
+    None if starts are unknown. The residual covers random errors only, not a rank that always notices ends late."""
     is_sure: bool = False
-    """Whether the clock differs from the first rank's for sure: neither equal clocks nor chance explain the ends."""
+    """True if the clock certainly differs from the first rank's: neither equal clocks nor chance explain the ends."""
 
 
 def clock_offsets(
@@ -152,29 +151,29 @@ def _refined(
         related: pairs (rank with a known offset, rank whose offset was derived from it).
     """
     refined = dict(found)
-    many = [(known, rank) for known, rank in related if found[rank].collectives >= LEAST_REFINED]
-    if not many:
+    to_refine = [(known, rank) for known, rank in related if found[rank].collectives >= LEAST_REFINED]
+    if not to_refine:
         return refined
     on_one = aligned(measured.filter(pl.col("rank").is_in(list(found))), found)
     after_first = (pl.col("end") - pl.col("end").min()).over(SAME).cast(pl.Float64)
-    beside = _by_rank(on_one.with_columns(end=after_first - after_first.median().over(SAME)))
-    for known, rank in many:
-        both = beside[known].join(beside[rank], on=SAME, how="inner", suffix="_of_second", maintain_order="left")
+    relative = _by_rank(on_one.with_columns(end=after_first - after_first.median().over(SAME)))
+    for known, rank in to_refine:
+        both = relative[known].join(relative[rank], on=SAME, how="inner", suffix="_of_second", maintain_order="left")
         ours, theirs = both["end"].to_numpy(), both["end_of_second"].to_numpy()
-        moved = refined[known].offset - found[known].offset + round(float(np.median(theirs) - np.median(ours)))
+        shift = refined[known].offset - found[known].offset + round(float(np.median(theirs) - np.median(ours)))
         of_parts = _medians_of_parts(theirs) - _medians_of_parts(ours)
         scatter = float(np.median(np.abs(of_parts - np.median(of_parts)))) / math.sqrt(PARTS)
         refined[rank] = replace(
             found[rank],
-            offset=found[rank].offset + moved if found[rank].offset else 0,
+            offset=found[rank].offset + shift if found[rank].offset else 0,
             residual=refined[known].residual + round(scatter),
         )
     return refined
 
 
 def _medians_of_parts(times: Times) -> Times:
-    each = times.size // PARTS
-    medians: Times = np.median(times[: each * PARTS].reshape(PARTS, each), axis=1)
+    length = times.size // PARTS
+    medians: Times = np.median(times[: length * PARTS].reshape(PARTS, length), axis=1)
     return medians
 
 
@@ -194,7 +193,7 @@ def _related(known: ClockOffset, differences: np.ndarray[tuple[int], np.dtype[np
 def aligned(events: pl.DataFrame, offsets: Mapping[int, ClockOffset]) -> pl.DataFrame:
     """Return the events with all times on the reference clock of `offsets`."""
     shift = pl.col("rank").replace_strict(
-        {rank: one.offset for rank, one in offsets.items()}, default=0, return_dtype=pl.Int64
+        {rank: clock.offset for rank, clock in offsets.items()}, default=0, return_dtype=pl.Int64
     )
     return events.with_columns(pl.col("start") - shift, pl.col("end") - shift)
 

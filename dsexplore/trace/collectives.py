@@ -39,7 +39,7 @@ OPS = (
 )
 
 _IN_PARTS = frozenset({"all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"})
-"""The ops of which each rank keeps its own part and sends the others."""
+"""Ops in which each rank keeps its own part and sends the others."""
 
 
 def _bus_fraction(op: str, group_size: int) -> tuple[int, int]:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 RUNNING = "running"
 ENDED_EARLY = "the recording ended early, with "
-"""How a trace's note begins that an exception or Ctrl-C ended its recording; the name of the exception follows."""
+"""Start of the note on a recording ended by an exception or Ctrl-C; the name of the exception follows."""
 ENDED_BLOCK = "ended its block"
 _LONGEST = 200
-"""Characters of an error's text that are kept."""
+"""Number of characters of an error's text that are kept."""
 
 
 def raised(kind: str, text: str, line: str) -> str:

@@ -18,10 +18,10 @@ from dsexplore.trace import measured_time, schema
 from dsexplore.trace.tables import Tables
 
 _SLICE = 1000
-"""Nanoseconds that an event without measured times is drawn with: one microsecond, the format's unit."""
+"""Length in nanoseconds of an event without measured times: one microsecond, the format's unit."""
 
 _OUTSIDE_ARGUMENTS = frozenset({"rank", "op", "start", "end"})
-"""Columns that the slice itself shows."""
+"""Columns that the slice itself shows, so that its arguments need not."""
 
 
 def write_csv(tables: Tables, path: str | os.PathLike[str]) -> Path:

@@ -49,7 +49,7 @@ from dsexplore.trace.tables import OF_EACH_RANK, Tables, TraceInfo
 
 KEY = "dsexplore.digest"
 PLACEHOLDER = "0" * 64
-"""To be written as the value of `KEY`; `write_digest` puts the digest in its place."""
+"""Initial value of `KEY`, which `write_digest` replaces by the digest."""
 
 _MAGIC = b"PAR1"
 _MARK = KEY.encode("ascii") + b"\x18\x40"

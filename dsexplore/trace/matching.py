@@ -33,24 +33,24 @@ from dsexplore.units import format_seconds
 
 POINT_TO_POINT = ("send", "recv")
 TOGETHER = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
-"""The ops that end on no rank before all have begun."""
+"""Ops that end on no rank before all have begun."""
 
 _FARTHEST = 4096
-"""Collectives by which two records of a group may begin apart."""
+"""Largest number of collectives by which two records of a group may be shifted."""
 LEAST_IN_COMMON = 8
-"""Collectives that two records must have in common for what agrees in them to be evidence."""
+"""Number of common collectives that two records need for an agreement to be evidence."""
 _CHANCE = 1e-6
-"""The probability below which an agreement of times is no chance."""
+"""Probability below which an agreement of times is not considered chance."""
 AT_BEST = 100.0
-"""Nanoseconds to which the ends of a collective agree at best: a smaller spread is luck."""
+"""Best possible agreement of the ends of a collective in nanoseconds: a smaller spread is luck."""
 _INEXACT = 1e6
-"""Nanoseconds by which times may contradict one another without proving anything, as clocks are read inexactly."""
+"""Nanoseconds of contradiction between times that prove nothing, as clocks are read inexactly."""
 _DRIFT = 1e-4
-"""Seconds that the clocks of two machines may come apart per second."""
+"""Drift between the clocks of two machines, in seconds per second."""
 _PLACES = 256
-"""Places, the nearest first, of which the times decide: a loop of one op and size fits everywhere."""
+"""Number of positions, the closest to 0 first, that are checked by times: a loop of one op and size fits everywhere."""
 _COMPARED = 256
-"""Collectives, from the first that two records have in common, whose times are compared."""
+"""Number of collectives, from the first common one, whose times are compared."""
 _NAMED = 4
 
 Array = np.ndarray[tuple[int], np.dtype[Any]]
@@ -151,12 +151,12 @@ def _by_group_seq(found: pl.DataFrame) -> pl.DataFrame:
 
 
 def _by_position(found: pl.DataFrame) -> pl.DataFrame:
-    moved = [(record.group, record.rank, record.place) for record in _located(found) if record.place != 0]
+    shifted = [(record.group, record.rank, record.place) for record in _located(found) if record.place != 0]
     found = found.drop("has_own")
-    if not moved:
+    if not shifted:
         return found
     places = pl.DataFrame(
-        moved, schema={"same_group": pl.String, "rank": pl.Int32, "place": found.schema["number"]}, orient="row"
+        shifted, schema={"same_group": pl.String, "rank": pl.Int32, "place": found.schema["number"]}, orient="row"
     ).with_columns(is_moved=pl.lit(True))
     joined = found.join(places, on=["same_group", "rank"], how="left", maintain_order="left")
     kept = joined.filter(pl.col("is_moved").is_null() | pl.col("place").is_not_null())
@@ -170,11 +170,11 @@ class _Record:
     group: str
     rank: int
     name: str
-    """The group's name."""
+    """Name of the group on this rank."""
     place: int | None
-    """The number of the first collective, 0 on the rank whose record begins first; None where nobody knows it."""
+    """Number of its first collective, 0 on the rank whose record begins first; None if unknown."""
     within: float
-    """Nanoseconds within which the ends of the same collectives differ equally from those of another rank."""
+    """Scatter, in nanoseconds, of the differences between its ends and those of the longest record."""
 
     @property
     def text(self) -> str:

@@ -35,7 +35,7 @@ from dsexplore.user_warnings import warn
 
 LEAST_COLLECTIVES = 3
 LEAST_OFFSET = 500_000
-"""Nanoseconds up to which an offset is not applied: it may be the time in which a process notices an end."""
+"""Offsets up to this many nanoseconds are not applied: a process may need as long to notice an end."""
 _NAMED = 4
 _SAME = ClockOffset(0, 0, 0, 0)
 
@@ -121,23 +121,23 @@ def merge_as_they_come(
         is_whole: see `merge_tables`.
         one_attempt: leave out files of earlier attempts of the job.
     """
-    taken: list[Tables] = []
+    so_far: list[Tables] = []
     cut = ""
     with track(what, total, "traces") as work:
         try:
             for part in parts:
-                taken.append(part)
+                so_far.append(part)
                 work.advance()
         except KeyboardInterrupt:
-            if not taken:
+            if not so_far:
                 raise
-            cut = f"{what} was interrupted: this trace is incomplete, with {len(taken)} of {total or 'several'} traces"
+            cut = f"{what} was interrupted: this trace is incomplete, with {len(so_far)} of {total or 'several'} traces"
             warn(cut)
     if one_attempt:
-        newest = of_newest_attempt(taken)
-        is_whole = is_whole or len(newest) < len(taken)
-        taken = newest
-    return merge_tables(taken, cut, is_whole=is_whole)
+        newest = of_newest_attempt(so_far)
+        is_whole = is_whole or len(newest) < len(so_far)
+        so_far = newest
+    return merge_tables(so_far, cut, is_whole=is_whole)
 
 
 def of_newest_attempt(parts: Sequence[Tables]) -> list[Tables]:
@@ -200,8 +200,12 @@ def merge_tables(
     if not info.simulated:
         merged = align(merged, shares_clock=shares_clock)
         info = merged.info
-    found = unmatched.notes(merged)
-    return replace(merged, info=replace(info, notes=tuple(dict.fromkeys((*info.notes, *found))))) if found else merged
+    unmatched_notes = unmatched.notes(merged)
+    return (
+        replace(merged, info=replace(info, notes=tuple(dict.fromkeys((*info.notes, *unmatched_notes)))))
+        if unmatched_notes
+        else merged
+    )
 
 
 def merge_modules(tables: Iterable[pl.DataFrame]) -> pl.DataFrame:

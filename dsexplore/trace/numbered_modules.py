@@ -5,7 +5,7 @@ from __future__ import annotations
 import polars as pl
 
 OUTSIDE = "(outside any module)"
-"""The place of what was sent while no module ran."""
+"""Place of what was sent while no module was running."""
 
 
 def place_of(name: pl.Expr) -> pl.Expr:

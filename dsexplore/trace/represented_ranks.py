@@ -11,7 +11,7 @@ from itertools import chain
 
 _PART = re.compile(r"(\d+)(?:-(\d+)(?:/(\d+))?)?")
 _FEWEST = 3
-"""Ranks at one distance from each other that are written as one part."""
+"""Number of evenly spaced ranks from which they are written as one range."""
 
 
 def ranks_text(ranks: Iterable[int]) -> str:
@@ -56,15 +56,15 @@ def count_in(text: str) -> int:
 
 
 def _ranges(text: str) -> list[range]:
-    found = []
+    ranges = []
     for part in text.split(", "):
         match = _PART.fullmatch(part)
         if match is None:
             raise ValueError(f"{part!r} is no rank, and no range of ranks")
         first, last, step = (int(number) if number else None for number in match.groups())
         assert first is not None
-        found.append(range(first, (first if last is None else last) + 1, step or 1))
-    return found
+        ranges.append(range(first, (first if last is None else last) + 1, step or 1))
+    return ranges
 
 
 def joined(parts: Sequence[tuple[Sequence[int], Sequence[str]]]) -> tuple[str, ...]:

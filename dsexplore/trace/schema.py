@@ -15,25 +15,23 @@ FORMAT_VERSION = 6
 Phase = Literal[
     "start-up", "forward", "no-grad forward", "between steps", "backward", "recompute", "optimizer", "other"
 ]
-"""See `docs/steps.md`. ``between steps``: state dicts, whole parameters that are gathered to be saved or handed on, and
-what follows the last step once. ``no-grad forward``: inside a call of an outermost module that began with gradients
-off, where the recording also has
-calls with gradients: an evaluation, a teacher, a rollout. Likewise what the program sends itself behind such a
-call, before anything differentiable is computed: an evaluation's metric."""
+"""See `docs/steps.md`. ``between steps``: state dicts, whole parameters gathered to be saved or passed on, and what
+follows the last step once. ``no-grad forward``: inside a call of an outermost module that began with gradients off, if
+the recording also has calls with gradients: an evaluation, a teacher, a rollout; also what the program itself sends
+after such a call, before anything differentiable is computed: an evaluation's metric."""
 PHASES: tuple[Phase, ...] = get_args(Phase)
 OUTSIDE_STEPS: tuple[Phase, ...] = ("start-up", "no-grad forward", "between steps")
-"""Phases that no figure per step counts."""
+"""Phases that are excluded from figures per step."""
 IN_STEPS = ~pl.col("phase").is_in(OUTSIDE_STEPS)
-"""Of a table with a column ``phase``: the rows that figures per step count."""
+"""Mask of the rows, in a table with a column ``phase``, that figures per step count."""
 
 Timing = Literal["none", "host", "work", "cuda"]
 """How start and end were measured. ``none``: a simulation, start and end are null; ``host``: the host clock
 around the call; ``work``: from issue to the completion of the work; ``cuda``: CUDA events on the stream."""
 
 State = Literal["", "scheduled", "started", "completed", "failed"]
-"""How far a collective got. ``""``: a simulation, where nothing runs; ``scheduled``: issued, and not known to have
-begun or ended; ``started``: begun on the device, and not ended; ``failed``: raised. Only a completed one has a
-duration."""
+"""How far a collective got. ``""``: a simulation, where nothing runs; ``scheduled``: issued, start and end unknown;
+``started``: running on the device; ``failed``: raised. Only a completed one has a duration."""
 STATES: tuple[State, ...] = get_args(State)
 
 EVENTS: dict[str, pl.DataType] = {
@@ -78,10 +76,10 @@ ADDED: dict[int, tuple[str, ...]] = {
     4: ("waited",),
     5: ("group_seq",),
 }
-"""By format version: the columns of the events that files of earlier versions lack."""
+"""{format version: columns of the events that files of earlier versions lack}."""
 
 RECV_SENDS_NOTHING = 6
-"""The format version since which a recv has no wire bytes: before, it had those of the send at its other end."""
+"""Format version from which a recv has no wire bytes; before, it had those of the matching send."""
 
 PARAMETERS: dict[str, pl.DataType] = {
     "rank": pl.Int32(),
@@ -136,7 +134,7 @@ KERNELS: dict[str, pl.DataType] = {
     "compiled": pl.Boolean(),  # whether torch.compile was asked to compile the module, which ran eagerly here
     "waits_for": pl.Int64(),  # wait: seq of the event that the compute stream waits for; null elsewhere
 }
-"""One row per kind of op, between the same two collectives, where costs were recorded; else no rows."""
+"""One row per kind of op between two consecutive collectives, if costs were recorded; otherwise empty."""
 
 MEMORY: dict[str, pl.DataType] = {
     "rank": pl.Int32(),
@@ -151,7 +149,7 @@ MEMORY: dict[str, pl.DataType] = {
     "activations": pl.Int64(),
     "buffers": pl.Int64(),  # gathered parameters, and what collectives read and write
 }
-"""One row per segment where costs were recorded; else no rows."""
+"""One row per segment if costs were recorded; otherwise empty."""
 
 TABLES: dict[str, dict[str, pl.DataType]] = {
     "events": EVENTS,
@@ -162,7 +160,7 @@ TABLES: dict[str, dict[str, pl.DataType]] = {
     "memory": MEMORY,
 }
 ADDED_TABLES: dict[str, int] = {"kernels": 3, "memory": 3}
-"""The tables that files lack before that version of the format."""
+"""{table: format version that added it}."""
 
 
 def empty(table: str) -> pl.DataFrame:

@@ -18,7 +18,7 @@ from dsexplore.trace.collectives import OPS
 from dsexplore.trace.tables import Tables
 
 _KNOWN: dict[str, tuple[str, ...]] = {"phase": schema.PHASES, "op": OPS}
-"""Columns with a fixed set of values: any other value that no event has is refused."""
+"""Columns with a fixed set of values: a value that is neither in it nor in the events is an error."""
 
 
 def select(tables: Tables, conditions: Mapping[str, Any]) -> Tables:
@@ -178,7 +178,7 @@ def _in_module(tables: Tables, patterns: Iterable[Any]) -> pl.Expr:
 
 
 _END = r"\Z"
-"""The end of what ``fnmatch.translate`` returns; removed, as a name inside a module goes on behind a dot."""
+"""End of what ``fnmatch.translate`` returns; it is removed, because the name of a submodule continues after a dot."""
 
 
 def modules_inside(names: Iterable[str], patterns: Iterable[str]) -> set[str]:

@@ -12,7 +12,7 @@ from dsexplore.trace.schema import IN_STEPS, Phase
 from dsexplore.trace.tables import Tables
 
 IN_A_STEP: tuple[Phase, ...] = ("forward", "backward", "recompute", "optimizer")
-"""Phases that only a step of a model has."""
+"""Phases that occur only in training steps."""
 
 
 def in_steps(events: pl.DataFrame) -> pl.DataFrame:
@@ -31,15 +31,15 @@ class SteadySteps:
     """The steps of a trace that send what most of its steps send."""
 
     events: pl.DataFrame
-    """Their events."""
+    """Events of the steady steps."""
     count: int
-    """How many they are; 1 at least."""
+    """Number of steady steps; at least 1."""
     whole: int
-    """How many steps have ended, or are not known to have been cut."""
+    """Number of complete steps: those that have ended, or are not known to have been cut off."""
     are_equal: bool
-    """Whether each of them sends the same number of collectives and bytes on each rank."""
+    """True if every steady step sends the same number of collectives and bytes on each rank."""
     more: Mapping[int, int]
-    """By number of each of the others: the wire bytes by which it differs from the mean of these, of all ranks."""
+    """{number of each other step: its wire bytes minus the mean of the steady steps, over all ranks}."""
 
 
 def steady_steps(tables: Tables, events: pl.DataFrame | None = None) -> SteadySteps:
@@ -81,8 +81,8 @@ def steady_steps(tables: Tables, events: pl.DataFrame | None = None) -> SteadySt
 
 def _most_alike(contents: Mapping[int, set[Hashable]]) -> set[int]:
     """Return the largest set of steps with equal content; empty if it is less than half of them or a single step."""
-    alike: dict[Hashable, set[int]] = {}
+    by_content: dict[Hashable, set[int]] = {}
     for step, content in contents.items():
-        alike.setdefault(frozenset(content), set()).add(step)
-    largest = max(alike.values(), key=lambda steps: (len(steps), max(steps)))
+        by_content.setdefault(frozenset(content), set()).add(step)
+    largest = max(by_content.values(), key=lambda steps: (len(steps), max(steps)))
     return largest if len(largest) > 1 and 2 * len(largest) >= len(contents) else set()

@@ -12,7 +12,7 @@ from dsexplore.trace import schema
 from dsexplore.trace.represented_ranks import weights
 
 OF_EACH_RANK = ("stands_for", "clocks", "clock_offsets", "clock_residuals", "ends", "began")
-"""The fields of `TraceInfo` that have one value for each of its ranks, or none."""
+"""Fields of `TraceInfo` that have one value per rank, or are empty."""
 
 
 @dataclass(frozen=True)
@@ -21,41 +21,40 @@ class TraceInfo:
 
     world_size: int = 1
     ranks: tuple[int, ...] = ()
-    """The ranks whose events are in the trace."""
+    """Ranks whose events are in the trace."""
     stands_for: tuple[str, ...] = ()
-    """For each of `ranks` the ranks that it stands for, itself included, as ``"0-1015"``; empty where each stands for
-    itself alone. See `dsexplore.trace.represented_ranks`."""
+    """For each of `ranks` the ranks that it represents, itself included, as ``"0-1015"``; empty if each represents only
+    itself. See `dsexplore.trace.represented_ranks`."""
     mesh: str = ""
-    """The world's mesh as written by the user, ``"dp=2,tp=4"``; empty where none was named."""
+    """The world's mesh as written by the user, ``"dp=2,tp=4"``; empty if none was named."""
     simulated: bool = False
     """True on a fake process group: counts and bytes are real, values and times are not."""
     target: str = ""
-    """The target whose traffic a simulation shows: ``cuda``, GPUs with NCCL, or ``cpu``, CPUs with gloo; empty where
-    the ranks are real, and for a process group that the program simulates itself."""
+    """The target whose traffic a simulation shows: ``cuda``, GPUs with NCCL, or ``cpu``, CPUs with gloo; empty if the
+    ranks are real, or if the program itself simulates its process group."""
     clocks: tuple[str, ...] = ()
-    """For each of `ranks` a name of the clock that its times are on, equal for ranks that share one, as the processes
-    of one host do; ``""`` for a rank whose clock is not known. Empty where none is known."""
+    """For each of `ranks` the name of the clock of its times, equal for ranks that share one, such as the processes of
+    one host; ``""`` if unknown. Empty if all are unknown."""
     clock_offsets: tuple[int, ...] = ()
-    """For each of `ranks` the nanoseconds that were subtracted from its times; see `dsexplore.trace.merge`.
-    Empty where nothing shows how the clocks differ."""
+    """For each of `ranks` the nanoseconds that were subtracted from its times; see `dsexplore.trace.merge`. Empty if
+    the offsets are unknown."""
     clock_residuals: tuple[int, ...] = ()
-    """For each of `ranks` the nanoseconds within which its offset is known, as far as chance goes: a rank that always
-    notices ends late is not seen by it. The trace's notes say by how much an offset can be wrong at most."""
+    """For each of `ranks` the uncertainty of its offset in nanoseconds, from random errors only: it does not include a
+    rank that always notices ends late. The trace's notes give the largest possible error of an offset."""
     ends: tuple[str, ...] = ()
-    """For each of `ranks` how its recording ended, see `dsexplore.trace.ends`; ``""`` where that is not known."""
+    """For each of `ranks` how its recording ended, see `dsexplore.trace.ends`; ``""`` if unknown."""
     began: tuple[int, ...] = ()
-    """For each of `ranks` when its recording began, in nanoseconds since the Unix epoch; 0 where that is not known."""
+    """For each of `ranks` when its recording began, in nanoseconds since the Unix epoch; 0 if unknown."""
     attempt: str = ""
-    """A name that the files have in common which one attempt of a job saved; empty where nothing was saved, and of a
-    simulation."""
+    """A name shared by the files that one attempt of a job saved; empty if nothing was saved, and in a simulation."""
     whole_steps: int = 0
-    """How many steps had ended when the recording did: events of a later step are of one that was begun. 0 where none
-    had ended, or the end of none was seen."""
+    """Number of steps that had ended when the recording did; events of later steps belong to an incomplete step. 0 if
+    no step was seen to end."""
     torch_version: str = ""
     schedule: str = ""
     """The pipeline schedule that called the stages, as JSON; see `dsexplore.capture.pipelines.describe`."""
     notes: tuple[str, ...] = ()
-    """Remarks that a reader must know: an exception that ended the recording, an op that was not known, …"""
+    """Remarks for the reader: an exception that ended the recording, an unknown op, …"""
 
     def of_rank(self, rank: int) -> TraceInfo:
         """Return the info of a trace with `rank` alone."""

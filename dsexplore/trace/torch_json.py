@@ -24,19 +24,19 @@ from dsexplore.torch_internals.dispatch import find_op
 from dsexplore.trace.tables import Tables
 
 Op = Any
-"""An ``OpOverloadPacket`` of torch's, such as ``torch.ops.c10d_functional.all_reduce``."""
+"""torch's ``OpOverloadPacket``, such as ``torch.ops.c10d_functional.all_reduce``."""
 
 GLOBAL = "Global"
-"""torch's name for what surrounds all modules."""
+"""torch's name for the root of all modules."""
 
 OWN_PHASES = ("recompute", "optimizer")
-"""The phases that torch's mode does not tell apart."""
+"""Phases that torch's mode does not distinguish."""
 
 PHASE_KEYS = {
     **dict.fromkeys(("start-up", "forward", "no-grad forward", "between steps", "other"), "forward"),
     "backward": "backward",
 }
-"""A recorder's phase → the key of torch's module counts; ``recompute`` and ``optimizer`` keep their names."""
+"""{recorder's phase: key of torch's module counts}; ``recompute`` and ``optimizer`` keep their names."""
 
 
 class ModuleCounts(dict[Any, Any]):
@@ -74,10 +74,10 @@ class Node:
     depth: int = 0
     type: str = ""
     placements: dict[str, str] = field(default_factory=dict)
-    """Parameter → placements as torch writes them, for DTensors only."""
+    """{parameter: placements as torch writes them}, for DTensors only."""
     children: list[str] = field(default_factory=list)
     parents: set[str] = field(default_factory=set)
-    """All modules around it, `GLOBAL` included."""
+    """All enclosing modules, including `GLOBAL`."""
 
     def as_torchs(self) -> dict[str, Any]:
         """Return the entry of torch's ``module_helper_dict``."""

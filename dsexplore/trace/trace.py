@@ -43,7 +43,7 @@ class Trace(Displayable):
         self._tables = Tables() if tables is None else tables
         self._steps = steps
         self.results: Mapping[int, Any] = {}
-        """By rank, the value of the last expression of a cell on real ranks; elsewhere empty, and never saved."""
+        """{rank: value of the last expression of a cell on real ranks}; otherwise empty, and never saved."""
 
     @property
     def tables(self) -> Tables:

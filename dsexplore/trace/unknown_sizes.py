@@ -10,9 +10,9 @@ IS_UNSIZED = (
     & (pl.col("op") != "barrier")
     & ~pl.col("op").str.starts_with("switched_off:")
 )
-"""Of a table of events: the rows whose size is not known. A scalar has no shape either, and has bytes."""
+"""Mask of the events whose size is unknown. A scalar has an empty shape too, but has bytes."""
 
 HAS_UNKNOWN_DTYPE = (
     (pl.col("message_bytes") == 0) & (pl.col("shape").list.sum() > 0) & ~pl.col("op").str.starts_with("switched_off:")
 )
-"""The rows whose elements are known, and not how large one is."""
+"""Mask of the events whose number of elements is known, but not the dtype."""

@@ -35,7 +35,7 @@ COLUMNS: dict[str, pl.DataType] = {
 
 Row = dict[str, Any]
 Pair = tuple[int, int, str]
-"""Sender, receiver, and the ranks of their group as text: processes may name one group differently."""
+"""Sender, receiver, and the ranks of their group as text, since processes may name one group differently."""
 
 
 def unmatched(tables: Tables) -> pl.DataFrame:
@@ -105,10 +105,10 @@ def _messages(rows: Iterable[Row], ranks: set[int], members: dict[str, list[int]
             continue
         sent, received = sends.get(pair, []), receives.get(pair, [])
         sent_alone, received_alone = _without_fitting(sent, received)
-        taken = min(from_any[receiver, key], max(len(sent_alone) - len(received_alone), 0))
-        from_any[receiver, key] -= taken
-        for one, other in zip_longest(sent_alone[taken:], received_alone):
-            yield _row("send", sender, receiver, one, other, sent[-1:], received[-1:])
+        matched_by_any = min(from_any[receiver, key], max(len(sent_alone) - len(received_alone), 0))
+        from_any[receiver, key] -= matched_by_any
+        for send, recv in zip_longest(sent_alone[matched_by_any:], received_alone):
+            yield _row("send", sender, receiver, send, recv, sent[-1:], received[-1:])
 
 
 def _without_fitting(sent: Sequence[Row], received: Sequence[Row]) -> tuple[list[Row], list[Row]]:
@@ -136,18 +136,18 @@ def _parts(rows: Iterable[Row], members: dict[str, list[int]]) -> Iterator[tuple
     for calls in of_group.values():
         for sender, sending in calls.items():
             for receiver, receiving in calls.items():
-                for one, other in zip(sending, receiving, strict=False):
-                    if one["send_splits"] is None and other["recv_splits"] is None:
+                for sender_call, receiver_call in zip(sending, receiving, strict=False):
+                    if sender_call["send_splits"] is None and receiver_call["recv_splits"] is None:
                         continue
-                    sent = _part(one, "send_splits", members[one["group"]].index(receiver))
-                    received = _part(other, "recv_splits", members[other["group"]].index(sender))
+                    sent = _part(sender_call, "send_splits", members[sender_call["group"]].index(receiver))
+                    received = _part(receiver_call, "recv_splits", members[receiver_call["group"]].index(sender))
                     if sent != received:
                         yield _row(
                             "all_to_all",
                             sender,
                             receiver,
-                            {**one, "message_bytes": sent},
-                            {**other, "message_bytes": received},
+                            {**sender_call, "message_bytes": sent},
+                            {**receiver_call, "message_bytes": received},
                         )
 
 

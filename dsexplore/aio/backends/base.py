@@ -18,7 +18,7 @@ Completions = Iterable[tuple[int, int]]
 
 
 LAP = 64
-"""Results that an engine may look at together in `FlowingEngine.flow`."""
+"""Number of results that an engine may check together in `FlowingEngine.flow`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,11 +114,11 @@ class CompiledEngine(Engine):
     """An engine whose queue is kept full by flow.c, if that could be compiled."""
 
     _steady: Function | None
-    """The function of flow.c that serves this engine; None where there is none."""
+    """The function of flow.c for this engine; None if there is none."""
     _queue: ctypes.Structure
-    """The queue as that function gets it."""
+    """The queue as passed to that function."""
     _ready: int
-    """Results that can be taken."""
+    """Number of results that can be taken."""
 
     @property
     def is_compiled(self) -> bool:

@@ -17,7 +17,7 @@ from dsexplore.errors import UsageError
 
 _KINDS: dict[str, Callable[[int], Engine]] = {"linux-aio": LinuxAio, "io_uring": IoUring, "threads": Threads}
 ENGINES = tuple(_KINDS)
-"""In the order in which they are tried when none is named."""
+"""In the order in which they are tried by default."""
 
 
 @cache

@@ -39,10 +39,10 @@ from typing import Any
 from dsexplore.aio.backends import syscalls as sc
 
 SWITCH = "DSEXPLORE_AIO_LOOP"
-"""The environment variable that keeps the loops in Python, if it is ``python``."""
+"""The environment variable that selects the Python loops if it is ``python``."""
 _SOURCE = Path(__file__).with_name("flow.c")
 _LONGEST_COMPILATION = 60
-"""Seconds."""
+"""Timeout of the compiler in seconds."""
 
 
 class Steady(ctypes.Structure):

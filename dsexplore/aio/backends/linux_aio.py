@@ -25,7 +25,7 @@ from dsexplore.aio.backends.base import LAP, CompiledEngine, Completions, Flowin
 _PREAD, _PWRITE = 0, 1
 _SUBMIT, _GETEVENTS = sc.word(sc.IO_SUBMIT), sc.word(sc.IO_GETEVENTS)
 _EVENT = struct.Struct("<q8xq8x")
-"""Of a completion: the request's index and its result."""
+"""Layout of a completion: the request's index and its result."""
 
 
 class _Queue(ctypes.Structure):

@@ -21,7 +21,7 @@ from dsexplore.trace.importers.dumps import Dumps
 from dsexplore.trace.importers.recorder_dump import dump_of
 
 _RECORDERS = ("fr_trace_nccl_json", "fr_trace_json")
-"""Pages of NCCL's recorder, which has what is in flight, and of that of the other libraries."""
+"""Pages of the flight recorders of NCCL, which includes collectives in flight, and of other libraries."""
 _STACKS = "stacks"
 _ANSWER = re.compile(
     r"<h2>Rank (\d+): [^<]*</h2>\s*(?:<p>Failed to fetch: status=(\d+)</p>\s*)?<pre>(.*?)</pre>"
@@ -29,7 +29,7 @@ _ANSWER = re.compile(
     re.DOTALL,
 )
 _WAIT = 90.0
-"""Seconds for a page; the server itself gives each rank 60."""
+"""Timeout of a page in seconds; the server itself gives each rank 60."""
 
 Get = Callable[[str], str]
 
@@ -40,7 +40,7 @@ class DebugServer:
 
     dumps: Dumps
     stacks: Mapping[int, str]
-    """By rank: the frames of its main thread, innermost call first."""
+    """{rank: frames of its main thread, innermost call first}."""
 
 
 def is_address(source: object) -> bool:

@@ -27,9 +27,9 @@ _SUFFIX = re.compile(r"(\.(json|pickle|pkl|pk|gz|txt|bin|dump|log|trace|pt))+$",
 _AFTER_RANK = re.compile(r"(?:^|[^a-z])(?:global_?)?rank[^0-9a-z]{0,2}(\d+)", re.IGNORECASE)
 
 _PROCESS_AND_TIME = re.compile(r"(?<!\d)\d+\.\d{12,}$")
-"""Ends the name that torch's handler for TensorBoard gives a profile, ``host_1234.1712345678901234567``."""
+"""End of the name that torch's handler for TensorBoard gives a profile, ``host_1234.1712345678901234567``."""
 _TOO_MANY = 1 << 20
-"""A number from here on is no rank: it is a time, or the number of a job."""
+"""Numbers from here on are not ranks, but times or job numbers."""
 
 Guess = dict[Path, int]
 
@@ -129,9 +129,9 @@ class Dumps:
     """The dumps of one job."""
 
     dumps: tuple[RecorderDump, ...]
-    """By rank."""
+    """Sorted by rank."""
     unreadable: tuple[str, ...] = ()
-    """The fault of each file that is left out."""
+    """Error of each file that is left out."""
 
     @property
     def world_size(self) -> int:

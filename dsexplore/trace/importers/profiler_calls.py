@@ -92,24 +92,24 @@ class ProfilerCall:
     """One collective of a profiled rank."""
 
     op: str
-    """Plain name; ``unknown:<kernel>`` for a kernel that communicates in a way that nobody described."""
+    """Plain name; ``unknown:<kernel>`` for an unknown kernel that communicates."""
     raw_op: str
     start: int
     """Nanoseconds since the epoch."""
     end: int | None
-    """None where the file has no measurement of it."""
+    """None if the file has no measurement of it."""
     arguments: Mapping[str, Any]
     """``Collective name``, ``In msg nelems``, … of the kernel, else of the op that launched it; empty in old files."""
     tensors: tuple[tuple[int, str], ...]
-    """Elements and dtype of each tensor that the launching op was given; empty where that is not known."""
+    """Number of elements and dtype of each input tensor of the launching op; empty if unknown."""
     thread: object
-    """The thread that issued the collective; None where the launching op is not known."""
+    """The thread that issued the collective; None if the launching op is unknown."""
     issued: float
-    """When that was, in the file's microseconds."""
+    """Time of issue, in the file's microseconds."""
     is_kernel: bool = False
-    """Whether it was measured on a GPU."""
+    """True if it was measured on a GPU."""
     exposed: int | None = None
-    """Nanoseconds of it in which nothing computed on its GPU; None where the file has no kernels that compute."""
+    """Nanoseconds of it in which its GPU computed nothing; None if the file has no compute kernels."""
 
 
 def calls_of(trace: ProfilerFile) -> list[ProfilerCall]:

@@ -29,7 +29,7 @@ class _Group(NamedTuple):
     backend: str = ""
     ranks: Ranks = ()
     size: int = 0
-    """0 where it is not known."""
+    """0 if unknown."""
 
 
 def world_size_of_profile(trace: ProfilerFile) -> int:

@@ -50,13 +50,13 @@ class Place(NamedTuple):
     step: int | None
     phase: Phase
     modules: tuple[str, ...]
-    """The modules that ran, outermost first; in a file without any, the ranges that the program named."""
+    """The modules that were running, outermost first; in a file without modules, the ranges named by the program."""
     names: tuple[str, ...]
-    """The program's names of the ranges around a collective, outermost first."""
+    """Names given by the program to the enclosing ranges, outermost first."""
     owner: str
-    """The module that FSDP names; empty where it names none."""
+    """The module that FSDP names; empty if none."""
     cause: str
-    """FSDP's reason; empty elsewhere."""
+    """FSDP's reason; empty if FSDP did not issue the collective."""
 
 
 @dataclass(frozen=True, slots=True)

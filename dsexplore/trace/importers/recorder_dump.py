@@ -214,13 +214,13 @@ class RecorderDump:
     """Version of the communication library."""
     entries: tuple[RecorderEntry, ...]
     groups: Mapping[str, tuple[str, tuple[int, ...]]]
-    """By name: description and global ranks, which are empty where they are not known."""
+    """{group name: (description, global ranks)}; the ranks are empty if unknown."""
     status: Mapping[int, tuple[int, int, int]]
-    """By `RecorderEntry.group_number`: the last enqueued, started and completed sequence number, −1 for none."""
+    """{`RecorderEntry.group_number`: last enqueued, started and completed sequence number}; −1 for none."""
     is_of_active: bool = False
-    """Whether it was asked for what is active alone: what has ended is left out."""
+    """True if only active entries were requested, so that completed ones are missing."""
     note: str = ""
-    """Why there is nothing in it, where the file itself is empty."""
+    """Reason for a dump without content: its file is empty."""
 
 
 def is_recorder_dump(content: Any) -> bool:

@@ -21,7 +21,7 @@ Sizes = tuple[tuple[int, ...], ...]
 
 _PEERS = re.compile(r"(\d+)\s*(->|<-)\s*(\d+)")
 _OWN_FILES = ("/dsexplore/capture/", "/dsexplore/comm/")
-"""A job that dsexplore records has frames of its kernels between torch's."""
+"""In a job that dsexplore records, our frames are between torch's."""
 _LIBRARY_FILES = ("/torch/", *_OWN_FILES, "<frozen", "/contextlib.py", "/threading.py", "/runpy.py")
 LIBRARIES_WITHOUT_ENDS = ("gloo", "mpi", "ucc")
 
@@ -32,9 +32,9 @@ class RecorderEntry(NamedTuple):
     record: int
     """The entry's number on this rank, from 0; a ring buffer that does not begin with 0 has lost the first ones."""
     sequence: int
-    """Number in its group among the collectives, or among this rank's messages between two ranks."""
+    """Its number in the group among the collectives, or among this rank's point-to-point messages."""
     numbers: tuple[int, int]
-    """``collective_seq_id`` and ``p2p_seq_id``; 0 for one that is missing."""
+    """``collective_seq_id`` and ``p2p_seq_id``; 0 if missing."""
     state: State
     created: int | None
     """Nanoseconds since the epoch, as are the next two."""
@@ -42,18 +42,18 @@ class RecorderEntry(NamedTuple):
     ended: int | None
     duration_ms: float | None
     source: str
-    """``"train.py:12"``: the innermost frame that is neither torch's nor ours; empty where the dump has no frames."""
+    """``"train.py:12"``: the innermost frame that is neither torch's nor ours; empty without frames."""
     group: str
-    """From here on, but for ``batch``, as in `_Repeated`."""
+    """This and the following fields, except ``batch``, are those of `_Repeated`."""
     description: str
     group_number: int | None
-    """Key of ``pg_status``: the group's number in this process, which another process may count otherwise."""
+    """Key of ``pg_status``: the group's number in this process; other processes may number it differently."""
     op: str
-    """Plain name, such as ``all_reduce``; ``unknown:…`` for one that nobody described."""
+    """Plain name, such as ``all_reduce``; ``unknown:…`` for an unknown op."""
     raw_op: str
     """The recorder's name, such as ``nccl:_all_gather_base``."""
     peers: tuple[int, int] | None
-    """Sender and receiver by their position in the group, of a send or recv that names them."""
+    """Sender and receiver by their rank in the group, of a send or recv that names them."""
     is_p2p: bool
     input_sizes: Sizes
     output_sizes: Sizes
@@ -61,7 +61,7 @@ class RecorderEntry(NamedTuple):
     output_dtypes: tuple[str, ...]
     timeout_ms: int | None
     batch: int | None = None
-    """Members of one coalesced call share the record of the entry that ended it."""
+    """Record number of the entry that ended the coalesced call, shared by its members."""
 
 
 class _Repeated(NamedTuple):
@@ -102,9 +102,9 @@ def entries_of(content: Mapping[str, Any]) -> list[RecorderEntry]:
         TypeError, ValueError: an entry is invalid.
     """
     sources: dict[int, str] = {}
-    """By identity of a stack, which many entries share."""
+    """{id of a stack: its source line}; many entries share a stack."""
     known: dict[bytes, _Repeated] = {}
-    """By what the dump has for it."""
+    """{the dump's values: the parsed fields}."""
     found = []
     for index, entry in enumerate(content.get("entries") or ()):
         if not isinstance(entry, dict):
