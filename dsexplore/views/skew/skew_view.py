@@ -18,8 +18,6 @@ from dsexplore.views.view import View
 # Drawing of a skew: a lane per rank over time, with waiting, transfer and lateness in different colours.
 #
 # A trace may have millions of collectives; the consecutive ones in which ranks waited longest are drawn.
-#
-# A trace may have millions of collectives; drawn are those next to one another in which ranks waited longest.
 
 MOST_COLLECTIVES, MOST_LANES = 24, 16
 _WIDTH, _HEIGHT = 1000, 12

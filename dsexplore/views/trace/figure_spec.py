@@ -21,8 +21,6 @@ from dsexplore.views.trace.tally import Grid
 # Names as labels of plotly's figures.
 #
 # Plotly interprets some HTML in labels, and names are data, so they are escaped.
-#
-# Plotly reads a little HTML in labels, and names are data, so they are escaped.
 
 _LONGEST_LABEL = 34
 

@@ -206,11 +206,6 @@ def _label(name: str, parent: str) -> str:
 # implicit or not), the same parameters (name, shapes, placements) and, recursively, identical children. Only numbered
 # siblings fold, such as the layers of a ``ModuleList``. Causes of collectives are not compared, because they name the
 # layer itself.
-#
-# Modules are the same when they have the same type, the same collectives (op, axis, group size, phase, size,
-# dtype, implicit or not), the same parameters (name, shapes, placements) and children that are the same in turn.
-# Only numbered siblings fold, as the layers of a ``ModuleList`` are; what caused a collective is not compared,
-# because causes name the layer itself.
 
 _SAME_EVENT = ("op", "axis", "group_size", "phase", "message_bytes", "dtype", "implicit")
 _SAME_PARAMETER = ("rank", "global_shape", "local_shape", "dtype", "placements")

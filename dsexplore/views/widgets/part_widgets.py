@@ -1,4 +1,4 @@
-"""The base of all widgets: each browser message has a number, which is sent back with the answer."""
+"""Widgets of one part each (figure, timeline, tree), and their base, which answers numbered browser messages."""
 
 from __future__ import annotations
 
@@ -65,10 +65,6 @@ class AnsweringWidget(anywidget.AnyWidget):
 #
 # JupyterLab has plotly.js through plotly's own extension, and the widget uses that; elsewhere the browser requests it
 # once, compressed, from the installed ``plotly`` package. Nothing is fetched from a network.
-#
-# JupyterLab has plotly.js already, through plotly's own extension, and the widget takes it from there; elsewhere
-# the browser asks for it once, and it comes compressed from the installed ``plotly`` package. Nothing is fetched
-# from a network.
 
 
 class PlotWidget(AnsweringWidget):
