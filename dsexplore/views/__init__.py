@@ -39,12 +39,12 @@ VIEWS = {
 
 def view_class(kind: type) -> Callable[[Any], View] | None:
     """Return the view registered in `VIEWS` for a class or for its nearest base class, or None if there is none."""
-    for each in kind.__mro__:
-        home = VIEWS.get(f"{each.__module__}:{each.__qualname__}")
+    for base in kind.__mro__:
+        home = VIEWS.get(f"{base.__module__}:{base.__qualname__}")
         if home is not None:
             module, _, name = home.partition(":")
-            found: Callable[[Any], View] = getattr(import_module(module), name)
-            return found
+            view: Callable[[Any], View] = getattr(import_module(module), name)
+            return view
     return None
 
 

@@ -28,9 +28,9 @@ class MeshComparisonView(View):
 
     def text(self) -> str:
         """Return the fastest meshes, ties, and how many meshes were dropped."""
-        one = self._comparison
-        lines = [f"predicted on {one.cluster.title}, the fastest first:"]
-        for candidate in one.ranking[:8]:
+        comparison = self._comparison
+        lines = [f"predicted on {comparison.cluster.title}, the fastest first:"]
+        for candidate in comparison.ranking[:8]:
             assert candidate.prediction is not None
             memory = format_bytes(candidate.prediction.memory)
             lines.append(f"  {candidate.mesh}: {candidate.prediction.step}, {memory}")
@@ -38,21 +38,24 @@ class MeshComparisonView(View):
         return "\n".join(lines)
 
     def _remarks(self) -> list[str]:
-        one = self._comparison
-        lines = [f"tied, as constants that are 10 % wrong would turn them: {' and '.join(group)}" for group in one.tied]
-        dropped = len(one.candidates) - len(one.ranking)
-        out = f"{dropped} of {len(one.candidates)} meshes {'is' if dropped == 1 else 'are'} out"
-        return [*lines, *([out] if dropped else []), *one.notes]
+        comparison = self._comparison
+        lines = [
+            f"tied, as constants that are 10 % wrong would turn them: {' and '.join(group)}"
+            for group in comparison.tied
+        ]
+        dropped = len(comparison.candidates) - len(comparison.ranking)
+        out = f"{dropped} of {len(comparison.candidates)} meshes {'is' if dropped == 1 else 'are'} out"
+        return [*lines, *([out] if dropped else []), *comparison.notes]
 
     def html(self) -> str:
         """Return a row per mesh: a bar of the step's parts, times with ranges, memory; then those dropped."""
-        one = self._comparison
-        predictions = [candidate.prediction for candidate in one.ranking]
-        slowest = max((each.step.expected for each in predictions if each is not None), default=0.0)
-        rows = [_row(candidate, slowest) for candidate in one.ranking[:_MOST_ROWS]]
+        comparison = self._comparison
+        predictions = [candidate.prediction for candidate in comparison.ranking]
+        slowest = max((prediction.step.expected for prediction in predictions if prediction is not None), default=0.0)
+        rows = [_row(candidate, slowest) for candidate in comparison.ranking[:_MOST_ROWS]]
         out = [
             (html.name(candidate.mesh), html.escape(candidate.dropped, 300))
-            for candidate in one.candidates
+            for candidate in comparison.candidates
             if candidate.dropped
         ]
         remarks = "".join(f"<p>{html.prose(line, 400)}</p>" for line in self._remarks())
@@ -61,7 +64,7 @@ class MeshComparisonView(View):
             if out
             else ""
         )
-        head = f'<p><b>Meshes</b> on {html.escape(one.cluster.title)} <span class="tag">predicted</span></p>'
+        head = f'<p><b>Meshes</b> on {html.escape(comparison.cluster.title)} <span class="tag">predicted</span></p>'
         table = html.table(HEAD, rows, left=(0, 1))
         return html.fragment(f'<div class="prediction">{head}{remarks}{table}{dropped}</div>', STYLE)
 
@@ -149,13 +152,13 @@ def _explorer(comparison: MeshComparison, twin: MeshComparisonView) -> Any:
 
 
 def _row(candidate: MeshCandidate, slowest: float) -> tuple[str, ...]:
-    one = candidate.prediction
-    assert one is not None
-    parts = {name: getattr(one, name).expected for name in PARTS}
-    times = (one.step.expected, one.step.low, one.step.high, *parts.values())
+    prediction = candidate.prediction
+    assert prediction is not None
+    parts = {name: getattr(prediction, name).expected for name in PARTS}
+    times = (prediction.step.expected, prediction.step.low, prediction.step.high, *parts.values())
     return (
         html.name(candidate.mesh),
         bar(parts, slowest),
         *(format_seconds(value) for value in times),
-        format_bytes(one.memory),
+        format_bytes(prediction.memory),
     )

@@ -44,9 +44,9 @@ def module_seconds(prediction: Prediction) -> list[ModuleRow]:
                 children = stood_for.children(fold.first, codes.folding.children(fold.first))
                 yield from inside(children, depth + 1, count)
 
-    found = list(inside(stood_for.roots(codes.folding.roots()), 0, 1))
+    rows = list(inside(stood_for.roots(codes.folding.roots()), 0, 1))
     roots = codes.tree.roots
     outside = {name: float(frame[name].sum() - seconds[name][roots].sum()) for name in PARTS}
     if max(outside.values()) > 1e-9 * max(1e-9, float(frame["compute"].sum())):
-        found.append((Fold((-1,), ""), 0, 1, {name: max(0.0, value) for name, value in outside.items()}))
-    return [ModuleRow(place, *row) for place, row in enumerate(found)]
+        rows.append((Fold((-1,), ""), 0, 1, {name: max(0.0, value) for name, value in outside.items()}))
+    return [ModuleRow(place, *row) for place, row in enumerate(rows)]

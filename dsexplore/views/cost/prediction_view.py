@@ -52,13 +52,13 @@ class PredictionView(View):
 
     def text(self) -> str:
         """Return the step, its parts and memory, in about five lines."""
-        one = self._prediction
-        memory = f"{format_bytes(one.memory)} of {format_bytes(int(one.cluster.memory.size))}"
+        prediction = self._prediction
+        memory = f"{format_bytes(prediction.memory)} of {format_bytes(int(prediction.cluster.memory.size))}"
         lines = [
-            f"predicted on {one.cluster.title}: {one.step} per step",
-            f"  compute {one.compute}; exposed communication {one.exposed}; idle {one.idle}",
-            f"  memory {memory}, most {one.peak.where}",
-            *(f"  {html.plain(note, 400)}" for note in one.notes),
+            f"predicted on {prediction.cluster.title}: {prediction.step} per step",
+            f"  compute {prediction.compute}; exposed communication {prediction.exposed}; idle {prediction.idle}",
+            f"  memory {memory}, most {prediction.peak.where}",
+            *(f"  {html.plain(note, 400)}" for note in prediction.notes),
         ]
         return "\n".join(lines)
 
@@ -68,23 +68,23 @@ class PredictionView(View):
         Args:
             most: maximal number of modules in the table.
         """
-        one = self._prediction
+        prediction = self._prediction
         head = (
-            f"<p><b>Predicted</b> on {html.escape(one.cluster.title)}: <b>{html.escape(str(one.step))}</b> per step "
-            f'<span class="tag">predicted</span></p>'
+            f"<p><b>Predicted</b> on {html.escape(prediction.cluster.title)}: "
+            f'<b>{html.escape(str(prediction.step))}</b> per step <span class="tag">predicted</span></p>'
         )
-        notes = "".join(f'<p class="dim">{html.escape(note, 400)}</p>' for note in one.notes)
+        notes = "".join(f'<p class="dim">{html.escape(note, 400)}</p>' for note in prediction.notes)
         body = [
             head,
             notes,
-            _totals(one),
+            _totals(prediction),
             _section(
                 "By module (predicted; with the modules inside, Σ: the sum of so many alike)",
-                _modules(one, most),
+                _modules(prediction, most),
                 opened=True,
             ),
-            _section("Communication by mesh axis (predicted)", _axes(one)),
-            _section("Memory at its peak (predicted)", _memory(one)),
+            _section("Communication by mesh axis (predicted)", _axes(prediction)),
+            _section("Memory at its peak (predicted)", _memory(prediction)),
         ]
         return html.fragment(f'<div class="prediction">{"".join(body)}</div>', STYLE)
 
@@ -97,7 +97,7 @@ class PredictionView(View):
             options: none.
         """
         self.refuse("to_html", options, "measured")
-        parted = _beside(self._prediction, measured) if measured is not None else ""
+        parted = _comparison_html(self._prediction, measured) if measured is not None else ""
         return html.page(self.title, self.html(_MOST_ROWS_OF_PAGE) + parted)
 
     def figure(self, kind: str = "timeline", **options: Any) -> Any:
@@ -120,12 +120,14 @@ class PredictionView(View):
 
     def still(self, figure: Any, kind: str = "timeline", **options: Any) -> str:
         """Return the streams or the stages in lanes, or the memory as areas, as static HTML."""
-        one = self._prediction
+        prediction = self._prediction
         if kind == "memory":
             return still_figure(figure)
-        if kind == "timeline" or one.schedule is None:
-            return timeline_html(stream_timeline(one))
-        return timeline_html(timeline_of_stages(one.schedule, one.stages(), "predicted", one.tables))
+        if kind == "timeline" or prediction.schedule is None:
+            return timeline_html(stream_timeline(prediction))
+        return timeline_html(
+            timeline_of_stages(prediction.schedule, prediction.stages(), "predicted", prediction.tables)
+        )
 
     def explore(self, **options: Any) -> Any:
         """Return controls for the arguments of `Prediction.what_if`: cluster, overlap, kernels, batch and so on."""
@@ -157,16 +159,21 @@ def _key(name: str) -> str:
     return f'<span class="part" style="background:{_HATCH[name]}{PARTS[name]}"></span>' if name in PARTS else ""
 
 
-def _totals(one: Prediction) -> str:
+def _totals(prediction: Prediction) -> str:
     """Return a bar of the step, and a table with one row per part and its range."""
-    ranges = {"step": one.step, "compute": one.compute, "exposed": one.exposed, "idle": one.idle}
+    ranges = {
+        "step": prediction.step,
+        "compute": prediction.compute,
+        "exposed": prediction.exposed,
+        "idle": prediction.idle,
+    }
     rows = [
         (
             f"{_key(name)}{name}",
             format_seconds(value.expected),
             format_seconds(value.low),
             format_seconds(value.high),
-            html.prose(format_share(value.expected, one.step.expected), 0) if one.step.expected else "",
+            html.prose(format_share(value.expected, prediction.step.expected), 0) if prediction.step.expected else "",
         )
         for name, value in ranges.items()
     ]
@@ -174,9 +181,9 @@ def _totals(one: Prediction) -> str:
     return bar(parts, sum(parts.values())) + html.table(("", "expected", "low", "high", "of the step"), rows)
 
 
-def _modules(one: Prediction, most: int) -> str:
+def _modules(prediction: Prediction, most: int) -> str:
     """Return a row per module, with identical ones folded as in a trace's tree; numbers are sums."""
-    rows = module_seconds(one)
+    rows = module_seconds(prediction)
     largest = max((_busy(row.parts) for row in rows), default=0.0)
     chosen = {row.place for row in sorted(rows, key=lambda row: -_busy(row.parts))[:most]}
     cells = [
@@ -193,7 +200,7 @@ def _modules(one: Prediction, most: int) -> str:
     return html.table(("module", "", *_PARTS), cells, left=(0, 1)) + more
 
 
-def _beside(one: Prediction, measured: Trace) -> str:
+def _comparison_html(one: Prediction, measured: Trace) -> str:
     """Return the modules and phases in which prediction and measurement differ most; unmeasured ones last."""
     frame = beside(one, measured).with_columns(
         is_measured=pl.any_horizontal(pl.col("communication_measured", "exposed_measured", "between_measured") > 0)
@@ -222,7 +229,7 @@ def _busy(parts: Mapping[str, float]) -> float:
     return parts["compute"] + parts["exposed"] + parts["idle"]
 
 
-def _axes(one: Prediction) -> str:
+def _axes(prediction: Prediction) -> str:
     rows = [
         (
             html.name(row["axis"] or "–"),
@@ -231,13 +238,15 @@ def _axes(one: Prediction) -> str:
             format_seconds(row["communication"]),
             format_seconds(row["exposed"]),
         )
-        for row in one.by_axis().iter_rows(named=True)
+        for row in prediction.by_axis().iter_rows(named=True)
     ]
     return html.table(("axis", "op", "count", "time", "exposed"), rows, left=(0, 1)) if rows else "<p>none</p>"
 
 
-def _memory(one: Prediction) -> str:
-    rows = [(html.escape(use), format_bytes(size)) for use, size in one.peak.parts.items()]
-    rows.append(("tensors together", format_bytes(one.peak.tensors)))
-    rows.append(("held by the allocator", format_bytes(one.memory)))
-    return f"<p>{html.escape(one.peak.where, 300)}, of rank {one.peak.rank}</p>" + html.table(("", "bytes"), rows)
+def _memory(prediction: Prediction) -> str:
+    rows = [(html.escape(use), format_bytes(size)) for use, size in prediction.peak.parts.items()]
+    rows.append(("tensors together", format_bytes(prediction.peak.tensors)))
+    rows.append(("held by the allocator", format_bytes(prediction.memory)))
+    return f"<p>{html.escape(prediction.peak.where, 300)}, of rank {prediction.peak.rank}</p>" + html.table(
+        ("", "bytes"), rows
+    )

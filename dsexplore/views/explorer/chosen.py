@@ -91,7 +91,7 @@ class Chosen:
         return f"{count:,} of {len(self.codes):,} collectives, {format_bytes(size)} {kind}"
 
     @cached_property
-    def _over(self) -> str:
+    def _summed_over(self) -> str:
         """What all sizes of the trace are summed over, in words."""
         over = summed_over(self.codes.tables)
         return f"{over}, {self.codes.apart} included" if self.codes.apart else over
@@ -100,7 +100,7 @@ class Chosen:
     def status(self) -> str:
         """Line above the tree: size of the selection, and the filters that no control shows."""
         place = f" in {html.name(self.title, 200)}" if self.title else ""
-        over = f'<span class="dsx-dim"> – {self._over}</span>'
+        over = f'<span class="dsx-dim"> – {self._summed_over}</span>'
         more = f"{self._filters_without_list()}{self._picks()}{self._unknown_module()}"
         return f"<span>{self.summary}{place}</span>{over}{more}"
 
@@ -135,7 +135,7 @@ class Chosen:
 
     def _picks(self) -> str:
         """Return the selections made in other parts, each with a button that drops it."""
-        named = [(part, html.escape(one.title, 120)) for part, one in self.passed.filters.picks.items()]
+        named = [(part, html.escape(pick.title, 120)) for part, pick in self.passed.filters.picks.items()]
         return "".join(
             f'<span class="dsx-dim"> – only {title}</span>'
             f'<button class="dsx-drop" data-drop="{part}" aria-label="drop: {title}">drop</button>'

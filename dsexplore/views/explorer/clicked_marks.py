@@ -47,8 +47,8 @@ def picked(shown: Shown, click: dict[str, Any]) -> Picked | None:
     """Return the events of a clicked mark, or None if no event belongs to it."""
     find = _FINDERS.get(str(click.get("kind")))
     named = click.get("customdata") or find not in (_place, _op, _size)
-    found = find(shown, click) if find and named else None
-    return found if found is not None and found.mask.any() else None
+    selection = find(shown, click) if find and named else None
+    return selection if selection is not None and selection.mask.any() else None
 
 
 def _place(shown: Shown, click: dict[str, Any]) -> Picked | None:

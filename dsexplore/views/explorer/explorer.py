@@ -234,18 +234,18 @@ class Explorer(LiveView):
         picks = self._chosen.passed.filters.picks
         self._set_filters(Filters(chosen(self._codes, page.chosen), page.pattern.strip(), page.implicit, picks))
 
-    def _set_pick(self, part: str, found: Picked | None) -> None:
+    def _set_pick(self, part: str, selection: Picked | None) -> None:
         """Replace the selection made in ``part``; None clears it.
 
         A parameter is followed in all modules, because the FSDP unit that gathers it may be an ancestor of its
         module.
         """
-        if part == PARAMETER and found is not None:
+        if part == PARAMETER and selection is not None:
             self._quietly(selected=-1)
             self._chosen.picked = None
         before = self._chosen.passed.filters
-        kept = {name: one for name, one in before.picks.items() if name != part}
-        self._set_filters(replace(before, picks=kept if found is None else {**kept, part: found}))
+        kept = {name: pick for name, pick in before.picks.items() if name != part}
+        self._set_filters(replace(before, picks=kept if selection is None else {**kept, part: selection}))
 
     def _begin(self, filters: Filters) -> None:
         """Replace all filters and selections, and show the new filters in the controls."""
@@ -291,9 +291,9 @@ class Explorer(LiveView):
             self._figure.zoom(self._chosen, event.get("range"))
             self._draw_again()
         elif event["type"] == "click":
-            found = self._figure.picked(self._chosen, event)
-            if found is not None:
-                self._choose(found)
+            selection = self._figure.picked(self._chosen, event)
+            if selection is not None:
+                self._choose(selection)
         elif event["type"] == "sentence":
             self._lead(int(event["index"]))
         elif event["type"] == "again":
@@ -312,9 +312,9 @@ class Explorer(LiveView):
             self.filter()
 
     def _on_box(self, event: dict[str, Any]) -> None:
-        found = self._lanes.state.picked(int(event["box"]))
-        if found is not None:
-            self._choose(Picked(*found))
+        selection = self._lanes.state.picked(int(event["box"]))
+        if selection is not None:
+            self._choose(Picked(*selection))
 
     def _choose(self, found: Picked, select: bool = True) -> None:
         """Select some events: select the module that sent most of them, and list them."""

@@ -65,8 +65,8 @@ class Passed:
         The part itself shows these, so that something else can be selected in it.
         """
         mask = self._unpicked
-        for name, one in self.filters.picks.items():
-            mask = mask & one.mask if name != part else mask
+        for name, pick in self.filters.picks.items():
+            mask = mask & pick.mask if name != part else mask
         return mask
 
     @cached_property
@@ -91,9 +91,11 @@ class Passed:
 
 def known_names(tables: Tables) -> Tables:
     """Return tables whose events hold every distinct name of each column once, all that checks of filters need."""
-    found = [tables.events[name].unique() for name in (*FACETS, "owner", "trigger")]
-    longest = max(len(names) for names in found)
-    return replace(tables, events=pl.DataFrame([names.extend_constant(None, longest - len(names)) for names in found]))
+    columns = [tables.events[name].unique() for name in (*FACETS, "owner", "trigger")]
+    longest = max(len(names) for names in columns)
+    return replace(
+        tables, events=pl.DataFrame([names.extend_constant(None, longest - len(names)) for names in columns])
+    )
 
 
 def check_filters(known: Tables, module: str, facets: Mapping[str, Any]) -> None:

@@ -37,7 +37,7 @@ _NO_SECONDS = (
 
 
 @dataclass(frozen=True)
-class _AddedUp:
+class _LinkSums:
     """Events summed by (module, axis, phase) and link."""
 
     entry: Codes
@@ -66,7 +66,7 @@ class MapPanel:
         self._per_node = 8 if prediction is None else prediction.ranks_per_node
         self._shown: WorldMap | None = None
         self._tops: dict[str, float] = {}
-        self._sums: dict[str, _AddedUp] = {}
+        self._sums: dict[str, _LinkSums] = {}
         self._ranks: tuple[int, ...] = ()
         self._link: tuple[str, str] | None = None
 
@@ -128,7 +128,7 @@ class MapPanel:
         rows = np.flatnonzero(mask & self._in_steps)
         return FlowSeconds(self._codes.tables, times, self._named, rows, self._flows.line[rows])
 
-    def _added_up(self) -> _AddedUp | None:
+    def _link_sums(self) -> _LinkSums | None:
         """Return the sums, in the bytes shown, of the events in steps; None if they could be as many as the events."""
         kind, pivot, flows = self._codes.kind_of_sizes, self._codes.total.pivot, len(self._flows.rows)
         if kind not in self._sums and len(pivot.owner) * flows <= len(self._codes):
@@ -138,12 +138,12 @@ class MapPanel:
             held = np.flatnonzero(count)
             entry, flow = np.divmod(held, flows)
             sums = np.bincount(key, size).astype(np.float64)
-            self._sums[kind] = _AddedUp(entry, flow, count[held], sums[held])
+            self._sums[kind] = _LinkSums(entry, flow, count[held], sums[held])
         return self._sums.get(kind)
 
     def _sent(self, mask: Mask, whole: Mask | None) -> tuple[Codes, Codes]:
         """Return the number of events and the bytes per row of `_flows`; arguments as in `world`."""
-        added = None if whole is None else self._added_up()
+        added = None if whole is None else self._link_sums()
         if added is None or whole is None:
             return self._flows.totals(mask & self._in_steps, self._codes.sizes)
         kept, flows = whole.take(added.entry), len(self._flows.rows)
@@ -177,7 +177,7 @@ class MapPanel:
         if unit not in self._tops:
             self._tops[unit] = float(self.world(self._codes.every).to_shades().max(initial=0.0))
         world = replace(self.world(mask, whole), axis=axis)
-        self._shown, links = world, [(each.axis, each.level) for each in world.levels]
+        self._shown, links = world, [(level.axis, level.level) for level in world.levels]
         link = links.index(self._link) if self._link in links else -1
         look = Look(self._tops[unit], True, self._ranks, link, self._codes.tree.axes)
         why = _NO_SECONDS if len(self.shades) == 1 else ""
@@ -191,8 +191,8 @@ class MapPanel:
     def link(self, number: int) -> tuple[str, str]:
         """Return (axis, level) of a clicked row of the table of links."""
         assert self._shown is not None
-        found = self._shown.levels[number]
-        return found.axis, found.level
+        row = self._shown.levels[number]
+        return row.axis, row.level
 
     def with_ranks(self, ranks: tuple[int, ...]) -> Picked:
         """Select the events in which one of ``ranks`` takes part together with a recorded rank.
@@ -205,20 +205,20 @@ class MapPanel:
             if not 0 <= rank < world.world_size:
                 raise UsageError(f"talks_to({rank}): ranks are 0 to {world.world_size - 1}")
         self._ranks, self._link = ranks, None
-        found = flows_with(self._codes.tables, self._flows.rows, ranks)
+        flows = flows_with(self._codes.tables, self._flows.rows, ranks)
         name = f"ranks {ranges(list(ranks), 3)}" if len(ranks) > 1 else f"rank {ranks[0]}"
-        return Picked(self._of(found), f"{name} on the map")
+        return Picked(self._of(flows), f"{name} on the map")
 
     def over(self, axis: str, level: str) -> Picked:
         """Select the events on an axis that go to any rank at this level of link."""
         self._ranks, self._link = (), (axis, level)
-        found = flows_over(self._codes.tables, self._flows.rows, self._per_node, axis, level)
-        return Picked(self._of(found), f"{axis} {level} on the map")
+        flows = flows_over(self._codes.tables, self._flows.rows, self._per_node, axis, level)
+        return Picked(self._of(flows), f"{axis} {level} on the map")
 
     def forget(self) -> None:
         """Clear the selection of ranks or of a link."""
         self._ranks, self._link = (), None
 
     def _of(self, flows: pl.Series) -> Mask:
-        found: Mask = flows.fill_null(False).to_numpy()[self._flows.line]
-        return found
+        mask: Mask = flows.fill_null(False).to_numpy()[self._flows.line]
+        return mask

@@ -50,12 +50,12 @@ class FoldedRows:
 
     def members(self, row: int) -> list[int]:
         """Return all rows that a row stands for, including itself."""
-        found, ancestor = [row], row
+        members, ancestor = [row], row
         while ancestor >= 0:
             rows = self._fold_of.get(ancestor, (ancestor,))
-            found = [member - ancestor + other for member in found for other in rows]
+            members = [member - ancestor + other for member in members for other in rows]
             ancestor = int(self._tree.parents[ancestor])
-        return sorted(found)
+        return sorted(members)
 
     def shown(self, row: int) -> int:
         """Return the row that stands for this one."""
@@ -155,7 +155,7 @@ def _titles(codes: EventCodes, predicted: Sequence[TimeColumn]) -> list[list[str
     axes = [axis if axis in (NO_AXIS, OTHER_AXES) else f"on {axis}" for axis in codes.tree.axes]
     phases = [str(phase) for phase in codes.facets["phase"].labels]
     sizes = (*axes, *phases, "own", "all params", "per rank")
-    times = [[each.title, "seconds", each.explanation] for each in (*measured_columns(codes), *predicted)]
+    times = [[column.title, "seconds", column.explanation] for column in (*measured_columns(codes), *predicted)]
     first = [["count", "count", ""], *times, ["bytes", "bytes", ""], ["share", "bar", ""]]
     return [*first, *([title, "bytes", ""] for title in sizes)]
 
@@ -163,10 +163,10 @@ def _titles(codes: EventCodes, predicted: Sequence[TimeColumn]) -> list[list[str
 def _placements(codes: EventCodes) -> dict[str, str]:
     """Return {row: placements of the module's own parameters}."""
     placed = codes.tables.parameters.filter(pl.col("placements") != "").group_by("module", maintain_order=True)
-    found = placed.agg(pl.col("placements").unique(maintain_order=True))
+    by_module = placed.agg(pl.col("placements").unique(maintain_order=True))
     row_of = codes.tree.row_of
     return {
         str(row_of[module]): html.plain(" | ".join(kinds), 60)
-        for module, kinds in found.iter_rows()
+        for module, kinds in by_module.iter_rows()
         if module in row_of
     }

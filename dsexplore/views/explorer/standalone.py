@@ -94,8 +94,8 @@ def _content(headline: Headline, sizes: str, prediction: Prediction | None) -> d
         "headline": live_headline(headline, codes.tree.axes, prediction),
     }
     sentences = [
-        {"text": html.plain(one.text, 200), "rows": _packed(np.asarray(list(one.rows), np.int32), "i4")}
-        for one in headline.sentences
+        {"text": html.plain(sentence.text, 200), "rows": _packed(np.asarray(list(sentence.rows), np.int32), "i4")}
+        for sentence in headline.sentences
     ]
     events = {
         **_of_events(codes),
@@ -143,7 +143,7 @@ def _lanes(timeline: Timeline, codes: EventCodes) -> dict[str, Any]:
     apart = f", {codes.apart} included" if codes.apart else ""
     return {
         "names": [html.plain(lane, 80) for lane in timeline.lanes[:MOST_LANES]],
-        "marks": [[one.name, one.letter, one.fill, one.ink] for one in colours_of(timeline)],
+        "marks": [[colour.name, colour.letter, colour.fill, colour.ink] for colour in colours_of(timeline)],
         "timed": timeline.order == "measured",
         "axis": f"left to right: {AXES[timeline.order]}",
         "title": whole(timeline),
@@ -196,7 +196,7 @@ def _lines(kinds: EventLines) -> list[list[Any]]:
 
 def _parameters(codes: EventCodes) -> dict[str, list[list[Any]]]:
     """Return {row of the tree: the module's own parameters, as on the first rank that has each}."""
-    found: dict[str, list[list[Any]]] = {}
+    by_row: dict[str, list[list[Any]]] = {}
     first = codes.tables.parameters.unique("name", keep="first", maintain_order=True)
     for row in first.iter_rows(named=True):
         at = codes.tree.row_of.get(row["module"])
@@ -209,5 +209,5 @@ def _parameters(codes: EventCodes) -> dict[str, list[list[Any]]]:
             html.plain(row["mesh"] or "–", 40),
             row["local_bytes"],
         ]
-        found.setdefault(str(at), []).append(cells)
-    return found
+        by_row.setdefault(str(at), []).append(cells)
+    return by_row

@@ -25,7 +25,7 @@ class HangView(View):
 
     def __init__(self, report: HangReport) -> None:
         self._report = report
-        self._waits = _together(report.waiting.to_dicts())
+        self._waits = _grouped(report.waiting.to_dicts())
 
     def text(self) -> str:
         """Return the sentence, a line for each call in which ranks wait, and the notes."""
@@ -51,7 +51,7 @@ class HangView(View):
             parts.append(
                 f'<p class="dim">… and {len(self._waits) - most:,} more calls: <code>waiting</code> has all</p>'
             )
-        parts += _parted(report)
+        parts += _mismatches(report)
         parts += [_stack(rank, stack) for rank, stack in list(report.stacks.items())[:_MOST_STACKS]]
         parts += [f'<p class="dim">{html.escape(note, 0)}</p>' for note in report.notes]
         return html.fragment("".join(parts))
@@ -70,16 +70,16 @@ def _headline(report: HangReport) -> str:
     return "Hang: the evidence does not say which rank is to blame"
 
 
-def _together(rows: Sequence[Row]) -> list[tuple[list[int], Row]]:
+def _grouped(rows: Sequence[Row]) -> list[tuple[list[int], Row]]:
     """Group rows by call and awaited ranks; return (ranks that wait, one of their rows) per group."""
-    found: dict[tuple[Any, ...], tuple[list[int], Row]] = {}
+    groups: dict[tuple[Any, ...], tuple[list[int], Row]] = {}
     for row in rows:
         key = (
             *(row[name] for name in ("op", "group", "number", "message_bytes", "state", "source")),
             str(row["ranks"]),
         )
-        found.setdefault((*key, str(row["waits_for"])), ([], row))[0].append(row["rank"])
-    return list(found.values())
+        groups.setdefault((*key, str(row["waits_for"])), ([], row))[0].append(row["rank"])
+    return list(groups.values())
 
 
 def _wait_text(ranks: Sequence[int], row: Row) -> str:
@@ -110,7 +110,7 @@ def _stack(rank: int, stack: str) -> str:
     return f"<details><summary>rank {rank}: where it was</summary>{shown}</details>"
 
 
-def _parted(report: HangReport) -> list[str]:
+def _mismatches(report: HangReport) -> list[str]:
     rows = [
         [
             html.name(row["group"]),

@@ -128,8 +128,8 @@ def with_ids_of_its_own(page: str, ids: Iterable[str]) -> str:
     A notebook shows many views in one page, and the same sentence, hence the same `content_id`, occurs in several.
     """
     renamed = page
-    for one in ids:
-        renamed = renamed.replace(one, content_id(one, page))
+    for old_id in ids:
+        renamed = renamed.replace(old_id, content_id(old_id, page))
     return renamed
 
 

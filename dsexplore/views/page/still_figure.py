@@ -63,7 +63,7 @@ class _Point:
     y: float
     low: float
     high: float
-    said: str
+    tooltip: str
 
 
 @dataclass(frozen=True)
@@ -96,11 +96,13 @@ class _Scale:
             decades = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
             factors = (1, 2, 5) if len(decades) <= 3 else (1,)
             every = math.ceil(len(decades) / 8)
-            found = [factor * 10.0**decade for decade in decades[::every] for factor in factors]
+            round_numbers = [factor * 10.0**decade for decade in decades[::every] for factor in factors]
         else:
             step = _step((self.high - self.low) / 5)
-            found = [step * number for number in range(math.ceil(self.low / step), math.floor(self.high / step) + 1)]
-        return [number for number in found if self.low * (1 - 1e-9) <= number <= self.high * (1 + 1e-9)]
+            round_numbers = [
+                step * number for number in range(math.ceil(self.low / step), math.floor(self.high / step) + 1)
+            ]
+        return [number for number in round_numbers if self.low * (1 - 1e-9) <= number <= self.high * (1 + 1e-9)]
 
 
 def _step(least: float) -> float:
@@ -160,8 +162,8 @@ def _points(trace: Any, is_log_x: bool, is_log_y: bool) -> Iterator[_Point]:
         high = y if above is None else y + above[at]
         low = y if below is None else y - below[at]
         name = names[at] if at < len(names) and isinstance(names[at], str) else _text(trace.name)
-        said = f"{name}: {x:.4g}, {y:.4g}" + (f" ({low:.4g} to {high:.4g})" if low < high else "")
-        yield _Point(float(x), float(y), float(y if is_log_y and low <= 0 else low), float(high), said)
+        tooltip = f"{name}: {x:.4g}, {y:.4g}" + (f" ({low:.4g} to {high:.4g})" if low < high else "")
+        yield _Point(float(x), float(y), float(y if is_log_y and low <= 0 else low), float(high), tooltip)
 
 
 def _stack(traces: Sequence[Any], points: list[list[_Point]]) -> list[list[tuple[float, float]]]:
@@ -188,7 +190,7 @@ def _mark(trace: Any, point: _Point, along: _Scale, down: _Scale) -> str:
     """Return the symbol of a point, drawn over its error bar."""
     x = along.at(point.x)
     bar = f'<path d="M{x} {down.at(point.low)}V{down.at(point.high)}" stroke="{html.escape(_colour(trace))}"/>'
-    return (bar if point.low < point.high else "") + _symbol(trace, x, down.at(point.y), html.escape(point.said, 0))
+    return (bar if point.low < point.high else "") + _symbol(trace, x, down.at(point.y), html.escape(point.tooltip, 0))
 
 
 def _limits(figure: Any) -> Iterator[tuple[bool, float, str]]:

@@ -63,7 +63,7 @@ class Kind:
 
 def fold_names(tensors: tuple[Placed, ...]) -> list[Kind]:
     """Group tensors of equal shape, dtype and placement whose names differ only in numbers, in order."""
-    found: dict[tuple[object, ...], list[Placed]] = {}
+    groups: dict[tuple[object, ...], list[Placed]] = {}
     for tensor in tensors:
         pattern = re.sub(r"(?<![^.])\d+(?![^.])", "*", tensor.name)
         key = (
@@ -75,15 +75,15 @@ def fold_names(tensors: tuple[Placed, ...]) -> list[Kind]:
             tensor.requires_grad,
             bool(tensor.also),
         )
-        found.setdefault(key, []).append(tensor)
-    return [Kind(_name(tuple(alike), str(key[0])), tuple(alike)) for key, alike in found.items()]
+        groups.setdefault(key, []).append(tensor)
+    return [Kind(_name(tuple(members), str(key[0])), tuple(members)) for key, members in groups.items()]
 
 
-def _name(alike: tuple[Placed, ...], pattern: str) -> str:
+def _name(tensors: tuple[Placed, ...], pattern: str) -> str:
     """Return one name for grouped tensors, with ``*`` where their names differ: ``encoder.0.layers.*.weight``."""
-    if len(alike) == 1:
-        return alike[0].name
-    parts = zip(pattern.split("."), *(tensor.name.split(".") for tensor in alike), strict=True)
+    if len(tensors) == 1:
+        return tensors[0].name
+    parts = zip(pattern.split("."), *(tensor.name.split(".") for tensor in tensors), strict=True)
     return ".".join(part if len(set(own)) > 1 else own[0] for part, *own in parts)
 
 

@@ -146,12 +146,12 @@ _REDUCED = {
 def meanings(tensor: Placed) -> list[str]:
     """Return one sentence per placement."""
     before: dict[int, list[str]] = {}
-    found = []
+    sentences = []
     for placement, axis in zip(tensor.placements, tensor.axes, strict=True):
-        found.append(_meaning(placement, axis.size, tensor, before.get(placement.dim, [])))
+        sentences.append(_meaning(placement, axis.size, tensor, before.get(placement.dim, [])))
         if placement.cuts:
             before.setdefault(placement.dim, []).append(axis.name)
-    return found
+    return sentences
 
 
 def _meaning(placement: Placement, parts: int, tensor: Placed, before: list[str]) -> str:

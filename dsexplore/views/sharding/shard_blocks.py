@@ -48,7 +48,7 @@ def stretches(tensor: Placed, dim: int, most: int) -> list[Stretch]:
             return _one_by_one(size, numbers[:kept], cuts[:kept], math.prod(cut.parts for cut in cuts[kept:]))
     first = cuts[0]
     if first.pieces == 1:
-        return _alike(size, numbers[0], first, total // first.parts)
+        return _folded_by_size(size, numbers[0], first, total // first.parts)
     return [Stretch(((0, size),), (), total)]
 
 
@@ -58,23 +58,23 @@ def _is_nested(size: int, cuts: Sequence[Cut]) -> bool:
 
 
 def _one_by_one(size: int, numbers: Sequence[int], cuts: Sequence[Cut], inside: int) -> list[Stretch]:
-    found = []
+    pieces = []
     for at in itertools.product(*(range(cut.parts) for cut in cuts)):
         ranges = held_ranges(size, cuts, at)
         if ranges:
             places = tuple((number, (here, here + 1)) for number, here in zip(numbers, at, strict=True))
-            found.append(Stretch(tuple(ranges), places, inside))
-    return found
+            pieces.append(Stretch(tuple(ranges), places, inside))
+    return pieces
 
 
-def _alike(size: int, number: int, cut: Cut, inside: int) -> list[Stretch]:
+def _folded_by_size(size: int, number: int, cut: Cut, inside: int) -> list[Stretch]:
     edges = [0, *sorted(borders(size, cut)), cut.parts]
-    found = []
+    pieces = []
     for low, high in itertools.pairwise(edges):
         held = held_ranges(size, [cut], [low]), held_ranges(size, [cut], [high - 1])
         if held[0] and held[1]:
-            found.append(Stretch(((held[0][0][0], held[1][0][1]),), ((number, (low, high)),), (high - low) * inside))
-    return found
+            pieces.append(Stretch(((held[0][0][0], held[1][0][1]),), ((number, (low, high)),), (high - low) * inside))
+    return pieces
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,17 +193,17 @@ def axis_cuts(tensor: Placed, dim: int | None, stretches: Sequence[Stretch]) -> 
         for number, (placement, axis) in enumerate(zip(tensor.placements, tensor.axes, strict=True))
         if placement.cuts and placement.dim == dim and axis.size > 1
     ]
-    found = [AxisCuts(number, _runs(stretches, number)) for number in numbers]
-    found.sort(key=lambda cuts: (any(run.place is None for run in cuts.runs), tensor.placements[cuts.number].pieces))
+    ordered = [AxisCuts(number, _runs(stretches, number)) for number in numbers]
+    ordered.sort(key=lambda cuts: (any(run.place is None for run in cuts.runs), tensor.placements[cuts.number].pieces))
     starts: set[int] = set()
     parted = []
-    for cuts in found:
-        parted.append(AxisCuts(cuts.number, tuple(part for run in cuts.runs for part in _parted(run, starts))))
+    for cuts in ordered:
+        parted.append(AxisCuts(cuts.number, tuple(part for run in cuts.runs for part in _split_run(run, starts))))
         starts |= {run.start for run in parted[-1].runs}
     return parted
 
 
-def _parted(run: Run, starts: set[int]) -> list[Run]:
+def _split_run(run: Run, starts: set[int]) -> list[Run]:
     """Split a run at each of ``starts`` inside it: indices at which the runs of axes further out begin."""
     inside = sorted(start for start in starts if run.start < start < run.stop)
     return [Run(start, stop, run.place) for start, stop in pairwise([run.start, *inside, run.stop])]
@@ -228,8 +228,8 @@ def boundaries(cuts: Sequence[AxisCuts]) -> dict[int, int]:
 
     The first index of the dim is left out.
     """
-    found: dict[int, int] = {}
+    outermost: dict[int, int] = {}
     for place, axis in enumerate(cuts):
         for run in axis.runs[1:]:
-            found.setdefault(run.start, place)
-    return found
+            outermost.setdefault(run.start, place)
+    return outermost

@@ -120,7 +120,7 @@ class PanelDrawing:
 
     def _blocks(self) -> str:
         down, across = orders(self.panel)
-        found = []
+        drawn_blocks = []
         for block in self.panel.blocks:
             boxes = "".join(
                 self._box(block, row, column, (down[row[0]] + across[column[0]]) % 2)
@@ -128,8 +128,8 @@ class PanelDrawing:
                 for column in block.columns
             )
             lit = self.titles.drawn_mesh.lit_by(self.tensor, block)
-            found.append(f'<div class="who {lit}" title="{self.titles.title(block)}">{boxes}</div>')
-        return "".join(found)
+            drawn_blocks.append(f'<div class="who {lit}" title="{self.titles.title(block)}">{boxes}</div>')
+        return "".join(drawn_blocks)
 
     def _box(self, block: Block, row: Range, column: Range, place: int) -> str:
         frame = self.frame
@@ -173,19 +173,19 @@ class PanelDrawing:
     def _own_shards(self) -> str:
         """Return the shard of each sampled rank where shards are folded; visible while the rank is highlighted."""
         sample, drawn, frame = self.titles.drawn_mesh.sample, self.drawn, self.frame
-        found: dict[tuple[Range, Range], list[int]] = {}
+        ranks_of: dict[tuple[Range, Range], list[int]] = {}
         for index in range(len(sample)):
             at = sample.coordinates(index)
             rows, columns = (
                 self.tensor.dim_ranges(dim, at) if dim is not None else [(0, 1)] for dim in (drawn.rows, drawn.columns)
             )
             if rows and columns and not self.panel.fixed:
-                found.setdefault((rows[0], columns[0]), []).append(index)
+                ranks_of.setdefault((rows[0], columns[0]), []).append(index)
         return "".join(
             f'<i class="own {lit_classes(ranks)}" style="left:{_percent(column[0], frame.columns)};'
             f"top:{_percent(row[0], frame.rows)};width:{_percent(column[1] - column[0], frame.columns)};"
             f'height:{_percent(row[1] - row[0], frame.rows)}"></i>'
-            for (row, column), ranks in found.items()
+            for (row, column), ranks in ranks_of.items()
         )
 
     def _empty(self, left: float, top: float) -> str:
@@ -328,7 +328,7 @@ def picture_html(
     whose = "the first shards" if at is None else f"shards around rank {rank:,}'s"
     window = zoom(tensor, drawn, at, whose) if with_zoom else None
     drawings = [PanelDrawing(tensor, drawn, panel, frame, titles) for panel in drawn.panels]
-    panels = [each.html(window, with_empty=each is drawings[-1]) for each in drawings]
+    panels = [drawing.html(window, with_empty=drawing is drawings[-1]) for drawing in drawings]
     if window is not None:
         panels.append(zoomed(drawings[0], window, *_magnified(window, frame)).html())
     return f'<div class="scroll"><div class="pics">{"".join(panels)}</div></div>{_remarks(tensor, drawn, frame)}'

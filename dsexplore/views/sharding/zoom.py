@@ -51,7 +51,7 @@ def picture_frame(tensor: Placed, drawn: Picture) -> Frame:
     columns = tensor.shape[drawn.columns] if drawn.columns is not None else 1
     if drawn.rows is None:
         return Frame(WIDTH if tensor.shape else 44, 36, rows, columns)
-    down, across = (len({each(block) for block in drawn.panels[0].blocks}) for each in (rows_of, columns_of))
+    down, across = (len({side(block) for block in drawn.panels[0].blocks}) for side in (rows_of, columns_of))
     return frame_of(rows, columns, down, across)
 
 
@@ -105,9 +105,9 @@ def zoom(
         return None
     rows, columns = _extent(down), _extent(across)
     if rows is None:
-        rows = _beside(columns, HEIGHT / WIDTH, drawn.rows, tensor, at)
+        rows = _other_range(columns, HEIGHT / WIDTH, drawn.rows, tensor, at)
     if columns is None:
-        columns = _beside(rows, WIDTH / HEIGHT, drawn.columns, tensor, at)
+        columns = _other_range(rows, WIDTH / HEIGHT, drawn.columns, tensor, at)
     kept = (
         [_clipped(part, rows) for part in (down or drawn.down)],
         [_clipped(part, columns) for part in (across or drawn.across)],
@@ -141,11 +141,11 @@ def _shards(
     if not mine:
         return None
     first = min(max(mine[0] - SHARDS // 2, 0), max(len(in_order) - SHARDS, 0))
-    found = [
+    shards = [
         Stretch(ranges, tuple((number, (here, here + 1)) for number, here in zip(numbers, places, strict=True)))
         for ranges, places in in_order[first : first + SHARDS]
     ]
-    return found if len(found) > 1 else None
+    return shards if len(shards) > 1 else None
 
 
 def _first_shards(tensor: Placed, dim: int | None, stretches: Sequence[Stretch]) -> list[Stretch] | None:
@@ -157,25 +157,27 @@ def _first_shards(tensor: Placed, dim: int | None, stretches: Sequence[Stretch])
     cuts = [Cut(tensor.axes[i].size, tensor.placements[i].pieces) for i in numbers]
     known = dict(folded.places)
     at_each = [range(*known.get(i, (0, cut.parts))) for i, cut in zip(numbers, cuts, strict=True)]
-    found: list[Stretch] = []
+    shards: list[Stretch] = []
     end = folded.ranges[0][0]
     for at in itertools.islice(itertools.product(*at_each), 8 * SHARDS):
         ranges = held_ranges(tensor.shape[dim], cuts, at)
         if len(ranges) != 1 or ranges[0][0] != end:
             continue
         places = tuple((number, (here, here + 1)) for number, here in zip(numbers, at, strict=True))
-        found.append(Stretch(tuple(ranges), places))
+        shards.append(Stretch(tuple(ranges), places))
         end = ranges[0][1]
-        if len(found) == SHARDS:
+        if len(shards) == SHARDS:
             break
-    return found if len(found) > 1 else None
+    return shards if len(shards) > 1 else None
 
 
 def _extent(stretches: Sequence[Stretch] | None) -> Range | None:
     return None if stretches is None else (stretches[0].ranges[0][0], stretches[-1].ranges[0][1])
 
 
-def _beside(window: Range | None, ratio: float, dim: int | None, tensor: Placed, at: Sequence[int] | None) -> Range:
+def _other_range(
+    window: Range | None, ratio: float, dim: int | None, tensor: Placed, at: Sequence[int] | None
+) -> Range:
     """Return the other dim's indices in the window, so that it has a picture's proportions; from the rank's own on."""
     if dim is None or window is None:
         return 0, 1

@@ -121,7 +121,7 @@ def drawing(skew: Skew, most_collectives: int = MOST_COLLECTIVES, most_lanes: in
     if not skew.is_timed or skew.arrivals.is_empty():
         return ""
     drawn = window(skew, most_collectives, most_lanes)
-    late = {one.rank for one in skew.late_ranks}
+    late = {late_rank.rank for late_rank in skew.late_ranks}
     parts = drawn.arrived.partition_by("rank", as_dict=True)
     lanes = "".join(_lane(rank, parts[(rank,)], drawn, rank in late) for rank in drawn.ranks)
     more = f'<p class="dim">{drawn.hidden_ranks:,} more ranks are not drawn.</p>' if drawn.hidden_ranks > 0 else ""
@@ -290,12 +290,12 @@ class SkewView(View):
         return frame.sort("kept_waiting", "rank", descending=[True, False])
 
     def _table(self, most: int) -> str:
-        found = self._ranks()
+        ranks = self._ranks()
         rows = [
             (str(rank), f"{late:,}", f"{collectives:,}", format_seconds(kept), format_seconds(waited), likely or "–")
-            for rank, collectives, late, kept, waited, likely in found.head(most).iter_rows()
+            for rank, collectives, late, kept, waited, likely in ranks.head(most).iter_rows()
         ]
-        more = found.height - len(rows)
+        more = ranks.height - len(rows)
         rest = f'<p class="dim">{more:,} more ranks: <code>to_frame(by="rank")</code></p>' if more > 0 else ""
         return f"<details><summary>Each rank</summary>{html.table(HEAD, rows, left=(5,))}{rest}</details>"
 

@@ -24,8 +24,8 @@ def _heatmaps(result: SweepResult, direction: str) -> Any:
     blocks = sorted({p.config.block_size for p in every})
     depths = sorted({p.config.queue_depth for p in every})
     for column, count in enumerate(counts, 1):
-        found = cells(result, direction, count)
-        grid = [[found.get((block, depth)) for depth in depths] for block in blocks]
+        by_cell = cells(result, direction, count)
+        grid = [[by_cell.get((block, depth)) for depth in depths] for block in blocks]
         figure.add_heatmap(
             x=[str(depth) for depth in depths],
             y=[format_bytes(block) for block in blocks],

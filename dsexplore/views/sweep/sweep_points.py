@@ -36,7 +36,7 @@ def points(result: SweepResult, direction: str) -> list[Point]:
     by_config: dict[AioConfig, dict[str, list[Measured]]] = {}
     for m in result.measured:
         by_config.setdefault(m.sample.config, {}).setdefault(m.sample.operation, []).append(m)
-    found = []
+    medians = []
     for config, measured in sorted(by_config.items()):
         wanted = result.operations if direction == "mix" else [direction]
         if not all(operation in measured for operation in wanted):
@@ -44,8 +44,8 @@ def points(result: SweepResult, direction: str) -> list[Point]:
         rate = mixed_rate([m for operation in wanted for m in measured[operation]], result.conditions.read_share)
         p50 = max(median([m.sample.p50 for m in measured[operation]]) for operation in wanted)
         p99 = max(median([m.sample.p99 for m in measured[operation]]) for operation in wanted)
-        found.append(Point(config, rate, p50, p99))
-    return found
+        medians.append(Point(config, rate, p50, p99))
+    return medians
 
 
 def thread_counts(result: SweepResult, direction: str) -> list[int]:

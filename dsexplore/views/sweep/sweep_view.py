@@ -110,11 +110,11 @@ def _heat_table(result: SweepResult, direction: str) -> str:
     head = "".join(f'<th scope="col">{"depth " if depth == depths[0] else ""}{depth}</th>' for depth in depths)
     groups = ""
     for threads in thread_counts(result, direction):
-        found = cells(result, direction, threads)
+        by_cell = cells(result, direction, threads)
         title = format_count(threads, "thread")
         groups += f'<tbody><tr><th scope="rowgroup" class="group" colspan="{len(depths) + 1}">{title}</th></tr>'
-        for block in sorted({size for size, _ in found}):
-            line = "".join(_heat_cell(found.get((block, depth)), top, chosen) for depth in depths)
+        for block in sorted({size for size, _ in by_cell}):
+            line = "".join(_heat_cell(by_cell.get((block, depth)), top, chosen) for depth in depths)
             groups += f'<tr><th scope="row">{format_bytes(block)}</th>{line}</tr>'
         groups += "</tbody>"
     table = f'<table class="sweep"><thead><tr><th scope="col">block</th>{head}</tr></thead>{groups}</table>'

@@ -32,7 +32,7 @@ def summed_over(tables: Tables) -> str:
     ranks = tables.events["rank"].unique().sort().to_list() or list(tables.info.ranks)
     steps = in_steps(tables.events)["step"].n_unique()
     if len(ranks) <= 1:
-        whose = f"of rank {ranks[0]}" if ranks else "of no rank"
-        return f"{whose}, summed over {steps:,} steps" if steps > 1 else f"{whose} in one step"
+        ranks_text = f"of rank {ranks[0]}" if ranks else "of no rank"
+        return f"{ranks_text}, summed over {steps:,} steps" if steps > 1 else f"{ranks_text} in one step"
     over = f"summed over {len(ranks):,} ranks"
     return f"{over} and {steps:,} steps" if steps > 1 else over

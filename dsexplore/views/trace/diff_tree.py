@@ -93,11 +93,11 @@ class DiffRows:
         rows, size = difference.to_frame(unchanged=True), column_of(sizes)
         self._before, self._after = (_side(self.tree, rows, size, when) for when in ("before", "after"))
         self._changes = _by_module(difference.to_frame(), size)
-        self._only = _only(self.tree, before, after)
-        own = [(self._changes.get(name, ()), self._only[row]) for row, name in enumerate(self.tree.names)]
-        self._differs = self.tree.with_children(np.array([any(each) for each in own], np.int64))
+        self._only_in = _only_in(self.tree, before, after)
+        own = [(self._changes.get(name, ()), self._only_in[row]) for row, name in enumerate(self.tree.names)]
+        self._differs = self.tree.with_children(np.array([any(values) for values in own], np.int64))
         self._folds = Folds(self.tree, signatures(self.tree, own))
-        self._seconds = [step_seconds(self.tree, one) for one in predictions]
+        self._seconds = [step_seconds(self.tree, prediction) for prediction in predictions]
         self._stood_for = StoodFor()
         roots = self.tree.roots
         self._top = max(float(side.bytes[roots].sum()) for side in (self._before, self._after)) or 1.0
@@ -142,7 +142,7 @@ class DiffRows:
         """Return the cells of a row: name, both traces' numbers around the bars, and the differences."""
         tree, row = self.tree, fold.first
         a, b = self._before, self._after
-        only = self._only[row]
+        only = self._only_in[row]
         mark = f' <span class="tag">only in {only}</span>' if only else ""
         anchor = self.anchors.pop(_NUMBERS.sub(".*", tree.names[row]), "") if self.anchors else ""
         name = outline.label(fold, tree.names[row], tree.types[row], mark, times, anchor)
@@ -229,14 +229,14 @@ def _side(tree: ModuleTree, rows: pl.DataFrame, size: str, when: str) -> _Side:
 
 
 def _by_module(changes: pl.DataFrame, size: str) -> dict[str, tuple[_Change, ...]]:
-    found: dict[str, list[_Change]] = {}
+    by_module: dict[str, list[_Change]] = {}
     numbers = [f"{name}_{when}" for name in (SIZES[0], size) for when in ("before", "after")]
     for module, *change in changes.select("module", "op", "axis", "phase", *numbers).iter_rows():
-        found.setdefault(module, []).append(tuple(change))
-    return {module: tuple(rows) for module, rows in found.items()}
+        by_module.setdefault(module, []).append(tuple(change))
+    return {module: tuple(rows) for module, rows in by_module.items()}
 
 
-def _only(tree: ModuleTree, before: Tables, after: Tables) -> list[str]:
+def _only_in(tree: ModuleTree, before: Tables, after: Tables) -> list[str]:
     """Return ``"A"`` or ``"B"`` per row of the tree if only that trace has the module, else ``""``."""
     has = [
         {*tables.modules["module"], *tables.events["owner"], *tables.parameters["module"]} for tables in (before, after)

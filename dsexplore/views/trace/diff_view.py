@@ -52,7 +52,7 @@ class TraceDiffView(View):
         """Return totals of both traces, the sentences of the difference, and the ops that differ."""
         rows = self._difference.to_frame()
         lines = [f"TraceDiff: {_totals(self._diff, self._difference)}"]
-        lines += [f"  {html.plain(one.text, 400)}" for one in self._difference.sentences]
+        lines += [f"  {html.plain(sentence.text, 400)}" for sentence in self._difference.sentences]
         change = [
             (pl.col(f"{size}_after") - pl.col(f"{size}_before")).sum().alias(size) for size in ("count", "wire_bytes")
         ]
@@ -76,20 +76,20 @@ class TraceDiffView(View):
         """
         column_of(sizes)
         head = f"<p><b>Trace diff</b> {html.escape(_totals(self._diff, self._difference), 0)}</p>"
-        names = {one: _anchor(one) for one in self._difference.sentences}
-        places = {one.module: names[one] for one in names if one.about == "module"}
+        names = {sentence: _anchor(sentence) for sentence in self._difference.sentences}
+        places = {sentence.module: names[sentence] for sentence in names if sentence.about == "module"}
         both = self._predicted(hardware)
         head += _steps(both)
         rows = DiffRows(self._diff, self._difference, sizes, places, both)
         if not rows.roots():
             return html.fragment(f'{head}<p class="dim">Both communicate the same.</p>')
-        said = diff_tree.key() + self._said(sizes)
-        ids = {one.about: anchor for one, anchor in names.items()}
+        said = diff_tree.key() + self._sizes_note(sizes)
+        ids = {sentence.about: anchor for sentence, anchor in names.items()}
         below = self._findings(ids.get("finding", "")) + self._in_time(ids.get("time", ""))
         around = head + self._headline(names, rows.tree.axes) + said + below
         room = max(budget - len(html.fragment(around, STYLE).encode()), _LEAST)
         drawn = outline.outline(rows, rows.titles(), room, "module tree of the differences", _SMALL)
-        drawn_names = {one: anchor for one, anchor in names.items() if anchor not in rows.anchors.values()}
+        drawn_names = {sentence: anchor for sentence, anchor in names.items() if anchor not in rows.anchors.values()}
         head += self._headline(drawn_names, rows.tree.axes) + said
         cut = (
             "Not everything is drawn: <code>to_frame()</code> has every row, <code>to_html(path)</code> draws more."
@@ -133,10 +133,13 @@ class TraceDiffView(View):
 
     def _headline(self, names: Mapping[DifferenceSentence, str], axes: list[str]) -> str:
         """Return the bars of A and B on one scale and the sentences, which link to the ids in ``names``."""
-        said = "".join(f"<p>{html.prose(one.text, 600)}{_link(one, names)}</p>" for one in self._difference.sentences)
+        said = "".join(
+            f"<p>{html.prose(sentence.text, 600)}{_link(sentence, names)}</p>"
+            for sentence in self._difference.sentences
+        )
         return f'<div class="headline">{_bars(self._difference, axes)}{said}</div>'
 
-    def _said(self, sizes: str) -> str:
+    def _sizes_note(self, sizes: str) -> str:
         """Return a sentence on which sizes the tree shows, and per what."""
         other = MESSAGE if sizes == WIRE else WIRE
         means = self._difference.means
@@ -240,11 +243,11 @@ def _totals(diff: TraceDiff, difference: PlanDifference) -> str:
     return (
         f"{count_text(count)} → {count_text(counts)} collectives ({more}), "
         f"{signed_bytes(wires - wire)} on the wire ({signed_bytes(messages - message)} in messages), "
-        f"{_over(diff, difference)}{apart}"
+        f"{_per_text(diff, difference)}{apart}"
     )
 
 
-def _over(diff: TraceDiff, difference: PlanDifference) -> str:
+def _per_text(diff: TraceDiff, difference: PlanDifference) -> str:
     """Return what the totals are per, in words."""
     before, after = (summed_over(trace.tables) for trace in (diff.before, diff.after))
     if not difference.means:

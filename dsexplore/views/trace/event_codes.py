@@ -145,7 +145,7 @@ class EventCodes:
         """Return the modules that match a pattern, as `Trace.where` finds them: as owner or as trigger."""
         test, text = module_test([pattern]), certain_text(pattern)
         names = self.tree.names, self._triggered_elsewhere[1].labels
-        return Matched(*(np.array([text in name and bool(test(name)) for name in each], bool) for each in names))
+        return Matched(*(np.array([text in name and bool(test(name)) for name in known], bool) for known in names))
 
     def in_modules(self, matched: Matched) -> Mask:
         """Return the mask of events owned or triggered by these modules."""
@@ -353,8 +353,8 @@ class EventCodes:
     @cached_property
     def outside_steps(self) -> Mask:
         """(events,) mask of those that figures per step leave out."""
-        found: Mask = self._is_outside[self.facets["phase"].codes]
-        return found
+        mask: Mask = self._is_outside[self.facets["phase"].codes]
+        return mask
 
     @property
     def apart(self) -> str:

@@ -55,10 +55,10 @@ class EventLines:
             lines: indices of the rows.
             numbers: (m,) values of a further column each.
         """
-        found = []
+        rows = []
         for line in lines.tolist():
-            found.append(self.rows.row(line, named=True) | {name: of[line].item() for name, of in numbers.items()})
-        return found
+            rows.append(self.rows.row(line, named=True) | {name: of[line].item() for name, of in numbers.items()})
+        return rows
 
     def _kept(self, mask: Mask) -> Codes | None:
         """Return the positions in `line` of events in the mask; None if all are, so that nothing need be gathered."""

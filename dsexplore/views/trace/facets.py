@@ -27,8 +27,8 @@ class Facet:
     def test(self, wanted: Any) -> npt.NDArray[np.bool_]:
         """Return the mask of rows whose value is ``wanted``, or one of a list of values."""
         values = wanted if isinstance(wanted, (list, tuple, set)) else [wanted]
-        found = [code for code, label in enumerate(self.labels) if label in values]
-        return self.codes == found[0] if len(found) == 1 else np.isin(self.codes, found)
+        codes = [code for code, label in enumerate(self.labels) if label in values]
+        return self.codes == codes[0] if len(codes) == 1 else np.isin(self.codes, codes)
 
 
 class Facets(dict[str, Facet]):

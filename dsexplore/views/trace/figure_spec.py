@@ -33,12 +33,12 @@ def label(name: object, longest: int = _LONGEST_LABEL) -> str:
 def unique(names: Iterable[str]) -> list[str]:
     """Return shortened, escaped labels, numbered where shortening made two equal (plotly joins equal categories)."""
     seen: dict[str, int] = {}
-    found = []
+    labels = []
     for name in names:
         short = label(_tail(name), 0)
         seen[short] = seen.get(short, 0) + 1
-        found.append(short if seen[short] == 1 else f"{short} ({seen[short]})")
-    return found
+        labels.append(short if seen[short] == 1 else f"{short} ({seen[short]})")
+    return labels
 
 
 def shared_prefix(names: list[str]) -> str:

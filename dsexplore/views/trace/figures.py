@@ -98,21 +98,21 @@ def peers(tables: Tables, size: str = "wire_bytes", top: float = 0.0) -> Spec:
 
 def sankey(tables: Tables, size: str = "wire_bytes") -> Spec:
     """Return a Sankey diagram of all bytes from recorded ranks to their peers; peers that get the same are joined."""
-    found = tally.between_ranks(tables, _MOST_SENDERS, None, size)
-    if not found.receivers:
+    flows = tally.between_ranks(tables, _MOST_SENDERS, None, size)
+    if not flows.receivers:
         return EMPTY
-    drawn = _Joined(found)
+    drawn = _Joined(flows)
     links, targets, target_of = drawn.links, drawn.targets, drawn.target_of
-    names = [*(f"rank {rank}" for rank in found.senders), *targets]
+    names = [*(f"rank {rank}" for rank in flows.senders), *targets]
     link = {
         "source": [i for i, _, _ in links],
-        "target": [len(found.senders) + j for _, j, _ in links],
+        "target": [len(flows.senders) + j for _, j, _ in links],
         "value": [v for _, _, v in links],
-        "label": [_amount(v, found, i, targets[j], target_of) for i, j, v in links],
+        "label": [_amount(v, flows, i, targets[j], target_of) for i, j, v in links],
         "color": tint(SKY, 0.4),
         "hovertemplate": "%{source.label} %{target.label}: %{label}<extra></extra>",
     }
-    more = f"{found.hidden:,} more recorded ranks are not drawn" if found.hidden else ""
+    more = f"{flows.hidden:,} more recorded ranks are not drawn" if flows.hidden else ""
     note = {"text": more, "showarrow": False, "xref": "paper", "yref": "paper", "x": 0, "y": 1.09}
     return {
         "data": [
@@ -134,10 +134,10 @@ def sankey(tables: Tables, size: str = "wire_bytes") -> Spec:
 
 def cell_ends(tables: Tables, row: int, column: int, size: str = "wire_bytes") -> Ends | None:
     """Return the ranks of a cell of `peers`, or None if there is no such cell."""
-    found = tally.between_ranks(tables, size=size)
-    if not (0 <= row < len(found.senders) and 0 <= column < len(found.receivers)):
+    flows = tally.between_ranks(tables, size=size)
+    if not (0 <= row < len(flows.senders) and 0 <= column < len(flows.receivers)):
         return None
-    return Ends([found.senders[row]], found.receivers[column])
+    return Ends([flows.senders[row]], flows.receivers[column])
 
 
 def flow_ends(tables: Tables, number: int, size: str = "wire_bytes") -> Ends | None:
@@ -156,11 +156,11 @@ def flow_ends(tables: Tables, number: int, size: str = "wire_bytes") -> Ends | N
     return None
 
 
-def _amount(total: int, found: tally.Flows, sender: int, target: str, target_of: list[str]) -> str:
+def _amount(total: int, flows: tally.Flows, sender: int, target: str, target_of: list[str]) -> str:
     """Return the sum of a link, and what each rank of its target gets if that is the same for all."""
     columns = [j for j, name in enumerate(target_of) if name == target]
-    many = sum(len(found.receivers[j]) for j in columns)
-    each = {float(found.bytes[sender, j]) for j in columns}
+    many = sum(len(flows.receivers[j]) for j in columns)
+    each = {float(flows.bytes[sender, j]) for j in columns}
     if many == 1 or len(each) > 1:
         return format_bytes(total)
     return f"{format_bytes(each.pop())} to each of {many:,}, {format_bytes(total)} in sum"
@@ -195,7 +195,13 @@ def trace_figure(
     spec = figure_of(tables, kind, window, sizes)
     figure = go.Figure(finished(spec, why_empty(kind)))
     if spec["data"] and kind in _SAID_ABOVE:
-        title = {"text": _over(tables, kind, sizes), "font": {"size": 12}, "x": 1, "xref": "paper", "xanchor": "right"}
+        title = {
+            "text": _bytes_label(tables, kind, sizes),
+            "font": {"size": 12},
+            "x": 1,
+            "xref": "paper",
+            "xanchor": "right",
+        }
         figure.update_layout(title={**title, "y": 1, "yanchor": "top", "pad": {"t": 8}})
     return figure
 
@@ -207,7 +213,7 @@ The explorer says it in its own status line.
 """
 
 
-def _over(tables: Tables, kind: str, sizes: str) -> str:
+def _bytes_label(tables: Tables, kind: str, sizes: str) -> str:
     """Return the label of a figure's bytes: which bytes, and what they are summed over."""
     if kind not in ("ranks", "sankey"):
         return f"{sizes} bytes, {summed_over(tables)}"
@@ -280,20 +286,20 @@ def ops(tables: Tables, size: str = "wire_bytes") -> Spec:
     data = []
     for phase in [p for p in PHASES if p in set(totals["phase"])]:
         rows = {op: (count, size) for op, p, count, size in totals.iter_rows() if p == phase}
-        found = [rows.get(op, (0, 0)) for op in order]
+        values = [rows.get(op, (0, 0)) for op in order]
         mark = phase_mark(phase)
         data.append(
             {
                 "type": "bar",
                 "orientation": "h",
                 "y": names,
-                "x": [size for _, size in found],
+                "x": [size for _, size in values],
                 "name": f"{mark.letter} {phase}",
                 "marker": hatched(mark.colour, mark.pattern),
                 "customdata": [[op, phase] for op in order],
                 "hovertext": [
                     f"{name}, {phase}<br>{count:,} ×, {format_bytes(size)}"
-                    for name, (count, size) in zip(names, found, strict=True)
+                    for name, (count, size) in zip(names, values, strict=True)
                 ],
                 "meta": {"kind": "op_phase"},
                 "hovertemplate": "%{hovertext}<extra></extra>",
@@ -307,11 +313,11 @@ def ops(tables: Tables, size: str = "wire_bytes") -> Spec:
 
 def sizes(tables: Tables, _size: str = "") -> Spec:
     """Return a histogram of message sizes by powers of two; always message bytes, whatever ``sizes`` is elsewhere."""
-    found = tally.message_sizes(tables.events)
-    every = sorted(set(found["size"]))
+    messages = tally.message_sizes(tables.events)
+    every = sorted(set(messages["size"]))
     data = []
-    for op in sorted(set(found["op"])):
-        rows = dict(found.filter(op=op).select("size", "count").iter_rows())
+    for op in sorted(set(messages["op"])):
+        rows = dict(messages.filter(op=op).select("size", "count").iter_rows())
         data.append(
             {
                 "type": "bar",
@@ -334,10 +340,10 @@ def sizes(tables: Tables, _size: str = "") -> Spec:
 
 def bandwidth(tables: Tables, _size: str = "") -> Spec:
     """Return median bus bandwidth over message size; empty if nothing was measured, as in a simulation."""
-    found = tally.bus_bandwidth(tables.events)
+    bandwidths = tally.bus_bandwidth(tables.events)
     data = []
-    for op in sorted(set(found["op"])):
-        part = found.filter(op=op)
+    for op in sorted(set(bandwidths["op"])):
+        part = bandwidths.filter(op=op)
         mark = op_mark(op)
         data.append(
             {
@@ -354,7 +360,7 @@ def bandwidth(tables: Tables, _size: str = "") -> Spec:
                 "hovertemplate": f"%{{hovertext}}: %{{y:.3g}} GB/s<extra>{label(op)}</extra>",
             }
         )
-    every = sorted(set(found["size"]))
+    every = sorted(set(bandwidths["size"]))
     shown = every[:: -(-len(every) // 6) or 1]
     x = {"type": "log", "tickvals": shown, "ticktext": [format_bytes(s) for s in shown]}
     axes = {

@@ -75,14 +75,14 @@ def findings_table(findings: Findings, most: int = MOST_FINDINGS) -> str:
         return f'<p class="dim">{NOTHING}</p>'
     rows = [
         (
-            html.prose(one.why, 260),
-            html.parted(one.module, 90),
-            html.parted(one.source or "–", 90),
-            f"{format_bytes(one.wire_bytes)}" + (" once" if one.per == "rank" else ""),
-            format_bytes(one.spare_bytes) if one.spare_bytes else "–",
-            html.prose(one.change, 320),
+            html.prose(finding.why, 260),
+            html.parted(finding.module, 90),
+            html.parted(finding.source or "–", 90),
+            f"{format_bytes(finding.wire_bytes)}" + (" once" if finding.per == "rank" else ""),
+            format_bytes(finding.spare_bytes) if finding.spare_bytes else "–",
+            html.prose(finding.change, 320),
         )
-        for one in findings[:most]
+        for finding in findings[:most]
     ]
     head = ("finding", "module", "source", "wire bytes", "to spare", "try")
     hidden = len(findings) - len(rows)
@@ -144,13 +144,13 @@ def headline_html(
     """
     if not headline.sentences:
         return ""
-    said = "".join(f"<p>{html.prose(one.text, 400)}{link(i)}</p>" for i, one in enumerate(headline.sentences))
+    said = "".join(f"<p>{html.prose(sentence.text, 400)}{link(i)}</p>" for i, sentence in enumerate(headline.sentences))
     return f'<div class="headline">{_bar(headline, axes, prediction)}{said}{_predicted(prediction)}</div>'
 
 
 def anchors(headline: Headline) -> list[str]:
     """Return the id of the element that each sentence links to."""
-    return [html.content_id("sentence", i, one.text) for i, one in enumerate(headline.sentences)]
+    return [html.content_id("sentence", i, sentence.text) for i, sentence in enumerate(headline.sentences)]
 
 
 def link_to(anchor: str, sentence: Sentence) -> str:
@@ -185,11 +185,11 @@ def _times(headline: Headline, prediction: Prediction | None) -> tuple[str, dict
     """Return the label of the times shown next to the bytes, and {axis: time}; both empty if no times are known."""
     if prediction is not None:
         sums = prediction.by_axis().group_by("axis").agg(pl.col("communication", "exposed").sum())
-        found = {
+        times = {
             axis or NO_AXIS: f"{format_seconds(all_of_it)} ({format_seconds(exposed)})"
             for axis, all_of_it, exposed in sums.iter_rows()
         }
-        return " and predicted time (of it exposed)", found
+        return " and predicted time (of it exposed)", times
     measured = headline.to_frame().filter(pl.col("ms") > 0).select("axis", "ms")
     took = {axis or NO_AXIS: format_seconds(ms / 1e3) for axis, ms in measured.iter_rows()}
     return " and time under way, measured" if took else "", took

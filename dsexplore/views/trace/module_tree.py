@@ -288,13 +288,13 @@ def ranges(numbers: list[int], most: int = 6) -> str:
 def signatures(tree: ModuleTree, own: Sequence[Hashable]) -> list[int]:
     """Return one number per row, equal for subtrees that are equal in labels and in ``own`` of each row."""
     numbers: dict[Hashable, int] = {}
-    found = [0] * len(tree)
+    signature_of = [0] * len(tree)
     below: list[list[Hashable]] = [[] for _ in range(len(tree))]
     for row in range(len(tree) - 1, -1, -1):
-        found[row] = numbers.setdefault((own[row], tuple(below[row])), len(numbers))
+        signature_of[row] = numbers.setdefault((own[row], tuple(below[row])), len(numbers))
         if tree.parents[row] >= 0:
-            below[tree.parents[row]].append((tree.labels[row], found[row]))
-    return found
+            below[tree.parents[row]].append((tree.labels[row], signature_of[row]))
+    return signature_of
 
 
 def _sums_of_hashes(frame: pl.DataFrame, key: str) -> dict[str, tuple[int, int]]:

@@ -110,7 +110,7 @@ def outline(source: Source, titles: list[tuple[str, str, str]], budget: int, lab
         f'<span class="c{" " * bool(kind)}{kind}" title="{html.escape(explanation)}">{html.name(title, 18)}</span>'
         for title, explanation, kind in titles
     )
-    drawn = "".join(reversed(body)) + (_rest(unseen, 0) if unseen else "")
+    drawn = "".join(reversed(body)) + (_hidden_rows(unseen, 0) if unseen else "")
     return Outline(
         f'<div class="scroll" tabindex="0" role="region" aria-label="{html.escape(label)}">'
         f'<div class="tree" style="--dsx-width:{width}">'
@@ -142,9 +142,9 @@ def label(fold: Fold, full: str, kind: str, mark: str = "", times: int = 1, anch
 
 def many(fold: Fold, times: int) -> str:
     """Return ``×N`` for a row of N folded modules, and the number of modules that its numbers sum; else ``""``."""
-    alike = f' <span class="times">×{len(fold.rows)}</span>' if len(fold.rows) > 1 else ""
+    folded = f' <span class="times">×{len(fold.rows)}</span>' if len(fold.rows) > 1 else ""
     spoken = f"the numbers are the sum of {times:,} modules"
-    return alike + (f' <span class="sum" title="{spoken}">Σ {times:,}</span>' if times > 1 else "")
+    return folded + (f' <span class="sum" title="{spoken}">Σ {times:,}</span>' if times > 1 else "")
 
 
 def cell(text: str, kind: str = "") -> str:
@@ -185,12 +185,12 @@ def _fill(source: Source, rows: list[_Row], budget: int) -> bool:
 
 def _row_html(row: _Row, small: bool) -> str:
     own = f'<div class="own" style="--d:{row.depth}">{row.own}</div>' if row.own else ""
-    inside = own + "".join(reversed(row.children)) + (_rest(row.hidden, row.depth) if row.hidden else "")
+    inside = own + "".join(reversed(row.children)) + (_hidden_rows(row.hidden, row.depth) if row.hidden else "")
     if not inside:
         return f'<div class="row" style="--d:{row.depth}">{row.line}</div>'
     opened = " open" if small or (row.children and (row.depth < 2 or (not own and row.depth < 4))) else ""
     return f'<details{opened}><summary class="row" style="--d:{row.depth}">{row.line}</summary>{inside}</details>'
 
 
-def _rest(count: int, depth: int) -> str:
+def _hidden_rows(count: int, depth: int) -> str:
     return f'<div class="rest dim" style="--d:{depth}">… {count:,} more, not drawn</div>'

@@ -76,11 +76,11 @@ class Sums:
         """Return `whole` restricted to the modules in some spans of rows; unrestricted if there are no spans."""
         if self.whole is None or not spans:
             return self.whole
-        found = np.zeros(len(self.whole), bool)
+        mask = np.zeros(len(self.whole), bool)
         for span in spans:
             part = self.pivot.within(*span)
-            found[part] = self.whole[part]
-        return found
+            mask[part] = self.whole[part]
+        return mask
 
     def total(self, spans: list[tuple[int, int]]) -> tuple[int, int]:
         """Return (count, bytes) of the modules in some spans of rows."""

@@ -112,26 +112,26 @@ def _sequence(codes: EventCodes) -> tuple[str, str]:
 
 def _peers(codes: EventCodes) -> tuple[str, str]:
     title = "Who talks to whom"
-    found = tally.between_ranks(codes.tables, size=codes.column)
-    if not found.receivers:
+    flows = tally.between_ranks(codes.tables, size=codes.column)
+    if not flows.receivers:
         return title, ""
     note = (
         f'<p class="dim">{codes.kind_of_sizes.title()} bytes from each recorded rank in its steps, start-up left out; '
         "a collective's are shared equally among its group's other ranks. "
         "Peers that get the same are one column: what each of them gets.</p>"
     )
-    hidden = f'<p class="dim">{found.hidden:,} more rows and columns are not drawn.</p>' if found.hidden else ""
-    return title, f"<div>{note}{drawings.heatmap(found.grid(), format_bytes, 'to rank')}{hidden}</div>"
+    hidden = f'<p class="dim">{flows.hidden:,} more rows and columns are not drawn.</p>' if flows.hidden else ""
+    return title, f"<div>{note}{drawings.heatmap(flows.grid(), format_bytes, 'to rank')}{hidden}</div>"
 
 
 def _sizes(codes: EventCodes) -> tuple[str, str]:
-    found = tally.message_sizes(codes.tables.events)
-    ops = sorted(set(found["op"]))
-    sizes = sorted(set(found["size"]))
-    top = max((int(part["count"].sum()) for part in found.partition_by("size")), default=1)
+    messages = tally.message_sizes(codes.tables.events)
+    ops = sorted(set(messages["op"]))
+    sizes = sorted(set(messages["size"]))
+    top = max((int(part["count"].sum()) for part in messages.partition_by("size")), default=1)
     rows = []
     for size in sizes:
-        part = found.filter(pl.col("size") == size)
+        part = messages.filter(pl.col("size") == size)
         count = int(part["count"].sum())
         bar = f'<div class="bar"><span style="background:var(--dsx-dim);width:{100 * count / top:.2f}%"></span></div>'
         by_op = ", ".join(f"{op} {n:,}" for op, n in part.select("op", "count").iter_rows())
@@ -151,12 +151,12 @@ def _sizes(codes: EventCodes) -> tuple[str, str]:
 
 def _bandwidth(codes: EventCodes) -> tuple[str, str]:
     title = "Bus bandwidth by message size (median)"
-    found = tally.bus_bandwidth(codes.tables.events)
-    if found.is_empty():
+    bandwidths = tally.bus_bandwidth(codes.tables.events)
+    if bandwidths.is_empty():
         return title, ""
     rows = [
         (html.name(row["op"]), format_bytes(row["size"]), f"{row['count']:,}", f"{row['gb_per_s']:.3g} GB/s")
-        for row in found.iter_rows(named=True)
+        for row in bandwidths.iter_rows(named=True)
     ]
     return title, f"<div>{html.table(('op', 'message from', 'count', 'busbw'), rows)}</div>"
 

@@ -136,20 +136,20 @@ def between_ranks(
     named = (max(ranks, default=0) + 1 for ranks in (*members.values(), sent["peer"].drop_nulls().to_list()))
     world = max(tables.info.world_size, *named)
     matrix = np.zeros((len(row_of), world))
-    for rank, group, one, total in sent.iter_rows():
-        peers = [peer for peer in members.get(group, ()) if peer != rank] if one is None else [one]
+    for rank, group, receiver, total in sent.iter_rows():
+        peers = [peer for peer in members.get(group, ()) if peer != rank] if receiver is None else [receiver]
         if rank in row_of and peers:
             matrix[row_of[rank], peers] += total / len(peers)
     columns: dict[tuple[float, ...], list[int]] = {}
     for peer in range(world if row_of else 0):
         columns.setdefault(tuple(matrix[:, peer]), []).append(peer)
-    found = sorted(((v, p) for v, p in columns.items() if any(v)), key=lambda item: item[1])
-    kept = found[:receivers]
+    ranked = sorted(((v, p) for v, p in columns.items() if any(v)), key=lambda item: item[1])
+    kept = ranked[:receivers]
     return Flows(
         list(row_of),
         [peers for _, peers in kept],
         np.array([values for values, _ in kept]).T.reshape(len(row_of), len(kept)),
-        len(every) - len(row_of) + len(found) - len(kept),
+        len(every) - len(row_of) + len(ranked) - len(kept),
     )
 
 

@@ -47,12 +47,12 @@ def trace_text(headline: Headline) -> str:
     """Return the headline, and count and wire bytes by op and axis, in about a dozen lines."""
     tables = headline.tables
     lines = [f"Trace: {_summary(tables)}"]
-    lines += [f"  {html.plain(one.text, 400)}" for one in headline.sentences]
+    lines += [f"  {html.plain(sentence.text, 400)}" for sentence in headline.sentences]
     counted = replace(tables, events=in_steps(tables.events))
     sent = totals(counted, "op", "axis").sort("wire_bytes", "op", "axis", descending=[True, False, False])
     if sent.height:
         steps = counted.events["step"].n_unique()
-        stood_for = f"{_over(counted)}{f' and {steps:,} steps' if steps > 1 else ''}"
+        stood_for = f"{_stood_for_text(counted)}{f' and {steps:,} steps' if steps > 1 else ''}"
         lines.append(f"  Wire bytes{stood_for if tables.info.stands_for else f' {summed_over(tables)}'}:")
     lines += [
         f"  {html.plain(row['op'], 40):<16} {html.plain(row['axis'], 24) or '–':<10} {row['count']:>9,}  "
@@ -86,8 +86,8 @@ def trace_html(
     """
     tables = headline.tables
     codes = EventCodes(tables, sizes=sizes)
-    names = dict(zip((one.about for one in headline.sentences), headline_view.anchors(headline), strict=True))
-    modules = {one.module: names[one.about] for one in headline.sentences if one.about == "module"}
+    names = dict(zip((sentence.about for sentence in headline.sentences), headline_view.anchors(headline), strict=True))
+    modules = {sentence.module: names[sentence.about] for sentence in headline.sentences if sentence.about == "module"}
     figures = {kind: names[about] for about, kind in (("axes", "modules"), ("time", "sequence")) if about in names}
     sent = findings_part(headline.findings, 8, True, names.get("finding", "")) + communication_html(codes, figures)
     answers = _answers(headline) if in_words and len(codes) else ""
@@ -97,7 +97,7 @@ def trace_html(
         + answers
         + _timeline(codes)
         + _skew(headline, names.get("skew", ""))
-        + _said(codes)
+        + _sizes_note(codes)
     )
     around = html.fragment(head + sent, _STYLE)
     tree = tree_html(codes, budget - len(around.encode()), modules, _times(codes, prediction))
@@ -112,14 +112,14 @@ def _times(codes: EventCodes, prediction: Prediction | None) -> list[TimeColumn]
 def twin_html(codes: EventCodes, headline: Headline, prediction: Prediction | None = None) -> str:
     """Return the short static view that a notebook stores next to the explorer: headline, timeline and tree."""
     said = headline_html(headline, lambda _: "", codes.tree.axes, prediction)
-    head = _header(codes.tables) + said + _timeline(codes) + _said(codes)
+    head = _header(codes.tables) + said + _timeline(codes) + _sizes_note(codes)
     return html.fragment(head + tree_html(codes, _TWIN_BUDGET, None, _times(codes, prediction)), _TWIN_STYLE)
 
 
 def figure_html(headline: Headline, kind: str, sizes: str = WIRE) -> str:
     """Return the headline, and the section that shows what the figure of this kind shows."""
     codes = EventCodes(headline.tables, sizes=sizes)
-    head = _header(codes.tables) + headline_html(headline, lambda _: "", codes.tree.axes) + _said(codes)
+    head = _header(codes.tables) + headline_html(headline, lambda _: "", codes.tree.axes) + _sizes_note(codes)
     return html.fragment(head + still_html(codes, kind), headline_view.STYLE + drawings.STYLE)
 
 
@@ -153,7 +153,7 @@ _APART = {"no-grad forward": "forwards without gradients", "between steps": "wha
 """Phases outside steps that few traces have, and their names in sentences."""
 
 
-def _said(codes: EventCodes) -> str:
+def _sizes_note(codes: EventCodes) -> str:
     """Return the sentence on what all sizes below it are, and what they are summed over."""
     if not len(codes):
         return ""
@@ -176,14 +176,14 @@ def _summary(tables: Tables) -> str:
     steps = in_steps(events)["step"].n_unique()
     return (
         format_count(totals["count"], "collective")
-        + (f"{_over(tables)}; " if info.stands_for else " of ")
+        + (f"{_stood_for_text(tables)}; " if info.stands_for else " of ")
         + _world(tables)
         + (f", {steps:,} steps" if steps > 1 else "")
         + (", simulated" if info.simulated else "")
     )
 
 
-def _over(tables: Tables) -> str:
+def _stood_for_text(tables: Tables) -> str:
     """Return what totals are summed over if a trace's ranks stand for others, else ``""``."""
     info = tables.info
     return f", summed over the {info.ranks_stood_for:,} ranks that are stood for" if info.stands_for else ""

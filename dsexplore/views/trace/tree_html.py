@@ -213,7 +213,7 @@ def parameters_html(module: str, parameters: pl.DataFrame, clickable: bool = Fal
         "shared_with",
         "requires_grad",
     )
-    found = parameters.group_by(*same, maintain_order=True).agg(pl.col("rank"))
+    distinct = parameters.group_by(*same, maintain_order=True).agg(pl.col("rank"))
     several = parameters["rank"].n_unique() > 1
     rows = [
         (
@@ -228,13 +228,13 @@ def parameters_html(module: str, parameters: pl.DataFrame, clickable: bool = Fal
             format_bytes(row["local_bytes"]),
             f"same as {html.name(row['shared_with'])}" if row["shared_with"] else "",
         )
-        for row in found.head(MOST_TABLE_ROWS).iter_rows(named=True)
+        for row in distinct.head(MOST_TABLE_ROWS).iter_rows(named=True)
     ]
     head = ["parameter", "global shape", "local shape", "dtype", "placements", "mesh", "bytes/rank"]
     if any(row[-1] for row in rows):
         head.append("shared")
     return html.table(head, [row[: len(head)] for row in rows], left=(0, 1, 2, 3, 4, 5, 7)) + _more(
-        found.height, "parameters"
+        distinct.height, "parameters"
     )
 
 

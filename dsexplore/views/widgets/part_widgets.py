@@ -155,6 +155,6 @@ class TreeWidget(AnsweringWidget):
     def set_values(self, columns: npt.NDArray[np.float64]) -> None:
         """Show other numbers in the same rows; equal columns are sent once, all-zero columns are not sent."""
         places: dict[bytes, int] = {bytes(4 * columns.shape[1]): -1}
-        found = [places.setdefault(column.tobytes(), len(places) - 1) for column in columns.astype(np.float32)]
+        indices = [places.setdefault(column.tobytes(), len(places) - 1) for column in columns.astype(np.float32)]
         with self.hold_sync():
-            self.columns, self.values = found, b"".join(content for content, place in places.items() if place >= 0)
+            self.columns, self.values = indices, b"".join(content for content, place in places.items() if place >= 0)

@@ -114,28 +114,30 @@ def map_html(world: WorldMap, look: Look = Look()) -> str:
 def summary(world: WorldMap) -> str:
     """Return one line that describes the world."""
     ranks = world.senders or world.tables.info.ranks
-    whose = f"rank {ranks[0]}" if len(ranks) == 1 else f"{len(ranks):,} ranks"
+    senders = f"rank {ranks[0]}" if len(ranks) == 1 else f"{len(ranks):,} ranks"
     mesh = f", {world.tables.info.mesh}" if world.tables.info.mesh else ""
     send = "sends" if len(ranks) == 1 else "send"
-    shown = f"what {whose} {send}" if world.running is None else f"how long collectives of {whose} run"
+    shown = f"what {senders} {send}" if world.running is None else f"how long collectives of {senders} run"
     return html.plain(f"World map: {world.extent}{mesh}; {shown} in a step", 200)
 
 
-def _words(world: WorldMap) -> str:
+def _kind_of_bytes(world: WorldMap) -> str:
     return "on the wire" if world.sizes == "wire" else "in messages"
 
 
 def _level_lines(world: WorldMap) -> list[str]:
     most = "" if world.is_even else "at most "
     lines = [
-        f"{html.plain(each.axis, 30)}, {each.level}: {most}{format_bytes(each.bytes)} {_words(world)} "
-        f"to {format_count(each.peers, 'other rank')}"
-        for each in world.levels
+        f"{html.plain(level.axis, 30)}, {level.level}: {most}{format_bytes(level.bytes)} {_kind_of_bytes(world)} "
+        f"to {format_count(level.peers, 'other rank')}"
+        for level in world.levels
     ]
     if world.running is None:
         return lines
     at_most = "at most " if len(world.senders) > 1 else ""
-    timed = [f"{line}, {at_most}{format_seconds(each.seconds)}" for line, each in zip(lines, world.levels, strict=True)]
+    timed = [
+        f"{line}, {at_most}{format_seconds(level.seconds)}" for line, level in zip(lines, world.levels, strict=True)
+    ]
     return [*timed, _about_seconds(world)]
 
 
@@ -197,14 +199,14 @@ def _node(world: WorldMap, node: Node, groups: dict[int, int], number: int, look
 
 def _cell(world: WorldMap, cell: Cell, groups: dict[int, int], place: str, look: Look) -> str:
     several = len(cell.ranks) > 1
-    whose = f"each of ranks {ranges(list(cell.ranks), 3)}" if several else f"rank {cell.ranks[0]}"
+    rank_text = f"each of ranks {ranges(list(cell.ranks), 3)}" if several else f"rank {cell.ranks[0]}"
     axes = f", in a group of {', '.join(cell.axes)}" if cell.axes else ""
     group = groups.get(cell.ranks[0]) if not several else None
     numbered = f", group {group}" if group is not None else ""
     kind = f"rank{' in' if cell.axes else ''}{' own' if cell.recorded else ''}"
     kind += f" g{group % len(AXES)}" if group is not None else ""
     spoken = html.escape(
-        f"{whose}: {written(world, cell.value)} a step{', recorded' if cell.recorded else ''}{axes}{numbered}"
+        f"{rank_text}: {written(world, cell.value)} a step{', recorded' if cell.recorded else ''}{axes}{numbered}"
     )
     share = round(85 * min(1.0, cell.value / look.top) ** 0.5)
     shade = f"background:color-mix(in srgb,{BLUE} {share}%,transparent)" if share else ""
@@ -221,7 +223,7 @@ def _cell(world: WorldMap, cell: Cell, groups: dict[int, int], place: str, look:
 
 
 def _table(world: WorldMap, look: Look) -> str:
-    values = [each.bytes if world.running is None else each.seconds for each in world.levels]
+    values = [level_row.bytes if world.running is None else level_row.seconds for level_row in world.levels]
     top = max(values, default=0) or 1
     rows = []
     for (axis, level, _, peers, _), value in zip(world.levels, values, strict=True):
