@@ -88,7 +88,8 @@ class Engine(Protocol):
 class FlowingEngine(Engine):
     """An engine that keeps its queue full by itself.
 
-    The disk idles between a completion and the next submission, so both are one call.
+    The disk idles between a completion and the next submission, so both are one call. This is an
+    engine's second loop beside that in C (`CompiledEngine`): many machines with a disk have no C compiler.
     """
 
     @abstractmethod

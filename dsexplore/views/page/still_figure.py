@@ -3,6 +3,9 @@
 Read from the figure: its traces with their vertical error bars (stacked areas on top of one another), its title, the
 type, title, ticks and ``rangemode`` of its axes, and straight lines across it with their annotation. Plotly's texts are
 HTML: they are unescaped first, then escaped anew.
+
+It is a second renderer because a saved notebook, GitHub and nbconvert show no JavaScript, and plotly's own image export
+needs a browser.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
 // What answers the explorer's page in a file of its own, in the kernel's place: the events as columns, the filters, their
-// sums by module, and the boxes of the timeline. The numbers are those of the Python that answers in a notebook.
+// sums by module, and the boxes of the timeline. The numbers are those of the Python that answers in a notebook. It is a
+// second explorer because a page in a mail or a CI artifact has no kernel, and no Python that is small enough to send.
 const COLUMNS = 480, MOST = 800, LISTED = 12, SHARES = 4, MOST_TIES = 400;
 const TYPES = { i4: Int32Array, i2: Uint16Array, i1: Uint8Array, f8: Float64Array, f4: Float32Array };
 

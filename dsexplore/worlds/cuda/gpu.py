@@ -68,7 +68,10 @@ class Gpu:
 
 
 def known_gpus() -> list[str]:
-    """Return the names of the GPUs with a data file in this package."""
+    """Return the names of the GPUs with a data file in this package.
+
+    A file here says what one simulated device answers to torch; one in `dsexplore.cost`, how fast a cluster is.
+    """
     return sorted(path.stem for path in FOLDER.glob("*.toml"))
 
 
