@@ -21,11 +21,13 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives
 import torch.distributed.distributed_c10d as c10d
 import torch.distributed.tensor
+import torch.distributed.tensor.debug
 from hypothesis import HealthCheck, settings
 from torch._library.simple_registry import singleton as registered_fakes
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
+from dsexplore.torch_internals.function_modes import default_device
 from dsexplore.torch_internals.names import is_there
 from dsexplore.torch_internals.patches import Patch
 from dsexplore.worlds.cuda.patch_table import TABLE as TABLE_OF_GPUS
@@ -149,7 +151,7 @@ def held() -> dict[str, Any]:
         "process groups": [group.group_name for group in c10d._world.pg_map],
         "names of torch": names_of_gpus(),
         "a GPU": (torch.cuda.is_available(), torch.version.cuda, torch.version.hip, torch.Stream, torch.cuda.Stream),
-        "default device": torch.get_default_device(),
+        "default device": default_device(),
         "autocast": [*map(autocast_of, ("cpu", "cuda"))],
         "replaced names": replaced_names(),
         "Work.wait": repr(dist.Work.wait),

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from dsexplore.torch_internals.names import TorchName, internal
+from dsexplore.torch_internals.names import TorchName, internal, is_there
 from dsexplore.torch_internals.process_groups import resolve_group
 
 _LATER: dict[str, Callable[[], Any]] = {
@@ -173,9 +173,22 @@ def change_device_type(mesh: DeviceMesh, device_type: str) -> None:
     vars(mesh)["_hash"] = None  # torch works it out anew
 
 
-def forget_groups(mesh: DeviceMesh) -> None:
-    """Drop the process groups that a mesh keeps alive; torch 2.9 keeps their names alone."""
+_TABLES_OF_MESHES = [
+    TorchName(f"torch.distributed.device_mesh:_mesh_resources.{name}", until="2.9")
+    for name in ("child_to_root_mapping", "root_to_flatten_mapping", "flatten_name_to_root_dims")
+]
+"""Where torch 2.9 finds what a mesh was sliced from and what was flattened of it, by mesh; each thread has its own."""
+
+
+def forget_mesh(mesh: DeviceMesh) -> None:
+    """Drop the process groups that a mesh keeps alive, and what torch keeps of the mesh itself.
+
+    A mesh of torch 2.9 keeps names of groups alone; there, tables keep each slice and what it was sliced from.
+    """
     vars(mesh).pop("_pg_registry", None)
+    for table in (name.get() for name in _TABLES_OF_MESHES if name.is_there):
+        for key in [key for key, value in table.items() if key is mesh or value is mesh]:
+            del table[key]
 
 
 def custom_handlers() -> dict[Any, Callable[..., Any]]:
@@ -191,13 +204,19 @@ INIT_MESH_GROUPS = TorchName("torch.distributed.device_mesh:DeviceMesh._init_one
 
 def ranks_of_groups(layout: Any, rank_map: torch.Tensor) -> torch.Tensor:
     """Return the ranks of each process group of an axis, one group in each row."""
-    groups: torch.Tensor = internal("torch.distributed.device_mesh:_MeshLayout")([layout]).remap_to_tensor(rank_map)
+    whole = layout.nest() if hasattr(layout, "nest") else _layout_of_mesh([layout])  # nested until torch 2.11
+    groups: torch.Tensor = whole.remap_to_tensor(rank_map)
     return groups.flatten(1)
 
 
 def flat_layout(size: int) -> Any:
     """Return the layout of an axis that holds all ranks of a table, in their order."""
-    return internal("torch.distributed.device_mesh:_FlatLayout", since="2.12")(size)
+    flat = internal("torch.distributed.device_mesh:_FlatLayout", since="2.12")
+    return flat(size) if is_there(flat) else _layout_of_mesh((size,), (1,))
+
+
+def _layout_of_mesh(*arguments: Any) -> Any:
+    return internal("torch.distributed.device_mesh:_MeshLayout", since="2.10")(*arguments)
 
 
 SHARD_DIM_ALLTOALL = TorchName("torch.distributed.tensor._collective_utils:shard_dim_alltoall")
@@ -233,4 +252,6 @@ def release_cached_meshes() -> None:
     """Clear the caches of DTensor that hold meshes."""
     for (since, until), paths in _CACHES.items():
         for path in paths:
-            internal(path, since=since, until=until, otherwise=int)()
+            name = TorchName(path, since=since, until=until)
+            if name.is_expected and name.is_there:  # in this order: what is not expected is not imported
+                name.get()()

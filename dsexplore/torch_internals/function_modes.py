@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from dsexplore.torch_internals.names import TorchName, internal
+from dsexplore.torch_internals.names import TorchName, internal, is_there
 
 active_function_modes: Callable[[], list[Any]] = internal("torch.overrides:_get_current_function_mode_stack")
 """Return the function modes that are active in this thread, outermost first."""
@@ -45,6 +45,24 @@ takes_default_device: Callable[[], Collection[Any]] = internal(
     "torch.utils._device:_device_constructors", otherwise=tuple
 )
 """Return the functions that make a tensor on the default device unless they are told another."""
+
+_set_default = internal("torch:_GLOBAL_DEVICE_CONTEXT")
+
+
+def default_device() -> torch.device:
+    """Return where new tensors are made; torch 2.9 fails to say so once a default was taken back."""
+    try:
+        return torch.get_default_device()
+    except AttributeError:
+        return torch.device("cpu")
+
+
+def take_back_default_device() -> None:
+    """Make new tensors on the CPU, as before any default was set."""
+    torch.set_default_device(None)
+    if is_there(_set_default):
+        vars(_set_default).pop("device_context", None)  # the None by which torch 2.9 fails
+
 
 DEFAULT_DEVICE = TorchName("torch.utils._device:DeviceContext.__torch_function__")
 """The method of the mode of ``with torch.device(...)`` and ``set_default_device``; ``self.device`` is theirs."""

@@ -23,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 import dsexplore
 from dsexplore.errors import ClosedWorldError, UsageError
 from dsexplore.interrupts import uninterrupted
+from dsexplore.torch_internals.names import torch_at_least
 from dsexplore.worlds.simulate import World, current_world, simulate
 from dsexplore.worlds.simulated.closed import ClosedMesh, translated
 from dsexplore.worlds.world_settings import WorldSettings
@@ -68,7 +69,7 @@ class TestMesh:
             assert type(mesh) is DeviceMesh
             assert mesh.mesh_dim_names == ("dp", "tp")
             assert mesh.mesh.tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]]
-            assert mesh.get_coordinate() == (1, 1)
+            assert tuple(mesh.get_coordinate() or ()) == (1, 1)
             assert (dist.get_rank(), dist.get_world_size(), dist.get_backend()) == (5, 8, "fake")
             assert dist.get_process_group_ranks(mesh["tp"].get_group()) == [4, 5, 6, 7]
 
@@ -80,7 +81,7 @@ class TestMesh:
 
     def test_is_public_and_large_worlds_are_cheap(self) -> None:
         with dsexplore.simulate(131_072, "pp=16,dp=1024,tp=8", rank=131_071) as mesh:
-            assert mesh.get_coordinate() == (15, 1023, 7)
+            assert tuple(mesh.get_coordinate() or ()) == (15, 1023, 7)
 
 
 class TestRefusals:
@@ -296,6 +297,7 @@ class TestClosedWorlds:
                 use()
         assert "closed" in repr(weight)
 
+    @pytest.mark.skipif(not torch_at_least("2.10"), reason="groups of torch 2.9 cannot be made to raise")
     def test_using_a_group_that_was_kept(self) -> None:
         with simulate(8, "dp=2,tp=4") as mesh:
             group = mesh["tp"].get_group()

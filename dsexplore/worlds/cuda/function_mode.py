@@ -25,8 +25,10 @@ from dsexplore.torch_internals.autograd import RUN_BACKWARD
 from dsexplore.torch_internals.function_modes import (
     DEFAULT_DEVICE,
     active_function_modes,
+    default_device,
     enter_function_mode_below,
     remove_function_mode,
+    take_back_default_device,
     takes_default_device,
 )
 from dsexplore.torch_internals.names import TorchName
@@ -217,13 +219,13 @@ def _enter(patches: Patches, parts: Parts) -> None:
 
 
 def _keep_default_device(patches: Patches, parts: Parts) -> None:
-    patches.callback(_restore_default_device, torch.get_default_device())
+    patches.callback(_restore_default_device, default_device())
 
 
 def _restore_default_device(before: torch.device) -> None:
-    if torch.get_default_device() != before:
-        torch.set_default_device(None)
-        if before != CPU and torch.get_default_device() != before:
+    if default_device() != before:
+        take_back_default_device()
+        if before != CPU and default_device() != before:
             torch.set_default_device(before)
 
 

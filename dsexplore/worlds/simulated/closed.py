@@ -143,7 +143,7 @@ class Watch:
             for module in fsdp.modules_of(group):
                 module.forward = partial(_refuse, message)
         for mesh in _alive(self._meshes):
-            dtensor.forget_groups(mesh)
+            dtensor.forget_mesh(mesh)
             mesh.__dict__[_MESSAGE] = _message("mesh or model", world)
             mesh.__class__ = ClosedMesh
         for model in _alive(self._models):

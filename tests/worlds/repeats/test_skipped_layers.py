@@ -165,7 +165,7 @@ def test_every_row_is_that_of_all_layers(index: int, kind: type[Any], wrap: Wrap
         (partial(Stack, keywords=True), sharded),
         (partial(Stack, Recomputing), sharded),
         (Stack, partial(sharded, reshard_after_forward=False)),
-        (Stack, partial(sharded, mp_policy=MixedPrecisionPolicy(torch.bfloat16, torch.float32))),
+        (Stack, partial(sharded, mp_policy=MixedPrecisionPolicy(torch.bfloat16, torch.float32, torch.float32))),
     ],
 )
 def test_ways_to_hold_and_to_call_layers(make: Callable[[], nn.Module], wrap: Wrap) -> None:
