@@ -33,6 +33,7 @@ from dsexplore.worlds.repeats.layer_runs import FIRST, LAST
 from dsexplore.worlds.repeats.marked_recording import MarkedRecording
 from dsexplore.worlds.simulate import simulate
 from tests.cost.same_tables import same
+from tests.cost.test_microbatches import outputs_kept
 
 WIDTH, LAYERS = 32, 8
 
@@ -139,7 +140,8 @@ def build_pipeline(mesh: DeviceMesh, *, microbatches: int = 7, scale: bool = Tru
     whole = tokens.repeat(microbatches, 1)
 
     def step() -> None:
-        run.step(*((whole,) if number == 0 else ()), **({"target": whole} if number else {}), return_outputs=False)
+        given = {"target": whole} if number else {}
+        run.step(*((whole,) if number == 0 else ()), **given, **outputs_kept(False))
         optimizer.step()
         optimizer.zero_grad()
 
