@@ -146,6 +146,8 @@ def test_a_saved_notebook_has_the_predicted_stages_as_a_drawing() -> None:
 
 @pytest.mark.parametrize("stage", [1, 2])
 def test_twice_the_batch_of_a_pipeline_needs_no_new_trace(stage: int) -> None:
+    if stage == 2 and not outputs_kept(False):
+        pytest.skip("torch 2.9 keeps the outputs of the last stage, twice as many bytes for twice the batch")
     prediction = predict(trace_rank(build, SIZES, stage * 2))
     twice = predict(trace_rank(partial(build, microbatches=22), SIZES, stage * 2))
     scaled = prediction.what_if(batch=2)
