@@ -43,7 +43,7 @@ def test_what_shows_itself_names_its_options(shown: type, method: str) -> None:
 
 
 def test_the_options_are_those_of_the_view() -> None:
-    assert options_of(Trace.explore) == ["figure", "height", "sizes", "opened", "cluster"]
+    assert options_of(Trace.explore) == ["figure", "height", "sizes", "opened", "hardware"]
     assert options_of(Trace().figure) == ["kind", "window", "sizes"]
     assert options_of(Trace.to_html)[0] == "sizes"
     assert "self" not in inspect.signature(Trace().figure).parameters
@@ -106,4 +106,4 @@ def test_tab_completes_options_and_the_question_mark_lists_them(plain_shell: Int
             assert option in found, (text, jedi)
     asked = plain_shell.object_inspect_text("trace.explore", detail_level=0)
     assert re.search("height: '?int'? = 420", asked)
-    assert "of the tree, in pixels" in asked
+    assert "height of the tree in pixels" in asked

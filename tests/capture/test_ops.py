@@ -203,7 +203,7 @@ def test_a_message_is_read_off_what_the_schema_says_is_sent(raw_op: str) -> None
 def test_a_sparse_tensor_has_the_bytes_of_its_indices_and_values(dtype: torch.dtype) -> None:
     sparse = torch.sparse_coo_tensor([[0, 2]], [1.0, 2.0], (1_000_000,), dtype=dtype, check_invariants=True)
     assert ops.nbytes(sparse) == 2 * 8 + 2 * dtype.itemsize
-    with dsexplore.commtrace(world_size=4, target="cpu") as trace:
+    with dsexplore.commtrace(world_size=4, hardware="cpu") as trace:
         dist.all_reduce(sparse)
     assert trace.events["message_bytes"].to_list() == [16 + 2 * dtype.itemsize]
     rows = torch.eye(3).to_sparse_csr()

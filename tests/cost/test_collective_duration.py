@@ -196,7 +196,7 @@ def test_what_is_made_to_ascend_ascends_and_keeps_its_mean(values: list[float]) 
         (("all_sum", 8, 8), "op 'all_sum' is not a collective: name one of all_reduce"),
         (("all_reduce", -1, 8), "message_bytes -1 is not a size"),
         (("all_reduce", float("nan"), 8), "message_bytes nan is not a size"),
-        (("all_reduce", 8, 0), "ranks 0 is not a number of ranks"),
+        (("all_reduce", 8, 0), "world_size 0 is not a number of ranks"),
         (("all_reduce", 8, 16, 9), "ranks_per_node 9 does not fit dgx-h100: give a number from 1 to 8"),
         (("all_reduce", 8, 16, 0), "ranks_per_node 0 does not fit"),
         (("all_reduce", 8, 65, None, "gloo-local"), "one node of 64 ranks, without a network"),

@@ -90,7 +90,7 @@ class TestRefusals:
         [
             ({}, "needs a size"),
             ({"world_size": 0}, "world size 0"),
-            ({"world_size": "8"}, "world size '8'"),
+            ({"world_size": "8"}, "'8' is not AXIS=RANKS"),
             ({"world_size": 6, "mesh": "dp=2,tp=4"}, "mesh dp=2,tp=4 has 2×4 = 8 ranks, but the world size is 6"),
             ({"world_size": 8, "rank": 8}, "rank 8 is not in a world of 8 ranks: give one from 0 to 7"),
             ({"world_size": 8, "rank": -1}, "rank -1"),
@@ -140,7 +140,7 @@ class TestScriptsThatSetUpThemselves:
 
     def test_may_ask_for_devices_and_backends_that_are_not_here(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-        with simulate(8):
+        with simulate(8, hardware="cpu"):
             theirs = init_device_mesh("cuda", (2, 4), mesh_dim_names=("dp", "tp"))
             assert theirs.device_type == "cpu"
             step(tensor_parallel(theirs))
