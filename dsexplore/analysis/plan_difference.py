@@ -87,6 +87,10 @@ class PlanDifference(Displayable):
     def means(self) -> str:
         """What the figures of both are means over, in words; empty for one rank and one step of each."""
         before, after = _mean_of(self.before), _mean_of(self.after)
+        last = _last_of(self.before), _last_of(self.after)
+        if not before and not after and max(last) > 1:
+            texts = [f"the last of {whole} steps" if whole > 1 else "one step" for whole in last]
+            return texts[0] if texts[0] == texts[1] else f"A: {texts[0]}, B: {texts[1]}"
         if before == after:
             return f"means of {before}" if before else ""
         return f"means: A of {before or 'one rank and step'}, B of {after or 'one rank and step'}"
@@ -217,6 +221,11 @@ def _per_share(side: Headline) -> pl.DataFrame:
 def _mean_of(side: Headline) -> str:
     parts = [f"{side.ranks:,} ranks"] if side.ranks > 1 else []
     return " and ".join([*parts, *([f"{side.steps:,} steps"] if side.steps > 1 else [])])
+
+
+def _last_of(side: Headline) -> int:
+    """Return the number of whole steps of which the last alone is meant; 1 where there is no other."""
+    return side.steady.whole if side.steps == 1 else 1
 
 
 def _changes(rows: pl.DataFrame, key: str) -> pl.DataFrame:

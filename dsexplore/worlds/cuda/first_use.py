@@ -18,7 +18,8 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import ModuleType
+from functools import update_wrapper
+from types import MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -84,9 +85,10 @@ class FirstUse:
         self._patches.attribute(LAZY_INIT.owner(), LAZY_INIT.attribute, self._initializing(LAZY_INIT.get()))
         for name, op in _ALLOCATIONS.items():
             Kernel(name, "CUDA", "it tells of the first use", self._allocating(op)).install(self._patches, Parts())
-        for owner, name in ((Tensor, "to"), (torch, "tensor"), (torch, "as_tensor"), (torch, "asarray")):
-            self._patches.attribute(owner, name, self._looking_at_device(getattr(owner, name)))
-        self._patches.attribute(Tensor, "cuda", self._moving(Tensor.cuda))
+        for name in ("tensor", "as_tensor", "asarray"):
+            self._patches.attribute(torch, name, self._looking_at_device(getattr(torch, name)))
+        self._patches.attribute(Tensor, "to", _Method(Tensor.to, self._looking_at_device(Tensor.to)))
+        self._patches.attribute(Tensor, "cuda", _Method(Tensor.cuda, self._moving(Tensor.cuda)))
 
     def _initializing(self, original: Callable[[], None]) -> Callable[[], None]:
         def lazy_init() -> None:
@@ -117,6 +119,29 @@ class FirstUse:
             return original(self_, *args, **kwargs)
 
         return cuda
+
+
+class _Method:
+    """A method of `Tensor` in the place of another one, and equal to it.
+
+    torch hands the method to ``__torch_function__`` of subclasses, which look it up among those that they know.
+    """
+
+    def __init__(self, original: Callable[..., Any], call: Callable[..., Any]) -> None:
+        self._original, self._call = original, call
+        update_wrapper(self, original)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._call(*args, **kwargs)
+
+    def __get__(self, instance: Tensor | None, owner: type) -> Any:
+        return self if instance is None else MethodType(self._call, instance)
+
+    def __eq__(self, other: object) -> bool:
+        return other is self or bool(other == self._original)
+
+    def __hash__(self) -> int:
+        return hash(self._original)
 
 
 def made_on_cpu(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:

@@ -17,7 +17,6 @@ from small_models import BATCH, BLOCK_PARAMETERS, FFN, FLOAT, HEADS, ROOT_PARAME
 from torch.distributed.device_mesh import DeviceMesh
 
 from dsexplore.worlds.simulate import simulate
-from dsexplore.worlds.world_settings import Target
 
 
 @pytest.fixture
@@ -25,12 +24,10 @@ def world() -> Iterator[Callable[..., DeviceMesh]]:
     """``world("dp=2,tp=4", rank=0)`` opens a simulated world until the end of the test, or until it is called again."""
     with ExitStack() as opened:
 
-        def open_(mesh: str, rank: int = 0, fake: bool = False, target: Target = "cuda") -> DeviceMesh:
+        def open_(mesh: str, rank: int = 0, fake: bool = False, hardware: str | None = None) -> DeviceMesh:
             opened.close()
             torch.manual_seed(0)
-            return opened.enter_context(
-                simulate(mesh=mesh, rank=rank, fake=fake, hardware="cpu" if target == "cpu" else None)
-            )
+            return opened.enter_context(simulate(mesh=mesh, rank=rank, fake=fake, hardware=hardware))
 
         yield open_
 
