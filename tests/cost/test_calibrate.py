@@ -108,7 +108,7 @@ def test_what_cannot_be_calibrated_is_refused(tmp_path: Path) -> None:
         calibrated(gloo(per_node=9), Cluster.load("dgx-h100"))
     with pytest.raises(UsageError, match=r"ends in \.toml"):
         calibrated(gloo(), Cluster.load("gloo-local")).save(tmp_path / "lab.txt")
-    with pytest.raises(UsageError, match="no cluster named 'nowhere'"):
+    with pytest.raises(UsageError, match="no hardware named 'nowhere'"):
         dsexplore.calibrate(base="nowhere")
 
 
@@ -149,7 +149,7 @@ def test_a_wrong_result_is_the_exit_status(tmp_path: Path) -> None:
         (["--real", "1"], "--real 1: a collective needs 2 ranks"),
         (["--real", "2", "--calibrate", "lab.txt"], r"give a file that ends in .toml"),
         (["--real", "2", "--save", "/nowhere/x.json"], "there is no folder /nowhere"),
-        (["--real", "2", "--base", "nowhere"], "no cluster named 'nowhere'"),
+        (["--real", "2", "--base", "nowhere"], "no hardware named 'nowhere'"),
     ],
 )
 def test_what_the_command_cannot_do_is_refused(
