@@ -40,7 +40,8 @@ class EarlySends:
         model = entry.reference()
         if model is None or not self._sent:
             return
-        own = _storages(chain(model.parameters(), model.buffers()))
+        # A model may hold something else under these names, as Megatron's DistributedDataParallel does.
+        own = _storages(chain(torch.nn.Module.parameters(model), torch.nn.Module.buffers(model)))
         for issued, sent in self._sent:
             if not own.isdisjoint(sent):
                 issued.origin = issued.origin._replace(phase="start-up")

@@ -134,5 +134,5 @@ def test_controls_answer_and_say_when_a_new_trace_is_needed(prediction: Predicti
     box.controls["sequence"].value = 2.0
     assert "new trace" in box.message.value
     box.controls["sequence"].value = 1.0
-    box.controls["cluster"].value = "dgx-a100"
+    box.controls["hardware"].value = "dgx-a100"
     assert box.prediction.cluster.name == "dgx-a100"

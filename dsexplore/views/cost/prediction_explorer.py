@@ -1,4 +1,4 @@
-"""The explorer of a prediction: vary cluster, node size, overlap, compilation, kernels or batch."""
+"""The explorer of a prediction: vary hardware, node size, overlap, compilation, kernels or batch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from dsexplore.views.widgets.part_widgets import PlotWidget
 
 _AS_TRACED = {"as the program asked": None, "eager": False, "compiled": True}
 _FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
-_ORDER = ("cluster", "ranks_per_node", "picture", "compiled", "attention", "batch", "sequence", "overlap", "async_tp")
+_ORDER = ("hardware", "ranks_per_node", "picture", "compiled", "attention", "batch", "sequence", "overlap", "async_tp")
 
 
 def explorer(prediction: Prediction, kinds: Sequence[str], view_of: Callable[[Prediction], View]) -> LiveBox:
@@ -48,8 +48,8 @@ def explorer(prediction: Prediction, kinds: Sequence[str], view_of: Callable[[Pr
     def predict(_: Any = None) -> None:
         chosen = {name: control.value for name, control in conditions.items()}
         chosen["compiled"] = _AS_TRACED[chosen["compiled"]]
-        if chosen["cluster"] == prediction.cluster.name:
-            chosen["cluster"] = prediction.cluster
+        if chosen["hardware"] == prediction.cluster.name:
+            chosen["hardware"] = prediction.cluster
         try:
             box.prediction = prediction.what_if(**chosen)
         except UsageError as error:
@@ -81,7 +81,7 @@ def _conditions(prediction: Prediction) -> dict[str, Any]:
     asked = next(words for words, value in _AS_TRACED.items() if value == options.compiled)
     clusters = [own, *(name for name in known_clusters() if name != own)]
     return {
-        "cluster": Dropdown(options=clusters, description="cluster"),
+        "hardware": Dropdown(options=clusters, description="hardware"),
         "ranks_per_node": BoundedIntText(
             value=options.ranks_per_node or 0,
             min=0,

@@ -68,7 +68,8 @@ def timeline_spec(state: TimelineState, height: int = 0) -> Spec:
     hidden = len(timeline.lanes) - len(drawn)
     more = f", {hidden:,} more lanes not drawn" if hidden else ""
     tall = f"; taller is more {timeline.sizes} bytes" if not state.spans.flat.all() else ""
-    title = f"{'ms, ' if timed else ''}{AXES[timeline.order].partition(',')[0]}{tall}{more}"
+    axis = AXES[timeline.order].partition(",")[0]
+    title = f"{'ms' if timed and tall else f'ms, {axis}' if timed else axis}{tall}{more}"
     lanes = {"type": "category", "categoryorder": "array", "categoryarray": names, "showgrid": False}
     layout = {
         "barmode": "overlay",

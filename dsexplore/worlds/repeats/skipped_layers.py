@@ -92,7 +92,8 @@ class SkippedLayers:
         """The layer whose gradients FSDP2 reduced last, outside of autograd."""
         for layer in self._skipped_layers():
             if recording.kernels is not None:  # no op before the optimizer shows them
-                recording.kernels.memory.met(map(plain, (*layer.parameters(), *layer.buffers())), "parameters")
+                held = (*nn.Module.parameters(layer), *nn.Module.buffers(layer))
+                recording.kernels.memory.met(map(plain, held), "parameters")
 
     def _is_skipped(self, place: _Place | None) -> bool:
         return place is not None and FIRST <= place[1] < len(self._recording.containers[place[0]]) - LAST
