@@ -6,11 +6,15 @@ After a change to a view the stored outputs are old, and ``pytest --nbval`` says
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
 
 import nbformat
 from nbclient import NotebookClient
+
+CELL_FILE = re.compile(r"/[\w/.-]*ipykernel_\d+/\d+\.py")
+"""The file that a kernel compiles a cell under, as processes of ranks name it: another one in each run."""
 
 
 def run(path: Path) -> None:
@@ -28,7 +32,8 @@ def run(path: Path) -> None:
         "kernelspec": {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"},
         "language_info": {"name": "python"},
     }
-    nbformat.write(notebook, path)
+    text = nbformat.writes(notebook)
+    path.write_text(CELL_FILE.sub("cell.py", text).rstrip("\n") + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
