@@ -41,15 +41,12 @@ from dsexplore.analysis.hangs.wavefront import Wavefront
 # Ranks of which nothing is known, as they left no file or an empty one: which of them cannot be waiting for others.
 #
 # A rank that left no record may have called what others wait for, and wait itself, for a third one. Ranks run a
-# program:
-# what another rank called before the collective in which it waits for an unseen one, the unseen one had to call too,
-# in
-# its own groups. Where all of that has ended, as the other members of those groups recorded, nothing held it up.
+# program: what another rank called before the collective in which it waits for an unseen one, the unseen one had to
+# call too, in its own groups. Where all of that has ended, as the other members of those groups recorded, nothing held
+# it up.
 #
-# Worked example: ranks 0–3 reduce in the pairs (0, 1) and (2, 3), then in (0, 2) and (1, 3). Rank 0 waits for rank 2
-# in
-# (0, 2), and rank 2 left nothing. Before that, rank 0 called its pair's all_reduce 7. Rank 3 says that all_reduce 7
-# of
+# Worked example: ranks 0–3 reduce in the pairs (0, 1) and (2, 3), then in (0, 2) and (1, 3). Rank 0 waits for rank 2 in
+# (0, 2), and rank 2 left nothing. Before that, rank 0 called its pair's all_reduce 7. Rank 3 says that all_reduce 7 of
 # (2, 3) has ended: rank 2 came out of it, and did not come on to (0, 2).
 
 
@@ -108,15 +105,12 @@ def _passed_all(
 
 # Ranks that left out a collective, or called one too many: told by how many the ranks of the job call.
 #
-# Worked example: ranks 0 and 1 reduce 32 times in their pair before all ranks reduce together. Rank 1 left one out,
-# and
-# waits in the collective of all ranks; rank 0 waits in the pair's 32nd for rank 1. Ranks 2 to 15, in pairs of the
-# same
+# Worked example: ranks 0 and 1 reduce 32 times in their pair before all ranks reduce together. Rank 1 left one out, and
+# waits in the collective of all ranks; rank 0 waits in the pair's 32nd for rank 1. Ranks 2 to 15, in pairs of the same
 # kind, have called 32 too, so rank 1 is the odd one. Had they called 31, rank 0 would be.
 #
 # A dump of what is active alone does not say that they have. Yet each call is numbered among all that its rank
-# recorded:
-# the collective of all ranks is call 41 of ranks 0 and 2 to 15, and call 40 of rank 1.
+# recorded: the collective of all ranks is call 41 of ranks 0 and 2 to 15, and call 40 of rank 1.
 
 
 def went_past(job: Job, front: Wavefront, circle: set[int]) -> set[int]:
