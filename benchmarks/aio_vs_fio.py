@@ -1,6 +1,6 @@
 """Our engines beside fio's libaio engine and DeepSpeed's handle: same file, block, depth, threads and kind of memory.
 
-Runs of the two sides take turns, and each pair of neighbours gives a ratio, so that a drifting machine meets both.
+Runs of the two sides take turns, and each pair of neighbors gives a ratio, so that a drifting machine meets both.
 Rates are ours over theirs: above 1 is faster. CPU is ours over theirs: below 1 is cheaper. Run from the project's
 root, with nothing else running; root may let the kernel give fio huge pages:
 

@@ -49,7 +49,7 @@ class Runs:
         return {number: statistics.median(seconds) for number, seconds in self.later.items()}
 
     def fastest_tenth(self) -> float:
-        """Of all later runs the one that a tenth is faster than: what neighbours on the machine disturbed least."""
+        """Of all later runs the one that a tenth is faster than: what neighbors on the machine disturbed least."""
         seconds = sorted(each for of_round in self.later.values() for each in of_round)
         return seconds[len(seconds) // 10]
 
@@ -67,7 +67,7 @@ def alternate(
     Those in ``anew`` are entered again for every run; those in ``seldom`` take part in every twentieth round only.
 
     The order turns by one place each round, and round about after each full turn, so that no way always runs first or
-    after the same neighbour; what a way leaves to Python's garbage collector is collected before the next one begins.
+    after the same neighbor; what a way leaves to Python's garbage collector is collected before the next one begins.
     Entering and leaving a way is not timed: what is compared is the program inside.
 
     A program on one thread that never waits takes as much CPU time as wall time where it has the machine to itself;

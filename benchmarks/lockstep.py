@@ -1,4 +1,4 @@
-"""Two processes that take turns on one core, so that what each of them runs meets the same neighbours.
+"""Two processes that take turns on one core, so that what each of them runs meets the same neighbors.
 
 The speed of a busy machine changes by a tenth from one second to the next, and a program's by a few percent from one
 process to another, as its memory lies elsewhere. So a difference of a few percent is seen where two processes run the

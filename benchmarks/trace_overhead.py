@@ -7,7 +7,7 @@ Three programs: (a) 1,000 additions of small CPU tensors, which send nothing; (b
 Each runs untraced, under `record` (what `commtrace` opens) and, in every twentieth round, under torch's CommDebugMode
 and torch's DebugMode, alternating; printed is the median ratio of CPU time to the untraced run of the same round, with
 quartiles: of runs within an open recording, and of the first run after opening it, in which the recorder also meets and
-describes the modules. The last column tells how near that is to a machine without neighbours: the ratio of the runs
+describes the modules. The last column tells how near that is to a machine without neighbors: the ratio of the runs
 that a tenth of all are faster than. A second untraced run in the same round tells how much a program differs from
 itself, which may be more than recording costs. So what the goals are about, runs within an open recording, is measured
 once more by two processes in `lockstep`, one traced while the other is not: below stands that median, with its 95 %

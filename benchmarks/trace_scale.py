@@ -11,7 +11,7 @@ kinds alternate:
 * untraced: `dsexplore.simulate(…, fake=True)`, the model made as on real ranks;
 * traced: the same under `record`, from opening the recording to its finished tables, then saved.
 
-Printed are medians over the rounds; seconds of the step are wall time, and ratios are of CPU time, which neighbours on
+Printed are medians over the rounds; seconds of the step are wall time, and ratios are of CPU time, which neighbors on
 the machine disturb less (the step runs on one thread). The price of recording, a few percent, drowns between two
 processes, and mostly between two steps of one process too. So each round runs two more processes in `lockstep`, which
 hand the core to each other at each block's forward and backward: while one is traced, the other is not, and with each

@@ -241,7 +241,7 @@ def views(folder: str) -> Iterator[tuple[str, Callable[[], Any]]]:
     yield "stages explorer", lambda: of("pipeline").timeline(lanes="stage").explore()
     yield "timeline explorer", lambda: of("ddp").timeline().explore()
     yield "predicted timeline", lambda: of("llama").timeline(hardware="dgx-h100")
-    yield "parameter", lambda: of("llama").parameter_day(weight)
+    yield "parameter", lambda: of("llama").parameter_history(weight)
     yield "findings", lambda: of("llama").findings()
     yield "headline", lambda: of("mixtral").headline()
     yield "diff", lambda: of("llama").diff(of("wide llama"))

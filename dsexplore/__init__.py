@@ -27,7 +27,7 @@ _HOMES = {
     "ClosedWorldError": "dsexplore.errors",
     "ExpectationError": "dsexplore.errors",
     "MismatchError": "dsexplore.errors",
-    "NotInitialisedError": "dsexplore.errors",
+    "NotInitializedError": "dsexplore.errors",
     "RanksFailedError": "dsexplore.worlds.real.run_ranks",
     "sharding": "dsexplore.sharding",  # a package that can be called
     "comm": "dsexplore.comm",
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from dsexplore.errors import ClosedWorldError as ClosedWorldError
     from dsexplore.errors import ExpectationError as ExpectationError
     from dsexplore.errors import MismatchError as MismatchError
-    from dsexplore.errors import NotInitialisedError as NotInitialisedError
+    from dsexplore.errors import NotInitializedError as NotInitializedError
     from dsexplore.errors import TraceFileError as TraceFileError
     from dsexplore.errors import UsageError as UsageError
     from dsexplore.magics import load_ipython_extension as load_ipython_extension

@@ -17,7 +17,7 @@ class _ShownAsSentence:
 
 
 class UsageError(_ShownAsSentence, ValueError):
-    """An argument, option or call that cannot be honoured as given."""
+    """An argument, option or call that cannot be honored as given."""
 
 
 class TraceFileError(_ShownAsSentence, ValueError):
@@ -32,7 +32,7 @@ class ExpectationError(_ShownAsSentence, AssertionError):
     """The collectives of a block differ from those that ``expect_comms`` was given."""
 
 
-class NotInitialisedError(_ShownAsSentence, ValueError, AssertionError):
+class NotInitializedError(_ShownAsSentence, ValueError, AssertionError):
     """A call needs a process group, and there is none: a ValueError as in torch, an AssertionError as in DeepSpeed."""
 
 

@@ -26,7 +26,7 @@ def argument_meant(given: str, known: Iterable[str]) -> str:
     """Return `` (did you mean 'hardware'?)`` for an argument that a function has not; empty if none is like it.
 
     Example:
-        >>> argument_meant("gpu", ["world_size", "hardware"]), argument_meant("colours", ["lanes", "colors"])
+        >>> argument_meant("gpu", ["world_size", "hardware"]), argument_meant("colors", ["lanes", "colors"])
         (" (did you mean 'hardware'?)", " (did you mean 'colors'?)")
     """
     known = list(known)

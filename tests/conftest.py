@@ -110,7 +110,7 @@ def shell(monkeypatch: pytest.MonkeyPatch) -> Iterator[InteractiveShell]:
 
 @pytest.fixture
 def plain_shell(monkeypatch: pytest.MonkeyPatch) -> Iterator[InteractiveShell]:
-    """IPython's own shell, which keeps no history, and shows no colours."""
+    """IPython's own shell, which keeps no history, and shows no colors."""
     from traitlets.config import Config
 
     settings = Config(HistoryManager={"enabled": False}, InteractiveShell={"colors": "nocolor"})

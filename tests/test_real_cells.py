@@ -304,7 +304,7 @@ def test_where_gloo_ends_a_process_the_rank_with_another_size_is_named(
     notebook: Notebook, go: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ranks 2 and 3 wait inside the collective before rank 0 gets more than it expects."""
-    monkeypatch.setattr(rank_world, "GRACE", 4.0)  # in which its neighbours find out that it is gone
+    monkeypatch.setattr(rank_world, "GRACE", 4.0)  # in which its neighbors find out that it is gone
     error, text = notebook.run(f"%%commtrace --real 4 --timeout 240\n{SUM}go = {str(go)!r}\n{ANOTHER_SIZE}")
     assert isinstance(error, RanksFailedError)
     assert "rank 0: killed by SIGABRT\n" in text

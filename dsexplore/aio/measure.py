@@ -267,7 +267,7 @@ class Bench:
     def _transfers(self, task: Task) -> Iterator[range]:
         """Yield the parts of the file to move one after another, endlessly; a fresh file is written once.
 
-        Each slice starts at another part, so that no part of the disk is favoured.
+        Each slice starts at another part, so that no part of the disk is favored.
         """
         step = task.transfer
         starts = range(0, self.size // step * step, step)

@@ -1,7 +1,7 @@
 """Temporary files of a sweep without a name, so that nothing is left of them however the sweep ends.
 
 A file is unlinked as soon as it is open, and is reached through ``/proc`` from then on. Without ``/proc`` it keeps a
-recognisable name until it is closed: the owner holds a lock on it, which the kernel releases however the owner dies. So
+recognizable name until it is closed: the owner holds a lock on it, which the kernel releases however the owner dies. So
 the next start removes abandoned files and leaves those in use, also across containers that do not see each other's
 processes. On a filesystem without such locks (Lustre as it is often mounted) no file is considered abandoned.
 """

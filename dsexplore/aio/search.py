@@ -116,7 +116,7 @@ def finals(
 ) -> dict[AioConfig, list[float]]:
     """Measure finalists round after round in shuffled order, until every interval is narrower than `width`.
 
-    At least one round is measured, so that the verdict never rests on the descent, which favours the lucky. Settings
+    At least one round is measured, so that the verdict never rests on the descent, which favors the lucky. Settings
     that are surely or far worse than the best are dropped on the way.
 
     Returns:

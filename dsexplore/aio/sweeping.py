@@ -64,7 +64,7 @@ def sweep(
         mode: ``"tensor"``: one large buffer, as DeepSpeed moves it; ``"ring"``: depth × block bytes, as fio.
         write_mode: ``"overwrite"`` (swap files), ``"fresh"`` or ``"fallocated"``; they differ by a factor of two.
         backend: ``"linux-aio"``, ``"io_uring"`` or ``"threads"``; None takes the first that runs here.
-        direct: past the page cache; False measures memory as much as the disk, and is labelled so.
+        direct: past the page cache; False measures memory as much as the disk, and is labeled so.
         references: ``"fio"`` and ``"deepspeed"``, run beside ours if they can.
         tensor: bytes of your tensors, one or several sizes, each moved to its end before the next begins; the setting
             to take has to do well at each. None: 32 MiB and 512 MiB.

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import polars as pl
 
-from dsexplore.analysis.step_timeline import ColourKind, LaneKind, Timeline, axes_by_bytes, timeline_of
+from dsexplore.analysis.step_timeline import ColorKind, LaneKind, Timeline, axes_by_bytes, timeline_of
 from dsexplore.trace.merge import merge_modules
 from dsexplore.trace.schema import IN_STEPS
 from dsexplore.trace.tables import Tables
@@ -15,7 +15,7 @@ _SIDES = ("A", "B")
 
 
 def joint_timeline(
-    before: Tables, after: Tables, lanes: LaneKind | None = None, colours: ColourKind | None = None
+    before: Tables, after: Tables, lanes: LaneKind | None = None, colors: ColorKind | None = None
 ) -> Timeline:
     """Build the timeline of the last step of two traces, lanes ``A · …`` above lanes ``B · …``, both starting at 0.
 
@@ -27,20 +27,20 @@ def joint_timeline(
         before: the trace called A.
         after: the trace called B.
         lanes: as in `timeline_of`; None for phases.
-        colours: as in `timeline_of`; None for axes, or for phases where lanes are not phases.
+        colors: as in `timeline_of`; None for axes, or for phases where lanes are not phases.
 
     Raises:
-        UsageError: unknown lanes or colours.
+        UsageError: unknown lanes or colors.
     """
     common = set(before.events["rank"]) & set(after.events["rank"])
     steps = [_last_step(tables, min(common, default=None)) for tables in (before, after)]
-    timelines = [timeline_of(tables, lanes or "phase", colours) for tables in steps]
+    timelines = [timeline_of(tables, lanes or "phase", colors) for tables in steps]
     if len({one.order for one, tables in zip(timelines, steps, strict=True) if len(tables.events)}) > 1:
         steps = [_untimed(tables) for tables in steps]
-        timelines = [timeline_of(tables, lanes or "phase", colours) for tables in steps]
+        timelines = [timeline_of(tables, lanes or "phase", colors) for tables in steps]
     first, second = timelines
     marks = tuple(dict.fromkeys((*first.marks, *second.marks)))
-    if first.coloured_by == "axis":
+    if first.color_by == "axis":
         both = pl.concat([before.events, after.events])
         marks = tuple(axis for axis in axes_by_bytes(both) if axis in marks)
     spans = pl.concat([_named(first, "A", 0), _named(second, "B", first.tables.events.height)])

@@ -63,7 +63,7 @@ def message_ties(tables: Tables, spans: pl.DataFrame) -> pl.DataFrame:
 
 
 LaneKind = Literal["phase", "axis", "module", "op", "rank", "collective"]
-ColourKind = Literal["phase", "axis", "op", "rank"]
+ColorKind = Literal["phase", "axis", "op", "rank"]
 Sizes = Literal["wire", "message"]
 Order = Literal["measured", "program order", "rounds", "predicted", "slots"]
 """``measured``: seconds since the first start; ``program order``: the number of the collective; ``rounds``: see
@@ -74,7 +74,7 @@ SPANS: dict[str, pl.DataType] = {
     "lane": pl.String(),
     "begin": pl.Float64(),  # in the unit of the timeline's order
     "end": pl.Float64(),
-    "mark": pl.String(),  # what its colour says: a phase, an axis, …
+    "mark": pl.String(),  # what its color says: a phase, an axis, …
     "name": pl.String(),  # the op
     "bytes": pl.Int64(),  # wire or message bytes; null for what moves none
     "row": pl.UInt32(),  # of the trace's events; null for what is no event
@@ -100,9 +100,9 @@ class Timeline(Displayable):
     lanes: tuple[str, ...]
     """From top to bottom."""
     marks: tuple[str, ...]
-    """The values that have a colour, in the order of the key."""
+    """The values that have a color, in the order of the key."""
     order: Order
-    coloured_by: str
+    color_by: str
     """``phase``, ``axis``, …: what `marks` are."""
     tables: Tables
     """The trace that was drawn."""
@@ -146,7 +146,7 @@ class Timeline(Displayable):
 
 
 def timeline_of(
-    tables: Tables, lanes: LaneKind | None = None, colours: ColourKind | None = None, sizes: Sizes = "wire"
+    tables: Tables, lanes: LaneKind | None = None, colors: ColorKind | None = None, sizes: Sizes = "wire"
 ) -> Timeline:
     """Build the timeline of a trace.
 
@@ -154,18 +154,18 @@ def timeline_of(
         tables: the trace.
         lanes: what each lane is: phase, axis, module (the blocks that the model repeats), op, rank, or collective (an
             op on an axis, or on a group without one). None: ranks if there are several, else phases.
-        colours: what each colour is: phase, axis, op or rank. None: the phase; the axis where lanes are phases.
+        colors: what each color is: phase, axis, op or rank. None: the phase; the axis where lanes are phases.
         sizes: which bytes the spans have, wire or message.
 
     Raises:
-        UsageError: unknown lanes, colours or sizes.
+        UsageError: unknown lanes, colors or sizes.
     """
     events = tables.events
     several = events["rank"].n_unique() > 1
     lanes = lanes or ("rank" if several else "phase")
-    colours = colours or ("axis" if lanes == "phase" else "phase")
+    colors = colors or ("axis" if lanes == "phase" else "phase")
     _check("lanes", lanes, LaneKind)
-    _check("colours", colours, ColourKind)
+    _check("colors", colors, ColorKind)
     _check("sizes", sizes, Sizes)
     order, begin, end = _places(tables, several)
     spans = (
@@ -174,7 +174,7 @@ def timeline_of(
             _key(lanes, several).alias("lane"),
             begin.alias("begin"),
             end.alias("end"),
-            _key(colours, False).alias("mark"),
+            _key(colors, False).alias("mark"),
             pl.col("op").alias("name"),
             pl.col(f"{sizes}_bytes").alias("bytes"),
             "row",
@@ -184,8 +184,8 @@ def timeline_of(
         .sort("begin", maintain_order=True)
     )
     ties = message_ties(tables, spans) if several else pl.DataFrame(schema=TIES)
-    marks = axes_by_bytes(events) if colours == "axis" else _in_order(spans["mark"], colours)
-    return Timeline(spans, _in_order(spans["lane"], lanes), marks, order, colours, tables, sizes, ties)
+    marks = axes_by_bytes(events) if colors == "axis" else _in_order(spans["mark"], colors)
+    return Timeline(spans, _in_order(spans["lane"], lanes), marks, order, colors, tables, sizes, ties)
 
 
 def _check(name: str, given: str, kind: Any) -> None:
@@ -205,7 +205,7 @@ def _places(tables: Tables, several: bool) -> tuple[Order, pl.Expr | pl.Series, 
 
 
 def _key(kind: str, of_rank: bool) -> pl.Expr:
-    """Return the expression that names the lane or colour of an event."""
+    """Return the expression that names the lane or color of an event."""
     rank = pl.format("rank {}", pl.col("rank"))
     if kind == "rank":
         return rank
@@ -230,7 +230,7 @@ def _block() -> pl.Expr:
 
 
 def axes_by_bytes(events: pl.DataFrame) -> tuple[str, ...]:
-    """Return the axes, most wire bytes in steps first; all views of a trace assign colours in this order."""
+    """Return the axes, most wire bytes in steps first; all views of a trace assign colors in this order."""
     in_steps = pl.when(IN_STEPS).then(pl.col("wire_bytes")).otherwise(0)
     totals = events.group_by("axis").agg(in_steps.sum().alias("size")).sort("size", "axis", descending=[True, False])
     return tuple(axis or NO_AXIS for axis in totals["axis"])

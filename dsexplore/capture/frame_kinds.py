@@ -1,7 +1,7 @@
 """The kind of each frame of a Python stack: the user's line, a module's call, autograd, an optimizer, FSDP, DTensor, …
 
 Frames are classified by file and function name, once per code object, so that code that torch.compile has rewritten
-is recognised too. `stack_reading` draws conclusions from them.
+is recognized too. `stack_reading` draws conclusions from them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The label that a layer over torch gives the collectives that it issues.
 
 The layer sets ``current.label`` while it calls torch. Each collective that the recorder meets meanwhile in that thread
-carries the label. A recording may treat labelled collectives in its own way (`Recording.add`).
+carries the label. A recording may treat labeled collectives in its own way (`Recording.add`).
 """
 
 from __future__ import annotations
@@ -16,4 +16,4 @@ class _Current(threading.local):
 
 
 current = _Current()
-"""``current.label`` is the label of what the running thread issues; None outside any labelled call."""
+"""``current.label`` is the label of what the running thread issues; None outside any labeled call."""

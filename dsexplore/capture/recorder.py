@@ -218,7 +218,7 @@ class Recorder:
         pending.recordings = ()
 
     def end_label(self, label: Label) -> None:
-        """Record the end of everything that a labelled call issued, as the call has returned."""
+        """Record the end of everything that a labeled call issued, as the call has returned."""
         for issued in label.issued:
             self._stopwatch.end_on_host(issued)
 

@@ -10,7 +10,7 @@ import torch.distributed as td
 
 from dsexplore.comm import calls, launch
 from dsexplore.comm.logger import comms_logger
-from dsexplore.comm.ranks import is_initialized, require_initialised
+from dsexplore.comm.ranks import is_initialized, require_initialized
 
 
 def has_all_gather_into_tensor() -> bool:
@@ -53,7 +53,7 @@ def enable_symm_mem_for_group(group_name: str) -> Any:
 
 
 def set_backend() -> None:
-    """Adopt a world that was initialised elsewhere; every call does so automatically."""
+    """Adopt a world that was initialized elsewhere; every call does so automatically."""
     launch.current_backend()
 
 
@@ -94,5 +94,5 @@ def get_logged_comm_ops() -> list[str]:
 
 
 def _backend(call: str) -> Any:
-    require_initialised(call)
+    require_initialized(call)
     return launch.current_backend()

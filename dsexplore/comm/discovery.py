@@ -62,7 +62,7 @@ def discover(
         return from_open_mpi(environment, distributed_port)
     missing = ", ".join(name for name in NEEDED if name not in environment)
     raise UsageError(
-        f"cannot initialise: {missing} not set, and no MPI, Azure ML or SageMaker found."
+        f"cannot initialize: {missing} not set, and no MPI, Azure ML or SageMaker found."
         " Start the program with torchrun or mpirun, or pass rank, world_size and init_method"
     )
 

@@ -126,7 +126,7 @@ def uninstall() -> None:
 
 
 def _adopt_world() -> None:
-    """Initialise DeepSpeed's own backend with a world that was initialised through this package."""
+    """Initialize DeepSpeed's own backend with a world that was initialized through this package."""
     theirs = sys.modules.get(_THEIRS[0])
     if theirs is not None and theirs.cdb is None and td.is_initialized():
         theirs.init_distributed(dist_backend=td.get_backend(), verbose=False)

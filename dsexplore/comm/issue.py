@@ -105,7 +105,7 @@ def _issue_with_care(
         else:
             ends_later = is_async or batch is not None
             call = comms_logger.begin(spelling, log_name, prof, debug, ends_later, spelling.reduction_of(args))
-            work = _call_labelled(call, args, live)
+            work = _call_labeled(call, args, live)
     except Exception as error:
         if call is not None:
             comms_logger.fail(call, error, args, live)
@@ -122,7 +122,7 @@ def _issue_with_care(
     return work
 
 
-def _call_labelled(call: Call, args: tuple[Any, ...], live: Any) -> Any:
+def _call_labeled(call: Call, args: tuple[Any, ...], live: Any) -> Any:
     """Make a call whose collectives the recorder labels when they reach its kernels."""
     outer, current.label = current.label, call
     try:

@@ -1,4 +1,4 @@
-"""Initialise and end the world of processes, and configure the log."""
+"""Initialize and end the world of processes, and configure the log."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dsexplore.comm.constants import COMMS_LOGGER, GLOO_BACKEND, NCCL_BACKEND
 from dsexplore.comm.faults import explain
 from dsexplore.comm.logger import comms_logger
 from dsexplore.comm.logger_config import CommsLoggerConfig
-from dsexplore.comm.ranks import is_initialized, require_initialised
+from dsexplore.comm.ranks import is_initialized, require_initialized
 from dsexplore.comm.torch import TorchBackend
 from dsexplore.errors import UsageError
 
@@ -38,7 +38,7 @@ def init_distributed(
     rank: int = -1,
     world_size: int = -1,
 ) -> None:
-    """Initialise the world, or adopt it if torch.distributed is initialised.
+    """Initialize the world, or adopt it if torch.distributed is initialized.
 
     Args:
         dist_backend: torch's name of a backend; None for NCCL where there is a GPU, else gloo.
@@ -60,7 +60,7 @@ def init_distributed(
     global _backend
     configure(config)
     if dist_init_required is False and not is_initialized():
-        hint = "initialise torch.distributed before, or leave dist_init_required out"
+        hint = "initialize torch.distributed before, or leave dist_init_required out"
         raise UsageError(f"dist_init_required=False, but there is no process group: {hint}")
     if not is_initialized() and auto_mpi_discovery and not _names_its_ranks(init_method, rank, world_size):
         discovery.apply(distributed_port, verbose)
@@ -70,7 +70,7 @@ def init_distributed(
         dist_backend = NCCL_BACKEND if torch.cuda.is_available() and td.is_nccl_available() else GLOO_BACKEND
     _backend = TorchBackend(dist_backend, timeout, init_method, rank, world_size)
     if verbose and td.get_rank() == 0:
-        _log.info("initialised with backend %s, %d ranks", td.get_backend(), td.get_world_size())
+        _log.info("initialized with backend %s, %d ranks", td.get_backend(), td.get_world_size())
 
 
 def _names_its_ranks(init_method: str | None, rank: int, world_size: int) -> bool:
@@ -78,7 +78,7 @@ def _names_its_ranks(init_method: str | None, rank: int, world_size: int) -> boo
 
 
 def current_backend() -> TorchBackend | None:
-    """Return the backend in use, adopting a world initialised elsewhere; None if there is no world."""
+    """Return the backend in use, adopting a world initialized elsewhere; None if there is no world."""
     global _backend
     if not is_initialized():
         _backend = None
@@ -89,7 +89,7 @@ def current_backend() -> TorchBackend | None:
 
 def destroy_process_group(group: Any = None) -> None:
     """Destroy a process group; without an argument all of them, and the world."""
-    require_initialised("destroy_process_group")
+    require_initialized("destroy_process_group")
     try:
         td.destroy_process_group(group)
     except Exception as error:
@@ -99,7 +99,7 @@ def destroy_process_group(group: Any = None) -> None:
 
 def initialize_mesh_device(mesh_shape: tuple[int, ...], mesh_dim_names: tuple[str, ...] | None) -> Any:
     """Create a DeviceMesh of all ranks."""
-    require_initialised("initialize_mesh_device")
+    require_initialized("initialize_mesh_device")
     backend = current_backend()
     assert backend is not None
     return backend.init_device_mesh(

@@ -54,7 +54,7 @@ class Printer:
         """Collectives of other layers that have not been printed, in the order of issue."""
 
     def follow(self, issued: Issued) -> None:
-        """Print a labelled collective of another layer once it has completed: see `print_over`."""
+        """Print a labeled collective of another layer once it has completed: see `print_over`."""
         with self._lock:
             self._running.append(issued)
 

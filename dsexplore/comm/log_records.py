@@ -97,7 +97,7 @@ class Call(Label):
 class LogRecording(Recording):
     """A recording of the collectives that are to be logged; it keeps the last `most`.
 
-    Collectives issued by functions of this package are labelled; any other was issued through ``deepspeed.comm`` or by
+    Collectives issued by functions of this package are labeled; any other was issued through ``deepspeed.comm`` or by
     torch.
     """
 

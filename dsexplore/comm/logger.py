@@ -13,7 +13,7 @@ Requirements, hardest first:
 4. An op that nobody has heard of is logged under its own name.
 
 `issue` labels each call (`begin`), the recorder of `dsexplore.capture` writes what is issued into every open recording,
-with module, axis, cause and source. The log's own recording labels what is not labelled yet (`CommsLogger.label_of`),
+with module, axis, cause and source. The log's own recording labels what is not labeled yet (`CommsLogger.label_of`),
 and keeps what is wanted.
 """
 

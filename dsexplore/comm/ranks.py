@@ -11,20 +11,20 @@ import torch.distributed as td
 from torch.distributed import distributed_c10d as c10d
 
 from dsexplore.comm.faults import explain
-from dsexplore.errors import NotInitialisedError
+from dsexplore.errors import NotInitializedError
 from dsexplore.signatures import with_options
 
-NOT_INITIALISED = "Default process group has not been initialized."
+NOT_INITIALIZED = "Default process group has not been initialized."
 
 
-def require_initialised(call: str) -> None:
+def require_initialized(call: str) -> None:
     """Raise if there is no world of processes.
 
     Raises:
-        NotInitialisedError: there is none.
+        NotInitializedError: there is none.
     """
     if not is_initialized():
-        error = NotInitialisedError(NOT_INITIALISED)
+        error = NotInitializedError(NOT_INITIALIZED)
         explain(error, call, None)
         raise error
 
@@ -35,43 +35,43 @@ def is_available() -> bool:
 
 
 def is_initialized() -> bool:
-    """Return True if there is a world, no matter who initialised it."""
+    """Return True if there is a world, no matter who initialized it."""
     return td.is_available() and td.is_initialized()
 
 
 def get_rank(group: Any = None) -> int:
     """Return this rank's number in the group (None: the world); −1 if it is not in the group."""
-    require_initialised("get_rank")
+    require_initialized("get_rank")
     return td.get_rank(group)
 
 
 def get_world_size(group: Any = None) -> int:
     """Return the size of the group (None: the world); −1 if this rank is not in it."""
-    require_initialised("get_world_size")
+    require_initialized("get_world_size")
     return td.get_world_size(group)
 
 
 def get_backend(group: Any = None) -> str:
     """Return the name of the group's backend."""
-    require_initialised("get_backend")
+    require_initialized("get_backend")
     return str(td.get_backend(group))
 
 
 def get_world_group() -> Any:
     """Return the group of all ranks."""
-    require_initialised("get_world_group")
+    require_initialized("get_world_group")
     return td.group.WORLD
 
 
 def get_local_rank() -> int:
     """Return this rank's number on its machine, from the launcher's environment; 0 without one."""
-    require_initialised("get_local_rank")
+    require_initialized("get_local_rank")
     return get_local_rank_from_launcher()
 
 
 def get_global_rank(group: Any = None, group_rank: int = 0) -> int:
     """Return the global rank of a rank of the group."""
-    require_initialised("get_global_rank")
+    require_initialized("get_global_rank")
     live: Any = td.group.WORLD if group is None else group
     try:
         return c10d.get_global_rank(live, group_rank)
@@ -82,7 +82,7 @@ def get_global_rank(group: Any = None, group_rank: int = 0) -> int:
 
 def get_all_ranks_from_group(group: Any = None) -> list[int]:
     """Return the global ranks of the group, in the group's order; empty if this rank is not in it."""
-    require_initialised("get_all_ranks_from_group")
+    require_initialized("get_all_ranks_from_group")
     live = td.group.WORLD if group is None else group
     return [] if live == td.GroupMember.NON_GROUP_MEMBER else td.get_process_group_ranks(live)
 
@@ -90,7 +90,7 @@ def get_all_ranks_from_group(group: Any = None) -> list[int]:
 @with_options(list(signature(td.new_group).parameters.values())[1:])
 def new_group(ranks: Sequence[int] | None = None, *args: Any, **named: Any) -> Any:
     """Create a group of these ranks; every rank of the world must make the call. Further parameters are torch's."""
-    require_initialised("new_group")
+    require_initialized("new_group")
     try:
         return td.new_group(None if ranks is None else list(ranks), *args, **named)
     except Exception as error:

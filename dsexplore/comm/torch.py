@@ -102,7 +102,7 @@ _SUM = td.ReduceOp.SUM
 
 
 class TorchBackend(Backend):
-    """torch.distributed; a world that is there already is adopted, not initialised twice.
+    """torch.distributed; a world that is there already is adopted, not initialized twice.
 
     Args:
         backend: torch's name, such as ``"nccl"``, ``"gloo"`` or ``"cpu:gloo,cuda:nccl"``; None for torch's choice.
@@ -137,7 +137,7 @@ class TorchBackend(Backend):
         rank: int = -1,
         world_size: int = -1,
     ) -> None:
-        """Initialise torch.distributed, unless it is initialised.
+        """Initialize torch.distributed, unless it is initialized.
 
         Raises:
             UsageError: the timeout is no positive ``timedelta``.
@@ -145,7 +145,7 @@ class TorchBackend(Backend):
         if timeout is not None and not (isinstance(timeout, timedelta) and timeout > timedelta(0)):
             raise UsageError(f"timeout {timeout!r} is no positive timedelta: give datetime.timedelta(minutes=30) or so")
         if td.is_initialized():
-            _log.debug("torch.distributed is initialised: adopted")
+            _log.debug("torch.distributed is initialized: adopted")
         else:
             device = _device_to_bind(backend)
             try:
@@ -171,7 +171,7 @@ class TorchBackend(Backend):
         return td.group.WORLD if td.is_initialized() else None
 
     def is_initialized(self) -> bool:
-        """Return True if torch.distributed is initialised."""
+        """Return True if torch.distributed is initialized."""
         return td.is_initialized()
 
     @classmethod

@@ -177,7 +177,7 @@ def launching(cluster: Cluster, group: Group) -> float:
 
 
 def ascending(values: list[float], weights: list[float]) -> tuple[float, ...]:
-    """Return the closest non-decreasing values, by the logarithm: decreasing neighbours are averaged with `weights`.
+    """Return the closest non-decreasing values, by the logarithm: decreasing neighbors are averaged with `weights`.
 
     ``ascending([1.0, 4.0, 1.0, 8.0], [1.0] * 4)`` is ``(1.0, 2.0, 2.0, 8.0)``: libraries that change their algorithm at
     a size are sometimes faster with more bytes, but nobody would plan with that.

@@ -97,7 +97,7 @@ def compare_meshes(
         world_size: ranks.
         hardware: what to predict for: a GPU (``"h100"`` means ``"dgx-h100"``), a cluster, the path of a cluster's
             file, or a `Cluster`.
-        axes: of the mesh, outermost first; the last one's ranks are neighbours. ``tp`` never leaves a node.
+        axes: of the mesh, outermost first; the last one's ranks are neighbors. ``tp`` never leaves a node.
         keep: called with the sizes of each mesh; False or a reason drops it before it is traced.
         cache: a folder where traces are kept, by the content of ``build``.
         processes: how many traces are made at a time; as many as there are processors unless given.

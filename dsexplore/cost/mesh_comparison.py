@@ -78,7 +78,7 @@ class MeshComparison(Displayable):
     def tied(self) -> list[list[str]]:
         """Groups of meshes among the three fastest, and those beside them, whose order is not certain.
 
-        Two neighbours in the ranking are tied where they would change places if a constant of the cluster were 10 %
+        Two neighbors in the ranking are tied where they would change places if a constant of the cluster were 10 %
         lower or higher. Meshes in no group keep their order.
         """
         groups: list[list[str]] = []

@@ -72,7 +72,7 @@ def _receiving(schedule: Schedule, sender: int, receiver: int, phase: str) -> li
 
 
 LANES = ("stream", "stage")
-_COLOURS = ("phase", "axis", "op")
+_COLORS = ("phase", "axis", "op")
 _WORDS = {"F": "forward", "B": "backward", "I": "backward to the input", "W": "backward to the weights"}
 
 
@@ -80,13 +80,13 @@ def predicted_timeline(
     tables: Tables,
     hardware: Cluster | str | os.PathLike[str] | None,
     lanes: str | None = None,
-    colours: str | None = None,
+    colors: str | None = None,
     sizes: Sizes = "wire",
 ) -> Timeline:
     """Build the timeline of a predicted step, or of a pipeline's schedule; see `Trace.timeline`.
 
     Raises:
-        UsageError: unknown lanes, colours, sizes or hardware; stages of a step without a pipeline; a trace without
+        UsageError: unknown lanes, colors, sizes or hardware; stages of a step without a pipeline; a trace without
             costs.
     """
     if lanes not in (None, *LANES):
@@ -94,21 +94,21 @@ def predicted_timeline(
     if sizes not in get_args(Sizes):
         raise UsageError(f"timeline(sizes={sizes!r}): no such sizes; they are {', '.join(get_args(Sizes))}")
     if lanes == "stage":
-        if colours not in (None, "microbatch"):
-            raise UsageError(f"timeline(lanes='stage', colours={colours!r}): stages are coloured by microbatch")
+        if colors not in (None, "microbatch"):
+            raise UsageError(f"timeline(lanes='stage', colors={colors!r}): stages are colored by microbatch")
         return stage_timeline(tables, hardware)
-    if colours not in (None, *_COLOURS):
-        raise UsageError(f"timeline(colours={colours!r}, hardware=…): predicted colours are {', '.join(_COLOURS)}")
+    if colors not in (None, *_COLORS):
+        raise UsageError(f"timeline(colors={colors!r}, hardware=…): predicted colors are {', '.join(_COLORS)}")
     assert hardware is not None
-    return stream_timeline(predict(tables, hardware), colours or "phase", sizes)
+    return stream_timeline(predict(tables, hardware), colors or "phase", sizes)
 
 
-def stream_timeline(prediction: Prediction, colours: str = "phase", sizes: Sizes = "wire") -> Timeline:
+def stream_timeline(prediction: Prediction, colors: str = "phase", sizes: Sizes = "wire") -> Timeline:
     """Build the timeline of the slowest rank's streams: one lane for kernels, and one per stream of collectives.
 
     Args:
         prediction: of the step.
-        colours: what the colours stand for: phase, axis or op; gaps of the compute stream are `WAITING`.
+        colors: what the colors stand for: phase, axis or op; gaps of the compute stream are `WAITING`.
         sizes: which bytes the collectives have.
     """
     events = prediction.tables.events
@@ -118,7 +118,7 @@ def stream_timeline(prediction: Prediction, colours: str = "phase", sizes: Sizes
     for span in prediction.spans:
         gap = span.kind in GAPS
         row, size = sent.get(span.seq, (None, None))
-        key = {"phase": span.phase, "axis": span.axis or NO_AXIS, "op": span.op or "kernels"}[colours]
+        key = {"phase": span.phase, "axis": span.axis or NO_AXIS, "op": span.op or "kernels"}[colors]
         waits = f"waits for {span.op}" if span.op else "waits for the CPU, which launches kernels"
         rows.append(
             {
@@ -137,7 +137,7 @@ def stream_timeline(prediction: Prediction, colours: str = "phase", sizes: Sizes
     marks = sorted(set(spans["mark"]) - {WAITING}, key=lambda mark: (place_of.get(mark, len(place_of)), mark))
     note = f"predicted on {prediction.cluster.title}, rank {prediction.rank}: {prediction.step}{_waits(prediction)}"
     marks += [WAITING] if spans["mark"].is_in([WAITING]).any() else []
-    return Timeline(spans, lanes, tuple(marks), "predicted", colours, prediction.tables, sizes, note=note)
+    return Timeline(spans, lanes, tuple(marks), "predicted", colors, prediction.tables, sizes, note=note)
 
 
 def _waits(prediction: Prediction) -> str:

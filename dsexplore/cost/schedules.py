@@ -1,4 +1,4 @@
-"""When the stages of a pipeline compute, and how long each waits for its neighbours (the bubble).
+"""When the stages of a pipeline compute, and how long each waits for its neighbors (the bubble).
 
 A schedule is a list of actions per rank of the pipeline: forward, backward, or the two halves of a backward, of one
 stage and one microbatch. Schedules of torch that hold such lists are recorded with them; for GPipe and 1F1B, which do

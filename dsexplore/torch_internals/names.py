@@ -153,7 +153,7 @@ def minor_version(version: str) -> tuple[int, int]:
 
 
 def torch_at_least(version: str) -> bool:
-    """Return True if the installed torch is of that minor version or newer; for behaviour that no name shows."""
+    """Return True if the installed torch is of that minor version or newer; for behavior that no name shows."""
     return minor_version(torch.__version__) >= minor_version(version)
 
 

@@ -3,7 +3,7 @@
 A collective that needs all ranks of a group, such as an all_reduce, ends on all of them at nearly the same moment, no
 matter which rank was late. If two ranks' clocks differ, the ends of their common collectives therefore differ by that
 offset: it is the median difference. Ranks without a common group are related through other ranks. With many common
-collectives, each rank's ends are then compared with the median of all ends, because two neighbours in a ring are often
+collectives, each rank's ends are then compared with the median of all ends, because two neighbors in a ring are often
 late together.
 
 Worked example: three all_reduces end on rank 0 at 10, 20 and 30 µs, on rank 1 at 1,010, 1,020 and 1,032 µs: rank 1's
@@ -101,10 +101,10 @@ def _offsets(measured: pl.DataFrame) -> dict[int, ClockOffset]:
     found = {ranks[0]: ClockOffset(0, 0, 0, 0)}
     waiting = [ranks[0]]
     related: list[tuple[int, int]] = []
-    neighbours = _neighbours(measured)
+    neighbors = _neighbors(measured)
     while waiting:
         known = waiting.pop(0)
-        for rank in sorted(neighbours[known] - found.keys()):
+        for rank in sorted(neighbors[known] - found.keys()):
             differences = _differences(ends[known], ends[rank])
             if differences.size:
                 found[rank] = _related(found[known], differences)
@@ -198,7 +198,7 @@ def aligned(events: pl.DataFrame, offsets: Mapping[int, ClockOffset]) -> pl.Data
     return events.with_columns(pl.col("start") - shift, pl.col("end") - shift)
 
 
-def _neighbours(measured: pl.DataFrame) -> dict[int, set[int]]:
+def _neighbors(measured: pl.DataFrame) -> dict[int, set[int]]:
     """Return {rank: ranks that share a group with it}."""
     found: dict[int, set[int]] = defaultdict(set)
     for ranks in measured.group_by("same_group").agg(pl.col("rank").unique())["rank"]:

@@ -19,7 +19,7 @@ PASSES = {
     "world_map": "dsexplore.analysis.world_map:world_map",
     "predicted_world_map": "dsexplore.cost.predicted_map:predicted_world_map",
     "predict": "dsexplore.cost.prediction:predict",
-    "parameter_day": "dsexplore.analysis.parameter_day:parameter_day",
+    "parameter_history": "dsexplore.analysis.parameter_history:parameter_history",
     "timeline": "dsexplore.analysis.step_timeline:timeline_of",
     "predicted_timeline": "dsexplore.cost.predicted_timeline:predicted_timeline",
     # the methods of TraceDiff, with the other trace's Tables as ``after``

@@ -224,7 +224,7 @@ class Trace(Displayable):
     def timeline(
         self,
         lanes: str | None = None,
-        colours: str | None = None,
+        colors: str | None = None,
         *,
         sizes: str = "wire",
         hardware: Cluster | str | os.PathLike[str] | None = None,
@@ -240,17 +240,17 @@ class Trace(Displayable):
                 op on an axis. None: ranks where there are several, else phases. ``stage``: the schedule of a pipeline.
                 With hardware: ``stream``, the compute stream and the streams of collectives (None is the same), or
                 ``stage``.
-            colours: what the colours say: ``phase``, ``axis``, ``op`` or ``rank``.
+            colors: what the colors say: ``phase``, ``axis``, ``op`` or ``rank``.
             sizes: which bytes the spans have, ``wire`` or ``message``.
             hardware: the machine that a step is predicted on, as `predict` takes it.
 
         Raises:
-            UsageError: no such lanes, colours, sizes or hardware; no pipeline; hardware without ``costs=True``.
+            UsageError: no such lanes, colors, sizes or hardware; no pipeline; hardware without ``costs=True``.
         """
         if hardware is not None or lanes == "stage":
-            options = {"lanes": lanes, "colours": colours, "sizes": sizes, "hardware": hardware}
+            options = {"lanes": lanes, "colors": colors, "sizes": sizes, "hardware": hardware}
             return run_pass("predicted_timeline", self.tables, **options)
-        return run_pass("timeline", self.tables, lanes=lanes, colours=colours, sizes=sizes)
+        return run_pass("timeline", self.tables, lanes=lanes, colors=colors, sizes=sizes)
 
     def world_map(
         self,
@@ -279,8 +279,8 @@ class Trace(Displayable):
             return run_pass("world_map", self.tables, **options, shade=shade or "bytes")
         return run_pass("predicted_world_map", self.tables, **options, shade=shade or "seconds", hardware=hardware)
 
-    def parameter_day(self, name: str, sizes: str = "wire") -> Any:
-        """Return a `dsexplore.analysis.parameter_day.ParameterDay`: one parameter's shards and its traffic in a step.
+    def parameter_history(self, name: str, sizes: str = "wire") -> Any:
+        """Return one parameter's shards and its traffic in a step.
 
         Args:
             name: as in ``trace.parameters["name"]``, or its end: ``layers.0.attention.wq.weight``.
@@ -289,7 +289,7 @@ class Trace(Displayable):
         Raises:
             UsageError: no such sizes or parameter, or several that end so.
         """
-        return run_pass("parameter_day", self.tables, parameter=name, sizes=sizes)
+        return run_pass("parameter_history", self.tables, parameter=name, sizes=sizes)
 
     def diff(self, other: Trace) -> TraceDiff:
         """Return the traffic of `other` minus that of this trace, per module × op × axis × phase.
@@ -415,17 +415,17 @@ class TraceDiff(Displayable):
         """
         return run_pass("diff headline", self.before.tables, after=self.after.tables)
 
-    def timeline(self, lanes: str | None = None, colours: str | None = None) -> Any:
+    def timeline(self, lanes: str | None = None, colors: str | None = None) -> Any:
         """Return a `dsexplore.analysis.step_timeline.Timeline` of both last steps on one scale, A's lanes above B's.
 
         Args:
             lanes: as of `Trace.timeline`, of one rank of each; None for phases.
-            colours: as of `Trace.timeline`.
+            colors: as of `Trace.timeline`.
 
         Raises:
-            UsageError: no such lanes or colours.
+            UsageError: no such lanes or colors.
         """
-        return run_pass("diff timeline", self.before.tables, after=self.after.tables, lanes=lanes, colours=colours)
+        return run_pass("diff timeline", self.before.tables, after=self.after.tables, lanes=lanes, colors=colors)
 
     def __len__(self) -> int:
         """Return the number of rows that differ; 0 if both communicate the same."""

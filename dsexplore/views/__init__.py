@@ -17,8 +17,8 @@ VIEWS = {
     "dsexplore.trace.trace:TraceDiff": "dsexplore.views.trace.diff_view:TraceDiffView",
     "dsexplore.analysis.findings.finding:Findings": "dsexplore.views.trace.headline_view:FindingsView",
     "dsexplore.analysis.world_map:WorldMap": "dsexplore.views.world_map.world_map_view:WorldMapView",
-    "dsexplore.analysis.parameter_day:ParameterDay": (
-        "dsexplore.views.parameter_day.parameter_day_view:ParameterDayView"
+    "dsexplore.analysis.parameter_history:ParameterHistory": (
+        "dsexplore.views.parameter_history.parameter_history_view:ParameterHistoryView"
     ),
     "dsexplore.analysis.step_timeline:Timeline": "dsexplore.views.timeline.timeline_view:TimelineView",
     "dsexplore.analysis.headline:Headline": "dsexplore.views.trace.headline_view:HeadlineView",

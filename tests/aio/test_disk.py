@@ -91,7 +91,7 @@ def test_a_disk_that_refuses_a_direct_read_is_read_through_the_page_cache(
             disk_of(file)
 
 
-def test_tmpfs_is_recognised(mounted) -> None:  # type: ignore[no-untyped-def]
+def test_tmpfs_is_recognized(mounted) -> None:  # type: ignore[no-untyped-def]
     path = mounted("size=2m") / "file"
     path.write_bytes(bytes(8192))
     disk = disk_of(path)

@@ -219,7 +219,7 @@ def test_other_write_modes(tmp_path: Path, write_mode: str) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_ring_mode_and_the_page_cache_are_labelled(tmp_path: Path) -> None:
+def test_ring_mode_and_the_page_cache_are_labeled(tmp_path: Path) -> None:
     result = sweep(tmp_path, **QUICK, mode="ring", direct=False)  # type: ignore[arg-type]
     assert result.conditions.mode == "ring"
     assert result.lines()[0].endswith(f"page cache); ring mode by linux-aio, its loop in {loop_of('linux-aio')}")

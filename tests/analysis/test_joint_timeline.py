@@ -41,7 +41,7 @@ def test_both_begin_at_nought_in_lanes_of_their_own() -> None:
     assert rank_and_step(joint) == "rank 0"
 
 
-def test_axes_have_the_colours_of_the_tree_and_the_bars() -> None:
+def test_axes_have_the_colors_of_the_tree_and_the_bars() -> None:
     """In A most is sent on tp, in both together on dp."""
     before = trace_of({"axis": "tp", "wire_bytes": 4096}, {"seq": 1, "axis": "dp", "wire_bytes": 1024})
     after = trace_of({"axis": "dp", "wire_bytes": 8192})
@@ -72,4 +72,4 @@ def test_a_side_without_collectives_has_no_lanes() -> None:
     assert Trace().diff(one).timeline(lanes="op").lanes == ("B · all_reduce",)
     assert Trace().diff(Trace()).timeline().spans.is_empty()
     with pytest.raises(UsageError, match="no such lanes"):
-        one.diff(one).timeline(lanes="colour")
+        one.diff(one).timeline(lanes="color")

@@ -1,4 +1,4 @@
-"""Every view by axe-core, by keyboard alone, at 200 %, in forced colours, narrow, and without a kernel that answers.
+"""Every view by axe-core, by keyboard alone, at 200 %, in forced colors, narrow, and without a kernel that answers.
 
 A static view is the page that ``to_html`` writes; an explorer is the widget's own script in a bare page, on a model
 that Python's widget has filled.
@@ -146,7 +146,7 @@ def shown(recorded: Trace, make_layered: Any, make_timed: Any) -> dict[str, Any]
         "headline": recorded.headline(),
         "timeline": make_timed().timeline(),
         "world map": recorded.world_map(),
-        "parameter": recorded.parameter_day("layers.0.0.weight"),
+        "parameter": recorded.parameter_history("layers.0.0.weight"),
         "sharding": dsexplore.sharding((8, 6), placements="S(0), R", mesh="dp=2,tp=2"),
         "plan": dsexplore.sharding({"w1": ((512, 64), "S(0), S(1)"), "w2": ((64,), "R, R")}, mesh="dp=2,tp=4"),
         "redistribution": dsexplore.sharding((16, 8), "S(0), R", "dp=2,tp=4").redistribute("R, S(1)"),
@@ -297,7 +297,7 @@ LOST = """() => [...document.querySelectorAll(
   .filter((mark) => getComputedStyle(mark).forcedColorAdjust !== "none").map((mark) => mark.outerHTML.slice(0, 120))"""
 
 
-def test_in_forced_colours_marks_keep_theirs_and_the_selected_row_is_seen(
+def test_in_forced_colors_marks_keep_theirs_and_the_selected_row_is_seen(
     page: Any, shown: dict[str, Any], explorers: dict[str, Any], tmp_path: Path
 ) -> None:
     page.emulate_media(forced_colors="active")

@@ -43,7 +43,7 @@ def drawn(page: Any, spec: Spec, number: int) -> None:
     page.wait_for_selector(f".dsx-plot[data-drawn='{number}']")
 
 
-def test_cells_names_and_colours_are_those_of_the_figure_without_plotly(page: Any) -> None:
+def test_cells_names_and_colors_are_those_of_the_figure_without_plotly(page: Any) -> None:
     drawn(page, spec_of([[1024, 0], [2048, 8192]], ["dp", "tp & cp"]), 1)
     assert page.evaluate(CELLS) == [["1 KiB", True], ["", False], ["2 KiB", True], ["8 KiB", True]]
     names = "[...document.querySelectorAll('.dsx-of, .dsx-under')].map((e) => e.textContent)"

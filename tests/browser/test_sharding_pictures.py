@@ -62,7 +62,7 @@ FAULTS = """() => {
   return faults;
 }"""
 
-COLOURS = """() => [".dsx", ".pic .b", ".pic .b > span"].map((selector) => {
+COLORS = """() => [".dsx", ".pic .b", ".pic .b > span"].map((selector) => {
   const style = getComputedStyle(document.querySelector(selector));
   return [style.color, style.backgroundColor];
 })"""
@@ -122,12 +122,12 @@ def test_blocks_have_the_proportions_of_the_shards(page: Any, tmp_path: Path) ->
     assert all(width == pytest.approx(4 * unit, rel=0.02) for width, _ in sizes)
 
 
-def test_dark_and_light_differ_in_every_colour(page: Any, tmp_path: Path) -> None:
+def test_dark_and_light_differ_in_every_color(page: Any, tmp_path: Path) -> None:
     shown = dsexplore.sharding((10, 8), "S(0), S(1)", "dp=4,tp=2")
     show(page, shown, tmp_path)
-    light = page.evaluate(COLOURS)
+    light = page.evaluate(COLORS)
     show(page, shown, tmp_path, dark=True)
-    for (ink, ground), (dark_ink, dark_ground) in zip(light, page.evaluate(COLOURS), strict=True):
+    for (ink, ground), (dark_ink, dark_ground) in zip(light, page.evaluate(COLORS), strict=True):
         assert ink != dark_ink
         assert ground != dark_ground
 

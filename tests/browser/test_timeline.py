@@ -68,8 +68,8 @@ def draw(page: Any) -> Callable[..., TimelineExplorer]:
             return state_of(explorer.widget)
 
         page.expose_function("kernel", kernel)
-        colours = "background:#111;color:#eee;color-scheme:dark" if dark else "background:#fff;color:#000"
-        page.set_content(f"<style>{TimelineWidget._css}</style><body style='{colours}'><div id=place></div>")
+        colors = "background:#111;color:#eee;color-scheme:dark" if dark else "background:#fff;color:#000"
+        page.set_content(f"<style>{TimelineWidget._css}</style><body style='{colors}'><div id=place></div>")
         page.evaluate(STUB, [TimelineWidget._esm, state_of(explorer.widget)])
         page.wait_for_selector("canvas[data-drawn]")
         return explorer
@@ -187,8 +187,8 @@ def test_lines_between_stages_run_behind_labels(draw: Callable[..., TimelineExpl
     assert written.index("stage 0") < written.index("a line") < written.index("B0")
 
 
-def test_boxes_of_one_colour_are_told_apart_in_a_static_view(page: Any, tmp_path: Path) -> None:
-    """In a schedule the backward of a microbatch may follow its forward at once, in the same colour."""
+def test_boxes_of_one_color_are_told_apart_in_a_static_view(page: Any, tmp_path: Path) -> None:
+    """In a schedule the backward of a microbatch may follow its forward at once, in the same color."""
     page.goto(pipeline().timeline(lanes="stage").to_html(tmp_path / "shown.html").as_uri())
     edges = """[...document.querySelectorAll('.tl .l > i')].map((box) => {
       const { borderRightWidth, borderRightColor, backgroundColor } = getComputedStyle(box);

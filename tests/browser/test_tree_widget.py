@@ -62,8 +62,8 @@ def draw(page: Any) -> Callable[..., Any]:
         state = {name: getattr(widget, name) for name in STATE}
         buffers = {name: base64.b64encode(getattr(widget, name)).decode() for name in ("structure", "values")}
         widget.close()
-        colours = "background:#111;color:#eee;color-scheme:dark" if dark else "background:#fff;color:#000"
-        page.set_content(f"<style>{TreeWidget._css}</style><body style='{colours}'><div id=place></div>")
+        colors = "background:#111;color:#eee;color-scheme:dark" if dark else "background:#fff;color:#000"
+        page.set_content(f"<style>{TreeWidget._css}</style><body style='{colors}'><div id=place></div>")
         page.evaluate(STUB, [TreeWidget._esm, json.loads(json.dumps(state)), buffers])
         page.wait_for_selector("#place[data-ready]")
         return page

@@ -130,8 +130,8 @@ def test_the_block_s_own_exception_comes_first(mesh: DeviceMesh) -> None:
         ({"all_reduce": "two"}, r"expect_comms\(all_reduce='two'\): give a count"),
         ({"all_reduce": {"count": 1.5}}, "count of all_reduce is 1.5"),
         (
-            {"all_reduce": {"colour": "red"}},
-            r"expect_comms\(all_reduce=dict\(colour=…\)\): no such key; they are count",
+            {"all_reduce": {"color": "red"}},
+            r"expect_comms\(all_reduce=dict\(color=…\)\): no such key; they are count",
         ),
         ({"all_reduce": {"phase": "bakward"}}, r"where\(phase='bakward'\): no such phase"),
     ],

@@ -1,4 +1,4 @@
-"""The log is a recording of labelled calls: what it says of a call is what a trace says of it."""
+"""The log is a recording of labeled calls: what it says of a call is what a trace says of it."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ def test_a_bad_beginning_says_what_to_do() -> None:
         "timeout datetime.timedelta(0) is no positive timedelta",
     ]
     assert told[3].startswith("'comms_logger' is 1: write an object")
-    assert told[4].startswith("cannot initialise: RANK, MASTER_ADDR not set")
+    assert told[4].startswith("cannot initialize: RANK, MASTER_ADDR not set")
 
 
 def mpi_environment() -> list[int]:

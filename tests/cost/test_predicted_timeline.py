@@ -13,7 +13,7 @@ from dsexplore.errors import UsageError
 from dsexplore.trace.tables import Tables, TraceInfo
 from dsexplore.trace.trace import Trace
 from dsexplore.units import format_seconds
-from dsexplore.views.timeline.boxes import Coded, boxes, colours_of, extent
+from dsexplore.views.timeline.boxes import Coded, boxes, colors_of, extent
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def test_a_stream_is_a_lane_and_spans_are_those_of_the_prediction(llama: Trace) 
 
 
 def test_its_collectives_are_events_so_that_a_range_is_a_trace(llama: Trace) -> None:
-    timeline = llama.timeline(hardware="dgx-h100", colours="op")
+    timeline = llama.timeline(hardware="dgx-h100", colors="op")
     sent = timeline.spans.filter(pl.col("row").is_not_null())
     events = llama.events[sent["row"].to_list()]
     assert sent["name"].to_list() == events["op"].to_list()
@@ -75,9 +75,9 @@ def test_the_bubble_is_seen_however_many_microbatches_there_are(microbatches: in
     for name in ("waiting", "warm-up"):
         assert f"</span>{name}</span>" in html.partition("</p>")[2].partition("</p>")[0]  # in the key
     drawn = boxes(Coded(timeline), extent(timeline))
-    colours = colours_of(timeline)
-    assert {"waiting", "warm-up", "microbatch 0"} <= {colours[mark].name for mark in drawn.mark}
-    low = {float(level) for mark, level in zip(drawn.mark, drawn.level, strict=True) if colours[mark].name == "waiting"}
+    colors = colors_of(timeline)
+    assert {"waiting", "warm-up", "microbatch 0"} <= {colors[mark].name for mark in drawn.mark}
+    low = {float(level) for mark, level in zip(drawn.mark, drawn.level, strict=True) if colors[mark].name == "waiting"}
     assert max(low) < 0.5
 
 
@@ -104,7 +104,7 @@ def test_stages_are_drawn_with_their_labels_and_lines() -> None:
     [
         ({"lanes": "stage"}, "no pipeline"),
         ({"lanes": "rank", "hardware": "dgx-h100"}, "predicted lanes are stream, stage"),
-        ({"colours": "rank", "hardware": "dgx-h100"}, "predicted colours are phase, axis, op"),
+        ({"colors": "rank", "hardware": "dgx-h100"}, "predicted colors are phase, axis, op"),
         ({"sizes": "all", "hardware": "dgx-h100"}, "no such sizes"),
     ],
 )

@@ -90,7 +90,7 @@ def test_figures_that_cannot_be_are_refused(prediction: Prediction) -> None:
     for options, message in (
         ({"kind": "pie"}, "kind 'pie' is unknown"),
         ({"kind": "stages"}, "no pipeline"),
-        ({"colour": 1}, "no option 'colour'"),
+        ({"color": 1}, "no option 'color'"),
     ):
         with pytest.raises(UsageError, match=message):
             prediction.figure(**options)

@@ -38,7 +38,7 @@ def test_kernels_that_differ_in_their_shape_alone_have_times_of_their_own() -> N
 
 
 def test_a_message_goes_over_the_link_between_its_two_ends() -> None:
-    """Of four ranks, two to a node: only the neighbour of rank 0 is on its node, whatever the group's size."""
+    """Of four ranks, two to a node: only the neighbor of rank 0 is on its node, whatever the group's size."""
     with dsexplore.commtrace(world_size=4, ranks_per_node=2, fake=True, costs=True) as trace:
         tensor = torch.ones(1 << 20) * 2
         for peer in (1, 2, 3):

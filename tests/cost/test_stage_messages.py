@@ -64,7 +64,7 @@ def record(name: str, steps: int = 1) -> Trace:
 
 
 SENDS_TO_ITSELF = not torch_at_least("2.10")
-"""A rank of torch 2.9 with two neighbouring stages sends from one to the other."""
+"""A rank of torch 2.9 with two neighboring stages sends from one to the other."""
 
 
 @pytest.fixture(scope="module")
@@ -84,9 +84,9 @@ def test_an_action_receives_from_the_stage_before_it_and_sends_to_the_one_behind
     for rank, actions in enumerate(schedule.order):
         for one in actions:
             onward = {"F": 1, "B": -1, "I": -1}.get(one.kind, 0)
-            for neighbour, op in ((one.stage - onward, "recv"), (one.stage + onward, "send")):
-                if onward and neighbour in rank_of and (SENDS_TO_ITSELF or rank_of[neighbour] != rank):
-                    wanted[one, rank, op, rank_of[neighbour]] += 1
+            for neighbor, op in ((one.stage - onward, "recv"), (one.stage + onward, "send")):
+                if onward and neighbor in rank_of and (SENDS_TO_ITSELF or rank_of[neighbor] != rank):
+                    wanted[one, rank, op, rank_of[neighbor]] += 1
     found = messages_of_actions(schedule, trace.tables)
     of_event = trace.events.select("rank", "op", "peer").rows()
     assert Counter((action, *of_event[row]) for action, row in found) == wanted

@@ -226,7 +226,7 @@ def test_a_table_with_other_columns_is_a_trace_file_error(tmp_path: Path, make: 
 
 
 def test_info_of_a_later_minor_version_is_read(tmp_path: Path, make: Make) -> None:
-    path = written(tmp_path / "t.parquet", make([{}]), info='{"world_size": 8, "colour": "blue"}')
+    path = written(tmp_path / "t.parquet", make([{}]), info='{"world_size": 8, "color": "blue"}')
     assert dsexplore.load(path).info == TraceInfo(world_size=8)
 
 

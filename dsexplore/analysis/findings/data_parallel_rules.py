@@ -217,13 +217,13 @@ def large_start_up(evidence: Evidence) -> Iterator[Finding]:
 
 def _change_start_up(group: Group) -> str:
     how = {
-        "distribute_tensor": "parallelize_module(…, src_data_rank=None) where all ranks initialise alike; or build the "
+        "distribute_tensor": "parallelize_module(…, src_data_rank=None) where all ranks initialize alike; or build the "
         "model on the meta device and load each rank's shard with dcp.load",
-        "model broadcast": "DistributedDataParallel(…, init_sync=False) where all ranks initialise or load alike",
+        "model broadcast": "DistributedDataParallel(…, init_sync=False) where all ranks initialize or load alike",
     }
     return next(
         (text for cause, text in how.items() if cause in group.causes),
-        "build the model on the meta device, and let each rank initialise or load its own shard",
+        "build the model on the meta device, and let each rank initialize or load its own shard",
     )
 
 

@@ -15,7 +15,7 @@ from dsexplore.views.page.theme import BLUE, DASHES, GREEN, INK, ORANGE, PURPLE,
 KINDS = ("busbw", "algbw", "time")
 """Quantities that a figure can show by message size."""
 _AXES = {"busbw": "bus bandwidth, GB/s", "algbw": "algorithm bandwidth, GB/s", "time": "time of a call, µs"}
-_COLOURS = (BLUE, ORANGE, GREEN, PURPLE, VERMILION, INK)
+_COLORS = (BLUE, ORANGE, GREEN, PURPLE, VERMILION, INK)
 
 
 def value(sweep: CommSweep, point: SweepPoint, kind: str) -> float:
@@ -35,17 +35,17 @@ def sweep_figure(sweep: CommSweep, kind: str, ops: Sequence[str]) -> Any:
         for in_place in (False, True):
             points = sweep.of(op, in_place=in_place)
             if points:
-                figure.add_scatter(**_line(sweep, points, kind, _COLOURS[at % len(_COLOURS)], in_place))
+                figure.add_scatter(**_line(sweep, points, kind, _COLORS[at % len(_COLORS)], in_place))
     return _by_size(figure, kind, sweep)
 
 
-def _line(sweep: CommSweep, points: list[SweepPoint], kind: str, colour: str, in_place: bool) -> dict[str, Any]:
+def _line(sweep: CommSweep, points: list[SweepPoint], kind: str, color: str, in_place: bool) -> dict[str, Any]:
     return {
         "x": [point.message_bytes for point in points],
         "y": [value(sweep, point, kind) for point in points],
         "name": f"{points[0].op}, in place" if in_place else points[0].op,
         "mode": "lines+markers",
-        "line": {"color": colour, "dash": DASHES[int(in_place)]},
+        "line": {"color": color, "dash": DASHES[int(in_place)]},
         "customdata": [point_text(sweep, point) for point in points],
         "hovertemplate": "%{customdata}<extra></extra>",
     }

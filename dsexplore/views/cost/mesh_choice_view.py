@@ -82,7 +82,7 @@ class MeshComparisonView(View):
         figure = go.Figure()
         fits = [each for each in one.candidates if each.prediction is not None and not each.dropped]
         out = [each for each in one.candidates if each.prediction is not None and each.dropped]
-        for name, part, colour, symbol in (("fits", fits, BLUE, "circle"), ("does not fit", out, GREY, "x")):
+        for name, part, color, symbol in (("fits", fits, BLUE, "circle"), ("does not fit", out, GREY, "x")):
             predictions = [each.prediction for each in part if each.prediction is not None]
             figure.add_scatter(
                 x=[each.memory / 2**30 for each in predictions],
@@ -95,7 +95,7 @@ class MeshComparisonView(View):
                 },
                 mode="markers",
                 name=name,
-                marker={"color": colour, "symbol": symbol, "size": 10},
+                marker={"color": color, "symbol": symbol, "size": 10},
                 customdata=[each.mesh for each in part],
                 hovertemplate="%{customdata}<br>%{y:.3g} s, %{x:.1f} GiB<extra></extra>",
             )

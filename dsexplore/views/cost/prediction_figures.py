@@ -19,11 +19,11 @@ from dsexplore.views.trace.figure_spec import finished
 
 _MOST_SPANS = 6_000
 """Maximal number of spans that are drawn one by one."""
-_COLOURS = dict(zip(USES, (BLUE, ORANGE, GREEN, SKY, PURPLE), strict=True))
+_COLORS = dict(zip(USES, (BLUE, ORANGE, GREEN, SKY, PURPLE), strict=True))
 
 
 def timeline(one: Prediction) -> Any:
-    """Return the chart of one rank's streams, coloured by phase; hovering shows module and op."""
+    """Return the chart of one rank's streams, colored by phase; hovering shows module and op."""
     return _lanes(one, stream_timeline(one), f"rank {one.rank}")
 
 
@@ -39,7 +39,7 @@ def memory(one: Prediction) -> Any:
             name=use,
             mode="lines",
             stackgroup="uses",
-            line={"color": _COLOURS[use], "width": 0.5},
+            line={"color": _COLORS[use], "width": 0.5},
             customdata=where,
             hovertemplate="%{customdata}<br>%{y:.2f} GiB<extra>" + use + "</extra>",
         )

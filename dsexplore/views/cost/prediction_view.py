@@ -24,7 +24,7 @@ from dsexplore.views.view import View
 
 KINDS = ("timeline", "memory", "stages")
 PARTS = {"compute": BLUE, "exposed": ORANGE, "idle": GREY}
-"""Parts of a step, with their colours."""
+"""Parts of a step, with their colors."""
 _HATCH = {
     "compute": "",
     "exposed": "repeating-linear-gradient(45deg,#0005 0 1px,transparent 1px 6px),",
@@ -146,16 +146,16 @@ def _section(title: str, body: str, *, opened: bool = False) -> str:
 def bar(parts: Mapping[str, float], whole: float) -> str:
     """Return a bar of compute, exposed and idle seconds; ``whole``: seconds of a full-length bar."""
     spans = "".join(
-        f'<span style="width:{100 * parts[name] / whole:.2f}%;background:{_HATCH[name]}{colour}" '
+        f'<span style="width:{100 * parts[name] / whole:.2f}%;background:{_HATCH[name]}{color}" '
         f'title="{name} {format_seconds(parts[name])}"></span>'
-        for name, colour in PARTS.items()
+        for name, color in PARTS.items()
         if parts[name] > 0
     )
     return f'<div class="bar">{spans}</div>' if whole > 0 else ""
 
 
 def _key(name: str) -> str:
-    """Return the colour of a part in the bars; empty for the whole step."""
+    """Return the color of a part in the bars; empty for the whole step."""
     return f'<span class="part" style="background:{_HATCH[name]}{PARTS[name]}"></span>' if name in PARTS else ""
 
 

@@ -7,14 +7,14 @@ from functools import cached_property
 
 import polars as pl
 
-from dsexplore.analysis.parameter_day import ParameterDay
+from dsexplore.analysis.parameter_history import ParameterHistory
 from dsexplore.analysis.step_timeline import Sizes
 from dsexplore.units import format_bytes
 from dsexplore.views.explorer.clicked_marks import Picked
 from dsexplore.views.explorer.filters import Filters, Passed, choices, several
 from dsexplore.views.explorer.module_rows import ModuleRows
 from dsexplore.views.page import html
-from dsexplore.views.parameter_day.parameter_day_view import day_html, shards_of
+from dsexplore.views.parameter_history.parameter_history_view import history_html, shards_of
 from dsexplore.views.sharding.sharding_view import ShardingView
 from dsexplore.views.trace.byte_sizes import WIRE, summed_over
 from dsexplore.views.trace.event_codes import EventCodes
@@ -32,7 +32,7 @@ class Chosen:
     passed: Passed
     picked: Picked | None = None
     """The clicked mark, if one is selected instead of a row."""
-    day: ParameterDay | None = None
+    history: ParameterHistory | None = None
     """The parameter followed through a step, if any."""
     _last: tuple[Passed, list[int], Mask] | None = field(default=None, init=False, repr=False)
     """Cache of the last `inside`: (filters, rows, mask); all parts of the explorer ask for the same one."""
@@ -109,7 +109,11 @@ class Chosen:
         """Tables below the tree: collectives with cause and source line, parameters, redistributes."""
         mask = self.mask
         sizes: Sizes = "wire" if self.codes.kind_of_sizes == WIRE else "message"
-        body = "" if self.day is None else f"<div>{day_html(replace(self.day, sizes=sizes))}{self._shards}</div>"
+        body = (
+            ""
+            if self.history is None
+            else f"<div>{history_html(replace(self.history, sizes=sizes))}{self._shards}</div>"
+        )
         body += self._collectives(mask) if self.title else ""
         body += causes_part(self.codes.causes(mask, MOST_CAUSES), not self.title, clickable=True)
         return f'<div class="dsx">{body}</div>' if body else ""
@@ -117,7 +121,7 @@ class Chosen:
     @property
     def _shards(self) -> str:
         """Picture of the followed parameter's shards; empty for a plain tensor, which every rank holds whole."""
-        plan = None if self.day is None else shards_of(self.day)
+        plan = None if self.history is None else shards_of(self.history)
         if plan is None:
             return ""
         picture = ShardingView(plan, self.codes.tree.axes).html()

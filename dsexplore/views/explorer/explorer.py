@@ -195,7 +195,7 @@ class Explorer(LiveView):
 
     @_in_one_message
     def parameter(self, name: str) -> None:
-        """Show only what is sent for one parameter in a step, and list it in order; see `Trace.parameter_day`.
+        """Show only what is sent for one parameter in a step, and list it in order; see `Trace.parameter_history`.
 
         Raises:
             UsageError: no parameter has this name or ends with it, or several end with it.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from dsexplore.analysis.parameter_day import parameter_day
+from dsexplore.analysis.parameter_history import parameter_history
 from dsexplore.errors import UsageError
 from dsexplore.views.explorer import map_panel, timeline_panel
 from dsexplore.views.explorer.chosen import Chosen
@@ -58,10 +58,10 @@ class Picks:
             UsageError: no parameter has this name or ends with it, or several end with it.
         """
         codes = self._chosen.codes
-        day = parameter_day(codes.tables, name)
-        rows = day.moments["row"].drop_nulls().to_list()
-        self._chosen.day = day
-        return PARAMETER, Picked.of_rows(len(codes), rows, f"what is sent for {day.name} in a step")
+        history = parameter_history(codes.tables, name)
+        rows = history.moments["row"].drop_nulls().to_list()
+        self._chosen.history = history
+        return PARAMETER, Picked.of_rows(len(codes), rows, f"what is sent for {history.name} in a step")
 
     def drop(self, part: str) -> Pick:
         """Clear the selection of a part."""
@@ -76,7 +76,7 @@ class Picks:
             elif part == map_panel.PART:
                 self._map.forget()
             elif part == PARAMETER:
-                self._chosen.day = None
+                self._chosen.history = None
 
     def asked(self, event: dict[str, Any]) -> Pick:
         """Return what a browser message selects; its ``type`` is one of `ASKED`."""

@@ -24,7 +24,7 @@ from dsexplore.trace.schema import OUTSIDE_STEPS
 from dsexplore.views.explorer.filters import FACETS, lists
 from dsexplore.views.explorer.module_rows import rows_of
 from dsexplore.views.page import html
-from dsexplore.views.timeline.boxes import MOST_LANES, Coded, colours_of
+from dsexplore.views.timeline.boxes import MOST_LANES, Coded, colors_of
 from dsexplore.views.timeline.timeline_text import AXES, whole
 from dsexplore.views.trace.byte_sizes import WIRE, summed_over
 from dsexplore.views.trace.event_codes import SAME_COLLECTIVE, EventCodes
@@ -139,11 +139,11 @@ def _of_spans(timeline: Timeline) -> dict[str, Any]:
 
 
 def _lanes(timeline: Timeline, codes: EventCodes) -> dict[str, Any]:
-    """Return names, colours and texts of the timeline."""
+    """Return names, colors and texts of the timeline."""
     apart = f", {codes.apart} included" if codes.apart else ""
     return {
         "names": [html.plain(lane, 80) for lane in timeline.lanes[:MOST_LANES]],
-        "marks": [[colour.name, colour.letter, colour.fill, colour.ink] for colour in colours_of(timeline)],
+        "marks": [[color.name, color.letter, color.fill, color.ink] for color in colors_of(timeline)],
         "timed": timeline.order == "measured",
         "axis": f"left to right: {AXES[timeline.order]}",
         "title": whole(timeline),

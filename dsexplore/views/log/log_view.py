@@ -100,7 +100,7 @@ def _headline(lines: list[Line]) -> str:
 
 def _row(line: Line, longest: float) -> list[str]:
     share = 100 * line.total / longest if longest else 0
-    style = f"width:{share:.1f}%;background:{op_mark(line.op).colour}"
+    style = f"width:{share:.1f}%;background:{op_mark(line.op).color}"
     bar = f'<span class="track"><span class="bar" style="{style}"></span></span>'
     rates = map(rate_text, line.rates) if line.rates else ("–", "–")
     times = [line.total, line.mean, line.fastest, line.slowest] if line.timed else []
@@ -131,7 +131,7 @@ def _time_figure(lines: list[Line]) -> Any:
             orientation="h",
             x=[line.total * 1e3 for line in timed],
             y=[_label(line) for line in timed],
-            marker={"color": [op_mark(line.op).colour for line in timed]},
+            marker={"color": [op_mark(line.op).color for line in timed]},
             text=[f"{line.count:,} ×" for line in timed],
             customdata=[[rate_text(rate) for rate in line.rates or (0.0, 0.0)] for line in timed],
             hovertemplate="%{y}<br>%{x:.3f} ms, %{text}<br>algbw %{customdata[0]}, busbw %{customdata[1]}<extra/>",
@@ -158,7 +158,7 @@ def _bandwidth_figure(lines: list[Line]) -> Any:
             x=[line.message_bytes for line in members],
             y=[line.rates[1] for line in members if line.rates],
             mode="lines+markers",
-            marker={"color": mark.colour, "symbol": mark.symbol},
+            marker={"color": mark.color, "symbol": mark.symbol},
             line={"dash": DASHES[groups.index((group, size)) % len(DASHES)]},
             name=html.escape(f"{op} · group {group} ({size})", 40),
             hovertemplate="%{x} B: %{y:.3g} GB/s<extra></extra>",

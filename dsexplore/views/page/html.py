@@ -6,7 +6,7 @@ Every fragment is
 * safe: names are data, so they are escaped, isolated for writing direction, and shortened if they are very long;
 * equal in every notebook: `.dsx.dsx` outweighs JupyterLab's own rules for tables, code and headings;
 * light or dark like its surroundings, see `theme`;
-* legible without colour: each colour has a letter or a hatch too;
+* legible without color: each color has a letter or a hatch too;
 * byte for byte the same for the same content, including ids.
 """
 

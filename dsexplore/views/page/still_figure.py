@@ -192,7 +192,7 @@ def _values(column: Any) -> Sequence[Any]:
 def _mark(trace: Any, point: _Point, along: _Scale, down: _Scale) -> str:
     """Return the symbol of a point, drawn over its error bar."""
     x = along.at(point.x)
-    bar = f'<path d="M{x} {down.at(point.low)}V{down.at(point.high)}" stroke="{html.escape(_colour(trace))}"/>'
+    bar = f'<path d="M{x} {down.at(point.low)}V{down.at(point.high)}" stroke="{html.escape(_color(trace))}"/>'
     return (bar if point.low < point.high else "") + _symbol(trace, x, down.at(point.y), html.escape(point.tooltip, 0))
 
 
@@ -246,7 +246,7 @@ def _line(trace: Any, places: Sequence[tuple[float, float]]) -> str:
         return ""
     path = "M" + "L".join(f"{x} {y}" for x, y in places)
     if _is_area(trace):
-        return f'<path d="{path}z" fill="{html.escape(_colour(trace))}" fill-opacity="{trace.opacity or 1}"/>'
+        return f'<path d="{path}z" fill="{html.escape(_color(trace))}" fill-opacity="{trace.opacity or 1}"/>'
     return f'<path d="{path}" fill="none" stroke-width="1.6" {_stroke(trace)}/>'
 
 
@@ -256,25 +256,25 @@ def _is_area(trace: Any) -> bool:
 
 def _stroke(trace: Any) -> str:
     dashes = _DASHES.get(trace.line.dash or "solid")
-    return f'stroke="{html.escape(_colour(trace))}"' + (f' stroke-dasharray="{dashes}"' if dashes else "")
+    return f'stroke="{html.escape(_color(trace))}"' + (f' stroke-dasharray="{dashes}"' if dashes else "")
 
 
-def _colour(trace: Any) -> str:
+def _color(trace: Any) -> str:
     line = trace.line.color if trace.type == "scatter" else None
-    for colour in (line, trace.marker.color):
-        if isinstance(colour, str):
-            return colour
+    for color in (line, trace.marker.color):
+        if isinstance(color, str):
+            return color
     return GREY
 
 
 def _symbol(trace: Any, x: float, y: float, title: str = "") -> str:
     if "markers" not in (trace.mode or "markers"):
         return ""
-    colour, symbol = html.escape(_colour(trace)), trace.marker.symbol or "circle"
+    color, symbol = html.escape(_color(trace)), trace.marker.symbol or "circle"
     said = f"<title>{title}</title>" if title else ""
     if symbol not in _SYMBOLS:
-        return f'<circle cx="{x}" cy="{y}" r="3.5" fill="{colour}">{said}</circle>'
-    paint = f'stroke="{colour}" stroke-width="2"' if symbol in ("x", "cross") else f'fill="{colour}"'
+        return f'<circle cx="{x}" cy="{y}" r="3.5" fill="{color}">{said}</circle>'
+    paint = f'stroke="{color}" stroke-width="2"' if symbol in ("x", "cross") else f'fill="{color}"'
     return f'<path d="{_SYMBOLS[symbol]}" transform="translate({x} {y})" {paint}>{said}</path>'
 
 
@@ -293,7 +293,7 @@ def _keys(traces: Sequence[Any]) -> str:
 
 def _key(trace: Any) -> str:
     if trace.type == "bar":
-        return f'<rect width="34" height="14" fill="{html.escape(_colour(trace))}"/>'
+        return f'<rect width="34" height="14" fill="{html.escape(_color(trace))}"/>'
     places = [(1, 2), (33, 2), (33, 12), (1, 12)] if _is_area(trace) else [(1, 7), (33, 7)]
     return _line(trace, places) + _symbol(trace, 17, 7)
 
@@ -313,11 +313,11 @@ def _bars(figure: Any, traces: Sequence[Any]) -> str:
         middle, reached = _BAR * at + _BAR // 2, 0.0
         drawn += f'<text x="{left - 6}" y="{middle + 4}" text-anchor="end">{html.escape(label)}</text>'
         for trace in traces:
-            colour = trace.marker.color if isinstance(trace.marker.color, str) else trace.marker.color[at]
+            color = trace.marker.color if isinstance(trace.marker.color, str) else trace.marker.color[at]
             begin, end = scale.at(reached), scale.at(reached + trace.x[at])
             box = f'x="{begin}" y="{middle - 7}" width="{max(end - begin, 0.5):.1f}" height="14"'
             said = html.escape(f"{name}: {trace.x[at]:.4g}" + (f", {_text(trace.name)}" if trace.name else ""))
-            drawn += f'<rect {box} fill="{html.escape(colour)}"><title>{said}</title></rect>'
+            drawn += f'<rect {box} fill="{html.escape(color)}"><title>{said}</title></rect>'
             reached += trace.x[at]
         drawn += f'<text x="{scale.at(sums[at]) + 5}" y="{middle + 4}">{html.escape(text)}</text>'
     height = _BAR * len(names) + 24

@@ -1,7 +1,7 @@
-"""The theme, in one place: colours, fonts, the marks of phases, ops and memory, and the look of plotly's figures.
+"""The theme, in one place: colors, fonts, the marks of phases, ops and memory, and the look of plotly's figures.
 
-Light or dark follows the surroundings: JupyterLab's variables, else VS Code's, else the page's colour scheme. Colours
-are those of Okabe and Ito, which colour-blind readers can distinguish; each has a letter or a hatch too.
+Light or dark follows the surroundings: JupyterLab's variables, else VS Code's, else the page's color scheme. Colors
+are those of Okabe and Ito, which color-blind readers can distinguish; each has a letter or a hatch too.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 BLUE, ORANGE, PURPLE, GREEN = "#0072b2", "#e69f00", "#cc79a7", "#009e73"
 SKY, VERMILION, GREY, BROWN = "#56b4e9", "#d55e00", "#6b6b6b", "#883322"
 INK = "#767676"
-"""Colour of text in figures, legible on white and on black."""
+"""Color of text in figures, legible on white and on black."""
 CLEAR = "rgba(0,0,0,0)"
 
 VARIABLES = f"""
@@ -39,21 +39,21 @@ Text is as large as JupyterLab's content, 13 pixels where JupyterLab sets 14; a 
 
 @dataclass(frozen=True)
 class Mark:
-    """Letter, colour and hatch of one phase, or of one part of a rank's memory."""
+    """Letter, color and hatch of one phase, or of one part of a rank's memory."""
 
     letter: str
-    colour: str
+    color: str
     ink: str
-    """Colour of the letter."""
+    """Color of the letter."""
     hatch: str
-    """CSS gradient laid over the colour; empty for none."""
+    """CSS gradient laid over the color; empty for none."""
     pattern: str
     """Plotly's name of the same hatch."""
 
     @property
     def css(self) -> str:
         """CSS declarations that draw the mark."""
-        background = f"{self.hatch + ',' if self.hatch else ''}{self.colour}"
+        background = f"{self.hatch + ',' if self.hatch else ''}{self.color}"
         return f"background:{background};color:{self.ink};forced-color-adjust:none"
 
 
@@ -99,9 +99,9 @@ AXIS_STYLE = """
 
 @dataclass(frozen=True)
 class OpMark:
-    """Colour, marker and hatch of one op, as plotly names them."""
+    """Color, marker and hatch of one op, as plotly names them."""
 
-    colour: str
+    color: str
     symbol: str
     pattern: str
 
@@ -145,13 +145,13 @@ def op_mark(op: str) -> OpMark:
 
 
 def heat(percent: int) -> str:
-    """Return the CSS of a heatmap's cell, from 0 (no colour) to 100 (all blue)."""
+    """Return the CSS of a heatmap's cell, from 0 (no color) to 100 (all blue)."""
     return f"background:color-mix(in srgb,{BLUE} {percent}%,transparent)"
 
 
-def tint(colour: str, share: float) -> str:
-    """Return a colour of this module with opacity ``share``, in plotly's notation."""
-    red, green, blue = (int(colour[at : at + 2], 16) for at in (1, 3, 5))
+def tint(color: str, share: float) -> str:
+    """Return a color of this module with opacity ``share``, in plotly's notation."""
+    red, green, blue = (int(color[at : at + 2], 16) for at in (1, 3, 5))
     return f"rgba({red},{green},{blue},{share})"
 
 

@@ -1,4 +1,4 @@
-"""The text that each rank of a cell printed and returned, labelled by rank; ranks with the same text share one.
+"""The text that each rank of a cell printed and returned, labeled by rank; ranks with the same text share one.
 
 The section that holds the lowest rank is open, the others are collapsed. The middle of a long text is cut out.
 """

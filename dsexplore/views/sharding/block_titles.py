@@ -207,7 +207,7 @@ def _bracket(kind: str, text: str, start: float, length: float, side: Side, inwa
 
 
 def cut_lines(cuts: Sequence[AxisCuts], side: Side) -> str:
-    """Return a line at each cut, in the colour of the outermost axis that cuts there; thick for the outermost axis."""
+    """Return a line at each cut, in the color of the outermost axis that cuts there; thick for the outermost axis."""
     lines = []
     for index, place in boundaries(cuts).items():
         look = ("" if side.down else " up") + (" outer" if len(cuts) > 1 and place == 0 else "")

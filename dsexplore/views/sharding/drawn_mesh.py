@@ -1,4 +1,4 @@
-"""`DrawnMesh`: colours of axes, and ranks that are drawn one by one, shared by all pictures of a sharding."""
+"""`DrawnMesh`: colors of axes, and ranks that are drawn one by one, shared by all pictures of a sharding."""
 
 from __future__ import annotations
 
@@ -108,11 +108,11 @@ def _thinned(size: int, length: int, starts: Sequence[int]) -> Numbers:
     return np.array(sorted(set(wanted)), dtype=np.int64)
 
 
-STYLE = "".join(f".dsx .x{i}{{--x:{mark.colour};--o:{i * 3}px}}\n" for i, mark in enumerate(AXES))
+STYLE = "".join(f".dsx .x{i}{{--x:{mark.color};--o:{i * 3}px}}\n" for i, mark in enumerate(AXES))
 
 
 class AxisMarks:
-    """The number of each axis by name; class ``x<number>`` gives an element the axis's colour as ``--x``.
+    """The number of each axis by name; class ``x<number>`` gives an element the axis's color as ``--x``.
 
     Args:
         mesh: the mesh that has the axes.
@@ -126,16 +126,16 @@ class AxisMarks:
         self._numbers = {name: min(number, len(AXES) - 1) for number, name in enumerate(names)}
 
     def number(self, axis: str) -> int:
-        """Return the number of an axis; axes without their own colour share the last number."""
+        """Return the number of an axis; axes without their own color share the last number."""
         return self._numbers[axis]
 
     def kind(self, axis: str) -> str:
-        """Return the CSS class of an element in the axis's colour."""
+        """Return the CSS class of an element in the axis's color."""
         return f"x{self._numbers[axis]}"
 
-    def colour(self, axis: str) -> str:
-        """Return the axis's colour, for figures."""
-        return AXES[self._numbers[axis]].colour
+    def color(self, axis: str) -> str:
+        """Return the axis's color, for figures."""
+        return AXES[self._numbers[axis]].color
 
 
 MINE = "mine"
@@ -143,15 +143,15 @@ MINE = "mine"
 
 
 class DrawnMesh:
-    """Colours and ranks of a sharding's pictures.
+    """Colors and ranks of a sharding's pictures.
 
     Args:
         shown: see below.
-        axes: axes in the order of their colours in another view next to the pictures; see `AxisMarks`.
+        axes: axes in the order of their colors in another view next to the pictures; see `AxisMarks`.
 
     Attributes:
         shown: the tensors and their mesh.
-        marks: the colour of each axis.
+        marks: the color of each axis.
         sample: ranks that can be highlighted: each has class ``h<index in the sample>`` in all pictures.
     """
 

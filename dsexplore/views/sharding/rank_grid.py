@@ -47,7 +47,7 @@ def rank_grid(drawn_mesh: DrawnMesh, tensors: Sequence[Placed]) -> str:
     """Return the grid of the sampled ranks, or ``""`` for a mesh of one rank.
 
     Args:
-        drawn_mesh: ranks, and colours of the axes.
+        drawn_mesh: ranks, and colors of the axes.
         tensors: a rank that holds nothing of any of these is marked.
     """
     sample, mesh = drawn_mesh.sample, drawn_mesh.mesh
@@ -68,7 +68,7 @@ def rank_grid(drawn_mesh: DrawnMesh, tensors: Sequence[Placed]) -> str:
 
 
 def axis_key(drawn_mesh: DrawnMesh) -> str:
-    """Return the names of the mesh's axes in their colours."""
+    """Return the names of the mesh's axes in their colors."""
     return "".join(
         f'<span class="axis {drawn_mesh.marks.kind(name)}">{html.name(name, 30)} {size:,}</span>'
         for name, size in zip(drawn_mesh.mesh.axes, drawn_mesh.mesh.shape, strict=True)

@@ -1,4 +1,4 @@
-"""One tensor as a picture: shards in true proportion, brackets that name each axis, one colour per axis."""
+"""One tensor as a picture: shards in true proportion, brackets that name each axis, one color per axis."""
 
 from __future__ import annotations
 
@@ -247,7 +247,7 @@ def _percent(part: int, whole: int) -> str:
 
 
 _HATCHES = {
-    # kind: what lies over a swatch or a picture in the axis's colour
+    # kind: what lies over a swatch or a picture in the axis's color
     "strided": "repeating-linear-gradient(90deg,var(--x) 0 2px,transparent 2px 6px)",
     "replicate": "radial-gradient(circle,var(--x) 1.4px,transparent 1.9px) var(--o,0) var(--o,0)/9px 9px",
     "partial": "repeating-linear-gradient(45deg,var(--x) 0 2px,transparent 2px 8px)",
@@ -314,7 +314,7 @@ def picture_html(
 
     Args:
         tensor: the tensor to draw.
-        drawn_mesh: colours and ranks of the sharding.
+        drawn_mesh: colors and ranks of the sharding.
         most_blocks: limit on blocks; beyond it, shards of equal size are folded into one block.
         with_zoom: whether the first shards of a folded picture are magnified next to it.
         around: (rank, its mesh coordinates) whose shards are highlighted and magnified, with those around them.
@@ -375,8 +375,8 @@ def _dims_text(tensor: Placed, dims: Sequence[int]) -> str:
     return ", ".join(f"dim {dim} ({tensor.shape[dim]:,})" for dim in dims)
 
 
-def swatch(placement: Placement | None, colour: str = "") -> str:
-    """Return hatch and text of a placement; ``colour``: CSS class of its axis, see `AxisMarks.kind`."""
+def swatch(placement: Placement | None, color: str = "") -> str:
+    """Return hatch and text of a placement; ``color``: CSS class of its axis, see `AxisMarks.kind`."""
     kind = placement.kind if placement is not None else "plain"
     text = str(placement) if placement is not None else "plain"
-    return f'<span class="sw {kind}{" " * bool(colour)}{colour}"></span><code>{html.escape(text)}</code>'
+    return f'<span class="sw {kind}{" " * bool(color)}{color}"></span><code>{html.escape(text)}</code>'

@@ -74,7 +74,7 @@ def _memory(shown: Sharding, assumed: Assumptions) -> go.Figure:
             x=[group.value[number] / size for group in bars],
             name=f"{mark.letter} {part}",
             orientation="h",
-            marker={"color": mark.colour, "line": {"width": 0}, "pattern": {"bgcolor": mark.colour, **hatch}},
+            marker={"color": mark.color, "line": {"width": 0}, "pattern": {"bgcolor": mark.color, **hatch}},
             text=[mark.letter if group.value[number] else "" for group in bars],
             textposition="inside",
             insidetextanchor="middle",
@@ -132,7 +132,7 @@ def _shards(shown: Sharding) -> go.Figure:
     for placement, axis in zip(tensor.placements, tensor.axes, strict=True):
         if placement.kind in _WHOLE and axis.size > 1:
             _add_hatch(
-                figure, placement.kind, f"{placement.kind} on {axis.name}", drawn_mesh.marks.colour(axis.name), frame
+                figure, placement.kind, f"{placement.kind} on {axis.name}", drawn_mesh.marks.color(axis.name), frame
             )
     _add_cuts(figure, tensor, drawn, drawn_mesh, frame)
     _name_sides(figure, drawn, panel, tensor.shape)
@@ -178,7 +178,7 @@ def _add_block(figure: go.Figure, block: Block, place: int, titles: Titles) -> N
 
 
 def _add_cuts(figure: go.Figure, tensor: Placed, drawn: Picture, drawn_mesh: DrawnMesh, frame: Frame) -> None:
-    """Add a line at each cut in the colour of the outermost axis that cuts there; hovering names the axis."""
+    """Add a line at each cut in the color of the outermost axis that cuts there; hovering names the axis."""
     lines: dict[str, tuple[list[Any], list[Any]]] = {}
     for down, dim, stretches in ((True, drawn.rows, drawn.down), (False, drawn.columns, drawn.across)):
         cuts = axis_cuts(tensor, dim, stretches)
@@ -187,18 +187,18 @@ def _add_cuts(figure: go.Figure, tensor: Placed, drawn: Picture, drawn_mesh: Dra
             along += [0, frame.columns, None] if down else [index, index, None]
             across += [index, index, None] if down else [0, frame.rows, None]
     for axis, (xs, ys) in lines.items():
-        line = {"color": drawn_mesh.marks.colour(axis), "width": 4}
+        line = {"color": drawn_mesh.marks.color(axis), "width": 4}
         figure.add_scatter(x=xs, y=ys, mode="lines", line=line, name=html.escape(axis, 40), hoverinfo="name")
 
 
-def _add_hatch(figure: go.Figure, kind: str, name: str, colour: str, frame: Frame) -> None:
+def _add_hatch(figure: go.Figure, kind: str, name: str, color: str, frame: Frame) -> None:
     """Add the hatch of copies or partial values over the whole picture, because they concern the whole tensor."""
     figure.add_scatter(
         x=[0, frame.columns, frame.columns, 0],
         y=[0, 0, frame.rows, frame.rows],
         mode="none",
         fill="toself",
-        fillpattern={"shape": _WHOLE[kind], "fgcolor": colour, "bgcolor": CLEAR, "size": 9, "solidity": 0.15},
+        fillpattern={"shape": _WHOLE[kind], "fgcolor": color, "bgcolor": CLEAR, "size": 9, "solidity": 0.15},
         hoverinfo="skip",
         name=html.escape(name, 60),
     )

@@ -25,7 +25,7 @@ class ShardingView(View):
 
     Args:
         sharding: the sharding to show.
-        axes: axes in the order of their colours in another view next to this one; by default in mesh order.
+        axes: axes in the order of their colors in another view next to this one; by default in mesh order.
     """
 
     title = "Sharding"

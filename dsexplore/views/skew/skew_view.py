@@ -15,7 +15,7 @@ from dsexplore.views.page import html
 from dsexplore.views.page.theme import BLUE, GREY, LEGEND_ABOVE, VERMILION, themed, tint
 from dsexplore.views.view import View
 
-# Drawing of a skew: a lane per rank over time, with waiting, transfer and lateness in different colours.
+# Drawing of a skew: a lane per rank over time, with waiting, transfer and lateness in different colors.
 #
 # A trace may have millions of collectives; the consecutive ones in which ranks waited longest are drawn.
 

@@ -100,7 +100,7 @@ def _section(title: str, body: str, *, opened: bool = False) -> str:
 
 
 def _heat_table(result: SweepResult, direction: str) -> str:
-    """Return block size by queue depth, one group of rows per thread count; all share columns and colour scale."""
+    """Return block size by queue depth, one group of rows per thread count; all share columns and color scale."""
     every = points(result, direction)
     if not every:
         return ""
@@ -122,7 +122,7 @@ def _heat_table(result: SweepResult, direction: str) -> str:
 
 
 def _scale(top: float) -> str:
-    """Return the colour bar, from 0 to the rate of the fastest setting."""
+    """Return the color bar, from 0 to the rate of the fastest setting."""
     cells = "".join(f'<span style="{heat(round(50 * i / 6))}"></span>' for i in range(7))
     return f'<p class="dim scale">0<span>{cells}</span>{top / 1e9:.2f} GB/s</p>'
 

@@ -17,52 +17,52 @@ MOST_MARKS = 24
 _IN_TURN = ((BLUE, "#fff"), (ORANGE, "#000"), (GREEN, "#000"), (PURPLE, "#000"), (SKY, "#000"), (VERMILION, "#000"))
 _PALE = "#949494"
 _OTHERS = (GREY, "#000")
-"""Colour from the seventh mark on, because nobody can distinguish more than six."""
+"""Color from the seventh mark on, because nobody can distinguish more than six."""
 
 
 @dataclass(frozen=True)
-class Colour:
-    """Colour and letter of one kind of span."""
+class Color:
+    """Color and letter of one kind of span."""
 
     name: str
     letter: str
-    """Letter on wide boxes and in the key, for readers who cannot distinguish colours."""
+    """Letter on wide boxes and in the key, for readers who cannot distinguish colors."""
     fill: str
     ink: str
 
 
-_GAPS = {WAITING: Colour(WAITING, "–", _PALE, "#000"), WARM_UP: Colour(WARM_UP, "↑", tint(SKY, 0.25), "currentColor")}
+_GAPS = {WAITING: Color(WAITING, "–", _PALE, "#000"), WARM_UP: Color(WARM_UP, "↑", tint(SKY, 0.25), "currentColor")}
 
 
-def is_gap(colour: Colour) -> bool:
-    """Return True if a colour is that of a pipeline's bubble or of its warm-up."""
-    return colour in _GAPS.values()
+def is_gap(color: Color) -> bool:
+    """Return True if a color is that of a pipeline's bubble or of its warm-up."""
+    return color in _GAPS.values()
 
 
-def key_order(colours: list[Colour]) -> list[int]:
-    """Return the indices of colours in the order of the key: a pipeline's gaps after its microbatches."""
-    return sorted(range(len(colours)), key=lambda place: is_gap(colours[place]))
+def key_order(colors: list[Color]) -> list[int]:
+    """Return the indices of colors in the order of the key: a pipeline's gaps after its microbatches."""
+    return sorted(range(len(colors)), key=lambda place: is_gap(colors[place]))
 
 
-def colours_of(timeline: Timeline) -> list[Colour]:
-    """Return one colour per mark, ordered as `Timeline.marks`; beyond `MOST_MARKS` the last stands for all others."""
+def colors_of(timeline: Timeline) -> list[Color]:
+    """Return one color per mark, ordered as `Timeline.marks`; beyond `MOST_MARKS` the last stands for all others."""
     names = timeline.marks
     if len(names) > MOST_MARKS:
         names = (*names[: MOST_MARKS - 1], f"{len(names) - MOST_MARKS + 1:,} others")
     place = {name: number for number, name in enumerate(name for name in names if name not in _GAPS)}
-    return [_GAPS[name] if name in _GAPS else _colour(timeline.coloured_by, name, place[name]) for name in names]
+    return [_GAPS[name] if name in _GAPS else _color(timeline.color_by, name, place[name]) for name in names]
 
 
-def _colour(kind: str, name: str, number: int) -> Colour:
+def _color(kind: str, name: str, number: int) -> Color:
     if kind == "phase":
         mark = phase_mark(name)
-        return Colour(html.plain(name, 60), mark.letter, mark.colour, mark.ink)
+        return Color(html.plain(name, 60), mark.letter, mark.color, mark.ink)
     if kind == "axis":
         mark = AXES[min(number, len(AXES) - 1)]
-        return Colour(html.plain(name, 60), str(number + 1), mark.colour, mark.ink)
+        return Color(html.plain(name, 60), str(number + 1), mark.color, mark.ink)
     if kind == "microbatch":  # its number stands on each box
-        return Colour(name, name.rpartition(" ")[2], *_IN_TURN[number % len(_IN_TURN)])
-    return Colour(html.plain(name, 60), str(number + 1), *(_IN_TURN[number] if number < len(_IN_TURN) else _OTHERS))
+        return Color(name, name.rpartition(" ")[2], *_IN_TURN[number % len(_IN_TURN)])
+    return Color(html.plain(name, 60), str(number + 1), *(_IN_TURN[number] if number < len(_IN_TURN) else _OTHERS))
 
 
 Numbers = npt.NDArray[np.float64]
@@ -87,7 +87,7 @@ class Boxes:
     lane: Indices
     """Index into `Timeline.lanes`."""
     mark: Indices
-    """Index into `mark_colours.colours_of`; in a column, the mark with most bytes."""
+    """Index into `mark_colors.colors_of`; in a column, the mark with most bytes."""
     level: Numbers
     """Height: 0 for no bytes, 1 for the largest span of the whole timeline; in a column, of the spans' mean."""
     count: Indices

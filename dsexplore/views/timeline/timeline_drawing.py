@@ -6,7 +6,7 @@ from itertools import groupby
 
 from dsexplore.analysis.step_timeline import Timeline
 from dsexplore.views.page import html
-from dsexplore.views.timeline.boxes import Boxes, Coded, Colour, boxes, colours_of, extent, is_gap, key_order
+from dsexplore.views.timeline.boxes import Boxes, Coded, Color, boxes, colors_of, extent, is_gap, key_order
 from dsexplore.views.timeline.timeline_text import axis_text, lane_totals, ticks, whole
 
 COLUMNS, LANES = 160, 24
@@ -46,36 +46,34 @@ def timeline_html(timeline: Timeline) -> str:
 
 def drawing(timeline: Timeline, most_lanes: int = LANES, columns: int = COLUMNS) -> str:
     """Return the key, the lanes and the axis as HTML; needs `STYLE`."""
-    colours = colours_of(timeline)
-    key = [_key(colours[number]) for number in key_order(colours)]
-    others = len(colours) - sum(map(is_gap, colours))
+    colors = colors_of(timeline)
+    key = [_key(colors[number]) for number in key_order(colors)]
+    others = len(colors) - sum(map(is_gap, colors))
     if others > _MOST_KEYS:
         key[_MOST_KEYS:others] = [f"and {others - _MOST_KEYS:,} more "]
-    lanes = _lanes(timeline, colours, most_lanes, columns)
+    lanes = _lanes(timeline, colors, most_lanes, columns)
     return f'<p class="dim">{html.prose(axis_text(timeline), 600)}. {"".join(key)}</p>{lanes}'
 
 
-def _key(colour: Colour) -> str:
-    swatch = (
-        f'<span class="key" style="background:{colour.fill};color:{colour.ink}">{html.escape(colour.letter)}</span>'
-    )
-    return f'<span class="named">{swatch}{html.escape(colour.name, 30)}</span> '
+def _key(color: Color) -> str:
+    swatch = f'<span class="key" style="background:{color.fill};color:{color.ink}">{html.escape(color.letter)}</span>'
+    return f'<span class="named">{swatch}{html.escape(color.name, 30)}</span> '
 
 
-def _lanes(timeline: Timeline, colours: list[Colour], most_lanes: int, columns: int) -> str:
+def _lanes(timeline: Timeline, colors: list[Color], most_lanes: int, columns: int) -> str:
     spans, (first, last) = Coded(timeline, most_lanes=most_lanes), extent(timeline)
     found = boxes(spans, (first, last), columns, most=_MOST_ONE_BY_ONE)
-    labelled = found.one_by_one and timeline.spans["label"].null_count() < len(timeline.spans)
+    labeled = found.one_by_one and timeline.spans["label"].null_count() < len(timeline.spans)
     totals, rows = lane_totals(timeline), []
     for number, lane in enumerate(timeline.lanes[:most_lanes]):
         spoken = f"{html.escape(lane, 60)}: {totals.get(lane, 'nothing')}"
         place_of = f'style="grid-row:{number + 1}" role="img" aria-label="{spoken}"'
         rows.append(f'<span style="grid-row:{number + 1}">{html.name(lane, 60)}</span>')
-        if labelled:
-            rows.append(f'<div class="l" {place_of}>{_labelled(timeline, found, number, colours)}</div>')
+        if labeled:
+            rows.append(f'<div class="l" {place_of}>{_labeled(timeline, found, number, colors)}</div>')
         else:
             strip = f'viewBox="0 0 {columns} {_LANE}" preserveAspectRatio="none"'
-            paths = (_singly if found.one_by_one else _paths)(found, number, colours, columns)
+            paths = (_singly if found.one_by_one else _paths)(found, number, colors, columns)
             rows.append(f"<svg {strip} {place_of}>{paths}</svg>")
     drawn, hidden = len(timeline.lanes[:most_lanes]), len(timeline.lanes) - most_lanes
     more = f'<p class="dim">{hidden:,} more lanes are not drawn.</p>' if hidden > 0 else ""
@@ -84,17 +82,17 @@ def _lanes(timeline: Timeline, colours: list[Colour], most_lanes: int, columns: 
     return f'<div class="tl">{"".join(rows)}{ties}<div style="grid-row:{drawn + 1}">{axis}</div></div>{more}'
 
 
-def _labelled(timeline: Timeline, found: Boxes, lane: int, colours: list[Colour]) -> str:
+def _labeled(timeline: Timeline, found: Boxes, lane: int, colors: list[Color]) -> str:
     """Return the boxes of a lane as HTML elements that contain their labels."""
     labels, names = timeline.spans["label"], timeline.spans["name"]
     boxes_of_lane = []
     for i in (found.lane == lane).nonzero()[0]:
-        colour, span = colours[found.mark[i]], int(found.span[i])
+        color, span = colors[found.mark[i]], int(found.span[i])
         left, width = 100 * found.begin[i], 100 * (found.end[i] - found.begin[i])
         look = f"left:{left:.4g}%;width:{width:.4g}%;height:{round(18 * found.level[i])}px"
         label = f"<b>{html.escape(labels[span], 12)}</b>" if labels[span] else ""
         boxes_of_lane.append(
-            f'<i style="{look};background:{colour.fill};color:{colour.ink};font-style:normal" '
+            f'<i style="{look};background:{color.fill};color:{color.ink};font-style:normal" '
             f'title="{html.escape(names[span], 90)}">{label}</i>'
         )
     return "".join(boxes_of_lane)
@@ -120,8 +118,8 @@ def _ties(timeline: Timeline, lanes: int) -> str:
     )
 
 
-def _singly(found: Boxes, lane: int, colours: list[Colour], columns: int) -> str:
-    """Return the boxes of a lane as one SVG path per colour, with a gap after each box, which is one span."""
+def _singly(found: Boxes, lane: int, colors: list[Color], columns: int) -> str:
+    """Return the boxes of a lane as one SVG path per color, with a gap after each box, which is one span."""
     runs: dict[int, list[str]] = {}
     for i in (found.lane == lane).nonzero()[0].tolist():
         width = columns * float(found.end[i] - found.begin[i])
@@ -130,11 +128,11 @@ def _singly(found: Boxes, lane: int, colours: list[Colour], columns: int) -> str
         left = columns * float(found.begin[i])
         drawn = f"M{left:.4g} {_LANE - height:.3g}h{width:.3g}v{height:.3g}h-{width:.3g}z"
         runs.setdefault(int(found.mark[i]), []).append(drawn)
-    return _filled(runs, colours)
+    return _filled(runs, colors)
 
 
-def _paths(found: Boxes, lane: int, colours: list[Colour], columns: int) -> str:
-    """Return the boxes of a lane as one SVG path per colour; adjacent boxes that look the same are joined."""
+def _paths(found: Boxes, lane: int, colors: list[Color], columns: int) -> str:
+    """Return the boxes of a lane as one SVG path per color; adjacent boxes that look the same are joined."""
     at = (found.lane == lane).nonzero()[0].tolist()
     runs: dict[int, list[str]] = {}
     cells = [
@@ -151,9 +149,9 @@ def _paths(found: Boxes, lane: int, colours: list[Colour], columns: int) -> str:
         left = members[0][0]
         width = members[-1][0] + members[-1][1] - left
         runs.setdefault(mark, []).append(f"M{left} {_LANE - height}h{width}v{height}h-{width}z")
-    return _filled(runs, colours)
+    return _filled(runs, colors)
 
 
-def _filled(runs: dict[int, list[str]], colours: list[Colour]) -> str:
-    """Return the SVG paths of boxes' outlines, given by the index of their colour."""
-    return "".join(f'<path fill="{colours[mark].fill}" d="{"".join(parts)}"/>' for mark, parts in sorted(runs.items()))
+def _filled(runs: dict[int, list[str]], colors: list[Color]) -> str:
+    """Return the SVG paths of boxes' outlines, given by the index of their color."""
+    return "".join(f'<path fill="{colors[mark].fill}" d="{"".join(parts)}"/>' for mark, parts in sorted(runs.items()))

@@ -40,23 +40,23 @@ def timeline_spec(state: TimelineState, height: int = 0) -> Spec:
     thick = np.clip(_THICK * found.level, _THIN, None)
     names, texts = unique(drawn), _texts(state, found)
     # The microbatches' numbers stand on their boxes.
-    listed = [m for m in key_order(state.colours) if timeline.coloured_by != "microbatch" or is_gap(state.colours[m])]
+    listed = [m for m in key_order(state.colors) if timeline.color_by != "microbatch" or is_gap(state.colors[m])]
     listed, data = listed[:_MOST_KEYS], list[Spec]()
-    for mark in reversed(key_order(state.colours)):  # gaps lie below
+    for mark in reversed(key_order(state.colors)):  # gaps lie below
         at = np.flatnonzero(found.mark == mark)
         if len(at):
             data.append(
                 {
                     "type": "bar",
                     "orientation": "h",
-                    "name": label(f"{state.colours[mark].letter} {state.colours[mark].name}"),
-                    "legendrank": mark + len(state.colours) * is_gap(state.colours[mark]),
+                    "name": label(f"{state.colors[mark].letter} {state.colors[mark].name}"),
+                    "legendrank": mark + len(state.colors) * is_gap(state.colors[mark]),
                     "base": np.round(begin[at], 6).tolist(),
                     "x": np.round((end - begin)[at], 6).tolist(),
                     "y": [names[lane] for lane in found.lane[at]],
                     "width": np.round(thick[at], 3).tolist(),
                     "offset": np.round(_THICK / 2 - thick[at], 3).tolist(),
-                    "marker": {"color": state.colours[mark].fill, "line": {"width": 0}},
+                    "marker": {"color": state.colors[mark].fill, "line": {"width": 0}},
                     "showlegend": mark in listed,
                     "customdata": at.tolist(),
                     "hovertext": [texts[i] for i in at],
@@ -86,7 +86,7 @@ def _labels(state: TimelineState, found: Boxes, at: Indices) -> Spec:
     if not labels or not any(labels[i] for i in at):
         return {}
     shown = {"textposition": "inside", "insidetextanchor": "middle", "textangle": 0}
-    ink = state.colours[int(found.mark[at[0]])].ink
+    ink = state.colors[int(found.mark[at[0]])].ink
     return {"text": [html.escape(labels[i]) for i in at], "textfont": {"color": ink}, **shown}
 
 
@@ -97,6 +97,6 @@ def _texts(state: TimelineState, found: Boxes) -> list[str]:
         return [html.escape(text, 0) for text in span_texts(timeline, found.span)]
     words = WORDS[timeline.sizes]
     return [
-        f"{state.colours[mark].name}: {count:,} ×, {format_bytes(size)} {words}"
+        f"{state.colors[mark].name}: {count:,} ×, {format_bytes(size)} {words}"
         for mark, count, size in zip(found.mark.tolist(), found.count.tolist(), found.bytes.tolist(), strict=True)
     ]

@@ -11,7 +11,7 @@ import polars as pl
 from dsexplore.analysis.step_timeline import Timeline
 from dsexplore.units import format_bytes, format_count
 from dsexplore.views.page import html
-from dsexplore.views.timeline.boxes import MOST_LANES, Boxes, Coded, Mask, boxes, colours_of, extent, key_order
+from dsexplore.views.timeline.boxes import MOST_LANES, Boxes, Coded, Mask, boxes, colors_of, extent, key_order
 from dsexplore.views.timeline.timeline_text import WORDS, axis_text, place, span_texts, ticks, whole
 
 _LEAST = 1e-9
@@ -51,11 +51,11 @@ class TimelineState:
         """(kinds,) mask of the kinds that are drawn, if all their events are; else None."""
         self.boxes: Boxes
         self._columns, self._most = columns, most
-        self.colours = colours_of(timeline)
+        self.colors = colors_of(timeline)
         self._fixed = {
             "lanes": [html.plain(lane, 80) for lane in timeline.lanes[:most_lanes]],
-            "marks": [[one.name, one.letter, one.fill, one.ink] for one in self.colours],
-            "key": key_order(self.colours),
+            "marks": [[one.name, one.letter, one.fill, one.ink] for one in self.colors],
+            "key": key_order(self.colors),
             "axis": html.unparted(axis_text(timeline)),
             "words": WORDS[timeline.sizes],
             "title": whole(timeline),

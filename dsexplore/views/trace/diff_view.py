@@ -109,21 +109,21 @@ class TraceDiffView(View):
         """
         return html.page(self.title, self.html(_PAGE_BUDGET, sizes, hardware))
 
-    def explore(self, lanes: str | None = None, colours: str | None = None) -> Any:
+    def explore(self, lanes: str | None = None, colors: str | None = None) -> Any:
         """Return the static view with a live timeline of one step of both traces on one scale.
 
         ``.selection`` is the `Trace` of what is selected, ``.before`` and ``.after`` that of each side.
 
         Args:
             lanes: as in `TraceDiff.timeline`.
-            colours: as in `TraceDiff.timeline`.
+            colors: as in `TraceDiff.timeline`.
 
         Raises:
-            UsageError: no such lanes or colours.
+            UsageError: no such lanes or colors.
         """
         from dsexplore.views.trace.diff_explorer import DiffExplorer  # anywidget is loaded when asked for
 
-        return DiffExplorer(self._diff, lanes, colours)
+        return DiffExplorer(self._diff, lanes, colors)
 
     def _predicted(self, hardware: Any) -> tuple[Prediction, ...]:
         """Return the predictions of both traces, or an empty tuple without a cluster."""
@@ -167,7 +167,7 @@ class TraceDiffView(View):
         """Return a section with the last step of both traces, one above the other."""
         before, after = self._diff.before.tables, self._diff.after.tables
         axes = {*before.events["axis"].unique(), *after.events["axis"].unique()}
-        timeline = joint_timeline(before, after, colours="axis" if len(axes) <= len(AXES) else "phase")
+        timeline = joint_timeline(before, after, colors="axis" if len(axes) <= len(AXES) else "phase")
         if timeline.spans.is_empty():
             return ""
         title = f"In time: the last step of {rank_and_step(timeline)}, both on one scale"

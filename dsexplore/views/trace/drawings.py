@@ -67,7 +67,7 @@ def heatmap(grid: Grid, write: Callable[[float], str], corner: str = "", log: bo
 
 
 def scale(top: float, write: Callable[[float], str], log: bool = True) -> str:
-    """Return the colour bar of a heatmap, from 0 to its largest value, with the value of half the shade."""
+    """Return the color bar of a heatmap, from 0 to its largest value, with the value of half the shade."""
     half = top / 8 if log else top / 2
     cells = "".join(
         f'<span style="{heat(_shade(top * (i / 6) ** (3 if log else 1), top, log))}"></span>' for i in range(7)

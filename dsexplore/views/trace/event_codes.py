@@ -279,7 +279,7 @@ class EventCodes:
 
     @cached_property
     def largest_place(self) -> float:
-        """Bytes of the largest cell of `places` over all events: top of the colour scale of all heatmaps of places."""
+        """Bytes of the largest cell of `places` over all events: top of the color scale of all heatmaps of places."""
         return float(self.places(self.total).values.max(initial=0.0))
 
     def causes(self, mask: Mask, most: int) -> Causes:

@@ -87,8 +87,8 @@ def finished(spec: Spec, empty: str = "") -> Spec:
     return {"data": spec["data"], "layout": layout}
 
 
-def byte_colours(top: float) -> Spec:
-    """Return the colour scale, with its bar, of a heatmap whose values are `shades` of 0 to ``top`` bytes."""
+def byte_colors(top: float) -> Spec:
+    """Return the color scale, with its bar, of a heatmap whose values are `shades` of 0 to ``top`` bytes."""
     steps = [0.0, top / 64, top / 8, top * 27 / 64, top]
     bar = {
         "tickvals": shades(np.array(steps)).tolist(),
@@ -101,14 +101,14 @@ def byte_colours(top: float) -> Spec:
 
 
 def shades(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Return bytes as positions on a colour scale: the cube root, so an eighth of the maximum is half as dark."""
+    """Return bytes as positions on a color scale: the cube root, so an eighth of the maximum is half as dark."""
     return np.cbrt(values)
 
 
 def heatmap_spec(grid: Grid, kind: str, rows: list[str], columns: list[str], top: float = 0.0) -> Spec:
     """Return a heatmap of a grid with other labels; clicks and hover texts have the grid's own names.
 
-    ``top``: bytes of the darkest colour; the grid's largest value if that is more.
+    ``top``: bytes of the darkest color; the grid's largest value if that is more.
     """
     if not grid.rows or not grid.columns:
         return EMPTY
@@ -128,7 +128,7 @@ def heatmap_spec(grid: Grid, kind: str, rows: list[str], columns: list[str], top
         "hovertemplate": "%{hovertext}<extra></extra>",
         "hoverongaps": False,
         "colorscale": [[0.0, "#eaf4fb"], [1.0, SKY]],
-        **byte_colours(max(top, float(grid.values.max()))),
+        **byte_colors(max(top, float(grid.values.max()))),
         "xgap": 1,
         "ygap": 1,
         "meta": {"kind": kind},
@@ -137,9 +137,9 @@ def heatmap_spec(grid: Grid, kind: str, rows: list[str], columns: list[str], top
     return {"data": [trace], "layout": {"xaxis": category, "yaxis": {**category, "autorange": "reversed"}}}
 
 
-def hatched(colour: str, pattern: str) -> Spec:
+def hatched(color: str, pattern: str) -> Spec:
     hatch = {"shape": pattern, "fillmode": "overlay", "fgcolor": "#000000", "fgopacity": 0.45, "size": 6}
-    return {"color": colour, "pattern": hatch}
+    return {"color": color, "pattern": hatch}
 
 
 def json_numbers(values: Any) -> list[list[float | None]]:

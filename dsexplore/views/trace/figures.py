@@ -227,7 +227,7 @@ def figure_of(
 ) -> Spec:
     """Return the data of one figure and its own part of the layout; see `trace_figure`.
 
-    ``top``: value of the darkest colour, if the figure shows only a part of the trace that sets the scale.
+    ``top``: value of the darkest color, if the figure shows only a part of the trace that sets the scale.
     """
     size = column_of(sizes)
     if kind == "sequence":
@@ -238,7 +238,7 @@ def figure_of(
 
 
 def top_of(tables: Tables, kind: str, sizes: str) -> float:
-    """Return the bytes of the darkest colour of a figure of the whole trace; 0 if the figure has no such scale."""
+    """Return the bytes of the darkest color of a figure of the whole trace; 0 if the figure has no such scale."""
     size = column_of(sizes)
     if kind == "ranks":
         return float(tally.between_ranks(tables, size=size).bytes.max(initial=0.0))
@@ -295,7 +295,7 @@ def ops(tables: Tables, size: str = "wire_bytes") -> Spec:
                 "y": names,
                 "x": [size for _, size in values],
                 "name": f"{mark.letter} {phase}",
-                "marker": hatched(mark.colour, mark.pattern),
+                "marker": hatched(mark.color, mark.pattern),
                 "customdata": [[op, phase] for op in order],
                 "hovertext": [
                     f"{name}, {phase}<br>{count:,} ×, {format_bytes(size)}"
@@ -324,7 +324,7 @@ def sizes(tables: Tables, _size: str = "") -> Spec:
                 "x": [format_bytes(s) if s else "empty" for s in every],
                 "y": [rows.get(s, 0) for s in every],
                 "name": label(op, 20),
-                "marker": hatched(op_mark(op).colour, op_mark(op).pattern),
+                "marker": hatched(op_mark(op).color, op_mark(op).pattern),
                 "customdata": [[op, s] for s in every],
                 "meta": {"kind": "size"},
                 "hovertext": [tally.size_range(s) for s in every],
@@ -352,8 +352,8 @@ def bandwidth(tables: Tables, _size: str = "") -> Spec:
                 "y": part["gb_per_s"].to_list(),
                 "mode": "lines+markers",
                 "name": label(op, 20),
-                "marker": {"color": mark.colour, "symbol": mark.symbol, "size": 9},
-                "line": {"color": mark.colour},
+                "marker": {"color": mark.color, "symbol": mark.symbol, "size": 9},
+                "line": {"color": mark.color},
                 "meta": {"kind": "size"},
                 "customdata": [[op, s] for s in part["size"]],
                 "hovertext": [f"from {format_bytes(s)}" for s in part["size"]],

@@ -139,7 +139,7 @@ def headline_html(
     Args:
         headline: headline of a trace.
         link: returns HTML, for the index of a sentence, that links to the rows that it is about.
-        axes: axes in the order of their colours in the tree next to it; by default most bytes first.
+        axes: axes in the order of their colors in the tree next to it; by default most bytes first.
         prediction: prediction of the trace, whose seconds are shown next to the bytes.
     """
     if not headline.sentences:

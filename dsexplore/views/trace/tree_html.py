@@ -85,7 +85,7 @@ class _TraceSource:
         return [
             ("count", f"collectives, {inside}", ""),
             ("bytes", f"{kind} in steps, {inside}", ""),
-            ("share", "of all that is sent in steps, by axis in the colours of the headline", "thinbar"),
+            ("share", "of all that is sent in steps, by axis in the colors of the headline", "thinbar"),
             ("own", f"{kind} of the module itself, without the modules inside", ""),
             *(column.head for column in self._times),
             *axes,

@@ -42,8 +42,8 @@ export function heatGrid(choose) {
     const z = trace.z[r][c], empty = z === null || Number.isNaN(z);
     write(cell, empty ? "" : ((trace.text || [])[r] || [])[c] || "");
     const [[, from], [, to]] = trace.colorscale, share = (100 * (z - trace.zmin)) / (trace.zmax - trace.zmin || 1);
-    const colour = empty ? "" : `color-mix(in srgb,${to} ${share.toFixed(2)}%,${from})`;
-    if (cell.dataset.drawn !== colour) cell.style.backgroundColor = cell.dataset.drawn = colour;
+    const color = empty ? "" : `color-mix(in srgb,${to} ${share.toFixed(2)}%,${from})`;
+    if (cell.dataset.drawn !== color) cell.style.backgroundColor = cell.dataset.drawn = color;
     if (empty) cell.removeAttribute("data-at");
     else put(cell, "data-at", `${r},${c}`);
   }

@@ -3,7 +3,7 @@
 A notebook is saved without the state of its widgets. So an explorer is two consecutive outputs, one of which is hidden:
 the twin while the live view after it is drawn, which has the class ``dsx-live``; otherwise the output of the live view,
 where JupyterLab reports that it found no model. One CSS rule, sent with each twin, does both. It concerns only two
-neighbouring outputs, so a notebook may have any number of views in any order. JupyterLab, Notebook 7 and Voilà have
+neighboring outputs, so a notebook may have any number of views in any order. JupyterLab, Notebook 7 and Voilà have
 such outputs; elsewhere ``kernel_state.js`` hides the twin. Without widgets (nbconvert, GitHub) nothing is hidden.
 marimo saves no outputs, and shows the live view alone.
 """
@@ -22,7 +22,7 @@ RULE = (
     f"{_OUTPUT}{_TWIN}:has(+{_OUTPUT} .dsx-live),"
     f"{_OUTPUT}{_TWIN}+{_OUTPUT}:has(>.lm-Panel.jp-OutputArea-output):not(:has(.dsx-live)){{display:none}}"
 )
-"""CSS that hides one of two neighbouring outputs: a twin, or the output of its live view."""
+"""CSS that hides one of two neighboring outputs: a twin, or the output of its live view."""
 
 
 def show_with_twin(live: Any, html: str, text: str) -> None:

@@ -119,7 +119,7 @@ export function plot({ model, el }) {
       zoom = setTimeout(() => send({ type: "zoom", range }), 120);
     });
   }
-  // Plotly draws a colour bar anew with each figure, in a fifth of its time; this one changes only where its ends do.
+  // Plotly draws a color bar anew with each figure, in a fifth of its time; this one changes only where its ends do.
   function drawScale(data) {
     const map = data.find(({ type, colorbar = {}, colorscale }) => type === "heatmap" && colorbar.ticktext && !colorbar.title && Array.isArray(colorscale));
     const drawn = map ? JSON.stringify([map.colorscale, map.zmax, map.colorbar.ticktext]) : "";
@@ -129,7 +129,7 @@ export function plot({ model, el }) {
     scale.replaceChildren();
     if (!map) return;
     const ramp = element("div", "dsx-ramp"), at = (tick) => `${(100 * (tick - map.zmin)) / (map.zmax - map.zmin || 1)}%`;
-    ramp.style.background = `linear-gradient(90deg,${map.colorscale.map(([share, colour]) => `${colour} ${100 * share}%`)})`;
+    ramp.style.background = `linear-gradient(90deg,${map.colorscale.map(([share, color]) => `${color} ${100 * share}%`)})`;
     map.colorbar.ticktext.forEach((text, i) => {
       const tick = element("span", "", text);
       tick.style.left = at(map.colorbar.tickvals[i]);

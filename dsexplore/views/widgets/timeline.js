@@ -102,20 +102,20 @@ export function timeline({ model, el }) {
     canvas.dataset.drawn = String(Number(canvas.dataset.drawn || 0) + 1);
   }
 
-  function drawBox(i, [, , colour]) {
+  function drawBox(i, [, , color]) {
     const [x, y, wide, tall] = box(i);
-    pen.fillStyle = colour;
+    pen.fillStyle = color;
     pen.fillRect(x, y, wide > 4 ? wide - 1 : wide, tall);
   }
 
-  // The label of a box, and a patch of the box's colour behind it, which keeps lines off the label.
-  function drawLabel(i, [, letter, colour, ink]) {
+  // The label of a box, and a patch of the box's color behind it, which keeps lines off the label.
+  function drawLabel(i, [, letter, color, ink]) {
     const [x, y, wide, tall] = box(i);
     const text = now.labels && now.labels.length ? now.labels[i] : letter;
     const room = Math.min(wide, across(found.next[i]) - x);
     if (text && tall > 11 * scale && room > 7 * scale * (1 + text.length)) {
       const length = pen.measureText(text).width, left = x + (room - length) / 2;
-      pen.fillStyle = colour;
+      pen.fillStyle = color;
       if (now.ties && now.ties.length) pen.fillRect(left - 2, y, length + 4, tall);
       pen.fillStyle = ink;
       pen.fillText(text, left, y + tall / 2);
@@ -123,8 +123,8 @@ export function timeline({ model, el }) {
   }
 
   // Lines from sends to receives.
-  function drawTies(ties, colour) {
-    pen.strokeStyle = colour;
+  function drawTies(ties, color) {
+    pen.strokeStyle = color;
     pen.globalAlpha = 0.55;
     pen.lineWidth = 1;
     pen.beginPath();
@@ -260,9 +260,9 @@ export function timeline({ model, el }) {
     if (wanted === keyed) return;
     keyed = wanted;
     key.replaceChildren(axis && `${axis}. `, ...order.flatMap((place) => {
-      const [name, letter, colour, ink] = marks[place];
+      const [name, letter, color, ink] = marks[place];
       const made = element("span", "key", letter);
-      Object.assign(made.style, { background: colour, color: ink });
+      Object.assign(made.style, { background: color, color: ink });
       const named = element("span", "named");
       named.append(made, name);
       return [named, " "];

@@ -1,4 +1,4 @@
-// A virtualised treegrid: any number of rows, of which only those in sight are in the page.
+// A virtualized treegrid: any number of rows, of which only those in sight are in the page.
 // Pixels where text has 12 of them; NAME holds the name column, the padding and a scroll bar.
 const ROW = 22, NAME = 222, CELL = 70, TEXT = 12;
 // Characters of a name that fills its column.

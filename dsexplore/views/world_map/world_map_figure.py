@@ -85,7 +85,7 @@ _MOST_NODES = 2048
 def heatmap(world: WorldMap, axis: str | None = None) -> Spec:
     """Return a heatmap of the bytes per step that recorded ranks send to each rank, or of the map's seconds.
 
-    Counts one axis, or all if ``axis`` is None. The colours run from 0 to the highest value of any rank over all
+    Counts one axis, or all if ``axis`` is None. The colors run from 0 to the highest value of any rank over all
     axes, whichever axis is chosen.
     """
     nodes = min(world.nodes, _MOST_NODES)

@@ -32,9 +32,7 @@ border:1px solid var(--dsx-line);background:none;padding:0 2px 5px;border-radius
 .dsx .level{display:block;width:140px;height:9px;margin-top:5px;background:var(--dsx-shade)}
 .dsx .level i{display:block;height:9px}
 .dsx .ramp,.dsx .level i{forced-color-adjust:none}
-""" + "".join(
-    f".dsx .rank.g{i}{{outline:2px solid {mark.colour};outline-offset:-2px}}\n" for i, mark in enumerate(AXES)
-)
+""" + "".join(f".dsx .rank.g{i}{{outline:2px solid {mark.color};outline-offset:-2px}}\n" for i, mark in enumerate(AXES))
 _STYLE = STYLE + AXIS_STYLE
 _NOTHING = "Nothing was sent after start-up: there is no link to draw."
 _MOST_NODES = 40
@@ -93,10 +91,10 @@ class Look:
     link: int = -1
     """Index of the selected row in the table of links; −1 for none."""
     axes: Sequence[str] = ()
-    """Axes in the order of their colours; by default those of the map."""
+    """Axes in the order of their colors; by default those of the map."""
 
-    def colour(self, axis: str) -> int:
-        """Return the index into `AXES` of an axis' colour."""
+    def color(self, axis: str) -> int:
+        """Return the index into `AXES` of an axis' color."""
         place = self.axes.index(axis) if axis in self.axes else len(AXES)
         return min(place, len(AXES) - 1)
 
@@ -162,7 +160,7 @@ def _key(world: WorldMap, look: Look) -> str:
     scale = f'<span class="ramp" style="background:linear-gradient(90deg,transparent,{BLUE})"></span>'
     framed = (
         "Underlined: recorded. A thick frame: in a group of a recorded rank, "
-        "on the axes whose colours are below its number."
+        "on the axes whose colors are below its number."
     )
     outlined = f" Outlined with a number: the groups of {html.name(world.axis, 40)}." if world.axis else ""
     if world.running is not None:
@@ -212,7 +210,7 @@ def _cell(world: WorldMap, cell: Cell, groups: dict[int, int], place: str, look:
     shade = f"background:color-mix(in srgb,{BLUE} {share}%,transparent)" if share else ""
     ink = ";color:#fff" if share > _DARK else ""
     text = ("·" if several else str(cell.ranks[0])) + (f"<sub>{group}</sub>" if group is not None else "")
-    stripes = "".join(f'<i class="a{colour}"></i>' for colour in sorted(map(look.colour, cell.axes)))
+    stripes = "".join(f'<i class="a{color}"></i>' for color in sorted(map(look.color, cell.axes)))
     text += f"<s>{stripes}</s>" if stripes else ""
     drawn = f'class="{kind}" style="{shade}{ink}" title="{spoken}" aria-label="{spoken}"'
     if look.live:
@@ -227,9 +225,9 @@ def _table(world: WorldMap, look: Look) -> str:
     top = max(values, default=0) or 1
     rows = []
     for (axis, level, _, peers, _), value in zip(world.levels, values, strict=True):
-        colour = look.colour(axis)
-        mark = f'<span class="key a{colour}">{AXES[colour].letter}</span>'
-        drawn = f'<span class="level"><i class="a{colour}" style="width:{100 * value / top:.3g}%"></i></span>'
+        color = look.color(axis)
+        mark = f'<span class="key a{color}">{AXES[color].letter}</span>'
+        drawn = f'<span class="level"><i class="a{color}" style="width:{100 * value / top:.3g}%"></i></span>'
         rows.append((f"{mark}{html.name(axis, 40)}", level, f"{peers:,}", written(world, value), drawn))
     per = f"{world.sizes} bytes" if world.running is None else "seconds"
     head = ("axis", "links", "ranks sent to", f"{per} per rank and step{', at most' if _most(world) else ''}", "")

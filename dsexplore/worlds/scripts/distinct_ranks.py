@@ -200,7 +200,7 @@ class Search:
         return keys
 
     def _find_changes(self) -> None:
-        """Play ranks between two that differ, until all changes along the axes lie between neighbours."""
+        """Play ranks between two that differ, until all changes along the axes lie between neighbors."""
         self._play_along(self._ends_of_axes())
         gaps = [(axis, gap) for axis in self.axes for gap in self._gaps(axis)]
         self._play_along(self._at(axis, at) for axis, (low, high) in gaps for at in (low + 1, high - 1))
@@ -214,7 +214,7 @@ class Search:
         self._play(wanted)
 
     def _gaps(self, axis: Axis) -> list[tuple[int, int]]:
-        """Return pairs of neighbouring played coordinates whose ranks differ, with unplayed coordinates in between."""
+        """Return pairs of neighboring played coordinates whose ranks differ, with unplayed coordinates in between."""
         played = self._played_along(axis)
         return [(low, high) for (low, one), (high, other) in pairwise(played) if high - low > 1 and one != other]
 

@@ -53,7 +53,7 @@ def run(
         trace, ends = play_several(program, setting, options.ranks)
     for end in ends:
         _show(end, alone=len(ends) == 1)
-    _summarise(trace, options)
+    _summarize(trace, options)
     if show_more is not None:
         show_more(trace)
     return next((status for end in ends if (status := _number(end.status))), 0)
@@ -136,7 +136,7 @@ def _number(status: Any) -> int:
     return status if isinstance(status, int) else 1
 
 
-def _summarise(trace: Trace, options: argparse.Namespace) -> None:
+def _summarize(trace: Trace, options: argparse.Namespace) -> None:
     print(plain_text(trace))
     if options.save is not None:
         print(f"wrote {options.save}")

@@ -58,7 +58,7 @@ class StageShapes:
         """
         if self.ask is None:
             raise UsageError(
-                f"pipeline stage {stage.stage_index} does not know its shapes and cannot ask its neighbours in a "
+                f"pipeline stage {stage.stage_index} does not know its shapes and cannot ask its neighbors in a "
                 "simulated world: build it as PipelineStage(..., input_args=…, output_args=…), each a tensor of one "
                 "microbatch's shape"
             )

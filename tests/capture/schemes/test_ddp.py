@@ -83,7 +83,7 @@ def test_buckets(world: Callable[..., DeviceMesh], column: Any) -> None:
     assert all(name.startswith("DistributedDataParallel.module.") for name in triggers)
 
 
-def test_without_synchronisation(world: Callable[..., DeviceMesh]) -> None:
+def test_without_synchronization(world: Callable[..., DeviceMesh]) -> None:
     """no_sync: nothing; the next step sends the accumulated gradients once, P bytes."""
     world("dp=4")
     ddp = model()

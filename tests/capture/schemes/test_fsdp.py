@@ -139,7 +139,7 @@ def test_mixed_precision(world: Callable[..., DeviceMesh], llama: Any, tokens: t
 
 
 def test_gradient_accumulation(world: Callable[..., DeviceMesh], llama: Any, tokens: torch.Tensor, totals: Any) -> None:
-    """k = 3 microbatches, gradients synchronised in the last: L + 1 reduce_scatter of W in that one only. The root,
+    """k = 3 microbatches, gradients synchronized in the last: L + 1 reduce_scatter of W in that one only. The root,
     which keeps its parameters until gradients are reduced, gathers in each forward because each begins sharded."""
     mesh = world("dp=4")
     model = llama(LAYERS)

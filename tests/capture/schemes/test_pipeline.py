@@ -82,7 +82,7 @@ def run(
 
 
 def messages(rank: int, per_rank: int, activation: int) -> dict[tuple[str, str], tuple[int, int]]:
-    """m per neighbouring stage and direction: the stage before sends forward and receives backward."""
+    """m per neighboring stage and direction: the stage before sends forward and receives backward."""
     stages = [rank + RANKS * part for part in range(per_rank)]
     before = sum(stage > 0 for stage in stages) * MICROBATCHES
     after = sum(stage < RANKS * per_rank - 1 for stage in stages) * MICROBATCHES

@@ -336,7 +336,7 @@ def test_bars_have_the_hatches_of_their_phases(traces: ModuleType) -> None:
     assert {name: hatch["shape"] for name, hatch in shapes.items()} == {
         "F forward": "", "B backward": "/", "R recompute": "\\", "O optimizer": "-"
     }  # fmt: skip
-    assert {hatch["fillmode"] for hatch in shapes.values()} == {"overlay"}  # else plotly drops the colour below
+    assert {hatch["fillmode"] for hatch in shapes.values()} == {"overlay"}  # else plotly drops the color below
 
 
 def test_each_bar_of_the_sequence_selects_the_collective_that_it_is(traces: ModuleType) -> None:
@@ -373,8 +373,8 @@ def test_unknown_things_are_named(trace: Trace) -> None:
     explorer = trace.explore()
     with pytest.raises(UsageError, match=r"'Net\.nothing'"):
         explorer.select("Net.nothing")
-    with pytest.raises(UsageError, match=r"filter\(colour=…\).*phase, op"):
-        explorer.filter(colour="red")
+    with pytest.raises(UsageError, match=r"filter\(color=…\).*phase, op"):
+        explorer.filter(color="red")
     with pytest.raises(
         UsageError,
         match=r"filter\(phase='forwards'\): no such phase; they are start-up, forward, no-grad forward, between",
@@ -447,7 +447,7 @@ def test_one_switch_changes_all_sizes(trace: Trace) -> None:
         trace.explore(sizes="bits")
 
 
-def test_colours_do_not_change_with_the_selection(traces: ModuleType) -> None:
+def test_colors_do_not_change_with_the_selection(traces: ModuleType) -> None:
     trace = traces.timed()
     for kind in ("modules", "ranks"):
         explorer = trace.explore(figure=kind)

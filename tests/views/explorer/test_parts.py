@@ -235,7 +235,7 @@ class TestParameter:
         explorer = fsdp.explore()
         send(explorer, type="parameter", name="Net.1.weight")
         assert explorer.selection.events["seq"].to_list() == [1, 3, 5]
-        assert explorer.selection.events.equals(fsdp.parameter_day("Net.1.weight").trace.events)
+        assert explorer.selection.events.equals(fsdp.parameter_history("Net.1.weight").trace.events)
         assert count_of_root(explorer) == 3
         assert lanes_of(explorer) == {"forward": 1, "backward": 2}
         for word in ("gathered", "freed", "gradient reduced"):

@@ -81,10 +81,10 @@ PICKS: dict[str, tuple[str, Callable[[Any], object], Callable[[Trace], pl.DataFr
     "Sankey, a link": ("sankey", lambda e: send(e, type="click", kind="flow", index=[0]), at(axis="tp")),
     "Sankey, a rank": ("sankey", lambda e: send(e, type="click", kind="flow", index=[2]), lambda trace: trace.events),
     "Sankey, a target": ("sankey", lambda e: send(e, type="click", kind="flow", index=[4]), at(axis="dp")),
-    "parameter's day": (
+    "parameter's history": (
         "modules",
         lambda e: send(e, type="parameter", name="Net.1.weight"),
-        lambda trace: trace.parameter_day("Net.1.weight").trace.events,
+        lambda trace: trace.parameter_history("Net.1.weight").trace.events,
     ),
     "a rank of the parameter's shards": (
         "modules",
@@ -170,7 +170,7 @@ def _shared(found: tally.Flows, senders: list[int], receivers: list[int]) -> flo
     )
 
 
-def test_an_axis_has_one_colour_in_the_tree_and_in_the_picture_of_a_parameter(traces: ModuleType) -> None:
+def test_an_axis_has_one_color_in_the_tree_and_in_the_picture_of_a_parameter(traces: ModuleType) -> None:
     explorer = traces.layered(4).explore()
     assert re.findall(r'class="key (a\d)">\d</span><bdi>(\w+)', explorer.widget.headline) == [
         ("a0", "tp"),

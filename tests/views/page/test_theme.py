@@ -1,6 +1,6 @@
-"""Colours that stand side by side are told apart by the colour-blind, and can be read on light and on dark pages.
+"""Colors that stand side by side are told apart by the color-blind, and can be read on light and on dark pages.
 
-Computed, not looked at. How a dichromat sees a colour: Viénot, Brettel and Mollon (Digital video colourmaps for
+Computed, not looked at. How a dichromat sees a color: Viénot, Brettel and Mollon (Digital video colormaps for
 checking the legibility of displays by dichromats, 1999) for protanopes and deuteranopes, and Machado, Oliveira and
 Fernandes (A physiologically-based model for simulation of color vision deficiency, 2009; severity 1.0) for all three.
 Differences: CIEDE2000.
@@ -41,18 +41,18 @@ SIGHTS = [
 LEAST = 10.0
 """CIEDE2000 between two areas; 1 is just noticeable side by side, 5 at a glance."""
 SIDE_BY_SIDE = {
-    "phases": [mark.colour for mark in theme.PHASES.values()],
-    "axes": [mark.colour for mark in theme.AXES],
-    "memory": [mark.colour for mark in theme.MEMORY.values()],
-    "ops": [mark.colour for mark in theme._OPS.values()],
+    "phases": [mark.color for mark in theme.PHASES.values()],
+    "axes": [mark.color for mark in theme.AXES],
+    "memory": [mark.color for mark in theme.MEMORY.values()],
+    "ops": [mark.color for mark in theme._OPS.values()],
     "parts of a predicted step": list(PARTS.values()),
 }
 
 
-def linear(colour: str) -> Matrix:
+def linear(color: str) -> Matrix:
     """Linear sRGB of ``#rrggbb`` or ``#rgb``."""
-    colour = colour if len(colour) == 7 else "#" + "".join(2 * digit for digit in colour[1:])
-    share = np.array([int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)])
+    color = color if len(color) == 7 else "#" + "".join(2 * digit for digit in color[1:])
+    share = np.array([int(color[at : at + 2], 16) / 255 for at in (1, 3, 5)])
     return np.where(share <= 0.04045, share / 12.92, ((share + 0.055) / 1.055) ** 2.4)
 
 
@@ -64,7 +64,7 @@ def lab(rgb: Matrix) -> Matrix:
 
 
 def ciede2000(one: Matrix, other: Matrix) -> float:
-    """The difference of two colours in L*a*b* (Sharma, Wu and Dalal, 2005)."""
+    """The difference of two colors in L*a*b* (Sharma, Wu and Dalal, 2005)."""
     (l1, a1, b1), (l2, a2, b2) = one, other
     mean = (np.hypot(a1, b1) + np.hypot(a2, b2)) / 2
     g = 0.5 * (1 - np.sqrt(mean**7 / (mean**7 + 25.0**7)))
@@ -88,8 +88,8 @@ def ciede2000(one: Matrix, other: Matrix) -> float:
 
 
 def contrast(one: str, other: str) -> float:
-    """The ratio of WCAG 2: 1 for equal colours, 21 for black on white."""
-    luminance = sorted(float(TO_XYZ[1] @ linear(colour)) + 0.05 for colour in (one, other))
+    """The ratio of WCAG 2: 1 for equal colors, 21 for black on white."""
+    luminance = sorted(float(TO_XYZ[1] @ linear(color)) + 0.05 for color in (one, other))
     return luminance[1] / luminance[0]
 
 
@@ -115,8 +115,8 @@ def test_a_grey_looks_grey_to_everyone(sight: str, matrix: Matrix) -> None:
 
 @pytest.mark.parametrize(("sight", "matrix"), SIGHTS, ids=[name for name, _ in SIGHTS])
 @pytest.mark.parametrize("used", SIDE_BY_SIDE)
-def test_colours_side_by_side_are_told_apart(used: str, sight: str, matrix: Matrix) -> None:
-    seen = {colour: lab(matrix @ linear(colour)) for colour in dict.fromkeys(SIDE_BY_SIDE[used])}
+def test_colors_side_by_side_are_told_apart(used: str, sight: str, matrix: Matrix) -> None:
+    seen = {color: lab(matrix @ linear(color)) for color in dict.fromkeys(SIDE_BY_SIDE[used])}
     assert len(seen) == len(SIDE_BY_SIDE[used])
     close = {
         (one, other): round(difference, 1)
@@ -138,11 +138,11 @@ def test_red_and_green_of_one_lightness_would_be_found() -> None:
     "mark", [*theme.PHASES.values(), *theme.AXES, *theme.MEMORY.values()], ids=lambda mark: mark.letter
 )
 def test_the_letter_on_a_mark_can_be_read(mark: theme.Mark) -> None:
-    assert contrast(mark.colour, mark.ink) >= 4.5
+    assert contrast(mark.color, mark.ink) >= 4.5
 
 
 @pytest.mark.parametrize("background", ["#ffffff", "#111111"])
 def test_marks_and_ink_stand_out_on_light_and_on_dark_pages(background: str) -> None:
     assert contrast(theme.INK, background) >= 4.1
-    colours = {colour for used in SIDE_BY_SIDE.values() for colour in used}
-    assert min(contrast(colour, background) for colour in colours) >= 2.0
+    colors = {color for used in SIDE_BY_SIDE.values() for color in used}
+    assert min(contrast(color, background) for color in colors) >= 2.0

@@ -50,7 +50,7 @@ def test_the_window_begins_at_the_ranks_own_columns() -> None:
     assert found.columns[0] == 3 * 2048
 
 
-def test_strided_shards_are_found_among_their_neighbours_in_memory() -> None:
+def test_strided_shards_are_found_among_their_neighbors_in_memory() -> None:
     shown = dsexplore.sharding((4096, 8), "_S(0, 8), S(0)", "dp=64,tp=8")
     explorer = shown.explore()
     explorer.zoom(8 * 10 + 3)  # dp 10 of tp 3: the eleventh of tp 3's 64 shards

@@ -73,5 +73,5 @@ def test_what_caused_a_collective_and_its_order_part_no_layers(traces: ModuleTyp
 
 
 @pytest.mark.parametrize(("layers", "label"), [(1, "0"), (2, "[0–1]"), (3, "[0–2]")])
-def test_equal_layers_are_labelled_by_the_range_of_their_numbers(traces: ModuleType, layers: int, label: str) -> None:
+def test_equal_layers_are_labeled_by_the_range_of_their_numbers(traces: ModuleType, layers: int, label: str) -> None:
     assert labels(traces.layered(layers)) == [label]

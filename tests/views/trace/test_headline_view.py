@@ -1,4 +1,4 @@
-"""The headline as a view: its colours are those of the tree beside it."""
+"""The headline as a view: its colors are those of the tree beside it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dsexplore.trace.trace import Trace
 from dsexplore.views.page.html import prose
 
 
-def test_an_axis_has_one_colour_in_the_bar_and_in_the_tree(traces: ModuleType) -> None:
+def test_an_axis_has_one_color_in_the_bar_and_in_the_tree(traces: ModuleType) -> None:
     """Start-up sends most on tp, the steps on dp: both order the axes by the steps."""
     tables = traces.layered(4).tables
     rows = [
@@ -30,7 +30,7 @@ def test_no_line_ends_before_a_percent_sign() -> None:
     assert prose("spares 8 MiB (50 %) <b>", 100) == "spares 8 MiB (50\N{NO-BREAK SPACE}%) &lt;b&gt;"
 
 
-def test_many_axes_share_the_last_colour(traces: ModuleType) -> None:
+def test_many_axes_share_the_last_color(traces: ModuleType) -> None:
     trace = traces.of_names([f"n{i}" for i in range(9)])
     for html in (trace._repr_mimebundle_()["text/html"], trace.headline()._repr_mimebundle_()["text/html"]):
         words = re.findall(r'<span class="key (a\d)">\d</span><bdi>([\w ]+)</bdi> (\d+) KiB', html)

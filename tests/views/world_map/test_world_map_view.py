@@ -85,7 +85,7 @@ def test_alike_nodes_of_a_large_world_are_one() -> None:
     assert len(html) < 12_000
 
 
-def test_colours_have_one_scale_whatever_axis_is_chosen(world: WorldMap) -> None:
+def test_colors_have_one_scale_whatever_axis_is_chosen(world: WorldMap) -> None:
     all_axes, one = (world.figure(axis=axis).data[0] for axis in (None, "dp"))
     assert (all_axes.zmin, all_axes.zmax) == (one.zmin, one.zmax) == (0, 1024)
     assert one.z[1][0] == 1024

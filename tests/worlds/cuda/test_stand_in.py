@@ -364,14 +364,14 @@ def test_closing_looks_for_marks_only_where_there_are_any(monkeypatch: pytest.Mo
     assert len(looked) == 1
 
 
-class Labelled(Tensor):
+class Labeled(Tensor):
     """A class of the program's."""
 
 
 def test_a_tensor_of_the_programs_class_keeps_it_when_it_is_moved() -> None:
     with cuda_stand_in():
-        moved = torch.ones(2).as_subclass(Labelled).cuda()
-        assert type(moved) is Labelled
+        moved = torch.ones(2).as_subclass(Labeled).cuda()
+        assert type(moved) is Labeled
         assert moved.device.type == "cuda"
         assert type(nn.Parameter(torch.ones(2)).cuda()) is Tensor
         assert type(nn.Buffer(torch.ones(2)).cuda()) is Tensor

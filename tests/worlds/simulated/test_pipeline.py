@@ -21,41 +21,41 @@ from dsexplore.worlds.commtrace import commtrace
 from dsexplore.worlds.simulate import simulate
 from dsexplore.worlds.world_settings import Target
 
-INITIALISE = "_initialize_pipeline_distributed_state"
+INITIALIZE = "_initialize_pipeline_distributed_state"
 
 
 @pytest.fixture
-def initialised(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+def initialized(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The stages that torch's own method gets, on a torch that has it in place of the vote."""
     stages: list[Any] = []
     monkeypatch.delattr(PipelineStage, "_warmup_forward_vote", raising=False)
     monkeypatch.setattr(
-        _PipelineSchedule, INITIALISE, lambda schedule, given, has_backward: stages.extend(given), raising=False
+        _PipelineSchedule, INITIALIZE, lambda schedule, given, has_backward: stages.extend(given), raising=False
     )
     return stages
 
 
 @pytest.mark.parametrize(("index", "is_refused"), [(0, False), (1, True)])
 def test_a_stage_that_nobody_tells_its_shapes_is_refused_before_torch_initialises_it(
-    initialised: list[Any], index: int, is_refused: bool
+    initialized: list[Any], index: int, is_refused: bool
 ) -> None:
     with simulate(mesh="pp=2", rank=index) as mesh:
         stage = PipelineStage(nn.Linear(4, 4), index, 2, torch.device("cpu"), group=mesh.get_group())
         refused = pytest.raises(UsageError, match="pipeline stage 1 does not know its shapes")
         with refused if is_refused else nullcontext():
-            getattr(_PipelineSchedule, INITIALISE)(None, [stage], False)
-    assert initialised == ([] if is_refused else [stage])
+            getattr(_PipelineSchedule, INITIALIZE)(None, [stage], False)
+    assert initialized == ([] if is_refused else [stage])
 
 
-def test_stages_with_shapes_and_of_other_classes_are_torchs_to_initialise(initialised: list[Any]) -> None:
+def test_stages_with_shapes_and_of_other_classes_are_torchs_to_initialize(initialized: list[Any]) -> None:
     example, other = torch.zeros(2, 4), object()
     with simulate(mesh="pp=2") as mesh:
         stage = PipelineStage(nn.Linear(4, 4), 0, 2, torch.device("cpu"), example, example, group=mesh.get_group())
-        getattr(_PipelineSchedule, INITIALISE)(None, [other, stage], False)
-    assert initialised == [other, stage]
+        getattr(_PipelineSchedule, INITIALIZE)(None, [other, stage], False)
+    assert initialized == [other, stage]
 
 
-@pytest.mark.usefixtures("initialised")
+@pytest.mark.usefixtures("initialized")
 @pytest.mark.parametrize(("target", "backend"), [("cuda", "nccl"), ("cpu", "gloo")])
 def test_a_schedule_finds_the_targets_backend_unless_one_was_asked_for(target: Target, backend: str) -> None:
     with simulate(2, hardware="cpu" if target == "cpu" else None):

@@ -1,4 +1,4 @@
-"""SyncBatchNorm on GPUs that are not there: its collectives, and values as those of plain batch normalisation."""
+"""SyncBatchNorm on GPUs that are not there: its collectives, and values as those of plain batch normalization."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_gathers_statistics_and_sums_their_gradients(fake: bool) -> None:
     ]
 
 
-def test_normalises_as_batch_norm_does() -> None:
+def test_normalizes_as_batch_norm_does() -> None:
     """On a simulated group the gathered statistics are copies of this rank's: those of its own batch."""
     values = torch.randn(8, 5, 4)
     with dsexplore.simulate(mesh="dp=4", hardware="h100"):
@@ -45,7 +45,7 @@ def test_the_running_variance_counts_the_values_of_all_ranks() -> None:
         assert torch.allclose(norm.running_var, (0.9 + 0.1 * unbiased).cuda(), atol=1e-5)
 
 
-def test_without_running_statistics_it_normalises_all_the_same() -> None:
+def test_without_running_statistics_it_normalizes_all_the_same() -> None:
     values = torch.randn(8, 5, 4)
     with dsexplore.simulate(mesh="dp=4", hardware="h100"):
         found = nn.SyncBatchNorm(5, track_running_stats=False).cuda()(values.cuda())

@@ -1,10 +1,10 @@
-"""The view of a `ParameterDay`: a picture of the parameter's shards, and what is sent for it, in order."""
+"""The view of a `ParameterHistory`: a picture of the parameter's shards, and what is sent for it, in order."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from dsexplore.analysis.parameter_day import ParameterDay
+from dsexplore.analysis.parameter_history import ParameterHistory
 from dsexplore.analysis.step_timeline import axes_by_bytes
 from dsexplore.sharding.layout import Sharding
 from dsexplore.sharding.plan import sharding
@@ -21,35 +21,37 @@ _NOTE = (
 )
 
 
-class ParameterDayView(View):
-    """The view of a `ParameterDay`."""
+class ParameterHistoryView(View):
+    """The view of a `ParameterHistory`."""
 
     title = "A parameter in a step"
 
-    def __init__(self, day: ParameterDay) -> None:
-        self._day = day
+    def __init__(self, history: ParameterHistory) -> None:
+        self._history = history
 
     def text(self) -> str:
         """Return where the parameter lies, and a line per moment of it in the step."""
-        moments = [f"  {line}" for line in moment_lines(self._day)]
-        return "\n".join([_where(self._day), *moments, f"  ({_note(self._day)})"])
+        moments = [f"  {line}" for line in moment_lines(self._history)]
+        return "\n".join([_where(self._history), *moments, f"  ({_note(self._history)})"])
 
     def html(self) -> str:
         """Return the moments as a table, with the picture of the shards below it."""
-        plan = shards_of(self._day)
-        axes = axes_by_bytes(self._day.tables.events)
-        return html.fragment(day_html(self._day)) + (ShardingView(plan, axes).html() if plan is not None else "")
+        plan = shards_of(self._history)
+        axes = axes_by_bytes(self._history.tables.events)
+        return html.fragment(history_html(self._history)) + (
+            ShardingView(plan, axes).html() if plan is not None else ""
+        )
 
     def explore(self) -> Any:
         """Return the explorer of its trace with the parameter selected; ``.selection`` is what is sent for it."""
-        explorer = Trace(self._day.tables).explore(sizes=self._day.sizes)
-        explorer.parameter(self._day.name)
+        explorer = Trace(self._history.tables).explore(sizes=self._history.sizes)
+        explorer.parameter(self._history.name)
         return explorer
 
 
-def day_html(day: ParameterDay) -> str:
+def history_html(history: ParameterHistory) -> str:
     """Return where a parameter lies and a table of its moments, as HTML to embed in a page."""
-    column = f"{day.sizes}_bytes"
+    column = f"{history.sizes}_bytes"
     rows = [
         (
             str(number),
@@ -61,46 +63,50 @@ def day_html(day: ParameterDay) -> str:
             html.parted(_why(moment) or "–", 90),
             html.parted(moment["source"] or "–", 90),
         )
-        for number, moment in enumerate(day.moments.iter_rows(named=True), 1)
+        for number, moment in enumerate(history.moments.iter_rows(named=True), 1)
     ]
-    head = ("", "what", "phase", "op", "axis", f"{day.sizes} bytes", "why", "source")
+    head = ("", "what", "phase", "op", "axis", f"{history.sizes} bytes", "why", "source")
     table = (
-        html.table(head, rows, left=(1, 2, 3, 4), wrap=(6, 7)) if len(day.trace) else "<p>Nothing is sent for it.</p>"
+        html.table(head, rows, left=(1, 2, 3, 4), wrap=(6, 7))
+        if len(history.trace)
+        else "<p>Nothing is sent for it.</p>"
     )
-    return f'<p><b>{html.prose(_where(day), 400)}</b></p>{table}<p class="dim">{html.escape(_note(day), 0)}</p>'
+    return f'<p><b>{html.prose(_where(history), 400)}</b></p>{table}<p class="dim">{html.escape(_note(history), 0)}</p>'
 
 
-def _note(day: ParameterDay) -> str:
-    return _NOTE.format("those on the wire," if day.sizes == "wire" else "those of the whole message,")
+def _note(history: ParameterHistory) -> str:
+    return _NOTE.format("those on the wire," if history.sizes == "wire" else "those of the whole message,")
 
 
-def shards_of(day: ParameterDay) -> Sharding | None:
+def shards_of(history: ParameterHistory) -> Sharding | None:
     """Return the sharding of the parameter, or None for a plain tensor, which every rank holds whole."""
-    row = day.parameter
+    row = history.parameter
     if not row["mesh"]:
         return None
-    own = day.name.rpartition(".")[2]
+    own = history.name.rpartition(".")[2]
     return sharding({own: (tuple(row["global_shape"]), row["placements"])}, mesh=row["mesh"], dtype=row["dtype"])
 
 
-def _where(day: ParameterDay) -> str:
-    row = day.parameter
+def _where(history: ParameterHistory) -> str:
+    row = history.parameter
     shape = " × ".join(str(length) for length in row["global_shape"]) or "one number"
     held = f"{format_bytes(row['local_bytes'])} of {format_bytes(row['global_bytes'])} on each rank"
     how = f"{row['placements']} on {row['mesh']}" if row["mesh"] else "a plain tensor, whole on each rank"
-    unit = f"; FSDP gathers it with {day.unit}" if day.unit else ""
-    return html.plain(f"{day.name}: {shape}, {row['dtype']}, {how}: {held}{unit}", 400)
+    unit = f"; FSDP gathers it with {history.unit}" if history.unit else ""
+    return html.plain(f"{history.name}: {shape}, {row['dtype']}, {how}: {held}{unit}", 400)
 
 
-def moment_lines(day: ParameterDay) -> list[str]:
+def moment_lines(history: ParameterHistory) -> list[str]:
     """Return a line per moment: ``2. gathered in forward: all_gather over dp, 12 MiB (FSDP pre_forward), a.py:3``."""
     lines = []
-    for number, moment in enumerate(day.moments.iter_rows(named=True), 1):
+    for number, moment in enumerate(history.moments.iter_rows(named=True), 1):
         text = f"{number}. {moment['what']} in {moment['phase']}"
         if moment["op"]:
             over = f" over {moment['axis']}" if moment["axis"] else ""
             why = _why(moment)
-            text += f": {moment['op']}{over}, {format_bytes(moment[f'{day.sizes}_bytes'])}{f' ({why})' if why else ''}"
+            text += (
+                f": {moment['op']}{over}, {format_bytes(moment[f'{history.sizes}_bytes'])}{f' ({why})' if why else ''}"
+            )
         lines.append(html.plain(text + (f", {moment['source']}" if moment["source"] else ""), 240))
     return lines
 

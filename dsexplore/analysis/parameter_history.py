@@ -1,4 +1,4 @@
-"""`ParameterDay`: where one parameter lies, and what is sent for it in a step, in order.
+"""`ParameterHistory`: where one parameter lies, and what is sent for it in a step, in order.
 
 A trace has collectives, and not the computation between them. So "gathered", "gradient reduced" and the like are
 events, and the rest is concluded: what is gathered a second time in a step was "freed" after the first; a module that
@@ -35,7 +35,7 @@ MOMENTS: dict[str, pl.DataType] = {
 
 
 @dataclass(frozen=True, eq=False)
-class ParameterDay(Displayable):
+class ParameterHistory(Displayable):
     """One parameter in one step, as one rank sees it. Shows itself as a picture of its shards and a list of moments."""
 
     tables: Tables
@@ -50,7 +50,7 @@ class ParameterDay(Displayable):
     """The bytes that are shown."""
 
     def __repr__(self) -> str:
-        return f"<ParameterDay: {self.name}, {self.moments.height} moments in a step>"
+        return f"<ParameterHistory: {self.name}, {self.moments.height} moments in a step>"
 
     def to_frame(self) -> pl.DataFrame:
         """Return the moments as a polars frame; columns: `MOMENTS`."""
@@ -64,7 +64,7 @@ class ParameterDay(Displayable):
         return Trace(replace(self.tables, events=events[rows] if rows else events.clear()))
 
 
-def parameter_day(tables: Tables, parameter: str, sizes: Sizes = "wire") -> ParameterDay:
+def parameter_history(tables: Tables, parameter: str, sizes: Sizes = "wire") -> ParameterHistory:
     """Follow a parameter through the first step that is recorded whole, on the first recorded rank.
 
     Args:
@@ -76,7 +76,7 @@ def parameter_day(tables: Tables, parameter: str, sizes: Sizes = "wire") -> Para
         UsageError: no such sizes or parameter, or several that end so.
     """
     if sizes not in get_args(Sizes):
-        raise UsageError(f"parameter_day(sizes={sizes!r}): no such sizes; they are {', '.join(get_args(Sizes))}")
+        raise UsageError(f"parameter_history(sizes={sizes!r}): no such sizes; they are {', '.join(get_args(Sizes))}")
     row = _find(tables, parameter)
     events = tables.events.with_row_index("row").filter(pl.col("rank") == row["rank"])
     step = _step(events)
@@ -105,7 +105,7 @@ def parameter_day(tables: Tables, parameter: str, sizes: Sizes = "wire") -> Para
     computed = tables.kernels.filter((pl.col("rank") == row["rank"]) & (pl.col("step") == step))
     updated = bool(row["requires_grad"]) and "optimizer" in computed["phase"]
     _conclude(moments, called, updated)
-    return ParameterDay(tables, row["name"], row, unit, pl.DataFrame(moments, schema=MOMENTS), sizes)
+    return ParameterHistory(tables, row["name"], row, unit, pl.DataFrame(moments, schema=MOMENTS), sizes)
 
 
 def _conclude(moments: list[dict[str, Any]], called: bool, updated: bool) -> None:
@@ -139,11 +139,11 @@ def _find(tables: Tables, name: str) -> dict[str, Any]:
     fitting = [one for one in names if one == name] or [one for one in names if one.endswith(f".{name}")]
     if len(fitting) != 1:
         if fitting:
-            raise UsageError(f"parameter_day({name!r}): several end so: {', '.join(fitting[:4])}")
+            raise UsageError(f"parameter_history({name!r}): several end so: {', '.join(fitting[:4])}")
         ends = {one.partition(".")[2]: one for one in names}
         near = difflib.get_close_matches(name, [*names, *ends], 1, 0.5)
         hint = f"did you mean {near[0]!r}?" if near else "names are those of trace.parameters['name']"
-        raise UsageError(f"parameter_day({name!r}): no such parameter: {hint}")
+        raise UsageError(f"parameter_history({name!r}): no such parameter: {hint}")
     return parameters.filter(pl.col("name") == fitting[0]).row(0, named=True)
 
 
