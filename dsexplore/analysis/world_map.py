@@ -33,6 +33,7 @@ from dsexplore.units import format_count
 INSIDE, BETWEEN = "inside a node", "between nodes"
 NO_AXIS = "no axis"
 Shade = Literal["bytes", "seconds"]
+Box = Literal["node", "domain"]
 NO_TIMES = "no collective of this trace has a measured duration"
 FLOW = ("rank", "axis", "group", "peer")
 """Events that agree in these columns go over the same links."""
@@ -83,6 +84,8 @@ class WorldMap(Displayable):
     """The axis whose groups are outlined; None for none."""
     running: FlowSeconds | None = None
     """The seconds that shade it; None where bytes do."""
+    box: Box = "node"
+    """What `ranks_per_node` consecutive ranks are: a node, or a domain of several nodes that NVLink joins."""
 
     def __repr__(self) -> str:
         return f"<WorldMap: {self.extent}>"
@@ -96,11 +99,15 @@ class WorldMap(Displayable):
     def extent(self) -> str:
         """The ranks and their nodes, in words: ``16 ranks on 2 nodes of 8``."""
         ranks = format_count(self.world_size, "rank")
-        return f"{ranks} on {format_count(self.nodes, 'node')} of {self.ranks_per_node}"
+        return f"{ranks} on {format_count(self.nodes, self.box)} of {self.ranks_per_node}"
+
+    def named(self, level: str) -> str:
+        """Return the level of a link in words: ``inside a node``, ``between domains``."""
+        return level.replace("node", self.box)
 
     @property
     def nodes(self) -> int:
-        """The number of nodes."""
+        """The number of nodes, or of domains."""
         return -(-self.world_size // self.ranks_per_node)
 
     @property
@@ -289,6 +296,7 @@ def world_map(
     axis: str | None = None,
     shade: Shade = "bytes",
     times: RunningTimes | None = None,
+    box: Box = "node",
 ) -> WorldMap:
     """Build the map of a trace's world.
 
@@ -299,6 +307,7 @@ def world_map(
         axis: the axis whose groups are outlined; None for none.
         shade: what shades the ranks, bytes or seconds.
         times: source of the seconds; None for measured ones.
+        box: what those ranks are, a node or a domain of several nodes.
 
     Raises:
         UsageError: fewer than one rank per node, unknown sizes, axis or shade, or no times for seconds.
@@ -317,7 +326,7 @@ def world_map(
     totals = events.group_by(FLOW).agg(pl.col(f"{sizes}_bytes").sum(), pl.len()).sort(FLOW).rows()
     steps = max(1, events["step"].n_unique())
     senders = tuple(sorted(tables.events["rank"].unique().to_list()))
-    found = replace(map_of(tables, totals, ranks_per_node, steps, senders), sizes=sizes, axis=axis)
+    found = replace(map_of(tables, totals, ranks_per_node, steps, senders), sizes=sizes, axis=axis, box=box)
     return found if shade == "bytes" else replace(found, running=_running(tables, events, times))
 
 

@@ -81,9 +81,9 @@ def calibrated(measured: CommSweep, base: Cluster) -> Calibration:
         UsageError: more ranks per node than the cluster has.
     """
     here = measured.conditions
-    if here.ranks_per_node > base.ranks_per_node:
+    if here.ranks_per_node > base.ranks_per_domain:
         raise UsageError(
-            f"{base.name} has {base.ranks_per_node} ranks per node and the sweep {here.ranks_per_node}: "
+            f"{base.name} has {base.ranks_per_domain} ranks per node and the sweep {here.ranks_per_node}: "
             "name another cluster as base"
         )
     tables = _tables(measured)

@@ -126,9 +126,10 @@ class Cluster:
         topology: how the ranks of a node are joined: ``"switch"`` where any two have the whole bandwidth, ``"mesh"``
             where `node` is one of the links that join each two, ``"cube"`` for the hybrid cube mesh of a DGX-1, where
             `node` is all six links of a GPU, ``"pcie"``, or ``"host"`` for processes of one machine.
-        ranks_per_node: ranks that share the fast links; 72 for an NVL72 rack.
-        node: link between ranks of one node.
-        network: link of one rank to other nodes; None where there is one node only.
+        ranks_per_node: ranks that a launcher starts on one machine: 8 on a DGX, 4 on a tray of an NVL72 rack.
+        ranks_per_domain: ranks that share the fast links: those of a machine, or 72 for an NVL72 rack of 18 machines.
+        node: link between ranks of one domain.
+        network: link of one rank to other domains; None where there is one only.
         reduction: sums made by the node's switch; None without them.
         compute: arithmetic of one rank.
         memory: memory of one rank.
@@ -146,6 +147,7 @@ class Cluster:
     generation: str
     topology: str
     ranks_per_node: int
+    ranks_per_domain: int
     node: Link
     network: Link | None
     reduction: Reduction | None
@@ -172,6 +174,36 @@ class Cluster:
         path = Path(text) if text.endswith(".toml") else _known(text)
         return _loaded(path, path.stat().st_mtime_ns if path.exists() else 0)
 
+    @property
+    def domain_kind(self) -> str:
+        """The word for ranks that share the fast links: ``"node"`` or, of several nodes, ``"NVLink domain"``."""
+        return "node" if self.ranks_per_domain == self.ranks_per_node else "NVLink domain"
+
+    def domain_of_job(self, world_size: int, ranks_per_node: int | None = None) -> int:
+        """Return how many consecutive ranks of a job share the fast links.
+
+        A scheduler fills the domains of a job evenly, so that its groups of equal size are not cut at their edges: 128
+        ranks are placed as 2 x 64 on racks of 72. Where even domains would be less than half full, as for 148 ranks,
+        each is filled before the next.
+
+        Args:
+            world_size: number of ranks of the job.
+            ranks_per_node: ranks that its launcher starts on each machine; None for `Cluster.ranks_per_node`.
+
+        Example:
+            >>> Cluster.load("gb200-nvl72").domain_of_job(128)
+            64
+            >>> Cluster.load("dgx-h100").domain_of_job(16, ranks_per_node=4)
+            4
+        """
+        node = ranks_per_node or self.ranks_per_node
+        nodes = max(1, self.ranks_per_domain // max(node, self.ranks_per_node))
+        whole = node * nodes
+        if world_size <= whole:
+            return whole
+        even = (size for size in range(whole, whole // 2, -node) if world_size % size == 0)
+        return next(even, whole)
+
 
 @lru_cache(maxsize=32)
 def _loaded(path: Path, changed: int) -> Cluster:
@@ -182,6 +214,7 @@ def _loaded(path: Path, changed: int) -> Cluster:
         name=path.stem,
         **values.words,
         ranks_per_node=values.ranks_per_node,
+        ranks_per_domain=values.ranks_per_domain,
         node=Link(**sections["node"]),
         network=Link(**sections["network"]) if "network" in sections else None,
         reduction=_reduction(sections["reduction"]) if "reduction" in sections else None,

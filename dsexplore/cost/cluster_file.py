@@ -147,7 +147,7 @@ SECTIONS: dict[str, dict[str, Callable[[object], float]]] = {
 }
 """The tables of a file, and how each of their quantities is read."""
 _OPTIONAL = {"network", "reduction"}
-_OPTIONAL_AT_TOP = {"measured", "like", "processors"}
+_OPTIONAL_AT_TOP = {"measured", "like", "processors", "ranks_per_domain"}
 _OPTIONAL_KEYS = {"fp16", "tf32", "fp8"}
 _MEASURED = {"op", "nodes", "ranks_per_node", "bytes", "microseconds", "source", "date"}
 
@@ -158,6 +158,7 @@ class ClusterValues:
 
     words: dict[str, str]
     ranks_per_node: int
+    ranks_per_domain: int
     processors: int | None
     sections: dict[str, dict[str, float]]
     measured: list[dict[str, Any]]
@@ -196,12 +197,22 @@ class _Reader:
             raise self._wrong("processors", shared)
         return ClusterValues(
             words={key: data[key] for key in sorted(words)} | {"like": data.get("like", "")},
-            ranks_per_node=int(self._read("ranks_per_node", data["ranks_per_node"], _count)),
+            **self._ranks(data),
             processors=self._processors(data),
             sections={name: self._section(name, data[name]) for name in SECTIONS if name in data},
             measured=[self._measured(number, table) for number, table in enumerate(_list(data.get("measured", [])))],
             sources=self.sources,
         )
+
+    def _ranks(self, data: dict[str, Any]) -> dict[str, int]:
+        """Return the ranks of a node and of a domain, which is one node unless the file says otherwise."""
+        node = int(self._read("ranks_per_node", data["ranks_per_node"], _count))
+        if "ranks_per_domain" not in data:
+            return {"ranks_per_node": node, "ranks_per_domain": node}
+        domain = int(self._read("ranks_per_domain", data["ranks_per_domain"], _count))
+        if domain % node:
+            raise self._wrong("ranks_per_domain", f"{domain}: write a multiple of ranks_per_node, {node}")
+        return {"ranks_per_node": node, "ranks_per_domain": domain}
 
     def _processors(self, data: dict[str, Any]) -> int | None:
         if "processors" not in data:

@@ -27,9 +27,9 @@ def collective_time(
         op: a name from `dsexplore.trace.collectives.OPS`.
         message_bytes: message bytes S, the whole buffer as nccl-tests counts it.
         world_size: ranks of the process group.
-        ranks_per_node: how many of the group's ranks share a node: 8 of 8 for a mesh axis of stride 1, 1 of 8 for one
-            of stride 8. By default as many as the cluster has there, 8 for a DGX H100. If ranks are not a multiple of
-            it, the last node counts as full.
+        ranks_per_node: how many of the group's ranks share a node, or an NVLink domain of several nodes: 8 of 8 for a
+            mesh axis of stride 1, 1 of 8 for one of stride 8. By default as many as a job of `world_size` has
+            there, 8 on a DGX H100. If ranks are not a multiple of it, the last node counts as full.
         hardware: a GPU (``"h100"`` means ``"dgx-h100"``), a cluster, the path of a cluster's file, or a `Cluster`.
 
     Returns:
@@ -60,17 +60,17 @@ def collective_curve(
         raise UsageError(f"op {op!r} is not a collective: name one of {', '.join(OPS)}")
     if world_size < 1:
         raise UsageError(f"world_size {world_size} is not a number of ranks: give the size of the group, 1 or more")
-    per_node = min(world_size, machine.ranks_per_node if ranks_per_node is None else ranks_per_node)
-    if not 1 <= per_node <= machine.ranks_per_node:
+    per_node = min(world_size, machine.domain_of_job(world_size) if ranks_per_node is None else ranks_per_node)
+    if not 1 <= per_node <= machine.ranks_per_domain:
         raise UsageError(
-            f"ranks_per_node {per_node} does not fit {machine.name}: give a number from 1 to {machine.ranks_per_node}"
+            f"ranks_per_node {per_node} does not fit {machine.name}: give a number from 1 to {machine.ranks_per_domain}"
         )
     if world_size == 1:
         return None
     group = Group(-(-world_size // per_node), per_node)
     if group.nodes > 1 and machine.network is None:
         raise UsageError(
-            f"{machine.name} is one node of {machine.ranks_per_node} ranks, without a network: a group of {world_size} "
-            f"ranks with {per_node} of them on each node does not fit"
+            f"{machine.name} is one {machine.domain_kind} of {machine.ranks_per_domain} ranks, without a network: a group "
+            f"of {world_size} ranks with {per_node} of them on each node does not fit"
         )
     return curve(machine, op, group)

@@ -137,7 +137,7 @@ def _in_node(cluster: Cluster, op: str, size: float, ranks: int) -> Iterator[flo
 
 def _is_direct(cluster: Cluster, ranks: int) -> bool:
     """Return True if each rank talks to all others at once, as RCCL does if all links of a mesh are present."""
-    return cluster.topology == "mesh" and ranks == cluster.ranks_per_node
+    return cluster.topology == "mesh" and ranks == cluster.ranks_per_domain
 
 
 def _network(cluster: Cluster) -> Link:

@@ -8,7 +8,7 @@ import polars as pl
 
 from dsexplore.analysis.running_times import RunningTimes, predicted_times
 from dsexplore.analysis.step_timeline import Sizes
-from dsexplore.analysis.world_map import Shade, WorldMap, world_map
+from dsexplore.analysis.world_map import Box, Shade, WorldMap, world_map
 from dsexplore.cost.cluster import Cluster
 from dsexplore.cost.prediction import Prediction, predict
 from dsexplore.trace.tables import Tables
@@ -24,13 +24,14 @@ def predicted_world_map(
 ) -> WorldMap:
     """Build the map of a trace's world with the seconds of one predicted step; see `Trace.world_map`.
 
-    The prediction uses as many ranks per node as the map draws: by default those of the cluster.
+    Each box of the map holds the ranks that the prediction takes to share the fast links: a node, or an NVLink domain.
 
     Raises:
         UsageError: as `dsexplore.analysis.world_map.world_map`, no such hardware, or a trace without costs.
     """
     prediction = predict(tables, hardware, ranks_per_node=ranks_per_node)
-    return world_map(tables, prediction.ranks_per_node, sizes, axis, shade, times_of(prediction))
+    box: Box = "node" if prediction.cluster.domain_kind == "node" else "domain"
+    return world_map(tables, prediction.ranks_per_domain, sizes, axis, shade, times_of(prediction), box)
 
 
 def times_of(prediction: Prediction) -> RunningTimes:
@@ -43,5 +44,7 @@ def times_of(prediction: Prediction) -> RunningTimes:
     ]
     schema = {"rank": pl.Int32, "seq": pl.Int64, "begin": pl.Float64, "until": pl.Float64}
     spans = pl.DataFrame(rows, schema=schema, orient="row").unique(["rank", "seq"], keep="first", maintain_order=True)
-    words = f"predicted on {prediction.cluster.title} with {prediction.ranks_per_node} ranks on a node, of one step"
+    machine = prediction.cluster
+    ranks = f"{prediction.ranks_per_domain} ranks in each {machine.domain_kind}"
+    words = f"predicted on {machine.title} with {ranks}, of one step"
     return predicted_times(prediction.tables, spans, words)

@@ -84,9 +84,9 @@ class Prediction(Displayable):
         return self._range_of(lambda end: self._slowest.played(end).exposed)
 
     @property
-    def ranks_per_node(self) -> int:
-        """Ranks on each node: the cluster's own number unless another was given."""
-        return self.options.ranks_per_node or self.cluster.ranks_per_node
+    def ranks_per_domain(self) -> int:
+        """Ranks of the job that share the fast links; see `Cluster.domain_of_job`."""
+        return self.cluster.domain_of_job(self.tables.info.world_size, self.options.ranks_per_node)
 
     @property
     def idle(self) -> Range:

@@ -125,7 +125,7 @@ class Options:
     """The options of a prediction.
 
     Attributes:
-        ranks_per_node: as `Cluster.ranks_per_node`, unless given.
+        ranks_per_node: ranks that the launcher starts on a node; None for `Cluster.ranks_per_node`.
         compiled: whether modules run compiled; None for as the program asked.
         overlap: whether communication may run beside compute.
         step: which step of the trace; None for the last of those that train most and, of these, evaluate least.
@@ -176,10 +176,11 @@ class _Reader:
     def __init__(self, tables: Tables, cluster: Cluster, options: Options) -> None:
         self.tables, self.cluster, self.options = tables, cluster, options
         self.groups = {row["group"]: row["ranks"] for row in tables.groups.iter_rows(named=True)}
-        self.per_node = options.ranks_per_node or cluster.ranks_per_node
-        waiting = 1 if tables.events.is_empty() else tables.info.world_size
+        size = tables.info.world_size
+        self.domain = cluster.domain_of_job(size, options.ranks_per_node)
+        waiting = 1 if tables.events.is_empty() else size
         self._slowest = [slowest_of(waiting, cluster, speed) for speed in SPEEDS]
-        here = min(tables.info.world_size, self.per_node)
+        here = min(size, self.domain)
         self._share_processors = cluster.processors is not None and here > cluster.processors
         self._times: dict[tuple[Any, ...], Times] = {}
         self._costs: dict[tuple[Any, ...], tuple[Times, Times]] = {}
@@ -271,11 +272,11 @@ class _Reader:
         )
 
     def _parties(self, row: Mapping[str, Any], rank: int) -> tuple[int, int]:
-        """Return how many ranks take part, and how many of them are on this rank's node; a message has two ranks."""
+        """Return how many ranks take part, and how many of them are in this rank's domain; a message has two ranks."""
         if row["op"] in ("send", "recv"):
-            return 2, 2 if row["peer"] is not None and row["peer"] // self.per_node == rank // self.per_node else 1
+            return 2, 2 if row["peer"] is not None and row["peer"] // self.domain == rank // self.domain else 1
         ranks = self.groups.get(row["group"]) or list(range(row["group_size"]))
-        return row["group_size"], max(1, sum(other // self.per_node == rank // self.per_node for other in ranks))
+        return row["group_size"], max(1, sum(other // self.domain == rank // self.domain for other in ranks))
 
     def _seconds(self, op: str, message_bytes: int, size: int, per_node: int) -> Times:
         key = op, message_bytes, size, per_node

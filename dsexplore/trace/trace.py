@@ -264,7 +264,8 @@ class Trace(Displayable):
         """Return a `dsexplore.analysis.world_map.WorldMap`: the ranks that each rank communicates with, by node.
 
         Args:
-            ranks_per_node: ranks on each node; consecutive ones share a node. None: the cluster's number, else 8.
+            ranks_per_node: ranks on each node; consecutive ones share a node. None: the cluster's number, else 8. With
+                hardware whose NVLink domains are several nodes, boxes are domains.
             sizes: which bytes it shows, ``wire`` or ``message``.
             axis: the mesh axis whose groups are outlined.
             shade: ``bytes``, or ``seconds`` in which collectives of a rank or a link ran; None: seconds with hardware.
@@ -317,7 +318,7 @@ class Trace(Displayable):
         Args:
             hardware: a GPU (``"h100"`` means ``"dgx-h100"``), a cluster, ``"cpu"``, the path of a cluster's file,
                 or a `Cluster`.
-            ranks_per_node: ranks on each node, where it is not the cluster's number.
+            ranks_per_node: ranks that a launcher starts on each node, where it is not the cluster's number.
             compiled: whether modules run compiled; None for as the program asked.
             overlap: whether communication may run beside compute.
             step: which step of the trace; None for the last of those that train most and, of these, evaluate least.

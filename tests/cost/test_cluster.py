@@ -7,6 +7,8 @@ import pkgutil
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dsexplore import UsageError
 from dsexplore.cost import Cluster, known_clusters
@@ -57,6 +59,39 @@ def own(folder: Path, old: str = "", new: str = "") -> Path:
     return path
 
 
+@pytest.mark.parametrize(
+    ("name", "world_size", "ranks_per_node", "domain"),
+    [
+        ("dgx-h100", 64, None, 8),
+        ("dgx-h100", 64, 4, 4),
+        ("gb200-nvl72", 64, None, 72),
+        ("gb200-nvl72", 64, 4, 72),  # as a launcher starts it
+        ("gb200-nvl72", 64, 2, 32),  # half of each tray: two racks of 36
+        ("gb200-nvl72", 64, 72, 72),  # the rack given as a node
+        *(("gb200-nvl72", size, 4, 64) for size in (128, 256, 512, 1024)),  # whole powers of two, not cut at 72
+        *(("gb200-nvl72", size, None, 72) for size in (144, 576)),
+        ("gb200-nvl72", 148, None, 72),  # even domains would hold four
+    ],
+)
+def test_ranks_that_share_the_fast_links(name: str, world_size: int, ranks_per_node: int | None, domain: int) -> None:
+    assert Cluster.load(name).domain_of_job(world_size, ranks_per_node) == domain
+
+
+@given(st.integers(1, 4096), st.sampled_from(known_clusters()))
+def test_domains_of_a_job_hold_whole_nodes_and_at_most_what_the_cluster_has(world_size: int, name: str) -> None:
+    cluster = Cluster.load(name)
+    domain = cluster.domain_of_job(world_size)
+    assert domain % cluster.ranks_per_node == 0
+    assert cluster.ranks_per_domain / 2 < domain <= cluster.ranks_per_domain
+
+
+def test_a_domain_is_whole_nodes(tmp_path: Path) -> None:
+    two = own(tmp_path, "ranks_per_node = 2", "ranks_per_node = 2\nranks_per_domain = 6")
+    assert (Cluster.load(two).ranks_per_node, Cluster.load(two).ranks_per_domain) == (2, 6)
+    with pytest.raises(UsageError, match="ranks_per_domain = 7: write a multiple of ranks_per_node, 2"):
+        Cluster.load(own(tmp_path, "ranks_per_node = 2", "ranks_per_node = 2\nranks_per_domain = 7"))
+
+
 def test_the_clusters_that_ship() -> None:
     assert set(REQUIRED) <= set(known_clusters())
 
@@ -64,7 +99,7 @@ def test_the_clusters_that_ship() -> None:
 @pytest.mark.parametrize("name", known_clusters())
 def test_every_number_has_a_source_and_a_date(name: str) -> None:
     cluster = Cluster.load(name.upper())
-    keys = {"ranks_per_node"}
+    keys = {"ranks_per_node"} | ({"ranks_per_domain"} if cluster.domain_kind != "node" else set())
     text = (FOLDER / f"{name}.toml").read_text(encoding="utf-8")
     for section, kinds in SECTIONS.items():
         if f"[{section}]" in text:

@@ -43,8 +43,11 @@ def test_the_step_is_predicted_with_the_nodes_that_are_drawn(llama: Trace) -> No
     narrow, whole = (llama.world_map(ranks, hardware="dgx-h100") for ranks in (2, None))
     assert (narrow.ranks_per_node, whole.ranks_per_node) == (2, 8)
     assert narrow.to_shades().max() > whole.to_shades().max()
-    assert "with 2 ranks on a node" in narrow._repr_mimebundle_()["text/html"]
-    assert llama.world_map(hardware="gb200-nvl72").ranks_per_node == 72
+    assert "with 2 ranks in each node" in narrow._repr_mimebundle_()["text/html"]
+    rack = llama.world_map(hardware="gb200-nvl72")
+    assert rack.ranks_per_node == 72
+    assert "1 domain of 72" in rack._repr_mimebundle_()["text/plain"]
+    assert "NVLink domain" in rack._repr_mimebundle_()["text/html"]
     assert llama.world_map().ranks_per_node == 8
     with pytest.raises(UsageError, match="ranks_per_node='2'"):
         llama.world_map("2", hardware="dgx-h100")  # type: ignore[arg-type]  # what is refused

@@ -157,3 +157,12 @@ def test_where_other_attention_kernels_may_run_a_note_names_them(alone: Trace) -
     assert [note for note in alone.predict().notes if 'attention="cudnn"' in note]
     for prediction in (alone.predict(attention="cudnn"), alone.predict("dgx-a100")):
         assert not [note for note in prediction.notes if "attention" in note]
+
+
+def test_ranks_started_per_tray_are_predicted_as_the_rack_that_they_are(traced_llama: Callable[..., Trace]) -> None:
+    trace = traced_llama("dp=4,tp=2")
+    by_launcher, by_default = (trace.predict("gb200-nvl72", ranks_per_node=number) for number in (4, None))
+    assert by_launcher.exposed.expected == by_default.exposed.expected
+    assert by_launcher.ranks_per_domain == 72
+    cut = trace.predict("dgx-h100", ranks_per_node=4)
+    assert cut.ranks_per_domain == 4

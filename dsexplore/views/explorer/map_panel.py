@@ -63,7 +63,7 @@ class MapPanel:
         self._prediction = prediction
         self._times: dict[str, RunningTimes | None] = {}
         self._shade = BYTES
-        self._per_node = 8 if prediction is None else prediction.ranks_per_node
+        self._per_node = 8 if prediction is None else prediction.ranks_per_domain
         self._shown: WorldMap | None = None
         self._tops: dict[str, float] = {}
         self._sums: dict[str, _LinkSums] = {}

@@ -117,10 +117,10 @@ def heatmap(world: WorldMap, axis: str | None = None) -> Spec:
         "ygap": 2 if nodes <= 64 else 0,
         "meta": {"kind": "world_map"},
     }
-    more = f"; {world.nodes - nodes:,} more nodes not drawn" if world.nodes > nodes else ""
+    more = f"; {world.nodes - nodes:,} more {world.box}s not drawn" if world.nodes > nodes else ""
     layout = {
-        "xaxis": {"title": {"text": "rank of the node"}, "dtick": 1, "showgrid": False},
-        "yaxis": {"title": {"text": f"node{more}"}, "autorange": "reversed", "showgrid": False},
+        "xaxis": {"title": {"text": f"rank of the {world.box}"}, "dtick": 1, "showgrid": False},
+        "yaxis": {"title": {"text": f"{world.box}{more}"}, "autorange": "reversed", "showgrid": False},
         "height": int(min(720, 140 + 26 * nodes)),
     }
     return finished({"data": [marks], "layout": layout})

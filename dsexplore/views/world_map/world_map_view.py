@@ -126,8 +126,8 @@ def _kind_of_bytes(world: WorldMap) -> str:
 def _level_lines(world: WorldMap) -> list[str]:
     most = "" if world.is_even else "at most "
     lines = [
-        f"{html.plain(level.axis, 30)}, {level.level}: {most}{format_bytes(level.bytes)} {_kind_of_bytes(world)} "
-        f"to {format_count(level.peers, 'other rank')}"
+        f"{html.plain(level.axis, 30)}, {world.named(level.level)}: {most}{format_bytes(level.bytes)} "
+        f"{_kind_of_bytes(world)} to {format_count(level.peers, 'other rank')}"
         for level in world.levels
     ]
     if world.running is None:
@@ -180,16 +180,16 @@ def _nodes_html(world: WorldMap, look: Look) -> str:
     """Return the boxes of the nodes, and a note if some are not drawn."""
     nodes, groups = node_boxes(world), world.group_of_each()
     hidden = sum(len(node.numbers) for node in nodes[_MOST_NODES:])
-    more = f'<p class="dim">{hidden:,} more nodes are not drawn.</p>' if hidden else ""
+    more = f'<p class="dim">{hidden:,} more {world.box}s are not drawn.</p>' if hidden else ""
     drawn = "".join(_node(world, node, groups, i, look) for i, node in enumerate(nodes[:_MOST_NODES]))
     return f'<div class="nodes">{drawn}</div>{more}'
 
 
 def _node(world: WorldMap, node: Node, groups: dict[int, int], number: int, look: Look) -> str:
     if len(node.numbers) > 1:
-        name = f"nodes {ranges(list(node.numbers), 3)} (each of {len(node.numbers):,})"
+        name = f"{world.box}s {ranges(list(node.numbers), 3)} (each of {len(node.numbers):,})"
     else:
-        name = f"node {node.numbers[0]}"
+        name = f"{world.box} {node.numbers[0]}"
     cells = "".join(_cell(world, cell, groups, f"{number}.{i}", look) for i, cell in enumerate(node.cells))
     columns = f"grid-template-columns:repeat({min(_COLUMNS, len(node.cells))},auto)"
     return f'<div class="node">{html.escape(name)}<div style="{columns}">{cells}</div></div>'
@@ -228,7 +228,7 @@ def _table(world: WorldMap, look: Look) -> str:
         color = look.color(axis)
         mark = f'<span class="key a{color}">{AXES[color].letter}</span>'
         drawn = f'<span class="level"><i class="a{color}" style="width:{100 * value / top:.3g}%"></i></span>'
-        rows.append((f"{mark}{html.name(axis, 40)}", level, f"{peers:,}", written(world, value), drawn))
+        rows.append((f"{mark}{html.name(axis, 40)}", world.named(level), f"{peers:,}", written(world, value), drawn))
     per = f"{world.sizes} bytes" if world.running is None else "seconds"
     head = ("axis", "links", "ranks sent to", f"{per} per rank and step{', at most' if _most(world) else ''}", "")
     marks = [
@@ -251,6 +251,7 @@ def _total(world: WorldMap) -> str:
     inside, between = (
         f"{_most(world) if values[level] else ''}{written(world, values[level])}" for level in (INSIDE, BETWEEN)
     )
+    near, far = world.named(INSIDE), world.named(BETWEEN)
     if world.running is None:
-        return f"<p>Per rank and step {inside} stay inside a node, {between} go between nodes.</p>"
-    return f"<p>Per rank and step collectives run {inside} over links inside a node, {between} between nodes.</p>"
+        return f"<p>Per rank and step {inside} stay {near}, {between} go {far}.</p>"
+    return f"<p>Per rank and step collectives run {inside} over links {near}, {between} {far}.</p>"
