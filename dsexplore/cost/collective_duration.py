@@ -70,7 +70,7 @@ def collective_curve(
     group = Group(-(-world_size // per_node), per_node)
     if group.nodes > 1 and machine.network is None:
         raise UsageError(
-            f"{machine.name} is one {machine.domain_kind} of {machine.ranks_per_domain} ranks, without a network: a group "
-            f"of {world_size} ranks with {per_node} of them on each node does not fit"
+            f"{machine.name} is one {machine.domain_kind} of {machine.ranks_per_domain} ranks, without a network: a "
+            f"group of {world_size} ranks with {per_node} of them on each node does not fit"
         )
     return curve(machine, op, group)
