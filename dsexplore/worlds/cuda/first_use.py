@@ -30,10 +30,10 @@ from dsexplore.torch_internals.function_modes import takes_default_device
 from dsexplore.torch_internals.patches import Kernel, Parts, Patches
 
 _LOOK_ONLY = sys.stdlib_module_names - {"__main__"} | {
-    *("torch", "dsexplore", "IPython", "ipykernel", "jedi", "traitlets", "debugpy", "_pytest", "pluggy"),
+    *("torch", "triton", "dsexplore", "IPython", "ipykernel", "jedi", "traitlets", "debugpy", "_pytest", "pluggy"),
     *("cloudpickle", "dill", "typeguard", "beartype"),
 }
-"""Packages that look at the names of modules without using what these stand for, and torch."""
+"""Packages that look at the names of modules without using what these stand for, and torch with its compiler."""
 _ALLOCATIONS = {
     "aten::empty.memory_format": torch.ops.aten.empty.memory_format,
     "aten::empty_permuted": torch.ops.aten.empty_permuted.default,

@@ -95,3 +95,12 @@ def test_a_program_without_it_finds_torch_as_it_is() -> None:
 def test_cpus_answer_as_cpus() -> None:
     with simulate(2, hardware="cpu"):
         assert not torch.cuda.is_available()
+
+
+@pytest.mark.parametrize("asker", ["torch._inductor.utils", "triton.backends.amd.driver", "typeguard"])
+def test_a_question_of_a_library_that_only_looks_is_no_use(asker: str) -> None:
+    """Compilers ask which GPUs there are, in the middle of what torch does: what torch asked before must still hold."""
+    with dsexplore.commtrace(world_size=2):
+        asked = eval("torch.version.hip, torch.cuda.is_available()", {"torch": torch, "__name__": asker})
+        assert asked == (None, False)
+        assert torch.cuda.is_available()
