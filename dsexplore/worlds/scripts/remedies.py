@@ -4,14 +4,8 @@ from __future__ import annotations
 
 import re
 
-_WITHOUT_CUDA = (
-    "not compiled with CUDA",
-    "not linked with support for cuda",
-    "has no attribute '_cuda_",
-    "NVIDIA driver",
-    "arguments from the 'CUDA' backend",
-)
-"""Parts of what torch raises where a program asks for CUDA and there is none."""
+_WITHOUT_CUDA = re.compile("cuda|nvidia|accelerator device|dummy base class", re.IGNORECASE)
+"""What torch's many errors say where a program asks for CUDA and there is none; they differ by build and version."""
 _OF_GPUS = re.compile(r"Could not run '(aten::\w+)' with arguments from the 'CPU' backend")
 """The error of torch for ops with GPU kernels only."""
 _EXTENSIONS = frozenset(
@@ -29,7 +23,7 @@ def remedy_for(error: BaseException, *, has_cuda: bool, rank: int, is_alone: boo
         rank: the one that was played.
         is_alone: whether no other rank of the world is played.
     """
-    if not has_cuda and any(part in str(error) for part in _WITHOUT_CUDA):
+    if not has_cuda and not isinstance(error, OSError) and _WITHOUT_CUDA.search(str(error)):
         return (
             "the script asks for a GPU, and in this world there is none: leave out --hardware cpu (hardware='cpu'), or "
             "give the script its own options for training on CPUs"

@@ -20,11 +20,27 @@ def notes_of(tmp_path: Path, code: str, error: type[BaseException], **world: obj
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="torch finds a GPU")
-@pytest.mark.parametrize("code", ['torch.ones(2, device="cuda")', "torch.cuda.set_device(0)", "torch.nn.ReLU().cuda()"])
+@pytest.mark.parametrize(
+    "code",
+    [
+        'torch.ones(2, device="cuda")',
+        "torch.cuda.set_device(0)",
+        "torch.nn.ReLU().cuda()",
+        "torch.cuda.Stream()",
+        "torch.cuda.Event().record()",
+        "torch.Generator('cuda')",
+        "torch.ones(1).pin_memory()",
+    ],
+)
 def test_a_script_for_gpus_in_a_world_without(tmp_path: Path, code: str) -> None:
     code += '\ntorch.ones(1, device="cuda")'
     notes = notes_of(tmp_path, code, BaseException, hardware="cpu")
     assert any("in this world there is none: leave out --hardware cpu" in note for note in notes)
+
+
+def test_a_file_of_that_name_is_no_gpu(tmp_path: Path) -> None:
+    notes = notes_of(tmp_path, "open('cuda_kernels.json')", FileNotFoundError, hardware="cpu")
+    assert not any("asks for a GPU" in note for note in notes)
 
 
 def test_a_file_that_rank_0_would_have_written(tmp_path: Path) -> None:
