@@ -6,10 +6,10 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from itertools import chain
 from typing import Any
+from weakref import ReferenceType, ref
 
 import torch
 from torch.distributed.tensor import DTensor
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from dsexplore.capture.issued_collective import Issued
 from dsexplore.capture.module_entry import ModuleEntry
@@ -23,7 +23,7 @@ class EarlySends:
     """Collectives issued by the program itself, with the storages that they send; no tensor is kept alive."""
 
     def __init__(self) -> None:
-        self._sent: list[tuple[Issued, set[StorageWeakRef]]] = []
+        self._sent: list[tuple[Issued, set[ReferenceType[torch.UntypedStorage]]]] = []
 
     def add(self, issued: Issued, args: Sequence[Any]) -> None:
         """Note a collective.
@@ -47,11 +47,11 @@ class EarlySends:
                 issued.origin = issued.origin._replace(phase="start-up")
 
 
-def _storages(tensors: Iterable[torch.Tensor]) -> set[StorageWeakRef]:
+def _storages(tensors: Iterable[torch.Tensor]) -> set[ReferenceType[torch.UntypedStorage]]:
     """Return the memory of tensors; of a DTensor, that of its local one."""
     storages = set()
     for tensor in tensors:
         local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
         with suppress(NotImplementedError, RuntimeError):  # a tensor without memory of its own
-            storages.add(StorageWeakRef(local.untyped_storage()))
+            storages.add(ref(local.untyped_storage()))
     return storages

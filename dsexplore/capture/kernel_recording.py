@@ -31,6 +31,7 @@ from dsexplore.torch_internals.dispatch import PlainDispatchMode, eval_frame_cal
 from dsexplore.torch_internals.dtensor import PROPAGATE_TENSOR_META, local_tensor
 from dsexplore.torch_internals.fake_tensors import FakeTensor
 from dsexplore.torch_internals.patches import Entry, Parts, Patch, Patches, install_all
+from dsexplore.torch_internals.pipelining import INPUT_PLACEHOLDER
 from dsexplore.torch_internals.tensors import RESIZE_STORAGE
 from dsexplore.trace.causes import is_fsdp2
 from dsexplore.trace.schema import Phase
@@ -322,6 +323,7 @@ def _followed(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
 
 PATCHES: tuple[Entry, ...] = (
     Patch(PROPAGATE_TENSOR_META, "an op that it runs on tensors of global shape is none of the program's", _uncounted),
+    Patch(INPUT_PLACEHOLDER, "its copies hold no memory and cost no device anything", _uncounted, on_import=True),
     Patch(RESIZE_STORAGE, "no dispatch mode sees FSDP2 free gathered parameters by it", _followed),
 )
 """Functions that are replaced while kernels are recorded."""

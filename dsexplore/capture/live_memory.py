@@ -2,6 +2,9 @@
 
 Each storage is counted once, from the op that made it until nothing refers to it. On fake tensors sizes are those of
 real ones, so a step that fits no machine can be measured.
+
+References to storages are those of `weakref`, here and wherever else one is kept: with a weak reference in C++
+(``StorageWeakRef``) torch 2.9 does not tell Python that the storage is gone.
 """
 
 from __future__ import annotations

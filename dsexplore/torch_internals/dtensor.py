@@ -73,7 +73,7 @@ def group_of_mesh(mesh: DeviceMesh, name: str) -> dist.ProcessGroup | None:
     """Return the process group of a mesh that has that name; None where the mesh has no such group.
 
     A mesh of an earlier world may carry the name of another group of today's. A mesh of torch 2.9 has names alone, so
-    there the group is the one that had the name when it was first asked for.
+    there the group is the one that had the name when it was first asked for; None if none had.
     """
     root: Any = root_mesh(mesh)
     if hasattr(root, "_pg_registry"):
@@ -81,7 +81,10 @@ def group_of_mesh(mesh: DeviceMesh, name: str) -> dist.ProcessGroup | None:
         return group
     references: dict[str, weakref.ref[dist.ProcessGroup]] = vars(root).setdefault("_groups_by_name", {})
     if name not in references:
-        references[name] = weakref.ref(resolve_group(name))
+        try:
+            references[name] = weakref.ref(resolve_group(name))
+        except RuntimeError:  # the group was destroyed before anybody asked
+            return None
     return references[name]()
 
 

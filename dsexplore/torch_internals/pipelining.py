@@ -125,3 +125,7 @@ _allocate_buffer = TorchName("torch.distributed.pipelining.stage:_RecvInfo.alloc
 def stages_hold_buffers() -> bool:
     """Return True if a stage makes a buffer for each message before the first one, not when it is needed."""
     return not _allocate_buffer.is_there
+
+
+INPUT_PLACEHOLDER = TorchName("torch.distributed.pipelining.stage:_RootArgPlaceholder.__init__", until="2.11")
+"""The method that describes an input of the first stage, once for each microbatch, by a copy on the meta device."""

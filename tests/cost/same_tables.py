@@ -6,25 +6,17 @@ from collections.abc import Callable
 
 import polars as pl
 
-from dsexplore.torch_internals.names import torch_at_least
 from dsexplore.trace.tables import Tables
 
 
 def same(one: Tables, other: Tables, prepared: Callable[[pl.DataFrame], pl.DataFrame] = lambda frame: frame) -> None:
     """Assert that all tables are equal, but for the names of process groups, of which each run makes its own."""
     for name in ("events", "kernels", "memory", "parameters", "groups", "modules"):
-        left, right = (_numbered(_without_placeholders(prepared(getattr(tables, name)))) for tables in (one, other))
+        left, right = (_numbered(prepared(getattr(tables, name))) for tables in (one, other))
         assert left.height == right.height, name
         different = [column for column in left.columns if not left[column].equals(right[column], null_equal=True)]
         assert not different, (name, different)
     assert one.info == other.info
-
-
-def _without_placeholders(frame: pl.DataFrame) -> pl.DataFrame:
-    """The frame without the copies on the meta device that a first stage of torch 2.9 makes of all its microbatches."""
-    if torch_at_least("2.10") or "read_bytes" not in frame.columns:
-        return frame
-    return frame.filter((pl.col("module") != "") | (pl.col("op") != "_to_copy"))
 
 
 def _numbered(frame: pl.DataFrame) -> pl.DataFrame:

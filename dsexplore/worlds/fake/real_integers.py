@@ -17,26 +17,24 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import wraps
 from typing import Any
+from weakref import WeakSet
 
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from dsexplore.torch_internals import ddp
-from dsexplore.torch_internals.fake_tensors import active_fake_mode, storage_number
+from dsexplore.torch_internals.fake_tensors import active_fake_mode
 from dsexplore.torch_internals.modules import PAD_PACKED_SEQUENCE
 from dsexplore.torch_internals.patches import Entry, Parts, Patch
 
 _FACTORIES = frozenset({torch.ops.aten.empty.memory_format, torch.ops.aten.zeros.default})
 _INTEGERS = frozenset({torch.int32, torch.int64})
-_MANY = 64
-"""Storages that are remembered until those that are gone are looked for."""
 
 
 class RealIntegers:
     """The tensors of one fake mode that have memory."""
 
     def __init__(self) -> None:
-        self._storages: dict[int, StorageWeakRef] = {}
+        self._storages: WeakSet[torch.UntypedStorage] = WeakSet()
         self._makes = False
 
     @contextmanager
@@ -61,18 +59,14 @@ class RealIntegers:
         first = args[0]
         while type(first) is list and first:  # collectives take lists, and lists of lists
             first = first[0]
-        if not isinstance(first, torch.Tensor) or storage_number(first.untyped_storage()) not in self._storages:
+        if not isinstance(first, torch.Tensor) or first.untyped_storage() not in self._storages:
             return NotImplemented
         return self.keep(func(*args, **kwargs))
 
     def keep(self, result: Any) -> Any:
         """Count a result, if it is a tensor, among these integers, and return it."""
         if isinstance(result, torch.Tensor):
-            if len(self._storages) > _MANY:
-                self._storages = {key: ref for key, ref in self._storages.items() if not ref.expired()}
-            # As long as a weak reference to a storage exists, no other has its number.
-            reference = StorageWeakRef(result.untyped_storage())
-            self._storages[reference.cdata] = reference
+            self._storages.add(result.untyped_storage())
         return result
 
 

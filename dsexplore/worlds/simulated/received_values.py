@@ -12,9 +12,9 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from functools import wraps
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from dsexplore.capture.frame_kinds import OF_USER, kind_of
 from dsexplore.torch_internals.patches import Entry, Parts, Patch
@@ -29,15 +29,13 @@ REDUCED = (
     "the result of a reduction was read, which is this rank's own value here: on a real cluster it is that of all "
     "ranks of the group, and what the program does then may differ"
 )
-_MANY = 1024
-"""Storages that are kept until those that were freed are dropped."""
 
 
 class Received:
     """The storages of tensors to which other ranks contribute; none is kept alive."""
 
     def __init__(self) -> None:
-        self._storages: dict[int, tuple[StorageWeakRef, str]] = {}
+        self._storages: WeakKeyDictionary[torch.UntypedStorage, str] = WeakKeyDictionary()
 
     def add_received(self, tensors: Any) -> None:
         """Add a tensor, a list of tensors, or a list of such lists, that other ranks send."""
@@ -49,25 +47,22 @@ class Received:
 
     def _add(self, tensors: Any, remark: str) -> None:
         for tensor in _flattened(tensors):
-            reference = _storage_of(tensor)
-            if reference is not None:
-                if len(self._storages) > _MANY:
-                    self._storages = {key: held for key, held in self._storages.items() if not held[0].expired()}
-                # As long as a weak reference to a storage exists, no other has its number.
-                self._storages[reference.cdata] = reference, remark
+            storage = _storage_of(tensor)
+            if storage is not None:
+                self._storages[storage] = remark
 
     def discard(self, tensor: torch.Tensor) -> None:
         """Remove a tensor that was overwritten with values of this rank."""
-        reference = _storage_of(tensor)
-        if reference is not None:
-            self._storages.pop(reference.cdata, None)
+        storage = _storage_of(tensor)
+        if storage is not None:
+            self._storages.pop(storage, None)
 
     def remark_on(self, tensor: object) -> str:
         """Return the remark on a read of a tensor; empty if no other rank contributes to it."""
         if not self._storages or not isinstance(tensor, torch.Tensor):
             return ""
-        reference = _storage_of(tensor)
-        return "" if reference is None else self._storages.get(reference.cdata, (None, ""))[1]
+        storage = _storage_of(tensor)
+        return "" if storage is None else self._storages.get(storage, "")
 
     def follow(self, result: object, *sources: object) -> None:
         """Add the result of a comparison if another rank contributes to one of its arguments."""
@@ -76,11 +71,11 @@ class Received:
             self._add(result, remark)
 
 
-def _storage_of(tensor: torch.Tensor) -> StorageWeakRef | None:
+def _storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
     """Return the storage of a tensor; None for one without a storage of its own, such as a DTensor or a sparse one."""
     try:
         with no_subclass_function():
-            return StorageWeakRef(tensor.untyped_storage())
+            return tensor.untyped_storage()
     except (NotImplementedError, RuntimeError):
         return None
 
