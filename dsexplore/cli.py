@@ -138,7 +138,7 @@ def _demo_arguments(parser: argparse.ArgumentParser) -> None:
 def _demo(options: argparse.Namespace) -> None:
     import torch
 
-    from dsexplore.mesh_text import parse_mesh
+    from dsexplore.mesh import parse_mesh
     from dsexplore.worlds import demo
     from dsexplore.worlds.commtrace import commtrace
     from dsexplore.worlds.simulate import simulate

@@ -21,7 +21,7 @@ FLOORS = (
         "hardware",
         "display",
         "interrupts",
-        "mesh_text",
+        "mesh",
         "model_names",
         "near_names",
         "paused_collector",

@@ -24,7 +24,7 @@ from dsexplore.analysis.running_times import FlowSeconds, RunningTimes, measured
 from dsexplore.analysis.step_timeline import Sizes
 from dsexplore.display import Displayable
 from dsexplore.errors import UsageError
-from dsexplore.mesh_text import parse_mesh
+from dsexplore.mesh import parse_mesh
 from dsexplore.trace.steps import in_steps
 from dsexplore.trace.tables import Tables
 from dsexplore.trace.trace import Trace

@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from dsexplore.capture.plain_groups import axes_of_peers, axes_of_ranks, axis_of_description
 from dsexplore.capture.work_timing import timing_of
-from dsexplore.mesh_text import axis_names, mesh_text
+from dsexplore.mesh import axis_names, mesh_text
 from dsexplore.torch_internals.dtensor import group_names, group_of_mesh, root_mesh
 from dsexplore.torch_internals.process_groups import backend_of, registered_groups, resolve_group
 from dsexplore.trace.schema import Timing

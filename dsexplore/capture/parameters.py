@@ -14,7 +14,7 @@ from torch.nn.parameter import is_lazy
 
 from dsexplore import placement_text
 from dsexplore.capture.module_entry import ModuleEntry
-from dsexplore.mesh_text import mesh_text
+from dsexplore.mesh import mesh_text
 from dsexplore.torch_internals.dtensor import local_tensor
 from dsexplore.torch_internals.modules import own_parameters
 

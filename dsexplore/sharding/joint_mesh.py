@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 
 from dsexplore.errors import UsageError
-from dsexplore.mesh_text import axis_names, mesh_text
-from dsexplore.sharding.mesh import Mesh, Numbers, device_ranks, read_mesh
+from dsexplore.mesh import Mesh, Numbers, axis_names, device_ranks, mesh_text, parse_mesh
 from dsexplore.torch_internals.dtensor import root_mesh
 
 
@@ -80,7 +79,7 @@ def join(meshes: Sequence[Any]) -> tuple[Mesh, list[tuple[Reading, ...]]]:
 
 def _join(meshes: Sequence[Any]) -> tuple[Mesh, list[tuple[Reading, ...]]]:
     if len(meshes) == 1:
-        only = read_mesh(meshes[0])
+        only = parse_mesh(meshes[0])
         return only, [plain_readings(only)]
     order = _common_order(meshes)
     grids = [_axes_of(mesh, order) for mesh in meshes]

@@ -11,9 +11,9 @@ import torch
 
 from dsexplore.display import Displayable
 from dsexplore.errors import UsageError
+from dsexplore.mesh import Mesh
 from dsexplore.sharding.chunks import Range, ranges_text
 from dsexplore.sharding.memory import PARTS, assume, memory_groups
-from dsexplore.sharding.mesh import Mesh
 from dsexplore.sharding.rank_groups import RankGroup, blocks_of, group_blocks
 from dsexplore.sharding.redistribution import Redistribution, redistribution
 from dsexplore.sharding.tensor import Placed

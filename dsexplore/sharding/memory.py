@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from dsexplore.errors import UsageError
-from dsexplore.sharding.mesh import Mesh, Numbers
+from dsexplore.mesh import Mesh, Numbers
 from dsexplore.sharding.rank_groups import Blocks, RankGroup, blocks_of, group_blocks
 from dsexplore.sharding.tensor import Placed
 from dsexplore.units import format_count

@@ -12,11 +12,11 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from dsexplore.errors import UsageError
+from dsexplore.mesh import Mesh, MeshLike, parse_mesh
 from dsexplore.model_names import class_name
 from dsexplore.placement_text import Placement, read, read_all
 from dsexplore.sharding.joint_mesh import Reading, join, plain_readings
 from dsexplore.sharding.layout import Sharding
-from dsexplore.sharding.mesh import Mesh, read_mesh
 from dsexplore.sharding.tensor import Placed, fit
 from dsexplore.torch_internals.modules import unwrapped, without_wrappers
 from dsexplore.units import format_count
@@ -105,7 +105,7 @@ def _of_mapping(shown: Mapping[Any, Any], mesh: Any, dtype: torch.dtype) -> Shar
 
 
 def _on_paper(entries: Mapping[str, tuple[Any, Any, torch.dtype, bool]], mesh: Any) -> Sharding:
-    shown = read_mesh(mesh)
+    shown = _mesh_of_plan(mesh)
     axes = plain_readings(shown)
     placed = []
     for name, (shape, placements, dtype, trained) in entries.items():
@@ -113,6 +113,13 @@ def _on_paper(entries: Mapping[str, tuple[Any, Any, torch.dtype, bool]], mesh: A
         fitted = fit(read_all(placements, name), sizes, shown.axes, name)
         placed.append(Placed(name, sizes, dtype, fitted, axes, trained))
     return Sharding(placed[0].name if len(placed) == 1 else "plan", shown, placed)
+
+
+def _mesh_of_plan(mesh: MeshLike | Mesh | None) -> Mesh:
+    parsed = parse_mesh(mesh)
+    if not parsed.axes:
+        raise UsageError("a plan on paper needs a mesh: write mesh='dp=2,tp=4', or give a DeviceMesh")
+    return parsed
 
 
 def _of_tensors(title: str, tensors: Sequence[_Named], mesh: Any) -> Sharding:
@@ -127,7 +134,7 @@ def _of_tensors(title: str, tensors: Sequence[_Named], mesh: Any) -> Sharding:
     if on_mesh:
         shown, readings = join(on_mesh)
     else:
-        shown = read_mesh(mesh) if mesh is not None else _world()
+        shown = _mesh_of_plan(mesh) if mesh is not None else _world()
     following = iter(readings)
     axes = [() if each is None else next(following) for each in own]
     placed = [_placed(*named, at) for named, at in zip(tensors, axes, strict=True)]

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dsexplore.mesh import Mesh, Numbers
 from dsexplore.sharding.chunks import nested_borders
 from dsexplore.sharding.joint_mesh import Reading
-from dsexplore.sharding.mesh import Mesh, Numbers
 from dsexplore.sharding.tensor import Placed
 
 _MOST_LISTED = 4096

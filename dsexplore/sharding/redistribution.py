@@ -16,9 +16,9 @@ import torch
 
 from dsexplore.display import Displayable
 from dsexplore.errors import UsageError
+from dsexplore.mesh import Mesh
 from dsexplore.placement_text import Placement, read, read_all
 from dsexplore.sharding.chunks import Cut, part_size
-from dsexplore.sharding.mesh import Mesh
 from dsexplore.sharding.tensor import Placed, fit
 from dsexplore.torch_internals.dispatch import without_modes
 from dsexplore.torch_internals.dtensor import mesh_without_groups, plan_redistribution, strided_shard

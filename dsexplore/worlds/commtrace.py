@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 
 from dsexplore.capture.record import record
-from dsexplore.mesh_text import Mesh
+from dsexplore.mesh import MeshLike
 from dsexplore.signatures import names_arguments
 from dsexplore.trace.trace import Trace
 from dsexplore.worlds.fake.unsupported import explained
@@ -22,7 +22,7 @@ from dsexplore.worlds.world_settings import WorldSettings
 def commtrace(
     *,
     world_size: int | None = None,
-    mesh: Mesh | None = None,
+    mesh: MeshLike | None = None,
     rank: int = 0,
     fake: bool = False,
     hardware: str | None = None,

@@ -27,7 +27,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from dsexplore.errors import UsageError
 from dsexplore.interrupts import uninterrupted
-from dsexplore.mesh_text import Mesh
+from dsexplore.mesh import MeshLike
 from dsexplore.signatures import names_arguments
 from dsexplore.torch_internals.dtensor import change_device_type
 from dsexplore.torch_internals.fake_tensors import without_fake_mode
@@ -62,8 +62,8 @@ def current_world() -> World | None:
 @names_arguments
 @contextmanager
 def simulate(
-    world_size: int | Mesh | None = None,
-    mesh: Mesh | None = None,
+    world_size: int | MeshLike | None = None,
+    mesh: MeshLike | None = None,
     rank: int = 0,
     fake: bool = False,
     *,

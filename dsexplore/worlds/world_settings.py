@@ -10,7 +10,7 @@ import torch
 
 from dsexplore import hardware as known_hardware
 from dsexplore.errors import UsageError
-from dsexplore.mesh_text import Mesh, MeshSpec, parse_mesh
+from dsexplore.mesh import Mesh, MeshLike, parse_mesh
 from dsexplore.near_names import did_you_mean
 from dsexplore.units import format_count
 from dsexplore.worlds.cuda.gpu import gpu_of_file, known_gpus
@@ -30,7 +30,7 @@ class WorldSettings:
     """
 
     world_size: int | None = None
-    mesh: Mesh | None = None
+    mesh: MeshLike | None = None
     rank: int = 0
     fake: bool = False
     ranks_per_node: int | None = None
@@ -43,7 +43,7 @@ class WorldSettings:
         return f"{ranks} ({self.spec})" if self.spec.axes else ranks
 
     @property
-    def spec(self) -> MeshSpec:
+    def spec(self) -> Mesh:
         """The mesh; without axes if none was given."""
         return parse_mesh(self.mesh)
 
@@ -118,7 +118,7 @@ def check_hardware(hardware: object) -> None:
     )
 
 
-def resolve(world_size: int | None, mesh: Mesh | None, rank: int) -> tuple[int, MeshSpec]:
+def resolve(world_size: int | None, mesh: MeshLike | None, rank: int) -> tuple[int, Mesh]:
     """Return the number of ranks and the mesh of a world, from what the user gave of the two.
 
     Raises:

@@ -15,7 +15,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 import dsexplore
 from dsexplore.capture.groups import Groups
 from dsexplore.capture.record import record
-from dsexplore.mesh_text import mesh_text
+from dsexplore.mesh import mesh_text
 from dsexplore.worlds.simulate import simulate
 
 

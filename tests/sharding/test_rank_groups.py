@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import dsexplore
-from dsexplore.sharding.mesh import Mesh
+from dsexplore.mesh import Mesh
 from dsexplore.sharding.rank_groups import blocks_of, group_blocks, numbers_text
 
 

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from dsexplore.mesh import Mesh, Numbers
 from dsexplore.sharding.layout import Sharding
-from dsexplore.sharding.mesh import Mesh, Numbers
 from dsexplore.sharding.rank_groups import RankGroup, blocks_of
 from dsexplore.sharding.tensor import Placed
 from dsexplore.views.page.theme import AXES

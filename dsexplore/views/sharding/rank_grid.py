@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from dsexplore.mesh import Mesh
 from dsexplore.placement_text import Placement
 from dsexplore.sharding.chunks import ranges_text
 from dsexplore.sharding.layout import Sharding, index_text
-from dsexplore.sharding.mesh import Mesh
 from dsexplore.sharding.rank_groups import RankGroup
 from dsexplore.sharding.tensor import Placed
 from dsexplore.units import format_bytes

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from dsexplore.capture.optimizer_steps import EnoughSteps, counted_steps
@@ -24,12 +23,12 @@ from dsexplore.worlds.repeats.skipped_microbatches import skip_repeats
 from dsexplore.worlds.scripts.cluster_launch import cluster_variables, launched_on_a_cluster
 from dsexplore.worlds.scripts.outside_steps import note_what_followed, note_what_preceded
 from dsexplore.worlds.scripts.program import Program, as_main, without_our_frames
+from dsexplore.worlds.scripts.rank_conditions import Layout, code_of_other_ranks
 from dsexplore.worlds.scripts.remedies import remedy_for
 from dsexplore.worlds.scripts.stage_shapes import EarlierStages, ShapesKnown
 from dsexplore.worlds.simulate import World
 from dsexplore.worlds.simulated.closed import translated
 from dsexplore.worlds.simulated.launcher_environment import environment
-from dsexplore.worlds.simulated.other_ranks_code import code_of_other_ranks
 from dsexplore.worlds.simulated.shared_objects import SharedObjects
 from dsexplore.worlds.world_settings import WorldSettings
 
@@ -114,7 +113,8 @@ def play(
     try:
         world.expect_set_up()
         if not program.is_module and not setting.is_one_of_several:
-            for note in code_of_other_ranks(Path(program.target), world.rank, world.size):
+            layout = Layout(world.size, world.ranks_per_node)
+            for note in code_of_other_ranks(program.target, world.rank, layout):
                 world.remarks.note(note)
         local_rank = world.rank % world.ranks_per_node
         variables = cluster_variables(world.rank, world.size, world.ranks_per_node)

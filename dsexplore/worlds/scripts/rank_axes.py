@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from dsexplore.mesh_text import MeshSpec
+from dsexplore.mesh import Mesh
 
 Progression = tuple[int, int]
 """A stride, and how many ranks stand at that distance from each other."""
@@ -68,7 +68,7 @@ def progressions(ranks: Sequence[int]) -> tuple[Progression, ...] | None:
     return tuple(found) or None
 
 
-def axes_of(groups: Iterable[GroupFound], spec: MeshSpec, world_size: int) -> list[Axis]:
+def axes_of(groups: Iterable[GroupFound], spec: Mesh, world_size: int) -> list[Axis]:
     """Return the axes of a world, outermost first, without axes of one rank.
 
     Args:
@@ -101,7 +101,7 @@ def axes_of(groups: Iterable[GroupFound], spec: MeshSpec, world_size: int) -> li
     return axes[::-1]
 
 
-def _of_mesh(spec: MeshSpec) -> list[GroupFound]:
+def _of_mesh(spec: Mesh) -> list[GroupFound]:
     found, stride = [], 1
     for name, size in zip(reversed(spec.axes), reversed(spec.shape), strict=True):
         found.append(GroupFound(name, ((stride, size),)))

@@ -65,7 +65,7 @@ def conditions_on_rank(files: Iterable[str], layout: Layout) -> list[RankTest]:
         files: Python sources; unreadable ones are skipped.
         layout: of the world.
     """
-    found: dict[tuple[bool, ...], RankTest] = {}
+    tests: dict[tuple[bool, ...], RankTest] = {}
     looked: set[str] = set()
     numbers = _numbers(layout)
     for file in files:
@@ -75,26 +75,40 @@ def conditions_on_rank(files: Iterable[str], layout: Layout) -> list[RankTest]:
                 continue
             looked.add(condition)
             if len(looked) > MOST:
-                return list(found.values())
+                return list(tests.values())
             holds = _for_all_ranks(condition, numbers)
             if holds is not None and len(set(holds)) > 1:
-                where = f"{file_name(str(Path(file).absolute()))}:{node.lineno}"
-                found.setdefault(_first_false(holds), RankTest(ast.unparse(node), where, holds))
-    return list(found.values())
+                tests.setdefault(_first_false(holds), RankTest(ast.unparse(node), _place(file, node), holds))
+    return list(tests.values())
+
+
+def code_of_other_ranks(script: str, rank: int, layout: Layout) -> list[str]:
+    """Return a note for each ``if rank == 1:`` of a script whose rank is not the one that is played.
+
+    Code for rank 0 is skipped: it is mostly logging.
+    """
+    notes, numbers = [], _numbers(layout)
+    for node in _tests_of_if(script):
+        condition = _of_rank_alone(node, layout.axes)
+        holds = _for_all_ranks(condition, numbers) if condition else None
+        if holds is None or sum(holds) != 1 or holds[0] or holds[rank]:
+            continue
+        other = holds.index(True)
+        notes.append(
+            f"what is under `{ast.unparse(node)}` ({_place(script, node)}) runs on rank {other} only, and this is rank "
+            f"{rank}: --rank {other} plays it"
+        )
+    return notes
 
 
 def _first_false(holds: tuple[bool, ...]) -> tuple[bool, ...]:
     """Return the same mask for a condition and its negation: the first element is False."""
-    return tuple(not one for one in holds) if holds[0] else holds
+    return tuple(not value for value in holds) if holds[0] else holds
 
 
 def _conditions(file: str) -> Iterator[ast.expr]:
     """Yield comparisons, and all expressions that are tested for truth."""
-    try:
-        tree = ast.parse(Path(file).read_bytes())
-    except (OSError, SyntaxError, ValueError):
-        return
-    for node in ast.walk(tree):
+    for node in _nodes(file):
         if isinstance(node, (ast.If, ast.IfExp, ast.While, ast.Assert)):
             yield node.test
         elif isinstance(node, ast.BoolOp):
@@ -105,14 +119,31 @@ def _conditions(file: str) -> Iterator[ast.expr]:
             yield node
 
 
+def _tests_of_if(file: str) -> Iterator[ast.expr]:
+    return (node.test for node in _nodes(file) if isinstance(node, ast.If))
+
+
+def _nodes(file: str) -> Iterator[ast.AST]:
+    """Yield the syntax nodes of a file; none if it cannot be read."""
+    try:
+        tree = ast.parse(Path(file).read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return
+    yield from ast.walk(tree)
+
+
+def _place(file: str, node: ast.expr) -> str:
+    return f"{file_name(str(Path(file).absolute()))}:{node.lineno}"
+
+
 def _of_rank_alone(node: ast.expr, axes: Sequence[Axis]) -> str:
     """Rewrite a condition over the variables of `_numbers`; empty if it needs anything else."""
     names = _Names(axes)
     body = names.visit(ast.parse(ast.unparse(node), mode="eval"))
     parts = list(ast.walk(body))
-    if not names.found or any(isinstance(part, _HUGE) or not isinstance(part, _ALLOWED) for part in parts):
+    if not names.variables or any(isinstance(part, _HUGE) or not isinstance(part, _ALLOWED) for part in parts):
         return ""
-    if any(isinstance(part, ast.Name) and part.id not in names.found for part in parts):
+    if any(isinstance(part, ast.Name) and part.id not in names.variables for part in parts):
         return ""
     return ast.unparse(body)
 
@@ -121,14 +152,14 @@ class _Names(ast.NodeTransformer):
     """Replaces what names a number of the rank by a variable of that number."""
 
     def __init__(self, axes: Sequence[Axis]) -> None:
-        self.found: set[str] = set()
+        self.variables: set[str] = set()
         self._axes = axes
 
     def visit(self, node: ast.AST) -> ast.AST:
         if isinstance(node, (ast.Name, ast.Attribute, ast.Call, ast.Subscript)):
             name = _variable(_called_name(node), self._axes)
             if name:
-                self.found.add(name)
+                self.variables.add(name)
                 return ast.Name(name, ast.Load())
         return super().generic_visit(node)
 

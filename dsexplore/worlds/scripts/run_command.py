@@ -12,7 +12,7 @@ from typing import Any
 
 from dsexplore.display import plain_text
 from dsexplore.errors import UsageError
-from dsexplore.mesh_text import parse_mesh
+from dsexplore.mesh import parse_mesh
 from dsexplore.trace.trace import Trace
 from dsexplore.worlds.scripts.launch_lines import Launched, read_launch_line
 from dsexplore.worlds.scripts.play_distinct import play_several

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 
 from dsexplore.errors import UsageError
-from dsexplore.mesh_text import Mesh
+from dsexplore.mesh import MeshLike
 from dsexplore.signatures import names_arguments
 from dsexplore.trace.trace import Trace
 from dsexplore.worlds.real.run_ranks import RanksFailedError
@@ -20,7 +20,7 @@ def run(
     script: str | os.PathLike[str],
     *arguments: str,
     world_size: int | None = None,
-    mesh: Mesh | None = None,
+    mesh: MeshLike | None = None,
     rank: int = 0,
     ranks: str | Sequence[int] | None = None,
     ranks_per_node: int | None = None,

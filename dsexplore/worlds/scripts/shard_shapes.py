@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dsexplore.errors import UsageError
-from dsexplore.mesh_text import parse_mesh
+from dsexplore.mesh import parse_mesh
 from dsexplore.sharding.chunks import Cut, part_size
 from dsexplore.trace.tables import Tables
 from dsexplore.worlds.scripts.rank_axes import Progression

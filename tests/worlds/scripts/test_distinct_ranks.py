@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from dsexplore.errors import UsageError
-from dsexplore.mesh_text import parse_mesh
+from dsexplore.mesh import parse_mesh
 from dsexplore.sharding.chunks import Cut
 from dsexplore.worlds.scripts.distinct_ranks import MOST_PLAYED, Distinct, Outcome, Search
 from dsexplore.worlds.scripts.rank_axes import Axis, GroupFound, axes_of

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dsexplore.worlds.scripts.rank_axes import Axis
-from dsexplore.worlds.scripts.rank_conditions import Layout, conditions_on_rank
+from dsexplore.worlds.scripts.rank_conditions import Layout, code_of_other_ranks, conditions_on_rank
 
 LAYOUT = Layout(16, 8, [Axis("dp", 4, 4), Axis("tp", 1, 4)])
 
@@ -65,3 +65,31 @@ def test_each_once_and_with_its_line(tmp_path: Path) -> None:
     (test,) = conditions_on_rank([str(script)], LAYOUT)
     assert test.where.startswith(f"{script}:")
     assert conditions_on_rank([str(tmp_path / "nowhere.py")], LAYOUT) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "noted"),
+    [
+        ("if rank == 1:\n    pass", 1),
+        ("if dist.get_rank() == 3:\n    pass", 1),
+        ("def f():\n    if self.rank == 2:\n        pass", 1),
+        ("if rank == dist.get_world_size() - 1:\n    pass", 1),
+        ("if rank == 0:\n    pass", 0),  # logging
+        ("if rank == 5:\n    pass", 0),  # the rank that is played
+        ("if rank == 16:\n    pass", 0),  # not in the world
+        ("if local_rank == 1:\n    pass", 0),  # one on each node
+        ("if rank != 1:\n    pass\nif rank == other:\n    pass\nif frank == 'x':\n    pass", 0),
+        ("is_first = rank == 1", 0),  # says nothing of what runs
+        ("this does not parse", 0),
+    ],
+)
+def test_code_of_another_rank_is_noted(tmp_path: Path, text: str, noted: int) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(text)
+    notes = code_of_other_ranks(str(script), 5, LAYOUT)
+    assert len(notes) == noted
+    assert all(f"{script}:" in note and "this is rank 5" in note for note in notes)
+
+
+def test_a_script_that_is_not_there_has_no_code_of_other_ranks(tmp_path: Path) -> None:
+    assert code_of_other_ranks(str(tmp_path / "nowhere.py"), 0, LAYOUT) == []
