@@ -39,7 +39,7 @@ class Command:
     run: Callable[[argparse.Namespace], int | None]
 
 
-class _Parser(argparse.ArgumentParser):
+class _CommandParser(argparse.ArgumentParser):
     """A parser whose errors end with a hint; the parsers of the subcommands are of this class too."""
 
     def error(self, message: str) -> NoReturn:
@@ -49,7 +49,7 @@ class _Parser(argparse.ArgumentParser):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return the exit status: 0, or 2 for bad input."""
     given = list(sys.argv[1:] if argv is None else argv)
-    parser = _Parser(prog="dsexplore", description="See what a distributed PyTorch program does.")
+    parser = _CommandParser(prog="dsexplore", description="See what a distributed PyTorch program does.")
     parser.add_argument("--version", action="version", version=f"dsexplore {dsexplore.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     chosen = parser

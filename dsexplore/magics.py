@@ -21,7 +21,7 @@ from dsexplore.near_names import options_meant
 from dsexplore.real_cells import RealCells, explain_interrupt, failure
 from dsexplore.trace.trace import Trace
 from dsexplore.worlds.commtrace import commtrace
-from dsexplore.worlds.real.engine_cluster import Cluster
+from dsexplore.worlds.real.engine_cluster import EngineCluster
 from dsexplore.worlds.real.rank_world import CellRun, RankWorld
 from dsexplore.worlds.scripts.play_ranks import parse_ranks
 from dsexplore.worlds.simulate import World
@@ -48,7 +48,7 @@ that the cell reads, `rank` and `world_size`, print under their labels, and retu
 `_trace.results`. Ctrl-C and --timeout end them. The trace of the last cell is `_trace`."""
 
 
-class _Parser(argparse.ArgumentParser):
+class _MagicParser(argparse.ArgumentParser):
     """A parser that raises where argparse's own would end the kernel."""
 
     def error(self, message: str) -> NoReturn:
@@ -67,8 +67,8 @@ def _help_format(prog: str) -> argparse.HelpFormatter:
     return argparse.RawDescriptionHelpFormatter(prog, max_help_position=20, width=118)
 
 
-def _parser() -> _Parser:
-    parser = _Parser(prog="%%commtrace", description=_HELP, formatter_class=_help_format, add_help=False)
+def _parser() -> _MagicParser:
+    parser = _MagicParser(prog="%%commtrace", description=_HELP, formatter_class=_help_format, add_help=False)
     option = parser.add_argument
     option("--world-size", type=int, metavar="N", help="number of ranks to simulate; --mesh alone says it too")
     option("--mesh", metavar="AXES", help="the mesh of the simulated world, outermost axis first: dp=2,tp=4")
@@ -192,10 +192,10 @@ class CommtraceMagics(Magics):
         if options.real is not None:
             raise UsageError(f"--profile {options.profile} and --real {options.real} are two places: give one")
         kept = self._real.kept
-        if isinstance(kept, Cluster) and kept.profile == options.profile:
+        if isinstance(kept, EngineCluster) and kept.profile == options.profile:
             return
         self._close_and_print()
-        self._real.keep(Cluster(options.profile, options.backend or "gloo", options.mesh or ""))
+        self._real.keep(EngineCluster(options.profile, options.backend or "gloo", options.mesh or ""))
 
     def _run_on_ranks(self, options: argparse.Namespace, cell: str) -> None:
         """Run a cell on the kept ranks, or on new ones, and show what they sent."""
@@ -216,7 +216,7 @@ class CommtraceMagics(Magics):
         except KeyboardInterrupt as interrupt:
             interrupted = getattr(interrupt, "run", None)
             self._bind_trace(options, interrupted)
-            did = "engines were interrupted" if isinstance(kept, Cluster) else "ranks were ended"
+            did = "engines were interrupted" if isinstance(kept, EngineCluster) else "ranks were ended"
             explain_interrupt(interrupt, interrupted, f"The {did}. What was recorded until then is in `{name}`.")
             raise
         trace = self._bind_trace(options, run)
@@ -295,7 +295,7 @@ def _names_simulated(options: argparse.Namespace) -> bool:
     return any(each is not None for each in asked) or options.fake
 
 
-def _is_kept(options: argparse.Namespace, kept: RankWorld | Cluster) -> bool:
+def _is_kept(options: argparse.Namespace, kept: RankWorld | EngineCluster) -> bool:
     """Return True if the options match the kept ranks.
 
     Raises:

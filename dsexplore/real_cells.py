@@ -25,7 +25,7 @@ from dsexplore.trace.trace import Trace
 from dsexplore.units import format_bytes, format_ranks, format_seconds
 from dsexplore.views.ranks.rank_texts import RankText, as_html, as_text
 from dsexplore.worlds.real.cell_names import Travel, UsedNames, pack_names, used_names
-from dsexplore.worlds.real.engine_cluster import Cluster
+from dsexplore.worlds.real.engine_cluster import EngineCluster
 from dsexplore.worlds.real.messages import Cell
 from dsexplore.worlds.real.rank_outcome import RankOutcome
 from dsexplore.worlds.real.rank_world import CellRun, RankWorld
@@ -111,12 +111,12 @@ class RealCells:
 
     def __init__(self, shell: InteractiveShell) -> None:
         self._shell = shell
-        self.kept: RankWorld | Cluster | None = None
-        self.lost: RankWorld | Cluster | None = None
+        self.kept: RankWorld | EngineCluster | None = None
+        self.lost: RankWorld | EngineCluster | None = None
         """The kept world that a cell ended; cells meant for it must not run elsewhere."""
         self._travel = Travel()
 
-    def keep(self, world: RankWorld | Cluster) -> None:
+    def keep(self, world: RankWorld | EngineCluster) -> None:
         """Open a world whose ranks persist between cells."""
         self.close()
         world.open()
@@ -142,7 +142,9 @@ class RealCells:
         world.close()
         return str(world)
 
-    def run(self, cell: str, world: RankWorld | Cluster | None, ranks: Sequence[int] | None, timeout: float) -> CellRun:
+    def run(
+        self, cell: str, world: RankWorld | EngineCluster | None, ranks: Sequence[int] | None, timeout: float
+    ) -> CellRun:
         """Run a cell on the ranks of `world`, which is opened for it, or on the kept ones.
 
         Args:

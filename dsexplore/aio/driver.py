@@ -9,8 +9,8 @@ Users' transfers and the sweep's measurements share this one loop. Guarantees, w
 - Finished requests are replaced before Python examines them: the disk does not wait for Python. A request that fails is
   noticed after at most 64 more, and two queues; by C immediately.
 - The result of every request is checked. A short one is completed, an interrupted one repeated, a failed one is raised
-  as OSError after all others in flight have finished, since they still write into the caller's memory. While a `Watch`
-  measures, each of the three is an error.
+  as OSError after all others in flight have finished, since they still write into the caller's memory. While a
+  `DriveMonitor` measures, each of the three is an error.
 - An exception of any kind leaves nothing in flight.
 """
 
@@ -47,7 +47,7 @@ class Policy(NamedTuple):
 
 
 @dataclass(slots=True)
-class Watch:
+class DriveMonitor:
     """Stops drives at a deadline, and records what they moved and each request's latency; threads may share one."""
 
     deadline: float
@@ -65,7 +65,7 @@ class _Times:
     One reading of the clock serves both: what is submitted right after a wait starts when the wait ends.
     """
 
-    def __init__(self, watch: Watch, total: int) -> None:
+    def __init__(self, watch: DriveMonitor, total: int) -> None:
         self._watch, self.begun, self.latencies = watch, np.zeros(total), np.empty(total)
         self._begun: Any = self.begun.data
         self._finished = 0
@@ -177,7 +177,7 @@ def drive(
     policy: Policy,
     plain_fd: Callable[[], int],
     slots: Slots | None,
-    watch: Watch | None = None,
+    watch: DriveMonitor | None = None,
 ) -> None:
     """Move all requests; return when every byte has been moved, or at the watch's deadline.
 

@@ -19,8 +19,8 @@ from dsexplore.aio.aio_config import AioConfig, as_integer
 from dsexplore.aio.aio_constants import SECTOR
 from dsexplore.aio.backends.choose import choose
 from dsexplore.aio.buffers import free_locked_tensor, is_locked, new_locked_tensor
-from dsexplore.aio.pool import Job, Pool
-from dsexplore.aio.staging import Memory, memory_of, storage_of
+from dsexplore.aio.pool import Pool, TransferJob
+from dsexplore.aio.staging import TransferBuffer, memory_of, storage_of
 from dsexplore.aio.transfer_file import TransferFile
 from dsexplore.errors import UsageError
 
@@ -79,7 +79,7 @@ class aio_handle:
 
     def _reset(self) -> None:
         self._guard = threading.RLock()
-        self._pending: list[Job] = []
+        self._pending: list[TransferJob] = []
         self._pool: Pool | None = None
 
     def _threads(self) -> Pool:
@@ -254,7 +254,7 @@ class aio_handle:
             raise job.error
         return 0
 
-    def _begin(self, buffer: Any, file: File, validate: bool, offset: int, write: bool, threads: range) -> Job:
+    def _begin(self, buffer: Any, file: File, validate: bool, offset: int, write: bool, threads: range) -> TransferJob:
         begin = as_integer(offset)
         if begin is None or begin < 0:
             raise UsageError(f"file_offset {offset!r} is not a position in a file: give a whole number, at least 0")
@@ -269,7 +269,7 @@ class aio_handle:
         try:
             if not write:
                 _check_length(target, memory, begin)
-            job = Job(memory, target, begin, self._config, len(threads), validate=bool(validate))
+            job = TransferJob(memory, target, begin, self._config, len(threads), validate=bool(validate))
         except BaseException:
             target.close()
             raise
@@ -330,7 +330,7 @@ def aio_write(
         return handle.write(buffer, filename, validate)
 
 
-def _in_flight(jobs: list[Job]) -> str:
+def _in_flight(jobs: list[TransferJob]) -> str:
     """Return the note of an interrupt that leaves operations in flight."""
     running = [job for job in jobs if not job.finished.wait(0)]
     listed = ", ".join(
@@ -349,7 +349,7 @@ def _opened(file: File, write: bool) -> TransferFile:
         raise type(error)(error.errno, f"open for {operation}: {error.strerror}", error.filename or file) from error
 
 
-def _check_length(target: TransferFile, memory: Memory, offset: int) -> None:
+def _check_length(target: TransferFile, memory: TransferBuffer, offset: int) -> None:
     state = os.fstat(target.fd)
     if stat.S_ISDIR(state.st_mode):
         raise IsADirectoryError(errno.EISDIR, f"open for read: {os.strerror(errno.EISDIR)}", target.path)

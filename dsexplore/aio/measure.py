@@ -23,9 +23,9 @@ from dsexplore.aio.aio_config import AioConfig
 from dsexplore.aio.aio_constants import PAGE
 from dsexplore.aio.backends.base import Requests
 from dsexplore.aio.buffers import Buffer, fill_random
-from dsexplore.aio.driver import Watch
-from dsexplore.aio.pool import Job, Pool
-from dsexplore.aio.staging import HostMemory, Memory
+from dsexplore.aio.driver import DriveMonitor
+from dsexplore.aio.pool import Pool, TransferJob
+from dsexplore.aio.staging import HostMemory, TransferBuffer
 from dsexplore.aio.statistics import quantile
 from dsexplore.aio.transfer_file import TransferFile, make_durable
 from dsexplore.errors import UsageError
@@ -90,7 +90,7 @@ class _Ring:
         self.held: dict[int, tuple[int, int]] = {}
         """{address: (file offset, bytes) that were last moved through it}."""
 
-    def prepare(self, memory: Memory, origin: int, requests: Requests) -> _Ring:
+    def prepare(self, memory: TransferBuffer, origin: int, requests: Requests) -> _Ring:
         self._requests = requests
         return self
 
@@ -137,10 +137,10 @@ class Task:
 
 
 @dataclass(slots=True)
-class _Run:
+class _SliceRun:
     """Tensors moved one after another, and where their bytes are."""
 
-    watch: Watch
+    watch: DriveMonitor
     rings: list[_Ring] | None
     begun: float
     ended: float = 0.0
@@ -284,10 +284,10 @@ class Bench:
             at = starts[number % len(starts)]
             yield range(at, at + step)
 
-    def _job(self, part: range, config: AioConfig, target: TransferFile, run: _Run | None = None) -> Job:
+    def _job(self, part: range, config: AioConfig, target: TransferFile, run: _SliceRun | None = None) -> TransferJob:
         """Return the transfer of one part of the file, as `aio_handle` would create it."""
         address = self._arena.address + part.start if self.mode == "tensor" else 0
-        return Job(
+        return TransferJob(
             HostMemory(address, len(part), self._arena),
             TransferFile(target.fd, write=target.write),
             part.start,
@@ -307,12 +307,14 @@ class Bench:
         depth = config.queue_depth
         return [_Ring(places[at : at + depth]) for at in range(0, len(places), depth)]
 
-    def _run(self, pool: Pool, task: Task, target: TransferFile) -> _Run:
+    def _run(self, pool: Pool, task: Task, target: TransferFile) -> _SliceRun:
         """Move one tensor after another for as long as the task says; each is finished before the next starts."""
         config, rings = task.config, self._rings(task.config)
         busy, begun = time.process_time(), self._clock()
         end = begun + task.seconds
-        run = _Run(Watch(max(end, begun + _LONGEST_TENSOR) if task.whole else end, self._clock), rings, begun)
+        run = _SliceRun(
+            DriveMonitor(max(end, begun + _LONGEST_TENSOR) if task.whole else end, self._clock), rings, begun
+        )
         for whole in self._transfers(task):
             left = max(task.most - run.bytes, PAGE)
             part = whole if left >= len(whole) else range(whole.start, whole.start + int(left) // PAGE * PAGE)
@@ -341,7 +343,7 @@ class Bench:
             if part := job.part(share):
                 ctypes.memset(self._arena.address + part.start, 0xA5, min(len(part), task.config.block_size))
 
-    def _verify(self, measured: _Run, operation: Operation, config: AioConfig) -> None:
+    def _verify(self, measured: _SliceRun, operation: Operation, config: AioConfig) -> None:
         """Compare the first request of each thread, and a few others, with the file, read again by other means."""
         block = config.block_size
         if measured.rings is not None:  # their memory holds what was moved last

@@ -14,8 +14,8 @@ from dsexplore.aio.backends import compiled_loop
 from dsexplore.aio.backends.base import Engine, split
 from dsexplore.aio.backends.choose import open_engine
 from dsexplore.aio.backends.threads import start_thread
-from dsexplore.aio.driver import Policy, Watch, drive, move_plainly
-from dsexplore.aio.staging import Memory, SlotPool, Stage
+from dsexplore.aio.driver import DriveMonitor, Policy, drive, move_plainly
+from dsexplore.aio.staging import SlotPool, Stage, TransferBuffer
 from dsexplore.aio.transfer_file import TransferFile
 
 _SPAN = 8192
@@ -44,7 +44,7 @@ class Latch:
         return self._is_open
 
 
-class Job:
+class TransferJob:
     """One transfer between a memory and a file, split over ``shares`` threads.
 
     The direct part starts and ends on whole pages of the file; what is left before and after it, less than a page each,
@@ -62,14 +62,14 @@ class Job:
 
     def __init__(
         self,
-        memory: Memory,
+        memory: TransferBuffer,
         target: TransferFile,
         offset: int,
         config: AioConfig,
         shares: int,
         *,
         validate: bool = False,
-        watch: Watch | None = None,
+        watch: DriveMonitor | None = None,
         rings: Sequence[SlotPool] | None = None,
     ) -> None:
         self.memory, self.target, self.offset, self._config, self._validate = memory, target, offset, config, validate
@@ -180,7 +180,7 @@ class Job:
         return described
 
 
-_Inbox = SimpleQueue[tuple[Job, int] | None]
+_Inbox = SimpleQueue[tuple[TransferJob, int] | None]
 
 
 class Pool:
@@ -208,7 +208,7 @@ class Pool:
             self.close()
             raise
 
-    def start(self, job: Job, share: int, thread: int) -> None:
+    def start(self, job: TransferJob, share: int, thread: int) -> None:
         """Assign one share of a job to one thread."""
         self._inboxes[thread].put((job, share))
 

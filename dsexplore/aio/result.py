@@ -14,7 +14,7 @@ from dsexplore.aio.disk import Disk
 from dsexplore.aio.measure import Sample
 from dsexplore.aio.references import fio_job
 from dsexplore.aio.result_rows import setting_rows, shared_rows, shared_sizes, slice_rows
-from dsexplore.aio.rounds import Measured, Rounds, by_transfer, lowest_ratios, mixed_rate, mixed_ratios
+from dsexplore.aio.rounds import Rounds, RoundSlice, by_transfer, lowest_ratios, mixed_rate, mixed_ratios
 from dsexplore.aio.statistics import Interval, median, ratio_interval
 from dsexplore.display import Displayable
 from dsexplore.errors import UsageError
@@ -88,7 +88,7 @@ class SweepResult(SavedJson, Displayable):
 
     disk: Disk
     conditions: Conditions
-    measured: list[Measured]
+    measured: list[RoundSlice]
     references: list[Reference] = field(default_factory=list)
     control: AioConfig = field(default_factory=AioConfig)
     bytes_written: int = 0
@@ -104,12 +104,12 @@ class SweepResult(SavedJson, Displayable):
         return [op for op in ("read", "write") if any(m.sample.operation == op for m in self.measured)]
 
     @property
-    def deciding(self) -> list[Measured]:
+    def deciding(self) -> list[RoundSlice]:
         """The slices that decide: those of the finals, or all if no round of the finals was finished."""
         return self._finals or self.measured
 
     @property
-    def _finals(self) -> list[Measured]:
+    def _finals(self) -> list[RoundSlice]:
         finals = [m for m in self.measured if m.phase == "finals"]
         finished = len({m.round for m in finals}) - self.interrupted
         return finals if finished > 0 else []
@@ -280,7 +280,7 @@ class SweepResult(SavedJson, Displayable):
             disk=Disk(**loaded["disk"]),
             conditions=_conditions(loaded["conditions"]),
             control=AioConfig(**loaded["control"]),
-            measured=[Measured(m["phase"], m["round"], _sample(m["sample"])) for m in loaded["measured"]],
+            measured=[RoundSlice(m["phase"], m["round"], _sample(m["sample"])) for m in loaded["measured"]],
             references=[_reference(r) for r in loaded["references"]],
             bytes_written=loaded["bytes_written"],
             elapsed=loaded["elapsed"],

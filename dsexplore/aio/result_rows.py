@@ -9,18 +9,18 @@ from typing import Any
 
 from dsexplore.aio.aio_config import AioConfig
 from dsexplore.aio.measure import Sample
-from dsexplore.aio.rounds import Measured, operation_ratios
+from dsexplore.aio.rounds import RoundSlice, operation_ratios
 from dsexplore.aio.statistics import median, ratio_interval
 
 Row = dict[str, Any]
 
 
-def slice_rows(measured: Iterable[Measured]) -> list[Row]:
+def slice_rows(measured: Iterable[RoundSlice]) -> list[Row]:
     """Return one row per slice, in the order of measurement."""
     return [_slice_row(m) for m in measured]
 
 
-def setting_rows(measured: list[Measured], control: AioConfig) -> list[Row]:
+def setting_rows(measured: list[RoundSlice], control: AioConfig) -> list[Row]:
     """Return one row per setting and operation."""
     groups: dict[tuple[AioConfig, str], list[Sample]] = defaultdict(list)
     for m in measured:
@@ -32,12 +32,12 @@ def setting_rows(measured: list[Measured], control: AioConfig) -> list[Row]:
     ]
 
 
-def shared_sizes(measured: Iterable[Measured], other: Iterable[Measured]) -> set[int]:
+def shared_sizes(measured: Iterable[RoundSlice], other: Iterable[RoundSlice]) -> set[int]:
     """Return the bytes of tensors that two sweeps both moved."""
     return {m.sample.transfer for m in measured} & {m.sample.transfer for m in other}
 
 
-def shared_rows(measured: Sequence[Measured], other: Sequence[Measured]) -> list[Row]:
+def shared_rows(measured: Sequence[RoundSlice], other: Sequence[RoundSlice]) -> list[Row]:
     """Return one row per setting and operation that both measured: medians in GB/s and their ratio.
 
     Only tensor sizes that both moved are used; all, if they share none.
@@ -57,7 +57,7 @@ def shared_rows(measured: Sequence[Measured], other: Sequence[Measured]) -> list
     ]
 
 
-def _medians(measured: Iterable[Measured]) -> dict[tuple[AioConfig, str], float]:
+def _medians(measured: Iterable[RoundSlice]) -> dict[tuple[AioConfig, str], float]:
     rates: dict[tuple[AioConfig, str], list[float]] = defaultdict(list)
     for m in measured:
         rates[m.sample.config, m.sample.operation].append(m.sample.rate)
@@ -91,7 +91,7 @@ def _setting_row(config: AioConfig, operation: str, samples: list[Sample], ratio
     }
 
 
-def _slice_row(m: Measured) -> Row:
+def _slice_row(m: RoundSlice) -> Row:
     sample = m.sample
     return {
         "phase": m.phase,

@@ -15,7 +15,7 @@ Rounds = dict[AioConfig, dict[int, float]]
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class RoundSlice:
     """One slice and the round it belongs to; every round includes the control."""
 
     phase: str
@@ -34,12 +34,12 @@ def mix(rates: Mapping[str, float], read_share: float) -> float:
     return 1 / (read_share / rates["read"] + (1 - read_share) / rates["write"])
 
 
-def operation_ratios(measured: Sequence[Measured], control: AioConfig, operation: str) -> Rounds:
+def operation_ratios(measured: Sequence[RoundSlice], control: AioConfig, operation: str) -> Rounds:
     """Return the rate of each setting relative to the control's in the same round, in one direction."""
     return mixed_ratios([m for m in measured if m.sample.operation == operation], control, 1.0)
 
 
-def mixed_ratios(measured: Sequence[Measured], control: AioConfig, read_share: float) -> Rounds:
+def mixed_ratios(measured: Sequence[RoundSlice], control: AioConfig, read_share: float) -> Rounds:
     """Return the mixed rate of each setting relative to the control's in the same round, for complete rounds.
 
     For several tensor sizes, it is the geometric mean over the sizes.
@@ -53,7 +53,7 @@ def mixed_ratios(measured: Sequence[Measured], control: AioConfig, read_share: f
     return dict(mixed)
 
 
-def lowest_ratios(measured: Sequence[Measured], control: AioConfig, read_share: float) -> dict[AioConfig, float]:
+def lowest_ratios(measured: Sequence[RoundSlice], control: AioConfig, read_share: float) -> dict[AioConfig, float]:
     """Return the lowest mean ratio of each setting to the control at any one tensor size."""
     lowest: dict[AioConfig, float] = {}
     for part in by_transfer(measured).values():
@@ -63,7 +63,7 @@ def lowest_ratios(measured: Sequence[Measured], control: AioConfig, read_share: 
     return lowest
 
 
-def mixed_rate(measured: Sequence[Measured], read_share: float) -> float:
+def mixed_rate(measured: Sequence[RoundSlice], read_share: float) -> float:
     """Return the median bytes per second of one setting for a mix of reads and writes.
 
     For several tensor sizes, it is the geometric mean over the sizes.
@@ -77,15 +77,15 @@ def mixed_rate(measured: Sequence[Measured], read_share: float) -> float:
     return ratio_interval(rates).value
 
 
-def by_transfer(measured: Iterable[Measured]) -> dict[int, list[Measured]]:
+def by_transfer(measured: Iterable[RoundSlice]) -> dict[int, list[RoundSlice]]:
     """Return the slices of each tensor size, the smallest first."""
-    groups: dict[int, list[Measured]] = defaultdict(list)
+    groups: dict[int, list[RoundSlice]] = defaultdict(list)
     for m in measured:
         groups[m.sample.transfer].append(m)
     return dict(sorted(groups.items()))
 
 
-def _ratios(measured: Sequence[Measured], control: AioConfig, read_share: float) -> Rounds:
+def _ratios(measured: Sequence[RoundSlice], control: AioConfig, read_share: float) -> Rounds:
     rates: dict[tuple[int, AioConfig], dict[str, float]] = defaultdict(dict)
     for m in measured:
         rates[m.round, m.sample.config][m.sample.operation] = m.sample.rate

@@ -16,7 +16,7 @@ _LARGEST_STAGE = 64 << 20
 """Bytes of staging memory per thread at most, unless a single block is larger."""
 
 
-class Memory(Protocol):
+class TransferBuffer(Protocol):
     """One contiguous run of bytes, kept alive for as long as a transfer needs it."""
 
     nbytes: int
@@ -46,7 +46,7 @@ class Slots(Protocol):
 class SlotPool(Protocol):
     """Memory that serves the requests of one table after another."""
 
-    def prepare(self, memory: Memory, origin: int, requests: Requests) -> Slots:
+    def prepare(self, memory: TransferBuffer, origin: int, requests: Requests) -> Slots:
         """Return slots for these requests between a memory and a file.
 
         Args:
@@ -95,7 +95,7 @@ def _tensor_at(address: int, nbytes: int) -> Any:
     return torch.frombuffer((ctypes.c_char * nbytes).from_address(address), dtype=torch.uint8)
 
 
-def memory_of(buffer: Any, *, writable: bool) -> Memory:
+def memory_of(buffer: Any, *, writable: bool) -> TransferBuffer:
     """Return the bytes of a tensor, a `Buffer`, or anything with Python's buffer protocol (numpy array, bytearray).
 
     Raises:
@@ -121,7 +121,7 @@ def memory_of(buffer: Any, *, writable: bool) -> Memory:
     return HostMemory(array.ctypes.data, view.nbytes, array)
 
 
-def _memory_of_tensor(tensor: Any) -> Memory:
+def _memory_of_tensor(tensor: Any) -> TransferBuffer:
     storage = storage_of(tensor)
     if not tensor.is_contiguous():
         raise UsageError(f"{_described(tensor)} and stride {tensor.stride()} is not contiguous: call .contiguous()")
@@ -201,7 +201,7 @@ class Stage:
             self._address = self._slots.address
         self._held, self._pinned = nbytes, pinned
 
-    def prepare(self, memory: Memory, origin: int, requests: Requests) -> Stage:
+    def prepare(self, memory: TransferBuffer, origin: int, requests: Requests) -> Stage:
         slot = -(-int(requests.lengths[0]) // PAGE) * PAGE
         count = min(2 * self._depth, max(_LARGEST_STAGE // slot, 1), len(requests))
         pinned = not memory.address

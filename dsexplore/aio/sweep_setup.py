@@ -20,7 +20,7 @@ from dsexplore.aio.backends.choose import loop_of
 from dsexplore.aio.buffers import Buffer, fill_random
 from dsexplore.aio.disk import Disk, cached_share, data_share, disk_of, drop_cached
 from dsexplore.aio.measure import Bench, Mode, Operation
-from dsexplore.aio.pool import Job, Pool
+from dsexplore.aio.pool import Pool, TransferJob
 from dsexplore.aio.result import Conditions
 from dsexplore.aio.scratch import Scratch
 from dsexplore.aio.staging import memory_of
@@ -240,7 +240,7 @@ class Setup:
         try:
             for at in range(0, self.size, chunk.nbytes):
                 part = chunk.bytes[: min(chunk.nbytes, self.size - at)]
-                job = Job(memory_of(part, writable=False), TransferFile(self.path, write=True), at, CONTROL, 1)
+                job = TransferJob(memory_of(part, writable=False), TransferFile(self.path, write=True), at, CONTROL, 1)
                 pool.start(job, 0, 0)
                 job.finished.wait()
                 if job.error is not None:

@@ -19,7 +19,7 @@ from dsexplore.aio.bench_processes import BenchTogether, start_workers
 from dsexplore.aio.measure import Bench, Mode, Operation, Sample
 from dsexplore.aio.references import DeepSpeedHandle, run_fio, why_no_reference
 from dsexplore.aio.result import Reference, SweepResult
-from dsexplore.aio.rounds import Measured, mixed_rate
+from dsexplore.aio.rounds import RoundSlice, mixed_rate
 from dsexplore.aio.sweep_setup import CONTROL, Plan, Progress, Report, Setup, WriteMode, reporting
 from dsexplore.errors import UsageError
 from dsexplore.signatures import with_options
@@ -97,7 +97,7 @@ def sweep(
         if plan.processes > 1:
             workers = start_workers(stack, plan.processes - 1, os.fspath(path), plan, engine, direct)
             bench = BenchTogether(setup.bench, workers)
-        run = _Run(setup, bench, plan, report, random.Random(seed), begun)
+        run = _SweepRun(setup, bench, plan, report, random.Random(seed), begun)
         result = SweepResult(disk=setup.disk, conditions=setup.conditions(unavailable), measured=run.measured)
         run.fill(result, [name for name in references if name not in unavailable])
         report(Progress(1.0, "interrupted" if result.interrupted else "done"))
@@ -108,7 +108,7 @@ class _Spent(Exception):
     """The limit of bytes to write is reached."""
 
 
-class _Run:
+class _SweepRun:
     """Measures round after round, with the control in each."""
 
     def __init__(
@@ -120,7 +120,7 @@ class _Run:
         shuffle: random.Random,
         begun: float,
     ) -> None:
-        self.measured: list[Measured] = []
+        self.measured: list[RoundSlice] = []
         self.spent = False
         """True if something was left out because of the limit of bytes to write."""
         self.bytes_written = 0
@@ -267,7 +267,7 @@ class _Run:
         """Measure one setting in each direction at each tensor size; return its mixed rate."""
         first, setup = len(self.measured), self._setup
         for operation, transfer in product(setup.operations, setup.transfers):
-            self.measured.append(Measured(self._phase, self._round, self._measure(config, operation, transfer)))
+            self.measured.append(RoundSlice(self._phase, self._round, self._measure(config, operation, transfer)))
         rate = mixed_rate(self.measured[first:], self._plan.read_share)
         self._steps += 1
         self._report(Progress(self._done(), f"{self._phase}: {config} {format_rate(rate)}"))

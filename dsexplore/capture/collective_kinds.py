@@ -16,7 +16,7 @@ from dsexplore.capture.issued_collective import Issued
 from dsexplore.trace.schema import State
 
 
-class Kind(NamedTuple):
+class CollectiveKind(NamedTuple):
     """Collectives that are equal except for origin, times, step and batch."""
 
     issued: Issued
@@ -36,7 +36,7 @@ class CollectiveKinds:
     """
 
     def __init__(self, issued: Sequence[Issued], *, waits: bool = True) -> None:
-        self.kinds: list[Kind] = []
+        self.kinds: list[CollectiveKind] = []
         """In the order in which they came first."""
         self.numbers: list[int] = []
         """The index of each collective's kind."""
@@ -64,7 +64,7 @@ class CollectiveKinds:
             kind = kinds.get(key)
             if kind is None:
                 kind = kinds[key] = len(self.kinds)
-                self.kinds.append(Kind(one, one.state))
+                self.kinds.append(CollectiveKind(one, one.state))
             origin_key = (id(one.origin), failure) if failure else id(one.origin)
             origin = origins.get(origin_key)
             if origin is None:

@@ -71,7 +71,7 @@ class _Expectation:
 
 
 @dataclass(frozen=True)
-class _Row:
+class _ExpectedRow:
     """One line of the table of expected against seen."""
 
     op: str
@@ -107,7 +107,7 @@ def _size(op: str, key: str, value: Any) -> int:
 
 def _check(events: pl.DataFrame, expectations: Sequence[_Expectation], no_implicit: bool) -> None:
     events = events.with_row_index("_row")
-    rows: list[_Row] = []
+    rows: list[_ExpectedRow] = []
     named: set[int] = set()
     suspects: set[int] = set()
     for expected in expectations:
@@ -118,21 +118,21 @@ def _check(events: pl.DataFrame, expectations: Sequence[_Expectation], no_implic
         if not row.agrees:
             suspects.update(matching["_row"])
     strangers = events.filter(~pl.col("_row").is_in(sorted(named)))
-    rows += [_Row(op, "none", str(count), False) for op, count in _counts(strangers)]
+    rows += [_ExpectedRow(op, "none", str(count), False) for op, count in _counts(strangers)]
     suspects.update(strangers["_row"])
     implicit = events.filter(pl.col("implicit"))
     if no_implicit and not implicit.is_empty():
-        rows.append(_Row("implicit redistribute", "none", str(implicit.height), False))
+        rows.append(_ExpectedRow("implicit redistribute", "none", str(implicit.height), False))
         suspects.update(implicit["_row"])
     if not all(row.agrees for row in rows):
         raise ExpectationError(_message(rows, events.filter(pl.col("_row").is_in(sorted(suspects)))))
 
 
-def _compared(expected: _Expectation, matching: pl.DataFrame) -> _Row:
+def _compared(expected: _Expectation, matching: pl.DataFrame) -> _ExpectedRow:
     """Compare one expectation with the events; one without a size expects at least one event."""
     seen = {key: _total(matching, column) for key, column in _SIZES.items() if key in (expected.sizes or {"count"})}
     agrees = seen == expected.sizes if expected.sizes else not matching.is_empty()
-    return _Row(expected.op, expected.wanted() or "some", " · ".join(_sizes_text(seen)), agrees)
+    return _ExpectedRow(expected.op, expected.wanted() or "some", " · ".join(_sizes_text(seen)), agrees)
 
 
 def _matching(events: pl.DataFrame, expected: _Expectation) -> pl.DataFrame:
@@ -152,7 +152,7 @@ def _sizes_text(sizes: Mapping[str, int]) -> list[str]:
     return [str(size) if key == "count" else f"{key} {size:,} ({format_bytes(size)})" for key, size in sizes.items()]
 
 
-def _message(rows: Sequence[_Row], suspects: pl.DataFrame) -> str:
+def _message(rows: Sequence[_ExpectedRow], suspects: pl.DataFrame) -> str:
     table = [("", "op", "expected", "seen"), *(("" if r.agrees else "✗", r.op, r.wanted, r.seen) for r in rows)]
     lines = ["the block's collectives are not those expected:", "", *_aligned(table)]
     if not suspects.is_empty():

@@ -50,7 +50,7 @@ def _are_plain(types: Sequence[type]) -> bool:
     return all(kind in _PLAIN or issubclass(kind, FakeTensor) for kind in types)
 
 
-class Sums:
+class KernelSums:
     """The sums over equal ops."""
 
     __slots__ = ("count", "flops", "fused_bytes", "fused_count", "module", "read", "waits_for", "written")
@@ -85,12 +85,12 @@ class KernelRecording:
         self.modules = modules
         self.issued, self.steps = issued, steps
         self.memory = LiveMemory()
-        self.rows: list[tuple[int, Phase, OpCost, Sums]] = []
+        self.rows: list[tuple[int, Phase, OpCost, KernelSums]] = []
         """Segment, phase, what one op costs (its FLOPs and bytes are in the sums), sums."""
         self.segments: list[Segment] = []
         self.marks: list[tuple[Any, int]] = []
         """Arguments of `mark`, with the index of the segment that begins there and continues the one before."""
-        self._segment: dict[tuple[Any, ...], Sums] = {}
+        self._segment: dict[tuple[Any, ...], KernelSums] = {}
         self._continued = False
         """True if ops of this segment stand before a mark."""
         self._step = 0
@@ -212,11 +212,11 @@ class KernelRecording:
         else:
             self._fused.end(set(map(self.memory.number, given)))
 
-    def _add(self, cost: OpCost, phase: Phase, module: ModuleEntry | None, waits_for: int | None = None) -> Sums:
+    def _add(self, cost: OpCost, phase: Phase, module: ModuleEntry | None, waits_for: int | None = None) -> KernelSums:
         key = (id(module), phase, cost)
         sums = self._segment.get(key)
         if sums is None:
-            sums = self._segment[key] = Sums(module, waits_for)
+            sums = self._segment[key] = KernelSums(module, waits_for)
         return sums
 
     def _wait(self, collective: int | None, phase: Phase, module: ModuleEntry | None) -> None:
@@ -356,9 +356,9 @@ class _FusedOps:
         self._outside: dict[int, int] = {}
         self._inside: dict[int, int] = {}
         self._latest: dict[int, int] = {}
-        self._sums: Sums | None = None
+        self._sums: KernelSums | None = None
 
-    def add(self, sums: Sums, cost: OpCost, tensors: Any, returned: Sequence[torch.Tensor]) -> None:
+    def add(self, sums: KernelSums, cost: OpCost, tensors: Any, returned: Sequence[torch.Tensor]) -> None:
         """Make an op part of the kernel."""
         budget = cost.read
         for tensor in tensors:

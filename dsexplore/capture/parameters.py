@@ -20,7 +20,7 @@ from dsexplore.torch_internals.modules import own_parameters
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class ParameterLayout:
     """Shapes, placements and bytes of a parameter; ``local`` is this rank's part of a DTensor, else the same."""
 
     global_shape: tuple[int, ...]
@@ -39,7 +39,7 @@ class Parameter:
     module: ModuleEntry
     name: str
     """The parameter's name in its module, such as ``weight``."""
-    layout: Layout
+    layout: ParameterLayout
     requires_grad: bool
     shared_with: Parameter | None
     """The first parameter of the model that is the same tensor; None for that one itself."""
@@ -56,7 +56,7 @@ class Parameters:
     """Models with parameters that had no shape yet, by identity."""
     _meshes: dict[int, DeviceMesh] = field(default_factory=dict)
     """Meshes that parameters lie on, by identity."""
-    _layouts: dict[Hashable, Layout] = field(default_factory=dict)
+    _layouts: dict[Hashable, ParameterLayout] = field(default_factory=dict)
     """{(shapes, dtype, placements, mesh): layout}; the layers of a model share a few."""
 
     def read(self, model: nn.Module, parts: Iterable[tuple[nn.Module, ModuleEntry]]) -> None:
@@ -112,7 +112,7 @@ class Parameters:
         self._meshes.clear()
         self._layouts.clear()
 
-    def _layout(self, tensor: torch.Tensor) -> Layout:
+    def _layout(self, tensor: torch.Tensor) -> ParameterLayout:
         if isinstance(tensor, DTensor):
             local, placed, mesh = local_tensor(tensor), tensor.placements, tensor.device_mesh
             self._meshes[id(mesh)] = mesh
@@ -121,7 +121,7 @@ class Parameters:
         key = tensor.shape, local.shape, tensor.dtype, placed, id(mesh)
         layout = self._layouts.get(key)
         if layout is None:
-            layout = self._layouts[key] = Layout(
+            layout = self._layouts[key] = ParameterLayout(
                 global_shape=tuple(map(int, tensor.shape)),
                 local_shape=tuple(map(int, local.shape)),
                 dtype=str(tensor.dtype).removeprefix("torch."),

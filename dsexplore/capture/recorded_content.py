@@ -15,7 +15,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from dsexplore.capture.collective_kinds import CollectiveKinds, Kind
+from dsexplore.capture.collective_kinds import CollectiveKind, CollectiveKinds
 from dsexplore.capture.groups import Group, own_rank, size_of
 from dsexplore.capture.issued_collective import Issued
 from dsexplore.capture.module_entry import ModuleEntry
@@ -182,7 +182,7 @@ def event_columns(
     )
 
 
-def _kind_columns(kinds: Sequence[Kind]) -> Columns:
+def _kind_columns(kinds: Sequence[CollectiveKind]) -> Columns:
     """Return {column of `schema.EVENTS` that the events of a kind share: one value per message of each kind}."""
     places = [(kind.issued, position) for kind in kinds for position in range(len(kind.issued.messages))]
     collectives = [one for one, _ in places]

@@ -13,7 +13,7 @@ from dsexplore.capture.labels import current
 from dsexplore.capture.recorder_in_use import in_use
 from dsexplore.comm.faults import explain
 from dsexplore.comm.handles import CopyBack, Handle, copy_back
-from dsexplore.comm.log_records import Call
+from dsexplore.comm.log_records import LoggedCall
 from dsexplore.comm.logger import comms_logger
 from dsexplore.comm.spellings import Spelling
 from dsexplore.torch_internals import process_groups
@@ -34,12 +34,12 @@ class Batch:
         self.collected = collected
         self.issued: list[Any] = []
         """What torch issued immediately, for a backend with its own coalescing: each an `Issued`."""
-        self.deferred: dict[int, tuple[Call, Sequence[Any]]] = {}
+        self.deferred: dict[int, tuple[LoggedCall, Sequence[Any]]] = {}
         """{position in `collected`: (call, its arguments)} of the calls that torch will launch as one collective."""
         self.copies: list[CopyBack] = []
         self.works: list[Any] = []
 
-    def add(self, call: Call | None, args: Sequence[Any], copies: Sequence[CopyBack]) -> None:
+    def add(self, call: LoggedCall | None, args: Sequence[Any], copies: Sequence[CopyBack]) -> None:
         """Add a call that was made inside the block."""
         if call is not None and call.issued:
             self.issued += call.issued
@@ -47,11 +47,11 @@ class Batch:
             self.deferred[len(self.collected) - 1] = call, args
         self.copies.extend(copies)
 
-    def label(self, is_async: bool) -> Call:
+    def label(self, is_async: bool) -> LoggedCall:
         """Return the label of the one collective that torch launches at the end."""
         members = [self.deferred.get(place, (None,))[0] for place in range(len(self.collected))]
         is_wanted = any(member is not None and member.is_wanted for member in members)
-        label = Call(BATCH, BATCH.name, is_wanted, ends_with_call=not is_async)
+        label = LoggedCall(BATCH, BATCH.name, is_wanted, ends_with_call=not is_async)
         label.members = members
         return label
 
@@ -92,7 +92,7 @@ def coalescing_manager(
         call: name of the call in errors and in the log.
     """
     live: Any = td.group.WORLD if group is None else group
-    outer, batch, label = current.label, Batch(), Call(BATCH, call, is_wanted=False, ends_with_call=True)
+    outer, batch, label = current.label, Batch(), LoggedCall(BATCH, call, is_wanted=False, ends_with_call=True)
     try:
         with process_groups.coalescing_manager(live, device, async_ops) as manager:
             batch = _open[live] = Batch(process_groups.collected_calls()[live])

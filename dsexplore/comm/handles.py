@@ -10,7 +10,7 @@ import torch.distributed as td
 
 from dsexplore.capture.work_timing import future_of
 from dsexplore.comm.faults import explain
-from dsexplore.comm.log_records import Call
+from dsexplore.comm.log_records import LoggedCall
 from dsexplore.comm.logger import comms_logger
 
 CopyBack = tuple[torch.Tensor, torch.Tensor]
@@ -39,7 +39,7 @@ class Handle(td.Work):
     """
 
     def __init__(
-        self, work: Any, name: str, group: Any, call: Call | None = None, copies: Sequence[CopyBack] = ()
+        self, work: Any, name: str, group: Any, call: LoggedCall | None = None, copies: Sequence[CopyBack] = ()
     ) -> None:
         super().__init__()
         self._work = work

@@ -20,7 +20,7 @@ from dsexplore.capture.labels import current
 from dsexplore.comm import coalesce, switches
 from dsexplore.comm.faults import NO_PEERS, check_peers, explain
 from dsexplore.comm.handles import CopyBack, Handle, copy_back
-from dsexplore.comm.log_records import Call
+from dsexplore.comm.log_records import LoggedCall
 from dsexplore.comm.logger import comms_logger
 from dsexplore.comm.spellings import Spelling
 from dsexplore.comm.switches import Noop
@@ -98,7 +98,7 @@ def _issue_with_care(
         return switched_off(spelling, live, prof, log_name)
     args, copies = stage(spelling, args)
     batch = coalesce.open_batch(live)
-    call: Call | None = None
+    call: LoggedCall | None = None
     try:
         if not comms_logger.is_on or _is_compiling():
             work = spelling.call(*args)
@@ -122,7 +122,7 @@ def _issue_with_care(
     return work
 
 
-def _call_labeled(call: Call, args: tuple[Any, ...], live: Any) -> Any:
+def _call_labeled(call: LoggedCall, args: tuple[Any, ...], live: Any) -> Any:
     """Make a call whose collectives the recorder labels when they reach its kernels."""
     outer, current.label = current.label, call
     try:

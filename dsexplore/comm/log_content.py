@@ -20,7 +20,7 @@ from dsexplore.comm import compared_logs
 from dsexplore.comm.bandwidth import bandwidth, rate_text
 from dsexplore.comm.earlier_calls import Earlier
 from dsexplore.comm.issuing_layer import OWN
-from dsexplore.comm.log_records import Call, LogRecording, Record, recorded_of, records_of
+from dsexplore.comm.log_records import LoggedCall, LogRecording, Record, recorded_of, records_of
 from dsexplore.comm.log_summary import (
     CommsSummary,
     LineKey,
@@ -71,7 +71,7 @@ class Printer:
             rest, self._running = self._running, []
         _print(rest)
 
-    def print_call(self, call: Call) -> None:
+    def print_call(self, call: LoggedCall) -> None:
         """Print a completed call of this package, once."""
         with self._lock:
             if call.is_printed or not call.is_wanted:

@@ -29,7 +29,7 @@ SWITCHED_OFF = "switched_off:"
 OWN_OP = "dsexplore.comm."
 
 
-class Call(Label):
+class LoggedCall(Label):
     """One call through this package; or all calls of one kind that reached torch another way.
 
     Args:
@@ -71,7 +71,7 @@ class Call(Label):
         """True if the call is logged under the name of its function or of its op."""
         self.is_wanted = is_wanted
         self.is_printed = False
-        self.members: Sequence[Call | None] = ()
+        self.members: Sequence[LoggedCall | None] = ()
         """The calls that torch launched as one collective, in the order of its messages; None for one made
         elsewhere."""
         self.ops: Collection[str] | None = None
@@ -82,10 +82,10 @@ class Call(Label):
         """True if the call makes one line under its name, for a single collective that is logged as a whole."""
         return self.ops is None and not (self.members or self.spelling.is_object or self.spelling.is_custom)
 
-    def parts(self) -> list[Call]:
+    def parts(self) -> list[LoggedCall]:
         """Return a label for each collective that the call issued."""
         parts = [
-            Call(self.spelling, self.name, self.is_wanted, self.ends_with_call, self.layer, self.reduction)
+            LoggedCall(self.spelling, self.name, self.is_wanted, self.ends_with_call, self.layer, self.reduction)
             for _ in self.issued
         ]
         for part, issued in zip(parts, self.issued, strict=True):
@@ -105,7 +105,7 @@ class LogRecording(Recording):
     """Number of collectives to keep individually; earlier ones are dropped."""
     forget: Callable[[Sequence[Issued], Sequence[Issued]], None] = lambda _over, _running: None
     """Called with the collectives that are dropped, and those among the oldest that are kept."""
-    label_of: Callable[[Issued], Call | None] = lambda _issued: None
+    label_of: Callable[[Issued], LoggedCall | None] = lambda _issued: None
     """Returns the label of a collective without one, while its op runs; None if it is not to be logged."""
 
     def add(self, issued: Issued) -> None:
@@ -113,7 +113,7 @@ class LogRecording(Recording):
         if issued.label is None:
             issued.label = self.label_of(issued)
         call = issued.label
-        if not isinstance(call, Call) or not call.is_wanted:
+        if not isinstance(call, LoggedCall) or not call.is_wanted:
             return
         if call.ops is not None and issued.messages[0][0] not in call.ops:
             return
@@ -154,7 +154,7 @@ class Record(NamedTuple):
     """One line of the log: a message that a call sent."""
 
     issued: Issued
-    call: Call
+    call: LoggedCall
     message: Message
     share: float = 1.0
     """This message's share of the collective's time, if calls were launched as one."""
@@ -265,7 +265,7 @@ def records_of(recorded: Iterable[Issued]) -> Iterator[Record]:
     """Yield the log's records of collectives, in the order of issue: one for each message."""
     for issued in recorded:
         call = issued.label
-        assert isinstance(call, Call)
+        assert isinstance(call, LoggedCall)
         is_object = call.spelling.is_object
         if not is_object and not call.members and len(issued.messages) == 1:
             yield Record(issued, call, issued.messages[0])
@@ -279,7 +279,7 @@ def records_of(recorded: Iterable[Issued]) -> Iterator[Record]:
             yield from _members(issued, [call] * len(issued.messages))
 
 
-def _members(issued: Issued, calls: Sequence[Call | None]) -> Iterator[Record]:
+def _members(issued: Issued, calls: Sequence[LoggedCall | None]) -> Iterator[Record]:
     total = sum(message[1] for message in issued.messages)
     for message, member in zip(issued.messages, calls, strict=False):
         if member is not None and member.is_wanted:
@@ -287,7 +287,7 @@ def _members(issued: Issued, calls: Sequence[Call | None]) -> Iterator[Record]:
             yield Record(issued, member, message, share)
 
 
-def one_of(call: Call) -> Issued:
+def one_of(call: LoggedCall) -> Issued:
     """Return one event for all collectives of an object call: from the first start to the last end, with all bytes."""
     for issued in call.issued:
         issued.read_clock()
@@ -302,7 +302,7 @@ def recorded_of(issued: Iterable[Issued]) -> Iterator[Issued]:
     """Yield the log's collectives as a recording has them, one for each line, under the names they are logged under."""
     for one in issued:
         call = one.label
-        assert isinstance(call, Call)
+        assert isinstance(call, LoggedCall)
         if len(one.messages) == 1 and call.has_usual_name and not call.members and not call.spelling.is_object:
             yield one
         else:

@@ -40,7 +40,7 @@ from dsexplore.comm.bandwidth import plain_op
 from dsexplore.comm.constants import COMMS_LOGGER
 from dsexplore.comm.issuing_layer import caller_of
 from dsexplore.comm.log_content import LogContent
-from dsexplore.comm.log_records import MOST_CALLS, OWN_OP, Call, LogRecording
+from dsexplore.comm.log_records import MOST_CALLS, OWN_OP, LoggedCall, LogRecording
 from dsexplore.comm.logger_config import CommsLoggerConfig
 from dsexplore.comm.meeting import register
 from dsexplore.comm.spellings import Spelling
@@ -92,7 +92,7 @@ class CommsLogger(LogContent):
         super().__init__(LogRecording(1, False, "", most=most, label_of=self.label_of))
         self._follows_calls = follows_calls
         self._recorder: Recorder | None = None
-        self._calls: dict[tuple[str, ...], Call] = {}
+        self._calls: dict[tuple[str, ...], LoggedCall] = {}
         self.configure(config or CommsLoggerConfig())
 
     @property
@@ -166,7 +166,7 @@ class CommsLogger(LogContent):
         caller: str | None = None,
         is_async: bool = False,
         reduction: str = "",
-    ) -> Call:
+    ) -> LoggedCall:
         """Return a label for a call that is about to be made; the caller sets it as `labels.current` during the call.
 
         Args:
@@ -182,9 +182,9 @@ class CommsLogger(LogContent):
         if self._config.verbose:
             self._printer.print_over()
         wanted = self.wants(spelling, log_name, prof)
-        return Call(spelling, log_name, wanted, not (is_async or spelling.is_object), reduction=reduction)
+        return LoggedCall(spelling, log_name, wanted, not (is_async or spelling.is_object), reduction=reduction)
 
-    def label_of(self, issued: Issued) -> Call:
+    def label_of(self, issued: Issued) -> LoggedCall:
         """Return the label of a running collective that did not come through this package; see `issuing_layer`."""
         op = issued.messages[0][0] if issued.messages else issued.raw_op
         layer, name, prof, reduction, function = caller_of(op)
@@ -194,7 +194,7 @@ class CommsLogger(LogContent):
         call = self._calls.get(key)
         if call is None:
             spelling = Spelling(name.partition(" | ")[0], op, _call_of_another_layer)
-            call = Call(spelling, name, self.wants(spelling, name, prof), False, layer, reduction)
+            call = LoggedCall(spelling, name, self.wants(spelling, name, prof), False, layer, reduction)
             self._calls[key] = call
             register()  # the world may have begun after the log
         if self._config.verbose:
@@ -204,7 +204,7 @@ class CommsLogger(LogContent):
                 self._printer.follow(issued)
         return call
 
-    def begin_custom(self, call: Call, args: Sequence[Any], group: Any) -> Issued:
+    def begin_custom(self, call: LoggedCall, args: Sequence[Any], group: Any) -> Issued:
         """Add the single line of a call of a user's function, whatever collectives the function issues."""
         issued = self._described(call, args, group)
         if issued.group is not None and issued.group.timing != "none":
@@ -213,14 +213,14 @@ class CommsLogger(LogContent):
         self._recording.add(issued)
         return issued
 
-    def _described(self, call: Call, args: Sequence[Any], group: Any) -> Issued:
+    def _described(self, call: LoggedCall, args: Sequence[Any], group: Any) -> Issued:
         spelling = call.spelling
         issued = in_use().unissued(OWN_OP + spelling.name, spelling.message(args, group.size()), group)
         issued.label = call
         issued.origin = issued.origin._replace(is_object=spelling.is_object)
         return issued
 
-    def end(self, call: Call) -> None:
+    def end(self, call: LoggedCall) -> None:
         """Record that a call has returned and its collectives have completed."""
         in_use().end_label(call)
         self._print(call)
@@ -228,13 +228,13 @@ class CommsLogger(LogContent):
             key = call.layer, call.spelling.name, call.name, call.reduction
             call.issued[0].label = self._calls.setdefault(key, call)
 
-    def _print(self, call: Call) -> None:
+    def _print(self, call: LoggedCall) -> None:
         """Print the lines of a completed call, and of what other layers issued meanwhile, if the log is verbose."""
         if self._config.verbose:
             self._printer.print_over()
             self._printer.print_call(call)
 
-    def fail(self, call: Call, error: BaseException, args: Sequence[Any] = (), group: Any = None) -> None:
+    def fail(self, call: LoggedCall, error: BaseException, args: Sequence[Any] = (), group: Any = None) -> None:
         """Record that a call or its handle raised: it is counted as a call, but not timed.
 
         Args:
@@ -268,7 +268,7 @@ class CommsLogger(LogContent):
         issued.end = self.clock() + self.epoch
         issued.start = issued.end - max(1, round(latency * 1e6))
         spelling = Spelling(raw_name, plain_op(raw_name), self.append, is_custom=True)
-        call = Call(spelling, record_name, is_wanted=True, ends_with_call=True)
+        call = LoggedCall(spelling, record_name, is_wanted=True, ends_with_call=True)
         call.issued.append(issued)
         issued.label = call
         self._recording.add(issued)

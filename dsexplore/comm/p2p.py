@@ -14,7 +14,7 @@ from dsexplore.comm import spellings as s
 from dsexplore.comm.faults import check_peers, explain
 from dsexplore.comm.handles import CopyBack, Handle
 from dsexplore.comm.issue import issue, live_group, stage
-from dsexplore.comm.log_records import Call
+from dsexplore.comm.log_records import LoggedCall
 from dsexplore.comm.logger import comms_logger
 
 
@@ -162,7 +162,7 @@ def _staged(operation: Any) -> tuple[Any, list[CopyBack]]:
     return td.P2POp(_TORCH[operation.op], tensor, **peer), copies
 
 
-def _label(operations: list[Any], prof: bool, log_name: str, debug: str | None) -> Call:
+def _label(operations: list[Any], prof: bool, log_name: str, debug: str | None) -> LoggedCall:
     """Return the label of a batch of operations, with those of their ops that are to be logged."""
     call = comms_logger.begin(s.ISEND, log_name, prof, debug, is_async=True)
     spellings = {_spelling(operation) for operation in operations if isinstance(operation, td.P2POp)}
@@ -171,7 +171,7 @@ def _label(operations: list[Any], prof: bool, log_name: str, debug: str | None) 
     return call
 
 
-def _handles(works: list[Any], group: Any, call: Call | None, copies: Sequence[list[CopyBack]]) -> list[Any]:
+def _handles(works: list[Any], group: Any, call: LoggedCall | None, copies: Sequence[list[CopyBack]]) -> list[Any]:
     """Return one handle per operation if torch returns one each; NCCL returns one for the whole batch."""
     if len(works) == len(copies) and (call is None or len(call.issued) in (0, len(works))):
         parts = call.parts() if call is not None and call.issued else [None] * len(works)

@@ -32,7 +32,7 @@ Series = tuple[str, tuple[int, ...]]
 """Group name and ranks shared by calls that are numbered together."""
 
 
-class Kind(NamedTuple):
+class CallKind(NamedTuple):
     """Fields that many calls of a log have in common."""
 
     group: str
@@ -57,7 +57,7 @@ class SentCalls:
     clock: str
     """See `TraceInfo.clocks`."""
     is_simulated: bool
-    kinds: list[Kind]
+    kinds: list[CallKind]
     kind: npt.NDArray[np.int32]
     """(calls,) index in `kinds`."""
     number: npt.NDArray[np.int64]
@@ -102,7 +102,7 @@ def sent_calls(calls: Iterable[tuple[Series, int, Record]], rank: int) -> SentCa
     """
     listed = list(calls)
     lines = source_texts(record.issued.origin.sources[:1] for _, _, record in listed)
-    kinds: dict[Kind, int] = {}
+    kinds: dict[CallKind, int] = {}
     kind = np.empty(len(listed), np.int32)
     number, start, end = (np.zeros(len(listed), np.int64) for _ in range(3))
     for i, ((series, at, record), line) in enumerate(zip(listed, lines, strict=True)):
@@ -122,9 +122,9 @@ def last_calls(calls: Iterable[tuple[Series, int, Record]]) -> list[tuple[Series
     return [call for call in listed if call[1] >= ends[call[0]] - MOST_CALLS]
 
 
-def _kind(series: Series, record: Record, line: str) -> Kind:
+def _kind(series: Series, record: Record, line: str) -> CallKind:
     parties, dtype = record.issued.parties, record.dtype
-    return Kind(
+    return CallKind(
         *series,
         record.group.backend,
         record.op,
@@ -206,7 +206,7 @@ def _tables(calls: SentCalls, world_size: int, *, is_apart: bool) -> Tables:
     )
 
 
-def _group(kind: Kind) -> tuple[object, ...]:
+def _group(kind: CallKind) -> tuple[object, ...]:
     return kind.group, "", "", kind.ranks, len(kind.ranks), kind.backend, "host"
 
 

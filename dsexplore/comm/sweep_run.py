@@ -34,7 +34,7 @@ BUFFERS = 4
 """Memory that a rank needs at most, in multiples of the message bytes: input, output, and the library's buffers."""
 
 
-class Slice(NamedTuple):
+class CollectiveSlice(NamedTuple):
     """One slice of a sweep, measured in one go."""
 
     op: str
@@ -81,7 +81,7 @@ def sweep(
     kept, too_large = _that_fit(bytes_wanted, ranks, where[1])
     remarks += too_large
     slices = [
-        Slice(op, size, place)
+        CollectiveSlice(op, size, place)
         for op in ops
         for size in kept
         if elements(op, size, ranks) > 0
@@ -181,10 +181,10 @@ def _software(ranks: Ranks) -> str:
 
 
 def _measure(
-    slices: list[Slice], ranks: Ranks, rounds: int, seconds: float, clock: Callable[[], float]
+    slices: list[CollectiveSlice], ranks: Ranks, rounds: int, seconds: float, clock: Callable[[], float]
 ) -> list[SweepPoint]:
     """Check and time all slices, round by round."""
-    times: dict[Slice, list[float]] = {piece: [] for piece in slices}
+    times: dict[CollectiveSlice, list[float]] = {piece: [] for piece in slices}
     calls = dict.fromkeys(slices, 0)
     wrong = dict.fromkeys(slices, 0)
     with track("measuring collectives", total=rounds * len(slices), unit="slices") as work:
@@ -203,7 +203,7 @@ def _measure(
     ]
 
 
-def _counted(piece: Slice, ranks: Ranks) -> int:
+def _counted(piece: CollectiveSlice, ranks: Ranks) -> int:
     """Return the message bytes that were actually moved: whole elements for each rank."""
     parts = ranks.size if piece.op in IN_PARTS else 1
     return elements(piece.op, piece.message_bytes, ranks) * parts * ranks.dtype.itemsize

@@ -29,7 +29,7 @@ from dsexplore.torch_internals.comm_mode import counted_ops
 from dsexplore.torch_internals.dispatch import OpOverload, TorchDispatchMode
 from dsexplore.torch_internals.fake_tensors import FakeTensor, active_fake_mode
 from dsexplore.trace import torch_json
-from dsexplore.trace.torch_json import GLOBAL, ModuleCounts, Node, Op
+from dsexplore.trace.torch_json import GLOBAL, ModuleCounts, ModuleNode, Op
 from dsexplore.trace.trace import Trace
 
 _COLORS = re.compile(r"\033\[[0-9;]*m")
@@ -37,7 +37,7 @@ _HEADINGS = {"recompute": "ACTIVATION CHECKPOINTING", "optimizer": "OPTIMIZER"}
 """Of the phases that torch's mode does not tell apart; operations that are recomputed stand under the first already."""
 
 
-def earlier_table(tree: Mapping[str, Node], counts: Mapping[str, ModuleCounts]) -> str:
+def earlier_table(tree: Mapping[str, ModuleNode], counts: Mapping[str, ModuleCounts]) -> str:
     """Return each module with its collectives: the table of earlier versions."""
     lines = []
     for name, node in tree.items():

@@ -16,7 +16,7 @@ from dsexplore.capture.record import record
 from dsexplore.errors import UsageError
 from dsexplore.torch_internals.autograd import current_graph_task
 from dsexplore.trace import torch_json
-from dsexplore.trace.torch_json import GLOBAL, Node
+from dsexplore.trace.torch_json import GLOBAL, ModuleNode
 from dsexplore.trace.trace import Trace
 
 
@@ -30,7 +30,7 @@ class CommModeModuleTracker:
         self.trace = Trace()
         self._open: ExitStack | None = None
         self._references: dict[str, weakref.ref[nn.Module]] = {}
-        self._tree: dict[str, Node] = {}
+        self._tree: dict[str, ModuleNode] = {}
 
     def __enter__(self) -> CommModeModuleTracker:
         if self._open is not None:
@@ -59,7 +59,7 @@ class CommModeModuleTracker:
         return self._open is not None
 
     @property
-    def tree(self) -> dict[str, Node]:
+    def tree(self) -> dict[str, ModuleNode]:
         """`GLOBAL` and the modules that ran, parents before children; empty before the first block."""
         if self._open is not None:
             self._refresh()

@@ -175,10 +175,10 @@ def read_cluster_file(path: Path) -> ClusterValues:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise UsageError(f"the cluster file {path} cannot be read: {error}") from None
-    return _Reader(path).values(data)
+    return _ClusterReader(path).values(data)
 
 
-class _Reader:
+class _ClusterReader:
     """Reads the tables of one file; errors name the file and the key."""
 
     def __init__(self, path: Path) -> None:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from dsexplore.cost.cluster import Cluster, known_clusters
-from dsexplore.cost.collective_mechanism import Group, mechanism_time
+from dsexplore.cost.collective_mechanism import GroupShape, mechanism_time
 from dsexplore.cost.interpolation import interpolated
-from dsexplore.cost.measured_points import Evidence, evidence
+from dsexplore.cost.measured_points import MeasuredFactors, evidence
 from dsexplore.cost.range import Range
 
 SMALLEST = 8.0
@@ -83,13 +83,13 @@ class Curve:
         return Range(low, expected, high)
 
 
-def curve(cluster: Cluster, op: str, group: Group) -> Curve:
+def curve(cluster: Cluster, op: str, group: GroupShape) -> Curve:
     """Return the curve of an op for a group of two or more ranks."""
     return _curve(cluster, op, group)
 
 
 @lru_cache(maxsize=512)
-def _curve(cluster: Cluster, op: str, group: Group) -> Curve:
+def _curve(cluster: Cluster, op: str, group: GroupShape) -> Curve:
     if group.nodes == 1:
         return _raw(cluster, op, group)
     below, above = _rungs(cluster, op, group)
@@ -100,7 +100,7 @@ def _curve(cluster: Cluster, op: str, group: Group) -> Curve:
     return _between(_curve(cluster, op, below), _curve(cluster, op, above), op, (below, group, above))
 
 
-def _rungs(cluster: Cluster, op: str, group: Group) -> tuple[Group | None, Group | None]:
+def _rungs(cluster: Cluster, op: str, group: GroupShape) -> tuple[GroupShape | None, GroupShape | None]:
     """Return the reference groups below and above: the next lower node count, and the next higher one or None.
 
     Reference node counts are the powers of two and those for which this op was measured; `group` needs no upper one if
@@ -110,10 +110,10 @@ def _rungs(cluster: Cluster, op: str, group: Group) -> tuple[Group | None, Group
     here = {table.nodes for table in cluster.measured if table.op == op and table.ranks_per_node == group.per_node}
     rungs = sorted(here | {1 << power for power in range(group.nodes.bit_length() + 1)})
     lower = [nodes for nodes in rungs if nodes < group.nodes and nodes * group.per_node > 1]
-    below = Group(lower[-1], group.per_node) if lower else None
+    below = GroupShape(lower[-1], group.per_node) if lower else None
     if group.nodes in rungs:
         return below, None
-    return below, Group(min(nodes for nodes in rungs if nodes > group.nodes), group.per_node)
+    return below, GroupShape(min(nodes for nodes in rungs if nodes > group.nodes), group.per_node)
 
 
 def _not_below(own: Curve, fewer: Curve) -> Curve:
@@ -132,7 +132,7 @@ def _not_below(own: Curve, fewer: Curve) -> Curve:
     )
 
 
-def _between(fewer: Curve, more: Curve, op: str, groups: tuple[Group, Group, Group]) -> Curve:
+def _between(fewer: Curve, more: Curve, op: str, groups: tuple[GroupShape, GroupShape, GroupShape]) -> Curve:
     """Interpolate the curve of a node count between those of a lower and a higher one, at the same bytes per rank."""
     below, here, above = (float(group.nodes) for group in groups)
     share = math.log(here / below) / math.log(above / below)
@@ -147,7 +147,7 @@ def _between(fewer: Curve, more: Curve, op: str, groups: tuple[Group, Group, Gro
     )
 
 
-def _raw(cluster: Cluster, op: str, group: Group) -> Curve:
+def _raw(cluster: Cluster, op: str, group: GroupShape) -> Curve:
     """Return the mechanism's times scaled by measured evidence, made non-decreasing in bytes."""
     found = evidence(cluster, op, group)
     sizes = tuple(SMALLEST * 2 ** (step / PER_OCTAVE) for step in range(OCTAVES * PER_OCTAVE + 1))
@@ -167,7 +167,7 @@ def _raw(cluster: Cluster, op: str, group: Group) -> Curve:
     )
 
 
-def launching(cluster: Cluster, group: Group) -> float:
+def launching(cluster: Cluster, group: GroupShape) -> float:
     """Return the seconds that one process needs to launch a collective on all ranks of a node; 0 for hosts.
 
     Predictions expect one process per rank. Half of all published figures are of one process that drives all GPUs of a
@@ -200,7 +200,7 @@ def _is_shipped(name: str) -> bool:
     return name in known_clusters()
 
 
-def uncertainty_of(cluster: Cluster, group: Group, known: Evidence | None, size: float) -> Uncertainty:
+def uncertainty_of(cluster: Cluster, group: GroupShape, known: MeasuredFactors | None, size: float) -> Uncertainty:
     """Return the known error of a prediction."""
     inside = known is not None and known.reach[0] / BEYOND <= size <= known.reach[1] * BEYOND
     if known is not None and cluster.topology == "host" and known.distance < 0.9:

@@ -6,7 +6,7 @@ import os
 
 from dsexplore.cost.cluster import Cluster
 from dsexplore.cost.collective_curve import Curve, curve
-from dsexplore.cost.collective_mechanism import Group
+from dsexplore.cost.collective_mechanism import GroupShape
 from dsexplore.cost.range import Range
 from dsexplore.errors import UsageError
 from dsexplore.signatures import names_arguments
@@ -67,7 +67,7 @@ def collective_curve(
         )
     if world_size == 1:
         return None
-    group = Group(-(-world_size // per_node), per_node)
+    group = GroupShape(-(-world_size // per_node), per_node)
     if group.nodes > 1 and machine.network is None:
         raise UsageError(
             f"{machine.name} is one {machine.domain_kind} of {machine.ranks_per_domain} ranks, without a network: a "

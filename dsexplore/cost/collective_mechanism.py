@@ -47,7 +47,7 @@ PAIRWISE_NETWORK = 0.75
 """The part of the network that an all_to_all reaches, where each rank sends to many others at once."""
 
 
-class Group(NamedTuple):
+class GroupShape(NamedTuple):
     """The ranks of a collective: `per_node` ranks on each of `nodes` nodes."""
 
     nodes: int
@@ -59,14 +59,14 @@ class Group(NamedTuple):
         return self.nodes * self.per_node
 
 
-def mechanism_time(cluster: Cluster, op: str, message_bytes: float, group: Group) -> float:
+def mechanism_time(cluster: Cluster, op: str, message_bytes: float, group: GroupShape) -> float:
     """Return the seconds of the fastest algorithm of an op, for a group of two or more ranks."""
     if op == "barrier":
         op, message_bytes = "all_reduce", 4.0
     return min(_times(cluster, op, message_bytes, group))
 
 
-def family(cluster: Cluster, op: str, group: Group) -> str:
+def family(cluster: Cluster, op: str, group: GroupShape) -> str:
     """Return the family of a collective: measured times of one member inform predictions of the others."""
     several = "network " if group.nodes > 1 else ""
     if op in ("all_gather", "reduce_scatter"):
@@ -81,7 +81,7 @@ def family(cluster: Cluster, op: str, group: Group) -> str:
     return f"{several}all_reduce {'in the switch' if reduced and not several else 'ring'}"
 
 
-def _times(cluster: Cluster, op: str, size: float, group: Group) -> Iterator[float]:
+def _times(cluster: Cluster, op: str, size: float, group: GroupShape) -> Iterator[float]:
     """Yield the seconds of each algorithm that the library might choose."""
     if cluster.topology == "host":
         yield file_costs(cluster).seconds(work(op, group.ranks), size)
@@ -145,7 +145,7 @@ def _network(cluster: Cluster) -> Link:
     return cluster.network
 
 
-def _ring_of_nodes(cluster: Cluster, op: str, size: float, group: Group) -> Iterator[float]:
+def _ring_of_nodes(cluster: Cluster, op: str, size: float, group: GroupShape) -> Iterator[float]:
     network, moved = _network(cluster), size * bus_factor(op, group.ranks)
     hops = _steps(op, group.nodes)
     inside = _steps(op, group.ranks) - hops
@@ -157,7 +157,7 @@ def _ring_of_nodes(cluster: Cluster, op: str, size: float, group: Group) -> Iter
     yield from _short_and_long(network, start, moved, (min(short, whole), whole), size)
 
 
-def _tree_of_nodes(cluster: Cluster, size: float, group: Group) -> Iterator[float]:
+def _tree_of_nodes(cluster: Cluster, size: float, group: GroupShape) -> Iterator[float]:
     network = _network(cluster)
     up = (group.per_node - 1) * cluster.node.latency + math.ceil(math.log2(group.nodes)) * network.latency
     start = cluster.collective_overhead + 2 * up
@@ -177,7 +177,7 @@ def _inside_tree(cluster: Cluster, per_node: int) -> float:
     return rank_bandwidth(cluster, per_node) / 2
 
 
-def _pairwise(cluster: Cluster, op: str, size: float, group: Group) -> Iterator[float]:
+def _pairwise(cluster: Cluster, op: str, size: float, group: GroupShape) -> Iterator[float]:
     link, ranks = cluster.node, group.ranks
     start = cluster.collective_overhead + PAIRWISE_OVERHEAD + (ranks - 2) * PER_PEER
     moved = size * bus_factor(op, ranks)
@@ -192,7 +192,7 @@ def _pairwise(cluster: Cluster, op: str, size: float, group: Group) -> Iterator[
     yield start + network.latency + max(away, inside) + _ramp(network.ramp, size)
 
 
-def _message(cluster: Cluster, size: float, group: Group) -> Iterator[float]:
+def _message(cluster: Cluster, size: float, group: GroupShape) -> Iterator[float]:
     link = cluster.node if group.nodes == 1 else _network(cluster)
     start = cluster.collective_overhead + PAIRWISE_OVERHEAD + link.latency * (group.nodes > 1)
     whole = rank_bandwidth(cluster, 2) if group.nodes == 1 else link.bandwidth * link.achievable

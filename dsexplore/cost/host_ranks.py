@@ -29,7 +29,7 @@ NEAR = 8
 """Times the most that was moved when measuring, up to which that says what a byte costs."""
 
 
-class Work(NamedTuple):
+class HostWork(NamedTuple):
     """The work of an op on a machine: waits for messages, and bytes of all ranks together per message byte."""
 
     steps: float
@@ -56,36 +56,36 @@ class Costs(NamedTuple):
     latency: float
     units: tuple[UnitCurve, ...]
 
-    def seconds(self, work: Work, size: float) -> float:
+    def seconds(self, work: HostWork, size: float) -> float:
         """Return the seconds of a collective."""
         return self.start_seconds(work) + self.byte_seconds(work, size)
 
-    def start_seconds(self, work: Work) -> float:
+    def start_seconds(self, work: HostWork) -> float:
         """Return the seconds of a collective that do not depend on its bytes."""
         return self.overhead + work.steps * self.latency
 
-    def byte_seconds(self, work: Work, size: float) -> float:
+    def byte_seconds(self, work: HostWork, size: float) -> float:
         """Return the seconds of a collective that its bytes take."""
         moved = work.moved * size
         return moved * statistics.median(interpolated(*curve, moved) for curve in self.units)
 
 
-def work(op: str, ranks: int) -> Work:
+def work(op: str, ranks: int) -> HostWork:
     """Return the steps and bytes of an op in gloo: rings for all_reduce, all_gather and reduce, a tree for broadcast.
 
     torch's reduce_scatter on gloo is an all_reduce of a copy. A send counts as one in a ring where all ranks send.
     """
     others = ranks - 1
     return {
-        "all_reduce": Work(2 * others, 2 * others),
-        "reduce_scatter": Work(2 * others + 1, 2 * others + 1.6 * COPIED * ranks),
-        "all_gather": Work(1.25 * others, others + COPIED * ranks),
-        "all_to_all": Work(1 + 0.4 * (ranks - 2), others),
-        "broadcast": Work(math.log2(ranks) / 2, others),
-        "reduce": Work(ranks, others * (1 + 1 / ranks)),
-        "gather": Work(1, others / ranks + COPIED),
-        "scatter": Work(1, others / ranks),
-    }.get(op, Work(1, ranks))
+        "all_reduce": HostWork(2 * others, 2 * others),
+        "reduce_scatter": HostWork(2 * others + 1, 2 * others + 1.6 * COPIED * ranks),
+        "all_gather": HostWork(1.25 * others, others + COPIED * ranks),
+        "all_to_all": HostWork(1 + 0.4 * (ranks - 2), others),
+        "broadcast": HostWork(math.log2(ranks) / 2, others),
+        "reduce": HostWork(ranks, others * (1 + 1 / ranks)),
+        "gather": HostWork(1, others / ranks + COPIED),
+        "scatter": HostWork(1, others / ranks),
+    }.get(op, HostWork(1, ranks))
 
 
 def file_costs(cluster: Cluster) -> Costs:

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from dsexplore.cost.cluster import Cluster, Measured
-from dsexplore.cost.collective_mechanism import Group, family, mechanism_time
+from dsexplore.cost.collective_mechanism import GroupShape, family, mechanism_time
 from dsexplore.cost.host_ranks import (
     LARGE,
     STARTED,
     Costs,
-    Work,
+    HostWork,
     measured_costs,
     nearest_tables,
     shortest_seconds,
@@ -25,7 +25,7 @@ FADING = 8.0
 
 
 @dataclass(frozen=True)
-class Evidence:
+class MeasuredFactors:
     """How measured times of one group differ from the mechanism, as factors by message bytes.
 
     Attributes:
@@ -55,7 +55,7 @@ class Evidence:
         return math.pow(interpolated(self.sizes, self.factors, size), self.weight * 2.0**-below)
 
 
-def evidence(cluster: Cluster, op: str, group: Group) -> Evidence | None:
+def evidence(cluster: Cluster, op: str, group: GroupShape) -> MeasuredFactors | None:
     """Return the evidence of the nearest measured tables for a collective; None if nothing comparable was measured."""
     if cluster.topology == "host" and cluster.measured:
         return _of_one_machine(cluster, op, group)
@@ -66,7 +66,7 @@ def evidence(cluster: Cluster, op: str, group: Group) -> Evidence | None:
     return _together([candidate for candidate in found if candidate.distance == nearest])
 
 
-def _together(candidates: list[Evidence]) -> Evidence:
+def _together(candidates: list[MeasuredFactors]) -> MeasuredFactors:
     """Merge the tables of one group: at each size the geometric mean of those that cover it."""
     if len(candidates) == 1:
         return candidates[0]
@@ -76,10 +76,12 @@ def _together(candidates: list[Evidence]) -> Evidence:
         here = [candidate for candidate in candidates if candidate.reach[0] <= size <= candidate.reach[1]]
         logs = [math.log(interpolated(candidate.sizes, candidate.factors, size)) for candidate in here]
         factors.append(math.exp(math.fsum(logs) / len(logs)))
-    return Evidence(tuple(sizes), tuple(factors), candidates[0].distance, candidates[0].weight, (sizes[0], sizes[-1]))
+    return MeasuredFactors(
+        tuple(sizes), tuple(factors), candidates[0].distance, candidates[0].weight, (sizes[0], sizes[-1])
+    )
 
 
-def _of_one_machine(cluster: Cluster, op: str, group: Group) -> Evidence:
+def _of_one_machine(cluster: Cluster, op: str, group: GroupShape) -> MeasuredFactors:
     """Return the evidence for an op from all measured ops of the most similar group on the same machine.
 
     Their costs of bytes and steps replace those of the file, and are corrected by the op's own times, if any.
@@ -96,10 +98,10 @@ def _of_one_machine(cluster: Cluster, op: str, group: Group) -> Evidence:
         seconds = _own_seconds(own, done, costs, sizes)
         distance, measured = 0.0, [float(size) for size in own.message_bytes]
     factors = tuple(true / mechanism_time(cluster, op, size, group) for true, size in zip(seconds, sizes, strict=True))
-    return Evidence(tuple(sizes), factors, distance, 1.0, (measured[0], measured[-1]), fades=False)
+    return MeasuredFactors(tuple(sizes), factors, distance, 1.0, (measured[0], measured[-1]), fades=False)
 
 
-def _own_seconds(own: Measured, done: Work, costs: Costs, sizes: Iterable[float]) -> list[float]:
+def _own_seconds(own: Measured, done: HostWork, costs: Costs, sizes: Iterable[float]) -> list[float]:
     """Return the seconds by message bytes: the op's own times, extrapolated by its own start-up and the costs of bytes.
 
     If the longest measured one is mostly start-up, it says nothing about the bytes of larger ones.
@@ -116,29 +118,29 @@ def _own_seconds(own: Measured, done: Work, costs: Costs, sizes: Iterable[float]
     ]
 
 
-def _candidates(cluster: Cluster, op: str, group: Group) -> Iterator[Evidence]:
+def _candidates(cluster: Cluster, op: str, group: GroupShape) -> Iterator[MeasuredFactors]:
     relatives = [(cluster, 0.0)]
     if cluster.like:
         relatives.append((Cluster.load(cluster.like), 0.5))
     kind = family(cluster, op, group)
     for relative, further in relatives:
         for table in relative.measured:
-            measured = Group(table.nodes, table.ranks_per_node)
+            measured = GroupShape(table.nodes, table.ranks_per_node)
             if family(relative, table.op, measured) == kind:
                 yield _compared(relative, table, measured, further + _distance(op, group, table.op, measured))
 
 
-def _distance(op: str, group: Group, other: str, measured: Group) -> float:
+def _distance(op: str, group: GroupShape, other: str, measured: GroupShape) -> float:
     """Return the doublings of nodes and of ranks per node between two groups, plus 1/3 for a different op."""
     nodes = abs(math.log2(group.nodes / measured.nodes))
     return nodes + abs(math.log2(group.per_node / measured.per_node)) + (op != other) / 3
 
 
-def _compared(cluster: Cluster, table: Measured, group: Group, distance: float) -> Evidence:
+def _compared(cluster: Cluster, table: Measured, group: GroupShape, distance: float) -> MeasuredFactors:
     factors = tuple(
         seconds / mechanism_time(cluster, table.op, size, group)
         for size, seconds in zip(table.message_bytes, table.seconds, strict=True)
     )
     weight = 1.0 if distance < 0.9 else 0.5
     sizes = tuple(map(float, table.message_bytes))
-    return Evidence(sizes, factors, distance, weight, (sizes[0], sizes[-1]))
+    return MeasuredFactors(sizes, factors, distance, weight, (sizes[0], sizes[-1]))

@@ -9,12 +9,12 @@ from functools import partial
 
 import polars as pl
 
-from dsexplore.cost.rank_program import Collective, Program
-from dsexplore.cost.schedules import Placed, Schedule, place
-from dsexplore.cost.stream_simulation import Played, play
+from dsexplore.cost.rank_program import Collective, StepProgram
+from dsexplore.cost.schedules import Schedule, ScheduledAction, place
+from dsexplore.cost.stream_simulation import SimulatedStep, play
 from dsexplore.trace.tables import Tables
 from dsexplore.worlds.repeats.layer_runs import CannotSkip
-from dsexplore.worlds.repeats.repeated_rows import Cut, repeat, with_buffers
+from dsexplore.worlds.repeats.repeated_rows import RowBoundary, repeat, with_buffers
 
 LOW, EXPECTED, HIGH = range(3)
 """The ends of a range, and what is expected."""
@@ -23,14 +23,14 @@ LOW, EXPECTED, HIGH = range(3)
 class RankTimes:
     """One rank's step, once for each end of the range; an end is simulated when it is first asked for."""
 
-    def __init__(self, program: Program, slowdown: float, overlap: bool) -> None:
+    def __init__(self, program: StepProgram, slowdown: float, overlap: bool) -> None:
         self.program = program
         self._how = slowdown, overlap
-        self._played: dict[int, Played] = {}
+        self._played: dict[int, SimulatedStep] = {}
         self.bubble: Callable[[int], float] = lambda _end: 0.0
         """Seconds that it waits for other stages of its pipeline, by the end."""
 
-    def played(self, end: int) -> Played:
+    def played(self, end: int) -> SimulatedStep:
         """Simulate one end of the range: 0 low, 1 expected, 2 high."""
         if end not in self._played:
             self._played[end] = play(self.program.items, end, *self._how)
@@ -95,7 +95,7 @@ def _of_rank(tables: Tables, rank: int, present: int, count: int) -> dict[str, p
         raise CannotSkip
     # What is computed stands before the event that is issued next.
     segments = memory["before"].search_sorted(pl.Series(begins), side="right")
-    cuts = [Cut(seq, memory["segment"][segment]) for seq, segment in zip(begins, segments, strict=True)]
+    cuts = [RowBoundary(seq, memory["segment"][segment]) for seq, segment in zip(begins, segments, strict=True)]
     repeated, _, _ = repeat(frames, cuts, {3: more})
     return {**repeated, "memory": with_buffers(repeated["memory"], repeated["events"], count, more)}
 
@@ -119,7 +119,7 @@ class PipelineTimes:
     def __init__(self, tables: Tables, schedule: Schedule, ranks: list[RankTimes]) -> None:
         self._schedule, self._ranks = schedule, ranks
         self._positions = [_position(tables, one.program, len(schedule.order)) for one in ranks]
-        self._placed: dict[int, list[Placed]] = {}
+        self._placed: dict[int, list[ScheduledAction]] = {}
         for one, position in zip(ranks, self._positions, strict=True):
             one.bubble = partial(self._bubble, position)
 
@@ -133,7 +133,7 @@ class PipelineTimes:
             "like the nearest of these; trace one rank of each stage for stages that differ"
         ]
 
-    def placed(self, end: int) -> list[Placed]:
+    def placed(self, end: int) -> list[ScheduledAction]:
         """Return the timed actions of all ranks of the pipeline, for one end of the range."""
         if end not in self._placed:
             forward, backward = self._stage_times(end)
@@ -163,7 +163,7 @@ class PipelineTimes:
         return forward, backward
 
 
-def _position(tables: Tables, program: Program, size: int) -> int:
+def _position(tables: Tables, program: StepProgram, size: int) -> int:
     """Return the index of a rank in its pipeline."""
     messages = tables.events.filter((pl.col("rank") == program.rank) & pl.col("op").is_in(["send", "recv"]))
     groups = tables.groups.filter(pl.col("group").is_in(messages["group"].unique().implode()))
@@ -173,7 +173,7 @@ def _position(tables: Tables, program: Program, size: int) -> int:
     return 0
 
 
-def _transfer(program: Program, end: int) -> float:
+def _transfer(program: StepProgram, end: int) -> float:
     """Return the seconds of the slowest message between stages."""
     times = [
         item.seconds[end] for item in program.items if isinstance(item, Collective) and item.op in ("send", "recv")

@@ -14,7 +14,7 @@ import polars as pl
 from dsexplore.analysis.step_timeline import HELD, NO_AXIS, SPANS, TIES, WAITING, WARM_UP, Order, Sizes, Timeline
 from dsexplore.cost.cluster import Cluster
 from dsexplore.cost.prediction import Prediction, predict
-from dsexplore.cost.schedules import Action, Placed, Schedule, place, read_schedule
+from dsexplore.cost.schedules import Action, Schedule, ScheduledAction, place, read_schedule
 from dsexplore.cost.stream_simulation import COMPUTE, GAPS
 from dsexplore.errors import UsageError
 from dsexplore.trace import schema
@@ -170,7 +170,7 @@ def stage_timeline(tables: Tables, hardware: Cluster | str | os.PathLike[str] | 
     return timeline_of_stages(schedule, _in_slots(schedule), "slots", tables)
 
 
-def timeline_of_stages(schedule: Schedule, placed: list[Placed], order: Order, tables: Tables) -> Timeline:
+def timeline_of_stages(schedule: Schedule, placed: list[ScheduledAction], order: Order, tables: Tables) -> Timeline:
     """Build the timeline of a pipeline's actions.
 
     Args:
@@ -208,7 +208,7 @@ def _held(schedule: Schedule, spans: pl.DataFrame, tables: Tables) -> pl.DataFra
     return pl.DataFrame(rows, schema=HELD, orient="row")
 
 
-def _in_slots(schedule: Schedule) -> list[Placed]:
+def _in_slots(schedule: Schedule) -> list[ScheduledAction]:
     stages = range(schedule.stages)
     return place(schedule, dict.fromkeys(stages, 1.0), dict.fromkeys(stages, 2.0), 0.0)
 
@@ -218,7 +218,7 @@ def _lane(schedule: Schedule, rank: int) -> str:
     return f"stage{'s' if len(stages) > 1 else ''} {', '.join(map(str, stages))}"
 
 
-def _gaps(own: list[Placed], end: float) -> list[tuple[float, float]]:
+def _gaps(own: list[ScheduledAction], end: float) -> list[tuple[float, float]]:
     """Return the idle intervals of a rank, between the first and last action of any rank."""
     edges = [0.0, *(edge for one in own for edge in (one.start, one.end)), end]
     return [(first, last) for first, last in zip(edges[::2], edges[1::2], strict=True) if last - first > 1e-9 * end]
@@ -228,7 +228,7 @@ def _span(lane: str, begin: float, end: float, mark: str, name: str, label: str 
     return {"lane": lane, "begin": begin, "end": end, "mark": mark, "name": name, "label": label}
 
 
-def _of_action(lane: str, placed: Placed) -> dict[str, Any]:
+def _of_action(lane: str, placed: ScheduledAction) -> dict[str, Any]:
     _, kind, number = placed.action
     return _span(lane, placed.start, placed.end, f"microbatch {number}", _name(placed.action), f"{kind}{number}")
 
@@ -237,7 +237,7 @@ def _name(action: Action) -> str:
     return f"{_WORDS[action.kind]} of microbatch {action.microbatch} in stage {action.stage}"
 
 
-def _ties(placed: list[Placed], lanes: tuple[str, ...]) -> pl.DataFrame:
+def _ties(placed: list[ScheduledAction], lanes: tuple[str, ...]) -> pl.DataFrame:
     """Return activations sent to the next stage's forward, and gradients sent to the previous stage's backward."""
     at = {one.action: one for one in placed}
     onward: dict[str, int] = defaultdict(int, {"F": 1, "B": -1, "I": -1})

@@ -18,8 +18,8 @@ from dsexplore.cost.peak_memory import PeakMemory, peak_memory
 from dsexplore.cost.pipeline_times import EXPECTED, HIGH, LOW, PipelineTimes, RankTimes, with_microbatches
 from dsexplore.cost.range import Range
 from dsexplore.cost.rank_program import Collective, Options, programs
-from dsexplore.cost.schedules import Placed, read_schedule
-from dsexplore.cost.stream_simulation import GAPS, Played, Span, is_receiving
+from dsexplore.cost.schedules import ScheduledAction, read_schedule
+from dsexplore.cost.stream_simulation import GAPS, SimulatedStep, Span, is_receiving
 from dsexplore.display import Displayable
 from dsexplore.errors import UsageError
 from dsexplore.trace.tables import Tables
@@ -231,7 +231,7 @@ class Prediction(Displayable):
         """Return {rank in the trace: its predicted spans}, in seconds from the start of the rank's own step."""
         return {one.program.rank: one.played(EXPECTED).spans for one in self._ranks}
 
-    def stages(self) -> list[Placed]:
+    def stages(self) -> list[ScheduledAction]:
         """Return when each pipeline stage is predicted to compute each microbatch; empty without a pipeline."""
         return self._pipeline.placed(EXPECTED) if self._pipeline is not None else []
 
@@ -348,7 +348,7 @@ def _range(values: list[float]) -> Range:
     return Range(low, min(max(values[1], low), high), high)
 
 
-def _per_module(played: Played, bubble: float) -> dict[tuple[str, str], dict[str, float]]:
+def _per_module(played: SimulatedStep, bubble: float) -> dict[tuple[str, str], dict[str, float]]:
     totals: dict[tuple[str, str], dict[str, float]] = defaultdict(lambda: dict.fromkeys(_COLUMNS, 0.0))
     for span in played.spans:
         if is_receiving(span):

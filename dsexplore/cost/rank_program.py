@@ -92,7 +92,7 @@ Item = Kernels | Collective | Wait
 
 
 @dataclass(frozen=True)
-class Program:
+class StepProgram:
     """The work of one rank in one step."""
 
     rank: int
@@ -101,7 +101,7 @@ class Program:
     notes: list[str] = field(default_factory=list)
 
 
-def programs(tables: Tables, cluster: Cluster, options: Options) -> list[Program]:
+def programs(tables: Tables, cluster: Cluster, options: Options) -> list[StepProgram]:
     """Build the programs of all ranks of a trace that have kernels.
 
     Raises:
@@ -116,7 +116,7 @@ def programs(tables: Tables, cluster: Cluster, options: Options) -> list[Program
     step = options.step if options.step is not None else _fullest_step(kernels)
     if kernels.filter(step=step).is_empty():
         raise UsageError(f"step {step} computes nothing in this trace: it has steps {_listed(kernels['step'])}")
-    reader = _Reader(tables, cluster, options)
+    reader = _ItemReader(tables, cluster, options)
     return [reader.program(int(rank), step) for rank in kernels["rank"].unique().sort()]
 
 
@@ -170,7 +170,7 @@ def _numbered(rows: pl.DataFrame) -> tuple[npt.NDArray[np.uint32], pl.DataFrame]
     return numbers.to_numpy(), different.drop("row")
 
 
-class _Reader:
+class _ItemReader:
     """Makes items of the rows of a trace's tables."""
 
     def __init__(self, tables: Tables, cluster: Cluster, options: Options) -> None:
@@ -197,7 +197,7 @@ class _Reader:
                 "computes: of a collective only the time that its bytes take is counted"
             ] = None
 
-    def program(self, rank: int, step: int) -> Program:
+    def program(self, rank: int, step: int) -> StepProgram:
         """Build the items of one rank and step, in program order."""
         kernels = self.tables.kernels.filter(rank=rank, step=step).sort("segment", maintain_order=True)
         events = self.tables.events.filter(
@@ -206,7 +206,7 @@ class _Reader:
         waited = set(kernels["waits_for"].drop_nulls())
         collectives = [self._collective(row, rank, waited) for row in events.iter_rows(named=True)]
         items = self._in_order(kernels, collectives)
-        return Program(rank, step, items, list(self.notes))
+        return StepProgram(rank, step, items, list(self.notes))
 
     def _in_order(self, kernels: pl.DataFrame, collectives: list[Collective]) -> list[Item]:
         """Return kernels, waits for issued collectives, and the collectives, each before the kernels that follow it."""

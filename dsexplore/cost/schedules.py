@@ -27,7 +27,7 @@ class Action(NamedTuple):
     microbatch: int
 
 
-class Placed(NamedTuple):
+class ScheduledAction(NamedTuple):
     """An action with its time in seconds, from the start of the first one."""
 
     rank: int
@@ -127,7 +127,7 @@ def interleaved_1f1b(rank: int, ranks: int, stages_per_rank: int, microbatches: 
 
 def place(
     schedule: Schedule, forward: Mapping[int, float], backward: Mapping[int, float], transfer: float
-) -> list[Placed]:
+) -> list[ScheduledAction]:
     """Compute when each action runs.
 
     Args:
@@ -143,7 +143,7 @@ def place(
     ranks = {stage: rank for rank, actions in enumerate(schedule.order) for stage in {one.stage for one in actions}}
     waiting = [list(reversed(actions)) for actions in schedule.order]
     free = [0.0] * len(waiting)
-    placed: list[Placed] = []
+    placed: list[ScheduledAction] = []
     while any(waiting):
         moved = False
         for rank, actions in enumerate(waiting):
@@ -154,7 +154,7 @@ def place(
                 action = actions.pop()
                 start = max(free[rank], ready)
                 free[rank] = done[action] = start + _seconds(action, forward, backward)
-                placed.append(Placed(rank, action, start, free[rank]))
+                placed.append(ScheduledAction(rank, action, start, free[rank]))
                 moved = True
         if not moved:
             raise UsageError(f"the actions of {schedule.name} wait for each other: its order cannot run")

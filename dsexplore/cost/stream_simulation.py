@@ -81,7 +81,7 @@ class Gap(NamedTuple):
     axis: str = ""
 
 
-class Played:
+class SimulatedStep:
     """A step that has been simulated.
 
     Hundreds of thousands of spans are kept for each of many steps, so they are columns and not objects.
@@ -166,7 +166,7 @@ def is_receiving(what: Span | Kernels | Collective | Gap) -> bool:
     return what.kind == "exposed" and not isinstance(what, Kernels) and what.op == "recv"
 
 
-def play(items: list[Item], end: int, slowdown: float, overlap: bool = True) -> Played:
+def play(items: list[Item], end: int, slowdown: float, overlap: bool = True) -> SimulatedStep:
     """Simulate a program.
 
     Args:
@@ -181,7 +181,7 @@ def play(items: list[Item], end: int, slowdown: float, overlap: bool = True) -> 
 class _Streams:
     def __init__(self, end: int, slowdown: float, overlap: bool) -> None:
         self.which, self.slowdown, self.overlap = end, slowdown, overlap
-        self.played = Played()
+        self.played = SimulatedStep()
         self.now = 0.0
         """When the compute stream is free."""
         self.host = 0.0
@@ -199,7 +199,7 @@ class _Streams:
         self.reducing: int | None = None
         self.phase = ""
 
-    def play(self, items: list[Item]) -> Played:
+    def play(self, items: list[Item]) -> SimulatedStep:
         for item in items:
             if isinstance(item, Kernels):
                 self._kernels(item)

@@ -16,7 +16,7 @@ from dsexplore.sharding.chunks import Range, ranges_text
 from dsexplore.sharding.memory import PARTS, assume, memory_groups
 from dsexplore.sharding.rank_groups import RankGroup, blocks_of, group_blocks
 from dsexplore.sharding.redistribution import Redistribution, redistribution
-from dsexplore.sharding.tensor import Placed
+from dsexplore.sharding.tensor import PlacedTensor
 from dsexplore.units import format_count
 
 _MOST_ROWS = 2_000_000
@@ -32,7 +32,7 @@ class Sharding(Displayable):
         notes: what a reader must know.
     """
 
-    def __init__(self, title: str, mesh: Mesh, tensors: Iterable[Placed], notes: Iterable[str] = ()) -> None:
+    def __init__(self, title: str, mesh: Mesh, tensors: Iterable[PlacedTensor], notes: Iterable[str] = ()) -> None:
         self.title = title
         self.mesh = mesh
         self.tensors = tuple(tensors)
@@ -155,7 +155,7 @@ class Sharding(Displayable):
             rows.append((tensor.name, *known[key]))
         return pl.DataFrame(rows, schema=_SUMMARY, orient="row")
 
-    def _summary(self, tensor: Placed) -> tuple[object, ...]:
+    def _summary(self, tensor: PlacedTensor) -> tuple[object, ...]:
         held = self.shapes(tensor)
         sizes = [_product(group.value) * tensor.dtype.itemsize for group in held]
         most = held[sizes.index(max(sizes))]
@@ -173,7 +173,7 @@ class Sharding(Displayable):
             sum(group.count for group in held if _product(group.value) == 0),
         )
 
-    def shapes(self, tensor: Placed) -> list[RankGroup]:
+    def shapes(self, tensor: PlacedTensor) -> list[RankGroup]:
         """Return the groups of ranks that hold the same local shape of a tensor, the largest shape first."""
         blocks = blocks_of(self.mesh, [tensor])
         return group_blocks(blocks, blocks.local_shapes(tensor))

@@ -11,7 +11,7 @@ import torch
 from dsexplore.errors import UsageError
 from dsexplore.mesh import Mesh, Numbers
 from dsexplore.sharding.rank_groups import Blocks, RankGroup, blocks_of, group_blocks
-from dsexplore.sharding.tensor import Placed
+from dsexplore.sharding.tensor import PlacedTensor
 from dsexplore.units import format_count
 
 OPTIMIZERS = {"AdamW": 2, "Adam": 2, "SGD": 0, "SGD with momentum": 1, "Adagrad": 1, "RMSprop": 1, "none": 0}
@@ -66,9 +66,9 @@ def assume(
     return Assumptions(name, OPTIMIZERS[name], state_dtype, gradient_dtype)
 
 
-def memory_groups(mesh: Mesh, tensors: Iterable[Placed], assumed: Assumptions) -> list[RankGroup]:
+def memory_groups(mesh: Mesh, tensors: Iterable[PlacedTensor], assumed: Assumptions) -> list[RankGroup]:
     """Return groups of ranks that need equal memory, the largest first; values are bytes by `PARTS`."""
-    kinds: dict[tuple[object, ...], list[Placed]] = {}
+    kinds: dict[tuple[object, ...], list[PlacedTensor]] = {}
     for tensor in tensors:
         key = tensor.shape, tensor.placements, tensor.axes, tensor.dtype, tensor.requires_grad
         kinds.setdefault(key, []).append(tensor)
@@ -80,7 +80,7 @@ def memory_groups(mesh: Mesh, tensors: Iterable[Placed], assumed: Assumptions) -
     return sorted(groups, key=lambda group: (-sum(group.value), group.first))
 
 
-def _needed(tensor: Placed, blocks: Blocks, assumed: Assumptions) -> Numbers:
+def _needed(tensor: PlacedTensor, blocks: Blocks, assumed: Assumptions) -> Numbers:
     """Return the bytes of one tensor on the ranks of each block; the last dim is `PARTS`."""
     own = tensor.dtype.itemsize
     gradient = states = 0

@@ -17,7 +17,7 @@ from dsexplore.model_names import class_name
 from dsexplore.placement_text import Placement, read, read_all
 from dsexplore.sharding.joint_mesh import Reading, join, plain_readings
 from dsexplore.sharding.layout import Sharding
-from dsexplore.sharding.tensor import Placed, fit
+from dsexplore.sharding.tensor import PlacedTensor, fit
 from dsexplore.torch_internals.modules import unwrapped, without_wrappers
 from dsexplore.units import format_count
 
@@ -111,7 +111,7 @@ def _on_paper(entries: Mapping[str, tuple[Any, Any, torch.dtype, bool]], mesh: A
     for name, (shape, placements, dtype, trained) in entries.items():
         sizes = _shape(shape, name)
         fitted = fit(read_all(placements, name), sizes, shown.axes, name)
-        placed.append(Placed(name, sizes, dtype, fitted, axes, trained))
+        placed.append(PlacedTensor(name, sizes, dtype, fitted, axes, trained))
     return Sharding(placed[0].name if len(placed) == 1 else "plan", shown, placed)
 
 
@@ -145,13 +145,13 @@ def _mesh(tensor: torch.Tensor) -> Any:
     return tensor.device_mesh if _is_dtensor(tensor) else None  # type: ignore[attr-defined]
 
 
-def _placed(name: str, tensor: torch.Tensor, also: tuple[str, ...], axes: tuple[Reading, ...]) -> Placed:
+def _placed(name: str, tensor: torch.Tensor, also: tuple[str, ...], axes: tuple[Reading, ...]) -> PlacedTensor:
     placements: tuple[Placement, ...] = tuple(map(read, tensor.placements)) if _is_dtensor(tensor) else ()  # type: ignore[attr-defined]
     fitted = fit(placements, tuple(tensor.shape), [axis.name for axis in axes], name)
-    return Placed(name, tuple(tensor.shape), tensor.dtype, fitted, axes, tensor.requires_grad, also)
+    return PlacedTensor(name, tuple(tensor.shape), tensor.dtype, fitted, axes, tensor.requires_grad, also)
 
 
-def _notes(placed: Sequence[Placed], mesh: Mesh, any_placed: bool) -> list[str]:
+def _notes(placed: Sequence[PlacedTensor], mesh: Mesh, any_placed: bool) -> list[str]:
     plain = sum(not tensor.placements for tensor in placed)
     if not plain or mesh.size == 1:
         return []

@@ -16,7 +16,7 @@ import numpy as np
 from dsexplore.mesh import Mesh, Numbers
 from dsexplore.sharding.chunks import nested_borders
 from dsexplore.sharding.joint_mesh import Reading
-from dsexplore.sharding.tensor import Placed
+from dsexplore.sharding.tensor import PlacedTensor
 
 _MOST_LISTED = 4096
 """Number of ranks up to which they are written as ranges; beyond, coordinates are written."""
@@ -54,14 +54,14 @@ class Blocks:
         last = len(per_axis) - 1
         return tuple(values.reshape((-1,) + (1,) * (last - axis)) for axis, values in enumerate(per_axis))
 
-    def local_numel(self, tensor: Placed) -> Numbers:
+    def local_numel(self, tensor: PlacedTensor) -> Numbers:
         """Return the number of elements of a tensor that a rank of each block holds; an array of `shape`."""
         numel = np.ones((1,) * len(self.shape), dtype=np.int64)
         for dim in range(len(tensor.shape)):
             numel = numel * tensor.dim_size(dim, self.coordinates)
         return np.broadcast_to(numel, self.shape)
 
-    def local_shapes(self, tensor: Placed) -> Numbers:
+    def local_shapes(self, tensor: PlacedTensor) -> Numbers:
         """Return the local shape of a tensor on the ranks of each block; the last dim runs over the tensor's dims."""
         sizes = [
             np.broadcast_to(tensor.dim_size(dim, self.coordinates), self.shape) for dim in range(len(tensor.shape))
@@ -91,7 +91,7 @@ class RankGroup:
         return sorted(int(rank) for corner in self.blocks for rank in mesh.block(*corner))
 
 
-def blocks_of(mesh: Mesh, tensors: Iterable[Placed]) -> Blocks:
+def blocks_of(mesh: Mesh, tensors: Iterable[PlacedTensor]) -> Blocks:
     """Return the fewest blocks of a mesh on each of which every tensor has one local shape."""
     borders: list[set[int]] = [{0} for _ in mesh.axes]
     for placements in {(tensor.shape, tensor.placements, tensor.axes): tensor for tensor in tensors}.values():

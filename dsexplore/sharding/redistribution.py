@@ -19,7 +19,7 @@ from dsexplore.errors import UsageError
 from dsexplore.mesh import Mesh
 from dsexplore.placement_text import Placement, read, read_all
 from dsexplore.sharding.chunks import Cut, part_size
-from dsexplore.sharding.tensor import Placed, fit
+from dsexplore.sharding.tensor import PlacedTensor, fit
 from dsexplore.torch_internals.dispatch import without_modes
 from dsexplore.torch_internals.dtensor import mesh_without_groups, plan_redistribution, strided_shard
 from dsexplore.trace.collectives import wire_bytes
@@ -61,7 +61,7 @@ class Redistribution(Displayable):
         steps: in the order in which torch takes them.
     """
 
-    def __init__(self, name: str, mesh: Mesh, before: Placed, after: Placed, steps: Sequence[Step]) -> None:
+    def __init__(self, name: str, mesh: Mesh, before: PlacedTensor, after: PlacedTensor, steps: Sequence[Step]) -> None:
         self.name = name
         self.mesh = mesh
         self.before = replace(before, name="before")
@@ -81,7 +81,7 @@ class Redistribution(Displayable):
         return pl.DataFrame(rows, schema=COLUMNS, orient="row")
 
 
-def redistribution(before: Placed, mesh: Mesh, placements: Any) -> Redistribution:
+def redistribution(before: PlacedTensor, mesh: Mesh, placements: Any) -> Redistribution:
     """Return the steps that redistribute a tensor to other placements.
 
     Args:
@@ -107,7 +107,7 @@ def redistribution(before: Placed, mesh: Mesh, placements: Any) -> Redistributio
     return Redistribution(before.name, mesh, before, after, _steps(before, after))
 
 
-def _steps(before: Placed, after: Placed) -> list[Step]:
+def _steps(before: PlacedTensor, after: PlacedTensor) -> list[Step]:
     """Return the steps of torch's planner, each with what it sends."""
     axes = 1 + max((term[0] for axis in before.axes for term in axis.terms), default=0)
     sizes = list(before.local_shape([0] * axes))
@@ -154,7 +154,7 @@ def _others(sizes: Sequence[int], dim: int) -> int:
     return math.prod(size for number, size in enumerate(sizes) if number != dim)
 
 
-def _planned(before: Placed, after: Placed) -> list[tuple[int, Placement, Placement, tuple[int, ...]]]:
+def _planned(before: PlacedTensor, after: PlacedTensor) -> list[tuple[int, Placement, Placement, tuple[int, ...]]]:
     """Return for each step the number of the axis, its placement before and after, and the shape that it splits."""
     with without_modes():
         ranks = torch.arange(math.prod(axis.size for axis in before.axes)).reshape([axis.size for axis in before.axes])

@@ -1,4 +1,4 @@
-"""`Placed`: one tensor on a mesh, as shape, dtype and placements, without values."""
+"""`PlacedTensor`: one tensor on a mesh, as shape, dtype and placements, without values."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dsexplore.units import format_count
 
 
 @dataclass(frozen=True)
-class Placed:
+class PlacedTensor:
     """A tensor, and how each axis of its mesh places it."""
 
     name: str

@@ -67,7 +67,7 @@ class ModuleCounts(dict[Any, Any]):
 
 
 @dataclass
-class Node:
+class ModuleNode:
     """One module of the tree that torch shows, which has only modules that ran."""
 
     name: str
@@ -117,14 +117,14 @@ def calls(events: pl.DataFrame) -> Iterator[tuple[str, str, Op, int]]:
             yield owner, phase, op, count
 
 
-def module_tree(tables: Tables) -> dict[str, Node]:
+def module_tree(tables: Tables) -> dict[str, ModuleNode]:
     """Return {name: node} of `GLOBAL` and the modules that ran, parents before children."""
     ran = tables.modules.filter(pl.col("calls") > 0)
-    tree = {GLOBAL: Node(GLOBAL)}
+    tree = {GLOBAL: ModuleNode(GLOBAL)}
     for name, kind in ran.select("module", "type").iter_rows():
         around = [outer for outer in outer_modules(name) if outer in tree]
         parent = around[-1] if around else GLOBAL
-        tree[name] = Node(name, len(around) + 1, f"class '{kind}'", parents={GLOBAL, *around})
+        tree[name] = ModuleNode(name, len(around) + 1, f"class '{kind}'", parents={GLOBAL, *around})
         tree[parent].children.append(name)
     for module, name, placements in (
         tables.parameters.select("module", "name", "placements").unique(maintain_order=True).iter_rows()
@@ -159,7 +159,7 @@ def _long(word: str) -> str:
     return f"Shard(dim={inside})"
 
 
-def module_counts(found: Iterable[tuple[str, str, Op, int]], tree: Mapping[str, Node]) -> dict[str, ModuleCounts]:
+def module_counts(found: Iterable[tuple[str, str, Op, int]], tree: Mapping[str, ModuleNode]) -> dict[str, ModuleCounts]:
     """Return the counts per module, including those of the modules inside it; `GLOBAL` has all."""
     counts = {GLOBAL: ModuleCounts()}
     for owner, phase, op, count in found:
@@ -170,7 +170,7 @@ def module_counts(found: Iterable[tuple[str, str, Op, int]], tree: Mapping[str, 
 
 
 def torchs_mode(
-    tree: Mapping[str, Node],
+    tree: Mapping[str, ModuleNode],
     counts: Mapping[str, ModuleCounts],
     operations: Mapping[str, Mapping[str, list[dict[str, Any]]]],
 ) -> Any:

@@ -41,7 +41,7 @@ from dsexplore.worlds.fake.unsupported import explained
 from dsexplore.worlds.patch_table import TABLE
 from dsexplore.worlds.remarks import Remarks
 from dsexplore.worlds.scripts.spawned import StartedProcesses
-from dsexplore.worlds.simulated.closed import Watch
+from dsexplore.worlds.simulated.closed import WorldObjects
 from dsexplore.worlds.simulated.launcher_environment import environment, launcher_variables
 from dsexplore.worlds.simulated.nothing_sent import Use
 from dsexplore.worlds.simulated.other_ranks_objects import Objects
@@ -206,7 +206,7 @@ class World:
             self.spec.shape or (self.size,),
             mesh_dim_names=self.spec.axes or None,
         )
-        self._own_meshes = parts[Watch].meshes
+        self._own_meshes = parts[WorldObjects].meshes
         mode = self._exit.enter_context(fake_mode(inventor)) if self.fake else None
         if self._settings.awaits_cuda:
             use = parts[FirstUse]
@@ -235,7 +235,7 @@ class World:
     @property
     def used(self) -> Use:
         """The use that the program has made of this world so far."""
-        watch, calls = self._parts[Watch], self._parts[SetUpCalls]
+        watch, calls = self._parts[WorldObjects], self._parts[SetUpCalls]
         started = self._parts[StartedProcesses].some
         return Use(calls.was_initialized, watch.meshes - self._own_meshes, watch.modules, started)
 
@@ -264,7 +264,7 @@ class World:
     def _destroy(self) -> None:
         if dist.is_initialized():
             self._parts[SetUpCalls].destroy()
-        self._parts[Watch].close(str(self))
+        self._parts[WorldObjects].close(str(self))
 
 
 def _forget() -> None:

@@ -29,7 +29,7 @@ from dsexplore.aio.backends.base import Requests, split
 from dsexplore.aio.backends.choose import loop_of, open_engine, why_not
 from dsexplore.aio.backends.syscalls import SUPPORTED
 from dsexplore.aio.buffers import Buffer
-from dsexplore.aio.driver import Policy, Watch, drive
+from dsexplore.aio.driver import DriveMonitor, Policy, drive
 from dsexplore.aio.staging import Slots
 from dsexplore.aio.transfer_file import TransferFile
 from tests.programs import printed
@@ -296,7 +296,7 @@ def test_it_moves_every_byte_whatever_its_calls_return(
             expected[offset + at : offset + at + length] = b"\xa5" * length
         else:
             expected[at : at + length] = content[offset + at : offset + at + length]
-    watch = Watch(math.inf) if watched else None
+    watch = DriveMonitor(math.inf) if watched else None
     engine = scripted.engine(name, depth, refused=refused, halved=halved, interrupted=interrupted)
     begun = time.perf_counter()
     try:
@@ -317,7 +317,7 @@ def test_memory_goes_from_request_to_request(
     count: int, depth: int, single: bool, overlap: bool, write: bool, refused: int, halved: int, interrupted: int,
 ) -> None:  # fmt: skip
     path.write_bytes(content)
-    target, watch = opened(write), Watch(math.inf)
+    target, watch = opened(write), DriveMonitor(math.inf)
     requests = split(write, target.fd, 0, count * BLOCK, 0, BLOCK)
     ring = Ring(depth, requests)
     engine = scripted.engine(name, depth, refused=refused, halved=halved, interrupted=interrupted)
@@ -396,7 +396,7 @@ def test_a_file_that_is_shortened_is_an_error(
     engine, memory, target = scripted.engine(name, 4), Buffer(MOST * BLOCK), opened(False)
     os.truncate(path, 200 * BLOCK + 1000)
     requests = reads(target, memory)
-    watch = Watch(math.inf) if watched else None
+    watch = DriveMonitor(math.inf) if watched else None
     with pytest.raises(OSError, match=f"the file ends at byte {200 * BLOCK + 1000}, before byte"):
         drive(engine, requests, Policy(False, True), target.plain_fd, None, watch)
     assert engine.in_flight == 0
@@ -413,7 +413,7 @@ def many(target: TransferFile, depth: int) -> tuple[Requests, Ring]:
 def test_it_ends_at_the_deadline(name: str, scripted: Scripted, opened: Callable[[bool], TransferFile]) -> None:
     engine, target = scripted.engine(name, 4), opened(False)
     requests, ring = many(target, 4)
-    watch = Watch(time.perf_counter() + 0.05)
+    watch = DriveMonitor(time.perf_counter() + 0.05)
     drive(engine, requests, Policy(False, True), target.plain_fd, ring, watch)
     engine.close()
     ((_, moved),) = watch.moved
@@ -426,7 +426,7 @@ def test_it_sees_a_deadline_that_is_brought_forward(
     """As a measurement does that Ctrl-C ends: its threads are to end soon."""
     engine, target = scripted.engine(name, 4), opened(False)
     requests, ring = many(target, 4)
-    watch = Watch(math.inf)
+    watch = DriveMonitor(math.inf)
     timer = threading.Timer(0.05, lambda: setattr(watch, "deadline", -math.inf))
     timer.start()
     drive(engine, requests, Policy(False, True), target.plain_fd, ring, watch)

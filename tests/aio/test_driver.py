@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from dsexplore.aio.backends.base import Completions, Engine, Requests, split
-from dsexplore.aio.driver import Policy, Watch, drive
+from dsexplore.aio.driver import DriveMonitor, Policy, drive
 from dsexplore.aio.staging import Slots
 
 BLOCK = 4096
@@ -95,7 +95,7 @@ def run(engine: Scripted, requests: Requests, policy: Policy, fd: int = -1) -> N
     drive(engine, requests, policy, lambda: fd, None)
 
 
-def watched(engine: Scripted, requests: Requests, policy: Policy, watch: Watch, fd: int = -1) -> None:
+def watched(engine: Scripted, requests: Requests, policy: Policy, watch: DriveMonitor, fd: int = -1) -> None:
     drive(engine, requests, policy, lambda: fd, None, watch)
 
 
@@ -143,7 +143,7 @@ def test_what_has_finished_is_replaced_before_it_is_looked_at(overlap: bool) -> 
 
 
 def test_a_measured_queue_is_filled_before_what_has_finished_is_looked_at() -> None:
-    engine, watch = Scripted(1), Watch(deadline=1e9, clock=Ticks())
+    engine, watch = Scripted(1), DriveMonitor(deadline=1e9, clock=Ticks())
     watched(engine, requests_on(-1, 3)[0], Policy(False, True), watch)
     assert engine.calls == [("submit", 1), *[("wait", 1), ("submit", 1), ("take", 1)] * 2, ("wait", 1), ("take", 1)]
 
@@ -234,7 +234,7 @@ def test_a_failure_leaves_nothing_in_flight() -> None:
 
 @pytest.mark.parametrize("overlap", [True, False])
 def test_a_watch_ends_at_its_deadline_and_counts_what_moved(overlap: bool) -> None:
-    engine, watch = Scripted(2), Watch(deadline=40.0, clock=Ticks())
+    engine, watch = Scripted(2), DriveMonitor(deadline=40.0, clock=Ticks())
     watched(engine, requests_on(-1, 200)[0], Policy(False, overlap), watch)
     submitted = sum(count for call, count in engine.calls if call == "submit")
     assert 20 < submitted < 100
@@ -243,14 +243,14 @@ def test_a_watch_ends_at_its_deadline_and_counts_what_moved(overlap: bool) -> No
 
 
 def test_a_watched_table_ends_before_the_deadline() -> None:
-    engine, watch = Scripted(4), Watch(deadline=1e9, clock=Ticks())
+    engine, watch = Scripted(4), DriveMonitor(deadline=1e9, clock=Ticks())
     table = split(False, -1, BLOCK, 2 * BLOCK + 100, 7 * BLOCK, BLOCK)
     watched(engine, table, Policy(False, True), watch)
     assert watch.moved == [(7 * BLOCK, 2 * BLOCK + 100)]
 
 
 def test_a_watch_moves_one_batch_however_late_it_starts() -> None:
-    watch = Watch(deadline=0.0, clock=Ticks())
+    watch = DriveMonitor(deadline=0.0, clock=Ticks())
     watched(Scripted(2), requests_on(-1, 6)[0], Policy(False, True), watch)
     assert watch.moved == [(0, 2 * BLOCK)]
 
@@ -260,12 +260,12 @@ def test_a_watch_gives_up_when_the_system_never_has_room(monkeypatch: pytest.Mon
     engine = Scripted(2)
     engine.refuse.extend([0] * 1000)
     with pytest.raises(OSError, match="takes no request"):
-        watched(engine, requests_on(-1, 6)[0], Policy(False, True), Watch(deadline=50.0, clock=Ticks()))
+        watched(engine, requests_on(-1, 6)[0], Policy(False, True), DriveMonitor(deadline=50.0, clock=Ticks()))
 
 
 @pytest.mark.parametrize("result", [100, 0, -errno.EINTR, -errno.EINVAL])
 def test_a_short_request_under_a_watch_is_an_error(target: int, result: int) -> None:
-    engine, watch = Scripted(2), Watch(deadline=50.0, clock=Ticks())
+    engine, watch = Scripted(2), DriveMonitor(deadline=50.0, clock=Ticks())
     engine.results[1] = [result]
     short = f"no bytes came from offset {BLOCK + result}, {BLOCK - result} bytes too early"
     expected = short if result >= 0 else os.strerror(-result)
@@ -277,23 +277,23 @@ def test_a_short_request_under_a_watch_is_an_error(target: int, result: int) -> 
 
 def test_latencies_count_from_submission_to_the_wait_that_brought_the_end() -> None:
     """Looks at the clock: 1 at the start, then one after each wait; what a wait brings is replaced at that moment."""
-    engine, watch = Scripted(2), Watch(deadline=1e9, clock=Ticks())
+    engine, watch = Scripted(2), DriveMonitor(deadline=1e9, clock=Ticks())
     watched(engine, requests_on(-1, 5)[0], Policy(False, True), watch)
     assert watch.latencies == [1, 2, 2, 2, 2]  # submitted at 1 1 2 3 4, waited for at 2 3 4 5 6
-    engine, watch = Scripted(2), Watch(deadline=1e9, clock=Ticks())
+    engine, watch = Scripted(2), DriveMonitor(deadline=1e9, clock=Ticks())
     watched(engine, requests_on(-1, 5)[0], Policy(False, False), watch)
     assert watch.latencies == [1] * 5
 
 
 def test_latencies_where_the_newest_request_finishes_first() -> None:
-    engine, watch = Latecomer(2), Watch(deadline=1e9, clock=Ticks())
+    engine, watch = Latecomer(2), DriveMonitor(deadline=1e9, clock=Ticks())
     watched(engine, requests_on(-1, 4)[0], Policy(False, True), watch)
     assert watch.latencies == [1, 1, 1, 4]  # the first request is the last to end
 
 
 @pytest.mark.parametrize("partial", [[2, 1, 1, 0], [1, 1]])
 def test_latencies_of_requests_that_the_system_took_late(partial: list[int]) -> None:
-    engine, watch = Scripted(4), Watch(deadline=1e9, clock=Ticks())
+    engine, watch = Scripted(4), DriveMonitor(deadline=1e9, clock=Ticks())
     engine.refuse.extend(partial)
     watched(engine, requests_on(-1, 8)[0], Policy(False, True), watch)
     assert len(watch.latencies) == 8
@@ -329,7 +329,7 @@ def test_each_address_is_lent_to_one_request_at_a_time(kind: type[Scripted], pie
             return super().submit(first, count)  # type: ignore[no-any-return]
 
     engine, slots = Checking(3), Pieces([100 * (i + 1) for i in range(pieces)])
-    watch = Watch(deadline=1e9, clock=Ticks())
+    watch = DriveMonitor(deadline=1e9, clock=Ticks())
     drive(engine, split(False, -1, 0, 8 * BLOCK, 0, BLOCK), Policy(False, overlap), lambda: -1, slots, watch)
     assert (len(slots.free), slots.lent, slots.given) == (pieces, {}, [True] * 8)
     assert len(watch.latencies) == 8

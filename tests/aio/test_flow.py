@@ -16,7 +16,7 @@ from dsexplore.aio.backends.base import LAP, Requests, split
 from dsexplore.aio.backends.choose import open_engine, why_not
 from dsexplore.aio.backends.linux_aio import LinuxAio
 from dsexplore.aio.buffers import Buffer
-from dsexplore.aio.driver import Policy, Watch, drive
+from dsexplore.aio.driver import DriveMonitor, Policy, drive
 from dsexplore.aio.transfer_file import TransferFile
 
 BLOCK = 4096
@@ -113,7 +113,7 @@ def test_every_engine_moves_every_byte(
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("depth", [1, 3, 150])
 def test_a_watch_notes_every_request(backend: str, target: TransferFile, depth: int, overlap: bool) -> None:
-    engine, watch, buffer = open_engine(backend, depth), Watch(deadline=math.inf), Buffer(NBYTES)
+    engine, watch, buffer = open_engine(backend, depth), DriveMonitor(deadline=math.inf), Buffer(NBYTES)
     requests = split(False, target.fd, buffer.address, NBYTES // 4096 * 4096, 0, BLOCK)
     begun = time.perf_counter()
     try:

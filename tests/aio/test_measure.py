@@ -101,10 +101,10 @@ def test_transfers_cover_the_file_and_begin_elsewhere_each_time(file: Path) -> N
 
 def test_each_transfer_is_finished_before_the_next_begins(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """As `aio_handle` moves tensor after tensor: each is a job of its own, and one is in flight at a time."""
-    jobs: list[pool.Job] = []
+    jobs: list[pool.TransferJob] = []
     start = Pool.start
 
-    def noted(self: Pool, job: pool.Job, share: int, thread: int) -> None:
+    def noted(self: Pool, job: pool.TransferJob, share: int, thread: int) -> None:
         if job not in jobs:
             assert all(other.finished.wait(0) for other in jobs)
             jobs.append(job)

@@ -12,7 +12,7 @@ import pytest
 from dsexplore.aio import pool as pools
 from dsexplore.aio.aio_config import AioConfig
 from dsexplore.aio.buffers import Buffer
-from dsexplore.aio.pool import Job, Pool
+from dsexplore.aio.pool import Pool, TransferJob
 from dsexplore.aio.staging import HostMemory
 from dsexplore.aio.transfer_file import Alignment, TransferFile
 
@@ -43,20 +43,20 @@ def target(tmp_path: Path) -> Iterator[TransferFile]:
 def test_threads_share_the_whole_pages(
     target: TransferFile, offset: int, nbytes: int, shares: int, parts: list[tuple[int, int]]
 ) -> None:
-    job = Job(HostMemory(0, nbytes, None), target, offset, CONFIG, shares)
+    job = TransferJob(HostMemory(0, nbytes, None), target, offset, CONFIG, shares)
     assert [(job.part(share).start, job.part(share).stop) for share in range(shares)] == parts
 
 
 def test_parts_follow_the_alignment_that_the_filesystem_asks_for(target: TransferFile) -> None:
     target.alignment = Alignment(512, 16_384)
-    job = Job(HostMemory(0, 80_000, None), target, 100, CONFIG, 3)
+    job = TransferJob(HostMemory(0, 80_000, None), target, 100, CONFIG, 3)
     assert [job.part(share) for share in range(3)] == [range(16384, 32768), range(32768, 49152), range(49152, 65536)]
     target.direct = False
-    job = Job(HostMemory(0, 101, None), target, 100, CONFIG, 2)
+    job = TransferJob(HostMemory(0, 101, None), target, 100, CONFIG, 2)
     assert [job.part(share) for share in range(2)] == [range(100, 151), range(151, 201)]
 
 
-def run(pool: Pool, job: Job) -> Job:
+def run(pool: Pool, job: TransferJob) -> TransferJob:
     for share in range(CONFIG.thread_count):
         pool.start(job, share, share)
     assert job.finished.wait(240)
@@ -79,10 +79,10 @@ def test_a_transfer_longer_than_one_table_of_requests(
     buffer = Buffer(len(data))
     buffer.bytes[:] = np.frombuffer(data, np.uint8)
     memory = HostMemory(buffer.address, len(data), buffer)
-    assert run(pool, Job(memory, TransferFile(tmp_path / "file", write=True), offset, CONFIG, 2)).error is None
+    assert run(pool, TransferJob(memory, TransferFile(tmp_path / "file", write=True), offset, CONFIG, 2)).error is None
     assert (tmp_path / "file").read_bytes() == bytes(offset) + data
     buffer.bytes[:] = 0
-    assert run(pool, Job(memory, TransferFile(tmp_path / "file", write=False), offset, CONFIG, 2)).error is None
+    assert run(pool, TransferJob(memory, TransferFile(tmp_path / "file", write=False), offset, CONFIG, 2)).error is None
     assert buffer.bytes.tobytes() == data
 
 
@@ -102,7 +102,7 @@ def test_validation_compares_every_byte(
             file.write(b"\xff")
         return read_again(target)
 
-    write = lambda: run(pool, Job(memory, TransferFile(path, write=True), 100, CONFIG, 2, validate=True))  # noqa: E731
+    write = lambda: run(pool, TransferJob(memory, TransferFile(path, write=True), 100, CONFIG, 2, validate=True))  # noqa: E731
     assert write().error is None
     monkeypatch.setattr(TransferFile, "open_for_reading", changed_meanwhile)
     error = write().error
@@ -118,7 +118,9 @@ def test_errors_that_are_not_the_system_s_are_raised_as_they_are(
     buffer = Buffer(100)
     for error in (MemoryError("no room"), OSError("no number")):
         monkeypatch.setattr(pools, "move_plainly", raising(error))
-        job = Job(HostMemory(buffer.address, 100, buffer), TransferFile(tmp_path / "file", write=True), 1, CONFIG, 2)
+        job = TransferJob(
+            HostMemory(buffer.address, 100, buffer), TransferFile(tmp_path / "file", write=True), 1, CONFIG, 2
+        )
         assert run(pool, job).error is error
 
 

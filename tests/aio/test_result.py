@@ -13,7 +13,7 @@ from dsexplore.aio import AioConfig, SweepResult
 from dsexplore.aio.disk import Disk
 from dsexplore.aio.measure import Operation, Sample
 from dsexplore.aio.result import Conditions, Reference
-from dsexplore.aio.rounds import Measured, mix
+from dsexplore.aio.rounds import RoundSlice, mix
 from dsexplore.errors import UsageError
 
 CONTROL, DEEP = AioConfig(), AioConfig(queue_depth=32)
@@ -29,7 +29,7 @@ def sample(config: AioConfig, operation: Operation, gb_s: float) -> Sample:
 
 def result_of(rates: list[dict[AioConfig, tuple[float, float]]], phase: str = "finals") -> SweepResult:
     measured = [
-        Measured(phase, number, sample(config, operation, rate))
+        RoundSlice(phase, number, sample(config, operation, rate))
         for number, by_config in enumerate(rates)
         for config, pair in by_config.items()
         for operation, rate in zip(("read", "write"), pair, strict=True)
@@ -148,7 +148,7 @@ def test_settings_are_judged_at_each_tensor_size() -> None:
             for transfer, rate in zip((32 << 20, 512 << 20), ratio, strict=True):
                 for operation in ("read", "write"):
                     measured = replace(sample(config, operation, rate), transfer=transfer)  # type: ignore[arg-type]
-                    result.measured.append(Measured("finals", number, measured))
+                    result.measured.append(RoundSlice("finals", number, measured))
         return result
 
     best = at_sizes(1.1, 1.3).best()
@@ -196,7 +196,7 @@ def test_the_default_may_be_the_fastest() -> None:
 
 def test_finals_alone_decide(better: SweepResult) -> None:
     lucky = result_of([{CONTROL: (1.0, 1.0), AioConfig(queue_depth=2): (9.0, 9.0)}], "descent")
-    better.measured[:0] = [Measured("descent", 100, m.sample) for m in lucky.measured]
+    better.measured[:0] = [RoundSlice("descent", 100, m.sample) for m in lucky.measured]
     assert better.best().config == DEEP
     assert len(better.to_frame()) == 6
 
@@ -222,7 +222,7 @@ def test_a_round_that_was_cut_short_does_not_decide() -> None:
 
 def test_before_a_round_of_the_finals_is_finished_the_search_decides() -> None:
     result = result_of([{CONTROL: (1.0, 1.0), DEEP: (1.3, 1.3)}], "descent")
-    result.measured += [Measured("finals", 1, sample(CONTROL, "read", 1.0))]
+    result.measured += [RoundSlice("finals", 1, sample(CONTROL, "read", 1.0))]
     result.interrupted = True
     assert result.best().fastest == DEEP
     assert result.mixed_rate(DEEP) == pytest.approx(1.3e9)
@@ -234,7 +234,7 @@ def test_a_sweep_that_is_cut_short_anywhere_says_what_it_knows() -> None:
     sizes = product(("read", "write"), (32 << 20, 512 << 20))
     rounds = product((("descent", 1), ("finals", 2), ("finals", 3)), (DEEP, CONTROL, AioConfig(queue_depth=2)))
     slices = [
-        Measured(phase, number, replace(sample(config, operation, 1.0), transfer=transfer))  # type: ignore[arg-type]
+        RoundSlice(phase, number, replace(sample(config, operation, 1.0), transfer=transfer))  # type: ignore[arg-type]
         for ((phase, number), config), (operation, transfer) in product(rounds, sizes)
     ]
     for count in range(1, len(slices)):
@@ -339,7 +339,8 @@ def test_sweeps_of_other_tensors_are_compared_at_the_sizes_that_both_moved() -> 
         result = result_of([])
         result.conditions = replace(result.conditions, transfers=sizes, **how)  # type: ignore[arg-type]
         result.measured += [
-            Measured("finals", 1, replace(sample(CONTROL, "read", rates[nbytes]), transfer=nbytes)) for nbytes in sizes
+            RoundSlice("finals", 1, replace(sample(CONTROL, "read", rates[nbytes]), transfer=nbytes))
+            for nbytes in sizes
         ]
         return result
 

@@ -16,7 +16,7 @@ from dsexplore.aio.backends.base import split
 from dsexplore.aio.backends.choose import why_not
 from dsexplore.aio.buffers import fill_random
 from dsexplore.aio.driver import Policy, drive
-from dsexplore.aio.pool import Job, Pool
+from dsexplore.aio.pool import Pool, TransferJob
 from dsexplore.aio.staging import DeviceMemory, HostMemory, Stage
 from dsexplore.aio.sweep_setup import Progress, reporting
 from dsexplore.aio.transfer_file import TransferFile
@@ -33,7 +33,7 @@ def pool() -> Iterator[Pool]:
 
 def move(pool: Pool, tensor: torch.Tensor, path: Path, offset: int, *, write: bool, validate: bool = False) -> None:
     """Move a tensor as if the CPU could not reach it: the way of tensors on other devices."""
-    job = Job(DeviceMemory(tensor), TransferFile(path, write=write), offset, CONFIG, 2, validate=validate)
+    job = TransferJob(DeviceMemory(tensor), TransferFile(path, write=write), offset, CONFIG, 2, validate=validate)
     for share in range(2):
         pool.start(job, share, share)
     assert job.finished.wait(240)

@@ -123,7 +123,7 @@ def test_settings_are_measured_often_enough_where_a_tensor_takes_longer_than_a_s
 
     monkeypatch.setattr(Bench, "measure", measured)
     monkeypatch.setattr(sweeping, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    monkeypatch.setattr(sweeping._Run, "limits", lambda self, result: None)
+    monkeypatch.setattr(sweeping._SweepRun, "limits", lambda self, result: None)
     result = sweep(tmp_path, "32MiB", 60, tensor="32MiB")
     assert len({m.round for m in result.measured if m.phase == "finals"}) >= search.FEWEST_ROUNDS
 

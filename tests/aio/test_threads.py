@@ -47,7 +47,7 @@ def test_ctrl_c_between_the_shares_of_a_slice_is_no_deadlock(tmp_path: Path, mon
     bench = Bench("threads", source, 8 << 20)
     start = Pool.start
 
-    def interrupted(pool: Pool, job: pools.Job, share: int, thread: int) -> None:
+    def interrupted(pool: Pool, job: pools.TransferJob, share: int, thread: int) -> None:
         if share == 1:
             raise KeyboardInterrupt
         start(pool, job, share, thread)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from dsexplore.capture.groups import Group
 from dsexplore.capture.issued_collective import Issued, Origin
-from dsexplore.comm.log_records import Call, Record
+from dsexplore.comm.log_records import LoggedCall, Record
 from dsexplore.comm.spellings import ALL_REDUCE
 
 
@@ -22,13 +22,13 @@ def ticking() -> Callable[[], int]:
     return tick
 
 
-def one_logged(name: str = "all_reduce") -> tuple[Call, Issued, Record]:
+def one_logged(name: str = "all_reduce") -> tuple[LoggedCall, Issued, Record]:
     """An asynchronous call that was issued at 0, and its line."""
     group = Group("0", 2, (0, 1), "gloo", "", timing="work")
     message = ("all_reduce", 8, None, ())
     issued = Issued("c10d::allreduce_", [message], group, 0, Origin("other", None, None, ()))
     issued.start = 0
-    call = Call(ALL_REDUCE, name, is_wanted=True, ends_with_call=False)
+    call = LoggedCall(ALL_REDUCE, name, is_wanted=True, ends_with_call=False)
     issued.label = call
     call.issued.append(issued)
     return call, issued, Record(issued, call, message)

@@ -330,14 +330,14 @@ def labels_of_calls_alike() -> int:
     """On a rank: how many labels a log keeps of fifty calls that are alike and one with another name."""
     import gc
 
-    from dsexplore.comm.log_records import Call
+    from dsexplore.comm.log_records import LoggedCall
 
     dist.configure(enabled=True)
     for _ in range(50):
         dist.all_reduce(torch.ones(2))
     dist.all_reduce(torch.ones(2), log_name="loss")
     assert len(dist.comms_logger.records) == 51
-    return sum(isinstance(each, Call) for each in gc.get_objects())
+    return sum(isinstance(each, LoggedCall) for each in gc.get_objects())
 
 
 @pytest.mark.processes

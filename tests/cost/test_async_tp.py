@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dsexplore.cost.async_tp import in_pieces
 from dsexplore.cost.rank_program import Collective, Item, Kernels, Wait
-from dsexplore.cost.stream_simulation import Played, play
+from dsexplore.cost.stream_simulation import SimulatedStep, play
 
 RANKS = 4
 
@@ -25,7 +25,7 @@ def collective(seq: int, seconds: float, op: str = "all_gather", link: str = "no
     )
 
 
-def run(*items: Item) -> Played:
+def run(*items: Item) -> SimulatedStep:
     return play(in_pieces(items), 1, 0.0)
 
 

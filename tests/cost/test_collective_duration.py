@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from dsexplore import UsageError
 from dsexplore.cost import Cluster, collective_time, known_clusters
 from dsexplore.cost.collective_curve import MEASURED, NETWORK, PCIE, ascending, curve
-from dsexplore.cost.collective_mechanism import Group, family, mechanism_time
+from dsexplore.cost.collective_mechanism import GroupShape, family, mechanism_time
 from dsexplore.cost.interpolation import interpolated
 from dsexplore.trace.collectives import OPS
 
@@ -98,13 +98,13 @@ def test_a_mesh_axis_over_nodes_costs_other_than_one_inside() -> None:
 
 def test_sums_in_the_switch_begin_with_six_ranks() -> None:
     cluster = bare("dgx-h100")
-    assert family(cluster, "all_reduce", Group(1, 5)) == "all_reduce ring"
-    assert family(cluster, "all_reduce", Group(1, 6)) == "all_reduce in the switch"
+    assert family(cluster, "all_reduce", GroupShape(1, 5)) == "all_reduce ring"
+    assert family(cluster, "all_reduce", GroupShape(1, 6)) == "all_reduce in the switch"
     size = 1 << 30
-    ring, switch = (mechanism_time(cluster, "all_reduce", size, Group(1, ranks)) for ranks in (5, 8))
+    ring, switch = (mechanism_time(cluster, "all_reduce", size, GroupShape(1, ranks)) for ranks in (5, 8))
     assert switch < ring
     without = replace(cluster, reduction=None)
-    assert mechanism_time(without, "all_reduce", size, Group(1, 8)) > 1.2 * switch
+    assert mechanism_time(without, "all_reduce", size, GroupShape(1, 8)) > 1.2 * switch
 
 
 def test_short_messages_cost_the_steps_of_the_ring() -> None:
@@ -147,8 +147,8 @@ def test_a_barrier_costs_a_short_all_reduce() -> None:
 
 def test_the_range_is_wider_where_less_is_known() -> None:
     cluster = Cluster.load("dgx-h100")
-    assert curve(cluster, "all_reduce", Group(1, 8)).error == MEASURED
-    assert curve(cluster, "all_to_all", Group(4, 8)).error == NETWORK
+    assert curve(cluster, "all_reduce", GroupShape(1, 8)).error == MEASURED
+    assert curve(cluster, "all_to_all", GroupShape(4, 8)).error == NETWORK
     known, guessed = (
         collective_time("all_reduce", 1 << 26, 8, hardware=which) for which in (cluster, Cluster.load("8xl40s"))
     )
@@ -158,8 +158,8 @@ def test_the_range_is_wider_where_less_is_known() -> None:
 def test_what_others_measured_over_pcie_says_little_of_a_machine() -> None:
     """L40S of one server pass messages ten times slower than such servers can; what was measured on one's own holds."""
     others = Cluster.load("8xl40s")
-    assert curve(others, "all_gather", Group(1, 4)).error == PCIE
-    assert curve(replace(others, name="mine"), "all_gather", Group(1, 4)).error == MEASURED
+    assert curve(others, "all_gather", GroupShape(1, 4)).error == PCIE
+    assert curve(replace(others, name="mine"), "all_gather", GroupShape(1, 4)).error == MEASURED
 
 
 def test_the_high_end_holds_the_time_in_which_one_process_launches_all_ranks() -> None:

@@ -9,14 +9,14 @@ import pytest
 
 from dsexplore.cost import Cluster
 from dsexplore.cost.cluster import Link, Reduction
-from dsexplore.cost.collective_mechanism import Group, _tree_of_nodes, family, mechanism_time, rank_bandwidth
+from dsexplore.cost.collective_mechanism import GroupShape, _tree_of_nodes, family, mechanism_time, rank_bandwidth
 from dsexplore.cost.host_ranks import work
 
 MIB = 1 << 20
 NODE = Link(bandwidth=200e9, achievable=0.5, latency=1e-6, short_bandwidth=50e9, ramp=0.0)
 NETWORK = Link(bandwidth=20e9, achievable=0.5, latency=10e-6, short_bandwidth=5e9, ramp=0.0)
 STARTS = 4e-6
-ONE, TWO, FOUR = Group(1, 8), Group(2, 8), Group(4, 8)
+ONE, TWO, FOUR = GroupShape(1, 8), GroupShape(2, 8), GroupShape(4, 8)
 
 
 def cluster(topology: str = "switch", reduction: Reduction | None = None, ramp: float = 0.0) -> Cluster:
@@ -47,7 +47,7 @@ def test_two_ranks_reach_less_of_a_switch_and_a_mesh_has_a_link_to_each() -> Non
 def test_all_ranks_of_a_mesh_need_two_steps() -> None:
     found = mechanism_time(cluster("mesh"), "all_reduce", 256 * MIB, ONE)
     assert found == pytest.approx(STARTS + 2e-6 + 256 * MIB * 1.75 / 700e9)
-    part = mechanism_time(cluster("mesh"), "all_reduce", 256 * MIB, Group(1, 4))
+    part = mechanism_time(cluster("mesh"), "all_reduce", 256 * MIB, GroupShape(1, 4))
     assert part == pytest.approx(STARTS + 6e-6 + 256 * MIB * 1.5 / 300e9)
 
 
@@ -68,7 +68,7 @@ def test_a_switch_that_adds_moves_the_bytes_once() -> None:
     assert mechanism_time(with_switch, "all_reduce", 256 * MIB, ONE) == pytest.approx(
         STARTS + 14e-6 + 256 * MIB / 150e9
     )
-    for few in (Group(1, 5), Group(1, 2)):
+    for few in (GroupShape(1, 5), GroupShape(1, 2)):
         assert mechanism_time(with_switch, "all_reduce", 256 * MIB, few) == mechanism_time(
             cluster(), "all_reduce", 256 * MIB, few
         )
@@ -78,14 +78,14 @@ def test_a_switch_that_adds_moves_the_bytes_once() -> None:
 def test_a_ring_over_nodes_is_as_fast_as_the_network() -> None:
     found = mechanism_time(cluster(), "all_gather", 256 * MIB, TWO)
     assert found == pytest.approx(STARTS + 14e-6 + 10e-6 + 256 * MIB * 15 / 16 / 80e9)
-    alone = mechanism_time(cluster(), "all_gather", 256 * MIB, Group(4, 1))
+    alone = mechanism_time(cluster(), "all_gather", 256 * MIB, GroupShape(4, 1))
     assert alone == pytest.approx(STARTS + 3 * 10e-6 + 256 * MIB * 0.75 / 10e9)
 
 
 def test_a_tree_over_nodes_has_as_many_steps_as_levels() -> None:
     short = mechanism_time(cluster(), "all_reduce", 8, FOUR)
     assert short == pytest.approx(STARTS + 2 * (7e-6 + 2 * 10e-6), rel=1e-3)
-    assert mechanism_time(cluster(), "all_reduce", 8, Group(5, 8)) - short == pytest.approx(2 * 10e-6, rel=1e-3)
+    assert mechanism_time(cluster(), "all_reduce", 8, GroupShape(5, 8)) - short == pytest.approx(2 * 10e-6, rel=1e-3)
 
 
 def test_two_nodes_exchange_all_of_a_message_at_once() -> None:
@@ -106,7 +106,7 @@ def test_an_exchange_between_all() -> None:
 
 
 def test_a_message() -> None:
-    two, far = Group(1, 2), Group(2, 1)
+    two, far = GroupShape(1, 2), GroupShape(2, 1)
     start = STARTS + 2.1e-6
     assert mechanism_time(cluster(), "send", MIB, two) == pytest.approx(start + MIB / 85e9)
     large = 1024 * MIB
@@ -126,7 +126,7 @@ def test_relatives() -> None:
     assert family(with_switch, "all_to_all", ONE) == family(with_switch, "scatter", ONE) == "pairwise"
     assert family(with_switch, "send", TWO) == family(with_switch, "recv", TWO) == "network message"
     assert family(with_switch, "all_reduce", ONE) == "all_reduce in the switch"
-    assert family(with_switch, "all_reduce", Group(1, 4)) == "all_reduce ring"
+    assert family(with_switch, "all_reduce", GroupShape(1, 4)) == "all_reduce ring"
     assert family(with_switch, "all_reduce", TWO) == "network all_reduce ring"
     assert family(cluster(), "all_reduce", ONE) == "all_reduce ring"
 
@@ -154,7 +154,7 @@ def test_ranks_of_a_machine_without_measured_times() -> None:
     base = Cluster.load("gloo-local")
     link = replace(base.node, latency=10e-6, bandwidth=2e9, achievable=0.5, short_bandwidth=4e9)
     machine = replace(base, node=link, collective_overhead=5e-6, measured=())
-    four = Group(1, 4)
+    four = GroupShape(1, 4)
     assert mechanism_time(machine, "scatter", 1024, four) == pytest.approx(15e-6 + 768 / 4e9)
     assert mechanism_time(machine, "scatter", 1 << 30, four) == pytest.approx(15e-6 + 0.75 * (1 << 30) / 1e9)
     middle = 8 * MIB / 0.75  # moves 8 MiB, half way between 1 and 64 MiB in the logarithms
@@ -172,6 +172,6 @@ def test_each_level_of_a_tree_of_nodes_adds_half_the_ramp_of_two() -> None:
     flat, ramped = cluster(), cluster(ramp=100e-6)
     added = [
         list(_tree_of_nodes(ramped, 32 * MIB, group))[1] - list(_tree_of_nodes(flat, 32 * MIB, group))[1]
-        for group in (TWO, Group(8, 8))
+        for group in (TWO, GroupShape(8, 8))
     ]
     assert added == pytest.approx([100e-6, 200e-6])

@@ -20,7 +20,7 @@ from dsexplore.cost.collective_curve import (
     SHARED_RELATED,
     uncertainty_of,
 )
-from dsexplore.cost.collective_mechanism import Group, mechanism_time
+from dsexplore.cost.collective_mechanism import GroupShape, mechanism_time
 from dsexplore.cost.measured_points import evidence
 
 SIZES = (1 << 10, 1 << 20, 1 << 30)
@@ -32,7 +32,7 @@ def measured(name: str, *groups: tuple[str, int, int], factor: float = 4.0) -> C
     tables = [
         Measured(
             *(op, nodes, ranks, SIZES),
-            tuple(factor * mechanism_time(bare, op, size, Group(nodes, ranks)) for size in SIZES),
+            tuple(factor * mechanism_time(bare, op, size, GroupShape(nodes, ranks)) for size in SIZES),
             *("a test", "2026-11-23"),
         )
         for op, nodes, ranks in groups
@@ -40,7 +40,7 @@ def measured(name: str, *groups: tuple[str, int, int], factor: float = 4.0) -> C
     return replace(bare, measured=tuple(tables))
 
 
-def factors(cluster: Cluster, op: str, group: Group) -> set[float]:
+def factors(cluster: Cluster, op: str, group: GroupShape) -> set[float]:
     """By what the mechanism is multiplied, inside of what was measured and above."""
     found = evidence(cluster, op, group)
     assert found is not None
@@ -49,20 +49,20 @@ def factors(cluster: Cluster, op: str, group: Group) -> set[float]:
 
 def test_near_relatives_count_whole_and_far_ones_by_the_root() -> None:
     cluster = measured("dgx-h100", ("all_gather", 1, 8))
-    assert factors(cluster, "all_gather", Group(1, 8)) == {4.0}
-    assert factors(cluster, "reduce_scatter", Group(1, 8)) == {4.0}
-    assert factors(cluster, "all_gather", Group(1, 6)) == {4.0}
-    for far in (("all_gather", Group(1, 4)), ("reduce_scatter", Group(1, 2))):
+    assert factors(cluster, "all_gather", GroupShape(1, 8)) == {4.0}
+    assert factors(cluster, "reduce_scatter", GroupShape(1, 8)) == {4.0}
+    assert factors(cluster, "all_gather", GroupShape(1, 6)) == {4.0}
+    for far in (("all_gather", GroupShape(1, 4)), ("reduce_scatter", GroupShape(1, 2))):
         assert factors(cluster, *far) == {2.0}
 
 
 def test_what_large_messages_say_fades_towards_short_ones() -> None:
     cluster = measured("dgx-h100", ("all_gather", 1, 8))
-    found = evidence(cluster, "all_gather", Group(1, 8))
+    found = evidence(cluster, "all_gather", GroupShape(1, 8))
     assert found is not None
     assert found.factor(SIZES[0] / 8) == pytest.approx(2.0)
     assert found.factor(SIZES[0] / 64) == pytest.approx(math.sqrt(2.0))
-    host = evidence(measured("gloo-local", ("all_gather", 1, 4)), "all_gather", Group(1, 4))
+    host = evidence(measured("gloo-local", ("all_gather", 1, 4)), "all_gather", GroupShape(1, 4))
     assert host is not None
     assert not host.fades  # its costs of steps were found from all that was measured
 
@@ -72,7 +72,7 @@ def test_two_tables_of_one_group_count_by_their_mean() -> None:
     cluster = measured("dgx-h100", ("all_gather", 1, 8))
     other = measured("dgx-h100", ("all_gather", 1, 8), factor=16.0).measured[0]
     upper = replace(other, message_bytes=other.message_bytes[1:], seconds=other.seconds[1:])
-    found = evidence(replace(cluster, measured=(*cluster.measured, upper)), "all_gather", Group(1, 8))
+    found = evidence(replace(cluster, measured=(*cluster.measured, upper)), "all_gather", GroupShape(1, 8))
     assert found is not None
     assert [round(found.factor(size), 6) for size in SIZES] == [4.0, 8.0, 8.0]
     assert found.reach == (SIZES[0], SIZES[-1])
@@ -80,53 +80,57 @@ def test_two_tables_of_one_group_count_by_their_mean() -> None:
 
 def test_strangers_do_not_count() -> None:
     cluster = measured("dgx-h100", ("all_gather", 1, 8))
-    for op, group in (("all_to_all", Group(1, 8)), ("all_gather", Group(2, 8)), ("all_reduce", Group(1, 8))):
+    for op, group in (
+        ("all_to_all", GroupShape(1, 8)),
+        ("all_gather", GroupShape(2, 8)),
+        ("all_reduce", GroupShape(1, 8)),
+    ):
         assert evidence(cluster, op, group) is None
 
 
 def test_the_nearest_counts() -> None:
     one = measured("dgx-h100", ("all_gather", 1, 8))
     cluster = replace(one, measured=one.measured + measured("dgx-h100", ("all_gather", 1, 2), factor=9.0).measured)
-    assert factors(cluster, "all_gather", Group(1, 8)) == {4.0}
-    assert factors(cluster, "all_gather", Group(1, 2)) == {9.0}
-    assert factors(cluster, "reduce_scatter", Group(1, 2)) == {9.0}
-    assert factors(cluster, "all_gather", Group(1, 3)) == {9.0}
-    assert factors(cluster, "all_gather", Group(1, 5)) == {4.0}
+    assert factors(cluster, "all_gather", GroupShape(1, 8)) == {4.0}
+    assert factors(cluster, "all_gather", GroupShape(1, 2)) == {9.0}
+    assert factors(cluster, "reduce_scatter", GroupShape(1, 2)) == {9.0}
+    assert factors(cluster, "all_gather", GroupShape(1, 3)) == {9.0}
+    assert factors(cluster, "all_gather", GroupShape(1, 5)) == {4.0}
 
 
 def test_a_cluster_that_is_like_another_takes_its_tables_but_for_its_own() -> None:
     like = Cluster.load("gb200-nvl72")
-    found = evidence(like, "all_gather", Group(1, 8))
+    found = evidence(like, "all_gather", GroupShape(1, 8))
     assert found is not None
     assert found.distance == 0.5
     own = replace(like, measured=measured("gb200-nvl72", ("all_gather", 1, 8)).measured)
-    assert factors(own, "all_gather", Group(1, 8)) == {4.0}
+    assert factors(own, "all_gather", GroupShape(1, 8)) == {4.0}
 
 
 def test_each_kind_of_evidence_has_its_uncertainty() -> None:
     cluster = measured("dgx-h100", ("all_gather", 1, 8), ("all_gather", 2, 8))
 
-    def error(op: str, group: Group, size: float) -> object:
+    def error(op: str, group: GroupShape, size: float) -> object:
         return uncertainty_of(cluster, group, evidence(cluster, op, group), size)
 
-    assert error("all_gather", Group(1, 8), SIZES[0] / 4) == MEASURED
-    assert error("all_gather", Group(1, 8), SIZES[-1] * 4) == MEASURED
-    assert error("all_gather", Group(1, 8), SIZES[0] / 5) == RELATED
-    assert error("all_gather", Group(1, 8), SIZES[-1] * 5) == RELATED
-    assert error("reduce_scatter", Group(1, 4), SIZES[1]) == RELATED
-    assert error("reduce_scatter", Group(1, 4), SIZES[-1] * 5) == MECHANISM
-    assert error("send", Group(1, 2), SIZES[1]) == MECHANISM
-    assert error("all_gather", Group(2, 8), SIZES[1]) == MEASURED_NETWORK
-    assert error("reduce_scatter", Group(2, 8), SIZES[1]) == MEASURED_NETWORK
-    assert error("all_gather", Group(8, 8), SIZES[1]) == NETWORK
-    assert error("send", Group(2, 1), SIZES[1]) == NETWORK
+    assert error("all_gather", GroupShape(1, 8), SIZES[0] / 4) == MEASURED
+    assert error("all_gather", GroupShape(1, 8), SIZES[-1] * 4) == MEASURED
+    assert error("all_gather", GroupShape(1, 8), SIZES[0] / 5) == RELATED
+    assert error("all_gather", GroupShape(1, 8), SIZES[-1] * 5) == RELATED
+    assert error("reduce_scatter", GroupShape(1, 4), SIZES[1]) == RELATED
+    assert error("reduce_scatter", GroupShape(1, 4), SIZES[-1] * 5) == MECHANISM
+    assert error("send", GroupShape(1, 2), SIZES[1]) == MECHANISM
+    assert error("all_gather", GroupShape(2, 8), SIZES[1]) == MEASURED_NETWORK
+    assert error("reduce_scatter", GroupShape(2, 8), SIZES[1]) == MEASURED_NETWORK
+    assert error("all_gather", GroupShape(8, 8), SIZES[1]) == NETWORK
+    assert error("send", GroupShape(2, 1), SIZES[1]) == NETWORK
 
 
 def test_processes_of_a_machine_have_uncertainties_of_their_own() -> None:
     cluster = measured("gloo-local", ("all_gather", 1, 4))
 
     def error(op: str, ranks: int, size: float) -> object:
-        group = Group(1, ranks)
+        group = GroupShape(1, ranks)
         return uncertainty_of(cluster, group, evidence(cluster, op, group), size)
 
     assert error("all_gather", 4, SIZES[1]) == SHARED
@@ -134,14 +138,14 @@ def test_processes_of_a_machine_have_uncertainties_of_their_own() -> None:
     assert error("send", 4, SIZES[1]) == SHARED_RELATED
     assert error("send", 2, SIZES[1]) == HOST
     bare = replace(cluster, measured=())
-    assert evidence(bare, "send", Group(1, 4)) is None
-    assert uncertainty_of(bare, Group(1, 4), None, SIZES[1]) == HOST
+    assert evidence(bare, "send", GroupShape(1, 4)) is None
+    assert uncertainty_of(bare, GroupShape(1, 4), None, SIZES[1]) == HOST
 
 
 @pytest.mark.parametrize("ranks", [2, 8])
 def test_times_of_another_number_of_processes_count(ranks: int) -> None:
     cluster = measured("gloo-local", ("all_gather", 1, 4), factor=3.0)
-    found = evidence(cluster, "all_gather", Group(1, ranks))
+    found = evidence(cluster, "all_gather", GroupShape(1, ranks))
     assert found is not None
     assert found.factor(1 << 20) == pytest.approx(3.0, rel=0.15)
     assert found.distance == pytest.approx(1 + 1 / 3)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsexplore.cost.rank_program import Collective, Item, Kernels, Rule, Wait
-from dsexplore.cost.stream_simulation import Played, play
+from dsexplore.cost.stream_simulation import SimulatedStep, play
 
 
 def kernels(seconds: float, phase: str = "forward", host: float = 0.0) -> Kernels:
@@ -20,7 +20,7 @@ def collective(
     return Collective(seq, (seconds,) * 3, stream, f"link of {stream}", rule, "m", phase, op, "dp", 1)
 
 
-def run(*items: Item, slowdown: float = 0.0, overlap: bool = True) -> Played:
+def run(*items: Item, slowdown: float = 0.0, overlap: bool = True) -> SimulatedStep:
     return play(list(items), 1, slowdown, overlap)
 
 

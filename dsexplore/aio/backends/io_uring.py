@@ -50,7 +50,7 @@ class _Vector(ctypes.Structure):
     _fields_ = (("base", c_uint64), ("length", c_uint64))
 
 
-class _Queue(ctypes.Structure):
+class _UringQueue(ctypes.Structure):
     """``struct uring`` of flow.c."""
 
     _fields_ = (
@@ -101,11 +101,11 @@ class IoUring(CompiledEngine):
         self._ready: int = 0
         self._fixed: tuple[int, int] | None = None
         self._steady: compiled_loop.Function | None = compiled_loop.function("uring_flow")
-        self._queue: _Queue = self._shared_with_c(rings, params)
+        self._queue: _UringQueue = self._shared_with_c(rings, params)
 
-    def _shared_with_c(self, rings: mmap.mmap, params: _Params) -> _Queue:
+    def _shared_with_c(self, rings: mmap.mmap, params: _Params) -> _UringQueue:
         begin = np.frombuffer(rings, np.uint8).ctypes.data
-        return _Queue(
+        return _UringQueue(
             fd=self._fd,
             entries=self._entries.ctypes.data,
             results=begin + params.cq_offsets.b,

@@ -28,7 +28,7 @@ _EVENT = struct.Struct("<q8xq8x")
 """Layout of a completion: the request's index and its result."""
 
 
-class _Queue(ctypes.Structure):
+class _AioQueue(ctypes.Structure):
     """``struct aio`` of flow.c."""
 
     _fields_ = (("context", c_uint64), ("table", c_void_p), ("pointers", c_void_p), ("events", c_void_p))
@@ -58,7 +58,7 @@ class LinuxAio(FlowingEngine, CompiledEngine):
         self._counts = [sc.word(count) for count in range(depth + 1)]
         begin = self._events.ctypes.data
         self._places = [sc.word(begin + at * _EVENT.size) for at in range(LAP)]
-        self._steady, self._queue = compiled_loop.function("aio_flow"), _Queue(context=context.value, events=begin)
+        self._steady, self._queue = compiled_loop.function("aio_flow"), _AioQueue(context=context.value, events=begin)
         self._lay_out(0)
 
     def load(self, requests: Requests) -> None:

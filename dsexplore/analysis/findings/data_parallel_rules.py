@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import polars as pl
 import torch
 
-from dsexplore.analysis.findings.evidence import Evidence, Group
+from dsexplore.analysis.findings.evidence import EventGroup, Evidence
 from dsexplore.analysis.findings.finding import Finding
 from dsexplore.analysis.late_ranks import LateRank
 from dsexplore.analysis.skew import lateness_text
@@ -35,14 +35,14 @@ def small_fsdp(evidence: Evidence) -> Iterator[Finding]:
     )
 
 
-def _why_small(group: Group) -> str:
+def _why_small(group: EventGroup) -> str:
     return (
         f"{group.calls} of {format_bytes(group.each)} for an FSDP group of its own: sharding it frees next "
         "to no memory, and each gather takes as long as an empty one"
     )
 
 
-def _wrap_larger(group: Group) -> str:
+def _wrap_larger(group: EventGroup) -> str:
     wrap = "FullyShardedDataParallel" if is_fsdp1(group.causes) else "fully_shard"
     return f"leave out {wrap}({group.place}), so that the module around it gathers it with its own parameters"
 
@@ -68,14 +68,14 @@ def freed_too_soon(evidence: Evidence) -> Iterator[Finding]:
     )
 
 
-def _why_freed(group: Group) -> str:
+def _why_freed(group: EventGroup) -> str:
     return (
         f"{group.calls} of {format_bytes(group.each)} too many: its parameters are freed after forward "
         "and gathered again at once, as backward begins with them"
     )
 
 
-def _keep_gathered(group: Group) -> str:
+def _keep_gathered(group: EventGroup) -> str:
     last = "for the last group that forward uses"
     if is_fsdp1(group.causes):
         return f"FullyShardedDataParallel({group.place}, …, sharding_strategy=ShardingStrategy.SHARD_GRAD_OP) {last}"
@@ -103,14 +103,14 @@ def reduced_in_fp32(evidence: Evidence) -> Iterator[Finding]:
     )
 
 
-def _why_fp32(group: Group) -> str:
+def _why_fp32(group: EventGroup) -> str:
     return (
         f"{group.calls} of {format_bytes(group.each)} in float32 of gradients of 16-bit parameters: "
         "twice the bytes, for a more exact sum"
     )
 
 
-def _reduce_in_half(group: Group) -> str:
+def _reduce_in_half(group: EventGroup) -> str:
     policy = "MixedPrecision" if is_fsdp1(group.causes) else "MixedPrecisionPolicy"
     return f"{policy}(reduce_dtype=torch.bfloat16), if the loss does not mind: many recipes sum in float32 on purpose"
 
@@ -173,18 +173,18 @@ def _of_ddp(evidence: Evidence) -> Iterator[Finding]:
     )
 
 
-def _why_each_microbatch(group: Group, evidence: Evidence) -> str:
+def _why_each_microbatch(group: EventGroup, evidence: Evidence) -> str:
     what = f"{group.calls} in a step, where the gradients are reduced after each of its microbatches"
     if evidence.steps_are_marked:
         return what
     return f"{what}; if these are several steps, mark them: trace.step() after each"
 
 
-def _change_ddp(_group: Group) -> str:
+def _change_ddp(_group: EventGroup) -> str:
     return "with ddp.no_sync(): around forward and backward of all microbatches of a step but the last"
 
 
-def _change_fsdp(group: Group) -> str:
+def _change_fsdp(group: EventGroup) -> str:
     switch = "with model.no_sync(): around" if is_fsdp1(group.causes) else "model.set_requires_gradient_sync(False) for"
     return (
         f"{switch} all microbatches but the last, where memory for whole gradients "
@@ -204,7 +204,7 @@ def large_start_up(evidence: Evidence) -> Iterator[Finding]:
     if events.is_empty() or whole <= step:
         return
 
-    def why(group: Group) -> str:
+    def why(group: EventGroup) -> str:
         what = f" ({', '.join(group.causes[:2])})" if any(group.causes) else ""
         return f"start-up sends {format_bytes(whole)} per rank{what}, once; a step sends {format_bytes(step)} per rank"
 
@@ -215,7 +215,7 @@ def large_start_up(evidence: Evidence) -> Iterator[Finding]:
     yield from evidence.findings("large_start_up", part, why, _change_start_up, per_step=False, by=("op",))
 
 
-def _change_start_up(group: Group) -> str:
+def _change_start_up(group: EventGroup) -> str:
     how = {
         "distribute_tensor": "parallelize_module(…, src_data_rank=None) where all ranks initialize alike; or build the "
         "model on the meta device and load each rank's shard with dcp.load",

@@ -24,7 +24,7 @@ _MOST_NAMED = 4
 
 
 @dataclass(frozen=True)
-class Group:
+class EventGroup:
     """The events of one finding, which share place, op, axis and source line."""
 
     place: str
@@ -111,8 +111,8 @@ class Evidence:
         self,
         rule: str,
         flagged: pl.DataFrame,
-        why: Callable[[Group], str],
-        change: Callable[[Group], str],
+        why: Callable[[EventGroup], str],
+        change: Callable[[EventGroup], str],
         *,
         spare: pl.Expr | float = 0.0,
         spare_calls: pl.Expr | float | None = None,
@@ -167,8 +167,8 @@ def _equal(now: pl.DataFrame, before: pl.DataFrame, columns: tuple[str, ...]) ->
 def _finding(
     rule: str,
     row: dict[str, Any],
-    why: Callable[[Group], str],
-    change: Callable[[Group], str],
+    why: Callable[[EventGroup], str],
+    change: Callable[[EventGroup], str],
     share: int,
     per: str,
 ) -> Finding:
@@ -186,7 +186,7 @@ def _finding(
     if len(row["owners"]) == 1 and row["owners"][0]:
         named["place"] = row["owners"][0]
     count = row["count"] / share
-    group = Group(named["place"], named["axis"], calls(count, named["op"]), row["each"], row["causes"])
+    group = EventGroup(named["place"], named["axis"], calls(count, named["op"]), row["each"], row["causes"])
     return Finding(
         rule=rule,
         module=named["place"],

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import polars as pl
 
-from dsexplore.analysis.findings.evidence import Evidence, Group
+from dsexplore.analysis.findings.evidence import EventGroup, Evidence
 from dsexplore.analysis.findings.finding import Finding
 from dsexplore.units import format_bytes
 
@@ -30,7 +30,7 @@ def optimizer_gathers(evidence: Evidence) -> Iterator[Finding]:
     )
 
 
-def _why_gathers(group: Group) -> str:
+def _why_gathers(group: EventGroup) -> str:
     by = f" by {', '.join(group.causes[:3])}" if any(group.causes) else ""
     return f"{group.calls} of at most {format_bytes(group.each)} in the optimizer{by}: " + (
         "each rank updates some parameters and sends them whole to all others"
@@ -41,7 +41,7 @@ def _why_gathers(group: Group) -> str:
     )
 
 
-def _shard_states(group: Group) -> str:
+def _shard_states(group: EventGroup) -> str:
     if "broadcast" in group.calls:
         return (
             "ZeroRedundancyOptimizer(…, parameters_as_bucket_view=True) sends them in buckets; fully_shard keeps them "
@@ -84,14 +84,14 @@ def optimizer_reduces(evidence: Evidence) -> Iterator[Finding]:
     )
 
 
-def _why_reduces(group: Group) -> str:
+def _why_reduces(group: EventGroup) -> str:
     return (
         f"{group.calls} of at most {format_bytes(group.each)} in the optimizer: gradients are Partial "
         f"on {group.axis or 'their group'}, and each of {', '.join(group.causes[:3])} reduces them anew"
     )
 
 
-def _foreach_norms(group: Group) -> str:
+def _foreach_norms(group: EventGroup) -> str:
     return (
         "before optimizer.step(), make each such gradient whole once: "
         "p.grad = p.grad.redistribute(placements=[Replicate()] * p.grad.device_mesh.ndim) for parameters that are "

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import polars as pl
 
-from dsexplore.analysis.findings.evidence import BY_PLACE, Evidence, Group, after_a_sibling
+from dsexplore.analysis.findings.evidence import BY_PLACE, EventGroup, Evidence, after_a_sibling
 from dsexplore.analysis.findings.finding import Finding
 from dsexplore.units import format_bytes
 
@@ -34,14 +34,14 @@ def gathered_again(evidence: Evidence) -> Iterator[Finding]:
     )
 
 
-def _why_gathered(group: Group) -> str:
+def _why_gathered(group: EventGroup) -> str:
     return (
         f"{group.calls} of {format_bytes(group.each)} on {group.axis or 'no axis'} too many: its modules gather the "
         "same input one after the other, and scatter its gradient as often"
     )
 
 
-def _gather_once(group: Group) -> str:
+def _gather_once(group: EventGroup) -> str:
     return (
         f"gather it once, where {group.place} is entered: PrepareModuleInput(input_layouts=(Shard(1),), "
         "desired_input_layouts=(Replicate(),)) on it, and ColwiseParallel() without input_layouts on the modules inside"
@@ -70,14 +70,14 @@ def siblings_reduce(evidence: Evidence) -> Iterator[Finding]:
     )
 
 
-def _why_siblings(group: Group) -> str:
+def _why_siblings(group: EventGroup) -> str:
     return (
         f"{group.calls} of {format_bytes(group.each)} on {group.axis or 'no axis'} too many: its "
         "modules each reduce the gradient of the same input, where their sum could be reduced once"
     )
 
 
-def _reduce_once(group: Group) -> str:
+def _reduce_once(group: EventGroup) -> str:
     return (
         f"make the input a DTensor where {group.place} is entered: PrepareModuleInput(input_layouts=(Replicate(),), "
         "desired_input_layouts=(Replicate(),)) on it; the gradients are then summed before they are reduced"
@@ -119,14 +119,14 @@ def all_reduce_of_shards(evidence: Evidence) -> Iterator[Finding]:
     )
 
 
-def _why_shards(group: Group) -> str:
+def _why_shards(group: EventGroup) -> str:
     return (
         f"{group.calls} of {format_bytes(group.each)} on {group.axis or 'no axis'} of which each rank "
         "keeps a shard, as what is sent next gathers those shards: a reduce_scatter sends half as much"
     )
 
 
-def _keep_shards(group: Group) -> str:
+def _keep_shards(group: EventGroup) -> str:
     return (
         f"output_layouts=Shard(1) in place of Replicate() for {group.place}; in plain DTensor code, one redistribute "
         "from Partial to Shard in place of two"
@@ -153,12 +153,12 @@ def implicit_redistributes(evidence: Evidence) -> Iterator[Finding]:
     )
 
 
-def _why_implicit(group: Group) -> str:
+def _why_implicit(group: EventGroup) -> str:
     cause = f": {group.causes[0]}" if group.causes[0] else ""
     return f"{group.calls} of at most {format_bytes(group.each)} that the program did not ask for{cause}"
 
 
-def _state_layouts(group: Group) -> str:
+def _state_layouts(group: EventGroup) -> str:
     before = group.causes[0].rpartition(" ")[2].partition("→")
     asked = f"{before[0]} to {before[2]}" if before[1] else "the placements"
     return (
@@ -207,12 +207,12 @@ def repeated_collectives(evidence: Evidence) -> Iterator[Finding]:
     )
 
 
-def _why_repeated(group: Group) -> str:
+def _why_repeated(group: EventGroup) -> str:
     size = format_bytes(group.each)
     return f"{group.calls} of {size}, each sent right after an equal one: the same op, group, shape and line"
 
 
-def _call_once(group: Group) -> str:
+def _call_once(group: EventGroup) -> str:
     return (
         "if the tensor is the same, keep the result of the first; if they are several tensors, send them as one: "
         "flatten them, or all_reduce_coalesced"

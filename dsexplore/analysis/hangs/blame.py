@@ -35,7 +35,7 @@ from typing import Literal
 
 from dsexplore.analysis.hangs.expected_calls import ExpectedCalls
 from dsexplore.analysis.hangs.mismatches import Mismatch, mismatches, signature
-from dsexplore.analysis.hangs.rank_calls import Call, GroupId, Instance, Job, RankCalls
+from dsexplore.analysis.hangs.rank_calls import GroupId, Instance, JobCalls, RankCall, RankCalls
 from dsexplore.analysis.hangs.wavefront import Wavefront
 
 # Ranks of which nothing is known, as they left no file or an empty one: which of them cannot be waiting for others.
@@ -50,7 +50,7 @@ from dsexplore.analysis.hangs.wavefront import Wavefront
 # (2, 3) has ended: rank 2 came out of it, and did not come on to (0, 2).
 
 
-def stopped_unseen(job: Job, front: Wavefront) -> set[int]:
+def stopped_unseen(job: JobCalls, front: Wavefront) -> set[int]:
     """Return the ranks without a record that others wait for and that were not blocked by another rank."""
     if not front.for_unseen:
         return set()
@@ -63,7 +63,7 @@ def stopped_unseen(job: Job, front: Wavefront) -> set[int]:
     }
 
 
-def _ended(job: Job) -> dict[GroupId, int]:
+def _ended(job: JobCalls) -> dict[GroupId, int]:
     """Return {group: highest sequence number of a collective that completed on any rank}."""
     found: dict[GroupId, int] = {}
     for known in job.ranks.values():
@@ -73,7 +73,7 @@ def _ended(job: Job) -> dict[GroupId, int]:
     return found
 
 
-def _groups_by_kind(job: Job) -> dict[str, set[GroupId]]:
+def _groups_by_kind(job: JobCalls) -> dict[str, set[GroupId]]:
     found: dict[str, set[GroupId]] = defaultdict(set)
     for known in job.ranks.values():
         for call in known.calls:
@@ -82,14 +82,19 @@ def _groups_by_kind(job: Job) -> dict[str, set[GroupId]]:
 
 
 def _came_near(
-    job: Job, rank: int, instance: Instance, ended: dict[GroupId, int], of_kind: dict[str, set[GroupId]]
+    job: JobCalls, rank: int, instance: Instance, ended: dict[GroupId, int], of_kind: dict[str, set[GroupId]]
 ) -> bool:
     """Return True if an unseen rank passed all calls that some rank waiting in `instance` made before it."""
     return any(_passed_all(job, rank, waiting, instance, ended, of_kind) for waiting in instance.calls)
 
 
 def _passed_all(
-    job: Job, rank: int, waiting: int, instance: Instance, ended: dict[GroupId, int], of_kind: dict[str, set[GroupId]]
+    job: JobCalls,
+    rank: int,
+    waiting: int,
+    instance: Instance,
+    ended: dict[GroupId, int],
+    of_kind: dict[str, set[GroupId]],
 ) -> bool:
     position = instance.calls[waiting].position
     before = [call for call in job.ranks[waiting].calls if call.position < position]
@@ -113,7 +118,7 @@ def _passed_all(
 # recorded: the collective of all ranks is call 41 of ranks 0 and 2 to 15, and call 40 of rank 1.
 
 
-def went_past(job: Job, front: Wavefront, circle: set[int]) -> set[int]:
+def went_past(job: JobCalls, front: Wavefront, circle: set[int]) -> set[int]:
     """Return the ranks of a cycle that skipped a collective or issued an extra one, by majority vote of the ranks.
 
     Args:
@@ -135,7 +140,7 @@ def went_past(job: Job, front: Wavefront, circle: set[int]) -> set[int]:
     return found
 
 
-def recorded_otherwise(job: Job, place: Call, behind: int, ahead: int) -> int | None:
+def recorded_otherwise(job: JobCalls, place: RankCall, behind: int, ahead: int) -> int | None:
     """Return which of two ranks issued an odd number of calls before a collective, by vote of the ranks like them.
 
     Args:
@@ -165,13 +170,13 @@ def _of_fewer_votes(numbers: Mapping[int, int], one: int, other: int) -> int | N
     return one if mine < theirs else other
 
 
-def _comes_before(call: Call, instance: Instance) -> bool:
+def _comes_before(call: RankCall, instance: Instance) -> bool:
     """Return True if the rank of `call` issued it before its call of `instance`."""
     later = instance.calls.get(call.rank)
     return later is not None and call.position < later.position
 
 
-def _numbers_before(job: Job, head: Call, kind: str, kinds: dict[GroupId, str]) -> dict[int, int]:
+def _numbers_before(job: JobCalls, head: RankCall, kind: str, kinds: dict[GroupId, str]) -> dict[int, int]:
     """Return {rank: number of collectives in its group of `kind` before its counterpart of `head`}.
 
     Ranks for which either call is not recorded are omitted.
@@ -214,7 +219,7 @@ class Blame:
     mismatch: Mismatch | None = None
 
 
-def blame(job: Job, front: Wavefront, mismatched: Iterable[Mismatch] | None = None) -> Blame:
+def blame(job: JobCalls, front: Wavefront, mismatched: Iterable[Mismatch] | None = None) -> Blame:
     """Return the culprits of a job that hangs.
 
     Args:
@@ -242,7 +247,7 @@ def blame(job: Job, front: Wavefront, mismatched: Iterable[Mismatch] | None = No
     return sure or next(iter(answers), Blame("unknown", suspects=tuple(sorted(front.heads))))
 
 
-def _missing(job: Job, front: Wavefront, expected: ExpectedCalls, harmful: list[Mismatch]) -> Blame | None:
+def _missing(job: JobCalls, front: Wavefront, expected: ExpectedCalls, harmful: list[Mismatch]) -> Blame | None:
     idle = sorted(rank for rank in front.awaited if _is_idle(job, rank))
     if not idle:
         return None
@@ -266,7 +271,7 @@ def _unseen_with(front: Wavefront, instances: Iterable[Instance]) -> set[int]:
     return {rank for instance in instances for rank in instance.absent} & front.unseen
 
 
-def _is_idle(job: Job, rank: int) -> bool:
+def _is_idle(job: JobCalls, rank: int) -> bool:
     known = job.ranks.get(rank)
     if known is None:
         return False
@@ -275,7 +280,7 @@ def _is_idle(job: Job, rank: int) -> bool:
     return known.has_left_evidence and not known.pending
 
 
-def _has_failed(call: Call) -> bool:
+def _has_failed(call: RankCall) -> bool:
     """Return True if a call raised, as when its peer is gone: that is why its rank ended."""
     return call.state == "failed"
 
@@ -288,7 +293,7 @@ def _instances(front: Wavefront, ranks: Iterable[int]) -> tuple[Instance, ...]:
     return tuple(order)
 
 
-def _mismatch(job: Job, mismatch: Mismatch, expected: ExpectedCalls) -> Blame:
+def _mismatch(job: JobCalls, mismatch: Mismatch, expected: ExpectedCalls) -> Blame:
     culprits: Iterable[int] = mismatch.minority
     is_of_sums = len(set(map(signature, mismatch.instance.calls.values()))) == 1  # parts may differ, only their sum not
     if not culprits and not is_of_sums:
@@ -300,7 +305,7 @@ def _mismatch(job: Job, mismatch: Mismatch, expected: ExpectedCalls) -> Blame:
     return Blame("mismatch", tuple(sorted(culprits)), suspects, (mismatch.instance,), mismatch)
 
 
-def _last_together(job: Job, instance: Instance) -> dict[int, int]:
+def _last_together(job: JobCalls, instance: Instance) -> dict[int, int]:
     """Return {rank: position after its last call in the same group before `instance`}, 0 where there is none."""
     before: dict[int, int] = {}
     for rank, call in instance.calls.items():
@@ -309,7 +314,7 @@ def _last_together(job: Job, instance: Instance) -> dict[int, int]:
     return before
 
 
-def _without_evidence(job: Job, front: Wavefront) -> list[Blame]:
+def _without_evidence(job: JobCalls, front: Wavefront) -> list[Blame]:
     unknown = tuple(sorted(front.unseen & front.awaited.keys()))
     if not front.for_unseen:
         return []
@@ -320,7 +325,7 @@ def _without_evidence(job: Job, front: Wavefront) -> list[Blame]:
     return [Blame("no evidence", tuple(sorted({*unknown, *_left_behind(job, front)})), instances=instances)]
 
 
-def _left_behind(job: Job, front: Wavefront) -> set[int]:
+def _left_behind(job: JobCalls, front: Wavefront) -> set[int]:
     """Return the waiting ranks that were overtaken by a rank which now waits for them.
 
     The other rank has issued all the pending calls of such a rank too, with equal numbers in groups of the same kind,
@@ -334,7 +339,7 @@ def _left_behind(job: Job, front: Wavefront) -> set[int]:
     }
 
 
-def _is_passed(job: Job, rank: int, further: Call) -> bool:
+def _is_passed(job: JobCalls, rank: int, further: RankCall) -> bool:
     known = job.ranks.get(rank)
     if known is None or not known.pending:
         return False
@@ -342,7 +347,7 @@ def _is_passed(job: Job, rank: int, further: Call) -> bool:
     return all(_place(call) in passed for call in known.pending)
 
 
-def _place(call: Call) -> tuple[str, ...]:
+def _place(call: RankCall) -> tuple[str, ...]:
     """Return the program location of a call, equal on ranks that run the same program in other groups."""
     return (*call.token, str(call.number))
 
@@ -353,7 +358,7 @@ def _overtaken(front: Wavefront) -> Blame | None:
     return Blame("device", tuple(sorted(front.overtaken)), instances=tuple(front.overtaken.values()))
 
 
-def _behind(job: Job, front: Wavefront) -> Blame | None:
+def _behind(job: JobCalls, front: Wavefront) -> Blame | None:
     behind = sorted(_left_behind(job, front))
     if not behind:
         return None
@@ -362,7 +367,7 @@ def _behind(job: Job, front: Wavefront) -> Blame | None:
     return Blame("missing", tuple(behind), tuple(sorted(suspects)), instances)
 
 
-def _circle(job: Job, front: Wavefront, circle: set[int], expected: ExpectedCalls) -> Blame:
+def _circle(job: JobCalls, front: Wavefront, circle: set[int], expected: ExpectedCalls) -> Blame:
     heads = [front.heads[rank][0] for rank in sorted(circle)]
     instances = tuple({job.instance_of(call).id: job.instance_of(call) for call in heads}.values())
     odd = went_past(job, front, circle) or expected.deviating(heads)
@@ -375,7 +380,7 @@ def _unmet(message: Instance) -> Blame:
     return Blame("messages", suspects=tuple(sorted(message.calls)), instances=(message,))
 
 
-def _device(job: Job, front: Wavefront, instance: Instance) -> Blame:
+def _device(job: JobCalls, front: Wavefront, instance: Instance) -> Blame:
     calls, pending = list(instance.calls.values()), {call.rank for call in instance.pending}
     odd: set[int] = set()
     if any(call.state == "started" for call in instance.pending) and (found := _not_begun(job, instance)):
@@ -389,7 +394,7 @@ def _device(job: Job, front: Wavefront, instance: Instance) -> Blame:
     return Blame("unknown", suspects=tuple(sorted(instance.calls)), instances=(instance,))
 
 
-def _not_begun(job: Job, instance: Instance) -> Blame | None:
+def _not_begun(job: JobCalls, instance: Instance) -> Blame | None:
     """Return the ranks whose device has not started a collective that it could start.
 
     Returns:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from dsexplore.analysis.hangs.rank_calls import WITH_TAGS, Call, GroupId, Job, RankCalls, kinds
+from dsexplore.analysis.hangs.rank_calls import WITH_TAGS, GroupId, JobCalls, RankCall, RankCalls, kinds
 from dsexplore.trace.importers.dumps import Dumps
 from dsexplore.trace.importers.recorder_dump import RecorderDump
 from dsexplore.trace.importers.recorder_entry import RecorderEntry, Sizes
@@ -22,7 +22,7 @@ _ENQUEUED, _COMPLETED = 0, 2
 """Places in `RecorderDump.status`."""
 
 
-def job_of_dumps(dumps: Dumps) -> Job:
+def job_of_dumps(dumps: Dumps) -> JobCalls:
     """Build the calls of each rank from the dumps of a job."""
     groups = _Groups(dumps.dumps)
     world = max(dumps.world_size, *(max(group.ranks, default=0) + 1 for group in groups.all()), 1)
@@ -33,7 +33,7 @@ def job_of_dumps(dumps: Dumps) -> Job:
         notes.append(f"{format_ranks(missing)} left no dump")
     for rank in missing:
         known[rank] = RankCalls(rank, has_left_evidence=False, is_whole=False)
-    return Job(known, world, tuple(notes))
+    return JobCalls(known, world, tuple(notes))
 
 
 def _rank_calls(dump: RecorderDump, groups: _Groups, world: int) -> RankCalls:
@@ -69,8 +69,8 @@ def _ends_of_calls(dump: RecorderDump) -> int:
     return len({entry.batch for entry in dump.entries if entry.batch is not None})
 
 
-class _Repeated(NamedTuple):
-    """The fields of a call that are equal in each step of a program, as in `Call`."""
+class _CallFields(NamedTuple):
+    """The fields of a call that are equal in each step of a program, as in `RankCall`."""
 
     group: GroupId
     label: str
@@ -83,8 +83,8 @@ class _Repeated(NamedTuple):
     has_equal_parts: bool
 
 
-def _calls(rank: int, entries: Iterable[RecorderEntry], groups: _Groups) -> list[Call]:
-    known: dict[tuple[Any, ...], _Repeated] = {}
+def _calls(rank: int, entries: Iterable[RecorderEntry], groups: _Groups) -> list[RankCall]:
+    known: dict[tuple[Any, ...], _CallFields] = {}
     calls = []
     for position, entry in enumerate(entries):
         shapes = entry.input_sizes, entry.output_sizes, entry.input_dtypes, entry.output_dtypes
@@ -94,7 +94,7 @@ def _calls(rank: int, entries: Iterable[RecorderEntry], groups: _Groups) -> list
             found = known[key] = _repeated(rank, entry, groups)
         group, label, kind, sent, received, dtype, message, pair, has_equal_parts = found
         calls.append(
-            Call(
+            RankCall(
                 rank=rank,
                 position=position,
                 group=group,
@@ -119,13 +119,13 @@ def _calls(rank: int, entries: Iterable[RecorderEntry], groups: _Groups) -> list
     return calls
 
 
-def _repeated(rank: int, entry: RecorderEntry, groups: _Groups) -> _Repeated:
+def _repeated(rank: int, entry: RecorderEntry, groups: _Groups) -> _CallFields:
     group = groups.of(rank, entry.group)
     pair = None
     if entry.op in _MESSAGES and entry.peers is not None and max(entry.peers) < len(group.ranks):
         pair = group.ranks[entry.peers[0]], group.ranks[entry.peers[1]]
     label, kind = groups.names(group)
-    return _Repeated(
+    return _CallFields(
         group=group,
         label=label,
         kind=kind,

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 
-from dsexplore.analysis.hangs.rank_calls import Call, Job
+from dsexplore.analysis.hangs.rank_calls import JobCalls, RankCall
 
 Place = tuple[int, int]
 """A rank, and the place of a call in its text."""
@@ -22,10 +22,10 @@ _LONGEST = 64
 class ExpectedCalls:
     """The calls of all ranks as strings, one character per distinct call, to search sequences of calls fast."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: JobCalls) -> None:
         self._job = job
 
-    def deviating(self, calls: Iterable[Call], begins: Mapping[int, int] | None = None) -> set[int]:
+    def deviating(self, calls: Iterable[RankCall], begins: Mapping[int, int] | None = None) -> set[int]:
         """Return the ranks that made a call other than the expected one.
 
         Args:
@@ -44,7 +44,7 @@ class ExpectedCalls:
                 found.add(call.rank)
         return found
 
-    def unheard_of(self, calls: Iterable[Call]) -> set[int]:
+    def unheard_of(self, calls: Iterable[RankCall]) -> set[int]:
         """Return the ranks whose call no rank makes in other groups of the kind; empty if that is so of all `calls`."""
         judged = list(calls)
         elsewhere = {
@@ -56,7 +56,7 @@ class ExpectedCalls:
         unheard = {call.rank for call in judged if call.token not in elsewhere}
         return unheard if len(unheard) < len(judged) else set()
 
-    def is_expected(self, rank: int, call: Call) -> bool:
+    def is_expected(self, rank: int, call: RankCall) -> bool:
         """Return True if `call`, made by another rank, is the most likely next call of `rank`."""
         text = self._texts.get(rank, "")
         place = (call.rank, self._places[call.rank][call.position])
@@ -113,7 +113,7 @@ class ExpectedCalls:
     def _codes(self) -> dict[tuple[str, ...], str]:
         return {}
 
-    def _code(self, call: Call) -> str:
+    def _code(self, call: RankCall) -> str:
         return self._codes.setdefault(call.token, chr(0x100 + len(self._codes)))
 
     @cached_property

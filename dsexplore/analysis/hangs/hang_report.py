@@ -11,7 +11,7 @@ import polars as pl
 from dsexplore.analysis.hangs.blame import Blame, blame
 from dsexplore.analysis.hangs.hang_text import call_line, end_note, sentence, stack_line
 from dsexplore.analysis.hangs.mismatches import Field, Mismatch, mismatches
-from dsexplore.analysis.hangs.rank_calls import Call, Job
+from dsexplore.analysis.hangs.rank_calls import JobCalls, RankCall
 from dsexplore.analysis.hangs.wavefront import Wavefront
 from dsexplore.display import Displayable
 
@@ -59,7 +59,7 @@ _OF_FIELD: dict[Field, Reason] = {
 _HOW: tuple[Literal["killed", "raised", "stopped", "ended"], ...] = ("killed", "raised", "stopped", "ended")
 
 
-def reason_of(job: Job, front: Wavefront, found: Blame) -> Reason:
+def reason_of(job: JobCalls, front: Wavefront, found: Blame) -> Reason:
     """Return the word for what the blame rests on.
 
     Args:
@@ -82,7 +82,7 @@ def reason_of(job: Job, front: Wavefront, found: Blame) -> Reason:
     return "device" if found.kind == "device" and found.culprits else "unknown"
 
 
-def _of_missing(job: Job, found: Blame) -> Reason:
+def _of_missing(job: JobCalls, found: Blame) -> Reason:
     ends = {end.how for rank in found.culprits if (end := job.ranks[rank].end) is not None}
     for how in _HOW:
         if how in ends:
@@ -185,7 +185,7 @@ class HangReport(Displayable):
         }
 
 
-def report_of(job: Job) -> HangReport:
+def report_of(job: JobCalls) -> HangReport:
     """Return the report on the evidence of a job."""
     front = Wavefront(job)
     parted = mismatches(job)
@@ -229,14 +229,14 @@ def _sides(mismatch: Mismatch) -> list[tuple[Any, ...]]:
     return rows
 
 
-def _line(job: Job, front: Wavefront, found: Blame, rank: int) -> str:
+def _line(job: JobCalls, front: Wavefront, found: Blame, rank: int) -> str:
     """Return the line where a culprit stands."""
     known = job.ranks[rank]
     if known.end is not None and known.end.line:
         return known.end.line
     if known.stack and not known.pending:
         return stack_line(known.stack)
-    call: Call | None = None
+    call: RankCall | None = None
     if found.mismatch is not None:
         call = found.mismatch.instance.calls.get(rank)
     if call is None and rank in front.heads:

@@ -8,7 +8,7 @@ from pathlib import PurePath
 
 from dsexplore.analysis.hangs.blame import Blame
 from dsexplore.analysis.hangs.mismatches import Mismatch
-from dsexplore.analysis.hangs.rank_calls import Call, Instance, Job
+from dsexplore.analysis.hangs.rank_calls import Instance, JobCalls, RankCall
 from dsexplore.analysis.hangs.wavefront import Wavefront
 from dsexplore.units import format_bytes, format_ranks
 
@@ -19,7 +19,7 @@ def place(source: str) -> str:
     return PurePath(line).name if line else ""
 
 
-def call_text(call: Call) -> str:
+def call_text(call: RankCall) -> str:
     """Return a call in words, with its line, group and bytes: ``all_reduce (train.py:12, group dp, 4 MiB)``."""
     details = [place(call.source), f"group {call.label}"]
     if call.pair is not None:
@@ -54,7 +54,7 @@ def _side_text(instance: Instance, ranks: Sequence[int]) -> str:
 _MOST_SIDES, _MOST_ENDS, _MOST_NOTED = 4, 3, 8
 
 
-def sentence(job: Job, front: Wavefront, blame: Blame, parted: Sequence[Mismatch] = ()) -> str:
+def sentence(job: JobCalls, front: Wavefront, blame: Blame, parted: Sequence[Mismatch] = ()) -> str:
     """Return one sentence that names what the hang is due to.
 
     Args:
@@ -79,7 +79,7 @@ def sentence(job: Job, front: Wavefront, blame: Blame, parted: Sequence[Mismatch
     return _device_text(front, blame)
 
 
-def _missing_text(job: Job, front: Wavefront, blame: Blame) -> str:
+def _missing_text(job: JobCalls, front: Wavefront, blame: Blame) -> str:
     accused = blame.culprits or blame.suspects
     first = next((one for one in blame.instances if set(one.absent) & set(accused)), blame.instances[0])
     waiting = format_ranks(call.rank for call in first.pending)
@@ -98,7 +98,7 @@ def _missing_text(job: Job, front: Wavefront, blame: Blame) -> str:
     return "; ".join([f"{', '.join([*ends, *absent])}: {waits}", *lasts, *_suspects_text(blame)])
 
 
-def _without_record_text(job: Job, blame: Blame, first: Instance, waits: str) -> str:
+def _without_record_text(job: JobCalls, blame: Blame, first: Instance, waits: str) -> str:
     """Describe all explanations that the other ranks' records leave for ranks without a record."""
     accused = blame.culprits or blame.suspects
     unseen = [rank for rank in accused if not job.ranks[rank].has_left_evidence]
@@ -133,12 +133,12 @@ def _others(front: Wavefront, first: Instance) -> str:
     return f"; {format_ranks(others)} {verb} elsewhere because of that" if others else ""
 
 
-def _end_text(job: Job, rank: int) -> str:
+def _end_text(job: JobCalls, rank: int) -> str:
     end = job.ranks[rank].end
     return f"rank {rank} {end.text}" if end is not None else ""
 
 
-def end_note(job: Job, blame: Blame) -> list[str]:
+def end_note(job: JobCalls, blame: Blame) -> list[str]:
     """Return notes on ranks that raised an exception but are not to blame, as others often fail after one has."""
     raised = [
         rank
@@ -160,7 +160,7 @@ def _lines_text(blame: Blame, parted: Sequence[Mismatch]) -> list[str]:
     ]
 
 
-def _last_text(job: Job, rank: int) -> str:
+def _last_text(job: JobCalls, rank: int) -> str:
     known = job.ranks[rank]
     if known.stack:
         return f"rank {rank} was at {stack_line(known.stack)}"
@@ -179,7 +179,7 @@ def stack_line(stack: str) -> str:
     return f"{place(own[0][0])}:{own[0][1]}" if own else (stack.strip().splitlines() or ["an unknown line"])[0].strip()
 
 
-def call_line(call: Call) -> str:
+def call_line(call: RankCall) -> str:
     """Return the innermost line of a call."""
     return call.source.partition(" ← ")[0]
 
@@ -188,7 +188,7 @@ def _is_own(file: str) -> bool:
     return not any(part in file for part in ("site-packages", "torch/", "/lib/python", "<frozen", "<string>"))
 
 
-def _extra_text(job: Job, front: Wavefront, blame: Blame) -> str:
+def _extra_text(job: JobCalls, front: Wavefront, blame: Blame) -> str:
     absent = {rank for instance in blame.instances for rank in instance.absent}
     text = "; ".join(_waits_by_call(front, blame.culprits))
     return f"{text}; {format_ranks(absent)} did not call it, and had not called it before either"
@@ -196,7 +196,7 @@ def _extra_text(job: Job, front: Wavefront, blame: Blame) -> str:
 
 def _waits_by_call(front: Wavefront, ranks: Iterable[int]) -> list[str]:
     """Return one text per call that ranks wait in: ``rank 1 waits in all_gather (…)``."""
-    together: dict[tuple[object, ...], list[Call]] = {}
+    together: dict[tuple[object, ...], list[RankCall]] = {}
     for rank in sorted(ranks):
         for call in front.heads.get(rank, [])[:1]:
             together.setdefault((call.op, call.label, place(call.source), call.message_bytes), []).append(call)
@@ -226,7 +226,7 @@ def _called_text(instance: Instance, ranks: Sequence[int]) -> str:
 
 def _values_text(parted: Mismatch) -> str:
     """Return the root, dtype or reduction of each side: `` (rank 0 for ranks 0, 1, 3; rank 2 for rank 2)``."""
-    read: dict[str, Callable[[Call], str]] = {
+    read: dict[str, Callable[[RankCall], str]] = {
         "root": lambda call: f"rank {call.root}",
         "dtype": lambda call: call.dtype or "unknown",
         "reduction": lambda call: call.reduction or "unknown",
@@ -271,7 +271,7 @@ def _order_text(front: Wavefront, blame: Blame, lines: Sequence[str]) -> str:
     return "; ".join([*texts, _odd_text(blame)])
 
 
-def _ring_text(front: Wavefront, heads: Sequence[Call]) -> str:
+def _ring_text(front: Wavefront, heads: Sequence[RankCall]) -> str:
     """Return how messages wait in a circle: ``each sends first: 0→1→2→3→0``."""
     ops = {call.op for call in heads}
     how = {frozenset({"send"}): "each sends first", frozenset({"recv"}): "each receives first"}
@@ -330,7 +330,7 @@ def _device_text(front: Wavefront, blame: Blame) -> str:
     return f"{text}: it {how} {format_ranks(blame.culprits)}"
 
 
-def _overtaken_text(front: Wavefront, blame: Blame, instance: Instance, call: Call) -> str:
+def _overtaken_text(front: Wavefront, blame: Blame, instance: Instance, call: RankCall) -> str:
     """Return which ranks wait in what has ended on others."""
     ended = [rank for rank in call.group.ranks if rank not in blame.culprits and front.has_ended(rank, instance)]
     who = f"{format_ranks(blame.culprits)} {'waits' if len(blame.culprits) == 1 else 'wait'}"

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from dsexplore.analysis.hangs.rank_calls import Call, GroupId, Instance, Job
+from dsexplore.analysis.hangs.rank_calls import GroupId, Instance, JobCalls, RankCall
 
 Field = Literal["op", "size", "root", "dtype", "reduction", "line", "count"]
 """The property in which calls differ; ``line``: none but where they were called; ``count``: ranks made no such call."""
@@ -53,7 +53,7 @@ class Mismatch:
         return tuple(sorted(rank for others in rest for rank in others))
 
 
-def mismatches(job: Job) -> list[Mismatch]:
+def mismatches(job: JobCalls) -> list[Mismatch]:
     """Return the first mismatch of each group, in the order of groups."""
     found = []
     for instances in _by_group(job):
@@ -66,7 +66,7 @@ def mismatches(job: Job) -> list[Mismatch]:
     return sorted(found, key=lambda mismatch: min(call.position for call in mismatch.instance.calls.values()))
 
 
-def differences(job: Job) -> list[Mismatch]:
+def differences(job: JobCalls) -> list[Mismatch]:
     """Return the first collective of each group that not all its ranks called, or that they called differently.
 
     Args:
@@ -82,7 +82,7 @@ def differences(job: Job) -> list[Mismatch]:
     return found
 
 
-def _by_group(job: Job) -> list[list[Instance]]:
+def _by_group(job: JobCalls) -> list[list[Instance]]:
     """Return the collectives of each group, in the order of their numbers."""
     by_group: dict[GroupId, list[Instance]] = defaultdict(list)
     for instance in job.instances.values():
@@ -135,7 +135,7 @@ def _parted_lines(instances: Sequence[Instance]) -> Mismatch | None:
     return None
 
 
-def signature(call: Call) -> Signature:
+def signature(call: RankCall) -> Signature:
     """Return the properties of a call that must agree on all ranks of a group."""
     op, sent, received, root = call.op, call.sent, call.received, call.root
     if op == "barrier":
@@ -178,7 +178,7 @@ def _differing(signatures: Sequence[Signature]) -> Field | None:
     return "reduction" if _differ(reduction or None for reduction in reductions) else None
 
 
-def _is_torn(call: Call) -> bool:
+def _is_torn(call: RankCall) -> bool:
     """Return True if the input of a rank's call does not fit its output, whatever the others call."""
     parts, sent, received = len(call.group.ranks), call.sent, call.received
     if sent is None or received is None:

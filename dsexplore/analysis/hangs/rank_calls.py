@@ -1,7 +1,7 @@
 """The calls of each rank before a job hung: the evidence that all steps of the analysis read.
 
-A `Call` is one collective, or one message between two ranks, as one rank issued it. An `Instance` is one collective of
-a group, or one message, with the calls of all ranks that have issued it.
+A `RankCall` is one collective, or one message between two ranks, as one rank issued it. An `Instance` is one collective
+of a group, or one message, with the calls of all ranks that have issued it.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class InstanceId(NamedTuple):
     """Position among the calls of one rank that share a number, as those of one coalesced call do."""
 
 
-class Call(NamedTuple):
+class RankCall(NamedTuple):
     """A collective or a message, as one rank issued it."""
 
     rank: int
@@ -142,7 +142,7 @@ class RankCalls:
     """The calls of one rank."""
 
     rank: int
-    calls: Sequence[Call] = ()
+    calls: Sequence[RankCall] = ()
     """In program order."""
     has_left_evidence: bool = True
     """False for a rank of which nothing is known, as it left no file or an empty one."""
@@ -163,7 +163,7 @@ class RankCalls:
     """How the rank ended; None where it was ended with the job, or that is not known."""
 
     @cached_property
-    def pending(self) -> list[Call]:
+    def pending(self) -> list[RankCall]:
         """The calls that have not completed, in program order."""
         return [call for call in self.calls if call.is_pending]
 
@@ -182,19 +182,19 @@ class Instance:
     """One collective of a group, or one message, with each rank's call if known."""
 
     id: InstanceId
-    calls: dict[int, Call] = field(default_factory=dict)
+    calls: dict[int, RankCall] = field(default_factory=dict)
     """By rank, of those whose call is known."""
     absent: tuple[int, ...] = ()
     """The ranks that take part in it and have not issued it, as far as is known."""
 
     @property
-    def pending(self) -> list[Call]:
+    def pending(self) -> list[RankCall]:
         """The calls of ranks that wait in it."""
         return [call for call in self.calls.values() if call.is_pending]
 
 
 @dataclass(frozen=True)
-class Job:
+class JobCalls:
     """The evidence of all ranks of one job."""
 
     ranks: Mapping[int, RankCalls]
@@ -244,7 +244,7 @@ class Job:
         waiting = [instance for instance in self.instances.values() if instance.pending]
         return sorted(waiting, key=lambda instance: min(call.position for call in instance.pending))
 
-    def instance_of(self, call: Call) -> Instance:
+    def instance_of(self, call: RankCall) -> Instance:
         """Return the instance that a call is part of."""
         return self._by_call[call.rank, call.position]
 
@@ -257,7 +257,7 @@ class Job:
         }
 
 
-def _identities(job: Job, rank: RankCalls) -> Iterable[tuple[Call, InstanceId]]:
+def _identities(job: JobCalls, rank: RankCalls) -> Iterable[tuple[RankCall, InstanceId]]:
     """Yield the calls of one rank, each with the id of its instance.
 
     A message is one instance for both its ranks if all calls of both are known, since only then they can be counted;
@@ -278,7 +278,7 @@ def _identities(job: Job, rank: RankCalls) -> Iterable[tuple[Call, InstanceId]]:
             yield call, InstanceId(call.group, (call.rank, -1), call.position)
 
 
-def _join_ends(job: Job, instances: dict[InstanceId, Instance]) -> None:
+def _join_ends(job: JobCalls, instances: dict[InstanceId, Instance]) -> None:
     """Merge both ends of each pending message, or record which rank has not issued the other end.
 
     If both ranks' calls are known from the first on, message n of a pair is the n-th call at both ends. Else the first

@@ -9,7 +9,7 @@ from typing import Any
 import polars as pl
 import torch
 
-from dsexplore.analysis.hangs.rank_calls import WITH_TAGS, Call, GroupId, Job, RankCalls, RankEnd, kinds
+from dsexplore.analysis.hangs.rank_calls import WITH_TAGS, GroupId, JobCalls, RankCall, RankCalls, RankEnd, kinds
 from dsexplore.trace.merge import ranks_of
 from dsexplore.trace.schema import State
 from dsexplore.trace.tables import Tables
@@ -25,7 +25,7 @@ _WITH_EQUAL_PARTS = ("base", "tensor", "single")
 
 def job_of_trace(
     tables: Tables, stacks: Mapping[int, str] | None = None, ends: Mapping[int, RankEnd | None] | None = None
-) -> Job:
+) -> JobCalls:
     """Return the calls of each rank, from the merged trace of all ranks.
 
     Args:
@@ -59,12 +59,12 @@ def job_of_trace(
             end=ended.get(rank),
         )
     notes = [note for note in tables.info.notes if not note.startswith(_ENDED_EARLY)]
-    return Job(known, len(known), tuple(notes))
+    return JobCalls(known, len(known), tuple(notes))
 
 
 def _calls(
     rows: Any, members: Mapping[str, GroupId], of_kind: Mapping[GroupId, str], with_tags: Collection[str]
-) -> list[Call]:
+) -> list[RankCall]:
     numbers: dict[str, int] = defaultdict(int)
     calls = []
     for row in rows:
@@ -74,7 +74,7 @@ def _calls(
         group = members.get(row["group"], GroupId(row["group"], (row["rank"],)))
         gathers, elements = row["op"] == "all_gather", _elements(row)
         calls.append(
-            Call(
+            RankCall(
                 rank=row["rank"],
                 position=row["seq"],
                 group=group,

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cached_property
 
-from dsexplore.analysis.hangs.rank_calls import Call, Instance, Job
+from dsexplore.analysis.hangs.rank_calls import Instance, JobCalls, RankCall
 
 _END_TOGETHER = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
 """The ops that no rank ends before all have come: each needs something of every other rank."""
@@ -20,11 +20,11 @@ _END_TOGETHER = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "ba
 class Wavefront:
     """The call that blocks each rank of a job."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: JobCalls) -> None:
         self.job = job
 
     @cached_property
-    def heads(self) -> dict[int, list[Call]]:
+    def heads(self) -> dict[int, list[RankCall]]:
         """{waiting rank: the call it waits in, or several of one coalesced call}."""
         found = {}
         for rank, known in self.job.ranks.items():
@@ -48,7 +48,7 @@ class Wavefront:
         """{waiting rank: ranks that it waits for}."""
         return {rank: set().union(*map(self._held_up_by, calls)) - {rank} for rank, calls in self.heads.items()}
 
-    def _held_up_by(self, call: Call) -> set[int]:
+    def _held_up_by(self, call: RankCall) -> set[int]:
         instance = self.job.instance_of(call)
         if not self.unseen.issuperset(instance.absent):
             return set(instance.absent)
@@ -56,7 +56,7 @@ class Wavefront:
             rank for rank, other in instance.calls.items() if other.is_pending and not self._is_head(rank, other)
         }
 
-    def _is_head(self, rank: int, call: Call) -> bool:
+    def _is_head(self, rank: int, call: RankCall) -> bool:
         return any(call is head for head in self.heads.get(rank, ()))
 
     @cached_property

@@ -68,7 +68,7 @@ class _Kind(Enum):
     """A collective if it is described as one, else a compute kernel."""
 
 
-class _Kinds(dict[bytes, _Kind]):
+class _EventKinds(dict[bytes, _Kind]):
     """The kind of each event, by the text before its ``pid``, which is category and name as torch writes them.
 
     Few of these texts differ, and each is examined once.
@@ -104,7 +104,7 @@ class _Parts:
     last: bytes = b""
     """The last event, and the text after it."""
 
-    def sort(self, parts: Iterable[bytes], kinds: _Kinds) -> None:
+    def sort(self, parts: Iterable[bytes], kinds: _EventKinds) -> None:
         """Add events by their kind."""
         nothing, of_range, of_kernel = _Kind.NOTHING, _Kind.RANGE, _Kind.KERNEL  # looked up once: there are millions
         for part in parts:
@@ -189,7 +189,7 @@ def _opened(file: Path) -> IO[bytes]:
 
 
 def _cut(stream: IO[bytes]) -> _Parts:
-    found, kinds = _Parts(), _Kinds()
+    found, kinds = _Parts(), _EventKinds()
     rest = b""
     while block := stream.read(_BLOCK):
         *whole, rest = (rest + block).split(_MARK)

@@ -44,7 +44,7 @@ class RecorderEntry(NamedTuple):
     source: str
     """``"train.py:12"``: the innermost frame that is neither torch's nor ours; empty without frames."""
     group: str
-    """This and the following fields, except ``batch``, are those of `_Repeated`."""
+    """This and the following fields, except ``batch``, are those of `_EntryFields`."""
     description: str
     group_number: int | None
     """Key of ``pg_status``: the group's number in this process; other processes may number it differently."""
@@ -64,7 +64,7 @@ class RecorderEntry(NamedTuple):
     """Record number of the entry that ended the coalesced call, shared by its members."""
 
 
-class _Repeated(NamedTuple):
+class _EntryFields(NamedTuple):
     """The fields of an entry that repeat from step to step, in `RecorderEntry`'s order.
 
     A dump has thousands of entries, and few that differ in these.
@@ -103,7 +103,7 @@ def entries_of(content: Mapping[str, Any]) -> list[RecorderEntry]:
     """
     sources: dict[int, str] = {}
     """{id of a stack: its source line}; many entries share a stack."""
-    known: dict[bytes, _Repeated] = {}
+    known: dict[bytes, _EntryFields] = {}
     """{the dump's values: the parsed fields}."""
     found = []
     for index, entry in enumerate(content.get("entries") or ()):
@@ -121,7 +121,7 @@ def entries_of(content: Mapping[str, Any]) -> list[RecorderEntry]:
     return found
 
 
-def _entry_of(index: int, entry: Mapping[str, Any], source: str, repeated: _Repeated) -> RecorderEntry:
+def _entry_of(index: int, entry: Mapping[str, Any], source: str, repeated: _EntryFields) -> RecorderEntry:
     """Parse one entry of a dump.
 
     Args:
@@ -154,7 +154,7 @@ def _entry_of(index: int, entry: Mapping[str, Any], source: str, repeated: _Repe
     )
 
 
-def _repeated(index: int, entry: Mapping[str, Any]) -> _Repeated:
+def _repeated(index: int, entry: Mapping[str, Any]) -> _EntryFields:
     get = entry.get
     raw_op, group = get("profiling_name"), get("process_group")
     group = get("pg_name") if group is None else group
@@ -163,7 +163,7 @@ def _repeated(index: int, entry: Mapping[str, Any]) -> _Repeated:
     name, _, rest = str(raw_op).rpartition(":")[2].strip().partition(" ")
     op, peers, is_p2p = plain_op(name), _PEERS.search(rest), get("is_p2p")
     group_name, description = group if isinstance(group, (list, tuple)) else (group, "")
-    return _Repeated(
+    return _EntryFields(
         group=str(group_name),
         description=str(description),
         group_number=_integer(get("pg_id")),

@@ -34,7 +34,7 @@ class Picked:
 
 
 @dataclass(frozen=True)
-class Shown:
+class ClickedFigure:
     """The figure that was clicked, and the events that it was drawn from."""
 
     codes: EventCodes
@@ -43,7 +43,7 @@ class Shown:
     """Events that the figure shows."""
 
 
-def picked(shown: Shown, click: dict[str, Any]) -> Picked | None:
+def picked(shown: ClickedFigure, click: dict[str, Any]) -> Picked | None:
     """Return the events of a clicked mark, or None if no event belongs to it."""
     find = _FINDERS.get(str(click.get("kind")))
     named = click.get("customdata") or find not in (_place, _op, _size)
@@ -51,7 +51,7 @@ def picked(shown: Shown, click: dict[str, Any]) -> Picked | None:
     return selection if selection is not None and selection.mask.any() else None
 
 
-def _place(shown: Shown, click: dict[str, Any]) -> Picked | None:
+def _place(shown: ClickedFigure, click: dict[str, Any]) -> Picked | None:
     place, axis = (str(name) for name in click["customdata"])
     drawn = [cell for row in shown.spec["data"][0]["customdata"] for cell in row]
     others = {row for row, _ in drawn}, {column for _, column in drawn}
@@ -60,36 +60,36 @@ def _place(shown: Shown, click: dict[str, Any]) -> Picked | None:
     return Picked(shown.mask & at, f"{place} on {axis}")
 
 
-def _op(shown: Shown, click: dict[str, Any]) -> Picked | None:
+def _op(shown: ClickedFigure, click: dict[str, Any]) -> Picked | None:
     op, phase = (str(name) for name in click["customdata"])
     return Picked(shown.mask & shown.codes.mask({"op": op, "phase": phase}), f"{op}, {phase}")
 
 
-def _size(shown: Shown, click: dict[str, Any]) -> Picked | None:
+def _size(shown: ClickedFigure, click: dict[str, Any]) -> Picked | None:
     op, low = str(click["customdata"][0]), int(click["customdata"][1])
     sizes = shown.codes.tables.events["message_bytes"].to_numpy()
     within = (sizes >= low) & (sizes < max(2 * low, 1))
     return Picked(shown.mask & within & shown.codes.mask({"op": op}), f"{op}, {tally.size_range(low)}")
 
 
-def _cell(shown: Shown, click: dict[str, Any]) -> Picked | None:
+def _cell(shown: ClickedFigure, click: dict[str, Any]) -> Picked | None:
     """Return the events sent from the rank of a matrix row to the ranks of a column."""
     row, column = (int(number) for number in click["index"])
     return _between(shown, cell_ends(_drawn(shown), row, column, shown.codes.column))
 
 
-def _flow(shown: Shown, click: dict[str, Any]) -> Picked | None:
+def _flow(shown: ClickedFigure, click: dict[str, Any]) -> Picked | None:
     """Return the events of a link or a node of the Sankey diagram."""
     return _between(shown, flow_ends(_drawn(shown), int(click["index"][0]), shown.codes.column))
 
 
-def _drawn(shown: Shown) -> Tables:
+def _drawn(shown: ClickedFigure) -> Tables:
     """Return the trace's tables with only the events that the figure was drawn from."""
     tables = shown.codes.tables
     return replace(tables, events=tables.events.filter(pl.Series(shown.mask)))
 
 
-def _between(shown: Shown, ends: Ends | None) -> Picked | None:
+def _between(shown: ClickedFigure, ends: Ends | None) -> Picked | None:
     if ends is None:
         return None
     tables = shown.codes.tables
@@ -97,12 +97,12 @@ def _between(shown: Shown, ends: Ends | None) -> Picked | None:
     return Picked(shown.mask & sent["sent"].to_numpy(), ends.title)
 
 
-def _cause(shown: Shown, click: dict[str, Any]) -> Picked | None:
+def _cause(shown: ClickedFigure, click: dict[str, Any]) -> Picked | None:
     mask, title = shown.codes.cause(int(click["index"][0]))
     return Picked(shown.mask & mask, title)
 
 
-_FINDERS: dict[str, Callable[[Shown, dict[str, Any]], Picked | None]] = {
+_FINDERS: dict[str, Callable[[ClickedFigure, dict[str, Any]], Picked | None]] = {
     "module_axis": _place,
     "op_phase": _op,
     "size": _size,

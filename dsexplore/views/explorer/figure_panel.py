@@ -9,7 +9,7 @@ import polars as pl
 
 from dsexplore.trace.tables import Tables
 from dsexplore.views.explorer.chosen import Chosen
-from dsexplore.views.explorer.clicked_marks import Picked, Shown, picked
+from dsexplore.views.explorer.clicked_marks import ClickedFigure, Picked, picked
 from dsexplore.views.explorer.filters import Filters
 from dsexplore.views.timeline.timeline_figure import timeline_spec
 from dsexplore.views.timeline.timeline_state import TimelineState
@@ -90,4 +90,4 @@ class FigurePanel:
         if click.get("kind") == "sequence":
             found = self._state().picked(int(click["customdata"]))
             return Picked(*found) if found else None
-        return picked(Shown(self._codes, self._spec, mask), click)
+        return picked(ClickedFigure(self._codes, self._spec, mask), click)

@@ -17,7 +17,7 @@ from dsexplore.views.explorer.clicked_marks import Picked
 from dsexplore.views.page import html
 from dsexplore.views.trace.event_codes import EventCodes, Matched
 from dsexplore.views.trace.module_tree import ranges
-from dsexplore.views.trace.pivot import Mask, Sums
+from dsexplore.views.trace.pivot import Mask, PivotSums
 
 FACETS = ("phase", "op", "axis", "group", "step", "rank")
 """Columns of events that the explorer filters by, besides module and implicit."""
@@ -75,7 +75,7 @@ class Passed:
         return mask if self._matched is None else mask & self._codes.in_modules(self._matched)
 
     @cached_property
-    def sums(self) -> Sums:
+    def sums(self) -> PivotSums:
         """Count and bytes of the passing events by module, axis and phase."""
         events = self.filters.implicit or self.filters.picks  # by more than module, axis and phase
         sums = None if events else self._codes.sums_of(self.filters.facets, self._matched)

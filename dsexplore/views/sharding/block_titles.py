@@ -11,11 +11,11 @@ import numpy as np
 
 from dsexplore.sharding.chunks import Range, ranges_text
 from dsexplore.sharding.rank_groups import numbers_text
-from dsexplore.sharding.tensor import Placed
+from dsexplore.sharding.tensor import PlacedTensor
 from dsexplore.units import format_bytes
 from dsexplore.views.page import html
 from dsexplore.views.sharding.drawn_mesh import AxisMarks, DrawnMesh
-from dsexplore.views.sharding.shard_blocks import AxisCuts, Block, Place, Run, boundaries
+from dsexplore.views.sharding.shard_blocks import AxisCuts, Place, Run, ShardBlock, boundaries
 
 _MOST_COUNTED = 4096
 """Maximal number of ranks whose numbers are written; for more, their coordinates are."""
@@ -30,7 +30,7 @@ def place_text(axis: str, place: Place) -> str:
 class Titles:
     """Label of each block of a picture, and the lines of its tooltip."""
 
-    def __init__(self, tensor: Placed, drawn_mesh: DrawnMesh) -> None:
+    def __init__(self, tensor: PlacedTensor, drawn_mesh: DrawnMesh) -> None:
         self.tensor, self.drawn_mesh = tensor, drawn_mesh
         self.mesh = mesh = drawn_mesh.mesh
         self._cut = any(placement.cuts for placement in tensor.placements)
@@ -49,14 +49,14 @@ class Titles:
             held &= (self._own[number] >= low) & (self._own[number] < high)
         return self._numbers[held]
 
-    def shade(self, block: Block, place: int) -> str:
+    def shade(self, block: ShardBlock, place: int) -> str:
         """Return the class of every second block; pieces of a strided shard at one coordinate look the same."""
         if not self._cut:
             return ""
         strided = [at for at in block.places if self.tensor.placements[at[0]].kind == "strided"]
         return " odd" if (strided[0][1][0] if strided else place) % 2 else ""
 
-    def label(self, block: Block, room: float) -> str:
+    def label(self, block: ShardBlock, room: float) -> str:
         """Return the ranks of a block, ``"0, 4"``, or their coordinates if very many; empty if it does not fit.
 
         A folded block says how many shards it stands for.
@@ -72,7 +72,7 @@ class Titles:
             texts = [f"{shards}: {texts[0]}", shards, part]
         return html.escape(next((text for text in texts if len(text) <= room), ""))
 
-    def _coordinates(self, block: Block, named_only: bool = False) -> str:
+    def _coordinates(self, block: ShardBlock, named_only: bool = False) -> str:
         at = dict(block.places)
         texts = []
         for number, axis in enumerate(self.tensor.axes):
@@ -82,11 +82,11 @@ class Titles:
             texts.append(place_text(axis.name, (low, high)))
         return ", ".join(texts)
 
-    def title(self, block: Block) -> str:
+    def title(self, block: ShardBlock) -> str:
         """Return the lines as the value of a ``title`` attribute."""
         return "&#10;".join(self.lines(block))
 
-    def lines(self, block: Block) -> list[str]:
+    def lines(self, block: ShardBlock) -> list[str]:
         """Return ranks, mesh coordinates, index ranges and bytes of a block, escaped."""
         at = dict(block.places)
         first = [at.get(number, (0, axis.size))[0] for number, axis in enumerate(self.tensor.axes)]
@@ -141,7 +141,7 @@ overflow:hidden;color:var(--dsx-fg)}
 class Side:
     """One side of a picture: the dim that runs down, or the one that runs across."""
 
-    tensor: Placed
+    tensor: PlacedTensor
     marks: AxisMarks
     first: int
     """Index at the beginning of the side."""

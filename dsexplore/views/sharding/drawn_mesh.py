@@ -11,9 +11,9 @@ import numpy as np
 from dsexplore.mesh import Mesh, Numbers
 from dsexplore.sharding.layout import Sharding
 from dsexplore.sharding.rank_groups import RankGroup, blocks_of
-from dsexplore.sharding.tensor import Placed
+from dsexplore.sharding.tensor import PlacedTensor
 from dsexplore.views.page.theme import AXES
-from dsexplore.views.sharding.shard_blocks import Block, Place
+from dsexplore.views.sharding.shard_blocks import Place, ShardBlock
 
 MOST, WHOLE = 64, 96
 """Maximal number of ranks in a sample, and maximal size of a mesh that is drawn whole."""
@@ -28,7 +28,7 @@ class RankSample:
         numbers: sampled ranks, in mesh order.
     """
 
-    def __init__(self, mesh: Mesh, tensors: Iterable[Placed], most: int = MOST) -> None:
+    def __init__(self, mesh: Mesh, tensors: Iterable[PlacedTensor], most: int = MOST) -> None:
         self.mesh = mesh
         self.chosen = _chosen(mesh, tensors, most)
         grid = np.meshgrid(*self.chosen, indexing="ij") if self.chosen else []
@@ -55,7 +55,7 @@ class RankSample:
         """Return the mesh coordinates of the rank at an index of `numbers`."""
         return tuple(int(axis[index]) for axis in self._grid)
 
-    def holding(self, tensor: Placed, places: Sequence[tuple[int, Place]]) -> list[int]:
+    def holding(self, tensor: PlacedTensor, places: Sequence[tuple[int, Place]]) -> list[int]:
         """Return the indices into `numbers` of the ranks with these coordinates on the tensor's axes."""
         own = self._coordinates_of(tensor)
         held = np.ones(len(self), dtype=bool)
@@ -63,14 +63,14 @@ class RankSample:
             held &= (own[number] >= low) & (own[number] < high)
         return [int(index) for index in np.flatnonzero(held)]
 
-    def empty(self, tensor: Placed) -> list[int]:
+    def empty(self, tensor: PlacedTensor) -> list[int]:
         """Return the indices into `numbers` of the ranks that hold nothing of a tensor."""
         numel = np.ones(len(self), dtype=np.int64)
         for dim in range(len(tensor.shape)):
             numel = numel * tensor.dim_size(dim, self._grid)
         return [int(index) for index in np.flatnonzero(numel == 0)]
 
-    def _coordinates_of(self, tensor: Placed) -> list[Numbers]:
+    def _coordinates_of(self, tensor: PlacedTensor) -> list[Numbers]:
         if tensor.axes not in self._own:
             zeros = np.zeros(len(self), dtype=np.int64)
             self._own[tensor.axes] = [axis(self._grid) + zeros for axis in tensor.axes]
@@ -82,7 +82,7 @@ def sample_of(shown: Sharding, most: int = MOST) -> RankSample:
     return RankSample(shown.mesh, shown.tensors, most)
 
 
-def _chosen(mesh: Mesh, tensors: Iterable[Placed], most: int) -> list[Numbers]:
+def _chosen(mesh: Mesh, tensors: Iterable[PlacedTensor], most: int) -> list[Numbers]:
     """Choose coordinates per axis, thinning out the longest axes until their product is at most ``most``."""
     if mesh.size <= WHOLE:
         return [np.arange(size) for size in mesh.shape]
@@ -120,7 +120,7 @@ class AxisMarks:
         first: axes in the order in which another view next to the pictures numbers them; empty for none.
     """
 
-    def __init__(self, mesh: Mesh, tensors: Iterable[Placed], first: Iterable[str] = ()) -> None:
+    def __init__(self, mesh: Mesh, tensors: Iterable[PlacedTensor], first: Iterable[str] = ()) -> None:
         own = (axis.name for tensor in tensors for axis in tensor.axes)
         names = dict.fromkeys((*first, *mesh.axes, *own))
         self._numbers = {name: min(number, len(AXES) - 1) for number, name in enumerate(names)}
@@ -168,20 +168,20 @@ class DrawnMesh:
         lit._chosen = at
         return lit
 
-    def lit_by(self, tensor: Placed, block: Block) -> str:
+    def lit_by(self, tensor: PlacedTensor, block: ShardBlock) -> str:
         """Return the classes of a block: the sampled ranks that hold it, or ``ha`` for all; `MINE` if chosen."""
         held = self.sample.holding(tensor, block.places)
         classes = "ha" if len(held) == len(self.sample) else lit_classes(held)
         return f"{classes} {MINE}" if self._holds(tensor, block) else classes
 
-    def _holds(self, tensor: Placed, block: Block) -> bool:
+    def _holds(self, tensor: PlacedTensor, block: ShardBlock) -> bool:
         """Return True if the chosen rank holds a block, or one of the shards folded into it."""
         if self._chosen is None:
             return False
         own = [int(axis([np.array(place) for place in self._chosen])) for axis in tensor.axes]
         return all(low <= own[number] < high for number, (low, high) in block.places)
 
-    def without(self, tensor: Placed) -> RankGroup | None:
+    def without(self, tensor: PlacedTensor) -> RankGroup | None:
         """Return the ranks that hold nothing of a tensor, or None if each rank holds some of it."""
         if not tensor.numel:
             return None

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from dsexplore.sharding.layout import Sharding, dtype_name
 from dsexplore.sharding.memory import PARTS, Assumptions, memory_groups
 from dsexplore.sharding.rank_groups import RankGroup
-from dsexplore.sharding.tensor import Placed
+from dsexplore.sharding.tensor import PlacedTensor
 from dsexplore.units import format_bytes, format_count
 from dsexplore.views.page import html
 from dsexplore.views.page.theme import MEMORY
@@ -49,21 +49,21 @@ stroke-width:.6}
 
 
 @dataclass(frozen=True)
-class Kind:
+class ParameterKind:
     """Parameters whose names differ only in a number: ``layers.*.weight``."""
 
     name: str
-    tensors: tuple[Placed, ...]
+    tensors: tuple[PlacedTensor, ...]
 
     @property
-    def first(self) -> Placed:
+    def first(self) -> PlacedTensor:
         """The tensor that is drawn for all."""
         return self.tensors[0]
 
 
-def fold_names(tensors: tuple[Placed, ...]) -> list[Kind]:
+def fold_names(tensors: tuple[PlacedTensor, ...]) -> list[ParameterKind]:
     """Group tensors of equal shape, dtype and placement whose names differ only in numbers, in order."""
-    groups: dict[tuple[object, ...], list[Placed]] = {}
+    groups: dict[tuple[object, ...], list[PlacedTensor]] = {}
     for tensor in tensors:
         pattern = re.sub(r"(?<![^.])\d+(?![^.])", "*", tensor.name)
         key = (
@@ -76,10 +76,10 @@ def fold_names(tensors: tuple[Placed, ...]) -> list[Kind]:
             bool(tensor.also),
         )
         groups.setdefault(key, []).append(tensor)
-    return [Kind(_name(tuple(members), str(key[0])), tuple(members)) for key, members in groups.items()]
+    return [ParameterKind(_name(tuple(members), str(key[0])), tuple(members)) for key, members in groups.items()]
 
 
-def _name(tensors: tuple[Placed, ...], pattern: str) -> str:
+def _name(tensors: tuple[PlacedTensor, ...], pattern: str) -> str:
     """Return one name for grouped tensors, with ``*`` where their names differ: ``encoder.0.layers.*.weight``."""
     if len(tensors) == 1:
         return tensors[0].name
@@ -150,7 +150,7 @@ def _list_html(drawn_mesh: DrawnMesh) -> str:
     )
 
 
-def _line_html(drawn_mesh: DrawnMesh, kind: Kind, blocks: int, drawn: bool) -> str:
+def _line_html(drawn_mesh: DrawnMesh, kind: ParameterKind, blocks: int, drawn: bool) -> str:
     tensor, shown = kind.first, drawn_mesh.shown
     line = _cells(drawn_mesh, kind, drawn)
     empty = "".join(f" e{index}" for index in drawn_mesh.sample.empty(tensor))
@@ -169,7 +169,7 @@ def _line_html(drawn_mesh: DrawnMesh, kind: Kind, blocks: int, drawn: bool) -> s
     return f'<details><summary class="line{empty}">{line}</summary><div class="open">{also}{inside}</div></details>'
 
 
-def _cells(drawn_mesh: DrawnMesh, kind: Kind, drawn: bool) -> str:
+def _cells(drawn_mesh: DrawnMesh, kind: ParameterKind, drawn: bool) -> str:
     tensor, shown = kind.first, drawn_mesh.shown
     groups = shown.shapes(tensor)
     sizes = [math.prod(group.value) * tensor.dtype.itemsize for group in groups]

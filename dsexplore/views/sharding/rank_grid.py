@@ -14,7 +14,7 @@ from dsexplore.placement_text import Placement
 from dsexplore.sharding.chunks import ranges_text
 from dsexplore.sharding.layout import Sharding, index_text
 from dsexplore.sharding.rank_groups import RankGroup
-from dsexplore.sharding.tensor import Placed
+from dsexplore.sharding.tensor import PlacedTensor
 from dsexplore.units import format_bytes
 from dsexplore.views.page import html
 from dsexplore.views.sharding.block_titles import place_text
@@ -43,7 +43,7 @@ LIT = (
 """CSS variables of highlighted blocks."""
 
 
-def rank_grid(drawn_mesh: DrawnMesh, tensors: Sequence[Placed]) -> str:
+def rank_grid(drawn_mesh: DrawnMesh, tensors: Sequence[PlacedTensor]) -> str:
     """Return the grid of the sampled ranks, or ``""`` for a mesh of one rank.
 
     Args:
@@ -95,7 +95,7 @@ def _row(drawn_mesh: DrawnMesh, start: int, across: int, nothing: set[int]) -> s
     return f"<div>{head}{''.join(cells)}</div>"
 
 
-def lit_style(drawn_mesh: DrawnMesh, tensors: Sequence[Placed]) -> str:
+def lit_style(drawn_mesh: DrawnMesh, tensors: Sequence[PlacedTensor]) -> str:
     """Return CSS that highlights what a rank holds, and marks the tensors of which it holds nothing."""
     sample = drawn_mesh.sample
     if drawn_mesh.mesh.size == 1:
@@ -107,7 +107,7 @@ def lit_style(drawn_mesh: DrawnMesh, tensors: Sequence[Placed]) -> str:
     return f"{lit},{every}{{{LIT}}}\n" + (f'{nothing}{{--no:" ∅ nothing of it"}}\n' if nothing else "")
 
 
-def thumbnail(tensor: Placed, drawn_mesh: DrawnMesh, width: int = 64, height: int = 28) -> str:
+def thumbnail(tensor: PlacedTensor, drawn_mesh: DrawnMesh, width: int = 64, height: int = 28) -> str:
     """Return a small picture of a tensor's shards, in true proportions, highlighted like the large one."""
     if not tensor.numel:
         return ""
@@ -143,7 +143,7 @@ _REDUCED = {
 }
 
 
-def meanings(tensor: Placed) -> list[str]:
+def meanings(tensor: PlacedTensor) -> list[str]:
     """Return one sentence per placement."""
     before: dict[int, list[str]] = {}
     sentences = []
@@ -154,7 +154,7 @@ def meanings(tensor: Placed) -> list[str]:
     return sentences
 
 
-def _meaning(placement: Placement, parts: int, tensor: Placed, before: list[str]) -> str:
+def _meaning(placement: Placement, parts: int, tensor: PlacedTensor, before: list[str]) -> str:
     if placement.kind == "replicate":
         return f"{parts:,} copies" if parts > 1 else "one copy"
     if placement.kind == "partial":
@@ -180,7 +180,7 @@ def _sizes(size: int, parts: int) -> str:
     return ", ".join(f"{length:,} (×{times:,})" if times > 1 else f"{length:,}" for length, times in counted if times)
 
 
-def axis_table(tensor: Placed, drawn_mesh: DrawnMesh) -> str:
+def axis_table(tensor: PlacedTensor, drawn_mesh: DrawnMesh) -> str:
     """Return a table of swatch, placement and sentence per axis."""
     if not tensor.placements:
         return f"<p>{swatch(None)} no placements: each of {drawn_mesh.mesh.size:,} ranks has a whole one of its own</p>"
@@ -196,7 +196,7 @@ def axis_table(tensor: Placed, drawn_mesh: DrawnMesh) -> str:
     return html.table(("axis", "ranks", "placement", "what it does"), rows, left=(0, 2), wrap=(3,))
 
 
-def held_table(shown: Sharding, tensor: Placed) -> str:
+def held_table(shown: Sharding, tensor: PlacedTensor) -> str:
     """Return a table of ranks grouped by the shape that they hold."""
     groups = shown.shapes(tensor)
     rows = [_held_row(shown, tensor, group) for group in groups[:MOST_GROUPS]]
@@ -206,7 +206,7 @@ def held_table(shown: Sharding, tensor: Placed) -> str:
     )
 
 
-def _held_row(shown: Sharding, tensor: Placed, group: RankGroup) -> tuple[str, ...]:
+def _held_row(shown: Sharding, tensor: PlacedTensor, group: RankGroup) -> tuple[str, ...]:
     numel = math.prod(group.value)
     example = f"rank {shown.mesh.rank(group.first)}: {index_text(tensor.ranges(group.first))}" if numel else "–"
     return (
@@ -223,7 +223,7 @@ def shape_text(shape: tuple[int, ...]) -> str:
     return " × ".join(map(str, shape)) or "()"
 
 
-def rank_table(shown: Sharding, tensor: Placed) -> str:
+def rank_table(shown: Sharding, tensor: PlacedTensor) -> str:
     """Return a collapsed table with a row per rank, or ``""`` if ranks are too many or only one."""
     if not 1 < shown.mesh.size <= MOST_RANKS:
         return ""

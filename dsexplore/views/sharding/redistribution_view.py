@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dsexplore.sharding.layout import Sharding, dtype_name
 from dsexplore.sharding.redistribution import Redistribution, Step
-from dsexplore.sharding.tensor import Placed
+from dsexplore.sharding.tensor import PlacedTensor
 from dsexplore.units import format_bytes, format_count
 from dsexplore.views.page import html
 from dsexplore.views.sharding import rank_grid, shard_picture
@@ -87,7 +87,7 @@ def _line(step: Step) -> str:
     return f"{change} by {step.op} of {step.ranks:,} ranks, {sizes}"
 
 
-def _part(title: str, tensor: Placed, drawn_mesh: DrawnMesh) -> str:
+def _part(title: str, tensor: PlacedTensor, drawn_mesh: DrawnMesh) -> str:
     swatches = [
         shard_picture.swatch(placement, drawn_mesh.marks.kind(axis.name))
         for axis, placement in zip(tensor.axes, tensor.placements, strict=True)

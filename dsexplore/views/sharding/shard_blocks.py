@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from dsexplore.sharding.chunks import Cut, Range, borders, held_ranges
-from dsexplore.sharding.tensor import Placed
+from dsexplore.sharding.tensor import PlacedTensor
 
 Place = tuple[int, int]
 """Range of coordinates on one axis, end excluded."""
@@ -30,7 +30,7 @@ class Stretch:
     """Number of shards folded into this one."""
 
 
-def stretches(tensor: Placed, dim: int, most: int) -> list[Stretch]:
+def stretches(tensor: PlacedTensor, dim: int, most: int) -> list[Stretch]:
     """Return one dim from end to end, in at most about ``most`` stretches; those of empty ranks are left out."""
     size = tensor.shape[dim]
     numbers = [i for i, placement in enumerate(tensor.placements) if placement.cuts and placement.dim == dim]
@@ -78,7 +78,7 @@ def _folded_by_size(size: int, number: int, cut: Cut, inside: int) -> list[Stret
 
 
 @dataclass(frozen=True, slots=True)
-class Block:
+class ShardBlock:
     """A part of the picture held by one rank, by several ranks with the same part, or by folded shards."""
 
     rows: tuple[Range, ...]
@@ -96,7 +96,7 @@ class Panel:
 
     fixed: tuple[tuple[int, Range], ...]
     """(dim, its indices) for the other dims that are cut."""
-    blocks: tuple[Block, ...]
+    blocks: tuple[ShardBlock, ...]
     places: tuple[tuple[int, Place], ...] = ()
     """(index of the placement, coordinates) of the axes that cut those other dims."""
 
@@ -114,7 +114,7 @@ class Picture:
     across: tuple[Stretch, ...] = ()
 
 
-def picture(tensor: Placed, most_blocks: int = 96, most_panels: int = 4) -> Picture:
+def picture(tensor: PlacedTensor, most_blocks: int = 96, most_panels: int = 4) -> Picture:
     """Return the picture of a tensor, with a bounded number of blocks."""
     rows, columns = drawn_dims(tensor)
     others = [dim for dim in tensor.cut_dims() if dim not in (rows, columns)]
@@ -143,14 +143,14 @@ def picture(tensor: Placed, most_blocks: int = 96, most_panels: int = 4) -> Pict
     return Picture(rows, columns, tuple(panels), count - len(panels), tuple(down), tuple(across))
 
 
-def block_of(row: Stretch, column: Stretch, others: Sequence[Stretch] = ()) -> Block:
+def block_of(row: Stretch, column: Stretch, others: Sequence[Stretch] = ()) -> ShardBlock:
     """Return the block of some rows and some columns, at the stretches of other dims."""
     places = tuple(sorted(place for part in (row, column, *others) for place in part.places))
     folded = math.prod(part.folded for part in (row, column, *others))
-    return Block(row.ranges, column.ranges, places, folded, row.folded, column.folded)
+    return ShardBlock(row.ranges, column.ranges, places, folded, row.folded, column.folded)
 
 
-def drawn_dims(tensor: Placed) -> tuple[int | None, int | None]:
+def drawn_dims(tensor: PlacedTensor) -> tuple[int | None, int | None]:
     """Return the dims that run down and across: the first two that are cut, else the largest others."""
     dims = len(tensor.shape)
     if dims < 2:
@@ -176,12 +176,12 @@ class AxisCuts:
     """How one axis cuts the indices of one dim."""
 
     number: int
-    """Index of the placement, and of its axis in `Placed.axes`."""
+    """Index of the placement, and of its axis in `PlacedTensor.axes`."""
     runs: tuple[Run, ...]
     """Runs that cover the dim from end to end."""
 
 
-def axis_cuts(tensor: Placed, dim: int | None, stretches: Sequence[Stretch]) -> list[AxisCuts]:
+def axis_cuts(tensor: PlacedTensor, dim: int | None, stretches: Sequence[Stretch]) -> list[AxisCuts]:
     """Return the axes of more than one rank that cut a dim, outermost first.
 
     Plain cuts are in mesh order; a strided cut is inside the axes that make its pieces.

@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from dsexplore.placement_text import Placement
 from dsexplore.sharding.chunks import Range, ranges_text
 from dsexplore.sharding.joint_mesh import Reading
-from dsexplore.sharding.tensor import Placed
+from dsexplore.sharding.tensor import PlacedTensor
 from dsexplore.views.page import html
 from dsexplore.views.sharding import block_titles, drawn_mesh
 from dsexplore.views.sharding.block_titles import THICK, Side, Titles, brackets, cut_lines, place_text
 from dsexplore.views.sharding.drawn_mesh import DrawnMesh, lit_classes
-from dsexplore.views.sharding.shard_blocks import AxisCuts, Block, Panel, Picture, axis_cuts, picture
+from dsexplore.views.sharding.shard_blocks import AxisCuts, Panel, Picture, ShardBlock, axis_cuts, picture
 from dsexplore.views.sharding.zoom import Frame, Zoom, columns_of, frame_of, orders, picture_frame, rows_of, zoom
 
 _DIGIT, _NOTHING = 6.2, 330
@@ -24,7 +24,7 @@ _DIGIT, _NOTHING = 6.2, 330
 class PanelDrawing:
     """Geometry and text of one panel."""
 
-    tensor: Placed
+    tensor: PlacedTensor
     drawn: Picture
     panel: Panel
     frame: Frame
@@ -131,7 +131,7 @@ class PanelDrawing:
             drawn_blocks.append(f'<div class="who {lit}" title="{self.titles.title(block)}">{boxes}</div>')
         return "".join(drawn_blocks)
 
-    def _box(self, block: Block, row: Range, column: Range, place: int) -> str:
+    def _box(self, block: ShardBlock, row: Range, column: Range, place: int) -> str:
         frame = self.frame
         width = frame.width * (column[1] - column[0]) / frame.columns
         height = frame.height * (row[1] - row[0]) / frame.rows
@@ -209,7 +209,7 @@ class PanelDrawing:
         return "".join(texts)
 
     def _spaced(
-        self, side: Callable[[Block], tuple[Range, ...]], first: int, size: int, pixels: float, digit: float
+        self, side: Callable[[ShardBlock], tuple[Range, ...]], first: int, size: int, pixels: float, digit: float
     ) -> list[tuple[int, float]]:
         """Return ticks (index, pixels): starts of stretches and the end, as many as leave space for numbers."""
         starts = sorted({start for block in self.panel.blocks for start, _ in side(block)})
@@ -304,7 +304,7 @@ background:var(--lit,none);outline:var(--ring,none)}
 
 
 def picture_html(
-    tensor: Placed,
+    tensor: PlacedTensor,
     drawn_mesh: DrawnMesh,
     most_blocks: int = 96,
     with_zoom: bool = True,
@@ -345,7 +345,7 @@ def _magnified(window: Zoom, whole: Frame) -> tuple[Frame, str]:
     return frame, _times(max(by_rows, frame.width / columns * whole.columns / whole.width))
 
 
-def _remarks(tensor: Placed, drawn: Picture, frame: Frame) -> str:
+def _remarks(tensor: PlacedTensor, drawn: Picture, frame: Frame) -> str:
     remarks = []
     if drawn.rows is not None:
         remarks.append(f"Dim {drawn.rows} runs down, dim {drawn.columns} across.")
@@ -371,7 +371,7 @@ def _times(factor: float) -> str:
     return f"{factor:,.0f}" if factor >= 10 else f"{factor:.2g}"
 
 
-def _dims_text(tensor: Placed, dims: Sequence[int]) -> str:
+def _dims_text(tensor: PlacedTensor, dims: Sequence[int]) -> str:
     return ", ".join(f"dim {dim} ({tensor.shape[dim]:,})" for dim in dims)
 
 

@@ -8,7 +8,7 @@ import ipywidgets
 
 from dsexplore.errors import UsageError
 from dsexplore.sharding.layout import Sharding, index_text
-from dsexplore.sharding.tensor import Placed
+from dsexplore.sharding.tensor import PlacedTensor
 from dsexplore.units import format_bytes
 from dsexplore.views.page import html
 from dsexplore.views.sharding.drawn_mesh import MINE, DrawnMesh
@@ -35,7 +35,7 @@ def explorer(shown: Sharding, twin: View) -> LiveBox:
     rank = ipywidgets.IntText(value=int(drawn_mesh.sample.numbers[0]), description="rank")
     picture, box = ipywidgets.HTML(), LiveBox(twin)
 
-    def chosen() -> Placed:
+    def chosen() -> PlacedTensor:
         return shown.tensors[names.index(tensor.value)]
 
     def draw(_: Any = None) -> None:
@@ -64,7 +64,7 @@ def explorer(shown: Sharding, twin: View) -> LiveBox:
     return box
 
 
-def _drawn(drawn_mesh: DrawnMesh, tensor: Placed, rank: int, at: tuple[int, ...]) -> str:
+def _drawn(drawn_mesh: DrawnMesh, tensor: PlacedTensor, rank: int, at: tuple[int, ...]) -> str:
     """Return what the rank holds in words, the part of each axis, and the picture, zoomed if shards are folded."""
     axes = zip(drawn_mesh.mesh.axes, at, strict=True)
     where = ", ".join(f"{html.name(axis, 30)} {place}" for axis, place in axes)

@@ -12,13 +12,13 @@ from dsexplore.errors import UsageError
 from dsexplore.sharding.layout import Sharding
 from dsexplore.sharding.memory import PARTS, Assumptions, assume, memory_groups
 from dsexplore.sharding.rank_groups import RankGroup
-from dsexplore.sharding.tensor import Placed
+from dsexplore.sharding.tensor import PlacedTensor
 from dsexplore.units import format_bytes, parse_size
 from dsexplore.views.page import html
 from dsexplore.views.page.theme import CLEAR, INK, LEGEND_ABOVE, MEMORY, themed, tint
 from dsexplore.views.sharding.block_titles import Titles
 from dsexplore.views.sharding.drawn_mesh import DrawnMesh
-from dsexplore.views.sharding.shard_blocks import Block, Panel, Picture, axis_cuts, boundaries, picture
+from dsexplore.views.sharding.shard_blocks import Panel, Picture, ShardBlock, axis_cuts, boundaries, picture
 from dsexplore.views.sharding.zoom import Frame, orders, picture_frame
 
 KINDS = ("memory", "shards")
@@ -150,7 +150,7 @@ def _name_sides(figure: go.Figure, drawn: Picture, panel: Panel, shape: tuple[in
     figure.update_xaxes(visible=bool(shape))
 
 
-def _add_block(figure: go.Figure, block: Block, place: int, titles: Titles) -> None:
+def _add_block(figure: go.Figure, block: ShardBlock, place: int, titles: Titles) -> None:
     """Draw each piece of a block as one closed line; hovering inside shows what the ranks hold."""
     xs: list[Any] = []
     ys: list[Any] = []
@@ -177,7 +177,7 @@ def _add_block(figure: go.Figure, block: Block, place: int, titles: Titles) -> N
     )
 
 
-def _add_cuts(figure: go.Figure, tensor: Placed, drawn: Picture, drawn_mesh: DrawnMesh, frame: Frame) -> None:
+def _add_cuts(figure: go.Figure, tensor: PlacedTensor, drawn: Picture, drawn_mesh: DrawnMesh, frame: Frame) -> None:
     """Add a line at each cut in the color of the outermost axis that cuts there; hovering names the axis."""
     lines: dict[str, tuple[list[Any], list[Any]]] = {}
     for down, dim, stretches in ((True, drawn.rows, drawn.down), (False, drawn.columns, drawn.across)):

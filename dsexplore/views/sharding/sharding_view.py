@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from dsexplore.sharding.layout import Sharding, dtype_name, index_text
-from dsexplore.sharding.tensor import Placed
+from dsexplore.sharding.tensor import PlacedTensor
 from dsexplore.units import format_bytes, format_count
 from dsexplore.views.page import html
 from dsexplore.views.sharding import parameter_list
@@ -95,7 +95,7 @@ class ShardingView(View):
         return explorer(self._sharding, self)
 
 
-def _headline(shown: Sharding, tensor: Placed) -> str:
+def _headline(shown: Sharding, tensor: PlacedTensor) -> str:
     return (
         f"{html.plain(tensor.name)} {tensor.shape} {dtype_name(tensor.dtype)}, {format_bytes(tensor.nbytes)}, "
         f"on {_mesh_text(shown)}"
@@ -116,14 +116,14 @@ def _mesh_text(shown: Sharding) -> str:
     return f"{html.plain(shown.mesh)} ({format_count(count, 'rank')})"
 
 
-def _axis_lines(tensor: Placed) -> list[str]:
+def _axis_lines(tensor: PlacedTensor) -> list[str]:
     return [
         f"  {html.plain(axis.name, 24):<8} {placement!s:<9} {meaning}"
         for axis, placement, meaning in zip(tensor.axes, tensor.placements, meanings(tensor), strict=True)
     ]
 
 
-def _held_lines(shown: Sharding, tensor: Placed) -> list[str]:
+def _held_lines(shown: Sharding, tensor: PlacedTensor) -> list[str]:
     lines = []
     for group in shown.shapes(tensor)[:6]:
         size = format_bytes(math.prod(group.value) * tensor.dtype.itemsize)

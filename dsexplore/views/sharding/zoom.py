@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dsexplore.sharding.chunks import Cut, Range, held_ranges
-from dsexplore.sharding.tensor import Placed
-from dsexplore.views.sharding.shard_blocks import Block, Panel, Picture, Stretch, block_of
+from dsexplore.sharding.tensor import PlacedTensor
+from dsexplore.views.sharding.shard_blocks import Panel, Picture, ShardBlock, Stretch, block_of
 
 WIDTH, HEIGHT, THINNEST = 520, 240, 36
 """Maximal width and height of a picture, and minimal length of a side, in pixels."""
@@ -45,7 +45,7 @@ def frame_of(rows: int, columns: int, down: int = 1, across: int = 1) -> Frame:
     return Frame(max(columns * scale, width), max(rows * scale, height), rows, columns)
 
 
-def picture_frame(tensor: Placed, drawn: Picture) -> Frame:
+def picture_frame(tensor: PlacedTensor, drawn: Picture) -> Frame:
     """Return the frame of a tensor's picture: a matrix, a strip for one dim, a square for none."""
     rows = tensor.shape[drawn.rows] if drawn.rows is not None else 1
     columns = tensor.shape[drawn.columns] if drawn.columns is not None else 1
@@ -55,11 +55,11 @@ def picture_frame(tensor: Placed, drawn: Picture) -> Frame:
     return frame_of(rows, columns, down, across)
 
 
-def rows_of(block: Block) -> tuple[Range, ...]:
+def rows_of(block: ShardBlock) -> tuple[Range, ...]:
     return block.rows
 
 
-def columns_of(block: Block) -> tuple[Range, ...]:
+def columns_of(block: ShardBlock) -> tuple[Range, ...]:
     return block.columns
 
 
@@ -87,7 +87,7 @@ class Zoom:
 
 
 def zoom(
-    tensor: Placed, drawn: Picture, at: Sequence[int] | None = None, whose: str = "the first shards"
+    tensor: PlacedTensor, drawn: Picture, at: Sequence[int] | None = None, whose: str = "the first shards"
 ) -> Zoom | None:
     """Return a window on some shards of the folded dims; None if no dim is folded, or shards are not contiguous.
 
@@ -123,7 +123,7 @@ def zoom(
 
 
 def _shards(
-    tensor: Placed, dim: int | None, stretches: Sequence[Stretch], at: Sequence[int] | None
+    tensor: PlacedTensor, dim: int | None, stretches: Sequence[Stretch], at: Sequence[int] | None
 ) -> list[Stretch] | None:
     """Return consecutive shards: those around a rank's, else the first ones of the dim's first folded stretch.
 
@@ -148,7 +148,7 @@ def _shards(
     return shards if len(shards) > 1 else None
 
 
-def _first_shards(tensor: Placed, dim: int | None, stretches: Sequence[Stretch]) -> list[Stretch] | None:
+def _first_shards(tensor: PlacedTensor, dim: int | None, stretches: Sequence[Stretch]) -> list[Stretch] | None:
     """Return consecutive shards from the start of a dim's first folded stretch, or None if there is none."""
     folded = next((stretch for stretch in stretches if stretch.folded > 1), None)
     if dim is None or folded is None:
@@ -176,7 +176,7 @@ def _extent(stretches: Sequence[Stretch] | None) -> Range | None:
 
 
 def _other_range(
-    window: Range | None, ratio: float, dim: int | None, tensor: Placed, at: Sequence[int] | None
+    window: Range | None, ratio: float, dim: int | None, tensor: PlacedTensor, at: Sequence[int] | None
 ) -> Range:
     """Return the other dim's indices in the window, so that it has a picture's proportions; from the rank's own on."""
     if dim is None or window is None:

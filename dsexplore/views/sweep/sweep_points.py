@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from dsexplore.aio.aio_config import AioConfig
 from dsexplore.aio.result import SweepResult
-from dsexplore.aio.rounds import Measured, mix, mixed_rate
+from dsexplore.aio.rounds import RoundSlice, mix, mixed_rate
 from dsexplore.aio.statistics import median
 from dsexplore.units import format_rate
 
@@ -33,7 +33,7 @@ def directions(result: SweepResult) -> list[str]:
 
 def points(result: SweepResult, direction: str) -> list[Point]:
     """Return each setting's medians in one direction; the latencies of the mix are the slower direction's."""
-    by_config: dict[AioConfig, dict[str, list[Measured]]] = {}
+    by_config: dict[AioConfig, dict[str, list[RoundSlice]]] = {}
     for m in result.measured:
         by_config.setdefault(m.sample.config, {}).setdefault(m.sample.operation, []).append(m)
     medians = []

@@ -66,7 +66,7 @@ class Source(Protocol):
 
 
 @dataclass
-class _Row:
+class _OutlineRow:
     fold: Fold
     depth: int
     times: int
@@ -152,9 +152,9 @@ def cell(text: str, kind: str = "") -> str:
     return f' <span class="c{" " * bool(kind)}{kind}">{text}</span>'
 
 
-def _rows(source: Source, budget: int) -> tuple[list[_Row], int, int]:
+def _rows(source: Source, budget: int) -> tuple[list[_OutlineRow], int, int]:
     """Return the rows that fit, outermost first; the bytes left; and the number of roots that do not fit."""
-    rows: list[_Row] = []
+    rows: list[_OutlineRow] = []
     unseen = 0
     waiting = deque((fold, 0, 1, -1) for fold in source.roots())
     while waiting:
@@ -164,7 +164,7 @@ def _rows(source: Source, budget: int) -> tuple[list[_Row], int, int]:
             line = source.line(fold, times)
             budget -= len(line.encode()) + _MARKUP
             waiting.extend((child, depth + 1, times, len(rows)) for child in source.children(fold.first))
-            rows.append(_Row(fold, depth, times, parent, line))
+            rows.append(_OutlineRow(fold, depth, times, parent, line))
         elif parent >= 0:
             rows[parent].hidden += 1
         else:
@@ -172,7 +172,7 @@ def _rows(source: Source, budget: int) -> tuple[list[_Row], int, int]:
     return rows, max(budget, 0), unseen
 
 
-def _fill(source: Source, rows: list[_Row], budget: int) -> bool:
+def _fill(source: Source, rows: list[_OutlineRow], budget: int) -> bool:
     """Fill the rows with their own tables until one does not fit; return True if one did not."""
     for row in rows:
         inside = source.inside(row.fold.first, row.times)
@@ -183,7 +183,7 @@ def _fill(source: Source, rows: list[_Row], budget: int) -> bool:
     return False
 
 
-def _row_html(row: _Row, small: bool) -> str:
+def _row_html(row: _OutlineRow, small: bool) -> str:
     own = f'<div class="own" style="--d:{row.depth}">{row.own}</div>' if row.own else ""
     inside = own + "".join(reversed(row.children)) + (_hidden_rows(row.hidden, row.depth) if row.hidden else "")
     if not inside:

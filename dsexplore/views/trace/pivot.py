@@ -37,7 +37,7 @@ class Pivot:
         first, last = np.searchsorted(self.owner, (row, end))
         return slice(int(first), int(last))
 
-    def sums(self, mask: Mask, sizes: Sizes) -> Sums:
+    def sums(self, mask: Mask, sizes: Sizes) -> PivotSums:
         """Sum the events in the mask: return count and bytes per entry."""
         if mask.all():
             at, size = self.of_event, sizes
@@ -45,13 +45,13 @@ class Pivot:
             kept = np.flatnonzero(mask)
             at, size = self.of_event.take(kept), sizes.take(kept)
         m = len(self.owner)
-        return Sums(
+        return PivotSums(
             self, np.bincount(at, minlength=m).astype(np.float64), np.bincount(at, size, minlength=m).astype(np.float64)
         )
 
 
 @dataclass(frozen=True)
-class Sums:
+class PivotSums:
     """Count and bytes of the events that pass a filter, by (module, axis, phase)."""
 
     pivot: Pivot
@@ -87,9 +87,9 @@ class Sums:
         parts = [self.pivot.within(*span) for span in spans]
         return sum(int(self.counts[part].sum()) for part in parts), sum(int(self.bytes[part].sum()) for part in parts)
 
-    def only(self, kept: Mask) -> Sums:
+    def only(self, kept: Mask) -> PivotSums:
         """Return sums with the entries outside the (m,) mask ``kept`` set to zero."""
-        return Sums(self.pivot, np.where(kept, self.counts, 0.0), np.where(kept, self.bytes, 0.0), kept)
+        return PivotSums(self.pivot, np.where(kept, self.counts, 0.0), np.where(kept, self.bytes, 0.0), kept)
 
 
 def find_pivot(

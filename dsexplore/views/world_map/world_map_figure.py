@@ -14,7 +14,7 @@ from dsexplore.views.trace.figure_spec import Spec, byte_axis, finished, json_nu
 
 
 @dataclass(frozen=True)
-class Cell:
+class DrawnRank:
     """One rank of a drawn node, or the ranks at this place in several nodes that look the same."""
 
     ranks: tuple[int, ...]
@@ -27,11 +27,11 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Node:
+class DrawnNode:
     """One node, or several nodes that look the same."""
 
     numbers: tuple[int, ...]
-    cells: tuple[Cell, ...]
+    cells: tuple[DrawnRank, ...]
 
 
 def written(world: WorldMap, value: float) -> str:
@@ -39,7 +39,7 @@ def written(world: WorldMap, value: float) -> str:
     return format_bytes(value) if world.running is None else format_seconds(value)
 
 
-def node_boxes(world: WorldMap, axis: str | None = None, most: int = 64) -> list[Node]:
+def node_boxes(world: WorldMap, axis: str | None = None, most: int = 64) -> list[DrawnNode]:
     """Return the nodes to draw; above ``most`` nodes, those that look the same are joined.
 
     Args:
@@ -62,7 +62,7 @@ def node_boxes(world: WorldMap, axis: str | None = None, most: int = 64) -> list
     for numbers in nodes.values():
         first = _ranks(world, numbers[0])
         cells = tuple(
-            Cell(
+            DrawnRank(
                 tuple(number * world.ranks_per_node + place for number in numbers),
                 shades[rank],
                 rank in recorded,
@@ -70,7 +70,7 @@ def node_boxes(world: WorldMap, axis: str | None = None, most: int = 64) -> list
             )
             for place, rank in enumerate(first)
         )
-        drawn.append(Node(tuple(numbers), cells))
+        drawn.append(DrawnNode(tuple(numbers), cells))
     return drawn
 
 

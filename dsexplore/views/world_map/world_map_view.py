@@ -12,7 +12,7 @@ from dsexplore.views.page import html
 from dsexplore.views.page.theme import AXES, AXIS_STYLE, BLUE
 from dsexplore.views.trace.module_tree import ranges
 from dsexplore.views.view import View
-from dsexplore.views.world_map.world_map_figure import Cell, Node, node_boxes, written
+from dsexplore.views.world_map.world_map_figure import DrawnNode, DrawnRank, node_boxes, written
 
 STYLE = """
 .dsx .nodes{display:flex;flex-wrap:wrap;gap:8px;margin:6px 0}
@@ -185,7 +185,7 @@ def _nodes_html(world: WorldMap, look: Look) -> str:
     return f'<div class="nodes">{drawn}</div>{more}'
 
 
-def _node(world: WorldMap, node: Node, groups: dict[int, int], number: int, look: Look) -> str:
+def _node(world: WorldMap, node: DrawnNode, groups: dict[int, int], number: int, look: Look) -> str:
     if len(node.numbers) > 1:
         name = f"{world.box}s {ranges(list(node.numbers), 3)} (each of {len(node.numbers):,})"
     else:
@@ -195,7 +195,7 @@ def _node(world: WorldMap, node: Node, groups: dict[int, int], number: int, look
     return f'<div class="node">{html.escape(name)}<div style="{columns}">{cells}</div></div>'
 
 
-def _cell(world: WorldMap, cell: Cell, groups: dict[int, int], place: str, look: Look) -> str:
+def _cell(world: WorldMap, cell: DrawnRank, groups: dict[int, int], place: str, look: Look) -> str:
     several = len(cell.ranks) > 1
     rank_text = f"each of ranks {ranges(list(cell.ranks), 3)}" if several else f"rank {cell.ranks[0]}"
     axes = f", in a group of {', '.join(cell.axes)}" if cell.axes else ""

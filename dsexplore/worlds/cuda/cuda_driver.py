@@ -13,7 +13,7 @@ import torch
 
 from dsexplore.errors import UsageError
 from dsexplore.worlds.cuda.gpu import Gpu
-from dsexplore.worlds.cuda.gpu_memory import Memory
+from dsexplore.worlds.cuda.gpu_memory import CudaMemory
 from dsexplore.worlds.cuda.streams import CUDA_DEVICE_TYPE, Stream
 
 DTYPES = frozenset(
@@ -85,7 +85,7 @@ class Driver:
         self.runtime = Runtime(self)
         self.ranges = Ranges()
         self._gpu = gpu
-        self._memory = Memory(gpu.total_memory)
+        self._memory = CudaMemory(gpu.total_memory)
         self._streams = [(0, index) for index in range(count)]
         self._sync_debug_mode, self._fraction, self._metadata, self._caching = 0, 1.0, "", True
 

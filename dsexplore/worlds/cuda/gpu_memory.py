@@ -25,7 +25,7 @@ ESTIMATE = (
 )
 
 
-class Memory:
+class CudaMemory:
     """The bytes that tensors take on the devices of a node.
 
     Args:

@@ -33,7 +33,7 @@ _MOST_CASES = 1 << 12
 """Combinations of values on which a pointwise op is run."""
 
 
-class Call(NamedTuple):
+class OpCall(NamedTuple):
     """A call of an op on fake tensors."""
 
     func: Any
@@ -60,7 +60,7 @@ class Call(NamedTuple):
         return ratio
 
 
-Rule = Callable[[Call], Any]
+Rule = Callable[[OpCall], Any]
 """Returns what is known of a result: its values as a real tensor, an `Element`, or None; or of each of several."""
 Note = Callable[[Any, Sequence[Any], Mapping[str, Any], Any], None]
 
@@ -126,7 +126,7 @@ def _note(
         if known is not NotImplemented and written:
             return  # the op has written to the values themselves
         if known is NotImplemented:
-            known = rule(Call(func, args, kwargs, result)) if rule is not None else None
+            known = rule(OpCall(func, args, kwargs, result)) if rule is not None else None
     if known is None:
         for place, name in written:
             for tensor in _listed(args[place] if place < len(args) else kwargs.get(name)):
@@ -206,7 +206,7 @@ class _Slot(NamedTuple):
     place: int
 
 
-def _pointwise(call: Call) -> Element | None:
+def _pointwise(call: OpCall) -> Element | None:
     """Run the op on typical elements."""
     if not isinstance(call.result, torch.Tensor) or any(isinstance(arg, torch.Tensor) for arg in call.kwargs.values()):
         return None
@@ -263,7 +263,7 @@ def _run_on_elements(
     return None
 
 
-def _compare(call: Call) -> Element | None:
+def _compare(call: OpCall) -> Element | None:
     """Return a typical element of 0.5 where nothing is known: half of the elements are taken to be above a number."""
     first, second = call.args[:2]
     other = typical(second)
@@ -271,44 +271,44 @@ def _compare(call: Call) -> Element | None:
     return Element(0.5) if is_unknown and math.isfinite(other.mean) else _pointwise(call)
 
 
-def _copy(call: Call) -> torch.Tensor | Element | None:
+def _copy(call: OpCall) -> torch.Tensor | Element | None:
     values = values_of(call.args[1])
     return element_of(call.args[1]) if values is None else values
 
 
-def _scatter(call: Call) -> Element:
+def _scatter(call: OpCall) -> Element:
     share = min(call.argument("index").numel() / max(call.args[0].numel(), 1), 1.0)
     return Element(known_values.mixed(share, typical(call.argument("value")).mean, typical(call.args[0]).mean))
 
 
-def _choose(call: Call) -> Sequence[Element | None]:
+def _choose(call: OpCall) -> Sequence[Element | None]:
     """Return the elements of ``topk``, ``argmax``, ``sort`` and ``multinomial``: values, then indices along a dim."""
     dim = call.argument("dim")
     count = call.args[0].size(-1 if dim is None else dim) if call.args[0].dim() else 1
     return (call.element, Element((count - 1) / 2, count))[-len(_listed(call.result)) :]
 
 
-def _random_integers(call: Call) -> Element:
+def _random_integers(call: OpCall) -> Element:
     low, high = call.argument("low") or 0, call.argument("high")
     return Element((low + high - 1) / 2, 0 if low else high)
 
 
-def _reduced(mean_of: Callable[[float, Call], float]) -> Rule:
+def _reduced(mean_of: Callable[[float, OpCall], float]) -> Rule:
     """Return the rule of a reduction, from a function that maps the argument's mean to the result's mean."""
     return lambda call: None if call.element is None else Element(mean_of(call.element.mean, call))
 
 
-def _count_nonzero(mean: float, call: Call) -> float:
+def _count_nonzero(mean: float, call: OpCall) -> float:
     return call.ratio * (mean if call.args[0].dtype == torch.bool else float(mean != 0))
 
 
-def _join(call: Call) -> Element | None:
+def _join(call: OpCall) -> Element | None:
     parts = call.args[0]
     total = sum(typical(part).mean * part.numel() for part in parts)
     return Element(total / max(call.result.numel(), 1)) if _any_known(parts) else None
 
 
-def _gather(call: Call) -> None:
+def _gather(call: OpCall) -> None:
     """Set the results of ``all_gather`` as if other ranks sent what this one does, such as the shapes to pad to."""
     for gathered, sent in zip(_listed(call.args[0]), _listed(call.args[1]), strict=True):
         values = values_of(sent)
@@ -321,7 +321,7 @@ def _gather(call: Call) -> None:
                 known_values.set_values(output, repeated.view(output.shape))
 
 
-def _exchange(call: Call) -> None:
+def _exchange(call: OpCall) -> None:
     """Set the result of ``all_to_all_single`` as if other ranks sent what this one does, such as counts of tokens."""
     element = element_of(call.args[1])
     if element is None:

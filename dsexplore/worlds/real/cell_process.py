@@ -21,7 +21,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from dsexplore.trace.trace import Trace
 from dsexplore.tracebacks import frames_where, is_not_hidden
 from dsexplore.worlds.commtrace import recorded
-from dsexplore.worlds.real.messages import LENGTH, Cell, CellReport, Job, receive
+from dsexplore.worlds.real.messages import LENGTH, Cell, CellReport, RankJob, receive
 from dsexplore.worlds.simulate import current_world
 from dsexplore.worlds.simulated.closed import translated
 from dsexplore.worlds.world_settings import resolve
@@ -30,7 +30,7 @@ MOST_BYTES = 64 << 20
 """A value of more pickled bytes does not travel back: its ``repr`` does."""
 
 
-def serve_cells(launcher: socket.socket, job: Job, prepare: Callable[[Job], None]) -> None:
+def serve_cells(launcher: socket.socket, job: RankJob, prepare: Callable[[RankJob], None]) -> None:
     """Run the cells that the socket brings, until its other end is closed.
 
     Args:
@@ -55,7 +55,7 @@ def serve_cells(launcher: socket.socket, job: Job, prepare: Callable[[Job], None
         launcher.sendall(LENGTH.pack(len(data)) + data)
 
 
-def _begin(job: Job, prepare: Callable[[Job], None]) -> tuple[dict[str, Any], CellReport | None]:
+def _begin(job: RankJob, prepare: Callable[[RankJob], None]) -> tuple[dict[str, Any], CellReport | None]:
     """Create the namespace of this rank's cells, and report what failed before the first cell, if anything did."""
     main = ModuleType("__main__")
     sys.modules["__main__"] = main

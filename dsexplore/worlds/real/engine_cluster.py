@@ -1,4 +1,4 @@
-"""`Cluster`: the engines of an ipyparallel cluster that the user has started, as ranks that run a notebook's cells.
+"""`EngineCluster`: engines of an ipyparallel cluster that the user has started, as ranks that run a notebook's cells.
 
 A site starts its engines as it starts any job: with Slurm, MPI, or ``torchrun … -m ipyparallel.engine``. Each engine
 is the rank that its launcher made it (``RANK``), whatever number ipyparallel gives it. Engines are the user's own, so
@@ -115,7 +115,7 @@ class EngineRank:
         return bool(self.answer.ready()) and self.outcome()[0].status != "ok"
 
 
-class Cluster:
+class EngineCluster:
     """Engines as ranks; their state lives on between cells.
 
     Args:

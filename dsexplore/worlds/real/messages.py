@@ -16,7 +16,7 @@ LENGTH = struct.Struct("<Q")
 
 
 @dataclass(frozen=True)
-class Job:
+class RankJob:
     """The program that one rank runs, and its surroundings."""
 
     rank: int
@@ -39,7 +39,7 @@ class Job:
 class Start:
     """Fork one rank; three descriptors come with it: output, channel, stack. Answer: its pid."""
 
-    job: Job
+    job: RankJob
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from dsexplore.errors import UsageError
 
 
 def pack_program(program: Callable[..., Any] | str, args: Sequence[Any], namespace: Mapping[str, Any] | None) -> bytes:
-    """Pickle the program of a `Job`; functions of test files and notebooks are pickled by value.
+    """Pickle the program of a `RankJob`; functions of test files and notebooks are pickled by value.
 
     Raises:
         UsageError: the program cannot be pickled, or needs cloudpickle, which is not installed.

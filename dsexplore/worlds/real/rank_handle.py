@@ -13,7 +13,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from dsexplore.units import format_bytes
-from dsexplore.worlds.real.messages import CellReport, Job, Reap, Report, Start, send, unpack_report
+from dsexplore.worlds.real.messages import CellReport, RankJob, Reap, Report, Start, send, unpack_report
 from dsexplore.worlds.real.rank_outcome import RankOutcome, Status, how_it_ended, unpacked
 from dsexplore.worlds.real.server_handle import server
 
@@ -94,7 +94,7 @@ class RankHandle:
     """
 
     def __init__(
-        self, rank: int, job: Job, on_line: Callable[[int, str], None] | None = None, keep: int | None = None
+        self, rank: int, job: RankJob, on_line: Callable[[int, str], None] | None = None, keep: int | None = None
     ) -> None:
         self.rank = rank
         self.status: Status | None = None

@@ -39,7 +39,7 @@ class RankOutcome:
     """True if a stuck rank's process was stopped, as by SIGSTOP or a debugger."""
 
 
-class Shown:
+class ReprOnly:
     """A value that could not travel from its rank; shows as its ``repr`` did there."""
 
     def __init__(self, text: str) -> None:
@@ -50,13 +50,13 @@ class Shown:
 
 
 def unpacked(report: CellReport) -> Any:
-    """Return the value of a cell; a `Shown` if it cannot be unpickled here."""
+    """Return the value of a cell; a `ReprOnly` if it cannot be unpickled here."""
     if report.value is None:
-        return Shown(report.shown) if report.shown else None
+        return ReprOnly(report.shown) if report.shown else None
     try:
         return pickle.loads(report.value)
     except Exception:  # a DTensor, say, whose mesh is not here
-        return Shown(report.shown)
+        return ReprOnly(report.shown)
 
 
 def how_it_ended(exit_code: int) -> str:

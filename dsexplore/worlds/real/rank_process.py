@@ -20,12 +20,12 @@ import torch.distributed as td
 
 from dsexplore.capture.recorder_in_use import in_use
 from dsexplore.worlds.real.cell_process import serve_cells
-from dsexplore.worlds.real.messages import LENGTH, Job, Report
+from dsexplore.worlds.real.messages import LENGTH, RankJob, Report
 
 CELL = "<rank cell>"
 
 
-def become_rank(job: Job, output: int, channel: int, stack: int) -> NoReturn:
+def become_rank(job: RankJob, output: int, channel: int, stack: int) -> NoReturn:
     """Run the program or the cells in this process, report how they ended, and never return.
 
     A rank whose program succeeded stays until all have ended: sockets that close early look like a failure to its
@@ -56,7 +56,7 @@ def become_rank(job: Job, output: int, channel: int, stack: int) -> NoReturn:
         os._exit(2)
 
 
-def _run_and_report(job: Job, launcher: socket.socket) -> NoReturn:
+def _run_and_report(job: RankJob, launcher: socket.socket) -> NoReturn:
     report, data = _pack_report(_run_program(job))
     sys.stdout.flush()
     sys.stderr.flush()
@@ -66,7 +66,7 @@ def _run_and_report(job: Job, launcher: socket.socket) -> NoReturn:
     os._exit(0 if report.ok else 1)
 
 
-def _prepare(job: Job) -> None:
+def _prepare(job: RankJob) -> None:
     """Give this process the launcher's surroundings, and open its process group."""
     os.environ.clear()
     os.environ.update(job.environment)
@@ -102,7 +102,7 @@ def _cloudpickled(report: Report) -> bytes:
     return data
 
 
-def _run_program(job: Job) -> Report:
+def _run_program(job: RankJob) -> Report:
     try:
         in_use().keep_kernels(False)  # the program may record nothing
         _prepare(job)

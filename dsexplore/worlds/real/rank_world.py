@@ -33,7 +33,7 @@ from dsexplore.trace.tables import Tables
 from dsexplore.trace.trace import Trace
 from dsexplore.units import format_count, format_ranks
 from dsexplore.user_warnings import warn
-from dsexplore.worlds.real.messages import Cell, CellReport, Job
+from dsexplore.worlds.real.messages import Cell, CellReport, RankJob
 from dsexplore.worlds.real.rank_handle import RankHandle, wait_for_all
 from dsexplore.worlds.real.rank_outcome import RankOutcome
 from dsexplore.worlds.real.run_ranks import DEFAULTS, RanksRun, Reason, rendezvous
@@ -107,7 +107,7 @@ class RankWorld:
             self._exit.callback(self._end_ranks)
             for rank in range(self.size):
                 own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-                job = Job(
+                job = RankJob(
                     rank=rank,
                     world_size=self.size,
                     program=b"",

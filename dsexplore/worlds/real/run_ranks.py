@@ -24,7 +24,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined] # public, t
 from dsexplore.errors import UsageError
 from dsexplore.interrupts import uninterrupted
 from dsexplore.user_warnings import warn_of_untested_torch
-from dsexplore.worlds.real.messages import Job
+from dsexplore.worlds.real.messages import RankJob
 from dsexplore.worlds.real.packed_program import pack_program
 from dsexplore.worlds.real.rank_handle import STACK_WAIT, RankHandle, wait_for_all
 from dsexplore.worlds.real.rank_outcome import RankOutcome
@@ -77,7 +77,7 @@ def run_ranks(
     server()  # the first time it takes seconds, which are not the run's
     with ExitStack() as stack:
         launcher_variables = stack.enter_context(rendezvous(world_size))
-        run = _Run()
+        run = _RanksRun()
         stack.callback(run.close)
         for rank in range(world_size):
             variables = {**launcher_variables, **(environment or {})}
@@ -112,7 +112,7 @@ def run_in_turn(
     server()
     with ExitStack() as stack:
         launcher_variables = stack.enter_context(rendezvous(1))
-        run = _Run()
+        run = _RanksRun()
         stack.callback(run.close)
 
         def start(index: int) -> RankHandle:
@@ -130,10 +130,10 @@ def _job(
     *,
     backend: str | None = None,
     group_timeout: float = 30.0,
-) -> Job:
+) -> RankJob:
     """Build the job of a rank with the caller's environment, directory and path, and more environment variables."""
     own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-    return Job(
+    return RankJob(
         rank=rank,
         world_size=world_size,
         program=packed,
@@ -238,7 +238,7 @@ def _first_not_ok(run: RanksRun) -> int:
     return next(outcome.rank for outcome in run.outcomes if outcome.status != "ok")
 
 
-class _Run:
+class _RanksRun:
     """The started ranks of one run, until the last has ended."""
 
     def __init__(self) -> None:

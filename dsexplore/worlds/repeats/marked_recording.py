@@ -17,7 +17,7 @@ from dsexplore.capture.held_storage import Held
 from dsexplore.capture.recorder_in_use import in_use
 from dsexplore.trace.tables import Tables
 from dsexplore.worlds.repeats.layer_runs import FIRST, LAST, CannotSkip, LayerMark, LayerRuns
-from dsexplore.worlds.repeats.repeated_rows import Cut, join_segments, repeat, with_buffers
+from dsexplore.worlds.repeats.repeated_rows import RowBoundary, join_segments, repeat, with_buffers
 
 
 class PartMark(NamedTuple):
@@ -113,7 +113,7 @@ class MarkedRecording:
         runs = LayerRuns([mark.label for mark in marks], names)
         given = {at: mark.label for at, mark in enumerate(marks, 1) if isinstance(mark.label, list)}
         freed = {at: sum((Counter({held.use: held.size}) for held in label), Counter()) for at, label in given.items()}
-        cuts = [Cut(seq[mark.issued], mark.segment) for mark in marks]
+        cuts = [RowBoundary(seq[mark.issued], mark.segment) for mark in marks]
         frames, cuts, grown = repeat(frames, cuts, runs.times, runs, freed)
         if grown[3:].any():
             raise CannotSkip("the memory of layers is not freed again")

@@ -37,7 +37,7 @@ _KINDS = ("segment", "phase", "module", "kind", "op", "dtype", "shape", "compile
 """The columns of kernels in which two rows differ."""
 
 
-class Cut(NamedTuple):
+class RowBoundary(NamedTuple):
     """A place between two intervals: the numbers of the event and of the segment that come next."""
 
     seq: int
@@ -46,11 +46,11 @@ class Cut(NamedTuple):
 
 def repeat(
     frames: Frames,
-    cuts: Sequence[Cut],
+    cuts: Sequence[RowBoundary],
     times: Mapping[int, int],
     layers: LayerRuns | None = None,
     freed: Mapping[int, Mapping[Any, int]] | None = None,
-) -> tuple[Frames, list[Cut], Numbers]:
+) -> tuple[Frames, list[RowBoundary], Numbers]:
     """Repeat intervals of a recording.
 
     Args:
@@ -81,14 +81,17 @@ def repeat(
         ends.append(added)
         if more < 0:
             dropped, added = -more, added + more * step
-    placed = [Cut(seq + int(end[0]), segment + int(end[1])) for (seq, segment), end in zip(cuts, ends[1:], strict=True)]
+    placed = [
+        RowBoundary(seq + int(end[0]), segment + int(end[1]))
+        for (seq, segment), end in zip(cuts, ends[1:], strict=True)
+    ]
     return intervals.emitted(emissions, ends, [interval for interval in times if times[interval]]), placed, added
 
 
 class _Intervals:
     """The rows of tables, by interval."""
 
-    def __init__(self, frames: Frames, cuts: Sequence[Cut], layers: LayerRuns | None) -> None:
+    def __init__(self, frames: Frames, cuts: Sequence[RowBoundary], layers: LayerRuns | None) -> None:
         self.cuts, self.layers = cuts, layers
         self.frames = {
             name: frame.with_columns(

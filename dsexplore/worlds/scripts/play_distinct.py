@@ -14,7 +14,7 @@ from dsexplore.worlds.scripts.distinct_ranks import Distinct, Outcome, Search
 from dsexplore.worlds.scripts.play_rank import Setting
 from dsexplore.worlds.scripts.play_ranks import (
     Players,
-    RankEnd,
+    ScriptEnd,
     finished,
     parse_ranks,
     play_ranks,
@@ -23,7 +23,7 @@ from dsexplore.worlds.scripts.play_ranks import (
 )
 from dsexplore.worlds.scripts.program import Program
 from dsexplore.worlds.scripts.rank_axes import Axis, GroupFound, Progression, axes_of
-from dsexplore.worlds.scripts.rank_conditions import Layout, conditions_on_rank
+from dsexplore.worlds.scripts.rank_conditions import WorldLayout, conditions_on_rank
 from dsexplore.worlds.scripts.shard_shapes import sharded_shapes
 
 DISTINCT = "distinct"
@@ -31,14 +31,14 @@ _NAMED = 3
 """Ranks, axes and conditions that a note names."""
 
 
-def play_several(program: Program, setting: Setting, ranks: str | Sequence[int]) -> tuple[Trace, list[RankEnd]]:
+def play_several(program: Program, setting: Setting, ranks: str | Sequence[int]) -> tuple[Trace, list[ScriptEnd]]:
     """Play the ranks that were asked for, ``"distinct"`` among the ways to ask; see `play_ranks`."""
     if ranks == DISTINCT:
         return play_distinct(program, setting)
     return play_ranks(program, setting, parse_ranks(ranks, setting.world().size))
 
 
-def play_distinct(program: Program, setting: Setting) -> tuple[Trace, list[RankEnd]]:
+def play_distinct(program: Program, setting: Setting) -> tuple[Trace, list[ScriptEnd]]:
     """Play one rank of each kind, merged into one trace which knows for how many ranks each stands.
 
     Returns:
@@ -75,7 +75,7 @@ def _search(played: Players, setting: Setting, work: Work) -> Distinct | None:
     pilot = played.ends[0].found
     server_handle.preload(pilot.modules, played.folder)
     axes = axes_of(pilot.groups, world.spec, world.size)
-    tests = conditions_on_rank(pilot.files, Layout(world.size, world.ranks_per_node, axes))
+    tests = conditions_on_rank(pilot.files, WorldLayout(world.size, world.ranks_per_node, axes))
     names = _names(pilot.groups, axes)
 
     known = {rank: _outcome(played, rank, names) for rank in first}

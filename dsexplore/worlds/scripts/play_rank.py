@@ -23,7 +23,7 @@ from dsexplore.worlds.repeats.skipped_microbatches import skip_repeats
 from dsexplore.worlds.scripts.cluster_launch import cluster_variables, launched_on_a_cluster
 from dsexplore.worlds.scripts.outside_steps import note_what_followed, note_what_preceded
 from dsexplore.worlds.scripts.program import Program, as_main, without_our_frames
-from dsexplore.worlds.scripts.rank_conditions import Layout, code_of_other_ranks
+from dsexplore.worlds.scripts.rank_conditions import WorldLayout, code_of_other_ranks
 from dsexplore.worlds.scripts.remedies import remedy_for
 from dsexplore.worlds.scripts.stage_shapes import EarlierStages, ShapesKnown
 from dsexplore.worlds.simulate import World
@@ -77,7 +77,7 @@ class Setting(WorldSettings):
 
 
 @dataclass(frozen=True)
-class Played:
+class PlayedRank:
     """A script that one rank has run."""
 
     trace: Trace
@@ -91,7 +91,7 @@ def play(
     look: Callable[[Trace], None] | None = None,
     stages: EarlierStages | None = None,
     objects: SharedObjects | None = None,
-) -> Played:
+) -> PlayedRank:
     """Run a program as one rank, and return its trace also where it ended with an error.
 
     Args:
@@ -113,7 +113,7 @@ def play(
     try:
         world.expect_set_up()
         if not program.is_module and not setting.is_one_of_several:
-            layout = Layout(world.size, world.ranks_per_node)
+            layout = WorldLayout(world.size, world.ranks_per_node)
             for note in code_of_other_ranks(program.target, world.rank, layout):
                 world.remarks.note(note)
         local_rank = world.rank % world.ranks_per_node
@@ -174,7 +174,7 @@ def _answer_of(program: Program, setting: Setting, stage: int, known: dict[int, 
     return None
 
 
-def _record(execute: Callable[[], None], setting: Setting, world: World) -> Played:
+def _record(execute: Callable[[], None], setting: Setting, world: World) -> PlayedRank:
     trace, skipped, ended = Trace(), None, None
     save = None if setting.skips else setting.save
     try:
@@ -216,7 +216,7 @@ def _record(execute: Callable[[], None], setting: Setting, world: World) -> Play
         without_our_frames(ended)
         with suppress(AttributeError):  # an exception with slots
             ended.trace = trace  # type: ignore[attr-defined] # documented by `run`
-    return Played(trace, ended)
+    return PlayedRank(trace, ended)
 
 
 def _execute(execute: Callable[[], None], limit: int | None, trace: Trace, remarks: Remarks) -> None:

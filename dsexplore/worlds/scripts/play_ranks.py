@@ -36,7 +36,7 @@ _NAMED = 3
 
 
 @dataclass(frozen=True)
-class RankEnd:
+class ScriptEnd:
     """How the script ended on one rank."""
 
     rank: int
@@ -76,7 +76,7 @@ def parse_ranks(ranks: str | Sequence[int], world_size: int) -> list[int]:
     return chosen
 
 
-def play_ranks(program: Program, setting: Setting, ranks: Sequence[int]) -> tuple[Trace, list[RankEnd]]:
+def play_ranks(program: Program, setting: Setting, ranks: Sequence[int]) -> tuple[Trace, list[ScriptEnd]]:
     """Run a program once per rank, as many at a time as there are processors, and merge what they recorded.
 
     What the ranks print comes with their numbers in front. Ctrl-C ends the ranks that still run; those that were
@@ -120,7 +120,7 @@ class Players:
     """
 
     def __init__(self, program: Program, setting: Setting, folder: str, together: int) -> None:
-        self.ends: list[RankEnd] = []
+        self.ends: list[ScriptEnd] = []
         self.notes: list[str] = []
         self.folder = folder
         self._program, self._setting, self._together = program, setting, together
@@ -150,8 +150,8 @@ class Players:
         def ended(outcome: RankOutcome) -> None:
             rank = ranks[outcome.rank]
             shared_objects.end(self.folder, rank)
-            failed = RankEnd(rank, 1, outcome.traceback or outcome.error)
-            end: RankEnd = outcome.value if outcome.status == "ok" else failed
+            failed = ScriptEnd(rank, 1, outcome.traceback or outcome.error)
+            end: ScriptEnd = outcome.value if outcome.status == "ok" else failed
             if end.cannot_skip:
                 in_full[rank] = end.cannot_skip
             else:
@@ -202,7 +202,7 @@ def _print_line(ranks: Sequence[int], index: int, line: str) -> None:
     print(f"[rank {ranks[index]}] {line}", flush=True)
 
 
-def _play_one(program: Program, setting: Setting, rank: int, objects: SharedObjects) -> RankEnd:
+def _play_one(program: Program, setting: Setting, rank: int, objects: SharedObjects) -> ScriptEnd:
     """Play a rank in a process of its own, in the folder of the shared objects."""
     folder = objects.folder
     written: dict[str, None] = {}
@@ -218,10 +218,10 @@ def _play_one(program: Program, setting: Setting, rank: int, objects: SharedObje
         )
     error = played.error
     if isinstance(error, CannotSkip):
-        return RankEnd(rank, 1, cannot_skip=str(error))
+        return ScriptEnd(rank, 1, cannot_skip=str(error))
     text = "" if error is None or isinstance(error, SystemExit) else "".join(traceback.format_exception(error))
     status = exit_status(error)
-    return RankEnd(rank, status if isinstance(status, int) else str(status), text, tuple(written), found[0])
+    return ScriptEnd(rank, status if isinstance(status, int) else str(status), text, tuple(written), found[0])
 
 
 @contextmanager
@@ -262,7 +262,7 @@ def _watched_files(note: Callable[[str], Any], own_folder: str) -> Iterator[None
         torch.save = save
 
 
-def written_by_several(ends: Sequence[RankEnd]) -> list[str]:
+def written_by_several(ends: Sequence[ScriptEnd]) -> list[str]:
     """Return a note on the files that several ranks opened for writing; empty if there are none."""
     counts = Counter(path for end in ends for path in end.written)
     shared = [path for path, count in counts.items() if count > 1]

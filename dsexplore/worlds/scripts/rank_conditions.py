@@ -50,7 +50,7 @@ class RankTest:
 
 
 @dataclass(frozen=True)
-class Layout:
+class WorldLayout:
     """The layout of a world, from which a rank's numbers on its node and on its axes are computed."""
 
     world_size: int
@@ -58,7 +58,7 @@ class Layout:
     axes: Sequence[Axis] = ()
 
 
-def conditions_on_rank(files: Iterable[str], layout: Layout) -> list[RankTest]:
+def conditions_on_rank(files: Iterable[str], layout: WorldLayout) -> list[RankTest]:
     """Return the distinct conditions in some files that hold for some ranks and not for others.
 
     Args:
@@ -82,7 +82,7 @@ def conditions_on_rank(files: Iterable[str], layout: Layout) -> list[RankTest]:
     return list(tests.values())
 
 
-def code_of_other_ranks(script: str, rank: int, layout: Layout) -> list[str]:
+def code_of_other_ranks(script: str, rank: int, layout: WorldLayout) -> list[str]:
     """Return a note for each ``if rank == 1:`` of a script whose rank is not the one that is played.
 
     Code for rank 0 is skipped: it is mostly logging.
@@ -202,7 +202,7 @@ def _variable(called: tuple[str, str], axes: Sequence[Axis]) -> str:
     return ""
 
 
-def _numbers(layout: Layout) -> dict[str, list[int]]:
+def _numbers(layout: WorldLayout) -> dict[str, list[int]]:
     """Return {variable: its value for each rank}."""
     ranks = range(layout.world_size)
     per_node = layout.ranks_per_node

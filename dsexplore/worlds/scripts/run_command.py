@@ -17,7 +17,7 @@ from dsexplore.trace.trace import Trace
 from dsexplore.worlds.scripts.launch_lines import Launched, read_launch_line
 from dsexplore.worlds.scripts.play_distinct import play_several
 from dsexplore.worlds.scripts.play_rank import Setting, play
-from dsexplore.worlds.scripts.play_ranks import RankEnd
+from dsexplore.worlds.scripts.play_ranks import ScriptEnd
 from dsexplore.worlds.scripts.program import Program, exit_status
 from dsexplore.worlds.scripts.run_options import parse_values
 
@@ -115,12 +115,12 @@ def _world_size(options: argparse.Namespace) -> int | None:
     return size
 
 
-def _end(rank: int, error: BaseException | None) -> RankEnd:
+def _end(rank: int, error: BaseException | None) -> ScriptEnd:
     silent = error is None or isinstance(error, SystemExit)
-    return RankEnd(rank, exit_status(error), "" if silent else "".join(traceback.format_exception(error)))
+    return ScriptEnd(rank, exit_status(error), "" if silent else "".join(traceback.format_exception(error)))
 
 
-def _show(end: RankEnd, *, alone: bool) -> None:
+def _show(end: ScriptEnd, *, alone: bool) -> None:
     """Print what Python prints when a script ends like that."""
     sys.stdout.flush()
     text = end.traceback or (end.status if isinstance(end.status, str) else "")

@@ -29,7 +29,7 @@ from dsexplore.torch_internals.dispatch import find_op, schema_of
 from dsexplore.torch_internals.patches import Entry, Kernel, Parts
 from dsexplore.torch_internals.process_groups import completed_future, finished_work, work_of
 from dsexplore.torch_internals.tensors import no_torch_function
-from dsexplore.worlds.simulated.closed import Watch
+from dsexplore.worlds.simulated.closed import WorldObjects
 from dsexplore.worlds.simulated.received_values import Received
 from dsexplore.worlds.simulated.refusals import check_call
 from dsexplore.worlds.simulated.set_up_calls import SetUpCalls
@@ -41,7 +41,7 @@ _META = "Meta"
 
 
 @dataclass(frozen=True)
-class Call:
+class C10dCall:
     """One call of an op of c10d.
 
     Attributes:
@@ -79,7 +79,7 @@ def _copy(target: torch.Tensor, source: torch.Tensor) -> None:
     target.copy_(source)
 
 
-def _keep(_call: Call) -> None:
+def _keep(_call: C10dCall) -> None:
     """Write nothing: the result of a reduction, and what the root broadcasts, is what is there."""
 
 
@@ -87,12 +87,12 @@ def _clear(tensor: torch.Tensor) -> None:
     tensor.zero_()  # new memory may hold NaN, which ends scripts that look at their loss
 
 
-def _receive(call: Call) -> None:
+def _receive(call: C10dCall) -> None:
     for tensor in call.outputs:
         _clear(tensor)
 
 
-def _gather_list(outputs: Tensors, part: torch.Tensor, call: Call) -> None:
+def _gather_list(outputs: Tensors, part: torch.Tensor, call: C10dCall) -> None:
     """Write this rank's part to each tensor of a list; to those of another size the first element, over and over."""
     sent = part.detach().clone()  # the list may hold the part itself
     for rank, output in enumerate(outputs):
@@ -102,73 +102,73 @@ def _gather_list(outputs: Tensors, part: torch.Tensor, call: Call) -> None:
             output.fill_(sent.view(-1)[0] if sent.numel() else 0)
 
 
-def _gather_lists(call: Call) -> None:
+def _gather_lists(call: C10dCall) -> None:
     for outputs, part in zip(call.outputs, call.arguments["input_tensors"], strict=True):
         if len(outputs) != call.size:
             raise RuntimeError(f"all_gather: the list has {len(outputs)} tensors, and the group {call.size} ranks")
         _gather_list(outputs, part, call)
 
 
-def _gather_to_root(call: Call) -> None:
+def _gather_to_root(call: C10dCall) -> None:
     if call.is_root:
         _gather_lists(call)
 
 
-def _gather_flat(output: torch.Tensor, part: torch.Tensor, call: Call) -> None:
+def _gather_flat(output: torch.Tensor, part: torch.Tensor, call: C10dCall) -> None:
     if output.numel() != part.numel() * call.size:
         raise ValueError("output tensor size must be equal to world_size times input tensor size")
     output.copy_(part.reshape(-1).expand(call.size, -1).reshape(output.shape))
 
 
-def _gather_one(call: Call) -> None:
+def _gather_one(call: C10dCall) -> None:
     if call.is_root:
         _gather_flat(call.outputs, call.arguments["input_tensor"], call)
 
 
-def _gather_each(call: Call) -> None:
+def _gather_each(call: C10dCall) -> None:
     for output, part in zip(call.outputs, call.arguments["inputs"], strict=True):
         _gather_flat(output, part, call)
 
 
-def _gather_coalesced(call: Call) -> None:
+def _gather_coalesced(call: C10dCall) -> None:
     for outputs in call.outputs:
         for output, part in zip(outputs, call.arguments["input_list"], strict=True):
             _copy(output, part)
 
 
-def _scatter_list(call: Call) -> None:
+def _scatter_list(call: C10dCall) -> None:
     for output, parts in zip(call.outputs, call.arguments["input_tensors"], strict=False):
         _copy(output, parts[call.rank])
 
 
-def _scatter_from_root(call: Call) -> None:
+def _scatter_from_root(call: C10dCall) -> None:
     if call.is_root:
         _scatter_list(call)
     else:
         _receive(call)
 
 
-def _scatter_flat(output: torch.Tensor, whole: torch.Tensor, call: Call) -> None:
+def _scatter_flat(output: torch.Tensor, whole: torch.Tensor, call: C10dCall) -> None:
     if whole.numel() != output.numel() * call.size:
         raise ValueError("input tensor must be the same size as output size times world size")
     _copy(output, whole.reshape(call.size, -1)[call.rank])
 
 
-def _scatter_one(call: Call) -> None:
+def _scatter_one(call: C10dCall) -> None:
     _scatter_flat(call.outputs, call.arguments["input_tensor"], call)
 
 
-def _scatter_each(call: Call) -> None:
+def _scatter_each(call: C10dCall) -> None:
     for output, whole in zip(call.outputs, call.arguments["inputs"], strict=True):
         _scatter_flat(output, whole, call)
 
 
-def _exchange_list(call: Call) -> None:
+def _exchange_list(call: C10dCall) -> None:
     for output, part in zip(call.outputs, call.arguments["input_tensors"], strict=True):
         _copy(output, part)
 
 
-def _exchange_one(call: Call) -> None:
+def _exchange_one(call: C10dCall) -> None:
     _copy(call.outputs, call.arguments["input"])
 
 
@@ -185,7 +185,7 @@ class _Rule:
         root_sends: what it writes on the root is the root's own.
     """
 
-    write: Callable[[Call], None]
+    write: Callable[[C10dCall], None]
     mark: Mark | None = None
     root_sends: bool = False
 
@@ -222,14 +222,14 @@ def _kernel(op: str, rule: _Rule, key: str, parts: Parts) -> Callable[..., Any]:
     schema = schema_of(find_op(f"c10d::{op}").default)
     names = [argument.name for argument in schema.arguments]
     returns = len(schema.returns)
-    watch, received, set_up = parts[Watch], parts[Received], parts[SetUpCalls]
+    watch, received, set_up = parts[WorldObjects], parts[Received], parts[SetUpCalls]
     has_memory = key != _META
 
     def kernel(*args: Any) -> Any:
         arguments = dict(zip(names, args, strict=False))
         group = _unboxed(arguments["process_group"])
         watch.check_group(group)
-        call = Call(op, group, group.size(), group.rank(), arguments, args[0])
+        call = C10dCall(op, group, group.size(), group.rank(), arguments, args[0])
         with torch.no_grad(), no_torch_function():
             check_call(set_up.backend_of(group), op, arguments)
             if has_memory:
@@ -249,7 +249,7 @@ def _unboxed(group: Any) -> dist.ProcessGroup:
     return unboxed
 
 
-def _work(call: Call) -> Any:
+def _work(call: C10dCall) -> Any:
     """Return a work that has ended; one that may be asked for its future has the outputs there."""
     outputs = [call.outputs] if isinstance(call.outputs, torch.Tensor) else call.outputs
     return work_of(completed_future(lambda: outputs)) if call.is_async and outputs else finished_work()

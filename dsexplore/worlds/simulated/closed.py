@@ -1,8 +1,8 @@
 """Meshes, groups and models of a simulated world that was closed, which say so when they are used.
 
 Without this, a model of a closed world would go on without a word: the groups of torch's backend "fake" work for ever,
-and DTensor finds groups by names that the next world would use again. So `Watch` remembers what is made while a world
-is open, and when the world is closed
+and DTensor finds groups by names that the next world would use again. So `WorldObjects` remembers what is made while a
+world is open, and when the world is closed
 
 * its meshes change their class to `ClosedMesh`, which DTensor asks first, and which equals no mesh of a later world, so
   that no cache can take one for the other;
@@ -76,7 +76,7 @@ class ClosedGroup:
         return "ProcessGroup(closed)"
 
 
-class Watch:
+class WorldObjects:
     """The meshes, groups and modules that are made in one world; objects of Python are held weakly.
 
     Attributes:
@@ -177,16 +177,16 @@ def _refuse(message: str, *args: Any, **kwargs: Any) -> NoReturn:
 
 
 def _name_groups(original: Callable[..., str], parts: Parts) -> Callable[..., str]:
-    return lambda *args, **kwargs: parts[Watch].name_group(original(*args, **kwargs))
+    return lambda *args, **kwargs: parts[WorldObjects].name_group(original(*args, **kwargs))
 
 
-def _watched(target: TorchName, add: Callable[[Watch, Any], None]) -> Patch:
+def _watched(target: TorchName, add: Callable[[WorldObjects, Any], None]) -> Patch:
     """Return an entry that adds each new object to the watch before its ``__init__`` runs, which may raise."""
 
     def make(init: Callable[..., None], parts: Parts) -> Callable[..., None]:
         @wraps(init)
         def watched(self: Any, /, *args: Any, **kwargs: Any) -> None:
-            add(parts[Watch], self)
+            add(parts[WorldObjects], self)
             init(self, *args, **kwargs)
 
         return watched
@@ -199,9 +199,9 @@ PATCHES: tuple[Entry, ...] = (
     Change(
         "the backend of groups that send nothing",
         "those of a closed world would go on",
-        lambda patches, parts: replace_fake_backend(patches, parts[Watch].create_backend),
+        lambda patches, parts: replace_fake_backend(patches, parts[WorldObjects].create_backend),
     ),
-    _watched(dtensor.MESH_INIT, Watch.add_mesh),
-    _watched(fsdp.PARAMETER_GROUP_INIT, Watch.add_parameter_group),
-    _watched(ddp.INIT, Watch.add_model),
+    _watched(dtensor.MESH_INIT, WorldObjects.add_mesh),
+    _watched(fsdp.PARAMETER_GROUP_INIT, WorldObjects.add_parameter_group),
+    _watched(ddp.INIT, WorldObjects.add_model),
 )

@@ -24,7 +24,7 @@ def _once_per_kind(original: Callable[[Any, Any], Any], _parts: Parts) -> Callab
     def propagate(propagator: Any, op_schema: Any) -> Any:
         if not op_schema.op.name().startswith(_PLACE_BY_PLACE):
             return original(propagator, op_schema)
-        kinds = _Kinds.of(op_schema.args_schema)
+        kinds = _TensorKinds.of(op_schema.args_schema)
         if kinds is None:
             return original(propagator, op_schema)
         sharding: Any = original(propagator, _with_places(op_schema, kinds.firsts))
@@ -39,7 +39,7 @@ def _once_per_kind(original: Callable[[Any, Any], Any], _parts: Parts) -> Callab
 
 
 @dataclass(frozen=True)
-class _Kinds:
+class _TensorKinds:
     """The kinds of tensors in an op's lists: those of one kind are sharded the same way.
 
     Attributes:
@@ -51,7 +51,7 @@ class _Kinds:
     kind_of: list[int]
 
     @classmethod
-    def of(cls, args: Iterable[Any]) -> _Kinds | None:
+    def of(cls, args: Iterable[Any]) -> _TensorKinds | None:
         """Return the kinds of an op's arguments; None if its lists differ in length or have unexpected elements."""
         lists = [arg for arg in args if _is_list(arg)]
         if len({len(elements) for elements in lists}) != 1:

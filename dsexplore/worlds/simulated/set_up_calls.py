@@ -30,7 +30,7 @@ from dsexplore.torch_internals.process_groups import (
 )
 from dsexplore.worlds.cuda.first_use import FirstUse
 from dsexplore.worlds.fake.fake_tensors import outside_fake_mode
-from dsexplore.worlds.simulated.closed import Watch
+from dsexplore.worlds.simulated.closed import WorldObjects
 from dsexplore.worlds.world_settings import WorldSettings
 
 _GET_SIMULATED_BACKEND = (
@@ -158,7 +158,7 @@ def _destroy_process_group(original: Callable[..., None], parts: Parts) -> Calla
 
 
 def _get_backend(original: Callable[..., str], parts: Parts) -> Callable[..., str]:
-    calls, watch = parts[SetUpCalls], parts[Watch]
+    calls, watch = parts[SetUpCalls], parts[WorldObjects]
 
     def get_backend(group: dist.ProcessGroup | None = None) -> str:
         if group is not None:

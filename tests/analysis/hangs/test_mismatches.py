@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from dsexplore.analysis.hangs.hang_report import HangReport, report_of
-from dsexplore.analysis.hangs.rank_calls import Call, GroupId, Job, RankCalls
+from dsexplore.analysis.hangs.rank_calls import GroupId, JobCalls, RankCall, RankCalls
 
 LINES = ("", "train.py:7")
 
@@ -18,12 +18,12 @@ def report(op: str, roots: Sequence[int | None], waiting: Sequence[int]) -> Hang
     group = GroupId("0", tuple(range(len(roots))))
     ranks = {}
     for rank, root in enumerate(roots):
-        call = Call(rank, 0, group, "dp", 1, "all_reduce", "completed", 4, 4, "float32", 16)
+        call = RankCall(rank, 0, group, "dp", 1, "all_reduce", "completed", 4, 4, "float32", 16)
         odd = call._replace(position=1, number=2, op=op, received=None, root=root, source="train.py:7")
         last = call._replace(position=2, number=3, op="barrier", state="scheduled")
         ends = [odd._replace(state="scheduled")] if rank in waiting else [odd, last]
         ranks[rank] = RankCalls(rank, [call, *ends])
-    return report_of(Job(ranks, len(roots)))
+    return report_of(JobCalls(ranks, len(roots)))
 
 
 @pytest.mark.parametrize("op", ["broadcast", "reduce", "gather", "scatter"])

@@ -15,7 +15,7 @@ from dsexplore.aio import AioConfig, SweepResult
 from dsexplore.aio.disk import Disk
 from dsexplore.aio.measure import Operation, Sample
 from dsexplore.aio.result import Conditions, Reference
-from dsexplore.aio.rounds import Measured
+from dsexplore.aio.rounds import RoundSlice
 from dsexplore.errors import UsageError
 from dsexplore.views.page.theme import heat
 from dsexplore.views.sweep.sweep_points import cells, directions, limit_of, points
@@ -35,7 +35,7 @@ def result() -> SweepResult:
     configs = [AioConfig(b, d, t, False, o) for b in BLOCKS for d in DEPTHS for t in THREADS for o in (True, False)]
     operations: tuple[Operation, ...] = ("read", "write")
     measured = [
-        Measured("finals", number, sample(config, operation, number))
+        RoundSlice("finals", number, sample(config, operation, number))
         for number in range(3)
         for config in configs
         for operation in operations

@@ -16,7 +16,7 @@ import pytest
 
 from dsexplore.errors import UsageError
 from dsexplore.worlds.real import engine_cluster
-from dsexplore.worlds.real.engine_cluster import Cluster, EngineRank
+from dsexplore.worlds.real.engine_cluster import EngineCluster, EngineRank
 from dsexplore.worlds.real.messages import CellReport
 from dsexplore.worlds.real.rank_world import CellRun
 from tests.running_processes import is_waiting
@@ -96,7 +96,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
 def test_engines_are_ranks(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for wait in ("OUTPUT_WAIT", "INTERRUPT_WAIT"):
         monkeypatch.setattr(engine_cluster, wait, 60.0)  # as long as a busy machine needs
-    cluster = Cluster("ranks", mesh="dp=2")
+    cluster = EngineCluster("ranks", mesh="dp=2")
     cluster.open()
     try:
         assert [rank.engine for rank in cluster._ranks] == [1, 0]
@@ -113,7 +113,7 @@ def test_engines_are_ranks(site: Site, tmp_path: Path, monkeypatch: pytest.Monke
         cluster.close()
 
 
-def check_cells(cluster: Cluster) -> None:
+def check_cells(cluster: EngineCluster) -> None:
     run = cluster.run(cell_of(START, "x[0].item()"), timeout=240).check()
     assert isinstance(run, CellRun)
     assert run.values == [3.0, 3.0]
@@ -140,7 +140,7 @@ open(begun, 'w').close()
 """
 
 
-def check_errors(cluster: Cluster, begun: Path) -> None:
+def check_errors(cluster: EngineCluster, begun: Path) -> None:
     """One rank raises once the other is in the middle of the cell."""
     failed = cluster.run(cell_of(f"begun = {str(begun)!r}\n{FAILING}{SLOW}"), timeout=240)
     assert failed.first_failure == 1
@@ -152,7 +152,7 @@ def all_have_come(ranks: Sequence[EngineRank]) -> bool:
     return all("here" in rank.output.text for rank in ranks)
 
 
-def check_interrupt(cluster: Cluster) -> None:
+def check_interrupt(cluster: EngineCluster) -> None:
     def interrupt(ranks: Sequence[EngineRank]) -> None:
         if all_have_come(ranks):
             signal.raise_signal(signal.SIGINT)
@@ -163,7 +163,7 @@ def check_interrupt(cluster: Cluster) -> None:
     assert cluster.run(cell_of("", "x[0].item()")).values == [3.0, 4.0]
 
 
-def check_a_cell_that_has_not_begun(cluster: Cluster, ran: Path) -> None:
+def check_a_cell_that_has_not_begun(cluster: EngineCluster, ran: Path) -> None:
     """One rank raises while the other's engine is still at work for somebody else."""
 
     def work_on(begun: str) -> None:
@@ -189,7 +189,7 @@ def check_a_cell_that_has_not_begun(cluster: Cluster, ran: Path) -> None:
         client.close()
 
 
-def check_engine_in_a_collective(cluster: Cluster) -> None:
+def check_engine_in_a_collective(cluster: EngineCluster) -> None:
     """The time is up once one rank has finished and the other waits inside a collective."""
     (pid,) = cluster.run(cell_of("import os", "os.getpid()"), ranks=[0]).values
 
@@ -211,7 +211,7 @@ def check_engine_in_a_collective(cluster: Cluster) -> None:
         cluster.run(cell_of(""))
 
 
-def check_other_engines(cluster: Cluster, site: Site) -> None:
+def check_other_engines(cluster: EngineCluster, site: Site) -> None:
     """The job is started again, long before the controller knows that its engines are gone, one inside a collective."""
     site.end(site.started[:0:-1])
     site.start_engines(in_order=False)
@@ -219,7 +219,7 @@ def check_other_engines(cluster: Cluster, site: Site) -> None:
     assert {rank.engine for rank in cluster._ranks} == {2, 3}
 
 
-def check_lost_engine(cluster: Cluster) -> None:
+def check_lost_engine(cluster: EngineCluster) -> None:
     body = f"import os, signal\nif rank == 1:\n    os.kill(os.getpid(), signal.SIGKILL)\n{SLOW}"
     lost = cluster.run(cell_of(body), timeout=180)
     assert [outcome.status for outcome in lost.outcomes] == ["error", "died"]
@@ -251,7 +251,7 @@ def test_output_that_comes_after_the_answer_is_kept() -> None:
 
 def test_a_cluster_that_is_not_there_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
-    cluster = Cluster("nowhere")
+    cluster = EngineCluster("nowhere")
     with pytest.raises(UsageError, match="no cluster answers under the profile 'nowhere'"):
         cluster.open()
     assert not cluster.is_open

@@ -13,7 +13,7 @@ from dsexplore import load
 from dsexplore.errors import UsageError
 from dsexplore.worlds.real import server_handle
 from dsexplore.worlds.scripts.play_rank import Setting
-from dsexplore.worlds.scripts.play_ranks import RankEnd, _watched_files, parse_ranks, play_ranks, written_by_several
+from dsexplore.worlds.scripts.play_ranks import ScriptEnd, _watched_files, parse_ranks, play_ranks, written_by_several
 from dsexplore.worlds.scripts.program import Program
 
 SCRIPT = """\
@@ -142,8 +142,8 @@ class TestProcesses:
 
 
 def test_files_of_one_rank_are_no_ones_business() -> None:
-    assert written_by_several([RankEnd(0, written=("a",)), RankEnd(1, written=("b",))]) == []
-    (note,) = written_by_several([RankEnd(rank, written=("/a", "/b", "/c", "/d")) for rank in range(2)])
+    assert written_by_several([ScriptEnd(0, written=("a",)), ScriptEnd(1, written=("b",))]) == []
+    (note,) = written_by_several([ScriptEnd(rank, written=("/a", "/b", "/c", "/d")) for rank in range(2)])
     assert "and 1 more were opened for writing by 2 of them" in note
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from dsexplore.worlds.scripts.rank_axes import Axis
-from dsexplore.worlds.scripts.rank_conditions import Layout, code_of_other_ranks, conditions_on_rank
+from dsexplore.worlds.scripts.rank_conditions import WorldLayout, code_of_other_ranks, conditions_on_rank
 
-LAYOUT = Layout(16, 8, [Axis("dp", 4, 4), Axis("tp", 1, 4)])
+LAYOUT = WorldLayout(16, 8, [Axis("dp", 4, 4), Axis("tp", 1, 4)])
 
 
 def found(folder: Path, text: str) -> list[tuple[str, list[int]]]:
