@@ -15,6 +15,7 @@ FLOORS = (
     {
         "atomic",
         "constants",
+        "data_files",
         "units",
         "user_warnings",
         "errors",

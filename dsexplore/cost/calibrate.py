@@ -14,7 +14,7 @@ from dsexplore.atomic import writing
 from dsexplore.comm.sweep_result import CommSweep
 from dsexplore.comm.sweep_run import sweep
 from dsexplore.cost.cluster import Cluster, Measured
-from dsexplore.cost.cluster_file import FOLDER
+from dsexplore.cost.cluster_file import CLUSTERS
 from dsexplore.display import Displayable
 from dsexplore.errors import UsageError
 from dsexplore.signatures import with_options
@@ -50,7 +50,7 @@ class Calibration(Displayable):
     def to_toml(self) -> str:
         """Return the base's file with the measured points appended, which replace those for the same ops and groups."""
         kept = [table for table in self.cluster.measured if table not in _tables(self.sweep)]
-        text = (FOLDER / f"{self.base.name}.toml").read_text(encoding="utf-8").split("\n[[measured]]")[0].rstrip()
+        text = (CLUSTERS.path(self.base.name)).read_text(encoding="utf-8").split("\n[[measured]]")[0].rstrip()
         if self.cluster.processors != self.base.processors:
             text = text.replace("\nranks_per_node", f"\nprocessors = {self.cluster.processors}\nranks_per_node", 1)
         return "\n".join([text, *(_table_text(table) for table in (*kept, *_tables(self.sweep)))]) + "\n"

@@ -12,10 +12,9 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
-from dsexplore.cost.cluster_file import FOLDER, read_cluster_file
+from dsexplore.cost.cluster_file import CLUSTERS, read_cluster_file
 from dsexplore.errors import UsageError
-from dsexplore.hardware import CLUSTER_OF, cluster_named
-from dsexplore.near_names import did_you_mean
+from dsexplore.hardware import CLUSTER_OF
 
 
 @dataclass(frozen=True)
@@ -170,8 +169,7 @@ class Cluster:
             UsageError: no such cluster or file, or a file with an unknown key, a number without unit, or an implausible
                 number; the error names it.
         """
-        text = os.fspath(name)
-        path = Path(text) if text.endswith(".toml") else _known(text)
+        path = CLUSTERS.path(os.fspath(name), CLUSTER_OF)
         return _loaded(path, path.stat().st_mtime_ns if path.exists() else 0)
 
     @property
@@ -239,16 +237,4 @@ def _compute(section: dict[str, float]) -> Compute:
 
 def known_clusters() -> list[str]:
     """Return the names of the clusters with a data file in this package."""
-    return sorted(path.stem for path in FOLDER.glob("*.toml"))
-
-
-def _known(name: str) -> Path:
-    path = FOLDER / f"{cluster_named(name)}.toml"
-    if not path.exists():
-        known = known_clusters()
-        near = did_you_mean(name, [*known, *CLUSTER_OF])
-        raise UsageError(
-            f"no hardware named {name!r} is known{near}: name one of {', '.join(known)}, or the path of a .toml "
-            "file with the same keys as theirs"
-        )
-    return path
+    return CLUSTERS.names()

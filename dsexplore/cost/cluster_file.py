@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import math
 import re
-import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dsexplore.data_files import DataFiles
 from dsexplore.errors import UsageError
 from dsexplore.trace.collectives import OPS
 
@@ -102,7 +102,7 @@ def _float(text: str) -> float | None:
     return value if math.isfinite(value) else None
 
 
-FOLDER = Path(__file__).with_name("clusters")
+CLUSTERS = DataFiles(Path(__file__).with_name("clusters"), "cluster", "dgx-h100")
 KINDS = {
     "library": ("nccl", "rccl", "gloo"),
     "generation": ("volta", "ampere", "ada", "hopper", "blackwell", "cdna3", "cpu"),
@@ -171,11 +171,7 @@ def read_cluster_file(path: Path) -> ClusterValues:
     Raises:
         UsageError: it cannot be read, lacks a key, has an unknown one, or a value that cannot be used.
     """
-    try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise UsageError(f"the cluster file {path} cannot be read: {error}") from None
-    return _ClusterReader(path).values(data)
+    return _ClusterReader(path).values(CLUSTERS.read(path))
 
 
 class _ClusterReader:
@@ -267,18 +263,8 @@ class _ClusterReader:
                 raise self._wrong(key, f"[… {value!r} …]: write numbers above 0")
         return [float(value) for value in values]
 
-    def _keys(self, prefix: str, table: Mapping[str, Any], needed: set[str], optional: set[str]) -> None:
-        missing, unknown = sorted(needed - table.keys()), sorted(table.keys() - needed - optional)
-        if missing:
-            raise UsageError(
-                f"the cluster file {self.path} lacks {', '.join(prefix + key for key in missing)}: "
-                f"write the keys that {FOLDER / 'dgx-h100.toml'} has"
-            )
-        if unknown:
-            raise UsageError(
-                f"the cluster file {self.path} has unknown {', '.join(prefix + key for key in unknown)}: "
-                f"known are {', '.join(sorted(needed | optional))}"
-            )
+    def _keys(self, prefix: str, table: dict[str, Any], required: set[str], optional: set[str]) -> None:
+        CLUSTERS.check_keys(self.path, table.keys(), required, optional, prefix)
 
     def _wrong(self, key: str, reason: str) -> UsageError:
         return UsageError(f"the cluster file {self.path} has {key} = {reason}")

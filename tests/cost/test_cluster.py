@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from dsexplore import UsageError
 from dsexplore.cost import Cluster, known_clusters
-from dsexplore.cost.cluster_file import BANDWIDTH, FOLDER, SECTIONS, SIZE, TIME, parse_quantity
+from dsexplore.cost.cluster_file import BANDWIDTH, CLUSTERS, SECTIONS, SIZE, TIME, parse_quantity
 
 REQUIRED = (
     "8xl40s",
@@ -100,7 +100,7 @@ def test_the_clusters_that_ship() -> None:
 def test_every_number_has_a_source_and_a_date(name: str) -> None:
     cluster = Cluster.load(name.upper())
     keys = {"ranks_per_node"} | ({"ranks_per_domain"} if cluster.domain_kind != "node" else set())
-    text = (FOLDER / f"{name}.toml").read_text(encoding="utf-8")
+    text = CLUSTERS.path(name).read_text(encoding="utf-8")
     for section, kinds in SECTIONS.items():
         if f"[{section}]" in text:
             part = text.split(f"[{section}]")[1].split("\n[")[0]

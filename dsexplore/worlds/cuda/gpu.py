@@ -7,15 +7,15 @@ keys and is named by its path.
 from __future__ import annotations
 
 import re
-import tomllib
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from dsexplore.data_files import DataFiles
 from dsexplore.errors import UsageError
 from dsexplore.hardware import GPU_OF_GENERATION
 
-FOLDER = Path(__file__).with_name("gpus")
+GPUS = DataFiles(Path(__file__).with_name("gpus"), "GPU", "h100")
 MIB = 1 << 20
 
 
@@ -72,7 +72,7 @@ def known_gpus() -> list[str]:
 
     A file here says what one simulated device answers to torch; one in `dsexplore.cost`, how fast a cluster is.
     """
-    return sorted(path.stem for path in FOLDER.glob("*.toml"))
+    return GPUS.names()
 
 
 def gpu_of_file(path: str) -> str:
@@ -81,7 +81,7 @@ def gpu_of_file(path: str) -> str:
     Raises:
         UsageError: the file cannot be read.
     """
-    return GPU_OF_GENERATION.get(str(_content(Path(path)).get("generation")), path)
+    return GPU_OF_GENERATION.get(str(GPUS.read(Path(path)).get("generation")), path)
 
 
 def read_gpu(name: str) -> Gpu:
@@ -90,29 +90,14 @@ def read_gpu(name: str) -> Gpu:
     Raises:
         UsageError: no such GPU or file, or a file that lacks a required key.
     """
-    path = Path(name) if name.endswith(".toml") else FOLDER / f"{name.lower()}.toml"
-    return _checked(_content(path), path)
-
-
-def _content(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UsageError(
-            f"no GPU named {str(path) if path.parent != FOLDER else path.stem!r} is known: name one of "
-            f"{', '.join(known_gpus())}, or the path of a .toml file with the same keys as theirs"
-        ) from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise UsageError(f"the GPU file {path} cannot be read: {error}") from None
+    path = GPUS.path(name)
+    return _checked(GPUS.read(path), path)
 
 
 def _checked(data: dict[str, Any], path: Path) -> Gpu:
     kinds: dict[str, type] = {field.name: _KINDS[str(field.type)] for field in fields(Gpu)}
-    missing = sorted(kinds.keys() - data.keys() - {"gcn_arch_name"})
-    unknown = sorted(data.keys() - kinds.keys())
-    if missing or unknown:
-        wrong = [f"lacks {', '.join(missing)}"] * bool(missing) + [f"has unknown {', '.join(unknown)}"] * bool(unknown)
-        raise UsageError(f"the GPU file {path} {' and '.join(wrong)}: write the keys that {FOLDER / 'h100.toml'} has")
+    optional = {"gcn_arch_name"}
+    GPUS.check_keys(path, data.keys(), kinds.keys() - optional, optional)
     for key, value in data.items():
         if type(value) is not kinds[key] or (isinstance(value, int) and value < 0):
             raise UsageError(f"the GPU file {path} has {key} = {value!r}: give {_WORDS[kinds[key]]}")

@@ -17,7 +17,7 @@ from torch.distributed.fsdp import fully_shard
 from dsexplore.errors import UsageError
 from dsexplore.worlds.cuda import device_marks
 from dsexplore.worlds.cuda.device_marks import ATTRIBUTE
-from dsexplore.worlds.cuda.gpu import known_gpus, read_gpu
+from dsexplore.worlds.cuda.gpu import GPUS, known_gpus, read_gpu
 from dsexplore.worlds.cuda.stand_in import cuda_stand_in
 from dsexplore.worlds.simulate import simulate
 
@@ -223,7 +223,7 @@ class TestBlock:
     @pytest.mark.parametrize(
         ("arguments", "named"),
         [
-            ({"gpu": "h1000"}, "no GPU named 'h1000' is known: name one of a100, b200, h100"),
+            ({"gpu": "h1000"}, "no hardware named 'h1000' is known .*: name one of a100, b200, h100"),
             ({"ranks_per_node": 0}, "a node of 0 GPUs"),
             ({"local_rank": 8}, "local rank 8 is not in a node of 8 GPUs: give one from 0 to 7"),
             ({"local_rank": -1}, "local rank -1"),
@@ -258,7 +258,7 @@ class TestGpus:
     def own_file(self, folder: Path, old: str, new: str) -> str:
         """The path of a file that says what the one of an H100 does, but for one text."""
         path = folder / "mine.toml"
-        known = Path(read_gpu.__globals__["FOLDER"]) / "h100.toml"
+        known = GPUS.path("h100")
         path.write_text(known.read_text().replace(old, new))
         return str(path)
 
