@@ -47,16 +47,6 @@ GPU_OF_GENERATION = {
 """The GPU that a user's file of a cluster means, by its ``generation``."""
 
 
-def cluster_named(hardware: str) -> str:
-    """Return the name of the cluster that a name of hardware means; a name that is unknown here is itself.
-
-    Example:
-        >>> cluster_named("H100"), cluster_named("gb200-nvl72")
-        ('dgx-h100', 'gb200-nvl72')
-    """
-    return CLUSTER_OF.get(hardware.lower(), hardware.lower())
-
-
 def gpu_named(hardware: str) -> str:
     """Return the name of the GPU that a name of hardware means, ``"cpu"`` for none; an unknown name is itself.
 

@@ -20,7 +20,7 @@ from dsexplore.worlds.world_settings import WorldSettings
 
 
 def test_each_known_gpu_has_a_cluster_and_each_cluster_a_gpu() -> None:
-    assert {hardware.cluster_named(gpu) for gpu in known_gpus()} <= set(known_clusters())
+    assert {Cluster.load(gpu).name for gpu in known_gpus()} <= set(known_clusters())
     assert {hardware.gpu_named(cluster) for cluster in known_clusters()} <= {*known_gpus(), hardware.CPU}
     assert Cluster.load("h100") is Cluster.load("DGX-H100")
     assert Cluster.load("cpu").library == "gloo"

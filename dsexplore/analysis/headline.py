@@ -6,7 +6,7 @@ can lead from it to them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -17,9 +17,9 @@ import polars as pl
 from dsexplore.analysis.findings.all_rules import findings
 from dsexplore.analysis.findings.finding import Findings
 from dsexplore.analysis.skew import Skew
+from dsexplore.analysis.traffic_purposes import listed, purposes_of, weighed
 from dsexplore.display import Displayable
 from dsexplore.trace import measured_time
-from dsexplore.trace.causes import FSDP_GATHERS, FSDP_REDUCES, PIPELINE_SCHEDULE
 from dsexplore.trace.ends import ENDED_EARLY
 from dsexplore.trace.numbered_modules import OUTSIDE, place_of
 from dsexplore.trace.steps import IN_A_STEP, SteadySteps, steady_steps
@@ -37,14 +37,6 @@ COLUMNS: dict[str, pl.DataType] = {
 }
 _MOST_AXES = 4
 _MOST_STEPS = 3
-_DOINGS = {
-    # cause, op: what happens, in words
-    **{(cause, "all_gather"): "FSDP gathers parameters" for cause in FSDP_GATHERS},
-    **{(cause, "reduce_scatter"): "FSDP reduces gradients" for cause in FSDP_REDUCES},
-    **{(cause, "all_reduce"): "FSDP reduces gradients over replicas" for cause in FSDP_REDUCES},
-    ("DDP gradient bucket", "all_reduce"): "DDP reduces gradients",
-    (PIPELINE_SCHEDULE, "send"): "stages pass activations and gradients on",
-}
 
 
 @dataclass(frozen=True)
@@ -327,7 +319,7 @@ class Headline(Displayable):
         else:
             sent = f"No module sends more of its own than {where}{many}, {part}"
         first = str(events["owner"][0])
-        text = f"{sent}: {listed(doings(events, size))}."
+        text = f"{sent}: {listed(purposes_of(events, size))}."
         yield Sentence("module", text, _positions(events), first)
 
     def _finding(self) -> Iterator[Sentence]:
@@ -380,11 +372,6 @@ class Headline(Displayable):
         yield Sentence("time", text, _positions(self.timed_events))
 
 
-def weighed(size: str) -> pl.Expr:
-    """Return the sum of a column of `Headline.step_events` over all ranks that the recorded ones represent."""
-    return (pl.col(size) * pl.col("weight")).sum().alias(size)
-
-
 def headline(tables: Tables) -> Headline:
     """Summarize what a step sends, in words and by axis."""
     return Headline(tables)
@@ -398,27 +385,6 @@ def _under_way(events: pl.DataFrame) -> float:
     return float(timed.select(length.sum()).item())
 
 
-def doing_of(cause: str, op: str) -> str:
-    """Return the purpose of a collective with this cause, in words."""
-    return _DOINGS.get((cause, op)) or (f"{op} ({cause})" if cause else op)
-
-
-def doings(events: pl.DataFrame, total: int) -> list[str]:
-    """Return the purposes that account for most of `total` bytes, with the share of each if there are several."""
-    sums = events.group_by("cause", "op").agg(weighed("wire_bytes"))
-    found: dict[str, int] = {}
-    for cause, op, size in sums.iter_rows():
-        doing = doing_of(cause, op)
-        found[doing] = found.get(doing, 0) + size
-    ranked = sorted(found.items(), key=lambda item: (-item[1], item[0]))
-    if ranked[0][1] >= 0.995 * total:
-        return [ranked[0][0]]
-    named = [(doing, size) for doing, size in ranked if size >= total / 100] or ranked
-    most = named if len(named) == 3 else named[:2]
-    shown = [f"{doing} ({format_share(size, total)})" for doing, size in most]
-    return [*shown, "others"] if sum(size for _, size in most) < 0.995 * total else shown
-
-
 def _line(events: pl.DataFrame) -> str:
     """Return the source line that sends most bytes."""
     sums = events.group_by("source").agg(pl.col("wire_bytes").sum()).sort("wire_bytes", "source")
@@ -427,9 +393,3 @@ def _line(events: pl.DataFrame) -> str:
 
 def _positions(events: pl.DataFrame) -> npt.NDArray[np.int64]:
     return events["row"].cast(pl.Int64).to_numpy()
-
-
-def listed(parts: Iterable[str]) -> str:
-    """Join names to a list in words: ``["a", "b", "c"]`` → ``"a, b and c"``."""
-    *first, last = parts
-    return f"{', '.join(first)} and {last}" if first else last

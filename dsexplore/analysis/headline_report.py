@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import polars as pl
 
-from dsexplore.analysis.headline import Headline, doings, listed, weighed
+from dsexplore.analysis.headline import Headline
+from dsexplore.analysis.traffic_purposes import listed, purposes_of, weighed
 from dsexplore.trace.numbered_modules import place_of
 from dsexplore.trace.tables import Tables
 from dsexplore.units import format_bytes, format_count, format_share
@@ -73,7 +74,7 @@ def _modules(headline: Headline) -> str:
         its = events.filter(pl.col("owner").is_in(owners))
         many = f" ×{modules:,}" if modules > 1 else ""
         each = format_bytes(size / headline.ranks / headline.steps)
-        parts.append(f"{place}{many} {each} ({format_share(size, total)}: {listed(doings(its, size))})")
+        parts.append(f"{place}{many} {each} ({format_share(size, total)}: {listed(purposes_of(its, size))})")
     more = f"; {places.height - _MOST_PLACES:,} more" if places.height > _MOST_PLACES else ""
     return "; ".join(parts) + more + "." if parts else ""
 

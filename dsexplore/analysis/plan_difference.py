@@ -13,7 +13,8 @@ from functools import cached_property
 import polars as pl
 
 from dsexplore.analysis.findings.finding import Findings
-from dsexplore.analysis.headline import Headline, doing_of, listed
+from dsexplore.analysis.headline import Headline
+from dsexplore.analysis.traffic_purposes import listed, purpose_of
 from dsexplore.display import Displayable
 from dsexplore.trace.diff import KEYS
 from dsexplore.trace.numbered_modules import OUTSIDE, place_of
@@ -163,7 +164,7 @@ class PlanDifference(Displayable):
             events = side.step_events.filter(pl.col("owner").is_in(owners.implode()))
             totals = events.group_by("cause", "op").agg((pl.col("wire_bytes") * pl.col("weight")).sum())
             for cause, op, size in totals.iter_rows():
-                doing = doing_of(cause, op)
+                doing = purpose_of(cause, op)
                 sums[doing] = sums.get(doing, 0.0) + sign * size / (side.ranks * side.steps)
         ranked = sorted(sums.items(), key=lambda item: (-abs(item[1]), item[0]))
         changed = [(doing, size) for doing, size in ranked if abs(size) >= 0.5]  # bytes

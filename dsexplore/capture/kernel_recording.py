@@ -21,6 +21,7 @@ from dsexplore.capture import op_costs
 from dsexplore.capture.compiled_modules import CompiledModules
 from dsexplore.capture.fused_tensors import can_be_fused
 from dsexplore.capture.issued_collective import Issued
+from dsexplore.capture.kernel_sums import FusedKernel, KernelSums
 from dsexplore.capture.live_memory import LiveMemory
 from dsexplore.capture.module_entry import ModuleEntry
 from dsexplore.capture.modules import Modules
@@ -48,17 +49,6 @@ def _are_plain(types: Sequence[type]) -> bool:
     In a world of fake tensors, parameters of a custom class are of a subclass of `FakeTensor`, which counts as plain.
     """
     return all(kind in _PLAIN or issubclass(kind, FakeTensor) for kind in types)
-
-
-class KernelSums:
-    """The sums over equal ops."""
-
-    __slots__ = ("count", "flops", "fused_bytes", "fused_count", "module", "read", "waits_for", "written")
-
-    def __init__(self, module: ModuleEntry | None, waits_for: int | None = None) -> None:
-        self.module = module
-        self.waits_for = waits_for
-        self.count = self.flops = self.read = self.written = self.fused_bytes = self.fused_count = 0
 
 
 class Segment(NamedTuple):
@@ -104,7 +94,7 @@ class KernelRecording:
         self._holders: dict[int, ModuleEntry | None] = {}
         self._node: tuple[Any, ModuleEntry | None] = (None, None)
         self._compiled = CompiledModules()
-        self._fused = _FusedOps(self.memory.number)
+        self._fused = FusedKernel(self.memory.number)
         self.schedule = ""
         """The pipeline schedule that called the stages; see `pipelines.describe`."""
         self._exit = ExitStack()
@@ -341,46 +331,6 @@ def _local(tensors: Any) -> list[torch.Tensor]:
         if isinstance(inner, torch.Tensor):
             found.append(inner)
     return found
-
-
-class _FusedOps:
-    """Ops that a compiler would make one kernel of: those between two products, which move each tensor from outside
-    once, and write what the next product reads.
-
-    Args:
-        number: returns the number of a tensor's storage.
-    """
-
-    def __init__(self, number: Callable[[torch.Tensor], int]) -> None:
-        self._number = number
-        self._outside: dict[int, int] = {}
-        self._inside: dict[int, int] = {}
-        self._latest: dict[int, int] = {}
-        self._sums: KernelSums | None = None
-
-    def add(self, sums: KernelSums, cost: OpCost, tensors: Any, returned: Sequence[torch.Tensor]) -> None:
-        """Make an op part of the kernel."""
-        budget = cost.read
-        for tensor in tensors:
-            key = self._number(tensor)
-            if key not in self._inside:
-                size = min(op_costs.moved_bytes(tensor), budget)
-                self._outside[key] = max(self._outside.get(key, 0), size)
-        self._latest = {self._number(tensor): op_costs.moved_bytes(tensor) for tensor in returned}
-        self._inside.update(self._latest)
-        self._sums = sums
-
-    def end(self, needed: set[int]) -> None:
-        """End the kernel.
-
-        Args:
-            needed: numbers of the storages that the next op, which is no part of it, reads.
-        """
-        if self._sums is not None:
-            written = {key: size for key, size in self._inside.items() if key in needed} or self._latest
-            self._sums.fused_bytes += sum(self._outside.values()) + sum(written.values())
-            self._sums.fused_count += 1
-            self._outside, self._inside, self._latest, self._sums = {}, {}, {}, None
 
 
 _DEVICE = torch.ops.prim.device.default

@@ -50,7 +50,7 @@ class Calibration(Displayable):
     def to_toml(self) -> str:
         """Return the base's file with the measured points appended, which replace those for the same ops and groups."""
         kept = [table for table in self.cluster.measured if table not in _tables(self.sweep)]
-        text = (CLUSTERS.path(self.base.name)).read_text(encoding="utf-8").split("\n[[measured]]")[0].rstrip()
+        text = CLUSTERS.path(self.base.name).read_text(encoding="utf-8").split("\n[[measured]]")[0].rstrip()
         if self.cluster.processors != self.base.processors:
             text = text.replace("\nranks_per_node", f"\nprocessors = {self.cluster.processors}\nranks_per_node", 1)
         return "\n".join([text, *(_table_text(table) for table in (*kept, *_tables(self.sweep)))]) + "\n"

@@ -7,7 +7,7 @@ One file holds one trace. Its rows are the events; its key-value metadata holds 
 | ``dsexplore.format`` | the format's version, a whole number |
 | ``dsexplore.info`` | `TraceInfo` as JSON |
 | ``dsexplore.parameters``, ``.modules``, ``.groups``, ``.kernels``, ``.memory`` | that table as Parquet, in base64 |
-| ``dsexplore.digest`` | see `dsexplore.trace.files` |
+| ``dsexplore.digest`` | see `dsexplore.trace.file_digest` |
 
 A directory holds one such file per rank, ``rank-00000.parquet`` and so on; loading it merges them.
 Only Parquet and JSON are read, so loading never runs code from a file. A file is written beside its place
@@ -17,7 +17,6 @@ and moved there when complete: readers meet the old file or the new one, never h
 from __future__ import annotations
 
 import base64
-import hashlib
 import io
 import json
 import os
@@ -33,96 +32,10 @@ from dsexplore.atomic import writing
 from dsexplore.errors import TraceFileError, UsageError
 from dsexplore.progress import track
 from dsexplore.trace import schema
+from dsexplore.trace.file_digest import KEY, PLACEHOLDER, check_digest, write_digest
 from dsexplore.trace.importers.foreign import foreign_files, kind_of_file, load_foreign
 from dsexplore.trace.merge import merge_as_they_come, ranks_of
 from dsexplore.trace.tables import OF_EACH_RANK, Tables, TraceInfo
-
-# Parquet files that carry the digest of their own bytes, so that damage is found before a reader parses them.
-#
-# A Parquet file is ``PAR1``, the columns, a footer, the footer's length in 4 bytes, and ``PAR1`` again. Parquet
-# readers
-# are written for speed and trust the file; a flipped bit can crash the process. So one of the footer's key-value
-# pairs
-# holds the SHA-256 of the file, computed with the digits of the digest as zeros. The pair is found by its bytes
-# alone:
-# its key, a field header (0x18: next field, a string), the length 64 (0x40), and 64 hexadecimal digits.
-
-KEY = "dsexplore.digest"
-PLACEHOLDER = "0" * 64
-"""Initial value of `KEY`, which `write_digest` replaces by the digest."""
-
-_MAGIC = b"PAR1"
-_MARK = KEY.encode("ascii") + b"\x18\x40"
-_CHUNK = 1 << 20
-
-
-def write_digest(file: Path) -> None:
-    """Write the digest of a complete Parquet file into it.
-
-    Raises:
-        TraceFileError: it has no placeholder.
-    """
-    place = _place_of_digest(file, _footer_start(file))
-    if place is None:
-        raise TraceFileError(f"{file} has no place for a digest: write it with metadata {KEY}={PLACEHOLDER!r}")
-    digits = _digest(file, place)
-    with file.open("r+b") as raw:
-        raw.seek(place)
-        raw.write(digits)
-
-
-def check_digest(file: Path) -> None:
-    """Raise unless `file` is a complete Parquet file whose digest matches its bytes.
-
-    Raises:
-        TraceFileError: truncated, not Parquet, without a digest, or damaged; the message says which.
-    """
-    place = _place_of_digest(file, _footer_start(file))
-    if place is None:
-        raise TraceFileError(f"{file} is a Parquet file, but not a dsexplore trace: Trace.save writes those")
-    with file.open("rb") as raw:
-        raw.seek(place)
-        written = raw.read(len(PLACEHOLDER))
-    if written != _digest(file, place):
-        raise TraceFileError(f"{file} is damaged: its content is not what was written; copy or record it again")
-
-
-def _footer_start(file: Path) -> int:
-    size = file.stat().st_size
-    with file.open("rb") as raw:
-        head = raw.read(4)
-        raw.seek(max(0, size - 8))
-        tail = raw.read(8)
-    if head != _MAGIC[: len(head)]:
-        raise TraceFileError(f"{file} is not a dsexplore trace: it is no Parquet file; Trace.save writes those")
-    length = int.from_bytes(tail[:4], "little")
-    if size < 12 or tail[4:] != _MAGIC or length > size - 12:
-        raise TraceFileError(f"{file} is truncated: {size} bytes without a Parquet footer; copy or record it again")
-    return size - 8 - length
-
-
-def _place_of_digest(file: Path, footer: int) -> int | None:
-    with file.open("rb") as raw:
-        raw.seek(footer)
-        found = raw.read().rfind(_MARK)
-    return footer + found + len(_MARK) if found >= 0 else None
-
-
-def _digest(file: Path, place: int) -> bytes:
-    """Return the SHA-256 of the file as hexadecimal digits, with the 64 digits at `place` taken as zeros."""
-    digest = hashlib.sha256()
-    with file.open("rb") as raw:
-        left = place
-        while left:
-            chunk = raw.read(min(left, _CHUNK))
-            digest.update(chunk)
-            left -= len(chunk)
-        raw.seek(place + len(PLACEHOLDER))
-        digest.update(PLACEHOLDER.encode("ascii"))
-        while chunk := raw.read(_CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest().encode("ascii")
-
 
 _PREFIX = "dsexplore."
 _SIDE_TABLES = ("parameters", "modules", "groups", "kernels", "memory")

@@ -28,177 +28,15 @@ Where two sides have equally many ranks and the earlier steps do not say which o
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
 from dsexplore.analysis.hangs.expected_calls import ExpectedCalls
 from dsexplore.analysis.hangs.mismatches import Mismatch, mismatches, signature
-from dsexplore.analysis.hangs.rank_calls import GroupId, Instance, JobCalls, RankCall, RankCalls
+from dsexplore.analysis.hangs.odd_ranks import stopped_unseen, went_past
+from dsexplore.analysis.hangs.rank_calls import Instance, JobCalls, RankCall
 from dsexplore.analysis.hangs.wavefront import Wavefront
-
-# Ranks of which nothing is known, as they left no file or an empty one: which of them cannot be waiting for others.
-#
-# A rank that left no record may have called what others wait for, and wait itself, for a third one. Ranks run a
-# program: what another rank called before the collective in which it waits for an unseen one, the unseen one had to
-# call too, in its own groups. Where all of that has ended, as the other members of those groups recorded, nothing held
-# it up.
-#
-# Worked example: ranks 0–3 reduce in the pairs (0, 1) and (2, 3), then in (0, 2) and (1, 3). Rank 0 waits for rank 2 in
-# (0, 2), and rank 2 left nothing. Before that, rank 0 called its pair's all_reduce 7. Rank 3 says that all_reduce 7 of
-# (2, 3) has ended: rank 2 came out of it, and did not come on to (0, 2).
-
-
-def stopped_unseen(job: JobCalls, front: Wavefront) -> set[int]:
-    """Return the ranks without a record that others wait for and that were not blocked by another rank."""
-    if not front.for_unseen:
-        return set()
-    ended, of_kind = _ended(job), _groups_by_kind(job)
-    return {
-        rank
-        for instance in front.for_unseen
-        for rank in instance.absent
-        if _came_near(job, rank, instance, ended, of_kind)
-    }
-
-
-def _ended(job: JobCalls) -> dict[GroupId, int]:
-    """Return {group: highest sequence number of a collective that completed on any rank}."""
-    found: dict[GroupId, int] = {}
-    for known in job.ranks.values():
-        for call in known.calls:
-            if not call.is_message and not call.is_pending:
-                found[call.group] = max(found.get(call.group, -1), call.number)
-    return found
-
-
-def _groups_by_kind(job: JobCalls) -> dict[str, set[GroupId]]:
-    found: dict[str, set[GroupId]] = defaultdict(set)
-    for known in job.ranks.values():
-        for call in known.calls:
-            found[call.kind].add(call.group)
-    return found
-
-
-def _came_near(
-    job: JobCalls, rank: int, instance: Instance, ended: dict[GroupId, int], of_kind: dict[str, set[GroupId]]
-) -> bool:
-    """Return True if an unseen rank passed all calls that some rank waiting in `instance` made before it."""
-    return any(_passed_all(job, rank, waiting, instance, ended, of_kind) for waiting in instance.calls)
-
-
-def _passed_all(
-    job: JobCalls,
-    rank: int,
-    waiting: int,
-    instance: Instance,
-    ended: dict[GroupId, int],
-    of_kind: dict[str, set[GroupId]],
-) -> bool:
-    position = instance.calls[waiting].position
-    before = [call for call in job.ranks[waiting].calls if call.position < position]
-    if not before or any(call.is_message for call in before) or all(call.is_pending for call in before):
-        return False
-    last = {call.kind: call.number for call in before}
-    for kind, number in last.items():
-        own = [group for group in of_kind[kind] if rank in group.ranks]
-        if len(own) != 1 or ended.get(own[0], -1) < number:
-            return False
-    return True
-
-
-# Ranks that left out a collective, or called one too many: told by how many the ranks of the job call.
-#
-# Worked example: ranks 0 and 1 reduce 32 times in their pair before all ranks reduce together. Rank 1 left one out, and
-# waits in the collective of all ranks; rank 0 waits in the pair's 32nd for rank 1. Ranks 2 to 15, in pairs of the same
-# kind, have called 32 too, so rank 1 is the odd one. Had they called 31, rank 0 would be.
-#
-# A dump of what is active alone does not say that they have. Yet each call is numbered among all that its rank
-# recorded: the collective of all ranks is call 41 of ranks 0 and 2 to 15, and call 40 of rank 1.
-
-
-def went_past(job: JobCalls, front: Wavefront, circle: set[int]) -> set[int]:
-    """Return the ranks of a cycle that skipped a collective or issued an extra one, by majority vote of the ranks.
-
-    Args:
-        job: the evidence of all ranks.
-        front: who waits for whom in this job.
-        circle: ranks that wait for one another.
-    """
-    kinds = {call.group: call.kind for known in job.ranks.values() for call in known.calls}
-    found: set[int] = set()
-    for instance in {one.id: one for rank in circle for one in front.awaited.get(rank, ())}.values():
-        kind = kinds[instance.id.group]
-        for rank in circle.intersection(instance.absent):
-            head = front.heads[rank][0]
-            ahead = [call.rank for call in instance.calls.values() if _comes_before(call, job.instance_of(head))]
-            if ahead:
-                odd = _of_fewer_votes(_numbers_before(job, head, kind, kinds), rank, ahead[0])
-                odd = recorded_otherwise(job, head, rank, ahead[0]) if odd is None else odd
-                found |= set() if odd is None else {rank} if odd == rank else set(ahead)
-    return found
-
-
-def recorded_otherwise(job: JobCalls, place: RankCall, behind: int, ahead: int) -> int | None:
-    """Return which of two ranks issued an odd number of calls before a collective, by vote of the ranks like them.
-
-    Args:
-        job: the evidence of all ranks.
-        place: a call of that collective, or its counterpart in another group of the kind.
-        behind: a rank that recorded fewer calls; the result is None if it did not.
-        ahead: a rank that recorded more calls.
-    """
-    asked = job.ranks[behind].replicas | job.ranks[ahead].replicas | {behind, ahead}
-    before = {
-        call.rank: call.record
-        for rank in asked & job.ranks.keys()
-        for call in job.ranks[rank].calls
-        if call.record is not None and (call.kind, call.number, call.is_message) == (place.kind, place.number, False)
-    }
-    if not {behind, ahead} <= before.keys() or before[behind] >= before[ahead]:
-        return None
-    return _of_fewer_votes(before, behind, ahead)
-
-
-def _of_fewer_votes(numbers: Mapping[int, int], one: int, other: int) -> int | None:
-    """Return which of two ranks has the number that fewer ranks share; None on a tie or if either number is unknown."""
-    votes = Counter(numbers.values())
-    mine, theirs = (votes[numbers[rank]] if rank in numbers else 0 for rank in (one, other))
-    if not mine or not theirs or mine == theirs:
-        return None
-    return one if mine < theirs else other
-
-
-def _comes_before(call: RankCall, instance: Instance) -> bool:
-    """Return True if the rank of `call` issued it before its call of `instance`."""
-    later = instance.calls.get(call.rank)
-    return later is not None and call.position < later.position
-
-
-def _numbers_before(job: JobCalls, head: RankCall, kind: str, kinds: dict[GroupId, str]) -> dict[int, int]:
-    """Return {rank: number of collectives in its group of `kind` before its counterpart of `head`}.
-
-    Ranks for which either call is not recorded are omitted.
-    """
-    found = {}
-    for rank, known in job.ranks.items():
-        at = next((call.position for call in known.calls if (call.kind, call.number) == (head.kind, head.number)), None)
-        number = _number_before(known, at, kind, kinds) if at is not None else None
-        if number is not None:
-            found[rank] = number
-    return found
-
-
-def _number_before(known: RankCalls, at: int, kind: str, kinds: dict[GroupId, str]) -> int | None:
-    own = [call for call in known.calls if call.kind == kind and not call.is_message]
-    before = [call.number for call in own if call.position < at]
-    if before:
-        return max(before)
-    if own:
-        return min(call.number for call in own) - 1
-    return next((number for group, number in known.highest.items() if kinds.get(group) == kind), None)
-
 
 Kind = Literal["none", "missing", "extra", "mismatch", "no evidence", "order", "messages", "device", "unknown"]
 """Which step of the search found the culprits."""
@@ -230,11 +68,12 @@ def blame(job: JobCalls, front: Wavefront, mismatched: Iterable[Mismatch] | None
     if not job.waiting:
         return Blame("none")
     expected = ExpectedCalls(job)
-    harmful = [found for found in (mismatches(job) if mismatched is None else mismatched) if found.is_harmful]
-    parted = {found.instance.id for found in harmful}
+    all_mismatches = mismatches(job) if mismatched is None else mismatched
+    harmful = [mismatch for mismatch in all_mismatches if mismatch.is_harmful]
+    parted = {mismatch.instance.id for mismatch in harmful}
     attempts = (
         _missing(job, front, expected, harmful),
-        *(_mismatch(job, found, expected) for found in harmful),
+        *(_mismatch(job, mismatch, expected) for mismatch in harmful),
         _overtaken(front),
         _behind(job, front),
         *(_circle(job, front, circle, expected) for circle in front.circles),
@@ -242,8 +81,8 @@ def blame(job: JobCalls, front: Wavefront, mismatched: Iterable[Mismatch] | None
         *(_device(job, front, instance) for instance in front.together if instance.id not in parted),
         *(_not_begun(job, instance) for instance in front.for_unseen),
     )
-    answers = [found for found in attempts if found is not None] or _without_evidence(job, front)
-    sure = next((found for found in answers if found.culprits), None)
+    answers = [answer for answer in attempts if answer is not None] or _without_evidence(job, front)
+    sure = next((answer for answer in answers if answer.culprits), None)
     return sure or next(iter(answers), Blame("unknown", suspects=tuple(sorted(front.heads))))
 
 
@@ -257,11 +96,11 @@ def _missing(job: JobCalls, front: Wavefront, expected: ExpectedCalls, harmful: 
         expected.is_expected(rank, next(iter(instance.calls.values()))) for instance in instances for rank in idle
     ):
         return Blame("extra", tuple(waiting), instances=instances)
-    odd = {rank for found in harmful for rank in found.minority} - set(idle)
-    first = next((found for found in harmful if found.minority), None)
+    odd = {rank for mismatch in harmful for rank in mismatch.minority} - set(idle)
+    first = next((mismatch for mismatch in harmful if mismatch.minority), None)
     unseen = _unseen_with(front, instances)
     empty = {rank for rank in unseen if job.ranks[rank].has_empty_file}
-    culprits = {*idle, *odd, *empty, *_left_behind(job, front), *stopped_unseen(job, front), *front.overtaken}
+    culprits = {*idle, *odd, *empty, *_overtaken_waiters(job, front), *stopped_unseen(job, front), *front.overtaken}
     suspects = unseen - culprits
     return Blame("missing", tuple(sorted(culprits)), tuple(sorted(suspects)), instances, mismatch=first)
 
@@ -272,12 +111,12 @@ def _unseen_with(front: Wavefront, instances: Iterable[Instance]) -> set[int]:
 
 
 def _is_idle(job: JobCalls, rank: int) -> bool:
-    known = job.ranks.get(rank)
-    if known is None:
+    calls = job.ranks.get(rank)
+    if calls is None:
         return False
-    if known.end is not None and not (known.end.how == "raised" and any(map(_has_failed, known.pending))):
+    if calls.end is not None and not (calls.end.how == "raised" and any(map(_has_failed, calls.pending))):
         return True
-    return known.has_left_evidence and not known.pending
+    return calls.has_evidence and not calls.pending
 
 
 def _has_failed(call: RankCall) -> bool:
@@ -287,9 +126,9 @@ def _has_failed(call: RankCall) -> bool:
 
 def _instances(front: Wavefront, ranks: Iterable[int]) -> tuple[Instance, ...]:
     """Return the instances that `ranks` are missing from, first those that a rank waits in before any other."""
-    found = {instance.id: instance for rank in ranks for instance in front.awaited.get(rank, ())}
+    awaited = {instance.id: instance for rank in ranks for instance in front.awaited.get(rank, ())}
     heads = {id(call) for calls in front.heads.values() for call in calls}
-    order = sorted(found.values(), key=lambda one: not any(id(call) in heads for call in one.pending))
+    order = sorted(awaited.values(), key=lambda instance: not any(id(call) in heads for call in instance.pending))
     return tuple(order)
 
 
@@ -309,7 +148,8 @@ def _last_together(job: JobCalls, instance: Instance) -> dict[int, int]:
     """Return {rank: position after its last call in the same group before `instance`}, 0 where there is none."""
     before: dict[int, int] = {}
     for rank, call in instance.calls.items():
-        earlier = [one.position for one in job.ranks[rank].calls if one.group == call.group and not one.is_message]
+        in_group = (other for other in job.ranks[rank].calls if other.group == call.group and not other.is_message)
+        earlier = [other.position for other in in_group]
         before[rank] = max((position for position in earlier if position < call.position), default=-1) + 1
     return before
 
@@ -318,14 +158,14 @@ def _without_evidence(job: JobCalls, front: Wavefront) -> list[Blame]:
     unknown = tuple(sorted(front.unseen & front.awaited.keys()))
     if not front.for_unseen:
         return []
-    known = len(job.ranks) - len(front.unseen)
+    with_record = len(job.ranks) - len(front.unseen)
     instances = _instances(front, unknown)
-    if len(unknown) > known:
+    if len(unknown) > with_record:
         return [Blame("no evidence", suspects=unknown, instances=instances)]
-    return [Blame("no evidence", tuple(sorted({*unknown, *_left_behind(job, front)})), instances=instances)]
+    return [Blame("no evidence", tuple(sorted({*unknown, *_overtaken_waiters(job, front)})), instances=instances)]
 
 
-def _left_behind(job: JobCalls, front: Wavefront) -> set[int]:
+def _overtaken_waiters(job: JobCalls, front: Wavefront) -> set[int]:
     """Return the waiting ranks that were overtaken by a rank which now waits for them.
 
     The other rank has issued all the pending calls of such a rank too, with equal numbers in groups of the same kind,
@@ -340,11 +180,11 @@ def _left_behind(job: JobCalls, front: Wavefront) -> set[int]:
 
 
 def _is_passed(job: JobCalls, rank: int, further: RankCall) -> bool:
-    known = job.ranks.get(rank)
-    if known is None or not known.pending:
+    calls = job.ranks.get(rank)
+    if calls is None or not calls.pending:
         return False
     passed = {_place(call) for call in job.ranks[further.rank].pending if call.position < further.position}
-    return all(_place(call) in passed for call in known.pending)
+    return all(_place(call) in passed for call in calls.pending)
 
 
 def _place(call: RankCall) -> tuple[str, ...]:
@@ -359,7 +199,7 @@ def _overtaken(front: Wavefront) -> Blame | None:
 
 
 def _behind(job: JobCalls, front: Wavefront) -> Blame | None:
-    behind = sorted(_left_behind(job, front))
+    behind = sorted(_overtaken_waiters(job, front))
     if not behind:
         return None
     instances = _instances(front, behind)
@@ -383,8 +223,8 @@ def _unmet(message: Instance) -> Blame:
 def _device(job: JobCalls, front: Wavefront, instance: Instance) -> Blame:
     calls, pending = list(instance.calls.values()), {call.rank for call in instance.pending}
     odd: set[int] = set()
-    if any(call.state == "started" for call in instance.pending) and (found := _not_begun(job, instance)):
-        return found
+    if any(call.state == "started" for call in instance.pending) and (blamed := _not_begun(job, instance)):
+        return blamed
     if len(pending) < len(calls) and len(pending) <= len(calls) // 2:
         odd = pending
     elif len(behind := pending & front.awaited.keys()) <= len(calls) // 2:

@@ -32,7 +32,7 @@ def job_of_dumps(dumps: Dumps) -> JobCalls:
     if missing:
         notes.append(f"{format_ranks(missing)} left no dump")
     for rank in missing:
-        known[rank] = RankCalls(rank, has_left_evidence=False, is_whole=False)
+        known[rank] = RankCalls(rank, has_evidence=False, is_whole=False)
     return JobCalls(known, world, tuple(notes))
 
 
@@ -43,7 +43,7 @@ def _rank_calls(dump: RecorderDump, groups: _Groups, world: int) -> RankCalls:
     return RankCalls(
         dump.rank,
         _calls(dump.rank, entries, groups),
-        has_left_evidence=not dump.note,
+        has_evidence=not dump.note,
         has_empty_file=bool(dump.note),
         is_whole=bool(dump.entries) and _is_whole(dump),
         enqueued=groups.counted(dump, _ENQUEUED),

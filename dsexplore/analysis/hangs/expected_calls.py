@@ -122,7 +122,7 @@ class ExpectedCalls:
         return {
             rank: ("\x01" if known.is_whole else "") + "".join(map(self._code, known.calls))
             for rank, known in self._job.ranks.items()
-            if known.has_left_evidence
+            if known.has_evidence
         }
 
     @cached_property
@@ -131,5 +131,5 @@ class ExpectedCalls:
         return {
             rank: {call.position: at + known.is_whole for at, call in enumerate(known.calls)}
             for rank, known in self._job.ranks.items()
-            if known.has_left_evidence
+            if known.has_evidence
         }

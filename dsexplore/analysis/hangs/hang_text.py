@@ -101,7 +101,7 @@ def _missing_text(job: JobCalls, front: Wavefront, blame: Blame) -> str:
 def _without_record_text(job: JobCalls, blame: Blame, first: Instance, waits: str) -> str:
     """Describe all explanations that the other ranks' records leave for ranks without a record."""
     accused = blame.culprits or blame.suspects
-    unseen = [rank for rank in accused if not job.ranks[rank].has_left_evidence]
+    unseen = [rank for rank in accused if not job.ranks[rank].has_evidence]
     it, its = ("it", "its file") if len(unseen) == 1 else ("they", "their files")
     absent, left = f"{format_ranks(accused)} did not come", f"{waits}; {format_ranks(unseen)} left"
     if not blame.culprits:
@@ -164,7 +164,7 @@ def _last_text(job: JobCalls, rank: int) -> str:
     known = job.ranks[rank]
     if known.stack:
         return f"rank {rank} was at {stack_line(known.stack)}"
-    if not known.has_left_evidence:
+    if not known.has_evidence:
         return f"rank {rank} left no record"
     if not known.calls:
         return f"rank {rank} has called nothing that its record kept"

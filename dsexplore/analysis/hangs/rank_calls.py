@@ -144,7 +144,7 @@ class RankCalls:
     rank: int
     calls: Sequence[RankCall] = ()
     """In program order."""
-    has_left_evidence: bool = True
+    has_evidence: bool = True
     """False for a rank of which nothing is known, as it left no file or an empty one."""
     has_empty_file: bool = False
     """True if the rank left an empty file: it was asked for its calls, and wrote none."""
@@ -226,7 +226,7 @@ class JobCalls:
     def knows_all(self, ranks: Iterable[int]) -> bool:
         """Return True if all calls of these ranks are known, starting at the first."""
         known = [self.ranks.get(rank) for rank in ranks]
-        return all(one is not None and one.is_whole and one.has_left_evidence for one in known)
+        return all(one is not None and one.is_whole and one.has_evidence for one in known)
 
     def _absent(self, instance: Instance) -> Iterable[int]:
         group, _, number, part = instance.id

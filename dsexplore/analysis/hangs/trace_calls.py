@@ -53,7 +53,7 @@ def job_of_trace(
         known[rank] = RankCalls(
             rank,
             _calls(by_rank.get(rank, ()), members, of_kind, with_tags),
-            has_left_evidence=rank in left,
+            has_evidence=rank in left,
             is_whole=rank in left,
             stack=(stacks or {}).get(rank, ""),
             end=ended.get(rank),

@@ -62,7 +62,7 @@ class Wavefront:
     @cached_property
     def unseen(self) -> set[int]:
         """The ranks that left no record."""
-        return {rank for rank, known in self.job.ranks.items() if not known.has_left_evidence}
+        return {rank for rank, known in self.job.ranks.items() if not known.has_evidence}
 
     @cached_property
     def circles(self) -> list[set[int]]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dsexplore.analysis.headline import Headline, listed
+from dsexplore.analysis.headline import Headline
 from dsexplore.analysis.headline_report import report
 from dsexplore.analysis.step_timeline import timeline_of
+from dsexplore.analysis.traffic_purposes import listed
 from dsexplore.cost.prediction import Prediction
 from dsexplore.trace.steps import in_steps
 from dsexplore.trace.tables import Tables
