@@ -19,7 +19,7 @@ from polars.testing import assert_frame_equal
 
 import dsexplore
 from dsexplore.errors import TraceFileError, UsageError
-from dsexplore.trace import files, schema
+from dsexplore.trace import file_digest, files, schema
 from dsexplore.trace.tables import Tables, TraceInfo
 from dsexplore.trace.trace import Trace
 from tests.programs import printed
@@ -168,11 +168,11 @@ def test_foreign_parquet_is_a_trace_file_error(tmp_path: Path) -> None:
     with pytest.raises(TraceFileError, match="is a Parquet file, but not a dsexplore trace"):
         dsexplore.load(path)
     with pytest.raises(TraceFileError, match="has no place for a digest"):
-        files.write_digest(path)
+        file_digest.write_digest(path)
 
 
 def test_a_text_that_looks_like_the_digest_s_place_changes_nothing(tmp_path: Path, make: Make) -> None:
-    look_alike = files._MARK.decode("latin-1") + "0" * 64
+    look_alike = file_digest._MARK.decode("latin-1") + "0" * 64
     tables = make([{"source": look_alike, "cause": look_alike}], notes=(look_alike,))
     assert_same(Trace.load(Trace(tables).save(tmp_path / "one.parquet")).tables, tables)
 
