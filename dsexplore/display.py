@@ -19,12 +19,15 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from dsexplore.signatures import names_arguments_of_methods
 
 if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
     from dsexplore.views.view import View
+    from dsexplore.views.widgets.live import LiveBox, LiveView
 
-Result = TypeVar("Result")
+Result = TypeVar("Result", covariant=True)
 
 
-class _OptionsOfView(Generic[Result]):
+class OptionsOfView(Generic[Result]):
     """A method that accepts the options of a method of the object's view, with its signature and documentation.
 
     Args:
@@ -34,16 +37,16 @@ class _OptionsOfView(Generic[Result]):
 
     def __init__(self, of_view: str, method: Callable[..., Result]) -> None:
         self._of_view = of_view
-        self._method = method
+        self.method = method
         self.__doc__ = method.__doc__
 
     def __get__(self, shown: object | None, owner: type) -> Callable[..., Result]:
-        found = _with_options_of_view(self._method, self._of_view, owner)
+        found = _with_options_of_view(self.method, self._of_view, owner)
         return found if shown is None else MethodType(found, shown)
 
 
-def _options_of_view(of_view: str) -> Callable[[Callable[..., Result]], _OptionsOfView[Result]]:
-    return lambda method: _OptionsOfView(of_view, method)
+def _options_of_view(of_view: str) -> Callable[[Callable[..., Result]], OptionsOfView[Result]]:
+    return lambda method: OptionsOfView(of_view, method)
 
 
 @cache
@@ -95,15 +98,17 @@ class Displayable:
         return target
 
     @_options_of_view("figure")
-    def figure(self, **options: Any) -> Any:
+    def figure(self, **options: Any) -> Figure:
         """Return a plotly ``Figure``; its notebook output includes a static picture for readers without plotly."""
-        return _view(self).figure_with_twin(**options)
+        figure: Figure = _view(self).figure_with_twin(**options)
+        return figure
 
     @_options_of_view("explore")
-    def explore(self, **options: Any) -> Any:
+    def explore(self, **options: Any) -> LiveView | LiveBox:
         """Return an interactive view of this object; show it as the last expression of a cell."""
         view: Any = _view(self)
-        return view.explore(**options)
+        explorer: LiveView | LiveBox = view.explore(**options)
+        return explorer
 
 
 def plain_text(shown: Displayable) -> str:

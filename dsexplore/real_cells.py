@@ -322,7 +322,7 @@ def stack_texts(run: CellRun) -> list[str]:
     return [f"rank {one.rank} was at, innermost first:\n{one.stack}" for one in run.outcomes if one.stack]
 
 
-def _end(one: RankOutcome) -> RankEnd | None:
+def _end(one: RankOutcome[Any]) -> RankEnd | None:
     if one.was_stopped:
         return RankEnd("stopped", "was stopped (by SIGSTOP or a debugger)")
     if one.status == "died":
@@ -334,7 +334,7 @@ def _end(one: RankOutcome) -> RankEnd | None:
     return RankEnd.of(raised(kind, text, f"cell line {one.line}" if one.line else ""))
 
 
-def _at(one: RankOutcome) -> str:
+def _at(one: RankOutcome[Any]) -> str:
     return f" (cell line {one.line})" if one.line is not None else ""
 
 
@@ -347,7 +347,7 @@ def _waiting(run: CellRun) -> list[str]:
     return [f"{format_ranks(ranks)} {'was' if len(ranks) == 1 else 'were'} {where}" for where, ranks in at.items()]
 
 
-def _where(one: RankOutcome, trace: Trace | None) -> str:
+def _where(one: RankOutcome[Any], trace: Trace | None) -> str:
     if one.was_stopped:
         return "stopped (by SIGSTOP or a debugger)"
     events = trace.events.filter(pl.col("rank") == one.rank) if trace is not None else pl.DataFrame()

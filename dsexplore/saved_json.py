@@ -25,11 +25,11 @@ class SavedFormat:
     writer: str
     """The method that writes such files, for errors."""
 
-    def header(self) -> dict[str, Any]:
+    def header(self) -> dict[str, object]:
         """Return the first two items of a file."""
         return {"format": self.name, "version": self.version}
 
-    def check(self, loaded: Any, name: str) -> None:
+    def check(self, loaded: object, name: str) -> None:
         """Raise if the content is of another format, or of a newer version of it.
 
         Args:
@@ -50,12 +50,12 @@ class SavedJson:
 
     FORMAT: ClassVar[SavedFormat]
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return the result as plain JSON values; `from_json` reads them back."""
         raise NotImplementedError
 
     @classmethod
-    def from_json(cls, loaded: Any, name: str = "this value") -> Self:
+    def from_json(cls, loaded: object, name: str = "this value") -> Self:
         """Build a result from what `to_json` returned.
 
         Args:
@@ -67,7 +67,8 @@ class SavedJson:
         """
         cls.FORMAT.check(loaded, name)
         try:
-            return cls._read(loaded, name)
+            values: Any = loaded
+            return cls._read(values, name)
         except (KeyError, TypeError) as error:
             raise UsageError(f"{name} is a damaged {cls.FORMAT.kind}: {error!r}") from error
 

@@ -45,9 +45,9 @@ FLOORS = (
     {"magics", "run_cell", "real_cells", "cli", "__main__"},
 )
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
-ONE_DOOR = {("display", "views"), ("trace", "cost")}
-"""`display` imports from above when something is shown; `Trace` names types of `cost`, whose functions it calls by the
-table in `trace/passes.py`."""
+ONE_DOOR = {("display", "views"), ("trace", "analysis"), ("trace", "cost"), ("trace", "views")}
+"""`display` imports from above when something is shown; `Trace` names the types of what its methods return, which it
+calls by the table in `trace/passes.py`, and which a test keeps to type checkers."""
 ROOT = "__init__"
 """The package itself hands names on from everywhere, lazily."""
 DOOR = "torch_internals"
@@ -129,6 +129,20 @@ def test_imports_only_from_below(path: Path) -> None:
             FLOOR[other] == FLOOR[room] and FLOOR[room] in (0, len(FLOORS) - 1)
         )
         assert not above, f"{path.name}: {room} (floor {FLOOR[room]}) imports {other} (floor {FLOOR[other]})"
+
+
+class RunTime(ast.NodeTransformer):
+    """What is left of a module where no type checker reads it."""
+
+    def visit_If(self, node: ast.If) -> ast.If | None:
+        return None if ast.unparse(node.test) == "TYPE_CHECKING" else node
+
+
+def test_traces_import_from_above_for_type_checkers_alone() -> None:
+    upward = {other for room, other in ONE_DOOR if room == "trace"}
+    for path in (PACKAGE / "trace").rglob("*.py"):
+        left = ast.unparse(RunTime().visit(ast.parse(path.read_text(encoding="utf-8"))))
+        assert not upward & {*imports(left)}, path.name
 
 
 def test_finds_imports_wherever_they_stand() -> None:

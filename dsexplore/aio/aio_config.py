@@ -63,7 +63,7 @@ class AioConfig:
         return self.block_size * self.queue_depth * self.thread_count
 
     @classmethod
-    def from_dict(cls, block: Mapping[str, Any]) -> Self:
+    def from_dict(cls, block: Mapping[str, object]) -> Self:
         """Parse an ``"aio"`` block, or a whole ds_config that contains one; missing keys take their defaults.
 
         Raises:
@@ -72,14 +72,15 @@ class AioConfig:
         if not isinstance(block, Mapping):
             raise UsageError(f'the "aio" block is {block!r}: it must be an object with the keys {", ".join(KEYS)}')
         if c.AIO in block:
-            return cls.from_dict(block[c.AIO] if block[c.AIO] is not None else {})
+            inner: Any = block[c.AIO]
+            return cls.from_dict({} if inner is None else inner)
         unknown = [key for key in block if key not in KEYS]
         if unknown:
             raise UsageError(
                 f'unknown key {unknown[0]!r} (value {block[unknown[0]]!r}) in the "aio" block: '
                 f"it takes {', '.join(KEYS)}"
             )
-        values = dict(block)
+        values: dict[str, Any] = dict(block)
         if c.AIO_INTRA_OP_PARALLELISM in values:
             _merge_thread_count(values)
         return cls(**values)

@@ -15,7 +15,7 @@ import os
 import threading
 import weakref
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,9 @@ from numpy.typing import NDArray
 from dsexplore.aio.aio_config import as_integer
 from dsexplore.errors import UsageError
 from dsexplore.units import format_bytes
+
+if TYPE_CHECKING:
+    import torch
 
 HUGE_PAGE = 2 << 20
 """Bytes of a huge page; the alignment of every buffer."""
@@ -152,7 +155,7 @@ _locked: dict[int, _Locked] = {}
 _locked_guard = threading.RLock()
 
 
-def new_locked_tensor(num_elem: int, example_tensor: Any) -> Any:
+def new_locked_tensor(num_elem: int, example_tensor: torch.Tensor) -> torch.Tensor:
     """Return a page-locked CPU tensor of `num_elem` elements with the dtype of `example_tensor`.
 
     Raises:
@@ -167,7 +170,8 @@ def new_locked_tensor(num_elem: int, example_tensor: Any) -> Any:
     memory = weakref.ref(buffer.bytes, lambda _: _forget(key))
     with _locked_guard:
         _locked[key] = _Locked(memory, key, buffer.nbytes, len(buffer))
-    return tensor_of(buffer, example_tensor.dtype)
+    tensor: torch.Tensor = tensor_of(buffer, example_tensor.dtype)
+    return tensor
 
 
 def tensor_of(buffer: Buffer, dtype: Any) -> Any:

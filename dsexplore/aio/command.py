@@ -262,7 +262,8 @@ def _compare(first: str, second: str) -> None:
     print(f"{'':<6}{'setting':<62}{'GB/s':>8}{'other':>8}{'ratio':>8}")
     for row in one.compare_rows(other):
         names = (*_AXES, *_SWITCHES)
-        config = AioConfig(**{name: row[name] for name in names})
+        setting: dict[str, Any] = {name: row[name] for name in names}
+        config = AioConfig(**setting)
         print(f"{row['operation']:<6}{config!s:<62}{row['gb_s']:8.2f}{row['other_gb_s']:8.2f}{row['ratio']:8.3f}")
     for name, result in ((first, one), (second, other)):
         if result.rounds:

@@ -13,7 +13,7 @@ import stat
 import threading
 import weakref
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from dsexplore.aio.aio_config import AioConfig, as_integer
 from dsexplore.aio.aio_constants import SECTOR
@@ -23,6 +23,9 @@ from dsexplore.aio.pool import Pool, TransferJob
 from dsexplore.aio.staging import TransferBuffer, memory_of, storage_of
 from dsexplore.aio.transfer_file import TransferFile
 from dsexplore.errors import UsageError
+
+if TYPE_CHECKING:
+    import torch
 
 File = str | bytes | os.PathLike[str] | int
 """A path, or the number of an open descriptor."""
@@ -119,7 +122,7 @@ class aio_handle:
         """Return the multiple that DeepSpeed requires of sizes, 512 bytes per thread; other sizes work here too."""
         return self._config.thread_count * SECTOR
 
-    def read(self, buffer: Any, filename: File, validate: bool = False, file_offset: int = 0) -> int:
+    def read(self, buffer: object, filename: File, validate: bool = False, file_offset: int = 0) -> int:
         """Fill `buffer` from the file in one thread; return 0 when done.
 
         Raises:
@@ -127,7 +130,7 @@ class aio_handle:
         """
         return self._alone(buffer, filename, validate, file_offset, write=False)
 
-    def write(self, buffer: Any, filename: File, validate: bool = False, file_offset: int = 0) -> int:
+    def write(self, buffer: object, filename: File, validate: bool = False, file_offset: int = 0) -> int:
         """Write `buffer` to the file in one thread; return 0 when done.
 
         Raises:
@@ -136,7 +139,7 @@ class aio_handle:
         return self._alone(buffer, filename, validate, file_offset, write=True)
 
     def pread(
-        self, buffer: Any, filename: File, validate: bool = False, *args: Any, file_offset: int = 0, **named: Any
+        self, buffer: object, filename: File, validate: bool = False, *args: Any, file_offset: int = 0, **named: Any
     ) -> int:
         """Fill `buffer` with all threads: ``pread(buffer, filename, validate, async, file_offset=0)``.
 
@@ -149,26 +152,26 @@ class aio_handle:
         return self._parallel(buffer, filename, validate, later, offset, write=False)
 
     def pwrite(
-        self, buffer: Any, filename: File, validate: bool = False, *args: Any, file_offset: int = 0, **named: Any
+        self, buffer: object, filename: File, validate: bool = False, *args: Any, file_offset: int = 0, **named: Any
     ) -> int:
         """Write `buffer` with all threads: ``pwrite(buffer, filename, validate, async, file_offset=0)``; as `pread`."""
         later, offset = _async_and_offset("pwrite", args, named, file_offset)
         return self._parallel(buffer, filename, validate, later, offset, write=True)
 
-    def sync_pread(self, buffer: Any, filename: File, file_offset: int = 0) -> int:
+    def sync_pread(self, buffer: object, filename: File, file_offset: int = 0) -> int:
         """Fill `buffer`; return the number of completed operations, including those pending before."""
         return self._parallel(buffer, filename, False, False, file_offset, write=False)
 
-    def sync_pwrite(self, buffer: Any, filename: File, file_offset: int = 0) -> int:
+    def sync_pwrite(self, buffer: object, filename: File, file_offset: int = 0) -> int:
         """Write `buffer`; return the number of completed operations, including those pending before."""
         return self._parallel(buffer, filename, False, False, file_offset, write=True)
 
-    def async_pread(self, buffer: Any, filename: File, file_offset: int = 0) -> int:
+    def async_pread(self, buffer: object, filename: File, file_offset: int = 0) -> int:
         """Start to fill `buffer`, which the handle keeps alive, and return 0. Call `wait` before using the buffer."""
         return self._parallel(buffer, filename, False, True, file_offset, write=False)
 
     def async_pwrite(
-        self, buffer: Any, filename: File | None = None, file_offset: int = 0, *, fd: int | None = None
+        self, buffer: object, filename: File | None = None, file_offset: int = 0, *, fd: int | None = None
     ) -> int:
         """Start to write `buffer`, which the handle keeps alive, and return 0. Call `wait` before changing it.
 
@@ -194,7 +197,7 @@ class aio_handle:
                 raise UsageError("wait() has nothing to wait for: call async_pread or async_pwrite before it")
             return self._wait()
 
-    def new_cpu_locked_tensor(self, num_elem: int, example_tensor: Any) -> Any:
+    def new_cpu_locked_tensor(self, num_elem: int, example_tensor: torch.Tensor) -> torch.Tensor:
         """Return a page-locked tensor on huge pages, shape ``(num_elem,)``, with the dtype of `example_tensor`.
 
         Raises:
@@ -202,7 +205,7 @@ class aio_handle:
         """
         return new_locked_tensor(num_elem, example_tensor)
 
-    def free_cpu_locked_tensor(self, tensor: Any) -> bool:
+    def free_cpu_locked_tensor(self, tensor: torch.Tensor) -> bool:
         """Unlock a tensor of `new_cpu_locked_tensor`; return False if it is none.
 
         A transfer in flight keeps the memory.
@@ -210,7 +213,7 @@ class aio_handle:
         storage_of(tensor)
         return free_locked_tensor(tensor)
 
-    def is_pinned(self, buffer: Any) -> bool:
+    def is_pinned(self, buffer: torch.Tensor) -> bool:
         """Return True if a tensor is page-locked, by torch or by any handle's `new_cpu_locked_tensor`."""
         if buffer.device.type != "cpu":
             return False
@@ -236,12 +239,12 @@ class aio_handle:
     def __repr__(self) -> str:
         return f"aio_handle({self._config}, {self._backend})"
 
-    def _parallel(self, buffer: Any, file: File, validate: bool, later: bool, offset: int, *, write: bool) -> int:
+    def _parallel(self, buffer: object, file: File, validate: bool, later: bool, offset: int, *, write: bool) -> int:
         with self._guard:
             self._pending.append(self._begin(buffer, file, validate, offset, write, range(self._config.thread_count)))
             return 0 if later else self._wait()
 
-    def _alone(self, buffer: Any, file: File, validate: bool, offset: int, *, write: bool) -> int:
+    def _alone(self, buffer: object, file: File, validate: bool, offset: int, *, write: bool) -> int:
         job = self._begin(buffer, file, validate, offset, write, range(1))
         try:
             job.finished.wait()
@@ -254,7 +257,9 @@ class aio_handle:
             raise job.error
         return 0
 
-    def _begin(self, buffer: Any, file: File, validate: bool, offset: int, write: bool, threads: range) -> TransferJob:
+    def _begin(
+        self, buffer: object, file: File, validate: bool, offset: int, write: bool, threads: range
+    ) -> TransferJob:
         begin = as_integer(offset)
         if begin is None or begin < 0:
             raise UsageError(f"file_offset {offset!r} is not a position in a file: give a whole number, at least 0")
@@ -295,7 +300,7 @@ class aio_handle:
 
 
 def aio_read(
-    buffer: Any,
+    buffer: object,
     filename: File,
     block_size: int,
     queue_depth: int,
@@ -313,7 +318,7 @@ def aio_read(
 
 
 def aio_write(
-    buffer: Any,
+    buffer: object,
     filename: File,
     block_size: int,
     queue_depth: int,

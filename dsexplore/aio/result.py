@@ -233,7 +233,7 @@ class SweepResult(SavedJson, Displayable):
 
         return polars.DataFrame(self.compare_rows(other))
 
-    def compare_rows(self, other: SweepResult) -> list[dict[str, Any]]:
+    def compare_rows(self, other: SweepResult) -> list[dict[str, object]]:
         """Return the rows of `compare` as dicts; raises as `compare`."""
         if not isinstance(other, SweepResult):
             raise TypeError(
@@ -259,7 +259,7 @@ class SweepResult(SavedJson, Displayable):
             lines.append(f"Writes are {mine.write_mode} and {theirs.write_mode}.")
         return lines
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return the result as plain JSON values; `from_json` reads them back."""
         return {
             **self.FORMAT.header(),

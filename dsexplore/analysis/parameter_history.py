@@ -40,7 +40,7 @@ class ParameterHistory(Displayable):
 
     tables: Tables
     name: str
-    parameter: dict[str, Any]
+    parameter: dict[str, object]
     """The parameter's row of `Trace.parameters`."""
     unit: str
     """The module with which FSDP gathers and reduces it; empty without FSDP."""

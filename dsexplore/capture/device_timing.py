@@ -67,7 +67,7 @@ class CudaSpan:
         self._end: Any = None
         self._ended_at = 0
 
-    def watch(self, result: Any, runs_here: bool) -> None:
+    def watch(self, result: object, runs_here: bool) -> None:
         """Record the end after the work, on the stream that its future's callbacks run on.
 
         Args:

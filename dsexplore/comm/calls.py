@@ -17,8 +17,9 @@ from dsexplore.comm import spellings as s
 from dsexplore.comm import switches
 from dsexplore.comm.coalesce import coalescing_manager
 from dsexplore.comm.faults import explain
+from dsexplore.comm.handles import WorkHandle
 from dsexplore.comm.issue import issue, live_group, switched_off
-from dsexplore.comm.reduce_op import to_torch
+from dsexplore.comm.reduce_op import Reduction, to_torch
 from dsexplore.comm.versions import has_barrier_timeout
 from dsexplore.errors import UsageError
 
@@ -28,13 +29,13 @@ Tensors = Sequence[torch.Tensor]
 
 def all_reduce(
     tensor: torch.Tensor,
-    op: Any = _SUM,
-    group: Any = None,
+    op: Reduction = _SUM,
+    group: td.ProcessGroup | None = None,
     async_op: bool = False,
     prof: bool = False,
     log_name: str = "all_reduce",
     debug: str | None = None,
-) -> Any:
+) -> WorkHandle | None:
     """Reduce `tensor` over the group, in place on every rank."""
     args = (tensor, to_torch(op), group, async_op)
     return issue(s.ALL_REDUCE, args, group, async_op, prof, log_name, debug)
@@ -42,13 +43,13 @@ def all_reduce(
 
 def inference_all_reduce(
     tensor: torch.Tensor,
-    op: Any = _SUM,
-    group: Any = None,
+    op: Reduction = _SUM,
+    group: td.ProcessGroup | None = None,
     async_op: bool = False,
     prof: bool = False,
     log_name: str = "all_reduce",
     debug: str | None = None,
-) -> Any:
+) -> torch.Tensor | WorkHandle | None:
     """Run `all_reduce` under the name that inference code uses; return `tensor`, or a handle if `async_op`."""
     args = (tensor, to_torch(op), group, async_op)
     work = issue(s.INFERENCE_ALL_REDUCE, args, group, async_op, prof, log_name, debug)
@@ -58,14 +59,14 @@ def inference_all_reduce(
 def reduce(
     tensor: torch.Tensor,
     dst: int | None = None,
-    op: Any = _SUM,
-    group: Any = None,
+    op: Reduction = _SUM,
+    group: td.ProcessGroup | None = None,
     async_op: bool = False,
     group_dst: int | None = None,
     prof: bool = False,
     log_name: str = "reduce",
     debug: str | None = None,
-) -> Any:
+) -> WorkHandle | None:
     """Reduce `tensor` over the group, in place on rank `dst`; it is undefined on the other ranks."""
     args = (tensor, dst, to_torch(op), group, async_op, group_dst)
     return issue(s.REDUCE, args, group, async_op, prof, log_name, debug)
@@ -74,13 +75,13 @@ def reduce(
 def broadcast(
     tensor: torch.Tensor,
     src: int | None = None,
-    group: Any = None,
+    group: td.ProcessGroup | None = None,
     async_op: bool = False,
     group_src: int | None = None,
     prof: bool = False,
     log_name: str = "broadcast",
     debug: str | None = None,
-) -> Any:
+) -> WorkHandle | None:
     """Copy the `tensor` of rank `src` to every rank of the group."""
     args = (tensor, src, group, async_op, group_src)
     return issue(s.BROADCAST, args, group, async_op, prof, log_name, debug)
@@ -89,12 +90,12 @@ def broadcast(
 def all_gather(
     tensor_list: list[torch.Tensor],
     tensor: torch.Tensor,
-    group: Any = None,
+    group: td.ProcessGroup | None = None,
     async_op: bool = False,
     prof: bool = False,
     log_name: str = "all_gather",
     debug: str | None = None,
-) -> Any:
+) -> WorkHandle | None:
     """Gather each rank's `tensor` into `tensor_list`, on every rank."""
     args = (tensor_list, tensor, group, async_op)
     return issue(s.ALL_GATHER, args, group, async_op, prof, log_name, debug)
@@ -103,14 +104,14 @@ def all_gather(
 def all_gather_into_tensor(
     output_tensor: torch.Tensor,
     input_tensor: torch.Tensor | None = None,
-    group: Any = None,
+    group: td.ProcessGroup | None = None,
     async_op: bool = False,
     prof: bool = False,
     log_name: str = "all_gather_into_tensor",
     debug: str | None = None,
     *,
     tensor: torch.Tensor | None = None,
-) -> Any:
+) -> WorkHandle | None:
     """Gather each rank's `input_tensor` (DeepSpeed: ``tensor``) into one tensor, on every rank."""
     given = _either("all_gather_into_tensor", "input_tensor", input_tensor, tensor)
     args = (output_tensor, given, group, async_op)
@@ -120,12 +121,12 @@ def all_gather_into_tensor(
 def all_gather_single(
     output_tensor: torch.Tensor,
     input_tensor: torch.Tensor,
-    group: Any = None,
+    group: td.ProcessGroup | None = None,
     async_op: bool = False,
     prof: bool = False,
     log_name: str = "all_gather_single",
     debug: str | None = None,
-) -> Any:
+) -> WorkHandle | None:
     """Run `all_gather_into_tensor` under torch's newer name."""
     args = (output_tensor, input_tensor, group, async_op)
     return issue(s.ALL_GATHER_SINGLE, args, group, async_op, prof, log_name, debug)
@@ -134,12 +135,12 @@ def all_gather_single(
 def all_gather_base(
     output_tensor: torch.Tensor,
     input_tensor: torch.Tensor,
-    group: Any = None,
+    group: td.ProcessGroup | None = None,
     async_op: bool = False,
     prof: bool = False,
     log_name: str = "all_gather_base",
     debug: str | None = None,
-) -> Any:
+) -> WorkHandle | None:
     """Run `all_gather_into_tensor` under its original name."""
     args = (output_tensor, input_tensor, group, async_op)
     return issue(s.ALL_GATHER_BASE, args, group, async_op, prof, log_name, debug)
@@ -148,13 +149,13 @@ def all_gather_base(
 def reduce_scatter(
     output: torch.Tensor,
     input_list: list[torch.Tensor],
-    op: Any = _SUM,
-    group: Any = None,
+    op: Reduction = _SUM,
+    group: td.ProcessGroup | None = None,
     async_op: bool = False,
     prof: bool = False,
     log_name: str = "reduce_scatter",
     debug: str | None = None,
-) -> Any:
+) -> WorkHandle | None:
     """Reduce the lists over the group; each rank keeps the tensor at its position."""
     args = (output, input_list, to_torch(op), group, async_op)
     return issue(s.REDUCE_SCATTER, args, group, async_op, prof, log_name, debug)
@@ -163,8 +164,8 @@ def reduce_scatter(
 def reduce_scatter_tensor(
     output: torch.Tensor | None = None,
     input: torch.Tensor | None = None,  # noqa: A002 - torch's name
-    op: Any = _SUM,
-    group: Any = None,
+    op: Reduction = _SUM,
+    group: td.ProcessGroup | None = None,
     async_op: bool = False,
     prof: bool = False,
     log_name: str = "reduce_scatter_tensor",
@@ -172,7 +173,7 @@ def reduce_scatter_tensor(
     *,
     output_tensor: torch.Tensor | None = None,
     tensor: torch.Tensor | None = None,
-) -> Any:
+) -> WorkHandle | None:
     """Reduce `input` over the group and scatter it to `output` (DeepSpeed: ``tensor``, ``output_tensor``)."""
     kept = _either("reduce_scatter_tensor", "output", output, output_tensor, "output_tensor")
     given = _either("reduce_scatter_tensor", "input", input, tensor)
@@ -183,13 +184,13 @@ def reduce_scatter_tensor(
 def reduce_scatter_single(
     output: torch.Tensor,
     input: torch.Tensor,  # noqa: A002 - torch's name
-    op: Any = _SUM,
-    group: Any = None,
+    op: Reduction = _SUM,
+    group: td.ProcessGroup | None = None,
     async_op: bool = False,
     prof: bool = False,
     log_name: str = "reduce_scatter_single",
     debug: str | None = None,
-) -> Any:
+) -> WorkHandle | None:
     """Run `reduce_scatter_tensor` under torch's newer name."""
     args = (output, input, to_torch(op), group, async_op)
     return issue(s.REDUCE_SCATTER_SINGLE, args, group, async_op, prof, log_name, debug)
@@ -200,14 +201,14 @@ def all_to_all_single(
     input: torch.Tensor | None = None,  # noqa: A002 - torch's name
     output_split_sizes: list[int] | None = None,
     input_split_sizes: list[int] | None = None,
-    group: Any = None,
+    group: td.ProcessGroup | None = None,
     async_op: bool = False,
     prof: bool = False,
     log_name: str = "all_to_all_single",
     debug: str | None = None,
     *,
     tensor: torch.Tensor | None = None,
-) -> Any:
+) -> WorkHandle | None:
     """Send a part of `input` (DeepSpeed: ``tensor``) to each rank, and gather a part from each into `output`."""
     given = _either("all_to_all_single", "input", input, tensor)
     args = (output, given, output_split_sizes, input_split_sizes, group, async_op)
@@ -217,12 +218,12 @@ def all_to_all_single(
 def all_to_all(
     output_tensor_list: list[torch.Tensor],
     input_tensor_list: list[torch.Tensor],
-    group: Any = None,
+    group: td.ProcessGroup | None = None,
     async_op: bool = False,
     prof: bool = False,
     log_name: str = "all_to_all",
     debug: str | None = None,
-) -> Any:
+) -> WorkHandle | None:
     """Send one tensor to each rank, and receive one from each."""
     args = (output_tensor_list, input_tensor_list, group, async_op)
     return issue(s.ALL_TO_ALL, args, group, async_op, prof, log_name, debug)
@@ -232,13 +233,13 @@ def gather(
     tensor: torch.Tensor,
     gather_list: list[torch.Tensor] | None = None,
     dst: int | None = None,
-    group: Any = None,
+    group: td.ProcessGroup | None = None,
     async_op: bool = False,
     group_dst: int | None = None,
     prof: bool = False,
     log_name: str = "gather",
     debug: str | None = None,
-) -> Any:
+) -> WorkHandle | None:
     """Gather each rank's `tensor` into `gather_list` on rank `dst`; global rank 0 by default."""
     args = (tensor, gather_list, dst, group, async_op, group_dst)
     return issue(s.GATHER, args, group, async_op, prof, log_name, debug)
@@ -248,27 +249,27 @@ def scatter(
     tensor: torch.Tensor,
     scatter_list: list[torch.Tensor] | None = None,
     src: int | None = None,
-    group: Any = None,
+    group: td.ProcessGroup | None = None,
     async_op: bool = False,
     group_src: int | None = None,
     prof: bool = False,
     log_name: str = "scatter",
     debug: str | None = None,
-) -> Any:
+) -> WorkHandle | None:
     """Send each rank one tensor of the `scatter_list` of rank `src`; global rank 0 by default."""
     args = (tensor, scatter_list, src, group, async_op, group_src)
     return issue(s.SCATTER, args, group, async_op, prof, log_name, debug)
 
 
 def barrier(
-    group: Any = None,
+    group: td.ProcessGroup | None = None,
     async_op: bool = False,
     device_ids: list[int] | None = None,
     timeout: timedelta | None = None,
     prof: bool = False,
     log_name: str = "barrier",
     debug: str | None = None,
-) -> Any:
+) -> WorkHandle | None:
     """Wait until every rank of the group has reached this call.
 
     Raises:
@@ -281,27 +282,27 @@ def barrier(
 
 
 def monitored_barrier(
-    group: Any = None,
+    group: td.ProcessGroup | None = None,
     timeout: timedelta | None = None,
     wait_all_ranks: bool = False,
     prof: bool = False,
     log_name: str = "monitored_barrier",
     debug: str | None = None,
-) -> Any:
+) -> None:
     """Wait as `barrier`, and name the missing ranks in the error; gloo only."""
     args = (group, timeout, wait_all_ranks)
-    return issue(s.MONITORED_BARRIER, args, group, False, prof, log_name, debug)
+    issue(s.MONITORED_BARRIER, args, group, False, prof, log_name, debug)
 
 
 def all_reduce_coalesced(
     tensors: Tensors | torch.Tensor,
-    op: Any = _SUM,
-    group: Any = None,
+    op: Reduction = _SUM,
+    group: td.ProcessGroup | None = None,
     async_op: bool = False,
     prof: bool = False,
     log_name: str = "all_reduce",
     debug: str | None = None,
-) -> Any:
+) -> WorkHandle | None:
     """Reduce several tensors of one dtype in one collective; the log shows them as members of a batch."""
     members = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
     calls = [(tensor, to_torch(op), group) for tensor in members]
@@ -309,14 +310,14 @@ def all_reduce_coalesced(
 
 
 def all_gather_coalesced(
-    output_tensors: Sequence[Any],
+    output_tensors: Sequence[torch.Tensor | list[torch.Tensor]],
     input_tensors: Tensors,
-    group: Any = None,
+    group: td.ProcessGroup | None = None,
     async_op: bool = False,
     prof: bool = False,
     log_name: str = "all_gather_coalesced",
     debug: str | None = None,
-) -> Any:
+) -> WorkHandle | None:
     """Gather several tensors in one collective; the log shows them as members of a batch.
 
     Args:
@@ -342,12 +343,12 @@ def all_gather_coalesced(
 def _as_one(
     spelling: s.Spelling,
     calls: list[tuple[Any, ...]],
-    group: Any,
+    group: td.ProcessGroup | None,
     async_op: bool,
     prof: bool,
     log_name: str,
     debug: str | None,
-) -> Any:
+) -> WorkHandle | None:
     """Launch several calls of one function as one collective; return one handle for all if `async_op`."""
     if not calls:
         raise UsageError(f"{spelling.name}: no tensors: give at least one")
@@ -363,7 +364,7 @@ def _as_one(
     return batch.works[-1] if async_op else None
 
 
-def _same_dtype(spelling: s.Spelling, calls: list[tuple[Any, ...]], group: Any) -> None:
+def _same_dtype(spelling: s.Spelling, calls: list[tuple[Any, ...]], group: td.ProcessGroup | None) -> None:
     dtypes = {tensor.dtype for args in calls for tensor in args[:2] if isinstance(tensor, torch.Tensor)}
     if len(dtypes) > 1:
         error = UsageError(f"tensors of several dtypes ({', '.join(sorted(map(str, dtypes)))}): make one call for each")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
 import torch.distributed as td
 
+from dsexplore.capture.issued_collective import Issued
 from dsexplore.capture.labels import current
 from dsexplore.capture.recorder_in_use import in_use
 from dsexplore.comm.faults import explain
@@ -30,16 +31,16 @@ class Batch:
         collected: torch's list of the calls that it will launch as one collective.
     """
 
-    def __init__(self, collected: Sequence[Any] = ()) -> None:
+    def __init__(self, collected: Sequence[object] = ()) -> None:
         self.collected = collected
-        self.issued: list[Any] = []
-        """What torch issued immediately, for a backend with its own coalescing: each an `Issued`."""
-        self.deferred: dict[int, tuple[LoggedCall, Sequence[Any]]] = {}
+        self.issued: list[Issued] = []
+        """What torch issued immediately, for a backend with its own coalescing."""
+        self.deferred: dict[int, tuple[LoggedCall, Sequence[object]]] = {}
         """{position in `collected`: (call, its arguments)} of the calls that torch will launch as one collective."""
         self.copies: list[CopyBack] = []
-        self.works: list[Any] = []
+        self.works: list[td.Work] = []
 
-    def add(self, call: LoggedCall | None, args: Sequence[Any], copies: Sequence[CopyBack]) -> None:
+    def add(self, call: LoggedCall | None, args: Sequence[object], copies: Sequence[CopyBack]) -> None:
         """Add a call that was made inside the block."""
         if call is not None and call.issued:
             self.issued += call.issued
@@ -55,12 +56,12 @@ class Batch:
         label.members = members
         return label
 
-    def fail(self, error: Exception, group: Any) -> None:
+    def fail(self, error: Exception, group: td.ProcessGroup) -> None:
         """Log the calls of a block that raised before torch launched them."""
         for call, args in self.deferred.values():
             comms_logger.fail(call, error, args, group)
 
-    def append(self, work: Any = None) -> None:
+    def append(self, work: td.Work | None = None) -> None:
         """Add a handle to wait for, as torch's manager allows."""
         if work is not None:
             self.works.append(work)
@@ -81,7 +82,10 @@ def open_batch(group: Any) -> Batch | None:
 
 @contextmanager
 def coalescing_manager(
-    group: Any = None, device: torch.device | None = None, async_ops: bool = False, call: str = "coalesced calls"
+    group: td.ProcessGroup | None = None,
+    device: torch.device | None = None,
+    async_ops: bool = False,
+    call: str = "coalesced calls",
 ) -> Iterator[Batch]:
     """Launch the all_reduces, all_gathers or reduce_scatters of the block as one collective.
 
@@ -122,6 +126,8 @@ def coalescing_manager(
         copy_back(batch.copies)
 
 
-def get_coalescing_manager(group: Any, device: Any, reqs: Any, async_op: bool) -> Any:
+def get_coalescing_manager(
+    group: td.ProcessGroup | None, device: object, reqs: object, async_op: bool
+) -> AbstractContextManager[Batch]:
     """Return `coalescing_manager` with DeepSpeed's parameters; `device` and `reqs` are ignored."""
     return coalescing_manager(group, async_ops=async_op)

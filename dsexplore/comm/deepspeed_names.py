@@ -9,8 +9,10 @@ import torch
 import torch.distributed as td
 
 from dsexplore.comm import calls, launch
+from dsexplore.comm.handles import WorkHandle
 from dsexplore.comm.logger import comms_logger
 from dsexplore.comm.ranks import is_initialized, require_initialized
+from dsexplore.comm.reduce_op import Reduction
 
 
 def has_all_gather_into_tensor() -> bool:
@@ -26,10 +28,10 @@ def has_reduce_scatter_tensor() -> bool:
 def allgather_fn(
     output_tensor: torch.Tensor,
     input_tensor: torch.Tensor,
-    group: Any = None,
+    group: td.ProcessGroup | None = None,
     async_op: bool = False,
     debug: str | None = None,
-) -> Any:
+) -> WorkHandle | None:
     """Run `all_gather_into_tensor` under the name of DeepSpeed's function with a fallback for old versions of torch."""
     return calls.all_gather_into_tensor(output_tensor, input_tensor, group, async_op, debug=debug)
 
@@ -37,19 +39,19 @@ def allgather_fn(
 def reduce_scatter_fn(
     output_tensor: torch.Tensor,
     tensor: torch.Tensor,
-    op: Any = td.ReduceOp.SUM,
-    group: Any = None,
+    op: Reduction = td.ReduceOp.SUM,
+    group: td.ProcessGroup | None = None,
     async_op: bool = False,
     prof: bool = False,
     debug: str | None = None,
-) -> Any:
+) -> WorkHandle | None:
     """Run `reduce_scatter_tensor` under the name of DeepSpeed's function with a fallback for old versions of torch."""
     return calls.reduce_scatter_tensor(output_tensor, tensor, op, group, async_op, prof, debug=debug)
 
 
-def enable_symm_mem_for_group(group_name: str) -> Any:
+def enable_symm_mem_for_group(group_name: str) -> None:
     """Make symmetric memory available to the group."""
-    return _backend("enable_symm_mem_for_group").enable_symm_mem_for_group(group_name)
+    _backend("enable_symm_mem_for_group").enable_symm_mem_for_group(group_name)
 
 
 def set_backend() -> None:
@@ -57,7 +59,7 @@ def set_backend() -> None:
     launch.current_backend()
 
 
-def log_summary(show_straggler: bool = False, return_dict: bool = False) -> Mapping[str, Any] | None:
+def log_summary(show_straggler: bool = False, return_dict: bool = False) -> Mapping[str, object] | None:
     """Print the log on rank 0, return it as a dict, or both.
 
     Args:

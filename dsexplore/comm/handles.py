@@ -12,6 +12,10 @@ from dsexplore.capture.work_timing import future_of
 from dsexplore.comm.faults import explain
 from dsexplore.comm.log_records import LoggedCall
 from dsexplore.comm.logger import comms_logger
+from dsexplore.comm.switches import Noop
+
+WorkHandle = td.Work | Noop
+"""What a call returns to wait for: torch's handle, or that of a call that a switch suppressed."""
 
 CopyBack = tuple[torch.Tensor, torch.Tensor]
 """A tensor of the caller, and the contiguous copy that was sent instead."""

@@ -19,7 +19,7 @@ from torch.distributed import group as _groups
 from dsexplore.capture.labels import current
 from dsexplore.comm import coalesce, switches
 from dsexplore.comm.faults import NO_PEERS, check_peers, explain
-from dsexplore.comm.handles import CopyBack, Handle, copy_back
+from dsexplore.comm.handles import CopyBack, Handle, WorkHandle, copy_back
 from dsexplore.comm.log_records import LoggedCall
 from dsexplore.comm.logger import comms_logger
 from dsexplore.comm.spellings import Spelling
@@ -37,7 +37,7 @@ def issue(
     prof: bool = False,
     log_name: str | None = None,
     debug: str | None = None,
-) -> Any:
+) -> WorkHandle | None:
     """Call ``spelling.call(*args)`` with switches, the log, handles, and errors that name op, group and rank.
 
     Args:
@@ -56,7 +56,8 @@ def issue(
         if live is not None:
             return _issue_with_care(spelling, args, live, is_async, prof, log_name or spelling.name, debug)
     try:
-        return spelling.call(*args)
+        work: WorkHandle | None = spelling.call(*args)
+        return work
     except Exception as error:
         explain(error, spelling.name, group)
         raise
@@ -92,7 +93,7 @@ def _contiguous(spelling: Spelling, args: Sequence[Any]) -> bool:
 
 def _issue_with_care(
     spelling: Spelling, args: tuple[Any, ...], live: Any, is_async: bool, prof: bool, log_name: str, debug: str | None
-) -> Any:
+) -> WorkHandle | None:
     """Make a call with switches, copies of tensors that are not contiguous, batches, the log and handles."""
     if spelling.op in switches.off:
         return switched_off(spelling, live, prof, log_name)
@@ -101,7 +102,7 @@ def _issue_with_care(
     call: LoggedCall | None = None
     try:
         if not comms_logger.is_on or _is_compiling():
-            work = spelling.call(*args)
+            work: WorkHandle | None = spelling.call(*args)
         else:
             ends_later = is_async or batch is not None
             call = comms_logger.begin(spelling, log_name, prof, debug, ends_later, spelling.reduction_of(args))

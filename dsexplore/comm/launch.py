@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 import torch.distributed as td
+from torch.distributed.device_mesh import DeviceMesh
 
 from dsexplore import constants
 from dsexplore.comm import discovery
@@ -34,7 +35,7 @@ def init_distributed(
     timeout: timedelta | None = None,
     init_method: str | None = None,
     dist_init_required: bool | None = None,
-    config: Any = None,
+    config: object = None,
     rank: int = -1,
     world_size: int = -1,
 ) -> None:
@@ -87,7 +88,7 @@ def current_backend() -> TorchBackend | None:
     return _backend
 
 
-def destroy_process_group(group: Any = None) -> None:
+def destroy_process_group(group: td.ProcessGroup | None = None) -> None:
     """Destroy a process group; without an argument all of them, and the world."""
     require_initialized("destroy_process_group")
     try:
@@ -97,7 +98,7 @@ def destroy_process_group(group: Any = None) -> None:
         raise
 
 
-def initialize_mesh_device(mesh_shape: tuple[int, ...], mesh_dim_names: tuple[str, ...] | None) -> Any:
+def initialize_mesh_device(mesh_shape: tuple[int, ...], mesh_dim_names: tuple[str, ...] | None) -> DeviceMesh:
     """Create a DeviceMesh of all ranks."""
     require_initialized("initialize_mesh_device")
     backend = current_backend()
@@ -108,7 +109,7 @@ def initialize_mesh_device(mesh_shape: tuple[int, ...], mesh_dim_names: tuple[st
 
 
 def configure(
-    deepspeed_config: Any = None,
+    deepspeed_config: object = None,
     enabled: bool | None = None,
     prof_all: bool | None = None,
     prof_ops: Iterable[str] | None = None,

@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import polars as pl
 import torch.distributed as td
@@ -37,6 +37,9 @@ from dsexplore.errors import UsageError
 from dsexplore.signatures import with_options
 from dsexplore.trace.trace import Trace
 from dsexplore.units import format_bytes
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
 
 # The lines of a verbose log: one for each message, on rank 0, once its call has completed.
 #
@@ -160,7 +163,7 @@ def waiting_of_lines(waits: Iterable[CallWait]) -> dict[LineKey, Waiting]:
     return found
 
 
-def straggler_analysis(waits: Iterable[CallWait]) -> dict[str, dict[int, dict[str, Any]]]:
+def straggler_analysis(waits: Iterable[CallWait]) -> dict[str, dict[int, dict[str, object]]]:
     """Return ``{name: {S: figures}}`` as seen by one rank, in DeepSpeed's form; S is the size that this rank sent."""
     calls: dict[str, dict[int, list[CallWait]]] = defaultdict(lambda: defaultdict(list))
     for wait in waits:
@@ -171,7 +174,7 @@ def straggler_analysis(waits: Iterable[CallWait]) -> dict[str, dict[int, dict[st
     }
 
 
-def _deepspeed_figures(size: int, calls: Sequence[CallWait]) -> dict[str, Any]:
+def _deepspeed_figures(size: int, calls: Sequence[CallWait]) -> dict[str, object]:
     transfers, waits = [call.transfer * 1e3 for call in calls], [call.waited * 1e3 for call in calls]
     return {
         "count": len(calls),
@@ -281,7 +284,7 @@ class LogContent:
         return self.summary().to_frame()
 
     @with_options(())
-    def figure(self, kind: str = "time", **options: Any) -> Any:
+    def figure(self, kind: str = "time", **options: object) -> Figure:
         """Return a plotly figure of `summary`: ``"time"`` of each line, or ``"bandwidth"`` by message size.
 
         Raises:
@@ -304,7 +307,7 @@ class LogContent:
         number = pl.col("group_seq") + pl.col("group").replace_strict(before, default=0, return_dtype=pl.Int64)
         return Trace(replace(tables, events=tables.events.with_columns(number)))
 
-    def get_raw_data(self) -> dict[str, dict[int, list[Any]]]:
+    def get_raw_data(self) -> dict[str, dict[int, list[int | list[float]]]]:
         """Return ``{name: {S in bytes: [count, latencies in ms, algbw, busbw]}}``, bandwidths in Gbit/s.
 
         The count is that of all calls, the lists are those of the last `most`.
@@ -312,17 +315,17 @@ class LogContent:
         return raw_data(self.records, self._earlier.lines.values())
 
     @property
-    def comms_dict(self) -> dict[str, dict[int, list[Any]]]:
+    def comms_dict(self) -> dict[str, dict[int, list[int | list[float]]]]:
         """`get_raw_data` as of now, under the name that it has in DeepSpeed's logger."""
         return self.get_raw_data()
 
-    def get_operation_summary(self, operation_name: str) -> dict[int, dict[str, Any]] | None:
+    def get_operation_summary(self, operation_name: str) -> dict[int, dict[str, object]] | None:
         """Return the figures of one name by message size, see `log_all`; None for a name that was not logged."""
         return operation_summaries(self.records, self._earlier.lines.values()).get(operation_name)
 
     def log_all(
         self, print_log: bool = True, show_straggler: bool = False, return_dict: bool = False
-    ) -> Mapping[str, Any] | None:
+    ) -> Mapping[str, object] | None:
         """Print the log, return it as a dict, or both.
 
         Args:

@@ -109,7 +109,7 @@ class Line:
             return None
         return bandwidth(self.op, self.message_bytes * self.timed, self.total, self.group.size)
 
-    def row(self) -> dict[str, Any]:
+    def row(self) -> dict[str, object]:
         """Return the line as a row of `COLUMNS`."""
         rates = self.rates or (None, None)
         times = (self.total, self.mean, self.fastest, self.slowest)
@@ -250,7 +250,7 @@ def shown_name(line: Line) -> str:
     return line.name
 
 
-def raw_data(records: Iterable[Record], earlier: Iterable[Line] = ()) -> dict[str, dict[int, list[Any]]]:
+def raw_data(records: Iterable[Record], earlier: Iterable[Line] = ()) -> dict[str, dict[int, list[int | list[float]]]]:
     """Return ``{name: {S: [count, [latency ms], [algbw Gbit/s], [busbw Gbit/s]]}}``, DeepSpeed's form and units.
 
     Args:
@@ -273,7 +273,7 @@ def raw_data(records: Iterable[Record], earlier: Iterable[Line] = ()) -> dict[st
 
 def operation_summaries(
     records: Sequence[Record], earlier: Iterable[Line] = ()
-) -> dict[str, dict[int, dict[str, Any]]]:
+) -> dict[str, dict[int, dict[str, object]]]:
     """Return ``{name: {S: figures}}``; each has the figures of all groups together, and of each under ``groups``.
 
     Args:
@@ -287,7 +287,7 @@ def operation_summaries(
         by_group[line.name, line.message_bytes][line.group.name] = []
     for record in records:
         by_group[record.name, record.bytes][record.group.name].append(record)
-    summaries: dict[str, dict[int, dict[str, Any]]] = defaultdict(dict)
+    summaries: dict[str, dict[int, dict[str, object]]] = defaultdict(dict)
     for (name, size), groups in sorted(by_group.items(), key=lambda item: item[0][1]):
         lines = before[name, size]
         figures = _figures(size, [*chain(*groups.values())], [*chain(*lines.values())])
@@ -302,7 +302,7 @@ def operation_summaries(
     return dict(summaries)
 
 
-def _figures(size: int, records: Sequence[Record], earlier: Sequence[Line]) -> dict[str, Any]:
+def _figures(size: int, records: Sequence[Record], earlier: Sequence[Line]) -> dict[str, object]:
     timed = [(seconds, record) for record in records if (seconds := record.seconds) is not None]
     rates = [bandwidth(record.op, size, seconds, record.group.size) for seconds, record in timed]
     latencies = [seconds * 1e3 for seconds, _ in timed]

@@ -26,7 +26,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, Self, TypeVar, cast, overload
 
 import torch.distributed as td
 
@@ -45,19 +45,34 @@ from dsexplore.comm.logger_config import CommsLoggerConfig
 from dsexplore.comm.meeting import register
 from dsexplore.comm.spellings import Spelling
 
+Value = TypeVar("Value")
 
-def _setting(name: str) -> Any:
-    """Return a property that reads and sets one field of the logger's configuration."""
 
-    def read(self: CommsLogger) -> Any:
-        value = getattr(self.config, name)
-        return list(value) if isinstance(value, tuple) else value
+class _Setting(Generic[Value]):
+    """A field of the logger's configuration that can be read and set by itself.
 
-    def write(self: CommsLogger, value: Any) -> None:
-        checked = CommsLoggerConfig.parse({COMMS_LOGGER: {name: value}})
-        self.configure(replace(self.config, **{name: getattr(checked, name)}))
+    Args:
+        name: of the field.
+    """
 
-    return property(read, write)
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    @overload
+    def __get__(self, log: None, owner: type) -> Self: ...
+
+    @overload
+    def __get__(self, log: CommsLogger, owner: type) -> Value: ...
+
+    def __get__(self, log: CommsLogger | None, owner: type) -> Value | Self:
+        if log is None:
+            return self
+        value = getattr(log.config, self._name)
+        return cast("Value", list(value) if isinstance(value, tuple) else value)
+
+    def __set__(self, log: CommsLogger, value: Value) -> None:
+        checked = CommsLoggerConfig.parse({COMMS_LOGGER: {self._name: value}})
+        log.configure(replace(log.config, **{self._name: getattr(checked, self._name)}))
 
 
 _HERE = str(Path(__file__).parent) + os.sep
@@ -77,7 +92,7 @@ class CommsLogger(LogContent):
 
     def __init__(
         self,
-        config: CommsLoggerConfig | Mapping[str, Any] | str | os.PathLike[str] | None = None,
+        config: CommsLoggerConfig | Mapping[str, object] | str | os.PathLike[str] | None = None,
         clock: Callable[[], int] = time.perf_counter_ns,
         epoch: int | None = None,
         follows_calls: bool = False,
@@ -100,7 +115,7 @@ class CommsLogger(LogContent):
         """The settings of the log; ``enabled``, ``prof_all``, … can also be set one by one."""
         return self._config
 
-    def configure(self, config: CommsLoggerConfig | Mapping[str, Any] | str | os.PathLike[str]) -> None:
+    def configure(self, config: CommsLoggerConfig | Mapping[str, object] | str | os.PathLike[str]) -> None:
         """Apply a configuration, or that of a ds_config or its JSON file; what has been recorded stays."""
         if not isinstance(config, CommsLoggerConfig):
             config = CommsLoggerConfig.parse(config)
@@ -126,11 +141,11 @@ class CommsLogger(LogContent):
             recorder.stop(self._recording)
         self._printer.print_rest()
 
-    enabled = _setting("enabled")
-    prof_all = _setting("prof_all")
-    prof_ops = _setting("prof_ops")
-    verbose = _setting("verbose")
-    debug = _setting("debug")
+    enabled = _Setting[bool]("enabled")
+    prof_all = _Setting[bool]("prof_all")
+    prof_ops = _Setting[list[str]]("prof_ops")
+    verbose = _Setting[bool]("verbose")
+    debug = _Setting[bool]("debug")
 
     def start_profiling_comms(self) -> None:
         """Record every op."""
@@ -204,7 +219,7 @@ class CommsLogger(LogContent):
                 self._printer.follow(issued)
         return call
 
-    def begin_custom(self, call: LoggedCall, args: Sequence[Any], group: Any) -> Issued:
+    def begin_custom(self, call: LoggedCall, args: Sequence[object], group: td.ProcessGroup) -> Issued:
         """Add the single line of a call of a user's function, whatever collectives the function issues."""
         issued = self._described(call, args, group)
         if issued.group is not None and issued.group.timing != "none":
@@ -213,7 +228,7 @@ class CommsLogger(LogContent):
         self._recording.add(issued)
         return issued
 
-    def _described(self, call: LoggedCall, args: Sequence[Any], group: Any) -> Issued:
+    def _described(self, call: LoggedCall, args: Sequence[object], group: td.ProcessGroup) -> Issued:
         spelling = call.spelling
         issued = in_use().unissued(OWN_OP + spelling.name, spelling.message(args, group.size()), group)
         issued.label = call
@@ -234,7 +249,9 @@ class CommsLogger(LogContent):
             self._printer.print_over()
             self._printer.print_call(call)
 
-    def fail(self, call: LoggedCall, error: BaseException, args: Sequence[Any] = (), group: Any = None) -> None:
+    def fail(
+        self, call: LoggedCall, error: BaseException, args: Sequence[object] = (), group: td.ProcessGroup | None = None
+    ) -> None:
         """Record that a call or its handle raised: it is counted as a call, but not timed.
 
         Args:

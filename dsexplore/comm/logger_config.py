@@ -29,7 +29,7 @@ class CommsLoggerConfig:
     """Add the calling function to the name that an op is logged under."""
 
     @classmethod
-    def parse(cls, source: Mapping[str, Any] | str | os.PathLike[str]) -> CommsLoggerConfig:
+    def parse(cls, source: Mapping[str, object] | str | os.PathLike[str]) -> CommsLoggerConfig:
         """Parse the ``"comms_logger"`` block of a ds_config; without one, the logger stays off.
 
         Args:
@@ -64,7 +64,7 @@ def _checked(key: str, value: Any) -> Any:
     raise UsageError(f"{names.COMMS_LOGGER}.{key} is {value!r}: give {wanted} (valid keys are {valid})")
 
 
-def _load(source: Mapping[str, Any] | str | os.PathLike[str]) -> Mapping[str, Any]:
+def _load(source: Mapping[str, object] | str | os.PathLike[str]) -> Mapping[str, object]:
     if isinstance(source, Mapping):
         return source
     if not isinstance(source, (str, os.PathLike)):

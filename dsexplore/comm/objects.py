@@ -6,26 +6,28 @@ it there is a `UsageError` rather than an unsafe load.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
+import torch.distributed as td
 
 from dsexplore.comm import spellings as s
 from dsexplore.comm import versions
 from dsexplore.comm.issue import issue
 from dsexplore.comm.spellings import Spelling
+from dsexplore.comm.switches import Noop
 from dsexplore.errors import UsageError
 
 
 def _issue(
     spelling: Spelling,
     args: tuple[Any, ...],
-    group: Any,
+    group: td.ProcessGroup | None,
     weights_only: bool,
     prof: bool,
     log_name: str,
     debug: str | None,
-) -> Any:
+) -> Noop | None:
     if versions.has_weights_only_objects():
         args = (*args, weights_only)
     elif weights_only:
@@ -33,74 +35,74 @@ def _issue(
             f"{spelling.name}(weights_only=True): torch {torch.__version__} has no such choice; install a newer torch, "
             "or leave it out where the peers are trusted"
         )
-    return issue(spelling, args, group, False, prof, log_name, debug)
+    return cast("Noop | None", issue(spelling, args, group, False, prof, log_name, debug))
 
 
 def all_gather_object(
-    object_list: list[Any],
-    obj: Any,
-    group: Any = None,
+    object_list: list[object],
+    obj: object,
+    group: td.ProcessGroup | None = None,
     weights_only: bool = False,
     prof: bool = False,
     log_name: str = "all_gather_object",
     debug: str | None = None,
-) -> Any:
+) -> Noop | None:
     """Gather each rank's `obj` into `object_list`, on every rank."""
     return _issue(s.ALL_GATHER_OBJECT, (object_list, obj, group), group, weights_only, prof, log_name, debug)
 
 
 def broadcast_object_list(
-    object_list: list[Any],
+    object_list: list[object],
     src: int | None = None,
-    group: Any = None,
+    group: td.ProcessGroup | None = None,
     device: torch.device | None = None,
     group_src: int | None = None,
     weights_only: bool = False,
     prof: bool = False,
     log_name: str = "broadcast_object_list",
     debug: str | None = None,
-) -> Any:
+) -> Noop | None:
     """Copy the objects of rank `src` to every rank."""
     args = (object_list, src, group, device, group_src)
     return _issue(s.BROADCAST_OBJECT_LIST, args, group, weights_only, prof, log_name, debug)
 
 
 def gather_object(
-    obj: Any,
-    object_gather_list: list[Any] | None = None,
+    obj: object,
+    object_gather_list: list[object] | None = None,
     dst: int | None = None,
-    group: Any = None,
+    group: td.ProcessGroup | None = None,
     group_dst: int | None = None,
     weights_only: bool = False,
     prof: bool = False,
     log_name: str = "gather_object",
     debug: str | None = None,
-) -> Any:
+) -> Noop | None:
     """Gather each rank's `obj` on rank `dst`."""
     args = (obj, object_gather_list, dst, group, group_dst)
     return _issue(s.GATHER_OBJECT, args, group, weights_only, prof, log_name, debug)
 
 
 def scatter_object_list(
-    scatter_object_output_list: list[Any],
-    scatter_object_input_list: list[Any] | None = None,
+    scatter_object_output_list: list[object],
+    scatter_object_input_list: list[object] | None = None,
     src: int | None = None,
-    group: Any = None,
+    group: td.ProcessGroup | None = None,
     group_src: int | None = None,
     weights_only: bool = False,
     prof: bool = False,
     log_name: str = "scatter_object_list",
     debug: str | None = None,
-) -> Any:
+) -> Noop | None:
     """Send each rank one object of rank `src`."""
     args = (scatter_object_output_list, scatter_object_input_list, src, group, group_src)
     return _issue(s.SCATTER_OBJECT_LIST, args, group, weights_only, prof, log_name, debug)
 
 
 def send_object_list(
-    object_list: list[Any],
+    object_list: list[object],
     dst: int | None = None,
-    group: Any = None,
+    group: td.ProcessGroup | None = None,
     device: torch.device | None = None,
     group_dst: int | None = None,
     use_batch: bool = False,
@@ -108,16 +110,16 @@ def send_object_list(
     prof: bool = False,
     log_name: str = "send_object_list",
     debug: str | None = None,
-) -> Any:
+) -> Noop | None:
     """Send objects to rank ``dst``."""
     args = (object_list, dst, group, device, group_dst, use_batch)
     return _issue(s.SEND_OBJECT_LIST, args, group, weights_only, prof, log_name, debug)
 
 
 def recv_object_list(
-    object_list: list[Any],
+    object_list: list[object],
     src: int | None = None,
-    group: Any = None,
+    group: td.ProcessGroup | None = None,
     device: torch.device | None = None,
     group_src: int | None = None,
     use_batch: bool = False,
@@ -125,7 +127,7 @@ def recv_object_list(
     prof: bool = False,
     log_name: str = "recv_object_list",
     debug: str | None = None,
-) -> Any:
+) -> int:
     """Receive objects into the list from rank `src`, or from any; return the sender's rank."""
     args = (object_list, src, group, device, group_src, use_batch)
-    return _issue(s.RECV_OBJECT_LIST, args, group, weights_only, prof, log_name, debug)
+    return cast("int", _issue(s.RECV_OBJECT_LIST, args, group, weights_only, prof, log_name, debug))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as td
@@ -12,7 +12,7 @@ import torch.distributed as td
 from dsexplore.capture.labels import current
 from dsexplore.comm import spellings as s
 from dsexplore.comm.faults import check_peers, explain
-from dsexplore.comm.handles import CopyBack, Handle
+from dsexplore.comm.handles import CopyBack, Handle, WorkHandle
 from dsexplore.comm.issue import issue, live_group, stage
 from dsexplore.comm.log_records import LoggedCall
 from dsexplore.comm.logger import comms_logger
@@ -31,11 +31,12 @@ class SendOrReceive:
         self._function = function
         self._torchs = torchs
 
-    def __call__(self, *args: Any, **named: Any) -> Any:
+    def __call__(self, *args: Any, **named: Any) -> WorkHandle | None:
         """Call the function, with the peer that torch's batch_isend_irecv passes to isend as ``group_src`` renamed."""
         if "group_src" in named and self._torchs is td.isend:
             named["group_dst"] = named.pop("group_src")
-        return self._function(*args, **named)
+        work: WorkHandle | None = self._function(*args, **named)
+        return work
 
     def __eq__(self, other: object) -> bool:
         return other is self._torchs or (isinstance(other, SendOrReceive) and other._torchs is self._torchs)
@@ -51,7 +52,7 @@ def _equal_to(torchs: Callable[..., Any]) -> Callable[[Callable[..., Any]], Send
 def send(
     tensor: torch.Tensor,
     dst: int | None = None,
-    group: Any = None,
+    group: td.ProcessGroup | None = None,
     tag: int = 0,
     group_dst: int | None = None,
     prof: bool = False,
@@ -65,28 +66,29 @@ def send(
 def recv(
     tensor: torch.Tensor,
     src: int | None = None,
-    group: Any = None,
+    group: td.ProcessGroup | None = None,
     tag: int = 0,
     group_src: int | None = None,
     prof: bool = False,
     log_name: str = "recv",
     debug: str | None = None,
-) -> Any:
+) -> int:
     """Receive into `tensor` from rank `src`, or from any; return the sender's rank."""
-    return issue(s.RECV, (tensor, src, group, tag, group_src), group, False, prof, log_name, debug)
+    args = (tensor, src, group, tag, group_src)
+    return cast("int", issue(s.RECV, args, group, False, prof, log_name, debug))  # of this op a number
 
 
 @_equal_to(td.isend)
 def isend(
     tensor: torch.Tensor,
     dst: int | None = None,
-    group: Any = None,
+    group: td.ProcessGroup | None = None,
     tag: int = 0,
     group_dst: int | None = None,
     prof: bool = False,
     log_name: str = "isend",
     debug: str | None = None,
-) -> Any:
+) -> WorkHandle | None:
     """Start to send `tensor` to rank `dst`, and return a handle."""
     return issue(s.ISEND, (tensor, dst, group, tag, group_dst), group, True, prof, log_name, debug)
 
@@ -95,13 +97,13 @@ def isend(
 def irecv(
     tensor: torch.Tensor,
     src: int | None = None,
-    group: Any = None,
+    group: td.ProcessGroup | None = None,
     tag: int = 0,
     group_src: int | None = None,
     prof: bool = False,
     log_name: str = "irecv",
     debug: str | None = None,
-) -> Any:
+) -> WorkHandle | None:
     """Start to receive into `tensor` from rank `src`, or from any, and return a handle."""
     return issue(s.IRECV, (tensor, src, group, tag, group_src), group, True, prof, log_name, debug)
 
@@ -122,11 +124,11 @@ _TORCH: dict[Any, Callable[..., Any]] = {td.isend: td.isend, td.irecv: td.irecv}
 
 
 def batch_isend_irecv(
-    p2p_op_list: list[Any],
+    p2p_op_list: list[td.P2POp],
     prof: bool = False,
     log_name: str = "batch_isend_irecv",
     debug: str | None = None,
-) -> list[Any]:
+) -> list[td.Work]:
     """Start all sends and receives of the list and return their handles. In the log, the operations are one batch."""
     group = getattr(p2p_op_list[0], "group", None) if p2p_op_list else None
     live = live_group(group)
@@ -171,7 +173,9 @@ def _label(operations: list[Any], prof: bool, log_name: str, debug: str | None) 
     return call
 
 
-def _handles(works: list[Any], group: Any, call: LoggedCall | None, copies: Sequence[list[CopyBack]]) -> list[Any]:
+def _handles(
+    works: list[Any], group: td.ProcessGroup | None, call: LoggedCall | None, copies: Sequence[list[CopyBack]]
+) -> list[td.Work]:
     """Return one handle per operation if torch returns one each; NCCL returns one for the whole batch."""
     if len(works) == len(copies) and (call is None or len(call.issued) in (0, len(works))):
         parts = call.parts() if call is not None and call.issued else [None] * len(works)

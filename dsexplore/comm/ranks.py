@@ -39,27 +39,28 @@ def is_initialized() -> bool:
     return td.is_available() and td.is_initialized()
 
 
-def get_rank(group: Any = None) -> int:
+def get_rank(group: td.ProcessGroup | None = None) -> int:
     """Return this rank's number in the group (None: the world); −1 if it is not in the group."""
     require_initialized("get_rank")
     return td.get_rank(group)
 
 
-def get_world_size(group: Any = None) -> int:
+def get_world_size(group: td.ProcessGroup | None = None) -> int:
     """Return the size of the group (None: the world); −1 if this rank is not in it."""
     require_initialized("get_world_size")
     return td.get_world_size(group)
 
 
-def get_backend(group: Any = None) -> str:
+def get_backend(group: td.ProcessGroup | None = None) -> str:
     """Return the name of the group's backend."""
     require_initialized("get_backend")
     return str(td.get_backend(group))
 
 
-def get_world_group() -> Any:
+def get_world_group() -> td.ProcessGroup:
     """Return the group of all ranks."""
     require_initialized("get_world_group")
+    assert td.group.WORLD is not None
     return td.group.WORLD
 
 
@@ -69,7 +70,7 @@ def get_local_rank() -> int:
     return get_local_rank_from_launcher()
 
 
-def get_global_rank(group: Any = None, group_rank: int = 0) -> int:
+def get_global_rank(group: td.ProcessGroup | None = None, group_rank: int = 0) -> int:
     """Return the global rank of a rank of the group."""
     require_initialized("get_global_rank")
     live: Any = td.group.WORLD if group is None else group
@@ -80,19 +81,20 @@ def get_global_rank(group: Any = None, group_rank: int = 0) -> int:
         raise
 
 
-def get_all_ranks_from_group(group: Any = None) -> list[int]:
+def get_all_ranks_from_group(group: td.ProcessGroup | None = None) -> list[int]:
     """Return the global ranks of the group, in the group's order; empty if this rank is not in it."""
     require_initialized("get_all_ranks_from_group")
-    live = td.group.WORLD if group is None else group
+    live: Any = td.group.WORLD if group is None else group
     return [] if live == td.GroupMember.NON_GROUP_MEMBER else td.get_process_group_ranks(live)
 
 
 @with_options(list(signature(td.new_group).parameters.values())[1:])
-def new_group(ranks: Sequence[int] | None = None, *args: Any, **named: Any) -> Any:
+def new_group(ranks: Sequence[int] | None = None, *args: Any, **named: Any) -> td.ProcessGroup:
     """Create a group of these ranks; every rank of the world must make the call. Further parameters are torch's."""
     require_initialized("new_group")
     try:
-        return td.new_group(None if ranks is None else list(ranks), *args, **named)
+        group: td.ProcessGroup = td.new_group(None if ranks is None else list(ranks), *args, **named)
+        return group
     except Exception as error:
         explain(error, f"new_group({ranks})", None)
         raise

@@ -30,7 +30,7 @@ class ReduceOp(Enum):
     UNUSED = 8
 
     @property
-    def torch(self) -> Any:
+    def torch(self) -> td.ReduceOp.RedOpType:
         """torch's reduction of that name.
 
         Raises:
@@ -38,7 +38,12 @@ class ReduceOp(Enum):
         """
         if self is ReduceOp.UNUSED:
             raise UsageError("ReduceOp.UNUSED is no reduction: use SUM, AVG, MIN, MAX, PRODUCT, BAND, BOR or BXOR")
-        return getattr(td.ReduceOp, self.name)
+        reduction: td.ReduceOp.RedOpType = getattr(td.ReduceOp, self.name)
+        return reduction
+
+
+Reduction = ReduceOp | td.ReduceOp | td.ReduceOp.RedOpType
+"""What calls take as ``op``."""
 
 
 def to_torch(op: Any) -> Any:

@@ -150,7 +150,7 @@ class CommSweep(SavedJson, Displayable):
         """Return the rows of one op as nccl-tests prints them; times in microseconds, bandwidths in GB/s."""
         return "\n".join(table_lines(self, op))
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return the result as plain JSON values; `from_json` reads them back."""
         return {
             **self.FORMAT.header(),

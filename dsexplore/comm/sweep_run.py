@@ -43,7 +43,7 @@ class CollectiveSlice(NamedTuple):
 
 
 def sweep(
-    group: Any = None,
+    group: td.ProcessGroup | None = None,
     *,
     ops: Sequence[str] = SWEPT,
     sizes: Sequence[int | str] | None = None,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -38,7 +39,7 @@ _lock = threading.Lock()
 class Noop:
     """The handle of a call that was switched off: already completed."""
 
-    def wait(self, timeout: Any = None) -> None:
+    def wait(self, timeout: timedelta | None = None) -> None:
         """Return immediately."""
         return
 

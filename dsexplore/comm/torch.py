@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from collections.abc import Callable
 from datetime import timedelta
 from importlib import import_module
 from types import ModuleType
@@ -21,8 +22,9 @@ from dsexplore.comm import calls, objects, p2p, ranks, switches, versions
 from dsexplore.comm.coalesce import get_coalescing_manager
 from dsexplore.comm.constants import MPI_BACKEND, NCCL_BACKEND
 from dsexplore.comm.faults import explain
+from dsexplore.comm.handles import WorkHandle
 from dsexplore.comm.meeting import register
-from dsexplore.comm.reduce_op import to_torch
+from dsexplore.comm.reduce_op import Reduction, to_torch
 from dsexplore.comm.spellings import ALL_GATHER_INTO_TENSOR, REDUCE_SCATTER_TENSOR
 from dsexplore.comm.switches import (
     Noop,
@@ -58,11 +60,11 @@ class Backend:
         self.name = name
         self.world_size = size
         self.world_rank = rank
-        self.process_groups: list[Any] = []
+        self.process_groups: list[td.ProcessGroup] = []
         self.initialized = False
 
     @property
-    def world_group(self) -> Any:
+    def world_group(self) -> td.ProcessGroup | None:
         """The group of all ranks; None if there is none."""
         return None
 
@@ -70,7 +72,7 @@ class Backend:
         """Return True if the backend can communicate."""
         return self.initialized
 
-    def new_group(self, *args: Any, **named: Any) -> Any:
+    def new_group(self, *args: Any, **named: Any) -> td.ProcessGroup:
         """Create a process group."""
         raise NotImplementedError(f"{type(self).__name__} makes no groups")
 
@@ -166,7 +168,7 @@ class TorchBackend(Backend):
         register()
 
     @property
-    def world_group(self) -> Any:
+    def world_group(self) -> td.ProcessGroup | None:
         """The group of all ranks, never cached: a gloo group that outlives its end aborts the process when it exits."""
         return td.group.WORLD if td.is_initialized() else None
 
@@ -175,12 +177,12 @@ class TorchBackend(Backend):
         return td.is_initialized()
 
     @classmethod
-    def get_all_gather_function(cls) -> Any:
+    def get_all_gather_function(cls) -> Callable[..., object]:
         """Return torch's function that gathers into one tensor."""
         return ALL_GATHER_INTO_TENSOR.call
 
     @classmethod
-    def get_reduce_scatter_function(cls) -> Any:
+    def get_reduce_scatter_function(cls) -> Callable[..., object]:
         """Return torch's function that reduces and scatters one tensor."""
         return REDUCE_SCATTER_TENSOR.call
 
@@ -196,12 +198,12 @@ class TorchBackend(Backend):
 
     def reduce_scatter_tensor(
         self,
-        output_tensor: Any,
-        input_tensor: Any,
-        op: Any = td.ReduceOp.SUM,
-        group: Any = None,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        op: Reduction = td.ReduceOp.SUM,
+        group: td.ProcessGroup | None = None,
         async_op: bool = False,
-    ) -> Any:
+    ) -> WorkHandle | None:
         """Call `dsexplore.comm.calls.reduce_scatter_tensor`; the second parameter has DeepSpeed's name."""
         return calls.reduce_scatter_tensor(output_tensor, input_tensor, op, group, async_op)
 
@@ -235,7 +237,7 @@ class TorchBackend(Backend):
     get_world_group = staticmethod(ranks.get_world_group)
     new_group = staticmethod(ranks.new_group)
 
-    def destroy_process_group(self, group: Any = None) -> None:
+    def destroy_process_group(self, group: td.ProcessGroup | None = None) -> None:
         """Destroy a group, or all."""
         td.destroy_process_group(group)
         self.initialized = td.is_initialized()
@@ -245,9 +247,9 @@ class TorchBackend(Backend):
         device_type = "cuda" if NCCL_BACKEND in td.get_backend() else "cpu"
         return init_device_mesh(device_type, mesh_shape, mesh_dim_names=mesh_dim_names)
 
-    def enable_symm_mem_for_group(self, group_name: str) -> Any:
+    def enable_symm_mem_for_group(self, group_name: str) -> None:
         """Make symmetric memory available to the group."""
-        return enable_symmetric_memory(group_name)
+        enable_symmetric_memory(group_name)
 
     def _reduce_op(self, op: Any) -> Any:
         return to_torch(op)

@@ -92,7 +92,7 @@ __all__ = [
 
 NATIVE_TO_PY_MAPPING, _, c10d_collective_ops, trivial_ops = counted_ops()
 
-Operation = dict[str, Any]
+Operation = dict[str, object]
 """One dispatched op, with torch's keys: name, input_shape, input_sharding, device_mesh, is_bw, …"""
 
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import weakref
 from contextlib import ExitStack
 from types import TracebackType
-from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Placement
 
 from dsexplore.capture import recorder_in_use
 from dsexplore.capture.record import record
@@ -84,7 +83,7 @@ class CommModeModuleTracker:
         return [(name, model) for name, reference in references.items() if (model := reference()) is not None]
 
     @property
-    def module_helper_dict(self) -> dict[str, dict[str, Any]]:
+    def module_helper_dict(self) -> dict[str, dict[str, object]]:
         """Module → its depth, type, and the placements of its parameters as text."""
         return {name: node.as_torchs() for name, node in self.tree.items()}
 
@@ -116,7 +115,7 @@ class CommModeModuleTracker:
         return {name: own for name, own in parameters.items() if own}
 
     @property
-    def sharding_dict(self) -> dict[str, tuple[Any, ...]]:
+    def sharding_dict(self) -> dict[str, tuple[Placement, ...]]:
         """Parameter → its placements, for DTensors of modules that still exist."""
         return {
             f"{name}.{key}": data.placements

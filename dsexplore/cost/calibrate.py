@@ -10,6 +10,8 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
+import torch.distributed as td
+
 from dsexplore.atomic import writing
 from dsexplore.comm.sweep_result import CommSweep
 from dsexplore.comm.sweep_run import sweep
@@ -57,7 +59,7 @@ class Calibration(Displayable):
 
 
 @with_options(signature(sweep).parameters.values())
-def calibrate(group: Any = None, *, base: str | None = None, **options: Any) -> Calibration:
+def calibrate(group: td.ProcessGroup | None = None, *, base: str | None = None, **options: Any) -> Calibration:
     """Measure the collectives of a group and put them into a cluster; every rank of the group calls this.
 
     Args:

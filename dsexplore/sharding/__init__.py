@@ -11,6 +11,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import torch
+
     from dsexplore.sharding.layout import Sharding as Sharding
 
 __all__ = ["Sharding"]
@@ -27,7 +29,9 @@ class _CallablePackage(ModuleType):
 
         return f"dsexplore.sharding{signature(sharding)}\n\n{getdoc(sharding)}\n\n{_ABOUT}"
 
-    def __call__(self, shown: Any, placements: Any = None, mesh: Any = None, dtype: Any = None) -> Sharding:
+    def __call__(
+        self, shown: object, placements: object = None, mesh: object = None, dtype: torch.dtype | str | None = None
+    ) -> Sharding:
         from dsexplore.sharding.plan import sharding
 
         return sharding(shown, placements=placements, mesh=mesh, dtype=dtype)

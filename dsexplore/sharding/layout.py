@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from functools import cache
-from typing import Any
 
 import polars as pl
 import torch
@@ -56,7 +55,7 @@ class Sharding(Displayable):
                 return Sharding(name, self.mesh, [tensor])
         raise UsageError(f"no tensor {name!r} here: names are in .summary()['tensor']")
 
-    def redistribute(self, placements: Any) -> Redistribution:
+    def redistribute(self, placements: object) -> Redistribution:
         """Return the tensor before and after a redistribute, and the collectives between, with their bytes.
 
         Steps are those of torch's planner on a mesh without flattened axes, for which it would merge some. The result

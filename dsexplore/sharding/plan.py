@@ -23,9 +23,9 @@ from dsexplore.units import format_count
 
 
 def sharding(
-    shown: Any,
-    placements: Any = None,
-    mesh: Any = None,
+    shown: object,
+    placements: object = None,
+    mesh: object = None,
     dtype: torch.dtype | str | None = None,
 ) -> Sharding:
     """Compute which rank holds which slice of a tensor, of a model's parameters, or of a plan on paper.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -23,7 +23,7 @@ from dsexplore.torch_internals.comm_mode import counted_ops, make_mode
 from dsexplore.torch_internals.dispatch import find_op
 from dsexplore.trace.tables import Tables
 
-Op = Any
+Op = Callable[..., object]
 """torch's ``OpOverloadPacket``, such as ``torch.ops.c10d_functional.all_reduce``."""
 
 GLOBAL = "Global"
@@ -79,7 +79,7 @@ class ModuleNode:
     parents: set[str] = field(default_factory=set)
     """All enclosing modules, including `GLOBAL`."""
 
-    def as_torchs(self) -> dict[str, Any]:
+    def as_torchs(self) -> dict[str, object]:
         """Return the entry of torch's ``module_helper_dict``."""
         return {
             **({"module_type": self.type} if self.type else {}),
@@ -97,12 +97,13 @@ def packet(raw_op: str) -> Op | None:
     counted = counted_ops()
     namespace, _, name = raw_op.partition("::")
     if namespace == "c10d":
-        op = find_op(raw_op)
+        op: Op | None = find_op(raw_op)
         return op if op in counted.c10d or name == "gather_into_tensor_" else None  # which torch 2.15 has left out
     for known in (name, name.removesuffix("_"), name.removesuffix("_out")):
         op = find_op(f"{namespace}::{known}") if namespace else None
         if op is not None and op in counted.functional:
-            return counted.older_names.get(op, op)
+            older: Op = counted.older_names.get(op, op)
+            return older
     return None
 
 
@@ -172,7 +173,7 @@ def module_counts(found: Iterable[tuple[str, str, Op, int]], tree: Mapping[str, 
 def torchs_mode(
     tree: Mapping[str, ModuleNode],
     counts: Mapping[str, ModuleCounts],
-    operations: Mapping[str, Mapping[str, list[dict[str, Any]]]],
+    operations: Mapping[str, Mapping[str, list[dict[str, object]]]],
 ) -> Any:
     """Return a ``CommDebugMode`` filled with these counts instead of counting itself.
 

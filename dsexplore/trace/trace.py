@@ -1,4 +1,4 @@
-"""`Trace`: what was communicated, and all that can be done with it. It imports neither recorders nor views."""
+"""`Trace`: what was communicated, and all that can be done with it. Of recorders and views it imports types alone."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sized
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import polars as pl
 
-from dsexplore.display import Displayable
+from dsexplore.display import Displayable, OptionsOfView
 from dsexplore.errors import UsageError
 from dsexplore.signatures import with_options
 from dsexplore.trace import files, schema
@@ -27,8 +27,17 @@ from dsexplore.trace.unmatched import unmatched
 from dsexplore.units import format_count
 
 if TYPE_CHECKING:
+    from dsexplore.analysis.findings.finding import Findings
+    from dsexplore.analysis.headline import Headline
+    from dsexplore.analysis.parameter_history import ParameterHistory
+    from dsexplore.analysis.plan_difference import PlanDifference
+    from dsexplore.analysis.skew import Skew
+    from dsexplore.analysis.step_timeline import Timeline
+    from dsexplore.analysis.world_map import WorldMap
     from dsexplore.cost.cluster import Cluster
     from dsexplore.cost.prediction import Prediction
+    from dsexplore.views.explorer.explorer import Explorer
+    from dsexplore.views.trace.diff_explorer import DiffExplorer
 
 
 class Trace(Displayable):
@@ -39,10 +48,13 @@ class Trace(Displayable):
         steps: marks the steps of the recording; None where none runs.
     """
 
+    if TYPE_CHECKING:
+        explore: ClassVar[OptionsOfView[Explorer]]
+
     def __init__(self, tables: Tables | Callable[[], Tables] | None = None, steps: StepMarks | None = None) -> None:
         self._tables = Tables() if tables is None else tables
         self._steps = steps
-        self.results: Mapping[int, Any] = {}
+        self.results: Mapping[int, object] = {}
         """{rank: value of the last expression of a cell on real ranks}; otherwise empty, and never saved."""
 
     @property
@@ -137,7 +149,7 @@ class Trace(Displayable):
         return self.events
 
     @with_options(("module", *schema.EVENTS))
-    def where(self, **conditions: Any) -> Trace:
+    def where(self, **conditions: object) -> Trace:
         """Return a `Trace` of the events that meet all conditions, with the same modules, parameters and groups.
 
         Each condition names a column of the events and a value or a list of values; ``None`` is null.
@@ -197,29 +209,32 @@ class Trace(Displayable):
         """
         return unmatched(self.tables)
 
-    def skew(self) -> Any:
+    def skew(self) -> Skew:
         """Return a `Skew`: which ranks are late to collectives, how long the others wait, how long transfers take.
 
         It shows itself with a picture. ``.sentence`` says it, ``.late_ranks`` are the ranks, ``.to_frame()`` has a row
         per collective that several ranks measured, and ``.to_frame(by="rank")``, ``"module"``, ``"axis"``, ``"phase"``,
         ``"op"`` or ``"group"`` sums of them. A simulated trace has no times, and says so.
         """
-        return run_pass("skew", self.tables)
+        skew: Skew = run_pass("skew", self.tables)
+        return skew
 
-    def findings(self) -> Any:
+    def findings(self) -> Findings:
         """Return the traffic that the program need not send, as `dsexplore.analysis.findings.finding.Findings`.
 
         Each finding has module, line, bytes per rank and step, why, and a change to try. Findings show themselves as a
         table; ``.to_frame()`` is one, and ``.trace(0)`` has the events that the first finding speaks of.
         """
-        return run_pass("findings", self.tables)
+        findings: Findings = run_pass("findings", self.tables)
+        return findings
 
-    def headline(self) -> Any:
+    def headline(self) -> Headline:
         """Return a `dsexplore.analysis.headline.Headline`: what a step sends, in at most four sentences.
 
         ``.to_frame()`` has the bytes per rank and step by mesh axis, and milliseconds where times were measured.
         """
-        return run_pass("headline", self.tables)
+        headline: Headline = run_pass("headline", self.tables)
+        return headline
 
     def timeline(
         self,
@@ -228,7 +243,7 @@ class Trace(Displayable):
         *,
         sizes: str = "wire",
         hardware: Cluster | str | os.PathLike[str] | None = None,
-    ) -> Any:
+    ) -> Timeline:
         """Return a `dsexplore.analysis.step_timeline.Timeline`: the step's collectives over time, in lanes.
 
         Times are measured ones where the ranks were real, and predicted ones where hardware is named. Simulated ranks
@@ -247,10 +262,13 @@ class Trace(Displayable):
         Raises:
             UsageError: no such lanes, colors, sizes or hardware; no pipeline; hardware without ``costs=True``.
         """
+        options = {"lanes": lanes, "colors": colors, "sizes": sizes}
+        timeline: Timeline
         if hardware is not None or lanes == "stage":
-            options = {"lanes": lanes, "colors": colors, "sizes": sizes, "hardware": hardware}
-            return run_pass("predicted_timeline", self.tables, **options)
-        return run_pass("timeline", self.tables, lanes=lanes, colors=colors, sizes=sizes)
+            timeline = run_pass("predicted_timeline", self.tables, **options, hardware=hardware)
+        else:
+            timeline = run_pass("timeline", self.tables, **options)
+        return timeline
 
     def world_map(
         self,
@@ -260,7 +278,7 @@ class Trace(Displayable):
         axis: str | None = None,
         shade: str | None = None,
         hardware: Cluster | str | os.PathLike[str] | None = None,
-    ) -> Any:
+    ) -> WorldMap:
         """Return a `dsexplore.analysis.world_map.WorldMap`: the ranks that each rank communicates with, by node.
 
         Args:
@@ -275,12 +293,16 @@ class Trace(Displayable):
             UsageError: fewer than one rank per node, no such sizes, axis, shade or hardware, or no times for seconds.
         """
         options = {"ranks_per_node": ranks_per_node, "sizes": sizes, "axis": axis}
+        world: WorldMap
         if hardware is None or shade == "bytes":
             options |= {"ranks_per_node": 8} if ranks_per_node is None else {}
-            return run_pass("world_map", self.tables, **options, shade=shade or "bytes")
-        return run_pass("predicted_world_map", self.tables, **options, shade=shade or "seconds", hardware=hardware)
+            world = run_pass("world_map", self.tables, **options, shade=shade or "bytes")
+        else:
+            seen = shade or "seconds"
+            world = run_pass("predicted_world_map", self.tables, **options, shade=seen, hardware=hardware)
+        return world
 
-    def parameter_history(self, name: str, sizes: str = "wire") -> Any:
+    def parameter_history(self, name: str, sizes: str = "wire") -> ParameterHistory:
         """Return one parameter's shards and its traffic in a step.
 
         Args:
@@ -290,7 +312,8 @@ class Trace(Displayable):
         Raises:
             UsageError: no such sizes or parameter, or several that end so.
         """
-        return run_pass("parameter_history", self.tables, parameter=name, sizes=sizes)
+        history: ParameterHistory = run_pass("parameter_history", self.tables, parameter=name, sizes=sizes)
+        return history
 
     def diff(self, other: Trace) -> TraceDiff:
         """Return the traffic of `other` minus that of this trace, per module × op × axis × phase.
@@ -392,6 +415,9 @@ class TraceDiff(Displayable):
     before: Trace
     after: Trace
 
+    if TYPE_CHECKING:
+        explore: ClassVar[OptionsOfView[DiffExplorer]]
+
     def to_frame(self, *, unchanged: bool = False) -> pl.DataFrame:
         """Return one row per module × op × axis × phase that differs; columns: `dsexplore.trace.diff.COLUMNS`.
 
@@ -408,15 +434,16 @@ class TraceDiff(Displayable):
         """The modules of both traces as one tree; columns: `schema.MODULES`."""
         return merge_modules([self.before.modules, self.after.modules])
 
-    def headline(self) -> Any:
+    def headline(self) -> PlanDifference:
         """Return a `dsexplore.analysis.plan_difference.PlanDifference`: the difference in at most four sentences.
 
         ``.to_frame()`` has the rows of the diff per rank and step, so that traces with different numbers of them
         compare.
         """
-        return run_pass("diff headline", self.before.tables, after=self.after.tables)
+        headline: PlanDifference = run_pass("diff headline", self.before.tables, after=self.after.tables)
+        return headline
 
-    def timeline(self, lanes: str | None = None, colors: str | None = None) -> Any:
+    def timeline(self, lanes: str | None = None, colors: str | None = None) -> Timeline:
         """Return a `dsexplore.analysis.step_timeline.Timeline` of both last steps on one scale, A's lanes above B's.
 
         Args:
@@ -426,7 +453,9 @@ class TraceDiff(Displayable):
         Raises:
             UsageError: no such lanes or colors.
         """
-        return run_pass("diff timeline", self.before.tables, after=self.after.tables, lanes=lanes, colors=colors)
+        options = {"after": self.after.tables, "lanes": lanes, "colors": colors}
+        timeline: Timeline = run_pass("diff timeline", self.before.tables, **options)
+        return timeline
 
     def __len__(self) -> int:
         """Return the number of rows that differ; 0 if both communicate the same."""

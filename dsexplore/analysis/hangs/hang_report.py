@@ -169,7 +169,7 @@ class HangReport(Displayable):
         """Return `waiting`, one row per waiting rank."""
         return self.waiting
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return the report as plain data that can be written as JSON."""
         return {
             "culprits": list(self.culprits),

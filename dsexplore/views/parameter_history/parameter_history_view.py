@@ -80,7 +80,7 @@ def _note(history: ParameterHistory) -> str:
 
 def shards_of(history: ParameterHistory) -> Sharding | None:
     """Return the sharding of the parameter, or None for a plain tensor, which every rank holds whole."""
-    row = history.parameter
+    row: dict[str, Any] = history.parameter
     if not row["mesh"]:
         return None
     own = history.name.rpartition(".")[2]
@@ -88,7 +88,7 @@ def shards_of(history: ParameterHistory) -> Sharding | None:
 
 
 def _where(history: ParameterHistory) -> str:
-    row = history.parameter
+    row: dict[str, Any] = history.parameter
     shape = " × ".join(str(length) for length in row["global_shape"]) or "one number"
     held = f"{format_bytes(row['local_bytes'])} of {format_bytes(row['global_bytes'])} on each rank"
     how = f"{row['placements']} on {row['mesh']}" if row["mesh"] else "a plain tensor, whole on each rank"

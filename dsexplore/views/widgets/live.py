@@ -40,7 +40,7 @@ def show_with_twin(live: Any, html: str, text: str) -> None:
 class LiveView:
     """An explorer made of one widget, displayed as the last expression of a cell."""
 
-    widget: Any
+    widget: ipywidgets.DOMWidget
 
     def static_twin(self) -> tuple[str, str]:
         """Return the static view of the same object as (HTML, text)."""

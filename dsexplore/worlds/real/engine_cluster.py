@@ -77,7 +77,7 @@ class EngineRank:
         self.answer: Any = None
         """The ipyparallel result of the running cell."""
 
-    def outcome(self) -> tuple[RankOutcome, bytes]:
+    def outcome(self) -> tuple[RankOutcome[Any], bytes]:
         """Return how the cell ended, and its pickled trace."""
         from ipyparallel.error import TaskAborted  # an optional package, which every cluster has loaded
 

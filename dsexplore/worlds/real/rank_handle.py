@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import Any
 
 from dsexplore.units import format_bytes
 from dsexplore.worlds.real.messages import CellReport, RankJob, Reap, Report, Start, send, unpack_report
@@ -234,7 +235,7 @@ class RankHandle:
             with suppress(OSError):
                 self._channel.shutdown(socket.SHUT_WR)
 
-    def end(self, wait: float = EXIT_WAIT) -> RankOutcome:
+    def end(self, wait: float = EXIT_WAIT) -> RankOutcome[Any]:
         """End the process and all that it started, collect its exit code, and close the descriptors.
 
         Args:
@@ -254,7 +255,7 @@ class RankHandle:
         self._owned.close()
         return self.outcome(exit_code)
 
-    def outcome(self, exit_code: int | None = None) -> RankOutcome:
+    def outcome(self, exit_code: int | None = None) -> RankOutcome[Any]:
         """Return how the program, or the last cell, ended."""
         how = how_it_ended(exit_code) if self.status == "died" and exit_code is not None else ""
         report = self.report if self.report is not None and self.status != "stuck" else Report(False, error=how)

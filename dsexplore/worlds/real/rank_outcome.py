@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import signal
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Generic, Literal, TypeVar
 
 from dsexplore.worlds.real.messages import CellReport
 
@@ -14,13 +14,16 @@ Status = Literal["ok", "error", "died", "stuck"]
 finished when the run was over, and was ended."""
 
 
+Value = TypeVar("Value", covariant=True)
+
+
 @dataclass(frozen=True)
-class RankOutcome:
+class RankOutcome(Generic[Value]):
     """How the program ended on one rank."""
 
     rank: int
     status: Status
-    value: Any = None
+    value: Value | None = None
     """The function's return value; for source text the ``repr`` of the last expression, "" where there is none."""
     error: str = ""
     """``"RuntimeError: …"``, or how the process ended."""

@@ -57,7 +57,7 @@ OnOutput = Callable[[Sequence[Any]], float | None]
 
 
 @dataclass(frozen=True)
-class CellRun(RanksRun):
+class CellRun(RanksRun[Any]):
     """The outcomes of one cell on its ranks, and what they recorded."""
 
     trace: Trace | None = None
@@ -217,7 +217,7 @@ class RankWorld:
             why,
         )
 
-    def _close_with(self, chosen: Sequence[RankHandle]) -> tuple[RankOutcome, ...]:
+    def _close_with(self, chosen: Sequence[RankHandle]) -> tuple[RankOutcome[Any], ...]:
         """Close the world, and return the outcomes of these ranks of it."""
         others = [rank for rank in self._ranks if rank not in chosen]
         for rank in self._ranks:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Literal
+from typing import Any, Generic, Literal, Self, cast
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined] # public, though not in its stub
 
@@ -27,7 +27,7 @@ from dsexplore.user_warnings import warn_of_untested_torch
 from dsexplore.worlds.real.messages import RankJob
 from dsexplore.worlds.real.packed_program import pack_program
 from dsexplore.worlds.real.rank_handle import STACK_WAIT, RankHandle, wait_for_all
-from dsexplore.worlds.real.rank_outcome import RankOutcome
+from dsexplore.worlds.real.rank_outcome import RankOutcome, Value
 from dsexplore.worlds.real.server_handle import server
 
 __all__ = ["RankOutcome", "RanksFailedError", "RanksRun", "run_ranks"]
@@ -37,18 +37,18 @@ Reason = Literal["done", "failed", "timeout"]
 
 
 def run_ranks(
-    program: Callable[..., Any] | str,
+    program: Callable[..., Value] | str,
     world_size: int,
     *,
-    args: Sequence[Any] = (),
-    namespace: Mapping[str, Any] | None = None,
+    args: Sequence[object] = (),
+    namespace: Mapping[str, object] | None = None,
     backend: str | None = "gloo",
     timeout: float = 60.0,
     group_timeout: float = 30.0,
     grace: float = 2.0,
     environment: Mapping[str, str] | None = None,
     on_line: Callable[[int, str], None] | None = None,
-) -> RanksRun:
+) -> RanksRun[Value]:
     """Run a program on local ranks and wait until all have ended.
 
     Args:
@@ -92,7 +92,7 @@ def run_in_turn(
     *,
     together: int,
     on_line: Callable[[int, str], None] | None = None,
-    on_end: Callable[[RankOutcome], None] = lambda _outcome: None,
+    on_end: Callable[[RankOutcome[Any]], None] = lambda _outcome: None,
 ) -> None:
     """Run a function once for each of several arguments, each time in a process of its own that is alone in its world.
 
@@ -170,10 +170,10 @@ def rendezvous(world_size: int) -> Iterator[dict[str, str]]:
 
 
 @dataclass(frozen=True)
-class RanksRun:
+class RanksRun(Generic[Value]):
     """The outcomes of one run of a program on all ranks."""
 
-    outcomes: tuple[RankOutcome, ...]
+    outcomes: tuple[RankOutcome[Value], ...]
     seconds: float
     reason: Reason
     first_failure: int | None = None
@@ -185,16 +185,16 @@ class RanksRun:
         return all(outcome.status == "ok" for outcome in self.outcomes)
 
     @property
-    def values(self) -> list[Any]:
+    def values(self) -> list[Value]:
         """The return value of each rank, in order of ranks.
 
         Raises:
             RanksFailedError: a rank did not finish.
         """
         self.check()
-        return [outcome.value for outcome in self.outcomes]
+        return [cast("Value", outcome.value) for outcome in self.outcomes]
 
-    def check(self) -> RanksRun:
+    def check(self) -> Self:
         """Return this run, if every rank finished.
 
         Raises:
@@ -213,12 +213,12 @@ class RanksFailedError(RuntimeError):
         text: the message; made of the run's outcomes, a line for each rank, where there is none.
     """
 
-    def __init__(self, run: RanksRun | None, text: str = "") -> None:
+    def __init__(self, run: RanksRun[object] | None, text: str = "") -> None:
         self.run = run
         super().__init__(text if run is None or text else self._text(run))
 
     @staticmethod
-    def _text(run: RanksRun) -> str:
+    def _text(run: RanksRun[object]) -> str:
         lines = [f"{len(run.outcomes)} local ranks: {_REASONS[run.reason]} after {run.seconds:.1f} s"]
         lines += [f"  rank {o.rank}: {o.status}{': ' if o.error else ''}{_first_line(o.error)}" for o in run.outcomes]
         first = run.outcomes[run.first_failure if run.first_failure is not None else _first_not_ok(run)]
@@ -234,7 +234,7 @@ def _first_line(text: str) -> str:
     return text.splitlines()[0] if text else ""
 
 
-def _first_not_ok(run: RanksRun) -> int:
+def _first_not_ok(run: RanksRun[object]) -> int:
     return next(outcome.rank for outcome in run.outcomes if outcome.status != "ok")
 
 
@@ -249,7 +249,7 @@ class _RanksRun:
         """Take over a rank that has just started."""
         self._ranks.append(rank)
 
-    def until_over(self, timeout: float, grace: float) -> RanksRun:
+    def until_over(self, timeout: float, grace: float) -> RanksRun[Any]:
         """Wait until all ranks have finished, the time is up, or ``grace`` seconds after a failure; end the rest."""
         with self._noting_stacks():
             first_failure = wait_for_all(self._ranks, self._began + timeout, grace)
@@ -259,7 +259,7 @@ class _RanksRun:
             reason = "failed"
         return RanksRun(outcomes, time.monotonic() - self._began, reason, first_failure)
 
-    def in_turn(self, ranks: Iterator[RankHandle], together: int, on_end: Callable[[RankOutcome], None]) -> None:
+    def in_turn(self, ranks: Iterator[RankHandle], together: int, on_end: Callable[[RankOutcome[Any]], None]) -> None:
         """Wait until all ranks have ended, of which so many run at a time: taking one from the iterator starts it."""
         with self._noting_stacks(), selectors.DefaultSelector() as selector:
 
@@ -297,7 +297,7 @@ class _RanksRun:
                     interrupt.add_note(f"rank {outcome.rank} was at:\n{outcome.stack}")
             raise
 
-    def close(self) -> tuple[RankOutcome, ...]:
+    def close(self) -> tuple[RankOutcome[Any], ...]:
         """End all ranks, with the stacks of those that had not finished; safe to call again."""
         ranks, self._ranks = self._ranks, []
         hung = [rank for rank in ranks if rank.status is None]

@@ -147,11 +147,11 @@ class Players:
         """Play those ranks; return those that are still to be played in full, with why."""
         in_full: dict[int, str] = {}
 
-        def ended(outcome: RankOutcome) -> None:
+        def ended(outcome: RankOutcome[Any]) -> None:
             rank = ranks[outcome.rank]
             shared_objects.end(self.folder, rank)
             failed = ScriptEnd(rank, 1, outcome.traceback or outcome.error)
-            end: ScriptEnd = outcome.value if outcome.status == "ok" else failed
+            end: ScriptEnd = outcome.value if outcome.value is not None else failed
             if end.cannot_skip:
                 in_full[rank] = end.cannot_skip
             else:

@@ -1,0 +1,198 @@
+"""What public functions return and public results hold has a type: no `Any`, however deep inside.
+
+The public names of the package are followed from function to result to what the result holds; annotations are read as
+type checkers read them, with the imports that stand under `TYPE_CHECKING`.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache, cached_property
+from importlib import import_module
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+import pytest
+from torch.distributed.device_mesh import DeviceMesh
+
+import dsexplore
+from dsexplore import mesh_text
+from dsexplore.display import OptionsOfView
+from dsexplore.sharding.plan import sharding
+
+MODULES = ("dsexplore", "dsexplore.comm", "dsexplore.aio", "dsexplore.cost")
+SHOWN_BY_NAME = ("__init__", "__call__", "__enter__", "__getitem__", "__iter__")
+"""Methods without a public name that users call."""
+
+
+@cache
+def names_for_type_checkers(module: str) -> dict[str, Any]:
+    """What the annotations of a module can name."""
+    found = import_module(module)
+    names = dict(vars(found))
+    for node in ast.walk(ast.parse(Path(str(found.__file__)).read_text(encoding="utf-8"))):
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            imports = [each for each in node.body if isinstance(each, (ast.Import, ast.ImportFrom))]
+            exec(compile(ast.Module(imports, []), module, "exec"), names)
+    if names.get("Mesh") is mesh_text.Mesh:  # a text, which imports no DeviceMesh
+        names["Mesh"] = eval(mesh_text.Mesh, {"Mapping": Mapping, "DeviceMesh": DeviceMesh})
+    return names
+
+
+def parts(annotation: Any) -> Iterator[Any]:
+    """A type and the types inside it; an array's shape is numpy's own matter."""
+    yield annotation
+    if getattr(typing.get_origin(annotation), "__module__", "") == "numpy":
+        return
+    for inner in typing.get_args(annotation):
+        for each in inner if isinstance(inner, list) else [inner]:
+            yield from parts(each)
+
+
+class Types:
+    """The types of public functions and results, by where they stand: ``Trace.skew``, ``Trace.where(conditions)``."""
+
+    def __init__(self) -> None:
+        self.results: dict[str, Any] = {}
+        self.parameters: dict[str, Any] = {}
+        self._seen: set[object] = set()
+
+    def follow(self, name: str, shown: Any) -> None:
+        """Add a public function, class or value, and the classes that it returns or holds."""
+        if inspect.isclass(shown):
+            self._follow_class(shown)
+        elif callable(shown):
+            self._follow_function(name, shown)
+
+    def _follow_class(self, shown: type) -> None:
+        if shown in self._seen or not shown.__module__.startswith("dsexplore"):
+            return
+        self._seen.add(shown)
+        for home in [each for each in shown.__mro__ if each.__module__.startswith("dsexplore")]:
+            for name, annotation in vars(home).get("__annotations__", {}).items():
+                if not name.startswith("_"):
+                    self._add_result(f"{home.__name__}.{name}", self._read(annotation, home.__module__))
+            for name, value in vars(home).items():
+                function = function_of(value)
+                if function is not None and (not name.startswith("_") or name in SHOWN_BY_NAME):
+                    self._follow_function(f"{home.__name__}.{name}", function)
+            self._follow_attributes(home)
+
+    def _follow_attributes(self, home: type) -> None:
+        """Add what ``__init__`` assigns with an annotation: ``self.results: Mapping[int, object] = {}``."""
+        made = vars(home).get("__init__")
+        if made is None or hasattr(home, "__dataclass_fields__"):  # whose source nobody wrote
+            return
+        tree = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(made))))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.AnnAssign) and ast.unparse(node.target).startswith("self."):
+                name = ast.unparse(node.target).removeprefix("self.")
+                if not name.startswith("_"):
+                    found = self._read(ast.unparse(node.annotation), home.__module__)
+                    self._add_result(f"{home.__name__}.{name}", found)
+
+    def _follow_function(self, name: str, shown: Any) -> None:
+        function = inspect.unwrap(shown)
+        if isinstance(function, FunctionType) and function.__module__.startswith("dsexplore"):
+            code = function.__code__
+            named = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+            for parameter, annotation in function.__annotations__.items():
+                found = self._read(annotation, function.__module__)
+                if parameter == "return":
+                    self._add_result(name, found)
+                elif parameter in named:  # not *args and **options
+                    self.parameters[f"{name}({parameter})"] = found
+
+    def _read(self, annotation: Any, module: str) -> Any:
+        if not isinstance(annotation, str):
+            return annotation
+        return eval(annotation, names_for_type_checkers(module))
+
+    def _add_result(self, name: str, annotation: Any) -> None:
+        self.results[name] = annotation
+        for each in parts(annotation):
+            home = typing.get_origin(each) or each
+            if inspect.isclass(home):
+                self._follow_class(home)
+
+
+def function_of(value: Any) -> Callable[..., Any] | None:
+    """The function of what stands in a class: a method of any kind, a property."""
+    if isinstance(value, (staticmethod, classmethod)):
+        return value.__func__
+    if isinstance(value, property):
+        return value.fget
+    if isinstance(value, cached_property):
+        return value.func
+    if isinstance(value, OptionsOfView):
+        return value.method
+    return value if isinstance(value, FunctionType) else None
+
+
+@pytest.fixture(scope="module")
+def types() -> Types:
+    found = Types()
+    for module in map(import_module, MODULES):
+        for name in module.__all__:
+            found.follow(f"{module.__name__}.{name}", getattr(module, name))
+    found.follow("dsexplore.sharding", sharding)
+    return found
+
+
+def with_any(types: dict[str, Any], but: Callable[[Any], bool] = lambda _: False) -> list[str]:
+    return [
+        f"{name}: {found}"
+        for name, found in types.items()
+        if any(each is Any for each in parts(found)) and not but(found)
+    ]
+
+
+def takes_a_function(annotation: Any) -> bool:
+    """Whether what a function takes is a function, of which it asks nothing."""
+    return any(typing.get_origin(each) is Callable or "Callable" in str(each) for each in parts(annotation))
+
+
+def test_no_public_result_is_any(types: Types) -> None:
+    assert with_any(types.results) == []
+
+
+def test_no_public_parameter_is_any(types: Types) -> None:
+    assert with_any(types.parameters, takes_a_function) == []
+
+
+def test_what_users_ask_for_most_is_among_them(types: Types) -> None:
+    shown = {
+        name: getattr(types.results[name], "__name__", "")
+        for name in ("Trace.headline", "Trace.findings", "Trace.timeline", "Trace.world_map", "Trace.parameter_history")
+    }
+    assert shown == {
+        "Trace.headline": "Headline",
+        "Trace.findings": "Findings",
+        "Trace.timeline": "Timeline",
+        "Trace.world_map": "WorldMap",
+        "Trace.parameter_history": "ParameterHistory",
+    }
+    assert len(types.results) > 300
+    assert {
+        "Trace.results",
+        "RanksRun.values",
+        "Displayable.figure",
+        "dsexplore.comm.all_reduce",
+    } < types.results.keys()
+
+
+def test_any_is_found_however_deep() -> None:
+    assert with_any({"deep": dict[str, list[tuple[int, Any]]]}) != []
+    assert with_any({"deep": Callable[[Any], int]}) != []
+    assert with_any({"object": dict[str, object]}) == []
+
+
+def test_dsexplore_names_what_it_imports_for_type_checkers() -> None:
+    """`TYPE_CHECKING` lists the same public names that are imported on first use."""
+    listed = names_for_type_checkers("dsexplore")
+    assert set(dsexplore.__all__) - set(listed) <= {"__version__"}
