@@ -55,4 +55,4 @@ print("traced")
 def test_a_plain_trace_needs_few_names_that_are_not_public() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["traced"]
+    assert done.stdout.splitlines()[-1] == "traced"  # torch 2.9 prints how gloo connects

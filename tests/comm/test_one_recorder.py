@@ -21,7 +21,7 @@ from dsexplore.capture.recorder_in_use import is_recording
 from dsexplore.comm.sent_calls import numbered
 from dsexplore.trace import schema
 from dsexplore.worlds.simulate import simulate
-from tests.comm.every_op import every_op
+from tests.comm.every_op import GLOO_SWAPS_LISTS, every_op
 
 Ranks = Callable[..., list[Any]]
 _OF_THE_CALL = {"step", "seq", "source", "batch", "start", "end", "waited", "group_seq"}
@@ -152,7 +152,7 @@ def logged_and_traced() -> list[Any]:
 def test_a_logged_call_is_what_a_trace_has_of_torchs(ranks: Ranks) -> None:
     """Those that pass the kernels by, and those that do not."""
     for of_torch, *others in ranks(2, logged_and_traced):
-        assert len(of_torch) == 16
+        assert len(of_torch) == 15 + GLOO_SWAPS_LISTS
         assert all(rows == of_torch for rows in others)
 
 

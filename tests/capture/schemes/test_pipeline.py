@@ -255,4 +255,4 @@ def test_a_stage_without_shapes_says_what_it_needs(world: Callable[..., DeviceMe
     mesh = world(f"pp={RANKS}", 1)
     stage = PipelineStage(nn.Linear(4, 4), 1, RANKS, torch.device("cpu"), group=mesh.get_group())
     with pytest.raises(UsageError, match=r"pipeline stage 1 .* input_args=…, output_args=…"):
-        ScheduleGPipe(stage, 2, loss_fn=loss).step()
+        ScheduleGPipe(stage, RANKS, loss_fn=loss).step()

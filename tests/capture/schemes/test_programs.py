@@ -26,7 +26,7 @@ from torch.nn.modules import module as torch_module
 from dsexplore.capture import ops
 from dsexplore.capture.record import record
 from dsexplore.capture.recorder_in_use import is_recording
-from dsexplore.worlds.simulated import received_values
+from dsexplore.torch_internals.dtensor import release_cached_meshes
 
 
 @pytest.fixture(autouse=True)
@@ -231,9 +231,8 @@ def test_a_recording_opened_during_backward_has_as_many_lines_as_it_asked_for(co
     assert source.endswith(f":{line}")
 
 
-def test_a_step_like_the_last_keeps_little(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_like_the_last_keeps_little() -> None:
     """What holds other things costs again whenever the program's garbage is collected."""
-    monkeypatch.setattr(received_values, "_MANY", 4)  # of results the world remembers some, the recording none
     model = Pair(Talker(), Talker())
 
     def objects() -> int:
@@ -367,7 +366,7 @@ def test_nothing_is_kept_alive(world: Callable[..., DeviceMesh], block: Any, siz
         output = model.attn.wq(torch.ones(sizes.batch, sizes.seq, sizes.d)).full_tensor()
     watched = [weakref.ref(thing) for thing in (model, model.attn.wq.weight, output, sub)]
     del model, output, sub
-    torch.distributed.tensor.debug._clear_sharding_prop_cache()
+    release_cached_meshes()
     gc.collect()
     alive = [reference() for reference in watched[:3]]
     assert alive == [None] * 3
