@@ -21,8 +21,8 @@ import pytest
 from torch.distributed.device_mesh import DeviceMesh
 
 import dsexplore
-from dsexplore import mesh_text
 from dsexplore.display import OptionsOfView
+from dsexplore.mesh import MeshLike
 from dsexplore.sharding.plan import sharding
 
 MODULES = ("dsexplore", "dsexplore.comm", "dsexplore.aio", "dsexplore.cost")
@@ -39,8 +39,8 @@ def names_for_type_checkers(module: str) -> dict[str, Any]:
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
             imports = [each for each in node.body if isinstance(each, (ast.Import, ast.ImportFrom))]
             exec(compile(ast.Module(imports, []), module, "exec"), names)
-    if names.get("Mesh") is mesh_text.Mesh:  # a text, which imports no DeviceMesh
-        names["Mesh"] = eval(mesh_text.Mesh, {"Mapping": Mapping, "DeviceMesh": DeviceMesh})
+    if names.get("MeshLike") is MeshLike:  # a text, which imports no DeviceMesh
+        names["MeshLike"] = eval(MeshLike, {"Mapping": Mapping, "DeviceMesh": DeviceMesh})
     return names
 
 
