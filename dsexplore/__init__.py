@@ -20,6 +20,7 @@ _HOMES = {
     "explain_hang": "dsexplore.analysis.hangs.explain",
     "expect_comms": "dsexplore.capture.expect",
     "run_ranks": "dsexplore.worlds.real.run_ranks",
+    "register_extension": "dsexplore.worlds.extensions.registry",
     "calibrate": "dsexplore.cost.calibrate",
     "compare_meshes": "dsexplore.cost.compare_meshes",
     "UsageError": "dsexplore.errors",
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
     from dsexplore.trace.trace import Trace as Trace
     from dsexplore.trace.trace import load as load
     from dsexplore.worlds.commtrace import commtrace as commtrace
+    from dsexplore.worlds.extensions.registry import register_extension as register_extension
     from dsexplore.worlds.real.run_ranks import RanksFailedError as RanksFailedError
     from dsexplore.worlds.real.run_ranks import run_ranks as run_ranks
     from dsexplore.worlds.scripts.run_script import run as run

@@ -6,6 +6,7 @@ Where several entries replace one name, the later one stands outside: it is call
 from __future__ import annotations
 
 from dsexplore.torch_internals.patches import Entry
+from dsexplore.worlds.extensions import stand_in_modules
 from dsexplore.worlds.fake import (
     device_meshes,
     fake_data,
@@ -75,5 +76,6 @@ TABLE: tuple[Entry, ...] = (
     *fsdp1_optimizers.PATCHES,
     *zero_optimizers.PATCHES,
     *deepspeed_checks.PATCHES,
+    *stand_in_modules.PATCHES,
     *spawned.PATCHES,
 )

@@ -1,0 +1,131 @@
+"""Layer norm and RMS norm as fused kernels compute them: in fp32, with the result in the dtype of their input."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import layer_norm as torch_layer_norm
+from torch.nn.functional import rms_norm as torch_rms_norm
+
+Shape = int | Sequence[int]
+
+
+def rms_norm(x: Tensor, weight: Tensor | None, epsilon: float = 1e-6, dtype: torch.dtype | None = None) -> Tensor:
+    """Return the RMS norm over the dims of the weight, the last one without it, in ``dtype`` or that of ``x``."""
+    shape = x.shape[-1:] if weight is None else weight.shape
+    return torch_rms_norm(x.float(), shape, None if weight is None else weight.float(), epsilon).to(dtype or x.dtype)
+
+
+def layer_norm(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, epsilon: float = 1e-5, dtype: torch.dtype | None = None
+) -> Tensor:
+    """Return the layer norm over the dims of the weight, the last one without it, in ``dtype`` or that of ``x``."""
+    shape = x.shape[-1:] if weight is None else weight.shape
+    weight, bias = (None if each is None else each.float() for each in (weight, bias))
+    return torch_layer_norm(x.float(), shape, weight, bias, epsilon).to(dtype or x.dtype)
+
+
+def layer_norm_fn(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None = None,
+    eps: float = 1e-6,
+    dropout_p: float = 0.0,
+    prenorm: bool = False,
+    residual_in_fp32: bool = False,
+    is_rms_norm: bool = False,
+    **options: Any,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Drop a part of ``x``, add the residual, and return the norm; with ``prenorm`` also what was normed."""
+    total = torch.dropout(x, dropout_p, train=True) if dropout_p else x
+    if residual is not None:
+        total = total.float() + residual.float()
+    total = total.to(torch.float32 if residual_in_fp32 else x.dtype if residual is None else residual.dtype)
+    normed = rms_norm(total, weight, eps, x.dtype) if is_rms_norm else layer_norm(total, weight, bias, eps, x.dtype)
+    return (normed, total) if prenorm else normed
+
+
+def rms_norm_fn(x: Tensor, weight: Tensor, bias: Tensor | None, **options: Any) -> Tensor | tuple[Tensor, Tensor]:
+    """Do what `layer_norm_fn` does, with an RMS norm."""
+    return layer_norm_fn(x, weight, bias, **options, is_rms_norm=True)
+
+
+class PlainRMSNorm(nn.Module):
+    """RMS norm.
+
+    Args:
+        normalized_shape: the last dims, over which is normed.
+        eps: added to the mean square.
+        elementwise_affine: whether it has a weight.
+        device: of the weight.
+        dtype: of the weight.
+        options: of the kernels, which change no shape.
+    """
+
+    out_dtype: torch.dtype | None = None
+    """The dtype of the result; None for that of the input."""
+
+    def __init__(
+        self,
+        normalized_shape: Shape,
+        eps: float = 1e-5,
+        elementwise_affine: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        self.normalized_shape = torch.Size(
+            (normalized_shape,) if isinstance(normalized_shape, int) else normalized_shape
+        )
+        self.eps, self.elementwise_affine = eps, elementwise_affine
+        self.weight = nn.Parameter(torch.empty(self.normalized_shape, device=device, dtype=dtype))
+        if not elementwise_affine:
+            self.weight = None  # type: ignore[assignment] # as torch's norms have it
+        self.register_parameter("bias", None)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Set the weight to 1."""
+        if self.weight is not None:
+            nn.init.ones_(self.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the norm of ``x``."""
+        return rms_norm(x, self.weight, self.eps, self.out_dtype)
+
+
+class PlainLayerNorm(nn.LayerNorm):
+    """Layer norm.
+
+    Args:
+        normalized_shape: the last dims, over which is normed.
+        eps: added to the variance.
+        elementwise_affine: whether it has a weight and a bias.
+        device: of these.
+        dtype: of these.
+        options: of the kernels, which change no shape.
+    """
+
+    out_dtype: torch.dtype | None = None
+    """The dtype of the result; None for that of the input."""
+
+    def __init__(
+        self,
+        normalized_shape: Shape,
+        eps: float = 1e-5,
+        elementwise_affine: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        **options: Any,
+    ) -> None:
+        shape = [normalized_shape] if isinstance(normalized_shape, int) else list(normalized_shape)
+        super().__init__(shape, eps, elementwise_affine, device=device, dtype=dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the norm of ``x``."""
+        return layer_norm(x, self.weight, self.bias, self.eps, self.out_dtype)

@@ -1,0 +1,92 @@
+"""`register_extension`: what stands in for packages that need a GPU, ours and the user's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from importlib import import_module
+
+from dsexplore.errors import UsageError
+
+Names = Mapping[str, object]
+"""What a package holds, by dotted name within it: ``{"layers.rotary.apply_rotary_emb": function}``."""
+
+_OURS = {
+    "flash_attn": ("flash_attn", "flash_attn_interface", "flash_attn_3"),
+    "xformers": ("xformers",),
+    "apex": ("apex", "amp_C"),
+}
+"""The packages for which a module of this folder has stand-ins."""
+_factories: dict[str, tuple[Callable[[], Names], ...]] = {}
+
+
+def register_extension(name: str, factory: Callable[[], Names]) -> None:
+    """Register a stand-in for a package that is not installed, as those that need a GPU are not.
+
+    While a simulated world of GPUs is open, ``import`` finds it where the package itself is missing, and a note of the
+    trace says so. Names of a package that is registered already are added to those that it has.
+
+    Args:
+        name: the package, as it is imported.
+        factory: called at the first import in a world. It returns what the package holds, by dotted name within the
+            package: functions and classes of plain torch, with the shapes, dtypes and gradients of the real ones.
+
+    Raises:
+        UsageError: no name of a package, or no function.
+
+    Example:
+        >>> import torch
+        >>> def fast_kernels():
+        ...     def fused_bias_gelu(x, bias):
+        ...         return torch.nn.functional.gelu(x + bias)
+        ...     return {"ops.fused_bias_gelu": fused_bias_gelu}
+        >>> register_extension("fast_kernels", fast_kernels)  # from fast_kernels.ops import fused_bias_gelu
+    """
+    if not isinstance(name, str) or not all(part.isidentifier() for part in name.split(".")):
+        raise UsageError(f"name={name!r} is no name of a package: give it as it is imported, like 'flash_attn'")
+    if not callable(factory):
+        raise UsageError(
+            f"factory={factory!r} is no function: give one that returns what {name} holds, by name, like "
+            "lambda: {'ops.gelu': torch.nn.functional.gelu}"
+        )
+    _factories[name] = (*_factories.get(name, ()), factory)
+
+
+def registered_package(module: str) -> str | None:
+    """Return the registered package that a module belongs to, or None.
+
+    Example:
+        >>> registered_package("flash_attn.layers.rotary")
+        'flash_attn'
+    """
+    while module and module not in _factories:
+        module = module.rpartition(".")[0]
+    return module or None
+
+
+def names_of(package: str) -> Names:
+    """Return what stands in for the names of a registered package.
+
+    Raises:
+        UsageError: a factory of it returned something else.
+    """
+    names: dict[str, object] = {}
+    for factory in _factories[package]:
+        held = factory()
+        if not isinstance(held, Mapping):
+            raise UsageError(
+                f"the factory that was registered for {package} returned {held!r}: return what the package holds, by "
+                "name, like {'ops.gelu': torch.nn.functional.gelu}"
+            )
+        names |= held
+    return names
+
+
+def _names_of_ours(module: str, package: str) -> Names:
+    held: Mapping[str, Names] = import_module(f"{__package__}.{module}").EXTENSIONS
+    return held[package]
+
+
+for _module, _packages in _OURS.items():
+    for _package in _packages:
+        register_extension(_package, partial(_names_of_ours, _module, _package))

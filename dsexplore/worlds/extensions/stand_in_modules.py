@@ -1,0 +1,152 @@
+"""``import`` finds what stands in for a missing extension while a world of GPUs is open, and only then."""
+
+from __future__ import annotations
+
+import dis
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import FrameType, ModuleType
+from typing import Any
+
+from dsexplore.capture.source_lines import INSTALLED
+from dsexplore.errors import UsageError
+from dsexplore.near_names import did_you_mean
+from dsexplore.torch_internals.patches import Change, Entry, Parts, Patches
+from dsexplore.worlds.extensions.needed_imports import importer_of, is_needed
+from dsexplore.worlds.extensions.registry import Names, names_of, registered_package
+from dsexplore.worlds.remarks import Remarks
+
+
+class MissingNameError(UsageError, ImportError):
+    """A program imports a name that the stand-in for its package lacks."""
+
+
+class _StandInModule(ModuleType):
+    """A module of a package that is not installed."""
+
+    _package: str
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+        is_import = _instruction(sys._getframe(1)) == "IMPORT_FROM"
+        raise (MissingNameError if is_import else AttributeError)(_lacks(self._package, f"{self.__name__}.{name}"))
+
+
+def _instruction(frame: FrameType) -> str:
+    return dis.opname[frame.f_code.co_code[frame.f_lasti]]
+
+
+def _lacks(package: str, name: str) -> str:
+    within = name[len(package) + 1 :]
+    near = did_you_mean(within, names_of(package))
+    return (
+        f"{package} is not installed, and what stands in for it here has no {within}{near}: add it with "
+        f"dsexplore.register_extension({package!r}, lambda: {{{within!r}: your_function}}) before the run"
+    )
+
+
+class _Finder(MetaPathFinder):
+    """Finds modules of registered packages that nothing else finds; it comes last.
+
+    Args:
+        remarks: where it is noted what stood in.
+    """
+
+    def __init__(self, remarks: Remarks) -> None:
+        self._remarks = remarks
+        self._names: dict[str, Names] = {}
+        self.modules: list[str] = []
+        """The names of the modules that were made."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return the spec of a stand-in that a program needs, or None.
+
+        Raises:
+            MissingNameError: the stand-in for its package has no such module.
+        """
+        package = registered_package(fullname)
+        if package is None:
+            return None
+        if fullname != package:
+            if not isinstance(sys.modules.get(fullname.rpartition(".")[0]), _StandInModule):
+                return None  # the package itself is there, and lacks it
+            if not self._is_module(package, fullname):
+                raise MissingNameError(_lacks(package, fullname))
+        elif not is_needed(sys._getframe(1)):
+            self._note_alternative(package)
+            return None
+        return ModuleSpec(fullname, _Loader(self, package), is_package=True)
+
+    def _is_module(self, package: str, module: str) -> bool:
+        within = module[len(package) + 1 :] + "."
+        return any(name.startswith(within) for name in self.names(package))
+
+    def _note_alternative(self, package: str) -> None:
+        importer = importer_of(sys._getframe(2))
+        if importer is not None and not importer.f_code.co_filename.startswith((*INSTALLED, sys.base_prefix)):
+            self._remarks.note(f"{package} is not installed: the program took its own alternative")
+
+    def names(self, package: str) -> Names:
+        """Return what stands in for the names of a package."""
+        if package not in self._names:
+            self._names[package] = names_of(package)
+            self._remarks.note(f"{package} is not installed: a stand-in with the same shapes ran")
+        return self._names[package]
+
+    def forget(self) -> None:
+        """Make ``import`` find none of the stand-ins any more."""
+        sys.meta_path.remove(self)
+        for name in self.modules:
+            sys.modules.pop(name, None)
+            parent, _, child = name.rpartition(".")
+            if parent in sys.modules:
+                vars(sys.modules[parent]).pop(child, None)
+
+
+class _Loader(Loader):
+    def __init__(self, finder: _Finder, package: str) -> None:
+        self._finder, self._package = finder, package
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        """Create a module that tells what it lacks."""
+        module = _StandInModule(spec.name, f"What stands in for {spec.name}, which is not installed.")
+        module._package = self._package
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Give the module its names, and load those in it."""
+        self._finder.modules.append(module.__name__)
+        module.__path__ = []
+        prefix = f"{module.__name__}."[len(self._package) + 1 :]
+        children: dict[str, None] = {}
+        for name, value in self._finder.names(self._package).items():
+            if name.startswith(prefix):
+                first, *rest = name[len(prefix) :].split(".")
+                if rest:
+                    children[first] = None
+                else:
+                    setattr(module, first, value)
+        for child in children:
+            import_module(f"{module.__name__}.{child}")
+
+
+def _find_stand_ins(patches: Patches, parts: Parts) -> None:
+    finder = _Finder(parts[Remarks])
+    sys.meta_path.append(finder)
+    patches.callback(finder.forget)
+
+
+PATCHES: tuple[Entry, ...] = (
+    Change(
+        "the import of GPU extensions",
+        "programs import them at the top, and they cannot be installed where no GPU is",
+        _find_stand_ins,
+        "cuda traffic",
+    ),
+)
