@@ -141,6 +141,7 @@ class World:
         fake: whether tensors are fake.
         ranks_per_node: ranks on a node.
         hardware: the machine; None for the usual one.
+        gpu: its GPU: a name, or the path of a file; ``"cpu"`` for none.
         target: whose traffic is shown, ``"cuda"`` or ``"cpu"``.
         remarks: what the world must say of itself.
         stage_shapes: the source of other pipeline stages' shapes; to be set before the world is opened.
@@ -154,7 +155,7 @@ class World:
         self._settings = settings = settings.resolved()
         self.size, self.spec, self.rank = settings.size, settings.spec, settings.rank
         self.fake, self.hardware, self.target = settings.fake, settings.hardware, settings.target
-        self.ranks_per_node = settings.node_size
+        self.gpu, self.ranks_per_node = settings.gpu, settings.node_size
         self.remarks = Remarks()
         self.stage_shapes = StageShapes()
         self.shared_objects = SharedObjects()

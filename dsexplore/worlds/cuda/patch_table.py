@@ -14,6 +14,7 @@ from dsexplore.worlds.cuda import (
     gpu_kernels,
     gradients,
     nccl,
+    nvidia_smi,
     refused,
     rng,
     sent_tensors,
@@ -26,6 +27,7 @@ from dsexplore.worlds.cuda import tensor_functions as tensor_functions  # has fu
 TABLE: tuple[Entry, ...] = (
     *device_marks.PATCHES,
     *torch_cuda.PATCHES,
+    *nvidia_smi.PATCHES,
     *rng.PATCHES,
     *autocast.PATCHES,
     *torch_load.PATCHES,

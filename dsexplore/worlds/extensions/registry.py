@@ -15,6 +15,19 @@ _OURS = {
     "flash_attn": ("flash_attn", "flash_attn_interface", "flash_attn_3"),
     "xformers": ("xformers",),
     "apex": ("apex", "amp_C"),
+    "bitsandbytes": ("bitsandbytes",),
+    "grouped_gemm": ("grouped_gemm",),
+    "liger_kernel": ("liger_kernel",),
+    "transformer_engine": ("transformer_engine",),
+    "pynvml": ("pynvml",),
+    "deepspeed_ops": (
+        "deepspeed.ops.adam.fused_adam_op",
+        "deepspeed.ops.adam.cpu_adam_op",
+        "deepspeed.ops.lamb.fused_lamb_op",
+        "deepspeed.ops.lion.fused_lion_op",
+        "deepspeed.ops.lion.cpu_lion_op",
+        "deepspeed.ops.adagrad.cpu_adagrad_op",
+    ),
 }
 """The packages for which a module of this folder has stand-ins."""
 _factories: dict[str, tuple[Callable[[], Names], ...]] = {}

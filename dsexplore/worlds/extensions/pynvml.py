@@ -1,0 +1,140 @@
+"""Stand-in for ``pynvml``: NVIDIA's figures of GPUs, of those that the world has.
+
+Names are those of https://pypi.org/project/nvidia-ml-py/. Utilization, power and temperature are 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import torch
+
+from dsexplore.worlds.cuda.gpu import Gpu, read_gpu
+from dsexplore.worlds.cuda.smi_answers import uuid_of
+from dsexplore.worlds.extensions.registry import Names
+from dsexplore.worlds.simulate import World, current_world
+
+_ZERO = "pynvml: utilization, power, temperature and clocks are answered with 0, as no GPU is there"
+
+
+class NVMLError(Exception):
+    """An error of NVML."""
+
+
+class NVMLErrorNotSupported(NVMLError):
+    """A question that NVML cannot answer."""
+
+
+def _world() -> World:
+    world = current_world()
+    if world is None:
+        raise NVMLError("Driver Not Loaded: the simulated world is closed")
+    return world
+
+
+def _gpu() -> Gpu:
+    return read_gpu(_world().gpu)
+
+
+def _handle(index: int) -> int:
+    if not 0 <= index < nvmlDeviceGetCount():
+        raise NVMLError(f"Invalid Argument: no GPU {index}")
+    return index
+
+
+def nvmlInit(*flags: int) -> None:  # NVML's name, as those that follow
+    """Do nothing."""
+
+
+def nvmlDeviceGetCount() -> int:
+    """Return the number of GPUs of the node."""
+    return _world().ranks_per_node
+
+
+def nvmlDeviceGetHandleByIndex(index: int) -> int:
+    """Return what the other functions take for a GPU."""
+    return _handle(int(index))
+
+
+def nvmlDeviceGetHandleByUUID(uuid: str | bytes) -> int:
+    """Return what the other functions take for a GPU."""
+    return _handle(int((uuid.decode() if isinstance(uuid, bytes) else uuid).rpartition("-")[2]))
+
+
+def nvmlDeviceGetName(handle: int) -> str:
+    """Return the name of the GPU."""
+    return _gpu().name
+
+
+def nvmlDeviceGetUUID(handle: int) -> str:
+    """Return a name that no other GPU of the node has."""
+    return uuid_of(handle)
+
+
+def nvmlDeviceGetMemoryInfo(handle: int, version: int | None = None) -> SimpleNamespace:
+    """Return the bytes of the GPU's memory, as ``torch.cuda.mem_get_info`` does."""
+    total = _gpu().total_memory
+    free, _ = torch.cuda.mem_get_info(handle) if torch.cuda.is_available() else (total, total)
+    return SimpleNamespace(total=total, free=free, used=total - free)
+
+
+def nvmlDeviceGetCudaComputeCapability(handle: int) -> tuple[int, int]:
+    """Return the compute capability."""
+    return _gpu().major, _gpu().minor
+
+
+def nvmlDeviceGetUtilizationRates(handle: int) -> SimpleNamespace:
+    """Return 0 %."""
+    _world().remarks.note(_ZERO)
+    return SimpleNamespace(gpu=0, memory=0)
+
+
+def nvmlSystemGetCudaDriverVersion() -> int:
+    """Return the version of CUDA, ``13000`` for 13.0."""
+    major, minor, *_ = _gpu().runtime.split(".")
+    return int(major) * 1000 + int(minor) * 10
+
+
+def _zero(*args: int) -> int:
+    """Return 0."""
+    _world().remarks.note(_ZERO)
+    return 0
+
+
+def _no_processes(handle: int) -> list[object]:
+    """Return an empty list."""
+    return []
+
+
+_FUNCTIONS: tuple[Callable[..., object], ...] = (
+    nvmlInit,
+    nvmlDeviceGetCount,
+    nvmlDeviceGetHandleByIndex,
+    nvmlDeviceGetHandleByUUID,
+    nvmlDeviceGetName,
+    nvmlDeviceGetUUID,
+    nvmlDeviceGetMemoryInfo,
+    nvmlDeviceGetCudaComputeCapability,
+    nvmlDeviceGetUtilizationRates,
+    nvmlSystemGetCudaDriverVersion,
+)
+_ZEROS = ("PowerUsage", "Temperature", "ClockInfo", "TotalEnergyConsumption", "EnforcedPowerLimit", "FanSpeed")
+
+EXTENSIONS: dict[str, Names] = {
+    "pynvml": {
+        **{each.__name__: each for each in _FUNCTIONS},
+        **{f"nvmlDeviceGet{name}": _zero for name in _ZEROS},
+        "nvmlInitWithFlags": nvmlInit,
+        "nvmlShutdown": nvmlInit,
+        "nvmlSystemGetDriverVersion": lambda: "[N/A]",
+        "nvmlDeviceGetComputeRunningProcesses": _no_processes,
+        "nvmlDeviceGetGraphicsRunningProcesses": _no_processes,
+        "NVMLError": NVMLError,
+        "NVMLError_NotSupported": NVMLErrorNotSupported,
+        "NVMLError_LibraryNotFound": type("NVMLError_LibraryNotFound", (NVMLError,), {}),
+        "NVML_TEMPERATURE_GPU": 0,
+        "NVML_CLOCK_SM": 1,
+        "NVML_CLOCK_MEM": 2,
+    }
+}
