@@ -82,8 +82,8 @@ def errors_raised() -> set[str]:
 
 
 WITHOUT_NAME = {"CellSyntaxError", "MissingNameError", "NVMLError", "UnknownArgumentError"}
-"""A cell that does not parse: IPython shows it, and no program can catch it; what is caught as the TypeError, ImportError
-or UsageError that it is; and what stands in for an error of another package."""
+"""A cell that does not parse: IPython shows it, and no program can catch it; what is caught as the TypeError,
+ImportError or UsageError that it is; and what stands in for an error of another package."""
 
 
 def test_every_error_can_be_caught_by_its_public_name() -> None:
