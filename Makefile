@@ -9,13 +9,14 @@ PYTHON ?= $(firstword $(foreach name,python3 python3.11 python3.12 python3.13,$(
 BIN := $(VENV)/bin
 PIP := -m pip --disable-pip-version-check install -qq --constraint constraints.txt
 
-.PHONY: help lab test check package notebooks frameworks versions canary mutants measure clean
+.PHONY: help lab test check package notebooks docs frameworks versions canary mutants measure clean
 
 help:
 	@echo "make lab        set up $(VENV) and open JupyterLab on the tour; make lab ARGS=--no-browser on a server"
 	@echo "make test       set up $(VENV), then check the style and types, build the package and run the tests"
 	@echo "make check      the style and type checks of make test alone"
 	@echo "make notebooks  run the notebooks and store their outputs anew"
+	@echo "make docs       build the site into build/site; it needs no network to be read"
 	@echo "make frameworks run the scripts of other people's frameworks, in an environment of their own, and write docs/frameworks.md"
 	@echo "make versions   run the tests on other versions of torch, TORCH=\"2.9.1 2.15.0\", each in an environment of its own"
 	@echo "make canary     list which names of torch the installed version lacks or has changed"
@@ -47,6 +48,14 @@ package: $(VENV)/.test
 
 notebooks: $(VENV)/.test
 	$(BIN)/python tests/run_notebooks.py
+
+# Strict: a warning, as of a link that leads nowhere, is an error.
+docs: $(VENV)/.docs
+	$(BIN)/python -m sphinx -W -n --keep-going -q docs $(BUILD)/site
+
+$(VENV)/.docs: $(VENV)/.test
+	$(BIN)/python $(PIP) --editable '.[docs]'
+	@touch $@
 
 # Their versions and ours may conflict one day, and they are many megabytes: an environment of their own.
 frameworks: $(VENV)-frameworks/.made

@@ -1,0 +1,60 @@
+"""The site: ``make docs`` builds it from these pages, the notebooks as they ran, and the docstrings."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent))
+sys.path.insert(0, str(HERE))
+
+import dsexplore  # noqa: E402
+from column_pages import write_columns  # noqa: E402
+from command_pages import write_commands  # noqa: E402
+from reference_pages import write_reference  # noqa: E402
+
+project = "dsexplore"
+author = "The dsexplore developers"
+release = version = dsexplore.__version__
+html_title = f"dsexplore {release}"
+
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
+exclude_patterns = ["_build", "pictures.py"]
+source_suffix = {".md": "myst-nb", ".ipynb": "myst-nb", ".rst": "restructuredtext"}
+myst_enable_extensions = ["colon_fence", "deflist"]
+myst_heading_anchors = 3
+nb_execution_mode = "off"  # the notebooks as they ran: nbval has compared their outputs
+nb_merge_streams = True
+suppress_warnings = ["mystnb.unknown_mime_type", "misc.highlighting_failure", "myst.header"]
+
+default_role = "code"  # docstrings write `name` for code
+autodoc_typehints = "signature"
+autodoc_member_order = "bysource"
+napoleon_google_docstring = True
+napoleon_numpy_docstring = False
+napoleon_use_rtype = False
+nitpicky = True
+nitpick_ignore_regex = [("py:.*", r".*")]  # types of torch, polars and plotly have no pages here
+
+html_theme = "furo"
+html_static_path: list[str] = []
+html_copy_source = False
+html_theme_options = {"navigation_with_keys": True}
+
+
+def _copy_notebooks() -> None:
+    """Copy the notebooks into the folder of the tutorials; their links to pages are those of the site."""
+    folder = HERE / "tutorials"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    for notebook in sorted((HERE.parent / "notebooks").glob("*.ipynb")):
+        text = notebook.read_text(encoding="utf-8").replace("../docs/", "../")
+        (folder / notebook.name).write_text(text, encoding="utf-8")
+
+
+_copy_notebooks()
+write_reference(HERE / "reference" / "api")
+write_columns(HERE / "reference" / "columns.md")
+write_commands(HERE / "reference" / "commands.md")

@@ -1,0 +1,86 @@
+"""Write a page for each public name, which autodoc fills from its docstring."""
+
+from __future__ import annotations
+
+import inspect
+import shutil
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+
+MODULES = {
+    "dsexplore": "Trace, simulate, explain",
+    "dsexplore.sharding": "Which rank holds what",
+    "dsexplore.cost": "Predicted seconds and bytes",
+    "dsexplore.comm": "Collectives with a log",
+    "dsexplore.aio": "Disks",
+}
+"""The modules whose names are public, and what each is for."""
+RESULTS = {
+    "dsexplore": (
+        "dsexplore.analysis.headline.Headline",
+        "dsexplore.analysis.findings.finding.Findings",
+        "dsexplore.analysis.findings.finding.Finding",
+        "dsexplore.analysis.step_timeline.Timeline",
+        "dsexplore.analysis.skew.Skew",
+        "dsexplore.analysis.world_map.WorldMap",
+        "dsexplore.analysis.parameter_history.ParameterHistory",
+        "dsexplore.analysis.hangs.hang_report.HangReport",
+        "dsexplore.trace.trace.TraceDiff",
+        "dsexplore.analysis.plan_difference.PlanDifference",
+        "dsexplore.cost.calibrate.Calibration",
+    ),
+    "dsexplore.sharding": ("dsexplore.sharding.redistribution.Redistribution",),
+    "dsexplore.cost": ("dsexplore.cost.prediction.Prediction", "dsexplore.cost.mesh_comparison.MeshComparison"),
+    "dsexplore.comm": ("dsexplore.comm.log_summary.CommsSummary", "dsexplore.comm.sweep_result.CommSweep"),
+}
+"""Classes that functions return and nobody makes."""
+
+
+def public_names(module_name: str) -> Iterator[tuple[str, object]]:
+    """Yield name and value of what a module has of its own for users, in the order of `__all__`."""
+    module = import_module(module_name)
+    for name in module.__all__:
+        value = getattr(module, name)
+        home = getattr(value, "__module__", "") or ""
+        if not inspect.ismodule(value) and home.partition(".")[0] == "dsexplore" and not name.startswith("_"):
+            yield name, value
+
+
+def write_reference(folder: Path) -> None:
+    """Write the pages and an index of each module into a folder, which is emptied first."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    for module, title in MODULES.items():
+        pages = [(f"{module}.{name}", value) for name, value in public_names(module)]
+        pages += [(path, _value(path)) for path in RESULTS.get(module, ())]
+        for path, value in pages:
+            _write_page(folder / f"{path}.md", path, value)
+        listed = "\n".join(path for path, _ in pages)
+        (folder / f"{module}.md").write_text(
+            f"# {module}: {title[0].lower()}{title[1:]}\n\n```{{toctree}}\n:maxdepth: 1\n\n{listed}\n```\n",
+            encoding="utf-8",
+        )
+
+
+def _value(path: str) -> object:
+    module, _, name = path.rpartition(".")
+    return getattr(import_module(module), name)
+
+
+def _write_page(file: Path, path: str, value: object) -> None:
+    directive = "autoexception" if _is_error(value) else "autoclass" if inspect.isclass(value) else "autofunction"
+    if not callable(value):
+        directive = "autodata"
+    options = ":members:\n" if directive == "autoclass" else ""
+    file.write_text(
+        f"# {path.removeprefix('dsexplore.') if path.count('.') > 1 else path}\n\n"
+        f"```{{eval-rst}}\n.. {directive}:: {path}\n"
+        + "".join(f"   {line}\n" for line in options.splitlines())
+        + "```\n",
+        encoding="utf-8",
+    )
+
+
+def _is_error(value: object) -> bool:
+    return inspect.isclass(value) and issubclass(value, BaseException)
