@@ -76,6 +76,31 @@ COMMON = {
     "requires_grad": "whether it has a gradient",
     "number": "position among the collectives of its group, from 0",
     "last_start": "seconds since the first start of the trace",
+    "read_bytes": "bytes that these ops read",
+    "written_bytes": "bytes that they write",
+    "gradients": "bytes, at the same moment",
+    "optimizer": "bytes of the optimizer's states, at the same moment",
+    "activations": "bytes that backward needs, at the same moment",
+    "why": "what the trace shows",
+    **{
+        f"{size}_{when}": f"{words} {which}"
+        for size, words in (
+            ("count", "collectives"),
+            ("message_bytes", "message bytes"),
+            ("wire_bytes", "wire bytes"),
+        )
+        for when, which in (
+            ("before", "of the first trace"),
+            ("after", "of the second"),
+            ("change", "of the second less the first"),
+        )
+    },
+    "after": "the placement that it gets",
+    "total_ms": "milliseconds of the timed calls together",
+    "mean_ms": "milliseconds of a timed call, mean",
+    "min_ms": "of the shortest",
+    "max_ms": "of the longest",
+    "busbw_gb_per_s": "algbw times the bus factor",
     "peers": "number of other ranks at the end of these links",
 }
 
@@ -108,7 +133,9 @@ def _comments(file: Path, name: str) -> dict[str, str]:
     """Return {column: comment} of a mapping of columns; a comment may go on in the lines below."""
     source = file.read_text(encoding="utf-8")
     first, last = _lines_of(source, name)
-    tokens = [token for token in tokenize.generate_tokens(io.StringIO(source).readline) if first <= token.start[0] <= last]
+    tokens = [
+        token for token in tokenize.generate_tokens(io.StringIO(source).readline) if first <= token.start[0] <= last
+    ]
     found: dict[str, str] = {}
     column = ""
     for token in tokens:

@@ -10,10 +10,11 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 sys.path.insert(0, str(HERE))
 
-import dsexplore  # noqa: E402
 from column_pages import write_columns  # noqa: E402
 from command_pages import write_commands  # noqa: E402
 from reference_pages import write_reference  # noqa: E402
+
+import dsexplore  # noqa: E402
 
 project = "dsexplore"
 author = "The dsexplore developers"
