@@ -104,6 +104,11 @@ WRAP_RESULT = TorchName("torch.distributed._functional_collectives:_maybe_wrap_t
 META_KERNELS_RANDOM = TorchName("torch.distributed._meta_registrations:random", since="2.10")
 """The random numbers that collectives on tensors without memory draw: Python's, as the program's."""
 
+SYMMETRIC_MEMORY = (
+    TorchName("torch.distributed._symmetric_memory:empty"),
+    TorchName("torch.distributed._symmetric_memory:rendezvous"),
+)
+"""The functions that map memory of other ranks into this one."""
 BARRIER_OPTIONS = TorchName("torch.distributed.distributed_c10d:BarrierOptions")
 NCCL_IS_AVAILABLE = TorchName("torch.distributed.distributed_c10d:_NCCL_AVAILABLE")
 

@@ -41,6 +41,7 @@ from dsexplore.worlds.simulated import (
     simulated_stores,
     sync_batch_norm,
     target_traffic,
+    unrecorded,
     zero_optimizers,
 )
 
@@ -78,5 +79,6 @@ TABLE: tuple[Entry, ...] = (
     *deepspeed_checks.PATCHES,
     *stand_in_modules.PATCHES,
     *deepspeed_ops.PATCHES,
+    *unrecorded.PATCHES,
     *spawned.PATCHES,
 )

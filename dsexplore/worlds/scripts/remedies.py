@@ -37,6 +37,8 @@ def remedy_for(error: BaseException, *, has_cuda: bool, rank: int, is_alone: boo
     missing = (error.name or "").split(".")[0] if isinstance(error, ModuleNotFoundError) else ""
     if missing == "triton":
         return "torch's builds for CUDA bring triton, this one does not: pip install triton, which needs no GPU"
+    if missing == "torchcomms":
+        return "torchcomms is not recorded: give the script the option that takes torch.distributed's own groups"
     if missing in _EXTENSIONS:
         return (
             f"{missing} is an extension for GPUs, which cannot run here: give the script the option that takes torch's "

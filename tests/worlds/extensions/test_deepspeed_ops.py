@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,9 +12,22 @@ import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
 
+from dsexplore.worlds.commtrace import commtrace
 from dsexplore.worlds.extensions.deepspeed_ops import EXTENSIONS
+from dsexplore.worlds.simulate import simulate
 
 OPS: Any = {name.rpartition(".")[2]: names for name, names in EXTENSIONS.items()}
+BUILDER = """\
+class OpBuilder:
+    def __init__(self, name):
+        self._name = name
+
+    def absolute_name(self):
+        return self._name
+
+    def load(self, verbose=True):
+        return "compiled"
+"""
 FLAG = torch.zeros(1, dtype=torch.int32)
 
 
@@ -69,3 +85,22 @@ def test_lamb_steps_by_the_norm_of_the_parameter() -> None:
     update = 0.1 * 2 / (0.001**0.5 * 2)
     assert_close(ratio, torch.tensor(1 / update))
     assert_close(weight, torch.full((4,), 0.9))
+
+
+def test_deepspeed_loads_them_rather_than_compile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "deepspeed"
+    for each in (folder, folder / "ops", folder / "ops" / "op_builder", folder / "ops" / "adam"):
+        each.mkdir()
+        (each / "__init__.py").touch()
+    (folder / "ops" / "op_builder" / "builder.py").write_text(BUILDER)
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "deepspeed"]:
+        monkeypatch.delitem(sys.modules, name)
+    with simulate(2), commtrace() as trace:
+        builder = import_module("deepspeed.ops.op_builder.builder")
+        op = builder.OpBuilder("deepspeed.ops.adam.fused_adam_op").load()
+        assert op.multi_tensor_adam is OPS["fused_adam_op"]["multi_tensor_adam"]
+        assert builder.OpBuilder("deepspeed.ops.aio.async_io_op").load() == "compiled"
+    for name in [name for name in sys.modules if name.partition(".")[0] == "deepspeed"]:
+        del sys.modules[name]
+    assert any("fused_adam_op is not installed: a stand-in" in note for note in trace.info.notes)
