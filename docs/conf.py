@@ -59,3 +59,22 @@ _copy_notebooks()
 write_reference(HERE / "reference" / "api")
 write_columns(HERE / "reference" / "columns.md")
 write_commands(HERE / "reference" / "commands.md")
+
+
+_sentences: dict[str, list[str]] = {}
+
+
+def _keep_sentence(_app, what: str, name: str, _value, _options, lines: list[str]) -> None:
+    """Keep a short docstring of an attribute, which napoleon would cut at its first colon into a type and a meaning."""
+    if what in ("attribute", "property", "data") and "" not in lines[:-1]:
+        _sentences[name] = list(lines)
+
+
+def _restore_sentence(_app, _what: str, name: str, _value, _options, lines: list[str]) -> None:
+    lines[:] = _sentences.pop(name, lines)
+
+
+def setup(app) -> None:
+    """Register what stands before and after napoleon, whose own priority is 500."""
+    app.connect("autodoc-process-docstring", _keep_sentence, priority=400)
+    app.connect("autodoc-process-docstring", _restore_sentence, priority=600)
