@@ -18,6 +18,7 @@ from dsexplore.capture.modules import Modules
 from dsexplore.capture.record import record
 from dsexplore.capture.source_lines import Sources, source_text
 from dsexplore.capture.stack_reading import StackReading, read_stack
+from dsexplore.torch_internals.dispatch import has_kernel_for
 from dsexplore.worlds.simulate import simulate
 
 
@@ -142,4 +143,5 @@ def test_the_stack_of_a_functional_op_is_read_from_outside_its_autograd(monkeypa
         all_gather_tensor(torch.ones(2), 0, dist.group.WORLD)
         dist.all_reduce(torch.ones(2))
     assert len(trace) == 2
-    assert met == ["autograd_impl", "recorded"]
+    has_autograd = has_kernel_for("_c10d_functional::all_gather_into_tensor", "Autograd")  # not in torch 2.9
+    assert met == ["autograd_impl" if has_autograd else "recorded", "recorded"]

@@ -11,6 +11,7 @@ import pytest
 import dsexplore.comm as dist
 from dsexplore import run_ranks
 from dsexplore.comm.faults import explain
+from dsexplore.torch_internals.names import torch_at_least
 
 pytestmark = pytest.mark.processes
 Ranks = Callable[..., list[Any]]
@@ -66,6 +67,8 @@ def bad_calls(logged: bool) -> dict[str, str]:
         "ranks": lambda: dist.new_group([0, 9]),
         "group rank": lambda: dist.get_global_rank(pair, 5),
     }
+    if not torch_at_least("2.10"):
+        del calls["scatter shape"]  # gloo of torch 2.9 ends the process
     told = {}
     if dist.get_rank() < 2:
         for name, call in calls.items():
@@ -100,6 +103,8 @@ def test_a_bad_call_is_told_with_op_group_and_rank(ranks: Ranks, logged: bool) -
             "ranks": f"new_group([0, 9]) on {world} failed on rank {rank}: ",
             "group rank": f"get_global_rank on {pair} failed on rank {rank}: ",
         }
+        if not torch_at_least("2.10"):
+            del wanted["scatter shape"]
         assert told.pop("after") == "[2.0, 2.0]"
         assert told.keys() == wanted.keys()
         for name, text in wanted.items():

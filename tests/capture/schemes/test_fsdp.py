@@ -20,6 +20,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import checkpoint
 
 from dsexplore.capture.record import record
+from dsexplore.torch_internals.names import torch_at_least
 from dsexplore.trace.trace import Trace
 
 LAYERS = 3
@@ -267,18 +268,21 @@ class Pair(nn.Module):
 def test_checkpointing_two_blocks_gathers_again(
     world: Callable[..., DeviceMesh], block: Any, sizes: SimpleNamespace, column: Any
 ) -> None:
-    """A checkpoint around two sharded blocks: 2 gathers forward, 2 of phase recompute, which serve backward too."""
+    """A checkpoint around two sharded blocks: 2 gathers forward, 2 of phase recompute, which serve backward too; but
+    torch 2.9 frees what a recompute gathered, and gathers it again for backward."""
     mesh = world("dp=4")
     model = Pair(block)
     sharded(model, mesh)
     with record() as trace:
         model(torch.ones(sizes.batch, sizes.seq, sizes.d, requires_grad=True)).sum().backward()
     gathers = trace.where(op="all_gather")
-    assert column(gathers, "phase", "trigger", "owner", "cause") == [
+    rows = column(gathers, "phase", "trigger", "owner", "cause")
+    assert rows[:4] == [
         (phase, name, name, "FSDP pre_forward")
         for phase in ("forward", "recompute")
         for name in ("Pair.layers.0", "Pair.layers.1")
     ]
+    assert {phase for phase, *_ in rows[4:]} == (set() if torch_at_least("2.10") else {"backward"})
     assert set(gathers.events["message_bytes"]) == {padded([block()], 4)}
 
 

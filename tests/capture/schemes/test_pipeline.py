@@ -9,6 +9,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import polars as pl
 import pytest
 import torch
 import torch.distributed as dist
@@ -165,8 +166,9 @@ def test_steady_state_sends_and_receives_in_batches(
     receive a gradient, and between them m − w = 3 batches send a gradient and receive an activation."""
     shape = (sizes.batch, sizes.seq, sizes.d)
     trace = run(world(f"pp={RANKS}", 1), block, Schedule1F1B, shape)
-    batches = trace.events.drop_nulls("batch").group_by("batch", maintain_order=True)
-    pairs = [tuple(frame.select("op", "phase").rows()) for _, frame in batches]
+    sent = trace.events.filter(pl.col("phase") != "start-up")  # where torch 2.9 tries its connections, in a batch
+    batches = sent.drop_nulls("batch").group_by("batch", maintain_order=True)
+    pairs = [tuple(frame.select("op", "phase").rows()) for _, frame in batches if len(frame) > 1]
     down = (("send", "forward"), ("recv", "backward"))
     up = (("send", "backward"), ("recv", "forward"))
     assert pairs == [down, up] * (MICROBATCHES - 3) + [down]
@@ -214,6 +216,7 @@ class TestWithShardedParameters:
             assert counts["forward", "all_gather"] == 2 * MICROBATCHES
         assert set(trace.where(op="reduce_scatter").events["cause"]) == {"FSDP post_backward"}
 
+    @pytest.mark.skipif(not torch_at_least("2.10"), reason="interleaved schedules of torch 2.9 gather no stage ahead")
     @pytest.mark.parametrize("reshard", [True, False])
     def test_stages_that_a_schedule_gathers_ahead(self, world: Any, column: Any, reshard: bool) -> None:
         """Two stages of two layers: gathered before their first forward, by the schedule; reduced once, in backward."""
@@ -242,6 +245,7 @@ def on_real_ranks(per_rank: int) -> list[tuple[Any, ...]]:
     return events(dist.init_device_mesh("cpu", (REAL,), mesh_dim_names=("pp",)), per_rank)
 
 
+@pytest.mark.skipif(not torch_at_least("2.10"), reason="a pipeline on gloo ends the processes of torch 2.9 (SIGABRT)")
 @pytest.mark.processes
 @pytest.mark.usefixtures("rank_server")
 @pytest.mark.parametrize("per_rank", [1, 2])
