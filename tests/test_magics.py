@@ -190,11 +190,13 @@ class TestLine:
         notebook.ok("%commtrace --mesh dp=2,tp=4")
         notebook.ok(MODEL)
         assert "closed the world of 8 ranks (dp=2,tp=4)" in notebook.ok(other).out
-        for cell in ("model(torch.randn(4, 16))", "%%commtrace --mesh dp=2,tp=4\nmodel(torch.randn(4, 16))"):
+        call = "model(torch.randn(4, 16))"
+        for cell in (call, f"%%commtrace\n{call}", f"%%commtrace --mesh dp=2,tp=4\n{call}"):
             ran = notebook.run(cell)
             assert isinstance(ran.error, ClosedWorldError)
             assert "8 ranks (dp=2,tp=4)" in str(ran.error)
             assert len(ran.text.splitlines()) < 12, "the sentence, and the user's own frames"
+            assert "Warning" not in ran.text
             assert "model(torch.randn(4, 16))" in ran.text
 
     def test_a_cells_own_world_closes_with_it(self, notebook: Notebook) -> None:

@@ -15,6 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from dsexplore.capture.plain_groups import axes_of_peers, axes_of_ranks, axis_of_description
 from dsexplore.capture.work_timing import timing_of
+from dsexplore.errors import ClosedWorldError
 from dsexplore.mesh import axis_names, mesh_text
 from dsexplore.torch_internals.dtensor import group_names, group_of_mesh, root_mesh
 from dsexplore.torch_internals.process_groups import backend_of, registered_groups, resolve_group
@@ -76,7 +77,7 @@ class Groups:
         """Return all groups met so far, with their axes."""
         known = list(self._groups.values())  # other threads meet more meanwhile
         groups = [group for _, group in known]
-        meshes = list(self._meshes.values())
+        meshes = [mesh for mesh in self._meshes.values() if _is_open(mesh)]
         self._name_axes(meshes)
         if any(not group.mesh for group in groups):
             meshes = _all_meshes()
@@ -132,6 +133,14 @@ def _all_meshes() -> list[DeviceMesh]:
     would reference tuples that other threads are still building, which then fails (``SystemError``).
     """
     return [mesh for mesh in gc.get_referrers(DeviceMesh) if type(mesh) is DeviceMesh]
+
+
+def _is_open(mesh: DeviceMesh) -> bool:
+    """Return False for a mesh of a simulated world that was closed: it refuses every question."""
+    try:
+        return bool(mesh.ndim)
+    except ClosedWorldError:
+        return False
 
 
 def _name_parts(groups: list[Group]) -> None:

@@ -21,6 +21,7 @@ from dsexplore.capture import frame_kinds
 from dsexplore.capture.autograd_nodes import NO_CALL, ModuleCall, OwnCalls, ThreadCalls, calls_of_forward
 from dsexplore.capture.module_entry import ModuleEntry
 from dsexplore.capture.parameters import Parameter, Parameters
+from dsexplore.errors import ClosedWorldError
 from dsexplore.model_names import class_name
 from dsexplore.torch_internals.autograd import AccumulateGrad, current_graph_task, current_node, node_number
 from dsexplore.torch_internals.modules import own_parameters, unwrapped, without_wrappers
@@ -120,6 +121,8 @@ class Modules:
         with self._lock:
             try:
                 return self._place(module)
+            except ClosedWorldError:  # the call itself says so
+                return self._lookup(module) or self._add_root(module)
             except Exception as fault:
                 kind = class_name(module)
                 self.warn(
