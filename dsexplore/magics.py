@@ -19,6 +19,7 @@ from dsexplore import run_cell, unloaded_magic
 from dsexplore.errors import UsageError
 from dsexplore.near_names import options_meant
 from dsexplore.real_cells import RealCells, explain_interrupt, failure
+from dsexplore.signatures import names_arguments
 from dsexplore.trace.trace import Trace
 from dsexplore.worlds.commtrace import commtrace
 from dsexplore.worlds.real.engine_cluster import EngineCluster
@@ -356,11 +357,13 @@ def _simulated_rank(text: str | None) -> int:
     return int(text)
 
 
+@names_arguments
 def load_ipython_extension(shell: InteractiveShell) -> None:
     """Register the magics, as ``%load_ext dsexplore`` does."""
     shell.register_magics(CommtraceMagics(shell))
 
 
+@names_arguments
 def unload_ipython_extension(shell: InteractiveShell) -> None:
     """Close what is open and remove the magics, as ``%unload_ext dsexplore`` does."""
     magics = shell.magics_manager.registry.pop("CommtraceMagics", None)

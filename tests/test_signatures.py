@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from typing import Any
 
@@ -13,6 +14,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 import dsexplore
 from dsexplore import aio, comm
+from dsexplore.comm import calls, objects, p2p, ranks
 from dsexplore.display import Displayable
 from dsexplore.errors import UsageError
 from dsexplore.trace import schema
@@ -69,6 +71,40 @@ def test_functions_that_hand_options_on_name_them() -> None:
     assert "backend" in options_of(comm.new_group)
     assert options_of(dsexplore.expect_comms)[2:] == list(OPS)
     assert {"queue_depth", "thread_count"} < set(options_of(aio.sweep))
+
+
+WITHOUT_ANOTHER_FRAME = {*vars(calls), *vars(p2p), *vars(objects), *vars(ranks), "allgather_fn", "reduce_scatter_fn"}
+"""Calls of `comm` without a decorator: a frame more is a hundredth of a call of 8 B, and the log names the caller."""
+MADE_BY_US = {"SweepResult", "Range"}
+"""Classes of results, which users do not make."""
+
+
+def arguments() -> Iterator[tuple[str, Callable[..., object], str]]:
+    """The arguments of all public functions and classes: where they are, what is called, and the argument."""
+    for module in (dsexplore, dsexplore.cost, aio, comm):
+        for name in module.__all__:
+            shown = getattr(module, name)
+            if (module is comm and name in WITHOUT_ANOTHER_FRAME) or name in MADE_BY_US or not callable(shown):
+                continue
+            if inspect.isclass(shown) and issubclass(shown, BaseException):
+                continue
+            for each in inspect.signature(shown).parameters.values():
+                if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY):
+                    yield f"{module.__name__}.{name}", shown, each.name
+
+
+def test_a_misspelt_argument_is_answered_with_the_one_that_was_meant() -> None:
+    silent, count = [], 0
+    for where, function, name in arguments():
+        count += 1
+        try:
+            with function(**{f"{name[:-1]}_{name[-1]}": None}):  # type: ignore[attr-defined]  # expect_comms' with
+                pass
+        except Exception as error:
+            if f"did you mean {name!r}" not in str(error):
+                silent.append(f"{where}({name}): {error}")
+    assert silent == []
+    assert count > 200
 
 
 def test_no_public_function_ends_in_options_that_it_does_not_name() -> None:

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from dsexplore.aio import aio_constants as c
 from dsexplore.errors import UsageError
-from dsexplore.signatures import with_options
+from dsexplore.signatures import names_arguments_of_methods, with_options
 from dsexplore.units import format_bytes, format_count
 
 _INTEGERS = (c.AIO_BLOCK_SIZE, c.AIO_QUEUE_DEPTH, c.AIO_THREAD_COUNT, c.AIO_INTRA_OP_PARALLELISM)
@@ -139,6 +139,9 @@ class AioConfig:
             f"{format_bytes(self.block_size)} × depth {self.queue_depth} × "
             f"{format_count(self.thread_count, 'thread')}, {submit} submit, {events}"
         )
+
+
+names_arguments_of_methods(AioConfig)
 
 
 with_options(each.name for each in fields(AioConfig))(AioConfig.with_)

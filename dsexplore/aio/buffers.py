@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from dsexplore.aio.aio_config import as_integer
 from dsexplore.errors import UsageError
+from dsexplore.signatures import names_arguments
 from dsexplore.units import format_bytes
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ class Buffer:
         OSError: the system has not that much memory (ENOMEM).
     """
 
+    @names_arguments
     def __init__(self, nbytes: int, *, huge: bool = True) -> None:
         length = max(-(-nbytes // HUGE_PAGE), 1) * HUGE_PAGE
         try:

@@ -23,6 +23,7 @@ from dsexplore.aio.pool import Pool, TransferJob
 from dsexplore.aio.staging import TransferBuffer, memory_of, storage_of
 from dsexplore.aio.transfer_file import TransferFile
 from dsexplore.errors import UsageError
+from dsexplore.signatures import names_arguments
 
 if TYPE_CHECKING:
     import torch
@@ -51,6 +52,7 @@ class aio_handle:
         OSError: the system has no room for a queue of that depth (EAGAIN).
     """
 
+    @names_arguments
     def __init__(
         self,
         block_size: int = 1024 * 1024,
@@ -299,6 +301,7 @@ class aio_handle:
         raise failures[0]
 
 
+@names_arguments
 def aio_read(
     buffer: object,
     filename: File,
@@ -317,6 +320,7 @@ def aio_read(
         return handle.read(buffer, filename, validate)
 
 
+@names_arguments
 def aio_write(
     buffer: object,
     filename: File,

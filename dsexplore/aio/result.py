@@ -19,7 +19,7 @@ from dsexplore.aio.statistics import Interval, median, ratio_interval
 from dsexplore.display import Displayable
 from dsexplore.errors import UsageError
 from dsexplore.saved_json import SavedFormat, SavedJson
-from dsexplore.units import format_bytes, format_rate, format_share
+from dsexplore.units import format_bytes, format_count, format_rate, format_share
 
 if TYPE_CHECKING:
     import polars
@@ -97,6 +97,10 @@ class SweepResult(SavedJson, Displayable):
     interrupted: bool = False
     spent: bool = False
     """True if the sweep ended because it reached its limit of bytes to write."""
+
+    def __repr__(self) -> str:
+        what = " and ".join(self.operations) or "nothing"
+        return f"<SweepResult: {format_count(len(self.measured), 'slice')} of {what} on {self.disk.label}>"
 
     @property
     def operations(self) -> list[str]:

@@ -22,7 +22,7 @@ from dsexplore.aio.result import Reference, SweepResult
 from dsexplore.aio.rounds import RoundSlice, mixed_rate
 from dsexplore.aio.sweep_setup import CONTROL, Plan, Progress, Report, Setup, WriteMode, reporting
 from dsexplore.errors import UsageError
-from dsexplore.signatures import with_options
+from dsexplore.signatures import names_arguments, with_options
 from dsexplore.units import format_bytes, format_rate
 
 _LIMIT = AioConfig(block_size=1 << 20, queue_depth=32, thread_count=2)
@@ -35,6 +35,7 @@ _FEWEST_SLICES = 48
 _USED_UP = "what may be written is used up: raise max_written"
 
 
+@names_arguments
 @with_options(search.AXES)
 def sweep(
     path: str | os.PathLike[str],

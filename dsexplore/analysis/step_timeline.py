@@ -18,6 +18,7 @@ from dsexplore.trace import measured_time, schema
 from dsexplore.trace.schema import IN_STEPS
 from dsexplore.trace.tables import Tables
 from dsexplore.trace.trace import Trace
+from dsexplore.units import format_count
 
 TIES: dict[str, pl.DataType] = {
     "from_lane": pl.String(),
@@ -80,6 +81,13 @@ SPANS: dict[str, pl.DataType] = {
     "row": pl.UInt32(),  # of the trace's events; null for what is no event
     "label": pl.String(),  # stands on its box; null for the letter of its mark
 }
+_TIMES: dict[Order, str] = {
+    "measured": "measured",
+    "program order": "simulated, in program order",
+    "rounds": "simulated, in rounds",
+    "predicted": "predicted",
+    "slots": "in slots of its schedule",
+}
 HELD: dict[str, pl.DataType] = {
     "span": pl.Int64(),  # of the timeline's spans
     "row": pl.Int64(),  # of the trace's events
@@ -116,7 +124,12 @@ class Timeline(Displayable):
     """The events of spans that are none themselves: of a stage's actions, the messages. Columns: `HELD`."""
 
     def __repr__(self) -> str:
-        return f"<Timeline: {self.spans.height:,} spans in {len(self.lanes)} lanes, {self.order}>"
+        rows = self.spans["row"].drop_nulls().n_unique()
+        what = format_count(rows, "collective") if rows else format_count(self.spans.height, "span")
+        axes = self.tables.events["axis"].replace("", None).drop_nulls().n_unique()
+        of = f" on {axes} axes" if axes > 1 else ""
+        ranks = format_count(len(self.tables.info.ranks), "rank")
+        return f"<Timeline of {what}{of}, {ranks}, {_TIMES[self.order]}>"
 
     @property
     def has_busy_lane(self) -> bool:

@@ -11,7 +11,8 @@ import polars as pl
 
 from dsexplore.capture.record import record
 from dsexplore.errors import ExpectationError, UsageError
-from dsexplore.signatures import with_options
+from dsexplore.near_names import argument_meant
+from dsexplore.signatures import names_arguments, with_options
 from dsexplore.trace import schema
 from dsexplore.trace.collectives import OPS
 from dsexplore.trace.select import select
@@ -25,6 +26,7 @@ _SIZES = {"count": "count", "bytes": "message_bytes", "wire_bytes": "wire_bytes"
 Wanted = int | Mapping[str, Any] | Sequence[Mapping[str, Any]]
 
 
+@names_arguments
 @with_options(OPS)
 @contextmanager
 def expect_comms(*, no_implicit_redistribute: bool = False, stack_depth: int = 1, **ops: Wanted) -> Iterator[Trace]:
@@ -82,7 +84,8 @@ class _ExpectedRow:
 
 def _parse(op: str, wanted: Wanted) -> list[_Expectation]:
     if op not in OPS and ":" not in op:
-        raise UsageError(f"expect_comms({op}=…): no such op; they are {', '.join(OPS)}")
+        near = argument_meant(op, ("no_implicit_redistribute", "stack_depth", *OPS))
+        raise UsageError(f"expect_comms({op}=…): no such op{near}; they are {', '.join(OPS)}")
     if isinstance(wanted, int) and not isinstance(wanted, bool):
         return [_Expectation(op, {"count": _size(op, "count", wanted)})]
     if isinstance(wanted, Mapping):

@@ -21,7 +21,7 @@ from dsexplore.interrupts import uninterrupted
 from dsexplore.progress import track
 from dsexplore.trace.ends import ENDED_EARLY, RUNNING
 from dsexplore.trace.files import check_destination, names_directory, save_recording, stack_file
-from dsexplore.trace.trace import Trace
+from dsexplore.trace.trace import Trace, finish
 
 LATEST = 1000
 """Number of latest collectives that may still run; programs that issue more without waiting are rare."""
@@ -128,7 +128,7 @@ def _end(recorder: Recorder, recording: Recording, trace: Trace, save: str | os.
         recording.work = None
         if recording.kernels is not None:
             recording.kernels.stop()
-        trace.finish(recorder.close(recording))
+        finish(trace, recorder.close(recording))
         if save is not None:
             save_recording(trace.tables, save)
 

@@ -88,7 +88,7 @@ class Recording:
             UsageError: no step has ended.
         """
         if not self.steps:
-            raise UsageError("trace.lengthen_step() was called before a step had ended: call trace.step() first")
+            raise UsageError("there is no step to lengthen: call trace.step() first")
         self.steps[-1] = len(self.issued)
         if self.kernels is not None:
             self.kernels.lengthen_step()

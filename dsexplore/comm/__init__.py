@@ -7,7 +7,7 @@ torch.distributed is torch's.
 
 from __future__ import annotations
 
-from types import ModuleType
+from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
 import torch.distributed as _td
@@ -129,4 +129,13 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*__all__, *dir(_td), "cdb"})
+    of_torch = {name for name, value in vars(_td).items() if name[0] != "_" and name not in globals()}
+    of_torch = {name for name in of_torch if _is_of_torch(vars(_td)[name])}
+    return sorted({*__all__, *of_torch, "cdb", "default_pg_timeout"})
+
+
+def _is_of_torch(value: object) -> bool:
+    """Return True for what torch.distributed offers, False for what it merely imports."""
+    kind = type(value)  # of torch's deprecated `reduce_op`, whose attributes warn, too
+    home = value if issubclass(kind, (type, FunctionType, BuiltinFunctionType)) else kind
+    return str(home.__module__).partition(".")[0] == "torch" and not issubclass(kind, ModuleType)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 
 from dsexplore.errors import UsageError
+from dsexplore.signatures import names_arguments
 from dsexplore.trace.collectives import bus_factor
 
 _OF_SPELLING = {
@@ -39,6 +40,7 @@ def plain_op(spelling: str) -> str:
     return _OF_SPELLING.get(spelling, spelling)
 
 
+@names_arguments
 def bandwidth(op: str, message_bytes: float, seconds: float, group_size: int) -> tuple[float, float]:
     """Return ``(algbw, busbw)`` in GB/s; 1 GB = 1e9 bytes.
 

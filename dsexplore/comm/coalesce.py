@@ -17,6 +17,7 @@ from dsexplore.comm.handles import CopyBack, Handle, copy_back
 from dsexplore.comm.log_records import LoggedCall
 from dsexplore.comm.logger import comms_logger
 from dsexplore.comm.spellings import Spelling
+from dsexplore.signatures import names_arguments
 from dsexplore.torch_internals import process_groups
 
 BATCH = Spelling("coalesced calls", "coalesced calls", process_groups.coalescing_manager)
@@ -80,6 +81,7 @@ def open_batch(group: Any) -> Batch | None:
     return _open.get(group) or Batch()
 
 
+@names_arguments
 @contextmanager
 def coalescing_manager(
     group: td.ProcessGroup | None = None,
@@ -126,6 +128,7 @@ def coalescing_manager(
         copy_back(batch.copies)
 
 
+@names_arguments
 def get_coalescing_manager(
     group: td.ProcessGroup | None, device: object, reqs: object, async_op: bool
 ) -> AbstractContextManager[Batch]:

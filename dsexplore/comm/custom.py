@@ -11,11 +11,13 @@ import torch
 
 from dsexplore.comm.issue import issue
 from dsexplore.comm.spellings import Spelling
+from dsexplore.signatures import names_arguments
 
 _OF_THE_LOG = ("prof", "log_name", "debug")
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
+@names_arguments
 def timed_op(func: Function) -> Function:
     """Decorate a function that communicates, so that the log shows it like a built-in collective.
 

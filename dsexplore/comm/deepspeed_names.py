@@ -13,6 +13,7 @@ from dsexplore.comm.handles import WorkHandle
 from dsexplore.comm.logger import comms_logger
 from dsexplore.comm.ranks import is_initialized, require_initialized
 from dsexplore.comm.reduce_op import Reduction
+from dsexplore.signatures import names_arguments
 
 
 def has_all_gather_into_tensor() -> bool:
@@ -49,6 +50,7 @@ def reduce_scatter_fn(
     return calls.reduce_scatter_tensor(output_tensor, tensor, op, group, async_op, prof, debug=debug)
 
 
+@names_arguments
 def enable_symm_mem_for_group(group_name: str) -> None:
     """Make symmetric memory available to the group."""
     _backend("enable_symm_mem_for_group").enable_symm_mem_for_group(group_name)
@@ -59,6 +61,7 @@ def set_backend() -> None:
     launch.current_backend()
 
 
+@names_arguments
 def log_summary(show_straggler: bool = False, return_dict: bool = False) -> Mapping[str, object] | None:
     """Print the log on rank 0, return it as a dict, or both.
 

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dsexplore.comm.constants import DEFAULT_AML_MASTER_PORT, DEFAULT_AML_NCCL_SOCKET_IFNAME
 from dsexplore.constants import TORCH_DISTRIBUTED_DEFAULT_PORT
 from dsexplore.errors import UsageError
+from dsexplore.signatures import names_arguments
 
 _log = logging.getLogger("dsexplore.comm")
 
@@ -22,16 +23,19 @@ NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _AML_PORT_OF_SEVERAL_NODES = 6105
 
 
+@names_arguments
 def in_aml(environment: Mapping[str, str] = os.environ) -> bool:
     """Return True on Azure Machine Learning."""
     return "AZUREML_EXPERIMENT_ID" in environment
 
 
+@names_arguments
 def in_aws_sm(environment: Mapping[str, str] = os.environ) -> bool:
     """Return True on AWS SageMaker."""
     return "SM_TRAINING_ENV" in environment
 
 
+@names_arguments
 def in_dlts(environment: Mapping[str, str] = os.environ) -> bool:
     """Return True on a DLTS cluster, where Azure's variables are set but must be ignored."""
     return "DLTS_JOB_ID" in environment
@@ -133,16 +137,19 @@ def _own_address() -> str:
             return socket.gethostbyname(socket.gethostname())
 
 
+@names_arguments
 def mpi_discovery(distributed_port: int = TORCH_DISTRIBUTED_DEFAULT_PORT, verbose: bool = True) -> None:
     """Set the variables of a torch launcher from MPI."""
     _set(from_mpi4py(distributed_port), verbose)
 
 
+@names_arguments
 def patch_aml_env_for_torch_nccl_backend(master_port: int = _AML_PORT_OF_SEVERAL_NODES, verbose: bool = True) -> None:
     """Set the variables of a torch launcher from those of Azure Machine Learning."""
     _set(from_aml({"MASTER_PORT": str(master_port), **os.environ}), verbose)
 
 
+@names_arguments
 def patch_aws_sm_env_for_torch_nccl_backend(verbose: bool = True) -> None:
     """Set the variables of a torch launcher from those of SageMaker."""
     _set(from_sagemaker(os.environ), verbose)

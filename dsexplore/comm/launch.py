@@ -22,11 +22,13 @@ from dsexplore.comm.logger_config import CommsLoggerConfig
 from dsexplore.comm.ranks import is_initialized, require_initialized
 from dsexplore.comm.torch import TorchBackend
 from dsexplore.errors import UsageError
+from dsexplore.signatures import names_arguments
 
 _log = logging.getLogger("dsexplore.comm")
 _backend: TorchBackend | None = None
 
 
+@names_arguments
 def init_distributed(
     dist_backend: str | None = None,
     auto_mpi_discovery: bool = True,
@@ -88,6 +90,7 @@ def current_backend() -> TorchBackend | None:
     return _backend
 
 
+@names_arguments
 def destroy_process_group(group: td.ProcessGroup | None = None) -> None:
     """Destroy a process group; without an argument all of them, and the world."""
     require_initialized("destroy_process_group")
@@ -98,6 +101,7 @@ def destroy_process_group(group: td.ProcessGroup | None = None) -> None:
         raise
 
 
+@names_arguments
 def initialize_mesh_device(mesh_shape: tuple[int, ...], mesh_dim_names: tuple[str, ...] | None) -> DeviceMesh:
     """Create a DeviceMesh of all ranks."""
     require_initialized("initialize_mesh_device")
@@ -108,6 +112,7 @@ def initialize_mesh_device(mesh_shape: tuple[int, ...], mesh_dim_names: tuple[st
     )
 
 
+@names_arguments
 def configure(
     deepspeed_config: object = None,
     enabled: bool | None = None,

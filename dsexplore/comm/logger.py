@@ -44,6 +44,7 @@ from dsexplore.comm.log_records import MOST_CALLS, OWN_OP, LoggedCall, LogRecord
 from dsexplore.comm.logger_config import CommsLoggerConfig
 from dsexplore.comm.meeting import register
 from dsexplore.comm.spellings import Spelling
+from dsexplore.signatures import names_arguments
 
 Value = TypeVar("Value")
 
@@ -90,6 +91,7 @@ class CommsLogger(LogContent):
             of `get_raw_data` and the comparison of ranks.
     """
 
+    @names_arguments
     def __init__(
         self,
         config: CommsLoggerConfig | Mapping[str, object] | str | os.PathLike[str] | None = None,

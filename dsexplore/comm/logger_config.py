@@ -11,6 +11,7 @@ from typing import Any
 
 from dsexplore.comm import constants as names
 from dsexplore.errors import UsageError
+from dsexplore.signatures import names_arguments_of_methods
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,9 @@ class CommsLoggerConfig:
                 raise UsageError(f"{names.COMMS_LOGGER}.{key}: no such key; valid keys are {', '.join(_KEYS)}")
         # "auto" is what DeepSpeed's configs hold where the default is wanted.
         return cls(**{key: _checked(key, value) for key, value in block.items() if value != "auto"})
+
+
+names_arguments_of_methods(CommsLoggerConfig)
 
 
 _KEYS = tuple(field.name for field in fields(CommsLoggerConfig))

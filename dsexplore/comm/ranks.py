@@ -12,7 +12,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from dsexplore.comm.faults import explain
 from dsexplore.errors import NotInitializedError
-from dsexplore.signatures import with_options
+from dsexplore.signatures import names_arguments, with_options
 
 NOT_INITIALIZED = "Default process group has not been initialized."
 
@@ -88,6 +88,7 @@ def get_all_ranks_from_group(group: td.ProcessGroup | None = None) -> list[int]:
     return [] if live == td.GroupMember.NON_GROUP_MEMBER else td.get_process_group_ranks(live)
 
 
+@names_arguments
 @with_options(list(signature(td.new_group).parameters.values())[1:])
 def new_group(ranks: Sequence[int] | None = None, *args: Any, **named: Any) -> td.ProcessGroup:
     """Create a group of these ranks; every rank of the world must make the call. Further parameters are torch's."""

@@ -23,6 +23,7 @@ from dsexplore.comm.sweep_ops import IN_PARTS, IN_PLACE, SWEPT, Prepared, Ranks,
 from dsexplore.comm.sweep_result import CommSweep, SweepConditions, SweepPoint
 from dsexplore.errors import UsageError
 from dsexplore.progress import track
+from dsexplore.signatures import names_arguments
 from dsexplore.units import format_bytes, parse_size
 
 SMALLEST, LARGEST = "512", "1GiB"
@@ -42,6 +43,7 @@ class CollectiveSlice(NamedTuple):
     in_place: bool
 
 
+@names_arguments
 def sweep(
     group: td.ProcessGroup | None = None,
     *,

@@ -17,6 +17,7 @@ import torch.distributed as td
 
 from dsexplore.capture.recorder_in_use import note_switched_off
 from dsexplore.errors import UsageError
+from dsexplore.signatures import names_arguments
 from dsexplore.user_warnings import warn
 
 SWITCHES: dict[str, tuple[str, ...]] = {
@@ -58,31 +59,37 @@ class Noop:
         return future
 
 
+@names_arguments
 def all_gather_comm_off(flag: bool = False) -> None:
     """Turn every all_gather off if `flag`, else on again."""
     turn("all_gather", flag)
 
 
+@names_arguments
 def reduce_scatter_comm_off(flag: bool = False) -> None:
     """Turn every reduce_scatter off if `flag`, else on again."""
     turn("reduce_scatter", flag)
 
 
+@names_arguments
 def broadcast_comm_off(flag: bool = False) -> None:
     """Turn every broadcast off if `flag`, else on again."""
     turn("broadcast", flag)
 
 
+@names_arguments
 def all_reduce_comm_off(flag: bool = False) -> None:
     """Turn every all_reduce off if `flag`, else on again."""
     turn("all_reduce", flag)
 
 
+@names_arguments
 def reduce_comm_off(flag: bool = False) -> None:
     """Turn every reduce off if `flag`, else on again."""
     turn("reduce", flag)
 
 
+@names_arguments
 def backward_comm_off(flag: bool = False) -> None:
     """Turn every all_gather and reduce_scatter off if `flag`, else on again."""
     turn("backward", flag)

@@ -44,6 +44,7 @@ from dsexplore.comm.versions import (
     torch_ver_ge_1_13,
 )
 from dsexplore.errors import UsageError
+from dsexplore.signatures import names_arguments
 from dsexplore.torch_internals.process_groups import enable_symmetric_memory
 
 
@@ -115,6 +116,7 @@ class TorchBackend(Backend):
         name: of this object.
     """
 
+    @names_arguments
     def __init__(
         self,
         backend: str | None,

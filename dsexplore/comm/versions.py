@@ -9,12 +9,14 @@ import torch
 import torch.distributed as td
 from torch.torch_version import TorchVersion
 
+from dsexplore.signatures import names_arguments
 from dsexplore.torch_internals.names import OLDEST, is_there
 from dsexplore.torch_internals.process_groups import coalescing_manager
 
 MIN_TORCH_VERSION = OLDEST
 
 
+@names_arguments
 def required_torch_version(min_version: str | float | None = None, max_version: str | float | None = None) -> bool:
     """Return True if torch is at least `min_version` and at most `max_version`, both included.
 

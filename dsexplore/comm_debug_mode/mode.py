@@ -25,6 +25,7 @@ from dsexplore.atomic import writing
 from dsexplore.capture import recorder_in_use
 from dsexplore.capture.module_entry import ModuleEntry
 from dsexplore.comm_debug_mode.tracker import CommModeModuleTracker
+from dsexplore.signatures import names_arguments_of_methods
 from dsexplore.torch_internals.comm_mode import counted_ops
 from dsexplore.torch_internals.dispatch import OpOverload, TorchDispatchMode
 from dsexplore.torch_internals.fake_tensors import FakeTensor, active_fake_mode
@@ -267,3 +268,6 @@ class CommDebugMode(torchs.CommDebugMode):
     def log_module_tracing_table_to_file(self, file_name: str | os.PathLike[str] = "output.txt") -> None:
         """Write `generate_module_tracing_table` without its colors."""
         write_plain(self.generate_module_tracing_table(), file_name)
+
+
+names_arguments_of_methods(CommDebugMode)

@@ -9,12 +9,14 @@ import polars as pl
 from dsexplore.cost.cluster import Cluster
 from dsexplore.cost.prediction import Prediction, predict
 from dsexplore.errors import UsageError
+from dsexplore.signatures import names_arguments
 from dsexplore.trace import measured_time
 from dsexplore.trace.trace import Trace
 
 _TURNS, _CLOSE = 50, 1e-4
 
 
+@names_arguments
 def with_measured_compute(cluster: Cluster, trace: Trace, seconds: float) -> Cluster:
     """Scale a cluster's compute, memory and launches until a step without its communication takes what was measured.
 
@@ -69,6 +71,7 @@ COLUMNS: dict[str, pl.DataType] = {
 """One row per module and phase of a step; seconds are those of one step."""
 
 
+@names_arguments
 def beside(prediction: Prediction, measured: Trace) -> pl.DataFrame:
     """Return predicted and measured seconds per module and phase, the largest difference first.
 

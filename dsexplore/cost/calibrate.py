@@ -19,7 +19,7 @@ from dsexplore.cost.cluster import Cluster, Measured
 from dsexplore.cost.cluster_file import CLUSTERS
 from dsexplore.display import Displayable
 from dsexplore.errors import UsageError
-from dsexplore.signatures import with_options
+from dsexplore.signatures import names_arguments, with_options
 
 
 @dataclass
@@ -58,6 +58,7 @@ class Calibration(Displayable):
         return "\n".join([text, *(_table_text(table) for table in (*kept, *_tables(self.sweep)))]) + "\n"
 
 
+@names_arguments
 @with_options(signature(sweep).parameters.values())
 def calibrate(group: td.ProcessGroup | None = None, *, base: str | None = None, **options: Any) -> Calibration:
     """Measure the collectives of a group and put them into a cluster; every rank of the group calls this.

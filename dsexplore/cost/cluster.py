@@ -15,6 +15,7 @@ from pathlib import Path
 from dsexplore.cost.cluster_file import CLUSTERS, read_cluster_file
 from dsexplore.errors import UsageError
 from dsexplore.hardware import CLUSTER_OF
+from dsexplore.signatures import names_arguments_of_methods
 
 
 @dataclass(frozen=True)
@@ -201,6 +202,9 @@ class Cluster:
             return whole
         even = (size for size in range(whole, whole // 2, -node) if world_size % size == 0)
         return next(even, whole)
+
+
+names_arguments_of_methods(Cluster)
 
 
 @lru_cache(maxsize=32)

@@ -11,8 +11,6 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    import torch
-
     from dsexplore.sharding.layout import Sharding as Sharding
 
 __all__ = ["Sharding"]
@@ -29,12 +27,10 @@ class _CallablePackage(ModuleType):
 
         return f"dsexplore.sharding{signature(sharding)}\n\n{getdoc(sharding)}\n\n{_ABOUT}"
 
-    def __call__(
-        self, shown: object, placements: object = None, mesh: object = None, dtype: torch.dtype | str | None = None
-    ) -> Sharding:
+    def __call__(self, *arguments: Any, **named: Any) -> Sharding:
         from dsexplore.sharding.plan import sharding
 
-        return sharding(shown, placements=placements, mesh=mesh, dtype=dtype)
+        return sharding(*arguments, **named)
 
 
 def __getattr__(name: str) -> Any:
@@ -47,6 +43,10 @@ def __getattr__(name: str) -> Any:
 
         return sharding
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
 
 
 sys.modules[__name__].__class__ = _CallablePackage

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from functools import cache
 
@@ -16,7 +17,7 @@ from dsexplore.sharding.memory import PARTS, assume, memory_groups
 from dsexplore.sharding.rank_groups import RankGroup, blocks_of, group_blocks
 from dsexplore.sharding.redistribution import Redistribution, redistribution
 from dsexplore.sharding.tensor import PlacedTensor
-from dsexplore.units import format_count
+from dsexplore.units import format_bytes, format_count
 
 _MOST_ROWS = 2_000_000
 
@@ -42,7 +43,9 @@ class Sharding(Displayable):
         return len(self.tensors)
 
     def __repr__(self) -> str:
-        return f"<Sharding of {format_count(len(self), 'tensor')} on {self.mesh}>"
+        whole = sum(math.prod(tensor.shape) * tensor.dtype.itemsize for tensor in self.tensors)
+        ranks = format_count(self.mesh.size, "rank")
+        return f"<Sharding of {format_count(len(self), 'tensor')}, {format_bytes(whole)}, on {self.mesh}, {ranks}>"
 
     def __getitem__(self, name: str) -> Sharding:
         """Return the sharding of one tensor, by its name.

@@ -18,10 +18,12 @@ from dsexplore.placement_text import Placement, read, read_all
 from dsexplore.sharding.joint_mesh import Reading, join, plain_readings
 from dsexplore.sharding.layout import Sharding
 from dsexplore.sharding.tensor import PlacedTensor, fit
+from dsexplore.signatures import names_arguments
 from dsexplore.torch_internals.modules import unwrapped, without_wrappers
 from dsexplore.units import format_count
 
 
+@names_arguments
 def sharding(
     shown: object,
     placements: object = None,

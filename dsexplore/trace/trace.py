@@ -12,7 +12,7 @@ import polars as pl
 
 from dsexplore.display import Displayable, OptionsOfView
 from dsexplore.errors import UsageError
-from dsexplore.signatures import with_options
+from dsexplore.signatures import names_arguments, with_options
 from dsexplore.trace import files, schema
 from dsexplore.trace.diff import compare
 from dsexplore.trace.exports import write_csv, write_perfetto
@@ -93,44 +93,11 @@ class Trace(Displayable):
         Raises:
             UsageError: the recording has ended.
         """
-        self._marks("step").step()
+        step_marks(self, "trace.step()").step()
 
-    def lengthen_step(self) -> None:
-        """Move the end of the last step to here: that of a second optimizer, say, which takes the same step.
-
-        Raises:
-            UsageError: the recording has ended, or no step has.
-        """
-        self._marks("lengthen_step").lengthen_step()
-
-    def end_with_step(self) -> None:
-        """Leave out what comes after the end of the last step: events of one that the program is not to end, say.
-
-        Raises:
-            UsageError: the recording has ended.
-        """
-        self._marks("end_with_step").end_with_step()
-
-    @property
-    def optimizer_marks(self) -> StepMarks:
-        """Marks for the steps of optimizers, which count for as long as `step` is not called.
-
-        Raises:
-            UsageError: the recording has ended.
-        """
-        return self._marks("optimizer_marks").of_optimizers
-
-    def _marks(self, method: str) -> StepMarks:
-        if self._steps is None:
-            raise UsageError(
-                f"trace.{method}() was called after the recording ended: call it inside the block that records"
-            )
-        return self._steps
-
-    def finish(self, tables: Callable[[], Tables]) -> None:
-        """Replace the content by what `tables` returns; called by the recorder when the block ends."""
-        self._tables = tables
-        self._steps = None
+    def __dir__(self) -> list[str]:
+        """Leave `tables` out: the same in the form that the package's own functions take."""
+        return [name for name in super().__dir__() if name != "tables"]
 
     def __len__(self) -> int:
         """Return the number of events."""
@@ -403,6 +370,28 @@ class Trace(Displayable):
         return totals(self.tables, "phase").sort(pl.col("phase").replace_strict(order, default=99))
 
 
+def step_marks(trace: Trace, call: str = "step_marks(trace)") -> StepMarks:
+    """Return what marks the steps of a trace's recording; its ``of_optimizers`` counts until `Trace.step` is called.
+
+    Args:
+        trace: of a recording that runs.
+        call: what asks for them, for the error.
+
+    Raises:
+        UsageError: the recording has ended.
+    """
+    if trace._steps is None:
+        raise UsageError(f"{call} was called after the recording ended: call it inside the block that records")
+    return trace._steps
+
+
+def finish(trace: Trace, tables: Callable[[], Tables]) -> None:
+    """Replace the content of a trace by what `tables` returns, as the recorder does when the block ends."""
+    trace._tables = tables
+    trace._steps = None
+
+
+@names_arguments
 def load(path: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> Trace:
     """Read a trace: one file, a directory with one file per rank, or several files; see `Trace.load`."""
     return Trace.load(path)
@@ -417,6 +406,10 @@ class TraceDiff(Displayable):
 
     if TYPE_CHECKING:
         explore: ClassVar[OptionsOfView[DiffExplorer]]
+
+    def __repr__(self) -> str:
+        collectives = f"{format_count(len(self.before), 'collective')} before and {len(self.after):,} after"
+        return f"<TraceDiff: {format_count(len(self), 'difference')}, {collectives}>"
 
     def to_frame(self, *, unchanged: bool = False) -> pl.DataFrame:
         """Return one row per module × op × axis × phase that differs; columns: `dsexplore.trace.diff.COLUMNS`.

@@ -13,7 +13,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_modul
 
 import dsexplore
 from dsexplore.trace import schema
-from dsexplore.trace.trace import Trace
+from dsexplore.trace.trace import Trace, step_marks
 
 
 @pytest.fixture(params=["trains", "with costs", "inference", "steps alone", "nothing"])
@@ -30,7 +30,7 @@ def trace(request: pytest.FixtureRequest) -> Trace:
         trace.step()
         dist.barrier()
         if request.param == "steps alone":
-            trace.end_with_step()
+            step_marks(trace).end_with_step()
     return trace
 
 

@@ -151,8 +151,8 @@ def test_meshes_of_one_rank_each_are_one_rank():
 
 
 def test_a_sharding_says_how_many_tensors_it_has():
-    assert repr(dsexplore.sharding((4,), "S(0)", "dp=2")) == "<Sharding of 1 tensor on dp=2>"
-    assert repr(dsexplore.sharding(nn.Linear(2, 2), mesh="dp=2")) == "<Sharding of 2 tensors on dp=2>"
+    assert repr(dsexplore.sharding((4,), "S(0)", "dp=2")) == "<Sharding of 1 tensor, 16 B, on dp=2, 2 ranks>"
+    assert repr(dsexplore.sharding(nn.Linear(2, 2), mesh="dp=2")) == "<Sharding of 2 tensors, 24 B, on dp=2, 2 ranks>"
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from dsexplore.analysis.hangs.rank_calls import RankEnd
 from dsexplore.analysis.hangs.trace_calls import job_of_trace
 from dsexplore.errors import UsageError
 from dsexplore.paused_collector import no_collection
+from dsexplore.signatures import names_arguments
 from dsexplore.trace import files
 from dsexplore.trace.ends import RUNNING
 from dsexplore.trace.importers.debug_server import is_address, read_debug_server
@@ -26,6 +27,7 @@ from dsexplore.trace.trace import Trace
 Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
 
+@names_arguments
 def explain_hang(paths: Paths) -> HangReport:
     """Say why a job hangs, and which ranks it is due to.
 

@@ -7,6 +7,7 @@ from functools import partial
 from importlib import import_module
 
 from dsexplore.errors import UsageError
+from dsexplore.signatures import names_arguments
 
 Names = Mapping[str, object]
 """What a package holds, by dotted name within it: ``{"layers.rotary.apply_rotary_emb": function}``."""
@@ -33,6 +34,7 @@ _OURS = {
 _factories: dict[str, tuple[Callable[[], Names], ...]] = {}
 
 
+@names_arguments
 def register_extension(name: str, factory: Callable[[], Names]) -> None:
     """Register a stand-in for a package that is not installed, as those that need a GPU are not.
 

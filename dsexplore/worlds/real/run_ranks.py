@@ -23,6 +23,8 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined] # public, t
 
 from dsexplore.errors import UsageError
 from dsexplore.interrupts import uninterrupted
+from dsexplore.signatures import names_arguments
+from dsexplore.units import format_count
 from dsexplore.user_warnings import warn_of_untested_torch
 from dsexplore.worlds.real.messages import RankJob
 from dsexplore.worlds.real.packed_program import pack_program
@@ -36,6 +38,7 @@ Reason = Literal["done", "failed", "timeout"]
 """Why a run was over: all ranks had finished, one had failed, or the time had run out."""
 
 
+@names_arguments
 def run_ranks(
     program: Callable[..., Value] | str,
     world_size: int,
@@ -178,6 +181,10 @@ class RanksRun(Generic[Value]):
     reason: Reason
     first_failure: int | None = None
     """The rank that failed first; the others often fail because of it."""
+
+    def __repr__(self) -> str:
+        finished = sum(outcome.status == "ok" for outcome in self.outcomes)
+        return f"<RanksRun: {finished} of {format_count(len(self.outcomes), 'rank')} finished, {self.seconds:.1f} s>"
 
     @property
     def ok(self) -> bool:

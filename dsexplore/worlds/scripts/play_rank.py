@@ -12,7 +12,7 @@ from typing import Any
 from dsexplore.capture.optimizer_steps import EnoughSteps, counted_steps
 from dsexplore.errors import UsageError
 from dsexplore.trace.files import save_recording
-from dsexplore.trace.trace import Trace
+from dsexplore.trace.trace import Trace, finish, step_marks
 from dsexplore.units import format_count
 from dsexplore.worlds.commtrace import recorded
 from dsexplore.worlds.fake.shared_entries import shared_entries
@@ -207,7 +207,7 @@ def _record(execute: Callable[[], None], setting: Setting, world: World) -> Play
     try:
         if skipped is not None and not isinstance(ended, CannotSkip):
             tables = skipped.whole(trace.tables)
-            trace.finish(lambda: tables)
+            finish(trace, lambda: tables)
     except CannotSkip as error:
         ended = error
     if setting.skips and setting.save is not None:
@@ -221,7 +221,7 @@ def _record(execute: Callable[[], None], setting: Setting, world: World) -> Play
 
 def _execute(execute: Callable[[], None], limit: int | None, trace: Trace, remarks: Remarks) -> None:
     """Run the program to its end, or to that many optimizer steps."""
-    with counted_steps(limit, trace.optimizer_marks) as counter:
+    with counted_steps(limit, step_marks(trace).of_optimizers) as counter:
         try:
             execute()
         except EnoughSteps:
