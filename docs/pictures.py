@@ -1,10 +1,11 @@
-"""Pictures of every view on four real models, light and dark, 1440 and 800 wide, for a person to look through.
+"""Pictures of every view on eight programs, light and dark, 1440, 800 and 320 wide, for a person to look through.
 
-The models: a Llama with tensor parallelism and FSDP2, a pipeline of four stages, a Mixtral with expert parallelism, and
-DDP on four real ranks. Each page is examined by axe-core, and for what it cuts off without a cue; the violations are
-printed, and the exit status is 1 where there is one. A widget stands in a bare page, filled by its own Python.
+The programs: a Llama with tensor parallelism and FSDP2 on 8 and on 64 ranks, a pipeline of four stages, a Mixtral with
+expert parallelism, DDP on four real ranks of which one is late, 2,000 modules, long names, and one that sends nothing.
+Each page is examined by axe-core, for what it cuts off without a cue, and for nearly empty drawings; the faults
+are printed, and the exit status is 1 where there is one. A widget stands in a bare page, filled by its own Python.
 
-Usage: python docs/pictures.py FOLDER [part of a name …]   (about four minutes on two cores)
+Usage: python docs/pictures.py FOLDER [part of a name …]   (about fifteen minutes on two cores)
 """
 
 from __future__ import annotations
@@ -46,9 +47,16 @@ if __name__ == "__main__":
 from tests.browser.conftest import ARGUMENTS, chromium
 from tests.browser.test_accessibility import AXE, CUT, RULES, axe, draw
 from tests.cost.sharded_llama import sharded_llama
+from tests.views import traces
 
 ROOT = Path(__file__).parents[1]
-WIDTHS = (1440, 800)
+EMPTY = """() => [...document.querySelectorAll("svg.still")].filter((svg) => {
+  const area = (drawn) => { const { width, height } = drawn.getBoundingClientRect(); return width * height; };
+  const marks = [...svg.querySelectorAll("path:not(.grid),rect,circle")].reduce((sum, mark) => sum + area(mark), 0);
+  return area(svg) && marks < area(svg) / 100;
+}).map((svg) => `empty plot: ${svg.getAttribute("aria-label")}`)"""
+"""Drawings whose marks cover less than a hundredth of their area."""
+WIDTHS = (1440, 800, 320)
 SMALL: dict[str, Any] = {"num_attention_heads": 8, "num_key_value_heads": 8, "vocab_size": 2048, "use_cache": False}
 
 
@@ -63,13 +71,13 @@ def train(model: nn.Module, mesh: DeviceMesh) -> Trace:
     return trace
 
 
-def llama(layers: int = 8, **shape: int) -> Trace:
-    """A Llama on eight ranks: tensor parallelism and FSDP2."""
+def llama(layers: int = 8, axes: str = "dp=2,tp=4", **shape: int) -> Trace:
+    """A Llama on a mesh, eight ranks at first: tensor parallelism and FSDP2."""
     column, row = ColwiseParallel, RowwiseParallel
     plan: dict[str, Any] = {f"self_attn.{k}_proj": column() for k in "qkv"} | {"self_attn.o_proj": row()}
     plan |= {"mlp.gate_proj": column(), "mlp.up_proj": column(), "mlp.down_proj": row()}
     sizes = {"hidden_size": 512, "intermediate_size": 1376, **shape}
-    with dsexplore.simulate(mesh="dp=2,tp=4", fake=True) as mesh:
+    with dsexplore.simulate(mesh=axes, fake=True) as mesh:
         model = LlamaForCausalLM(LlamaConfig(num_hidden_layers=layers, **sizes, **SMALL))
         for layer in model.model.layers:
             parallelize_module(layer, mesh["tp"], plan)
@@ -157,6 +165,13 @@ def predicted_ddp() -> Prediction:
     return trace.predict("gloo-local")
 
 
+def nothing() -> Trace:
+    """A program that computes and sends nothing."""
+    with dsexplore.simulate(2), dsexplore.commtrace() as trace:
+        nn.Linear(4, 4)(torch.ones(2, 4))
+    return trace
+
+
 def log() -> Any:
     """What the log of communication calls shows."""
     kept = CommsLogger(CommsLoggerConfig(enabled=True), epoch=0)
@@ -210,6 +225,8 @@ def views(folder: str) -> Iterator[tuple[str, Callable[[], Any]]]:
         makers: dict[str, Callable[[], Any]] = {
             "llama": llama, "mixtral": mixtral, "pipeline": pipeline, "ddp": real_ddp,
             "meshes": meshes, "wide llama": lambda: llama(4, hidden_size=1024), "sweep": lambda: sweep(folder),
+            "64 ranks": lambda: llama(2, "dp=8,tp=8"), "2,000 modules": lambda: traces.layered(650), "nothing": nothing,
+            "long names": lambda: traces.of_names([f"{'a_long_name_' * 8}{i}" for i in range(4)]),
         }  # fmt: skip
         if name not in made:
             made[name] = makers[name]()
@@ -227,7 +244,7 @@ def views(folder: str) -> Iterator[tuple[str, Callable[[], Any]]]:
         return shown
 
     weight = "model.layers.0.self_attn.q_proj.weight"
-    for name in ("llama", "mixtral", "pipeline", "ddp"):
+    for name in ("llama", "mixtral", "pipeline", "ddp", "64 ranks", "2,000 modules", "long names", "nothing"):
         yield f"trace {name}", lambda name=name: of(name)
         yield f"explorer {name}", lambda name=name: explorer(name)
         yield f"timeline {name}", lambda name=name: of(name).timeline()
@@ -237,6 +254,7 @@ def views(folder: str) -> Iterator[tuple[str, Callable[[], Any]]]:
     yield "world map predicted", lambda: of("llama").world_map(ranks_per_node=4, hardware="dgx-h100")
     yield "explorer shaded by seconds", in_seconds
     yield "explorer with a parameter", lambda: explorer("llama", weight)
+    yield "skew", lambda: of("ddp").skew()
     yield "stages", lambda: of("pipeline").timeline(lanes="stage")
     yield "stages explorer", lambda: of("pipeline").timeline(lanes="stage").explore()
     yield "timeline explorer", lambda: of("ddp").timeline().explore()
@@ -283,7 +301,7 @@ def picture(page: Any, one: Any, path: Path, file: Path) -> list[str]:
     page.set_viewport_size({"width": width, "height": 900})
     page.evaluate("document.querySelectorAll('details').forEach((each) => { each.open = true })")
     page.evaluate(axe())
-    return [*page.evaluate(AXE, RULES), *page.evaluate(CUT)]
+    return [*page.evaluate(AXE, RULES), *page.evaluate(CUT), *page.evaluate(EMPTY)]
 
 
 def main() -> int:

@@ -71,7 +71,7 @@ class Best:
         if self.fastest_ratio.is_narrow:
             span = f"{(self.fastest_ratio.low - 1) * 100:+.1f} to {(self.fastest_ratio.high - 1) * 100:+.1f} %"
         return (
-            f"Keep the default: {self.fastest} looks best, {gain} ({span}), but the rates scatter too much to be sure: "
+            f"Keep the default: nothing measured is reliably faster. {self.fastest} looks best, {gain} ({span}): "
             "sweep again with more seconds, or on a quieter machine."
         )
 

@@ -250,7 +250,7 @@ class Headline(Displayable):
             shown.append(
                 f"{format_bytes(sum(size for _, size in parts[_MOST_AXES:]))} on {len(parts) - _MOST_AXES} more"
             )
-        all_on = f"on {parts[0][0]}" if frame["axis"][0] else "in groups that are no axis of a mesh"
+        all_on = f"on {parts[0][0]}" if frame["axis"][0] else "in groups outside a mesh"
         by_axis = f", all {all_on}" if len(parts) == 1 else f": {listed(shown)}"
         yield Sentence(
             "axes", f"{what} sends {format_bytes(total)} on the wire per rank{self._spread()}{by_axis}{before}.", rows
@@ -317,7 +317,7 @@ class Headline(Displayable):
         elif 2 * size > total:
             sent = f"Most, {part}, is for {where}{many}"
         else:
-            sent = f"No module sends more of its own than {where}{many}, {part}"
+            sent = f"Largest sender: {where}{many} with {part}"
         first = str(events["owner"][0])
         text = f"{sent}: {listed(purposes_of(events, size))}."
         yield Sentence("module", text, _positions(events), first)
@@ -328,7 +328,7 @@ class Headline(Displayable):
         if not others:
             return
         first, more = others[0], len(others) - 1
-        spared = f", {format_bytes(first.spare_bytes)} on the wire to spare" if first.spare_bytes else ""
+        spared = f", worth {format_bytes(first.spare_bytes)} on the wire" if first.spare_bytes else ""
         rest = f" ({format_count(more, 'more finding')})" if more else ""
         where = "" if first.module == OUTSIDE else f"{first.module}: "
         module = str(self.tables.events["owner"][int(first.rows[0])])

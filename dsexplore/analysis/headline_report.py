@@ -27,7 +27,7 @@ def report(headline: Headline) -> list[tuple[str, str]]:
         ("What does start-up alone send?", _start_up(headline)),
         ("What do forwards without gradients send?", _no_grad(headline)),
         ("What is sent between steps?", _between(headline)),
-        ("What is sent unasked?", _implicit(headline)),
+        ("What do implicit redistributes send?", _implicit(headline)),
         ("What memory does a rank need?", memory(tables)),
         ("What made this report?", made),
     ]

@@ -177,7 +177,7 @@ class PlanDifference(Displayable):
             if not len(found):
                 continue
             first, more = found[0], len(found) - 1
-            spared = f", {format_bytes(first.spare_bytes)} on the wire to spare" if first.spare_bytes else ""
+            spared = f", worth {format_bytes(first.spare_bytes)} on the wire" if first.spare_bytes else ""
             where = "" if first.module == OUTSIDE else f"{first.module}: "
             rest = f" ({format_count(more, 'more finding')})" if more else ""
             fewer = "1 finding of A is" if len(other) == 1 else f"{len(other):,} findings of A are"

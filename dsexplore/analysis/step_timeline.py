@@ -118,8 +118,10 @@ class Timeline(Displayable):
     """The bytes that the spans have."""
     ties: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=TIES))
     """Messages from one lane to another. Columns: `message_ties.TIES`."""
+    verdict: str = ""
+    """The sentence that the drawing shows, such as how large the bubble of a pipeline is."""
     note: str = ""
-    """The text beside the key, such as how large the bubble of a pipeline is."""
+    """The text beside the key: what letters or times stand for."""
     held: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=HELD))
     """The events of spans that are none themselves: of a stage's actions, the messages. Columns: `HELD`."""
 

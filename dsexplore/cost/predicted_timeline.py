@@ -135,19 +135,30 @@ def stream_timeline(prediction: Prediction, colors: str = "phase", sizes: Sizes 
     lanes = tuple(sorted(set(spans["lane"]), key=lambda lane: (lane != "compute stream", lane)))
     place_of = {mark: i for i, mark in enumerate([*schema.PHASES, "kernels"])}
     marks = sorted(set(spans["mark"]) - {WAITING}, key=lambda mark: (place_of.get(mark, len(place_of)), mark))
-    note = f"predicted on {prediction.cluster.title}, rank {prediction.rank}: {prediction.step}{_waits(prediction)}"
+    note = f"predicted on {prediction.cluster.title}, rank {prediction.rank}: {prediction.step}"
     marks += [WAITING] if spans["mark"].is_in([WAITING]).any() else []
-    return Timeline(spans, lanes, tuple(marks), "predicted", colors, prediction.tables, sizes, note=note)
+    return Timeline(
+        spans,
+        lanes,
+        tuple(marks),
+        "predicted",
+        colors,
+        prediction.tables,
+        sizes,
+        verdict=_verdict(prediction),
+        note=note,
+    )
 
 
-def _waits(prediction: Prediction) -> str:
-    """Say what the compute stream waits for and how long; empty if it never waits."""
+def _verdict(prediction: Prediction) -> str:
+    """Say for how much of the step the compute stream waits, and for what."""
     waited: dict[str, float] = defaultdict(float)
     for span in prediction.spans:
         if span.kind in GAPS:
             waited["collectives" if span.op else "the CPU, which launches kernels"] += span.end - span.start
     words = [f"{format_seconds(seconds)} for {what}" for what, seconds in sorted(waited.items()) if seconds > 0]
-    return f"; compute waits {' and '.join(words)}" if words else ""
+    share = format_share(sum(waited.values()), prediction.step.expected)
+    return f"Compute waits {share} of the step: {' and '.join(words)}." if words else "Compute never waits."
 
 
 def stage_timeline(tables: Tables, hardware: Cluster | str | os.PathLike[str] | None = None) -> Timeline:
@@ -196,9 +207,10 @@ def timeline_of_stages(schedule: Schedule, placed: list[ScheduledAction], order:
     share = waited / (end * len(lanes)) if end else 0.0
     kinds = {one.action.kind for one in placed}
     letters = ", ".join(f"{kind} {word}" for kind, word in _WORDS.items() if kind in kinds)
-    note = f"{schedule.name}: stages wait {format_share(share, 1)} of the time (the bubble); {letters} of a microbatch"
+    verdict = f"Stages wait {format_share(share, 1)} of the time, the pipeline's bubble ({schedule.name})."
+    note = f"{letters} of a microbatch"
     ties, held = _ties(placed, lanes), _held(schedule, spans, tables)
-    return Timeline(spans, lanes, marks, order, "microbatch", tables, ties=ties, note=note, held=held)
+    return Timeline(spans, lanes, marks, order, "microbatch", tables, ties=ties, verdict=verdict, note=note, held=held)
 
 
 def _held(schedule: Schedule, spans: pl.DataFrame, tables: Tables) -> pl.DataFrame:

@@ -188,7 +188,7 @@ class _ItemReader:
         if self._slowest[1] > 1:
             self.notes[
                 f"of {waiting:,} ranks that wait for each other, the slowest is expected to compute "
-                f"{100 * (self._slowest[1] - 1):.1f} % longer than a rank does in the mean: its times are counted"
+                f"{100 * (self._slowest[1] - 1):.1f} % longer than the mean rank: its times are counted"
             ] = None
 
         if self._share_processors:

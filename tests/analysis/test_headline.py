@@ -188,7 +188,8 @@ def test_a_report_answers_in_words() -> None:
     assert answers["What does start-up alone send?"].startswith(
         "33.1 KiB per rank, once: broadcast (model broadcast) 33"
     )
-    assert answers["What is sent unasked?"] == "Nothing: every redistribute is one that the program asked for."
+    implicit = answers["What do implicit redistributes send?"]
+    assert implicit == "Nothing: every redistribute is one that the program asked for."
     assert answers["Which modules send it?"] == "DistributedDataParallel 1.5 KiB (100 %: DDP reduces gradients)."
     linear = planted.D * 8 + 1
     parameters = 4 * (planted.D * 8 * planted.D + linear)
@@ -216,7 +217,7 @@ def test_a_report_of_several_runs_names_the_command_of_each() -> None:
 
 def test_a_report_says_what_is_unasked_gathered_and_unknown() -> None:
     answers = dict(report(planted.trace_of("optimizer_gathers", True).headline()))
-    assert answers["What is sent unasked?"].startswith(
+    assert answers["What do implicit redistributes send?"].startswith(
         "144 redistributes, 202.5 KiB per rank and step: aten.addmm S(0)→R ×90"
     )
     assert "12.1 KiB for the largest group that FSDP gathers" in answers["What memory does a rank need?"]
@@ -243,7 +244,7 @@ def test_a_page_has_the_report_and_the_command_that_made_it(tmp_path: Path) -> N
     info = replace(tables.info, notes=("made by: dsexplore run --mesh dp=8 train.py",))
     page = Trace(replace(tables, info=info)).to_html(tmp_path / "report.html").read_text()
     words = re.sub(r"<[^>]+>", " ", page.partition("</style>")[2])
-    order = ["A step sends", "In words", "What does a step send?", "What memory", "What made this report?", "share"]
+    order = ["A step sends", "Questions", "What does a step send?", "What memory", "What made this report?", "share"]
     assert [words.index(each) for each in order] == sorted(words.index(each) for each in order)
     assert "dsexplore run --mesh dp=8 train.py" in words
 

@@ -75,12 +75,10 @@ def test_a_trace_without_times_cannot_stand_beside(simulated: Trace) -> None:
         beside(simulated.predict(), simulated)
 
 
-def test_a_page_says_of_which_modules_nothing_was_measured(simulated: Trace, tmp_path: Path) -> None:
-    """Modules that call collectives come first; the others have a dash in each of the four columns."""
+def test_a_page_leaves_out_modules_of_which_nothing_was_measured(simulated: Trace, tmp_path: Path) -> None:
     page = simulated.predict().to_html(tmp_path / "page.html", measured=measured(simulated, 3)).read_text()
     table = page.partition("Predicted beside measured")[2]
     rows = re.findall("<tr.*?</tr>", table, re.S)
-    is_measured = [row.count(">–<") == 0 for row in rows[1:]]
-    assert is_measured == sorted(is_measured, reverse=True)
-    assert {row.count(">–<") for row in rows[1:]} == {0, 4}
-    assert "has no measured time" in table
+    assert len(rows) > 1
+    assert {row.count(">–<") for row in rows[1:]} == {0}
+    assert re.search("[0-9]+ rows of modules that call none are left out", table)

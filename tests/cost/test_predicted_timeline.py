@@ -37,7 +37,7 @@ def test_a_stream_is_a_lane_and_spans_are_those_of_the_prediction(llama: Trace) 
     gaps = timeline.spans.filter(mark=WAITING).with_columns(seconds=pl.col("end") - pl.col("begin"))
     for what, named in (("the CPU, which launches kernels", True), ("collectives", False)):
         seconds = gaps.filter(pl.col("name").str.contains("CPU") == named)["seconds"].sum()
-        assert (f"{format_seconds(seconds)} for {what}" in timeline.note) == (seconds > 0)
+        assert (f"{format_seconds(seconds)} for {what}" in timeline.verdict) == (seconds > 0)
 
 
 def test_its_collectives_are_events_so_that_a_range_is_a_trace(llama: Trace) -> None:
@@ -62,7 +62,7 @@ def test_stages_compute_each_microbatch_and_wait_for_one_another() -> None:
     assert spans["end"].max() == 8 * 3 + 3 * 3  # (microbatches + stages - 1) × (forward + backward)
     idle = spans.filter(mark=WAITING).select((pl.col("end") - pl.col("begin")).sum()).item()
     assert idle == 4 * 3 * 3
-    assert "wait 27 % of the time" in timeline.note  # 3 / 11, as the 1F1B bubble is
+    assert "wait 27 % of the time" in timeline.verdict  # 3 / 11, as the 1F1B bubble is
     warm = spans.filter(mark=WARM_UP).select("lane", "end").rows()
     assert dict(warm)["stage 3"] == 4  # three forwards before it, and its own
     assert dict(warm)["stage 0"] == 4 + 3 * 2

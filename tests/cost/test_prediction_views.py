@@ -12,6 +12,7 @@ import pytest
 from dsexplore.cost.prediction import Prediction
 from dsexplore.errors import UsageError
 from dsexplore.trace.trace import Trace
+from dsexplore.units import format_bytes
 from dsexplore.views import view_of
 from dsexplore.views.cost.module_seconds import PARTS, module_seconds
 
@@ -82,7 +83,9 @@ def test_a_saved_notebook_has_the_streams_and_the_memory_as_drawings(prediction:
     assert "predicted on DGX H100, rank 0" in streams
     assert '<svg class="still"' in memory
     assert all(f"{use}</span>" in memory for use in prediction.peak.parts)
-    assert "memory of the GPU" in memory
+    size = int(prediction.cluster.memory.size)
+    assert f"of {format_bytes(size)} on rank 0" in memory
+    assert ("memory of the GPU" in memory) == (size <= 2 * prediction.peak.tensors), "drawn where it is near"
     assert "GiB, predicted by program order" in memory
 
 

@@ -70,7 +70,7 @@ def freed_too_soon(evidence: Evidence) -> Iterator[Finding]:
 
 def _why_freed(group: EventGroup) -> str:
     return (
-        f"{group.calls} of {format_bytes(group.each)} too many: its parameters are freed after forward "
+        f"{group.calls} of {format_bytes(group.each)} could be saved: its parameters are freed after forward "
         "and gathered again at once, as backward begins with them"
     )
 

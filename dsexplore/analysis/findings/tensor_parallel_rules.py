@@ -36,8 +36,8 @@ def gathered_again(evidence: Evidence) -> Iterator[Finding]:
 
 def _why_gathered(group: EventGroup) -> str:
     return (
-        f"{group.calls} of {format_bytes(group.each)} on {group.axis or 'no axis'} too many: its modules gather the "
-        "same input one after the other, and scatter its gradient as often"
+        f"{group.calls} of {format_bytes(group.each)} on {group.axis or 'no axis'} could be saved: its modules "
+        "gather the same input one after the other, and scatter its gradient as often"
     )
 
 
@@ -72,7 +72,7 @@ def siblings_reduce(evidence: Evidence) -> Iterator[Finding]:
 
 def _why_siblings(group: EventGroup) -> str:
     return (
-        f"{group.calls} of {format_bytes(group.each)} on {group.axis or 'no axis'} too many: its "
+        f"{group.calls} of {format_bytes(group.each)} on {group.axis or 'no axis'} could be saved: its "
         "modules each reduce the gradient of the same input, where their sum could be reduced once"
     )
 

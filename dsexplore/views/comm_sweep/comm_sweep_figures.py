@@ -10,12 +10,11 @@ from dsexplore.comm.sweep_result import CommSweep, SweepPoint
 from dsexplore.cost.calibrate import Calibration
 from dsexplore.cost.collective_duration import collective_time
 from dsexplore.units import format_bytes
-from dsexplore.views.page.theme import BLUE, DASHES, GREEN, INK, ORANGE, PURPLE, VERMILION, themed
+from dsexplore.views.page.theme import DASHES, INK, SERIES, SHADE, themed
 
 KINDS = ("busbw", "algbw", "time")
 """Quantities that a figure can show by message size."""
 _AXES = {"busbw": "bus bandwidth, GB/s", "algbw": "algorithm bandwidth, GB/s", "time": "time of a call, µs"}
-_COLORS = (BLUE, ORANGE, GREEN, PURPLE, VERMILION, INK)
 
 
 def value(sweep: CommSweep, point: SweepPoint, kind: str) -> float:
@@ -35,7 +34,7 @@ def sweep_figure(sweep: CommSweep, kind: str, ops: Sequence[str]) -> Any:
         for in_place in (False, True):
             points = sweep.of(op, in_place=in_place)
             if points:
-                figure.add_scatter(**_line(sweep, points, kind, _COLORS[at % len(_COLORS)], in_place))
+                figure.add_scatter(**_line(sweep, points, kind, SERIES[at % len(SERIES)], in_place))
     return _by_size(figure, kind, sweep)
 
 
@@ -44,7 +43,9 @@ def _line(sweep: CommSweep, points: list[SweepPoint], kind: str, color: str, in_
         "x": [point.message_bytes for point in points],
         "y": [value(sweep, point, kind) for point in points],
         "name": f"{points[0].op}, in place" if in_place else points[0].op,
-        "mode": "lines+markers",
+        "mode": "lines+markers+text",
+        "text": [""] * (len(points) - 1) + ([points[0].op] if not in_place else [""]),
+        "textposition": "middle right",
         "line": {"color": color, "dash": DASHES[int(in_place)]},
         "customdata": [point_text(sweep, point) for point in points],
         "hovertemplate": "%{customdata}<extra></extra>",
@@ -90,7 +91,7 @@ def calibration_figure(calibration: Calibration, op: str) -> Any:
         customdata=[f"{op} of {format_bytes(size)}: {found}" for size, found in zip(sizes, predicted, strict=True)],
         hovertemplate="%{customdata}<extra></extra>",
     )
-    figure.add_scatter(**{**_line(sweep, points, "time", BLUE, False), "name": f"{op}, measured", "mode": "markers"})
+    figure.add_scatter(**{**_line(sweep, points, "time", SHADE, False), "name": f"{op}, measured", "mode": "markers"})
     return _by_size(figure, "time", sweep)
 
 

@@ -11,7 +11,7 @@ from dsexplore.units import format_bytes, format_seconds
 from dsexplore.views.cost.prediction_view import PARTS, STYLE, PredictionView, bar
 from dsexplore.views.page import html
 from dsexplore.views.page.still_figure import still_figure
-from dsexplore.views.page.theme import BLUE, GREY, LEGEND_ABOVE, VERMILION, themed
+from dsexplore.views.page.theme import ALARM, GREY, LEGEND_ABOVE, SHADE, themed
 from dsexplore.views.view import View
 
 HEAD = ("mesh", "", "step", "low", "high", "compute", "exposed", "idle", "memory")
@@ -34,7 +34,7 @@ class MeshComparisonView(View):
             assert candidate.prediction is not None
             memory = format_bytes(candidate.prediction.memory)
             lines.append(f"  {candidate.mesh}: {candidate.prediction.step}, {memory}")
-        lines += [f"  {html.plain(line, 400)}" for line in self._remarks()]
+        lines += [f"  {html.plain(line, 400)}" for line in (self._verdict, *self._remarks())]
         return "\n".join(lines)
 
     def _remarks(self) -> list[str]:
@@ -44,8 +44,24 @@ class MeshComparisonView(View):
             for group in comparison.tied
         ]
         dropped = len(comparison.candidates) - len(comparison.ranking)
-        out = f"{dropped} of {len(comparison.candidates)} meshes {'is' if dropped == 1 else 'are'} out"
+        out = f"{dropped} of {len(comparison.candidates)} meshes {'is' if dropped == 1 else 'are'} dropped"
         return [*lines, *([out] if dropped else []), *comparison.notes]
+
+    @property
+    def _verdict(self) -> str:
+        """The fastest mesh, and by how much; empty if none fits."""
+        steps = [(each.mesh, each.prediction.step) for each in self._comparison.ranking if each.prediction is not None]
+        if not steps:
+            return "No mesh can be taken."
+        (best, step), *others = steps
+        said = f"{best} is fastest: {step} per step"
+        tied = next((group for group in self._comparison.tied if best in group), ())
+        if len(tied) > 1:
+            return f"{said}; {' and '.join(mesh for mesh in tied if mesh != best)} may be as fast."
+        if not others or not step.expected:
+            return f"{said}."
+        mesh, second = others[0]
+        return f"{said}, {second.expected / step.expected:.2g} times as fast as {mesh}."
 
     def html(self) -> str:
         """Return a row per mesh: a bar of the step's parts, times with ranges, memory; then those dropped."""
@@ -64,9 +80,10 @@ class MeshComparisonView(View):
             if out
             else ""
         )
-        head = f'<p><b>Meshes</b> on {html.escape(comparison.cluster.title)} <span class="tag">predicted</span></p>'
+        head = f'<p>Meshes on {html.escape(comparison.cluster.title)} <span class="tag">predicted</span></p>'
+        head += html.verdict(self._verdict)
         table = html.table(HEAD, rows, left=(0, 1))
-        return html.fragment(f'<div class="prediction">{head}{remarks}{table}{dropped}</div>', STYLE)
+        return html.fragment(f'<div class="prediction">{head}{table}{remarks}{dropped}</div>', STYLE)
 
     def figure(self, **options: Any) -> Any:
         """Return a plotly figure: step time with its range against memory, one mark per mesh.
@@ -82,7 +99,7 @@ class MeshComparisonView(View):
         figure = go.Figure()
         fits = [each for each in one.candidates if each.prediction is not None and not each.dropped]
         out = [each for each in one.candidates if each.prediction is not None and each.dropped]
-        for name, part, color, symbol in (("fits", fits, BLUE, "circle"), ("does not fit", out, GREY, "x")):
+        for name, part, color, symbol in (("fits", fits, SHADE, "circle"), ("does not fit", out, GREY, "x")):
             predictions = [each.prediction for each in part if each.prediction is not None]
             figure.add_scatter(
                 x=[each.memory / 2**30 for each in predictions],
@@ -93,16 +110,20 @@ class MeshComparisonView(View):
                     "array": [each.step.high - each.step.expected for each in predictions],
                     "arrayminus": [each.step.expected - each.step.low for each in predictions],
                 },
-                mode="markers",
+                mode="markers+text",
+                text=[html.escape(each.mesh, 30) for each in part],
+                textposition="middle right",
                 name=name,
                 marker={"color": color, "symbol": symbol, "size": 10},
                 customdata=[each.mesh for each in part],
                 hovertemplate="%{customdata}<br>%{y:.3g} s, %{x:.1f} GiB<extra></extra>",
             )
-        figure.add_vline(
-            one.cluster.memory.size / 2**30, line_dash="dot", line_color=VERMILION, annotation_text="memory"
-        )
-        figure.update_xaxes(title="GiB of one GPU, predicted", rangemode="tozero")
+        size = int(one.cluster.memory.size)
+        if size <= 2 * max(
+            (each.prediction.memory for each in (*fits, *out) if each.prediction is not None), default=0
+        ):
+            figure.add_vline(size / 2**30, line_dash="dot", line_color=ALARM, annotation_text="memory")
+        figure.update_xaxes(title=f"GiB of one GPU, predicted, of {format_bytes(size)}", rangemode="tozero")
         figure.update_yaxes(title="seconds per step, predicted", type="log")
         title = html.escape(f"meshes on {one.cluster.title}, predicted", 120)
         figure.update_layout(legend=LEGEND_ABOVE)

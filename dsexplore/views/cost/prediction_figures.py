@@ -5,21 +5,22 @@ from __future__ import annotations
 from typing import Any
 
 import plotly.graph_objects as go
+import polars as pl
 
 from dsexplore.analysis.step_timeline import Timeline
 from dsexplore.cost.peak_memory import USES
 from dsexplore.cost.predicted_timeline import stream_timeline, timeline_of_stages
 from dsexplore.cost.prediction import Prediction
 from dsexplore.errors import UsageError
+from dsexplore.units import format_bytes
 from dsexplore.views.page import html
-from dsexplore.views.page.theme import BLUE, GREEN, LEGEND_ABOVE, ORANGE, PURPLE, SKY, themed
+from dsexplore.views.page.theme import LEGEND_ABOVE, MEMORY, themed
 from dsexplore.views.timeline.timeline_figure import FIGURE_LANES, columns_of, timeline_spec
 from dsexplore.views.timeline.timeline_state import TimelineState
 from dsexplore.views.trace.figure_spec import finished
 
 _MOST_SPANS = 6_000
 """Maximal number of spans that are drawn one by one."""
-_COLORS = dict(zip(USES, (BLUE, ORANGE, GREEN, SKY, PURPLE), strict=True))
 
 
 def timeline(one: Prediction) -> Any:
@@ -39,15 +40,22 @@ def memory(one: Prediction) -> Any:
             name=use,
             mode="lines",
             stackgroup="uses",
-            line={"color": _COLORS[use], "width": 0.5},
+            line={"color": MEMORY[use].color, "width": 0.5},
             customdata=where,
             hovertemplate="%{customdata}<br>%{y:.2f} GiB<extra>" + use + "</extra>",
         )
-    figure.add_hline(one.cluster.memory.size / 2**30, line_dash="dot", annotation_text="memory of the GPU")
+    most, size = max(curve.select(pl.sum_horizontal(*USES)).to_series(), default=0), int(one.cluster.memory.size)
+    if size <= 2 * most:
+        figure.add_hline(size / 2**30, line_dash="dot", annotation_text="memory of the GPU")
     figure.update_xaxes(title="program order, in parts between collectives")
     figure.update_yaxes(title="GiB, predicted", rangemode="tozero")
     figure.update_layout(legend=LEGEND_ABOVE)
-    return _titled(figure, one, f"memory of rank {one.peak.rank}, most {one.peak.where}", 360)
+    return _titled(
+        figure,
+        one,
+        f"{format_bytes(one.memory)} of {format_bytes(size)} on rank {one.peak.rank}, most {one.peak.where}",
+        360,
+    )
 
 
 def stages(one: Prediction) -> Any:

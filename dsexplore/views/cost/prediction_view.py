@@ -13,23 +13,19 @@ from dsexplore.cost.prediction import Prediction
 from dsexplore.errors import UsageError
 from dsexplore.trace.numbered_modules import OUTSIDE
 from dsexplore.trace.trace import Trace
-from dsexplore.units import format_bytes, format_seconds, format_share
+from dsexplore.units import format_bytes, format_count, format_seconds, format_share
 from dsexplore.views.cost.module_seconds import module_seconds
 from dsexplore.views.page import html
 from dsexplore.views.page.still_figure import still_figure
-from dsexplore.views.page.theme import BLUE, GREY, ORANGE
+from dsexplore.views.page.theme import ALARM, SERIES
 from dsexplore.views.timeline.timeline_drawing import timeline_html
 from dsexplore.views.trace import outline
 from dsexplore.views.view import View
 
 KINDS = ("timeline", "memory", "stages")
-PARTS = {"compute": BLUE, "exposed": ORANGE, "idle": GREY}
+PARTS = {"compute": SERIES[0], "exposed": ALARM, "idle": "#9aa4ad"}
 """Parts of a step, with their colors."""
-_HATCH = {
-    "compute": "",
-    "exposed": "repeating-linear-gradient(45deg,#0005 0 1px,transparent 1px 6px),",
-    "idle": "repeating-linear-gradient(90deg,#0005 0 1px,transparent 1px 4px),",
-}
+_WORDS = {"compute": "compute", "exposed": "exposed communication", "idle": "idle"}
 _PARTS = ("compute", "communication", "exposed", "idle")
 _MOST_ROWS, _MOST_ROWS_OF_PAGE = 40, 2_000
 STYLE = """
@@ -69,24 +65,35 @@ class PredictionView(View):
             most: maximal number of modules in the table.
         """
         prediction = self._prediction
-        head = (
-            f"<p><b>Predicted</b> on {html.escape(prediction.cluster.title)}: "
-            f'<b>{html.escape(str(prediction.step))}</b> per step <span class="tag">predicted</span></p>'
-        )
+        head = f'<p>A step on {html.escape(prediction.cluster.title)} <span class="tag">predicted</span></p>'
         notes = "".join(f'<p class="dim">{html.escape(note, 400)}</p>' for note in prediction.notes)
         body = [
             head,
-            notes,
+            html.verdict(self._verdict),
             _totals(prediction),
             _section(
-                "By module (predicted; with the modules inside, Σ: the sum of so many alike)",
+                "By module (predicted; with the modules inside, Σ: the sum over repeated modules)",
                 _modules(prediction, most),
                 opened=True,
             ),
             _section("Communication by mesh axis (predicted)", _axes(prediction)),
             _section("Memory at its peak (predicted)", _memory(prediction)),
+            notes,
         ]
         return html.fragment(f'<div class="prediction">{"".join(body)}</div>', STYLE)
+
+    @property
+    def _verdict(self) -> str:
+        """The step's time with its range, what most of it is, and whether its memory fits."""
+        one = self._prediction
+        parts = {name: getattr(one, name).expected for name in PARTS}
+        largest = max(parts, key=lambda name: parts[name])
+        share = (
+            f", {format_share(parts[largest], one.step.expected)} of it {_WORDS[largest]}" if one.step.expected else ""
+        )
+        size = int(one.cluster.memory.size)
+        fits = "fit in" if one.memory <= size else "do not fit in"
+        return f"A step takes {one.step}{share}; {format_bytes(one.memory)} {fits} {format_bytes(size)} of memory."
 
     def page(self, measured: Any = None, **options: Any) -> str:
         """Return a document with many more modules than a notebook's output holds.
@@ -146,7 +153,7 @@ def _section(title: str, body: str, *, opened: bool = False) -> str:
 def bar(parts: Mapping[str, float], whole: float) -> str:
     """Return a bar of compute, exposed and idle seconds; ``whole``: seconds of a full-length bar."""
     spans = "".join(
-        f'<span style="width:{100 * parts[name] / whole:.2f}%;background:{_HATCH[name]}{color}" '
+        f'<span style="width:{100 * parts[name] / whole:.2f}%;background:{color}" '
         f'title="{name} {format_seconds(parts[name])}"></span>'
         for name, color in PARTS.items()
         if parts[name] > 0
@@ -156,7 +163,7 @@ def bar(parts: Mapping[str, float], whole: float) -> str:
 
 def _key(name: str) -> str:
     """Return the color of a part in the bars; empty for the whole step."""
-    return f'<span class="part" style="background:{_HATCH[name]}{PARTS[name]}"></span>' if name in PARTS else ""
+    return f'<span class="part" style="background:{PARTS[name]}"></span>' if name in PARTS else ""
 
 
 def _totals(prediction: Prediction) -> str:
@@ -201,28 +208,27 @@ def _modules(prediction: Prediction, most: int) -> str:
 
 
 def _comparison_html(one: Prediction, measured: Trace) -> str:
-    """Return the modules and phases in which prediction and measurement differ most; unmeasured ones last."""
+    """Return the modules and phases in which prediction and measurement differ most."""
     frame = beside(one, measured).with_columns(
         is_measured=pl.any_horizontal(pl.col("communication_measured", "exposed_measured", "between_measured") > 0)
     )
-    frame = frame.sort("is_measured", descending=True, maintain_order=True).head(_MOST_ROWS)
+    left_out = frame.filter(~pl.col("is_measured")).height
+    frame = frame.filter("is_measured").head(_MOST_ROWS)
     shown = ("exposed", "exposed_measured", "compute", "between_measured", "communication", "communication_measured")
     rows = []
     for row in frame.iter_rows(named=True):
         seconds = [format_seconds(row[name]) for name in shown]
         off = f"{'+' if row['off'] >= 0 else '−'}{format_seconds(abs(row['off']))}"
-        if not row["is_measured"]:
-            seconds = ["–" if "measured" in name else text for name, text in zip(shown, seconds, strict=True)]
-            off = "–"
         rows.append((html.name(row["module"] or "(outside modules)"), html.escape(row["phase"]), *seconds, off))
-    head = ("module", "phase", *(name.replace("_", ", ") if "_" in name else f"{name}, predicted" for name in shown))
+    measures = ("exposed", "compute", "communication")
+    head = ("module", "phase", *(f"{name}, {how}" for name in measures for how in ("predicted", "measured")))
+    hidden = f" {format_count(left_out, 'row')} of modules that call none are left out." if left_out else ""
     said = (
-        '<p class="dim">Times are measured at collectives: what a rank computes between two of them counts as '
-        "<i>between</i> of the module that calls the second one, and a module that calls none has no measured time "
-        "(–).</p>"
+        '<p class="dim">Times are measured at collectives: what a rank computes between two of them counts as compute '
+        f"of the module that calls the second one.{hidden}</p>"
     )
-    body = said + html.table((*head, "predicted − measured"), rows, left=(0, 1))
-    return html.fragment(_section("Predicted beside measured, where they part most", body, opened=True), STYLE)
+    body = html.table((*head, "predicted − measured"), rows, left=(0, 1)) + said
+    return html.fragment(_section("Predicted beside measured, largest differences first", body, opened=True), STYLE)
 
 
 def _busy(parts: Mapping[str, float]) -> float:

@@ -124,7 +124,7 @@ class Chosen:
         plan = None if self.history is None else shards_of(self.history)
         if plan is None:
             return ""
-        picture = ShardingView(plan, self.codes.tree.axes).html()
+        picture = ShardingView(plan).html()
         return f'<p class="dim">A rank that is chosen here is picked on the map too.</p>{picture}'
 
     def _filters_without_list(self) -> str:

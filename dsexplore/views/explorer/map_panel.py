@@ -179,7 +179,7 @@ class MapPanel:
         world = replace(self.world(mask, whole), axis=axis)
         self._shown, links = world, [(level.axis, level.level) for level in world.levels]
         link = links.index(self._link) if self._link in links else -1
-        look = Look(self._tops[unit], True, self._ranks, link, self._codes.tree.axes)
+        look = Look(self._tops[unit], True, self._ranks, link)
         why = _NO_SECONDS if len(self.shades) == 1 else ""
         return f'<div class="dsx">{map_html(world, look)}{why}</div>'
 

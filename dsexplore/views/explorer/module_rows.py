@@ -11,6 +11,7 @@ import polars as pl
 
 from dsexplore.views.explorer.filters import Passed
 from dsexplore.views.page import html
+from dsexplore.views.page.theme import axis_number
 from dsexplore.views.trace.event_codes import EventCodes
 from dsexplore.views.trace.module_tree import NO_AXIS, OTHER_AXES, Folding, ModuleTree, ranges
 from dsexplore.views.trace.pivot import Sizes
@@ -145,7 +146,7 @@ def rows_of(codes: EventCodes, predicted: Sequence[TimeColumn] = ()) -> dict[str
         "folded": {str(rows[0]): [folded.label(rows[0]), list(rows)] for rows in folded.folds},
         "notes": _placements(codes),
         "titles": _titles(codes, predicted),
-        "axes": len(tree.axes),
+        "axes": [axis_number(axis) for axis in tree.axes],
         "structure": np.ascontiguousarray(np.stack(columns, axis=1), np.int32).tobytes() if len(tree) else b"",
     }
 

@@ -10,7 +10,7 @@ from dsexplore.errors import UsageError
 from dsexplore.units import format_bytes, format_seconds
 from dsexplore.views.page import html
 from dsexplore.views.page.still_figure import still_figure
-from dsexplore.views.page.theme import DASHES, LEGEND_ABOVE, op_mark, themed
+from dsexplore.views.page.theme import DASHES, LEGEND_ABOVE, SHADE, op_mark, themed
 from dsexplore.views.view import View
 
 STYLE = """
@@ -100,7 +100,7 @@ def _headline(lines: list[Line]) -> str:
 
 def _row(line: Line, longest: float) -> list[str]:
     share = 100 * line.total / longest if longest else 0
-    style = f"width:{share:.1f}%;background:{op_mark(line.op).color}"
+    style = f"width:{share:.1f}%;background:{SHADE}"
     bar = f'<span class="track"><span class="bar" style="{style}"></span></span>'
     rates = map(rate_text, line.rates) if line.rates else ("–", "–")
     times = [line.total, line.mean, line.fastest, line.slowest] if line.timed else []
@@ -131,7 +131,7 @@ def _time_figure(lines: list[Line]) -> Any:
             orientation="h",
             x=[line.total * 1e3 for line in timed],
             y=[_label(line) for line in timed],
-            marker={"color": [op_mark(line.op).color for line in timed]},
+            marker={"color": SHADE},
             text=[f"{line.count:,} ×" for line in timed],
             customdata=[[rate_text(rate) for rate in line.rates or (0.0, 0.0)] for line in timed],
             hovertemplate="%{y}<br>%{x:.3f} ms, %{text}<br>algbw %{customdata[0]}, busbw %{customdata[1]}<extra/>",

@@ -6,7 +6,7 @@ Every fragment is
 * safe: names are data, so they are escaped, isolated for writing direction, and shortened if they are very long;
 * equal in every notebook: `.dsx.dsx` outweighs JupyterLab's own rules for tables, code and headings;
 * light or dark like its surroundings, see `theme`;
-* legible without color: each color has a letter or a hatch too;
+* legible without color: each color has a letter too;
 * byte for byte the same for the same content, including ids.
 """
 
@@ -36,6 +36,8 @@ text-align:left}
 .dsx p,.dsx.dsx h2{margin:.3em 0;font-size:inherit}
 .dsx.dsx h2{font-weight:600}
 .dsx .dim{color:var(--dsx-dim)}
+.dsx.dsx .verdict{font-weight:600;font-size:calc(var(--dsx-size)*15/13);max-width:1000px;overflow-wrap:anywhere}
+.dsx .verdict .to{font-weight:400}
 .dsx .scroll{overflow-x:auto;max-width:100%}
 .dsx .scroll::-webkit-scrollbar{height:9px}
 .dsx .scroll::-webkit-scrollbar-thumb{background:var(--dsx-dim);border-radius:5px;forced-color-adjust:none}
@@ -99,6 +101,18 @@ def unparted(text: str) -> str:
 def name(text: object, longest: int = LONGEST_NAME) -> str:
     """Return an escaped name in ``<bdi>``, so that its writing direction does not affect the text next to it."""
     return f"<bdi>{escape(text, longest)}</bdi>"
+
+
+def verdict(text: str, longest: int = 600, more: str = "") -> str:
+    """Return the sentence that a view concludes with, as its title; ``more``: HTML after it, such as a link."""
+    return f'<p class="verdict">{prose(text, longest)}{more}</p>'
+
+
+def axis_key(axis: str, longest: int = LONGEST_NAME) -> str:
+    """Return a mesh axis in its color, with its name beside it where the letters in it are not the whole name."""
+    letters = theme.axis_mark(axis).letter
+    swatch = f'<span class="key a{theme.axis_number(axis)}">{escape(letters)}</span>'
+    return swatch if letters == axis else f"{swatch}{name(axis, longest)}"
 
 
 def parted(text: object, longest: int = LONGEST_NAME) -> str:

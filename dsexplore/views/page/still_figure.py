@@ -60,13 +60,14 @@ def still_figure(figure: Any) -> str:
 
 @dataclass(frozen=True)
 class _Point:
-    """A point of a trace: position, ends of its error bar (both ``y`` if it has none), and its tooltip."""
+    """A point of a trace: position, ends of its error bar (both ``y`` if it has none), tooltip, and text beside it."""
 
     x: float
     y: float
     low: float
     high: float
     tooltip: str
+    label: str = ""
 
 
 @dataclass(frozen=True)
@@ -157,6 +158,7 @@ def _points(trace: Any, is_log_x: bool, is_log_y: bool) -> Iterator[_Point]:
     """Yield the points of a trace that its axes can show: finite, and positive on logarithmic axes."""
     above, below = trace.error_y.array, trace.error_y.arrayminus
     names = trace.customdata if trace.customdata is not None else ()
+    texts = _values(trace.text) if "text" in (trace.mode or "") else ()
     for at, (x, y) in enumerate(zip(_values(trace.x), _values(trace.y), strict=False)):
         if x is None or y is None or (is_log_x and x <= 0) or (is_log_y and y <= 0):
             continue
@@ -166,7 +168,8 @@ def _points(trace: Any, is_log_x: bool, is_log_y: bool) -> Iterator[_Point]:
         low = y if below is None else y - below[at]
         name = names[at] if at < len(names) and isinstance(names[at], str) else _text(trace.name)
         tooltip = f"{name}: {x:.4g}, {y:.4g}" + (f" ({low:.4g} to {high:.4g})" if low < high else "")
-        yield _Point(float(x), float(y), float(y if is_log_y and low <= 0 else low), float(high), tooltip)
+        label = _text(texts[at]) if at < len(texts) else ""
+        yield _Point(float(x), float(y), float(y if is_log_y and low <= 0 else low), float(high), tooltip, label)
 
 
 def _stack(traces: Sequence[Any], points: list[list[_Point]]) -> list[list[tuple[float, float]]]:
@@ -193,7 +196,20 @@ def _mark(trace: Any, point: _Point, along: _Scale, down: _Scale) -> str:
     """Return the symbol of a point, drawn over its error bar."""
     x = along.at(point.x)
     bar = f'<path d="M{x} {down.at(point.low)}V{down.at(point.high)}" stroke="{html.escape(_color(trace))}"/>'
-    return (bar if point.low < point.high else "") + _symbol(trace, x, down.at(point.y), html.escape(point.tooltip, 0))
+    y = down.at(point.y)
+    return (
+        (bar if point.low < point.high else "")
+        + _symbol(trace, x, y, html.escape(point.tooltip, 0))
+        + _label(point, x, y)
+    )
+
+
+def _label(point: _Point, x: float, y: float) -> str:
+    """Return the text beside a mark, left of it in the right half of the picture; empty if it has none."""
+    if not point.label:
+        return ""
+    place = f'x="{x - 8}" text-anchor="end"' if x > WIDTH / 2 else f'x="{x + 8}"'
+    return f'<text {place} y="{y + 4:.1f}">{html.escape(point.label, 30)}</text>'
 
 
 def _limits(figure: Any) -> Iterator[tuple[bool, float, str]]:

@@ -1,16 +1,25 @@
 """The theme, in one place: colors, fonts, the marks of phases, ops and memory, and the look of plotly's figures.
 
 Light or dark follows the surroundings: JupyterLab's variables, else VS Code's, else the page's color scheme. Colors
-are those of Okabe and Ito, which color-blind readers can distinguish; each has a letter or a hatch too.
+stand for one thing each: a mesh axis has one by its name, bytes and time are shades of one hue, what is lost is in the
+color of an alarm, and all else is muted. Color-blind readers can tell those side by side apart, which the tests
+compute; letters say the same.
 """
 
 from __future__ import annotations
 
+import re
+import zlib
 from dataclasses import dataclass
 from typing import Any
 
-BLUE, ORANGE, PURPLE, GREEN = "#0072b2", "#e69f00", "#cc79a7", "#009e73"
-SKY, VERMILION, GREY, BROWN = "#56b4e9", "#d55e00", "#6b6b6b", "#883322"
+ALARM = "#e01b3b"
+"""What costs time that need not be spent: exposed communication, a late rank, a limit that is passed."""
+SHADE = "#12707a"
+"""The hue of bytes and time, from the paper's color at zero."""
+GREY = "#6b6b6b"
+SERIES = ("#374d70", "#92875c", "#6f7093", "#80959f", "#6e644f", "#bdb888", "#b2b4d5", "#474b1b")
+"""Muted colors of what has no color by its name: lines of ops and settings, phases, microbatches."""
 INK = "#767676"
 """Color of text in figures, legible on white and on black."""
 CLEAR = "rgba(0,0,0,0)"
@@ -23,7 +32,7 @@ VARIABLES = f"""
 --dsx-dim:color-mix(in srgb,var(--dsx-fg) 68%,var(--dsx-bg));
 --dsx-shade:color-mix(in srgb,var(--dsx-fg) 6%,transparent);
 --dsx-link:var(--jp-content-link-color,var(--vscode-textLink-foreground,LinkText));
---dsx-focus:var(--jp-brand-color1,var(--vscode-focusBorder,{BLUE}));
+--dsx-focus:var(--jp-brand-color1,var(--vscode-focusBorder,{SHADE}));
 --dsx-font:var(--jp-ui-font-family,var(--vscode-font-family,system-ui,sans-serif));
 --dsx-mono:var(--jp-code-font-family,var(--vscode-editor-font-family,ui-monospace,monospace));
 --dsx-size:calc(var(--jp-content-font-size1,var(--dsx-page,14px))*13/14);
@@ -39,80 +48,112 @@ Text is as large as JupyterLab's content, 13 pixels where JupyterLab sets 14; a 
 
 @dataclass(frozen=True)
 class Mark:
-    """Letter, color and hatch of one phase, or of one part of a rank's memory."""
+    """Letter and color of one phase, of one part of a rank's memory, or of a mesh axis."""
 
     letter: str
     color: str
     ink: str
     """Color of the letter."""
-    hatch: str
-    """CSS gradient laid over the color; empty for none."""
-    pattern: str
-    """Plotly's name of the same hatch."""
 
     @property
     def css(self) -> str:
         """CSS declarations that draw the mark."""
-        background = f"{self.hatch + ',' if self.hatch else ''}{self.color}"
-        return f"background:{background};color:{self.ink};forced-color-adjust:none"
-
-
-def _stripes(angle: int, gap: int = 6, ink: str = "#0004") -> str:
-    return f"repeating-linear-gradient({angle}deg,{ink} 0 1px,transparent 1px {gap}px)"
+        return f"background:{self.color};color:{self.ink};forced-color-adjust:none;print-color-adjust:exact"
 
 
 PHASES: dict[str, Mark] = {
-    "start-up": Mark("S", SKY, "#000", f"{_stripes(45)},{_stripes(-45)}", "x"),
-    "forward": Mark("F", BLUE, "#fff", "", ""),
-    "no-grad forward": Mark("N", VERMILION, "#000", _stripes(90, 9), "+"),
-    "between steps": Mark("W", BROWN, "#fff", _stripes(90, 4), "."),
-    "backward": Mark("B", ORANGE, "#000", _stripes(45), "/"),
-    "recompute": Mark("R", PURPLE, "#000", _stripes(-45), "\\"),
-    "optimizer": Mark("O", GREEN, "#000", _stripes(0, 4), "-"),
-    "other": Mark("·", GREY, "#fff", _stripes(90, 4), "|"),
+    "start-up": Mark("S", SERIES[5], "#000"),
+    "forward": Mark("F", SERIES[3], "#000"),
+    "no-grad forward": Mark("N", SERIES[6], "#000"),
+    "between steps": Mark("W", SERIES[1], "#000"),
+    "backward": Mark("B", SERIES[0], "#fff"),
+    "recompute": Mark("R", SERIES[2], "#fff"),
+    "optimizer": Mark("O", SERIES[4], "#fff"),
+    "other": Mark("·", SERIES[7], "#fff"),
 }
 
-AXES: tuple[Mark, ...] = (
-    Mark("1", BLUE, "#fff", "", ""),
-    Mark("2", ORANGE, "#000", _stripes(45), "/"),
-    Mark("3", GREEN, "#000", _stripes(0, 4), "-"),
-    Mark("4", PURPLE, "#000", _stripes(-45), "\\"),
-    Mark("5", VERMILION, "#000", _stripes(90, 4), "|"),
-    Mark("6", SKY, "#000", f"{_stripes(45)},{_stripes(-45)}", "x"),
+_DATA, _REPLICAS, _TENSOR, _CONTEXT, _PIPELINE, _EXPERT, _WORLD, _OTHER = range(8)
+AXES: tuple[tuple[str, str], ...] = (
+    ("#356892", "#fff"),
+    ("#258aff", "#000"),
+    ("#e47817", "#000"),
+    ("#5a4af6", "#fff"),
+    ("#18996d", "#000"),
+    ("#c578b4", "#000"),
+    (GREY, "#fff"),
+    ("#6f6000", "#fff"),
 )
-"""Marks of mesh axes, ordered by the axes' bytes; the last one is shared by all further axes."""
+"""(color, color of a letter on it) of mesh axes, indexed by `axis_number`."""
+_AXES_BY_NAME = {
+    **dict.fromkeys(("dp", "fsdp", "data", "shard", "hsdp"), _DATA),
+    **dict.fromkeys(("replicate", "replicas", "ddp"), _REPLICAS),
+    **dict.fromkeys(("tp", "sp", "model", "mp", "tensor"), _TENSOR),
+    **dict.fromkeys(("cp", "context", "ring", "ulysses"), _CONTEXT),
+    **dict.fromkeys(("pp", "pipe", "pipeline", "stage"), _PIPELINE),
+    **dict.fromkeys(("ep", "etp", "expert", "experts"), _EXPERT),
+    **dict.fromkeys(("", "world", "no axis", "other axes"), _WORLD),
+}
+_OF_OTHER_NAMES = (_OTHER, _REPLICAS, _CONTEXT)
+_NUMBERED = re.compile(r"\D*?_?(\d+)")
+
+
+def axis_number(name: str) -> int:
+    """Return the index into `AXES` of an axis, which depends on its name alone: ``dp_shard`` has that of ``dp``.
+
+    Names that are not known share three colors.
+    """
+    words = name.lower().split("_")
+    if "replicate" in words:
+        return _REPLICAS
+    for known in (name.lower(), words[0]):
+        if known in _AXES_BY_NAME:
+            return _AXES_BY_NAME[known]
+    numbered = _NUMBERED.fullmatch(name)
+    place = int(numbered[1]) if numbered else zlib.crc32(name.encode("utf-8", "replace"))
+    return _OF_OTHER_NAMES[place % len(_OF_OTHER_NAMES)]
+
+
+def axis_mark(name: str) -> Mark:
+    """Return color and letters of a mesh axis: ``dp`` of ``dp``, ``ds`` of ``dp_shard``, ``d1`` of ``dim_1``."""
+    words = [word for word in re.split(r"[^\w]|_", name) if word]
+    letters = "".join(word[0] for word in words[:2]) if len(words) > 1 else name[:2]
+    return Mark(letters if name not in ("", "no axis") else "–", *AXES[axis_number(name)])
+
 
 MEMORY: dict[str, Mark] = {
-    "parameters": Mark("W", BLUE, "#fff", "", ""),
-    "gradients": Mark("G", ORANGE, "#000", _stripes(45, ink="#0005"), "/"),
-    "optimizer": Mark("O", GREEN, "#000", _stripes(0, 4, "#0005"), "-"),
+    "parameters": Mark("W", "#1d5053", "#fff"),
+    "gradients": Mark("G", "#358d8d", "#000"),
+    "optimizer": Mark("O", "#95b5af", "#000"),
+    "activations": Mark("A", "#16744f", "#fff"),
+    "buffers": Mark("C", "#52afc1", "#000"),
 }
-"""Marks of the parts of a rank's memory."""
+"""Marks of the uses of a rank's memory, in shades of the hue of bytes."""
 
 
 AXIS_STYLE = """
 :is(.dsx,.dsx-tree) .thin{display:flex;height:9px;margin-top:5px;background:var(--dsx-shade)}
 :is(.dsx,.dsx-tree) .thin i{min-width:1px}
-""" + "".join(f":is(.dsx,.dsx-tree) .a{i}{{{mark.css}}}\n" for i, mark in enumerate(AXES))
+""" + "".join(f":is(.dsx,.dsx-tree) .a{i}{{{Mark('', *colors).css}}}\n" for i, colors in enumerate(AXES))
 """CSS of the thin bars in the rows of a tree, and of the parts of every bar by axis."""
 
 
 @dataclass(frozen=True)
 class OpMark:
-    """Color, marker and hatch of one op, as plotly names them."""
+    """Color and marker of one op, as plotly names them."""
 
     color: str
     symbol: str
-    pattern: str
 
 
 _OPS = {
-    "all_reduce": OpMark(BLUE, "circle", ""),
-    "all_gather": OpMark(ORANGE, "triangle-up", "/"),
-    "reduce_scatter": OpMark(GREEN, "triangle-down", "\\"),
-    "all_to_all": OpMark(VERMILION, "x", "x"),
-    "broadcast": OpMark(SKY, "diamond", "."),
-    "reduce": OpMark(PURPLE, "square", "|"),
+    "all_reduce": OpMark(SERIES[0], "circle"),
+    "all_gather": OpMark(SERIES[1], "triangle-up"),
+    "reduce_scatter": OpMark(SERIES[2], "triangle-down"),
+    "all_to_all": OpMark(SERIES[3], "x"),
+    "broadcast": OpMark(SERIES[4], "diamond"),
+    "reduce": OpMark(SERIES[5], "square"),
+    "gather": OpMark(SERIES[6], "triangle-up"),
+    "scatter": OpMark(SERIES[7], "triangle-down"),
 }
 
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
@@ -141,12 +182,17 @@ def phase_mark(phase: str) -> Mark:
 
 def op_mark(op: str) -> OpMark:
     """Return the mark of an op; all ops without their own mark share one."""
-    return _OPS.get(op, OpMark(GREY, "cross", "x"))
+    return _OPS.get(op, OpMark(GREY, "cross"))
 
 
 def heat(percent: int) -> str:
-    """Return the CSS of a heatmap's cell, from 0 (no color) to 100 (all blue)."""
-    return f"background:color-mix(in srgb,{BLUE} {percent}%,transparent)"
+    """Return the CSS of a heatmap's cell, from 0 (the paper's) to 100."""
+    return f"background:color-mix(in srgb,{SHADE} {percent}%,transparent)"
+
+
+def color_scale(least: float = 0.04) -> list[list[Any]]:
+    """Return plotly's color scale of bytes, times and rates; ``least``: opacity at its beginning."""
+    return [[0.0, tint(SHADE, least)], [1.0, SHADE]]
 
 
 def tint(color: str, share: float) -> str:

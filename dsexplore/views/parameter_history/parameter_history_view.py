@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from dsexplore.analysis.parameter_history import ParameterHistory
-from dsexplore.analysis.step_timeline import axes_by_bytes
 from dsexplore.sharding.layout import Sharding
 from dsexplore.sharding.plan import sharding
 from dsexplore.trace.trace import Trace
@@ -37,10 +36,8 @@ class ParameterHistoryView(View):
     def html(self) -> str:
         """Return the moments as a table, with the picture of the shards below it."""
         plan = shards_of(self._history)
-        axes = axes_by_bytes(self._history.tables.events)
-        return html.fragment(history_html(self._history)) + (
-            ShardingView(plan, axes).html() if plan is not None else ""
-        )
+        shards = ShardingView(plan).html() if plan is not None else ""
+        return html.fragment(history_html(self._history)) + shards
 
     def explore(self) -> Any:
         """Return the explorer of its trace with the parameter selected; ``.selection`` is what is sent for it."""

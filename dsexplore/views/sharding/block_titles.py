@@ -14,7 +14,7 @@ from dsexplore.sharding.rank_groups import numbers_text
 from dsexplore.sharding.tensor import PlacedTensor
 from dsexplore.units import format_bytes
 from dsexplore.views.page import html
-from dsexplore.views.sharding.drawn_mesh import AxisMarks, DrawnMesh
+from dsexplore.views.sharding.drawn_mesh import DrawnMesh, axis_class
 from dsexplore.views.sharding.shard_blocks import AxisCuts, Place, Run, ShardBlock, boundaries
 
 _MOST_COUNTED = 4096
@@ -142,7 +142,6 @@ class Side:
     """One side of a picture: the dim that runs down, or the one that runs across."""
 
     tensor: PlacedTensor
-    marks: AxisMarks
     first: int
     """Index at the beginning of the side."""
     size: int
@@ -167,7 +166,7 @@ def brackets(cuts: Sequence[AxisCuts], side: Side) -> str:
 def _of_axis(cuts: AxisCuts, side: Side, inwards: float) -> str:
     axis = side.tensor.axes[cuts.number]
     lengths = [(run.stop - run.start) * side.scale for run in cuts.runs]
-    kind = f"k {'beside' if side.down else 'above'} {side.marks.kind(axis.name)}"
+    kind = f"k {'beside' if side.down else 'above'} {axis_class(axis.name)}"
     if len(cuts.runs) > _MOST or min(lengths) < _LEAST or any(run.place is None for run in cuts.runs):
         text = _fitting((f"{axis.name} in {axis.size:,}", f"{axis.name} ÷{axis.size:,}", axis.name), side.pixels)
         return _bracket(f"{kind} all", text, 0, side.pixels, side, inwards)
@@ -211,7 +210,7 @@ def cut_lines(cuts: Sequence[AxisCuts], side: Side) -> str:
     lines = []
     for index, place in boundaries(cuts).items():
         look = ("" if side.down else " up") + (" outer" if len(cuts) > 1 and place == 0 else "")
-        kind = side.marks.kind(side.tensor.axes[cuts[place].number].name)
+        kind = axis_class(side.tensor.axes[cuts[place].number].name)
         share = 100 * (index - side.first) / side.size
         lines.append(f'<i class="cut {kind}{look}" style="{"top" if side.down else "left"}:{share:.4g}%"></i>')
     return "".join(lines)

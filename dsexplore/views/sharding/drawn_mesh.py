@@ -12,7 +12,7 @@ from dsexplore.mesh import Mesh, Numbers
 from dsexplore.sharding.layout import Sharding
 from dsexplore.sharding.rank_groups import RankGroup, blocks_of
 from dsexplore.sharding.tensor import PlacedTensor
-from dsexplore.views.page.theme import AXES
+from dsexplore.views.page.theme import AXES, axis_number
 from dsexplore.views.sharding.shard_blocks import Place, ShardBlock
 
 MOST, WHOLE = 64, 96
@@ -108,34 +108,12 @@ def _thinned(size: int, length: int, starts: Sequence[int]) -> Numbers:
     return np.array(sorted(set(wanted)), dtype=np.int64)
 
 
-STYLE = "".join(f".dsx .x{i}{{--x:{mark.color};--o:{i * 3}px}}\n" for i, mark in enumerate(AXES))
+STYLE = "".join(f".dsx .x{i}{{--x:{color}}}\n" for i, (color, _) in enumerate(AXES))
 
 
-class AxisMarks:
-    """The number of each axis by name; class ``x<number>`` gives an element the axis's color as ``--x``.
-
-    Args:
-        mesh: the mesh that has the axes.
-        tensors: tensors that are drawn; their own axes get numbers too.
-        first: axes in the order in which another view next to the pictures numbers them; empty for none.
-    """
-
-    def __init__(self, mesh: Mesh, tensors: Iterable[PlacedTensor], first: Iterable[str] = ()) -> None:
-        own = (axis.name for tensor in tensors for axis in tensor.axes)
-        names = dict.fromkeys((*first, *mesh.axes, *own))
-        self._numbers = {name: min(number, len(AXES) - 1) for number, name in enumerate(names)}
-
-    def number(self, axis: str) -> int:
-        """Return the number of an axis; axes without their own color share the last number."""
-        return self._numbers[axis]
-
-    def kind(self, axis: str) -> str:
-        """Return the CSS class of an element in the axis's color."""
-        return f"x{self._numbers[axis]}"
-
-    def color(self, axis: str) -> str:
-        """Return the axis's color, for figures."""
-        return AXES[self._numbers[axis]].color
+def axis_class(axis: str) -> str:
+    """Return the CSS class of an element that has the axis's color as ``--x``."""
+    return f"x{axis_number(axis)}"
 
 
 MINE = "mine"
@@ -147,18 +125,15 @@ class DrawnMesh:
 
     Args:
         shown: see below.
-        axes: axes in the order of their colors in another view next to the pictures; see `AxisMarks`.
 
     Attributes:
         shown: the tensors and their mesh.
-        marks: the color of each axis.
         sample: ranks that can be highlighted: each has class ``h<index in the sample>`` in all pictures.
     """
 
-    def __init__(self, shown: Sharding, axes: Sequence[str] = ()) -> None:
+    def __init__(self, shown: Sharding) -> None:
         self.shown = shown
         self.mesh = shown.mesh
-        self.marks = AxisMarks(shown.mesh, shown.tensors, axes)
         self.sample: RankSample = sample_of(shown)
         self._chosen: tuple[int, ...] | None = None
 

@@ -13,7 +13,7 @@ from dsexplore.sharding.tensor import PlacedTensor
 from dsexplore.units import format_bytes, format_count
 from dsexplore.views.page import html
 from dsexplore.views.page.theme import MEMORY
-from dsexplore.views.sharding.drawn_mesh import DrawnMesh
+from dsexplore.views.sharding.drawn_mesh import DrawnMesh, axis_class
 from dsexplore.views.sharding.rank_grid import axis_table, held_table, rank_grid, shape_text, thumbnail
 from dsexplore.views.sharding.shard_picture import picture_html, swatch
 
@@ -117,7 +117,7 @@ def _memory_html(shown: Sharding) -> str:
     groups = memory_groups(shown.mesh, shown.tensors, assumed)
     top = max(sum(groups[0].value), 1)
     rows = [_memory_row(group, top) for group in groups[:MOST_GROUPS]]
-    key = " ".join(f'<span class="key m{part[0]}">{mark.letter}</span>{part}' for part, mark in MEMORY.items())
+    key = " ".join(f'<span class="key m{part[0]}">{MEMORY[part].letter}</span>{part}' for part in PARTS)
     more = f"{len(groups) - len(rows):,} more groups of ranks: see memory(). " if len(groups) > len(rows) else ""
     table = html.table(("ranks", "how many", "", *PARTS, "total"), rows, left=(), wrap=(0,), bar=2)
     note = f'<p class="dim">{more}{html.escape(str(assumed), 0)}</p>'
@@ -177,7 +177,7 @@ def _cells(drawn_mesh: DrawnMesh, kind: ParameterKind, drawn: bool) -> str:
     times = f' <span class="times">×{len(kind.tensors)}</span>' if len(kind.tensors) > 1 else ""
     frozen = "" if tensor.requires_grad else ' <span class="times">frozen</span>'
     placed = "".join(
-        f"<span>{swatch(placement, drawn_mesh.marks.kind(axis.name))} {html.name(axis.name, 24)}</span> "
+        f"<span>{swatch(placement, axis_class(axis.name))} {html.name(axis.name, 24)}</span> "
         for axis, placement in zip(tensor.axes, tensor.placements, strict=True)
     )
     nothing = drawn_mesh.without(tensor)

@@ -18,7 +18,7 @@ from dsexplore.sharding.tensor import PlacedTensor
 from dsexplore.units import format_bytes
 from dsexplore.views.page import html
 from dsexplore.views.sharding.block_titles import place_text
-from dsexplore.views.sharding.drawn_mesh import DrawnMesh
+from dsexplore.views.sharding.drawn_mesh import DrawnMesh, axis_class
 from dsexplore.views.sharding.shard_blocks import picture
 from dsexplore.views.sharding.shard_picture import swatch
 
@@ -62,7 +62,7 @@ def rank_grid(drawn_mesh: DrawnMesh, tensors: Sequence[PlacedTensor]) -> str:
     width = 14 + 7 * (len(str(sample.numbers.max())) + 2 * bool(nothing))
     return (
         f'<form method="dialog"><fieldset class="ranks" style="--w:{width}px"><legend>Ranks by '
-        f'{axis_key(drawn_mesh)}<span class="dim">Point at a rank, or choose one, to light what it holds.{part}{empty}'
+        f'{axis_key(drawn_mesh)}<span class="dim">Point at a rank, or choose one, to highlight its shards.{part}{empty}'
         f"</span></legend>{rows}</fieldset></form>"
     )
 
@@ -70,7 +70,7 @@ def rank_grid(drawn_mesh: DrawnMesh, tensors: Sequence[PlacedTensor]) -> str:
 def axis_key(drawn_mesh: DrawnMesh) -> str:
     """Return the names of the mesh's axes in their colors."""
     return "".join(
-        f'<span class="axis {drawn_mesh.marks.kind(name)}">{html.name(name, 30)} {size:,}</span>'
+        f'<span class="axis {axis_class(name)}">{html.name(name, 30)} {size:,}</span>'
         for name, size in zip(drawn_mesh.mesh.axes, drawn_mesh.mesh.shape, strict=True)
     )
 
@@ -188,7 +188,7 @@ def axis_table(tensor: PlacedTensor, drawn_mesh: DrawnMesh) -> str:
         (
             html.name(axis.name, 48),
             f"{axis.size:,}",
-            swatch(placement, drawn_mesh.marks.kind(axis.name)),
+            swatch(placement, axis_class(axis.name)),
             html.escape(meaning),
         )
         for axis, placement, meaning in zip(tensor.axes, tensor.placements, meanings(tensor), strict=True)

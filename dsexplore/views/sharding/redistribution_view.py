@@ -8,7 +8,7 @@ from dsexplore.sharding.tensor import PlacedTensor
 from dsexplore.units import format_bytes, format_count
 from dsexplore.views.page import html
 from dsexplore.views.sharding import rank_grid, shard_picture
-from dsexplore.views.sharding.drawn_mesh import DrawnMesh
+from dsexplore.views.sharding.drawn_mesh import DrawnMesh, axis_class
 from dsexplore.views.sharding.rank_grid import meanings
 from dsexplore.views.view import View
 
@@ -89,7 +89,7 @@ def _line(step: Step) -> str:
 
 def _part(title: str, tensor: PlacedTensor, drawn_mesh: DrawnMesh) -> str:
     swatches = [
-        shard_picture.swatch(placement, drawn_mesh.marks.kind(axis.name))
+        shard_picture.swatch(placement, axis_class(axis.name))
         for axis, placement in zip(tensor.axes, tensor.placements, strict=True)
     ]
     said = "; ".join(
@@ -107,7 +107,7 @@ def _steps(shown: Redistribution, drawn_mesh: DrawnMesh) -> str:
     rows = [
         (
             str(number),
-            f'<span class="axis {drawn_mesh.marks.kind(step.axis)}">{html.name(step.axis, 30)}</span>',
+            f'<span class="axis {axis_class(step.axis)}">{html.name(step.axis, 30)}</span>',
             f"{step.ranks:,}",
             f"<code>{step.before}</code> → <code>{step.after}</code>",
             html.name(step.op) if step.op else "each rank cuts what it has",

@@ -12,7 +12,7 @@ from dsexplore.sharding.tensor import PlacedTensor
 from dsexplore.views.page import html
 from dsexplore.views.sharding import block_titles, drawn_mesh
 from dsexplore.views.sharding.block_titles import THICK, Side, Titles, brackets, cut_lines, place_text
-from dsexplore.views.sharding.drawn_mesh import DrawnMesh, lit_classes
+from dsexplore.views.sharding.drawn_mesh import DrawnMesh, axis_class, lit_classes
 from dsexplore.views.sharding.shard_blocks import AxisCuts, Panel, Picture, ShardBlock, axis_cuts, picture
 from dsexplore.views.sharding.zoom import Frame, Zoom, columns_of, frame_of, orders, picture_frame, rows_of, zoom
 
@@ -101,7 +101,7 @@ class PanelDrawing:
         return [(placement, axis) for placement, axis in pairs if not placement.cuts and axis.size > 1]
 
     def _kind(self, placement: Placement, axis: Reading) -> str:
-        return f"{placement.kind} {self.titles.drawn_mesh.marks.kind(axis.name)}"
+        return f"{placement.kind} {axis_class(axis.name)}"
 
     def _spoken(self) -> str:
         """Return a sentence that describes the picture, for screen readers."""
@@ -150,10 +150,10 @@ class PanelDrawing:
         )
 
     def _sides(self, left: float, top: float) -> list[tuple[list[AxisCuts], Side]]:
-        frame, marks = self.frame, self.titles.drawn_mesh.marks
-        rows = Side(self.tensor, marks, self.first_row, frame.rows, frame.height, True, THICK * 0.0, top)
+        frame = self.frame
+        rows = Side(self.tensor, self.first_row, frame.rows, frame.height, True, THICK * 0.0, top)
         above = top - 15 - THICK * len(self._across)
-        columns = Side(self.tensor, marks, self.first_column, frame.columns, frame.width, False, left, above)
+        columns = Side(self.tensor, self.first_column, frame.columns, frame.width, False, left, above)
         return [(self._down, rows), (self._across, columns)]
 
     def _brackets(self, left: float, top: float) -> str:
@@ -246,26 +246,16 @@ def _percent(part: int, whole: int) -> str:
     return f"{100 * part / whole:.4g}%"
 
 
-_HATCHES = {
-    # kind: what lies over a swatch or a picture in the axis's color
-    "strided": "repeating-linear-gradient(90deg,var(--x) 0 2px,transparent 2px 6px)",
-    "replicate": "radial-gradient(circle,var(--x) 1.4px,transparent 1.9px) var(--o,0) var(--o,0)/9px 9px",
-    "partial": "repeating-linear-gradient(45deg,var(--x) 0 2px,transparent 2px 8px)",
-}
-
 STYLE = (
     drawn_mesh.STYLE
     + block_titles.STYLE
     + """
 .dsx .sw{display:inline-block;width:26px;height:13px;border:1px solid var(--dsx-fg);
 vertical-align:-2px;margin-right:5px}
-.dsx .shard{background:color-mix(in srgb,var(--x) 60%,var(--dsx-bg))}
-"""
-    + "".join(
-        f".dsx .{kind}{{background:{hatch},color-mix(in srgb,var(--x) 14%,var(--dsx-bg))}}\n"
-        for kind, hatch in _HATCHES.items()
-    )
-    + """
+.dsx .shard{background:color-mix(in srgb,var(--x) 75%,var(--dsx-bg))}
+.dsx .strided{background:color-mix(in srgb,var(--x) 45%,var(--dsx-bg));border-style:double}
+.dsx .replicate{background:color-mix(in srgb,var(--x) 18%,var(--dsx-bg))}
+.dsx .partial{background:color-mix(in srgb,var(--x) 18%,var(--dsx-bg));border-style:dashed}
 .dsx .plain{background:var(--dsx-shade)}
 .dsx .pic{position:relative;margin:2px 0 6px}
 .dsx .pic *{position:absolute}
@@ -296,10 +286,8 @@ background:var(--lit,none);outline:var(--ring,none)}
 @media (forced-colors:active){
 .dsx .pic,.dsx .sw,.dsx .ranks,.dsx .axis{forced-color-adjust:none;color:CanvasText;
 --dsx-fg:CanvasText;--dsx-bg:Canvas;--dsx-dim:CanvasText;--dsx-line:CanvasText}}
+.dsx .pic .over:is(.replicate,.partial){background:color-mix(in srgb,var(--x) 14%,transparent)}
 """
-    + "".join(
-        f".dsx .pic .over.{kind}{{background:{_HATCHES[kind]};opacity:.7}}\n" for kind in ("replicate", "partial")
-    )
 )
 
 
@@ -359,7 +347,7 @@ def _remarks(tensor: PlacedTensor, drawn: Picture, frame: Frame) -> str:
         remarks.append(f"Not drawn, because whole on every rank: {_dims_text(tensor, hidden)}.")
     if any(block.folded > 1 for panel in drawn.panels for block in panel.blocks):
         remarks.append(
-            "Dashed: shards that are alike and lie side by side, folded; the lines are their cuts. Hatched when lit: "
+            "Dashed: shards that are alike and lie side by side, folded; the lines are their cuts. Striped when lit: "
             "one of them is the rank's."
         )
     if drawn.hidden_panels:
@@ -376,7 +364,7 @@ def _dims_text(tensor: PlacedTensor, dims: Sequence[int]) -> str:
 
 
 def swatch(placement: Placement | None, color: str = "") -> str:
-    """Return hatch and text of a placement; ``color``: CSS class of its axis, see `AxisMarks.kind`."""
+    """Return swatch and text of a placement; ``color``: CSS class of its axis, see `axis_class`."""
     kind = placement.kind if placement is not None else "plain"
     text = str(placement) if placement is not None else "plain"
     return f'<span class="sw {kind}{" " * bool(color)}{color}"></span><code>{html.escape(text)}</code>'

@@ -15,7 +15,7 @@ from dsexplore.sharding.rank_groups import RankGroup
 from dsexplore.sharding.tensor import PlacedTensor
 from dsexplore.units import format_bytes, parse_size
 from dsexplore.views.page import html
-from dsexplore.views.page.theme import CLEAR, INK, LEGEND_ABOVE, MEMORY, themed, tint
+from dsexplore.views.page.theme import AXES, INK, LEGEND_ABOVE, MEMORY, axis_number, themed, tint
 from dsexplore.views.sharding.block_titles import Titles
 from dsexplore.views.sharding.drawn_mesh import DrawnMesh
 from dsexplore.views.sharding.shard_blocks import Panel, Picture, ShardBlock, axis_cuts, boundaries, picture
@@ -23,7 +23,7 @@ from dsexplore.views.sharding.zoom import Frame, orders, picture_frame
 
 KINDS = ("memory", "shards")
 MOST_RANKS, MOST_BARS = 64, 40
-_WHOLE = {"replicate": ".", "partial": "/"}
+_WHOLE = ("replicate", "partial")
 
 
 def sharding_figure(
@@ -68,13 +68,12 @@ def _memory(shown: Sharding, assumed: Assumptions) -> go.Figure:
     figure = go.Figure(layout={"barmode": "stack", "height": 150 + 24 * max(2, len(bars))})
     for number, part in enumerate(PARTS):
         mark = MEMORY[part]
-        hatch = {"shape": mark.pattern, "fgcolor": "#000", "fgopacity": 0.4, "size": 7}
         figure.add_bar(
             y=labels,
             x=[group.value[number] / size for group in bars],
             name=f"{mark.letter} {part}",
             orientation="h",
-            marker={"color": mark.color, "line": {"width": 0}, "pattern": {"bgcolor": mark.color, **hatch}},
+            marker={"color": mark.color, "line": {"width": 0}},
             text=[mark.letter if group.value[number] else "" for group in bars],
             textposition="inside",
             insidetextanchor="middle",
@@ -124,17 +123,14 @@ def _shards(shown: Sharding) -> go.Figure:
         return figure
     drawn = picture(tensor)
     frame = picture_frame(tensor, drawn)
-    drawn_mesh = DrawnMesh(shown)
-    titles, panel = Titles(tensor, drawn_mesh), drawn.panels[0]
+    titles, panel = Titles(tensor, DrawnMesh(shown)), drawn.panels[0]
     down, across = orders(panel)
     for block in panel.blocks:
         _add_block(figure, block, down[block.rows[0][0]] + across[block.columns[0][0]], titles)
     for placement, axis in zip(tensor.placements, tensor.axes, strict=True):
         if placement.kind in _WHOLE and axis.size > 1:
-            _add_hatch(
-                figure, placement.kind, f"{placement.kind} on {axis.name}", drawn_mesh.marks.color(axis.name), frame
-            )
-    _add_cuts(figure, tensor, drawn, drawn_mesh, frame)
+            _add_tint(figure, f"{placement.kind} on {axis.name}", AXES[axis_number(axis.name)][0], frame)
+    _add_cuts(figure, tensor, drawn, frame)
     _name_sides(figure, drawn, panel, tensor.shape)
     figure.update_layout(width=max(440, 1.3 * frame.width + 110), height=1.3 * frame.height + 110)
     return figure
@@ -177,7 +173,7 @@ def _add_block(figure: go.Figure, block: ShardBlock, place: int, titles: Titles)
     )
 
 
-def _add_cuts(figure: go.Figure, tensor: PlacedTensor, drawn: Picture, drawn_mesh: DrawnMesh, frame: Frame) -> None:
+def _add_cuts(figure: go.Figure, tensor: PlacedTensor, drawn: Picture, frame: Frame) -> None:
     """Add a line at each cut in the color of the outermost axis that cuts there; hovering names the axis."""
     lines: dict[str, tuple[list[Any], list[Any]]] = {}
     for down, dim, stretches in ((True, drawn.rows, drawn.down), (False, drawn.columns, drawn.across)):
@@ -187,18 +183,18 @@ def _add_cuts(figure: go.Figure, tensor: PlacedTensor, drawn: Picture, drawn_mes
             along += [0, frame.columns, None] if down else [index, index, None]
             across += [index, index, None] if down else [0, frame.rows, None]
     for axis, (xs, ys) in lines.items():
-        line = {"color": drawn_mesh.marks.color(axis), "width": 4}
+        line = {"color": AXES[axis_number(axis)][0], "width": 4}
         figure.add_scatter(x=xs, y=ys, mode="lines", line=line, name=html.escape(axis, 40), hoverinfo="name")
 
 
-def _add_hatch(figure: go.Figure, kind: str, name: str, color: str, frame: Frame) -> None:
-    """Add the hatch of copies or partial values over the whole picture, because they concern the whole tensor."""
+def _add_tint(figure: go.Figure, name: str, color: str, frame: Frame) -> None:
+    """Add the tint of copies or partial values over the whole picture, because they concern the whole tensor."""
     figure.add_scatter(
         x=[0, frame.columns, frame.columns, 0],
         y=[0, 0, frame.rows, frame.rows],
         mode="none",
         fill="toself",
-        fillpattern={"shape": _WHOLE[kind], "fgcolor": color, "bgcolor": CLEAR, "size": 9, "solidity": 0.15},
+        fillcolor=tint(color, 0.14),
         hoverinfo="skip",
         name=html.escape(name, 60),
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -25,13 +24,12 @@ class ShardingView(View):
 
     Args:
         sharding: the sharding to show.
-        axes: axes in the order of their colors in another view next to this one; by default in mesh order.
     """
 
     title = "Sharding"
 
-    def __init__(self, sharding: Sharding, axes: Sequence[str] = ()) -> None:
-        self._sharding, self._axes = sharding, axes
+    def __init__(self, sharding: Sharding) -> None:
+        self._sharding = sharding
 
     def text(self) -> str:
         """Return the tensor and what each axis does to it; for a model, its largest tensors and neediest rank."""
@@ -45,7 +43,7 @@ class ShardingView(View):
     def html(self) -> str:
         """Return pictures, tables and bars as HTML."""
         shown = self._sharding
-        drawn_mesh = DrawnMesh(shown, self._axes)
+        drawn_mesh = DrawnMesh(shown)
         lit = lit_style(drawn_mesh, shown.tensors)
         notes = "".join(f'<p class="dim">{html.escape(note, 600)}</p>' for note in shown.notes)
         if len(shown) == 1:

@@ -12,7 +12,7 @@ import polars as pl
 from dsexplore.analysis.skew import Skew
 from dsexplore.units import format_count, format_seconds
 from dsexplore.views.page import html
-from dsexplore.views.page.theme import BLUE, GREY, LEGEND_ABOVE, VERMILION, themed, tint
+from dsexplore.views.page.theme import ALARM, GREY, LEGEND_ABOVE, SHADE, themed, tint
 from dsexplore.views.view import View
 
 # Drawing of a skew: a lane per rank over time, with waiting, transfer and lateness in different colors.
@@ -47,8 +47,8 @@ white-space:nowrap;transform:translateX(-100%);padding-right:2px}
 .dsx .keys span{margin-right:14px;white-space:nowrap}
 .dsx .keys i.l{height:3px;vertical-align:3px}
 """
-_KEYS = (("", BLUE, "transfer"), ("", WAITING, "waiting for a rank that comes later"))
-_LATE_KEY = ("l", VERMILION, "late")
+_KEYS = (("", SHADE, "transfer"), ("", WAITING, "waiting for a rank that comes later"))
+_LATE_KEY = ("l", ALARM, "late")
 
 
 @dataclass(frozen=True)
@@ -151,8 +151,8 @@ def _lane(rank: int, own: pl.DataFrame, drawn: Window, is_late: bool) -> str:
         f'<path d="{"".join(_box(*box, span, *band) for box in boxes if box[1] > 0)}" fill="{color}"/>'
         for boxes, color, band in (
             (waiting, WAITING, (0, _HEIGHT)),
-            (transfers, BLUE, (0, _HEIGHT)),
-            (lateness, VERMILION, (_HEIGHT / 2 - 1.5, 3)),
+            (transfers, SHADE, (0, _HEIGHT)),
+            (lateness, ALARM, (_HEIGHT / 2 - 1.5, 3)),
         )
     )
     spoken = f"rank {rank}: waits {format_seconds(sum(length for _, length in waiting))} in {len(rows)} collectives"
@@ -266,7 +266,7 @@ class SkewView(View):
 
     def _html(self, rows: int, *drawn: int) -> str:
         skew = self._skew
-        said = f"<p><b>{html.prose(skew.sentence, 600)}</b></p>"
+        said = html.verdict(skew.sentence)
         notes = "".join(f'<p class="dim">{html.escape(note, 0)}</p>' for note in self._notes)
         if not self._has_rows:
             return html.fragment(f"<p>{self.title}</p>{said}{notes}", STYLE)
@@ -322,8 +322,8 @@ class SkewView(View):
         figure = go.Figure()
         for name, color, part, base, length in (
             ("waiting", tint(GREY, 0.4), rows, rows["at"], rows["wait"]),
-            ("transfer", BLUE, rows, rows["at"] + rows["wait"], rows["duration"]),
-            ("late", VERMILION, late, late["at"] - late["late_by"], late["late_by"]),
+            ("transfer", SHADE, rows, rows["at"] + rows["wait"], rows["duration"]),
+            ("late", ALARM, late, late["at"] - late["late_by"], late["late_by"]),
         ):
             figure.add_bar(
                 orientation="h",

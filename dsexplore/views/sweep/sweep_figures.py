@@ -8,10 +8,10 @@ from typing import Any
 from dsexplore.aio.result import SweepResult
 from dsexplore.units import format_bytes, format_count
 from dsexplore.views.page import html
-from dsexplore.views.page.theme import BLUE, DASHES, GREEN, INK, ORANGE, PURPLE, VERMILION, themed
+from dsexplore.views.page.theme import DASHES, INK, SERIES, color_scale, themed
 from dsexplore.views.sweep.sweep_points import Point, cells, limit_of, points, thread_counts
 
-_LINES = (BLUE, ORANGE, GREEN, PURPLE, VERMILION)
+_LINES = SERIES[:5]
 
 
 def _heatmaps(result: SweepResult, direction: str) -> Any:
@@ -37,7 +37,7 @@ def _heatmaps(result: SweepResult, direction: str) -> Any:
             row=1,
             col=column,
         )
-    figure.update_layout(coloraxis={"colorscale": "Viridis", "colorbar": {"title": "GB/s"}, "cmin": 0})
+    figure.update_layout(coloraxis={"colorscale": color_scale(0.1), "colorbar": {"title": "GB/s"}, "cmin": 0})
     figure.update_xaxes(title="queue depth", type="category", categoryorder="array")
     figure.update_xaxes(categoryarray=[str(depth) for depth in depths])
     return _titled(figure, result, direction)
@@ -117,7 +117,7 @@ def _parallel(result: SweepResult, direction: str) -> Any:
         {"label": "GB/s", "values": rates},
         {"label": "p99 ms", "values": [p.p99 * 1e3 for p in every]},
     ]
-    line = {"color": rates, "colorscale": "Viridis", "showscale": True, "cmin": 0}
+    line = {"color": rates, "colorscale": color_scale(0.1), "showscale": True, "cmin": 0}
     plain = {"shadow": "none"}  # else plotly surrounds letters with white, on a dark page too
     lines = go.Parcoords(dimensions=dimensions, line=line, labelfont=plain, tickfont=plain, rangefont=plain)
     figure = _titled(go.Figure(lines), result, direction)

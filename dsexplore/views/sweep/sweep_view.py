@@ -45,13 +45,16 @@ class SweepView(View):
     def html(self) -> str:
         """Return the verdict, the block to paste, heatmaps, the finalists, and how it was measured."""
         result = self._result
-        body = [f"<p>{html.prose(line, 300)}</p>" for line in result.lines()]
+        lines = result.lines()
+        place = lines.index(result.best().sentence()) if result.rounds else len(lines) - 1
+        body = [_paragraphs(lines[:place]), html.verdict(lines[place], 300)]
+        body.append(_section("Settings compared", _settings_table(result), opened=True))
         if result.rounds:
             body.append(f'<pre class="block">{html.escape(result.best().config.to_json(), 0)}</pre>')
-        for at, direction in enumerate(reversed(directions(result))):
+        body.append(_section("Rates and latencies", _paragraphs(lines[place + 1 :])))
+        for direction in reversed(directions(result)):
             grid = _heat_table(result, direction)
-            body.append(_section(f"{direction}: GB/s by block size and queue depth", grid, opened=at == 0))
-        body.append(_section("Settings compared", _settings_table(result)))
+            body.append(_section(f"{direction}: GB/s by block size and queue depth", grid))
         body.append(_section("Other limits", _references_table(result)))
         body.append(_section("How it was measured", _conditions_table(result)))
         return html.fragment("".join(body), STYLE)
@@ -91,6 +94,10 @@ class SweepView(View):
         if options:
             raise UsageError(f"explore() of a sweep has no option {next(iter(options))!r}: it takes none")
         return explorer(self._result, self)
+
+
+def _paragraphs(lines: list[str]) -> str:
+    return "".join(f"<p>{html.prose(line, 300)}</p>" for line in lines)
 
 
 def _section(title: str, body: str, *, opened: bool = False) -> str:

@@ -11,10 +11,12 @@ import polars as pl
 
 from dsexplore.analysis.step_timeline import WAITING, WARM_UP, Timeline
 from dsexplore.views.page import html
-from dsexplore.views.page.theme import AXES, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION, phase_mark, tint
+from dsexplore.views.page.theme import GREY, SERIES, axis_mark, phase_mark, tint
 
 MOST_MARKS = 24
-_IN_TURN = ((BLUE, "#fff"), (ORANGE, "#000"), (GREEN, "#000"), (PURPLE, "#000"), (SKY, "#000"), (VERMILION, "#000"))
+_IN_TURN = tuple(zip(SERIES[:6], ("#fff", "#000", "#fff", "#000", "#fff", "#000"), strict=True))
+_MICROBATCHES = ((SERIES[3], "#000"), (SERIES[0], "#fff"))
+"""Colors in turn: the number stands on each box."""
 _PALE = "#949494"
 _OTHERS = (GREY, "#000")
 """Color from the seventh mark on, because nobody can distinguish more than six."""
@@ -31,7 +33,7 @@ class Color:
     ink: str
 
 
-_GAPS = {WAITING: Color(WAITING, "–", _PALE, "#000"), WARM_UP: Color(WARM_UP, "↑", tint(SKY, 0.25), "currentColor")}
+_GAPS = {WAITING: Color(WAITING, "–", _PALE, "#000"), WARM_UP: Color(WARM_UP, "↑", tint(GREY, 0.2), "currentColor")}
 
 
 def is_gap(color: Color) -> bool:
@@ -58,10 +60,10 @@ def _color(kind: str, name: str, number: int) -> Color:
         mark = phase_mark(name)
         return Color(html.plain(name, 60), mark.letter, mark.color, mark.ink)
     if kind == "axis":
-        mark = AXES[min(number, len(AXES) - 1)]
-        return Color(html.plain(name, 60), str(number + 1), mark.color, mark.ink)
-    if kind == "microbatch":  # its number stands on each box
-        return Color(name, name.rpartition(" ")[2], *_IN_TURN[number % len(_IN_TURN)])
+        mark = axis_mark(name)
+        return Color(html.plain(name, 60), html.plain(mark.letter), mark.color, mark.ink)
+    if kind == "microbatch":
+        return Color(name, name.rpartition(" ")[2], *_MICROBATCHES[number % len(_MICROBATCHES)])
     return Color(html.plain(name, 60), str(number + 1), *(_IN_TURN[number] if number < len(_IN_TURN) else _OTHERS))
 
 

@@ -41,7 +41,15 @@ def timeline_html(timeline: Timeline) -> str:
     """Return the lanes as SVG below their key, with the same in words for screen readers."""
     if timeline.spans.is_empty():
         return html.fragment(f"<p>{html.escape(whole(timeline))}</p>")
-    return html.fragment(f"<p><b>{html.escape(whole(timeline))}</b></p>{drawing(timeline)}", STYLE)
+    return html.fragment(f"{title_html(timeline)}{drawing(timeline)}", STYLE)
+
+
+def title_html(timeline: Timeline) -> str:
+    """Return what the timeline is, with its verdict below it."""
+    what = html.escape(whole(timeline))
+    if not timeline.verdict:
+        return f"<p><b>{what}</b></p>"
+    return f"<p>{what}</p>{html.verdict(timeline.verdict)}"
 
 
 def drawing(timeline: Timeline, most_lanes: int = LANES, columns: int = COLUMNS) -> str:
@@ -57,7 +65,8 @@ def drawing(timeline: Timeline, most_lanes: int = LANES, columns: int = COLUMNS)
 
 def _key(color: Color) -> str:
     swatch = f'<span class="key" style="background:{color.fill};color:{color.ink}">{html.escape(color.letter)}</span>'
-    return f'<span class="named">{swatch}{html.escape(color.name, 30)}</span> '
+    name = "" if color.letter == color.name else html.escape(color.name, 30)
+    return f'<span class="named">{swatch}{name}</span> '
 
 
 def _lanes(timeline: Timeline, colors: list[Color], most_lanes: int, columns: int) -> str:

@@ -31,7 +31,7 @@ _LENGTHS = {
     "predicted": "{} of predicted time",
     "program order": "program order",
     "rounds": "{} rounds",
-    "slots": "{} slots",
+    "slots": "{} times one forward",
 }
 """{`Timeline.order`: what the title says about the length of the axis}."""
 _LINES = 12
@@ -83,7 +83,7 @@ def axis_text(timeline: Timeline) -> str:
 
 def timeline_text(timeline: Timeline) -> str:
     """Return the timeline as text: the unit of its axis, and a line per lane."""
-    notes = [f"  {timeline.note}"] if timeline.note else []
+    notes = [f"  {said}" for said in (timeline.verdict, timeline.note) if said]
     return "\n".join([whole(timeline), *notes, *(f"  {line}" for line in _lane_lines(timeline))])
 
 

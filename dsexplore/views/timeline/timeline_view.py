@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+from dsexplore.analysis.skew import Skew, skew
 from dsexplore.analysis.step_timeline import Timeline
+from dsexplore.views.page import html
+from dsexplore.views.skew import skew_view
 from dsexplore.views.timeline.timeline_drawing import timeline_html
 from dsexplore.views.timeline.timeline_text import timeline_text
 from dsexplore.views.view import View
@@ -19,12 +23,25 @@ class TimelineView(View):
         self._timeline = timeline
 
     def text(self) -> str:
-        """Return the timeline as text: the unit of its axis, and a line per lane."""
-        return timeline_text(self._timeline)
+        """Return the timeline as text: its verdict, the unit of its axis, and a line per lane."""
+        late = self._who_waits
+        return timeline_text(self._timeline if late is None else replace(self._timeline, verdict=late.sentence))
 
     def html(self) -> str:
-        """Return the drawing as HTML."""
-        return timeline_html(self._timeline)
+        """Return the drawing as HTML; of ranks whose times were measured, also who waits for whom."""
+        late = self._who_waits
+        return timeline_html(self._timeline if late is None else replace(self._timeline, verdict=late.sentence)) + (
+            "" if late is None else html.fragment(skew_view.drawing(late), skew_view.STYLE)
+        )
+
+    @property
+    def _who_waits(self) -> Skew | None:
+        """The skew of the ranks that the lanes are; None if they are no ranks, or nothing was measured."""
+        timeline = self._timeline
+        if timeline.order != "measured" or len(timeline.lanes) < 2 or not timeline.lanes[0].startswith("rank "):
+            return None
+        found = skew(timeline.tables)
+        return found if found.is_timed and not found.arrivals.is_empty() else None
 
     def explore(self) -> Any:
         """Return a timeline with zoom and range selection; ``.selection`` is the `Trace` of what is selected."""

@@ -17,7 +17,7 @@ from dsexplore.trace.tables import Tables
 from dsexplore.trace.trace import TraceDiff
 from dsexplore.units import format_bytes, format_seconds
 from dsexplore.views.page import html
-from dsexplore.views.page.theme import BLUE, PURPLE, VERMILION
+from dsexplore.views.page.theme import ALARM, GREY, SHADE, axis_number
 from dsexplore.views.trace import outline
 from dsexplore.views.trace.byte_sizes import column_of
 from dsexplore.views.trace.facets import Facets
@@ -34,9 +34,9 @@ STYLE = (
     outline.STYLE
     + f"""
 .dsx .sign{{display:inline-block;width:15px;text-align:center;border-radius:3px;font-weight:700;line-height:15px}}
-.dsx .more{{background:{VERMILION};color:#000}}
-.dsx .less{{background:{BLUE};color:#fff}}
-.dsx .both{{background:repeating-linear-gradient(45deg,{PURPLE} 0 4px,#b86492 4px 6px);color:#000}}
+.dsx .more{{background:{ALARM};color:#fff}}
+.dsx .less{{background:{SHADE};color:#fff}}
+.dsx .both{{background:{GREY};color:#fff}}
 .dsx .row .c.spine{{flex-basis:160px;align-self:stretch;text-align:center}}
 .dsx .sides{{display:grid;grid-template-columns:1fr 1fr;gap:4px;height:100%;
 background:linear-gradient(var(--dsx-fg),var(--dsx-fg)) center/2px 100% no-repeat}}
@@ -178,7 +178,11 @@ class DiffRows:
 
     def _bar(self, sizes: list[float]) -> str:
         shares = [100 * size / self._top for size in sizes]
-        parts = "".join(f'<i class="a{i}" style="width:{share:.3g}%"></i>' for i, share in enumerate(shares) if share)
+        parts = "".join(
+            f'<i class="a{axis_number(axis)}" style="width:{share:.3g}%"></i>'
+            for axis, share in zip(self.tree.axes, shares, strict=True)
+            if share
+        )
         return f'<span class="thin">{parts}</span>'
 
     def inside(self, row: int, times: int) -> str:
@@ -247,7 +251,7 @@ def _only_in(tree: ModuleTree, before: Tables, after: Tables) -> list[str]:
 
 def key() -> str:
     """Return a paragraph that explains A, B and the signs."""
-    meanings = ((0, 1, "more in B"), (1, 0, "less in B"), (0, 0, "as much in sum, of other collectives"))
+    meanings = ((0, 1, "more in B"), (1, 0, "less in B"), (0, 0, "the same bytes, other collectives"))
     signs = " ".join(f"{_sign(before, after)} {text}" for before, after, text in meanings)
     return f'<p class="dim">A: the first trace. B: the second. {signs}</p>'
 

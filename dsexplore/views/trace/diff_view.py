@@ -14,20 +14,20 @@ from dsexplore.trace.schema import IN_STEPS, OUTSIDE_STEPS
 from dsexplore.trace.trace import TraceDiff
 from dsexplore.units import format_bytes, format_change
 from dsexplore.views.page import html
-from dsexplore.views.page.theme import AXES
+from dsexplore.views.page.theme import axis_mark, axis_number
 from dsexplore.views.timeline.timeline_drawing import timeline_html
 from dsexplore.views.trace import diff_tree, drawings, headline_view, outline
 from dsexplore.views.trace.byte_sizes import MESSAGE, WIRE, WORDS, column_of, summed_over
 from dsexplore.views.trace.diff_tree import DiffRows, signed_bytes
 from dsexplore.views.trace.headline_view import PER, findings_table
-from dsexplore.views.trace.module_tree import NO_AXIS, OTHER_AXES
+from dsexplore.views.trace.module_tree import MOST_AXES, NO_AXIS, OTHER_AXES
 from dsexplore.views.view import View
 
 _BUDGET, _PAGE_BUDGET, _LEAST = 64_000, 1_500_000, 12_000
 """Bytes of the view in a notebook and as a page, and minimal bytes of its tree."""
 _SMALL = 16
 _MOST_FINDINGS = 4
-_WORD = {"axes": "by module", "module": "its row", "finding": "findings", "time": "in time"}
+_WORD = {"axes": "by module", "module": "in the tree", "finding": "findings", "time": "in time"}
 
 STYLE = (
     diff_tree.STYLE
@@ -167,7 +167,7 @@ class TraceDiffView(View):
         """Return a section with the last step of both traces, one above the other."""
         before, after = self._diff.before.tables, self._diff.after.tables
         axes = {*before.events["axis"].unique(), *after.events["axis"].unique()}
-        timeline = joint_timeline(before, after, colors="axis" if len(axes) <= len(AXES) else "phase")
+        timeline = joint_timeline(before, after, colors="axis" if len(axes) <= MOST_AXES else "phase")
         if timeline.spans.is_empty():
             return ""
         title = f"In time: the last step of {rank_and_step(timeline)}, both on one scale"
@@ -198,15 +198,14 @@ def _bars(difference: PlanDifference, axes: list[str]) -> str:
     top = max(sum(sums.values()) for sums in held)
     if not top:
         return ""
-    marks = {axis: (f"a{i}", AXES[i].letter) for i, axis in enumerate(axes)}
+    marks = {axis: (f"a{axis_number(axis)}", html.escape(axis_mark(axis).letter)) for axis in axes}
     rows = "".join(
         f"<b>{name}</b>{html.stacked_bar(((*marks[axis], size, '') for axis, size in sums.items()), top)}"
         f"<span>{format_bytes(sum(sums.values()))}</span>"
         for name, sums in zip("AB", held, strict=True)
     )
     words = " · ".join(
-        f'<span class="key {marks[axis][0]}">{marks[axis][1]}</span>{html.name(axis, 40)} '
-        f"{format_bytes(held[0][axis])} → {format_bytes(held[1][axis])}"
+        f"{html.axis_key(axis, 40)} {format_bytes(held[0][axis])} → {format_bytes(held[1][axis])}"
         for axis in axes
         if held[0][axis] or held[1][axis]
     )

@@ -37,7 +37,7 @@ def part(title: str, body: str, opened: bool = False, anchor: str = "") -> str:
 
 
 def phase_key(phases: Sequence[str]) -> str:
-    """Return the legend: letter, hatch and name of each phase."""
+    """Return the legend: letter, color and name of each phase."""
     return (
         '<p class="dim">'
         + " ".join(

@@ -1,4 +1,4 @@
-"""Parts that a trace's plotly figures share: layout, heatmap, hatches, an axis of bytes.
+"""Parts that a trace's plotly figures share: layout, heatmap, an axis of bytes.
 
 A figure is built as plotly's JSON, a plain dict, which the explorer sends as it is. Plotly's own classes validate every
 value, which takes longer than drawing, so they are used only when a user asks for a ``Figure``.
@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from dsexplore.units import format_bytes
 from dsexplore.views.page import html
-from dsexplore.views.page.theme import AXIS, FIGURE, LEGEND_ABOVE, SKY
+from dsexplore.views.page.theme import AXIS, FIGURE, LEGEND_ABOVE
 from dsexplore.views.trace.tally import Grid
 
 # Names as labels of plotly's figures.
@@ -105,6 +105,10 @@ def shades(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     return np.cbrt(values)
 
 
+_PALE_SCALE = [[0.0, "#e6f3f2"], [1.0, "#58a7b5"]]
+"""Shades of the hue of bytes on which black text is legible."""
+
+
 def heatmap_spec(grid: Grid, kind: str, rows: list[str], columns: list[str], top: float = 0.0) -> Spec:
     """Return a heatmap of a grid with other labels; clicks and hover texts have the grid's own names.
 
@@ -127,7 +131,7 @@ def heatmap_spec(grid: Grid, kind: str, rows: list[str], columns: list[str], top
         ],
         "hovertemplate": "%{hovertext}<extra></extra>",
         "hoverongaps": False,
-        "colorscale": [[0.0, "#eaf4fb"], [1.0, SKY]],
+        "colorscale": _PALE_SCALE,
         **byte_colors(max(top, float(grid.values.max()))),
         "xgap": 1,
         "ygap": 1,
@@ -135,11 +139,6 @@ def heatmap_spec(grid: Grid, kind: str, rows: list[str], columns: list[str], top
     }
     category = {"type": "category", "showgrid": False}
     return {"data": [trace], "layout": {"xaxis": category, "yaxis": {**category, "autorange": "reversed"}}}
-
-
-def hatched(color: str, pattern: str) -> Spec:
-    hatch = {"shape": pattern, "fillmode": "overlay", "fgcolor": "#000000", "fgopacity": 0.45, "size": 6}
-    return {"color": color, "pattern": hatch}
 
 
 def json_numbers(values: Any) -> list[list[float | None]]:

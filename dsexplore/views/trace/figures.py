@@ -15,7 +15,7 @@ from dsexplore.trace.numbered_modules import OUTSIDE
 from dsexplore.trace.steps import in_steps
 from dsexplore.trace.tables import Tables
 from dsexplore.units import format_bytes
-from dsexplore.views.page.theme import BLUE, PHASES, SKY, op_mark, phase_mark, tint
+from dsexplore.views.page.theme import PHASES, SHADE, op_mark, phase_mark, tint
 from dsexplore.views.timeline.timeline_figure import FIGURE_LANES, columns_of, timeline_spec
 from dsexplore.views.timeline.timeline_state import TimelineState
 from dsexplore.views.trace import tally
@@ -26,7 +26,6 @@ from dsexplore.views.trace.figure_spec import (
     Spec,
     byte_axis,
     finished,
-    hatched,
     heatmap_spec,
     label,
     shared_prefix,
@@ -109,7 +108,7 @@ def sankey(tables: Tables, size: str = "wire_bytes") -> Spec:
         "target": [len(flows.senders) + j for _, j, _ in links],
         "value": [v for _, _, v in links],
         "label": [_amount(v, flows, i, targets[j], target_of) for i, j, v in links],
-        "color": tint(SKY, 0.4),
+        "color": tint(SHADE, 0.3),
         "hovertemplate": "%{source.label} %{target.label}: %{label}<extra></extra>",
     }
     more = f"{flows.hidden:,} more recorded ranks are not drawn" if flows.hidden else ""
@@ -119,7 +118,7 @@ def sankey(tables: Tables, size: str = "wire_bytes") -> Spec:
             {
                 "type": "sankey",
                 "arrangement": "fixed",  # nodes that can be dragged take no click
-                "node": {"label": names, "color": BLUE, "pad": 24},
+                "node": {"label": names, "color": SHADE, "pad": 24},
                 "link": link,
                 "meta": {"kind": "flow"},
             }
@@ -279,7 +278,7 @@ def sequence(tables: Tables, window: tuple[float, float] | None, sizes: str) -> 
 
 
 def ops(tables: Tables, size: str = "wire_bytes") -> Spec:
-    """Return bars of bytes per op, split by phase with its letter and hatch."""
+    """Return bars of bytes per op, split by phase with its letter."""
     totals = tally.op_by_phase(tables.events, size)
     order = list(dict.fromkeys(totals["op"]))
     names = unique(order)
@@ -295,7 +294,7 @@ def ops(tables: Tables, size: str = "wire_bytes") -> Spec:
                 "y": names,
                 "x": [size for _, size in values],
                 "name": f"{mark.letter} {phase}",
-                "marker": hatched(mark.color, mark.pattern),
+                "marker": {"color": mark.color},
                 "customdata": [[op, phase] for op in order],
                 "hovertext": [
                     f"{name}, {phase}<br>{count:,} ×, {format_bytes(size)}"
@@ -324,7 +323,7 @@ def sizes(tables: Tables, _size: str = "") -> Spec:
                 "x": [format_bytes(s) if s else "empty" for s in every],
                 "y": [rows.get(s, 0) for s in every],
                 "name": label(op, 20),
-                "marker": hatched(op_mark(op).color, op_mark(op).pattern),
+                "marker": {"color": op_mark(op).color},
                 "customdata": [[op, s] for s in every],
                 "meta": {"kind": "size"},
                 "hovertext": [tally.size_range(s) for s in every],

@@ -11,13 +11,13 @@ from dsexplore.analysis.headline import Headline, Sentence
 from dsexplore.cost.prediction import Prediction
 from dsexplore.units import format_bytes, format_seconds
 from dsexplore.views.page import html
-from dsexplore.views.page.theme import AXES, AXIS_STYLE
+from dsexplore.views.page.theme import AXIS_STYLE, axis_mark, axis_number
 from dsexplore.views.trace import drawings
-from dsexplore.views.trace.module_tree import NO_AXIS, OTHER_AXES
+from dsexplore.views.trace.module_tree import MOST_AXES, NO_AXIS, OTHER_AXES
 from dsexplore.views.view import View
 
 MOST_FINDINGS = 30
-PER = "; sizes are wire bytes, in the columns per rank and step"
+PER = "; wire bytes per rank and step"
 NOTHING = "No rule found anything: see dsexplore.analysis.findings for what they look for."
 
 
@@ -52,7 +52,7 @@ class FindingsView(View):
 
 def sizes(one: Finding) -> str:
     """Return the bytes of a finding, per what, and how many the change would save."""
-    spared = f", of which the change would spare {format_bytes(one.spare_bytes)}" if one.spare_bytes else ""
+    spared = f", of which the change would save {format_bytes(one.spare_bytes)}" if one.spare_bytes else ""
     return f"{format_bytes(one.wire_bytes)} on the wire per {one.per}{spared}"
 
 
@@ -84,7 +84,7 @@ def findings_table(findings: Findings, most: int = MOST_FINDINGS) -> str:
         )
         for finding in findings[:most]
     ]
-    head = ("finding", "module", "source", "wire bytes", "to spare", "try")
+    head = ("finding", "module", "source", "wire bytes", "saves", "try")
     hidden = len(findings) - len(rows)
     more = f'<p class="dim">… and {hidden:,} more: <code>findings()</code> has all.</p>' if hidden else ""
     return html.table(head, rows, left=(), wrap=(0, 1, 2, 5)) + more
@@ -108,7 +108,7 @@ white-space:nowrap;text-decoration:underline;cursor:pointer;font-family:inherit}
 _WORD = {
     "skew": "who waits",
     "axes": "by module and axis",
-    "module": "its row",
+    "module": "in the tree",
     "finding": "findings",
     "time": "in time",
 }
@@ -144,8 +144,10 @@ def headline_html(
     """
     if not headline.sentences:
         return ""
-    said = "".join(f"<p>{html.prose(sentence.text, 400)}{link(i)}</p>" for i, sentence in enumerate(headline.sentences))
-    return f'<div class="headline">{_bar(headline, axes, prediction)}{said}{_predicted(prediction)}</div>'
+    first, *others = [(sentence.text, link(i)) for i, sentence in enumerate(headline.sentences)]
+    said = "".join(f"<p>{html.prose(text, 400)}{more}</p>" for text, more in others)
+    verdict = html.verdict(first[0], 400, first[1])
+    return f'<div class="headline">{verdict}{_bar(headline, axes, prediction)}{said}{_predicted(prediction)}</div>'
 
 
 def anchors(headline: Headline) -> list[str]:
@@ -201,17 +203,16 @@ def _bar(headline: Headline, axes: Sequence[str], prediction: Prediction | None)
     if not rows:
         return ""
     names = [row["axis"] or NO_AXIS for row in rows]
-    order = list(axes) or (names if len(names) <= len(AXES) else [*names[: len(AXES) - 1], OTHER_AXES])
+    order = list(axes) or (names if len(names) <= MOST_AXES else [*names[: MOST_AXES - 1], OTHER_AXES])
     parts, words, (timed, times) = [], [], _times(headline, prediction)
-    for i, name in enumerate(order[: len(AXES)]):
+    for name in order:
         held = [r for r, n in zip(rows, names, strict=True) if n == name or (name == OTHER_AXES and n not in order)]
         size = sum(row["wire_bytes"] for row in held)
         if not size:
             continue
         took = f", {times[name]}" if name in times else ""
-        parts.append((f"a{i}", AXES[i].letter, size, ""))
-        mark = f'<span class="key a{i}">{AXES[i].letter}</span>'
-        words.append(f'<span class="named">{mark}{html.name(name, 40)} {format_bytes(size)}{took}</span>')
+        parts.append((f"a{axis_number(name)}", html.escape(axis_mark(name).letter), size, ""))
+        words.append(f'<span class="named">{html.axis_key(name, 40)} {format_bytes(size)}{took}</span>')
     bar = html.stacked_bar(parts, sum(size for _, _, size, _ in parts))
     said = f"Wire bytes{timed} per rank and step: {' · '.join(words)}"
     return (

@@ -147,7 +147,7 @@ def _skew(headline: Headline, anchor: str) -> str:
 def _answers(headline: Headline) -> str:
     """Return a table of the report's questions and answers."""
     rows = [(html.escape(question), html.prose(answer, 1200)) for question, answer in report(headline)]
-    return f'<div class="answers">{html.table(("In words", ""), rows, left=(0,), wrap=(1,))}</div>'
+    return f'<div class="answers">{html.table(("Questions", ""), rows, left=(0,), wrap=(1,))}</div>'
 
 
 _APART = {"no-grad forward": "forwards without gradients", "between steps": "what is sent between steps"}

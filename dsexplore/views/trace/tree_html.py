@@ -11,6 +11,7 @@ import polars as pl
 from dsexplore.trace.schema import OUTSIDE_STEPS
 from dsexplore.units import format_bytes
 from dsexplore.views.page import html
+from dsexplore.views.page.theme import axis_number
 from dsexplore.views.trace import outline
 from dsexplore.views.trace.byte_sizes import summed_over
 from dsexplore.views.trace.event_codes import EventCodes
@@ -129,7 +130,11 @@ class _TraceSource:
     def _thin(self, row: int, times: int) -> str:
         """Return the bar of a row: its bytes by axis, as shares of all bytes sent in steps."""
         shares = 100 * times * self._sent.axes[:, row] / self._whole
-        parts = "".join(f'<i class="a{i}" style="width:{share:.3g}%"></i>' for i, share in enumerate(shares) if share)
+        parts = "".join(
+            f'<i class="a{axis_number(axis)}" style="width:{share:.3g}%"></i>'
+            for axis, share in zip(self._tree.axes, shares, strict=True)
+            if share
+        )
         return f'<span class="thin">{parts}</span>' if parts else ""
 
     def _anchor(self, row: int) -> str:

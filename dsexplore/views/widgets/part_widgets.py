@@ -139,8 +139,8 @@ class TreeWidget(AnsweringWidget):
 
     The unit is ``bytes``, ``seconds``, ``count``, or ``bar``: a bar of the previous column.
     """
-    axes = traitlets.Int(0).tag(sync=True)
-    """Number of columns after the bar's that are parts of the bar."""
+    axes: traitlets.List[int] = traitlets.List(traitlets.Int()).tag(sync=True)
+    """Color, as in `theme.axis_number`, of each column after the bar's that is a part of the bar."""
     structure = traitlets.Bytes(b"").tag(sync=True)
     """int32, four per row: parent, end of the subtree, index of the type, 1 if the row is hidden by a fold."""
     values = traitlets.Bytes(b"").tag(sync=True)

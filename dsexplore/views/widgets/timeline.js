@@ -264,7 +264,7 @@ export function timeline({ model, el }) {
       const made = element("span", "key", letter);
       Object.assign(made.style, { background: color, color: ink });
       const named = element("span", "named");
-      named.append(made, name);
+      named.append(made, name === letter ? "" : name);
       return [named, " "];
     }));
   }

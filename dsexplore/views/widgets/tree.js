@@ -153,14 +153,14 @@ class Tree {
   // percent, less than the pixel that a part takes at least: among many modules most bars then stay as they are.
   bars(cell, i) {
     const shares = [];
-    for (let axis = 0; axis < this.model.get("axes"); axis++) shares.push(Math.ceil(400 * this.rows.value(this.bar + 1 + axis, i) / (this.whole || 1)) / 4);
+    for (let axis = 0; axis < this.model.get("axes").length; axis++) shares.push(Math.ceil(400 * this.rows.value(this.bar + 1 + axis, i) / (this.whole || 1)) / 4);
     const drawn = shares.join(" ");
     if (cell.dataset.shares === drawn) return;
     cell.dataset.shares = drawn;
     if (!shares.some(Boolean)) { cell.replaceChildren(); return; }
     if (!cell.firstChild) {
       const thin = element("span", "thin");
-      thin.append(...shares.map((_, axis) => element("i", `a${axis}`)));
+      thin.append(...this.model.get("axes").map((color) => element("i", `a${color}`)));
       cell.append(thin);
     }
     shares.forEach((share, axis) => {

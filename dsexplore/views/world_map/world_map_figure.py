@@ -9,7 +9,7 @@ import numpy as np
 
 from dsexplore.analysis.world_map import WorldMap
 from dsexplore.units import format_bytes, format_seconds
-from dsexplore.views.page.theme import BLUE, tint
+from dsexplore.views.page.theme import color_scale
 from dsexplore.views.trace.figure_spec import Spec, byte_axis, finished, json_numbers
 
 
@@ -107,7 +107,7 @@ def heatmap(world: WorldMap, axis: str | None = None) -> Spec:
         "z": json_numbers(np.where(ranks < world.world_size, shown, np.nan)),
         "zmin": 0,
         "zmax": top,
-        "colorscale": [[0.0, tint(BLUE, 0.04)], [1.0, BLUE]],
+        "colorscale": color_scale(),
         "colorbar": {"title": {"text": f"{shown_unit}<br>a step"}, **({} if in_seconds else byte_axis([top]))},
         "text": text,
         "customdata": ranks.tolist(),

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from dsexplore.analysis.world_map import BETWEEN, INSIDE, WorldMap
 from dsexplore.units import format_bytes, format_count, format_seconds
 from dsexplore.views.page import html
-from dsexplore.views.page.theme import AXES, AXIS_STYLE, BLUE
+from dsexplore.views.page.theme import AXES, AXIS_STYLE, SHADE, axis_number
 from dsexplore.views.trace.module_tree import ranges
 from dsexplore.views.view import View
 from dsexplore.views.world_map.world_map_figure import DrawnNode, DrawnRank, node_boxes, written
@@ -32,7 +31,7 @@ border:1px solid var(--dsx-line);background:none;padding:0 2px 5px;border-radius
 .dsx .level{display:block;width:140px;height:9px;margin-top:5px;background:var(--dsx-shade)}
 .dsx .level i{display:block;height:9px}
 .dsx .ramp,.dsx .level i{forced-color-adjust:none}
-""" + "".join(f".dsx .rank.g{i}{{outline:2px solid {mark.color};outline-offset:-2px}}\n" for i, mark in enumerate(AXES))
+""" + "".join(f".dsx .rank.g{i}{{outline:2px solid {axis[0]};outline-offset:-2px}}\n" for i, axis in enumerate(AXES))
 _STYLE = STYLE + AXIS_STYLE
 _NOTHING = "Nothing was sent after start-up: there is no link to draw."
 _MOST_NODES = 40
@@ -90,23 +89,16 @@ class Look:
     """Selected ranks."""
     link: int = -1
     """Index of the selected row in the table of links; −1 for none."""
-    axes: Sequence[str] = ()
-    """Axes in the order of their colors; by default those of the map."""
-
-    def color(self, axis: str) -> int:
-        """Return the index into `AXES` of an axis' color."""
-        place = self.axes.index(axis) if axis in self.axes else len(AXES)
-        return min(place, len(AXES) - 1)
 
 
 def map_html(world: WorldMap, look: Look = Look()) -> str:
     """Return the key, the nodes and the table of links as HTML, without `STYLE`."""
-    title = f"<p><b>{html.escape(summary(world))}</b></p>"
+    title = f"<p>{html.escape(summary(world))}</p>"
     if not world.received:
         return f"{title}<p>{_NOTHING}</p>"
     top = look.top or float(world.to_shades().max()) or 1.0
-    look = replace(look, top=top, axes=look.axes or world.axes)
-    return title + _key(world, look) + _nodes_html(world, look) + _table(world, look)
+    look = replace(look, top=top)
+    return title + _total(world) + _key(world, look) + _nodes_html(world, look) + _table(world, look) + _rules(world)
 
 
 def summary(world: WorldMap) -> str:
@@ -157,23 +149,28 @@ def _about_seconds(world: WorldMap) -> str:
 
 
 def _key(world: WorldMap, look: Look) -> str:
-    scale = f'<span class="ramp" style="background:linear-gradient(90deg,transparent,{BLUE})"></span>'
+    scale = f'<span class="ramp" style="background:linear-gradient(90deg,transparent,{SHADE})"></span>'
+    what, top = (
+        (f"{world.sizes} bytes that a rank gets of the recorded ones in a step", format_bytes(look.top))
+        if world.running is None
+        else ("seconds of a step per rank", format_seconds(look.top))
+    )
+    return f'<p class="dim">Shade: {what}, 0 {scale} {top}.</p>'
+
+
+def _rules(world: WorldMap) -> str:
+    """Return what marks and numbers mean, closed at first."""
     framed = (
-        "Underlined: recorded. A thick frame: in a group of a recorded rank, "
-        "on the axes whose colors are below its number."
+        "Underlined: recorded. A thick frame: in a group of a recorded rank, on the axes whose colors are below its "
+        "number."
     )
     outlined = f" Outlined with a number: the groups of {html.name(world.axis, 40)}." if world.axis else ""
-    if world.running is not None:
-        about = html.escape(_about_seconds(world), 1000)
-        return (
-            f'<p class="dim">Shade: seconds of a step per rank, 0 {scale} {format_seconds(look.top)}. '
-            f"{framed}{outlined} {about}</p>"
-        )
-    return (
-        f'<p class="dim">Shade: {world.sizes} bytes that a rank gets of the recorded ones in a step, 0 {scale} '
-        f"{format_bytes(look.top)}. {framed}{outlined} "
-        "What a collective sends is shared equally among the other ranks of its group; start-up is left out.</p>"
+    about = (
+        "What a collective sends is shared equally among the other ranks of its group; start-up is left out."
+        if world.running is None
+        else html.escape(_about_seconds(world), 1000)
     )
+    return f'<details><summary>How to read the map</summary><p class="dim">{framed}{outlined} {about}</p></details>'
 
 
 def _nodes_html(world: WorldMap, look: Look) -> str:
@@ -207,10 +204,10 @@ def _cell(world: WorldMap, cell: DrawnRank, groups: dict[int, int], place: str, 
         f"{rank_text}: {written(world, cell.value)} a step{', recorded' if cell.recorded else ''}{axes}{numbered}"
     )
     share = round(85 * min(1.0, cell.value / look.top) ** 0.5)
-    shade = f"background:color-mix(in srgb,{BLUE} {share}%,transparent)" if share else ""
+    shade = f"background:color-mix(in srgb,{SHADE} {share}%,transparent)" if share else ""
     ink = ";color:#fff" if share > _DARK else ""
     text = ("·" if several else str(cell.ranks[0])) + (f"<sub>{group}</sub>" if group is not None else "")
-    stripes = "".join(f'<i class="a{color}"></i>' for color in sorted(map(look.color, cell.axes)))
+    stripes = "".join(f'<i class="a{color}"></i>' for color in sorted(map(axis_number, cell.axes)))
     text += f"<s>{stripes}</s>" if stripes else ""
     drawn = f'class="{kind}" style="{shade}{ink}" title="{spoken}" aria-label="{spoken}"'
     if look.live:
@@ -225,10 +222,10 @@ def _table(world: WorldMap, look: Look) -> str:
     top = max(values, default=0) or 1
     rows = []
     for (axis, level, _, peers, _), value in zip(world.levels, values, strict=True):
-        color = look.color(axis)
-        mark = f'<span class="key a{color}">{AXES[color].letter}</span>'
-        drawn = f'<span class="level"><i class="a{color}" style="width:{100 * value / top:.3g}%"></i></span>'
-        rows.append((f"{mark}{html.name(axis, 40)}", world.named(level), f"{peers:,}", written(world, value), drawn))
+        drawn = (
+            f'<span class="level"><i class="a{axis_number(axis)}" style="width:{100 * value / top:.3g}%"></i></span>'
+        )
+        rows.append((html.axis_key(axis, 40), world.named(level), f"{peers:,}", written(world, value), drawn))
     per = f"{world.sizes} bytes" if world.running is None else "seconds"
     head = ("axis", "links", "ranks sent to", f"{per} per rank and step{', at most' if _most(world) else ''}", "")
     marks = [
@@ -236,7 +233,7 @@ def _table(world: WorldMap, look: Look) -> str:
         for i in range(len(rows))
         if look.live
     ]
-    return _total(world) + html.table(head, rows, left=(0, 1, 4), attributes=marks)
+    return html.table(head, rows, left=(0, 1, 4), attributes=marks)
 
 
 def _most(world: WorldMap) -> str:
@@ -253,5 +250,5 @@ def _total(world: WorldMap) -> str:
     )
     near, far = world.named(INSIDE), world.named(BETWEEN)
     if world.running is None:
-        return f"<p>Per rank and step {inside} stay {near}, {between} go {far}.</p>"
-    return f"<p>Per rank and step collectives run {inside} over links {near}, {between} {far}.</p>"
+        return html.verdict(f"Per rank and step {inside} stay {near}, {between} go {far}.")
+    return html.verdict(f"Per rank and step collectives run {inside} over links {near}, {between} {far}.")

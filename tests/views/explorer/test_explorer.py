@@ -21,6 +21,7 @@ from dsexplore.trace.tables import Tables, TraceInfo
 from dsexplore.trace.trace import Trace
 from dsexplore.views.explorer.module_rows import FoldedRows
 from dsexplore.views.page import html
+from dsexplore.views.page.theme import PHASES
 from dsexplore.views.trace.event_codes import EventCodes
 from dsexplore.views.trace.figures import KINDS
 from tests.analysis import planted
@@ -330,13 +331,13 @@ def test_sixteen_thousand_ranks_and_five_hundred_groups(traces: ModuleType, kind
     assert len(explorer.selection) == 1
 
 
-def test_bars_have_the_hatches_of_their_phases(traces: ModuleType) -> None:
+def test_bars_have_the_letters_and_flat_colors_of_their_phases(traces: ModuleType) -> None:
     explorer = traces.timed().explore(figure="ops")
-    shapes = {bar["name"]: bar["marker"]["pattern"] for bar in explorer.widget.spec["data"]}
-    assert {name: hatch["shape"] for name, hatch in shapes.items()} == {
-        "F forward": "", "B backward": "/", "R recompute": "\\", "O optimizer": "-"
-    }  # fmt: skip
-    assert {hatch["fillmode"] for hatch in shapes.values()} == {"overlay"}  # else plotly drops the color below
+    bars = {bar["name"]: bar["marker"] for bar in explorer.widget.spec["data"]}
+    assert bars == {
+        f"{PHASES[phase].letter} {phase}": {"color": PHASES[phase].color}
+        for phase in ("forward", "backward", "recompute", "optimizer")
+    }
 
 
 def test_each_bar_of_the_sequence_selects_the_collective_that_it_is(traces: ModuleType) -> None:
@@ -501,7 +502,7 @@ def test_all_findings_stand_below_the_headline_live_and_in_a_file_of_its_own(tmp
     found = trace.findings()
     assert len(found) > 1
     live = trace.explore().widget.headline
-    assert f"Findings: {len(found)}; sizes are wire bytes" in live
+    assert f"Findings: {len(found)}; wire bytes per rank and step" in live
     for one in found:
         assert html.prose(one.change, 320) in live
     page = trace.to_html(tmp_path / "page.html", interactive=True).read_text("utf-8")

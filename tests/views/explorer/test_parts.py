@@ -145,9 +145,9 @@ class TestMap:
         assert explorer.widget.map != whole
         assert "Outlined with a number: the groups of <bdi>dp</bdi>" in explorer.widget.map
         assert "rank 1: 0 B a step, group 1" in explorer.widget.map
-        scale = whole.partition("</span> ")[2].partition(". Underlined")[0]
+        scale = whole.partition("</span> ")[2].partition(".</p>")[0]
         assert scale
-        assert f"</span> {scale}. Underlined" in explorer.widget.map
+        assert f"</span> {scale}.</p>" in explorer.widget.map
 
     def test_the_switch_governs_it(self, trace: Trace) -> None:
         explorer = trace.explore(opened=PARTS)
@@ -172,13 +172,13 @@ class TestMap:
         assert explorer.selection.events.equals(chosen)
         explorer.talks_to(2)
         assert explorer.selection.events.equals(chosen)
-        scale = explorer.widget.map.partition("</span> ")[2].partition(". Underlined")[0]
+        scale = explorer.widget.map.partition("</span> ")[2].partition(".</p>")[0]
         assert scale == format_seconds(seconds.max())
         explorer.filter(axis="dp")
         dp = trace.world_map(shade="seconds").to_shades("dp")
         assert 0 < dp[0] < seconds[0]
         assert f"rank 0: {format_seconds(dp[0])} a step" in explorer.widget.map
-        assert f"</span> {scale}. Underlined" in explorer.widget.map
+        assert f"</span> {scale}.</p>" in explorer.widget.map
         explorer.widget.shade = "bytes"
         assert "Shade: wire bytes" in explorer.widget.map
 

@@ -139,3 +139,10 @@ def test_bars_follow_one_another_and_are_as_long_as_their_numbers() -> None:
     assert then == pytest.approx(left + four, abs=0.2)
     assert "ms; the longest bar has 6" in shown
     assert "<script>" not in shown
+
+
+def test_texts_stand_beside_their_points_and_inside() -> None:
+    figure = go.Figure(go.Scatter(x=[0, 10], y=[1, 2], mode="markers+text", text=["<b>dp=2</b>", "dp=4,tp=2"]))
+    texts = re.findall(r'<text x="([\d.]+)"( text-anchor="end")? y="[\d.]+">(dp[^<]*)</text>', still_figure(figure))
+    assert [(bool(anchor), text) for _, anchor, text in texts] == [(False, "dp=2"), (True, "dp=4,tp=2")]
+    assert all(0 < float(x) < WIDTH for x, _, _ in texts)

@@ -9,13 +9,17 @@ Differences: CIEDE2000.
 from __future__ import annotations
 
 import itertools
+import re
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
+from dsexplore.views.cost import prediction_view
 from dsexplore.views.cost.prediction_view import PARTS
 from dsexplore.views.page import theme
+from dsexplore.views.sharding import shard_picture
+from dsexplore.views.trace import diff_tree, drawings
 
 Matrix = npt.NDArray[np.float64]
 
@@ -40,9 +44,10 @@ SIGHTS = [
 ]
 LEAST = 10.0
 """CIEDE2000 between two areas; 1 is just noticeable side by side, 5 at a glance."""
+AXES_AND_ALARM = [*(color for color, _ in theme.AXES), theme.ALARM]
 SIDE_BY_SIDE = {
     "phases": [mark.color for mark in theme.PHASES.values()],
-    "axes": [mark.color for mark in theme.AXES],
+    "axes and what costs time": AXES_AND_ALARM,
     "memory": [mark.color for mark in theme.MEMORY.values()],
     "ops": [mark.color for mark in theme._OPS.values()],
     "parts of a predicted step": list(PARTS.values()),
@@ -135,7 +140,9 @@ def test_red_and_green_of_one_lightness_would_be_found() -> None:
 
 
 @pytest.mark.parametrize(
-    "mark", [*theme.PHASES.values(), *theme.AXES, *theme.MEMORY.values()], ids=lambda mark: mark.letter
+    "mark",
+    [*theme.PHASES.values(), *(theme.Mark("1", *colors) for colors in theme.AXES), *theme.MEMORY.values()],
+    ids=lambda mark: mark.color,
 )
 def test_the_letter_on_a_mark_can_be_read(mark: theme.Mark) -> None:
     assert contrast(mark.color, mark.ink) >= 4.5
@@ -146,3 +153,40 @@ def test_marks_and_ink_stand_out_on_light_and_on_dark_pages(background: str) -> 
     assert contrast(theme.INK, background) >= 4.1
     colors = {color for used in SIDE_BY_SIDE.values() for color in used}
     assert min(contrast(color, background) for color in colors) >= 2.0
+    assert min(contrast(color, background) for color in (theme.SHADE, *AXES_AND_ALARM)) >= 3.0
+
+
+@pytest.mark.parametrize(
+    ("names", "number"),
+    [
+        (("dp", "fsdp", "dp_shard", "DP", "dp_cp"), 0),
+        (("replicate", "dp_replicate"), 1),
+        (("tp", "sp"), 2),
+        (("cp",), 3),
+        (("pp",), 4),
+        (("ep", "etp"), 5),
+        (("", "no axis", "other axes", "world"), 6),
+        (("dim_0", "dim_3"), 7),
+    ],
+)
+def test_an_axis_has_the_color_of_its_name(names: tuple[str, ...], number: int) -> None:
+    assert {theme.axis_number(name) for name in names} == {number}
+
+
+def test_an_unknown_name_has_one_color_in_every_session() -> None:
+    assert theme.axis_number("dim_1") == 1
+    assert [theme.axis_number(name) for name in ("rows", "columns", "層")] == [3, 7, 3]
+    assert {theme.axis_number(f"name {i}") for i in range(40)} == {1, 3, 7}
+    marks = [theme.axis_mark(name).letter for name in ("dp", "dp_shard", "dp_replicate", "dim_1", "experts", "")]
+    assert marks == ["dp", "ds", "dr", "d1", "ex", "–"]
+
+
+def test_marks_are_flat() -> None:
+    """A hatch on a thin mark is noise; letters tell marks apart where colors do not."""
+    styles = (theme.AXIS_STYLE, drawings.STYLE, prediction_view.STYLE, shard_picture.STYLE, diff_tree.STYLE)
+    hatched = [style[at - 60 : at + 40] for style in styles for at in _places(style, "repeating-linear-gradient")]
+    assert all(".fold::after" in part or "--across" in part or "--down" in part for part in hatched), hatched
+
+
+def _places(style: str, word: str) -> list[int]:
+    return [found.start() for found in re.finditer(re.escape(word), style)]

@@ -66,7 +66,7 @@ def test_an_axis_has_one_color_alone_and_in_the_explorer() -> None:
         re.findall(r'class="axis (x\d)"><bdi>(\w+)</bdi>', html)
         for html in (view_of(history).html(), explorer.widget.details)
     )
-    assert alone == [("x1", "dp"), ("x0", "tp")]
+    assert alone == [("x0", "dp"), ("x2", "tp")]
     assert beside == alone
 
 

@@ -72,7 +72,7 @@ def brackets_of(html: str) -> list[tuple[str, str]]:
 def test_brackets_name_the_axis_and_its_coordinate_in_its_color() -> None:
     shown = dsexplore.sharding((10, 8), "S(0), S(1)", "dp=4,tp=2")
     assert brackets_of(shown._repr_mimebundle_()["text/html"]) == [
-        ("x0", "dp 0"), ("x0", "dp 1"), ("x0", "dp 2"), ("x0", "3"), ("x1", "tp 0"), ("x1", "tp 1"),
+        ("x0", "dp 0"), ("x0", "dp 1"), ("x0", "dp 2"), ("x0", "3"), ("x2", "tp 0"), ("x2", "tp 1"),
     ]  # fmt: skip
 
 
@@ -80,8 +80,8 @@ def test_an_axis_has_one_color_in_all_pictures_of_a_model() -> None:
     plan = {"a": ((64, 64), "S(0), S(1)"), "b": ((64, 64), "S(1), S(0)"), "c": ((64,), "R, S(0)")}
     html = dsexplore.sharding(plan, mesh="dp=2,tp=4")._repr_mimebundle_()["text/html"]
     colors = {(kind, text.split(" ")[0]) for kind, text in brackets_of(html) if " " in text}
-    assert colors == {("x0", "dp"), ("x1", "tp")}
-    assert re.findall(r'<span class="axis (x\d)"><bdi>(\w+)</bdi>', html) == [("x0", "dp"), ("x1", "tp")]
+    assert colors == {("x0", "dp"), ("x2", "tp")}
+    assert re.findall(r'<span class="axis (x\d)"><bdi>(\w+)</bdi>', html) == [("x0", "dp"), ("x2", "tp")]
 
 
 @pytest.mark.parametrize(("blocks", "text"), [("S(0)", "dp in 300"), ("S(0), R", "dp in 300")])

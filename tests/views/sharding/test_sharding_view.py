@@ -15,6 +15,7 @@ import dsexplore
 from dsexplore.errors import UsageError
 from dsexplore.sharding.layout import Sharding
 from dsexplore.views import view_of
+from dsexplore.views.page.theme import AXES, axis_number, tint
 from dsexplore.views.sharding.parameter_list import fold_names
 from dsexplore.views.sharding.shard_blocks import Stretch, drawn_dims, picture, stretches
 from dsexplore.views.sharding.zoom import HEIGHT, WIDTH, frame_of
@@ -131,15 +132,14 @@ def test_all_pieces_of_a_strided_shard_belong_to_one_block():
     assert titles(html)[0] == "rank 0\ndp 0\ndim 0: 0:2, 4:6, 8:10, 12:14\ndim 1: 0:4\n128 B on each rank"
 
 
-def test_each_kind_of_placement_has_its_letter_and_its_hatch():
+def test_each_kind_of_placement_has_its_letter_and_its_look():
     shown = dsexplore.sharding((8, 8), "S(0), R, P(max), _S(1, 2)", "a=2,b=2,c=2,d=2")
     html = html_of(shown)
     for kind, letter in (("shard", "S(0)"), ("replicate", "R"), ("partial", "P(max)"), ("strided", "_S(1, 2)")):
         assert re.search(rf'<span class="sw {kind} x\d"></span><code>{re.escape(letter)}</code>', html)
         style = re.search(rf"\.dsx \.{kind}{{([^}}]*)}}", html)
         assert style
-        hatches = {"shard": 0, "replicate": 1, "partial": 1, "strided": 1}
-        assert style[1].count("gradient(") == hatches[kind]
+        assert "gradient(" not in style[1]
     assert "still to be reduced by max" in html
     looks = {
         kind: re.search(rf"\.dsx \.{kind}{{([^}}]*)}}", html)[1]
@@ -148,7 +148,7 @@ def test_each_kind_of_placement_has_its_letter_and_its_hatch():
     assert len(set(looks.values())) == 4
 
 
-def test_copies_and_partial_values_lie_behind_the_tensor_and_hatch_it():
+def test_copies_and_partial_values_lie_behind_the_tensor_and_tint_it():
     replicated = html_of(dsexplore.sharding((4, 4), "R", "dp=2"))
     assert replicated.count('class="card replicate x0"') == 1
     assert replicated.count('class="over replicate x0"') == 1
@@ -337,8 +337,10 @@ def test_figures_say_what_they_draw():
     shards = shown.figure().to_dict()["data"]
     assert [trace["name"] for trace in shards[8:]] == ["dp", "tp"]
     assert shards[7]["text"] == "rank 7<br>dp 3, tp 1<br>dim 0: 9:10<br>dim 1: 4:8<br>16 B on each rank"
-    hatched = dsexplore.sharding((4, 4), "R, P", "dp=2,tp=2").figure().to_dict()["data"]
-    assert [trace["fillpattern"]["shape"] for trace in hatched[1:]] == [".", "/"]
+    tinted = dsexplore.sharding((4, 4), "R, P", "dp=2,tp=2").figure().to_dict()["data"]
+    assert [trace["fillcolor"] for trace in tinted[1:]] == [
+        tint(AXES[axis_number(axis)][0], 0.14) for axis in ("dp", "tp")
+    ]
     folded = big_plan(1).figure().to_dict()["data"][0]
     assert len(folded["y"]) <= 40
     with pytest.raises(UsageError, match="kinds are memory, shards"):

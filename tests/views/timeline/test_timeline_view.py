@@ -17,6 +17,7 @@ from dsexplore.trace.tables import Tables
 from dsexplore.trace.trace import Trace
 from dsexplore.views.timeline.boxes import Coded, boxes, extent
 from dsexplore.views.timeline.timeline_explorer import TimelineExplorer
+from tests.analysis.late_programs import Program
 
 spans_lists = st.lists(
     st.tuples(
@@ -176,3 +177,12 @@ class TestExplorer:
     def test_an_empty_range_is_refused(self, explorer: TimelineExplorer, call: str) -> None:
         with pytest.raises(UsageError, match="the end must be later"):
             getattr(explorer, call)(3, 3)
+
+
+def test_ranks_that_were_measured_come_with_the_late_one_and_waiting_apart() -> None:
+    trace = Program(ranks=4, steps=6, jitter=1e-3, late_rank=1, late_by=0.2).trace()
+    shown = trace.timeline()._repr_mimebundle_()
+    assert trace.skew().sentence in shown["text/plain"]
+    assert 'class="verdict"' in shown["text/html"]
+    assert '<span class="late">rank 1</span>' in shown["text/html"]
+    assert "skew" not in trace.timeline(lanes="phase")._repr_mimebundle_()["text/html"]

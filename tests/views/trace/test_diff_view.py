@@ -180,12 +180,12 @@ def test_bars_stand_on_both_sides_of_a_spine_on_one_scale(traces: ModuleType) ->
         r'<span class="sides"><span class="thin">(.*?)</span><span class="thin">(.*?)</span></span>', html
     )
     widths = [[re.findall(r'class="a(\d)" style="width:([\d.]+)%"', side) for side in row] for row in sides]
-    assert widths[0] == [[("0", "69.2"), ("1", "30.8")], [("0", "69.2")]]
+    assert widths[0] == [[("2", "69.2"), ("0", "30.8")], [("2", "69.2")]]
     drawn = re.search(r'<div class="plans">(.*?)</div><p', html)
     assert drawn
     assert re.findall(r"width:([\d.]+)%", drawn[1]) == ["69.2", "30.8", "69.2"]
     told = text_of(trace.diff(trace.where(axis="tp")))
-    assert "Wire bytes per rank and step, A → B: 1 tp 72 KiB → 72 KiB · 2 dp 32 KiB → 0 B" in told
+    assert "Wire bytes per rank and step, A → B: tp 72 KiB → 72 KiB · dp 32 KiB → 0 B" in told
 
 
 def test_every_link_leads_to_something(traces: ModuleType) -> None:

@@ -123,7 +123,7 @@ class TestSeconds:
         assert "seconds per rank and step, at most" in bundle["text/html"]
         top = format_seconds(timed.to_shades().max())
         assert "Shade: seconds of a step per rank, 0 <span" in bundle["text/html"]
-        assert f"</span> {top}. Underlined" in bundle["text/html"]
+        assert f"</span> {top}.</p>" in bundle["text/html"]
         assert f"rank 0: {format_seconds(timed.to_shades()[0])} a step, recorded" in bundle["text/html"]
 
     def test_one_rank_alone_cannot_tell_waiting_apart_and_it_says_so(self, traces: ModuleType) -> None:

@@ -47,7 +47,7 @@ class TestInATerminal:
         assert out.splitlines() == [
             "from the script ['--lr', '1']",
             "Trace: 1 collective of rank 0 of 64 (dp=8,tp=8), simulated",
-            "  The program sends 32 B on the wire per rank, all in groups that are no axis of a mesh.",
+            "  The program sends 32 B on the wire per rank, all in groups outside a mesh.",
             "  All of it is for what runs outside any module (train.py:3): all_reduce.",
             "  Wire bytes of rank 0 in one step:",
             "  all_reduce       –                  1  32 B",
