@@ -143,17 +143,18 @@ class PlanDifference(Displayable):
         return text
 
     def _module(self) -> Iterator[DifferenceSentence]:
-        """Yield the sentence about the place in the model that changes most."""
+        """Yield the sentence about the place in the model that changes most in the direction of the whole change."""
         in_steps = self.to_frame().filter(IN_STEPS)
         placed = in_steps.with_columns(place_of(pl.col("module")).alias("place"))
         changes = [row for row in _changes(placed, "place").iter_rows() if abs(row[1]) >= 0.5]  # bytes
         if not changes:
             return
-        place, size = changes[0]
+        net = sum(size for _, size in changes)
+        place, size = next((change for change in changes if change[1] * net > 0), changes[0])
         owners = placed.filter(place=place)["module"].unique(maintain_order=True)
         many = f" (×{len(owners):,})" if len(owners) > 1 else ""
         where = place if place != OUTSIDE else "what runs outside any module"
-        part = "All of it" if len(changes) == 1 else f"The largest change, {_amount(size)},"
+        part = "All of it" if len(changes) == 1 else f"The largest part, {_amount(size)},"
         text = f"{part} is in {where}{many}: {listed(self._doings(owners))}."
         yield DifferenceSentence("module", text, str(owners[0]))
 

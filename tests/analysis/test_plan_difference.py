@@ -55,7 +55,7 @@ def test_it_names_the_place_that_changes_most() -> None:
     after = trace_of(*parts, row(3, owner="Net.head", wire_bytes=1537))
     sentence = difference(before, after).sentences[1]
     assert sentence.text == (
-        "The largest change, 2.3 KiB less, is in Net.layers.*.up (×3): all_reduce (P→R) (4.5 KiB less) and "
+        "The largest part, 2.3 KiB less, is in Net.layers.*.up (×3): all_reduce (P→R) (4.5 KiB less) and "
         "reduce_scatter (P→S(0)) (2.3 KiB more)."
     )
     assert sentence.module == "Net.layers.0.up"

@@ -75,7 +75,7 @@ class TraceDiffView(View):
             hardware: machine for which the tree shows predicted seconds of both traces.
         """
         column_of(sizes)
-        head = f"<p><b>Trace diff</b> {html.escape(_totals(self._diff, self._difference), 0)}</p>"
+        head = f"<p>Trace diff: {html.escape(_totals(self._diff, self._difference), 0)}</p>"
         names = {sentence: _anchor(sentence) for sentence in self._difference.sentences}
         places = {sentence.module: names[sentence] for sentence in names if sentence.about == "module"}
         both = self._predicted(hardware)
@@ -133,11 +133,10 @@ class TraceDiffView(View):
 
     def _headline(self, names: Mapping[DifferenceSentence, str], axes: list[str]) -> str:
         """Return the bars of A and B on one scale and the sentences, which link to the ids in ``names``."""
-        said = "".join(
-            f"<p>{html.prose(sentence.text, 600)}{_link(sentence, names)}</p>"
-            for sentence in self._difference.sentences
-        )
-        return f'<div class="headline">{_bars(self._difference, axes)}{said}</div>'
+        sentences = [(sentence.text, _link(sentence, names)) for sentence in self._difference.sentences]
+        verdict = "".join(html.verdict(text, 600, link) for text, link in sentences[:1])
+        said = "".join(f"<p>{html.prose(text, 600)}{link}</p>" for text, link in sentences[1:])
+        return f'<div class="headline">{verdict}{_bars(self._difference, axes)}{said}</div>'
 
     def _sizes_note(self, sizes: str) -> str:
         """Return a sentence on which sizes the tree shows, and per what."""
