@@ -28,7 +28,7 @@ def html_of(skew: Skew) -> str:
 
 def test_the_sentence_stands_above_a_lane_per_rank() -> None:
     shown = html_of(Skew(LATE.trace()))
-    assert f"<b>{SENTENCE}</b>" in shown
+    assert f'<p class="verdict">{SENTENCE}</p>' in shown
     assert re.findall(r'<span class="late">(rank \d)</span>', shown) == ["rank 1"]
     assert len(re.findall(r'class="lane"', shown)) == 4
     assert shown.count("+200 ms</b>") + shown.count("+201 ms</b>") >= 3
