@@ -22,6 +22,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +33,13 @@ from dsexplore.atomic import writing
 from dsexplore.errors import TraceFileError, UsageError
 from dsexplore.progress import track
 from dsexplore.trace import schema
+from dsexplore.trace.checked_tables import check_tables
 from dsexplore.trace.file_digest import KEY, PLACEHOLDER, check_digest, write_digest
+from dsexplore.trace.guarded import guarded, readable
 from dsexplore.trace.importers.foreign import foreign_files, kind_of_file, load_foreign
 from dsexplore.trace.merge import merge_as_they_come, ranks_of
 from dsexplore.trace.tables import OF_EACH_RANK, Tables, TraceInfo
+from dsexplore.user_warnings import warn
 
 _PREFIX = "dsexplore."
 _SIDE_TABLES = ("parameters", "modules", "groups", "kernels", "memory")
@@ -222,10 +226,15 @@ def _read_directory(source: Path) -> Tables:
     files = sorted(source.glob("*.parquet"))
     if not files:
         raise TraceFileError(f"{source} has no trace files: a trace directory holds {rank_file(0)} and so on")
+    problems: list[str] = []
+    parts = readable(files, _read, problems)
     try:
-        return merge_as_they_come(map(_read, files), f"reading {source}", len(files), is_whole=True, one_attempt=True)
+        tables = merge_as_they_come(parts, f"reading {source}", len(files), is_whole=True, one_attempt=True)
     except UsageError as error:
         raise TraceFileError(f"{source} mixes files of different recordings: {error}") from error
+    for problem in problems:
+        warn(problem)
+    return replace(tables, info=replace(tables.info, notes=(*tables.info.notes, *problems)))
 
 
 def _read(file: Path) -> Tables:
@@ -235,20 +244,22 @@ def _read(file: Path) -> Tables:
         TraceFileError: anything is wrong with it.
     """
     check_digest(file)
-    metadata = _guarded(file, lambda: pl.read_parquet_metadata(file))
+    metadata = guarded(file, lambda: pl.read_parquet_metadata(file))
     version = _checked_version(file, metadata.get(_PREFIX + "format", ""))
-    events = _guarded(file, lambda: pl.read_parquet(file, use_statistics=False))
+    events = guarded(file, lambda: pl.read_parquet(file, use_statistics=False))
     events = _with_nothing_sent_by_recv(_with_later_columns(events, version), version)
     side = {
         name: schema.empty(name)
         if schema.ADDED_TABLES.get(name, 0) > version
-        else _guarded(file, lambda name=name: _from_text(metadata[_PREFIX + name]))
+        else guarded(file, partial(_side_table, metadata, name))
         for name in _SIDE_TABLES
     }
-    info = _guarded(file, lambda: info_from_json(metadata[_PREFIX + "info"]))
+    info = guarded(file, lambda: info_from_json(metadata[_PREFIX + "info"]))
     for name, table in (("events", events), *side.items()):
         _check_columns(file, name, table)
-    return Tables(events=events, info=info, **side)
+    tables = Tables(events=events, info=info, **side)
+    guarded(file, lambda: check_tables(tables))
+    return tables
 
 
 def _checked_version(file: Path, written: str) -> int:
@@ -287,15 +298,8 @@ def _check_columns(file: Path, name: str, table: pl.DataFrame) -> None:
         raise TraceFileError(f"{file} is damaged: in its table {name}, {what}; copy or record it again")
 
 
-def _guarded(file: Path, read: Any) -> Any:
-    """Call `read`, which reads a part of `file`, and report any failure as a damaged file."""
-    try:
-        return read()
-    except MemoryError:
-        raise
-    except (Exception, pl.exceptions.PanicException) as error:
-        reason = str(error).partition("\n")[0] or type(error).__name__
-        raise TraceFileError(f"{file} is damaged ({reason}): copy or record it again") from error
+def _side_table(metadata: Mapping[str, str], name: str) -> pl.DataFrame:
+    return _from_text(metadata[_PREFIX + name])
 
 
 def _from_text(text: str) -> pl.DataFrame:

@@ -6,7 +6,7 @@ Worked example: 0, 1, 2, 3, 8, 16, 24 is written ``0-3, 8-24/8``: from 0 to 3, a
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 
 _PART = re.compile(r"(\d+)(?:-(\d+)(?:/(\d+))?)?")
@@ -53,6 +53,16 @@ def count_in(text: str) -> int:
         ValueError: `text` is not a list of ranks.
     """
     return sum(map(len, _ranges(text)))
+
+
+def bounds_in(text: str) -> Iterator[int]:
+    """Yield the first and the last rank of each range that `text` names.
+
+    Raises:
+        ValueError: `text` is not a list of ranks.
+    """
+    for ranks in _ranges(text):
+        yield from (*ranks[:1], *ranks[-1:])
 
 
 def _ranges(text: str) -> list[range]:

@@ -238,16 +238,16 @@ def test_nothing_there(tmp_path: Path) -> None:
 
 
 def test_a_directory_of_two_recordings_is_refused(tmp_path: Path, make: Make) -> None:
-    Trace(make([{}], world_size=2)).save(tmp_path / "t")
+    Trace(make([{}], world_size=8)).save(tmp_path / "t")
     Trace(make([{"rank": 3}], ranks=(3,), world_size=4)).save(tmp_path / "other")
     (tmp_path / "other" / files.rank_file(3)).rename(tmp_path / "t" / files.rank_file(3))
-    with pytest.raises(TraceFileError, match=r"mixes files of different recordings: world_size is 2 .* and 4"):
+    with pytest.raises(TraceFileError, match=r"mixes files of different recordings: world_size is 8 .* and 4"):
         dsexplore.load(tmp_path / "t")
 
 
 def test_files_of_two_recordings_are_named_by_the_first(tmp_path: Path, make: Make) -> None:
     first, second = tmp_path / "first.parquet", tmp_path / "second.parquet"
-    Trace(make([{}], world_size=2)).save(first)
+    Trace(make([{}], world_size=8)).save(first)
     Trace(make([{"rank": 3}], ranks=(3,), world_size=4)).save(second)
     with pytest.raises(TraceFileError, match=r"first\.parquet and the others are of different recordings: world_size"):
         dsexplore.load([first, second])
@@ -264,9 +264,9 @@ def test_several_processes_need_a_directory(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize(("version", "has_costs"), [(2, False), (3, True)])
 def test_files_have_costs_since_the_third_format(tmp_path: Path, make: Make, version: int, has_costs: bool) -> None:
     segment = {"segment": 1, "phase": "forward", "module": "Llama", "parameters": 64}
-    kernel = {"op": "mm", "kind": "matmul", "flops": 128}
+    kernel = {"op": "mm", "kind": "matmul", "flops": 128, "shape": [1, 4, 4, 4]}
     frames = {
-        name: pl.DataFrame([row], schema=schema.TABLES[name])
+        name: pl.DataFrame([row], schema=schema.TABLES[name]).fill_null(0).fill_null("").fill_null(False)
         for name, row in (("memory", segment), ("kernels", kernel))
     }
     tables = replace(make([{}]), **frames)

@@ -5,13 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from dsexplore.errors import TraceFileError
 from dsexplore.trace import unmatched
+from dsexplore.trace.guarded import guarded
 from dsexplore.trace.importers.recorder_dump import RecorderDump, dump_of, groups_of, is_recorder_dump, read_content
 from dsexplore.trace.importers.recorder_tables import tables_of, world_size_of
+from dsexplore.trace.limits import MOST_RANKS
 from dsexplore.trace.merge import merge_as_they_come
 from dsexplore.trace.tables import Tables
 
@@ -26,8 +29,8 @@ _AFTER_RANK = re.compile(r"(?:^|[^a-z])(?:global_?)?rank[^0-9a-z]{0,2}(\d+)", re
 
 _PROCESS_AND_TIME = re.compile(r"(?<!\d)\d+\.\d{12,}$")
 """End of the name that torch's handler for TensorBoard gives a profile, ``host_1234.1712345678901234567``."""
-_TOO_MANY = 1 << 20
-"""Numbers from here on are not ranks, but times or job numbers."""
+_DIGITS = 10
+"""Number of digits from which a text is not a rank."""
 
 Guess = dict[Path, int]
 
@@ -55,7 +58,7 @@ def ranks_of_files(contents: Mapping[Path, Any]) -> Guess:
     found = []
     for guess in guesses:
         ranks = {file: guess(file) for file in contents}
-        known = {file: rank for file, rank in ranks.items() if rank is not None and rank < _TOO_MANY}
+        known = {file: rank for file, rank in ranks.items() if rank is not None and rank < MOST_RANKS}
         if len(known) == len(contents) and len(set(known.values())) == len(known):
             found.append(known)
     fitting = [ranks for ranks in found if all(not possible[f] or rank in possible[f] for f, rank in ranks.items())]
@@ -110,7 +113,9 @@ def _possible(content: Any) -> frozenset[int]:
 
 def _written(content: Any) -> int | None:
     rank = content.get("rank") if isinstance(content, Mapping) else None
-    return int(rank) if isinstance(rank, (int, str)) and str(rank).isdigit() else None
+    if isinstance(rank, str) and rank.isdecimal() and len(rank) < _DIGITS:
+        rank = int(rank)
+    return rank if isinstance(rank, int) and 0 <= rank < MOST_RANKS else None
 
 
 def _number(found: re.Match[str] | None) -> int | None:
@@ -182,7 +187,7 @@ def _ranks(contents: dict[Path, Any]) -> dict[Path, int]:
 def tables_of_dumps(found: Dumps) -> Tables:
     """Merge all dumps into one trace; its notes name the files that are left out."""
     world_size = found.world_size
-    parts: Iterable[Tables] = (tables_of(dump, world_size) for dump in found.dumps)
+    parts = (guarded(dump.file, partial(tables_of, dump, world_size)) for dump in found.dumps)
     merged = merge_as_they_come(parts, "reading flight-recorder dumps", len(found.dumps))
     notes = [note for note in merged.info.notes if not _is_cut(found) or note not in unmatched.notes(merged)]
     return replace(merged, info=replace(merged.info, notes=(*notes, *found.unreadable)))

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from dsexplore.errors import TraceFileError
 from dsexplore.paused_collector import no_collection
 from dsexplore.progress import track
+from dsexplore.trace.guarded import readable
 from dsexplore.trace.importers.dumps import is_named_by_rank, rank_in_name, ranks_of_files, read_dumps, tables_of_dumps
 from dsexplore.trace.importers.profiler_file import ProfilerFile, read_profiler_file
 from dsexplore.trace.importers.profiler_groups import world_size_of_profile
 from dsexplore.trace.importers.profiler_tables import tables_of_profile
+from dsexplore.trace.limits import MOST_RANKS
 from dsexplore.trace.matching import late_records
 from dsexplore.trace.merge import merge_tables
 from dsexplore.trace.tables import Tables
@@ -35,26 +36,22 @@ def load_profiles(files: Sequence[Path], *, is_whole: bool = False) -> tuple[Tab
     """
     problems: list[str] = []
     with no_collection(), track("reading profiler traces", len(files), "files") as work:
-        traces = {}
-        for trace in _read(files, problems):
-            traces[trace.file] = trace
+        traces: dict[Path, ProfilerFile] = {}
+        sizes: dict[Path, int] = {}
+        for trace, size in readable(files, _read, problems):
+            traces[trace.file], sizes[trace.file] = trace, size
             work.advance()
-    if not traces:
-        raise TraceFileError(problems[0])
     ranks, guessed = _ranks(traces)
-    world_size = max(max(map(world_size_of_profile, traces.values())), max(ranks.values()) + 1)
-    parts = [tables_of_profile(trace, ranks[file], world_size) for file, trace in traces.items()]
-    tables = merge_tables(parts, is_whole=is_whole)
+    world_size = max(max(sizes.values()), max(ranks.values()) + 1)
+    parts = list(readable(traces, lambda file: tables_of_profile(traces[file], ranks[file], world_size), problems))
+    tables = merge_tables(parts, is_whole=is_whole or len(parts) < len(traces))
     notes = (*tables.info.notes, *guessed, *late_records(tables))
     return replace(tables, info=replace(tables.info, notes=notes)), problems
 
 
-def _read(files: Sequence[Path], problems: list[str]) -> Iterator[ProfilerFile]:
-    for file in files:
-        try:
-            yield read_profiler_file(file)
-        except TraceFileError as error:
-            problems.append(str(error))
+def _read(file: Path) -> tuple[ProfilerFile, int]:
+    trace = read_profiler_file(file)
+    return trace, world_size_of_profile(trace)
 
 
 def _ranks(traces: dict[Path, ProfilerFile]) -> tuple[dict[Path, int], list[str]]:
@@ -68,6 +65,7 @@ def _ranks(traces: dict[Path, ProfilerFile]) -> tuple[dict[Path, int], list[str]
         file, trace = next(iter(traces.items()))
         rank = trace.distributed.get("rank")
         known = rank if isinstance(rank, int) else rank_in_name(file.name)
+        known = known if known is not None and 0 <= known < MOST_RANKS else None
         notes = [] if known is not None else [f"{file.name} does not say its rank: it is taken for rank 0"]
         return {file: known or 0}, notes
     if all(one["rank"] is None for one in said.values()) and not is_named_by_rank(traces):

@@ -244,7 +244,7 @@ def _tensors(launch: Event | None) -> tuple[tuple[int, str], ...]:
         if not isinstance(shape, list) or not shape or kind in ("", "Scalar", "ScalarList"):
             continue
         parts = shape if isinstance(shape[0], list) else [shape]
-        if all(isinstance(size, (int, float)) for part in parts for size in part):
+        if all(isinstance(size, (int, float)) and size >= 0 for part in parts for size in part):
             dtype = "" if kind in ("TensorList", "GenericList") else plain_dtype(str(kind))
             found.append((sum(math.prod(map(int, part)) for part in parts), dtype))
     return tuple(found)

@@ -8,7 +8,6 @@ modules and autograd nodes only those of the requested threads. A file of anothe
 
 from __future__ import annotations
 
-import gzip
 import json
 import re
 import zlib
@@ -18,11 +17,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import Any
 
 import polars as pl
 
 from dsexplore.errors import TraceFileError
+from dsexplore.trace.importers.packed import blocks_of, content_of
 
 Event = dict[str, Any]
 
@@ -50,7 +50,6 @@ _NEXT_BEGINS = re.compile(rb"\s*,\s*" + _NEXT)
 """Text before a ``"ph":``; the names and marks that Kineto writes among the events may have their name first."""
 _DESCRIBED = b'"Collective name"'
 """Occurs in every event of a collective, also of a kernel whose name does not show it."""
-_BLOCK = 1 << 23
 _KERNELS = pl.Schema({"pid": pl.String, "ts": pl.Float64, "dur": pl.Float64})
 _NO_VALUE = re.compile(r'(":\s*)(?:-?(?:inf|nan)\b|(?=[,}\]]))')
 """A key without a value that JSON has: Kineto writes ``inf`` and ``nan`` where it divides by zero, and nothing at all
@@ -165,15 +164,14 @@ def read_profiler_file(file: Path) -> ProfilerFile:
         TraceFileError: the file is truncated, damaged or no profiler trace; the message names a missing field.
     """
     try:
-        with _opened(file) as stream:
-            parts = _cut(stream)
+        parts = _cut(blocks_of(file))
         head, last = parts.head or b"", parts.last
         events, damaged = _parsed(head, parts.events, last)
         kernels = pl.read_json(_objects(parts.kernels), schema=_KERNELS)
         threads = [(one.get("pid"), one.get("tid")) for one in json.loads(_objects(parts.ranges))]
     except (OSError, EOFError, zlib.error) as error:
         raise TraceFileError(f"{file} cannot be read ({error}): copy or record it again") from error
-    except (ValueError, pl.exceptions.ComputeError):
+    except (ValueError, RecursionError, pl.exceptions.PolarsError, pl.exceptions.PanicException):
         return _parsed_whole(file)
     base = _BASE.search(head + last)
     when = int(base[1]) if base else 0
@@ -182,16 +180,10 @@ def read_profiler_file(file: Path) -> ProfilerFile:
     return ProfilerFile(file, complete, _distributed(head + last), when, kernels, damaged, ranges)
 
 
-def _opened(file: Path) -> IO[bytes]:
-    with file.open("rb") as opened:
-        is_packed = opened.read(2) == b"\x1f\x8b"
-    return cast(IO[bytes], gzip.open(file)) if is_packed else file.open("rb")
-
-
-def _cut(stream: IO[bytes]) -> _Parts:
+def _cut(blocks: Iterable[bytes]) -> _Parts:
     found, kinds = _Parts(), _EventKinds()
     rest = b""
-    while block := stream.read(_BLOCK):
+    for block in blocks:
         *whole, rest = (rest + block).split(_MARK)
         if found.head is None and whole:
             found.head = whole.pop(0)
@@ -283,10 +275,8 @@ def _events(texts: Sequence[str]) -> tuple[list[Event], int]:
 
 def _parsed_whole(file: Path) -> ProfilerFile:
     try:
-        with _opened(file) as stream:
-            text = stream.read().decode("utf-8-sig", errors="replace")
-        content = _content(text)
-    except (OSError, EOFError, ValueError, zlib.error) as error:
+        content = _content(content_of(file).decode("utf-8-sig", errors="replace"))
+    except (OSError, EOFError, ValueError, RecursionError, zlib.error) as error:
         raise TraceFileError(f"{file} cannot be read ({error}): copy or record it again") from error
     if isinstance(content, list):
         content = {"traceEvents": content}

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 from dsexplore.trace.importers.profiler_calls import ProfilerCall, listed
 from dsexplore.trace.importers.profiler_file import ProfilerFile
+from dsexplore.trace.limits import MOST_RANKS, checked_ranks
 
 Ranks = tuple[int, ...]
 
@@ -33,9 +34,15 @@ class _Group(NamedTuple):
 
 
 def world_size_of_profile(trace: ProfilerFile) -> int:
-    """Return the number of ranks that a file names; 0 if it names none."""
+    """Return the number of ranks that a file names; 0 if it names none.
+
+    Raises:
+        TypeError, ValueError: it names ranks or a number of ranks that no job has.
+    """
     named = max((max(group.ranks) + 1 for group in _listed(trace, 0).values() if group.ranks), default=0)
-    return max(int(trace.distributed.get("world_size") or 0), named)
+    size = max(int(trace.distributed.get("world_size") or 0), named)
+    checked_ranks([size - 1] if size else [])
+    return size
 
 
 class ProfilerGroups:
@@ -51,6 +58,7 @@ class ProfilerGroups:
         self._known = _listed(trace, world_size)
         self._file = trace.file.name
         self._rank = rank
+        self.world_size = world_size
         self._world = tuple(range(world_size))
         self._assumed = 0
         self._of_unknown_size = 0
@@ -59,9 +67,12 @@ class ProfilerGroups:
         """Return name, axis, ranks and size of the group of a collective."""
         arguments = call.arguments
         size = int(arguments.get("Group size") or 0)
+        size = size if 0 < size <= MOST_RANKS else 0
         name = str(arguments["Process Group Name"]) if "Process Group Name" in arguments else self._unnamed(size)
         known = self._known.get(name, _Group())
         ranks = listed(arguments.get("Process Group Ranks")) or known.ranks or _evenly_spaced(arguments, size)
+        if ranks and not 0 <= min(ranks) <= max(ranks) < len(self._world):
+            ranks = ()
         if not ranks and size == len(self._world):
             ranks = self._world
         description = str(arguments.get("Process Group Description") or known.description)
@@ -108,6 +119,8 @@ def _evenly_spaced(arguments: Mapping[str, Any], size: int) -> Ranks:
     first, step = (arguments.get(f"Global rank {name}") for name in ("start", "stride"))
     if not isinstance(first, int) or not isinstance(step, int) or first < 0 or step < 1:
         return ()
+    if first + step * size > MOST_RANKS + step:
+        return ()
     ranks = tuple(range(first, first + step * size, step))
     before, _, _ = str(arguments.get("Process Group Ranks", "")).partition("...")
     said = tuple(int(rank) for rank in re.findall(r"\d+", before))
@@ -130,6 +143,7 @@ def _listed(trace: ProfilerFile, world_size: int) -> dict[str, _Group]:
             backend = str(group.get("backend_config", trace.distributed.get("backend", "")))
             ranks = listed(group.get("ranks")) or ()
             size = len(ranks) or int(group.get("group_size") or group.get("pg_size") or 0)
+            checked_ranks([*ranks, size - 1] if size else [])
             if not ranks and size and size == world_size:
                 ranks = tuple(range(size))
             found[name] = _Group(str(group.get("pg_desc", "")), backend, ranks, size)

@@ -18,6 +18,7 @@ from dsexplore.trace.importers.op_names import dtype_in_kernel, plain_dtype
 from dsexplore.trace.importers.profiler_calls import ProfilerCall, calls_of, is_a_call
 from dsexplore.trace.importers.profiler_file import Event, ProfilerFile
 from dsexplore.trace.importers.profiler_groups import ProfilerGroups
+from dsexplore.trace.limits import MOST_ELEMENTS
 from dsexplore.trace.schema import Phase
 from dsexplore.trace.tables import Tables, TraceInfo
 from dsexplore.trace.unknown_sizes import HAS_UNKNOWN_DTYPE, IS_UNSIZED
@@ -218,7 +219,7 @@ def _row(rank: int, position: int, call: ProfilerCall, place: Place, groups: Pro
     return (
         *(rank, place.step or 0, position, call.op, call.raw_op, place.phase, trigger, place.owner or trigger, axis),
         *(name, size, sent, wire_bytes(call.op, sent, size), dtype, elements or None, False),
-        *(cause, "", True, False, None, _member(peer, ranks), None, None, None),
+        *(cause, "", True, False, None, _member(peer, ranks, groups.world_size), None, None, None),
         *(call.start, call.end, "completed" if call.end is not None else ""),
         call.exposed,
         _group_seq(call),
@@ -231,11 +232,14 @@ def _group_seq(call: ProfilerCall) -> int | None:
     return number if isinstance(number, int) and number >= 0 and call.op not in ("send", "recv") else None
 
 
-def _member(peer: Any, ranks: Sequence[int]) -> int | None:
-    if not isinstance(peer, (int, str)) or not str(peer).isdigit():
+def _member(peer: Any, ranks: Sequence[int], world_size: int) -> int | None:
+    """Return the rank that a file gives as a rank of the world, or as a place in the group; None if it is neither."""
+    if not isinstance(peer, (int, str)) or not str(peer).isdecimal():
         return None
     place = int(peer)
-    return place if not ranks or place in ranks else ranks[place] if place < len(ranks) else None
+    if place in ranks or (not ranks and place < world_size):
+        return place
+    return ranks[place] if place < len(ranks) else None
 
 
 def _message(call: ProfilerCall, size: int) -> tuple[int, str, int]:
@@ -248,10 +252,10 @@ def _message(call: ProfilerCall, size: int) -> tuple[int, str, int]:
     dtype = plain_dtype(str(call.arguments.get("dtype", ""))) or next((kind for _, kind in call.tensors if kind), "")
     dtype = dtype or dtype_in_kernel(call.raw_op)
     ins, outs = (int(call.arguments.get(f"{way} msg nelems") or 0) for way in ("In", "Out"))
-    if ins < 0 or outs < 0:
+    if not (0 <= ins <= MOST_ELEMENTS and 0 <= outs <= MOST_ELEMENTS):
         ins = outs = 0  # more elements than torch's 32 bits count
     if not ins and not outs:
-        elements = max((count for count, _ in call.tensors), default=0)
+        elements = max((count for count, _ in call.tensors if count <= MOST_ELEMENTS), default=0)
         if _gives_its_own_part(call):
             elements *= size  # lists of all ranks' parts are not in the file
     elif call.op == "all_gather":

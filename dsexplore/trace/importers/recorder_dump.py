@@ -14,41 +14,21 @@ A dump is JSON or a pickle of plain data, each maybe gzipped:
 
 from __future__ import annotations
 
-import gzip
-import io
 import json
-import pickle
 import re
+import reprlib
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from dsexplore.errors import TraceFileError
+from dsexplore.trace.importers.packed import content_of
+from dsexplore.trace.importers.plain_pickle import load_plain
 from dsexplore.trace.importers.recorder_entry import LIBRARIES_WITHOUT_ENDS, MissingField, RecorderEntry, entries_of
-
-
-class _Plain(pickle.Unpickler):
-    """Refuses whatever would import, call or fetch something."""
-
-    def find_class(self, module: str, name: str) -> NoReturn:
-        raise pickle.UnpicklingError(f"the pickle names {module}.{name}, and plain data names nothing")
-
-    def persistent_load(self, pid: Any) -> NoReturn:
-        raise pickle.UnpicklingError("the pickle refers to an object outside it")
-
-
-def load_plain(data: bytes) -> Any:
-    """Unpickle plain data.
-
-    Raises:
-        pickle.UnpicklingError: it names a class or a function, or refers to an object outside it.
-        Exception: the bytes are not a complete pickle.
-    """
-    return _Plain(io.BytesIO(data)).load()
-
+from dsexplore.trace.limits import checked_ranks
 
 # Coalesced calls in a flight-recorder dump: several collectives or messages that NCCL starts together.
 #
@@ -236,19 +216,20 @@ def read_content(file: Path) -> Any:
     Raises:
         TraceFileError: the file is neither, or incomplete.
     """
-    data = file.read_bytes()
     try:
-        if data[:2] == b"\x1f\x8b":
-            data = gzip.decompress(data)
-        if not data.strip():
+        data = content_of(file)
+        if not data or data.isspace():
             return None
         if data[:1] == b"\x80":
             return load_plain(data)
-        return _from_json(data)
+        content = _from_json(data)
+        if _HALF_OF_A_CHARACTER.search(data):
+            json.dumps(content, ensure_ascii=False).encode()  # raises where the other half is missing
+        return content
     except MemoryError:
         raise
     except Exception as error:
-        reason = str(error).partition("\n")[0] or type(error).__name__
+        reason = str(error).partition("\n")[0][:200] or type(error).__name__
         raise TraceFileError(
             f"{file} cannot be read ({reason}): give a dump of torch's flight recorder, JSON or pickle, as written"
         ) from error
@@ -272,6 +253,7 @@ def _from_json(data: bytes) -> Any:
     return content
 
 
+_HALF_OF_A_CHARACTER = re.compile(rb"\\u[dD][89a-fA-F]")
 _STACK = re.compile(rb'"frames":\s*(\[[^\]]*\])')
 
 
@@ -299,8 +281,9 @@ def dump_of(file: Path, content: Any, rank: int) -> RecorderDump:
         )
     except MissingField as missing:
         raise TraceFileError(f"{file} has no {missing}: it is no whole dump of torch's flight recorder") from None
-    except (TypeError, ValueError, AttributeError) as error:
-        raise TraceFileError(f"{file} is no dump of torch's flight recorder ({error}): dump it again") from error
+    except (TypeError, ValueError, AttributeError, ArithmeticError, LookupError, RecursionError) as error:
+        reason = str(error).partition("\n")[0][:200]
+        raise TraceFileError(f"{file} is no dump of torch's flight recorder ({reason}): dump it again") from error
 
 
 def groups_of(content: Mapping[str, Any]) -> dict[str, tuple[str, tuple[int, ...]]]:
@@ -311,7 +294,7 @@ def groups_of(content: Mapping[str, Any]) -> dict[str, tuple[str, tuple[int, ...
     """
     listed = content.get("pg_config") or {}
     if not isinstance(listed, Mapping):
-        raise TypeError(f"pg_config is {listed!r}")
+        raise TypeError(f"pg_config is {reprlib.repr(listed)}")
     groups = {}
     for key, group in listed.items():
         if isinstance(group, Mapping):
@@ -325,10 +308,13 @@ def groups_of(content: Mapping[str, Any]) -> dict[str, tuple[str, tuple[int, ...
 
 
 def numbers(ranks: Any) -> tuple[int, ...]:
-    """Return ranks from a list, or from text such as ``"[0, 1]"``."""
-    if isinstance(ranks, str):
-        return tuple(int(number) for number in re.findall(r"\d+", ranks))
-    return tuple(int(rank) for rank in ranks or ())
+    """Return ranks from a list, or from text such as ``"[0, 1]"``.
+
+    Raises:
+        TypeError, ValueError: one is no number, or no rank that a job has.
+    """
+    named = re.findall(r"\d+", ranks) if isinstance(ranks, str) else ranks or ()
+    return checked_ranks(int(rank) for rank in named)
 
 
 def _status(one: Mapping[str, Any]) -> tuple[int, int, int]:

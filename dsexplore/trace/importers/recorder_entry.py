@@ -9,11 +9,13 @@ from __future__ import annotations
 import marshal
 import math
 import re
+import reprlib
 from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any, NamedTuple, cast
 
 from dsexplore.trace.importers.op_names import plain_dtype, plain_op
+from dsexplore.trace.limits import MOST_ELEMENTS, checked_number
 from dsexplore.trace.schema import State
 
 Sizes = tuple[tuple[int, ...], ...]
@@ -23,6 +25,7 @@ _PEERS = re.compile(r"(\d+)\s*(->|<-)\s*(\d+)")
 _OWN_FILES = ("/dsexplore/capture/", "/dsexplore/comm/")
 """In a job that dsexplore records, our frames are between torch's."""
 _LIBRARY_FILES = ("/torch/", *_OWN_FILES, "<frozen", "/contextlib.py", "/threading.py", "/runpy.py")
+_LONGEST_MS = 1e12
 LIBRARIES_WITHOUT_ENDS = ("gloo", "mpi", "ucc")
 
 
@@ -108,7 +111,7 @@ def entries_of(content: Mapping[str, Any]) -> list[RecorderEntry]:
     found = []
     for index, entry in enumerate(content.get("entries") or ()):
         if not isinstance(entry, dict):
-            raise TypeError(f"entries[{index}] is {entry!r}")
+            raise TypeError(f"entries[{index}] is {reprlib.repr(entry)}")
         frames = entry.get("frames") or ()
         source = sources.get(id(frames))
         if source is None:
@@ -200,19 +203,19 @@ def _state(entry: Mapping[str, Any], raw_op: str) -> State:
 
 
 def _integer(value: Any) -> int | None:
-    if type(value) is int:
-        return value
-    return None if value is None or value == "" else int(value)
+    if value is None or value == "":
+        return None
+    return checked_number(value if type(value) is int else int(value))
 
 
 def _time(value: Any) -> int | None:
-    return (value if type(value) is int else _integer(value)) or None
+    return _integer(value) or None
 
 
 def _duration(value: Any) -> float | None:
-    """Return milliseconds; None if not finite, as torch writes if an event of the device was lost."""
+    """Return milliseconds; None if not finite or absurd, as torch writes if an event of the device was lost."""
     milliseconds = math.nan if value is None else float(value)
-    return milliseconds if math.isfinite(milliseconds) else None
+    return milliseconds if abs(milliseconds) < _LONGEST_MS else None
 
 
 def _sizes(sizes: Any) -> Sizes:
@@ -220,7 +223,12 @@ def _sizes(sizes: Any) -> Sizes:
     if listed and not isinstance(listed[0], (list, tuple)):
         listed = [listed]  # the shape of the only tensor
     shapes = tuple(tuple(map(int, shape)) for shape in listed)
-    return () if any(length < 0 for shape in shapes for length in shape) else shapes  # not known
+    is_known = all(length >= 0 for shape in shapes for length in shape) and all(map(_is_possible, shapes))
+    return shapes if is_known else ()
+
+
+def _is_possible(shape: tuple[int, ...]) -> bool:
+    return math.prod(shape) <= MOST_ELEMENTS and max(shape, default=0) <= MOST_ELEMENTS
 
 
 def _dtypes(names: Any) -> tuple[str, ...]:

@@ -108,7 +108,7 @@ def test_a_plain_list_of_events_is_read(tmp_path: Path) -> None:
 def test_events_that_stand_across_two_blocks_are_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = written(tmp_path / "trace.json", WHOLE)
     for size in (7, 64, 300):
-        monkeypatch.setattr("dsexplore.trace.importers.profiler_file._BLOCK", size)
+        monkeypatch.setattr("dsexplore.trace.importers.packed._BLOCK", size)
         assert read_names(read_profiler_file(file)) == KEPT
 
 

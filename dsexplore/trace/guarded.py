@@ -1,0 +1,50 @@
+"""Read a part of a file in which any value may be wrong: whatever that raises becomes an error that names the file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import polars as pl
+
+from dsexplore.errors import TraceFileError
+
+T = TypeVar("T")
+
+
+def guarded(file: Path, read: Callable[[], T]) -> T:
+    """Return ``read()``, which reads a part of `file`.
+
+    Raises:
+        TraceFileError: `read` failed; the message has its reason.
+    """
+    try:
+        return read()
+    except (MemoryError, TraceFileError):
+        raise
+    except (Exception, pl.exceptions.PanicException) as error:
+        reason = str(error).partition("\n")[0][:200] or type(error).__name__
+        raise TraceFileError(f"{file} is damaged ({reason}): copy or record it again") from error
+
+
+def readable(files: Iterable[Path], read: Callable[[Path], T], problems: list[str]) -> Iterator[T]:
+    """Yield ``read(file)`` of each file of which nothing is wrong, and add the errors of the others to `problems`.
+
+    Raises:
+        TraceFileError: that of the first file, if all are wrong.
+    """
+    first: TraceFileError | None = None
+    is_one_read = False
+    for file in files:
+        try:
+            content = guarded(file, partial(read, file))
+        except TraceFileError as error:
+            first = first or error
+            problems.append(str(error))
+            continue
+        is_one_read = True
+        yield content
+    if first is not None and not is_one_read:
+        raise first

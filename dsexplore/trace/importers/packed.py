@@ -1,0 +1,49 @@
+"""The content of a file, gzipped or not, block by block: a small file that unpacks to very much is refused."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, cast
+
+_BLOCK = 1 << 23
+_MOST_BLANK = 1 << 20
+_ALWAYS = 1 << 26
+"""Bytes that any file may unpack to."""
+_MOST_TIMES = 200
+"""How many times its size a larger file may unpack to: traces and dumps pack to a tenth or a hundredth."""
+
+
+def blocks_of(file: Path) -> Iterator[bytes]:
+    """Yield the content of a file, unpacked if it is gzipped, without blank blocks at its beginning.
+
+    Raises:
+        OSError, EOFError, zlib.error: it cannot be read, or is cut off.
+        ValueError: it unpacks to much more than any trace does, or is blank for megabytes after its beginning.
+    """
+    with file.open("rb") as opened:
+        is_packed = opened.read(2) == b"\x1f\x8b"
+        opened.seek(0)
+        most = max(_ALWAYS, _MOST_TIMES * file.stat().st_size)
+        stream = cast(IO[bytes], gzip.GzipFile(fileobj=opened)) if is_packed else opened
+        count = blank = 0
+        while block := stream.read(_BLOCK):
+            blank = blank + len(block) if block.isspace() else 0
+            if blank and not count:
+                continue
+            count += len(block)
+            if blank > _MOST_BLANK:
+                raise ValueError(f"it is blank for {_MOST_BLANK:,} bytes")
+            if is_packed and count > most:
+                raise ValueError(f"it unpacks to more than {_MOST_TIMES} times its size")
+            yield block
+
+
+def content_of(file: Path) -> bytes:
+    """Return the content of a file as `blocks_of` yields it.
+
+    Raises:
+        OSError, EOFError, zlib.error, ValueError: as `blocks_of`.
+    """
+    return b"".join(blocks_of(file))

@@ -1,0 +1,215 @@
+"""Files that ask for more than they are: each is refused with little time and memory, the rest of its folder read."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import pickle
+import resource
+import struct
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import dsexplore
+from dsexplore.errors import TraceFileError
+
+HUGE = 1 << 62
+MOST_MIB = 300
+
+
+def entry(**changes: Any) -> dict[str, Any]:
+    return {
+        "record_id": 0,
+        "process_group": ["0", "default_pg"],
+        "collective_seq_id": 1,
+        "is_p2p": False,
+        "profiling_name": "nccl:all_reduce",
+        "input_sizes": [[4]],
+        "input_dtypes": ["Float"],
+        "state": "scheduled",
+        **changes,
+    }
+
+
+def dump(**changes: Any) -> dict[str, Any]:
+    groups = {"0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1]"}}
+    return {"version": "2.10", "pg_config": groups, "entries": [entry()], **changes}
+
+
+def profile(rank: int = 1, arguments: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
+    told = {"Collective name": "allreduce", "In msg nelems": 4, "Group size": 2, "dtype": "Float", **(arguments or {})}
+    kernel = {"ph": "X", "cat": "kernel", "name": "ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)", "pid": 0, "tid": 7}
+    event = {**kernel, "ts": 1.5, "dur": 2.5, "args": told, **changes.pop("event", {})}
+    info = {"backend": "nccl", "rank": rank, "world_size": 2, **changes.pop("info", {})}
+    return {"distributedInfo": info, "traceEvents": [event], "baseTimeNanoseconds": 17, **changes}
+
+
+def shared(depth: int = 40) -> list[Any]:
+    """A list of a few kilobytes that one walks through in 2**depth steps."""
+    value: list[Any] = [1]
+    for _ in range(depth):
+        value = [value, value]
+    return value
+
+
+def inside_itself() -> list[Any]:
+    value: list[Any] = []
+    value.append(value)
+    return value
+
+
+def packed(content: Any) -> bytes:
+    return pickle.dumps(content, 2)
+
+
+def text(content: Any) -> bytes:
+    return json.dumps(content).encode()
+
+
+DEEP = b"[" * 200_000 + b"]" * 200_000
+DUMPS = {
+    "ranks": text(dump(pg_config={"0": {"name": "0", "ranks": "[0, 2000000000]"}})),
+    "negative rank": text(dump(pg_config={"0": {"name": "0", "ranks": [0, -1]}})),
+    "place in the memo": b"\x80\x02Nr\xff\xff\xff\x7f.",
+    "place as text": b"\x80\x02Np2000000000\n.",
+    "bytearray": b"\x80\x05\x96" + struct.pack("<Q", 1 << 40) + b".",
+    "bytes": b"\x80\x05\x8e" + struct.pack("<Q", 1 << 40) + b".",
+    "number": b"\x80\x02\x8b" + struct.pack("<i", 1 << 30) + b".",
+    "deep pickle": b"\x80\x02" + b"]" * 100_000 + b"a" * 99_999 + b".",
+    "deep text": b'{"version":"2.10","pg_config":{},"entries":' + DEEP + b"}",
+    "shared sizes": packed(dump(entries=[entry(input_sizes=shared())])),
+    "shared groups": packed(dump(pg_config=shared())),
+    "inside itself": packed(dump(entries=[entry(input_sizes=inside_itself())])),
+    "blanks": gzip.compress(b'{"entries"' + b" " * (1 << 26), 1),
+    "one letter": gzip.compress(b'{"entries":"' + b"x" * (1 << 27), 6),
+    "moment": text(dump(entries=[entry(time_created_ns=1 << 70)])),
+    "half of a character": b'{"version":"2.10","pg_config":{"\\ud800":{"name":"\\ud800","ranks":"[0]"}},"entries":[]}',
+}
+PROFILES = {
+    "world": text(profile(info={"world_size": 2_000_000_000})),
+    "listed ranks": text(profile(info={"pg_config": [{"pg_name": "0", "ranks": [0, 2_000_000_000]}]})),
+    "listed size": text(profile(info={"pg_config": [{"pg_name": "0", "pg_size": HUGE}]})),
+    "infinite start": text(profile(event={"ts": float("inf")})),
+    "moment": text(profile(event={"ts": 1e300})),
+    "no start": text(profile(event={"ts": None})),
+    "name": text(profile(event={"name": [5]})),
+    "process": text(profile(event={"pid": [1]})),
+    "sequence number": text(profile(arguments={"Seq": 1 << 80})),
+    "deep": b'{"traceEvents":' + DEEP + b"}",
+    "blanks": gzip.compress(b'{"traceEvents":[' + b" " * (1 << 26), 1),
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _imported(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Import what is needed before anything is measured."""
+    folder = tmp_path_factory.mktemp("good")
+    (folder / "dump_0").write_bytes(text(dump()))
+    dsexplore.load(folder)
+    dsexplore.explain_hang(folder)
+
+
+@contextmanager
+def limited() -> Iterator[None]:
+    """At most `MOST_MIB` more memory, and two seconds of this process."""
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    used = int(Path("/proc/self/status").read_text().split("VmData:")[1].split()[0]) << 10
+    resource.setrlimit(resource.RLIMIT_DATA, (used + (MOST_MIB << 20), before[1]))
+    began = time.process_time()
+    try:
+        yield
+    finally:
+        took = time.process_time() - began
+        resource.setrlimit(resource.RLIMIT_DATA, before)
+    assert took < 2
+
+
+@pytest.mark.parametrize("content", DUMPS.values(), ids=DUMPS)
+def test_a_dump_that_asks_for_too_much_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "dump_0").write_bytes(text(dump()))
+    (tmp_path / "dump_1").write_bytes(content)
+    with limited(), pytest.raises(TraceFileError, match="dump_1"):
+        dsexplore.load(tmp_path / "dump_1")
+    with limited(), pytest.warns(RuntimeWarning, match="dump_1"):
+        trace = dsexplore.load(tmp_path)
+    assert trace.info.ranks == (0,)
+    with limited():
+        assert any("dump_1" in note for note in dsexplore.explain_hang(tmp_path).notes)
+
+
+@pytest.mark.parametrize("content", PROFILES.values(), ids=PROFILES)
+def test_a_profile_that_asks_for_too_much_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "rank0.json").write_bytes(text(profile(0)))
+    (tmp_path / "rank1.json").write_bytes(content)
+    with limited(), pytest.raises(TraceFileError, match="rank1"):
+        dsexplore.load(tmp_path / "rank1.json")
+    with limited(), pytest.warns(RuntimeWarning, match="rank1"):
+        trace = dsexplore.load(tmp_path)
+    assert trace.info.ranks == (0,)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"In msg nelems": HUGE, "Out msg nelems": HUGE},
+        {"In msg nelems": -5},
+        {"Group size": HUGE},
+        {"Group size": -5},
+        {"Process Group Name": "9", "Group size": 1 << 40, "Global rank start": 0, "Global rank stride": 1},
+        {"Process Group Ranks": "[0, 2000000000]"},
+        {"Process Group Ranks": "[0] * 999999999"},
+        {"Collective name": "send", "Dst Rank": 1 << 80},
+    ],
+)
+def test_what_cannot_be_true_of_a_collective_is_unknown(tmp_path: Path, arguments: dict[str, Any]) -> None:
+    (tmp_path / "rank0.json").write_bytes(text(profile(0, arguments)))
+    with limited():
+        trace = dsexplore.load(tmp_path)
+    (row,) = trace.events.iter_rows(named=True)
+    assert row["message_bytes"] in (0, 16)
+    assert row["peer"] is None
+    assert trace.groups["ranks"].list.max().max() in (None, 1)
+
+
+def test_sizes_that_cannot_be_true_are_unknown(tmp_path: Path) -> None:
+    (tmp_path / "dump_0").write_bytes(text(dump(entries=[entry(input_sizes=[[HUGE, HUGE]])])))
+    (row,) = dsexplore.load(tmp_path).events.iter_rows(named=True)
+    assert (row["message_bytes"], row["shape"]) == (0, [])
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(1 << 80), 1 << 80) | st.floats() | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    max_leaves=4,
+)
+FIELDS = st.sampled_from(sorted({*entry(), "time_created_ns", "frames", "duration_ms", "output_sizes", "pg_id"}))
+ARGUMENTS = ("Collective name", "In msg nelems", "Out msg nelems", "Group size", "dtype", "Process Group Name", "Seq")
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(field=FIELDS, value=VALUES, is_packed=st.booleans())
+def test_any_value_in_a_dump_is_read_or_refused(tmp_path: Path, field: str, value: Any, is_packed: bool) -> None:
+    content = dump(entries=[entry(**{field: value})])
+    (tmp_path / "dump_0").write_bytes(packed(content) if is_packed else text(content))
+    try:
+        dsexplore.load(tmp_path).headline()
+        dsexplore.explain_hang(tmp_path)
+    except TraceFileError:
+        pass
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(field=st.sampled_from(["name", "cat", "pid", "tid", "ts", "dur", "args", *ARGUMENTS]), value=VALUES)
+def test_any_value_in_a_profile_is_read_or_refused(tmp_path: Path, field: str, value: Any) -> None:
+    is_argument = field in ARGUMENTS
+    changes = {"arguments": {field: value}} if is_argument else {"event": {field: value}}
+    (tmp_path / "rank0.json").write_bytes(text(profile(0, **changes)))
+    with suppress(TraceFileError):
+        dsexplore.load(tmp_path).headline()
