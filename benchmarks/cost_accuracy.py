@@ -304,8 +304,12 @@ def _taken(sweep: CommSweep) -> list[SweepPoint]:
 
 
 def _between_rounds(point: SweepPoint) -> tuple[float, float, None]:
-    even, odd = (replace(point, rounds=point.rounds[first::2]).seconds for first in (0, 1))
+    even, odd = (_half(point, first).quiet_seconds for first in (0, 1))
     return even, odd, None
+
+
+def _half(point: SweepPoint, first: int) -> SweepPoint:
+    return replace(point, rounds=point.rounds[first::2], quartiles=point.quartiles[first::2])
 
 
 def _predicted(sweep: CommSweep, known: Callable[[SweepPoint], bool]) -> list[tuple[float, float, bool]]:
@@ -317,7 +321,7 @@ def _predicted(sweep: CommSweep, known: Callable[[SweepPoint], bool]) -> list[tu
     for point in _taken(sweep):
         if not known(point):
             time = collective_time(point.op, point.message_bytes, sweep.conditions.ranks, hardware=cluster)
-            found.append((time.expected, point.seconds, point.seconds in time))
+            found.append((time.expected, point.quiet_seconds, point.quiet_seconds in time))
     return found
 
 

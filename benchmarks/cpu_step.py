@@ -150,7 +150,11 @@ def _traced_ranks(step: Callable[[], None]) -> Trace:
 def _joined(sweeps: Sequence[CommSweep]) -> CommSweep:
     """One sweep of all their rounds."""
     points = [
-        replace(same[0], rounds=tuple(seconds for point in same for seconds in point.rounds))
+        replace(
+            same[0],
+            rounds=tuple(seconds for point in same for seconds in point.rounds),
+            quartiles=tuple(seconds for point in same for seconds in point.quartiles),
+        )
         for same in zip(*(one.points for one in sweeps), strict=True)
     ]
     return CommSweep(sweeps[0].conditions, points)

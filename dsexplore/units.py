@@ -10,6 +10,8 @@ from functools import lru_cache
 
 _TENTH = Decimal("0.1")
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
+_RATES = ("B/s", "kB/s", "MB/s", "GB/s", "TB/s")
+_BINARY_RATES = ("B/s", "KiB/s", "MiB/s", "GiB/s", "TiB/s")
 _FACTORS = {
     **{unit.lower(): 1024**power for power, unit in enumerate(_BINARY)},
     **{unit.lower(): 1000**power for power, unit in enumerate(("B", "kB", "MB", "GB", "TB", "PB", "EB"))},
@@ -36,8 +38,26 @@ def _format_bytes(size: float) -> str:
 
 
 def format_rate(bytes_per_second: float) -> str:
-    """Return a rate in decimal and in binary units: ``2.5e9`` → ``"2.50 GB/s (2.33 GiB/s)"``."""
-    return f"{bytes_per_second / 1e9:.2f} GB/s ({bytes_per_second / 2**30:.2f} GiB/s)"
+    """Return a rate in decimal and in binary units, three digits each: ``2.5e9`` → ``"2.50 GB/s (2.33 GiB/s)"``."""
+    return f"{_scaled(bytes_per_second, 1000, _RATES)} ({_scaled(bytes_per_second, 1024, _BINARY_RATES)})"
+
+
+def format_rate_range(low: float, high: float) -> str:
+    """Return two rates in the unit of the higher one: ``"48.1–52.3 MB/s"``."""
+    text = _scaled(high, 1000, _RATES)
+    number, unit = text.split()
+    power = _RATES.index(unit)
+    digits = len(number.partition(".")[2])
+    return f"{low / 1000**power:.{digits}f}–{text}"
+
+
+def _scaled(value: float, base: int, units: tuple[str, ...]) -> str:
+    """Return a number with three digits in the largest unit of which there is one at least."""
+    power = 0
+    while abs(value) >= base * 0.9995 and power < len(units) - 1:
+        value, power = value / base, power + 1
+    digits = 2 if abs(value) < 9.995 else 1 if abs(value) < 99.95 else 0
+    return f"{value:.{digits}f} {units[power]}"
 
 
 def format_seconds(seconds: float) -> str:

@@ -31,6 +31,7 @@ FLOORS = (
         "progress",
         "saved_json",
         "signatures",
+        "tensor_memory",
         "torch_internals",
         "tracebacks",
         "unloaded_magic",

@@ -12,6 +12,7 @@ from dsexplore.units import (
     format_count,
     format_ranks,
     format_rate,
+    format_rate_range,
     format_seconds,
     format_share,
     parse_size,
@@ -35,6 +36,12 @@ def test_bytes_stay_short(count: int) -> None:
 
 def test_rate_names_both_units() -> None:
     assert format_rate(2.5e9) == "2.50 GB/s (2.33 GiB/s)"
+    assert format_rate(50e6) == "50.0 MB/s (47.7 MiB/s)"
+    assert format_rate(999.96e6) == "1.00 GB/s (954 MiB/s)"
+    assert format_rate(12.34e9) == "12.3 GB/s (11.5 GiB/s)"
+    assert format_rate(0.0) == "0.00 B/s (0.00 B/s)"
+    assert format_rate_range(48.12e6, 52.31e6) == "48.1–52.3 MB/s"
+    assert format_rate_range(900e6, 1.1e9) == "0.90–1.10 GB/s"
 
 
 @pytest.mark.parametrize(

@@ -144,6 +144,7 @@ def start_workers(stack: ExitStack, count: int, path: str, plan: Plan, engine: s
         "mode": plan.mode,
         "write_mode": plan.write_mode,
         "tensor": list(plan.transfers),
+        "memory": plan.memory,
         "path": str(Path(path).absolute()),
         "engine": engine,
         "direct": direct,
@@ -165,6 +166,7 @@ def serve() -> None:
     with ExitStack() as stack:
         try:
             plan = Plan(**given, max_written=None, axes={})
+            plan.is_fitted = True
             setup = Setup(stack, path, plan, engine, direct, seed, lambda _: None)
             bench = setup.bench
             assert isinstance(bench, Bench)

@@ -44,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--read-share", type=float, default=0.5, help="share of reads, 0 to 1 (default: 0.5)")
     add("--read-only", action="store_true", help="write nothing: read PATH, or the largest file in the directory PATH")
     add("--mode", choices=("tensor", "ring"), default="tensor", help="one large buffer, or a ring")
+    add("--memory", choices=("ordinary", "huge"), default="ordinary", help="pages of the tensors (default: ordinary)")
     add("--write-mode", choices=("overwrite", "fresh", "fallocated"), default="overwrite", help="what writes go to")
     add("--backend", choices=("linux-aio", "io_uring", "threads"), help="default: the first that runs")
     add("--buffered", action="store_true", help="through the page cache")
@@ -163,6 +164,7 @@ def _sweep(args: argparse.Namespace, path: str, axes: dict[str, Sequence[Any]]) 
         tensor=args.tensor,
         max_written=most,
         processes=args.processes,
+        memory=args.memory,
         progress=False if args.json else None,
         **axes,  # type: ignore[arg-type]  # its keys are those of the axes
     )
@@ -170,6 +172,7 @@ def _sweep(args: argparse.Namespace, path: str, axes: dict[str, Sequence[Any]]) 
 
 def _announce(args: argparse.Namespace, folder: str, most: str | None, axes: dict[str, Sequence[Any]]) -> None:
     """Print how much will be written, once the arguments are validated."""
+    from dsexplore.aio.scratch import check_space
     from dsexplore.aio.sweep_setup import Plan
 
     seconds = None if args.grid else args.seconds
@@ -177,9 +180,13 @@ def _announce(args: argparse.Namespace, folder: str, most: str | None, axes: dic
     plan = Plan(*shape, most, axes, args.processes)
     plan.check_budget()
     plan.settings(plan.size)
+    check_space(folder, plan.bytes_of_files())
     if plan.writes(own=True):
-        limit = "without limit" if plan.most_written is None else f"up to {format_bytes(plan.most_written)}"
-        print(f"dsexplore aio: this writes {limit} to {folder} (--max-written)", file=sys.stderr)
+        limit = "without limit" if plan.most_written is None else f"up to {format_bytes(plan.most_written)} in all"
+        file = format_bytes(plan.bytes_of_files())
+        print(
+            f"dsexplore aio: this writes {file} to {folder} again and again, {limit} (--max-written)", file=sys.stderr
+        )
 
 
 def _largest_file(folder: str) -> str:

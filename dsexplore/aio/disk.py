@@ -17,6 +17,8 @@ from dsexplore.aio.transfer_file import O_DIRECT, Alignment, TransferFile, direc
 
 _NETWORK = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "lustre", "gpfs", "ceph", "glusterfs", "beegfs", "9p", "afs"}
 _NETWORK_FUSE = {"fuse.sshfs", "fuse.glusterfs", "fuse.ceph-fuse", "fuse.s3fs", "fuse.gcsfuse", "fuse.rclone"}
+_VIRTUAL_DRIVERS = {"virtio_blk", "vbd", "xen-blkfront"}
+_VIRTUAL_MODELS = ("qemu", "vmware", "vbox", "virtual")
 _MEMORY = {"tmpfs", "ramfs", "zram"}
 
 
@@ -40,6 +42,8 @@ class Disk:
     why_buffered: str | None
     memory_alignment: int
     offset_alignment: int
+    is_virtual: bool = False
+    """True for a device of a virtual machine, behind which the host may keep a cache."""
 
     @property
     def label(self) -> str:
@@ -73,6 +77,7 @@ def disk_of(path: str | os.PathLike[str], *, direct: bool = True) -> Disk:
         why_buffered=why,
         memory_alignment=alignment.memory if alignment else 1,
         offset_alignment=alignment.offset if alignment else 1,
+        is_virtual=_is_virtual(path),
     )
 
 
@@ -159,6 +164,15 @@ def _is_loop(path: str | os.PathLike[str]) -> bool:
             return True
         waiting += (block / "slaves").glob("*")
     return False
+
+
+def _is_virtual(path: str | os.PathLike[str]) -> bool:
+    """Return True if the driver or the model of a file's drive is that of a virtual machine."""
+    number = Path(path).stat().st_dev
+    block = Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}").resolve()
+    drives = [block, block.parent]  # of a partition, the second is its drive
+    drivers = {driver.resolve().name for drive in drives for driver in (drive / "device/driver",) if driver.exists()}
+    return bool(drivers & _VIRTUAL_DRIVERS) or any(word in _model_of(path).lower() for word in _VIRTUAL_MODELS)
 
 
 def data_share(fd: int) -> float:

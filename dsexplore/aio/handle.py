@@ -20,10 +20,11 @@ from dsexplore.aio.aio_constants import SECTOR
 from dsexplore.aio.backends.choose import choose
 from dsexplore.aio.buffers import free_locked_tensor, is_locked, new_locked_tensor
 from dsexplore.aio.pool import Pool, TransferJob
-from dsexplore.aio.staging import TransferBuffer, memory_of, storage_of
+from dsexplore.aio.staging import TransferBuffer, memory_of
 from dsexplore.aio.transfer_file import TransferFile
 from dsexplore.errors import UsageError
 from dsexplore.signatures import names_arguments
+from dsexplore.tensor_memory import storage_of
 
 if TYPE_CHECKING:
     import torch
@@ -217,7 +218,7 @@ class aio_handle:
 
     def is_pinned(self, buffer: torch.Tensor) -> bool:
         """Return True if a tensor is page-locked, by torch or by any handle's `new_cpu_locked_tensor`."""
-        if buffer.device.type != "cpu":
+        if getattr(buffer, "is_cpu", None) is False:
             return False
         storage_of(buffer)
         return is_locked(buffer) or bool(buffer.is_pinned())

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from dsexplore.aio.aio_config import AioConfig
-from dsexplore.aio.buffers import collapse
 from dsexplore.errors import UsageError
 
 REFERENCES = ("fio", "deepspeed")
@@ -126,12 +125,10 @@ class DeepSpeedHandle:
         )
 
     def new_tensor(self, nbytes: int) -> Any:
-        """Return a byte tensor locked by DeepSpeed, on huge pages as far as the kernel allows."""
+        """Return a byte tensor as DeepSpeed locks it: on ordinary pages, unless the system makes all pages huge."""
         import torch
 
-        tensor = self.handle.new_cpu_locked_tensor(nbytes, torch.empty(0, dtype=torch.uint8))
-        collapse(tensor.data_ptr(), tensor.nbytes)
-        return tensor
+        return self.handle.new_cpu_locked_tensor(nbytes, torch.empty(0, dtype=torch.uint8))
 
     def free_tensor(self, tensor: Any) -> None:
         """Free a tensor of `new_tensor`; it must not be used any more."""

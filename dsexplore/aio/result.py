@@ -12,6 +12,7 @@ from dsexplore.aio.aio_config import AioConfig
 from dsexplore.aio.choice import Best, Cost, choose, paired
 from dsexplore.aio.disk import Disk
 from dsexplore.aio.measure import Sample
+from dsexplore.aio.reference_rates import Reference, advice_lines, memory_lines, slower_elsewhere
 from dsexplore.aio.references import fio_job
 from dsexplore.aio.result_rows import setting_rows, shared_rows, shared_sizes, slice_rows
 from dsexplore.aio.rounds import Rounds, RoundSlice, by_transfer, lowest_ratios, mixed_rate, mixed_ratios
@@ -19,32 +20,17 @@ from dsexplore.aio.statistics import Interval, median, ratio_interval
 from dsexplore.display import Displayable
 from dsexplore.errors import UsageError
 from dsexplore.saved_json import SavedFormat, SavedJson
-from dsexplore.units import format_bytes, format_count, format_rate, format_share
+from dsexplore.units import format_bytes, format_count, format_rate, format_rate_range, format_share
 
 if TYPE_CHECKING:
     import polars
 
 _MOST_OTHERS = 8
 """Number of other settings that are written out as text."""
+_FASTER_THAN_DRIVES = 7.5e9
+"""Bytes per second that no drive on four lanes of PCIe 4.0 exceeds (7.9 GB/s before overhead)."""
 _WHOLE = 0.95
 """Fraction of a file that must hold data for its rates to be the disk's."""
-
-
-@dataclass(frozen=True, slots=True)
-class Reference:
-    """Rates that another program, or our engine on a ring of memory, reached on the same file."""
-
-    name: str
-    operation: str
-    config: AioConfig
-    rates: tuple[float, ...]
-    """Bytes per second of each run."""
-    note: str
-
-    @property
-    def rate(self) -> float:
-        """Median of the runs, bytes per second."""
-        return median(self.rates)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +61,10 @@ class Conditions:
     """Number of processes that moved tensors at the same time."""
     most_written: int | None = None
     """Limit of bytes to write; None for no limit."""
+    memory: str = "huge"
+    """Pages of the tensors: ``ordinary`` or ``huge``; older sweeps had only huge ones."""
+    left_out: str = ""
+    """A sentence on what a slow disk left no time for; empty if nothing."""
     loop: str = "Python"
     """What kept the queues full: ``C``, or ``Python`` with the reason; Python takes more time per request than a fast
     disk. Older sweeps had only Python."""
@@ -134,7 +124,8 @@ class SweepResult(SavedJson, Displayable):
             raise UsageError("the sweep ended before any setting was compared with the default: run it for longer")
         worst = lowest_ratios(self.deciding, self.control, self.conditions.read_share)
         config, tied, unsure = choose(rounds, self.control, {config: self._cost(config) for config in rounds}, worst)
-        doubts = (*self._doubts(), *([unsure] if unsure else []))
+        slower = slower_elsewhere(self.references, self.operations, config, self.control)
+        doubts = (*self._doubts(), *(doubt for doubt in (unsure, slower) if doubt))
         if doubts:
             config = self.control
         means = {config: ratio_interval(list(ratios.values())) for config, ratios in rounds.items()}
@@ -302,6 +293,8 @@ class SweepResult(SavedJson, Displayable):
         lines = [f"{self.disk.label}; {how.mode} mode by {how.backend}, its loop in {how.loop}{together}"]
         if self.interrupted:
             lines.append("Interrupted: the results so far.")
+        if self.conditions.left_out:
+            lines.append(self.conditions.left_out)
         if self.spent:
             limit = format_bytes(self.conditions.most_written or 0)
             lines.append(f"Ended when the {limit} that may be written were used up: raise max_written for more rounds.")
@@ -316,11 +309,24 @@ class SweepResult(SavedJson, Displayable):
             for transfer, part in chosen.items():
                 name = f"{operation} of {format_bytes(transfer)} tensors" if len(chosen) > 1 else operation
                 lines += _direction_lines(name, [m.sample for m in part if m.sample.operation == operation])
+        lines += self._lines_of_cache([m.sample for m in self.deciding if m.sample.config == best.config])
         overwritten = f" ({self.conditions.write_mode})" if self.bytes_written else ""
         return [*lines, f"{format_bytes(self.bytes_written)} written{overwritten} in {self.elapsed:.0f} s"]
 
+    def _lines_of_cache(self, samples: list[Sample]) -> Iterator[str]:
+        """Yield a sentence if writes to a virtual disk are durable faster than drives write."""
+        durable = [sample.durable_rate for sample in samples if sample.operation == "write"]
+        if self.disk.is_virtual and durable and median(durable) > _FASTER_THAN_DRIVES:
+            yield (
+                f"{self.disk.device} is a virtual disk, and no usual drive writes {format_rate(median(durable))} with "
+                "fsync: a cache of its host answered. More data than that cache holds may be written slower."
+            )
+
     def _other_lines(self) -> Iterator[str]:
-        """Yield the other finalists, the references' rates, and why an engine or a reference did not run."""
+        """Yield the gain of huge pages, the other finalists, the references' rates, and why one did not run."""
+        yield from memory_lines(self.references, self.operations)
+        taken = self.best().config if self.rounds else self.control
+        yield from advice_lines(self.references, self.operations, taken, self.control)
         if self.rounds:
             yield from self._lines_of_others(self.best().config)
         for r in self.references:
@@ -346,7 +352,7 @@ class SweepResult(SavedJson, Displayable):
 def _direction_lines(name: str, samples: list[Sample]) -> Iterator[str]:
     """Yield rate, rate with fsync, and latencies of one setting in one direction."""
     rates = [sample.rate for sample in samples]
-    spread = f"{min(rates) / 1e9:.2f}–{max(rates) / 1e9:.2f} GB/s, " if len(rates) > 1 else ""
+    spread = f"{format_rate_range(min(rates), max(rates))}, " if len(rates) > 1 else ""
     yield f"{name}: median {format_rate(median(rates))}, {spread}n {len(rates)}"
     if any(sample.fsync_seconds for sample in samples):
         yield f"{name} with fsync: median {format_rate(median([sample.durable_rate for sample in samples]))}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -11,9 +12,14 @@ from dsexplore.aio.aio_constants import PAGE
 from dsexplore.aio.backends.base import Requests
 from dsexplore.aio.buffers import Buffer
 from dsexplore.errors import UsageError
+from dsexplore.tensor_memory import described, storage_of
 
 _LARGEST_STAGE = 64 << 20
 """Bytes of staging memory per thread at most, unless a single block is larger."""
+
+
+_POINTERS = re.compile(r"[OPz&]|Z(?![fdg])")
+"""What stands for an address in the format of a buffer, where ``Zd`` is a complex number."""
 
 
 class TransferBuffer(Protocol):
@@ -100,7 +106,7 @@ def memory_of(buffer: Any, *, writable: bool) -> TransferBuffer:
 
     Raises:
         UsageError: a tensor that is not contiguous, has no memory of its own length (see `storage_of`), or has a lazy
-            conjugate or negative bit; a read-only object that is to be filled.
+            conjugate or negative bit; a read-only object that is to be filled; an array of Python objects.
         TypeError: it exposes no memory.
     """
     if isinstance(buffer, Buffer):
@@ -109,10 +115,15 @@ def memory_of(buffer: Any, *, writable: bool) -> TransferBuffer:
         return _memory_of_tensor(buffer)
     try:
         view = memoryview(buffer)
-    except TypeError:
+    except (TypeError, ValueError):  # numpy raises the second for dtypes that no buffer may have, such as dates
         raise TypeError(
             f"{type(buffer).__name__} has no memory to read or write: pass a tensor, a numpy array or a bytearray"
         ) from None
+    if _POINTERS.search(re.sub(":[^:]*:", "", view.format)):  # names of fields stand between colons
+        raise UsageError(
+            f"a buffer of format {view.format!r} holds addresses of objects, which mean nothing in a file: pass an "
+            "array of numbers"
+        )
     if not view.c_contiguous:
         raise UsageError(f"a buffer of shape {view.shape} is not contiguous: pass a contiguous copy")
     if writable and view.readonly:
@@ -124,52 +135,13 @@ def memory_of(buffer: Any, *, writable: bool) -> TransferBuffer:
 def _memory_of_tensor(tensor: Any) -> TransferBuffer:
     storage = storage_of(tensor)
     if not tensor.is_contiguous():
-        raise UsageError(f"{_described(tensor)} and stride {tensor.stride()} is not contiguous: call .contiguous()")
+        raise UsageError(f"{described(tensor)} and stride {tensor.stride()} is not contiguous: call .contiguous()")
     if tensor.is_conj() or tensor.is_neg():
-        raise UsageError(f"{_described(tensor)} is a lazy conjugate: call .resolve_conj().resolve_neg()")
+        raise UsageError(f"{described(tensor)} is a lazy conjugate: call .resolve_conj().resolve_neg()")
     if not tensor.is_cpu:
         return DeviceMemory(tensor)
     address = storage.data_ptr() + tensor.storage_offset() * tensor.element_size() if tensor.nbytes else 0
     return HostMemory(address, tensor.nbytes, storage)
-
-
-def storage_of(tensor: Any) -> Any:
-    """Return the storage of a tensor that has memory for each of its elements.
-
-    Raises:
-        UsageError: a tensor without memory of its own length: one on the meta device, a fake or a sparse tensor, a
-            wrapper of other tensors (DTensor, nested tensors, what `torch.func` passes to functions), or a parameter
-            whose storage was freed, as FSDP frees it between its uses.
-    """
-    kind = type(tensor).__name__
-    if hasattr(tensor, "to_local"):
-        raise UsageError(f"{_described(tensor)} is a {kind}, which has no memory of its own: pass its .to_local()")
-    if tensor.is_meta:
-        raise UsageError(f"{_described(tensor)} on the meta device has no memory: use a real device")
-    is_fake = readable = False
-    try:
-        storage = tensor.untyped_storage()
-        is_fake = storage.device.type == "meta"
-        readable = not tensor.is_nested and not is_fake and (storage.data_ptr() != 0 or not storage.nbytes())
-    except (RuntimeError, ValueError, NotImplementedError):  # wrappers, sparse and uninitialized tensors
-        pass
-    if not readable:
-        remedy = "leave the fake tensor mode" if is_fake else "pass the dense tensors that hold its values"
-        raise UsageError(f"{_described(tensor)} ({kind}, {tensor.layout}) has no memory that can be moved: {remedy}")
-    needed = (tensor.storage_offset() + tensor.numel()) * tensor.element_size() if tensor.numel() else 0
-    if storage.nbytes() < needed:
-        raise UsageError(
-            f"{_described(tensor)} needs {needed} bytes, and its storage holds {storage.nbytes()}: it was freed, as "
-            "FSDP frees a parameter after use; gather it first (model.unshard(), FSDP.summon_full_params)"
-        )
-    return storage
-
-
-def _described(tensor: Any) -> str:
-    try:
-        return f"a tensor of shape {tuple(tensor.shape)}"
-    except (RuntimeError, ValueError):  # nested tensors, and parameters that are not initialized
-        return "a tensor"
 
 
 class Stage:

@@ -21,13 +21,14 @@ from dsexplore.aio.buffers import Buffer, fill_random
 from dsexplore.aio.disk import Disk, cached_share, data_share, disk_of, drop_cached
 from dsexplore.aio.measure import Bench, Mode, Operation
 from dsexplore.aio.pool import Pool, TransferJob
+from dsexplore.aio.probe import probed_rate
 from dsexplore.aio.result import Conditions
 from dsexplore.aio.scratch import Scratch
 from dsexplore.aio.staging import memory_of
 from dsexplore.aio.transfer_file import TransferFile
 from dsexplore.errors import UsageError
 from dsexplore.progress import State, TerminalLine, Work, seen_screen
-from dsexplore.units import format_bytes, parse_size
+from dsexplore.units import format_bytes, format_rate, parse_size
 
 
 class Progress(NamedTuple):
@@ -67,6 +68,9 @@ _SLICE = (0.02, 0.15)
 """Shortest and longest duration of a slice, in seconds."""
 _SLICES_PER_SWEEP = 250
 _MOST_PROCESSES = 256
+_FILE_SHARE = 0.04
+"""Fraction of the time in which a file must be written: the requests in flight, a quarter of it at most, then take a
+hundredth, and the sweep can end in time."""
 _TENSORS = (32 << 20, 512 << 20)
 """Default bytes of the tensors to move, as far as they fit the file."""
 
@@ -85,6 +89,7 @@ class Plan:
         max_written: int | str | None,
         axes: dict[str, Sequence[Any]],
         processes: int = 1,
+        memory: str = "ordinary",
     ) -> None:
         self.size = checked_size(size)
         if self.size < _LEAST_SIZE:
@@ -99,6 +104,9 @@ class Plan:
             raise UsageError(f"mode {mode!r} is unknown: 'tensor' (as DeepSpeed) or 'ring' (as fio)")
         if write_mode not in ("overwrite", "fresh", "fallocated"):
             raise UsageError(f"write_mode {write_mode!r} is unknown: 'overwrite', 'fresh' or 'fallocated'")
+        if memory not in ("ordinary", "huge"):
+            raise UsageError(f"memory {memory!r} is unknown: 'ordinary' pages or 'huge' ones")
+        self.memory = memory
         self.seconds, self.read_share, self.axes = seconds, read_share, search.checked_axes(axes)
         self.mode: Mode = "ring" if mode == "ring" else "tensor"
         self.write_mode = write_mode
@@ -107,9 +115,33 @@ class Plan:
         if count is None or not 1 <= count <= _MOST_PROCESSES:
             raise UsageError(f"processes {processes!r} is no number of processes: give 1 to {_MOST_PROCESSES}")
         self.processes = count
+        self.left_out = ""
+        """What a slow disk leaves no time for; empty if nothing."""
+        self.is_fitted = seconds is None or mode == "ring"
+        """True if the size no longer depends on how fast the disk is."""
         self.most_written = None if max_written is None else checked_size(max_written)
-        budget = 60.0 if seconds is None else seconds
-        self.slice = min(max(budget / _SLICES_PER_SWEEP, _SLICE[0]), _SLICE[1]) / len(self.transfers)
+        self.slice = _slice(seconds, len(self.transfers))
+
+    def fit(self, rate: float) -> None:
+        """Use a smaller file if the disk, at `rate` bytes per second, would take too long for one of this size."""
+        if self.is_fitted or self.seconds is None:
+            return
+        self.is_fitted = True
+        most = max(int(rate * self.seconds * _FILE_SHARE) >> 22 << 22, _LEAST_SIZE)
+        in_flight = min(config.bytes_in_flight for config in search.grid(self.axes, lambda _: True))
+        if in_flight > _LEAST_SIZE:
+            most = max(most, 4 * in_flight)  # what the axes need
+        if most >= self.size:
+            return
+        asked, dropped = self.size, [size for size in self.transfers if size > most]
+        self.size = most
+        self.transfers = tuple(size for size in self.transfers if size <= most) or (most,)
+        self.slice = _slice(self.seconds, len(self.transfers))
+        tensors = f", and no tensors of {', '.join(map(format_bytes, dropped))}" if dropped else ""
+        self.left_out = (
+            f"At {format_rate(rate)}, {self.seconds:g} s allow a file of {format_bytes(most)} instead of "
+            f"{format_bytes(asked)}{tensors}: give more seconds for those."
+        )
 
     def _tensors(self, given: int | str | Sequence[int | str] | None) -> tuple[int, ...]:
         """Return the sizes of tensors to move, in bytes, the smallest first."""
@@ -137,6 +169,10 @@ class Plan:
             )
         return fitting
 
+    def bytes_of_files(self) -> int:
+        """Return the bytes that the files of all processes take on the disk."""
+        return self.size * self.processes * (1 if self.write_mode == "overwrite" else 2)
+
     def by_each(self) -> str:
         """Return words for error messages if there are several processes; else empty."""
         return f" by each of {self.processes} processes" if self.processes > 1 else ""
@@ -156,6 +192,12 @@ class Plan:
             )
 
 
+def _slice(seconds: float | None, sizes: int) -> float:
+    """Return the seconds of a slice for each of so many sizes of tensors."""
+    budget = 60.0 if seconds is None else seconds
+    return min(max(budget / _SLICES_PER_SWEEP, _SLICE[0]), _SLICE[1]) / sizes
+
+
 def is_duration(seconds: object) -> bool:
     """Return True for a positive, finite number of seconds."""
     return isinstance(seconds, (int, float)) and math.isfinite(seconds) and seconds > 0
@@ -173,8 +215,7 @@ def _scratch(stack: ExitStack, folder: str, plan: Plan) -> Scratch:
     """Create the sweep's own file, after checking memory and the limit of bytes to write."""
     _check_memory(plan)
     plan.check_budget()
-    files = plan.processes * (1 if plan.write_mode == "overwrite" else 2)
-    return stack.enter_context(Scratch(folder, plan.size * files))
+    return stack.enter_context(Scratch(folder, plan.bytes_of_files()))
 
 
 class Setup:
@@ -188,6 +229,8 @@ class Setup:
         scratch = _scratch(stack, path, plan) if Path(path).is_dir() else None
         own = scratch is not None
         self.path = os.path.realpath(path) if scratch is None else scratch.path
+        if scratch is not None and not plan.is_fitted:
+            plan.fit(probed_rate(scratch.fd, plan.size) / plan.processes)
         self.size = plan.size if own else _usable_size(self.path, plan.size)
         self.settings = plan.settings(self.size)
         self.transfers = tuple(sorted({min(transfer, self.size) for transfer in plan.transfers}))
@@ -207,9 +250,12 @@ class Setup:
         self.data_share = 1.0 if own else data_share(self.source.fd)
         drop_cached(self.source.fd)
         self.cached = cached_share(self.source.fd)
-        self.bench = self._bench(stack, seed)
+        self._seed = seed
+        self.bench = self.new_bench(plan.memory)
+        stack.callback(self.bench.close)
 
-    def _bench(self, stack: ExitStack, seed: int) -> Bench:
+    def new_bench(self, memory: str) -> Bench:
+        """Return a bench on the file whose memory has ``ordinary`` or ``huge`` pages; the caller closes it."""
         source = self.source
         bench = Bench(
             self.engine,
@@ -219,11 +265,11 @@ class Setup:
             write_target=self.written,
             renew=self.renew,
             before_read=None if source.direct else (lambda: _drop(source)),
-            turn=seed,
+            huge=memory == "huge",
+            turn=self._seed,
         )
-        stack.callback(bench.close)
         if self.plan.mode == "tensor":
-            fill_random(bench.buffer, seed)
+            fill_random(bench.buffer, self._seed)
         return bench
 
     def _announced(self) -> str:
@@ -288,6 +334,8 @@ class Setup:
             most_written=self.plan.most_written,
             processes=self.plan.processes,
             loop=loop_of(self.engine),
+            left_out=self.plan.left_out,
+            memory=self.plan.memory,
         )
 
 
@@ -316,13 +364,24 @@ def _usable_size(path: str, wanted: int) -> int:
     return usable
 
 
-def _check_memory(plan: Plan) -> None:
-    """Raise `UsageError` for a tensor that would make the machine swap."""
+def memory_suffices(size: int) -> bool:
+    """Return True if another tensor of that size would not make the machine swap."""
+    free = _free_memory()
+    return free is None or size < free // 2
+
+
+def _free_memory() -> int | None:
+    """Return the bytes of memory that programs can still take; None if the system does not say."""
     try:
         lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
     except OSError:
-        return
-    free = next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
+
+
+def _check_memory(plan: Plan) -> None:
+    """Raise `UsageError` for a tensor that would make the machine swap."""
+    free = _free_memory()
     if plan.mode == "tensor" and free is not None and plan.size * plan.processes > free // 2:
         raise UsageError(
             f"size {format_bytes(plan.size)} as one tensor{plan.by_each()} is more than half of the "

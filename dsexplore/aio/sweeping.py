@@ -17,13 +17,14 @@ from dsexplore.aio.aio_config import AioConfig
 from dsexplore.aio.backends.choose import ENGINES, choose, why_not
 from dsexplore.aio.bench_processes import BenchTogether, start_workers
 from dsexplore.aio.measure import Bench, Mode, Operation, Sample
+from dsexplore.aio.reference_rates import MEMORIES, Reference
 from dsexplore.aio.references import DeepSpeedHandle, run_fio, why_no_reference
-from dsexplore.aio.result import Reference, SweepResult
+from dsexplore.aio.result import SweepResult
 from dsexplore.aio.rounds import RoundSlice, mixed_rate
-from dsexplore.aio.sweep_setup import CONTROL, Plan, Progress, Report, Setup, WriteMode, reporting
+from dsexplore.aio.sweep_setup import CONTROL, Plan, Progress, Report, Setup, WriteMode, memory_suffices, reporting
 from dsexplore.errors import UsageError
 from dsexplore.signatures import names_arguments, with_options
-from dsexplore.units import format_bytes, format_rate
+from dsexplore.units import format_bytes, format_rate, format_share
 
 _LIMIT = AioConfig(block_size=1 << 20, queue_depth=32, thread_count=2)
 _LIMIT_RUNS = 3
@@ -32,6 +33,14 @@ _DESCENT_SHARE = 0.45
 _GRID_ROUND = 8
 _FEWEST_SLICES = 48
 """Number of slices of each tensor size that the limit of bytes must allow: a descent, and three rounds of finals."""
+_MEMORY_TURNS = 5
+"""How often each kind of memory is measured, one after the other."""
+_TIME_FOR_MEMORY = 30.0
+"""Seconds of a sweep below which the other kind of memory is not measured."""
+_REFERENCE_NOTES = {
+    "fio": "libaio, depth × block of ordinary memory per job, 1 s",
+    "deepspeed": "one locked tensor of the whole size, as DeepSpeed allocates it",
+}
 _USED_UP = "what may be written is used up: raise max_written"
 
 
@@ -51,6 +60,7 @@ def sweep(
     tensor: int | str | Sequence[int | str] | None = None,
     max_written: int | str | None = "64GiB",
     processes: int = 1,
+    memory: str = "ordinary",
     progress: bool | Report | None = None,
     seed: int = 0,
     **axes: Sequence[Any],
@@ -72,6 +82,9 @@ def sweep(
         max_written: bytes that may be written in all; the sweep ends before it writes more. None: no limit.
         processes: how many move tensors at the same time, as the ranks of a job do, each on a file of ``size`` of its
             own, or all on the existing file. Rates are those of all together.
+        memory: pages of the tensors: ``"ordinary"``, as DeepSpeed's handle and torch allocate them by default, or
+            ``"huge"``, as `aio_handle.new_cpu_locked_tensor` of this package. What the other kind would change is
+            measured at the end.
         progress: a bar (None: in a terminal or notebook, where someone sees it), or a function that takes a `Progress`.
         seed: of the data and of the order in which settings are measured.
         axes: values to try instead of the default ones: ``queue_depth=[4, 8]``.
@@ -83,7 +96,7 @@ def sweep(
         OSError: the path cannot be used, the disk fills, or a request fails; names errno and path.
         UsageError: an argument out of range.
     """
-    plan = Plan(size, seconds, read_share, mode, write_mode, tensor, max_written, axes, processes)
+    plan = Plan(size, seconds, read_share, mode, write_mode, tensor, max_written, axes, processes, memory)
     references = [references] if isinstance(references, str) else [*dict.fromkeys(references)]
     if not path:
         raise UsageError(f"path {path!r} is empty: give a directory on the disk to measure, or an existing file")
@@ -133,6 +146,8 @@ class _SweepRun:
         self._round = 0
         self._phase = "descent"
         self._steps = self._all_steps = 0
+        enough = plan.mode == "tensor" and plan.processes == 1 and (plan.seconds or math.inf) >= _TIME_FOR_MEMORY
+        self._memory_slices = len(MEMORIES) * _MEMORY_TURNS if enough else 0
         self._written_by_slice = 0
         """Most bytes written by any slice, including its warm-up."""
         self._slice_seconds = 0.0
@@ -143,6 +158,7 @@ class _SweepRun:
         try:
             self.search()
             self.limits(result)
+            self.memories(result)
             for name in references:
                 self.reference(result, name)
         except _Spent:
@@ -200,7 +216,9 @@ class _SweepRun:
 
             scores = search.descend(self._start(every), plan.axes, self.round, go_on, bench.fits)
         operations, transfers = len(self._setup.operations), len(self._setup.transfers)
-        reserve = self._seconds(_LIMIT_RUNS * operations)  # of slices, before tensors are moved to their end
+        reserve = self._seconds(
+            (_LIMIT_RUNS + self._memory_slices) * operations
+        )  # of slices, before tensors are moved to their end
         finalists = search.strongest(scores, CONTROL, self._affordable(reserve))
         self._phase, last = "finals", self._round + rounds
         self._steps = self._all_steps = 0
@@ -314,35 +332,70 @@ class _SweepRun:
             bench.close()
             self.bytes_written += bench.bytes_written
 
+    def memories(self, result: SweepResult) -> None:
+        """Measure the best setting on ordinary and on huge pages in turn."""
+        setup, plan = self._setup, self._plan
+        if not self._memory_slices or not memory_suffices(setup.size):
+            return
+        best = result.best().config if result.rounds else CONTROL
+        other = setup.new_bench("huge" if plan.memory == "ordinary" else "ordinary")
+        benches = [other, setup.bench] if plan.memory == "ordinary" else [setup.bench, other]
+        try:
+            for operation in setup.operations:
+                if operation == "write" and self._memory_slices * self._written_by_slice > self._left():
+                    continue
+                share = self._left() / self._memory_slices
+                turns = [
+                    [bench.measure(best, operation, plan.slice, most=share).rate for bench in benches]
+                    for _ in range(_MEMORY_TURNS)
+                ]
+                for name, bench, rates in zip(MEMORIES, benches, zip(*turns, strict=True), strict=True):
+                    huge = bench.buffer.huge_share()
+                    note = "share of huge pages unknown" if huge is None else f"{format_share(huge, 1)} huge pages"
+                    result.references.append(Reference(name, operation, best, tuple(rates), note))
+        finally:
+            other.close()
+            self.bytes_written += other.bytes_written
+
     def reference(self, result: SweepResult, name: str) -> None:
         """Run fio or DeepSpeed's handle with the best setting and the default."""
         setup = self._setup
         best = result.best().config if result.rounds else CONTROL
-        for config in dict.fromkeys([best, CONTROL]):
-            for operation in setup.operations:
-                if operation == "write" and not self._may_write(_LIMIT_RUNS, self._setup.size):
-                    result.conditions.unavailable[f"{name}, write"] = _USED_UP
-                    continue
-                self._report(Progress(0.99, f"{name}: {operation} with {config}"))
-                rates, note = self._fio(config, operation) if name == "fio" else self._deepspeed(config, operation)
+        configs = list(dict.fromkeys([best, CONTROL]))
+        for operation in setup.operations:
+            if operation == "write" and not self._may_write(_LIMIT_RUNS * len(configs), self._setup.size):
+                result.conditions.unavailable[f"{name}, write"] = _USED_UP
+                continue
+            self._report(Progress(0.99, f"{name}: {operation}"))
+            run, note = self._fio if name == "fio" else self._deepspeed, _REFERENCE_NOTES[name]
+            for config, rates in zip(configs, run(configs, operation), strict=True):
                 result.references.append(Reference(name, operation, config, rates, note))
 
-    def _fio(self, config: AioConfig, operation: Operation) -> tuple[tuple[float, ...], str]:
+    def _fio(self, configs: Sequence[AioConfig], operation: Operation) -> list[tuple[float, ...]]:
+        """Return the rate of each setting, from one run of fio each."""
         setup = self._setup
-        rate, _ = run_fio(setup.path, setup.size, config, operation, 1.0, direct=setup.source.direct)
-        if operation == "write":
-            self.bytes_written += int(rate)
-        return (rate,), "libaio, depth × block of ordinary memory per job, 1 s"
+        rates: list[tuple[float, ...]] = []
+        for config in configs:
+            rate, _ = run_fio(setup.path, setup.size, config, operation, 1.0, direct=setup.source.direct)
+            if operation == "write":
+                self.bytes_written += int(rate)
+            rates.append((rate,))
+        return rates
 
-    def _deepspeed(self, config: AioConfig, operation: Operation) -> tuple[tuple[float, ...], str]:
+    def _deepspeed(self, configs: Sequence[AioConfig], operation: Operation) -> list[tuple[float, ...]]:
+        """Return the rates of each setting in turns, on memory of DeepSpeed's own."""
         setup = self._setup
-        handle = DeepSpeedHandle(config)
-        nbytes = setup.size // handle.handle.get_alignment() * handle.handle.get_alignment()
-        tensor = handle.new_tensor(nbytes)
+        handles = [DeepSpeedHandle(config) for config in configs]
+        unit = max(handle.handle.get_alignment() for handle in handles)
+        tensors = [handle.new_tensor(setup.size // unit * unit) for handle in handles]
         try:
-            rates = tuple(handle.run(setup.path, tensor, operation)[0] for _ in range(_LIMIT_RUNS))
+            turns = [
+                [handle.run(setup.path, tensor, operation)[0] for handle, tensor in zip(handles, tensors, strict=True)]
+                for _ in range(_LIMIT_RUNS)
+            ]
         finally:
-            handle.free_tensor(tensor)
+            for handle, tensor in zip(handles, tensors, strict=True):
+                handle.free_tensor(tensor)
         if operation == "write":
-            self.bytes_written += nbytes * len(rates)
-        return rates, "one locked tensor of the whole size"
+            self.bytes_written += setup.size * _LIMIT_RUNS * len(configs)
+        return [tuple(rates) for rates in zip(*turns, strict=True)]

@@ -4,7 +4,7 @@ With the log off, nothing switched off and contiguous tensors, a synchronous cal
 calls go through `_issue_with_care`.
 
 gloo silently treats the storage of tensors that are not contiguous as if they were. So contiguous copies are sent
-instead, and copied back when the op completes.
+instead, and copied back when the op completes. A tensor whose storage was freed would end the process: it is refused.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from dsexplore.comm.log_records import LoggedCall
 from dsexplore.comm.logger import comms_logger
 from dsexplore.comm.spellings import Spelling
 from dsexplore.comm.switches import Noop
+from dsexplore.errors import UsageError
+from dsexplore.tensor_memory import storage_of
 
 _is_compiling = torch.compiler.is_compiling
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -79,16 +81,24 @@ def _check(spelling: Spelling, args: Sequence[Any], group: Any) -> None:
 
 
 def _contiguous(spelling: Spelling, args: Sequence[Any]) -> bool:
+    """Return True if all tensors are contiguous and their memory is there."""
     for position in spelling.tensors:
         value = args[position]
         if type(value) in _PLAIN or isinstance(value, torch.Tensor):
-            if not value.is_contiguous():
+            if not value.is_contiguous() or _is_freed(value):
                 return False
         elif isinstance(value, (list, tuple)):
             for tensor in value:
-                if isinstance(tensor, torch.Tensor) and not tensor.is_contiguous():
+                if isinstance(tensor, torch.Tensor) and (not tensor.is_contiguous() or _is_freed(tensor)):
                     return False
     return True
+
+
+def _is_freed(tensor: torch.Tensor) -> bool:
+    """Return True if a contiguous tensor's storage is shorter than the tensor."""
+    if type(tensor) not in _PLAIN or _is_compiling():
+        return False
+    return tensor.untyped_storage().nbytes() < tensor.nbytes
 
 
 def _issue_with_care(
@@ -97,7 +107,7 @@ def _issue_with_care(
     """Make a call with switches, copies of tensors that are not contiguous, batches, the log and handles."""
     if spelling.op in switches.off:
         return switched_off(spelling, live, prof, log_name)
-    args, copies = stage(spelling, args)
+    args, copies = stage(spelling, args, spelling.name, live)
     batch = coalesce.open_batch(live)
     call: LoggedCall | None = None
     try:
@@ -151,14 +161,26 @@ def switched_off(spelling: Spelling, live: Any, prof: bool, log_name: str) -> No
     return Noop()
 
 
-def stage(spelling: Spelling, args: tuple[Any, ...]) -> tuple[tuple[Any, ...], list[CopyBack]]:
-    """Return the arguments with contiguous copies of tensors that are not contiguous, and the copies to copy back."""
+def stage(spelling: Spelling, args: tuple[Any, ...], name: str, live: Any) -> tuple[tuple[Any, ...], list[CopyBack]]:
+    """Return the arguments with contiguous copies of tensors that are not contiguous, and the copies to copy back.
+
+    Args:
+        spelling: the function to call.
+        args: torch's positional arguments.
+        name: of the call, in errors.
+        live: the process group.
+
+    Raises:
+        UsageError: a tensor whose storage was freed.
+    """
     if _contiguous(spelling, args):
         return args, []
     copies: list[CopyBack] = []
 
     def staged(tensor: Any, written: bool) -> Any:
         if not isinstance(tensor, torch.Tensor) or tensor.is_contiguous():
+            if isinstance(tensor, torch.Tensor) and _is_freed(tensor):
+                _refuse(tensor, name, live)
             return tensor
         copy = tensor.detach().contiguous()
         if written:
@@ -171,3 +193,12 @@ def stage(spelling: Spelling, args: tuple[Any, ...]) -> tuple[tuple[Any, ...], l
         many = isinstance(value, (list, tuple))
         changed[position] = [staged(one, written) for one in value] if many else staged(value, written)
     return tuple(changed), copies
+
+
+def _refuse(tensor: torch.Tensor, name: str, live: Any) -> None:
+    """Raise for a tensor whose memory is not there."""
+    try:
+        storage_of(tensor)
+    except UsageError as error:
+        explain(error, name, live)
+        raise

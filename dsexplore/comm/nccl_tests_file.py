@@ -25,7 +25,7 @@ PROGRAMS = {
 _NUMBER = r"[0-9.]+(?:e[-+]?\d+)?"
 _WRONG = r"(?:N/A|[0-9.]+(?:e[-+]?\d+)?)"
 _HALF = rf"\s+({_NUMBER})\s+({_NUMBER})\s+({_NUMBER})\s+({_WRONG})"
-_ROW = re.compile(rf"(?:^|[\s:>])(\d+)\s+(\d+)\s+([a-z]\w+)(?:\s+[a-z]\w+)?(?:\s+-?\d+)?{_HALF}{_HALF}\s*$")
+_ROW = re.compile(rf"(?:^|[\s:>])(\d+)\s+(\d+)\s+([a-z]\w+)(?:\s+[a-z]\w+)?(?:\s+-?\d+)?{_HALF}{_HALF}(?:\s+#.*|\s*)$")
 _RANK = re.compile(r"Rank\s+(\d+)\s.*\bon\s+(\S+)\s+device")
 _STARTS = re.compile(r"(?:Collective test starting:|/|\s|^)(" + "|".join(PROGRAMS) + r")_perf")
 

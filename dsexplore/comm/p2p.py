@@ -136,7 +136,7 @@ def batch_isend_irecv(
     if live is not None and all(isinstance(operation, td.P2POp) for operation in operations):
         for operation in operations:
             check_peers((operation.peer, None), "batch_isend_irecv", live)
-        staged = [_staged(operation) for operation in operations]
+        staged = [_staged(operation, live) for operation in operations]
         operations, copies = [operation for operation, _ in staged], [copy for _, copy in staged]
     call = _label(operations, prof, log_name, debug) if comms_logger.is_on else None
     outer, current.label = current.label, call
@@ -156,8 +156,8 @@ def _spelling(operation: Any) -> s.Spelling:
     return s.ISEND if operation.op == td.isend else s.IRECV
 
 
-def _staged(operation: Any) -> tuple[Any, list[CopyBack]]:
-    (tensor,), copies = stage(_spelling(operation), (operation.tensor,))
+def _staged(operation: Any, live: Any) -> tuple[Any, list[CopyBack]]:
+    (tensor,), copies = stage(_spelling(operation), (operation.tensor,), "batch_isend_irecv", live)
     if tensor is operation.tensor and not isinstance(operation.op, SendOrReceive):
         return operation, []
     peer = {"group": operation.group, "tag": operation.tag, "group_peer": operation.group_peer}

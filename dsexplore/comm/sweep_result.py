@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     import polars
 
 _QUIET = 4
-"""One in this many rounds counts for a time: the fastest ones."""
+"""One in this many rounds counts for a quiet time: the fastest ones."""
+_DISTURBED = 1.5
+"""Ratio of the mean to the quiet time from which a sweep says that other programs took part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +31,11 @@ class SweepPoint:
         op: a name from `dsexplore.trace.collectives.OPS`.
         message_bytes: message bytes S as nccl-tests counts them.
         in_place: True if the result overwrites the input's buffer.
-        rounds: seconds of one call in each round: the lower quartile of the calls, the mean over the ranks.
+        rounds: seconds of one call in each round: the mean over the calls and the ranks.
         calls: number of calls that were timed, all rounds together.
         wrong: number of checked elements that were wrong; None if nothing was checked.
+        quartiles: seconds of one call in each round: the lower quartile of the calls, the mean over the ranks. Empty if
+            single calls were not timed, as on GPUs, whose calls wait in a queue, and by nccl-tests.
     """
 
     op: str
@@ -40,16 +44,24 @@ class SweepPoint:
     rounds: tuple[float, ...]
     calls: int
     wrong: int | None
+    quartiles: tuple[float, ...] = ()
 
     @property
     def seconds(self) -> float:
-        """Seconds of one call: the mean over the fastest quarter of the rounds, at least one of them.
+        """Seconds of one call: the mean over all calls and ranks, as nccl-tests prints it."""
+        return fmean(self.rounds)
 
-        Other programs only ever add to a time, so slow rounds are ignored. The fastest one alone may be luck: among 24
-        rounds of two local ranks, the best of the even ones and of the odd ones were 22 % apart at the 90th percentile
-        of the points, and means of the fastest quarters 14 %.
+    @property
+    def quiet_seconds(self) -> float:
+        """Seconds of one call on a quiet machine: the mean over the fastest quarter of the rounds, at least one.
+
+        Of each round, it is the lower quartile of the calls if they were timed one by one, else their mean. Other
+        programs only ever add to a time, so slow rounds are ignored. The fastest one alone may be luck: among 24 rounds
+        of two local ranks, the best of the even ones and of the odd ones were 22 % apart at the 90th percentile of the
+        points, and means of the fastest quarters 14 %.
         """
-        return fmean(sorted(self.rounds)[: max(1, len(self.rounds) // _QUIET)])
+        times = self.quartiles or self.rounds
+        return fmean(sorted(times)[: max(1, len(times) // _QUIET)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +149,7 @@ class CommSweep(SavedJson, Displayable):
             "message_bytes": point.message_bytes,
             "in_place": point.in_place,
             "seconds": point.seconds,
+            "quiet_seconds": point.quiet_seconds,
             "algbw": algbw,
             "busbw": busbw,
             "shortest": min(point.rounds),
@@ -147,7 +160,10 @@ class CommSweep(SavedJson, Displayable):
         }
 
     def table(self, op: str) -> str:
-        """Return the rows of one op as nccl-tests prints them; times in microseconds, bandwidths in GB/s."""
+        """Return the rows of one op as nccl-tests prints them; times in microseconds, bandwidths in GB/s.
+
+        After a ``#``, each row has the spread of its first time: the quiet time, and the mean of the slowest round.
+        """
         return "\n".join(table_lines(self, op))
 
     def to_json(self) -> dict[str, object]:
@@ -166,7 +182,10 @@ class CommSweep(SavedJson, Displayable):
             raise UsageError(f"{name} has {sorted(unknown)}, which are no collectives: known are {', '.join(OPS)}")
         return cls(
             SweepConditions(**{**conditions, "remarks": tuple(conditions["remarks"])}),
-            [SweepPoint(**{**point, "rounds": tuple(point["rounds"])}) for point in loaded["points"]],
+            [
+                SweepPoint(**{**point, **{key: tuple(point.get(key, ())) for key in ("rounds", "quartiles")}})
+                for point in loaded["points"]
+            ],
         )
 
     def lines(self) -> list[str]:
@@ -179,8 +198,14 @@ class CommSweep(SavedJson, Displayable):
             best = max(rows, key=lambda row: float(row["busbw"]))
             least = min(float(row["seconds"]) for row in rows)
             lines.append(
-                f"{op}: {least * 1e6:.1f} µs at least, {best['busbw']:.3g} GB/s bus bandwidth "
+                f"{op}: mean {least * 1e6:.1f} µs at least, {best['busbw']:.3g} GB/s bus bandwidth "
                 f"at {format_bytes(best['message_bytes'])}"
+            )
+        disturbed = max((point.seconds / point.quiet_seconds for point in self.points), default=1.0)
+        if disturbed > _DISTURBED:
+            lines.append(
+                f"Means are up to {disturbed:.1f} times the quiet times, so other programs ran meanwhile: calibrate "
+                "takes the quiet times, to which others only add."
             )
         if self.wrong():
             wrong = ", ".join(f"{point.op} of {format_bytes(point.message_bytes)}" for point in self.wrong())
@@ -206,8 +231,8 @@ def table_lines(sweep: CommSweep, op: str) -> Iterator[str]:
         UsageError: the op was not measured.
     """
     yield _TOP
-    yield f"{_NAMES[0]}{_NAMES[1]}{_NAMES[1]}"
-    yield f"{_UNITS[0]}{_UNITS[1]}{_UNITS[1]}".rstrip()
+    yield f"{_NAMES[0]}{_NAMES[1]}{_NAMES[1]}  # quiet to slowest round"
+    yield f"{_UNITS[0]}{_UNITS[1]}{_UNITS[1]}  # (us)"
     at: dict[int, dict[bool, SweepPoint]] = {}
     sweep.of(op)
     for point in (point for point in sweep.points if point.op == op):
@@ -229,7 +254,12 @@ def _row_line(sweep: CommSweep, op: str, size: int, pair: Sequence[SweepPoint | 
         algbw, busbw = bandwidth(op, size, point.seconds, sweep.conditions.ranks)
         wrong = "N/A" if point.wrong is None else str(point.wrong)
         cells.append(f"{_significant(point.seconds * 1e6):>9} {algbw:7.2f} {busbw:7.2f} {wrong:>7}")
-    return "".join(cells)
+    spread = next((f"  # {_spread(point)}" for point in pair if point is not None), "")
+    return f"{''.join(cells)}{spread}"
+
+
+def _spread(point: SweepPoint) -> str:
+    return f"{_significant(point.quiet_seconds * 1e6)} to {_significant(max(point.rounds) * 1e6)}"
 
 
 _NCCL_NAMES = {

@@ -2,9 +2,9 @@
 
 Each round runs all ops and sizes in turn, so that other load on the machine does not affect a single op. Each slice is
 warmed up, then called back to back until its time is over, equally often on all ranks. A slice's time is the mean over
-the ranks of the lower quartile of the calls; on GPUs, whose calls wait in a queue, of the mean over the calls. On a
-machine of two cores that ten other programs used, medians of two rounds differed by 50 %. Results are checked before
-anything is timed.
+the calls and the ranks, as with nccl-tests. Beside it stands the lower quartile of the calls, which other programs
+disturb less; on GPUs, whose calls wait in a queue, single calls are not timed. On a machine of two cores that ten other
+programs used, medians of two rounds differed by 50 %. Results are checked before anything is timed.
 """
 
 from __future__ import annotations
@@ -187,6 +187,7 @@ def _measure(
 ) -> list[SweepPoint]:
     """Check and time all slices, round by round."""
     times: dict[CollectiveSlice, list[float]] = {piece: [] for piece in slices}
+    quartiles: dict[CollectiveSlice, list[float]] = {piece: [] for piece in slices}
     calls = dict.fromkeys(slices, 0)
     wrong = dict.fromkeys(slices, 0)
     with track("measuring collectives", total=rounds * len(slices), unit="slices") as work:
@@ -195,12 +196,22 @@ def _measure(
                 prepared = prepare(*piece, ranks)
                 if number == 0:
                     wrong[piece] = int(_over_ranks(float(wrong_elements(prepared)), td.ReduceOp.SUM, ranks))
-                each, count = _time_slice(prepared, ranks, seconds, clock)
-                times[piece].append(_over_ranks(each, td.ReduceOp.SUM, ranks) / ranks.size)
-                calls[piece] += count
+                timed = _time_slice(prepared, ranks, seconds, clock)
+                times[piece].append(_over_ranks(timed.mean, td.ReduceOp.SUM, ranks) / ranks.size)
+                if timed.quartile is not None:
+                    quartiles[piece].append(_over_ranks(timed.quartile, td.ReduceOp.SUM, ranks) / ranks.size)
+                calls[piece] += timed.calls
                 work.advance(1)
     return [
-        SweepPoint(piece.op, _counted(piece, ranks), piece.in_place, tuple(times[piece]), calls[piece], wrong[piece])
+        SweepPoint(
+            op=piece.op,
+            message_bytes=_counted(piece, ranks),
+            in_place=piece.in_place,
+            rounds=tuple(times[piece]),
+            calls=calls[piece],
+            wrong=wrong[piece],
+            quartiles=tuple(quartiles[piece]),
+        )
         for piece in slices
     ]
 
@@ -217,8 +228,18 @@ def _over_ranks(value: float, how: Any, ranks: Ranks) -> float:
     return float(joined.item())
 
 
-def _time_slice(prepared: Prepared, ranks: Ranks, seconds: float, clock: Callable[[], float]) -> tuple[float, int]:
-    """Return the seconds of a call, and the number of calls made."""
+class _Timed(NamedTuple):
+    """The calls of one slice on one rank."""
+
+    mean: float
+    """Seconds of a call."""
+    quartile: float | None
+    """Seconds that a quarter of the calls undercut; None if they were not timed one by one."""
+    calls: int
+
+
+def _time_slice(prepared: Prepared, ranks: Ranks, seconds: float, clock: Callable[[], float]) -> _Timed:
+    """Time the calls of a slice on this rank, equally many on all ranks."""
     estimate = _over_ranks(
         min(_timed_together(prepared, ranks, 1, clock) for _ in range(WARM_UP)), td.ReduceOp.MAX, ranks
     )
@@ -226,15 +247,15 @@ def _time_slice(prepared: Prepared, ranks: Ranks, seconds: float, clock: Callabl
     td.barrier(group=ranks.group)
     _wait(ranks)
     if ranks.device.type != "cpu":
-        return _timed_together(prepared, ranks, count, clock), count
+        return _Timed(_timed_together(prepared, ranks, count, clock), None, count)
     durations = []
-    ended = clock()
+    begun = ended = clock()
     for _ in range(count):
         prepared.call()
         now = clock()
         durations.append(now - ended)
         ended = now
-    return sorted(durations)[count // 4], count
+    return _Timed((ended - begun) / count, sorted(durations)[count // 4], count)
 
 
 def _timed_together(prepared: Prepared, ranks: Ranks, count: int, clock: Callable[[], float]) -> float:

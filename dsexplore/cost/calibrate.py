@@ -80,6 +80,9 @@ def calibrate(group: td.ProcessGroup | None = None, *, base: str | None = None, 
 def calibrated(measured: CommSweep, base: Cluster) -> Calibration:
     """Build a calibration from a sweep that was measured, or read from a file of nccl-tests.
 
+    The cluster gets the quiet times of the sweep and not the means, since other programs only add to a time: a
+    predicted step then is that of a machine without them.
+
     Raises:
         UsageError: more ranks per node than the cluster has.
     """
@@ -115,7 +118,7 @@ def _points(measured: CommSweep, op: str) -> tuple[tuple[int, ...], tuple[float,
     there = {point.in_place for point in measured.points if point.op == op}
     in_place = op in ("all_reduce", "broadcast", "reduce") and True in there
     points = measured.of(op, in_place=in_place if in_place in there else None)
-    return tuple(point.message_bytes for point in points), tuple(point.seconds for point in points)
+    return tuple(point.message_bytes for point in points), tuple(point.quiet_seconds for point in points)
 
 
 def _table_text(table: Measured) -> str:

@@ -19,6 +19,10 @@ DESCRIPTION = (
 )
 
 
+_FOR_FILES = ("read", "op", "save", "html", "calibrate", "base")
+"""Options that have an effect beside --read."""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``dsexplore comm`` to a parser."""
     parser.description = DESCRIPTION
@@ -36,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--op", help="the collective of a file of nccl-tests that does not say it")
     add("--save", metavar="FILE", help="write all measurements to FILE as JSON")
     add("--html", metavar="FILE", help="write a page with all results to FILE")
-    add("--calibrate", metavar="FILE.toml", help="write a cluster file with the measured points")
+    add("--calibrate", metavar="FILE.toml", help="write a cluster file with the quiet times, to which others only add")
     add("--base", metavar="CLUSTER", help="the cluster whose other numbers the file takes")
 
 
@@ -56,7 +60,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> None:
-    """Raise UsageError for options that would fail after the measurement."""
+    """Raise UsageError for options that would fail after the measurement, or have no effect beside others."""
+    _check_effects(options)
     for name in ("save", "html", "calibrate"):
         path = getattr(options, name)
         if path and not Path(path).absolute().parent.is_dir():
@@ -67,6 +72,23 @@ def _check(options: argparse.Namespace) -> None:
         from dsexplore.cost.cluster import Cluster
 
         Cluster.load(options.base)
+
+
+def _check_effects(options: argparse.Namespace) -> None:
+    """Raise UsageError for an option that nothing would come of."""
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    given = [name for name, default in vars(parser.parse_args([])).items() if getattr(options, name) != default]
+    if options.op and not options.read:
+        raise UsageError(
+            f"--op is about a file that --read reads: to measure {options.op} alone, give --ops {options.op}"
+        )
+    if options.base and not options.calibrate:
+        raise UsageError("--base is about a cluster file: give --calibrate FILE.toml too")
+    without_effect = [name for name in given if name not in _FOR_FILES]
+    if options.read and without_effect:
+        name = without_effect[0].replace("_", "-")
+        raise UsageError(f"--read measures nothing, so --{name} has no effect: leave one of them out")
 
 
 def _read(options: argparse.Namespace) -> CommSweep:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
+import random
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.distributed.tensor import Shard, distribute_tensor
@@ -16,6 +20,7 @@ from dsexplore.aio import aio_handle
 from dsexplore.errors import UsageError
 
 SIZE = 4096
+DTYPES = (torch.uint8, torch.bfloat16, torch.float32, torch.int64)
 Use = Callable[[torch.Tensor], None]
 
 
@@ -64,6 +69,22 @@ def nested() -> torch.Tensor:
     return torch.nested.nested_tensor([torch.ones(3), torch.ones(5)])
 
 
+class Wrapper(torch.Tensor):
+    """A tensor that hands each op to another one."""
+
+    @staticmethod
+    def __new__(cls, inner: torch.Tensor) -> Wrapper:
+        made: Wrapper = torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+        return made
+
+    def __init__(self, inner: torch.Tensor) -> None:
+        self.inner = inner
+
+    @classmethod
+    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise AssertionError(f"{function} is called")
+
+
 WITHOUT: dict[str, Callable[[], Any]] = {
     "fake": fake,
     "fake in a world": fake_in_a_world,
@@ -78,6 +99,10 @@ WITHOUT: dict[str, Callable[[], Any]] = {
     "sparse rows": lambda: torch.eye(64).to_sparse_csr(),
     "opaque": lambda: torch.ones(SIZE).to_mkldnn(),
     "uninitialized": torch.nn.UninitializedParameter,
+    "wrapper": lambda: Wrapper(torch.ones(SIZE)),
+    "no memory but zeros": lambda: torch._efficientzerotensor(SIZE),
+    "two elements in a byte": lambda: torch.quantize_per_tensor(torch.ones(SIZE), 0.1, 0, torch.quint4x2),
+    "masked": lambda: torch.masked.masked_tensor(torch.ones(SIZE), torch.ones(SIZE) > 0),
 }
 REMEDIES = {
     "DTensor": r"pass its \.to_local\(\)",
@@ -99,6 +124,7 @@ def call(handle: aio_handle, name: str, tensor: torch.Tensor, path: Path) -> Any
 
 
 @pytest.mark.filterwarnings("ignore:.*nested tensors is in prototype|Sparse .* beta:UserWarning")
+@pytest.mark.filterwarnings("ignore:The PyTorch API of MaskedTensors|torch.quantize_per_tensor:UserWarning")
 @pytest.mark.parametrize("kind", WITHOUT)
 @pytest.mark.parametrize("name", CALLS)
 def test_a_tensor_without_memory_is_refused(kind: str, name: str, tmp_path: Path) -> None:
@@ -166,6 +192,96 @@ def test_memory_of_its_own_is_moved(make: Callable[[torch.Tensor], torch.Tensor]
         back = torch.zeros_like(tensor)
         handle.sync_pread(back, str(path))
     assert torch.equal(back.detach(), tensor.detach())
+
+
+def changed_layout(data: torch.Tensor, generator: random.Random) -> torch.Tensor:
+    """Return a view of random shape, offset and strides: often one that cannot be moved."""
+    offset = generator.randrange(64)
+    view = data.view(torch.uint8)[offset * 8 :].view(generator.choice([*DTYPES]))
+    way = generator.randrange(6)
+    if way == 0:
+        return view[:: generator.randrange(1, 4)]
+    if way == 1:
+        return view[:60].reshape(5, 12).t()
+    if way == 2:
+        return view[:1].expand(generator.randrange(1, 50))
+    if way == 3:
+        return view[: generator.randrange(200)]
+    if way == 4:
+        return view[:64].as_strided((4, 4), (generator.randrange(5), generator.randrange(5)), view.storage_offset())
+    return view
+
+
+def test_any_layout_is_moved_or_refused(tmp_path: Path) -> None:
+    """What is written is what torch says that the tensor holds, what is read is what the file holds, or nothing is."""
+    generator = random.Random(0)
+    path = tmp_path / "file"
+    outcomes = Counter[str]()
+    with aio_handle(4096, 2, intra_op_parallelism=2) as handle:
+        for _ in range(400):
+            data = torch.frombuffer(bytearray(generator.randbytes(4096)), dtype=torch.int64)
+            before = data.clone()
+            tensor = changed_layout(data, generator)
+            path.write_bytes(bytes(8192))
+            try:
+                call(handle, generator.choice(["write", "sync_pwrite", "pwrite"]), tensor, path)
+            except UsageError as error:
+                assert "not contiguous" in str(error), error  # noqa: PT017 - either of two outcomes is right
+                outcomes["refused"] += 1
+                assert path.read_bytes() == bytes(8192)
+            else:
+                outcomes["moved"] += 1
+                held = b"".join(element.view(torch.uint8).numpy().tobytes() for element in tensor.reshape(-1, 1))
+                assert path.read_bytes() == held + bytes(8192 - len(held))
+                new = generator.randbytes(8192)
+                path.write_bytes(new)
+                call(handle, generator.choice(["read", "sync_pread", "pread"]), tensor, path)
+                assert tensor.reshape(-1).view(torch.uint8).numpy().tobytes() == new[: len(held)]
+                begin = tensor.storage_offset() * tensor.element_size()
+                beside = [slice(0, begin), slice(begin + len(held), None)]
+                mine, old = (each.view(torch.uint8) for each in (data, before))
+                assert all(torch.equal(mine[part], old[part]) for part in beside)
+    assert min(outcomes["refused"], outcomes["moved"]) > 50
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: np.array([object(), {}]),
+        lambda: np.zeros(4, dtype=[("number", "i4"), ("any", "O")]),
+        lambda: (ctypes.py_object * 4)(1, 2, 3, 4),
+        lambda: (ctypes.c_char_p * 4)(b"text"),
+        lambda: (ctypes.c_wchar_p * 4)("text"),
+        lambda: (ctypes.c_void_p * 4)(),
+        lambda: (ctypes.POINTER(ctypes.c_int) * 4)(),
+    ],
+)
+@pytest.mark.parametrize("name", CALLS[:8])
+def test_addresses_of_objects_are_refused(make: Callable[[], Any], name: str, tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(bytes(4096))
+    with aio_handle(4096, 2) as handle, pytest.raises(UsageError, match="addresses of objects"):
+        call(handle, name, make(), path)
+    assert path.read_bytes() == bytes(4096)
+
+
+@pytest.mark.parametrize("value", [None, "text", 3, [1.0], torch.ones(4).untyped_storage(), np.zeros(4, "M8[s]")])
+@pytest.mark.parametrize("name", CALLS)
+def test_what_is_no_memory_is_refused(value: Any, name: str, tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(bytes(4096))
+    with aio_handle(4096, 2) as handle, pytest.raises(TypeError, match=r"has no memory|is no tensor"):
+        call(handle, name, value, path)
+
+
+def test_numbers_of_any_format_are_moved(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    pairs = np.zeros(4, dtype=[("Of zeros", "c16"), ("P", "i4")])
+    with aio_handle(4096, 2) as handle:
+        for array in (np.arange(4) * 1j, pairs, np.array(["a", "bc"]), (ctypes.c_int * 4)(1, 2, 3, 4)):
+            path.unlink(missing_ok=True)
+            handle.sync_pwrite(array, str(path))
+            assert path.read_bytes() == bytes(array)
 
 
 def test_a_path_of_bytes(tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ import pytest
 from dsexplore.aio import AioConfig, SweepResult
 from dsexplore.aio.disk import Disk
 from dsexplore.aio.measure import Operation, Sample
-from dsexplore.aio.result import Conditions, Reference
+from dsexplore.aio.reference_rates import Reference
+from dsexplore.aio.result import Conditions
 from dsexplore.aio.rounds import RoundSlice, mix
 from dsexplore.errors import UsageError
 
@@ -56,6 +57,20 @@ def result_of(rates: list[dict[AioConfig, tuple[float, float]]], phase: str = "f
 @pytest.fixture
 def better() -> SweepResult:
     return result_of([{CONTROL: (2.0, 1.0), DEEP: (3.0, 1.5)}, {CONTROL: (2.1, 1.1), DEEP: (3.15, 1.65)}] * 2)
+
+
+@pytest.mark.parametrize(("write", "virtual", "said"), [(17.0, True, True), (17.0, False, False), (12.0, True, False)])
+def test_a_cache_that_answers_fsync_is_told(write: float, virtual: bool, said: bool) -> None:
+    result = result_of([{CONTROL: (2.0, write)}] * 3)  # an fsync takes as long as its writes
+    result.disk = replace(result.disk, is_virtual=virtual)
+    text = "/dev/nvme0n1 is a virtual disk, and no usual drive writes 8.50 GB/s (7.92 GiB/s) with fsync: a cache"
+    assert (text in str(result)) == said
+
+
+def test_what_a_slow_disk_left_out_is_told(better: SweepResult) -> None:
+    better.conditions = replace(better.conditions, left_out="At 50 MB/s there is no time.")
+    assert "At 50 MB/s there is no time." in better.lines()
+    assert SweepResult.from_json(better.to_json()).conditions.left_out == "At 50 MB/s there is no time."
 
 
 def test_mix() -> None:
@@ -369,14 +384,14 @@ def test_text(better: SweepResult) -> None:
     lines = better.lines()
     assert lines[0] == "ext4 on /dev/nvme0n1 (disk, direct I/O); tensor mode by linux-aio, its loop in Python"
     assert "read: median 3.08 GB/s (2.86 GiB/s), 3.00–3.15 GB/s, n 4" in lines
-    assert "write with fsync: median 0.79 GB/s (0.73 GiB/s)" in lines
+    assert "write with fsync: median 788 MB/s (751 MiB/s)" in lines
     assert not [line for line in lines if line.startswith("read with fsync")]
     latency = "latency of a request: p50 1.00, p95 2.00, p99 3.00, longest 9.00 ms; 10.0 ms of CPU per GiB"
     assert {f"read {latency}", f"write {latency}"} <= set(lines)
     assert lines[-1] == "5 GiB written (overwrite) in 42 s"
     assert str(better).splitlines() == [
         *lines,
-        f"{CONTROL}: read 2.05 GB/s (1.91 GiB/s), write 1.05 GB/s (0.98 GiB/s); the default",
+        f"{CONTROL}: read 2.05 GB/s (1.91 GiB/s), write 1.05 GB/s (1001 MiB/s); the default",
         "ring, read: median 3.20 GB/s (2.98 GiB/s), n 3; 1 MiB × depth 32 × 1 thread, block submit, overlap; ring",
         "io_uring did not run: forbidden",
     ]

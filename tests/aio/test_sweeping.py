@@ -14,14 +14,54 @@ import pytest
 from dsexplore.aio import AioConfig, SweepResult, search, sweep, sweeping
 from dsexplore.aio.backends.choose import loop_of
 from dsexplore.aio.measure import Bench, Operation, Sample
+from dsexplore.aio.reference_rates import MEMORIES
 from dsexplore.aio.references import why_no_reference
-from dsexplore.aio.sweep_setup import Progress, Setup
+from dsexplore.aio.sweep_setup import Plan, Progress, Setup
 from dsexplore.errors import UsageError
 from tests.programs import python
 
 pytestmark = pytest.mark.usefixtures("open_files")
 
 QUICK = {"size": "32MiB", "seconds": 0.8, "queue_depth": [2, 8], "block_size": [1 << 18, 1 << 20], "thread_count": [1]}
+
+
+def test_the_file_is_as_large_as_a_slow_disk_allows() -> None:
+    plan = Plan("1GiB", 20, 0.5, "tensor", "overwrite", None, None, {})
+    plan.fit(50e6)
+    assert plan.size <= 50e6 * 20 / 25
+    assert plan.transfers == (32 << 20,)
+    assert plan.left_out == (
+        "At 50.0 MB/s (47.7 MiB/s), 20 s allow a file of 36 MiB instead of 1 GiB, and no tensors of 512 MiB: give more "
+        "seconds for those."
+    )
+    slowest = Plan("1GiB", 20, 0.5, "tensor", "overwrite", "64MiB", None, {})
+    slowest.fit(1e6)
+    assert slowest.transfers == (slowest.size,) == (8 << 20,)
+    deep = Plan("1GiB", 20, 0.5, "tensor", "overwrite", None, None, {"queue_depth": [64], "block_size": [1 << 20]})
+    deep.fit(1e6)
+    assert deep.settings(deep.size)
+    for seconds, rate in ((20, 2e9), (None, 1e6)):
+        fast = Plan("1GiB", seconds, 0.5, "tensor", "overwrite", None, None, {})
+        fast.fit(rate)
+        assert (fast.size, fast.left_out) == (1 << 30, "")
+
+
+@pytest.mark.parametrize("memory", ["ordinary", "huge"])
+def test_both_kinds_of_memory_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, memory: str) -> None:
+    monkeypatch.setattr(sweeping, "_TIME_FOR_MEMORY", 0.0)
+    result = sweep(tmp_path, **QUICK, memory=memory, progress=False)  # type: ignore[arg-type]
+    measured = {(r.name, r.operation): len(r.rates) for r in result.references if r.name != "ring"}
+    assert measured == dict.fromkeys(itertools.product(MEMORIES, ("read", "write")), 5)
+    assert SweepResult.from_json(result.to_json()).conditions.memory == result.conditions.memory == memory
+    with pytest.raises(UsageError, match="memory 'fast' is unknown: 'ordinary' pages or 'huge' ones"):
+        sweep(tmp_path, memory="fast")
+
+
+def test_a_slow_disk_is_probed_before_its_file_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dsexplore.aio.sweep_setup.probed_rate", lambda fd, nbytes: 350e6)
+    result = sweep(tmp_path, "256MiB", 1, progress=False, queue_depth=[2, 4])
+    assert result.conditions.size == 12 << 20
+    assert "1 s allow a file of 12 MiB instead of 256 MiB" in str(result)
 
 
 def test_sweep_of_a_directory(tmp_path: Path, backend: str) -> None:

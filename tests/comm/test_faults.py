@@ -15,6 +15,7 @@ from dsexplore.torch_internals.names import torch_at_least
 
 pytestmark = pytest.mark.processes
 Ranks = Callable[..., list[Any]]
+FREED = "a tensor of shape (2,) and torch.float32 needs 8 bytes, and its storage holds 0. If FSDP freed it"
 
 
 @pytest.mark.parametrize(
@@ -49,7 +50,8 @@ def bad_calls(logged: bool) -> dict[str, str]:
 
     dist.configure(enabled=logged)
     pair = dist.new_group([0, 1])
-    ones = torch.ones(2)
+    ones, freed = torch.ones(2), torch.ones(2)
+    freed.untyped_storage().resize_(0)
     calls: dict[str, Callable[[], Any]] = {
         "no tensor": lambda: dist.all_reduce([1.0]),
         "gather shape": lambda: dist.all_gather_into_tensor(torch.empty(5), ones, group=pair),
@@ -66,6 +68,11 @@ def bad_calls(logged: bool) -> dict[str, str]:
         "p2p": lambda: dist.batch_isend_irecv([]),
         "ranks": lambda: dist.new_group([0, 9]),
         "group rank": lambda: dist.get_global_rank(pair, 5),
+        "freed": lambda: dist.all_reduce(freed, group=pair),
+        "freed among others": lambda: dist.all_gather([torch.empty(2), freed], ones, group=pair),
+        "freed later": lambda: dist.broadcast(freed, 0, group=pair, async_op=True),
+        "freed to a peer": lambda: dist.send(freed, 0),
+        "freed in a batch": lambda: dist.batch_isend_irecv([dist.P2POp(dist.isend, freed, 0)]),
     }
     if not torch_at_least("2.10"):
         del calls["scatter shape"]  # gloo of torch 2.9 ends the process
@@ -102,6 +109,11 @@ def test_a_bad_call_is_told_with_op_group_and_rank(ranks: Ranks, logged: bool) -
             "p2p": f"batch_isend_irecv on {world} failed on rank {rank}: ",
             "ranks": f"new_group([0, 9]) on {world} failed on rank {rank}: ",
             "group rank": f"get_global_rank on {pair} failed on rank {rank}: ",
+            "freed": f"all_reduce on {pair} failed on rank {rank}: {FREED}",
+            "freed among others": f"all_gather on {pair} failed on rank {rank}: {FREED}",
+            "freed later": f"broadcast on {pair} failed on rank {rank}: {FREED}",
+            "freed to a peer": f"send on {world} failed on rank {rank}: {FREED}",
+            "freed in a batch": f"batch_isend_irecv on {world} failed on rank {rank}: {FREED}",
         }
         if not torch_at_least("2.10"):
             del wanted["scatter shape"]

@@ -41,6 +41,20 @@ def on_each_rank(**options: Any) -> dict[str, Any]:
     return sweep(**options, clock=lambda: next(milliseconds) / 1000).to_json()
 
 
+def with_slow_calls() -> dict[str, Any]:
+    """Runs in the ranks: every fourth look at the clock comes nine milliseconds later than the others."""
+    from dsexplore.comm import sweep
+
+    looks = count()
+    short = {"sizes": [1024], "ops": ["all_reduce"], "in_place": False, "rounds": 1, "seconds": 0.0}
+
+    def clock() -> float:
+        look = next(looks)
+        return (look + 9 * (look // 4)) / 1000
+
+    return sweep(**short, clock=clock).to_json()
+
+
 def with_a_wrong_result() -> dict[str, Any]:
     """Runs in the ranks: rank 1 adds 1 to one element of its input each time."""
     from dsexplore.comm import sweep
@@ -93,6 +107,7 @@ def test_all_ops_on_real_ranks() -> None:
     for point in result.points:
         assert point.wrong == 0, point
         assert point.rounds == pytest.approx((1e-3, 1e-3))
+        assert point.quartiles == pytest.approx((1e-3, 1e-3))
         assert point.calls == 2 * 5  # as many of a millisecond as fit into the time, in each round
     assert [p.message_bytes for p in result.of("all_gather")] == [8, 4096]
 
@@ -167,19 +182,43 @@ def test_what_cannot_be_swept_is_refused(
         ((9, 8, 7, 1, 6, 2, 5, 4), 1.5),
     ],
 )
-def test_the_time_of_a_point_is_that_of_the_quietest_quarter_of_its_rounds(
+def test_the_quiet_time_of_a_point_is_that_of_the_quietest_quarter_of_its_rounds(
     rounds: tuple[float, ...], seconds: float
 ) -> None:
-    assert SweepPoint("send", 8, False, rounds, 3, 0).seconds == seconds
+    point = SweepPoint("send", 8, False, rounds, 3, 0)
+    assert point.quiet_seconds == seconds
+    assert point.seconds == pytest.approx(sum(rounds) / len(rounds))  # as nccl-tests
+    timed_one_by_one = SweepPoint("send", 8, False, tuple(10 * each for each in rounds), 3, 0, rounds)
+    assert timed_one_by_one.quiet_seconds == seconds
+
+
+@pytest.mark.processes
+def test_the_mean_of_a_slice_is_that_of_all_its_calls() -> None:
+    """One call in four takes ten times as long: the quartile does not see it, the mean does."""
+    (point,) = CommSweep.from_json(dsexplore.run_ranks(with_slow_calls, 2, timeout=240).check().values[0]).points
+    assert point.calls == 4
+    assert point.quartiles == pytest.approx((1e-3,))
+    assert point.seconds == pytest.approx(3.25e-3)
+
+
+def test_the_table_and_the_lines_say_the_spread() -> None:
+    point = SweepPoint("all_reduce", 1024, False, (1e-3, 3e-3), 60, 0, (258e-6, 300e-6))
+    disturbed = CommSweep(CONDITIONS, [point])
+    *_, row = disturbed.table("all_reduce").splitlines()
+    assert row.split()[5] == "2000.00"
+    assert row.endswith("  # 258.00 to 3000.00")
+    assert "Means are up to 7.8 times the quiet times" in str(disturbed)
+    quiet = SweepPoint("all_reduce", 1024, False, (1e-3, 1.1e-3), 60, 0, (0.9e-3, 0.9e-3))
+    assert "Means are" not in str(CommSweep(CONDITIONS, [quiet]))
 
 
 def test_the_table_is_that_of_nccl_tests() -> None:
     lines = small().table("all_reduce").splitlines()
     measured = "time algbw busbw #wrong"
-    assert " ".join(lines[1].split()) == f"# size count type redop root {measured} {measured}"
-    measured = "4029.40 266.48 466.33 0"
-    assert " ".join(lines[-1].split()) == f"1073741824 268435456 float sum -1 {measured} {measured}"
-    assert {len(line) for line in lines[3:]} == {len(lines[1])}
+    assert " ".join(lines[1].split()) == f"# size count type redop root {measured} {measured} # quiet to slowest round"
+    measured = "16118 66.62 116.58 0"
+    assert " ".join(lines[-1].split()) == f"1073741824 268435456 float sum -1 {measured} {measured} # 4029.40 to 36265"
+    assert {line.index("  # ") for line in lines[3:]} == {lines[1].index("  # ")}
     long, longer = (
         CommSweep(CONDITIONS, [SweepPoint("all_reduce", 8, False, (seconds,), 1, None)]).table("all_reduce")
         for seconds in (9.99994e-3, 1e-2)
@@ -213,7 +252,8 @@ def test_saved_and_read_again(tmp_path: Path) -> None:
     assert CommSweep.load(path) == small()
     frame = small().to_frame()
     assert frame.height == 8
-    assert frame["busbw"].max() == pytest.approx(466.33, abs=0.01)
+    assert frame["busbw"].max() == pytest.approx(466.33 / 4, abs=0.01)
+    assert frame["quiet_seconds"].to_list() == pytest.approx([20e-6, 20e-6, 4029.4e-6, 4029.4e-6] * 2)
     path.write_text(path.read_text().replace('"all_gather"', '"<b>"'), encoding="utf-8")
     with pytest.raises(UsageError, match="are no collectives"):
         CommSweep.load(path)
@@ -234,7 +274,8 @@ def test_its_own_table_can_be_read(tmp_path: Path) -> None:
     path.write_text(f"{ranks}\n{small().table('all_reduce')}\n", encoding="utf-8")
     read = read_nccl_tests(path, op="all_reduce")
     assert read.conditions.ranks == 8
-    assert [p.seconds for p in read.of("all_reduce")] == pytest.approx([p.seconds for p in small().of("all_reduce")])
+    printed = [p.seconds for p in small().of("all_reduce")]
+    assert [p.seconds for p in read.of("all_reduce")] == pytest.approx(printed, rel=1e-4)
 
 
 NEW = """# nccl-tests version 2.17.9 nccl-headers=22602 nccl-library=22602

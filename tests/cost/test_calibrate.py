@@ -118,7 +118,7 @@ def test_the_command_reads_prints_and_writes(tmp_path: Path, capsys: pytest.Capt
     assert main(["comm", "--read", str(saved), "--calibrate", str(target), "--html", str(page)]) == 0
     out = capsys.readouterr().out
     assert out.startswith("# all_reduce\n#  ")
-    assert "all_gather: 25.3 µs at least" in out
+    assert "all_gather: mean 25.3 µs at least" in out
     assert Cluster.load(target).measured[0].op == "all_reduce"
     assert "<h1" in page.read_text(encoding="utf-8") or "all_reduce" in page.read_text(encoding="utf-8")
 

@@ -56,9 +56,10 @@ def point_text(sweep: CommSweep, point: SweepPoint) -> str:
     """Return one sentence that describes a measured point."""
     algbw, busbw = bandwidth(point.op, point.message_bytes, point.seconds, sweep.conditions.ranks)
     place = "in place" if point.in_place else "out of place"
-    spread = f"{min(point.rounds) * 1e6:.4g} to {max(point.rounds) * 1e6:.4g} µs in {len(point.rounds)} rounds"
+    quiet, slowest = (f"{seconds * 1e6:.4g} µs" for seconds in (point.quiet_seconds, max(point.rounds)))
+    spread = f"quiet {quiet}, slowest of {len(point.rounds)} rounds {slowest}"
     return (
-        f"{point.op} of {format_bytes(point.message_bytes)}, {place}: {point.seconds * 1e6:.4g} µs ({spread}), "
+        f"{point.op} of {format_bytes(point.message_bytes)}, {place}: mean {point.seconds * 1e6:.4g} µs ({spread}), "
         f"algbw {algbw:.3g} GB/s, busbw {busbw:.3g} GB/s"
     )
 
@@ -91,7 +92,13 @@ def calibration_figure(calibration: Calibration, op: str) -> Any:
         customdata=[f"{op} of {format_bytes(size)}: {found}" for size, found in zip(sizes, predicted, strict=True)],
         hovertemplate="%{customdata}<extra></extra>",
     )
-    figure.add_scatter(**{**_line(sweep, points, "time", SHADE, False), "name": f"{op}, measured", "mode": "markers"})
+    measured = {
+        **_line(sweep, points, "time", SHADE, False),
+        "y": [point.quiet_seconds * 1e6 for point in points],
+        "name": f"{op}, measured",
+        "mode": "markers",
+    }
+    figure.add_scatter(**measured)
     return _by_size(figure, "time", sweep)
 
 

@@ -99,7 +99,7 @@ class CalibrationView(View):
         return [
             (
                 p.message_bytes,
-                p.seconds,
+                p.quiet_seconds,
                 collective_time(op, p.message_bytes, here.ranks, here.ranks_per_node, base).expected,
             )
             for p in self._calibration.sweep.of(op)

@@ -14,7 +14,8 @@ import pytest
 from dsexplore.aio import AioConfig, SweepResult
 from dsexplore.aio.disk import Disk
 from dsexplore.aio.measure import Operation, Sample
-from dsexplore.aio.result import Conditions, Reference
+from dsexplore.aio.reference_rates import Reference
+from dsexplore.aio.result import Conditions
 from dsexplore.aio.rounds import RoundSlice
 from dsexplore.errors import UsageError
 from dsexplore.views.page.theme import heat

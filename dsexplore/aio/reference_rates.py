@@ -1,0 +1,87 @@
+"""Rates measured beside a sweep: of other programs, of a ring of memory, and of pages of another size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from dsexplore.aio.aio_config import AioConfig
+from dsexplore.aio.choice import MATTERS
+from dsexplore.aio.statistics import Interval, median, ratio_interval
+from dsexplore.units import format_rate
+
+MEMORIES = ("huge pages", "ordinary pages")
+"""Names of the references that are our own engine on tensors of either kind."""
+_TIE = 0.01
+"""Relative difference on DeepSpeed's handle that is no reason against a setting."""
+_HOW = (
+    "Tensors of this package's new_cpu_locked_tensor have them, and torch's own with THP_MEM_ALLOC_ENABLE=1 in the "
+    "environment; DeepSpeed's do not."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """Rates that another program, or our engine on a ring of memory, reached on the same file."""
+
+    name: str
+    operation: str
+    config: AioConfig
+    rates: tuple[float, ...]
+    """Bytes per second of each run."""
+    note: str
+
+    @property
+    def rate(self) -> float:
+        """Median of the runs, bytes per second."""
+        return median(self.rates)
+
+
+def memory_lines(references: Sequence[Reference], operations: Sequence[str]) -> Iterator[str]:
+    """Yield a sentence for each direction in which huge pages are surely faster, and one on how to get them."""
+    is_faster = False
+    for operation in operations:
+        runs = {r.name: r.rates for r in references if r.operation == operation}
+        if not all(name in runs for name in MEMORIES):
+            continue
+        huge, ordinary = (runs[name] for name in MEMORIES)
+        gain = _gain(huge, ordinary)
+        if gain.value >= 1 + MATTERS and gain.low > 1:
+            is_faster = True
+            rates = f"{format_rate(median(huge))}, not {format_rate(median(ordinary))}"
+            yield f"Huge pages {operation} {gain.value:.2g} times as fast as ordinary ones: {rates}."
+    if is_faster:
+        yield _HOW
+
+
+def advice_lines(
+    references: Sequence[Reference], operations: Sequence[str], taken: AioConfig, default: AioConfig
+) -> Iterator[str]:
+    """Yield what the recommended setting gains on DeepSpeed's own handle, if both were run in turn."""
+    for operation, gain in _on_deepspeed(references, operations, taken, default):
+        yield f"On DeepSpeed's own handle, this setting's {operation} rate is {gain} × the default's."
+
+
+def slower_elsewhere(
+    references: Sequence[Reference], operations: Sequence[str], taken: AioConfig, default: AioConfig
+) -> str:
+    """Return why a setting is not recommended though it is faster here: DeepSpeed's handle is slower with it."""
+    gains = [gain.value for _, gain in _on_deepspeed(references, operations, taken, default)]
+    together = ratio_interval(gains).value if gains else 1.0
+    if together >= 1 - _TIE:
+        return ""
+    return f"{taken} is faster here, but {(1 - together) * 100:.1f} % slower on DeepSpeed's own handle"
+
+
+def _on_deepspeed(
+    references: Sequence[Reference], operations: Sequence[str], taken: AioConfig, default: AioConfig
+) -> Iterator[tuple[str, Interval]]:
+    """Yield (direction, rate of a setting relative to the default's) of DeepSpeed's handle."""
+    for operation in operations if taken != default else ():
+        runs = {r.config: r.rates for r in references if (r.name, r.operation) == ("deepspeed", operation)}
+        if taken in runs and default in runs:
+            yield operation, _gain(runs[taken], runs[default])
+
+
+def _gain(rates: Sequence[float], others: Sequence[float]) -> Interval:
+    return ratio_interval([rate / other for rate, other in zip(rates, others, strict=True)])
