@@ -23,6 +23,9 @@ _HOMES = {
     "register_extension": "dsexplore.worlds.extensions.registry",
     "calibrate": "dsexplore.cost.calibrate",
     "compare_meshes": "dsexplore.cost.compare_meshes",
+    "compare_numerics": "dsexplore.numerics.compare_numerics",
+    "expect_same_numbers": "dsexplore.numerics.expect_same",
+    "NumericsReport": "dsexplore.numerics.numerics_report",
     "UsageError": "dsexplore.errors",
     "TraceFileError": "dsexplore.errors",
     "ClosedWorldError": "dsexplore.errors",
@@ -55,6 +58,9 @@ if TYPE_CHECKING:
     from dsexplore.errors import UsageError as UsageError
     from dsexplore.magics import load_ipython_extension as load_ipython_extension
     from dsexplore.magics import unload_ipython_extension as unload_ipython_extension
+    from dsexplore.numerics.compare_numerics import compare_numerics as compare_numerics
+    from dsexplore.numerics.expect_same import expect_same_numbers as expect_same_numbers
+    from dsexplore.numerics.numerics_report import NumericsReport as NumericsReport
     from dsexplore.sharding.plan import sharding as sharding
     from dsexplore.trace.trace import Trace as Trace
     from dsexplore.trace.trace import load as load

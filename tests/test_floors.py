@@ -41,7 +41,7 @@ FLOORS = (
     {"capture", "analysis"},
     {"comm_debug_mode"},
     {"worlds", "comm", "aio"},
-    {"cost"},
+    {"cost", "numerics"},
     {"views"},
     {"magics", "run_cell", "real_cells", "cli", "__main__"},
 )

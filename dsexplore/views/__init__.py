@@ -33,6 +33,7 @@ VIEWS = {
     "dsexplore.cost.calibrate:Calibration": "dsexplore.views.comm_sweep.comm_sweep_view:CalibrationView",
     "dsexplore.cost.prediction:Prediction": "dsexplore.views.cost.prediction_view:PredictionView",
     "dsexplore.cost.mesh_comparison:MeshComparison": "dsexplore.views.cost.mesh_choice_view:MeshComparisonView",
+    "dsexplore.numerics.numerics_report:NumericsReport": "dsexplore.views.numerics.numerics_view:NumericsView",
     "dsexplore.comm.log_summary:CommsSummary": "dsexplore.views.log.log_view:CommsSummaryView",
 }
 

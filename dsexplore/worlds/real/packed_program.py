@@ -5,6 +5,8 @@ from __future__ import annotations
 import pickle
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from types import FunctionType, ModuleType
 from typing import Any
 
 from dsexplore.errors import UsageError
@@ -23,15 +25,26 @@ def pack_program(program: Callable[..., Any] | str, args: Sequence[Any], namespa
     except ImportError as error:
         hint = "pip install cloudpickle, or give the program as source text without namespace"
         raise UsageError(f"functions and objects are sent to ranks with cloudpickle: {hint}") from error
-    module = sys.modules.get(getattr(program, "__module__", "") or "")
-    by_value = module is not None and module.__name__.partition(".")[0] != "dsexplore"
-    if by_value:
+    modules = {sys.modules.get(getattr(each, "__module__", "") or "") for each in map(_inner, (program, *args))}
+    by_value = [module for module in modules if module is not None and _is_of_the_user(module)]
+    for module in by_value:
         cloudpickle.register_pickle_by_value(module)
     try:
         packed: bytes = cloudpickle.dumps((program, dict(namespace or {}) if isinstance(program, str) else tuple(args)))
     except Exception as error:
         raise UsageError(f"the program cannot be sent to its ranks: {error}; pass plain data and functions") from error
     finally:
-        if by_value:
+        for module in by_value:
             cloudpickle.unregister_pickle_by_value(module)
     return packed
+
+
+def _inner(program: Any) -> Any:
+    """Return the function inside of a ``functools.partial``; None for what is no function."""
+    if isinstance(program, partial):
+        return _inner(program.func)
+    return program if isinstance(program, FunctionType) else None
+
+
+def _is_of_the_user(module: ModuleType) -> bool:
+    return module.__name__.partition(".")[0] not in ("dsexplore", "torch", "builtins")

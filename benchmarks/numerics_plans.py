@@ -1,0 +1,51 @@
+"""How well `compare_numerics` tells plans with one fault from right ones, and names the place and the reason.
+
+Bound: of 33 faulty plans of ten kinds the place is right in 30 and the reason in 26; no alarm in any right plan.
+A comparison of a small Llama on 4 ranks takes at most 10 s on two cores.
+
+Usage: python benchmarks/numerics_plans.py [NAME …]
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+from dsexplore import NumericsReport, compare_numerics
+from dsexplore.mesh import parse_mesh
+from tests.numerics.right_plans import RIGHT_PLANS
+from tests.numerics.wrong_plans import WRONG_PLANS
+
+
+def compared(plan: Any) -> tuple[NumericsReport, float]:
+    """Compare a plan, and take the time."""
+    began = time.perf_counter()
+    report = compare_numerics(
+        plan.reference, plan.parallel, mesh=plan.mesh, world_size=parse_mesh(plan.mesh).size, steps=2
+    )
+    return report, time.perf_counter() - began
+
+
+def main() -> None:
+    """Print a line for each plan, and the counts."""
+    wanted = sys.argv[1:]
+    wrong = [plan for plan in WRONG_PLANS if not wanted or plan.name in wanted]
+    right = [plan for plan in RIGHT_PLANS if not wanted or plan.name in wanted]
+    places = reasons = alarms = 0
+    for plan in wrong:
+        report, seconds = compared(plan)
+        place = report.module in plan.places and report.phase == plan.phase
+        reason = report.reason == plan.reason
+        places, reasons = places + place, reasons + reason
+        verdict = f"place {'ok' if place else 'WRONG'}, reason {'ok' if reason else 'WRONG'}"
+        print(f"{plan.reason:18} {plan.name:28} {seconds:4.1f} s  {verdict}  {report.sentence}", flush=True)
+    for plan in right:
+        report, seconds = compared(plan)
+        alarms += not report.same
+        print(f"{'right':18} {plan.name:28} {seconds:4.1f} s  {report.sentence}", flush=True)
+    print(f"place right in {places}, reason right in {reasons} of {len(wrong)}; {alarms} alarms in {len(right)} plans")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,109 @@
+"""``compare_numerics``: run a model on one process and under a parallel plan, and say where the numbers first part."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from dsexplore.errors import UsageError
+from dsexplore.mesh import Mesh, parse_mesh
+from dsexplore.numerics.compared_runs import compare_runs
+from dsexplore.numerics.first_difference import first_difference
+from dsexplore.numerics.numerics_report import NumericsReport, report_of
+from dsexplore.numerics.numerics_runs import DRAWS, EXACT, PLAIN, play_rank, play_reference
+from dsexplore.worlds.real.run_ranks import RanksFailedError, run_ranks
+
+Reference = Callable[[], tuple[nn.Module, Callable[[], Any]]]
+Parallel = Callable[[DeviceMesh], tuple[nn.Module, Callable[[], Any]]]
+
+
+def compare_numerics(
+    reference: Reference,
+    parallel: Parallel,
+    *,
+    world_size: int = 4,
+    mesh: str = "dp=2,tp=2",
+    steps: int = 2,
+    tolerance: float | None = None,
+    timeout: float = 120.0,
+) -> NumericsReport:
+    """Say where a parallel plan first computes other numbers than the model on one process.
+
+    Both run here, the plan on local ranks (gloo, CPU). Its parameters get the reference's initial values. Outputs of
+    modules, their gradients, gradients of parameters and what optimizers add to these are compared in float64, in which
+    rounding is too small to be taken for a fault; the same in the program's own dtypes is shown beside them. Dropout is
+    off meanwhile; whether replicas draw the same is looked at in a run of its own.
+
+    .. code-block:: python
+
+        def reference():
+            torch.manual_seed(0)
+            model, data = Model(), torch.randn(8, 16)
+            optimizer = torch.optim.AdamW(model.parameters())
+            def step():
+                model(data).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            return model, step
+
+        report = compare_numerics(reference, parallel, mesh="dp=2,tp=2")
+
+    Args:
+        reference: returns the model and a function that trains it for one step. Seed in it, and use the same data as
+            in ``parallel``.
+        parallel: called with the mesh on each rank; returns that rank's model and step.
+        world_size: number of ranks.
+        mesh: their axes, outermost first.
+        steps: number of steps to compare.
+        tolerance: relative difference that is allowed; None, the default, allows what rounding does.
+        timeout: seconds for each run of the ranks.
+
+    Returns:
+        the `NumericsReport`, which shows itself in a notebook.
+
+    Raises:
+        UsageError: a mesh that is not one of ``world_size`` ranks, or programs that return something else.
+        RanksFailedError: the reference or a rank raised or hung.
+    """
+    axes = _checked(world_size, mesh, steps, tolerance)
+    notes = []
+    with tempfile.TemporaryDirectory(prefix="dsexplore-numerics-") as name:
+        folder = Path(name)
+        problem = run_ranks(play_reference, 1, args=(reference, steps, folder), backend=None, timeout=timeout).values[0]
+
+        def play(run: str, weights: str, count: int = steps) -> list[bool]:
+            arguments = (parallel, axes, count, run, folder, weights)
+            return run_ranks(play_rank, world_size, args=arguments, timeout=timeout).values
+
+        has_dropout: list[bool] = []
+        if not problem:
+            try:
+                has_dropout = play(EXACT, EXACT)
+            except RanksFailedError as error:
+                problem = str(error).splitlines()[-1]
+        if problem:
+            notes.append(f"not compared in float64, in which the program does not run: {problem}")
+        with_plain = play(PLAIN, PLAIN)
+        has_draws = any(has_dropout or with_plain)
+        if has_draws:
+            play(DRAWS, PLAIN, 1)
+        comparison = compare_runs(folder, axes, tolerance, is_exact=not problem, has_draws=has_draws)
+        return report_of(comparison, first_difference(comparison), tuple(notes))
+
+
+def _checked(world_size: int, mesh: str, steps: int, tolerance: float | None) -> Mesh:
+    axes = parse_mesh(mesh)
+    if not axes.axes:
+        raise UsageError("mesh is empty: name the axes of the ranks, as mesh='dp=2,tp=2'")
+    if axes.size != world_size:
+        raise UsageError(f"mesh {axes} has {axes.size} ranks and world_size is {world_size}: make them equal")
+    if steps < 1:
+        raise UsageError(f"steps {steps} is no number of steps: give 1 or more")
+    if tolerance is not None and not tolerance >= 0:
+        raise UsageError(f"tolerance {tolerance} is no relative difference: give 0 or more, or None for rounding")
+    return axes

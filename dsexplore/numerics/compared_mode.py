@@ -1,0 +1,160 @@
+"""`ComparedMode`: runs a program without dropout, and on demand in float64 whatever dtypes it names.
+
+In float64 rounding is far below anything that a fault does, so what two runs still disagree on is a fault. Random
+numbers are drawn in the dtype that the program asked for and then converted, so that each precision sees the same ones.
+Dropout is off, as its draws cannot be the same for a whole batch and for its parts; `DrawMode` looks at them apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from dsexplore.torch_internals.function_modes import active_function_modes
+
+LOWER = frozenset({torch.float32, torch.float16, torch.bfloat16})
+"""Dtypes that float64 replaces."""
+CASTS = frozenset({Tensor.float, Tensor.half, Tensor.bfloat16})
+DROPOUTS = frozenset(
+    {F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout, torch.dropout}
+)
+RANDOM_IN_PLACE = frozenset(
+    getattr(Tensor, name)
+    for name in ("uniform_", "normal_", "bernoulli_", "exponential_", "cauchy_", "log_normal_", "geometric_")
+)
+
+
+class ComparedMode(TorchFunctionMode):
+    """Calls torch for a program whose values are compared.
+
+    Args:
+        exact: whether to compute in float64.
+    """
+
+    def __init__(self, exact: bool) -> None:
+        super().__init__()
+        self._exact = exact
+        self.has_dropout = False
+        """Whether the program has called dropout in training."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Call a function of torch without dropout, in float64 if wanted."""
+        kwargs = dict(kwargs or {})
+        if func in DROPOUTS:
+            return self._without_dropout(func, args, kwargs)
+        if func is F.scaled_dot_product_attention:
+            args, kwargs = self._attention_without_dropout(args, kwargs)
+        elif func is F.multi_head_attention_forward and kwargs.get("training", True):
+            kwargs["training"] = False
+        return self._raised(func, args, kwargs) if self._exact else func(*args, **kwargs)
+
+    def _without_dropout(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        named = dict(zip(("input", "p", "training", "inplace"), args, strict=False), **kwargs)
+        if named.get("p", 0.5) and named.get("training", named.get("train", True)):
+            self.has_dropout = True
+        return named["input"]
+
+    def _attention_without_dropout(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        position = 4
+        if len(args) > position:
+            return (*args[:position], 0.0, *args[position + 1 :]), kwargs
+        return args, {**kwargs, "dropout_p": 0.0}
+
+    def _raised(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a function with float64 in the place of lower dtypes."""
+        name = getattr(func, "__name__", "")
+        if name in ("__get__", "__set__", "__delete__"):
+            return func(*args, **kwargs)
+        if func in CASTS:
+            return args[0].double()
+        if func in RANDOM_IN_PLACE or getattr(func, "__module__", "") == "torch.nn.init":
+            return _drawn_lower(func, args, kwargs)
+        in_place = (name.endswith("_") and not name.endswith("__")) or kwargs.get("out") is not None
+        first = 1 if in_place and args else 0
+        raised = (*args[:first], *map(_to_double, args[first:]))
+        kwargs = {key: value if key == "out" else _to_double(value) for key, value in kwargs.items()}
+        result = func(*raised, **kwargs)
+        return result if in_place else _result_to_double(result)
+
+
+def entered_in_backward(mode: TorchFunctionMode) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return what makes the function that runs backward enter a mode, which torch takes off while it is called.
+
+    Hooks of FSDP and of the program, and what checkpointing computes again, so find the mode as forward does.
+    """
+
+    def build(original: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            if mode in active_function_modes():
+                return original(*args, **kwargs)
+            with mode:
+                return original(*args, **kwargs)
+
+        return run
+
+    return build
+
+
+class DrawMode(TorchFunctionMode):
+    """Reports the elements that dropout sets to zero.
+
+    Args:
+        report: called with them after each call of dropout that draws.
+    """
+
+    def __init__(self, report: Callable[[Tensor], None]) -> None:
+        super().__init__()
+        self._report = report
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Call a function of torch."""
+        result = func(*args, **(kwargs or {}))
+        if func in DROPOUTS and result is not args[0]:
+            self._report((result == 0) & (args[0] != 0))
+        return result
+
+
+def _drawn_lower(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Fill a float64 tensor with values that were drawn in float32."""
+    target = args[0] if args else kwargs.get("tensor")
+    if not isinstance(target, Tensor) or target.dtype != torch.float64:
+        return func(*args, **kwargs)
+    drawn = torch.empty_like(target, dtype=torch.float32, requires_grad=False)
+    with torch.no_grad():
+        drawn.copy_(target.detach())
+        func(*((drawn, *args[1:]) if args else ()), **({**kwargs, "tensor": drawn} if not args else kwargs))
+        target.detach().copy_(drawn)
+    return target
+
+
+def _to_double(value: Any) -> Any:
+    if isinstance(value, torch.dtype):
+        return torch.float64 if value in LOWER else value
+    if isinstance(value, Tensor):
+        return value.double() if value.dtype in LOWER else value
+    if type(value) in (list, tuple):
+        return type(value)(map(_to_double, value))
+    return value
+
+
+def _result_to_double(result: Any) -> Any:
+    if isinstance(result, Tensor):
+        if result.dtype not in LOWER:
+            return result
+        if result.requires_grad and result.is_leaf:
+            return result.detach().double().requires_grad_()
+        return result.double()
+    if type(result) in (list, tuple):
+        return type(result)(map(_result_to_double, result))
+    return result

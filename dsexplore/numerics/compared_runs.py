@@ -1,0 +1,264 @@
+"""Compare the records of the reference with those of all ranks, tensor by tensor, in the order of the program."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import combinations
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from dsexplore.mesh import Mesh
+from dsexplore.numerics.compared_values import Compared, Held, compare
+from dsexplore.numerics.initial_weights import dtensor_indices
+from dsexplore.numerics.numeric_records import DTensorPlace, Record, RunRecord, load_run
+from dsexplore.numerics.numerics_runs import DRAWS, EXACT, PLAIN, ROUNDED, file_of
+from dsexplore.numerics.part_layouts import Holder, rms
+
+Key = tuple[int, str, str, str]
+"""Step, phase, module and name of records."""
+RELATIVE = 1e-9
+"""Differences that float64 does not exceed by rounding: seven digits above its own."""
+ABSOLUTE = 1e-12
+"""The same of values that are zero but for rounding, relative to the largest ones of their phase."""
+SPREAD = 1000.0
+"""How many times the spread of the reference under other roundings is still rounding."""
+PLAIN_EPS, PLAIN_SPREAD = 8.0, 10.0
+"""What is rounding where float64 is not to be had, much less certainly: units in the last place of the coarsest dtype,
+and how many times the difference between the reference's own dtypes and float64."""
+
+
+@dataclass
+class Comparison:
+    """All tensors of a reference, compared with those of the ranks."""
+
+    mesh: Mesh
+    entries: list[Compared]
+    """In program order: forward and backward, gradients, parameters of the first step, then of the next one."""
+    ranks: list[RunRecord]
+    is_exact: bool
+    """Whether the runs that are compared computed in float64."""
+    draws: list[RunRecord] = field(default_factory=list)
+    """With dropout, where the program has some."""
+
+    @cached_property
+    def steps(self) -> list[int]:
+        """The steps that were compared."""
+        return sorted({entry.record.step for entry in self.entries})
+
+    def of(self, phase: str, step: int) -> list[Compared]:
+        """Return the entries of a phase of a step, in program order, that could be compared."""
+        return [e for e in self.entries if e.phase == phase and e.record.step == step and e.is_compared]
+
+    def coordinates(self, rank: int) -> dict[str, int]:
+        """Return where a rank is on the mesh."""
+        return coordinates_of(self.mesh, rank)
+
+
+def coordinates_of(mesh: Mesh, rank: int) -> dict[str, int]:
+    """Return the coordinate of a rank on each axis."""
+    return dict(zip(mesh.axes, mesh.coordinates(rank), strict=True))
+
+
+def compare_runs(folder: Path, mesh: Mesh, tolerance: float | None, is_exact: bool, has_draws: bool) -> Comparison:
+    """Compare what the runs of a folder have recorded.
+
+    Args:
+        folder: with the records of all runs.
+        mesh: of the ranks.
+        tolerance: relative difference that is allowed; None to allow what rounding does.
+        is_exact: whether there are runs in float64.
+        has_draws: whether there is one with dropout.
+    """
+    compared_run = EXACT if is_exact else PLAIN
+    ranks = [load_run(file_of(folder, compared_run, rank)) for rank in range(mesh.size)]
+    reference = _Run([load_run(file_of(folder, compared_run))], mesh)
+    rounded = _Run([load_run(file_of(folder, ROUNDED))], mesh) if file_of(folder, ROUNDED).exists() else None
+    reader = _Reader(reference, rounded, _Run(ranks, mesh), tolerance, is_exact)
+    entries = [entry for key in reference.keys for entry in reader.compared(key)]
+    if is_exact and file_of(folder, PLAIN, 0).exists():
+        plain = _Run([load_run(file_of(folder, PLAIN, rank)) for rank in range(mesh.size)], mesh)
+        _add_plain(entries, _Run([load_run(file_of(folder, PLAIN))], mesh), plain)
+    draws = [load_run(file_of(folder, DRAWS, rank)) for rank in range(mesh.size)] if has_draws else []
+    return Comparison(mesh, entries, ranks, is_exact, draws)
+
+
+class _Run:
+    """The records of one run by key, of one process or of all ranks."""
+
+    def __init__(self, processes: Sequence[RunRecord], mesh: Mesh) -> None:
+        self.processes = processes
+        self._mesh = mesh
+        self._by_key: dict[Key, list[list[Record]]] = {}
+        for number, process in enumerate(processes):
+            for record in process.records:
+                key = (record.step, record.phase, record.module, record.name)
+                self._by_key.setdefault(key, [[] for _ in processes])[number].append(record)
+        for lists in self._by_key.values():
+            for records in lists:
+                records.sort(key=lambda record: record.call)
+
+    @cached_property
+    def keys(self) -> list[Key]:
+        """Return all keys: steps, phases, and within these the order in which they were recorded first."""
+        order = ("forward", "backward", "gradient", "optimizer")
+        return sorted(self._by_key, key=lambda key: (key[0], order.index(key[1])))
+
+    def calls(self, key: Key) -> list[list[Record]]:
+        """Return the records of a key, a list for each process."""
+        return self._by_key.get(key, [[] for _ in self.processes])
+
+    def value(self, number: int, record: Record) -> Tensor:
+        """Return what a record holds, in float64: of a parameter what the step added to it."""
+        if record.phase != "optimizer":
+            return record.value.double()
+        before = self.processes[number].start.get(record.name)
+        if record.step:
+            before = self.calls((record.step - 1, "optimizer", record.module, record.name))[number][0].value
+        return record.value.double() - (before.double() if before is not None else 0)
+
+    def wholes(self, key: Key, count: int) -> list[tuple[Record, Tensor]]:
+        """Return a reference's calls of a key; where it made more calls than `count`, several of them joined."""
+        records = self.calls(key)[0]
+        values = [self.value(0, record) for record in records]
+        if not count or len(records) <= count or len(records) % count or not values[0].dim():
+            return list(zip(records, values, strict=True))
+        return [(records[at], torch.cat(values[at::count])) for at in range(count)]
+
+    def held(self, key: Key, call: int, of: int) -> list[Held]:
+        """Return the ranks' values for one of so many calls of the reference."""
+        found = []
+        for number, records in enumerate(self.calls(key)):
+            for turn, record in enumerate(records[call::of]):
+                coordinates = {**coordinates_of(self._mesh, number), "call": turn}
+                holder = Holder(number, turn, coordinates)
+                found.append(self._held(holder, record, self.value(number, record)))
+        return _summed(found)
+
+    def _held(self, holder: Holder, record: Record, value: Tensor) -> tuple[Held, DTensorPlace | None]:
+        if record.place is not None:
+            place = record.place
+            inside = [coordinates_of(self._mesh, int(rank)) for rank in place.ranks.flatten()]
+            covered = frozenset(axis for axis in self._mesh.axes if len({where[axis] for where in inside}) > 1)
+            return Held(holder, value, place.shape, dtensor_indices(place, holder.rank), covered), place
+        shape = tuple(value.shape)
+        within = tuple(torch.arange(size) for size in shape)
+        rows = self.processes[holder.rank].rows.get(record.name)
+        if rows is not None and record.phase in ("gradient", "optimizer"):
+            dim, indices = rows
+            fixed = tuple(indices if at == dim else one for at, one in enumerate(within))
+            return Held(holder, value, shape, within, frozenset(), fixed), None
+        weight = f"{record.module}.weight" if record.module else "weight"
+        cut, columns = self.processes[holder.rank].rows.get(weight, (1, torch.arange(0)))
+        if cut == 0 and shape and len(columns) == shape[-1] and record.phase in ("forward", "backward"):
+            every = {one.rank: one.rows[weight][1] for one in self.processes if weight in one.rows}
+            size = 1 + max(int(each.max()) for each in every.values())
+            return Held(holder, value, (*shape[:-1], size), (*within[:-1], columns), self._axes_that_cut(every)), None
+        return Held(holder, value, shape, within, frozenset()), None
+
+    def _axes_that_cut(self, rows: Mapping[int, Tensor]) -> frozenset[str]:
+        """Return the axes along which ranks hold different rows of a parameter."""
+        places = {rank: coordinates_of(self._mesh, rank) for rank in rows}
+        cut = set()
+        for first, second in combinations(rows, 2):
+            differing = [axis for axis in self._mesh.axes if places[first][axis] != places[second][axis]]
+            if len(differing) == 1 and not torch.equal(rows[first], rows[second]):
+                cut.add(differing[0])
+        return frozenset(cut)
+
+
+def _summed(found: Sequence[tuple[Held, DTensorPlace | None]]) -> list[Held]:
+    """Return values with the Partial ones of DTensors reduced over the ranks that have a part of them."""
+    groups: dict[tuple[object, ...], list[Held]] = {}
+    partial = {}
+    for held, place in found:
+        if place is None or not any(placement.kind == "partial" for placement in place.placements):
+            continue
+        where = (place.ranks == held.holder.rank).nonzero()[0].tolist()
+        fixed = tuple(at for at, placement in zip(where, place.placements, strict=True) if placement.kind != "partial")
+        key = (tuple(place.ranks.flatten().tolist()), fixed, held.holder.call)
+        groups.setdefault(key, []).append(held)
+        is_mean = all(p.reduce_op == "avg" for p in place.placements if p.kind == "partial")
+        partial[held.holder] = key, is_mean
+    result = []
+    for held, _ in found:
+        if held.holder in partial:
+            key, is_mean = partial[held.holder]
+            total = torch.stack([one.value for one in groups[key]]).sum(0)
+            value = total / len(groups[key]) if is_mean else total
+            held = Held(held.holder, value, held.shape, held.within, held.covered, held.fixed)
+        result.append(held)
+    return result
+
+
+class _Reader:
+    """Compares the tensors of one key at a time."""
+
+    def __init__(
+        self, reference: _Run, rounded: _Run | None, ranks: _Run, tolerance: float | None, is_exact: bool
+    ) -> None:
+        self._reference, self._rounded, self._ranks = reference, rounded, ranks
+        self._tolerance = tolerance
+        self._is_exact = is_exact
+        self._eps = max(_coarsest(run) for run in (*reference.processes, *ranks.processes))
+        self._largest: dict[tuple[int, str], float] = {}
+        for key in reference.keys:
+            scale = max(rms(reference.value(0, record)) for record in reference.calls(key)[0])
+            of = key[:2]
+            self._largest[of] = max(self._largest.get(of, 0.0), scale)
+
+    def compared(self, key: Key) -> list[Compared]:
+        """Return the entries of a key, one for each call of the reference."""
+        counts = {len(records) for records in self._ranks.calls(key) if records}
+        count = counts.pop() if len(counts) == 1 else 0
+        wholes = self._reference.wholes(key, count)
+        rounded = self._rounded.wholes(key, count) if self._rounded is not None else []
+        entries = []
+        for call, (record, whole) in enumerate(wholes):
+            other = rounded[call][1] if call < len(rounded) else None
+            allowed = self._allowed(key, whole, other)
+            held = self._ranks.held(key, call, len(wholes)) if count and count % len(wholes) == 0 else []
+            if held:
+                entries.append(compare(record, whole, held, allowed, scales=key[1] == "backward"))
+            else:
+                entries.append(Compared(record, whole, [], allowed, rms(whole)))
+        return entries
+
+    def _allowed(self, key: Key, whole: Tensor, rounded: Tensor | None) -> float:
+        scale = rms(whole)
+        if self._tolerance is not None:
+            return self._tolerance * scale
+        spread = rms(whole - rounded) if rounded is not None else 0.0
+        largest = self._largest[key[:2]]
+        if self._is_exact:
+            return RELATIVE * scale + SPREAD * spread + ABSOLUTE * largest
+        return PLAIN_EPS * self._eps * scale + PLAIN_SPREAD * spread + self._eps**2 * largest
+
+
+def _coarsest(run: RunRecord) -> float:
+    """Return the largest unit in the last place of what a process recorded."""
+    return max((torch.finfo(record.value.dtype).eps for record in run.records), default=0.0)
+
+
+def _add_plain(entries: Sequence[Compared], reference: _Run, ranks: _Run) -> None:
+    """Add to entries how far the program's own dtypes are from float64, in the reference and on the ranks."""
+    for entry in entries:
+        record = entry.record
+        key = (record.step, record.phase, record.module, record.name)
+        counts = {len(records) for records in ranks.calls(key) if records}
+        count = counts.pop() if len(counts) == 1 else 0
+        wholes = {one.call: value for one, value in reference.wholes(key, count)}
+        whole = wholes.get(record.call)
+        if whole is not None and whole.shape == entry.whole.shape and entry.scale:
+            entry.rounding = rms(whole - entry.whole) / entry.scale
+        values = {one.holder: one.value for one in ranks.held(key, record.call, len(wholes))} if wholes else {}
+        errors = [
+            rms(values[part.holder] - part.expected * part.factor)
+            for part in entry.parts
+            if part.holder in values and values[part.holder].shape == part.expected.shape
+        ]
+        if errors and len(errors) == len(entry.parts) and entry.scale:
+            entry.measured = max(errors) / entry.scale / max(abs(entry.parts[0].factor), 1e-300)

@@ -1,0 +1,50 @@
+"""``expect_same_numbers``: a test that fails where a parallel plan computes other numbers than the model."""
+
+from __future__ import annotations
+
+from dsexplore.errors import ExpectationError
+from dsexplore.numerics.compare_numerics import Parallel, Reference, compare_numerics
+from dsexplore.numerics.numerics_report import NumericsReport
+
+
+def expect_same_numbers(
+    reference: Reference,
+    parallel: Parallel,
+    *,
+    world_size: int = 4,
+    mesh: str = "dp=2,tp=2",
+    steps: int = 2,
+    tolerance: float | None = None,
+    timeout: float = 120.0,
+) -> NumericsReport:
+    """Fail unless a parallel plan computes what the model computes on one process, but for rounding.
+
+    Args:
+        reference: see `compare_numerics`.
+        parallel: see `compare_numerics`.
+        world_size: number of ranks.
+        mesh: their axes, outermost first.
+        steps: number of steps to compare.
+        tolerance: relative difference that is allowed; None, the default, allows what rounding does.
+        timeout: seconds for each run of the ranks.
+
+    Returns:
+        the report, if the numbers are the same.
+
+    Raises:
+        ExpectationError: where the numbers first part, and what it looks like.
+        UsageError: see `compare_numerics`.
+        RanksFailedError: the reference or a rank raised or hung.
+    """
+    report = compare_numerics(
+        reference,
+        parallel,
+        world_size=world_size,
+        mesh=mesh,
+        steps=steps,
+        tolerance=tolerance,
+        timeout=timeout,
+    )
+    if not report.same:
+        raise ExpectationError(report.sentence)
+    return report

@@ -1,0 +1,190 @@
+"""Find where two runs first differ, in program order, and what the difference looks like.
+
+Whether a plan is right is decided by what it is for: the gradients that the optimizer reads, and what it makes of the
+parameters. Where these are right, so is the plan, however its ranks hold activations in between. Where they are not,
+the first place is looked for:
+
+1. **forward**: the first module whose output is wrong. A rank's output may be an intermediate one (a part of a sum,
+   rows in another order) that is made whole later; so such an output counts only if nothing right comes between it and
+   an output that is wrong. What runs inside a module whose own output is right does not count.
+2. **backward**: the first output, in the order of backward, whose gradient is wrong. One factor of all ranks is a scale
+   of the loss, which is right if gradients of parameters are.
+3. **gradient** and **optimizer**: the first parameter in the order of backward; the whole model, if all are wrong for
+   the same reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import torch
+
+from dsexplore.numerics.compared_runs import Comparison
+from dsexplore.numerics.compared_values import Compared
+from dsexplore.numerics.numeric_records import Phase
+from dsexplore.numerics.part_layouts import same_indices
+from dsexplore.numerics.reasons.all_reasons import explain
+from dsexplore.numerics.reasons.dropout import different_draws
+from dsexplore.numerics.reasons.factor import common_factor
+from dsexplore.numerics.reasons.match import Match, Reason, is_close
+from dsexplore.numerics.reasons.stale_parameters import match_of, unsynchronized
+
+MADE_WHOLE: tuple[Reason, ...] = ("missing reduction",)
+"""What a right plan may have for a while."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The first place where the numbers differ."""
+
+    phase: Phase
+    module: str
+    name: str
+    """Of the parameter, or ``output``; ``parameters`` for all of them."""
+    step: int
+    ranks: tuple[int, ...]
+    match: Match | None
+    """What it looks like; None where no rule fits."""
+    error: float
+    """Relative to the reference, of the worst rank."""
+
+
+def first_difference(comparison: Comparison) -> Difference | None:
+    """Return where the numbers first differ by more than rounding; None where they are the same."""
+    for step in comparison.steps:
+        if _is_wrong(comparison, step):
+            return (
+                _at_start(comparison, step)
+                or _in_forward(comparison, step)
+                or _in_backward(comparison, step)
+                or _in_parameters(comparison, step)
+            )
+    return _in_dropout(comparison)
+
+
+def _is_wrong(comparison: Comparison, step: int) -> bool:
+    """Return True if gradients or parameters of a step are wrong; of a program without them, the model's output."""
+    gradients, parameters = comparison.of("gradient", step), comparison.of("optimizer", step)
+    wrong = [entry for entry in gradients if not entry.is_right]
+    if any(not entry.is_right for entry in parameters):
+        return True
+    if not gradients and not any(entry.scale for entry in parameters):
+        return any(not e.is_right for e in comparison.of("forward", step) if not e.record.module)
+    # A reduction that comes after the optimizer's hook, as in optimizers that hold shards, is none that is missing.
+    return any((match := explain(e, comparison)) is None or match.reason != "missing reduction" for e in wrong)
+
+
+def _difference(entry: Compared, match: Match | None, ranks: tuple[int, ...] = ()) -> Difference:
+    record = entry.record
+    wrong = ranks or entry.wrong_ranks or tuple(sorted({part.holder.rank for part in entry.parts}))
+    error = entry.relative_error()
+    if entry.is_right:  # but for a factor
+        error = max(abs(part.factor - 1) for part in entry.parts)
+    return Difference(record.phase, record.module, record.name, record.step, wrong, match, error)
+
+
+def _at_start(comparison: Comparison, step: int) -> Difference | None:
+    names = unsynchronized(comparison)
+    if not names:
+        return None
+    match = match_of(names)
+    modules = {name.rpartition(".")[0] for name in names}
+    ranks = tuple(sorted({rank for each in names.values() for rank in each}))
+    for entry in comparison.of("forward", step):
+        if entry.record.module in modules:
+            return _difference(entry, match, ranks)
+    first = next(iter(names))
+    return Difference("forward", first.rpartition(".")[0], first, step, ranks, match, float("inf"))
+
+
+def _in_forward(comparison: Comparison, step: int) -> Difference | None:
+    entries = comparison.of("forward", step)
+    right = {entry.record.module for entry in entries} - {e.record.module for e in entries if not e.is_right}
+    chain: list[tuple[Compared, Match]] = []
+    for entry in entries:
+        if right.intersection(entry.record.inside):
+            continue
+        if entry.is_right:
+            chain = [(one, match) for one, match in chain if match.reason not in MADE_WHOLE]
+            continue
+        match = explain(entry, comparison)
+        if match is None:
+            return _difference(*chain[0]) if chain else _difference(entry, None)
+        chain.append((entry, match))
+    return _difference(*chain[0]) if chain and not chain[-1][0].record.inside else None
+
+
+def _in_backward(comparison: Comparison, step: int) -> Difference | None:
+    odd = {entry.record.module for entry in comparison.of("forward", step) if not entry.is_right}
+    data = _axes_of_data(comparison, step)
+    scale: float | None = None
+    for entry in comparison.of("backward", step):
+        if entry.record.module in odd:
+            continue
+        factor = common_factor(entry.parts, entry)
+        if factor is not None:
+            scale = factor if scale is None else scale
+            if is_close(factor, scale) or _is_zero(entry):
+                continue
+        elif entry.is_right and _is_zero(entry):
+            continue
+        outermost = _outermost(entry, comparison.of("backward", step))
+        match = explain(outermost, comparison)
+        if match is not None and match.axes and set(match.axes) <= data:
+            continue  # of what is the same for all data: reduced with the gradients of parameters
+        return _difference(outermost, match)
+    return None
+
+
+def _axes_of_data(comparison: Comparison, step: int) -> set[str]:
+    """Return the axes whose ranks, or calls in turn, have different rows of the model's output."""
+    parts = [part for entry in comparison.of("backward", step)[:1] for part in entry.parts]
+    found = set()
+    for first, second in combinations(parts, 2):
+        places = first.holder.coordinates, second.holder.coordinates
+        differing = [axis for axis in places[0] if places[0][axis] != places[1][axis]]
+        if len(differing) == 1 and not same_indices(first.indices[:-1], second.indices[:-1]):
+            found.add(differing[0])
+    return found
+
+
+def _outermost(entry: Compared, entries: Sequence[Compared]) -> Compared:
+    """Return the entry of the outermost module that returned the same tensor, whose hooks are called after others."""
+    around = {module: place for place, module in enumerate(entry.record.inside)}
+    same = [other for other in entries if other.record.module in around and torch.equal(other.whole, entry.whole)]
+    return min(same, key=lambda other: around[other.record.module], default=entry)
+
+
+def _is_zero(entry: Compared) -> bool:
+    return entry.scale <= entry.allowed
+
+
+def _in_parameters(comparison: Comparison, step: int) -> Difference | None:
+    for phase in ("gradient", "optimizer"):
+        entries = comparison.of(phase, step)
+        wrong = [(entry, explain(entry, comparison)) for entry in reversed(entries) if not entry.is_right]
+        if not wrong:
+            continue
+        if _all_alike(entries, wrong):
+            entry, match = wrong[0]
+            ranks = tuple(sorted({rank for one, _ in wrong for rank in one.wrong_ranks}))
+            error = max(one.relative_error() for one, _ in wrong)
+            return Difference(entry.phase, "", "parameters", step, ranks, match, error)
+        return _difference(*wrong[0])
+    return None
+
+
+def _all_alike(entries: Sequence[Compared], wrong: Sequence[tuple[Compared, Match | None]]) -> bool:
+    """Return True if all parameters are wrong, but those that do not change, for one reason."""
+    reasons = {match.reason for _, match in wrong if match is not None}
+    changing = [entry for entry in entries if not _is_zero(entry)]
+    explained = sum(match is not None for _, match in wrong)
+    return len(entries) > 1 and len(wrong) >= len(changing) and explained == len(wrong) and len(reasons) == 1
+
+
+def _in_dropout(comparison: Comparison) -> Difference | None:
+    for entry, ranks, match in different_draws(comparison):
+        return Difference("forward", entry.record.module, entry.record.name, 0, ranks, match, float("nan"))
+    return None

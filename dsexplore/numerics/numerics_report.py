@@ -1,0 +1,151 @@
+"""`NumericsReport`: whether a parallel plan computes what the model computes, and where it first does not."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import polars as pl
+
+from dsexplore.display import Displayable
+from dsexplore.numerics.compared_runs import Comparison
+from dsexplore.numerics.first_difference import Difference
+from dsexplore.numerics.numeric_records import Phase
+from dsexplore.numerics.reasons.match import Reason
+from dsexplore.units import format_count, format_ranks
+
+TENSORS: dict[str, pl.DataType] = {
+    "step": pl.Int32(),
+    "phase": pl.String(),
+    "module": pl.String(),  # path; empty for the model itself
+    "name": pl.String(),  # output, or the parameter
+    "call": pl.Int32(),  # of the module in this step
+    "compared": pl.Boolean(),  # false where the ranks' shapes fit the reference's in no layout
+    "same": pl.Boolean(),  # true where no rank differs by more than rounding
+    "error": pl.Float64(),  # largest difference of a rank in the compared runs, relative to the reference's RMS
+    "allowed": pl.Float64(),  # what rounding may do in these runs, relative to the same
+    "measured": pl.Float64(),  # the same in the program's own dtypes, against the reference in float64; null: unknown
+    "rounding": pl.Float64(),  # of the reference in the program's own dtypes against float64; null: unknown
+    "ranks": pl.List(pl.Int32()),  # those that differ by more than rounding
+}
+"""Columns of `NumericsReport.to_frame`: one row per tensor of the reference, in program order."""
+
+
+@dataclass(frozen=True, eq=False)
+class NumericsReport(Displayable):
+    """Whether a plan's numbers are the model's, and where they first part beyond rounding."""
+
+    same: bool
+    """True if the gradients of parameters, and what optimizers made of these, differ by no more than rounding."""
+    module: str | None
+    """Path of the first module whose numbers part; empty for the model itself, None where they are the same."""
+    phase: Phase | None
+    """Where in the step: forward, backward, gradient or optimizer."""
+    ranks: tuple[int, ...]
+    """The ranks whose numbers part there."""
+    reason: Reason | None
+    """What it looks like, a word of `dsexplore.numerics.reasons.match.Reason`; None where no rule fits."""
+    sentence: str
+    """The result in one sentence or two."""
+    tensors: pl.DataFrame
+    """All tensors that were compared; columns: `TENSORS`."""
+    step: int | None
+    """The step of the difference, from 0."""
+    parameter: str | None
+    """The parameter, in the phases gradient and optimizer."""
+    change: str
+    """The change to try; empty where none is known."""
+    model: str
+    """Name of the model's class."""
+    mesh: str
+    """The mesh as text."""
+    world_size: int
+    notes: tuple[str, ...] = ()
+    """Limits of the comparison."""
+
+    def __str__(self) -> str:
+        return self.sentence
+
+    def __repr__(self) -> str:
+        return f"<NumericsReport: {self.sentence}>"
+
+    def to_frame(self) -> pl.DataFrame:
+        """Return `tensors`, one row per tensor of the reference in program order."""
+        return self.tensors
+
+
+def report_of(comparison: Comparison, found: Difference | None, notes: tuple[str, ...]) -> NumericsReport:
+    """Return the report on a comparison."""
+    model = next((record.model for record in comparison.ranks if record.model), "model")
+    frame = tensors_of(comparison)
+    skipped = frame.filter(~pl.col("compared"))["module"].n_unique()
+    if skipped:
+        modules = format_count(skipped, "module")
+        notes = (*notes, f"not compared: tensors of {modules}, whose shapes on the ranks fit in no layout")
+    is_parameter = found is not None and found.phase in ("gradient", "optimizer") and found.name != "parameters"
+    return NumericsReport(
+        same=found is None,
+        module=None if found is None else found.module,
+        phase=None if found is None else found.phase,
+        ranks=() if found is None else found.ranks,
+        reason=None if found is None or found.match is None else found.match.reason,
+        sentence=_sentence(comparison, found, model, frame),
+        tensors=frame,
+        step=None if found is None else found.step,
+        parameter=found.name if found is not None and is_parameter else None,
+        change=found.match.change if found is not None and found.match is not None else "",
+        model=model,
+        mesh=str(comparison.mesh),
+        world_size=comparison.mesh.size,
+        notes=notes,
+    )
+
+
+def tensors_of(comparison: Comparison) -> pl.DataFrame:
+    """Return one row per tensor of the reference."""
+    rows = []
+    for entry in comparison.entries:
+        record, scale = entry.record, entry.scale
+        rows.append(
+            (
+                *(record.step, record.phase, record.module, record.name, record.call),
+                *(entry.is_compared, entry.is_right if entry.is_compared else None),
+                entry.relative_error() if entry.is_compared else None,
+                entry.allowed / scale if scale else None,
+                *(entry.measured, entry.rounding, list(entry.wrong_ranks)),
+            )
+        )
+    return pl.DataFrame(rows, schema=TENSORS, orient="row")
+
+
+def _sentence(comparison: Comparison, found: Difference | None, model: str, frame: pl.DataFrame) -> str:
+    precision = "in float64" if comparison.is_exact else "in the program's own dtypes"
+    if found is None:
+        steps = len(comparison.steps)
+        compared = frame.filter(pl.col("compared")).height
+        return (
+            f"The same numbers: on {comparison.mesh}, {model} computes in {steps} step{'s' if steps > 1 else ''} what "
+            f"it computes on one process ({compared:,} tensors compared {precision})."
+        )
+    return f"{_place(comparison, found, model)} {_looks(found)}"
+
+
+def _place(comparison: Comparison, found: Difference, model: str) -> str:
+    module = f"{model}.{found.module}" if found.module else model
+    is_one = found.name != "parameters"
+    what = {
+        "forward": f"the output of {module} differs",
+        "backward": f"the gradient of {module}'s output differs",
+        "gradient": f"the gradient of {found.name} differs" if is_one else f"all gradients of {module} differ",
+        "optimizer": f"what the optimizer adds to {found.name if is_one else 'all parameters'} differs",
+    }[found.phase]
+    size = f" by {found.error:.2g} of its size" if math.isfinite(found.error) else ""
+    ranks = "all ranks" if len(found.ranks) == comparison.mesh.size > 1 else format_ranks(found.ranks)
+    return f"The numbers part first in {found.phase} of step {found.step}: {what}{size} on {ranks}."
+
+
+def _looks(found: Difference) -> str:
+    if found.match is None:
+        return "It parts here, reason unknown."
+    looks = found.match.looks_like
+    return f"{looks[0].upper()}{looks[1:]} ({found.match.reason}): {found.match.change}."

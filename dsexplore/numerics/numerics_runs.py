@@ -1,0 +1,137 @@
+"""What a process runs: the reference in three precisions, and each rank of the parallel program in one."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from dsexplore.errors import UsageError
+from dsexplore.mesh import Mesh
+from dsexplore.model_names import class_name
+from dsexplore.numerics.compared_mode import ComparedMode, DrawMode, entered_in_backward
+from dsexplore.numerics.initial_weights import put_in
+from dsexplore.numerics.numeric_records import Draw, RunRecord, load_run
+from dsexplore.numerics.observed_run import ObservedRun, Rounding, local_part, parameters_of, plain_model
+from dsexplore.torch_internals.autograd import RUN_BACKWARD
+from dsexplore.torch_internals.patches import Patches
+
+Program: TypeAlias = Callable[..., tuple[nn.Module, Callable[[], Any]]]
+"""Returns a model and a function that trains it for one step."""
+SEED = 0
+
+EXACT, ROUNDED, PLAIN, DRAWS = "exact", "rounded", "plain", "draws"
+"""In float64; the same with other roundings; in the program's own dtypes; these with dropout, whose draws are kept."""
+
+
+def file_of(folder: Path, run: str, rank: int | None = None) -> Path:
+    """Return the file of one process's record: of a rank, or of the reference."""
+    return folder / f"{run}-{'reference' if rank is None else rank}.pt"
+
+
+def play_reference(program: Program, steps: int, folder: Path) -> str:
+    """Run the reference in float64, in float64 with other roundings, and in its own dtypes.
+
+    Returns:
+        why it does not run in float64; empty if it does.
+    """
+    problem = ""
+    for run in (EXACT, ROUNDED):
+        try:
+            _play(program, (), steps, run, None, file_of(folder, run))
+        except Exception as error:
+            problem = "".join(traceback.format_exception_only(error)).strip()
+            break
+    _play(program, (), steps, PLAIN, None, file_of(folder, PLAIN))
+    return problem
+
+
+def play_rank(program: Program, mesh: Mesh, steps: int, run: str, folder: Path, weights: str) -> bool:
+    """Run a rank of the parallel program.
+
+    Args:
+        program: called with the mesh.
+        mesh: axes of the world.
+        steps: to train.
+        run: one of `EXACT`, `PLAIN` and `DRAWS`.
+        folder: of all records.
+        weights: the run of the reference whose initial weights the ranks get.
+
+    Returns:
+        whether the program has called dropout in training.
+    """
+    device_mesh = init_device_mesh("cpu", mesh.shape, mesh_dim_names=mesh.axes)
+    initial = load_run(file_of(folder, weights)).start
+    return _play(program, (device_mesh,), steps, run, initial, file_of(folder, run, dist.get_rank()))
+
+
+def _play(
+    program: Program,
+    arguments: tuple[DeviceMesh, ...],
+    steps: int,
+    run: str,
+    weights: dict[str, Tensor] | None,
+    file: Path,
+) -> bool:
+    record = RunRecord(rank=dist.get_rank() if arguments else 0)
+    with ExitStack() as stack:
+        mode = ComparedMode(exact=run in (EXACT, ROUNDED))
+        if run != DRAWS:
+            patches = Patches()
+            stack.callback(patches.undo)
+            patches.function(RUN_BACKWARD.get(), entered_in_backward(mode))
+            stack.enter_context(mode)
+        torch.manual_seed(SEED)
+        model, step = _made(program, arguments)
+        names = put_in(model, weights, record) if weights is not None else {}
+        rounding = Rounding() if run == ROUNDED else None
+        observed = ObservedRun(model, record, names, rounding)
+        record.start = _start(model, names, rounding)
+        stack.enter_context(observed.hooks())
+        if run == DRAWS:
+            stack.enter_context(DrawMode(lambda zeros: _note_draw(observed, zeros)))
+        for _ in range(steps):
+            step()
+            observed.end_step()
+    record.model = class_name(plain_model(model))
+    record.has_dropout = mode.has_dropout
+    if run == DRAWS:
+        record.records.clear()
+    record.save(file)
+    return mode.has_dropout
+
+
+def _made(program: Program, arguments: tuple[DeviceMesh, ...]) -> tuple[nn.Module, Callable[[], Any]]:
+    made = program(*arguments)
+    name = getattr(program, "__name__", "the program")
+    if not isinstance(made, tuple) or len(made) != 2:
+        raise UsageError(f"{name}() returned {type(made).__name__}: return (model, step)")
+    model, step = made
+    if not isinstance(model, nn.Module) or not callable(step):
+        raise UsageError(
+            f"{name}() returned ({type(model).__name__}, {type(step).__name__}): return a torch.nn.Module and a "
+            "function without arguments that trains it for one step"
+        )
+    return model, step
+
+
+def _start(model: nn.Module, names: dict[str, str], rounding: Rounding | None) -> dict[str, Tensor]:
+    found = {}
+    for name, parameter in parameters_of(plain_model(model), names):
+        if rounding is not None:
+            with torch.no_grad():
+                parameter.copy_(rounding(parameter))
+        found[name] = local_part(parameter)[0]
+    return found
+
+
+def _note_draw(observed: ObservedRun, zeros: Tensor) -> None:
+    module, call = observed.current_module()
+    observed.record.draws.append(Draw(module, call, local_part(zeros)[0]))

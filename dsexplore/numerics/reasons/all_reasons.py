@@ -1,0 +1,43 @@
+"""All rules, in the order in which they are asked: the narrower first."""
+
+from __future__ import annotations
+
+from dsexplore.numerics.compared_runs import Comparison
+from dsexplore.numerics.compared_values import Compared
+from dsexplore.numerics.reasons import (
+    attention_mask,
+    dropout,
+    factor,
+    local_norm,
+    missing_reduction,
+    padding,
+    permutation,
+    shift,
+    unequal_batches,
+)
+from dsexplore.numerics.reasons.match import Match, Rule
+
+RULES: tuple[Rule, ...] = (
+    unequal_batches.rule,
+    factor.rule,
+    missing_reduction.rule,
+    shift.rule,
+    permutation.rule,
+    padding.rule,
+    local_norm.rule,
+    dropout.rule,
+    attention_mask.rule,
+)
+MOST_LAYOUTS = 12
+"""Layouts of one tensor that each rule looks at, those that agree best."""
+
+
+def explain(entry: Compared, comparison: Comparison) -> Match | None:
+    """Return what the first rule says that fits an entry; None if none fits."""
+    layouts = entry.alternatives[:MOST_LAYOUTS] or [entry.parts]
+    for rule in RULES:
+        for parts in layouts:
+            found = rule(parts, entry, comparison)
+            if found is not None:
+                return found
+    return None

@@ -1,0 +1,50 @@
+"""Right at some positions of a sequence alone: as where a mask hides too much or too little."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from dsexplore.numerics.compared_runs import Comparison
+from dsexplore.numerics.compared_values import Compared, Part
+from dsexplore.numerics.reasons.match import LENIENCE, Match
+from dsexplore.numerics.reasons.moved_slices import runs_text
+
+
+def rule(parts: Sequence[Part], entry: Compared, comparison: Comparison) -> Match | None:
+    """Look for a dim, not that of features, with positions that are right on all ranks and others that are wrong."""
+    if entry.phase != "forward" or entry.whole.dim() < 3:
+        return None
+    for dim in range(1, entry.whole.dim() - 1):
+        wrong = _wrong_positions(parts, entry, dim)
+        if wrong is None or not bool(wrong.any()) or bool(wrong.all()):
+            continue
+        within_a_rank = any(0 < int(wrong[part.indices[dim]].sum()) < len(part.indices[dim]) for part in parts)
+        if not within_a_rank and not _is_in_attention(entry.record.module):
+            continue
+        right = (~wrong).nonzero().flatten()
+        looks = f"only positions {runs_text(right)} of dim {dim} are right, of {entry.whole.shape[dim]}"
+        change = (
+            "compare each rank's mask, and its positions, with its rows and columns of the whole: causal order counts "
+            "from the start of the sequence, not of a rank's chunk"
+        )
+        return Match("mask", looks, change)
+    return None
+
+
+def _is_in_attention(module: str) -> bool:
+    return any(part.lower().startswith(("att", "self_att", "mha", "mixer")) for part in module.split("."))
+
+
+def _wrong_positions(parts: Sequence[Part], entry: Compared, dim: int) -> Tensor | None:
+    """Return for each position of a dim whether it is wrong somewhere; None where parts do not fit."""
+    wrong = torch.zeros(entry.whole.shape[dim], dtype=torch.bool)
+    for part in parts:
+        if part.value.shape != part.expected.shape:
+            return None
+        rows = (part.value - part.expected).movedim(dim, 0).flatten(1)
+        error = torch.linalg.vector_norm(rows, dim=1) / max(rows.shape[1], 1) ** 0.5
+        wrong[part.indices[dim]] |= error > LENIENCE * entry.allowed
+    return wrong

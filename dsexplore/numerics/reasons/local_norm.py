@@ -1,0 +1,64 @@
+"""Gradients are clipped by the norm of a part of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from dsexplore.numerics.compared_runs import Comparison
+from dsexplore.numerics.compared_values import Compared, Part
+from dsexplore.numerics.reasons.match import Match, is_near
+
+CHANGE = (
+    "clip by the norm of all gradients: sum the squares of the parts over the ranks that hold different ones, and "
+    "count replicas once (torch.nn.utils.clip_grad_norm_ does so for DTensors)"
+)
+
+
+def rule(parts: Sequence[Part], entry: Compared, comparison: Comparison) -> Match | None:
+    """Look for one factor of all gradients of each rank, where the reference's gradients are clipped."""
+    if entry.phase != "gradient":
+        return None
+    entries = comparison.of("gradient", entry.record.step)
+    norm = _norm_of_reference(entries)
+    factors = {rank: _factor(rank, entries) for rank in {part.holder.rank for part in parts}}
+    known = {rank: factor for rank, factor in factors.items() if factor is not None}
+    if len(known) < len(factors) or not known or not _is_round(norm):
+        return None
+    shown = ", ".join(f"{factor:.3g} on rank {rank}" for rank, factor in sorted(known.items())[:4])
+    return Match(
+        "local norm",
+        f"all gradients of a rank have one factor ({shown}), and the reference's are clipped to {norm:.2g}",
+        CHANGE,
+    )
+
+
+def _factor(rank: int, entries: Sequence[Compared]) -> float | None:
+    """Return the factor of all gradients of a rank; None where they have none in common."""
+    products = squares = 0.0
+    parts = [(part, entry) for entry in entries for part in entry.parts if part.holder.rank == rank]
+    for part, _ in parts:
+        if part.value.shape != part.expected.shape:
+            return None
+        squares += float((part.expected**2).sum())
+        products += float((part.expected * part.value).sum())
+    factor = products / squares if squares else 1.0
+    fits = all(is_near(part.value, part.expected * factor, entry, factor) for part, entry in parts)
+    return factor if fits else None
+
+
+def _norm_of_reference(entries: Sequence[Compared]) -> float:
+    seen: list[Compared] = []
+    for entry in entries:
+        is_tied = any(
+            other.whole.shape == entry.whole.shape and bool((other.whole == entry.whole).all()) for other in seen
+        )
+        if not is_tied:
+            seen.append(entry)
+    return math.sqrt(sum(float((entry.whole**2).sum()) for entry in seen))
+
+
+def _is_round(norm: float) -> bool:
+    """Return True if a norm has two digits but for what clipping adds to it."""
+    rounded = float(f"{norm:.2g}")
+    return norm > 0 and abs(norm - rounded) <= 2e-4 * rounded

@@ -1,0 +1,71 @@
+"""`Match`: what a rule says of a tensor whose numbers differ."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from torch import Tensor
+
+from dsexplore.numerics.compared_runs import Comparison
+from dsexplore.numerics.compared_values import Compared, Part
+from dsexplore.numerics.part_layouts import rms
+
+Reason = Literal[
+    "factor",
+    "missing reduction",
+    "permutation",
+    "shift",
+    "mask",
+    "dropout",
+    "stale parameters",
+    "unequal batches",
+    "local norm",
+    "padding",
+]
+"""In the order of this list:
+
+* ``factor``: n times or 1/n of what is right: summed where it should be averaged, reduced twice, or scaled twice;
+* ``missing reduction``: each rank has its part, and their sum or mean is right;
+* ``permutation``: the right rows, columns or heads in another order;
+* ``shift``: what is right at other positions, as of another rank's chunk;
+* ``mask``: right at some positions of a sequence alone;
+* ``dropout``: ranks that should drop the same elements drop others;
+* ``stale parameters``: ranks began with different parameters;
+* ``unequal batches``: means over different numbers of elements are averaged with equal weights;
+* ``local norm``: gradients are clipped by the norm of a part of them;
+* ``padding``: positions that the reference leaves out are counted in.
+"""
+REASONS: tuple[Reason, ...] = get_args(Reason)
+
+
+@dataclass(frozen=True)
+class Match:
+    """The reason of a difference, with what shows it and what to change."""
+
+    reason: Reason
+    looks_like: str
+    """What the numbers show, as a clause: ``the sum over tp is right``."""
+    change: str
+    """The change to try, as an imperative."""
+    axes: tuple[str, ...] = ()
+    """Of the mesh, those over which a reduction is missing."""
+
+
+Rule = Callable[[Sequence[Part], Compared, Comparison], Match | None]
+"""Looks at the parts of an entry in one layout, whose numbers are not right in it."""
+LENIENCE = 1000.0
+"""How many times what rounding does may remain where a rule explains a difference."""
+
+
+def is_near(value: Tensor, expected: Tensor, entry: Compared, factor: float = 1.0) -> bool:
+    """Return True if values are those expected but for rounding."""
+    if value.shape != expected.shape:
+        return False
+    return rms(value - expected) <= LENIENCE * entry.allowed * max(abs(factor), 1.0)
+
+
+def is_close(first: float, second: float) -> bool:
+    """Return True if two factors are the same but for rounding."""
+    return abs(first - second) <= 1e-5 * max(abs(first), abs(second))

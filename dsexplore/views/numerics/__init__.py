@@ -1,0 +1,1 @@
+"""The view of a comparison of numbers: where a parallel plan parts from the model."""

@@ -1,0 +1,152 @@
+"""The view of a `NumericsReport`: the sentence, a line of ranks, and the tree of modules with the error per phase."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import polars as pl
+
+from dsexplore.numerics.numeric_records import PHASES
+from dsexplore.numerics.numerics_report import NumericsReport
+from dsexplore.units import format_ranks
+from dsexplore.views.numerics.module_errors import Cell, Node, error_tree
+from dsexplore.views.page import html, theme
+from dsexplore.views.view import View
+
+LOWEST, HIGHEST = -17, 1
+"""Exponents of ten at the ends of the scale of errors."""
+_MOST_RANKS = 64
+_MOST_LINES = 12
+
+STYLE = f"""
+.dsx .num-node>summary,.dsx .num-leaf{{display:grid;grid-template-columns:minmax(9em,2fr) repeat(4,minmax(5em,1fr));
+gap:0 8px;align-items:center;padding:1px 0}}
+.dsx .num-node>summary{{list-style-position:inside}}
+.dsx .num-head{{font-weight:600;border-bottom:1px solid var(--dsx-line);font-size:var(--dsx-small)}}
+.dsx .num-name{{font-family:var(--dsx-mono);font-size:var(--dsx-small);overflow-wrap:anywhere}}
+.dsx .num-track{{position:relative;display:block;height:calc(var(--dsx-size)*1.2);background:var(--dsx-shade)}}
+.dsx .num-track i{{position:absolute;top:0;bottom:0}}
+.dsx .num-band{{left:0;background:var(--dsx-line)}}
+.dsx .num-mark{{width:3px;background:var(--dsx-fg);forced-color-adjust:none}}
+.dsx .num-wrong{{width:7px;background:{theme.VERMILION};forced-color-adjust:none}}
+.dsx .num-track b{{position:absolute;left:3px;top:0;font-size:var(--dsx-tiny)}}
+.dsx .num-first>.num-name,.dsx .num-first>summary>.num-name{{font-weight:700;text-decoration:underline}}
+.dsx .num-rank{{display:inline-block;min-width:2em;text-align:center;border:1px solid var(--dsx-line);
+margin:0 2px 2px 0;font-size:var(--dsx-small)}}
+.dsx .num-rank.num-bad{{background:{theme.VERMILION};color:#000;font-weight:700;forced-color-adjust:none}}
+@media (max-width:560px){{.dsx .num-node>summary,.dsx .num-leaf{{grid-template-columns:minmax(6em,1.5fr) repeat(4,1fr);
+gap:0 3px}}.dsx .num-track b{{display:none}}}}
+"""
+
+
+class NumericsView(View):
+    """The view of a `NumericsReport`."""
+
+    title = "Same numbers"
+
+    def __init__(self, report: NumericsReport) -> None:
+        self._report = report
+        self._step = report.step if report.step is not None else _last_step(report.tensors)
+        self._tree = error_tree(report, self._step)
+
+    def text(self) -> str:
+        """Return the sentence, a line for each of the first tensors that differ, and the notes."""
+        report = self._report
+        lines = [html.plain(report.sentence, 0)]
+        wrong = report.tensors.filter(~pl.col("same") & (pl.col("step") == self._step))
+        for row in wrong.head(_MOST_LINES).iter_rows(named=True):
+            where = row["name"] if row["phase"] in ("gradient", "optimizer") else row["module"] or report.model
+            ranks = format_ranks(row["ranks"])
+            line = f"{row['phase']} of {where}: {_number(row['error'])} on {ranks}"
+            lines.append(f"  {html.plain(line, 0)}")
+        if wrong.height > _MOST_LINES:
+            lines.append(f"  … and {wrong.height - _MOST_LINES:,} more tensors: see to_frame()")
+        lines += [f"note: {html.plain(note, 0)}" for note in report.notes]
+        return "\n".join(lines)
+
+    def html(self) -> str:
+        """Return the sentence, the ranks, and the modules with the error of each phase on a logarithmic scale."""
+        report = self._report
+        what = f"{report.model} on {report.mesh} ({report.world_size} local ranks) against one process"
+        verdict, _, rest = report.sentence.partition(": " if report.same else ". ")
+        parts = [f'<p class="dim">{html.escape(what, 0)}</p>']
+        parts.append(f"<p><b>{html.escape(verdict, 0)}.</b></p>")
+        parts.append(f"<p>{html.escape(rest, 0)}</p>" if rest else "")
+        parts.append(self._ranks())
+        names = "".join(f"<span>{phase}</span>" for phase in PHASES)
+        parts.append(f'<div class="num-leaf num-head"><span>module, step {self._step}</span>{names}</div>')
+        parts += self._rows(self._tree, 0)
+        parts.append(f'<p class="dim">{html.escape(_foot(), 0)}</p>')
+        parts += [f'<p class="dim">{html.escape(note, 0)}</p>' for note in report.notes]
+        return html.fragment("".join(parts), STYLE)
+
+    def _ranks(self) -> str:
+        report = self._report
+        if report.same:
+            return ""
+        boxes = "".join(
+            f'<span class="num-rank{" num-bad" if rank in report.ranks else ""}">'
+            f"{rank}{'!' if rank in report.ranks else ''}</span>"
+            for rank in range(min(report.world_size, _MOST_RANKS))
+        )
+        return f"<p>Ranks that differ there: {boxes}</p>"
+
+    def _rows(self, node: Node, depth: int) -> Iterator[str]:
+        is_first = node.path == self._report.module
+        name = node.label if depth else self._report.model
+        cells = "".join(_cell(node.cells.get(phase), phase) for phase in PHASES)
+        indent = f'<span class="num-name" style="padding-left:{min(depth, 8) * 10}px">{html.parted(name)}</span>'
+        mark = " num-first" if is_first else ""
+        if not node.children:
+            yield f'<div class="num-leaf{mark}">{indent}{cells}</div>'
+            return
+        first = self._report.module
+        holds = first is not None and (not node.path or first == node.path or first.startswith(f"{node.path}."))
+        state = " open" if holds or not depth else ""
+        yield f'<details class="num-node{mark}"{state}><summary>{indent}{cells}</summary>'
+        for child in node.children:
+            yield from self._rows(child, depth + 1)
+        yield "</details>"
+
+
+def _cell(cell: Cell | None, phase: str) -> str:
+    if cell is None:
+        return '<span class="dim">–</span>'
+    band = _place(cell.allowed)
+    kind = "num-wrong" if cell.is_wrong else "num-mark"
+    shown = f"<b>{_number(cell.error)}</b>" if cell.is_wrong else ""
+    title = f"{phase}: error {_number(cell.error)}, rounding up to {_number(cell.allowed)}"
+    if cell.measured is not None and cell.rounding is not None:
+        title += f"; in the program's own dtypes {_number(cell.measured)}, the reference {_number(cell.rounding)}"
+    return (
+        f'<span class="num-track" title="{html.escape(title, 0)}"><i class="num-band" style="width:{band:.3g}%"></i>'
+        f'<i class="{kind}" style="left:min({_place(cell.error):.3g}%,calc(100% - 7px))"></i>{shown}</span>'
+    )
+
+
+def _place(error: float) -> float:
+    """Return where an error is on the scale, in percent."""
+    if error <= 0:
+        return 0.0
+    exponent = HIGHEST if math.isinf(error) or math.isnan(error) else math.log10(error)
+    return 100 * min(max((exponent - LOWEST) / (HIGHEST - LOWEST), 0.0), 1.0)
+
+
+def _number(error: float | None) -> str:
+    if error is None or math.isnan(error):
+        return "unknown"
+    return "∞" if math.isinf(error) else f"{error:.2g}"
+
+
+def _foot() -> str:
+    return (
+        f"Errors are relative to the reference's root mean square, of the worst rank and tensor of a module, from "
+        f"1e{LOWEST} to 1e{HIGHEST} (log); the band is what rounding may do. Gradients of outputs are compared but for "
+        "one factor, the scale of the loss."
+    )
+
+
+def _last_step(tensors: pl.DataFrame) -> int:
+    steps = tensors["step"].max()
+    return int(steps) if isinstance(steps, int) else 0

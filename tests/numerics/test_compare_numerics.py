@@ -1,0 +1,100 @@
+"""``compare_numerics`` on whole plans: no alarm where a plan is right, and the place where it is not."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import polars as pl
+import pytest
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+
+import dsexplore
+from dsexplore import ExpectationError, NumericsReport, RanksFailedError, UsageError, compare_numerics
+from dsexplore.mesh import parse_mesh
+from tests.numerics.right_plans import RIGHT_PLANS, RightPlan, megatron, plain
+from tests.numerics.trained_model import (
+    Trained,
+    part_of_batch,
+    reduce_gradients,
+    seeded,
+    tensor_parallel,
+    tokens_and_targets,
+    trained,
+)
+from tests.numerics.wrong_plans import WRONG_PLANS, WrongPlan
+
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("rank_server")]
+FAST = {"TP", "DDP with accumulation", "plain TP with fused QKV", "PP", "EP", "dropout", "bf16"}
+FAST_FAULTS = {"joined in turn", "rotary", "head made later", "three and five", "shards clipped", "padding in count"}
+
+
+@pytest.mark.parametrize("plan", [plan for plan in RIGHT_PLANS if plan.name in FAST], ids=lambda plan: plan.name)
+def test_a_right_plan_raises_no_alarm(plan: RightPlan) -> None:
+    report = compared(plan.reference, plan.parallel, plan.mesh)
+    assert report.same, report.sentence
+    assert report.sentence.startswith("The same numbers")
+    assert (report.module, report.phase, report.ranks, report.reason) == (None, None, (), None)
+    assert report.to_frame().filter("compared")["same"].all()
+
+
+@pytest.mark.parametrize("plan", [plan for plan in WRONG_PLANS if plan.name in FAST_FAULTS], ids=lambda plan: plan.name)
+def test_the_place_and_the_reason_of_a_fault_are_named(plan: WrongPlan) -> None:
+    report = compared(plan.reference, plan.parallel, plan.mesh, steps=1)
+    assert report.module in plan.places
+    assert (report.phase, report.reason, report.step) == (plan.phase, plan.reason, 0)
+    assert report.change in report.sentence
+
+
+def compared(reference: Any, parallel: Any, mesh: str, **options: Any) -> NumericsReport:
+    return compare_numerics(reference, parallel, mesh=mesh, world_size=parse_mesh(mesh).size, **options)
+
+
+def without_a_reduction(mesh: DeviceMesh) -> Trained:
+    model = tensor_parallel(seeded(), mesh["tp"])
+    model.layers[1].feed_forward.down.times = 0  # type: ignore[union-attr]
+    data = part_of_batch(mesh, "dp", *tokens_and_targets())
+    return trained(model, *data, before_optimizer=partial(reduce_gradients, model, mesh["dp"]))
+
+
+def test_a_wrong_plan_names_place_ranks_reason_and_change() -> None:
+    report = compared(plain, without_a_reduction, "dp=2,tp=2", steps=1)
+    assert not report.same
+    assert (report.module, report.phase, report.step) == ("layers.1.feed_forward.down", "forward", 0)
+    assert report.ranks == (0, 1, 2, 3)
+    wrong = report.to_frame().filter(~pl.col("same"))
+    assert wrong["module"][0] == "layers.1.feed_forward.down"
+
+
+def test_the_assertion_says_where_numbers_part() -> None:
+    with pytest.raises(ExpectationError, match=r"layers\.1\.feed_forward\.down"):
+        dsexplore.expect_same_numbers(plain, without_a_reduction, steps=1)
+
+
+def test_a_tolerance_can_be_given() -> None:
+    assert compared(plain, without_a_reduction, "dp=2,tp=2", steps=1, tolerance=1e6).same
+    assert not compared(plain, megatron, "dp=2,tp=2", steps=1, tolerance=0.0).same
+
+
+def no_model(mesh: DeviceMesh | None = None) -> Any:
+    return torch.zeros(2), print
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"mesh": "dp=2"}, "world_size is 4"),
+        ({"mesh": ""}, "mesh is empty"),
+        ({"steps": 0}, "steps 0"),
+        ({"tolerance": -1.0}, "tolerance -1.0"),
+    ],
+)
+def test_refuses_what_is_no_comparison(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        compare_numerics(plain, megatron, **options)
+
+
+def test_says_what_a_program_must_return() -> None:
+    with pytest.raises(RanksFailedError, match=r"return a torch\.nn\.Module"):
+        compare_numerics(no_model, no_model)
