@@ -21,7 +21,7 @@ TENSORS: dict[str, pl.DataType] = {
     "name": pl.String(),  # output, or the parameter
     "call": pl.Int32(),  # of the module in this step
     "compared": pl.Boolean(),  # false where the ranks' shapes fit the reference's in no layout
-    "same": pl.Boolean(),  # true where no rank differs by more than rounding
+    "same": pl.Boolean(),  # true where no rank differs by more than rounding; parts of a sum are not the same
     "error": pl.Float64(),  # largest difference of a rank in the compared runs, relative to the reference's RMS
     "allowed": pl.Float64(),  # what rounding may do in these runs, relative to the same
     "measured": pl.Float64(),  # the same in the program's own dtypes, against the reference in float64; null: unknown

@@ -39,7 +39,7 @@ def error_tree(report: NumericsReport, step: int) -> Node:
     rows = report.tensors.filter((pl.col("step") == step) & pl.col("compared"))
     for row in rows.iter_rows(named=True):
         node = _node(nodes, row["module"])
-        cell = _cell(row)
+        cell = _cell(row, report.same)
         before = node.cells.get(row["phase"])
         if before is None or (cell.is_wrong, cell.error) > (before.is_wrong, before.error):
             node.cells[row["phase"]] = cell
@@ -55,12 +55,13 @@ def _node(nodes: dict[str, Node], path: str) -> Node:
     return nodes[path]
 
 
-def _cell(row: dict[str, Any]) -> Cell:
+def _cell(row: dict[str, Any], is_right: bool) -> Cell:
+    """Return the cell of a tensor; of a right plan none is wrong, as ranks may hold parts of a sum for a while."""
     error = row["error"]
     return Cell(
         error=math.inf if error is None else error,
         allowed=row["allowed"] or 0.0,
-        is_wrong=not row["same"],
+        is_wrong=not row["same"] and not is_right,
         measured=row["measured"],
         rounding=row["rounding"],
     )
