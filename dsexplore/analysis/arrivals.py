@@ -43,7 +43,7 @@ ADDED: dict[str, pl.DataType] = {
     "is_held_up": pl.Boolean(),  # whether what it had called before made it late, and not its own program
 }
 """The columns that `arrivals` adds to those of the events."""
-_OWN_SHARE = 0.5
+_LEAST_SHARE_OF_DELAY = 0.5
 """The part of a rank's lateness that its own program must have taken longer, for that lateness to be its own."""
 
 
@@ -69,12 +69,14 @@ def arrivals(tables: Tables) -> pl.DataFrame:
 def _before_ranks_part(measured: pl.DataFrame) -> pl.DataFrame:
     """Return the collectives before the first one of their group with different ops, with an id: ``instance``."""
     group = pl.col("same_group").cast(pl.Categorical).to_physical().cast(pl.Int64)
-    found = measured.with_columns(instance=group * 2**40 + pl.col("number").cast(pl.Int64))
-    ops = found.group_by("instance").agg(pl.col("op").n_unique().alias("ops"), pl.col("same_group", "number").first())
+    numbered = measured.with_columns(instance=group * 2**40 + pl.col("number").cast(pl.Int64))
+    ops = numbered.group_by("instance").agg(
+        pl.col("op").n_unique().alias("ops"), pl.col("same_group", "number").first()
+    )
     parted = ops.filter(pl.col("ops") > 1).group_by("same_group").agg(pl.col("number").min().alias("parted"))
     if parted.is_empty():
-        return found
-    joined = found.join(parted, on="same_group", how="left", maintain_order="left")
+        return numbered
+    joined = numbered.join(parted, on="same_group", how="left", maintain_order="left")
     return joined.filter(pl.col("parted").is_null() | (pl.col("number") < pl.col("parted"))).drop("parted")
 
 
@@ -86,26 +88,27 @@ def _late(timed: pl.DataFrame, info: TraceInfo) -> pl.DataFrame:
     """Add the lateness of each rank to the rows."""
     clocks = dict(zip(info.ranks, info.clocks, strict=False))
     clock = pl.col("rank").replace_strict(clocks, default="", return_dtype=pl.String)
-    on_one_clock = (clock.first() == clock).all().over("instance") & (clock != "")
+    same_clock = (clock.first() == clock).all().over("instance") & (clock != "")
     after_first = pl.col("begin") - pl.col("begin").min().over("instance")
     waited_less = pl.col("took").max().over("instance") - pl.col("took")
-    by_starts = on_one_clock & pl.col("op").is_in(TOGETHER)
+    by_starts = same_clock & pl.col("op").is_in(TOGETHER)
     lateness = pl.when(by_starts).then(after_first).otherwise(pl.min_horizontal(after_first, waited_less))
     arrived = timed.with_columns(duration=pl.col("took").min().over("instance"), lateness=lateness)
-    own = pl.col("lateness")
+    lateness_ns = pl.col("lateness")
     middle = (pl.len() - 2) // 2
     of_others = arrived.group_by("instance").agg(
-        own.sort().gather(middle).first().alias("lower"), own.sort().gather(middle + 1).first().alias("upper")
+        lateness_ns.sort().gather(middle).first().alias("lower"),
+        lateness_ns.sort().gather(middle + 1).first().alias("upper"),
     )
-    is_upper = own.rank("ordinal").over("instance") > (pl.col("count") - 2) // 2 + 1
+    is_upper = lateness_ns.rank("ordinal").over("instance") > (pl.col("count") - 2) // 2 + 1
     of_other = pl.when(is_upper).then("lower").otherwise("upper")
     arrived = (
         arrived.join(of_others, on="instance", how="left", maintain_order="left")
-        .with_columns(deviation=own - of_other, late_by=(own - of_other).clip(0))
+        .with_columns(deviation=lateness_ns - of_other, late_by=(lateness_ns - of_other).clip(0))
         .drop("lower", "upper")
     )
     is_more_than_waking_up = pl.col("late_by") > pl.max_horizontal(pl.lit(LATE), pl.col("duration") * LATE_SHARE)
-    is_in_later_half = own > own.max().over("instance") / 2
+    is_in_later_half = lateness_ns > lateness_ns.max().over("instance") / 2
     return arrived.with_columns(is_late=is_more_than_waking_up & is_in_later_half)
 
 
@@ -120,5 +123,5 @@ def _held_up(arrived: pl.DataFrame, events: pl.DataFrame) -> pl.DataFrame:
     )
     joined = joined.sort("rank", "seq").with_columns(own=(pl.col("start") - pl.col("free")) / 1e9)
     longer = pl.col("own") - pl.col("own").quantile(0.5, "lower").over("instance")
-    held_up = pl.col("is_late") & (longer < pl.col("late_by") * _OWN_SHARE)
+    held_up = pl.col("is_late") & (longer < pl.col("late_by") * _LEAST_SHARE_OF_DELAY)
     return joined.with_columns(is_held_up=held_up.fill_null(False)).drop("free", "own")

@@ -267,8 +267,8 @@ class Headline(Displayable):
         """Bytes of forwards without gradients: ``8 MiB per rank``; ``… and step`` if every step has some."""
         steps = self.no_grad_events["step"].n_unique()
         every = not self.step_events.is_empty() and set(self.step_events["step"]) == set(self.no_grad_events["step"])
-        share, each = (steps, " and step") if every and steps > 1 else (1, "")
-        return f"{format_bytes(self.no_grad_bytes / share)} per rank{each}"
+        share, per_step = (steps, " and step") if every and steps > 1 else (1, "")
+        return f"{format_bytes(self.no_grad_bytes / share)} per rank{per_step}"
 
     def _spread(self) -> str:
         """Say what the figures are means over and how far ranks and steps differ; empty for one rank and one step."""

@@ -45,12 +45,12 @@ def memory(tables: Tables) -> str:
     )
     rank, parameters, gradients = ranks.row(-1)
     most = ", which holds most" if ranks["parameters"].n_unique() > 1 else ", as of the others" * (ranks.height > 1)
-    whose = f"rank {rank}{most}"
+    holder = f"rank {rank}{most}"
     fsdp = pl.col("cause").str.starts_with("FSDP") & (pl.col("op") == "all_gather") & (pl.col("rank") == rank)
     sizes = tables.events.filter(fsdp)["message_bytes"].to_list()
     whole = f", and {format_bytes(max(sizes))} for the largest group that FSDP gathers" if sizes else ""
     return (
-        f"Parameters {format_bytes(parameters)} and gradients {format_bytes(gradients)} of {whose}{whole}. Optimizer "
+        f"Parameters {format_bytes(parameters)} and gradients {format_bytes(gradients)} of {holder}{whole}. Optimizer "
         "state is not recorded: Adam and AdamW hold two tensors like each parameter, "
         f"{format_bytes(2 * gradients)}. Activations, buffers of collectives and what the allocator wastes are not in "
         "it."
@@ -73,8 +73,8 @@ def _modules(headline: Headline) -> str:
     for place, size, modules, owners in places.head(_MOST_PLACES).iter_rows():
         its = events.filter(pl.col("owner").is_in(owners))
         many = f" ×{modules:,}" if modules > 1 else ""
-        each = format_bytes(size / headline.ranks / headline.steps)
-        parts.append(f"{place}{many} {each} ({format_share(size, total)}: {listed(purposes_of(its, size))})")
+        size_text = format_bytes(size / headline.ranks / headline.steps)
+        parts.append(f"{place}{many} {size_text} ({format_share(size, total)}: {listed(purposes_of(its, size))})")
     more = f"; {places.height - _MOST_PLACES:,} more" if places.height > _MOST_PLACES else ""
     return "; ".join(parts) + more + "." if parts else ""
 

@@ -67,8 +67,8 @@ def _last_step(tables: Tables, rank: int | None) -> Tables:
     events = tables.events.filter(IN_STEPS)
     if events.is_empty():
         return replace(tables, events=events)
-    own = rank if rank in set(events["rank"]) else int(events["rank"].min())  # type: ignore[arg-type]  # of integers
-    of_rank = events.filter(pl.col("rank") == own)
+    shown_rank = rank if rank in set(events["rank"]) else int(events["rank"].min())  # type: ignore[arg-type]  # of integers
+    of_rank = events.filter(pl.col("rank") == shown_rank)
     return replace(tables, events=of_rank.filter(pl.col("step") == of_rank["step"].max()).sort("seq"))
 
 

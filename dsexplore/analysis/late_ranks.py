@@ -30,7 +30,7 @@ LEAST = 3
 CHANCE = 1e-4
 LEAST_SHARE = 0.01
 """The part of the measured time that a rank which is late again and again must have cost to be named."""
-SHARE_OF_ONE, LEAST_OF_ONE = 0.2, 0.1
+SINGLE_SHARE, SINGLE_LEAST = 0.2, 0.1
 """The part of the measured time by which a rank that is late seldom must be late, and the seconds of each time: a busy
 host stops any process for some tens of milliseconds now and then."""
 NEARLY_ALL = 0.75
@@ -94,10 +94,10 @@ def late_ranks(arrived: pl.DataFrame) -> tuple[LateRank, ...]:
             if rank not in named and _is_often(of_rank, chosen, part, beyond, span):
                 named[rank] = of_rank
     if not named:
-        long = late.filter(pl.col("late_by") >= LEAST_OF_ONE)
+        long = late.filter(pl.col("late_by") >= SINGLE_LEAST)
         named = {rank: of_rank for (rank,), of_rank in long.group_by("rank") if _is_costly(of_rank, late, span)}
-    found = [_described(rank, of_rank, arrived) for rank, of_rank in named.items()]
-    return tuple(sorted(found, key=lambda one: (-one.waited, one.rank)))
+    described = [_described(rank, of_rank, arrived) for rank, of_rank in named.items()]
+    return tuple(sorted(described, key=lambda one: (-one.waited, one.rank)))
 
 
 def jitter(arrived: pl.DataFrame) -> float:
@@ -153,19 +153,21 @@ def _is_costly(late: pl.DataFrame, of_all: pl.DataFrame, span: float) -> bool:
         span: seconds that were measured.
     """
     total = float(late["late_by"].sum())
-    return total >= NEARLY_ALL * float(of_all["late_by"].sum()) and total >= SHARE_OF_ONE * span
+    return total >= NEARLY_ALL * float(of_all["late_by"].sum()) and total >= SINGLE_SHARE * span
 
 
 def _described(rank: object, late: pl.DataFrame, arrived: pl.DataFrame) -> LateRank:
     ops = late["op"].value_counts(sort=True)["op"].to_list()
-    own = arrived.filter(pl.col("rank") == rank).join(late.select("op", "same_group").unique(), on=["op", "same_group"])
+    arrivals = arrived.filter(pl.col("rank") == rank).join(
+        late.select("op", "same_group").unique(), on=["op", "same_group"]
+    )
     together = arrived.filter(pl.col("instance").is_in(late["instance"].implode()))
     by, durations = late["late_by"].to_numpy(), late["duration"].to_numpy()
     least, most = np.quantile(by, (0.1, 0.9))
     waited = float((together["took"] - together["duration"]).sum())
     usual = late.group_by("source", "owner").len().sort("len", "source", descending=[True, False]).row(0)
     axes = late["axis"].unique().to_list()
-    is_late = own.sort("seq").select("step", is_late=pl.col("row").is_in(late["row"].implode()))
+    is_late = arrivals.sort("seq").select("step", is_late=pl.col("row").is_in(late["row"].implode()))
     of_steps = is_late.group_by("step", maintain_order=True).agg(pl.col("is_late").any())
     since = _since((of_steps if of_steps.height > 1 else is_late)["is_late"].to_numpy())
     return LateRank(
@@ -174,7 +176,7 @@ def _described(rank: object, late: pl.DataFrame, arrived: pl.DataFrame) -> LateR
         least=float(least),
         most=float(most),
         late=len(by),
-        collectives=own.height,
+        collectives=arrivals.height,
         ops=tuple(ops),
         since_step=int(of_steps["step"][since]) if since is not None and of_steps.height > 1 else None,
         since_number=since + 1 if since is not None and of_steps.height == 1 else None,

@@ -61,9 +61,9 @@ def _bytes(line: Line) -> bytes:
     return "\x1f".join(line).encode() + b"\x1e"
 
 
-def first_difference(one: Tables, other: Tables) -> str:
+def first_difference(tables: Tables, other: Tables) -> str:
     """Describe the first line in which two ranks differ, for a note; empty if there is none."""
-    mine, theirs = lines(one), lines(other)
+    mine, theirs = lines(tables), lines(other)
     for number, line in enumerate(mine):
         against = next(theirs, None)
         if line != against:

@@ -116,15 +116,15 @@ def _conclude(moments: list[dict[str, Any]], called: bool, updated: bool) -> Non
         called: whether the parameter's module ran.
         updated: whether the optimizer did.
     """
-    known = {(one["what"], one["phase"]) for one in moments}
-    if called and ("used", "forward") not in known:
+    named = {(one["what"], one["phase"]) for one in moments}
+    if called and ("used", "forward") not in named:
         ends = (one["what"] == "freed" or one["phase"] not in ("start-up", "forward") for one in moments)
         moments.insert(next((i for i, end in enumerate(ends) if end), len(moments)), _silent("used", "forward"))
-    if ("used", "backward") not in known:
+    if ("used", "backward") not in named:
         reduced = next((i for i, one in enumerate(moments) if one["what"] == "gradient reduced"), None)
         if reduced is not None:
             moments.insert(reduced, _silent("used", "backward"))
-    if updated and ("updated", "optimizer") not in known:
+    if updated and ("updated", "optimizer") not in named:
         moments.append(_silent("updated", "optimizer"))
 
 
@@ -150,8 +150,8 @@ def _find(tables: Tables, name: str) -> dict[str, Any]:
 def _step(events: pl.DataFrame) -> int:
     """Return the first step with a backward, else the first step."""
     with_backward = events.filter(pl.col("phase") == "backward")["step"]
-    found = with_backward.min() if len(with_backward) else events["step"].min()
-    return int(found) if found is not None else 0  # type: ignore[arg-type]  # of integers
+    first = with_backward.min() if len(with_backward) else events["step"].min()
+    return int(first) if first is not None else 0  # type: ignore[arg-type]  # of integers
 
 
 def _unit(units: list[str], module: str) -> str:

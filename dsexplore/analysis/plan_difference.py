@@ -174,16 +174,16 @@ class PlanDifference(Displayable):
     def _findings(self) -> Iterator[DifferenceSentence]:
         """Yield the sentence about findings that only one of the traces has."""
         new, gone = self.findings_new, self.findings_gone
-        for found, alone, other in ((new, "Only in B", gone), (gone, "Only in A", new)):
-            if not len(found):
+        for only_here, alone, other in ((new, "Only in B", gone), (gone, "Only in A", new)):
+            if not len(only_here):
                 continue
-            first, more = found[0], len(found) - 1
+            first, more = only_here[0], len(only_here) - 1
             spared = f", worth {format_bytes(first.spare_bytes)} on the wire" if first.spare_bytes else ""
             where = "" if first.module == OUTSIDE else f"{first.module}: "
             rest = f" ({format_count(more, 'more finding')})" if more else ""
             fewer = "1 finding of A is" if len(other) == 1 else f"{len(other):,} findings of A are"
             resolved = f"; {fewer} gone" if len(other) else ""
-            module = str(found.tables.events["owner"][int(first.rows[0])])
+            module = str(only_here.tables.events["owner"][int(first.rows[0])])
             yield DifferenceSentence("finding", f"{alone}: {where}{first.why}{spared}{rest}{resolved}.", module)
             return
 
@@ -237,8 +237,8 @@ def _changes(rows: pl.DataFrame, key: str) -> pl.DataFrame:
 
 
 def _without(findings: Findings, others: Findings) -> Findings:
-    known = {(one.rule, one.module, one.axis) for one in others}
-    return Findings(findings.tables, [one for one in findings if (one.rule, one.module, one.axis) not in known])
+    in_others = {(one.rule, one.module, one.axis) for one in others}
+    return Findings(findings.tables, [one for one in findings if (one.rule, one.module, one.axis) not in in_others])
 
 
 def _compared(change: float, a: float, b: float) -> str:

@@ -51,11 +51,11 @@ def measured_times(tables: Tables) -> RunningTimes | None:
     if not measured_time.is_timed(events):
         return None
     first = pl.col("start").min()
-    found = events.select(pl.all(), begin=(pl.col("start") - first) / 1e9, until=(pl.col("end") - first) / 1e9)
+    timed = events.select(pl.all(), begin=(pl.col("start") - first) / 1e9, until=(pl.col("end") - first) / 1e9)
     counted = in_steps(events).filter(pl.col("end").is_not_null())
     steps = max(1, counted["step"].n_unique())
     of = f"the mean of {steps:,} steps" if steps > 1 else "of 1 step"
-    return _times(found, tables.groups, "measured", steps, f"measured, {of}")
+    return _times(timed, tables.groups, "measured", steps, f"measured, {of}")
 
 
 def predicted_times(tables: Tables, spans: pl.DataFrame, words: str) -> RunningTimes:
@@ -66,8 +66,8 @@ def predicted_times(tables: Tables, spans: pl.DataFrame, words: str) -> RunningT
         spans: of its collectives; columns ``rank``, ``seq``, and ``begin`` and ``until`` in seconds.
         words: says where the seconds come from.
     """
-    found = tables.events.join(spans, on=["rank", "seq"], how="left", maintain_order="left")
-    return _times(found, tables.groups, "predicted", 1, words)
+    timed = tables.events.join(spans, on=["rank", "seq"], how="left", maintain_order="left")
+    return _times(timed, tables.groups, "predicted", 1, words)
 
 
 def _times(events: pl.DataFrame, groups: pl.DataFrame, source: Source, steps: int, words: str) -> RunningTimes:
@@ -79,9 +79,9 @@ def _times(events: pl.DataFrame, groups: pl.DataFrame, source: Source, steps: in
         _of_least(collectives, ("same_group", "number", "op")),
         _of_least(_messages(timed), ("name", "source_rank", "target_rank", "number")),
     ]
-    own = timed.select("row", *_TIMES)
-    shared = pl.concat([own.join(one, on="row", how="semi").select("row").join(one, on="row") for one in least])
-    alone = own.join(shared, on="row", how="anti")
+    of_row = timed.select("row", *_TIMES)
+    shared = pl.concat([of_row.join(one, on="row", how="semi").select("row").join(one, on="row") for one in least])
+    alone = of_row.join(shared, on="row", how="anti")
     begin, end = (np.full(len(rows), np.nan) for _ in range(2))
     for part in (alone, shared):
         at = part["row"].to_numpy()
@@ -98,13 +98,13 @@ def _of_least(events: pl.DataFrame, keys: tuple[str, ...]) -> pl.DataFrame:
 def _messages(events: pl.DataFrame) -> pl.DataFrame:
     """Return the messages whose peer is known, with columns that are equal for a send and its receive."""
     sends = pl.col("op") == "send"
-    found = events.filter(pl.col("op").is_in(POINT_TO_POINT) & pl.col("peer").is_not_null()).with_columns(
+    messages = events.filter(pl.col("op").is_in(POINT_TO_POINT) & pl.col("peer").is_not_null()).with_columns(
         name=pl.col("group").str.replace(r"@\d+$", ""),
         source_rank=pl.when(sends).then("rank").otherwise("peer"),
         target_rank=pl.when(sends).then("peer").otherwise("rank"),
     )
     place = pl.int_range(pl.len()).over("rank", "op", "name", "source_rank", "target_rank")
-    return found.with_columns(number=place)
+    return messages.with_columns(number=place)
 
 
 class FlowSeconds:
@@ -127,10 +127,10 @@ class FlowSeconds:
         line: npt.NDArray[Any],
     ) -> None:
         begin, end = times.begin[rows], times.end[rows]
-        known = np.flatnonzero(~np.isnan(begin))
-        known = known[np.argsort(begin[known], kind="stable")]
+        timed = np.flatnonzero(~np.isnan(begin))
+        timed = timed[np.argsort(begin[timed], kind="stable")]
         self.times, self.flows = times, flows
-        self._line, self._begin, self._end = line[known], begin[known], end[known]
+        self._line, self._begin, self._end = line[timed], begin[timed], end[timed]
         members = {name: list(held) for name, held in tables.groups.select("group", "ranks").iter_rows()}
         self._users = [
             {rank, *(members.get(group, ()) if peer is None else (peer,))}
@@ -140,12 +140,12 @@ class FlowSeconds:
     @cached_property
     def _flows_of(self) -> dict[int, list[int]]:
         """{rank: the flows that use it}."""
-        found: dict[int, list[int]] = defaultdict(list)
+        flows: dict[int, list[int]] = defaultdict(list)
         used = set(self._line.tolist())
         for flow, users in enumerate(self._users):
             for rank in users if flow in used else ():
-                found[rank].append(flow)
-        return found
+                flows[rank].append(flow)
+        return flows
 
     def during(self, flows: Iterable[int]) -> float:
         """Return the seconds per step in which any collective of these flows ran."""
@@ -160,20 +160,20 @@ class FlowSeconds:
         Args:
             chosen: mask of shape (flows,).
         """
-        own = self.flows.with_row_index("flow").filter(chosen).group_by("rank").agg("flow").sort("rank")
-        return {rank: self.during(flows) for rank, flows in own.iter_rows()}
+        by_rank = self.flows.with_row_index("flow").filter(chosen).group_by("rank").agg("flow").sort("rank")
+        return {rank: self.during(flows) for rank, flows in by_rank.iter_rows()}
 
     def to_each(self, world: int, axis: str | None = None) -> Seconds:
         """Return seconds per step of shape (world,) in which collectives with each rank ran, over one axis or all."""
         axes = self.flows["axis"].to_list()
-        known: dict[tuple[int, ...], float] = {}
-        found = np.zeros(world)
+        cached: dict[tuple[int, ...], float] = {}
+        seconds = np.zeros(world)
         for rank, flows in self._flows_of.items():
             key = tuple(flow for flow in flows if axis is None or axes[flow] == axis)
-            if key not in known:
-                known[key] = self.during(key)
-            found[rank] = known[key]
-        return found
+            if key not in cached:
+                cached[key] = self.during(key)
+            seconds[rank] = cached[key]
+        return seconds
 
 
 def covered(begin: Seconds, end: Seconds) -> float:

@@ -221,7 +221,7 @@ def totals(rows: pl.DataFrame, by: str) -> pl.DataFrame:
     """
     shares = pl.col("exposed").list
     slow_ranks = _lateness(rows, [by]).filter(pl.col("late") * 2 > pl.col("collectives"))
-    found = rows.group_by(by, maintain_order=True).agg(
+    sums = rows.group_by(by, maintain_order=True).agg(
         pl.len().alias("collectives"),
         pl.col("duration").sum(),
         pl.col("waited").sum(),
@@ -233,10 +233,10 @@ def totals(rows: pl.DataFrame, by: str) -> pl.DataFrame:
     )
     for name, slow in (("slow_ranks", slow_ranks), ("slow_links", _slow_links(rows, by))):
         listed = slow.group_by(by).agg(pl.col("rank").sort().alias(name))
-        found = found.join(listed, on=by, how="left").with_columns(
+        sums = sums.join(listed, on=by, how="left").with_columns(
             pl.col(name).fill_null(pl.lit([], dtype=COLUMNS["ranks"]))
         )
-    return found.sort("waited", by, descending=[True, False])
+    return sums.sort("waited", by, descending=[True, False])
 
 
 def _hidden() -> pl.Expr:
@@ -265,11 +265,11 @@ def per_rank(rows: pl.DataFrame) -> pl.DataFrame:
 
 def _lateness(rows: pl.DataFrame, by: Sequence[str] = ()) -> pl.DataFrame:
     """Return per rank, and per `by`, its collectives, how often it was late, and the waiting of it and of others."""
-    each = rows.explode("ranks", "waiting", "exposed").rename({"ranks": "rank"})
+    by_rank = rows.explode("ranks", "waiting", "exposed").rename({"ranks": "rank"})
     is_late = pl.col("late_ranks").list.contains(pl.col("rank"))
     others = pl.when(is_late).then(pl.col("waited") - pl.col("waiting")).otherwise(0.0)
     return (
-        each.with_columns(is_late=is_late, others=others)
+        by_rank.with_columns(is_late=is_late, others=others)
         .group_by(*by, "rank")
         .agg(
             pl.len().alias("collectives"),

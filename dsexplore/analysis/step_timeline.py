@@ -154,8 +154,11 @@ class Timeline(Displayable):
         if lanes is not None:
             inside &= pl.col("lane").is_in(lanes)
         spans = self.spans.with_row_index("span").filter(inside)
-        own, held = spans["row"].drop_nulls(), self.held.join(spans.select(pl.col("span").cast(pl.Int64)), on="span")
-        rows = sorted({*own, *held["row"]})
+        span_rows, held = (
+            spans["row"].drop_nulls(),
+            self.held.join(spans.select(pl.col("span").cast(pl.Int64)), on="span"),
+        )
+        rows = sorted({*span_rows, *held["row"]})
         events = self.tables.events[rows] if rows else self.tables.events.clear()
         return Trace(replace(self.tables, events=events))
 
@@ -253,13 +256,15 @@ def axes_by_bytes(events: pl.DataFrame) -> tuple[str, ...]:
 
 def _in_order(names: pl.Series, kind: str) -> tuple[str, ...]:
     """Return the distinct names: phases in the order of a step, ranks by number, others as they first appear."""
-    found = names.unique(maintain_order=True).to_list()
+    distinct = names.unique(maintain_order=True).to_list()
     if kind == "phase":
         place = {phase: i for i, phase in enumerate(schema.PHASES)}
-        return tuple(sorted(found, key=lambda name: (_rank_of(name), place.get(name.rpartition(" · ")[2], len(place)))))
-    if any(name.startswith("rank ") for name in found):
-        return tuple(sorted(found, key=_rank_of))
-    return tuple(found)
+        return tuple(
+            sorted(distinct, key=lambda name: (_rank_of(name), place.get(name.rpartition(" · ")[2], len(place))))
+        )
+    if any(name.startswith("rank ") for name in distinct):
+        return tuple(sorted(distinct, key=_rank_of))
+    return tuple(distinct)
 
 
 def _rank_of(name: str) -> int:

@@ -120,8 +120,8 @@ def _run(world: _World, rank: _Rank) -> bool:
             world.to_come[rank.rank, peer, group] -= 1
         _run_alone(world, rank)
         return True
-    together = [one for member in world.members[group] if (one := world.ranks[member]).rows] or [rank]
-    if any(world.groups[one.rows[0]] != group or world.ops[one.rows[0]] in ("send", "recv") for one in together):
+    together = [ready for member in world.members[group] if (ready := world.ranks[member]).rows] or [rank]
+    if any(world.groups[ready.rows[0]] != group or world.ops[ready.rows[0]] in ("send", "recv") for ready in together):
         return False
     at = max(other.next_round for other in together)
     for other in together:

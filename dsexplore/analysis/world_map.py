@@ -124,13 +124,13 @@ class WorldMap(Displayable):
             key = (place.get(axis, len(place)), level != INSIDE, axis)
             before = most.get(key, (0, 0))
             most[key] = (max(before[0], size), max(before[1], peers))
-        found = [
+        result = [
             Level(axis, BETWEEN if between else INSIDE, size, peers)
             for (_, between, axis), (size, peers) in sorted(most.items())
         ]
         return tuple(
             each._replace(seconds=max(self._seconds_over(each.level, each.axis).values(), default=0.0))
-            for each in found
+            for each in result
         )
 
     @property
@@ -177,9 +177,9 @@ class WorldMap(Displayable):
         links = self.links.rename({"bytes": f"{self.sizes}_bytes"})
         if self.running is None:
             return links
-        known = {(each.axis, each.level): self._seconds_over(each.level, each.axis) for each in self.levels}
-        found = [known[axis, level].get(rank, 0.0) for rank, axis, level, *_ in self.over]
-        return links.with_columns(pl.Series("seconds", found, dtype=pl.Float64))
+        seconds_of = {(each.axis, each.level): self._seconds_over(each.level, each.axis) for each in self.levels}
+        seconds = [seconds_of[axis, level].get(rank, 0.0) for rank, axis, level, *_ in self.over]
+        return links.with_columns(pl.Series("seconds", seconds, dtype=pl.Float64))
 
     def to_each(self, axis: str | None = None) -> npt.NDArray[np.float64]:
         """Return the bytes per step that the recorded ranks send to each rank, shape (world,).
@@ -277,12 +277,14 @@ def flows_over(tables: Tables, flows: pl.DataFrame, ranks_per_node: int, axis: s
     """
     members = {name: list(held) for name, held in tables.groups.select("group", "ranks").iter_rows()}
 
-    def goes(rank: int, own: str, group: str, peer: int | None) -> bool:
+    def goes(rank: int, rank_axis: str, group: str, peer: int | None) -> bool:
         others = members.get(group, ()) if peer is None else (peer,)
-        return axis in (None, own) and any(_level(rank, one, ranks_per_node) == level for one in others if one != rank)
+        return axis in (None, rank_axis) and any(
+            _level(rank, one, ranks_per_node) == level for one in others if one != rank
+        )
 
-    found = [goes(*flow) for flow in flows.select("rank", _axis().alias("axis"), "group", "peer").iter_rows()]
-    return pl.Series(found, dtype=pl.Boolean)
+    mask = [goes(*flow) for flow in flows.select("rank", _axis().alias("axis"), "group", "peer").iter_rows()]
+    return pl.Series(mask, dtype=pl.Boolean)
 
 
 def _level(rank: int, other: int, ranks_per_node: int) -> str:
@@ -320,14 +322,14 @@ def world_map(
         raise UsageError(f"world_map(shade={shade!r}): no such shade; they are {', '.join(get_args(Shade))}")
     rows = in_steps(tables.events.with_row_index("row"))
     events = rows.with_columns(_axis().alias("axis"))
-    known = sorted(set(events["axis"]))
-    if axis is not None and axis not in known:
-        raise UsageError(f"world_map(axis={axis!r}): nothing is sent over that axis; axes are {', '.join(known)}")
+    axes = sorted(set(events["axis"]))
+    if axis is not None and axis not in axes:
+        raise UsageError(f"world_map(axis={axis!r}): nothing is sent over that axis; axes are {', '.join(axes)}")
     totals = events.group_by(FLOW).agg(pl.col(f"{sizes}_bytes").sum(), pl.len()).sort(FLOW).rows()
     steps = max(1, events["step"].n_unique())
     senders = tuple(sorted(tables.events["rank"].unique().to_list()))
-    found = replace(map_of(tables, totals, ranks_per_node, steps, senders), sizes=sizes, axis=axis, box=box)
-    return found if shade == "bytes" else replace(found, running=_running(tables, events, times))
+    drawn = replace(map_of(tables, totals, ranks_per_node, steps, senders), sizes=sizes, axis=axis, box=box)
+    return drawn if shade == "bytes" else replace(drawn, running=_running(tables, events, times))
 
 
 def _running(tables: Tables, events: pl.DataFrame, times: RunningTimes | None) -> FlowSeconds:

@@ -306,7 +306,7 @@ def all_reduce_coalesced(
     """Reduce several tensors of one dtype in one collective; the log shows them as members of a batch."""
     members = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
     calls = [(tensor, to_torch(op), group) for tensor in members]
-    return _as_one(s.ALL_REDUCE_COALESCED, calls, group, async_op, prof, log_name, debug)
+    return _coalesced(s.ALL_REDUCE_COALESCED, calls, group, async_op, prof, log_name, debug)
 
 
 def all_gather_coalesced(
@@ -337,10 +337,10 @@ def all_gather_coalesced(
         many = f"{len(output_tensors)} outputs and {len(input_tensors)} inputs"
         raise UsageError(f"all_gather_coalesced: {many}: give one output for each input")
     calls = [(output, given, group) for output, given in zip(output_tensors, input_tensors, strict=True)]
-    return _as_one(s.ALL_GATHER_COALESCED, calls, group, async_op, prof, log_name, debug)
+    return _coalesced(s.ALL_GATHER_COALESCED, calls, group, async_op, prof, log_name, debug)
 
 
-def _as_one(
+def _coalesced(
     spelling: s.Spelling,
     calls: list[tuple[Any, ...]],
     group: td.ProcessGroup | None,

@@ -45,8 +45,8 @@ def compare(records: Sequence[Record], earlier: Earlier) -> tuple[Skew, list[str
     calls = list(numbered(records, earlier.numbered))
     by_store = not meet("log_summary(show_straggler=True)", made=_made_on_world(calls, earlier))
     tables = tables_of(list(exchange(sent_calls(last_calls(calls), own_rank()), by_store).values()))
-    found = _differences(_collectives(calls), earlier, by_store)
-    return Skew(replace(tables, info=replace(tables.info, notes=(*found, *tables.info.notes)))), found
+    differences = _differences(_collectives(calls), earlier, by_store)
+    return Skew(replace(tables, info=replace(tables.info, notes=(*differences, *tables.info.notes)))), differences
 
 
 def check(records: Sequence[Record], earlier: Earlier) -> None:
@@ -60,9 +60,9 @@ def check(records: Sequence[Record], earlier: Earlier) -> None:
     by_store = not meet("check()", made=_made_on_world(calls, earlier))
     if not any(exchange(bool(records), by_store).values()):
         raise UsageError("check(): no rank has logged a call: turn the log on before, with configure(enabled=True)")
-    found = _differences(calls, earlier, by_store)
-    if found:
-        raise MismatchError("the ranks did not make the same calls: " + "; ".join(found))
+    differences = _differences(calls, earlier, by_store)
+    if differences:
+        raise MismatchError("the ranks did not make the same calls: " + "; ".join(differences))
 
 
 def _collectives(calls: Iterable[Call]) -> list[Call]:
@@ -85,8 +85,8 @@ def _differences(calls: Sequence[Call], earlier: Earlier, by_store: bool) -> lis
     chunks = chunks_to_compare(sent)
     if not chunks:
         return []
-    own = [call for call in calls if call[0] in chunks and call[1] // CHUNK == chunks[call[0]]]
-    tables = tables_of(list(exchange(sent_calls(own, own_rank()), by_store).values()))
+    compared = [call for call in calls if call[0] in chunks and call[1] // CHUNK == chunks[call[0]]]
+    tables = tables_of(list(exchange(sent_calls(compared, own_rank()), by_store).values()))
     texts = [difference_text(found) for found in differences(job_of_trace(tables))]
     more = len(texts) - _MOST_DIFFERENCES
     return [*texts[:_MOST_DIFFERENCES], *([f"… and {more:,} more"] if more > 0 else [])]
@@ -102,13 +102,13 @@ def digests(calls: Iterable[Call], dropped: Mapping[Series, int]) -> Digests:
     texts: dict[Series, list[str]] = defaultdict(list)
     for series, _, record in calls:
         texts[series].append(_agreed(record))
-    found: dict[Series, tuple[int, int, Mapping[int, bytes]]] = {}
+    digests_of: dict[Series, tuple[int, int, Mapping[int, bytes]]] = {}
     for series, of_calls in texts.items():
         first = dropped.get(series, 0)
         end = first + len(of_calls)
         whole = range(-(-first // CHUNK), -(-end // CHUNK))
-        found[series] = (first, end, {chunk: _digest(of_calls, chunk * CHUNK - first) for chunk in whole})
-    return found
+        digests_of[series] = (first, end, {chunk: _digest(of_calls, chunk * CHUNK - first) for chunk in whole})
+    return digests_of
 
 
 def _digest(texts: Sequence[str], begin: int) -> bytes:
@@ -118,8 +118,8 @@ def _digest(texts: Sequence[str], begin: int) -> bytes:
 def _agreed(record: Record) -> str:
     """Return what all ranks must agree on in a call; objects and parts of an all_to_all may differ in size."""
     parties = record.issued.parties
-    has_one_size = record.op != "all_to_all" and not record.is_object
-    size, root = record.bytes if has_one_size else "", parties.root if parties is not None else None
+    has_same_size = record.op != "all_to_all" and not record.is_object
+    size, root = record.bytes if has_same_size else "", parties.root if parties is not None else None
     return f"{record.op} {size} {record.dtype} {record.reduction} {root}"
 
 
@@ -129,13 +129,13 @@ def chunks_to_compare(sent: Mapping[int, Digests]) -> dict[Series, int]:
     Args:
         sent: {rank: its digests}.
     """
-    found = {}
+    chunks = {}
     for series in sorted({series for by_series in sent.values() for series in by_series}):
         of_ranks = [sent[rank].get(series, (0, 0, {})) for rank in series[1] if rank in sent]
         begin = max(-(-first // CHUNK) for first, _, _ in of_ranks)
         end = max(-(-end // CHUNK) for _, end, _ in of_ranks)
         for chunk in range(begin, end):
             if len({by_chunk.get(chunk) for _, _, by_chunk in of_ranks}) > 1:
-                found[series] = chunk
+                chunks[series] = chunk
                 break
-    return found
+    return chunks

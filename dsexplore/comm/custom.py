@@ -27,12 +27,12 @@ def timed_op(func: Function) -> Function:
     parameters.
     """
     signature = inspect.signature(func)
-    own = set(signature.parameters)
+    parameter_names = set(signature.parameters)
 
     @functools.wraps(func)
     def logged(*args: Any, **named: Any) -> Any:
         log = {key: named.get(key) for key in _OF_THE_LOG}
-        passed = {key: value for key, value in named.items() if key in own or key not in _OF_THE_LOG}
+        passed = {key: value for key, value in named.items() if key in parameter_names or key not in _OF_THE_LOG}
         bound = signature.bind(*args, **passed)
         bound.apply_defaults()
         arguments = bound.arguments

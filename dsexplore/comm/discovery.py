@@ -94,15 +94,15 @@ def from_open_mpi(environment: Mapping[str, str], distributed_port: int) -> dict
 
 def from_aml(environment: Mapping[str, str]) -> dict[str, str]:
     """Return a torch launcher's variables from those of Azure Machine Learning."""
-    found = _ranks_of_open_mpi(environment, "Azure ML")
-    if environment.get("OMPI_COMM_WORLD_LOCAL_SIZE") == found["WORLD_SIZE"]:
-        found["MASTER_ADDR"] = _needed(environment, "AZ_BATCHAI_MPI_MASTER_NODE", "Azure ML")
-        found["MASTER_PORT"] = DEFAULT_AML_MASTER_PORT
+    variables = _ranks_of_open_mpi(environment, "Azure ML")
+    if environment.get("OMPI_COMM_WORLD_LOCAL_SIZE") == variables["WORLD_SIZE"]:
+        variables["MASTER_ADDR"] = _needed(environment, "AZ_BATCHAI_MPI_MASTER_NODE", "Azure ML")
+        variables["MASTER_PORT"] = DEFAULT_AML_MASTER_PORT
     else:
-        found["MASTER_ADDR"] = _needed(environment, "AZ_BATCH_MASTER_NODE", "Azure ML").partition(":")[0]
-        found["MASTER_PORT"] = environment.get("MASTER_PORT", str(_AML_PORT_OF_SEVERAL_NODES))
-    found["NCCL_SOCKET_IFNAME"] = DEFAULT_AML_NCCL_SOCKET_IFNAME
-    return found
+        variables["MASTER_ADDR"] = _needed(environment, "AZ_BATCH_MASTER_NODE", "Azure ML").partition(":")[0]
+        variables["MASTER_PORT"] = environment.get("MASTER_PORT", str(_AML_PORT_OF_SEVERAL_NODES))
+    variables["NCCL_SOCKET_IFNAME"] = DEFAULT_AML_NCCL_SOCKET_IFNAME
+    return variables
 
 
 def from_sagemaker(environment: Mapping[str, str]) -> dict[str, str]:
@@ -116,7 +116,7 @@ def from_mpi4py(distributed_port: int) -> dict[str, str]:
 
     world = MPI.COMM_WORLD
     rank = world.Get_rank()
-    address = world.bcast(_own_address() if rank == 0 else None, root=0)
+    address = world.bcast(_local_address() if rank == 0 else None, root=0)
     hosts = world.allgather(MPI.Get_processor_name())
     return {
         "RANK": str(rank),
@@ -127,7 +127,7 @@ def from_mpi4py(distributed_port: int) -> dict[str, str]:
     }
 
 
-def _own_address() -> str:
+def _local_address() -> str:
     """Return the address at which other nodes reach this one: that of the interface of the default route."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
@@ -155,10 +155,10 @@ def patch_aws_sm_env_for_torch_nccl_backend(verbose: bool = True) -> None:
     _set(from_sagemaker(os.environ), verbose)
 
 
-def _set(found: Mapping[str, str], verbose: bool) -> None:
-    os.environ.update(found)
-    if verbose and found:
-        _log.info("found %s", ", ".join(f"{name}={value}" for name, value in found.items()))
+def _set(variables: Mapping[str, str], verbose: bool) -> None:
+    os.environ.update(variables)
+    if verbose and variables:
+        _log.info("found %s", ", ".join(f"{name}={value}" for name, value in variables.items()))
 
 
 def apply(distributed_port: int, verbose: bool) -> None:

@@ -31,10 +31,10 @@ class Earlier:
             over: the collectives that the log drops.
             running: older collectives that it keeps because they have not ended.
         """
-        for one in over:
-            one.read_clock()
+        for call in over:
+            call.read_clock()
         add_up(records_of(over), self.lines)
-        self._count(one for one in (*over, *running) if one not in self.out_of_place)
+        self._count(call for call in (*over, *running) if call not in self.out_of_place)
         self.out_of_place.difference_update(over)
         self.out_of_place.update(running)
 

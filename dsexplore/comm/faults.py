@@ -62,10 +62,10 @@ def _peers_that_cannot(group: Any) -> str:
     """Return a text on peers that are stopped or have ended, as far as this process can see; empty if none."""
     try:
         ranks = td.get_process_group_ranks(td.group.WORLD if group is None else group)
-        found = stopped_or_ended([rank for rank in ranks[:_SHOWN_RANKS] if rank != td.get_rank()])
+        stopped = stopped_or_ended([rank for rank in ranks[:_SHOWN_RANKS] if rank != td.get_rank()])
     except Exception:
         return ""
-    return f" {found}" if found else ""
+    return f" {stopped}" if stopped else ""
 
 
 def _this_rank() -> str:

@@ -178,9 +178,9 @@ def _replace(replacements: dict[int, tuple[Any, Any]]) -> None:
         names = getattr(module, "__dict__", None)
         if isinstance(module, ModuleType) and isinstance(names, dict):
             for name, value in list(names.items()):
-                found = replacements.get(id(value))
-                if found is not None and found[0] is value:
-                    names[name] = found[1]
+                replacement = replacements.get(id(value))
+                if replacement is not None and replacement[0] is value:
+                    names[name] = replacement[1]
 
 
 @functools.wraps(launch.destroy_process_group)

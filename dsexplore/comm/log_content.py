@@ -131,9 +131,9 @@ def call_waits(records: Iterable[Record], dropped: Mapping[Series, int], skew: S
     """
     waits = _waits(skew, rank)
     for series, number, record in numbered(records, dropped):
-        found = waits.get((*series, number))
-        if found is not None:
-            yield CallWait(record, *found)
+        wait = waits.get((*series, number))
+        if wait is not None:
+            yield CallWait(record, *wait)
 
 
 def _waits(skew: Skew, rank: int) -> dict[tuple[Any, ...], tuple[float, float, list[int]]]:
@@ -141,12 +141,12 @@ def _waits(skew: Skew, rank: int) -> dict[tuple[Any, ...], tuple[float, float, l
     arrived = skew.arrivals
     late = arrived.filter("is_late").group_by("instance").agg(late="rank")
     of_all = pl.col("count") == pl.col("members").list.len()
-    own = arrived.filter((pl.col("rank") == rank) & of_all).join(late, on="instance", how="left")
+    of_rank = arrived.filter((pl.col("rank") == rank) & of_all).join(late, on="instance", how="left")
     name = pl.col("group").str.replace(r"@\d+$", "")  # merging adds it where two ranks name another group alike
     waited = pl.col("took") - pl.col("duration")
     return {
         (group, tuple(ranks), number): (duration, seconds, late_ranks or [])
-        for group, ranks, number, duration, seconds, late_ranks in own.select(
+        for group, ranks, number, duration, seconds, late_ranks in of_rank.select(
             name, "members", "group_seq", "duration", waited, "late"
         ).iter_rows()
     }
@@ -154,13 +154,13 @@ def _waits(skew: Skew, rank: int) -> dict[tuple[Any, ...], tuple[float, float, l
 
 def waiting_of_lines(waits: Iterable[CallWait]) -> dict[LineKey, Waiting]:
     """Return the waits of each line of a rank's summary; lines without a call timed on all ranks are omitted."""
-    found: dict[LineKey, Waiting] = {}
+    waiting: dict[LineKey, Waiting] = {}
     for record, _, waited, late_ranks in waits:
-        line = found.setdefault(line_key(record), Waiting())
+        line = waiting.setdefault(line_key(record), Waiting())
         line.count += 1
         line.seconds += waited
         line.late.update(late_ranks)
-    return found
+    return waiting
 
 
 def straggler_analysis(waits: Iterable[CallWait]) -> dict[str, dict[int, dict[str, object]]]:

@@ -300,13 +300,13 @@ def one_of(call: LoggedCall) -> Issued:
 
 def recorded_of(issued: Iterable[Issued]) -> Iterator[Issued]:
     """Yield the log's collectives as a recording has them, one for each line, under the names they are logged under."""
-    for one in issued:
-        call = one.label
+    for collective in issued:
+        call = collective.label
         assert isinstance(call, LoggedCall)
-        if len(one.messages) == 1 and call.has_usual_name and not call.members and not call.spelling.is_object:
-            yield one
+        if len(collective.messages) == 1 and call.has_usual_name and not call.members and not call.spelling.is_object:
+            yield collective
         else:
-            yield from map(as_recorded, records_of([one]))
+            yield from map(as_recorded, records_of([collective]))
 
 
 def as_recorded(record: Record) -> Issued:
@@ -315,9 +315,9 @@ def as_recorded(record: Record) -> Issued:
     name = "" if call.has_usual_name or issued.failure else call.name
     if not name and len(issued.messages) == 1:
         return issued
-    one = copy(issued)
-    one.messages = [record.message]
+    recorded = copy(issued)
+    recorded.messages = [record.message]
     if name:
         cause = issued.origin.cause
-        one.origin = issued.origin._replace(cause=f"{name}: {cause}" if cause else name)
-    return one
+        recorded.origin = issued.origin._replace(cause=f"{name}: {cause}" if cause else name)
+    return recorded

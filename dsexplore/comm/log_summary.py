@@ -142,14 +142,14 @@ def line_key(record: Record) -> LineKey:
 
 def add_up(records: Iterable[Record], lines: dict[LineKey, Line]) -> None:
     """Add records to the lines that they belong to, creating missing lines."""
-    known: dict[tuple[int, int, int], Line] = {}  # by what decides the line: a program makes few kinds of calls
+    lines_of_kind: dict[tuple[int, int, int], Line] = {}  # by what decides the line: a program makes few kinds of calls
     firsts: list[Record] = []  # of each kind, so that no other object gets an identity of theirs
     for record in records:
         kind = id(record.call), id(record.message), id(record.issued.group)
-        line = known.get(kind)
+        line = lines_of_kind.get(kind)
         if line is None:
             made = Line(record.name, record.op, record.layer, record.group, record.bytes)
-            line = known[kind] = lines.setdefault(line_key(record), made)
+            line = lines_of_kind[kind] = lines.setdefault(line_key(record), made)
             firsts.append(record)
         line.add(record.seconds)
 
@@ -166,14 +166,14 @@ def lines_of(
         earlier: sums of the calls before them.
         waiting: the waits by line, according to the other ranks' logs.
     """
-    found = {key: copy(line) for key, line in (earlier or {}).items()}
-    add_up(records, found)
+    lines = {key: copy(line) for key, line in (earlier or {}).items()}
+    add_up(records, lines)
     for key, of_line in (waiting or {}).items():
-        found[key].waiting = of_line
+        lines[key].waiting = of_line
     order: dict[tuple[str, ...], int] = {}
-    for key in found:
+    for key in lines:
         order.setdefault(key[:3], len(order))
-    return [found[key] for key in sorted(found, key=lambda key: (order[key[:3]], *key[3:]))]
+    return [lines[key] for key in sorted(lines, key=lambda key: (order[key[:3]], *key[3:]))]
 
 
 class CommsSummary(Displayable):

@@ -113,18 +113,18 @@ def _timeout_of_world() -> timedelta:
     world: Any = td.group.WORLD
     device = torch.device("cuda" if "nccl" in td.get_backend() else "cpu")
     try:
-        found = timeout_of(backend_of(world, device))
+        timeout = timeout_of(backend_of(world, device))
     except (RuntimeError, AttributeError):
         return constants.default_pg_timeout
-    return found if isinstance(found, timedelta) else constants.default_pg_timeout
+    return timeout if isinstance(timeout, timedelta) else constants.default_pg_timeout
 
 
 def state_of(rank: int) -> str:
     """Return a sentence on the state of another rank's process; empty if nothing is known of it."""
-    found = _in_time(lambda: _process_of(rank))
-    if found is None:
+    process = _in_time(lambda: _process_of(rank))
+    if process is None:
         return ""
-    pid, host = found
+    pid, host = process
     if host != socket.gethostname():
         return f"Rank {rank} is process {pid} on {host}, which cannot be seen from {socket.gethostname()}."
     state = _process_state(pid)

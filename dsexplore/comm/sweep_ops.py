@@ -113,7 +113,7 @@ def _bytes(count: int, ranks: Ranks) -> int:
     return count * ranks.dtype.itemsize
 
 
-def _one_buffer(
+def _single_buffer(
     count: int, in_place: bool, ranks: Ranks, collective: Callable[[torch.Tensor], None]
 ) -> tuple[torch.Tensor, Callable[[], None], Callable[[], None]]:
     """Return a buffer that the collective overwrites, the call, and the refill; out of place, the call copies first."""
@@ -132,13 +132,13 @@ def _one_buffer(
 
 
 def _all_reduce(count: int, in_place: bool, ranks: Ranks) -> Prepared:
-    target, call, refill = _one_buffer(count, in_place, ranks, lambda t: _done(td.all_reduce(t, group=ranks.group)))
+    target, call, refill = _single_buffer(count, in_place, ranks, lambda t: _done(td.all_reduce(t, group=ranks.group)))
     return Prepared(call, refill, target, lambda places: _sum(places, ranks), _bytes(count, ranks))
 
 
 def _broadcast(count: int, in_place: bool, ranks: Ranks) -> Prepared:
     root = ranks.to_global(0)
-    target, call, refill = _one_buffer(
+    target, call, refill = _single_buffer(
         count, in_place, ranks, lambda t: _done(td.broadcast(t, root, group=ranks.group))
     )
     return Prepared(call, refill, target, lambda p: _pattern(p, 0, ranks.dtype), _bytes(count, ranks))
@@ -146,7 +146,9 @@ def _broadcast(count: int, in_place: bool, ranks: Ranks) -> Prepared:
 
 def _reduce(count: int, in_place: bool, ranks: Ranks) -> Prepared:
     root = ranks.to_global(0)
-    target, call, refill = _one_buffer(count, in_place, ranks, lambda t: _done(td.reduce(t, root, group=ranks.group)))
+    target, call, refill = _single_buffer(
+        count, in_place, ranks, lambda t: _done(td.reduce(t, root, group=ranks.group))
+    )
     result = target if ranks.rank == 0 else None
     return Prepared(call, refill, result, lambda places: _sum(places, ranks), _bytes(count, ranks))
 
@@ -158,11 +160,13 @@ def _from_each(count: int, ranks: Ranks) -> Callable[[torch.Tensor], torch.Tenso
 
 def _all_gather(count: int, in_place: bool, ranks: Ranks) -> Prepared:
     gathered = torch.empty(count * ranks.size, dtype=ranks.dtype, device=ranks.device)
-    own = gathered[ranks.rank * count : (ranks.rank + 1) * count] if in_place else torch.empty_like(gathered[:count])
+    local_part = (
+        gathered[ranks.rank * count : (ranks.rank + 1) * count] if in_place else torch.empty_like(gathered[:count])
+    )
     source = _filled(count, ranks)
     return Prepared(
-        lambda: _done(td.all_gather_into_tensor(gathered, own, group=ranks.group)),
-        lambda: _done(own.copy_(source)),
+        lambda: _done(td.all_gather_into_tensor(gathered, local_part, group=ranks.group)),
+        lambda: _done(local_part.copy_(source)),
         gathered,
         _from_each(count, ranks),
         _bytes(count * ranks.size, ranks),
@@ -173,11 +177,11 @@ def _reduce_scatter(count: int, in_place: bool, ranks: Ranks) -> Prepared:
     source = _filled(count * ranks.size, ranks)
     given = source.clone() if in_place else source
     first = ranks.rank * count
-    own = given[first : first + count] if in_place else torch.empty_like(source[:count])
+    local_part = given[first : first + count] if in_place else torch.empty_like(source[:count])
     return Prepared(
-        lambda: _done(td.reduce_scatter_tensor(own, given, group=ranks.group)),
+        lambda: _done(td.reduce_scatter_tensor(local_part, given, group=ranks.group)),
         lambda: _done(given.copy_(source)) if in_place else None,
-        own,
+        local_part,
         lambda places: _sum(places + first, ranks),
         _bytes(count * ranks.size, ranks),
     )
@@ -209,12 +213,12 @@ def _gather(count: int, in_place: bool, ranks: Ranks) -> Prepared:
 
 
 def _scatter(count: int, in_place: bool, ranks: Ranks) -> Prepared:
-    root, own = ranks.to_global(0), torch.empty(count, dtype=ranks.dtype, device=ranks.device)
+    root, local_part = ranks.to_global(0), torch.empty(count, dtype=ranks.dtype, device=ranks.device)
     parts = [_filled(count, ranks, rank) for rank in range(ranks.size)] if ranks.rank == 0 else None
     return Prepared(
-        lambda: _done(td.scatter(own, parts, src=root, group=ranks.group)),
+        lambda: _done(td.scatter(local_part, parts, src=root, group=ranks.group)),
         lambda: None,
-        own,
+        local_part,
         lambda places: _pattern(places, ranks.rank, ranks.dtype),
         _bytes(count * ranks.size, ranks),
     )

@@ -124,11 +124,11 @@ class CommSweep(SavedJson, Displayable):
         """
         if op not in self.ops:
             raise UsageError(f"op {op!r} was not measured: there is {', '.join(self.ops)}")
-        found = [point for point in self.points if point.op == op]
+        points = [point for point in self.points if point.op == op]
         if in_place is not None:
-            found = [point for point in found if point.in_place == in_place]
+            points = [point for point in points if point.in_place == in_place]
         first: dict[int, SweepPoint] = {}
-        for point in sorted(found, key=lambda p: (p.message_bytes, p.in_place)):
+        for point in sorted(points, key=lambda p: (p.message_bytes, p.in_place)):
             first.setdefault(point.message_bytes, point)
         return list(first.values())
 

@@ -98,37 +98,37 @@ def _offsets(measured: pl.DataFrame) -> dict[int, ClockOffset]:
     ranks = sorted(ends)
     if not ranks:
         return {}
-    found = {ranks[0]: ClockOffset(0, 0, 0, 0)}
+    offsets = {ranks[0]: ClockOffset(0, 0, 0, 0)}
     waiting = [ranks[0]]
     related: list[tuple[int, int]] = []
     neighbors = _neighbors(measured)
     while waiting:
-        known = waiting.pop(0)
-        for rank in sorted(neighbors[known] - found.keys()):
-            differences = _differences(ends[known], ends[rank])
+        reference = waiting.pop(0)
+        for rank in sorted(neighbors[reference] - offsets.keys()):
+            differences = _differences(ends[reference], ends[rank])
             if differences.size:
-                found[rank] = _related(found[known], differences)
+                offsets[rank] = _related(offsets[reference], differences)
                 waiting.append(rank)
-                related.append((known, rank))
-    return _limited(ends, _refined(measured, found, related), related)
+                related.append((reference, rank))
+    return _limited(ends, _refined(measured, offsets, related), related)
 
 
 def _limited(
-    ends: Mapping[int, pl.DataFrame], found: Mapping[int, ClockOffset], related: Iterable[tuple[int, int]]
+    ends: Mapping[int, pl.DataFrame], offsets: Mapping[int, ClockOffset], related: Iterable[tuple[int, int]]
 ) -> dict[int, ClockOffset]:
     """Return the offsets with `limit` and `is_sure` filled in."""
-    limited = {rank: replace(clock, limit=0) if not clock.collectives else clock for rank, clock in found.items()}
-    for known, rank in related:
-        both = ends[known].join(ends[rank], on=SAME, how="inner", suffix="_of_second")
-        ahead = found[rank].offset - found[known].offset
+    limited = {rank: replace(clock, limit=0) if not clock.collectives else clock for rank, clock in offsets.items()}
+    for reference, rank in related:
+        both = ends[reference].join(ends[rank], on=SAME, how="inner", suffix="_of_second")
+        ahead = offsets[rank].offset - offsets[reference].offset
         most = (both["end_of_second"] - both["start"]).min()
         least = (both["start_of_second"] - both["end"]).max()
-        before = limited[known].limit
+        before = limited[reference].limit
         if before is not None and isinstance(most, int) and isinstance(least, int) and least <= most:
             limit = before + max(abs(most - ahead), abs(least - ahead))
-            first, last = found[known].offset + least - before, found[known].offset + most + before
-            is_sure = found[rank].is_sure or not first <= 0 <= last
-            limited[rank] = replace(found[rank], limit=limit, is_sure=is_sure)
+            first, last = offsets[reference].offset + least - before, offsets[reference].offset + most + before
+            is_sure = offsets[rank].is_sure or not first <= 0 <= last
+            limited[rank] = replace(offsets[rank], limit=limit, is_sure=is_sure)
     return limited
 
 
@@ -138,7 +138,7 @@ def _by_rank(measured: pl.DataFrame) -> dict[int, pl.DataFrame]:
 
 
 def _refined(
-    measured: pl.DataFrame, found: Mapping[int, ClockOffset], related: Iterable[tuple[int, int]]
+    measured: pl.DataFrame, offsets: Mapping[int, ClockOffset], related: Iterable[tuple[int, int]]
 ) -> dict[int, ClockOffset]:
     """Return the offsets; with many common collectives, computed from the median of each collective's ends.
 
@@ -147,26 +147,30 @@ def _refined(
 
     Args:
         measured: the collectives.
-        found: the offsets derived from pairs of ranks.
+        offsets: the offsets derived from pairs of ranks.
         related: pairs (rank with a known offset, rank whose offset was derived from it).
     """
-    refined = dict(found)
-    to_refine = [(known, rank) for known, rank in related if found[rank].collectives >= LEAST_REFINED]
+    refined = dict(offsets)
+    to_refine = [(reference, rank) for reference, rank in related if offsets[rank].collectives >= LEAST_REFINED]
     if not to_refine:
         return refined
-    on_one = aligned(measured.filter(pl.col("rank").is_in(list(found))), found)
+    on_reference_clock = aligned(measured.filter(pl.col("rank").is_in(list(offsets))), offsets)
     after_first = (pl.col("end") - pl.col("end").min()).over(SAME).cast(pl.Float64)
-    relative = _by_rank(on_one.with_columns(end=after_first - after_first.median().over(SAME)))
-    for known, rank in to_refine:
-        both = relative[known].join(relative[rank], on=SAME, how="inner", suffix="_of_second", maintain_order="left")
+    relative = _by_rank(on_reference_clock.with_columns(end=after_first - after_first.median().over(SAME)))
+    for reference, rank in to_refine:
+        both = relative[reference].join(
+            relative[rank], on=SAME, how="inner", suffix="_of_second", maintain_order="left"
+        )
         ours, theirs = both["end"].to_numpy(), both["end_of_second"].to_numpy()
-        shift = refined[known].offset - found[known].offset + round(float(np.median(theirs) - np.median(ours)))
+        shift = (
+            refined[reference].offset - offsets[reference].offset + round(float(np.median(theirs) - np.median(ours)))
+        )
         of_parts = _medians_of_parts(theirs) - _medians_of_parts(ours)
         scatter = float(np.median(np.abs(of_parts - np.median(of_parts)))) / math.sqrt(PARTS)
         refined[rank] = replace(
-            found[rank],
-            offset=found[rank].offset + shift if found[rank].offset else 0,
-            residual=refined[known].residual + round(scatter),
+            offsets[rank],
+            offset=offsets[rank].offset + shift if offsets[rank].offset else 0,
+            residual=refined[reference].residual + round(scatter),
         )
     return refined
 
@@ -177,12 +181,12 @@ def _medians_of_parts(times: Times) -> Times:
     return medians
 
 
-def _related(known: ClockOffset, differences: np.ndarray[tuple[int], np.dtype[np.int64]]) -> ClockOffset:
+def _related(reference: ClockOffset, differences: np.ndarray[tuple[int], np.dtype[np.int64]]) -> ClockOffset:
     """Return a rank's offset, given its end times minus those of a rank whose offset is known."""
     offset = int(np.median(differences))
     spread = int(np.median(np.abs(differences - offset)))
-    residual = known.residual + round(spread / math.sqrt(differences.size))
-    ahead = known.offset + (offset if abs(offset) > spread else 0)
+    residual = reference.residual + round(spread / math.sqrt(differences.size))
+    ahead = reference.offset + (offset if abs(offset) > spread else 0)
     count = differences.size
     within = count - count // 4  # a few ends may be noticed very late
     reach = max(float(np.partition(np.abs(differences - offset), within - 1)[within - 1]), AT_BEST)
@@ -200,11 +204,11 @@ def aligned(events: pl.DataFrame, offsets: Mapping[int, ClockOffset]) -> pl.Data
 
 def _neighbors(measured: pl.DataFrame) -> dict[int, set[int]]:
     """Return {rank: ranks that share a group with it}."""
-    found: dict[int, set[int]] = defaultdict(set)
+    neighbors: dict[int, set[int]] = defaultdict(set)
     for ranks in measured.group_by("same_group").agg(pl.col("rank").unique())["rank"]:
         for rank in ranks:
-            found[rank] |= set(ranks) - {rank}
-    return found
+            neighbors[rank] |= set(ranks) - {rank}
+    return neighbors
 
 
 def _differences(ours: pl.DataFrame, theirs: pl.DataFrame) -> np.ndarray[tuple[int], np.dtype[np.int64]]:

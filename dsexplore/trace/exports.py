@@ -94,13 +94,13 @@ def _lanes(events: pl.DataFrame) -> pl.Series:
 
 
 def _track_names(events: pl.DataFrame, groups: pl.DataFrame) -> Iterator[str]:
-    known = {row["group"]: row for row in groups.iter_rows(named=True)}
+    group_rows = {row["group"]: row for row in groups.iter_rows(named=True)}
     for rank in events["rank"].unique().sort():
         yield json.dumps({"ph": "M", "pid": rank, "name": "process_name", "args": {"name": f"rank {rank}"}})
         yield json.dumps({"ph": "M", "pid": rank, "name": "process_sort_index", "args": {"sort_index": rank}})
     tracks = events.select("rank", "tid", "group", "lane").unique().sort("rank", "tid")
     for rank, tid, group, lane in tracks.iter_rows():
-        name = _group_label(group, known.get(group)) + (f" ({lane + 1})" if lane else "")
+        name = _group_label(group, group_rows.get(group)) + (f" ({lane + 1})" if lane else "")
         yield json.dumps({"ph": "M", "pid": rank, "tid": tid, "name": "thread_name", "args": {"name": name}})
         yield json.dumps({"ph": "M", "pid": rank, "tid": tid, "name": "thread_sort_index", "args": {"sort_index": tid}})
 

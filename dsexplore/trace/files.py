@@ -60,14 +60,14 @@ def load(path: str | os.PathLike[str]) -> Tables:
     source = Path(path)
     if not source.exists():
         raise FileNotFoundError(f"no trace at {source}: give a file that Trace.save wrote, or a directory of them")
-    if not _has_own_files(source):
+    if not _has_trace_files(source):
         foreign = foreign_files(source)
         if foreign:
             return load_foreign(foreign)
     return _read_directory(source) if source.is_dir() else _read(source)
 
 
-def _has_own_files(source: Path) -> bool:
+def _has_trace_files(source: Path) -> bool:
     """Return True if `source` is a Parquet file or a directory with one, complete or not."""
     if source.is_dir():
         return any(source.glob("*.parquet"))
@@ -279,8 +279,8 @@ def _with_later_columns(events: pl.DataFrame, version: int) -> pl.DataFrame:
     if not later or later & set(events.columns):
         return events
     added = [pl.lit(None, dtype=schema.EVENTS[name]).alias(name) for name in sorted(later)]
-    known = [name for name in schema.EVENTS if name in later or name in events.columns]
-    return events.with_columns(added).select(*known, *(name for name in events.columns if name not in schema.EVENTS))
+    columns = [name for name in schema.EVENTS if name in later or name in events.columns]
+    return events.with_columns(added).select(*columns, *(name for name in events.columns if name not in schema.EVENTS))
 
 
 def _with_nothing_sent_by_recv(events: pl.DataFrame, version: int) -> pl.DataFrame:

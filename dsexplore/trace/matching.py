@@ -67,8 +67,8 @@ def matched(tables: Tables) -> pl.DataFrame:
     Point-to-point messages are excluded. Collectives that have not ended, failed, or were switched off take part in the
     numbering, so that later ones still match, but have no row.
     """
-    found = numbered(tables.events, tables.groups)
-    return found.filter(pl.col("start").is_not_null() & pl.col("end").is_not_null())
+    events = numbered(tables.events, tables.groups)
+    return events.filter(pl.col("start").is_not_null() & pl.col("end").is_not_null())
 
 
 def numbered(events: pl.DataFrame, groups: pl.DataFrame) -> pl.DataFrame:
@@ -78,21 +78,21 @@ def numbered(events: pl.DataFrame, groups: pl.DataFrame) -> pl.DataFrame:
         the events with the columns ``number``, from 0 in each group; ``same_group``, a name of the group that is equal
         on all ranks; and ``members``, the ranks of the group. Records whose position cannot be found have no rows.
     """
-    found = _with_groups(events, groups)
-    parts = [_by_group_seq(found.filter("has_own")), _by_position(found.filter(~pl.col("has_own")))]
+    with_groups = _with_groups(events, groups)
+    parts = [_by_group_seq(with_groups.filter("has_own")), _by_position(with_groups.filter(~pl.col("has_own")))]
     return pl.concat([part for part in parts if part.height] or parts[:1]).sort("rank", "seq", maintain_order=True)
 
 
 def late_records(tables: Tables) -> list[str]:
     """Return sentences about ranks whose record of a group begins later than others' or matches at no position."""
-    found = _with_groups(tables.events, tables.groups)
+    with_groups = _with_groups(tables.events, tables.groups)
     counted = (
-        _by_group_seq(found.filter("has_own"))
+        _by_group_seq(with_groups.filter("has_own"))
         .group_by("same_group", "rank", maintain_order=True)
         .agg(pl.col("group", "number").first())
     )
     records = [_Record(group, rank, name, number, math.inf) for group, rank, name, number in counted.iter_rows()]
-    records += _located(found.filter(~pl.col("has_own")))
+    records += _located(with_groups.filter(~pl.col("has_own")))
     records.sort(key=lambda record: (record.rank, record.group))
     texts = [text for record in records if (text := record.text)]
     more = len(texts) - _NAMED
@@ -127,17 +127,17 @@ def _with_groups(events: pl.DataFrame, groups: pl.DataFrame) -> pl.DataFrame:
         ).alias("same_group"),
     )
     is_collective = ~pl.col("op").is_in(POINT_TO_POINT) & ~pl.col("op").str.starts_with("switched_off")
-    found = events.filter(is_collective).join(named, on="group", how="inner", maintain_order="left")
-    return found.with_columns(
+    collectives = events.filter(is_collective).join(named, on="group", how="inner", maintain_order="left")
+    return collectives.with_columns(
         pl.int_range(pl.len()).over("rank", "same_group").alias("number"),
         pl.col("group_seq").is_not_null().all().over("same_group").alias("has_own"),
     )
 
 
-def _by_group_seq(found: pl.DataFrame) -> pl.DataFrame:
+def _by_group_seq(collectives: pl.DataFrame) -> pl.DataFrame:
     """Number collectives by ``group_seq``; members of one coalesced call share it and are numbered in program order."""
     again = pl.int_range(pl.len()).over("rank", "same_group", "group_seq")
-    keys = found.with_columns(again=again)
+    keys = collectives.with_columns(again=again)
     number = (
         keys.select("same_group", "group_seq", "again")
         .unique()
@@ -147,18 +147,18 @@ def _by_group_seq(found: pl.DataFrame) -> pl.DataFrame:
     joined = keys.drop("number").join(
         number, on=["same_group", "group_seq", "again"], how="left", maintain_order="left"
     )
-    return joined.select(found.columns).drop("has_own")
+    return joined.select(collectives.columns).drop("has_own")
 
 
-def _by_position(found: pl.DataFrame) -> pl.DataFrame:
-    shifted = [(record.group, record.rank, record.place) for record in _located(found) if record.place != 0]
-    found = found.drop("has_own")
+def _by_position(collectives: pl.DataFrame) -> pl.DataFrame:
+    shifted = [(record.group, record.rank, record.place) for record in _located(collectives) if record.place != 0]
+    collectives = collectives.drop("has_own")
     if not shifted:
-        return found
+        return collectives
     places = pl.DataFrame(
-        shifted, schema={"same_group": pl.String, "rank": pl.Int32, "place": found.schema["number"]}, orient="row"
+        shifted, schema={"same_group": pl.String, "rank": pl.Int32, "place": collectives.schema["number"]}, orient="row"
     ).with_columns(is_moved=pl.lit(True))
-    joined = found.join(places, on=["same_group", "rank"], how="left", maintain_order="left")
+    joined = collectives.join(places, on=["same_group", "rank"], how="left", maintain_order="left")
     kept = joined.filter(pl.col("is_moved").is_null() | pl.col("place").is_not_null())
     return kept.with_columns(pl.col("number") + pl.col("place").fill_null(0)).drop("place", "is_moved")
 
@@ -193,12 +193,12 @@ class _Record:
         )
 
 
-def _located(found: pl.DataFrame) -> Iterator[_Record]:
+def _located(matches: pl.DataFrame) -> Iterator[_Record]:
     """Yield one `_Record` per group and rank, with its position."""
-    if found.is_empty():
+    if matches.is_empty():
         return
     is_together = pl.col("op").is_in(TOGETHER)
-    lists = found.group_by("same_group", "rank", maintain_order=True).agg(
+    lists = matches.group_by("same_group", "rank", maintain_order=True).agg(
         pl.col("group").first(),
         pl.struct("op", pl.when(pl.col("op") != "all_to_all").then("message_bytes")).hash().alias("call"),
         *(pl.when(is_together).then(name).cast(pl.Float64).alias(name) for name in ("start", "end")),
@@ -289,11 +289,11 @@ def _contradiction(starts: Array, ends: Array, longest_starts: Array, longest_en
     start, other_start = _pairs(starts, longest_starts, place)
     end, other_end = _pairs(ends, longest_ends, place)
     least, most = start - other_end, end - other_start
-    known = ~np.isnan(least + most)
-    if not known.any():
+    is_known = ~np.isnan(least + most)
+    if not is_known.any():
         return 0.0
-    span = float(np.ptp(other_end[known]))
-    return max(0.0, float(least[known].max() - most[known].min()) - _INEXACT - _DRIFT * span)
+    span = float(np.ptp(other_end[is_known]))
+    return max(0.0, float(least[is_known].max() - most[is_known].min()) - _INEXACT - _DRIFT * span)
 
 
 def _by_ends(ends: Array, longest_ends: Array, places: Sequence[int]) -> int | None:

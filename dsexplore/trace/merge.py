@@ -56,9 +56,9 @@ def align(tables: Tables, *, shares_clock: bool = False) -> Tables:
     clocks = clock_offsets(tables.events, tables.groups, dict(zip(info.ranks, info.clocks, strict=False)))
     if len(clocks) < 2:
         return tables
-    known = {rank: _beyond_noise(clock) for rank, clock in clocks.items()}
-    shifted = {rank: clock for rank, clock in known.items() if clock.offset}
-    info = _with_offsets(info, known)
+    offsets = {rank: _beyond_noise(clock) for rank, clock in clocks.items()}
+    shifted = {rank: clock for rank, clock in offsets.items() if clock.offset}
+    info = _with_offsets(info, offsets)
     if not shifted:
         return replace(tables, info=info)
     return replace(
@@ -66,21 +66,23 @@ def align(tables: Tables, *, shares_clock: bool = False) -> Tables:
     )
 
 
-def _with_offsets(info: TraceInfo, known: Mapping[int, ClockOffset]) -> TraceInfo:
+def _with_offsets(info: TraceInfo, offsets: Mapping[int, ClockOffset]) -> TraceInfo:
     """Return `info` with these offsets recorded; a shifted rank is given the name of the first rank's clock."""
-    found = [known.get(rank, _SAME) for rank in info.ranks]
-    zeros = (0,) * len(found)
+    of_ranks = [offsets.get(rank, _SAME) for rank in info.ranks]
+    zeros = (0,) * len(of_ranks)
     return replace(
         info,
-        clocks=tuple(info.clocks[0] if clock.offset else own for own, clock in zip(info.clocks, found, strict=False)),
-        clock_offsets=tuple(map(add, info.clock_offsets or zeros, (clock.offset for clock in found))),
-        clock_residuals=tuple(map(add, info.clock_residuals or zeros, (clock.residual for clock in found))),
+        clocks=tuple(
+            info.clocks[0] if clock.offset else own for own, clock in zip(info.clocks, of_ranks, strict=False)
+        ),
+        clock_offsets=tuple(map(add, info.clock_offsets or zeros, (clock.offset for clock in of_ranks))),
+        clock_residuals=tuple(map(add, info.clock_residuals or zeros, (clock.residual for clock in of_ranks))),
     )
 
 
 def _beyond_noise(clock: ClockOffset) -> ClockOffset:
-    is_known = clock.is_sure and abs(clock.offset) > LEAST_OFFSET and clock.collectives >= LEAST_COLLECTIVES
-    return clock if is_known else replace(clock, offset=0)
+    is_significant = clock.is_sure and abs(clock.offset) > LEAST_OFFSET and clock.collectives >= LEAST_COLLECTIVES
+    return clock if is_significant else replace(clock, offset=0)
 
 
 def _note(shifted: Mapping[int, ClockOffset]) -> str:
@@ -97,7 +99,7 @@ def _doubt(clock: ClockOffset) -> str:
     return residual if clock.limit is None else f"{residual} by chance, {format_seconds(clock.limit / 1e9)} at most"
 
 
-_LEFT_NONE = " ranks left no trace: "
+_NO_TRACE = " ranks left no trace: "
 
 
 def ranks_of(tables: Tables) -> tuple[int, ...]:
@@ -219,9 +221,9 @@ def merge_modules(tables: Iterable[pl.DataFrame]) -> pl.DataFrame:
     for index, parent in enumerate(rows["parent"]):
         children.setdefault(parent, []).append(index)
     names = rows["module"].to_list()
-    known = set(names)
+    seen = set(names)
     order: list[int] = []
-    waiting = [i for parent, below in reversed(children.items()) if parent not in known for i in reversed(below)]
+    waiting = [i for parent, below in reversed(children.items()) if parent not in seen for i in reversed(below)]
     while waiting:
         index = waiting.pop()
         order.append(index)
@@ -251,14 +253,14 @@ def _merged_info(parts: Sequence[tuple[tuple[int, ...], Tables]], cut: str, aske
             raise UsageError(f"{name} is {values[0]!r} in one trace and {values[1]!r} in another: merge one recording")
     notes = list(dict.fromkeys(note for info in infos for note in info.notes))
     if len(infos) > 1:
-        notes = [note for note in notes if _LEFT_NONE not in note]  # said anew, of all that are merged now
+        notes = [note for note in notes if _NO_TRACE not in note]  # said anew, of all that are merged now
     versions = list(dict.fromkeys(info.torch_version for info in infos))
     if cut:
         notes.append(cut)
     elif not first.simulated:
         asked = range(first.world_size) if asked is None else asked
         if absent := [rank for rank in asked if rank not in seen]:
-            notes.append(f"{len(absent)} of {len(asked)}{_LEFT_NONE}{format_ranks(absent)}")
+            notes.append(f"{len(absent)} of {len(asked)}{_NO_TRACE}{format_ranks(absent)}")
     ranks = tuple(sorted(seen))
     mesh = next((info.mesh for info in infos if info.mesh), "")
     return replace(
@@ -279,20 +281,20 @@ def _merged_info(parts: Sequence[tuple[tuple[int, ...], Tables]], cut: str, aske
 
 def _for_ranks(ranks: Sequence[int], infos: Sequence[TraceInfo], name: str, unknown: Any) -> tuple[Any, ...]:
     """Return the values of a per-rank field in the order of `ranks`; empty if no info has any."""
-    known = {rank: value for info in infos for rank, value in zip(info.ranks, getattr(info, name), strict=False)}
-    return tuple(known.get(rank, unknown) for rank in ranks) if known else ()
+    value_of = {rank: value for info in infos for rank, value in zip(info.ranks, getattr(info, name), strict=False)}
+    return tuple(value_of.get(rank, unknown) for rank in ranks) if value_of else ()
 
 
 def _distinct_groups(parts: Sequence[tuple[tuple[int, ...], Tables]]) -> list[Tables]:
     """Return the parts, with a group renamed if an earlier part has other ranks under its name."""
-    known: dict[str, list[int]] = {}
+    rows_of: dict[str, list[int]] = {}
     result = []
     for of_part, part in parts:
         renamed: dict[str, str] = {}
         for name, ranks in part.groups.select("group", "ranks").iter_rows():
-            if known.setdefault(name, ranks) != ranks:
+            if rows_of.setdefault(name, ranks) != ranks:
                 renamed[name] = f"{name}@{next(iter(of_part), 0)}"
-                known[renamed[name]] = ranks
+                rows_of[renamed[name]] = ranks
         if renamed:
             new = pl.col("group").replace(renamed)
             part = replace(part, events=part.events.with_columns(new), groups=part.groups.with_columns(new))

@@ -16,17 +16,17 @@ _FEWEST = 3
 
 def ranks_text(ranks: Iterable[int]) -> str:
     """Return ranks as text, in ascending order."""
-    left = sorted(ranks)
+    remaining = sorted(ranks)
     parts: list[str] = []
     start = 0
-    while start < len(left):
+    while start < len(remaining):
         end = start + 1
-        step = left[end] - left[start] if end < len(left) else 1
-        while end < len(left) and left[end] - left[end - 1] == step:
+        step = remaining[end] - remaining[start] if end < len(remaining) else 1
+        while end < len(remaining) and remaining[end] - remaining[end - 1] == step:
             end += 1
         if end - start < _FEWEST and step > 1:
             end = start + 1
-        parts.append(_part(left[start], left[end - 1], step))
+        parts.append(_part(remaining[start], remaining[end - 1], step))
         start = end
     return ", ".join(parts)
 
@@ -85,10 +85,10 @@ def joined(parts: Sequence[tuple[Sequence[int], Sequence[str]]]) -> tuple[str, .
     """
     if not any(texts for _, texts in parts):
         return ()
-    known: dict[int, str] = {}
+    text_of: dict[int, str] = {}
     for ranks, texts in parts:
-        known.update(zip(ranks, texts or map(str, ranks), strict=True))
-    return tuple(known[rank] for rank in sorted(known))
+        text_of.update(zip(ranks, texts or map(str, ranks), strict=True))
+    return tuple(text_of[rank] for rank in sorted(text_of))
 
 
 def weights(ranks: Sequence[int], stands_for: Sequence[str]) -> Mapping[int, int]:

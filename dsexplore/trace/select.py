@@ -17,7 +17,7 @@ from dsexplore.trace import schema
 from dsexplore.trace.collectives import OPS
 from dsexplore.trace.tables import Tables
 
-_KNOWN: dict[str, tuple[str, ...]] = {"phase": schema.PHASES, "op": OPS}
+_VALUES: dict[str, tuple[str, ...]] = {"phase": schema.PHASES, "op": OPS}
 """Columns with a fixed set of values: a value that is neither in it nor in the events is an error."""
 
 
@@ -39,13 +39,13 @@ def _condition(tables: Tables, name: str, wanted: Any) -> pl.Expr:
         near = did_you_mean(name, ["module", *schema.EVENTS])
         raise UsageError(f"where({name}=…): no such column; columns are module, {', '.join(schema.EVENTS)}{near}")
     values = [wanted] if name == "shape" and _is_shape(wanted) else _several(wanted)
-    return _is_one_of(tables, name, [_as_column_value(name, value) for value in values])
+    return _is_in(tables, name, [_as_column_value(name, value) for value in values])
 
 
-def _is_one_of(tables: Tables, name: str, values: list[Any]) -> pl.Expr:
+def _is_in(tables: Tables, name: str, values: list[Any]) -> pl.Expr:
     """Return an expression that is true where a column has one of `values`; None matches null."""
     present = [value for value in values if value is not None]
-    for value in present if name in _KNOWN else ():
+    for value in present if name in _VALUES else ():
         check_value(tables, name, value)
     try:
         wanted = pl.Series(name, present, dtype=schema.EVENTS[name], strict=True)
@@ -68,7 +68,7 @@ def check_names(tables: Tables, conditions: Mapping[str, Any]) -> None:
         for value in _several(wanted):
             if name == "module":
                 check_module(tables, value)
-            elif name not in _KNOWN:
+            elif name not in _VALUES:
                 check_value(tables, name, value)
 
 
@@ -84,18 +84,18 @@ def check_value(tables: Tables, name: str, value: Any, method: str = "where") ->
     Raises:
         UsageError: no such value; the message lists the known names and suggests the most similar one.
     """
-    fixed = _KNOWN.get(name)
+    fixed = _VALUES.get(name)
     if fixed is not None:
         if value in fixed or (isinstance(value, str) and (":" in value or value in tables.events[name].unique())):
             return
-        known: Iterable[str] = fixed
+        values: Iterable[str] = fixed
     else:
         names = _names(tables, name) if isinstance(value, str) and value else set()
         if not names or value in names:
             return
-        known = sorted(names)
-    text = ", ".join(known) if fixed is not None else listed(known)
-    raise UsageError(f"{method}({name}={value!r}): no such {name}; they are {text}{did_you_mean(value, known)}")
+        values = sorted(names)
+    text = ", ".join(values) if fixed is not None else listed(values)
+    raise UsageError(f"{method}({name}={value!r}): no such {name}; they are {text}{did_you_mean(value, values)}")
 
 
 def check_module(tables: Tables, pattern: Any, method: str = "where") -> None:
@@ -106,44 +106,44 @@ def check_module(tables: Tables, pattern: Any, method: str = "where") -> None:
     """
     if not isinstance(pattern, str):
         raise UsageError(f"{method}(module={pattern!r}): give a module's name or a shell pattern, 'layers.0*'")
-    known = _names(tables, "module") if pattern else set()
-    if not known or modules_inside(known, [pattern]):
+    modules = _names(tables, "module") if pattern else set()
+    if not modules or modules_inside(modules, [pattern]):
         return
     raise UsageError(
         f"{method}(module={pattern!r}): no such module; names are those of trace.modules['module'], and * stands for "
-        f"any text, as in '*.mlp'{_module_meant(pattern, known)}"
+        f"any text, as in '*.mlp'{_module_meant(pattern, modules)}"
     )
 
 
-def _module_meant(pattern: str, known: set[str]) -> str:
+def _module_meant(pattern: str, modules: set[str]) -> str:
     """Return a hint for a pattern that no module matches: a similar pattern that does, else the outermost modules."""
-    parts = {part for name in known for part in (name, name.partition(".")[2], f"*.{name.rpartition('.')[2]}")}
-    words = {word for name in known for word in name.split(".")}
+    parts = {part for name in modules for part in (name, name.partition(".")[2], f"*.{name.rpartition('.')[2]}")}
+    words = {word for name in modules for word in name.split(".")}
     respelled = ".".join(word if word in words else nearest(word, words) or word for word in pattern.split("."))
-    if modules_inside(known, [respelled]):
+    if modules_inside(modules, [respelled]):
         return f" (did you mean {respelled!r}?)"
-    inside_root = {".".join(name.split(".")[1:2]) for name in known} - {""}
-    return did_you_mean(pattern, sorted(parts)) or f"; the outermost are {listed(sorted(inside_root or known))}"
+    inside_root = {".".join(name.split(".")[1:2]) for name in modules} - {""}
+    return did_you_mean(pattern, sorted(parts)) or f"; the outermost are {listed(sorted(inside_root or modules))}"
 
 
 def _names(tables: Tables, name: str) -> set[str]:
     """Return the names a trace knows for a column, also those without events; empty for columns without names."""
     groups, events = tables.groups, tables.events
     if name == "group":
-        found = {*groups["group"], *events["group"].unique()}
+        names = {*groups["group"], *events["group"].unique()}
     elif name == "axis":
         meshes = {tables.info.mesh or "", *groups["mesh"].unique(), *tables.parameters["mesh"].unique()}
-        found = {
+        names = {
             *groups["axis"].unique(),
             *events["axis"].unique(),
             *(a for mesh in meshes if mesh for a in _axes(mesh)),
         }
     elif name in ("module", "owner", "trigger"):
         sent = events["owner"].unique(), events["trigger"].unique()
-        found = {*tables.modules["module"], *tables.parameters["module"].unique(), *sent[0], *sent[1]}
+        names = {*tables.modules["module"], *tables.parameters["module"].unique(), *sent[0], *sent[1]}
     else:
         return set()
-    return {one for one in found if one}
+    return {one for one in names if one}
 
 
 def _axes(mesh: str) -> list[str]:

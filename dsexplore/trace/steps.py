@@ -70,16 +70,16 @@ def steady_steps(tables: Tables, events: pl.DataFrame | None = None) -> SteadySt
         sums[step] += size
     if len(sizes) < 2:
         return SteadySteps(whole, 1, len(sizes), False, {})
-    steady = _most_alike(sizes)
+    steady = _largest_repeated(sizes)
     are_equal = bool(steady)
-    steady = steady or _most_alike(counts) or ({max(sizes)} if len(sizes) == 2 else set(sizes))
+    steady = steady or _largest_repeated(counts) or ({max(sizes)} if len(sizes) == 2 else set(sizes))
     mean = sum(sums[step] for step in steady) // len(steady)
     more = {step: sums[step] - mean for step in sorted(set(sizes) - steady)}
     kept = whole.filter(pl.col("step").is_in(sorted(steady))) if more else whole
     return SteadySteps(kept, len(steady), len(sizes), are_equal, more)
 
 
-def _most_alike(contents: Mapping[int, set[Hashable]]) -> set[int]:
+def _largest_repeated(contents: Mapping[int, set[Hashable]]) -> set[int]:
     """Return the largest set of steps with equal content; empty if it is less than half of them or a single step."""
     by_content: dict[Hashable, set[int]] = {}
     for step, content in contents.items():

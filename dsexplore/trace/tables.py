@@ -58,10 +58,12 @@ class TraceInfo:
 
     def of_rank(self, rank: int) -> TraceInfo:
         """Return the info of a trace with `rank` alone."""
-        own: dict[str, Any] = {"ranks": (rank,)}
+        values: dict[str, Any] = {"ranks": (rank,)}
         for name in OF_EACH_RANK:
-            own[name] = tuple(value for of, value in zip(self.ranks, getattr(self, name), strict=False) if of == rank)
-        return replace(self, **own)
+            values[name] = tuple(
+                value for of, value in zip(self.ranks, getattr(self, name), strict=False) if of == rank
+            )
+        return replace(self, **values)
 
     @property
     def weights(self) -> Mapping[int, int]:

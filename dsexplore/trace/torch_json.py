@@ -99,8 +99,8 @@ def packet(raw_op: str) -> Op | None:
     if namespace == "c10d":
         op: Op | None = find_op(raw_op)
         return op if op in counted.c10d or name == "gather_into_tensor_" else None  # which torch 2.15 has left out
-    for known in (name, name.removesuffix("_"), name.removesuffix("_out")):
-        op = find_op(f"{namespace}::{known}") if namespace else None
+    for candidate in (name, name.removesuffix("_"), name.removesuffix("_out")):
+        op = find_op(f"{namespace}::{candidate}") if namespace else None
         if op is not None and op in counted.functional:
             older: Op = counted.older_names.get(op, op)
             return older
@@ -160,10 +160,12 @@ def _long(word: str) -> str:
     return f"Shard(dim={inside})"
 
 
-def module_counts(found: Iterable[tuple[str, str, Op, int]], tree: Mapping[str, ModuleNode]) -> dict[str, ModuleCounts]:
+def module_counts(
+    collectives: Iterable[tuple[str, str, Op, int]], tree: Mapping[str, ModuleNode]
+) -> dict[str, ModuleCounts]:
     """Return the counts per module, including those of the modules inside it; `GLOBAL` has all."""
     counts = {GLOBAL: ModuleCounts()}
-    for owner, phase, op, count in found:
+    for owner, phase, op, count in collectives:
         outer = [name for name in outer_modules(owner) if name in tree]
         for name in (GLOBAL, *outer, *([owner] if owner else [])):
             counts.setdefault(name, ModuleCounts()).add(phase, op, count)

@@ -106,10 +106,10 @@ class Trace(Displayable):
     def __repr__(self) -> str:
         tables = self.tables
         events, ranks, size = tables.events.height, tables.info.ranks, tables.info.world_size
-        whose = f"rank {ranks[0]}" if len(ranks) == 1 else f"{len(ranks)} ranks"
+        of_ranks = f"rank {ranks[0]}" if len(ranks) == 1 else f"{len(ranks)} ranks"
         if tables.info.stands_for:
-            whose += f" that stand for {tables.info.ranks_stood_for:,}"
-        return f"<Trace: {format_count(events, 'collective')} of {whose}, world of {size:,}>"
+            of_ranks += f" that stand for {tables.info.ranks_stood_for:,}"
+        return f"<Trace: {format_count(events, 'collective')} of {of_ranks}, world of {size:,}>"
 
     def to_frame(self) -> pl.DataFrame:
         """Return the events as a polars frame; call ``.to_pandas()`` on it for a pandas one."""

@@ -51,15 +51,15 @@ def unmatched(tables: Tables) -> pl.DataFrame:
     ranks = set(tables.info.ranks) | set(events["rank"])
     members = {name: list(held) for name, held in tables.groups.select("group", "ranks").iter_rows()}
     rows = list(between.iter_rows(named=True))
-    found = [*_messages(rows, ranks, members), *_parts(rows, members)]
-    return pl.DataFrame(found, schema=COLUMNS, orient="row")
+    unmatched_rows = [*_messages(rows, ranks, members), *_parts(rows, members)]
+    return pl.DataFrame(unmatched_rows, schema=COLUMNS, orient="row")
 
 
 def notes(tables: Tables, most: int = 3) -> list[str]:
     """Return unmatched messages as notes of a merged trace: sentences for the first few, and a count of the rest."""
-    found = unmatched(tables)
-    texts = [_text(row) for row in found.head(most).iter_rows(named=True)]
-    more = found.height - len(texts)
+    table = unmatched(tables)
+    texts = [_text(row) for row in table.head(most).iter_rows(named=True)]
+    more = table.height - len(texts)
     return texts + ([f"{more:,} more messages do not fit together: see Trace.unmatched()"] if more > 0 else [])
 
 
@@ -118,13 +118,13 @@ def _without_fitting(sent: Sequence[Row], received: Sequence[Row]) -> tuple[list
 
 
 def _beyond(rows: Sequence[Row], fitting: Counter[int]) -> list[Row]:
-    left = []
+    unmatched_sizes = []
     for row in rows:
         if fitting[row["message_bytes"]] > 0:
             fitting[row["message_bytes"]] -= 1
         else:
-            left.append(row)
-    return left
+            unmatched_sizes.append(row)
+    return unmatched_sizes
 
 
 def _parts(rows: Iterable[Row], members: dict[str, list[int]]) -> Iterator[tuple[Any, ...]]:

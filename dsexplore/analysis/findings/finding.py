@@ -69,9 +69,9 @@ class Finding:
 class Findings(Displayable, Sequence[Finding]):
     """The findings of a trace, largest saving first. Displayed as a table."""
 
-    def __init__(self, tables: Tables, found: Sequence[Finding]) -> None:
+    def __init__(self, tables: Tables, findings: Sequence[Finding]) -> None:
         self.tables = tables
-        self._found = sorted(found, key=lambda one: (-one.weight, one.rule, one.module, one.source, one.axis))
+        self._found = sorted(findings, key=lambda one: (-one.weight, one.rule, one.module, one.source, one.axis))
 
     def __len__(self) -> int:
         """Return the number of findings."""

@@ -15,8 +15,8 @@ from dsexplore.units import format_bytes
 
 def optimizer_gathers(evidence: Evidence) -> Iterator[Finding]:
     """Yield all_gathers, gathers and broadcasts in the optimizer phase."""
-    moved = (pl.col("phase") == "optimizer") & pl.col("op").is_in(["all_gather", "broadcast", "gather"])
-    gathered = evidence.events.filter(moved & (pl.col("wire_bytes") > 0))
+    is_gather = (pl.col("phase") == "optimizer") & pl.col("op").is_in(["all_gather", "broadcast", "gather"])
+    gathered = evidence.events.filter(is_gather & (pl.col("wire_bytes") > 0))
     # of the gathers of one shape the first is needed by an update that reads whole matrices, the others are the same
     tensor = ("rank", "step", "group", "op", "dtype", pl.col("shape").list.sort())
     again = pl.col("implicit") & (pl.int_range(pl.len()).over(tensor) > 0)

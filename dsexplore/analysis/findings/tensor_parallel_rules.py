@@ -19,8 +19,8 @@ def gathered_again(evidence: Evidence) -> Iterator[Finding]:
     """Yield equal consecutive all_gathers of sibling modules, and the reduce_scatters of their backward."""
     forward = (pl.col("op") == "all_gather") & pl.col("cause").str.contains(r"^redistribute (backward )?_?S.*→R$")
     backward = (pl.col("op") == "reduce_scatter") & pl.col("cause").str.contains(r"^redistribute backward P→")
-    moved = evidence.events.filter(forward | backward)
-    if moved.is_empty():
+    in_step = evidence.events.filter(forward | backward)
+    if in_step.is_empty():
         return
     repeated = after_a_sibling(evidence).filter(forward | backward)
     owner = pl.col("parent").alias("owner")
@@ -142,10 +142,10 @@ _NEEDED = "aten.linalg_vector_norm"
 def implicit_redistributes(evidence: Evidence) -> Iterator[Finding]:
     """Yield implicit redistributes outside the optimizer, which has rules of its own."""
     asked = pl.col("implicit") & (pl.col("phase") != "optimizer") & ~pl.col("cause").str.starts_with(_NEEDED)
-    found = evidence.events.filter(asked & (pl.col("wire_bytes") > 0)).with_columns(pl.col("trigger").alias("owner"))
+    implicit = evidence.events.filter(asked & (pl.col("wire_bytes") > 0)).with_columns(pl.col("trigger").alias("owner"))
     yield from evidence.findings(
         "implicit_redistributes",
-        found,
+        implicit,
         _why_implicit,
         _state_layouts,
         spare=1,
@@ -183,7 +183,7 @@ def repeated_collectives(evidence: Evidence) -> Iterator[Finding]:
     steps = evidence.steps
     once = [name for name, calls in evidence.calls.items() if calls is not None and calls <= steps]
     # a module that is called several times sends the same each time: only what one call repeats is meant
-    in_one_call = now["trigger"].is_in(once)
+    is_in_same_call = now["trigger"].is_in(once)
     # what stands between the two is of another rank or step, or nothing
     in_a_row = now["seq"] - before["seq"] == 1
     asked = (
@@ -197,7 +197,7 @@ def repeated_collectives(evidence: Evidence) -> Iterator[Finding]:
     )
     # two sums in a row may be of two tensors, as loss parallelism sends them; two gathers give the same
     again = pl.col("op").is_in(["all_gather", "broadcast"])
-    place = ((now["trigger"] == "") & line) | in_one_call
+    place = ((now["trigger"] == "") & line) | is_in_same_call
     yield from evidence.findings(
         "repeated_collectives",
         now.filter(place & in_a_row).filter(asked).filter(again | (pl.len().over("rank", "step", *_SAME) > 1)),

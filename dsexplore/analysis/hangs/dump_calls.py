@@ -26,14 +26,14 @@ def job_of_dumps(dumps: Dumps) -> JobCalls:
     """Build the calls of each rank from the dumps of a job."""
     groups = _Groups(dumps.dumps)
     world = max(dumps.world_size, *(max(group.ranks, default=0) + 1 for group in groups.all()), 1)
-    known = {dump.rank: _rank_calls(dump, groups, world) for dump in dumps.dumps}
-    missing = [rank for rank in range(world) if rank not in known]
+    ranks = {dump.rank: _rank_calls(dump, groups, world) for dump in dumps.dumps}
+    missing = [rank for rank in range(world) if rank not in ranks]
     notes = [*(f"rank {dump.rank} left an empty file" for dump in dumps.dumps if dump.note), *dumps.unreadable]
     if missing:
         notes.append(f"{format_ranks(missing)} left no dump")
     for rank in missing:
-        known[rank] = RankCalls(rank, has_evidence=False, is_whole=False)
-    return JobCalls(known, world, tuple(notes))
+        ranks[rank] = RankCalls(rank, has_evidence=False, is_whole=False)
+    return JobCalls(ranks, world, tuple(notes))
 
 
 def _rank_calls(dump: RecorderDump, groups: _Groups, world: int) -> RankCalls:
@@ -84,15 +84,15 @@ class _CallFields(NamedTuple):
 
 
 def _calls(rank: int, entries: Iterable[RecorderEntry], groups: _Groups) -> list[RankCall]:
-    known: dict[tuple[Any, ...], _CallFields] = {}
+    fields_of: dict[tuple[Any, ...], _CallFields] = {}
     calls = []
     for position, entry in enumerate(entries):
         shapes = entry.input_sizes, entry.output_sizes, entry.input_dtypes, entry.output_dtypes
         key = entry.group, entry.raw_op, *shapes
-        found = known.get(key)
-        if found is None:
-            found = known[key] = _repeated(rank, entry, groups)
-        group, label, kind, sent, received, dtype, message, pair, has_equal_parts = found
+        fields = fields_of.get(key)
+        if fields is None:
+            fields = fields_of[key] = _repeated(rank, entry, groups)
+        group, label, kind, sent, received, dtype, message, pair, has_equal_parts = fields
         calls.append(
             RankCall(
                 rank=rank,
@@ -194,9 +194,9 @@ class _Groups:
 
     def of(self, rank: int, name: str) -> GroupId:
         """Return the group that `rank` calls `name`."""
-        own = self._own.get((rank, name))
-        if own is not None:
-            return own
+        group_id = self._own.get((rank, name))
+        if group_id is not None:
+            return group_id
         with_rank = [group for group in self._by_name[name] if rank in group.ranks]
         return with_rank[0] if with_rank else GroupId(name, (rank,))
 

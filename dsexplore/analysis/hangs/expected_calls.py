@@ -36,13 +36,13 @@ class ExpectedCalls:
         judged = list(calls)
         places = {(call.rank, self._places[call.rank][call.position]) for call in judged}
         unheard = self._messages_without_another(places)
-        found = set()
+        odd_ranks = set()
         for call in judged:
             first = (begins or {}).get(call.rank, call.position)
             looked_at = [at for position, at in self._places[call.rank].items() if first <= position <= call.position]
             if any(self._is_unexpected(call.rank, at, places, unheard) for at in looked_at):
-                found.add(call.rank)
-        return found
+                odd_ranks.add(call.rank)
+        return odd_ranks
 
     def unheard_of(self, calls: Iterable[RankCall]) -> set[int]:
         """Return the ranks whose call no rank makes in other groups of the kind; empty if that is so of all `calls`."""
@@ -84,24 +84,24 @@ class ExpectedCalls:
         }
         return {(rank, at) for rank, at in judged if self._texts[rank][at] in alone}
 
-    def _votes(self, text: str, at: int, left_out: set[Place]) -> Counter[str]:
+    def _votes(self, text: str, at: int, excluded: set[Place]) -> Counter[str]:
         """Count which calls follow the longest run of calls before `at` that also occurs elsewhere."""
         for length in sorted({min(_LONGEST, at), 32, 16, 8, 4, 2, 1}, reverse=True):
             if 0 < length <= at:
-                votes = self._following(text[at - length : at], left_out)
+                votes = self._following(text[at - length : at], excluded)
                 if votes:
                     return votes
         return Counter()
 
-    def _following(self, run: str, left_out: set[Place]) -> Counter[str]:
+    def _following(self, run: str, excluded: set[Place]) -> Counter[str]:
         votes: Counter[str] = Counter()
         for rank, text in self._texts.items():
-            found = text.find(run)
-            while found >= 0:
-                follower = found + len(run)
-                if follower < len(text) and (rank, follower) not in left_out:
+            position = text.find(run)
+            while position >= 0:
+                follower = position + len(run)
+                if follower < len(text) and (rank, follower) not in excluded:
                     votes[text[follower]] += 1
-                found = text.find(run, found + 1)
+                position = text.find(run, position + 1)
         return votes
 
     @cached_property

@@ -102,7 +102,7 @@ def _stacks(sources: Iterable[Path], tables: Tables) -> dict[int, str]:
     ended = {rank for rank, end in zip(tables.info.ranks, tables.info.ends, strict=False) if end not in ("", RUNNING)}
     standing = set(tables.info.ranks) - ended
     folders = [source if source.is_dir() else source.parent for source in sources]
-    found = {}
+    stacks = {}
     for file in (file for folder in folders for file in sorted(folder.glob("rank-*.stack.txt"))):
         rank = int(file.name[5:].partition(".")[0])
         if rank not in standing:
@@ -110,14 +110,14 @@ def _stacks(sources: Iterable[Path], tables: Tables) -> dict[int, str]:
         text = file.read_text(encoding="utf-8", errors="replace")
         main = text.partition("\nThread ")[0]
         frames = [part for part in re.split(r"(?m)^(?=  File )", main) if part.startswith("  File ")]
-        shown = [_INSTALLED.sub('"', frame) for frame in reversed(frames) if not _OWN.search(frame)]
-        found[rank] = "".join(shown)
-    return found
+        shown = [_INSTALLED.sub('"', frame) for frame in reversed(frames) if not _DSEXPLORE_FRAME.search(frame)]
+        stacks[rank] = "".join(shown)
+    return stacks
 
 
 _INSTALLED = re.compile(r'"/[^"]*/(?:site-packages|dist-packages|lib/python3\.\d+)/')
 """The part of an installed file's path before that in its package."""
-_OWN = re.compile(rf'"(?:{re.escape(str(Path(__file__).parents[2]))}/|<string>")')
+_DSEXPLORE_FRAME = re.compile(rf'"(?:{re.escape(str(Path(__file__).parents[2]))}/|<string>")')
 """A frame of dsexplore's launcher, or the one that started it."""
 
 

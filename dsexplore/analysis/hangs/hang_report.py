@@ -59,48 +59,50 @@ _OF_FIELD: dict[Field, Reason] = {
 _HOW: tuple[Literal["killed", "raised", "stopped", "ended"], ...] = ("killed", "raised", "stopped", "ended")
 
 
-def reason_of(job: JobCalls, front: Wavefront, found: Blame) -> Reason:
+def reason_of(job: JobCalls, front: Wavefront, blamed: Blame) -> Reason:
     """Return the word for what the blame rests on.
 
     Args:
         job: the evidence of all ranks.
         front: of the same job.
-        found: the blame.
+        blamed: the blame.
     """
-    if found.kind == "none":
+    if blamed.kind == "none":
         return "none"
-    if found.kind in ("missing", "no evidence"):
-        return _of_missing(job, found)
-    if found.kind == "extra":
+    if blamed.kind in ("missing", "no evidence"):
+        return _of_missing(job, blamed)
+    if blamed.kind == "extra":
         return "other collective"
-    if found.kind == "mismatch" and found.mismatch is not None:
-        return _OF_FIELD.get(found.mismatch.field, "unknown")
-    if found.kind == "messages":
-        return _of_message(found)
-    if found.kind == "order":
-        return _of_circle(front, found)
-    return "device" if found.kind == "device" and found.culprits else "unknown"
+    if blamed.kind == "mismatch" and blamed.mismatch is not None:
+        return _OF_FIELD.get(blamed.mismatch.field, "unknown")
+    if blamed.kind == "messages":
+        return _of_message(blamed)
+    if blamed.kind == "order":
+        return _of_circle(front, blamed)
+    return "device" if blamed.kind == "device" and blamed.culprits else "unknown"
 
 
-def _of_missing(job: JobCalls, found: Blame) -> Reason:
-    ends = {end.how for rank in found.culprits if (end := job.ranks[rank].end) is not None}
+def _of_missing(job: JobCalls, blamed: Blame) -> Reason:
+    ends = {end.how for rank in blamed.culprits if (end := job.ranks[rank].end) is not None}
     for how in _HOW:
         if how in ends:
             return how
-    is_elsewhere = any(job.ranks[rank].stack for rank in found.culprits if not job.ranks[rank].pending)
+    is_elsewhere = any(job.ranks[rank].stack for rank in blamed.culprits if not job.ranks[rank].pending)
     return "outside a collective" if is_elsewhere else "did not come"
 
 
-def _of_message(found: Blame) -> Reason:
-    first, second = found.instances[0].pending
+def _of_message(blamed: Blame) -> Reason:
+    first, second = blamed.instances[0].pending
     if first.dtype != second.dtype and first.dtype and second.dtype:
         return "other dtype"
-    known = first.message_bytes and second.message_bytes
-    return "other size" if known and first.message_bytes != second.message_bytes else "messages in a circle"
+    have_sizes = first.message_bytes and second.message_bytes
+    return "other size" if have_sizes and first.message_bytes != second.message_bytes else "messages in a circle"
 
 
-def _of_circle(front: Wavefront, found: Blame) -> Reason:
-    involved = found.suspects or {rank for instance in found.instances for rank in instance.calls} & front.heads.keys()
+def _of_circle(front: Wavefront, blamed: Blame) -> Reason:
+    involved = (
+        blamed.suspects or {rank for instance in blamed.instances for rank in instance.calls} & front.heads.keys()
+    )
     are_messages = {front.heads[rank][0].is_message for rank in involved if rank in front.heads}
     if are_messages == {True}:
         return "messages in a circle"
@@ -189,18 +191,18 @@ def report_of(job: JobCalls) -> HangReport:
     """Return the report on the evidence of a job."""
     front = Wavefront(job)
     parted = mismatches(job)
-    found = blame(job, front, parted)
+    blamed = blame(job, front, parted)
     return HangReport(
-        culprits=found.culprits,
-        sentence=sentence(job, front, found, parted),
+        culprits=blamed.culprits,
+        sentence=sentence(job, front, blamed, parted),
         waiting=_waiting(front, parted),
         mismatches=pl.DataFrame([row for one in parted for row in _sides(one)], schema=MISMATCHES, orient="row"),
-        reason=reason_of(job, front, found),
-        suspects=found.suspects,
-        lines={rank: _line(job, front, found, rank) for rank in found.culprits},
+        reason=reason_of(job, front, blamed),
+        suspects=blamed.suspects,
+        lines={rank: _line(job, front, blamed, rank) for rank in blamed.culprits},
         stacks={rank: known.stack for rank, known in job.ranks.items() if known.stack},
         world_size=job.world_size,
-        notes=(*job.notes, *end_note(job, found)),
+        notes=(*job.notes, *end_note(job, blamed)),
     )
 
 
@@ -229,18 +231,18 @@ def _sides(mismatch: Mismatch) -> list[tuple[Any, ...]]:
     return rows
 
 
-def _line(job: JobCalls, front: Wavefront, found: Blame, rank: int) -> str:
+def _line(job: JobCalls, front: Wavefront, blamed: Blame, rank: int) -> str:
     """Return the line where a culprit stands."""
-    known = job.ranks[rank]
-    if known.end is not None and known.end.line:
-        return known.end.line
-    if known.stack and not known.pending:
-        return stack_line(known.stack)
+    calls = job.ranks[rank]
+    if calls.end is not None and calls.end.line:
+        return calls.end.line
+    if calls.stack and not calls.pending:
+        return stack_line(calls.stack)
     call: RankCall | None = None
-    if found.mismatch is not None:
-        call = found.mismatch.instance.calls.get(rank)
+    if blamed.mismatch is not None:
+        call = blamed.mismatch.instance.calls.get(rank)
     if call is None and rank in front.heads:
         call = front.heads[rank][0]
-    if call is None and known.calls:
-        call = known.calls[-1]
+    if call is None and calls.calls:
+        call = calls.calls[-1]
     return call_line(call) if call is not None else ""

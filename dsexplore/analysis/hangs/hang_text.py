@@ -103,16 +103,16 @@ def _without_record_text(job: JobCalls, blame: Blame, first: Instance, waits: st
     accused = blame.culprits or blame.suspects
     unseen = [rank for rank in accused if not job.ranks[rank].has_evidence]
     it, its = ("it", "its file") if len(unseen) == 1 else ("they", "their files")
-    absent, left = f"{format_ranks(accused)} did not come", f"{waits}; {format_ranks(unseen)} left"
+    absent, no_file = f"{format_ranks(accused)} did not come", f"{waits}; {format_ranks(unseen)} left"
     if not blame.culprits:
         which = f"which does not say where {it} stopped nor, as {it} are most of the ranks, which of them stopped first"
-        return f"{absent}: {left} no record, {which}"
+        return f"{absent}: {no_file} no record, {which}"
     if all(job.ranks[rank].has_empty_file for rank in unseen):
-        return f"{absent}: {left} nothing but an empty file, which does not say where {it} stopped"
+        return f"{absent}: {no_file} nothing but an empty file, which does not say where {it} stopped"
     if all(call.state == "started" for call in first.pending):
-        return f"{absent}: {left} no record, and the devices of all that wait have begun that call"
+        return f"{absent}: {no_file} no record, and the devices of all that wait have begun that call"
     other = f"or, should {its} alone be lost, the device of one of those that wait stands still"
-    return f"{absent}, as far as is known: {left} no record: {it} ended or stopped before that call, {other}"
+    return f"{absent}, as far as is known: {no_file} no record: {it} ended or stopped before that call, {other}"
 
 
 def _suspects_text(blame: Blame) -> list[str]:
@@ -161,22 +161,30 @@ def _lines_text(blame: Blame, parted: Sequence[Mismatch]) -> list[str]:
 
 
 def _last_text(job: JobCalls, rank: int) -> str:
-    known = job.ranks[rank]
-    if known.stack:
-        return f"rank {rank} was at {stack_line(known.stack)}"
-    if not known.has_evidence:
+    calls = job.ranks[rank]
+    if calls.stack:
+        return f"rank {rank} was at {stack_line(calls.stack)}"
+    if not calls.has_evidence:
         return f"rank {rank} left no record"
-    if not known.calls:
+    if not calls.calls:
         return f"rank {rank} has called nothing that its record kept"
-    last = known.calls[-1]
+    last = calls.calls[-1]
     return f"the last call of rank {rank} was {call_text(last)}, which {'is in flight' if last.is_pending else 'ended'}"
 
 
 def stack_line(stack: str) -> str:
     """Return the innermost line of the program in a stack; that of a notebook's cell if there is one."""
     lines = re.findall(r'File "([^"]*)", line (\d+)', stack)
-    own = [line for line in lines if line[0].startswith("In[")] or [one for one in lines if _is_own(one[0])] or lines
-    return f"{place(own[0][0])}:{own[0][1]}" if own else (stack.strip().splitlines() or ["an unknown line"])[0].strip()
+    program_lines = (
+        [line for line in lines if line[0].startswith("In[")]
+        or [one for one in lines if _is_program_frame(one[0])]
+        or lines
+    )
+    return (
+        f"{place(program_lines[0][0])}:{program_lines[0][1]}"
+        if program_lines
+        else (stack.strip().splitlines() or ["an unknown line"])[0].strip()
+    )
 
 
 def call_line(call: RankCall) -> str:
@@ -184,7 +192,7 @@ def call_line(call: RankCall) -> str:
     return call.source.partition(" ← ")[0]
 
 
-def _is_own(file: str) -> bool:
+def _is_program_frame(file: str) -> bool:
     return not any(part in file for part in ("site-packages", "torch/", "/lib/python", "<frozen", "<string>"))
 
 
@@ -334,8 +342,8 @@ def _overtaken_text(front: Wavefront, blame: Blame, instance: Instance, call: Ra
     """Return which ranks wait in what has ended on others."""
     ended = [rank for rank in call.group.ranks if rank not in blame.culprits and front.has_ended(rank, instance)]
     who = f"{format_ranks(blame.culprits)} {'waits' if len(blame.culprits) == 1 else 'wait'}"
-    whose = "its device or its network stands" if len(blame.culprits) == 1 else "their devices or networks stand"
-    return f"{who} in {call_text(call)}{_number(instance)}, which has ended on {format_ranks(ended)}: {whose} still"
+    blocked = "its device or its network stands" if len(blame.culprits) == 1 else "their devices or networks stand"
+    return f"{who} in {call_text(call)}{_number(instance)}, which has ended on {format_ranks(ended)}: {blocked} still"
 
 
 def _has_begun(instance: Instance) -> bool:

@@ -55,15 +55,15 @@ class Mismatch:
 
 def mismatches(job: JobCalls) -> list[Mismatch]:
     """Return the first mismatch of each group, in the order of groups."""
-    found = []
+    result = []
     for instances in _by_group(job):
         called = [instance for instance in instances if len(instance.calls) > 1]
         differing = [instance for instance in called if _field(instance)]
         if differing:
-            found.append(_described(differing[0], called, differing))
+            result.append(_described(differing[0], called, differing))
         elif job.waiting and (parted := _parted_lines(called)) is not None:
-            found.append(parted)
-    return sorted(found, key=lambda mismatch: min(call.position for call in mismatch.instance.calls.values()))
+            result.append(parted)
+    return sorted(result, key=lambda mismatch: min(call.position for call in mismatch.instance.calls.values()))
 
 
 def differences(job: JobCalls) -> list[Mismatch]:
@@ -72,14 +72,14 @@ def differences(job: JobCalls) -> list[Mismatch]:
     Args:
         job: of the logs of all ranks, which are compared while no rank waits.
     """
-    found = []
+    result = []
     for instances in _by_group(job):
         first = next((one for one in instances if one.absent or _field(one)), None)
         if first is not None:
             sides = [*_classes(first), *([first.absent] if first.absent else [])]
             sides.sort(key=lambda ranks: (-len(ranks), ranks))
-            found.append(Mismatch(first, tuple(sides), _field(first) or "count", is_harmful=True))
-    return found
+            result.append(Mismatch(first, tuple(sides), _field(first) or "count", is_harmful=True))
+    return result
 
 
 def _by_group(job: JobCalls) -> list[list[Instance]]:
@@ -159,9 +159,9 @@ def _field(instance: Instance) -> Field | None:
     """Return the property in which the ranks' calls differ; None where none does."""
     calls = instance.calls.values()
     unlike = {(*call.token, call.received, call.root, call.has_equal_parts, call.reduction): call for call in calls}
-    found = _differing([signature(call) for call in unlike.values()]) if len(unlike) > 1 else None
-    if found:
-        return found
+    difference = _differing([signature(call) for call in unlike.values()]) if len(unlike) > 1 else None
+    if difference:
+        return difference
     return "size" if _sums_differ(instance) or any(map(_is_torn, instance.pending)) else None
 
 

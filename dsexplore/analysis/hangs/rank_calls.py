@@ -43,13 +43,13 @@ def kinds(groups: Mapping[GroupId, str]) -> dict[GroupId, str]:
     Args:
         groups: {group: its description}.
     """
-    found = {}
+    kinds_of = {}
     count_of_ranks: dict[tuple[str, tuple[int, ...]], int] = defaultdict(int)
     for group, described in sorted(groups.items(), key=lambda one: (len(one[0].name), one[0].name)):
         steps = {after - before for before, after in zip(group.ranks, group.ranks[1:], strict=False)}
-        found[group] = f"{described} {len(group.ranks)} {sorted(steps)} {count_of_ranks[described, group.ranks]}"
+        kinds_of[group] = f"{described} {len(group.ranks)} {sorted(steps)} {count_of_ranks[described, group.ranks]}"
         count_of_ranks[described, group.ranks] += 1
-    return found
+    return kinds_of
 
 
 class InstanceId(NamedTuple):
@@ -170,11 +170,11 @@ class RankCalls:
     @cached_property
     def highest(self) -> dict[GroupId, int]:
         """{group: highest sequence number of a collective that the rank has issued}."""
-        found = dict(self.enqueued)
+        numbers = dict(self.enqueued)
         for call in self.calls:
             if not call.is_message:
-                found[call.group] = max(found.get(call.group, -1), call.number)
-        return found
+                numbers[call.group] = max(numbers.get(call.group, -1), call.number)
+        return numbers
 
 
 @dataclass
@@ -205,18 +205,18 @@ class JobCalls:
     @cached_property
     def instances(self) -> dict[InstanceId, Instance]:
         """All collectives and messages of which at least one rank's call is known."""
-        found: dict[InstanceId, Instance] = {}
+        by_id: dict[InstanceId, Instance] = {}
         for rank in self.ranks.values():
             for call, identity in _identities(self, rank):
-                instance = found.get(identity)
+                instance = by_id.get(identity)
                 if instance is None:
-                    instance = found[identity] = Instance(identity)
+                    instance = by_id[identity] = Instance(identity)
                 instance.calls[call.rank] = call
-        for instance in found.values():
+        for instance in by_id.values():
             if instance.id.pair is None and len(instance.calls) < len(instance.id.group.ranks):
                 instance.absent = tuple(self._absent(instance))
-        _join_ends(self, found)
-        return found
+        _join_ends(self, by_id)
+        return by_id
 
     @cached_property
     def has_begins(self) -> bool:
@@ -225,17 +225,17 @@ class JobCalls:
 
     def knows_all(self, ranks: Iterable[int]) -> bool:
         """Return True if all calls of these ranks are known, starting at the first."""
-        known = [self.ranks.get(rank) for rank in ranks]
-        return all(one is not None and one.is_whole and one.has_evidence for one in known)
+        calls = [self.ranks.get(rank) for rank in ranks]
+        return all(one is not None and one.is_whole and one.has_evidence for one in calls)
 
     def _absent(self, instance: Instance) -> Iterable[int]:
         group, _, number, part = instance.id
         for rank in group.ranks:
             if rank in instance.calls:
                 continue
-            known = self.ranks.get(rank)
-            highest = known.highest.get(group, -1) if known else -1
-            if highest < number or (part and highest == number and known and known.is_whole):
+            calls = self.ranks.get(rank)
+            highest = calls.highest.get(group, -1) if calls else -1
+            if highest < number or (part and highest == number and calls and calls.is_whole):
                 yield rank
 
     @cached_property

@@ -47,19 +47,19 @@ def job_of_trace(
     columns = [*_COLUMNS, *(["reduction"] if "reduction" in sent.columns else [])]
     for row in sent.select(columns).sort("rank", "seq").iter_rows(named=True):
         by_rank[row["rank"]].append(row)
-    left = set(ranks_of(tables))
-    known = {}
-    for rank in range(max(tables.info.world_size, *(rank + 1 for rank in left), 1)):
-        known[rank] = RankCalls(
+    missing = set(ranks_of(tables))
+    calls_of = {}
+    for rank in range(max(tables.info.world_size, *(rank + 1 for rank in missing), 1)):
+        calls_of[rank] = RankCalls(
             rank,
             _calls(by_rank.get(rank, ()), members, of_kind, with_tags),
-            has_evidence=rank in left,
-            is_whole=rank in left,
+            has_evidence=rank in missing,
+            is_whole=rank in missing,
             stack=(stacks or {}).get(rank, ""),
             end=ended.get(rank),
         )
     notes = [note for note in tables.info.notes if not note.startswith(_ENDED_EARLY)]
-    return JobCalls(known, len(known), tuple(notes))
+    return JobCalls(calls_of, len(calls_of), tuple(notes))
 
 
 def _calls(

@@ -26,22 +26,22 @@ class Wavefront:
     @cached_property
     def heads(self) -> dict[int, list[RankCall]]:
         """{waiting rank: the call it waits in, or several of one coalesced call}."""
-        found = {}
-        for rank, known in self.job.ranks.items():
-            if known.pending:
-                first = known.pending[0]
+        heads_of = {}
+        for rank, calls in self.job.ranks.items():
+            if calls.pending:
+                first = calls.pending[0]
                 together = first.batch is not None
-                found[rank] = [call for call in known.pending if together and call.batch == first.batch] or [first]
-        return found
+                heads_of[rank] = [call for call in calls.pending if together and call.batch == first.batch] or [first]
+        return heads_of
 
     @cached_property
     def awaited(self) -> dict[int, list[Instance]]:
         """{rank: instances in which others wait and that it has not issued}."""
-        found: dict[int, list[Instance]] = {}
+        instances_of: dict[int, list[Instance]] = {}
         for instance in self.job.waiting:
             for rank in instance.absent:
-                found.setdefault(rank, []).append(instance)
-        return found
+                instances_of.setdefault(rank, []).append(instance)
+        return instances_of
 
     @cached_property
     def waits_for(self) -> dict[int, set[int]]:
@@ -78,14 +78,14 @@ class Wavefront:
 
     def _waiting_for_unseen(self) -> set[int]:
         """Return the ranks that wait only for ranks without a record, directly or through other such ranks."""
-        found: set[int] = set()
+        waiting: set[int] = set()
         while True:
             more = {
-                rank for rank, awaited in self.waits_for.items() if awaited and awaited <= self.unseen | found
-            } - found
+                rank for rank, awaited in self.waits_for.items() if awaited and awaited <= self.unseen | waiting
+            } - waiting
             if not more:
-                return found
-            found |= more
+                return waiting
+            waiting |= more
 
     @cached_property
     def overtaken(self) -> dict[int, Instance]:
@@ -94,21 +94,21 @@ class Wavefront:
         Only ops are looked at that end nowhere before all ranks have come. That it ended is said by another rank's
         record of it, or by its count of what ended, which goes further back than the records.
         """
-        found = {}
+        instance_of = {}
         for rank, calls in self.heads.items():
             call = calls[0]
             if call.op in _END_TOGETHER and self.job.ranks[rank].completed.get(call.group, -1) < call.number:
                 instance = self.job.instance_of(call)
                 if any(self.has_ended(other, instance) for other in call.group.ranks if other != rank):
-                    found[rank] = instance
-        return found
+                    instance_of[rank] = instance
+        return instance_of
 
     def has_ended(self, rank: int, instance: Instance) -> bool:
         """Return True if a collective is known to have ended on a rank."""
-        known, call = self.job.ranks.get(rank), instance.calls.get(rank)
+        calls, call = self.job.ranks.get(rank), instance.calls.get(rank)
         if call is not None:
             return not call.is_pending
-        return known is not None and known.completed.get(instance.id.group, -1) >= instance.id.number
+        return calls is not None and calls.completed.get(instance.id.group, -1) >= instance.id.number
 
     @cached_property
     def together(self) -> list[Instance]:

@@ -83,8 +83,8 @@ def plain_op(name: str) -> str:
 @cache
 def plain_dtype(name: str) -> str:
     """Return torch's name of a dtype: ``float32`` for ``Float``, ``float`` or ``torch.float32``."""
-    known = name.removeprefix("torch.").removeprefix("c10::").lower()
-    return _DTYPES.get(known, known)
+    plain = name.removeprefix("torch.").removeprefix("c10::").lower()
+    return _DTYPES.get(plain, plain)
 
 
 _REDUCED = re.compile(
@@ -124,5 +124,5 @@ def dtype_in_kernel(name: str) -> str:
 
     Empty if the name does not say it: kernels that only move bytes are all named after ``int8_t``.
     """
-    found = _REDUCED.search(name)
-    return _IN_KERNELS.get(found[1], "") if found and "reduce" in name.lower() else ""
+    match = _REDUCED.search(name)
+    return _IN_KERNELS.get(match[1], "") if match and "reduce" in name.lower() else ""

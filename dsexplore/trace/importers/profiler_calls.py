@@ -49,12 +49,12 @@ class ComputeTime:
     def exposed(self, events: Sequence[Event]) -> list[int | None]:
         """Return for each event the ns in which its GPU computed nothing; None if that GPU has no compute kernels."""
         found: list[int | None] = [None] * len(events)
-        for device, known in self._devices.items():
-            own = [at for at, event in enumerate(events) if str(event.get("pid")) == device and "dur" in event]
-            begin, took = (np.array([float(events[at][name]) for at in own]) for name in ("ts", "dur"))
-            computed = np.interp(begin + took, *known) - np.interp(begin, *known)
+        for device, compute in self._devices.items():
+            on_device = [at for at, event in enumerate(events) if str(event.get("pid")) == device and "dur" in event]
+            begin, took = (np.array([float(events[at][name]) for at in on_device]) for name in ("ts", "dur"))
+            computed = np.interp(begin + took, *compute) - np.interp(begin, *compute)
             alone = np.rint((took - computed) * 1_000).clip(min=0)
-            for at, exposed in zip(own, alone.astype(np.int64).tolist(), strict=True):
+            for at, exposed in zip(on_device, alone.astype(np.int64).tolist(), strict=True):
                 found[at] = exposed
         return found
 
@@ -143,15 +143,15 @@ def _arguments(event: Event) -> dict[str, Any]:
 
 def _launching(events: Iterable[Event]) -> dict[str, Event]:
     """Return {``External id``: the CPU op that describes the collective best}."""
-    found: dict[str, Event] = {}
+    launching: dict[str, Event] = {}
     for event in events:
         name = event["name"]
         if name != "record_param_comms" and not name.startswith(("c10d::", "nccl:")):
             continue
         identity = _external_id(event) if _is_on_cpu(event) else None
-        if identity is not None and (name == "record_param_comms" or identity not in found):
-            found[identity] = event
-    return found
+        if identity is not None and (name == "record_param_comms" or identity not in launching):
+            launching[identity] = event
+    return launching
 
 
 def _external_id(event: Event) -> str | None:
@@ -239,15 +239,15 @@ def _tensors(launch: Event | None) -> tuple[tuple[int, str], ...]:
         return ()
     arguments = _arguments(launch)
     shapes, types = arguments.get("Input Dims") or (), arguments.get("Input type") or ()
-    found = []
+    tensors = []
     for shape, kind in zip(shapes, types, strict=False):
         if not isinstance(shape, list) or not shape or kind in ("", "Scalar", "ScalarList"):
             continue
         parts = shape if isinstance(shape[0], list) else [shape]
         if all(isinstance(size, (int, float)) and size >= 0 for part in parts for size in part):
             dtype = "" if kind in ("TensorList", "GenericList") else plain_dtype(str(kind))
-            found.append((sum(math.prod(map(int, part)) for part in parts), dtype))
-    return tuple(found)
+            tensors.append((sum(math.prod(map(int, part)) for part in parts), dtype))
+    return tuple(tensors)
 
 
 def _on_cpu(trace: ProfilerFile) -> Iterable[ProfilerCall]:
@@ -278,9 +278,9 @@ def _on_cpu(trace: ProfilerFile) -> Iterable[ProfilerCall]:
             thread=_thread(event),
             issued=float(event["ts"]),
         )
-    left = works.left()
-    yield from (_of_work(work, trace.base) for work in left)
-    if not issued and not left:
+    remaining = works.left()
+    yield from (_of_work(work, trace.base) for work in remaining)
+    if not issued and not remaining:
         yield from (_described(event, trace.base) for event in described)
 
 
@@ -298,10 +298,10 @@ class _Works:
 
         Gloo implements reduce_scatter by all_reduce: one, or one per rank if the input is a list.
         """
-        found = self._take(op, event, 1)
-        if not found and op == "reduce_scatter":
-            found = self._take("all_reduce", event, 1 if event["name"].endswith("base_") else ranks)
-        return found
+        works = self._take(op, event, 1)
+        if not works and op == "reduce_scatter":
+            works = self._take("all_reduce", event, 1 if event["name"].endswith("base_") else ranks)
+        return works
 
     def _take(self, op: str, event: Event, count: int) -> list[Event]:
         works = self._waiting[op]
@@ -332,14 +332,14 @@ def _described_once(events: Iterable[Event]) -> list[Event]:
 
     torch 2.4 and later describe a call twice, in Python's function and in the backend.
     """
-    found: list[Event] = []
+    distinct: list[Event] = []
     ends: dict[object, float] = {}
     for event in sorted((event for event in events if _is_on_cpu(event)), key=_when):
         thread = _thread(event)
         if _when(event) >= ends.get(thread, -math.inf):
-            found.append(event)
+            distinct.append(event)
             ends[thread] = _end(event)
-    return found
+    return distinct
 
 
 def _of_work(event: Event, base: int) -> ProfilerCall:
@@ -383,7 +383,7 @@ def is_a_call(call: ProfilerCall) -> bool:
 
 def listed(value: Any) -> tuple[int, ...] | None:
     """Parse numbers from text such as ``"[0, 1]"``; None if it is cut, ``"[0, 1, ...]"``, or is no list."""
-    found = _literal(value) if isinstance(value, str) else value
-    if not isinstance(found, (list, tuple)) or not all(isinstance(number, int) for number in found):
+    parsed = _literal(value) if isinstance(value, str) else value
+    if not isinstance(parsed, (list, tuple)) or not all(isinstance(number, int) for number in parsed):
         return None
-    return tuple(found)
+    return tuple(parsed)

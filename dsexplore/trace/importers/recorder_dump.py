@@ -65,23 +65,23 @@ def with_states_of_calls(entries: Sequence[RecorderEntry], ended_messages: Mappi
         return _completed_by_later(list(entries))
     calls = _calls(entries)
     senders = {entry.group for entry in entries if entry.is_p2p}
-    found: dict[int, RecorderEntry] = dict(enumerate(entries))
+    updated: dict[int, RecorderEntry] = dict(enumerate(entries))
     for call in calls:
         if call.end is None:
             continue
         end = entries[call.end]
         for at in call.members:
-            found[at] = found[at]._replace(state=end.state, started=end.started, ended=end.ended, batch=end.record)
+            updated[at] = updated[at]._replace(state=end.state, started=end.started, ended=end.ended, batch=end.record)
         if call.members:
-            del found[call.end]
+            del updated[call.end]
         elif end.group in senders:  # its messages are lost: they are no collective of the group
-            found[call.end] = end._replace(is_p2p=True)
-    for at in _left_out(entries, calls):
-        found[at] = found[at]._replace(state="completed")
-    for at, entry in found.items():
+            updated[call.end] = end._replace(is_p2p=True)
+    for at in _skipped(entries, calls):
+        updated[at] = updated[at]._replace(state="completed")
+    for at, entry in updated.items():
         if entry.is_p2p and entry.sequence <= ended_messages.get(entry.group, -1):
-            found[at] = entry._replace(state="completed")
-    return _without_messages(_completed_by_later([found[at] for at in sorted(found)]))
+            updated[at] = entry._replace(state="completed")
+    return _without_messages(_completed_by_later([updated[at] for at in sorted(updated)]))
 
 
 def _calls(entries: Sequence[RecorderEntry]) -> list[_Call]:
@@ -115,7 +115,7 @@ def is_of_active(entries: Sequence[RecorderEntry]) -> bool:
     return not is_whole and all(entry.state != "completed" for entry in entries)
 
 
-def _left_out(entries: Sequence[RecorderEntry], calls: Sequence[_Call]) -> list[int]:
+def _skipped(entries: Sequence[RecorderEntry], calls: Sequence[_Call]) -> list[int]:
     """Return the positions of members of calls whose end entry is missing from a dump of active entries."""
     if not is_of_active(entries):
         return []
@@ -124,7 +124,7 @@ def _left_out(entries: Sequence[RecorderEntry], calls: Sequence[_Call]) -> list[
     return [
         at
         for call in calls
-        if call.end is None and (len(call.members) > 1 or _may_be_one_message(call, entries, of_several))
+        if call.end is None and (len(call.members) > 1 or _may_be_single_message(call, entries, of_several))
         if entries[call.members[-1]].record + 1 not in records
         for at in call.members
     ]
@@ -135,7 +135,7 @@ def _is_of_several(call: _Call, entries: Sequence[RecorderEntry]) -> bool:
     return bool(call.members) and entries[call.members[0]].is_p2p and (call.end is not None or len(call.members) > 1)
 
 
-def _may_be_one_message(call: _Call, entries: Sequence[RecorderEntry], of_several: set[str]) -> bool:
+def _may_be_single_message(call: _Call, entries: Sequence[RecorderEntry], of_several: set[str]) -> bool:
     """Return True if a single message may be a coalesced call: its group has coalesced calls of messages."""
     entry = entries[call.members[0]]
     return entry.is_p2p and entry.group in of_several
@@ -157,11 +157,11 @@ def _completed_by_later(entries: list[RecorderEntry]) -> list[RecorderEntry]:
         and i < last.get((entry.group, entry.is_p2p), -1)
     ]
     shared = Counter((entry.group, entry.numbers) for entry in entries) if overtaken else Counter()
-    found = list(entries)
+    completed = list(entries)
     for i in overtaken:
         if not entries[i].is_p2p or shared[entries[i].group, entries[i].numbers] > 1:
-            found[i] = entries[i]._replace(state="completed")
-    return found
+            completed[i] = entries[i]._replace(state="completed")
+    return completed
 
 
 def _without_messages(entries: list[RecorderEntry]) -> list[RecorderEntry]:
@@ -317,9 +317,9 @@ def numbers(ranks: Any) -> tuple[int, ...]:
     return checked_ranks(int(rank) for rank in named)
 
 
-def _status(one: Mapping[str, Any]) -> tuple[int, int, int]:
+def _status(status: Mapping[str, Any]) -> tuple[int, int, int]:
     enqueued, started, completed = (
-        int(one.get(f"last_{what}_collective", -1)) for what in ("enqueued", "started", "completed")
+        int(status.get(f"last_{what}_collective", -1)) for what in ("enqueued", "started", "completed")
     )
     return enqueued, started, completed
 
@@ -332,10 +332,10 @@ def _ended_messages(entries: Sequence[RecorderEntry], status: Mapping[int, tuple
     by_group: dict[str, list[RecorderEntry]] = defaultdict(list)
     for entry in entries:
         by_group[entry.group].append(entry)
-    found = {}
-    for group, own in by_group.items():
-        number = own[0].group_number
-        is_of_nccl = not own[0].raw_op.startswith(LIBRARIES_WITHOUT_ENDS)
-        if number is not None and number in status and is_of_nccl and all(entry.numbers[0] == 0 for entry in own):
-            found[group] = status[number][2]
-    return found
+    ended = {}
+    for group, in_group in by_group.items():
+        number = in_group[0].group_number
+        is_of_nccl = not in_group[0].raw_op.startswith(LIBRARIES_WITHOUT_ENDS)
+        if number is not None and number in status and is_of_nccl and all(entry.numbers[0] == 0 for entry in in_group):
+            ended[group] = status[number][2]
+    return ended

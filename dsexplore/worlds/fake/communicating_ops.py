@@ -34,12 +34,14 @@ def _communicates(function: FunctionType, seen: set[CodeType]) -> bool:
         return False
     seen.add(function.__code__)
     names = set(_names(function.__code__))
-    found = [function.__globals__.get(name) for name in names]
+    values = [function.__globals__.get(name) for name in names]
     is_named = any(name.startswith(_COLLECTIVES) for name in names)
-    if is_named and ("distributed" in names or any(_is_torchs(value) for value in found)):
+    if is_named and ("distributed" in names or any(_is_torchs(value) for value in values)):
         return True
-    own = [value for value in found if isinstance(value, FunctionType) and value.__module__ == function.__module__]
-    return any(_communicates(each, seen) for each in own)
+    functions = [
+        value for value in values if isinstance(value, FunctionType) and value.__module__ == function.__module__
+    ]
+    return any(_communicates(each, seen) for each in functions)
 
 
 def _is_torchs(value: Any) -> bool:

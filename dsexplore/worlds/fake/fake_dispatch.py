@@ -84,9 +84,9 @@ def known_results() -> list[tuple[str, Key, Any]]:
     ]
 
 
-def learn_results(known: Iterable[tuple[str, Key, Any]]) -> None:
+def learn_results(results: Iterable[tuple[str, Key, Any]]) -> None:
     """Keep the results of ops that another process knows."""
-    for name, rest, kept in known:
+    for name, rest, kept in results:
         _kept.setdefault((attrgetter(name)(torch.ops), *rest), kept)
 
 

@@ -58,8 +58,8 @@ def _are_equal(inventor: Inventor, args: Sequence[Any], _kwargs: Mapping[str, An
 
 def _nonzero(inventor: Inventor, args: Sequence[Any], _kwargs: Mapping[str, Any]) -> Any:
     tensor = args[0]
-    is_known = tensor.dtype == torch.bool or element_of(tensor) is not None
-    share = min(max(typical(tensor).mean, 0.0), 1.0) if is_known else 0.5
+    has_value = tensor.dtype == torch.bool or element_of(tensor) is not None
+    share = min(max(typical(tensor).mean, 0.0), 1.0) if has_value else 0.5
     return tensor.new_empty((inventor.size(share * tensor.numel()), tensor.dim()), dtype=torch.int64)
 
 
@@ -129,14 +129,14 @@ def packed(
     first sequence has all steps.
     """
     batch, steps = sequences.shape[:2] if batch_first else (sequences.size(1), sequences.size(0))
-    known = values_of(lengths)
-    if known is None:
+    exact_lengths = values_of(lengths)
+    if exact_lengths is None:
         total = min(max(inventor.size(batch * (steps + 1) / 2), steps + batch - 1), batch * steps)
         shortest, longer = divmod(total - steps, max(batch - 1, 1))
         values = [steps, *(shortest + (index < longer) for index in range(batch - 1))]
     else:
         with on_real_tensors():
-            values = known.tolist()
+            values = exact_lengths.tolist()
     with on_real_tensors():
         sizes = torch.tensor([sum(length > step for length in values) for step in range(max(values))])
     rest = sequences.shape[2:]

@@ -51,10 +51,10 @@ class Inventor:
 
     def value(self, tensor: torch.Tensor) -> Any:
         """Return what ``tensor.item()`` returns."""
-        known = values_of(tensor)
-        if known is not None and known.numel() == 1:
+        exact = values_of(tensor)
+        if exact is not None and exact.numel() == 1:
             with on_real_tensors():
-                return known.item()
+                return exact.item()
         self._remarks.say(READ)
         line = self._remarks.line()
         given = self._given(line)
@@ -77,10 +77,10 @@ class Inventor:
 
     def values(self, tensor: torch.Tensor) -> Any:
         """Return the (nested) list that ``tensor.tolist()`` returns; this counts as one read."""
-        known = values_of(tensor)
-        if known is not None:
+        exact = values_of(tensor)
+        if exact is not None:
             with on_real_tensors():
-                return known.tolist()
+                return exact.tolist()
         value = self.value(tensor)
         if not tensor.dim():
             return value
@@ -112,10 +112,10 @@ class Inventor:
             self._remarks.say(FILLED)
             with on_real_tensors():
                 set_values(tensor, torch.zeros(tensor.shape, dtype=tensor.dtype))
-        known = values_of(tensor)
-        if known is not None:
+        exact = values_of(tensor)
+        if exact is not None:
             with on_real_tensors():
-                return known.numpy()
+                return exact.numpy()
         value = self.value(tensor)
         with on_real_tensors():
             return torch.tensor(value, dtype=tensor.dtype).expand(tensor.shape).numpy()

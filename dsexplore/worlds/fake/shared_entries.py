@@ -25,10 +25,10 @@ _read: dict[str, list[Any]] = {}
 def read(folder: str) -> None:
     """Read what ranks have left in a folder, for the ranks that are forked from this process."""
     _read.clear()
-    _read[folder] = _left_in(folder)
+    _read[folder] = _entries_in(folder)
 
 
-def _left_in(folder: str) -> list[Any]:
+def _entries_in(folder: str) -> list[Any]:
     return [pickle.loads(file.read_bytes()) for file in Path(folder).glob(_FILES)]
 
 
@@ -44,11 +44,11 @@ def shared_entries(folder: str, rank: int) -> Iterator[None]:
     if entered() is None or not folder:
         yield
         return
-    left = _read.get(folder) or _left_in(folder)
-    for results in left:
+    entries = _read.get(folder) or _entries_in(folder)
+    for results in entries:
         learn_results(results)
     yield
-    if not left:
+    if not entries:
         _leave(Path(folder, _FILES.replace("*", str(rank))))
 
 

@@ -85,9 +85,9 @@ def _note_of(func: Any) -> Note | None:
     arguments = list(enumerate(schema_of(func).arguments))
     written = [(place, arg.name) for place, arg in arguments if arg.alias_info is not None and arg.alias_info.is_write]
     takes_tensors = any("Tensor" in str(argument.type) for _, argument in arguments)
-    needs_known = takes_tensors and rule in (None, _pointwise)
+    needs_values = takes_tensors and rule in (None, _pointwise)
     can_run = func in _LARGE or ((takes_tensors or rule is None) and func.namespace == "aten" and not is_random)
-    return partial(_note, rule, written, can_run, needs_known) if rule is not None or written or can_run else None
+    return partial(_note, rule, written, can_run, needs_values) if rule is not None or written or can_run else None
 
 
 def _note_view(func: Any, args: Sequence[Any], _kwargs: Mapping[str, Any], result: Any) -> None:
@@ -102,7 +102,7 @@ def _note(
     rule: Rule | None,
     written: Sequence[tuple[int, str]],
     can_run: bool,
-    needs_known: bool,
+    needs_values: bool,
     func: Any,
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
@@ -114,37 +114,37 @@ def _note(
         rule: computes what is known of the results if the op cannot run; None for nothing.
         written: positions and names of the arguments that the op writes to.
         can_run: whether the op can run on known values.
-        needs_known: whether results are known only if something is known of an argument.
+        needs_values: whether results are known only if something is known of an argument.
         func: the op.
         args: of the call.
         kwargs: of the call.
         result: of the call.
     """
-    known: Any = None
-    if not needs_known or _any_known(args) or getattr(result, "dtype", None) is torch.bool:
-        known = run_on_values(func, args, kwargs, _listed(result)) if can_run else NotImplemented
-        if known is not NotImplemented and written:
+    values: Any = None
+    if not needs_values or _any_has_values(args) or getattr(result, "dtype", None) is torch.bool:
+        values = run_on_values(func, args, kwargs, _listed(result)) if can_run else NotImplemented
+        if values is not NotImplemented and written:
             return  # the op has written to the values themselves
-        if known is NotImplemented:
-            known = rule(OpCall(func, args, kwargs, result)) if rule is not None else None
-    if known is None:
+        if values is NotImplemented:
+            values = rule(OpCall(func, args, kwargs, result)) if rule is not None else None
+    if values is None:
         for place, name in written:
             for tensor in _listed(args[place] if place < len(args) else kwargs.get(name)):
                 forget(tensor)
         return
-    for tensor, value in zip(_listed(result), _listed(known), strict=True):
+    for tensor, value in zip(_listed(result), _listed(values), strict=True):
         if isinstance(value, torch.Tensor):
             known_values.set_values(tensor, value)
         elif isinstance(value, Element):
             known_values.set_element(tensor, value)
 
 
-def _any_known(args: Sequence[Any]) -> bool:
+def _any_has_values(args: Sequence[Any]) -> bool:
     for arg in args:  # as a loop, since most calls of ops come here
         if isinstance(arg, torch.Tensor):
             if is_known(arg):
                 return True
-        elif isinstance(arg, (list, tuple)) and _any_known(arg):
+        elif isinstance(arg, (list, tuple)) and _any_has_values(arg):
             return True
     return False
 
@@ -305,7 +305,7 @@ def _count_nonzero(mean: float, call: OpCall) -> float:
 def _join(call: OpCall) -> Element | None:
     parts = call.args[0]
     total = sum(typical(part).mean * part.numel() for part in parts)
-    return Element(total / max(call.result.numel(), 1)) if _any_known(parts) else None
+    return Element(total / max(call.result.numel(), 1)) if _any_has_values(parts) else None
 
 
 def _gather(call: OpCall) -> None:

@@ -142,9 +142,9 @@ class Search:
 
     def _corners(self) -> list[int]:
         """Return the first and the last rank of the base rank's pipeline stage."""
-        moved = [axis for axis in self.axes if not axis.is_pipeline]
-        first = self._base - sum(axis.coordinate(self._base) * axis.stride for axis in moved)
-        return [first, first + sum((axis.size - 1) * axis.stride for axis in moved)]
+        axes = [axis for axis in self.axes if not axis.is_pipeline]
+        first = self._base - sum(axis.coordinate(self._base) * axis.stride for axis in axes)
+        return [first, first + sum((axis.size - 1) * axis.stride for axis in axes)]
 
     def _ends_of_axes(self) -> list[int]:
         """Return the first and the last rank along each axis; empty if both corners act as the base rank does.
@@ -220,8 +220,8 @@ class Search:
 
     def _played_along(self, axis: Axis) -> list[tuple[int, str]]:
         """Return the played coordinates of an axis (the others are the base's) with their digests."""
-        found = ((at, self._at(axis, at)) for at in range(axis.size))
-        return [(at, self.outcomes[rank].digest) for at, rank in found if rank in self._along]
+        coordinates = ((at, self._at(axis, at)) for at in range(axis.size))
+        return [(at, self.outcomes[rank].digest) for at, rank in coordinates if rank in self._along]
 
     def _classes_along(self, axis: Axis) -> list[int]:
         """Return the class of each coordinate, which is that of the last played coordinate up to it."""
@@ -252,10 +252,10 @@ class Search:
 
     def _representatives(self, keys: Numbers) -> dict[int, int]:
         """Return {number: the played rank with that number that is nearest to the base}."""
-        found: dict[int, int] = {}
+        representatives: dict[int, int] = {}
         for rank in sorted(self.outcomes, key=lambda rank: (int(self._distance[rank]), rank)):
-            found.setdefault(int(keys[rank]), rank)
-        return found
+            representatives.setdefault(int(keys[rank]), rank)
+        return representatives
 
     def _tests_that_matter(self, tests: Sequence[RankTest], typical: Numbers) -> list[RankTest]:
         """Return the conditions that explain why ranks differ from their typical ranks.
@@ -339,5 +339,5 @@ def _text(test: RankTest) -> str:
 
 def _joined(keys: Numbers, more: Numbers) -> Numbers:
     """Return a number for each distinct pair of numbers."""
-    found: Numbers = np.unique(np.stack([keys, more]), axis=1, return_inverse=True)[1].reshape(-1)
-    return found
+    joined: Numbers = np.unique(np.stack([keys, more]), axis=1, return_inverse=True)[1].reshape(-1)
+    return joined

@@ -24,8 +24,8 @@ def note_what_preceded(trace: Trace, remarks: Remarks) -> None:
     events = trace.events
     if events.is_empty() or int(events["step"].max() or 0):  # type: ignore[arg-type]  # an integer column
         return
-    own = (pl.col("phase") == "other") & ~pl.col("cause").fill_null("").str.starts_with("FSDP")
-    early = events.filter(own & (pl.col("phase").is_in(IN_A_STEP).cast(pl.Int32).cum_sum() == 0))
+    of_program = (pl.col("phase") == "other") & ~pl.col("cause").fill_null("").str.starts_with("FSDP")
+    early = events.filter(of_program & (pl.col("phase").is_in(IN_A_STEP).cast(pl.Int32).cum_sum() == 0))
     if not early.is_empty() and early.height < events.height and events["phase"].is_in(IN_A_STEP).any():
         remarks.note(
             f"before the model sent anything, calls outside any module sent {_what(early)}: they count to the one step "

@@ -52,16 +52,19 @@ def play_distinct(program: Program, setting: Setting) -> tuple[Trace, list[Scrip
     setting = replace(setting, skips=setting.skip_repeats and not setting.costs)
     with players(program, setting) as played, track("playing distinct ranks", unit="ranks") as work:
         try:
-            found = _search(played, setting, work)
-            notes = _notes(found, played, setting) if found is not None else []
+            distinct = _search(played, setting, work)
+            notes = _notes(distinct, played, setting) if distinct is not None else []
         except KeyboardInterrupt:
             if not played.ends:
                 raise
-            found, notes = None, [f"interrupted: the {len(played.ends)} ranks of this trace stand for themselves alone"]
-        if found is None:
+            distinct, notes = (
+                None,
+                [f"interrupted: the {len(played.ends)} ranks of this trace stand for themselves alone"],
+            )
+        if distinct is None:
             trace = played.merged(sorted(end.rank for end in played.ends))
         else:
-            trace = _standing_for(played, found)
+            trace = _standing_for(played, distinct)
     return finished(trace, setting, [*notes, *played.notes, *written_by_several(played.ends)]), played.ends
 
 
@@ -78,14 +81,14 @@ def _search(played: Players, setting: Setting, work: Work) -> Distinct | None:
     tests = conditions_on_rank(pilot.files, WorldLayout(world.size, world.ranks_per_node, axes))
     names = _names(pilot.groups, axes)
 
-    known = {rank: _outcome(played, rank, names) for rank in first}
+    outcome_of = {rank: _outcome(played, rank, names) for rank in first}
 
     def play(ranks: Sequence[int]) -> Mapping[int, Outcome]:
         outcomes: dict[int, Outcome] = {}
         played.play(ranks, work, lambda rank: outcomes.update({rank: _outcome(played, rank, names)}))
         return outcomes
 
-    return Search(world.size, axes, tests, play, known).run()
+    return Search(world.size, axes, tests, play, outcome_of).run()
 
 
 def _names(groups: Sequence[GroupFound], axes: Sequence[Axis]) -> dict[str, Progression]:
@@ -110,22 +113,22 @@ def _standing_for(played: Players, distinct: Distinct) -> Trace:
     return Trace(replace(trace.tables, info=replace(info, stands_for=tuple(texts[rank] for rank in info.ranks))))
 
 
-def _notes(found: Distinct, played: Players, setting: Setting) -> list[str]:
+def _notes(distinct: Distinct, played: Players, setting: Setting) -> list[str]:
     """Return notes on the representatives: how many, why, and what the result rests on."""
     size = setting.world().size
-    kinds = len(found.classes)
-    checks = len(found.played) - kinds
-    differ = f"they differ by {_listed(found.differ) or 'the sizes of their shards alone'}"
-    alike = f", and not by {_listed(found.alike)}" if found.alike else ""
+    kinds = len(distinct.classes)
+    checks = len(distinct.played) - kinds
+    differ = f"they differ by {_listed(distinct.differ) or 'the sizes of their shards alone'}"
+    no_difference = f", and not by {_listed(distinct.alike)}" if distinct.alike else ""
     if kinds == 1:
-        differ, alike = "nothing differs", f" by {_listed(found.alike)}" if found.alike else ""
+        differ, no_difference = "nothing differs", f" by {_listed(distinct.alike)}" if distinct.alike else ""
     notes = [
-        f"{kinds} {'rank stands' if kinds == 1 else 'ranks stand'} for all {size:,}: {differ}{alike}; "
-        f"{len(found.played)} were played and their traces compared, {checks} of them to check",
+        f"{kinds} {'rank stands' if kinds == 1 else 'ranks stand'} for all {size:,}: {differ}{no_difference}; "
+        f"{len(distinct.played)} were played and their traces compared, {checks} of them to check",
         "which ranks are alike rests on those that were played, on groups, shard sizes and conditions on the rank in "
         "the program's own files; a difference that shows in none of them is not found",
     ]
-    for odd, like in found.unexplained[:_NAMED]:
+    for odd, like in distinct.unexplained[:_NAMED]:
         difference = first_difference(played.tables(odd), played.tables(like))
         notes.append(
             f"rank {odd} differs from rank {like}, although nothing shows why ({difference}), so others may differ "

@@ -143,7 +143,7 @@ def earlier_stages(program: Program, setting: Setting, folder: str = "") -> Earl
     return EarlierStages(partial(_play_until, program, setting), folder, rank=setting.rank)
 
 
-def _play_until(program: Program, setting: Setting, rank: int, stage: int, known: Mapping[int, Any]) -> Any:
+def _play_until(program: Program, setting: Setting, rank: int, stage: int, sent_values: Mapping[int, Any]) -> Any:
     """Play a rank in a process of its own until a stage of it knows its shapes, and return what it sends on.
 
     Raises:
@@ -151,7 +151,7 @@ def _play_until(program: Program, setting: Setting, rank: int, stage: int, known
     """
     other = replace(setting, rank=rank, is_one_of_several=True, save=None, command="")
     ran = run_ranks(
-        _answer_of, 1, args=(program, other, stage, dict(known)), backend=None, timeout=_FOREVER, grace=_FOREVER
+        _answer_of, 1, args=(program, other, stage, dict(sent_values)), backend=None, timeout=_FOREVER, grace=_FOREVER
     )
     (outcome,) = ran.outcomes
     if outcome.status == "ok" and outcome.value is not None:
@@ -163,9 +163,9 @@ def _play_until(program: Program, setting: Setting, rank: int, stage: int, known
     )
 
 
-def _answer_of(program: Program, setting: Setting, stage: int, known: dict[int, Any]) -> Any:
+def _answer_of(program: Program, setting: Setting, stage: int, sent_values: dict[int, Any]) -> Any:
     """Return what a stage of the rank sends on, or None if the program ends first; runs in a process of its own."""
-    stages = replace(earlier_stages(program, setting), known=known, wanted=stage)
+    stages = replace(earlier_stages(program, setting), known=sent_values, wanted=stage)
     error = play(program, setting, stages=stages).error
     if isinstance(error, ShapesKnown):
         return error.answer

@@ -164,7 +164,7 @@ class Players:
             arguments.append((self._program, self._setting, rank, SharedObjects(self.folder, tuple(self._begun))))
             self._begun.append(rank)
         run_in_turn(
-            _play_one,
+            _play_rank,
             arguments,
             together=self._together,
             on_line=partial(_print_line, ranks),
@@ -202,17 +202,17 @@ def _print_line(ranks: Sequence[int], index: int, line: str) -> None:
     print(f"[rank {ranks[index]}] {line}", flush=True)
 
 
-def _play_one(program: Program, setting: Setting, rank: int, objects: SharedObjects) -> ScriptEnd:
+def _play_rank(program: Program, setting: Setting, rank: int, objects: SharedObjects) -> ScriptEnd:
     """Play a rank in a process of its own, in the folder of the shared objects."""
     folder = objects.folder
     written: dict[str, None] = {}
-    found: list[WorldFound] = []  # one, once the program has ended
+    worlds: list[WorldFound] = []  # one, once the program has ended
     setting = replace(setting, rank=rank, is_one_of_several=True, save=Path(folder, rank_file(rank)))
     with _watched_files(lambda path: written.setdefault(path), folder):
         played = play(
             program,
             setting,
-            lambda trace: found.append(look_around(trace, sys.modules["__main__"])),
+            lambda trace: worlds.append(look_around(trace, sys.modules["__main__"])),
             earlier_stages(program, setting, folder),
             objects,
         )
@@ -221,11 +221,11 @@ def _play_one(program: Program, setting: Setting, rank: int, objects: SharedObje
         return ScriptEnd(rank, 1, cannot_skip=str(error))
     text = "" if error is None or isinstance(error, SystemExit) else "".join(traceback.format_exception(error))
     status = exit_status(error)
-    return ScriptEnd(rank, status if isinstance(status, int) else str(status), text, tuple(written), found[0])
+    return ScriptEnd(rank, status if isinstance(status, int) else str(status), text, tuple(written), worlds[0])
 
 
 @contextmanager
-def _watched_files(note: Callable[[str], Any], own_folder: str) -> Iterator[None]:
+def _watched_files(note: Callable[[str], Any], folder: str) -> Iterator[None]:
     """Report the files that the block opens for writing, through Python or ``torch.save``.
 
     Python has no way to remove an audit hook: it stays, without effect, until the process ends.
@@ -235,7 +235,7 @@ def _watched_files(note: Callable[[str], Any], own_folder: str) -> Iterator[None
     def opened(path: object) -> None:
         if watching and isinstance(path, (str, os.PathLike)):
             name = str(Path(os.fspath(path)).absolute())
-            is_result = not name.startswith((own_folder, *_NO_RESULTS)) and not any(cache in name for cache in _CACHES)
+            is_result = not name.startswith((folder, *_NO_RESULTS)) and not any(cache in name for cache in _CACHES)
             if is_result and not Path(name).is_dir():  # a temporary file without a name is opened by its folder
                 note(name)
 

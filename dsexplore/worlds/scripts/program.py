@@ -21,7 +21,7 @@ from typing import Any
 from dsexplore.errors import UsageError
 from dsexplore.tracebacks import frames_where
 
-_OWN = str(Path(__file__).parents[2])
+_PACKAGE = str(Path(__file__).parents[2])
 _MAIN = "__main__"
 
 
@@ -134,7 +134,7 @@ def without_our_frames(error: BaseException, seen: set[int] | None = None) -> No
 
 
 def _is_ours(code: CodeType) -> bool:
-    return code.co_filename.startswith(_OWN) or (code.co_filename == "<string>" and code.co_name == "jump")
+    return code.co_filename.startswith(_PACKAGE) or (code.co_filename == "<string>" and code.co_name == "jump")
 
 
 def exit_status(error: BaseException | None) -> Any:

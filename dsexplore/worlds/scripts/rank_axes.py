@@ -53,19 +53,19 @@ def progressions(ranks: Sequence[int]) -> tuple[Progression, ...] | None:
 
     Example: [0, 1, 8, 9] is two consecutive ranks, twice, 8 apart: ((1, 2), (8, 2)).
     """
-    left = sorted(ranks)
-    found: list[Progression] = []
-    while len(left) > 1:
-        stride = left[1] - left[0]
-        size = next((i for i in range(1, len(left)) if left[i] != left[0] + i * stride), len(left))
-        if len(left) % size:
+    remaining = sorted(ranks)
+    result: list[Progression] = []
+    while len(remaining) > 1:
+        stride = remaining[1] - remaining[0]
+        size = next((i for i in range(1, len(remaining)) if remaining[i] != remaining[0] + i * stride), len(remaining))
+        if len(remaining) % size:
             return None
-        firsts = left[::size]
-        if any(left[i * size + j] != first + j * stride for i, first in enumerate(firsts) for j in range(size)):
+        firsts = remaining[::size]
+        if any(remaining[i * size + j] != first + j * stride for i, first in enumerate(firsts) for j in range(size)):
             return None
-        found.append((stride, size))
-        left = firsts
-    return tuple(found) or None
+        result.append((stride, size))
+        remaining = firsts
+    return tuple(result) or None
 
 
 def axes_of(groups: Iterable[GroupFound], spec: Mesh, world_size: int) -> list[Axis]:
@@ -102,11 +102,11 @@ def axes_of(groups: Iterable[GroupFound], spec: Mesh, world_size: int) -> list[A
 
 
 def _of_mesh(spec: Mesh) -> list[GroupFound]:
-    found, stride = [], 1
+    groups, stride = [], 1
     for name, size in zip(reversed(spec.axes), reversed(spec.shape), strict=True):
-        found.append(GroupFound(name, ((stride, size),)))
+        groups.append(GroupFound(name, ((stride, size),)))
         stride *= size
-    return found
+    return groups
 
 
 def _fits(border: int, borders: Iterable[int], world_size: int) -> bool:

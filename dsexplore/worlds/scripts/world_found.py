@@ -60,11 +60,11 @@ def _groups(trace: Trace) -> Iterator[GroupFound]:
     axes = dict(tables.groups.select("group", "axis").iter_rows())
     messages = set(trace.where(op=["send", "recv"]).events["group"])
     for group, ranks in list(registered_groups().items()):
-        found = progressions(list(ranks)) if dist.get_rank() in ranks else None
-        if found is not None:
+        progression = progressions(list(ranks)) if dist.get_rank() in ranks else None
+        if progression is not None:
             described = group.group_desc.removeprefix("mesh_") if group.group_desc.startswith("mesh_") else ""
             name = axes.get(group.group_name, "") or described.replace("default", "")
-            yield GroupFound(name, found, group.group_name in messages)
+            yield GroupFound(name, progression, group.group_name in messages)
 
 
 def _files() -> Iterator[str]:

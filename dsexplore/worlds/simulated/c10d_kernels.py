@@ -120,12 +120,12 @@ def _gather_flat(output: torch.Tensor, part: torch.Tensor, call: C10dCall) -> No
     output.copy_(part.reshape(-1).expand(call.size, -1).reshape(output.shape))
 
 
-def _gather_one(call: C10dCall) -> None:
+def _gather_tensor(call: C10dCall) -> None:
     if call.is_root:
         _gather_flat(call.outputs, call.arguments["input_tensor"], call)
 
 
-def _gather_each(call: C10dCall) -> None:
+def _gather_tensors(call: C10dCall) -> None:
     for output, part in zip(call.outputs, call.arguments["inputs"], strict=True):
         _gather_flat(output, part, call)
 
@@ -154,11 +154,11 @@ def _scatter_flat(output: torch.Tensor, whole: torch.Tensor, call: C10dCall) -> 
     _copy(output, whole.reshape(call.size, -1)[call.rank])
 
 
-def _scatter_one(call: C10dCall) -> None:
+def _scatter_tensor(call: C10dCall) -> None:
     _scatter_flat(call.outputs, call.arguments["input_tensor"], call)
 
 
-def _scatter_each(call: C10dCall) -> None:
+def _scatter_tensors(call: C10dCall) -> None:
     for output, whole in zip(call.outputs, call.arguments["inputs"], strict=True):
         _scatter_flat(output, whole, call)
 
@@ -168,7 +168,7 @@ def _exchange_list(call: C10dCall) -> None:
         _copy(output, part)
 
 
-def _exchange_one(call: C10dCall) -> None:
+def _exchange_tensor(call: C10dCall) -> None:
     _copy(call.outputs, call.arguments["input"])
 
 
@@ -196,18 +196,18 @@ _RULES: dict[str, _Rule] = {
     "allreduce_coalesced_": _Rule(_keep, _reduced),
     "reduce_": _Rule(_keep, _reduced),
     "reduce_scatter_": _Rule(_scatter_list, _reduced),
-    "_reduce_scatter_base_": _Rule(_scatter_one, _reduced),
-    "reduce_scatter_tensor_coalesced_": _Rule(_scatter_each, _reduced),
+    "_reduce_scatter_base_": _Rule(_scatter_tensor, _reduced),
+    "reduce_scatter_tensor_coalesced_": _Rule(_scatter_tensors, _reduced),
     "broadcast_": _Rule(_keep, _received, root_sends=True),
     "allgather_": _Rule(_gather_lists, _received),
-    "_allgather_base_": _Rule(_gather_one, _received),
+    "_allgather_base_": _Rule(_gather_tensor, _received),
     "allgather_coalesced_": _Rule(_gather_coalesced, _received),
-    "allgather_into_tensor_coalesced_": _Rule(_gather_each, _received),
+    "allgather_into_tensor_coalesced_": _Rule(_gather_tensors, _received),
     "gather_": _Rule(_gather_to_root, _received),
-    "gather_into_tensor_": _Rule(_gather_one, _received),
+    "gather_into_tensor_": _Rule(_gather_tensor, _received),
     "scatter_": _Rule(_scatter_from_root, _received, root_sends=True),
     "alltoall_": _Rule(_exchange_list, _received),
-    "alltoall_base_": _Rule(_exchange_one, _received),
+    "alltoall_base_": _Rule(_exchange_tensor, _received),
     "recv_": _Rule(_receive, _received),
     "recv_any_source_": _Rule(_receive, _received),
     "send": _Rule(_keep),

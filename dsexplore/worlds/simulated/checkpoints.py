@@ -23,13 +23,15 @@ from dsexplore.torch_internals.patches import Entry, Parts, Patch
 from dsexplore.worlds.remarks import Remarks
 from dsexplore.worlds.simulated.other_ranks_objects import Objects
 
-_OWN_SHARDS = "a checkpoint of a simulated world holds the shards of rank {rank} only: it is of use in that world alone"
+_ONLY_PLAYED_RANK = (
+    "a checkpoint of a simulated world holds the shards of rank {rank} only: it is of use in that world alone"
+)
 _PLANS: tuple[Any, ...] = (SavePlan, LoadPlan)
 
 
 def _without_errors(_original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
     def validate(*_: Any, **__: Any) -> list[str]:
-        parts[Remarks].say(_OWN_SHARDS.format(rank=dist.get_rank()))
+        parts[Remarks].say(_ONLY_PLAYED_RANK.format(rank=dist.get_rank()))
         return []
 
     return validate
@@ -50,7 +52,7 @@ def _alone(data: Any, wrapper: Any) -> list[Any]:
     return [data if rank == wrapper.get_rank() else nothing for rank in range(wrapper.get_world_size())]
 
 
-def _own_part(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
+def _local_plan(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
     objects = parts[Objects]
 
     @wraps(original)
@@ -64,7 +66,7 @@ def _own_part(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
     return reduce_scatter
 
 
-def _own_result(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
+def _local_result(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
     objects = parts[Objects]
 
     @wraps(original)
@@ -78,7 +80,7 @@ def _own_result(original: Callable[..., Any], parts: Parts) -> Callable[..., Any
     return all_reduce
 
 
-def _own_value(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
+def _local_value(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
     objects = parts[Objects]
 
     @wraps(original)
@@ -91,7 +93,7 @@ def _own_value(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]
     return broadcast
 
 
-def _with_own_description(original: Callable[..., None], parts: Parts) -> Callable[..., None]:
+def _with_local_description(original: Callable[..., None], parts: Parts) -> Callable[..., None]:
     """Describe rank 0's tensors as this rank's own, which have the same names."""
 
     def broadcast_state_dict(
@@ -99,11 +101,11 @@ def _with_own_description(original: Callable[..., None], parts: Parts) -> Callab
     ) -> None:
         if dist.get_rank() == 0:
             return original(full_state_dict, local_state_dict, *args, **kwargs)
-        own = {
+        described = {
             key: tensor_info(value) if torch.is_tensor(value) and value.dim() else value
             for key, value in local_state_dict.items()
         }
-        with parts[Objects].standing_for(own):
+        with parts[Objects].standing_for(described):
             return original(full_state_dict, local_state_dict, *args, **kwargs)
 
     return broadcast_state_dict
@@ -113,8 +115,8 @@ _ALONE = "the other ranks of a simulated world have nothing to write or read"
 
 PATCHES: tuple[Entry, ...] = (
     Patch(checkpoint.VALIDATE_GLOBAL_PLAN, "this rank's shards alone do not cover a tensor", _without_errors),
-    Patch(checkpoint.WRAPPER_METHODS["reduce_scatter"], _ALONE, _own_part),
-    Patch(checkpoint.WRAPPER_METHODS["all_reduce"], _ALONE, _own_result),
-    Patch(checkpoint.WRAPPER_METHODS["broadcast"], _ALONE, _own_value),
-    Patch(checkpoint.BROADCAST_STATE_DICT, "no process plays rank 0", _with_own_description, by_code=True),
+    Patch(checkpoint.WRAPPER_METHODS["reduce_scatter"], _ALONE, _local_plan),
+    Patch(checkpoint.WRAPPER_METHODS["all_reduce"], _ALONE, _local_result),
+    Patch(checkpoint.WRAPPER_METHODS["broadcast"], _ALONE, _local_value),
+    Patch(checkpoint.BROADCAST_STATE_DICT, "no process plays rank 0", _with_local_description, by_code=True),
 )

@@ -33,19 +33,19 @@ class _OtherRanks:
         parameters = signature(original)
 
         def keys(*args: Any, **kwargs: Any) -> Any:
-            found, own = original(*args, **kwargs)
+            all_keys, local_keys = original(*args, **kwargs)
             given = parameters.bind(*args, **kwargs).arguments
             states = given["optim_state_dict"]["state"]
             self._template = next((state for state in states.values() if _is_of_shard(state)), {})
             if not given.get("merge_keys") or not self._template:
-                return found, own
+                return all_keys, local_keys
             managed, names = given["fqn_to_fsdp_param_info"], given["param_to_fqns"]
             missing = [
                 optimizers.fsdp1_state_key(tuple(names[parameter]))
                 for key, parameter in given["param_key_to_param"].items()
                 if key not in states and parameter.requires_grad and names[parameter][0] in managed
             ]
-            return sorted({*found, *missing}), own
+            return sorted({*all_keys, *missing}), local_keys
 
         return keys
 
@@ -58,9 +58,9 @@ class _OtherRanks:
             if not lacking or not self._template:
                 return gathered
             described = optimizers.fsdp1_state_info(self._template)
-            own = dist.get_rank(fsdp_state.process_group)
+            group_rank = dist.get_rank(fsdp_state.process_group)
             return [
-                info if rank == own else {**info, **{name: replace(described) for name in lacking}}
+                info if rank == group_rank else {**info, **{name: replace(described) for name in lacking}}
                 for rank, info in enumerate(gathered)
             ]
 

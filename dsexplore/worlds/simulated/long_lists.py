@@ -56,13 +56,13 @@ class _TensorKinds:
         lists = [arg for arg in args if _is_list(arg)]
         if len({len(elements) for elements in lists}) != 1:
             return None
-        known: dict[Any, int] = {}
+        numbers: dict[Any, int] = {}
         firsts: list[int] = []
         kind_of: list[int] = []
         for place, elements in enumerate(zip(*lists, strict=True)):
             if not all(isinstance(element, (DTensorSpec, int, float)) for element in elements):
                 return None
-            kind = known.setdefault(tuple(map(_described, elements)), len(known))
+            kind = numbers.setdefault(tuple(map(_described, elements)), len(numbers))
             if kind == len(firsts):
                 firsts.append(place)
             kind_of.append(kind)

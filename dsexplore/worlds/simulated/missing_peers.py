@@ -102,9 +102,9 @@ def _split_group(original: Callable[..., Any], _parts: Parts) -> Callable[..., A
             raise ValueError(
                 f"split_ranks={parts!r} must list ranks of the parent group, 0 to {len(members) - 1}, each at most once"
             )
-        own_rank = members.index(dist.get_rank())
+        group_rank = members.index(dist.get_rank())
         for part in parts:
-            if own_rank in part:
+            if group_rank in part:
                 group: dist.ProcessGroup = dist.new_group(
                     [members[rank] for rank in sorted(part)],
                     use_local_synchronization=True,

@@ -40,7 +40,7 @@ from dsexplore.worlds.remarks import Remarks
 from dsexplore.worlds.simulated.received_values import Received
 from dsexplore.worlds.simulated.shared_objects import SharedObjects
 
-_OWN = "{name} receives an object of rank {source}, {why}: this rank's own object takes its place"
+_LOCAL_OBJECT = "{name} receives an object of rank {source}, {why}: this rank's own object takes its place"
 _COPIES = "{name} receives objects of all ranks, of which one is here: each is a copy of this rank's own"
 
 _COLLECTIVES = (c10d.__name__, "torch.distributed.c10d_logger")
@@ -108,7 +108,7 @@ class Objects:
                 f"{name} receives an object of rank {source}, {why}: this is rank {rank}, and it passes None in its "
                 f"place. {remedy[0].upper()}{remedy[1:]}"
             )
-        self._remarks.say(_OWN.format(name=name, source=source, why=why))
+        self._remarks.say(_LOCAL_OBJECT.format(name=name, source=source, why=why))
         return objects
 
     @contextmanager
@@ -148,13 +148,13 @@ def _broadcast_object_list(original: Callable[..., None], parts: Parts) -> Calla
 
     def broadcast_object_list(*args: Any, **kwargs: Any) -> None:
         given = parameters.bind(*args, **kwargs).arguments
-        source, own = _other_source(given), given["object_list"]
+        source, local = _other_source(given), given["object_list"]
         with without_fake_mode():
-            sent = objects.sent("broadcast_object_list", given, source, own)
+            sent = objects.sent("broadcast_object_list", given, source, local)
             if source is None:
                 return original(*args, **kwargs)
-            if not sent or len(sent) != len(own):
-                sent = [*map(pickled, objects.own("broadcast_object_list", source, own))]
+            if not sent or len(sent) != len(local):
+                sent = [*map(pickled, objects.own("broadcast_object_list", source, local))]
             tensors, sizes = _joined(sent)
             with objects.arriving(broadcast=[sizes, tensors]):
                 return original(*args, **kwargs)
@@ -174,8 +174,8 @@ def _scatter_object_list(original: Callable[..., None], parts: Parts) -> Callabl
                 return original(*args, **kwargs)
             place = dist.get_rank(given.get("group"))
             if sent is None or len(sent) <= place:
-                own = objects.own("scatter_object_list", source, given["scatter_object_output_list"])
-                sent, place = [pickled(own[0])], 0
+                local = objects.own("scatter_object_list", source, given["scatter_object_output_list"])
+                sent, place = [pickled(local[0])], 0
             tensor, size = _joined(sent[place : place + 1])
             with objects.arriving(broadcast=[size], scatter=[tensor, size]):
                 return original(*args, **kwargs)
@@ -189,9 +189,9 @@ def _recv_object_list(original: Callable[..., int], parts: Parts) -> Callable[..
     def recv_object_list(*args: Any, **kwargs: Any) -> int:
         given = parameters.bind(*args, **kwargs).arguments
         source = _other_source({"src": None, **given}, default=None)
-        own = objects.own("recv_object_list", "any" if source is None else source, given["object_list"])
+        local = objects.own("recv_object_list", "any" if source is None else source, given["object_list"])
         with without_fake_mode():
-            tensors, sizes = _joined([*map(pickled, own)])
+            tensors, sizes = _joined([*map(pickled, local)])
             with objects.arriving(recv=[sizes, tensors], irecv=[sizes, tensors]):
                 return original(*args, **kwargs)
 

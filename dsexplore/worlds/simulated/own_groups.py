@@ -17,7 +17,7 @@ from dsexplore.worlds.world_settings import WorldSettings
 _ARGUMENTS = ["sub_layout", "rank_map", "dim_name", "backend_override"]
 
 
-def _make_own_groups(make: Any, parts: Parts) -> Any:
+def _make_groups_of_rank(make: Any, parts: Parts) -> Any:
     """Wrap the creation of an axis's groups to make only those that the rank is in, with the names of torch.
 
     Versions of torch that make groups in another way are left as they are.
@@ -26,28 +26,30 @@ def _make_own_groups(make: Any, parts: Parts) -> Any:
         return staticmethod(make)
     rank = parts[WorldSettings].rank
 
-    def make_own(
+    def make_groups_of_rank(
         sub_layout: Any, rank_map: Any, dim_name: str, backend_override: Any, *args: Any, **kwargs: Any
     ) -> Any:
         groups = ranks_of_groups(sub_layout, rank_map)
-        own = (groups == rank).any(dim=1).nonzero().flatten().tolist()
-        if len(groups) == 1 or len(own) > 1:  # the group of all, or a mistake that torch reports
+        rows = (groups == rank).any(dim=1).nonzero().flatten().tolist()
+        if len(groups) == 1 or len(rows) > 1:  # the group of all, or a mistake that torch reports
             return make(sub_layout, rank_map, dim_name, backend_override, *args, **kwargs)
-        if not own:
+        if not rows:
             skip_group_numbers(len(groups))
             return None
-        (index,) = own
+        (index,) = rows
         skip_group_numbers(index)
         layout, ranks = flat_layout(groups.shape[1]), groups[index].contiguous()
         name = make(layout, ranks, dim_name, backend_override, *args, **kwargs)
         skip_group_numbers(len(groups) - 1 - index)
         return name
 
-    return staticmethod(make_own)
+    return staticmethod(make_groups_of_rank)
 
 
 PATCHES: tuple[Entry, ...] = (
     Patch(
-        INIT_MESH_GROUPS, "a mesh of many ranks makes thousands of groups that this rank is not in", _make_own_groups
+        INIT_MESH_GROUPS,
+        "a mesh of many ranks makes thousands of groups that this rank is not in",
+        _make_groups_of_rank,
     ),
 )

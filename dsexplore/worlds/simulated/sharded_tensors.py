@@ -21,34 +21,34 @@ def _spread(original: Callable[..., ShardedTensorMetadata], _parts: Parts) -> Ca
     def build_global_metadata(
         gathered_metadatas: Sequence[ShardedTensorMetadata | None], *args: Any, **kwargs: Any
     ) -> ShardedTensorMetadata:
-        own = gathered_metadatas[0]
-        if own is not None and len(own.shards_metadata) == 1 and all(each == own for each in gathered_metadatas):
-            gathered_metadatas = _side_by_side(own, len(gathered_metadatas))
+        local = gathered_metadatas[0]
+        if local is not None and len(local.shards_metadata) == 1 and all(each == local for each in gathered_metadatas):
+            gathered_metadatas = _side_by_side(local, len(gathered_metadatas))
         return original(gathered_metadatas, *args, **kwargs)
 
     return build_global_metadata
 
 
-def _side_by_side(own: ShardedTensorMetadata, ranks: int) -> list[ShardedTensorMetadata | None]:
+def _side_by_side(local: ShardedTensorMetadata, ranks: int) -> list[ShardedTensorMetadata | None]:
     """Return what each rank holds of a tensor that is sharded along one dim by `torch.chunk`; None past its end.
 
     Example: of 10 elements, three ranks hold 4, 4 and 2. A tensor that is sharded otherwise is returned as is.
     """
-    shard = own.shards_metadata[0]
-    cut = [dim for dim, (part, whole) in enumerate(zip(shard.shard_sizes, own.size, strict=True)) if part < whole]
+    shard = local.shards_metadata[0]
+    cut = [dim for dim, (part, whole) in enumerate(zip(shard.shard_sizes, local.size, strict=True)) if part < whole]
     if len(cut) != 1:
-        return [own] * ranks
-    dim, whole = cut[0], own.size[cut[0]]
+        return [local] * ranks
+    dim, whole = cut[0], local.size[cut[0]]
     length = -(-whole // ranks)
     place, beside = divmod(shard.shard_offsets[dim], length)
     if beside or shard.shard_sizes[dim] != min(length, whole - place * length):
-        return [own] * ranks
+        return [local] * ranks
     held: list[ShardedTensorMetadata | None] = []
     for number in range(ranks):
         start = number * length
-        each = copy.deepcopy(own)
-        held.append(each if start < whole else None)
-        part = each.shards_metadata[0]
+        copied = copy.deepcopy(local)
+        held.append(copied if start < whole else None)
+        part = copied.shards_metadata[0]
         part.shard_offsets[dim], part.shard_sizes[dim] = start, min(length, whole - start)
         if part.placement is not None and number != place:
             part.placement = place_of_shard(number, part.placement)

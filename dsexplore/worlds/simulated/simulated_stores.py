@@ -57,8 +57,8 @@ class SimulatedStore(dist.Store):  # type: ignore[name-defined, misc] # torch's 
         expected, desired = (one if isinstance(one, bytes) else str(one).encode() for one in (expected, desired))
         if self._values.get(key, b"") == expected:
             self._values[key] = desired
-        found: bytes = self._values.get(key, expected)
-        return found
+        current: bytes = self._values.get(key, expected)
+        return current
 
     def append(self, key: str, value: Any) -> None:
         """Add to the end of the value under a key."""

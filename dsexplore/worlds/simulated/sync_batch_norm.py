@@ -83,8 +83,8 @@ def _reduced(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return per channel the sums of gradient and of gradient × deviation, and the gradients of weight and bias."""
     total = _summed(gradient)
-    moved = _summed(_wide(gradient) * (_wide(batch) - _per_channel(mean, batch)))
-    return total, moved, moved * invstd, total.clone()
+    products = _summed(_wide(gradient) * (_wide(batch) - _per_channel(mean, batch)))
+    return total, products, products * invstd, total.clone()
 
 
 def _input_gradient(

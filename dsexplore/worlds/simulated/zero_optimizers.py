@@ -26,7 +26,7 @@ class _States:
         self.open: list[Any] = []
 
 
-def _with_own_state(consolidate: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
+def _with_local_state(consolidate: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
     states = parts[_States].open
 
     @wraps(consolidate)
@@ -40,7 +40,7 @@ def _with_own_state(consolidate: Callable[..., Any], parts: Parts) -> Callable[.
     return consolidated
 
 
-def _receiving_own_state(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
+def _receiving_local_state(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
     """Wrap torch's broadcast of an object to return a state like another rank's where that would arrive."""
     states = parts[_States].open
 
@@ -63,17 +63,17 @@ def state_of(optimizer: Any, rank: int) -> dict[str, Any]:
         optimizer: a ``ZeroRedundancyOptimizer``.
         rank: in its group.
     """
-    own = optimizer.optim.state_dict()
+    local_state = optimizer.optim.state_dict()
     updated = [parameter for group in optimizer.optim.param_groups for parameter in group["params"]]
-    like = next(iter(own["state"]), None)
+    like = next(iter(local_state["state"]), None)
     state: dict[int, dict[str, Any]] = {}
     groups: list[dict[str, Any]] = []
-    for own_group, group in zip(own["param_groups"], optimizers.zero_partition(optimizer, rank), strict=True):
+    for local_group, group in zip(local_state["param_groups"], optimizers.zero_partition(optimizer, rank), strict=True):
         first = sum(len(each["params"]) for each in groups)
         numbers = list(range(first, first + len(group["params"])))
-        groups.append({**own_group, "params": numbers})
+        groups.append({**local_group, "params": numbers})
         if like is not None:
-            held = own["state"][like]
+            held = local_state["state"][like]
             state.update(
                 (number, {name: _like(value, updated[like], parameter) for name, value in held.items()})
                 for number, parameter in zip(numbers, group["params"], strict=True)
@@ -81,9 +81,9 @@ def state_of(optimizer: Any, rank: int) -> dict[str, Any]:
     return {"state": state, "param_groups": groups}
 
 
-def _like(value: Any, own: torch.Tensor, other: torch.Tensor) -> Any:
+def _like(value: Any, local: torch.Tensor, other: torch.Tensor) -> Any:
     """Return a value of the state of one's own parameter, as that of another parameter is."""
-    if torch.is_tensor(value) and value.dim() and value.shape == own.shape:
+    if torch.is_tensor(value) and value.dim() and value.shape == local.shape:
         return torch.zeros_like(other, dtype=value.dtype, requires_grad=False)
     return value
 
@@ -96,11 +96,11 @@ def _pickled_bytes(state: Any) -> int:
 
 
 PATCHES = (
-    Patch(optimizers.ZERO_CONSOLIDATE, "other ranks send their states meanwhile", _with_own_state, on_import=True),
+    Patch(optimizers.ZERO_CONSOLIDATE, "other ranks send their states meanwhile", _with_local_state, on_import=True),
     Patch(
         optimizers.ZERO_BROADCAST,
         "nothing arrives from another rank, and torch would unpickle it",
-        _receiving_own_state,
+        _receiving_local_state,
         by_code=True,
         on_import=True,
     ),
