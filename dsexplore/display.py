@@ -41,8 +41,8 @@ class OptionsOfView(Generic[Result]):
         self.__doc__ = method.__doc__
 
     def __get__(self, shown: object | None, owner: type) -> Callable[..., Result]:
-        found = _with_options_of_view(self.method, self._of_view, owner)
-        return found if shown is None else MethodType(found, shown)
+        bound = _with_options_of_view(self.method, self._of_view, owner)
+        return bound if shown is None else MethodType(bound, shown)
 
 
 def _options_of_view(of_view: str) -> Callable[[Callable[..., Result]], OptionsOfView[Result]]:
@@ -58,11 +58,11 @@ def _with_options_of_view(method: Callable[..., Result], of_view: str, kind: typ
     if view is None:
         return method
     its = getattr(view, of_view)
-    own = [each for each in signature(method).parameters.values() if each.kind is not Parameter.VAR_KEYWORD]
+    parameters = [each for each in signature(method).parameters.values() if each.kind is not Parameter.VAR_KEYWORD]
     options = list(signature(its).parameters.values())[1:]  # without self
     open_ended = any(each.kind is Parameter.VAR_KEYWORD for each in options)
     named = [each for each in options if each.kind is not Parameter.VAR_KEYWORD]
-    names = [each.name for each in (*own, *named)][1:]
+    names = [each.name for each in (*parameters, *named)][1:]
 
     def call(self: Displayable, *arguments: Any, **given: Any) -> Result:
         if len(arguments) > len(names):
@@ -73,7 +73,7 @@ def _with_options_of_view(method: Callable[..., Result], of_view: str, kind: typ
         return method(self, **dict(zip(names, arguments, strict=False)), **given)
 
     update_wrapper(call, method)
-    call.__signature__ = Signature([*own, *named])  # type: ignore[attr-defined]  # read by inspect.signature
+    call.__signature__ = Signature([*parameters, *named])  # type: ignore[attr-defined]  # read by inspect.signature
     call.__doc__ = "\n\n".join(text for text in (getdoc(method), getdoc(its)) if text)
     return call
 

@@ -9,7 +9,7 @@ from torch import nn
 
 def class_name(model: nn.Module) -> str:
     """Return the name of a model's class, without the ``FSDP`` that ``fully_shard`` prepends in a subclass."""
-    own = type(model)
+    model_class = type(model)
     fsdp = sys.modules.get("torch.distributed.fsdp")  # a model under FSDP2 has imported it
-    wrapped = fsdp is not None and isinstance(model, fsdp.FSDPModule) and len(own.__bases__) > 1
-    return (own.__bases__[1] if wrapped else own).__name__
+    wrapped = fsdp is not None and isinstance(model, fsdp.FSDPModule) and len(model_class.__bases__) > 1
+    return (model_class.__bases__[1] if wrapped else model_class).__name__

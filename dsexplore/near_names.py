@@ -22,41 +22,41 @@ _RENAMED = {
 """Names of arguments that people give, and the ones meant, which other letters make."""
 
 
-def argument_meant(given: str, known: Iterable[str]) -> str:
+def argument_meant(given: str, candidates: Iterable[str]) -> str:
     """Return `` (did you mean 'hardware'?)`` for an argument that a function has not; empty if none is like it.
 
     Example:
         >>> argument_meant("gpu", ["world_size", "hardware"]), argument_meant("colors", ["lanes", "colors"])
         (" (did you mean 'hardware'?)", " (did you mean 'colors'?)")
     """
-    known = list(known)
+    candidates = list(candidates)
     renamed = _RENAMED.get(given)
-    return f" (did you mean {renamed!r}?)" if renamed in known else did_you_mean(given, known)
+    return f" (did you mean {renamed!r}?)" if renamed in candidates else did_you_mean(given, candidates)
 
 
-def did_you_mean(given: object, known: Iterable[str]) -> str:
+def did_you_mean(given: object, candidates: Iterable[str]) -> str:
     """Return `` (did you mean 'tp'?)``; empty if no known name is similar."""
-    found = nearest(given, known)
-    return f" (did you mean {found!r}?)" if found is not None else ""
+    near = nearest(given, candidates)
+    return f" (did you mean {near!r}?)" if near is not None else ""
 
 
-def nearest(given: object, known: Iterable[str]) -> str | None:
+def nearest(given: object, candidates: Iterable[str]) -> str | None:
     """Return the known name most similar to a text, ignoring case; None if none is similar."""
-    by_lower = {name.lower(): name for name in known if name}
+    by_lower = {name.lower(): name for name in candidates if name}
     text = str(given).lower()
     same_letters = [name for name in by_lower if sorted(name) == sorted(text)]
-    found = same_letters or difflib.get_close_matches(text, by_lower, 1, _LIKE_ENOUGH)
-    return by_lower[found[0]] if found else None
+    matches = same_letters or difflib.get_close_matches(text, by_lower, 1, _LIKE_ENOUGH)
+    return by_lower[matches[0]] if matches else None
 
 
-def options_meant(message: str, known: Iterable[str]) -> str:
+def options_meant(message: str, candidates: Iterable[str]) -> str:
     """Return a hint for the end of an argparse message: the option or value that was meant; empty if there is none.
 
     Args:
         message: names an unknown option, or a value that an option does not take.
-        known: the existing options.
+        candidates: the existing options.
     """
-    options = {option for option in known if option.startswith("--")}
+    options = {option for option in candidates if option.startswith("--")}
     value = _INVALID_VALUE.search(message)
     if value is not None:
         return _value_meant(*value.groups()) if value["option"] in options else ""
@@ -72,8 +72,8 @@ def _value_meant(option: str, kind: str, value: str, choices: str | None) -> str
     if kind in _EXAMPLES:
         name, example = _EXAMPLES[kind]
         return f" (give {name}, such as {option} {example})"
-    known = [choice.strip("' ") for choice in (choices or "").split(",")]
-    return did_you_mean(value, known)
+    values = [choice.strip("' ") for choice in (choices or "").split(",")]
+    return did_you_mean(value, values)
 
 
 def listed(names: Iterable[str]) -> str:

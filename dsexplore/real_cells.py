@@ -57,11 +57,11 @@ class RankScreen:
 
     def on_output(self, ranks: Sequence[Any]) -> float | None:
         """Draw new output if it is due; return the seconds until it is, else None."""
-        left = self._due - time.monotonic()
+        remaining = self._due - time.monotonic()
         if not self._is_live:
             return None
-        if left > 0:
-            return left
+        if remaining > 0:
+            return remaining
         self._due = time.monotonic() + INTERVAL
         texts = {rank.rank: RankText(rank.output.text) for rank in ranks}
         if self._in_notebook:
@@ -322,41 +322,41 @@ def stack_texts(run: CellRun) -> list[str]:
     return [f"rank {one.rank} was at, innermost first:\n{one.stack}" for one in run.outcomes if one.stack]
 
 
-def _end(one: RankOutcome[Any]) -> RankEnd | None:
-    if one.was_stopped:
+def _end(outcome: RankOutcome[Any]) -> RankEnd | None:
+    if outcome.was_stopped:
         return RankEnd("stopped", "was stopped (by SIGSTOP or a debugger)")
-    if one.status == "died":
-        was_killed = one.error.startswith("killed")
-        return RankEnd("killed" if was_killed else "ended", f"{'was ' if was_killed else ''}{one.error}")
-    if one.status != "error":
+    if outcome.status == "died":
+        was_killed = outcome.error.startswith("killed")
+        return RankEnd("killed" if was_killed else "ended", f"{'was ' if was_killed else ''}{outcome.error}")
+    if outcome.status != "error":
         return None
-    kind, _, text = one.error.partition(chr(10))[0].partition(": ")
-    return RankEnd.of(raised(kind, text, f"cell line {one.line}" if one.line else ""))
+    kind, _, text = outcome.error.partition(chr(10))[0].partition(": ")
+    return RankEnd.of(raised(kind, text, f"cell line {outcome.line}" if outcome.line else ""))
 
 
-def _at(one: RankOutcome[Any]) -> str:
-    return f" (cell line {one.line})" if one.line is not None else ""
+def _at(outcome: RankOutcome[Any]) -> str:
+    return f" (cell line {outcome.line})" if outcome.line is not None else ""
 
 
 def _waiting(run: CellRun) -> list[str]:
     """Return lines on ranks that had not finished: the collective they waited in, or their line of the program."""
-    stuck = [one for one in run.outcomes if one.status == "stuck"]
+    stuck = [outcome for outcome in run.outcomes if outcome.status == "stuck"]
     at: dict[str, list[int]] = {}
-    for one in stuck:
-        at.setdefault(_where(one, run.trace), []).append(one.rank)
+    for outcome in stuck:
+        at.setdefault(_where(outcome, run.trace), []).append(outcome.rank)
     return [f"{format_ranks(ranks)} {'was' if len(ranks) == 1 else 'were'} {where}" for where, ranks in at.items()]
 
 
-def _where(one: RankOutcome[Any], trace: Trace | None) -> str:
-    if one.was_stopped:
+def _where(outcome: RankOutcome[Any], trace: Trace | None) -> str:
+    if outcome.was_stopped:
         return "stopped (by SIGSTOP or a debugger)"
-    events = trace.events.filter(pl.col("rank") == one.rank) if trace is not None else pl.DataFrame()
+    events = trace.events.filter(pl.col("rank") == outcome.rank) if trace is not None else pl.DataFrame()
     open_ones = events.filter(pl.col("state").is_in(["scheduled", "started"])) if events.height else events
     if open_ones.height:
         last = open_ones.row(-1, named=True)
         group = last["axis"] or last["group"]
         return f"waiting in {last['op']} ({last['source']}, group {group}, {format_bytes(last['message_bytes'])})"
-    lines = re.findall(r'File "([^"]*)", line (\d+)', one.stack)
+    lines = re.findall(r'File "([^"]*)", line (\d+)', outcome.stack)
     place = next((f"{file}:{line}" for file, line in lines if file.startswith("In[")), "")
     place = place or next((f"{file}:{line}" for file, line in lines), "an unknown line")
     return f"at {place}"

@@ -32,8 +32,8 @@ def with_options(options: Iterable[str | Parameter]) -> Callable[[Function], Fun
     """
 
     def shown(function: Function) -> Function:
-        own = signature(function).parameters.values()
-        kept = [each for each in own if each.kind is not Parameter.VAR_KEYWORD]
+        parameters = signature(function).parameters.values()
+        kept = [each for each in parameters if each.kind is not Parameter.VAR_KEYWORD]
         names = {each.name for each in kept}
         more = [_keyword(option) for option in options]
         its = Signature([*kept, *(each for each in more if each.name not in names)])
@@ -80,13 +80,13 @@ def _refuse_unknown(function: Callable[..., Any], options: Iterable[str]) -> Non
     parameters = signature(function).parameters
     if any(each.kind is Parameter.VAR_KEYWORD for each in parameters.values()):
         return
-    known = [name for name, each in parameters.items() if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
-    known = [name for name in known if name not in ("self", "cls")]
+    names = [name for name, each in parameters.items() if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
+    names = [name for name in names if name not in ("self", "cls")]
     for given in options:
-        if given not in known:
-            takes = f"it takes {', '.join(known)}" if known else "it takes none"
+        if given not in names:
+            takes = f"it takes {', '.join(names)}" if names else "it takes none"
             name = function.__qualname__.removesuffix(".__init__")
-            near = argument_meant(given, known)
+            near = argument_meant(given, names)
             raise UnknownArgumentError(f"{name}() has no argument {given!r}{near}; {takes}") from None
 
 

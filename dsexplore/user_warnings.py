@@ -14,8 +14,8 @@ import torch
 
 from dsexplore.torch_internals.names import NEWEST, OLDEST, minor_version
 
-_OWN = str(Path(__file__).parent) + os.sep
-_NOT_THE_USERS = (_OWN, str(Path(torch.__file__).parent) + os.sep, contextlib.__file__)
+_PACKAGE = str(Path(__file__).parent) + os.sep
+_NOT_THE_USERS = (_PACKAGE, str(Path(torch.__file__).parent) + os.sep, contextlib.__file__)
 _GENERATED = ("<frozen ", "<string>", "<eval_with_key>")
 _asked_for_torch = False
 
@@ -55,7 +55,7 @@ def naming_the_user(show: Callable[[warnings.WarningMessage], None]) -> Callable
     """
 
     def shown(msg: warnings.WarningMessage) -> None:
-        if msg.filename.startswith(_OWN):
+        if msg.filename.startswith(_PACKAGE):
             frame = _users_frame(sys._getframe(1))
             msg.filename, msg.lineno, msg.line = frame.f_code.co_filename, frame.f_lineno, None
         show(msg)

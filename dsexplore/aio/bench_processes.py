@@ -193,5 +193,5 @@ def serve() -> None:
 
 
 def _sleep_until(moment: float) -> None:
-    while (left := moment - time.perf_counter()) > 0:
-        time.sleep(left)
+    while (remaining := moment - time.perf_counter()) > 0:
+        time.sleep(remaining)

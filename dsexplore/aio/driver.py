@@ -256,9 +256,9 @@ def _submit_rest(engine: Engine, first: int, count: int, single: bool, slots: Sl
     """
     accepted = tries = 0
     while accepted < count:
-        taken = engine.submit(first + accepted, 1 if single else count - accepted)
-        accepted += taken
-        if taken == 0:
+        submitted = engine.submit(first + accepted, 1 if single else count - accepted)
+        accepted += submitted
+        if submitted == 0:
             if engine.in_flight:
                 break
             tries += 1
@@ -281,7 +281,7 @@ def _lend(engine: Engine, requests: Requests, slots: Slots, first: int, count: i
     return count
 
 
-_NOTHING_MOVED = (
+_NO_BYTES = (
     errno.EAGAIN,
     errno.EINTR,
     errno.EINVAL,  # a filesystem may open a file with O_DIRECT and then refuse direct requests
@@ -300,21 +300,21 @@ def _settle(
 ) -> None:
     """Complete short requests with ordinary calls, while nothing else is in flight; else raise the first in the file.
 
-    Errors in `_NOTHING_MOVED` count as short requests.
+    Errors in `_NO_BYTES` count as short requests.
     """
     table = requests
     for index, result in sorted(odd):
         if not may_complete and not table.write and 0 <= result < table.lengths[index]:
             raise _shortened(table.fd, int(table.offsets[index] + result), int(table.lengths[index] - result))
-        if not may_complete or (result < 0 and -result not in _NOTHING_MOVED):
+        if not may_complete or (result < 0 and -result not in _NO_BYTES):
             raise _failure(result, int(table.lengths[index]))
-        moved = max(result, 0)
+        nbytes = max(result, 0)
         move_plainly(
             table.write,
             plain_fd(),
-            int(table.addresses[index]) + moved,
-            int(table.lengths[index]) - moved,
-            int(table.offsets[index]) + moved,
+            int(table.addresses[index]) + nbytes,
+            int(table.lengths[index]) - nbytes,
+            int(table.offsets[index]) + nbytes,
         )
         if slots is not None:
             slots.give(index, moved=True)
@@ -330,12 +330,12 @@ def move_plainly(write: bool, fd: int, address: int, nbytes: int, offset: int) -
     at = 0
     while at < nbytes:
         part = memory[at:]
-        moved = os.pwritev(fd, [part], offset + at) if write else os.preadv(fd, [part], offset + at)
-        if moved == 0:
+        written = os.pwritev(fd, [part], offset + at) if write else os.preadv(fd, [part], offset + at)
+        if written == 0:
             if write:
                 raise OSError(errno.EIO, f"a write of {nbytes - at} bytes at offset {offset + at} moved nothing")
             raise _shortened(fd, offset + at, nbytes - at)
-        at += moved
+        at += written
 
 
 def _shortened(fd: int, offset: int, nbytes: int) -> OSError:

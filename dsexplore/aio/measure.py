@@ -316,8 +316,8 @@ class Bench:
             DriveMonitor(max(end, begun + _LONGEST_TENSOR) if task.whole else end, self._clock), rings, begun
         )
         for whole in self._transfers(task):
-            left = max(task.most - run.bytes, PAGE)
-            part = whole if left >= len(whole) else range(whole.start, whole.start + int(left) // PAGE * PAGE)
+            remaining = max(task.most - run.bytes, PAGE)
+            part = whole if remaining >= len(whole) else range(whole.start, whole.start + int(remaining) // PAGE * PAGE)
             job = self._job(part, config, target, run)
             try:
                 for share in range(config.thread_count):
@@ -350,9 +350,9 @@ class Bench:
             held = [(address, *span) for ring in measured.rings for address, span in ring.held.items()]
             chosen = held[:: max(len(held) // _CHECKED, 1)]
         else:
-            moved, memory = measured.watch.moved, self._arena.address
-            first = [(at, min(block, nbytes)) for at, nbytes in moved[: config.thread_count]]
-            others = moved[:: max(len(moved) // _CHECKED, 1)]
+            transfers, memory = measured.watch.moved, self._arena.address
+            first = [(at, min(block, nbytes)) for at, nbytes in transfers[: config.thread_count]]
+            others = transfers[:: max(len(transfers) // _CHECKED, 1)]
             last = [(at + (nbytes - 1) // block * block, (nbytes - 1) % block + 1) for at, nbytes in others]
             chosen = [(memory + at, at, nbytes) for at, nbytes in first + last]
         for address, offset, nbytes in chosen:

@@ -335,10 +335,10 @@ class SweepResult(SavedJson, Displayable):
         for name, reason in sorted(self.conditions.unavailable.items()):
             yield f"{name} did not run: {' '.join(reason.split())}"
 
-    def _lines_of_others(self, taken: AioConfig) -> Iterator[str]:
+    def _lines_of_others(self, chosen: AioConfig) -> Iterator[str]:
         """Yield a line for each setting that stayed to the end beside the recommended one, the fastest first."""
         means = {config: ratio_interval(list(ratios.values())) for config, ratios in self._contenders().items()}
-        others = sorted(means.keys() - {taken}, key=lambda config: -means[config].value)
+        others = sorted(means.keys() - {chosen}, key=lambda config: -means[config].value)
         for config in others[:_MOST_OTHERS]:
             samples = [m.sample for m in self.deciding if m.sample.config == config]
             rates = {op: [s.rate for s in samples if s.operation == op] for op in self.operations}

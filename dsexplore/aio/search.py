@@ -80,9 +80,9 @@ def descend(
         The last ratio of every setting measured.
     """
     scores: dict[AioConfig, float] = {}
-    best, moved = start, True
-    while moved and (more() or not scores):
-        moved = False
+    best, improved = start, True
+    while improved and (more() or not scores):
+        improved = False
         for key, values in axes.items():
             tried = (_fitting(best.with_(**{key: value}), axes, fits) for value in values)
             line = list(dict.fromkeys(config for config in tried if config is not None))
@@ -91,7 +91,7 @@ def descend(
             scores.update(measure(line))
             winner = max(line, key=lambda config: scores.get(config, 0.0))
             if winner != best and scores[winner] > scores.get(best, 0.0) * _WORTH_MOVING:
-                best, moved = winner, True
+                best, improved = winner, True
     return scores or dict(measure([start]))
 
 
@@ -103,8 +103,8 @@ def _fitting(
     Depth is searched first, and its gain may be luck: larger blocks would then be left out.
     """
     smaller = sorted((depth for depth in axes[c.AIO_QUEUE_DEPTH] if depth < config.queue_depth), reverse=True)
-    each = (config.with_(**{c.AIO_QUEUE_DEPTH: depth}) for depth in (config.queue_depth, *smaller))
-    return next(filter(fits, each), None)
+    candidates = (config.with_(**{c.AIO_QUEUE_DEPTH: depth}) for depth in (config.queue_depth, *smaller))
+    return next(filter(fits, candidates), None)
 
 
 def finals(

@@ -177,7 +177,9 @@ class OwnCalls(threading.local):
         everyone.append(self.calls)
 
 
-def calls_of_forward(everyone: Sequence[ThreadCalls], own: ThreadCalls, waiting: Collection[int]) -> ThreadCalls:
+def calls_of_forward(
+    everyone: Sequence[ThreadCalls], this_thread: ThreadCalls, waiting: Collection[int]
+) -> ThreadCalls:
     """Return the calls of the thread whose forward made the autograd node that runs in this thread.
 
     Autograd runs the nodes of the CPU in the thread that called backward, which is mostly the thread of the forward.
@@ -185,7 +187,7 @@ def calls_of_forward(everyone: Sequence[ThreadCalls], own: ThreadCalls, waiting:
 
     Args:
         everyone: the calls of all threads.
-        own: the calls of this thread.
+        this_thread: the calls of this thread.
         waiting: threads that wait for a backward; empty if this thread called backward itself.
 
     Returns:
@@ -193,8 +195,8 @@ def calls_of_forward(everyone: Sequence[ThreadCalls], own: ThreadCalls, waiting:
         then all threads. ``own`` if there is none.
     """
     latest = {calls.thread: calls for calls in everyone}  # an ended thread's number is given to a new one
-    for candidates in ([latest[thread] for thread in waiting if thread in latest], [own], everyone):
+    for candidates in ([latest[thread] for thread in waiting if thread in latest], [this_thread], everyone):
         with_boundaries = [calls for calls in candidates if calls.boundaries]
         if len(with_boundaries) == 1:
             return with_boundaries[0]
-    return own
+    return this_thread

@@ -47,13 +47,13 @@ def end_of(error: BaseException | None) -> str:
 
 def _innermost_line(trace: TracebackType | None) -> str:
     """Return the innermost line of the program, ``"train.py:5"``; empty where there is none."""
-    found = ""
+    line = ""
     while trace is not None:
         code = trace.tb_frame.f_code
         if is_of_the_program(code) or _is_cell_of_rank(code.co_filename):
-            found = f"{file_name(code.co_filename)}:{trace.tb_lineno}"
+            line = f"{file_name(code.co_filename)}:{trace.tb_lineno}"
         trace = trace.tb_next
-    return found
+    return line
 
 
 def _is_cell_of_rank(file: str) -> bool:

@@ -54,35 +54,35 @@ class CollectiveKinds:
         origins: dict[Any, int] = {}
         add_number, add_origin_number = self.numbers.append, self.origin_numbers.append
         add_batch, add_start, add_end, add_waited = [column.append for column in self.columns.values()]
-        for one in issued:
-            if one.span is not None:
-                one.read_clock(waits=waits)
-            start, end, failure = one.start, one.end, one.failure
+        for call in issued:
+            if call.span is not None:
+                call.read_clock(waits=waits)
+            start, end, failure = call.start, call.end, call.failure
             # One after another: unpacking parts of a tuple into it takes as long as all the rest.
-            key = (id(one.messages), id(one.group), id(one.parties), one.raw_op, one.rank,
-                   one.is_async, failure, one.span, start is None, end is None)  # fmt: skip
+            key = (id(call.messages), id(call.group), id(call.parties), call.raw_op, call.rank,
+                   call.is_async, failure, call.span, start is None, end is None)  # fmt: skip
             kind = kinds.get(key)
             if kind is None:
                 kind = kinds[key] = len(self.kinds)
-                self.kinds.append(CollectiveKind(one, one.state))
-            origin_key = (id(one.origin), failure) if failure else id(one.origin)
+                self.kinds.append(CollectiveKind(call, call.state))
+            origin_key = (id(call.origin), failure) if failure else id(call.origin)
             origin = origins.get(origin_key)
             if origin is None:
                 origin = origins[origin_key] = len(self.origins)
-                self.origins.append(one)
+                self.origins.append(call)
             add_number(kind)
             add_origin_number(origin)
-            add_batch(one.batch)
+            add_batch(call.batch)
             add_start(start)
             add_end(end)
-            add_waited(one.waited)
+            add_waited(call.waited)
 
     def rows(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Return, for each message, its index among the messages of all kinds, and the index of its collective."""
         counts = np.array([len(kind.issued.messages) for kind in self.kinds], np.int64)
         numbers = np.array(self.numbers, np.int64)
         firsts = np.cumsum(counts) - counts
-        of_each = counts[numbers]
-        collectives = np.repeat(np.arange(len(numbers)), of_each)
-        positions = np.arange(len(collectives)) - np.repeat(np.cumsum(of_each) - of_each, of_each)
+        repetitions = counts[numbers]
+        collectives = np.repeat(np.arange(len(numbers)), repetitions)
+        positions = np.arange(len(collectives)) - np.repeat(np.cumsum(repetitions) - repetitions, repetitions)
         return firsts[numbers][collectives] + positions, collectives

@@ -25,12 +25,12 @@ class CompiledModules:
 
     def _inside(self, root: ModuleEntry) -> dict[int, int]:
         """Return {id of a module inside a compiled one: id of the outermost compiled one} for one model."""
-        found = self._roots.get(id(root))
-        if found is None:
-            found = self._roots[id(root)] = {}
+        regions = self._roots.get(id(root))
+        if regions is None:
+            regions = self._roots[id(root)] = {}
             model = root.reference()
             for part in model.modules() if model is not None else ():  # outer modules come first
                 if is_compiled(part):
                     for inner in part.modules():
-                        found.setdefault(id(inner), id(part))
-        return found
+                        regions.setdefault(id(inner), id(part))
+        return regions

@@ -92,7 +92,7 @@ class _Watcher:
 
     def _run(self) -> None:
         while True:
-            waits = [each.timeout / LOOKS for each in self.saves if each.timeout is not None]
+            waits = [save.timeout / LOOKS for save in self.saves if save.timeout is not None]
             ready, _, _ = select.select([self._reading], [], [], min(waits, default=None))
             if ready:
                 numbers = os.read(self._reading, 512)
@@ -101,14 +101,14 @@ class _Watcher:
                 if signal.SIGTERM in numbers:
                     self._end_process()
             now = time.monotonic()
-            for each in list(self.saves):
+            for save in list(self.saves):
                 with _reported():
-                    each.look(now)
+                    save.look(now)
 
     def _end_process(self) -> None:
-        for each in list(self.saves):
+        for save in list(self.saves):
             with _reported():
-                each.save("saved while its block ran: the process was ended by SIGTERM")
+                save.save("saved while its block ran: the process was ended by SIGTERM")
         if signal.getsignal(signal.SIGTERM) == self._handle:
             time.sleep(LINGER)
             # The default effect, which another thread than the main one can only set in C.

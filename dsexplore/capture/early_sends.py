@@ -41,9 +41,9 @@ class EarlySends:
         if model is None or not self._sent:
             return
         # A model may hold something else under these names, as Megatron's DistributedDataParallel does.
-        own = _storages(chain(torch.nn.Module.parameters(model), torch.nn.Module.buffers(model)))
+        storages = _storages(chain(torch.nn.Module.parameters(model), torch.nn.Module.buffers(model)))
         for issued, sent in self._sent:
-            if not own.isdisjoint(sent):
+            if not storages.isdisjoint(sent):
                 issued.origin = issued.origin._replace(phase="start-up")
 
 

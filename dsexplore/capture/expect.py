@@ -93,8 +93,8 @@ def _parse(op: str, wanted: Wanted) -> list[_Expectation]:
         conditions = {key: wanted[key] for key in wanted if key not in _SIZES}
         for key in conditions:
             if key == "op" or (key != "module" and key not in schema.EVENTS):
-                known = ", ".join([*_SIZES, "module", *(name for name in schema.EVENTS if name != "op")])
-                raise UsageError(f"expect_comms({op}=dict({key}=…)): no such key; they are {known}")
+                fields = ", ".join([*_SIZES, "module", *(name for name in schema.EVENTS if name != "op")])
+                raise UsageError(f"expect_comms({op}=dict({key}=…)): no such key; they are {fields}")
         select(Tables(), conditions)  # refuses bad values before the block runs
         return [_Expectation(op, sizes, conditions)]
     if isinstance(wanted, Sequence) and not isinstance(wanted, str):

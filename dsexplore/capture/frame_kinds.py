@@ -44,7 +44,7 @@ _SAVES = {
 
 _STANDARD_LIBRARY = (sysconfig.get_path("stdlib") + os.sep, sysconfig.get_path("platstdlib") + os.sep)
 _INSTALLED = tuple(folder + os.sep for folder in INSTALLED)
-_OWN = str(Path(__file__).parents[1]) + os.sep
+_PACKAGE = str(Path(__file__).parents[1]) + os.sep
 _ENGINES = ("deepspeed", "megatron.core", "numpy")
 """Packages whose lines are not the user's, like torch's own: they call the user's model and communicate for it, or, as
 numpy, read tensors for it, such as those that index an array."""
@@ -112,7 +112,7 @@ def _classify(code: CodeType) -> int:
         return PLUMBING
     if file.startswith(TORCH):
         return kind_of_torch(code)
-    if file.startswith(_OWN):
+    if file.startswith(_PACKAGE):
         return PLUMBING
     if file.startswith(("<frozen ", "<eval_with_key>")) or file == "<string>":
         return INTERNAL
@@ -186,12 +186,12 @@ def is_warm_up() -> bool:
 
 def user_lines(frame: FrameType | None, depth: int) -> Sources:
     """Return up to `depth` innermost lines of the user's code, searching outward from a frame."""
-    found: Sources = ()
-    while frame is not None and len(found) < depth:
+    lines: Sources = ()
+    while frame is not None and len(lines) < depth:
         if kind_of(frame.f_code) in OF_USER:
-            found += ((frame.f_code, frame.f_lasti),)
+            lines += ((frame.f_code, frame.f_lasti),)
         frame = frame.f_back
-    return found
+    return lines
 
 
 class UserLines:

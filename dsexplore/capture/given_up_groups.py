@@ -28,23 +28,27 @@ def mark_given_up(issued: Sequence[Issued], groups: Iterable[Group]) -> list[str
     """
     notes = []
     for group in groups:
-        own = [one for one in issued if one.group is group] if group.error else []
-        if any(one.failure.startswith(_FAILURE) for one in own):
+        of_group = [collective for collective in issued if collective.group is group] if group.error else []
+        if any(collective.failure.startswith(_FAILURE) for collective in of_group):
             continue
-        for one in own:
-            one.read_clock(waits=False)
-        if any(one.span is not None and one.span.has_end for one in own):
+        for collective in of_group:
+            collective.read_clock(waits=False)
+        if any(collective.span is not None and collective.span.has_end for collective in of_group):
             continue
-        lasted = [(one, one.end - one.start) for one in own if one.start is not None and one.end is not None]
+        lasted = [
+            (collective, collective.end - collective.start)
+            for collective in of_group
+            if collective.start is not None and collective.end is not None
+        ]
         if not lasted:
             continue
         first, _ = max(lasted[1:] or lasted, key=itemgetter(1))
-        ended = [one for one, _ in lasted]
+        ended = [collective for collective, _ in lasted]
         failed = ended[ended.index(first) :]
-        for one in failed:
-            one.end, one.failure = None, f"{_FAILURE}, {group.error}"
+        for collective in failed:
+            collective.end, collective.failure = None, f"{_FAILURE}, {group.error}"
         notes.append(
-            f"NCCL gave group {group.axis or group.name} up ({group.error}): collective {own.index(first) + 1} of it "
-            "and those after it failed"
+            f"NCCL gave group {group.axis or group.name} up ({group.error}): "
+            f"collective {of_group.index(first) + 1} of it and those after it failed"
         )
     return notes

@@ -61,13 +61,13 @@ class Groups:
     def find(self, handle: Any) -> Group:
         """Return the group of an op's argument: a name, a ``ProcessGroup``, or torch's boxed form of one."""
         process_group = resolve_group(handle) if isinstance(handle, str) else _unboxed(handle)
-        known = self._by_identity.get(id(process_group))
-        if known is None or known[0]() is not process_group:
-            known = self._by_identity[id(process_group)] = weakref.ref(process_group), describe_group(process_group)
-            self._groups[process_group.group_name] = known
-            if not known[1].description.startswith("mesh_"):  # else its axis stays in the description
-                _meet(known[1], process_group)
-        return known[1]
+        entry = self._by_identity.get(id(process_group))
+        if entry is None or entry[0]() is not process_group:
+            entry = self._by_identity[id(process_group)] = weakref.ref(process_group), describe_group(process_group)
+            self._groups[process_group.group_name] = entry
+            if not entry[1].description.startswith("mesh_"):  # else its axis stays in the description
+                _meet(entry[1], process_group)
+        return entry[1]
 
     def add_mesh(self, mesh: DeviceMesh) -> None:
         """Remember a mesh that a parameter or a redistribute lies on: its axes name its groups."""
@@ -75,8 +75,8 @@ class Groups:
 
     def described(self) -> list[Group]:
         """Return all groups met so far, with their axes."""
-        known = list(self._groups.values())  # other threads meet more meanwhile
-        groups = [group for _, group in known]
+        all_groups = list(self._groups.values())  # other threads meet more meanwhile
+        groups = [group for _, group in all_groups]
         meshes = [mesh for mesh in self._meshes.values() if _is_open(mesh)]
         self._name_axes(meshes)
         if any(not group.mesh for group in groups):
@@ -88,7 +88,7 @@ class Groups:
         for group in groups:
             if not group.axis and group.description.startswith("mesh_"):
                 group.axis = group.description.removeprefix("mesh_")
-        for reference, group in known:
+        for reference, group in all_groups:
             process_group = reference() if group.timing == "cuda" else None
             if process_group is not None:
                 group.error = error_of(process_group)
@@ -99,9 +99,9 @@ class Groups:
     def _name_axes(self, meshes: Iterable[DeviceMesh]) -> None:
         # Meshes of several axes first: an axis's own name counts before that of a flattened or repeated mesh, and one
         # with names before ``dim_0``.
-        known = list(meshes)
-        whole = {id(root): root for root in map(root_mesh, known)}  # of slices such as mesh["dp"]
-        for mesh in sorted([*known, *whole.values()], key=lambda mesh: (-mesh.ndim, not mesh.mesh_dim_names)):
+        seen_meshes = list(meshes)
+        whole = {id(root): root for root in map(root_mesh, seen_meshes)}  # of slices such as mesh["dp"]
+        for mesh in sorted([*seen_meshes, *whole.values()], key=lambda mesh: (-mesh.ndim, not mesh.mesh_dim_names)):
             for name, axis in mesh_groups(mesh):
                 reference, group = self._groups.get(name, (None, None))
                 if reference is None or group is None or group.axis:

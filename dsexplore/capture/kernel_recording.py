@@ -220,9 +220,9 @@ class KernelRecording:
         """End the segment at collectives that were issued since."""
         self._end_segment()
         for number in range(self._seen, len(self.issued)):
-            one = self.issued[number]
-            is_fsdp = is_fsdp2(one.origin.cause) and one.origin.redistribute is None
-            if is_fsdp and one.messages and one.messages[0][0] == "all_gather":
+            collective = self.issued[number]
+            is_fsdp = is_fsdp2(collective.origin.cause) and collective.origin.redistribute is None
+            if is_fsdp and collective.messages and collective.messages[0][0] == "all_gather":
                 self._gathers.append(number)
         self._seen, self._step = len(self.issued), len(self.steps)
 
@@ -258,8 +258,8 @@ class KernelRecording:
         if open_calls:
             return "recompute", open_calls[-1].module
         node = current_node()
-        known, module = self._node
-        if node is not known:
+        last_node, module = self._node
+        if node is not last_node:
             module = self._module_of(node)
             self._node = node, module
         return "backward", module
@@ -325,12 +325,12 @@ _WAIT = OpCost("wait", "wait", "")
 
 def _local(tensors: Any) -> list[torch.Tensor]:
     """Return the local tensors of tensors and DTensors; other values are left out."""
-    found = []
+    local = []
     for tensor in tensors:
         inner = local_tensor(tensor) if isinstance(tensor, DTensor) else tensor
         if isinstance(inner, torch.Tensor):
-            found.append(inner)
-    return found
+            local.append(inner)
+    return local
 
 
 _DEVICE = torch.ops.prim.device.default

@@ -120,9 +120,9 @@ class LiveMemory:
 
     def holds(self, tensors: Iterable[torch.Tensor]) -> list[Held]:
         """Count tensors that no recorded op made as activations, and return their entries."""
-        found = list(tensors)
-        self.made(found, "activations")
-        return [self._held[storage_number(tensor.untyped_storage())] for tensor in found]
+        held = list(tensors)
+        self.made(held, "activations")
+        return [self._held[storage_number(tensor.untyped_storage())] for tensor in held]
 
     def end_segment(self) -> None:
         """End a segment: its largest sum becomes a row of `rows`."""

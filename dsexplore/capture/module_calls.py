@@ -87,31 +87,31 @@ def _begin(called: nn.Module) -> tuple[ThreadCalls, int] | None:
     if observer is None or (isinstance(called, GraphModule) and frame_kinds.inside_compiled()):
         return None  # no longer recorded; or a compiled module's own graph
     modules, identity = observer.modules, id(called)
-    own = modules.own.calls
-    in_progress = own.open
+    thread_calls = modules.own.calls
+    in_progress = thread_calls.open
     depth = len(in_progress)
     module = modules.find(called)
     if not depth:
         module.calls += 1
-        own.begin_outermost()
-        if not own.is_warm_up:
-            observer.outermost(module, not own.without_gradients)
+        thread_calls.begin_outermost()
+        if not thread_calls.is_warm_up:
+            observer.outermost(module, not thread_calls.without_gradients)
     elif in_progress[-1].module is not module or in_progress[-1].called == identity:
         module.calls += 1  # not again for the module inside a wrapper
     frame = sys._getframe(1)
     call = ModuleCall(module, identity, id(frame), modules.lines.innermost(frame.f_back))
     try:
         in_progress.append(call)
-        own.add_boundary(next_node_number(), call)
+        thread_calls.add_boundary(next_node_number(), call)
     except BaseException:  # Ctrl-C in between
         del in_progress[depth:]
         raise
-    return own, depth
+    return thread_calls, depth
 
 
-def _end(own: ThreadCalls, depth: int) -> None:
+def _end(thread_calls: ThreadCalls, depth: int) -> None:
     """Report that a module's call has ended, and with it all calls inside of it."""
-    del own.open[depth:]
+    del thread_calls.open[depth:]
     if not depth:
-        own.end_outermost()
-    own.add_boundary(next_node_number(), own.open[-1] if depth else NO_CALL)
+        thread_calls.end_outermost()
+    thread_calls.add_boundary(next_node_number(), thread_calls.open[-1] if depth else NO_CALL)

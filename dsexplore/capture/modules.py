@@ -60,14 +60,14 @@ class Modules:
 
     def find(self, module: nn.Module) -> ModuleEntry:
         """Return the entry of a module; a new one is added to its model's tree."""
-        known = self._known.get(id(module))
-        if known is not None and known.reference() is module:
-            return known
+        entry = self._known.get(id(module))
+        if entry is not None and entry.reference() is module:
+            return entry
         return self._of_wrapper(module) or self._discover(module)
 
     def _lookup(self, module: nn.Module) -> ModuleEntry | None:
-        known = self._known.get(id(module))
-        return known if known is not None and known.reference() is module else self._of_wrapper(module)
+        entry = self._known.get(id(module))
+        return entry if entry is not None and entry.reference() is module else self._of_wrapper(module)
 
     def _of_wrapper(self, module: nn.Module) -> ModuleEntry | None:
         """Return the entry of the module inside a known wrapper."""
@@ -98,15 +98,15 @@ class Modules:
 
     def assign_last_node(self, call: ModuleCall) -> None:
         """Record that the newest autograd node was made in that call, whose begin was not observed."""
-        own = self.own.calls
-        if call.module is not None and own.current is not call.module:
-            own.assign_last_node(call)
+        thread_calls = self.own.calls
+        if call.module is not None and thread_calls.current is not call.module:
+            thread_calls.assign_last_node(call)
 
     def holder(self, variable: torch.Tensor) -> ModuleEntry | None:
         """Return the module that holds this very parameter; None if there is none."""
         with self._lock:  # other threads go on meeting modules
-            known, wrappers = list(self._known.values()), list(self._wrappers.values())
-        for reference, module in chain(((entry.reference, entry) for entry in known), wrappers):
+            entries, wrappers = list(self._known.values()), list(self._wrappers.values())
+        for reference, module in chain(((entry.reference, entry) for entry in entries), wrappers):
             alive = reference()
             if alive is not None and any(parameter is variable for parameter in own_parameters(alive).values()):
                 return module
@@ -114,8 +114,8 @@ class Modules:
 
     def root_of_type(self, kind: type[nn.Module]) -> ModuleEntry | None:
         """Return the only outermost module of this type; None for none or several."""
-        found = [root for root in self._roots if isinstance(root.reference(), kind)]
-        return found[0] if len(found) == 1 else None
+        roots = [root for root in self._roots if isinstance(root.reference(), kind)]
+        return roots[0] if len(roots) == 1 else None
 
     def _discover(self, module: nn.Module) -> ModuleEntry:
         with self._lock:
@@ -158,9 +158,9 @@ class Modules:
 
     def _free_label(self, wanted: str) -> str:
         """Return `wanted`, with the first number that makes it unique if it is taken: ``Llama#2``."""
-        taken = {root.label for root in self._roots}
+        labels = {root.label for root in self._roots}
         label, number = wanted, 1
-        while label in taken:
+        while label in labels:
             number += 1
             label = f"{wanted}#{number}"
         return label

@@ -70,49 +70,49 @@ def _message_of_parts(op: str, n: int, dtype: torch.dtype, shape: Sequence[int])
     return ((op, prod(map(int, shape)) * dtype.itemsize * n, dtype, shape),)
 
 
-_known_message = cache(_message_of_parts)
+_cached_message = cache(_message_of_parts)
 """The same object for the same message: a program sends few different ones, each of them in every step."""
 
 
 def forget_messages() -> None:
     """Clear the cache of messages, which all recordings share."""
-    _known_message.cache_clear()
+    _cached_message.cache_clear()
 
 
-def _message_of_one(op: str, parts: int, tensor: torch.Tensor) -> tuple[Message]:
+def _message_of_tensor(op: str, parts: int, tensor: torch.Tensor) -> tuple[Message]:
     """Build the one message of an op: a buffer of `parts` equal parts, one of which is this tensor."""
     if tensor.layout is not torch.strided:
         return (_message(op, parts * nbytes(tensor), tensor),)
     try:
-        return _known_message(op, parts, tensor.dtype, tensor.shape)
+        return _cached_message(op, parts, tensor.dtype, tensor.shape)
     except TypeError:  # symbolic sizes have no hash
         return _message_of_parts(op, parts, tensor.dtype, tensor.shape)
 
 
 def _tensor(position: int) -> Messages:
-    return lambda args, _n, op: _message_of_one(op, 1, args[position])
+    return lambda args, _n, op: _message_of_tensor(op, 1, args[position])
 
 
 def _scaled(position: int) -> Messages:
     """Return a reader of one message: the tensor at `position` is one rank's part of the buffer."""
-    return lambda args, n, op: _message_of_one(op, n, args[position])
+    return lambda args, n, op: _message_of_tensor(op, n, args[position])
 
 
-def _each(position: int) -> Messages:
+def _messages(position: int) -> Messages:
     def read(args: Sequence[Any], _n: int, op: str) -> Sequence[Message]:
         tensors = args[position]
         if len(tensors) == 1:
-            return _message_of_one(op, 1, tensors[0])
+            return _message_of_tensor(op, 1, tensors[0])
         return [_message(op, nbytes(tensor), tensor) for tensor in tensors]
 
     return read
 
 
-def _each_scaled(position: int) -> Messages:
+def _scaled_messages(position: int) -> Messages:
     return lambda args, n, op: [_message(op, nbytes(tensor) * n, tensor) for tensor in args[position]]
 
 
-def _each_list(position: int) -> Messages:
+def _list_messages(position: int) -> Messages:
     """Return a reader of one message per inner list of a list of lists: each makes up one buffer."""
     return lambda args, _n, op: [_message(op, _total(parts), parts[0] if parts else None) for parts in args[position]]
 
@@ -180,40 +180,40 @@ def _first_tensors(args: Sequence[Any], _n: int, op: str) -> list[Message]:
 
 
 _C10D = {
-    "allreduce_": Communication("all_reduce", _each(0), 1, 4),
-    "allreduce_coalesced_": Communication("all_reduce", _each(0), 1, 3),
-    "allgather_": Communication("all_gather", _each_list(0), 2, 3),
+    "allreduce_": Communication("all_reduce", _messages(0), 1, 4),
+    "allreduce_coalesced_": Communication("all_reduce", _messages(0), 1, 3),
+    "allgather_": Communication("all_gather", _list_messages(0), 2, 3),
     "_allgather_base_": Communication("all_gather", _tensor(0), 2, 3),
-    "allgather_coalesced_": Communication("all_gather", _each_scaled(1), 2, 3),
-    "allgather_into_tensor_coalesced_": Communication("all_gather", _each(0), 2, 3),
-    "reduce_scatter_": Communication("reduce_scatter", _each_list(1), 2, 4),
+    "allgather_coalesced_": Communication("all_gather", _scaled_messages(1), 2, 3),
+    "allgather_into_tensor_coalesced_": Communication("all_gather", _messages(0), 2, 3),
+    "reduce_scatter_": Communication("reduce_scatter", _list_messages(1), 2, 4),
     "_reduce_scatter_base_": Communication("reduce_scatter", _tensor(1), 2, 4),
-    "reduce_scatter_tensor_coalesced_": Communication("reduce_scatter", _each(1), 2, 4),
-    "broadcast_": Communication("broadcast", _each(0), 1, 4),
-    "reduce_": Communication("reduce", _each(0), 1, 5),
-    "gather_": Communication("gather", _each_scaled(1), 2, 4),
+    "reduce_scatter_tensor_coalesced_": Communication("reduce_scatter", _messages(1), 2, 4),
+    "broadcast_": Communication("broadcast", _messages(0), 1, 4),
+    "reduce_": Communication("reduce", _messages(0), 1, 5),
+    "gather_": Communication("gather", _scaled_messages(1), 2, 4),
     "gather_into_tensor_": Communication("gather", _scaled(1), 2, 4),
-    "scatter_": Communication("scatter", _each_scaled(0), 2, 4),
+    "scatter_": Communication("scatter", _scaled_messages(0), 2, 4),
     "alltoall_": Communication("all_to_all", _larger_list(1, 0), 2, 3),
     "alltoall_base_": Communication("all_to_all", _larger(1, 0), 2, 5),
     "barrier": Communication("barrier", _nothing, 1, 3),
     "monitored_barrier_": Communication("barrier", _nothing, 1, always_sync=True),
-    "send": Communication("send", _each(0), 1),
-    "recv_": Communication("recv", _each(0), 1),
-    "recv_any_source_": Communication("recv", _each(0), 1),
+    "send": Communication("send", _messages(0), 1),
+    "recv_": Communication("recv", _messages(0), 1),
+    "recv_any_source_": Communication("recv", _messages(0), 1),
 }
 
 _FUNCTIONAL = {
     "all_reduce": Communication("all_reduce", _tensor(0), 2),
     "all_reduce_": Communication("all_reduce", _tensor(0), 2),
-    "all_reduce_coalesced": Communication("all_reduce", _each(0), 2),
-    "all_reduce_coalesced_": Communication("all_reduce", _each(0), 2),
+    "all_reduce_coalesced": Communication("all_reduce", _messages(0), 2),
+    "all_reduce_coalesced_": Communication("all_reduce", _messages(0), 2),
     "all_gather_into_tensor": Communication("all_gather", _scaled(0), 2),
     "all_gather_into_tensor_out": Communication("all_gather", _scaled(0), 2),
-    "all_gather_into_tensor_coalesced": Communication("all_gather", _each_scaled(0), 2),
+    "all_gather_into_tensor_coalesced": Communication("all_gather", _scaled_messages(0), 2),
     "reduce_scatter_tensor": Communication("reduce_scatter", _tensor(0), 3),
     "reduce_scatter_tensor_out": Communication("reduce_scatter", _tensor(0), 3),
-    "reduce_scatter_tensor_coalesced": Communication("reduce_scatter", _each(0), 3),
+    "reduce_scatter_tensor_coalesced": Communication("reduce_scatter", _messages(0), 3),
     "all_to_all_single": Communication("all_to_all", _all_to_all_single, 3),
     "broadcast": Communication("broadcast", _tensor(0), 2),
     "broadcast_": Communication("broadcast", _tensor(0), 2),
@@ -245,7 +245,7 @@ _SYMMETRIC_MEMORY = {
     "two_shot_all_reduce_out": Communication("all_reduce", _tensor(0), 2),
     "reduce_scatter_out": Communication("reduce_scatter", _tensor(0), 1),
     "tile_reduce": Communication("reduce", _tensor(0), 3),
-    "multi_root_tile_reduce": Communication("reduce", _each(0), 3),
+    "multi_root_tile_reduce": Communication("reduce", _messages(0), 3),
     "nccl_reduce_scatter_offset": Communication("reduce_scatter", _tensor(0), 2),
     "nccl_all_to_all_nd": Communication("all_to_all", _tensor(0), 4),
     "nvshmem_broadcast": Communication("broadcast", _tensor(0), 2),

@@ -15,7 +15,7 @@ from dsexplore.capture.modules import Modules
 from dsexplore.capture.source_lines import Sources
 from dsexplore.capture.stack_reading import DDP_BUCKET, DDP_UNUSED, StackReading
 
-_MOST_KNOWN = 10_000
+_CACHE_SIZE = 10_000
 _AT_ONCE = 64
 """How many collectives wait until their origins are shared. What is read for that has left the processor's caches
 between two collectives of a program; for many at a time it is read once."""
@@ -79,12 +79,12 @@ class Origins:
     def share(self) -> None:
         """Replace equal origins of all waiting collectives by one object."""
         waiting, self._waiting = self._waiting, []
-        for one in waiting:
-            one.origin = self._shared(one.origin)
+        for collective in waiting:
+            collective.origin = self._shared(collective.origin)
 
     def _shared(self, origin: Origin) -> Origin:
         """Return one shared origin for all equal ones: a program issues few kinds, each in every step."""
-        if len(self._known) >= _MOST_KNOWN:  # a program that makes code as it runs
+        if len(self._known) >= _CACHE_SIZE:  # a program that makes code as it runs
             self._forget()
         phase, trigger, owner, sources, cause, redistribute, is_implicit, is_object = origin
         if redistribute is not None:
@@ -92,11 +92,11 @@ class Origins:
         sources = self._shared_sources(sources)
         # Quickly hashed: hashing placements calls Python.
         content = phase, id(trigger), id(owner), id(sources), cause, id(redistribute), is_implicit, is_object
-        known = self._known.get(content)
-        if known is None:
-            known = Origin(phase, trigger, owner, sources, cause, redistribute, is_implicit, is_object)
-            self._known[content] = known
-        return known
+        shared = self._known.get(content)
+        if shared is None:
+            shared = Origin(phase, trigger, owner, sources, cause, redistribute, is_implicit, is_object)
+            self._known[content] = shared
+        return shared
 
     def _shared_sources(self, sources: Sources) -> Sources:
         """Return one shared tuple for equal lines."""

@@ -60,8 +60,8 @@ def axis_of_description(description: str, groups: Iterable[dist.ProcessGroup]) -
     words = _words(description)
     axes = _axes(words)
     if len(axes) > 1:
-        of_one_rank = {_axes(_words(group.group_desc)) for group in groups if group.size() == 1}
-        axes = tuple(axis for axis in axes if (axis,) not in of_one_rank) or axes
+        single_rank_axes = {_axes(_words(group.group_desc)) for group in groups if group.size() == 1}
+        axes = tuple(axis for axis in axes if (axis,) not in single_rank_axes) or axes
     return "_".join(axes) or ENDS_OF.get(words, "")
 
 

@@ -62,15 +62,15 @@ def content_of(
     is_fixed = recording.steps_are_marked or recording.kernels is not None  # kernels are numbered as they run
     placed = Steps(steps, recording.calls, issued, are_marked=is_fixed)
     issued = placed.issued
-    found = CollectiveKinds(issued, waits=waits)
-    ranks = _ranks(kind.issued for kind in found.kinds)
+    kinds = CollectiveKinds(issued, waits=waits)
+    ranks = _ranks(kind.issued for kind in kinds.kinds)
     rank = ranks[0] if ranks else 0
-    used = {id(kind.issued.group): kind.issued.group for kind in found.kinds if kind.issued.group is not None}
-    known = {group.name for group in groups}
-    older = {group.name: group for group in used.values() if group.name not in known}
+    used = {id(kind.issued.group): kind.issued.group for kind in kinds.kinds if kind.issued.group is not None}
+    names = {group.name for group in groups}
+    older = {group.name: group for group in used.values() if group.name not in names}
     groups = [*groups, *older.values()]
     return Recorded(
-        events=event_columns(found, steps, recording.stack_depth, placed.numbers),
+        events=event_columns(kinds, steps, recording.stack_depth, placed.numbers),
         costs=_cost_tables(recording, issued, rank),
         parameters=parameter_columns(modules.parameters(), rank),
         modules=module_columns(modules.in_order(), recording.earlier_calls),
@@ -168,7 +168,7 @@ def event_columns(
         numbers: the step of each collective; None to derive it from `steps`.
     """
     of_events, collectives = kinds.rows()
-    own: Columns = {
+    columns: Columns = {
         **kinds.columns,
         "step": list(step_numbers(steps, len(kinds.numbers)) if numbers is None else numbers),
     }
@@ -177,7 +177,7 @@ def event_columns(
         messages=of_events,
         of_origins=_origin_columns(kinds.origins, stack_depth),
         origins=np.array(kinds.origin_numbers, np.int64),
-        of_collectives=own,
+        of_collectives=columns,
         collectives=collectives,
     )
 
@@ -198,8 +198,8 @@ def _kind_columns(kinds: Sequence[CollectiveKind]) -> Columns:
         "group_size": sizes,
         "message_bytes": [message[1] for message in messages],
         "wire_bytes": [wire_bytes(*message[:2], size) for message, size in zip(messages, sizes, strict=True)],
-        "dtype": _of_each(messages, _dtype),
-        "shape": _of_each(messages, lambda message: tuple(map(int, message[3]))),
+        "dtype": _repeated(messages, _dtype),
+        "shape": _repeated(messages, lambda message: tuple(map(int, message[3]))),
         "is_async": [one.is_async for one in collectives],
         "state": [kind.state for kind in kinds for _ in kind.issued.messages],
         **_parties(places),
@@ -216,7 +216,9 @@ def _origin_columns(collectives: Sequence[Issued], stack_depth: int) -> Columns:
     origins = [one.origin for one in collectives]
     triggers, owners = [origin.trigger for origin in origins], [origin.owner for origin in origins]
     names = {module: module.name if module else "" for module in {*triggers, *owners}}
-    causes = _of_each(origins, lambda origin: origin.cause_text, lambda origin: (origin.cause, id(origin.redistribute)))
+    causes = _repeated(
+        origins, lambda origin: origin.cause_text, lambda origin: (origin.cause, id(origin.redistribute))
+    )
     return {
         "phase": [origin.phase for origin in origins],
         "trigger": [names[trigger] for trigger in triggers],
@@ -228,7 +230,7 @@ def _origin_columns(collectives: Sequence[Issued], stack_depth: int) -> Columns:
     }
 
 
-def _of_each(values: Sequence[V], make: Callable[[V], T], key: Callable[[V], Hashable] = id) -> list[T]:
+def _repeated(values: Sequence[V], make: Callable[[V], T], key: Callable[[V], Hashable] = id) -> list[T]:
     """Map values by `make`, which is called once per distinct key, as most values share theirs."""
     keys = list(map(key, values))
     made = {each: make(value) for each, value in dict(zip(keys, values, strict=True)).items()}
@@ -250,7 +252,7 @@ def _axis(issued: Issued, position: int) -> str:
 
 def _parties(places: Sequence[tuple[Issued, int]]) -> Columns:
     """Return the columns of peer, root (both as global ranks) and split sizes."""
-    parties = [one.parties or _ALIKE for one, _ in places]
+    parties = [one.parties or _SAME_PARTIES for one, _ in places]
     return {
         "peer": [_peer(*place) for place in places],
         "root": [_global_rank(one, known.root) for (one, _), known in zip(places, parties, strict=True)],
@@ -259,7 +261,7 @@ def _parties(places: Sequence[tuple[Issued, int]]) -> Columns:
     }
 
 
-_ALIKE = Parties()
+_SAME_PARTIES = Parties()
 
 
 def _peer(issued: Issued, position: int) -> int | None:
@@ -278,7 +280,7 @@ def _global_rank(issued: Issued, rank: int | None) -> int | None:
 def parameter_columns(parameters: Sequence[Parameter], rank: int) -> Columns:
     """Return {column of `schema.PARAMETERS`: one value per parameter of the modules met}."""
     layouts = [one.layout for one in parameters]
-    modules = _of_each([one.module for one in parameters], lambda module: module.name)
+    modules = _repeated([one.module for one in parameters], lambda module: module.name)
     return {
         "rank": [rank] * len(parameters),
         "module": modules,

@@ -43,13 +43,13 @@ class EventColumns:
         """Return one row per message; columns: `schema.EVENTS`."""
         count = len(self.messages)
         columns = [pl.Series(name, values, schema.EVENTS[name]) for name, values in self.of_collectives.items()]
-        own = _of_columns(self.of_origins, schema.EVENTS)[self.origins].hstack(columns)
-        if own.height != count or (self.collectives != np.arange(count)).any():
-            own = own[self.collectives]
+        events = _of_columns(self.of_origins, schema.EVENTS)[self.origins].hstack(columns)
+        if events.height != count or (self.collectives != np.arange(count)).any():
+            events = events[self.collectives]
         numbers = pl.Series("seq", np.arange(count), dtype=schema.EVENTS["seq"])
         common = _of_columns(self.of_kinds, schema.EVENTS)[self.messages]
         # By indexing and stacking: a query of its own for each of these few steps takes longer than they do.
-        return common.hstack([*own, numbers, self._group_numbers()])[list(schema.EVENTS)]
+        return common.hstack([*events, numbers, self._group_numbers()])[list(schema.EVENTS)]
 
     def _group_numbers(self) -> pl.Series:
         """Return each collective's number among those of its group, from 0; null for messages and what was not sent."""

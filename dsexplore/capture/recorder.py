@@ -237,10 +237,10 @@ class Recorder:
         """Record collectives once more, as if the program issued the same again; coalesced ones stay together."""
         self._origins.share()
         batches: dict[int, int] = {}
-        for one in collectives:
-            if one.batch is not None and one.batch not in batches:
-                batches[one.batch] = self._batches.number_of(0)
-            again = replace(one, batch=None if one.batch is None else batches[one.batch])
+        for collective in collectives:
+            if collective.batch is not None and collective.batch not in batches:
+                batches[collective.batch] = self._batches.number_of(0)
+            again = replace(collective, batch=None if collective.batch is None else batches[collective.batch])
             for recording in self._recordings:
                 recording.add(again)
 

@@ -19,17 +19,17 @@ INSTALLED = (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
 
 def source_texts(of_events: Iterable[Sources]) -> list[str]:
     """Return ``"train.py:12"`` for each event; several lines are joined by `` ← ``, innermost first."""
-    known: dict[tuple[int, int], str] = {}  # by the identity of the code: hashing one reads all of its bytecode
+    text_of: dict[tuple[int, int], str] = {}  # by the identity of the code: hashing one reads all of its bytecode
     names: dict[str, str] = {}  # for this call only: a cell that is run again has another number
     texts = []
     for sources in of_events:
         lines = []
         for code, offset in sources:
-            text = known.get((id(code), offset))
+            text = text_of.get((id(code), offset))
             if text is None:
                 file = code.co_filename
                 name = names.get(file) or names.setdefault(file, file_name(file))
-                text = known[id(code), offset] = f"{name}:{_line(code, offset)}"
+                text = text_of[id(code), offset] = f"{name}:{_line(code, offset)}"
             lines.append(text)
         texts.append(" ← ".join(lines))
     return texts

@@ -200,10 +200,10 @@ def _read_module_call(reading: StackReading, frame: FrameType) -> None:
 def _read_engine(reading: StackReading, frame: FrameType) -> None:
     if not reading.phase_is_known and reading.graph_task != -1:
         reading.attribute_to_node(called_here=True)
-        own = reading.own
-        backward = own.backward
+        thread_calls = reading.own
+        backward = thread_calls.backward
         if backward is None or backward.number != reading.graph_task or backward.depth < reading.depth:
-            backward = own.backward = _read_backward(reading, frame)
+            backward = thread_calls.backward = _read_backward(reading, frame)
         reading.backward = backward
         reading.sources += backward.sources
         reading.is_complete = True

@@ -59,11 +59,11 @@ def table(mode: Any, noise_level: int) -> str:
     for name, helper in tracker.module_helper_dict.items():
         tracker.module_helper_dict = {name: helper}
         block = mode.generate_comm_debug_tracing_table(noise_level)
-        blocks += [block, *_own_sections(block, "    " * helper["depth"], mode.comm_module_counts.get(name, {}))]
+        blocks += [block, *_torch_sections(block, "    " * helper["depth"], mode.comm_module_counts.get(name, {}))]
     return "".join(blocks)
 
 
-def _own_sections(block: str, indent: str, counts: Mapping[str, Mapping[Any, int]]) -> list[str]:
+def _torch_sections(block: str, indent: str, counts: Mapping[str, Mapping[Any, int]]) -> list[str]:
     lines = []
     for phase, heading in _HEADINGS.items():
         collectives = counts.get(phase, {})

@@ -77,8 +77,8 @@ def _divided(item: Collective, seq: int, pieces: int) -> tuple[Collective, Colle
     """
     part = pieces / item.ranks
     first = replace(item, seconds=_times(item.seconds, part), message_bytes=round(item.message_bytes * part))
-    left = item.message_bytes - first.message_bytes
-    return first, replace(item, seq=seq, seconds=_times(item.seconds, 1 - part), message_bytes=left, rule="async")
+    remaining = item.message_bytes - first.message_bytes
+    return first, replace(item, seq=seq, seconds=_times(item.seconds, 1 - part), message_bytes=remaining, rule="async")
 
 
 def _times(seconds: Times, part: float) -> Times:
@@ -91,10 +91,10 @@ def _position_of_wait(program: list[Item], position: int, item: Collective) -> i
     if item.rule == "wait":
         return position
     for later in range(position + 1, len(program)):
-        found = program[later]
-        if isinstance(found, Wait):
-            return later if found.seq == item.seq else None
-        if not _is_small(found):
+        candidate = program[later]
+        if isinstance(candidate, Wait):
+            return later if candidate.seq == item.seq else None
+        if not _is_small(candidate):
             return None
     return None
 
@@ -104,13 +104,13 @@ def _last_product(program: list[Item], awaited: int) -> int | None:
     first: Kernels | None = None
     last = None
     for later in range(awaited + 1, len(program)):
-        found = program[later]
-        if _is_small(found):
+        item = program[later]
+        if _is_small(item):
             continue
-        if not isinstance(found, Kernels) or found.kind != "matmul":
+        if not isinstance(item, Kernels) or item.kind != "matmul":
             break
-        first = first or found
-        if found.module != first.module and _rows_and_depth(found.shape) != _rows_and_depth(first.shape):
+        first = first or item
+        if item.module != first.module and _rows_and_depth(item.shape) != _rows_and_depth(first.shape):
             break
         last = later
     return last

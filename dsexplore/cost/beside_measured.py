@@ -92,8 +92,8 @@ def beside(prediction: Prediction, measured: Trace) -> pl.DataFrame:
     rank = prediction.rank if prediction.rank in events["rank"] else events["rank"][0]
     steps = events.filter(rank=rank)["step"].unique().sort()
     counted = steps[1:] if len(steps) > 1 else steps
-    own = events.filter(rank=rank).filter(pl.col("step").is_in(counted.implode()))
-    seconds = _measured(own).with_columns(pl.col(pl.Float64) / len(counted))
+    of_rank = events.filter(rank=rank).filter(pl.col("step").is_in(counted.implode()))
+    seconds = _measured(of_rank).with_columns(pl.col(pl.Float64) / len(counted))
     predicted = prediction.by_module().select(
         *_KEYS,
         "communication",

@@ -94,8 +94,8 @@ def _curve(cluster: Cluster, op: str, group: GroupShape) -> Curve:
         return _raw(cluster, op, group)
     below, above = _rungs(cluster, op, group)
     if above is None:
-        own = _raw(cluster, op, group)
-        return own if below is None else _not_below(own, _curve(cluster, op, below))
+        raw = _raw(cluster, op, group)
+        return raw if below is None else _not_below(raw, _curve(cluster, op, below))
     assert below is not None  # two nodes are always a rung, see `_rungs`
     return _between(_curve(cluster, op, below), _curve(cluster, op, above), op, (below, group, above))
 
@@ -116,19 +116,19 @@ def _rungs(cluster: Cluster, op: str, group: GroupShape) -> tuple[GroupShape | N
     return below, GroupShape(min(nodes for nodes in rungs if nodes > group.nodes), group.per_node)
 
 
-def _not_below(own: Curve, fewer: Curve) -> Curve:
+def _not_below(curve: Curve, fewer: Curve) -> Curve:
     """Return the curve, raised to that of fewer nodes wherever it is below.
 
     The bytes that cross a node's own links grow with the nodes at the same message bytes, in a ring, a tree and a
     pairwise exchange: ranks that pass messages through CPU memory do so on several nodes too.
     """
-    floors = [fewer.at(size) for size in own.sizes]
+    floors = [fewer.at(size) for size in curve.sizes]
     return Curve(
-        own.sizes,
-        tuple(max(a, floor.low) for a, floor in zip(own.low, floors, strict=True)),
-        tuple(max(a, floor.expected) for a, floor in zip(own.expected, floors, strict=True)),
-        tuple(max(a, floor.high) for a, floor in zip(own.high, floors, strict=True)),
-        own.error,
+        curve.sizes,
+        tuple(max(a, floor.low) for a, floor in zip(curve.low, floors, strict=True)),
+        tuple(max(a, floor.expected) for a, floor in zip(curve.expected, floors, strict=True)),
+        tuple(max(a, floor.high) for a, floor in zip(curve.high, floors, strict=True)),
+        curve.error,
     )
 
 
@@ -149,12 +149,12 @@ def _between(fewer: Curve, more: Curve, op: str, groups: tuple[GroupShape, Group
 
 def _raw(cluster: Cluster, op: str, group: GroupShape) -> Curve:
     """Return the mechanism's times scaled by measured evidence, made non-decreasing in bytes."""
-    found = evidence(cluster, op, group)
+    factors = evidence(cluster, op, group)
     sizes = tuple(SMALLEST * 2 ** (step / PER_OCTAVE) for step in range(OCTAVES * PER_OCTAVE + 1))
-    seconds = [mechanism_time(cluster, op, size, group) * (found.factor(size) if found else 1.0) for size in sizes]
-    errors = [uncertainty_of(cluster, group, found, size) for size in sizes]
+    seconds = [mechanism_time(cluster, op, size, group) * (factors.factor(size) if factors else 1.0) for size in sizes]
+    errors = [uncertainty_of(cluster, group, factors, size) for size in sizes]
     launch = launching(cluster, group)
-    measured = [found is None or found.reach[0] <= size <= found.reach[1] for size in sizes]
+    measured = [factors is None or factors.reach[0] <= size <= factors.reach[1] for size in sizes]
     weights = [1.0 if inside else OUTSIDE for inside in measured]
     return Curve(
         sizes,
@@ -163,7 +163,7 @@ def _raw(cluster: Cluster, op: str, group: GroupShape) -> Curve:
         ascending(
             [max(time * (1 + error.above), launch) for time, error in zip(seconds, errors, strict=True)], weights
         ),
-        uncertainty_of(cluster, group, found, 1 << 20),
+        uncertainty_of(cluster, group, factors, 1 << 20),
     )
 
 
@@ -200,20 +200,20 @@ def _is_shipped(name: str) -> bool:
     return name in known_clusters()
 
 
-def uncertainty_of(cluster: Cluster, group: GroupShape, known: MeasuredFactors | None, size: float) -> Uncertainty:
+def uncertainty_of(cluster: Cluster, group: GroupShape, measured: MeasuredFactors | None, size: float) -> Uncertainty:
     """Return the known error of a prediction."""
-    inside = known is not None and known.reach[0] / BEYOND <= size <= known.reach[1] * BEYOND
-    if known is not None and cluster.topology == "host" and known.distance < 0.9:
-        return SHARED if known.distance == 0 and inside else SHARED_RELATED
+    inside = measured is not None and measured.reach[0] / BEYOND <= size <= measured.reach[1] * BEYOND
+    if measured is not None and cluster.topology == "host" and measured.distance < 0.9:
+        return SHARED if measured.distance == 0 and inside else SHARED_RELATED
     if cluster.topology == "pcie" and group.nodes == 1 and _is_shipped(cluster.name):
         return PCIE
-    if known is not None and known.distance == 0 and inside:
+    if measured is not None and measured.distance == 0 and inside:
         return MEASURED if group.nodes == 1 else MEASURED_NETWORK
-    if known is not None and known.distance == 0 and group.nodes == 1:
+    if measured is not None and measured.distance == 0 and group.nodes == 1:
         return RELATED
     if group.nodes > 1:
-        return MEASURED_NETWORK if known is not None and known.distance < 0.9 else NETWORK
+        return MEASURED_NETWORK if measured is not None and measured.distance < 0.9 else NETWORK
     if cluster.topology in ("pcie", "host"):
         unmeasured = PCIE if cluster.topology == "pcie" else HOST
-        return RELATED if known is not None and inside and known.distance < 0.9 else unmeasured
-    return RELATED if known is not None and inside else MECHANISM
+        return RELATED if measured is not None and inside and measured.distance < 0.9 else unmeasured
+    return RELATED if measured is not None and inside else MECHANISM

@@ -40,8 +40,8 @@ def collective_time(
     """
     if not message_bytes >= 0:
         raise UsageError(f"message_bytes {message_bytes} is not a size: give bytes, 0 or more")
-    found = collective_curve(op, world_size, ranks_per_node, hardware)
-    return Range.exactly(0.0) if found is None else found.at(message_bytes)
+    curve = collective_curve(op, world_size, ranks_per_node, hardware)
+    return Range.exactly(0.0) if curve is None else curve.at(message_bytes)
 
 
 def collective_curve(

@@ -116,19 +116,21 @@ def rank_bandwidth(cluster: Cluster, ranks: int) -> float:
     return whole * (PAIR if ranks == 2 and cluster.topology == "switch" else 1.0)
 
 
-def _short_and_long(link: Link, start: float, moved: float, rates: tuple[float, float], size: float) -> Iterator[float]:
+def _short_and_long(
+    link: Link, start: float, wire_bytes: float, rates: tuple[float, float], size: float
+) -> Iterator[float]:
     """Yield the seconds of both protocols: the low-latency one for short messages, and the one at full link speed."""
     short, whole = rates
-    yield start + moved / short + SHORT_RAMP * _ramp(link.ramp, size)
-    yield start + moved / whole + _ramp(link.ramp, size)
+    yield start + wire_bytes / short + SHORT_RAMP * _ramp(link.ramp, size)
+    yield start + wire_bytes / whole + _ramp(link.ramp, size)
 
 
 def _in_node(cluster: Cluster, op: str, size: float, ranks: int) -> Iterator[float]:
-    link, moved = cluster.node, size * bus_factor(op, ranks)
+    link, wire_bytes = cluster.node, size * bus_factor(op, ranks)
     steps = 2 if _is_direct(cluster, ranks) else _steps(op, ranks)
     start = cluster.collective_overhead + steps * link.latency
     whole = rank_bandwidth(cluster, ranks)
-    yield from _short_and_long(link, start, moved, (min(link.short_bandwidth, whole), whole), size)
+    yield from _short_and_long(link, start, wire_bytes, (min(link.short_bandwidth, whole), whole), size)
     reduction = cluster.reduction
     if op == "all_reduce" and reduction is not None and ranks >= reduction.smallest_group:
         start = cluster.collective_overhead + _steps(op, ranks) * link.latency
@@ -146,7 +148,7 @@ def _network(cluster: Cluster) -> Link:
 
 
 def _ring_of_nodes(cluster: Cluster, op: str, size: float, group: GroupShape) -> Iterator[float]:
-    network, moved = _network(cluster), size * bus_factor(op, group.ranks)
+    network, wire_bytes = _network(cluster), size * bus_factor(op, group.ranks)
     hops = _steps(op, group.nodes)
     inside = _steps(op, group.ranks) - hops
     start = cluster.collective_overhead + inside * cluster.node.latency + hops * network.latency
@@ -154,7 +156,7 @@ def _ring_of_nodes(cluster: Cluster, op: str, size: float, group: GroupShape) ->
     if group.per_node > 1:
         whole = min(whole, rank_bandwidth(cluster, group.per_node))
     short = min(group.per_node * network.short_bandwidth, cluster.node.short_bandwidth)
-    yield from _short_and_long(network, start, moved, (min(short, whole), whole), size)
+    yield from _short_and_long(network, start, wire_bytes, (min(short, whole), whole), size)
 
 
 def _tree_of_nodes(cluster: Cluster, size: float, group: GroupShape) -> Iterator[float]:
@@ -180,15 +182,15 @@ def _inside_tree(cluster: Cluster, per_node: int) -> float:
 def _pairwise(cluster: Cluster, op: str, size: float, group: GroupShape) -> Iterator[float]:
     link, ranks = cluster.node, group.ranks
     start = cluster.collective_overhead + PAIRWISE_OVERHEAD + (ranks - 2) * PER_PEER
-    moved = size * bus_factor(op, ranks)
+    wire_bytes = size * bus_factor(op, ranks)
     if group.nodes == 1:
         whole = rank_bandwidth(cluster, ranks)
-        yield from _short_and_long(link, start, moved, (min(link.short_bandwidth, whole), whole), size)
+        yield from _short_and_long(link, start, wire_bytes, (min(link.short_bandwidth, whole), whole), size)
         return
     network = _network(cluster)
     outside = size * (ranks - group.per_node) / ranks
     away = outside / (network.bandwidth * network.achievable * PAIRWISE_NETWORK)
-    inside = moved / (rank_bandwidth(cluster, group.per_node) if group.per_node > 1 else math.inf)
+    inside = wire_bytes / (rank_bandwidth(cluster, group.per_node) if group.per_node > 1 else math.inf)
     yield start + network.latency + max(away, inside) + _ramp(network.ramp, size)
 
 

@@ -117,7 +117,7 @@ def compare_meshes(
     if not axes or len(set(axes)) < len(axes):
         raise UsageError(f"axes={tuple(axes)!r}: name one axis or more, each once")
     content = pack_program(build, (), None)
-    folder = Path(cache) if cache is not None else _own_cache()
+    folder = Path(cache) if cache is not None else _private_cache()
     folder.mkdir(parents=True, exist_ok=True)
     candidates: list[MeshCandidate] = []
     wanted: list[_Job] = []
@@ -166,7 +166,7 @@ class _Job:
         return self.file.exists() or self.reason.exists()
 
 
-def _own_cache() -> Path:
+def _private_cache() -> Path:
     """Return the temporary folder of this process's traces, which is deleted when the process ends."""
     global _folder
     if _folder is None:
@@ -257,11 +257,11 @@ def _trace_several(build: Build, jobs: Sequence[_Job], claims: str) -> None:
             Path(claims, str(number)).mkdir()
         except FileExistsError:
             continue
-        _trace_one(build, job)
+        _trace_mesh(build, job)
         print(f"{_DONE}{number}", flush=True)
 
 
-def _trace_one(build: Build, job: _Job) -> None:
+def _trace_mesh(build: Build, job: _Job) -> None:
     """Trace one rank into its file; if the program cannot use the mesh, write the reason to a text file."""
     try:
         save_tables(trace_rank(build, job.sizes, job.rank, skip_repeats=job.skip_repeats), job.file)

@@ -23,7 +23,7 @@ SHORT = 8 << 10
 """Message bytes up to which a time is all latency."""
 CACHED, LARGE = 1 << 20, 64 << 20
 """Bytes moved for which a file's short bandwidth and its bandwidth hold; below the first, bytes stay in caches."""
-LEAST_MOVED = 512 << 10
+LEAST_BYTES = 512 << 10
 """Bytes moved from which a measured time says something about bytes, and not about other programs."""
 NEAR = 8
 """Times the most that was moved when measuring, up to which that says what a byte costs."""
@@ -160,7 +160,7 @@ def _units(tables: Sequence[Measured], overhead: float, latency: float, large: f
         points = [
             (moved * size, (seconds - start) / (moved * size))
             for size, seconds in zip(table.message_bytes, table.seconds, strict=True)
-            if seconds > STARTED * start and moved * size >= LEAST_MOVED
+            if seconds > STARTED * start and moved * size >= LEAST_BYTES
         ]
         if points and points[-1][0] * NEAR < LARGE:
             points.append((LARGE, large))

@@ -58,12 +58,12 @@ class MeasuredFactors:
 def evidence(cluster: Cluster, op: str, group: GroupShape) -> MeasuredFactors | None:
     """Return the evidence of the nearest measured tables for a collective; None if nothing comparable was measured."""
     if cluster.topology == "host" and cluster.measured:
-        return _of_one_machine(cluster, op, group)
-    found = list(_candidates(cluster, op, group))
-    if not found:
+        return _of_single_machine(cluster, op, group)
+    near = list(_candidates(cluster, op, group))
+    if not near:
         return None
-    nearest = min(candidate.distance for candidate in found)
-    return _together([candidate for candidate in found if candidate.distance == nearest])
+    nearest = min(candidate.distance for candidate in near)
+    return _together([candidate for candidate in near if candidate.distance == nearest])
 
 
 def _together(candidates: list[MeasuredFactors]) -> MeasuredFactors:
@@ -81,7 +81,7 @@ def _together(candidates: list[MeasuredFactors]) -> MeasuredFactors:
     )
 
 
-def _of_one_machine(cluster: Cluster, op: str, group: GroupShape) -> MeasuredFactors:
+def _of_single_machine(cluster: Cluster, op: str, group: GroupShape) -> MeasuredFactors:
     """Return the evidence for an op from all measured ops of the most similar group on the same machine.
 
     Their costs of bytes and steps replace those of the file, and are corrected by the op's own times, if any.
@@ -93,26 +93,26 @@ def _of_one_machine(cluster: Cluster, op: str, group: GroupShape) -> MeasuredFac
     done = work(op, group.ranks)
     seconds = [costs.seconds(done, size) for size in sizes]
     distance = abs(math.log2(nearest / group.ranks)) + 1 / 3
-    own = next((table for table in tables if table.op == op and nearest == group.ranks), None)
-    if own is not None:
-        seconds = _own_seconds(own, done, costs, sizes)
-        distance, measured = 0.0, [float(size) for size in own.message_bytes]
+    table_of_op = next((table for table in tables if table.op == op and nearest == group.ranks), None)
+    if table_of_op is not None:
+        seconds = _table_seconds(table_of_op, done, costs, sizes)
+        distance, measured = 0.0, [float(size) for size in table_of_op.message_bytes]
     factors = tuple(true / mechanism_time(cluster, op, size, group) for true, size in zip(seconds, sizes, strict=True))
     return MeasuredFactors(tuple(sizes), factors, distance, 1.0, (measured[0], measured[-1]), fades=False)
 
 
-def _own_seconds(own: Measured, done: HostWork, costs: Costs, sizes: Iterable[float]) -> list[float]:
+def _table_seconds(table: Measured, done: HostWork, costs: Costs, sizes: Iterable[float]) -> list[float]:
     """Return the seconds by message bytes: the op's own times, extrapolated by its own start-up and the costs of bytes.
 
     If the longest measured one is mostly start-up, it says nothing about the bytes of larger ones.
     """
-    start = shortest_seconds(own) or costs.start_seconds(done)
+    start = shortest_seconds(table) or costs.start_seconds(done)
     points = {
         float(size): true / (start + costs.byte_seconds(done, size))
-        for size, true in zip(own.message_bytes, own.seconds, strict=True)
+        for size, true in zip(table.message_bytes, table.seconds, strict=True)
     }
-    if own.seconds[-1] <= STARTED * start:
-        points[max(own.message_bytes[-1] * 2, LARGE / done.moved)] = 1.0
+    if table.seconds[-1] <= STARTED * start:
+        points[max(table.message_bytes[-1] * 2, LARGE / done.moved)] = 1.0
     return [
         interpolated([*points], [*points.values()], size) * (start + costs.byte_seconds(done, size)) for size in sizes
     ]

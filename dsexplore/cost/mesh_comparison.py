@@ -51,9 +51,9 @@ class MeshComparison(Displayable):
 
     def __init__(self, cluster: Cluster, candidates: Sequence[MeshCandidate], notes: Sequence[str] = ()) -> None:
         self.cluster = cluster
-        taken = [one for one in candidates if not one.dropped]
+        kept = [one for one in candidates if not one.dropped]
         out = [one for one in candidates if one.dropped]
-        self.candidates = (*sorted(taken, key=_expected), *sorted(out, key=lambda one: one.mesh))
+        self.candidates = (*sorted(kept, key=_expected), *sorted(out, key=lambda one: one.mesh))
         self.notes = tuple(notes)
 
     @property
@@ -110,10 +110,12 @@ class MeshComparison(Displayable):
         Raises:
             UsageError: a mesh that was not compared or not traced.
         """
-        for one in self.candidates:
-            if one.mesh == mesh and one.prediction is not None:
-                return one.prediction
-        raise UsageError(f"{mesh!r} was not predicted: there is {', '.join(one.mesh for one in self.candidates)}")
+        for candidate in self.candidates:
+            if candidate.mesh == mesh and candidate.prediction is not None:
+                return candidate.prediction
+        raise UsageError(
+            f"{mesh!r} was not predicted: there is {', '.join(candidate.mesh for candidate in self.candidates)}"
+        )
 
     def __len__(self) -> int:
         return len(self.candidates)
@@ -154,11 +156,11 @@ def _may_turn(first: MeshCandidate, other: MeshCandidate) -> bool:
         return False  # far beyond what parts that move apart by a tenth can make up
     return any(
         one.what_if(hardware=cluster).expected_step >= two.what_if(hardware=cluster).expected_step
-        for cluster in moved_constants(one.cluster)
+        for cluster in perturbed_constants(one.cluster)
     )
 
 
-def moved_constants(cluster: Cluster) -> Iterator[Cluster]:
+def perturbed_constants(cluster: Cluster) -> Iterator[Cluster]:
     """Yield the cluster with one constant at a time 10 % lower, then 10 % higher.
 
     Measured times change with the link that they were measured on.

@@ -102,9 +102,9 @@ def _of_rank(tables: Tables, rank: int, present: int, count: int) -> dict[str, p
 
 def _begins(events: pl.DataFrame, phase: str, microbatches: int) -> Sequence[int]:
     """Return the seq of the first receive of each microbatch; empty if they cannot be told apart."""
-    found = events.filter(op="recv", phase=phase)["seq"].to_list()
-    each, left = divmod(len(found), microbatches)
-    return found[::each] if each and not left else []
+    receives = events.filter(op="recv", phase=phase)["seq"].to_list()
+    per_microbatch, remainder = divmod(len(receives), microbatches)
+    return receives[::per_microbatch] if per_microbatch and not remainder else []
 
 
 class PipelineTimes:
@@ -118,10 +118,10 @@ class PipelineTimes:
 
     def __init__(self, tables: Tables, schedule: Schedule, ranks: list[RankTimes]) -> None:
         self._schedule, self._ranks = schedule, ranks
-        self._positions = [_position(tables, one.program, len(schedule.order)) for one in ranks]
+        self._positions = [_position(tables, member.program, len(schedule.order)) for member in ranks]
         self._placed: dict[int, list[ScheduledAction]] = {}
-        for one, position in zip(ranks, self._positions, strict=True):
-            one.bubble = partial(self._bubble, position)
+        for member, position in zip(ranks, self._positions, strict=True):
+            member.bubble = partial(self._bubble, position)
 
     def notes(self) -> list[str]:
         """Return a note if some stages are in no trace."""
@@ -150,10 +150,10 @@ class PipelineTimes:
         """Return the seconds of one microbatch's forward and backward, by stage."""
         schedule = self._schedule
         of_position = {}
-        for one, position in zip(self._ranks, self._positions, strict=True):
-            each = schedule.microbatches * schedule.stages_per_rank
-            ahead, back = one.played(end).phases
-            of_position[position] = ahead / each, back / each
+        for member, position in zip(self._ranks, self._positions, strict=True):
+            actions_per_rank = schedule.microbatches * schedule.stages_per_rank
+            ahead, back = member.played(end).phases
+            of_position[position] = ahead / actions_per_rank, back / actions_per_rank
         forward: dict[int, float] = {}
         backward: dict[int, float] = {}
         for rank, actions in enumerate(schedule.order):
@@ -181,9 +181,11 @@ def _transfer(program: StepProgram, end: int) -> float:
     return max(times, default=0.0)
 
 
-def _nearest(position: int, known: list[int], size: int) -> int:
+def _nearest(position: int, candidates: list[int], size: int) -> int:
     """Return the traced stage that represents a stage; middle stages are represented by middle stages if possible."""
-    middle = [one for one in known if 0 < one < size - 1]
-    if position in known:
+    middle = [one for one in candidates if 0 < one < size - 1]
+    if position in candidates:
         return position
-    return min(middle or [one for one in known if one < size - 1] or known, key=lambda one: abs(one - position))
+    return min(
+        middle or [one for one in candidates if one < size - 1] or candidates, key=lambda one: abs(one - position)
+    )

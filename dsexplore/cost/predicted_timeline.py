@@ -23,7 +23,7 @@ from dsexplore.trace.schema import IN_STEPS
 from dsexplore.trace.tables import Tables
 from dsexplore.units import format_seconds, format_share
 
-_ONE_WAY = ("rank", "step", "op", "phase", "group", "peer")
+_MESSAGE_KEYS = ("rank", "step", "op", "phase", "group", "peer")
 """Messages that agree in these columns arrive in the order in which the sender's actions send them."""
 
 
@@ -43,15 +43,15 @@ def messages_of_actions(schedule: Schedule, tables: Tables) -> list[tuple[Action
     }
     sent = (pl.col("cause") == PIPELINE_SCHEDULE) & pl.col("op").is_in(["send", "recv"]) & pl.col("peer").is_not_null()
     messages = tables.events.with_row_index("row").filter(IN_STEPS & sent & pl.col("group").is_in(list(pipelines)))
-    found: list[tuple[Action, int]] = []
-    for key, part in messages.sort("seq").partition_by(_ONE_WAY, as_dict=True, maintain_order=True).items():
+    result: list[tuple[Action, int]] = []
+    for key, part in messages.sort("seq").partition_by(_MESSAGE_KEYS, as_dict=True, maintain_order=True).items():
         rank, _, op, phase, group, peer = key
-        own, other = (pipelines[group].index(each) for each in (rank, peer))
-        actions = _sending(schedule, own, other, phase) if op == "send" else _receiving(schedule, other, own, phase)
-        each, left = divmod(part.height, len(actions)) if actions else (0, part.height)
-        if not left:
-            found += [(actions[i // each], row) for i, row in enumerate(part["row"])]
-    return found
+        stage, other = (pipelines[group].index(per_action) for per_action in (rank, peer))
+        actions = _sending(schedule, stage, other, phase) if op == "send" else _receiving(schedule, other, stage, phase)
+        per_action, remainder = divmod(part.height, len(actions)) if actions else (0, part.height)
+        if not remainder:
+            result += [(actions[i // per_action], row) for i, row in enumerate(part["row"])]
+    return result
 
 
 def _sending(schedule: Schedule, sender: int, receiver: int, phase: str) -> list[Action]:
@@ -63,11 +63,11 @@ def _sending(schedule: Schedule, sender: int, receiver: int, phase: str) -> list
 
 def _receiving(schedule: Schedule, sender: int, receiver: int, phase: str) -> list[Action]:
     """Return the actions of the receiver that consume what `_sending` sends, in its order."""
-    onward, own = 1 if phase == "forward" else -1, set(schedule.order[receiver])
+    onward, actions = 1 if phase == "forward" else -1, set(schedule.order[receiver])
     takes = []
     for stage, kind, number in _sending(schedule, sender, receiver, phase):
         whole = Action(stage + onward, "F" if kind == "F" else "B", number)
-        takes.append(whole if whole in own else Action(stage + onward, "I", number))
+        takes.append(whole if whole in actions else Action(stage + onward, "I", number))
     return takes
 
 
@@ -194,13 +194,13 @@ def timeline_of_stages(schedule: Schedule, placed: list[ScheduledAction], order:
     lanes = tuple(_lane(schedule, rank) for rank in range(len(schedule.order)))
     rows, waited = [], 0.0
     for rank, lane in enumerate(lanes):
-        own = sorted((one for one in placed if one.rank == rank), key=lambda one: one.start)
-        gaps = _gaps(own, end)
+        of_rank = sorted((one for one in placed if one.rank == rank), key=lambda one: one.start)
+        gaps = _gaps(of_rank, end)
         waited += sum(last - first for first, last in gaps)
         rows += [_span(lane, first, last, WAITING, "waits for other stages") for first, last in gaps]
-        warm = next((one.start for one in own if one.action.kind in "BI"), end)
-        rows.append(_span(lane, own[0].start, warm, WARM_UP, "warm-up, until the stage's first backward"))
-        rows += [_of_action(lane, one) for one in own]
+        warm = next((one.start for one in of_rank if one.action.kind in "BI"), end)
+        rows.append(_span(lane, of_rank[0].start, warm, WARM_UP, "warm-up, until the stage's first backward"))
+        rows += [_of_action(lane, one) for one in of_rank]
     below = pl.col("mark") != WARM_UP
     spans = pl.DataFrame(rows, schema=SPANS).sort(pl.col("begin"), below, maintain_order=True)
     marks = (WAITING, WARM_UP, *(f"microbatch {number}" for number in range(schedule.microbatches)))
@@ -230,9 +230,9 @@ def _lane(schedule: Schedule, rank: int) -> str:
     return f"stage{'s' if len(stages) > 1 else ''} {', '.join(map(str, stages))}"
 
 
-def _gaps(own: list[ScheduledAction], end: float) -> list[tuple[float, float]]:
+def _gaps(actions: list[ScheduledAction], end: float) -> list[tuple[float, float]]:
     """Return the idle intervals of a rank, between the first and last action of any rank."""
-    edges = [0.0, *(edge for one in own for edge in (one.start, one.end)), end]
+    edges = [0.0, *(edge for one in actions for edge in (one.start, one.end)), end]
     return [(first, last) for first, last in zip(edges[::2], edges[1::2], strict=True) if last - first > 1e-9 * end]
 
 
@@ -251,12 +251,12 @@ def _name(action: Action) -> str:
 
 def _ties(placed: list[ScheduledAction], lanes: tuple[str, ...]) -> pl.DataFrame:
     """Return activations sent to the next stage's forward, and gradients sent to the previous stage's backward."""
-    at = {one.action: one for one in placed}
+    at = {action.action: action for action in placed}
     onward: dict[str, int] = defaultdict(int, {"F": 1, "B": -1, "I": -1})
     rows = []
-    for one in placed:
-        stage, kind, number = one.action
+    for action in placed:
+        stage, kind, number = action.action
         later = at.get(Action(stage + onward[kind], kind, number)) if onward[kind] else None
-        if later is not None and later.rank != one.rank:
-            rows.append((lanes[one.rank], one.end, lanes[later.rank], later.start, None, None))
+        if later is not None and later.rank != action.rank:
+            rows.append((lanes[action.rank], action.end, lanes[later.rank], later.start, None, None))
     return pl.DataFrame(rows, schema=TIES, orient="row")

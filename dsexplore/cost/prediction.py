@@ -276,7 +276,7 @@ class Prediction(Displayable):
             overlap=self.options.overlap if overlap is None else overlap,
             compiled=self.options.compiled if compiled is None else compiled,
             async_tp=self.options.async_tp if async_tp is None else async_tp,
-            attention=self.options.attention if attention is None else _known_attention(attention),
+            attention=self.options.attention if attention is None else _checked_attention(attention),
         )
         return Prediction(tables, self.cluster if hardware is None else as_cluster(hardware), options)
 
@@ -315,7 +315,7 @@ def predict(
     """
     if ranks_per_node is not None and (not isinstance(ranks_per_node, int) or ranks_per_node < 1):
         raise UsageError(f"ranks_per_node={ranks_per_node!r} is no number of ranks: give 1 or more")
-    options = Options(ranks_per_node, compiled, overlap, step, async_tp, _known_attention(attention))
+    options = Options(ranks_per_node, compiled, overlap, step, async_tp, _checked_attention(attention))
     return Prediction(tables, as_cluster(hardware), options)
 
 
@@ -324,7 +324,7 @@ def _has_other_attention(tables: Tables, cluster: Cluster) -> bool:
     return GENERATIONS[cluster.generation].cudnn is not None and bool((tables.kernels["kind"] == "attention").any())
 
 
-def _known_attention(name: Attention) -> Attention:
+def _checked_attention(name: Attention) -> Attention:
     if name not in get_args(Attention):
         raise UsageError(f"attention={name!r} is not known: name one of {', '.join(map(repr, get_args(Attention)))}")
     return name

@@ -145,7 +145,7 @@ def place(
     free = [0.0] * len(waiting)
     placed: list[ScheduledAction] = []
     while any(waiting):
-        moved = False
+        progressed = False
         for rank, actions in enumerate(waiting):
             while actions:
                 ready = _ready(actions[-1], schedule, done, ranks, transfer)
@@ -155,8 +155,8 @@ def place(
                 start = max(free[rank], ready)
                 free[rank] = done[action] = start + _seconds(action, forward, backward)
                 placed.append(ScheduledAction(rank, action, start, free[rank]))
-                moved = True
-        if not moved:
+                progressed = True
+        if not progressed:
             raise UsageError(f"the actions of {schedule.name} wait for each other: its order cannot run")
     return placed
 
@@ -184,8 +184,8 @@ def _ready(
     elif kind == "W":
         needed.append((Action(stage, "I", number), False))
     times = []
-    for one, travels in needed:
-        if one not in done:
+    for dependency, travels in needed:
+        if dependency not in done:
             return None
-        times.append(done[one] + (transfer if travels else 0.0))
+        times.append(done[dependency] + (transfer if travels else 0.0))
     return max(times, default=0.0)

@@ -52,12 +52,12 @@ def borders(size: int, cut: Cut) -> set[int]:
     """
     piece = -(-size // cut.pieces)
     rest = size - (size // piece) * piece if piece else 0
-    found: set[int] = set()
+    result: set[int] = set()
     for cut_size in (piece, rest):
         chunk = -(-cut_size // cut.parts)
         if chunk:
-            found |= {cut_size // chunk, -(-cut_size // chunk)}
-    return {border for border in found if 0 < border < cut.parts}
+            result |= {cut_size // chunk, -(-cut_size // chunk)}
+    return {border for border in result if 0 < border < cut.parts}
 
 
 def nested_borders(size: int, cuts: Sequence[Cut]) -> list[set[int]]:
@@ -65,13 +65,13 @@ def nested_borders(size: int, cuts: Sequence[Cut]) -> list[set[int]]:
 
     They hold for all coordinates of the other axes.
     """
-    sizes, found = {size}, []
+    sizes, result = {size}, []
     for cut in cuts:
         here = set().union(*(borders(each, cut) for each in sizes))
         at = np.array([0, *sorted(here)])
         sizes = {int(part) for each in sizes for part in part_size(each, cut, at)}
-        found.append(here)
-    return found
+        result.append(here)
+    return result
 
 
 def held_ranges(size: int, cuts: Iterable[Cut], coordinates: Iterable[int]) -> list[Range]:
@@ -91,19 +91,19 @@ def held_ranges(size: int, cuts: Iterable[Cut], coordinates: Iterable[int]) -> l
 
 def _part_ranges(size: int, cut: Cut, coordinate: int) -> list[Range]:
     piece = -(-size // cut.pieces)
-    found = []
+    ranges = []
     for first in range(0, size, piece or 1):
         length = min(piece, size - first)
         chunk = -(-length // cut.parts)
         start, stop = min(chunk * coordinate, length), min(chunk * (coordinate + 1), length)
         if stop > start:
-            found.append((first + start, first + stop))
-    return found
+            ranges.append((first + start, first + stop))
+    return ranges
 
 
 def _positions(held: list[Range], wanted: list[Range]) -> list[Range]:
     """Map positions within the held ranges, counted over all of them, to index ranges; adjacent ranges are joined."""
-    found: list[Range] = []
+    ranges: list[Range] = []
     position, source = 0, iter(held)
     low, high = next(source, (0, 0))
     for start, stop in wanted:
@@ -113,12 +113,12 @@ def _positions(held: list[Range], wanted: list[Range]) -> list[Range]:
                 low, high = next(source)
             first = low + start - position
             last = min(high, first + stop - start)
-            if found and found[-1][1] == first:
-                found[-1] = found[-1][0], last
+            if ranges and ranges[-1][1] == first:
+                ranges[-1] = ranges[-1][0], last
             else:
-                found.append((first, last))
+                ranges.append((first, last))
             start += last - first
-    return found
+    return ranges
 
 
 def ranges_text(ranges: Sequence[Range], most: int = 4) -> str:

@@ -73,8 +73,8 @@ def join(meshes: Sequence[Any]) -> tuple[Mesh, list[tuple[Reading, ...]]]:
     """
     distinct = list(dict.fromkeys(meshes))
     shown, readings = _join(distinct)
-    found = dict(zip(distinct, readings, strict=True))
-    return shown, [found[mesh] for mesh in meshes]
+    readings_of = dict(zip(distinct, readings, strict=True))
+    return shown, [readings_of[mesh] for mesh in meshes]
 
 
 def _join(meshes: Sequence[Any]) -> tuple[Mesh, list[tuple[Reading, ...]]]:
@@ -90,8 +90,8 @@ def _join(meshes: Sequence[Any]) -> tuple[Mesh, list[tuple[Reading, ...]]]:
     atoms = [_Axis("", outer // inner, inner) for inner, outer in pairwise(ends)]
     atoms = [atom for atom in reversed(atoms) if any(axis.covers(atom) for axis in used)]
     atoms = _named(atoms, used) or [_Axis("rank", 1, 1)]
-    one = int(device_ranks(meshes[0]).flat[0])
-    return _mesh_of(atoms, order, one), [tuple(_reading(axis, atoms) for axis in grid) for grid in grids]
+    first_rank = int(device_ranks(meshes[0]).flat[0])
+    return _mesh_of(atoms, order, first_rank), [tuple(_reading(axis, atoms) for axis in grid) for grid in grids]
 
 
 def _common_order(meshes: Sequence[Any]) -> Numbers:

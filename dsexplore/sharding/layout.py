@@ -148,13 +148,13 @@ class Sharding(Displayable):
         ``bytes`` (the whole tensor), ``copies`` (ranks that hold the same shard), ``local_shape`` and ``local_bytes``
         of the rank that holds most, ``worst_rank`` (the first such one), ``smallest_bytes``, ``empty_ranks``.
         """
-        known: dict[tuple[object, ...], tuple[object, ...]] = {}
+        row_of: dict[tuple[object, ...], tuple[object, ...]] = {}
         rows = []
         for tensor in self.tensors:
             key = tensor.shape, tensor.dtype, tensor.placements, tensor.axes
-            if key not in known:
-                known[key] = self._summary(tensor)
-            rows.append((tensor.name, *known[key]))
+            if key not in row_of:
+                row_of[key] = self._summary(tensor)
+            rows.append((tensor.name, *row_of[key]))
         return pl.DataFrame(rows, schema=_SUMMARY, orient="row")
 
     def _summary(self, tensor: PlacedTensor) -> tuple[object, ...]:

@@ -82,10 +82,10 @@ def memory_groups(mesh: Mesh, tensors: Iterable[PlacedTensor], assumed: Assumpti
 
 def _needed(tensor: PlacedTensor, blocks: Blocks, assumed: Assumptions) -> Numbers:
     """Return the bytes of one tensor on the ranks of each block; the last dim is `PARTS`."""
-    own = tensor.dtype.itemsize
+    itemsize = tensor.dtype.itemsize
     gradient = states = 0
     if tensor.requires_grad:
-        gradient = own if assumed.gradient_dtype is None else assumed.gradient_dtype.itemsize
-        states = assumed.states * (own if assumed.state_dtype is None else assumed.state_dtype.itemsize)
+        gradient = itemsize if assumed.gradient_dtype is None else assumed.gradient_dtype.itemsize
+        states = assumed.states * (itemsize if assumed.state_dtype is None else assumed.state_dtype.itemsize)
     numel = blocks.local_numel(tensor)
-    return np.stack([numel * own, numel * gradient, numel * states], axis=-1)
+    return np.stack([numel * itemsize, numel * gradient, numel * states], axis=-1)

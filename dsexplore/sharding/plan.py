@@ -128,8 +128,8 @@ def _of_tensors(title: str, tensors: Sequence[_Named], mesh: Any) -> Sharding:
     lazy = [name for name, tensor, _ in tensors if is_lazy(tensor)]
     if lazy:
         raise UsageError(f"{lazy[0]} has no shape yet: run the model once, or give it its sizes, before it is shown")
-    own = [_mesh(tensor) for _, tensor, _ in tensors]
-    on_mesh = [each for each in own if each is not None]
+    meshes = [_mesh(tensor) for _, tensor, _ in tensors]
+    on_mesh = [each for each in meshes if each is not None]
     if on_mesh and mesh is not None:
         raise UsageError("mesh= is for plans and plain tensors: DTensors have their own, so leave it out")
     readings: list[tuple[Reading, ...]] = []
@@ -138,7 +138,7 @@ def _of_tensors(title: str, tensors: Sequence[_Named], mesh: Any) -> Sharding:
     else:
         shown = _mesh_of_plan(mesh) if mesh is not None else _world()
     following = iter(readings)
-    axes = [() if each is None else next(following) for each in own]
+    axes = [() if each is None else next(following) for each in meshes]
     placed = [_placed(*named, at) for named, at in zip(tensors, axes, strict=True)]
     return Sharding(title, shown, placed, _notes(placed, shown, bool(on_mesh)))
 
@@ -182,10 +182,10 @@ def _shape(shape: Any, name: str) -> tuple[int, ...]:
 def _dtype(dtype: torch.dtype | str | None) -> torch.dtype:
     if dtype is None:
         return torch.get_default_dtype()
-    found = getattr(torch, dtype.removeprefix("torch."), None) if isinstance(dtype, str) else dtype
-    if not isinstance(found, torch.dtype):
+    parsed = getattr(torch, dtype.removeprefix("torch."), None) if isinstance(dtype, str) else dtype
+    if not isinstance(parsed, torch.dtype):
         raise UsageError(f"dtype {dtype!r} is no dtype of torch: give torch.bfloat16, or 'bfloat16'")
-    return found
+    return parsed
 
 
 def _brief(value: Any) -> str:

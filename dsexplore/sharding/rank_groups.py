@@ -97,8 +97,8 @@ def blocks_of(mesh: Mesh, tensors: Iterable[PlacedTensor]) -> Blocks:
     for placements in {(tensor.shape, tensor.placements, tensor.axes): tensor for tensor in tensors}.values():
         for dim in placements.cut_dims():
             cuts = placements.cuts(dim)
-            found = nested_borders(placements.shape[dim], [cut for cut, _ in cuts])
-            for (_, axis), here in zip(cuts, found, strict=True):
+            levels = nested_borders(placements.shape[dim], [cut for cut, _ in cuts])
+            for (_, axis), here in zip(cuts, levels, strict=True):
                 _mark(borders, axis, here, mesh)
     starts = tuple(np.array(sorted(here), dtype=np.int64) for here in borders)
     ends = (np.append(here[1:], size) for here, size in zip(starts, mesh.shape, strict=True))

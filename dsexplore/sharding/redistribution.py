@@ -111,15 +111,15 @@ def _steps(before: PlacedTensor, after: PlacedTensor) -> list[Step]:
     """Return the steps of torch's planner, each with what it sends."""
     axes = 1 + max((term[0] for axis in before.axes for term in axis.terms), default=0)
     sizes = list(before.local_shape([0] * axes))
-    found = []
+    steps = []
     for number, old, new, whole in _planned(before, after):
         axis = before.axes[number]
         if axis.size > 1:
             op, numel = _sent(sizes, old, new, axis.size, whole)
             message = numel * before.dtype.itemsize
             sent = wire_bytes(op, message, axis.size) if op else 0
-            found.append(Step(axis.name, axis.size, old, new, op, message, sent))
-    return found
+            steps.append(Step(axis.name, axis.size, old, new, op, message, sent))
+    return steps
 
 
 def _sent(sizes: list[int], old: Placement, new: Placement, ranks: int, whole: Sequence[int]) -> tuple[str, int]:

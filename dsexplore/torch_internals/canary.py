@@ -19,7 +19,7 @@ from typing import Any, Literal
 import torch
 
 from dsexplore import torch_internals
-from dsexplore.torch_internals.names import OLDEST, TorchName, is_there, known_names, minor_version
+from dsexplore.torch_internals.names import OLDEST, TorchName, is_there, minor_version, registered_names
 
 SIGNATURES = Path(__file__).with_name("signatures.json")
 NOT_SUBJECTS = {"canary", "names", "__main__"}
@@ -57,14 +57,14 @@ def load_door() -> list[TorchName]:
         if module.name not in NOT_SUBJECTS:
             loaded = import_module(f"{torch_internals.__name__}.{module.name}")
             for path, since, until in looked_up_later(inspect.getsource(loaded)):
-                if path not in known_names:
+                if path not in registered_names:
                     TorchName(path, since=since, until=until)
-    return [name for name in known_names.values() if name.is_torchs]
+    return [name for name in registered_names.values() if name.is_torchs]
 
 
 def looked_up_later(source: str) -> list[tuple[str, str, str | None]]:
     """Return path, first and last version of each name that the source of a module asks for with a literal."""
-    found = []
+    result = []
     for call in ast.walk(ast.parse(source)):
         if not isinstance(call, ast.Call):
             continue
@@ -73,14 +73,14 @@ def looked_up_later(source: str) -> list[tuple[str, str, str | None]]:
         if {"internal", "TorchName"} & set(asked) and texts and isinstance(texts[0], str):
             named = {each.arg: each.value.value for each in call.keywords if isinstance(each.value, ast.Constant)}
             since, until = named.get("since", OLDEST), named.get("until")
-            found.append((texts[0], str(since), None if until is None else str(until)))
-    return found
+            result.append((texts[0], str(since), None if until is None else str(until)))
+    return result
 
 
 def private_names(names: list[TorchName]) -> list[str]:
     """Return the private names among those of the door, each once, in order; without ops and modules as such."""
-    found = {name.private_part for name in names if name.attribute and not name.path.startswith("torch:ops.")}
-    return sorted(found - {""})
+    private = {name.private_part for name in names if name.attribute and not name.path.startswith("torch:ops.")}
+    return sorted(private - {""})
 
 
 def differences(names: list[TorchName], recorded: Signatures) -> list[Difference]:
@@ -94,17 +94,17 @@ def differences(names: list[TorchName], recorded: Signatures) -> list[Difference
         The differences, in the order of the names.
     """
     tested = nearest(recorded)
-    found = []
+    result = []
     for name in names:
         value = name.get()
         versions = f"{name.since} to {name.until or 'the newest'}"
         if is_there(value) != name.is_expected:
-            found.append(Difference(name.path, "unexpected" if is_there(value) else "missing", versions))
+            result.append(Difference(name.path, "unexpected" if is_there(value) else "missing", versions))
         elif is_there(value) and (expected := recorded.get(tested, {}).get(name.path)):
             installed = arguments(value)
             if installed and installed != expected:
-                found.append(Difference(name.path, "signature", f"{expected} in torch {tested}", installed))
-    return found
+                result.append(Difference(name.path, "signature", f"{expected} in torch {tested}", installed))
+    return result
 
 
 def arguments(function: Any) -> str:
@@ -139,9 +139,9 @@ def read_signatures() -> Signatures:
 def record(names: list[TorchName], recorded: Signatures) -> Signatures:
     """Return the recorded signatures with those of the installed torch in the place of its minor version."""
     installed = ".".join(map(str, minor_version(torch.__version__)))
-    taken = {name.path: arguments(value) for name in names if is_there(value := name.get())}
-    taken = {path: text for path, text in sorted(taken.items()) if text}
-    return dict(sorted({**recorded, installed: taken}.items(), key=lambda pair: minor_version(pair[0])))
+    signatures = {name.path: arguments(value) for name in names if is_there(value := name.get())}
+    signatures = {path: text for path, text in sorted(signatures.items()) if text}
+    return dict(sorted({**recorded, installed: signatures}.items(), key=lambda pair: minor_version(pair[0])))
 
 
 def main(argv: list[str] | None = None) -> int:

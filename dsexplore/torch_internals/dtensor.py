@@ -37,8 +37,8 @@ else:
     def __getattr__(name: str) -> Any:
         if name not in _LATER:
             raise AttributeError(name)
-        found = globals()[name] = _LATER[name]()
-        return found
+        value = globals()[name] = _LATER[name]()
+        return value
 
 
 local_tensor: Callable[[Any], torch.Tensor] = attrgetter("_local_tensor")

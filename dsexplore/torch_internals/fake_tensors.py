@@ -45,8 +45,8 @@ _registered = internal("torch._library.simple_registry:singleton")
 def fake_description(op: str) -> Any:
     """Return what ``torch.library.register_fake`` registered for an op, which has ``kernel`` and ``kernels``, the
     newest last; None where there is nothing."""
-    known = _registered._data.get(op) if is_there(_registered) else None
-    holder = known.fake_impl if known is not None else None
+    registered = _registered._data.get(op) if is_there(_registered) else None
+    holder = registered.fake_impl if registered is not None else None
     return holder if holder is not None and holder.kernel is not None else None
 
 

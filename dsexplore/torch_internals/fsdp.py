@@ -30,8 +30,8 @@ def parameter_groups(module: Any) -> list[Any]:
 
 def mixed_precision(parameter_group: Any) -> str:
     """Return a parameter group's policies of mixed precision as text: one, or from torch 2.15 on each parameter's."""
-    own = getattr(parameter_group, "mp_policy", None)
-    policies = [parameter.mp_policy for parameter in parameter_group.fsdp_params] if own is None else [own]
+    policy = getattr(parameter_group, "mp_policy", None)
+    policies = [parameter.mp_policy for parameter in parameter_group.fsdp_params] if policy is None else [policy]
     return str(policies)
 
 

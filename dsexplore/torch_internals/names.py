@@ -15,7 +15,7 @@ T = TypeVar("T")
 OLDEST, NEWEST = "2.9", "2.15"
 """The range of torch's minor versions that this release is tested with."""
 
-known_names: dict[str, TorchName] = {}
+registered_names: dict[str, TorchName] = {}
 """All names that modules of this room have asked for, by path: what the canary checks."""
 
 
@@ -38,7 +38,7 @@ class TorchName:
         self.path, self.since, self.until = path, since, until
         self.module, _, attributes = path.partition(":")
         *self._owners, self.attribute = attributes.split(".") if attributes else [""]
-        known_names[path] = self
+        registered_names[path] = self
 
     def __repr__(self) -> str:
         return f"TorchName({self.path!r})"
@@ -122,8 +122,8 @@ def internal(path: str, *, since: str = OLDEST, until: str | None = None, otherw
         >>> isinstance(3, internal("torch._C:_NotThere"))
         False
     """
-    found = TorchName(path, since=since, until=until).get()
-    return found if otherwise is None or is_there(found) else otherwise
+    value = TorchName(path, since=since, until=until).get()
+    return value if otherwise is None or is_there(value) else otherwise
 
 
 def is_there(found: Any) -> bool:
@@ -131,19 +131,19 @@ def is_there(found: Any) -> bool:
     return not isinstance(found, Missing)
 
 
-def needed(found: T, needed_for: str) -> T:
+def needed(value: T, needed_for: str) -> T:
     """Return what `internal` gave.
 
     Args:
-        found: what `internal` gave.
+        value: what `internal` gave.
         needed_for: what cannot be had without, as the user asks for it.
 
     Raises:
         UsageError: the installed torch does not have the name.
     """
-    if isinstance(found, Missing):
-        raise lacking(found.path, needed_for)
-    return found
+    if isinstance(value, Missing):
+        raise lacking(value.path, needed_for)
+    return value
 
 
 def minor_version(version: str) -> tuple[int, int]:
@@ -179,7 +179,7 @@ def missing(path: str) -> Missing:
 
 def lacking(path: str, needed_for: str = "this") -> UsageError:
     """Return the error for something that needs a name which the installed torch does not have."""
-    name = TorchName.__new__(TorchName) if path not in known_names else known_names[path]
+    name = TorchName.__new__(TorchName) if path not in registered_names else registered_names[path]
     first = getattr(name, "since", OLDEST)
     last = getattr(name, "until", None) or NEWEST
     return UsageError(

@@ -104,18 +104,18 @@ class Patches:
     def attribute(self, owner: Any, name: str, value: Any) -> None:
         """Set ``owner.name`` to a value; an attribute that was only inherited is removed again."""
         missing = object()
-        own = vars(owner).get(name, missing)
+        original = vars(owner).get(name, missing)
         setattr(owner, name, value)
-        if own is missing:
+        if original is missing:
             self._stack.callback(delattr, owner, name)
         else:
-            self._stack.callback(setattr, owner, name, own)
+            self._stack.callback(setattr, owner, name, original)
 
     def inherited(self, owner: type, name: str) -> None:
         """Make a class have what its base classes hold under a name, in place of its own."""
-        own = vars(owner)[name]
+        original = vars(owner)[name]
         delattr(owner, name)
-        self._stack.callback(setattr, owner, name, own)
+        self._stack.callback(setattr, owner, name, original)
 
     def item(self, mapping: dict[str, Any], key: str, value: Any) -> None:
         """Set ``mapping[key]`` of a key that is there already."""

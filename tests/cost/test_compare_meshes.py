@@ -20,7 +20,7 @@ import dsexplore
 from dsexplore.cost.cluster import Cluster
 from dsexplore.cost.collective_duration import collective_time
 from dsexplore.cost.compare_meshes import compare_meshes, factorisations
-from dsexplore.cost.mesh_comparison import MeshComparison, moved_constants
+from dsexplore.cost.mesh_comparison import MeshComparison, perturbed_constants
 from dsexplore.cost.prediction import predict
 from dsexplore.errors import UsageError
 from dsexplore.views import view_of
@@ -106,7 +106,7 @@ def test_too_little_memory_drops_a_mesh(compared: MeshComparison, cache: Path) -
 def test_meshes_in_no_tie_keep_their_order_when_constants_move(compared: MeshComparison) -> None:
     tied = {mesh for group in compared.tied for mesh in group}
     clear = [one for one in compared.ranking[:3] if one.mesh not in tied]
-    for cluster in moved_constants(compared.cluster):
+    for cluster in perturbed_constants(compared.cluster):
         steps = [one.prediction.what_if(hardware=cluster).step.expected for one in clear if one.prediction]
         assert steps == sorted(steps)
 
@@ -114,7 +114,7 @@ def test_meshes_in_no_tie_keep_their_order_when_constants_move(compared: MeshCom
 @pytest.mark.parametrize("name", ["dgx-h100", "dgx-a100"])
 def test_each_constant_moves_and_measured_times_with_their_link(name: str) -> None:
     cluster = Cluster.load(name)
-    moved = list(moved_constants(cluster))
+    moved = list(perturbed_constants(cluster))
     times = [
         tuple(
             collective_time("all_reduce", size, ranks, hardware=one).expected

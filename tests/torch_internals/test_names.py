@@ -13,14 +13,14 @@ from dsexplore.torch_internals.names import TorchName, internal, is_there, minor
 @pytest.fixture(autouse=True)
 def own_names(monkeypatch: pytest.MonkeyPatch) -> None:
     """Names asked for here are none of the door's."""
-    monkeypatch.setattr(names, "known_names", dict(names.known_names))
+    monkeypatch.setattr(names, "known_names", dict(names.registered_names))
 
 
 def test_a_name_that_is_there() -> None:
     assert internal("torch._C:_current_graph_task_id") is torch._C._current_graph_task_id
     assert internal("torch.nn:Module._apply") is torch.nn.Module._apply
     assert internal("torch.distributed") is torch.distributed
-    assert names.known_names["torch.nn:Module._apply"].is_there
+    assert names.registered_names["torch.nn:Module._apply"].is_there
 
 
 @pytest.mark.parametrize(

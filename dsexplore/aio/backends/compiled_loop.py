@@ -79,10 +79,10 @@ def function(name: str) -> Function | None:
     library = _library()
     if isinstance(library, str):
         return None
-    found: Any = library[name]
-    found.restype = None
-    found.argtypes = (c_void_p, c_void_p)
-    return found  # type: ignore[no-any-return]
+    compiled: Any = library[name]
+    compiled.restype = None
+    compiled.argtypes = (c_void_p, c_void_p)
+    return compiled  # type: ignore[no-any-return]
 
 
 def why_not() -> str | None:
@@ -136,10 +136,10 @@ def _loaded(folder: Path) -> ctypes.CDLL:
 def _compiler() -> list[str]:
     """Return the command that compiles C: ``CC``, else ``cc``."""
     command = shlex.split(os.environ.get("CC") or "cc")
-    found = shutil.which(command[0]) if command else None
-    if found is None:
+    path = shutil.which(command[0]) if command else None
+    if path is None:
         raise FileNotFoundError(f"there is no C compiler ({' '.join(command) or 'CC is empty'})")
-    return [os.path.realpath(found), *command[1:]]
+    return [os.path.realpath(path), *command[1:]]
 
 
 def _fingerprint(command: list[str]) -> str:

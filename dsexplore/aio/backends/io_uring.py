@@ -176,14 +176,14 @@ class IoUring(CompiledEngine):
             self._entries[: count - straight] = self._table[first + straight : first + count]
         words[self._sq_tail] = (tail + count) & _MASK
         sent = sc.uring_enter(sc.IO_URING_ENTER, self._fd, count, 0, 0, None, 0)
-        taken = max(sent, 0)
-        self.in_flight += taken
-        if taken == count:
+        accepted = max(sent, 0)
+        self.in_flight += accepted
+        if accepted == count:
             return count
-        words[self._sq_tail] = (tail + taken) & _MASK
+        words[self._sq_tail] = (tail + accepted) & _MASK
         if sent < 0 and ctypes.get_errno() not in (errno.EAGAIN, errno.EBUSY, errno.EINTR):
             raise sc.error("io_uring_enter")
-        return taken
+        return accepted
 
     def wait(self, minimum: int) -> int:
         words, head = self._words, self._words[self._cq_head]

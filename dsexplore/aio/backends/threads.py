@@ -111,7 +111,7 @@ def _serve(todo: SimpleQueue[tuple[int, bool, int, int, int, int] | None], done:
         index, write, fd, address, length, offset = task
         memory = memoryview((ctypes.c_char * length).from_address(address)).cast("B")
         try:
-            moved = os.pwritev(fd, [memory], offset) if write else os.preadv(fd, [memory], offset)
+            result = os.pwritev(fd, [memory], offset) if write else os.preadv(fd, [memory], offset)
         except OSError as error:
-            moved = -(error.errno or errno.EIO)
-        done.put((index, moved))
+            result = -(error.errno or errno.EIO)
+        done.put((index, result))

@@ -142,6 +142,6 @@ class CalibrationView(View):
         return CommSweepView(self._calibration.sweep).explore(**options)
 
 
-def _no_options(options: dict[str, Any], known: str) -> None:
+def _no_options(options: dict[str, Any], valid: str) -> None:
     if options:
-        raise UsageError(f"there is no option {next(iter(options))!r}: it takes {known}")
+        raise UsageError(f"there is no option {next(iter(options))!r}: it takes {valid}")

@@ -35,7 +35,7 @@ def explorer(prediction: Prediction, kinds: Sequence[str], view_of: Callable[[Pr
     """
     box = LiveBox(view_of(prediction))
     conditions = _conditions(prediction)
-    own = {name: control.value for name, control in conditions.items()}
+    defaults = {name: control.value for name, control in conditions.items()}
     kind = ipywidgets.Dropdown(options=kinds, description="picture")
     message, tables = ipywidgets.HTML(), ipywidgets.HTML(layout={"width": "100%"})
     tables.add_class("dsx-beside-controls")
@@ -56,8 +56,8 @@ def explorer(prediction: Prediction, kinds: Sequence[str], view_of: Callable[[Pr
             message.value = f'<span class="dsx">{html.escape(error, 400)}</span>'
             return
         change = box.prediction.step.expected / prediction.step.expected - 1
-        is_own = all(control.value == own[name] for name, control in conditions.items())
-        beside = "as it was traced" if is_own else f"{format_change(change)}, without a new trace"
+        is_default = all(control.value == defaults[name] for name, control in conditions.items())
+        beside = "as it was traced" if is_default else f"{format_change(change)}, without a new trace"
         message.value = html.prose(f"{box.prediction.step} per step, {beside}", 0)
         tables.value = view_of(box.prediction).html()
         draw()
@@ -76,10 +76,10 @@ def explorer(prediction: Prediction, kinds: Sequence[str], view_of: Callable[[Pr
 
 def _conditions(prediction: Prediction) -> dict[str, Any]:
     """Return {argument of `Prediction.what_if`: control}, set to the prediction's own values."""
-    own, options = prediction.cluster.name, prediction.options
+    cluster, options = prediction.cluster.name, prediction.options
     narrow = {"width": "auto", "margin": "2px 16px"}
     asked = next(words for words, value in _AS_TRACED.items() if value == options.compiled)
-    clusters = [own, *(name for name in known_clusters() if name != own)]
+    clusters = [cluster, *(name for name in known_clusters() if name != cluster)]
     return {
         "hardware": Dropdown(options=clusters, description="hardware"),
         "ranks_per_node": BoundedIntText(

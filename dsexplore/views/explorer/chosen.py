@@ -159,8 +159,8 @@ class Chosen:
         if self.picked is not None:
             return title + body
         first, *others = self.rows.names
-        own = self.codes.tables.parameters.filter(pl.col("module") == first)
-        held = parameters_html(first, own, clickable=True)
+        parameters = self.codes.tables.parameters.filter(pl.col("module") == first)
+        held = parameters_html(first, parameters, clickable=True)
         body = f'<p class="dim">All {len(others) + 1:,} together:</p>{body}' if others and every else body
         many = f"Each of the {len(others) + 1:,} holds this; named here: {html.name(first)}" if others and held else ""
         return title + body + (f'<p class="dim">{many}</p>' if many else "") + held

@@ -44,7 +44,7 @@ PARTS = (timeline_panel.PART, map_panel.PART)
 """Parts below the tree, which are drawn while they are open."""
 
 
-def _in_one_message(change: Change) -> Change:
+def _in_single_message(change: Change) -> Change:
     """Send all traits that a method changes to the browser in one message."""
 
     @wraps(change)
@@ -137,7 +137,7 @@ class Explorer(LiveView):
         tables = self._trace.tables
         return Trace(replace(tables, events=self._events(self._chosen.mask)))
 
-    @_in_one_message
+    @_in_single_message
     def select(self, module: str | None) -> None:
         """Select a module by its fully qualified name, or clear the selection with None.
 
@@ -154,7 +154,7 @@ class Explorer(LiveView):
         self.widget.selected = row
 
     @with_options(FACETS)
-    @_in_one_message
+    @_in_single_message
     def filter(self, *, module: str = "", implicit: bool = False, **facets: Any) -> None:
         """Show only the events that match; replaces earlier filters and selections.
 
@@ -169,7 +169,7 @@ class Explorer(LiveView):
         check_filters(self._known, module, facets)
         self._begin(Filters(dict(facets), module, implicit))
 
-    @_in_one_message
+    @_in_single_message
     def between(self, begin: float, end: float) -> None:
         """Show only the events that overlap a range of the timeline.
 
@@ -182,7 +182,7 @@ class Explorer(LiveView):
         """
         self._set_pick(*self._picks.between(begin, end))
 
-    @_in_one_message
+    @_in_single_message
     def talks_to(self, *ranks: int) -> None:
         """Show only the events in which one of ``ranks`` takes part together with a recorded rank.
 
@@ -193,7 +193,7 @@ class Explorer(LiveView):
             raise UsageError("talks_to(): give one rank or several")
         self._set_pick(*self._picks.with_ranks(ranks))
 
-    @_in_one_message
+    @_in_single_message
     def parameter(self, name: str) -> None:
         """Show only what is sent for one parameter in a step, and list it in order; see `Trace.parameter_history`.
 
@@ -228,7 +228,7 @@ class Explorer(LiveView):
         finally:
             self._quiet = False
 
-    @_in_one_message
+    @_in_single_message
     def _on_filters(self) -> None:
         page = self.widget
         picks = self._chosen.passed.filters.picks
@@ -260,20 +260,20 @@ class Explorer(LiveView):
         self._draw_parts()
         self._describe()
 
-    @_in_one_message
+    @_in_single_message
     def _on_selected(self) -> None:
         self._chosen.picked = None
         self._draw()
         self._draw_parts()
         self._describe()
 
-    @_in_one_message
+    @_in_single_message
     def _on_folding(self) -> None:
         self._rows.fill(self._chosen.passed)
         if self.widget.selected >= 0:
             self._on_selected()
 
-    @_in_one_message
+    @_in_single_message
     def _on_sizes(self) -> None:
         """Switch all parts between wire bytes and message bytes."""
         self._codes.use(str(self.widget.sizes))
@@ -285,7 +285,7 @@ class Explorer(LiveView):
         self._map.use(str(self.widget.shade))
         self._draw_parts()
 
-    @_in_one_message
+    @_in_single_message
     def _on_event(self, event: dict[str, Any]) -> None:
         if event["type"] == "zoom":
             self._figure.zoom(self._chosen, event.get("range"))
@@ -316,11 +316,11 @@ class Explorer(LiveView):
         if selection is not None:
             self._choose(Picked(*selection))
 
-    def _choose(self, found: Picked, select: bool = True) -> None:
+    def _choose(self, picked: Picked, select: bool = True) -> None:
         """Select some events: select the module that sent most of them, and list them."""
         if select:
-            self._quietly(selected=self._rows.shown(self._codes.largest_owner(found.mask)))
-        self._chosen.picked = found
+            self._quietly(selected=self._rows.shown(self._codes.largest_owner(picked.mask)))
+        self._chosen.picked = picked
         self._describe()
 
     def _lead(self, number: int) -> None:
@@ -348,12 +348,12 @@ class Explorer(LiveView):
         self._figure.begin(self._rows.chosen)
         self._draw_again()
 
-    @_in_one_message
+    @_in_single_message
     def _draw_again(self) -> None:
         """Redraw the figure of the same events after a change of kind or range."""
         self.widget.show(*self._figure.drawn(self._chosen, str(self.widget.kind)))
 
-    @_in_one_message
+    @_in_single_message
     def _draw_parts(self) -> None:
         """Draw the timeline and the map if they are open."""
         if timeline_panel.PART in self.widget.opened:

@@ -88,6 +88,6 @@ class FigurePanel:
         """Return the events of a clicked mark or of a row of the table of causes, or None if there are none."""
         mask = chosen.mask if click.get("kind") == "cause" else chosen.inside(self.rows)
         if click.get("kind") == "sequence":
-            found = self._state().picked(int(click["customdata"]))
-            return Picked(*found) if found else None
+            events = self._state().picked(int(click["customdata"]))
+            return Picked(*events) if events else None
         return picked(ClickedFigure(self._codes, self._spec, mask), click)

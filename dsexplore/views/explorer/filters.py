@@ -98,25 +98,25 @@ def known_names(tables: Tables) -> Tables:
     )
 
 
-def check_filters(known: Tables, module: str, facets: Mapping[str, Any]) -> None:
+def check_filters(tables: Tables, module: str, facets: Mapping[str, Any]) -> None:
     """Raise if an argument of a filter does not occur in the trace.
 
     Args:
-        known: the trace's names, see `known_names`.
+        tables: the trace's names, see `known_names`.
         module: shell pattern of module names.
         facets: {facet: a value or a list of values}.
 
     Raises:
         UsageError: no such facet, or a phase, op, axis, group or module that does not occur in the trace.
     """
-    check_module(known, module, "filter")
+    check_module(tables, module, "filter")
     for name, wanted in facets.items():
         if name not in FACETS:
             names = ["module", "implicit", *FACETS]
             near = did_you_mean(name, names)
             raise UsageError(f"filter({name}=…): no such filter; filters are {', '.join(names)}{near}")
         for value in several(wanted):
-            check_value(known, name, value, "filter")
+            check_value(tables, name, value, "filter")
 
 
 def lists(codes: EventCodes) -> list[list[object]]:

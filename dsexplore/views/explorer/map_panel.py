@@ -111,9 +111,9 @@ class MapPanel:
         Raises:
             UsageError: no such shade, or no times are known for it.
         """
-        known = [value for value, _ in self.shades]
-        if shade not in known:
-            raise UsageError(f"shade={shade!r}: the map of this trace is shaded by {', '.join(known)}")
+        shades = [value for value, _ in self.shades]
+        if shade not in shades:
+            raise UsageError(f"shade={shade!r}: the map of this trace is shaded by {', '.join(shades)}")
         self._shade = shade
 
     def _running(self, mask: Mask) -> FlowSeconds | None:

@@ -136,7 +136,7 @@ def content_id(*parts: object) -> str:
     return f"dsx-{digest.hexdigest()[:12]}"
 
 
-def with_ids_of_its_own(page: str, ids: Iterable[str]) -> str:
+def with_unique_ids(page: str, ids: Iterable[str]) -> str:
     """Return the HTML with each id replaced by one derived from the whole HTML, so that no other view shares it.
 
     A notebook shows many views in one page, and the same sentence, hence the same `content_id`, occurs in several.

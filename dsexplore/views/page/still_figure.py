@@ -134,7 +134,7 @@ def _chart(figure: Any, traces: Sequence[Any]) -> str:
     points = [list(_points(trace, across.type == "log", up.type == "log")) for trace in traces]
     floors = _stack(traces, points)
     limits = list(_limits(figure))
-    every = [point for own in points for point in own]
+    every = [point for points_of_trace in points for point in points_of_trace]
     xs = [point.x for point in every] + [at for is_upright, at, _ in limits if is_upright]
     ys = [end for point in every for end in (point.low, point.high)]
     ys += [at for is_upright, at, _ in limits if not is_upright]
@@ -145,11 +145,11 @@ def _chart(figure: Any, traces: Sequence[Any]) -> str:
     along = _scale(xs, across, left, WIDTH - _RIGHT)
     drawn = _axes(along, down, left, across, up)
     drawn += "".join(_limit(*limit, along, down, left) for limit in limits)
-    for trace, own, floor in zip(traces, points, floors, strict=True):
-        outline = [(along.at(point.x), down.at(point.y)) for point in own]
+    for trace, points_of_trace, floor in zip(traces, points, floors, strict=True):
+        outline = [(along.at(point.x), down.at(point.y)) for point in points_of_trace]
         outline += [(along.at(x), down.at(y)) for x, y in reversed(floor)]
         drawn += _line(trace, outline)
-        drawn += "".join(_mark(trace, point, along, down) for point in own)
+        drawn += "".join(_mark(trace, point, along, down) for point in points_of_trace)
     label = f"{_text(up.title.text)} by {_text(across.title.text)}"
     return _svg(_HEIGHT, label, drawn)
 
@@ -176,15 +176,15 @@ def _stack(traces: Sequence[Any], points: list[list[_Point]]) -> list[list[tuple
     """Raise each stacked area of ``points`` onto the areas before it; return lower edges, empty for other traces."""
     floors: list[list[tuple[float, float]]] = []
     reached: dict[str, list[float]] = {}
-    for trace, own in zip(traces, points, strict=True):
-        below = reached.get(trace.stackgroup, [0.0] * len(own)) if trace.stackgroup else []
-        floors.append([(point.x, base) for point, base in zip(own, below, strict=False)])
+    for trace, points_of_trace in zip(traces, points, strict=True):
+        below = reached.get(trace.stackgroup, [0.0] * len(points_of_trace)) if trace.stackgroup else []
+        floors.append([(point.x, base) for point, base in zip(points_of_trace, below, strict=False)])
         if trace.stackgroup:
-            own[:] = [
+            points_of_trace[:] = [
                 replace(point, y=point.y + base, low=point.low + base, high=point.high + base)
-                for point, base in zip(own, below, strict=True)
+                for point, base in zip(points_of_trace, below, strict=True)
             ]
-            reached[trace.stackgroup] = [point.y for point in own]
+            reached[trace.stackgroup] = [point.y for point in points_of_trace]
     return floors
 
 

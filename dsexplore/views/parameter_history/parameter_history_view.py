@@ -80,8 +80,8 @@ def shards_of(history: ParameterHistory) -> Sharding | None:
     row: dict[str, Any] = history.parameter
     if not row["mesh"]:
         return None
-    own = history.name.rpartition(".")[2]
-    return sharding({own: (tuple(row["global_shape"]), row["placements"])}, mesh=row["mesh"], dtype=row["dtype"])
+    short_name = history.name.rpartition(".")[2]
+    return sharding({short_name: (tuple(row["global_shape"]), row["placements"])}, mesh=row["mesh"], dtype=row["dtype"])
 
 
 def _where(history: ParameterHistory) -> str:

@@ -70,5 +70,5 @@ def shortened(text: str) -> str:
     if len(plain) <= MOST:
         return plain
     half = MOST // 2
-    left_out = format_bytes(len(plain) - 2 * half)
-    return f"{plain[:half]}\n… {left_out} of output left out …\n{plain[-half:]}"
+    skipped = format_bytes(len(plain) - 2 * half)
+    return f"{plain[:half]}\n… {skipped} of output left out …\n{plain[-half:]}"

@@ -104,10 +104,10 @@ class Titles:
         lines.append(format_bytes(nbytes) if block.folded > 1 else f"{format_bytes(nbytes)} on each rank")
         return [html.escape(line, 400) for line in lines]
 
-    def _held(self, own: Sequence[int]) -> tuple[list[int], list[list[Range]]]:
+    def _held(self, coordinates: Sequence[int]) -> tuple[list[int], list[list[Range]]]:
         """Return lengths and ranges per dim of what the rank at these coordinates on the tensor's axes holds."""
         at = [0] * len(self.mesh.shape)
-        for coordinate, axis in zip(own, self.tensor.axes, strict=True):
+        for coordinate, axis in zip(coordinates, self.tensor.axes, strict=True):
             for number, divisor, modulus, weight in axis.terms:
                 at[number] += coordinate // weight % modulus * divisor
         ranges = list(self.tensor.ranges(at))

@@ -40,12 +40,12 @@ def stretches(tensor: PlacedTensor, dim: int, most: int) -> list[Stretch]:
         return [Stretch(((0, size),), ())]
     if _is_nested(size, cuts):
         if total <= most:
-            return _one_by_one(size, numbers, cuts, 1)
+            return _single_blocks(size, numbers, cuts, 1)
         if cuts[1].parts <= most:
-            return _one_by_one(size, numbers[1:], cuts[1:], cuts[0].parts)
+            return _single_blocks(size, numbers[1:], cuts[1:], cuts[0].parts)
     for kept in range(len(cuts), 0, -1):
         if math.prod(cut.parts * cut.pieces for cut in cuts[:kept]) <= most:
-            return _one_by_one(size, numbers[:kept], cuts[:kept], math.prod(cut.parts for cut in cuts[kept:]))
+            return _single_blocks(size, numbers[:kept], cuts[:kept], math.prod(cut.parts for cut in cuts[kept:]))
     first = cuts[0]
     if first.pieces == 1:
         return _folded_by_size(size, numbers[0], first, total // first.parts)
@@ -57,7 +57,7 @@ def _is_nested(size: int, cuts: Sequence[Cut]) -> bool:
     return len(cuts) == 2 and 1 < cuts[0].pieces == cuts[1].parts and cuts[1].pieces == 1 and size % cuts[0].pieces == 0
 
 
-def _one_by_one(size: int, numbers: Sequence[int], cuts: Sequence[Cut], inside: int) -> list[Stretch]:
+def _single_blocks(size: int, numbers: Sequence[int], cuts: Sequence[Cut], inside: int) -> list[Stretch]:
     pieces = []
     for at in itertools.product(*(range(cut.parts) for cut in cuts)):
         ranges = held_ranges(size, cuts, at)
@@ -121,13 +121,13 @@ def picture(tensor: PlacedTensor, most_blocks: int = 96, most_panels: int = 4) -
     cut = [dim for dim in (rows, columns) if dim is not None and tensor.cuts(dim)]
     panels_by_dim = [stretches(tensor, dim, most_panels) for dim in others]
     count = math.prod(map(len, panels_by_dim))
-    left = max(4, most_blocks // max(1, min(count, most_panels)))
-    limits = dict.fromkeys(cut, left if len(cut) == 1 else max(2, math.isqrt(left)))
+    budget = max(4, most_blocks // max(1, min(count, most_panels)))
+    limits = dict.fromkeys(cut, budget if len(cut) == 1 else max(2, math.isqrt(budget)))
     if len(cut) == 2:  # what one dim does not need, the other may use
         needs = {dim: math.prod(c.parts * c.pieces for c, _ in tensor.cuts(dim)) for dim in cut}
         for dim, other in itertools.permutations(cut):
             if needs[dim] <= limits[dim]:
-                limits[other] = max(limits[other], left // needs[dim])
+                limits[other] = max(limits[other], budget // needs[dim])
     whole = [Stretch(((0, 1),), ())]
     down = stretches(tensor, rows, limits.get(rows, 1)) if rows is not None else whole
     across = stretches(tensor, columns, limits.get(columns, 1)) if columns is not None else whole

@@ -313,8 +313,8 @@ def picture_html(
     frame = picture_frame(tensor, drawn)
     rank, at = around or (-1, None)
     titles = Titles(tensor, drawn_mesh.choosing(at))
-    whose = "the first shards" if at is None else f"shards around rank {rank:,}'s"
-    window = zoom(tensor, drawn, at, whose) if with_zoom else None
+    which = "the first shards" if at is None else f"shards around rank {rank:,}'s"
+    window = zoom(tensor, drawn, at, which) if with_zoom else None
     drawings = [PanelDrawing(tensor, drawn, panel, frame, titles) for panel in drawn.panels]
     panels = [drawing.html(window, with_empty=drawing is drawings[-1]) for drawing in drawings]
     if window is not None:

@@ -135,9 +135,9 @@ def _shards(
     cuts = [Cut(tensor.axes[i].size, tensor.placements[i].pieces) for i in numbers]
     every = itertools.islice(itertools.product(*(range(cut.parts) for cut in cuts)), _MOST_SHARDS)
     held = ((tuple(held_ranges(tensor.shape[dim], cuts, places)), places) for places in every)
-    own = [int(tensor.axes[number](at)) for number in numbers]
+    coordinates = [int(tensor.axes[number](at)) for number in numbers]
     in_order = sorted((ranges, places) for ranges, places in held if len(ranges) == 1)
-    mine = [i for i, (_, places) in enumerate(in_order) if list(places) == own]
+    mine = [i for i, (_, places) in enumerate(in_order) if list(places) == coordinates]
     if not mine:
         return None
     first = min(max(mine[0] - SHARDS // 2, 0), max(len(in_order) - SHARDS, 0))
@@ -155,11 +155,11 @@ def _first_shards(tensor: PlacedTensor, dim: int | None, stretches: Sequence[Str
         return None
     numbers = [i for i, placement in enumerate(tensor.placements) if placement.cuts and placement.dim == dim]
     cuts = [Cut(tensor.axes[i].size, tensor.placements[i].pieces) for i in numbers]
-    known = dict(folded.places)
-    at_each = [range(*known.get(i, (0, cut.parts))) for i, cut in zip(numbers, cuts, strict=True)]
+    folded_range = dict(folded.places)
+    indices = [range(*folded_range.get(i, (0, cut.parts))) for i, cut in zip(numbers, cuts, strict=True)]
     shards: list[Stretch] = []
     end = folded.ranges[0][0]
-    for at in itertools.islice(itertools.product(*at_each), 8 * SHARDS):
+    for at in itertools.islice(itertools.product(*indices), 8 * SHARDS):
         ranges = held_ranges(tensor.shape[dim], cuts, at)
         if len(ranges) != 1 or ranges[0][0] != end:
             continue
@@ -183,8 +183,8 @@ def _other_range(
         return 0, 1
     length = tensor.shape[dim]
     wide = min(length, max(1, round((window[1] - window[0]) * ratio)))
-    own = tensor.ranges(tuple(at))[dim] if at is not None else ()
-    first = min(own[0][0], length - wide) if own else 0
+    ranges = tensor.ranges(tuple(at))[dim] if at is not None else ()
+    first = min(ranges[0][0], length - wide) if ranges else 0
     return first, first + wide
 
 

@@ -76,15 +76,15 @@ def window(skew: Skew, most_collectives: int = MOST_COLLECTIVES, most_lanes: int
         most_lanes: maximal number of ranks; late ones and those that waited longest are preferred.
     """
     arrived = skew.arrivals
-    of_each = (
+    events = (
         arrived.with_columns(waiting=pl.col("took") - pl.col("duration"))
         .group_by("instance")
         .agg(pl.col("begin").min(), pl.col("waiting").sum())
         .sort("begin", "instance")
     )
-    sums = of_each["waiting"].rolling_sum(min(most_collectives, of_each.height))
+    sums = events["waiting"].rolling_sum(min(most_collectives, events.height))
     end = (sums.arg_max() or 0) + 1
-    chosen = of_each["instance"][max(0, end - most_collectives) : end]
+    chosen = events["instance"][max(0, end - most_collectives) : end]
     shown = arrived.filter(pl.col("instance").is_in(chosen.implode()))
     ranks = _ranks(skew, shown, most_lanes)
     drawn = shown.filter(pl.col("rank").is_in(ranks))
@@ -93,7 +93,7 @@ def window(skew: Skew, most_collectives: int = MOST_COLLECTIVES, most_lanes: int
         ranks=tuple(ranks),
         hidden_ranks=arrived["rank"].n_unique() - len(ranks),
         collectives=len(chosen),
-        of_all=of_each.height,
+        of_all=events.height,
         first=float(drawn["begin"].min()),  # type: ignore[arg-type]  # a column of floats
         last=float((drawn["begin"] + drawn["took"]).max()),  # type: ignore[arg-type]
     )
@@ -135,10 +135,14 @@ def drawing(skew: Skew, most_collectives: int = MOST_COLLECTIVES, most_lanes: in
     )
 
 
-def _lane(rank: int, own: pl.DataFrame, drawn: Window, is_late: bool) -> str:
+def _lane(rank: int, of_rank: pl.DataFrame, drawn: Window, is_late: bool) -> str:
     """Return the name and the lane of a rank."""
     span = (drawn.last - drawn.first) or 1.0
-    rows = own.sort("begin").select("begin", "took", "duration", "late_by", is_named=pl.col("is_late") & is_late).rows()
+    rows = (
+        of_rank.sort("begin")
+        .select("begin", "took", "duration", "late_by", is_named=pl.col("is_late") & is_late)
+        .rows()
+    )
     waiting, transfers, lateness, labels = [], [], [], []
     for begin, took, duration, late_by, is_named in rows:
         at, wait = begin - drawn.first, took - duration
@@ -221,10 +225,10 @@ def _clock_text(skew: Skew) -> str:
     """Return a sentence on how precisely the starts of different ranks can be compared."""
     info = skew.tables.info
     if info.clocks and all(info.clocks) and len(set(info.clocks)) == 1:
-        moved = [error for offset, error in zip(info.clock_offsets, info.clock_residuals, strict=False) if offset]
-        if not moved:
+        errors = [error for offset, error in zip(info.clock_offsets, info.clock_residuals, strict=False) if offset]
+        if not errors:
             return "all ranks on one clock"
-        return f"clocks aligned by the ends of collectives, ± {format_seconds(max(moved) / 1e9)} by chance"
+        return f"clocks aligned by the ends of collectives, ± {format_seconds(max(errors) / 1e9)} by chance"
     return "clocks may differ: a rank counts as late where both its start and its duration say so"
 
 

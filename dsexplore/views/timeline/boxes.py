@@ -196,12 +196,12 @@ class Coded:
         assert self.kind is not None
         key = (*window, columns)
         if self._sums is None or self._sums[0] != key:
-            at, found = np.flatnonzero(self.inside(window)), self.cells(window, columns)
+            at, cells = np.flatnonzero(self.inside(window)), self.cells(window, columns)
             kinds = int(self.kind.max(initial=0)) + 1
-            both = found.cell.take(at).astype(np.int64) * kinds + self.kind.take(at + found.first)
+            both = cells.cell.take(at).astype(np.int64) * kinds + self.kind.take(at + cells.first)
             counts = np.bincount(both)
             held = np.flatnonzero(counts)
-            sizes = np.bincount(both, self.bytes.take(at + found.first))[held].astype(np.float64)
+            sizes = np.bincount(both, self.bytes.take(at + cells.first))[held].astype(np.float64)
             self._sums = key, _AddedUp(*np.divmod(held, kinds), counts[held].astype(np.float64), sizes)
         return self._sums[1]
 
@@ -255,11 +255,11 @@ def boxes(
     """
     kept = spans.inside(window, shown)
     if np.count_nonzero(kept) <= most:
-        return _one_by_one(spans, np.flatnonzero(kept) + spans.slice_of(window).start, window)
+        return _single_boxes(spans, np.flatnonzero(kept) + spans.slice_of(window).start, window)
     return _in_columns(spans, window, columns, kept, kinds)
 
 
-def _one_by_one(spans: Coded, at: Indices, window: tuple[float, float]) -> Boxes:
+def _single_boxes(spans: Coded, at: Indices, window: tuple[float, float]) -> Boxes:
     first, width = window[0], window[1] - window[0]
     level = np.where(spans.flat[at], np.where(spans.mark[at] == spans.low, _LOW, 1.0), _level(spans.bytes[at], spans))
     return Boxes(
@@ -283,8 +283,8 @@ def _in_columns(
     by kinds.
     """
     lanes, marks = spans.shape
-    found = spans.cells(window, columns)
-    part = slice(found.first, found.first + len(kept))
+    in_columns = spans.cells(window, columns)
+    part = slice(in_columns.first, in_columns.first + len(kept))
     cell: npt.NDArray[Any]
     many: Numbers | None
     if kinds is not None:
@@ -292,10 +292,10 @@ def _in_columns(
         at = np.flatnonzero(kinds.take(added.kind))
         cell, many, sizes = added.cell.take(at), added.counts.take(at), added.bytes.take(at)
     elif kept.all():
-        cell, many, sizes = found.cell, None, spans.bytes[part]
+        cell, many, sizes = in_columns.cell, None, spans.bytes[part]
     else:
         at = np.flatnonzero(kept)  # three times as fast as indexing by the mask
-        cell, many, sizes = found.cell.take(at), None, spans.bytes[part].take(at)
+        cell, many, sizes = in_columns.cell.take(at), None, spans.bytes[part].take(at)
     shape, cells = (lanes * columns, marks), lanes * columns * marks
     counts = np.bincount(cell, many, minlength=cells).reshape(shape).astype(np.int64)
     totals = np.bincount(cell, sizes, minlength=cells).reshape(shape)
@@ -305,11 +305,11 @@ def _in_columns(
     most = np.where((total > 0)[:, None], totals[held], counts[held]).argmax(axis=1)
     lane, column = np.divmod(held, columns)
     end = (column + 1) / columns
-    if len(found.long):
-        _reach(end, spans, window, kept, (found, held, marks))
+    if len(in_columns.long):
+        _reach(end, spans, window, kept, (in_columns, held, marks))
     if spans.has_busy_lane:
         length = (spans.end[part] - spans.begin[part])[kept]
-        spent = np.bincount(found.cell[kept], length, minlength=cells).reshape(shape)[held]
+        spent = np.bincount(in_columns.cell[kept], length, minlength=cells).reshape(shape)[held]
         busiest, flat = _busy(spent, spans.low, (window[1] - window[0]) / columns)
         most = np.where(total > 0, most, busiest)
     else:
@@ -339,10 +339,10 @@ def _reach(
     end: Numbers, spans: Coded, window: tuple[float, float], kept: Mask, cells: tuple[_Cells, Indices, int]
 ) -> None:
     """Extend the boxes in which a span begins that is longer than its column."""
-    found, held, marks = cells
-    long = found.long[kept[found.long]]
-    places = np.searchsorted(held, found.cell[long] // marks)
-    until = np.clip((spans.end[found.first + long] - window[0]) / (window[1] - window[0]), 0, 1)
+    members, held, marks = cells
+    long = members.long[kept[members.long]]
+    places = np.searchsorted(held, members.cell[long] // marks)
+    until = np.clip((spans.end[members.first + long] - window[0]) / (window[1] - window[0]), 0, 1)
     np.maximum.at(end, places, until)
 
 

@@ -13,7 +13,7 @@ COLUMNS, LANES = 160, 24
 """Maximal numbers of columns and lanes of the drawing."""
 _LANE, _GAP = 12, 2
 """Height of a lane, and distance between lanes, in the drawing's own units."""
-_MOST_ONE_BY_ONE = 240
+_MOST_SINGLE = 240
 """Maximal number of spans that each get a box and a label."""
 _BETWEEN = 0.2
 """Distance, in columns, between boxes that stand for one span each."""
@@ -71,18 +71,18 @@ def _key(color: Color) -> str:
 
 def _lanes(timeline: Timeline, colors: list[Color], most_lanes: int, columns: int) -> str:
     spans, (first, last) = Coded(timeline, most_lanes=most_lanes), extent(timeline)
-    found = boxes(spans, (first, last), columns, most=_MOST_ONE_BY_ONE)
-    labeled = found.one_by_one and timeline.spans["label"].null_count() < len(timeline.spans)
+    lane_boxes = boxes(spans, (first, last), columns, most=_MOST_SINGLE)
+    labeled = lane_boxes.one_by_one and timeline.spans["label"].null_count() < len(timeline.spans)
     totals, rows = lane_totals(timeline), []
     for number, lane in enumerate(timeline.lanes[:most_lanes]):
         spoken = f"{html.escape(lane, 60)}: {totals.get(lane, 'nothing')}"
         place_of = f'style="grid-row:{number + 1}" role="img" aria-label="{spoken}"'
         rows.append(f'<span style="grid-row:{number + 1}">{html.name(lane, 60)}</span>')
         if labeled:
-            rows.append(f'<div class="l" {place_of}>{_labeled(timeline, found, number, colors)}</div>')
+            rows.append(f'<div class="l" {place_of}>{_labeled(timeline, lane_boxes, number, colors)}</div>')
         else:
             strip = f'viewBox="0 0 {columns} {_LANE}" preserveAspectRatio="none"'
-            paths = (_singly if found.one_by_one else _paths)(found, number, colors, columns)
+            paths = (_singly if lane_boxes.one_by_one else _paths)(lane_boxes, number, colors, columns)
             rows.append(f"<svg {strip} {place_of}>{paths}</svg>")
     drawn, hidden = len(timeline.lanes[:most_lanes]), len(timeline.lanes) - most_lanes
     more = f'<p class="dim">{hidden:,} more lanes are not drawn.</p>' if hidden > 0 else ""
@@ -91,14 +91,14 @@ def _lanes(timeline: Timeline, colors: list[Color], most_lanes: int, columns: in
     return f'<div class="tl">{"".join(rows)}{ties}<div style="grid-row:{drawn + 1}">{axis}</div></div>{more}'
 
 
-def _labeled(timeline: Timeline, found: Boxes, lane: int, colors: list[Color]) -> str:
+def _labeled(timeline: Timeline, lane_boxes: Boxes, lane: int, colors: list[Color]) -> str:
     """Return the boxes of a lane as HTML elements that contain their labels."""
     labels, names = timeline.spans["label"], timeline.spans["name"]
     boxes_of_lane = []
-    for i in (found.lane == lane).nonzero()[0]:
-        color, span = colors[found.mark[i]], int(found.span[i])
-        left, width = 100 * found.begin[i], 100 * (found.end[i] - found.begin[i])
-        look = f"left:{left:.4g}%;width:{width:.4g}%;height:{round(18 * found.level[i])}px"
+    for i in (lane_boxes.lane == lane).nonzero()[0]:
+        color, span = colors[lane_boxes.mark[i]], int(lane_boxes.span[i])
+        left, width = 100 * lane_boxes.begin[i], 100 * (lane_boxes.end[i] - lane_boxes.begin[i])
+        look = f"left:{left:.4g}%;width:{width:.4g}%;height:{round(18 * lane_boxes.level[i])}px"
         label = f"<b>{html.escape(labels[span], 12)}</b>" if labels[span] else ""
         boxes_of_lane.append(
             f'<i style="{look};background:{color.fill};color:{color.ink};font-style:normal" '
@@ -127,29 +127,29 @@ def _ties(timeline: Timeline, lanes: int) -> str:
     )
 
 
-def _singly(found: Boxes, lane: int, colors: list[Color], columns: int) -> str:
+def _singly(lane_boxes: Boxes, lane: int, colors: list[Color], columns: int) -> str:
     """Return the boxes of a lane as one SVG path per color, with a gap after each box, which is one span."""
     runs: dict[int, list[str]] = {}
-    for i in (found.lane == lane).nonzero()[0].tolist():
-        width = columns * float(found.end[i] - found.begin[i])
+    for i in (lane_boxes.lane == lane).nonzero()[0].tolist():
+        width = columns * float(lane_boxes.end[i] - lane_boxes.begin[i])
         width = max(width - _BETWEEN, _BETWEEN)
-        height = round(2 + (_LANE - 2) * float(found.level[i]), 1)
-        left = columns * float(found.begin[i])
+        height = round(2 + (_LANE - 2) * float(lane_boxes.level[i]), 1)
+        left = columns * float(lane_boxes.begin[i])
         drawn = f"M{left:.4g} {_LANE - height:.3g}h{width:.3g}v{height:.3g}h-{width:.3g}z"
-        runs.setdefault(int(found.mark[i]), []).append(drawn)
+        runs.setdefault(int(lane_boxes.mark[i]), []).append(drawn)
     return _filled(runs, colors)
 
 
-def _paths(found: Boxes, lane: int, colors: list[Color], columns: int) -> str:
+def _paths(lane_boxes: Boxes, lane: int, colors: list[Color], columns: int) -> str:
     """Return the boxes of a lane as one SVG path per color; adjacent boxes that look the same are joined."""
-    at = (found.lane == lane).nonzero()[0].tolist()
+    at = (lane_boxes.lane == lane).nonzero()[0].tolist()
     runs: dict[int, list[str]] = {}
     cells = [
         (
-            round(found.begin[i] * columns),
-            max(1, round((found.end[i] - found.begin[i]) * columns)),
-            round(2 + (_LANE - 2) * float(found.level[i])),
-            int(found.mark[i]),
+            round(lane_boxes.begin[i] * columns),
+            max(1, round((lane_boxes.end[i] - lane_boxes.begin[i]) * columns)),
+            round(2 + (_LANE - 2) * float(lane_boxes.level[i])),
+            int(lane_boxes.mark[i]),
         )
         for i in at
     ]

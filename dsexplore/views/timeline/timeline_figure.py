@@ -29,21 +29,21 @@ def timeline_spec(state: TimelineState, height: int = 0) -> Spec:
         state: window and spans, with at most `FIGURE_LANES` lanes.
         height: height in pixels; 0 to fit the lanes.
     """
-    timeline, found = state.timeline, state.cut()
-    if not len(found):
+    timeline, cut = state.timeline, state.cut()
+    if not len(cut):
         return EMPTY
     drawn = timeline.lanes[: state.spans.shape[0]]
     timed = timeline.order in ("measured", "predicted")
     scale = 1e3 if timed else 1.0
     first, last = (at * scale for at in state.window)
-    begin, end = (first + at * (last - first) for at in (found.begin, found.end))
-    thick = np.clip(_THICK * found.level, _THIN, None)
-    names, texts = unique(drawn), _texts(state, found)
+    begin, end = (first + at * (last - first) for at in (cut.begin, cut.end))
+    thick = np.clip(_THICK * cut.level, _THIN, None)
+    names, texts = unique(drawn), _texts(state, cut)
     # The microbatches' numbers stand on their boxes.
     listed = [m for m in key_order(state.colors) if timeline.color_by != "microbatch" or is_gap(state.colors[m])]
     listed, data = listed[:_MOST_KEYS], list[Spec]()
     for mark in reversed(key_order(state.colors)):  # gaps lie below
-        at = np.flatnonzero(found.mark == mark)
+        at = np.flatnonzero(cut.mark == mark)
         if len(at):
             data.append(
                 {
@@ -53,7 +53,7 @@ def timeline_spec(state: TimelineState, height: int = 0) -> Spec:
                     "legendrank": mark + len(state.colors) * is_gap(state.colors[mark]),
                     "base": np.round(begin[at], 6).tolist(),
                     "x": np.round((end - begin)[at], 6).tolist(),
-                    "y": [names[lane] for lane in found.lane[at]],
+                    "y": [names[lane] for lane in cut.lane[at]],
                     "width": np.round(thick[at], 3).tolist(),
                     "offset": np.round(_THICK / 2 - thick[at], 3).tolist(),
                     "marker": {"color": state.colors[mark].fill, "line": {"width": 0}},
@@ -62,7 +62,7 @@ def timeline_spec(state: TimelineState, height: int = 0) -> Spec:
                     "hovertext": [texts[i] for i in at],
                     "hovertemplate": "%{hovertext}<extra></extra>",
                     "meta": {"kind": "sequence"},
-                    **_labels(state, found, at),
+                    **_labels(state, cut, at),
                 }
             )
     hidden = len(timeline.lanes) - len(drawn)
@@ -80,23 +80,23 @@ def timeline_spec(state: TimelineState, height: int = 0) -> Spec:
     return {"data": data, "layout": layout}
 
 
-def _labels(state: TimelineState, found: Boxes, at: Indices) -> Spec:
+def _labels(state: TimelineState, drawn: Boxes, at: Indices) -> Spec:
     """Return the texts on the bars, if spans have labels."""
-    labels = state.labels(found)
+    labels = state.labels(drawn)
     if not labels or not any(labels[i] for i in at):
         return {}
     shown = {"textposition": "inside", "insidetextanchor": "middle", "textangle": 0}
-    ink = state.colors[int(found.mark[at[0]])].ink
+    ink = state.colors[int(drawn.mark[at[0]])].ink
     return {"text": [html.escape(labels[i]) for i in at], "textfont": {"color": ink}, **shown}
 
 
-def _texts(state: TimelineState, found: Boxes) -> list[str]:
+def _texts(state: TimelineState, drawn: Boxes) -> list[str]:
     """Return the text of each box: one span, or the number of spans in a lane."""
     timeline = state.timeline
-    if found.one_by_one:
-        return [html.escape(text, 0) for text in span_texts(timeline, found.span)]
+    if drawn.one_by_one:
+        return [html.escape(text, 0) for text in span_texts(timeline, drawn.span)]
     words = WORDS[timeline.sizes]
     return [
         f"{state.colors[mark].name}: {count:,} ×, {format_bytes(size)} {words}"
-        for mark, count, size in zip(found.mark.tolist(), found.count.tolist(), found.bytes.tolist(), strict=True)
+        for mark, count, size in zip(drawn.mark.tolist(), drawn.count.tolist(), drawn.bytes.tolist(), strict=True)
     ]

@@ -124,8 +124,8 @@ class TimelineState:
                 held &= self.shown
             name = html.plain(self.timeline.lanes[lane], 80)
             title = f"{name}, {self.range_text(begin, end)}"
-        found = self._events(held)
-        return (found, title) if found.any() else None
+        mask = self._events(held)
+        return (mask, title) if mask.any() else None
 
     def range_text(self, begin: float, end: float) -> str:
         """Return a range of the timeline in words: ``from 1.2 ms to 3 ms``."""
@@ -153,12 +153,12 @@ class TimelineState:
 
     def drawn(self) -> dict[str, Any]:
         """Return the data that the browser draws: the value of the trait ``timeline``."""
-        found = self.cut()
+        cut = self.cut()
         return {
             **self._fixed,
-            "boxes": _packed(found),
-            "texts": span_texts(self.timeline, found.span) if found.one_by_one else [],
-            "labels": self.labels(found),
+            "boxes": _packed(cut),
+            "texts": span_texts(self.timeline, cut.span) if cut.one_by_one else [],
+            "labels": self.labels(cut),
             "ticks": [list(tick) for tick in ticks(self.timeline, *self.window)] if len(self.spans) else [],
             "ties": self._ties(),
             "zoomed": self.window != self.whole,
@@ -185,17 +185,17 @@ class TimelineState:
 
     def _events(self, spans: Mask) -> Mask:
         rows, held = self.spans.row[spans], self.timeline.held
-        found: Mask = np.zeros(self.timeline.tables.events.height, bool)
-        found[rows[rows >= 0]] = True
-        found[held["row"].to_numpy()[spans[held["span"].to_numpy()]]] = True
-        return found
+        mask: Mask = np.zeros(self.timeline.tables.events.height, bool)
+        mask[rows[rows >= 0]] = True
+        mask[held["row"].to_numpy()[spans[held["span"].to_numpy()]]] = True
+        return mask
 
-    def labels(self, found: Boxes) -> list[str]:
+    def labels(self, drawn: Boxes) -> list[str]:
         """Return the text on each box if spans have labels; empty if the letters of their marks suffice."""
         labels = self.timeline.spans["label"]
-        if not found.one_by_one or labels.null_count() == len(labels):
+        if not drawn.one_by_one or labels.null_count() == len(labels):
             return []
-        return [label or "" for label in labels.gather(found.span.tolist()).to_list()]
+        return [label or "" for label in labels.gather(drawn.span.tolist()).to_list()]
 
     def _ties(self) -> list[list[float]]:
         """Return [begin, lane, end, lane] of lines from sends to receives; empty if there are too many to see.
@@ -221,15 +221,15 @@ class TimelineState:
         ]
 
 
-def _packed(found: Boxes) -> dict[str, bytes]:
+def _packed(drawn: Boxes) -> dict[str, bytes]:
     """Return the columns in the browser's binary format."""
     packed = {
-        "begin": found.begin.astype(np.float32).tobytes(),
-        "end": found.end.astype(np.float32).tobytes(),
-        "level": found.level.astype(np.float32).tobytes(),
-        "lane": found.lane.astype(np.uint16).tobytes(),
-        "mark": found.mark.astype(np.uint8).tobytes(),
+        "begin": drawn.begin.astype(np.float32).tobytes(),
+        "end": drawn.end.astype(np.float32).tobytes(),
+        "level": drawn.level.astype(np.float32).tobytes(),
+        "lane": drawn.lane.astype(np.uint16).tobytes(),
+        "mark": drawn.mark.astype(np.uint8).tobytes(),
     }
-    if not found.one_by_one:
-        packed |= {"count": found.count.astype(np.uint32).tobytes(), "bytes": found.bytes.astype(np.float32).tobytes()}
+    if not drawn.one_by_one:
+        packed |= {"count": drawn.count.astype(np.uint32).tobytes(), "bytes": drawn.bytes.astype(np.float32).tobytes()}
     return packed

@@ -101,8 +101,8 @@ def lane_totals(timeline: Timeline) -> dict[str, str]:
 
 def _lane_lines(timeline: Timeline) -> list[str]:
     """Return a line per lane: number and bytes of its collectives."""
-    found = lane_totals(timeline)
-    lines = [f"{html.plain(lane, 60)}: {found[lane]}" for lane in timeline.lanes[:_LINES]]
+    totals = lane_totals(timeline)
+    lines = [f"{html.plain(lane, 60)}: {totals[lane]}" for lane in timeline.lanes[:_LINES]]
     more = len(timeline.lanes) - _LINES
     return [*lines, f"… and {more:,} more lanes"] if more > 0 else lines
 
@@ -119,8 +119,8 @@ def span_texts(timeline: Timeline, at: npt.NDArray[np.int64]) -> list[str]:
     spans = timeline.spans.select("name", "mark", "bytes", "begin", "end", "row")[at]
     events = timeline.tables.events
     rows = spans["row"].to_list()
-    known = [row for row in rows if row is not None]
-    columns = {name: iter(events[name].gather(known).to_list()) for name in _EVENT} if known else {}
+    with_row = [row for row in rows if row is not None]
+    columns = {name: iter(events[name].gather(with_row).to_list()) for name in _EVENT} if with_row else {}
     words, timed = WORDS[timeline.sizes], _is_timed(timeline)
     messages = _messages(timeline, at)
     plain = _once(lambda text: html.plain(text, 90))

@@ -47,9 +47,9 @@ class DiffExplorer(TimelineExplorer):
         """Difference between the selected events of A and those of B."""
         return self.before.diff(self.after)
 
-    def _side(self, whole: Trace, own: Mask) -> Trace:
+    def _side(self, whole: Trace, side_mask: Mask) -> Trace:
         mask = self._mask()
-        kept = own if mask is None else own & mask
+        kept = side_mask if mask is None else side_mask & mask
         return Trace(replace(whole.tables, events=self.timeline.tables.events.filter(pl.Series(kept))))
 
     def _ipython_display_(self) -> None:

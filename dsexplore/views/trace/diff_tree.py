@@ -94,9 +94,9 @@ class DiffRows:
         self._before, self._after = (_side(self.tree, rows, size, when) for when in ("before", "after"))
         self._changes = _by_module(difference.to_frame(), size)
         self._only_in = _only_in(self.tree, before, after)
-        own = [(self._changes.get(name, ()), self._only_in[row]) for row, name in enumerate(self.tree.names)]
-        self._differs = self.tree.with_children(np.array([any(values) for values in own], np.int64))
-        self._folds = Folds(self.tree, signatures(self.tree, own))
+        row_keys = [(self._changes.get(name, ()), self._only_in[row]) for row, name in enumerate(self.tree.names)]
+        self._differs = self.tree.with_children(np.array([any(values) for values in row_keys], np.int64))
+        self._folds = Folds(self.tree, signatures(self.tree, row_keys))
         self._seconds = [step_seconds(self.tree, prediction) for prediction in predictions]
         self._stood_for = StoodFor()
         roots = self.tree.roots
@@ -151,15 +151,15 @@ class DiffRows:
         axes = [(float(x) * times, float(y) * times) for x, y in zip(a.axes[:, row], b.axes[:, row], strict=True)]
         apart = [(float(a.apart[phase, row]) * times, float(b.apart[phase, row]) * times) for phase in self._apart]
         sent = any((*counts, *(size for both in apart for size in both)))
-        moved = sent and counts[0] == counts[1] and sizes[0] == sizes[1] and all(x == y for x, y in apart)
+        only_moved = sent and counts[0] == counts[1] and sizes[0] == sizes[1] and all(x == y for x, y in apart)
         return (
             name
             + _number(sizes[0], format_bytes)
             + outline.cell(self._bars(axes), "spine")
             + _number(sizes[1], format_bytes)
-            + _delta(*sizes, format_bytes, moved)
+            + _delta(*sizes, format_bytes, only_moved)
             + "".join(_number(count, count_text) for count in counts)
-            + _delta(*counts, count_text, moved)
+            + _delta(*counts, count_text, only_moved)
             + self._times(fold)
             + "".join(_delta(x, y, format_bytes, False) for x, y in (*axes, *apart))
         )
@@ -202,8 +202,8 @@ class DiffRows:
             )
             for op, axis, phase, count, count_after, size, size_after in changes[:_MOST_ROWS]
         ]
-        of_each = ", each" if times > 1 else ""
-        head = ("", "collective", "axis", "phase", f"count{of_each}", f"bytes{of_each}", f"± bytes{of_each}")
+        each_text = ", each" if times > 1 else ""
+        head = ("", "collective", "axis", "phase", f"count{each_text}", f"bytes{each_text}", f"± bytes{each_text}")
         more = f'<p class="dim">… and {len(changes) - _MOST_ROWS:,} more.</p>' if len(changes) > _MOST_ROWS else ""
         named = html.name(self.tree.names[row])
         each = (
@@ -221,14 +221,14 @@ def _side(tree: ModuleTree, rows: pl.DataFrame, size: str, when: str) -> _Side:
     axis = tree.columns_of(rows["axis"].to_list())
     count, sizes = (rows[f"{name}_{when}"].to_numpy() for name in (SIZES[0], size))
     first_axis = 2 + len(OUTSIDE_STEPS)
-    own = np.zeros((first_axis + len(tree.axes), len(tree)))
-    np.add.at(own[0], row, count * in_steps)
-    np.add.at(own[1], row, sizes * in_steps)
+    sums = np.zeros((first_axis + len(tree.axes), len(tree)))
+    np.add.at(sums[0], row, count * in_steps)
+    np.add.at(sums[1], row, sizes * in_steps)
     for place, phase in enumerate(OUTSIDE_STEPS, 2):
-        np.add.at(own[place], row, sizes * (rows["phase"] == phase).to_numpy())
+        np.add.at(sums[place], row, sizes * (rows["phase"] == phase).to_numpy())
     if len(row):
-        np.add.at(own[first_axis:], (axis, row), sizes * in_steps)
-    below = np.round(tree.with_children(own), _EXACT)
+        np.add.at(sums[first_axis:], (axis, row), sizes * in_steps)
+    below = np.round(tree.with_children(sums), _EXACT)
     return _Side(below[0], below[1], below[first_axis:], below[2:first_axis])
 
 
@@ -265,10 +265,10 @@ def _number(value: float, write: Callable[[float], str]) -> str:
     return outline.cell(write(value)) if value else outline.cell("–", "z")
 
 
-def _delta(before: float, after: float, write: Callable[[float], str], moved: bool) -> str:
+def _delta(before: float, after: float, write: Callable[[float], str], only_moved: bool) -> str:
     """Return the cell of a change with its sign; ``moved``: the sum is equal, but the collectives in it are not."""
     if before == after:
-        return outline.cell(_sign(0, 0) if moved else "–", "delta" if moved else "delta z")
+        return outline.cell(_sign(0, 0) if only_moved else "–", "delta" if only_moved else "delta z")
     return outline.cell(f"{_sign(before, after)} {write(abs(after - before))}", "delta")
 
 

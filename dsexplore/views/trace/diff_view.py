@@ -98,7 +98,7 @@ class TraceDiffView(View):
         )
         tree = f'<div id="{ids["axes"]}">{drawn.html}</div>' if "axes" in ids else drawn.html
         drawn_view = html.fragment(f'{head}{tree}<p class="dim">{cut}</p>{below}', STYLE)
-        return html.with_ids_of_its_own(drawn_view, names.values())
+        return html.with_unique_ids(drawn_view, names.values())
 
     def page(self, sizes: str = WIRE, hardware: Any = None) -> str:
         """Return a document with many more modules than a notebook's output holds.

@@ -264,8 +264,8 @@ class EventCodes:
         if self.seconds is None:
             return None
         kept = np.flatnonzero(mask & ~self.outside_steps)
-        own: Sizes = np.bincount(self.owner[kept], self.seconds[kept], len(self.tree)).astype(np.float64)
-        return self.tree.with_children(own)
+        seconds: Sizes = np.bincount(self.owner[kept], self.seconds[kept], len(self.tree)).astype(np.float64)
+        return self.tree.with_children(seconds)
 
     def places(self, sums: PivotSums, rows: Sequence[int] | None = None) -> Grid:
         """Return bytes by place in the model and axis, of some or all modules; `OUTSIDE_STEPS` have own columns."""

@@ -39,8 +39,8 @@ class Facets(dict[str, Facet]):
         self._frame = frame
 
     def __missing__(self, name: str) -> Facet:
-        self[name] = found = facet(self._frame[name])
-        return found
+        self[name] = value = facet(self._frame[name])
+        return value
 
 
 def facet(column: pl.Series) -> Facet:

@@ -159,10 +159,10 @@ def _amount(total: int, flows: tally.Flows, sender: int, target: str, target_of:
     """Return the sum of a link, and what each rank of its target gets if that is the same for all."""
     columns = [j for j, name in enumerate(target_of) if name == target]
     many = sum(len(flows.receivers[j]) for j in columns)
-    each = {float(flows.bytes[sender, j]) for j in columns}
-    if many == 1 or len(each) > 1:
+    amounts = {float(flows.bytes[sender, j]) for j in columns}
+    if many == 1 or len(amounts) > 1:
         return format_bytes(total)
-    return f"{format_bytes(each.pop())} to each of {many:,}, {format_bytes(total)} in sum"
+    return f"{format_bytes(amounts.pop())} to each of {many:,}, {format_bytes(total)} in sum"
 
 
 def _targets(receivers: list[list[int]], totals: list[float]) -> list[str]:

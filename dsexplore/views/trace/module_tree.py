@@ -56,11 +56,11 @@ class ModuleTree:
 
     def children(self, row: int) -> list[int]:
         """Return the rows of the direct children, in order."""
-        found, at = [], row + 1
+        rows, at = [], row + 1
         while at < self.ends[row]:
-            found.append(at)
+            rows.append(at)
             at = int(self.ends[at])
-        return found
+        return rows
 
     @cached_property
     def row_of(self) -> dict[str, int]:
@@ -87,10 +87,10 @@ class ModuleTree:
         """(n,) `own_global_bytes` summed over each module and those inside it."""
         return self.with_children(self.own_global_bytes)
 
-    def with_children(self, own: npt.NDArray[Number]) -> npt.NDArray[Number]:
+    def with_children(self, values: npt.NDArray[Number]) -> npt.NDArray[Number]:
         """Return values per module, of shape (…, n), summed over each module and those inside it."""
-        before = np.zeros((*own.shape[:-1], len(self) + 1), own.dtype)
-        np.cumsum(own, axis=-1, out=before[..., 1:])
+        before = np.zeros((*values.shape[:-1], len(self) + 1), values.dtype)
+        np.cumsum(values, axis=-1, out=before[..., 1:])
         total: npt.NDArray[Number] = before.take(self.ends, axis=-1) - before[..., :-1]
         return total
 
@@ -156,12 +156,12 @@ def _in_steps(tables: Tables) -> npt.NDArray[np.float64]:
 
 def _parents(listed: pl.DataFrame, *more: list[str]) -> dict[str, str | None]:
     """Return {name: parent's name, None for a root}; unlisted names go below their nearest listed prefix."""
-    known = set(listed["module"])
+    modules = set(listed["module"])
     parents: dict[str, str | None] = {
-        name: (parent if parent in known and parent != name else None)
+        name: (parent if parent in modules and parent != name else None)
         for name, parent in zip(listed["module"], listed["parent"], strict=True)
     }
-    for name in sorted({name for names in more for name in names} - known):
+    for name in sorted({name for names in more for name in names} - modules):
         prefix = name.rpartition(".")[0]
         while prefix and prefix not in parents:
             prefix = prefix.rpartition(".")[0]
@@ -262,13 +262,13 @@ class Folding(Folds):
 
     def __init__(self, tree: ModuleTree, tables: Tables) -> None:
         of_events = _sums_of_hashes(tables.events.select("owner", *_SAME_EVENT), "owner")
-        own_name = pl.col("name").str.split(".").list.last()
-        of_parameters = _sums_of_hashes(tables.parameters.select("module", own_name, *_SAME_PARAMETER), "module")
-        own = [
+        short_name = pl.col("name").str.split(".").list.last()
+        of_parameters = _sums_of_hashes(tables.parameters.select("module", short_name, *_SAME_PARAMETER), "module")
+        row_keys = [
             (kind, int(calls), of_events.get(name), of_parameters.get(name))
             for name, kind, calls in zip(tree.names, tree.types, tree.calls, strict=True)
         ]
-        super().__init__(tree, signatures(tree, own))
+        super().__init__(tree, signatures(tree, row_keys))
 
 
 def ranges(numbers: list[int], most: int = 6) -> str:
@@ -285,13 +285,13 @@ def ranges(numbers: list[int], most: int = 6) -> str:
     return ", ".join([*written[: most - 1], "…", written[-1]])
 
 
-def signatures(tree: ModuleTree, own: Sequence[Hashable]) -> list[int]:
+def signatures(tree: ModuleTree, row_keys: Sequence[Hashable]) -> list[int]:
     """Return one number per row, equal for subtrees that are equal in labels and in ``own`` of each row."""
     numbers: dict[Hashable, int] = {}
     signature_of = [0] * len(tree)
     below: list[list[Hashable]] = [[] for _ in range(len(tree))]
     for row in range(len(tree) - 1, -1, -1):
-        signature_of[row] = numbers.setdefault((own[row], tuple(below[row])), len(numbers))
+        signature_of[row] = numbers.setdefault((row_keys[row], tuple(below[row])), len(numbers))
         if tree.parents[row] >= 0:
             below[tree.parents[row]].append((tree.labels[row], signature_of[row]))
     return signature_of

@@ -184,11 +184,11 @@ def _fill(source: Source, rows: list[_OutlineRow], budget: int) -> bool:
 
 
 def _row_html(row: _OutlineRow, small: bool) -> str:
-    own = f'<div class="own" style="--d:{row.depth}">{row.own}</div>' if row.own else ""
-    inside = own + "".join(reversed(row.children)) + (_hidden_rows(row.hidden, row.depth) if row.hidden else "")
+    inside_html = f'<div class="own" style="--d:{row.depth}">{row.own}</div>' if row.own else ""
+    inside = inside_html + "".join(reversed(row.children)) + (_hidden_rows(row.hidden, row.depth) if row.hidden else "")
     if not inside:
         return f'<div class="row" style="--d:{row.depth}">{row.line}</div>'
-    opened = " open" if small or (row.children and (row.depth < 2 or (not own and row.depth < 4))) else ""
+    opened = " open" if small or (row.children and (row.depth < 2 or (not inside_html and row.depth < 4))) else ""
     return f'<details{opened}><summary class="row" style="--d:{row.depth}">{row.line}</summary>{inside}</details>'
 
 

@@ -46,26 +46,26 @@ def still_html(codes: EventCodes, kind: str) -> str:
     return drawings.part(title, body, True) or f'<p class="dim">{html.escape(title)}: nothing to show.</p>'
 
 
-def causes_part(found: Causes, opened: bool, clickable: bool = False) -> str:
+def causes_part(causes: Causes, opened: bool, clickable: bool = False) -> str:
     """Return the table of implicit redistributes under its title, or ``""`` if there are none.
 
     Args:
-        found: rows of the table.
+        causes: rows of the table.
         opened: whether the section is open at first.
         clickable: whether rows can be clicked and reached with Tab.
     """
-    title = f"Redistributes that the program did not ask for: {found.events:,}"
-    return drawings.part(title, f"<div>{_causes_html(found, clickable)}</div>" if found.lines else "", opened)
+    title = f"Redistributes that the program did not ask for: {causes.events:,}"
+    return drawings.part(title, f"<div>{_causes_html(causes, clickable)}</div>" if causes.lines else "", opened)
 
 
-def _causes_html(found: Causes, clickable: bool) -> str:
+def _causes_html(causes: Causes, clickable: bool) -> str:
     rows = []
-    for row in found.shown:
+    for row in causes.shown:
         names = _names_of_cause(*(row[column] for column in CAUSE))
         rows.append((*names[:-1], f"{row['count']:,}", format_bytes(row["bytes"]), names[-1]))
-    marks = [f' data-cause="{row["line"]}" tabindex="0"' for row in found.shown] if clickable else ()
+    marks = [f' data-cause="{row["line"]}" tabindex="0"' for row in causes.shown] if clickable else ()
     head = ("module", "cause", "collective", "axis", "phase", "count", "bytes", "source")
-    hidden = found.lines - len(found.shown)
+    hidden = causes.lines - len(causes.shown)
     more = f'<p class="dim">… and {hidden:,} more.</p>' if hidden > 0 else ""
     return html.table(head, rows, left=(2, 3, 4), wrap=(0, 1, 7), attributes=marks) + more
 

@@ -99,9 +99,9 @@ def step_seconds(tree: ModuleTree, prediction: Prediction) -> Sizes:
 def with_inside(tree: ModuleTree, frame: pl.DataFrame, name: str) -> Sizes:
     """Return (modules,) a column of `Prediction.by_module`, summed over each module and those inside it."""
     rows = np.array([_row(tree, module) for module in frame["module"]], np.int64)
-    own, known = np.zeros(len(tree)), rows >= 0
-    np.add.at(own, rows[known], frame[name].to_numpy()[known])
-    return tree.with_children(own)
+    seconds, has_row = np.zeros(len(tree)), rows >= 0
+    np.add.at(seconds, rows[has_row], frame[name].to_numpy()[has_row])
+    return tree.with_children(seconds)
 
 
 _SHORT = {"communication": "comm."}

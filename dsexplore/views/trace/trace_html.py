@@ -102,7 +102,7 @@ def trace_html(
     )
     around = html.fragment(head + sent, _STYLE)
     tree = tree_html(codes, budget - len(around.encode()), modules, _times(codes, prediction))
-    return html.with_ids_of_its_own(html.fragment(head + tree + sent, _STYLE), names.values())
+    return html.with_unique_ids(html.fragment(head + tree + sent, _STYLE), names.values())
 
 
 def _times(codes: EventCodes, prediction: Prediction | None) -> list[TimeColumn]:

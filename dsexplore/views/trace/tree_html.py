@@ -144,11 +144,11 @@ class _TraceSource:
         return self._anchors.pop(_NUMBERS.sub(".*", self._tree.names[row]), "")
 
     def _placed(self, module: str) -> str:
-        found = self._placements.get(module, [])
-        if not found:
+        placed = self._placements.get(module, [])
+        if not placed:
             return outline.cell("", "wide")
-        shown = " | ".join(placements or "plain tensor" for placements in found[:MOST_PLACEMENTS])
-        return outline.cell(html.name(shown + " | …" * (len(found) > MOST_PLACEMENTS), 40), "wide")
+        shown = " | ".join(placements or "plain tensor" for placements in placed[:MOST_PLACEMENTS])
+        return outline.cell(html.name(shown + " | …" * (len(placed) > MOST_PLACEMENTS), 40), "wide")
 
     def inside(self, row: int, times: int) -> str:
         """Return the tables of a module's own collectives and parameters."""
@@ -179,7 +179,7 @@ def collectives_html(kinds: Iterable[Mapping[str, Any]], every: int, size: str =
         size: column of the bytes that are shown.
         times: number of modules that each send this.
     """
-    each = ", each" if times > 1 else ""
+    per_module = ", each" if times > 1 else ""
     rows = [
         (
             html.name(event["op"]) + (' <span class="tag">implicit</span>' if event["implicit"] else ""),
@@ -193,7 +193,7 @@ def collectives_html(kinds: Iterable[Mapping[str, Any]], every: int, size: str =
         )
         for event in kinds
     ]
-    head = ("collective", "axis", "phase", f"count{each}", f"bytes{each}", "tensor", "cause", "source")
+    head = ("collective", "axis", "phase", f"count{per_module}", f"bytes{per_module}", "tensor", "cause", "source")
     return html.table(head, rows, left=(0, 1, 2, 5), wrap=(6, 7)) + _more(every, "kinds of collective")
 
 

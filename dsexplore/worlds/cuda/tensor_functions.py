@@ -88,11 +88,11 @@ def _of_data(mode: StandInMode, func: Any, args: Args, kwargs: Kwargs) -> Any:
         return moved(made, (data,), source) if isinstance(data, Tensor) else made
     made = mode.on_device(func, args, kwargs)
     if func is not torch.tensor and made is not data and not isinstance(data, (list, tuple)):
-        made = _with_own_memory(made, data, source)
+        made = _with_new_memory(made, data, source)
     return made
 
 
-def _with_own_memory(result: Tensor, data: Any, source: torch.device | None) -> Tensor:
+def _with_new_memory(result: Tensor, data: Any, source: torch.device | None) -> Tensor:
     """Return what ``as_tensor`` or ``asarray`` made, as a copy if it has the memory of data on another device."""
     device = device_of(result)
     if device == source or (isinstance(data, Tensor) and not _share_memory(result, data)):

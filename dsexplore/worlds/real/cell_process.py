@@ -74,8 +74,8 @@ def _begin(job: RankJob, prepare: Callable[[RankJob], None]) -> tuple[dict[str, 
 
 def _display(*shown: object) -> None:
     """Print the objects' repr, in place of IPython's ``display``, which ranks lack."""
-    for each in shown:
-        print(repr(each))
+    for value in shown:
+        print(repr(value))
 
 
 def run_cell(cell: Cell, namespace: dict[str, Any]) -> CellReport:

@@ -177,8 +177,11 @@ class EngineCluster:
         engines = list(self._client.ids)
         if not engines:
             raise UsageError(f"the cluster {self.profile!r} has no engines: start them as docs/cluster.md says")
-        known = {engine: self._described[engine] for engine in engines if engine in self._described}
-        described = {**known, **self._ask([engine for engine in engines if engine not in known], DESCRIBE_WAIT)}
+        descriptions = {engine: self._described[engine] for engine in engines if engine in self._described}
+        described = {
+            **descriptions,
+            **self._ask([engine for engine in engines if engine not in descriptions], DESCRIBE_WAIT),
+        }
         if not described:
             raise UsageError(
                 f"none of the {len(engines)} engines of {self.profile!r} answers within {DESCRIBE_WAIT:.0f} s: start "
@@ -192,7 +195,7 @@ class EngineCluster:
                     "mpirun, as docs/cluster.md says"
                 )
             by_rank.setdefault(rank, []).append(engine)
-        self._check_older(by_rank, known)
+        self._check_older(by_rank, descriptions)
         self.size = described[max(described)][1]
         missing = sorted(set(range(self.size)) - by_rank.keys())
         if missing:
@@ -205,16 +208,16 @@ class EngineCluster:
             answer.get(timeout=LOAD_WAIT)
         self._ranks, self._described, self._seen = ranks, described, set(engines)
 
-    def _check_older(self, by_rank: Mapping[int, Sequence[int]], known: Mapping[int, _Description]) -> None:
+    def _check_older(self, by_rank: Mapping[int, Sequence[int]], described: Mapping[int, _Description]) -> None:
         """Make sure that of several engines of one rank only the newest lives, as controllers learn late of the others.
 
         Raises:
             UsageError: an older one answers.
         """
         older = {engine: engines[-1] for engines in by_rank.values() for engine in engines[:-1]}
-        alive = self._ask([engine for engine in older if engine in known], ANSWER_WAIT)
+        alive = self._ask([engine for engine in older if engine in described], ANSWER_WAIT)
         for engine, newest in older.items():
-            if engine in alive or engine not in known:
+            if engine in alive or engine not in described:
                 rank = next(rank for rank, engines in by_rank.items() if engine in engines)
                 raise UsageError(f"engines {engine} and {newest} are both rank {rank}: stop the older one")
 
@@ -228,19 +231,19 @@ class EngineCluster:
         for engine in engines:
             with suppress(IndexError):  # it is gone since they were listed
                 asked[engine] = self._client[engine].apply_async(_describe)
-        found: dict[int, _Description] = {}
+        answers: dict[int, _Description] = {}
         until = time.monotonic() + seconds
         is_whole = False
         while asked and time.monotonic() < until:
             for engine in [engine for engine, answer in asked.items() if answer.ready()]:
                 answer = asked.pop(engine)
                 if answer.successful():
-                    found[engine] = answer.get(timeout=0)
-            if found and not is_whole:
-                is_whole = len({rank for rank, *_ in found.values()}) == next(iter(found.values()))[1]
+                    answers[engine] = answer.get(timeout=0)
+            if answers and not is_whole:
+                is_whole = len({rank for rank, *_ in answers.values()}) == next(iter(answers.values()))[1]
                 until = min(until, time.monotonic() + ANSWER_WAIT) if is_whole else until
             time.sleep(LOOK)
-        return found
+        return answers
 
     def close(self) -> None:
         """Close the connection; the engines continue, with their state."""

@@ -25,9 +25,9 @@ def unwritten(smaps: str) -> Iterator[tuple[int, int]]:
     """
     mapping: tuple[int, int] | None = None
     for line in smaps.splitlines():
-        if found := _MAPPING.match(line):
-            start, end = (int(found[number], 16) for number in (1, 2))
-            is_ours = found[4] is not None and "w" not in found[3] and found[3].endswith("p")
+        if match := _MAPPING.match(line):
+            start, end = (int(match[number], 16) for number in (1, 2))
+            is_ours = match[4] is not None and "w" not in match[3] and match[3].endswith("p")
             mapping = (start, end - start) if is_ours else None
         elif mapping is not None and line.split() == ["Anonymous:", "0", "kB"]:
             yield mapping

@@ -128,12 +128,12 @@ def receive(sock: socket.socket) -> tuple[Any, list[int]]:
         head += sock.recv(LENGTH.size - len(head))
     if not head:
         raise EOFError("the other side of the rank server's socket is gone")
-    left = LENGTH.unpack(head)[0]
+    remaining = LENGTH.unpack(head)[0]
     chunks = []
-    while left:
-        chunk = sock.recv(min(left, 1 << 20))
+    while remaining:
+        chunk = sock.recv(min(remaining, 1 << 20))
         if not chunk:
             raise EOFError("the other side of the rank server's socket is gone")
         chunks.append(chunk)
-        left -= len(chunk)
+        remaining -= len(chunk)
     return pickle.loads(b"".join(chunks)), descriptors

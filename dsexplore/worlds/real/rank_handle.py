@@ -224,7 +224,7 @@ class RankHandle:
             time.sleep(0.005)
             stack = self._stack_text()
         lines = stack.splitlines(keepends=True)
-        self._stack = "".join(line for line in lines if not any(own in line for own in _OWN_FRAMES))
+        self._stack = "".join(line for line in lines if not any(own in line for own in _DSEXPLORE_FRAMES))
 
     def _stack_text(self) -> str:
         return contents(self._stack_file.fileno()).decode(errors="replace")
@@ -300,14 +300,14 @@ def wait_for_all(
             for descriptor in rank.descriptors:
                 selector.register(descriptor, selectors.EVENT_READ, rank)
         while any(rank.status is None for rank in ranks):
-            left = deadline - time.monotonic()
-            ready = selector.select(max(left if again is None else min(left, again), 0))
+            remaining = deadline - time.monotonic()
+            ready = selector.select(max(remaining if again is None else min(remaining, again), 0))
             ready_at = time.monotonic()
             for key, _ in ready:
                 if key.data.take(key.fd, last_look):
                     selector.unregister(key.fd)
             again = on_output()
-            if left <= 0:
+            if remaining <= 0:
                 break
             last_look = ready_at
             if not failed and any(rank.status in ("error", "died") for rank in ranks):
@@ -319,7 +319,7 @@ def wait_for_all(
 
 _OUTERMOST = '"<string>"'
 """The file of a rank's outermost frame: the server was started by ``python -c``."""
-_OWN_FRAMES = (
+_DSEXPLORE_FRAMES = (
     _OUTERMOST,
     "worlds/real/rank_server.py",
     "worlds/real/rank_process.py",

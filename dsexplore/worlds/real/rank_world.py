@@ -106,14 +106,14 @@ class RankWorld:
             variables = self._exit.enter_context(rendezvous(self.size))
             self._exit.callback(self._end_ranks)
             for rank in range(self.size):
-                own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+                rank_variables = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
                 job = RankJob(
                     rank=rank,
                     world_size=self.size,
                     program=b"",
                     backend=self.backend,
                     group_timeout=GROUP_TIMEOUT,
-                    environment={**DEFAULTS, **os.environ, **variables, **own},
+                    environment={**DEFAULTS, **os.environ, **variables, **rank_variables},
                     directory=str(Path.cwd()),
                     path=tuple(sys.path),
                     mesh=self.mesh,

@@ -135,14 +135,14 @@ def _job(
     group_timeout: float = 30.0,
 ) -> RankJob:
     """Build the job of a rank with the caller's environment, directory and path, and more environment variables."""
-    own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+    rank_variables = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
     return RankJob(
         rank=rank,
         world_size=world_size,
         program=packed,
         backend=backend,
         group_timeout=group_timeout,
-        environment={**DEFAULTS, **os.environ, **own, **variables},
+        environment={**DEFAULTS, **os.environ, **rank_variables, **variables},
         directory=str(os.getcwd()),  # noqa: PTH109 - a string is what travels
         path=tuple(sys.path),
     )

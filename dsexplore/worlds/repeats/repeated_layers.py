@@ -96,22 +96,22 @@ def _is_same(value: Any, other: Any, apart: int) -> bool:
 
 def _description(layer: nn.Module) -> list[Any] | None:
     """Describe a layer but for its tensors' values; None if hooks wait for gradients, or FSDP2 is told to prefetch."""
-    found: list[Any] = []
+    parts: list[Any] = []
     for name, module in layer.named_modules():
-        found += [name, type(module), *_settings(module), [list(map(_name, hooks)) for hooks in hooks_of(module)]]
+        parts += [name, type(module), *_settings(module), [list(map(_name, hooks)) for hooks in hooks_of(module)]]
         if isinstance(module, FSDPModule):
             if has_own_prefetch(module):
                 return None
             for group in parameter_groups(module):
-                found += [type(group.mesh_info), type(group.post_forward_mesh_info), mixed_precision(group)]
-                found += _settings(group)
+                parts += [type(group.mesh_info), type(group.post_forward_mesh_info), mixed_precision(group)]
+                parts += _settings(group)
     for name, parameter in layer.named_parameters():
         if gradient_hooks(parameter):
             return None
-        found += [name, parameter.requires_grad, _shape(parameter)]
+        parts += [name, parameter.requires_grad, _shape(parameter)]
     for name, buffer in layer.named_buffers():
-        found += [name, _shape(buffer)]
-    return found
+        parts += [name, _shape(buffer)]
+    return parts
 
 
 def _settings(thing: Any) -> Iterator[Any]:

@@ -370,7 +370,7 @@ def test_nothing_is_kept_alive(world: Callable[..., DeviceMesh], block: Any, siz
     gc.collect()
     alive = [reference() for reference in watched[:3]]
     assert alive == [None] * 3
-    assert ops._known_message.cache_info().currsize == 0
+    assert ops._cached_message.cache_info().currsize == 0
     assert len(trace) > 0
     assert mesh is not None
 
