@@ -30,7 +30,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from dsexplore.torch_internals.function_modes import default_device
 from dsexplore.torch_internals.names import is_there
 from dsexplore.torch_internals.patches import Patch
-from dsexplore.worlds.cuda.patch_table import TABLE as TABLE_OF_GPUS
+from dsexplore.worlds.cuda.cuda_patch_table import TABLE as TABLE_OF_GPUS
 from dsexplore.worlds.patch_table import TABLE
 
 if TYPE_CHECKING:

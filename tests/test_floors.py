@@ -1,4 +1,4 @@
-"""How modules may lean on each other, read off the sources: floors, no import circles, no name in two rooms."""
+"""How modules may lean on each other, read off the sources: floors, no import circles, each module and class name once."""
 
 from __future__ import annotations
 
@@ -51,14 +51,10 @@ ONE_DOOR = {("display", "views"), ("trace", "analysis"), ("trace", "cost"), ("tr
 calls by the table in `trace/passes.py`, and which a test keeps to type checkers."""
 ROOT = "__init__"
 """The package itself hands names on from everywhere, lazily."""
-DOOR = "torch_internals"
-"""Its modules have the names of torch's subjects, as modules that show something of these have."""
 WITH_CIRCLES: set[str] = set()
 """Rooms whose modules still import each other in a circle; a room leaves this list with its last circle."""
-TO_RENAME: set[str] = set()
-"""Module names that still stand in two rooms; a name leaves this list with its second use."""
 ON_PURPOSE = {"constants": "as in deepspeed.constants and deepspeed.comm.constants, whose names they have"}
-"""Module names that may stand in two rooms, each with why."""
+"""Module names that may stand in two folders, each with why."""
 
 
 def room_of(path: Path) -> str:
@@ -202,13 +198,20 @@ def later():
     assert circle({"a": {"b", "c"}, "b": {"c"}}) == []
 
 
-def test_no_module_name_stands_in_two_rooms() -> None:
-    rooms = defaultdict(set)
+def test_each_module_name_stands_once() -> None:
+    folders = defaultdict(set)
     for path in PACKAGE.rglob("*.py"):
-        if path.stem not in (ROOT, "__main__") and room_of(path) != DOOR:
-            rooms[path.stem].add(room_of(path))
-    twice = {name: sorted(where) for name, where in rooms.items() if len(where) > 1}
-    unexpected = {name: where for name, where in twice.items() if name not in TO_RENAME | ON_PURPOSE.keys()}
-    assert not unexpected, f"one name, one meaning: rename one of each of {unexpected}"
-    gone = (TO_RENAME | ON_PURPOSE.keys()) - twice.keys()
-    assert not gone, f"{sorted(gone)} stand in one room now: remove them from TO_RENAME or ON_PURPOSE"
+        if path.stem not in (ROOT, "__main__"):
+            folders[path.stem].add(str(path.parent.relative_to(PACKAGE)))
+    twice = {name: sorted(where) for name, where in folders.items() if len(where) > 1}
+    assert twice.keys() == ON_PURPOSE.keys(), f"one name, one meaning: {twice}, and on purpose {ON_PURPOSE}"
+
+
+def test_each_class_name_stands_in_one_module() -> None:
+    modules = defaultdict(set)
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                modules[node.name].add(module_of(path))
+    twice = {name: sorted(where) for name, where in modules.items() if len(where) > 1}
+    assert not twice, f"one name, one meaning: {twice}"

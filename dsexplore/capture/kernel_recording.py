@@ -24,9 +24,9 @@ from dsexplore.capture.issued_collective import Issued
 from dsexplore.capture.kernel_sums import FusedKernel, KernelSums
 from dsexplore.capture.live_memory import LiveMemory
 from dsexplore.capture.module_entry import ModuleEntry
-from dsexplore.capture.modules import Modules
 from dsexplore.capture.op_costs import OpCost, cost_of, read_op
 from dsexplore.capture.ops import tensors_in
+from dsexplore.capture.recorded_modules import Modules
 from dsexplore.torch_internals.autograd import AccumulateGrad, current_graph_task, current_node
 from dsexplore.torch_internals.dispatch import PlainDispatchMode, eval_frame_callback, leave_to_python, uncompiled
 from dsexplore.torch_internals.dtensor import PROPAGATE_TENSOR_META, local_tensor

@@ -18,7 +18,7 @@ from torch.fx import GraphModule
 from dsexplore.capture import frame_kinds
 from dsexplore.capture.autograd_nodes import NO_CALL, ModuleCall, ThreadCalls
 from dsexplore.capture.module_entry import ModuleEntry
-from dsexplore.capture.modules import Modules
+from dsexplore.capture.recorded_modules import Modules
 from dsexplore.torch_internals.autograd import next_node_number
 from dsexplore.torch_internals.dispatch import leave_frame_to_python, leave_to_python
 

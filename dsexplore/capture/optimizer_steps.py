@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -13,7 +13,6 @@ from typing import Any
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from dsexplore.capture.return_watch import ReturnWatch
 from dsexplore.torch_internals.frames import makes_optimizer_state
 from dsexplore.trace.step_marks import StepMarks
 
@@ -43,7 +42,7 @@ class StepCounter:
     """
 
     def __init__(self, limit: int | None, steps: StepMarks) -> None:
-        self.taken = 0
+        self.count = 0
         self._limit, self._steps = limit, steps
         self._latest: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
         """The program's step that each optimizer last took part in."""
@@ -59,7 +58,7 @@ class StepCounter:
 
         torch calls this as a hook.
         """
-        if self.taken and self.taken == self._limit and self._has_stepped(optimizer):
+        if self.count and self.count == self._limit and self._has_stepped(optimizer):
             self._steps.end_with_step()
             raise self._enough()
 
@@ -72,13 +71,13 @@ class StepCounter:
         if any(makes_optimizer_state(frame.f_code) or _is_step_of(optimizer, frame) for frame in callers):
             return
         if self._has_stepped(optimizer):
-            self.taken += 1
+            self.count += 1
             self._steps.step()
-            if self.taken == self._limit:
+            if self.count == self._limit:
                 self._awaited = weakref.WeakSet(_optimizers()) - self._earlier
         else:
             self._steps.lengthen_step()
-        self._latest[optimizer] = self.taken
+        self._latest[optimizer] = self.count
         self._awaited.discard(optimizer)
         around = [frame for frame in callers if frame.f_code.co_name == "step"]
         if not around or not self._watches(around[-1]):
@@ -100,7 +99,7 @@ class StepCounter:
 
     def _end(self) -> None:
         """End the program if no optimizer is to step any more."""
-        if self.taken == self._limit and not self._awaited:
+        if self.count == self._limit and not self._awaited:
             raise self._enough()
 
     def close(self) -> None:
@@ -111,11 +110,11 @@ class StepCounter:
 
     def _enough(self) -> EnoughSteps:
         """Build the exception that ends the program; its text is meant for programs that log it."""
-        return EnoughSteps(f"dsexplore ends the script after its optimizer step {self.taken}, as asked")
+        return EnoughSteps(f"dsexplore ends the script after its optimizer step {self.count}, as asked")
 
     def _has_stepped(self, optimizer: Optimizer) -> bool:
         """Return True if an optimizer took part in the program's latest step; before the first one always True."""
-        return self._latest.get(optimizer, 0) == self.taken
+        return self._latest.get(optimizer, 0) == self.count
 
 
 def _callers() -> Iterator[FrameType]:
@@ -166,3 +165,50 @@ def counted_steps(limit: int | None, steps: StepMarks) -> Iterator[StepCounter]:
         counter.close()
         for handle in handles:
             handle.remove()
+
+
+class ReturnWatch:
+    """Calls ``then`` when the function of a frame returns, and not if it raises; Python's tracing tells when.
+
+    Args:
+        frame: the frame of a function that runs in this thread.
+        then: may raise; its exception leaves the watched function in place of what that returns.
+    """
+
+    def __init__(self, frame: FrameType, then: Callable[[], None]) -> None:
+        self.frame = frame
+        self._then = then
+        self._raises = False
+
+    def begin(self) -> bool:
+        """Start to watch.
+
+        Returns:
+            False where a debugger or a coverage tool traces the thread, which is left alone: nothing is watched.
+        """
+        if sys.gettrace() is not None:
+            return False
+        self.frame.f_trace, self.frame.f_trace_lines = self._met, False
+        sys.settrace(_no_other)
+        return True
+
+    def end(self) -> None:
+        """Watch no longer; a second call does nothing."""
+        if sys.gettrace() is _no_other:
+            sys.settrace(None)
+        if self.frame.f_trace == self._met:
+            self.frame.f_trace = None
+
+    def _met(self, frame: FrameType, event: str, _argument: Any) -> Any:
+        """Handle a trace event of the frame; line events show that it continues after an exception."""
+        if event == "return":
+            self.end()
+            if not self._raises:
+                self._then()
+            return None
+        self._raises = frame.f_trace_lines = event == "exception"
+        return self._met
+
+
+def _no_other(_frame: FrameType, _event: str, _argument: Any) -> None:
+    """Ignore functions that are called from now on, as a trace function that traces nothing."""

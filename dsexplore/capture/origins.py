@@ -11,7 +11,7 @@ from dsexplore.capture.autograd_nodes import ModuleCall
 from dsexplore.capture.groups import Groups
 from dsexplore.capture.issued_collective import Issued, Origin, Redistribute
 from dsexplore.capture.module_entry import ModuleEntry
-from dsexplore.capture.modules import Modules
+from dsexplore.capture.recorded_modules import Modules
 from dsexplore.capture.source_lines import Sources
 from dsexplore.capture.stack_reading import DDP_BUCKET, DDP_UNUSED, StackReading
 

@@ -19,10 +19,10 @@ from dsexplore.capture.collective_kinds import CollectiveKind, CollectiveKinds
 from dsexplore.capture.groups import Group, own_rank, size_of
 from dsexplore.capture.issued_collective import Issued
 from dsexplore.capture.module_entry import ModuleEntry
-from dsexplore.capture.modules import Modules
 from dsexplore.capture.ops import Message
 from dsexplore.capture.parameters import Parameter
 from dsexplore.capture.peers import Parties
+from dsexplore.capture.recorded_modules import Modules
 from dsexplore.capture.recorded_steps import Steps, step_numbers
 from dsexplore.capture.recorded_tables import Columns, EventColumns, Recorded
 from dsexplore.capture.recording import Recording

@@ -34,11 +34,11 @@ from dsexplore.capture.issued_collective import Batches, Issued, Label, is_async
 from dsexplore.capture.labels import current
 from dsexplore.capture.module_calls import ModuleCalls
 from dsexplore.capture.module_entry import ModuleEntry
-from dsexplore.capture.modules import Modules
 from dsexplore.capture.ops import Communication, Message, forget_messages
 from dsexplore.capture.origins import Origins
 from dsexplore.capture.peers import PARTIES
 from dsexplore.capture.recorded_content import content_of
+from dsexplore.capture.recorded_modules import Modules
 from dsexplore.capture.recorded_steps import is_own
 from dsexplore.capture.recorded_tables import Recorded
 from dsexplore.capture.recording import Recording

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from dsexplore.capture.issued_collective import Issued
-from dsexplore.capture.modules import Modules
+from dsexplore.capture.recorded_modules import Modules
 from dsexplore.capture.recorded_steps import OuterCalls
 from dsexplore.errors import UsageError
 from dsexplore.progress import Work

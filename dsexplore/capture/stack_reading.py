@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dsexplore.capture import frame_kinds
 from dsexplore.capture.autograd_nodes import NO_CALL, Backward, ModuleCall, ThreadCalls
-from dsexplore.capture.modules import Modules
+from dsexplore.capture.recorded_modules import Modules
 from dsexplore.capture.source_lines import Sources
 from dsexplore.torch_internals import frames
 from dsexplore.torch_internals.autograd import current_graph_task, current_node

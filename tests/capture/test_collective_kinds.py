@@ -14,9 +14,9 @@ from dsexplore.capture import origins
 from dsexplore.capture.collective_kinds import CollectiveKinds
 from dsexplore.capture.groups import Group, Groups
 from dsexplore.capture.issued_collective import Issued, Origin, Redistribute
-from dsexplore.capture.modules import Modules
 from dsexplore.capture.ops import Message
 from dsexplore.capture.recorded_content import event_columns
+from dsexplore.capture.recorded_modules import Modules
 from dsexplore.capture.stack_reading import StackReading
 from dsexplore.torch_internals.dtensor import mesh_without_groups
 

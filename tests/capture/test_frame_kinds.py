@@ -14,8 +14,8 @@ import torch.distributed as dist
 from torch.distributed._functional_collectives import all_gather_tensor
 
 from dsexplore.capture import frame_kinds, recorder
-from dsexplore.capture.modules import Modules
 from dsexplore.capture.record import record
+from dsexplore.capture.recorded_modules import Modules
 from dsexplore.capture.source_lines import Sources, source_text
 from dsexplore.capture.stack_reading import StackReading, read_stack
 from dsexplore.torch_internals.dispatch import has_kernel_for

@@ -40,9 +40,9 @@ def test_each_step_is_marked_once() -> None:
             one.step()
             other.step()
     assert marks == ["step", "lengthen_step"] * 3
-    assert counter.taken == 3
+    assert counter.count == 3
     one.step()
-    assert counter.taken == 3
+    assert counter.count == 3
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_ends_when_all_optimizers_stepped_or_one_steps_again(limit: int, order: 
             begun += name
             optimizers[name].step()
     assert begun == expected
-    assert counter.taken == limit
+    assert counter.count == limit
     assert ("end_with_step" in marks) is (begun == "cababa")
     assert isinstance(earlier, torch.optim.Optimizer)  # still there: the program did not wait for it
 
@@ -149,7 +149,7 @@ def test_a_step_that_makes_an_optimizers_state_is_none_of_the_programs() -> None
     with counted_steps(1, marks) as counter:
         assert get_optimizer_state_dict(model, made)["state"]
     assert not marks
-    assert not counter.taken
+    assert not counter.count
 
 
 class Decayed(torch.optim.SGD):
@@ -166,4 +166,4 @@ def test_a_step_that_calls_the_base_classs_is_one() -> None:
         made.step()
         made.step()
     assert marks == ["step", "step"]
-    assert counter.taken == 2
+    assert counter.count == 2

@@ -31,8 +31,8 @@ from torch.distributed.tensor.parallel import (
 from torch.utils.checkpoint import checkpoint
 
 from dsexplore.capture.module_calls import ModuleCalls
-from dsexplore.capture.modules import Modules
 from dsexplore.capture.record import record
+from dsexplore.capture.recorded_modules import Modules
 from dsexplore.capture.stack_reading import read_stack
 from dsexplore.worlds.simulate import simulate
 

@@ -362,7 +362,7 @@ class TestFakeTensors:
     def test_chunks_are_those_of_torch(self, length: int, ranks: int) -> None:
         from torch.distributed.fsdp._fully_shard._fsdp_param import _chunk_with_empty
 
-        from dsexplore.worlds.fake.fake_tensors import Chunks
+        from dsexplore.worlds.fake.fake_workarounds import Chunks
 
         whole = torch.arange(length * 2).view(length, 2)
         ours, theirs = Chunks(whole, ranks, 0), _chunk_with_empty(whole, ranks, dim=0)

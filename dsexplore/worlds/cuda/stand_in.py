@@ -9,9 +9,9 @@ from dsexplore.errors import UsageError
 from dsexplore.interrupts import uninterrupted
 from dsexplore.torch_internals.patches import Parts, Patches, install_all
 from dsexplore.worlds.cuda.cuda_driver import Driver
+from dsexplore.worlds.cuda.cuda_patch_table import TABLE
 from dsexplore.worlds.cuda.function_mode import StandInMode
 from dsexplore.worlds.cuda.gpu import Gpu, read_gpu
-from dsexplore.worlds.cuda.patch_table import TABLE
 from dsexplore.worlds.remarks import Remarks
 
 _current: Gpu | None = None

@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from dsexplore.torch_internals.dtensor import MESH_METHODS_THAT_READ_RANKS, MESH_RANKS
 from dsexplore.torch_internals.names import TorchName
 from dsexplore.torch_internals.patches import Change, Entry, Parts, Patch, Patches
-from dsexplore.worlds.fake.fake_tensors import outside_fake_mode
+from dsexplore.worlds.fake.fake_workarounds import outside_fake_mode
 
 Method = Callable[..., Any]
 

@@ -38,7 +38,7 @@ from dsexplore.torch_internals.fake_tensors import (
 )
 from dsexplore.torch_internals.patches import Entry, Parts, Patch
 from dsexplore.worlds.fake.fake_dispatch import entered
-from dsexplore.worlds.fake.fake_tensors import outside_fake_mode
+from dsexplore.worlds.fake.fake_workarounds import outside_fake_mode
 from dsexplore.worlds.remarks import Remarks
 
 _CHUNK = 1 << 20

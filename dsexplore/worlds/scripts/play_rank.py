@@ -226,12 +226,12 @@ def _execute(execute: Callable[[], None], limit: int | None, trace: Trace, remar
             execute()
         except EnoughSteps:
             note_what_preceded(trace, remarks)
-            remarks.note(f"the script was ended after {format_count(counter.taken, 'optimizer step')}, as asked")
+            remarks.note(f"the script was ended after {format_count(counter.count, 'optimizer step')}, as asked")
             return
         except SystemExit as end:
             if end.code not in (None, 0):
                 raise
         note_what_preceded(trace, remarks)
-        note_what_followed(trace, counter.taken, remarks)
+        note_what_followed(trace, counter.count, remarks)
         if limit is not None:
-            remarks.note(f"the script came to its end after {format_count(counter.taken, 'optimizer step')}")
+            remarks.note(f"the script came to its end after {format_count(counter.count, 'optimizer step')}")

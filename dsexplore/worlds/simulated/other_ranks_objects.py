@@ -35,7 +35,7 @@ from dsexplore.torch_internals.process_groups import (
     is_outside,
     pickled,
 )
-from dsexplore.worlds.fake.fake_tensors import outside_fake_mode
+from dsexplore.worlds.fake.fake_workarounds import outside_fake_mode
 from dsexplore.worlds.remarks import Remarks
 from dsexplore.worlds.simulated.received_values import Received
 from dsexplore.worlds.simulated.shared_objects import SharedObjects

@@ -29,7 +29,7 @@ from dsexplore.torch_internals.process_groups import (
     NEW_GROUP,
 )
 from dsexplore.worlds.cuda.first_use import FirstUse
-from dsexplore.worlds.fake.fake_tensors import outside_fake_mode
+from dsexplore.worlds.fake.fake_workarounds import outside_fake_mode
 from dsexplore.worlds.simulated.closed import WorldObjects
 from dsexplore.worlds.world_settings import WorldSettings
 

@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from dsexplore.capture.module_calls import ModuleCalls
-from dsexplore.capture.modules import Modules
+from dsexplore.capture.recorded_modules import Modules
 from dsexplore.capture.source_lines import file_name, source_text
 
 PARTS = ("", ".w1", ".w3", ".w2")

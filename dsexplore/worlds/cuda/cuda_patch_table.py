@@ -18,7 +18,7 @@ from dsexplore.worlds.cuda import (
     refused,
     rng,
     sent_tensors,
-    tensors,
+    tensor_construction,
     torch_cuda,
     torch_load,
 )
@@ -31,7 +31,7 @@ TABLE: tuple[Entry, ...] = (
     *rng.PATCHES,
     *autocast.PATCHES,
     *torch_load.PATCHES,
-    *tensors.PATCHES,
+    *tensor_construction.PATCHES,
     *nccl.PATCHES,
     *gpu_kernels.PATCHES,
     *refused.PATCHES,
