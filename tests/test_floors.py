@@ -1,4 +1,4 @@
-"""How modules may lean on each other, read off the sources: floors, no import circles, each module and class name once."""
+"""How modules may lean on each other, read off the sources: floors, no import circles, each name once."""
 
 from __future__ import annotations
 
