@@ -26,13 +26,13 @@ from dsexplore.errors import UsageError
 
 _PROGRAM = "import sys; sys.path[:] = {path!r}; from dsexplore.aio.bench_processes import serve; serve()"
 _AHEAD = 0.005
-"""Seconds between the message that all are ready and the common start."""
+"""Seconds between the message that all processes are ready and the common start."""
 _PATIENCE = 10.0
 """Seconds that a process has to exit by itself."""
 
 
 class Worker:
-    """A process that measures at the same time as this one, as `Bench.measure` does."""
+    """A process that measures at the same time as this one; see `Bench.measure`."""
 
     def __init__(self, number: int, arguments: dict[str, Any]) -> None:
         program = _PROGRAM.format(path=sys.path)

@@ -48,10 +48,10 @@ class Policy(NamedTuple):
 
 @dataclass(slots=True)
 class DriveMonitor:
-    """Stops drives at a deadline, and records what they moved and each request's latency; threads may share one."""
+    """Stops drives at a deadline, and records their bytes and each request's latency; threads may share one."""
 
     deadline: float
-    """By ``clock``: afterwards nothing more is submitted, except once by a drive that starts late."""
+    """Time on ``clock`` after which nothing is submitted, except one batch by a drive that starts late."""
     clock: Callable[[], float] = time.perf_counter
     latencies: list[float] = field(default_factory=list)
     """Seconds from the submission of each request until its completion was noticed."""
@@ -78,9 +78,9 @@ class _Times:
         self._looks.append((following, self._now))
 
     def note(self, completions: Completions, following: int) -> list[tuple[int, int]]:
-        """Record the latencies of what the waits since the last call brought, in order, and return the completions.
+        """Record the latencies of the requests that completed since the last call, in order, and return them.
 
-        Each wait but the last has brought as many as were submitted after it.
+        Each wait but the last returned as many completions as requests were submitted after it.
         """
         done = list(completions)
         looks, begun, latencies, rest = self._looks, self._begun, self._watch.latencies, iter(done)
@@ -101,7 +101,7 @@ class _Times:
             self.look(steady.first)
 
     def close(self, offset: int, nbytes: int) -> None:
-        """Pass the latencies of the compiled loop, and what the table has moved, to the watch."""
+        """Pass the latencies of the compiled loop, and the bytes of the table, to the watch."""
         self._watch.latencies.extend(self.latencies[: self._finished].tolist())
         self._watch.moved.append((offset, nbytes))
 
@@ -153,10 +153,10 @@ class _Compiled:
 def _steady_part(
     engine: Engine, requests: Requests, policy: Policy, slots: Slots | None, times: _Times | None
 ) -> Callable[[int, int], tuple[int, int]] | None:
-    """Return a function that keeps a full queue full, if the engine can do that itself, else None.
+    """Return the engine's own loop, which keeps a full queue full; None if it has none.
 
-    It is called with the first and the end of the requests that may be started, and returns the index after the last
-    one started, and the number unfinished.
+    It takes the range of requests that may be started, as first and end, and returns the index after the last one
+    started and the number of unfinished ones.
     """
     if isinstance(engine, CompiledEngine) and engine.is_compiled:
         can_lend, can_time = slots is None or slots.passes_on, times is None or times.is_monotonic
@@ -250,7 +250,7 @@ def drain(engine: Engine) -> None:
 
 
 def _submit_rest(engine: Engine, first: int, count: int, single: bool, slots: Slots | None) -> int:
-    """Submit as many more of `count` requests as the system accepts now; wait for room if nothing is in flight.
+    """Submit as many of `count` requests as the system accepts now; wait for room if nothing is in flight.
 
     Slots lent to requests that were not accepted are returned.
     """

@@ -1,8 +1,8 @@
-"""When each collective of a trace itself ran, and for how many seconds of a step any of some collectives did.
+"""When each collective of a trace ran, without waiting, and for how many seconds of a step a set of collectives ran.
 
-A collective has one duration, the least over its recorded ranks: on the others it began earlier, and what they measured
-more is waiting. So every event of a collective gets the begin and the end of the rank that took least. A message that
-both its ends recorded is treated alike: a receive waits for its sender.
+A collective has one duration, the minimum over its recorded ranks: the other ranks began earlier, and the difference is
+waiting. So every event of a collective gets the start and the end of the rank with the shortest duration. Messages
+recorded at both ends are treated in the same way: a receive waits for its sender.
 
 Worked example: ranks 0 and 1 measured an all_reduce from 0 to 9 and from 6 to 10 ms. The collective ran from 6 to
 10 ms; rank 0 waited for rank 1 for 5 ms of its 9, and those 5 ms are on no link.

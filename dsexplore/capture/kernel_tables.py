@@ -1,4 +1,4 @@
-"""The tables of kernels and of memory of a `Trace`, made of what a recording of costs holds."""
+"""The tables ``kernels`` and ``memory`` of a `Trace`, built from a `KernelRecording`."""
 
 from __future__ import annotations
 

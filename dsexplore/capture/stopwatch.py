@@ -24,12 +24,12 @@ from dsexplore.trace.schema import Timing
 
 
 class Stopwatch:
-    """Measures collectives, each on its backend's own terms.
+    """Measures collectives, each with the timing of its backend.
 
     Args:
         now: nanoseconds since the epoch.
         mark: records events on devices.
-        ticks: nanoseconds of a clock that does not jump, for how long programs stand still.
+        ticks: nanoseconds of a monotonic clock, to measure how long the program waits.
     """
 
     def __init__(self, now: Clock, mark: Mark = mark_stream, ticks: Clock = time.perf_counter_ns) -> None:
@@ -80,13 +80,13 @@ class Stopwatch:
     def begin(self, event: Spanned, timing: Timing, args: Sequence[Any], communicator: object = None) -> None:
         """Record the start of ``event``, a collective that is about to be issued.
 
-        One that is captured in a CUDA graph does not run now, and has no times.
+        A collective that is captured in a CUDA graph does not run now, and has no times.
 
         Args:
-            event: it.
+            event: the collective.
             timing: of its group.
-            args: its arguments.
-            communicator: the same for all that a device carries out one after the other; None where that is not known.
+            args: arguments of its op.
+            communicator: equal for all collectives that a device runs in sequence; None if unknown.
         """
         device = device_of(args) if timing == "cuda" else None
         if device is None:

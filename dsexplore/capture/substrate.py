@@ -1,6 +1,6 @@
-"""Where the recorder sees collectives: below everything that can issue one, above what carries it out.
+"""Where the recorder sees collectives: below everything that can issue one, above the kernels that run it.
 
-What must hold, on success, exception and Ctrl-C:
+Requirements, on success, exception and Ctrl-C:
 
 1. each collective is seen once, whoever issues it: Python, DDP's C++ reducer, FSDP, DTensor, compiled code,
    any thread, on real, meta and fake tensors;
@@ -54,9 +54,9 @@ class Substrate(Protocol):
 class KernelSubstrate:
     """Puts a kernel in front of each op's own.
 
-    The dispatcher passes the key ``BackendSelect`` on every call, in every thread and mode, right before it chooses
-    the kernel of a device; torch uses it for functions that make tensors, and has nothing there for communication.
-    From there a call goes on to whatever kernel it would have reached.
+    It is registered for the dispatch key ``BackendSelect``, which every call passes, in every thread and mode, right
+    before the kernel of a device is chosen. torch uses this key for factory functions, and registers nothing there for
+    communication. The call then continues to the kernel that it would have reached.
     """
 
     def __init__(self) -> None:
@@ -122,8 +122,8 @@ class LocalTensorSubstrate:
 class FakeTensorSubstrate:
     """Observes the ops whose result on fake tensors ``torch.library.register_fake`` describes.
 
-    `FakeTensorMode` calls that description itself, and no kernel. A newer description stands before it while this is
-    installed. On meta tensors the description is called by a kernel, whose call `KernelSubstrate` has seen.
+    `FakeTensorMode` calls this description and no kernel, so the description is replaced while this is installed. On
+    meta tensors a kernel calls the description, and `KernelSubstrate` has already seen that kernel.
     """
 
     def __init__(self) -> None:

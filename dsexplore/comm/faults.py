@@ -10,7 +10,7 @@ from dsexplore.comm.meeting import stopped_or_ended
 
 _SHOWN_RANKS = 16
 NO_PEERS = (None, None)
-"""For a call without a root and without another rank: see `check_peers`."""
+"""Argument of `check_peers` for a call without root and peer."""
 
 
 def explain(error: Exception, call: str, group: Any) -> None:
@@ -59,7 +59,7 @@ def describe(group: Any) -> str:
 
 
 def _peers_that_cannot(group: Any) -> str:
-    """Return a text on peers that are stopped or have ended, as far as this process can see; empty if none."""
+    """Return a text on peers that this process knows to be stopped or ended; empty if none."""
     try:
         ranks = td.get_process_group_ranks(td.group.WORLD if group is None else group)
         stopped = stopped_or_ended([rank for rank in ranks[:_SHOWN_RANKS] if rank != td.get_rank()])

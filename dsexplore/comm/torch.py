@@ -105,7 +105,7 @@ _SUM = td.ReduceOp.SUM
 
 
 class TorchBackend(Backend):
-    """torch.distributed; a world that is there already is adopted, not initialized twice.
+    """torch.distributed; an existing process group is adopted, not initialized again.
 
     Args:
         backend: torch's name, such as ``"nccl"``, ``"gloo"`` or ``"cpu:gloo,cuda:nccl"``; None for torch's choice.
@@ -245,7 +245,7 @@ class TorchBackend(Backend):
         self.initialized = td.is_initialized()
 
     def init_device_mesh(self, mesh_shape: tuple[int, ...], mesh_dim_names: tuple[str, ...] | None) -> DeviceMesh:
-        """Create a mesh of all ranks, on the device type of this backend."""
+        """Create a mesh of all ranks on the device type of this backend."""
         device_type = "cuda" if NCCL_BACKEND in td.get_backend() else "cpu"
         return init_device_mesh(device_type, mesh_shape, mesh_dim_names=mesh_dim_names)
 

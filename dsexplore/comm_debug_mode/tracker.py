@@ -54,7 +54,7 @@ class CommModeModuleTracker:
 
     @property
     def active(self) -> bool:
-        """Whether the block is running."""
+        """True while the block runs."""
         return self._open is not None
 
     @property
@@ -84,27 +84,27 @@ class CommModeModuleTracker:
 
     @property
     def module_helper_dict(self) -> dict[str, dict[str, object]]:
-        """Module → its depth, type, and the placements of its parameters as text."""
+        """{module: depth, type, and placements of its parameters as text}."""
         return {name: node.as_torchs() for name, node in self.tree.items()}
 
     @property
     def module_depth_dict(self) -> dict[str, int]:
-        """Module → depth, 0 for `GLOBAL`."""
+        """{module: depth}, 0 for `GLOBAL`."""
         return {name: node.depth for name, node in self.tree.items()}
 
     @property
     def module_parents_dict(self) -> dict[str, set[str]]:
-        """Module → itself and all that surrounds it."""
+        """{module: itself and the modules that contain it}."""
         return {name: node.parents | ({name} if node.parents else set()) for name, node in self.tree.items()}
 
     @property
     def parent_dict(self) -> dict[str, list[str]]:
-        """Module → the modules directly inside it, each once."""
+        """{module: its children, each once}."""
         return {name: list(node.children) for name, node in self.tree.items() if node.children}
 
     @property
     def module_parameters_dict(self) -> dict[str, dict[str, torch.Tensor]]:
-        """Module → its own parameters' data, for modules that still exist."""
+        """{module: {name: data of its direct parameters}}, for modules that still exist."""
         tree = self.tree
         alive = dict(self._alive(self._references))
         parameters = {
@@ -116,7 +116,7 @@ class CommModeModuleTracker:
 
     @property
     def sharding_dict(self) -> dict[str, tuple[Placement, ...]]:
-        """Parameter → its placements, for DTensors of modules that still exist."""
+        """{parameter: placements}, for DTensors of modules that still exist."""
         return {
             f"{name}.{key}": data.placements
             for name, own in self.module_parameters_dict.items()
@@ -126,23 +126,23 @@ class CommModeModuleTracker:
 
     @property
     def is_bw(self) -> bool:
-        """Whether autograd is running a backward pass in this thread."""
+        """True while autograd runs a backward pass in this thread."""
         return current_graph_task() != -1
 
     @property
     def activation_checkpointing(self) -> bool:
-        """Whether a module's forward runs inside backward."""
+        """True while a module's forward runs inside backward."""
         return self.is_bw and recorder_in_use.is_in_forward()
 
     @property
     def name(self) -> str:
-        """The module that is running; in backward, the one whose forward made the running node."""
+        """The running module; in backward, the module whose forward made the running node."""
         module = recorder_in_use.running_module() if self._open is not None else None
         return module.name if module is not None else GLOBAL
 
     @property
     def parents(self) -> set[str]:
-        """`GLOBAL`, the module that is running, and all that surrounds it."""
+        """`GLOBAL`, the running module, and the modules that contain it."""
         name = self.name
         return {GLOBAL, name, *torch_json.outer_modules(name)}
 
@@ -153,6 +153,6 @@ class CommModeModuleTracker:
     print_paramater_info = print_parameter_info
 
     def print_sharding_info(self) -> None:
-        """Print a line per parameter that is a DTensor."""
+        """Print one line per DTensor parameter."""
         for name, placements in self.sharding_dict.items():
             print(f"{name}: {placements}")

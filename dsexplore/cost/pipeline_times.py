@@ -1,4 +1,4 @@
-"""The stages of a pipeline, each as long as the ranks that were traced say, and how long ranks wait for one another."""
+"""Times of pipeline stages, from the ranks that were traced, and how long ranks wait for one another."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from dsexplore.worlds.repeats.layer_runs import CannotSkip
 from dsexplore.worlds.repeats.repeated_rows import RowBoundary, repeat, with_buffers
 
 LOW, EXPECTED, HIGH = range(3)
-"""The ends of a range, and what is expected."""
+"""The low end, the expected value and the high end of a range."""
 
 
 class RankTimes:
-    """One rank's step, once for each end of the range; an end is simulated when it is first asked for."""
+    """One rank's step for each end of the range; an end is simulated on first use."""
 
     def __init__(self, program: StepProgram, slowdown: float, overlap: bool) -> None:
         self.program = program
         self._how = slowdown, overlap
         self._played: dict[int, SimulatedStep] = {}
         self.bubble: Callable[[int], float] = lambda _end: 0.0
-        """Seconds that it waits for other stages of its pipeline, by the end."""
+        """{end of the range: seconds that the rank waits for other stages}."""
 
     def played(self, end: int) -> SimulatedStep:
         """Simulate one end of the range: 0 low, 1 expected, 2 high."""
@@ -62,8 +62,8 @@ def with_microbatches(tables: Tables, count: int) -> Tables | None:
         count: the wanted number.
 
     Returns:
-        None if the schedule is not 1F1B, if no two microbatches in a row are equal, or if so few are wanted that no
-        equal ones would be left.
+        None if the schedule is not 1F1B, if no two consecutive microbatches are equal, or if `count` is too small to
+        keep any of the equal ones.
     """
     described = json.loads(tables.info.schedule) if tables.info.schedule else {}
     if described.get("schedule") != "Schedule1F1B":
@@ -113,7 +113,7 @@ class PipelineTimes:
     Args:
         tables: of the trace.
         schedule: of its pipeline.
-        ranks: the steps of the traced ranks; each waits for the other stages from now on.
+        ranks: the steps of the traced ranks, to which waiting for other stages is added.
     """
 
     def __init__(self, tables: Tables, schedule: Schedule, ranks: list[RankTimes]) -> None:

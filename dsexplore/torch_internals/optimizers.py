@@ -10,22 +10,22 @@ import torch
 from dsexplore.torch_internals.names import TorchName, internal
 
 DEVICES_OF_LISTS = TorchName("torch.utils._foreach_utils:_get_foreach_kernels_supported_devices")
-"""The function that lists the devices whose parameters ``torch.optim`` updates as whole lists."""
+"""Function that returns the devices on which ``torch.optim`` may use its foreach implementation."""
 TYPES_OF_LISTS = TorchName("torch.optim.optimizer:_foreach_supported_types")
-"""The list of classes of tensors that it updates so."""
+"""Tensor classes for which ``torch.optim`` may use its foreach implementation."""
 CHOOSE_LISTS = TorchName("torch.optim.optimizer:_default_to_fused_or_foreach")
-"""The function that chooses between single parameters and whole lists: ``(params, …) -> (fused, foreach)``."""
+"""Function that chooses the default implementation: ``(params, …) -> (fused, foreach)``."""
 
 FSDP1_STATE_KEYS = TorchName("torch.distributed.fsdp._optim_utils:_map_param_key_to_optim_keys")
-"""The function that lists the parameters of FSDP1 of which any rank has an optimizer's state."""
+"""Function that returns the FSDP1 parameters for which any rank holds optimizer state."""
 FSDP1_STATE_INFOS = TorchName("torch.distributed.fsdp._optim_utils:_allgather_state_info")
-"""The function that gathers what the states on all ranks are made of: ``(fsdp_state, input_states)``."""
+"""Function that gathers the structure of the optimizer states of all ranks: ``(fsdp_state, input_states)``."""
 
 ZERO_CONSOLIDATE = TorchName(
     "torch.distributed.optim.zero_redundancy_optimizer:ZeroRedundancyOptimizer.consolidate_state_dict"
 )
 ZERO_BROADCAST = TorchName("torch.distributed.optim.zero_redundancy_optimizer:_broadcast_object")
-"""The function by which a rank's state is broadcast: ``(obj, src_rank, group, device)``."""
+"""Function that broadcasts the state of one rank: ``(obj, src_rank, group, device)``."""
 
 
 def zero_partition(optimizer: Any, rank: int) -> list[dict[str, Any]]:
@@ -35,13 +35,13 @@ def zero_partition(optimizer: Any, rank: int) -> list[dict[str, Any]]:
 
 
 def fsdp1_state_key(names: tuple[str, ...]) -> Any:
-    """Return the key of the optimizer's state of a parameter that FSDP1 manages."""
+    """Return the optimizer state key of a parameter that FSDP1 manages."""
     key: Callable[..., Any] = internal("torch.distributed.fsdp._optim_utils:_OptimStateKey")
     return key(unflat_param_names=names, is_fsdp_managed=True)
 
 
 def fsdp1_state_info(state: Mapping[str, Any]) -> Any:
-    """Return what a rank of FSDP1 sends of a parameter's state: shapes and dtypes, and the values without a dim."""
+    """Return the description of a parameter's state that an FSDP1 rank sends: shapes, dtypes and 0-dim values."""
     info: Callable[..., Any] = internal("torch.distributed.fsdp._optim_utils:StateInfo")
     shape_of: Callable[..., Any] = internal("torch.distributed.fsdp._optim_utils:_PosDimTensorInfo")
     tensors = {name: value for name, value in state.items() if torch.is_tensor(value)}

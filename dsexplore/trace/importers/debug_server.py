@@ -1,8 +1,8 @@
 """A running job through torch's debug server: the flight recorder and the stack of each rank.
 
-``torch.distributed.debug.start_debug_server`` runs one server per rank, and on rank 0 pages that ask them all. Only the
-address of the pages is known outside the job, so they are what is read: each has a heading per rank, and below it what
-that rank answered.
+``torch.distributed.debug.start_debug_server`` runs one server per rank, and on rank 0 web pages that query all of them.
+Outside the job only the address of the pages is known, so the pages are read: each has a heading per rank, followed by
+the answer of that rank.
 """
 
 from __future__ import annotations

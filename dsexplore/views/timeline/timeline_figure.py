@@ -1,4 +1,4 @@
-"""A timeline as a plotly figure: a bar per box of its drawing, in lanes."""
+"""A timeline as a plotly figure: one bar per box, in lanes."""
 
 from __future__ import annotations
 

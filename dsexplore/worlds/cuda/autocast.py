@@ -35,7 +35,7 @@ _OF_CUDA_ALONE = frozenset({"cudnn_convolution", "cudnn_convolution_transpose"})
 
 @cache
 def cuda_ops() -> list[str]:
-    """Return the names of the ops that CUDA's autocast casts, and CPU's does not."""
+    """Return the names of the ops that CUDA's autocast casts and the CPU's does not."""
     return [
         name
         for name in all_op_names()
@@ -58,7 +58,7 @@ def _rule(base: str) -> Rule:
 
 
 def _cast_and_call(op: Any, rule: Rule, *args: Any, **kwargs: Any) -> Any:
-    """Call an op without autocast, with its inputs cast; one that is asked for a dtype gets its inputs as they are."""
+    """Call an op without autocast, with its inputs cast; inputs stay as they are if the caller asks for a dtype."""
     torch.set_autocast_enabled("cpu", False)
     try:
         if kwargs.get("dtype") is not None or any(isinstance(arg, torch.dtype) for arg in args):
@@ -92,7 +92,7 @@ def _cast(arg: Any, dtype: torch.dtype) -> Any:
 
 
 _BEFORE = "_dsexplore_cpu_settings"
-"""The attribute of an autocast with the CPU's settings before each time that it was entered."""
+"""Attribute of an autocast object that holds the CPU's settings from before each entry."""
 
 
 def _entered(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:

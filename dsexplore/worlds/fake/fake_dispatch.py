@@ -1,13 +1,13 @@
 """`SimulationMode`: torch's mode of fake tensors, as a simulated world needs it.
 
-* It invents what a program reads, and sizes that depend on values; and notes what is known of the values of results.
-* Tensors of integers that C++ reads have memory, and ops on them run.
-* Custom ops that communicate inside do so.
-* It gives results where torch's own mode has none: grouped products of all dtypes, and ops that call functions.
+* It invents values that a program reads and sizes that depend on values, and tracks known values of results.
+* Integer tensors that C++ reads have memory, and ops on them run.
+* Custom ops that communicate run their implementation, so that the collectives inside are seen.
+* It has results where torch's mode has none: grouped products of all dtypes, and ops that call functions.
 
-Results of all other ops are those of `FakeTensorMode`. What torch keeps of them makes those of later calls, also in
-other worlds, and in processes that play other ranks (`shared_entries`); and ops of which torch keeps nothing, those of
-c10d, FSDP2 and the profiler, take as few steps as what they return allows.
+Results of all other ops are those of `FakeTensorMode`. Its cached results are reused for later calls, also in other
+worlds and in processes that play other ranks (`shared_entries`). Ops that torch does not cache, those of c10d, FSDP2
+and the profiler, take a shorter path.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ _aten = torch.ops.aten
 _PACK = aten.pack_padded_sequence.default
 _GROUPED = aten.grouped_mm.default
 _FUSED_ADAM = frozenset({aten.fused_adam.default, aten.fused_adamw.default})
-"""Ops that write into thousands of tensors, and whose function for tensors without memory does nothing."""
+"""Ops that write into thousands of tensors, and whose fake implementation does nothing."""
 _SAME = {aten.unsafe_view.default: _aten.view.default, aten.wait.default: _aten.empty_like.default}
-"""Ops of which torch keeps nothing, and those that return the same on fake tensors, of which it does."""
+"""Ops that torch does not cache, with the cached ops that return the same on fake tensors."""
 _FRAMES = 4
 """Number of Python frames from `SimulationMode.__torch_dispatch__` to the call of a collective's op."""
 
@@ -54,7 +54,7 @@ _entered: SimulationMode | None = None
 
 
 def entered() -> SimulationMode | None:
-    """Return the mode of the open world, also where torch has left it for a moment; None where there is none."""
+    """Return the mode of the open world, even while torch has left it temporarily; None if no world is open."""
     return _entered
 
 
@@ -76,7 +76,7 @@ def fake_mode(inventor: Inventor | None = None) -> Iterator[SimulationMode]:
 
 
 def known_results() -> list[tuple[str, Key, Any]]:
-    """Return what is kept of the results of ops, for `learn_results` in another process."""
+    """Return the cached results of ops, for `learn_results` in another process."""
     return [
         (str(op), tuple(rest), kept)
         for (op, *rest), kept in _kept.items()
@@ -85,7 +85,7 @@ def known_results() -> list[tuple[str, Key, Any]]:
 
 
 def learn_results(results: Iterable[tuple[str, Key, Any]]) -> None:
-    """Keep the results of ops that another process knows."""
+    """Add results of ops that another process cached."""
     for name, rest, kept in results:
         _kept.setdefault((attrgetter(name)(torch.ops), *rest), kept)
 
@@ -95,7 +95,7 @@ class SimulationMode(ShortKeyMode):
 
     Attributes:
         inventor: invents the values that a program reads.
-        integers: tensors that have memory all the same.
+        integers: integer tensors with memory.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -103,14 +103,14 @@ class SimulationMode(ShortKeyMode):
         self.inventor = Inventor()
         self.integers = RealIntegers()
         self.first_use: FirstUse | None = None
-        """Told of the first tensor that is made on ``cuda``; torch calls nothing for it in this mode."""
+        """Called with the first tensor that is created on ``cuda``; torch has no hook for it in this mode."""
         self._silent: set[Key] = set()
-        """The keys of calls that return nothing, and change no shape."""
+        """Keys of calls that return nothing and change no shape."""
 
     def dispatch(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Call an op on fake tensors; ops on DTensors, and on results to be waited for, are left to these."""
+        """Call an op on fake tensors; return NotImplemented for DTensors and async results, which handle it."""
         if DTensor in types or AsyncCollectiveTensor in types:
             return NotImplemented
         kwargs = kwargs or {}
@@ -141,13 +141,13 @@ class SimulationMode(ShortKeyMode):
     def _grouped(
         self, func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> torch.Tensor:
-        """Return a grouped product of another type than bfloat16, which torch's shape function asks for."""
+        """Return a grouped product for a dtype other than bfloat16, which torch's fake implementation refuses."""
         narrow = [torch.empty_like(arg, dtype=torch.bfloat16) for arg in args[:2]]
         wide: Any = super().dispatch(func, types, (*narrow, *args[2:]), kwargs)
         return torch.empty_like(wide, dtype=kwargs.get("out_dtype") or args[0].dtype)
 
     def _result(self, func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Return the result of an op, by what torch keeps of an earlier call where it does."""
+        """Return the result of an op, from torch's cache if it has one."""
         key = self.key_of(func, args, kwargs)
         kept = _kept.get(key) if key is not None else None
         if kept is not None:
@@ -169,7 +169,7 @@ class SimulationMode(ShortKeyMode):
         return result
 
     def _collective(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Return the result of a collective, whose kernel for meta tensors is called each time."""
+        """Return the result of a collective; its meta kernel is called each time."""
         with self.as_meta():
             result = func(*args, **kwargs) if kwargs else mode_collectives.call(func, args, _FRAMES)
         if func.namespace == "c10d":
@@ -177,7 +177,7 @@ class SimulationMode(ShortKeyMode):
         return self._all_fake(result, next(_tensors(args)).fake_device)
 
     def _all_fake(self, result: Any, device: torch.device) -> Any:
-        """Return a result with fake tensors on a device for its meta tensors."""
+        """Return a result with each meta tensor replaced by a fake tensor on a device."""
         if isinstance(result, (list, tuple)):
             return type(result)(self._all_fake(each, device) for each in result)
         return self.fake_tensor(result, device) if type(result) is torch.Tensor else result
@@ -185,7 +185,7 @@ class SimulationMode(ShortKeyMode):
     def _of_fsdp(
         self, func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any], key: Key
     ) -> Any:
-        """Return the result of an op of FSDP2's, most of which fill tensors and return nothing."""
+        """Return the result of an FSDP2 op, most of which fill tensors and return nothing."""
         if func.name() == "fsdp::all_gather_copy_in":
             _, gathered, _, length, rank = args
             place = (gathered, 0, length * rank, length * (rank + 1))
@@ -198,18 +198,18 @@ class SimulationMode(ShortKeyMode):
         return result
 
     def _are_plain(self, args: Iterable[Any]) -> bool:
-        """Return True if there are tensors among the arguments, and all are fake ones of this mode without a value."""
+        """Return True if the arguments contain tensors, all of them fake tensors of this mode without a known value."""
         tensors = list(_tensors(args))
         return bool(tensors) and all(type(tensor) is FakeTensor and self.is_plain(tensor) for tensor in tensors)
 
 
 def _needs_invention(args: Sequence[Any]) -> bool:
-    """Return True if torch has no value of its own for what is read: it keeps those of small constants."""
+    """Return True if torch has no value for the tensor that is read; it keeps those of small constants."""
     return isinstance(args[0], FakeTensor) and args[0].constant is None
 
 
 def _tensors(args: Iterable[Any]) -> Iterator[Any]:
-    """Yield the tensors among some arguments, and in lists among them."""
+    """Yield the tensors among some arguments and in their lists."""
     for arg in args:
         if isinstance(arg, torch.Tensor):
             yield arg

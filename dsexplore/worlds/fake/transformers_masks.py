@@ -1,10 +1,10 @@
-"""Masks of transformers: the same on fake tensors as on real ones.
+"""Attention masks of transformers: the same on fake tensors as on real ones.
 
-transformers leaves a mask out where no token is masked, and calls causal attention without one; but not for fake
-tensors, by which it takes the program for one that torch.export reads. Attention then computes all scores in place of
-half of them, and reads a mask that grows with the square of the sequence. Here fake tensors count as real ones, so
-transformers reads whether sequences are packed, which follows from the positions, and whether a token is masked: no
-token is, which is invented, and said.
+On real tensors, transformers passes no mask if no token is masked, and calls causal attention. On fake tensors it
+assumes that torch.export is tracing and always builds a mask: attention then computes all scores instead of half of
+them, and reads a mask that grows with the square of the sequence length. Here transformers treats fake tensors as real
+ones. It reads two values: whether sequences are packed, which follows from the positions, and whether a token is
+masked. The second is unknown; it is assumed that none is, with a remark.
 """
 
 from __future__ import annotations

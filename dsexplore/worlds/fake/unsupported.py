@@ -1,4 +1,4 @@
-"""Parts of torch that have no form on fake tensors: each gives one error that names it and a remedy."""
+"""Parts of torch that do not work on fake tensors: each raises one error that names it and a remedy."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from dsexplore.torch_internals.tensors import NESTED_TENSORS
 _NESTED = "pad the sequences to one length for this run"
 _TRACED = "leave it out for this run, as the module itself sends the same"
 _UNALLOCATED = "its data is not allocated yet"
-"""A part of what torch raises where its C++ reads the memory of a fake tensor."""
+"""Part of torch's error message if C++ reads the memory of a fake tensor."""
 _WITHOUT_SHAPES = "fake impl"
-"""A part of what torch raises for an op that has no function for tensors without memory."""
+"""Part of torch's error message for an op without a fake implementation."""
 _SMALLER = "run a smaller model without --fake (fake=False)"
 
 
@@ -30,7 +30,7 @@ def _refuse(name: str, remedy: str) -> Callable[[Any, Parts], Callable[..., NoRe
 
 @contextmanager
 def explained() -> Iterator[None]:
-    """Add a remedy to torch's errors about values and memory that fake tensors lack, unless it is there already."""
+    """Add a remedy to torch's errors about the missing values and memory of fake tensors, unless they have one."""
     try:
         yield
     except Exception as error:

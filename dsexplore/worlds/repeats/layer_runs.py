@@ -1,8 +1,8 @@
 """Passes through repeated layers: forward, backward, and FSDP2's reductions, each with an interval per layer.
 
-Worked example: of layers 0 to 9 those numbered 0, 1, 2 and 9 were run, at positions 0 to 3. In forward the interval of
-position 2 is equal to that of position 1, and comes seven times: for layers 2 to 8. In backward the interval of
-position 1 is equal to that of position 2, which stands for layer 8, and comes seven times too: for layers 7 to 1.
+Worked example: of layers 0 to 9, layers 0, 1, 2 and 9 were run, at positions 0 to 3. In forward, the interval at
+position 2 equals that at position 1, and is repeated seven times: for layers 2 to 8. In backward, the interval at
+position 1 equals that at position 2, which represents layer 8, and is repeated seven times too: for layers 7 to 1.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ FIRST, LAST = 3, 1
 """How many layers are run before those that are skipped, and after them. The first and the last may differ from the
 others; of two that are equal, one is compared with the other."""
 _REPEATED = 2
-"""The place in a pass of the interval that is repeated; the one before it is compared with it."""
+"""Position in a pass of the interval that is repeated; it is compared with the one before it."""
 _OF_ALL = ("optimizer", "start-up")
 """Phases in which no layer is skipped."""
 Way = Literal["forward", "backward", "reduce"]
-"""What a pass is; ``reduce``: FSDP2's reductions after a pipeline's last backward."""
+"""Kind of a pass; ``reduce``: FSDP2's reductions after a pipeline's last backward."""
 
 
 class CannotSkip(BaseException):
-    """Raised where a program has to be run in full, with why; no ``except Exception`` of a program catches it."""
+    """Raised, with the reason, if a program has to run in full; no ``except Exception`` of the program catches it."""
 
 
 class LayerMark(NamedTuple):
     """The moment at which a pass reaches a layer."""
 
     container: int
-    """The number of the container that holds the layers."""
+    """Index of the container that holds the layers."""
     way: Way
     layer: int
 
@@ -40,11 +40,11 @@ class _Period(NamedTuple):
 
     container: int
     own: int
-    """The position of its layer among those that the pass runs."""
+    """Position of its layer among those that the pass runs."""
     skipped: int
     """Number of layers that the pass skips: 0 if it runs all."""
     shifts: Sequence[int]
-    """By number of the repetition, of which -1 is the last: what makes positions numbers of layers."""
+    """Offset that turns a position into a layer number, by repetition; -1 is the last repetition."""
 
     def position(self, layer: int) -> int | None:
         """Return the position of a layer; None for one that is skipped."""
@@ -56,14 +56,14 @@ class LayerRuns:
     """The passes through repeated layers in a recording, and the names of modules in them.
 
     Args:
-        marks: what is marked at each cut, among it each `LayerMark`.
-        names: by container, the names of its layers; none where all are run.
+        marks: label of each mark in the recording; `LayerMark` for the start of a layer.
+        names: per container, the names of its layers; empty if all of them run.
 
     Attributes:
         times: as `repeat` takes it.
 
     Raises:
-        CannotSkip: layers are not reached one after another.
+        CannotSkip: layers do not run one after another.
     """
 
     def __init__(self, marks: Sequence[object], names: Sequence[Sequence[str]]) -> None:
@@ -93,7 +93,7 @@ class LayerRuns:
         self.times |= {first + at + 1: skipped for at in compared}
 
     def relative(self, name: str, phase: str, interval: int) -> str:
-        """Return a name as it is in each repetition of an interval: with the distance from the interval's own layer."""
+        """Return a name with its layer number replaced by the distance from the interval's layer."""
         place, period = self._place(name), self._periods[interval]
         if place is None or phase in _OF_ALL or place[0] != period.container:
             return name
@@ -104,7 +104,7 @@ class LayerRuns:
         """Return a name with the number of the layer that a repetition stands for.
 
         Raises:
-            CannotSkip: a layer does something where it is unknown what the others do.
+            CannotSkip: a layer is named in a place where the skipped ones cannot be known.
         """
         place, period = self._place(name), self._periods.get(interval)
         if place is None or phase in _OF_ALL:
@@ -123,7 +123,7 @@ class LayerRuns:
         raise CannotSkip(f"{name} does something in {phase} outside of its turn")
 
     def _find(self, name: str) -> tuple[int, int, str] | None:
-        """Return container, layer and the rest of the name of a module inside of a layer."""
+        """Return (container, layer, rest of the name) for a module inside a layer, else None."""
         end = len(name)
         while end > 0 and name[:end] not in self._layers:
             end = name.rfind(".", 0, end)

@@ -1,4 +1,4 @@
-"""Notes on bytes sent before a program's first step and after its last, where these may count to a step wrongly."""
+"""Notes on bytes that a program sends before its first step or after its last, and that may look like a step's."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LINES = 3
 
 
 def note_what_preceded(trace: Trace, remarks: Remarks) -> None:
-    """Note what lines of a program send before its model does, where one step alone does not show what happens once.
+    """Note the source lines that send before the model does: a single step cannot show whether they send in each.
 
     Args:
         trace: the recording of the program, which has come to its end.

@@ -1,8 +1,8 @@
-"""The shapes that earlier pipeline stages of a script send on, found by playing their ranks until they know them.
+"""Output shapes of earlier pipeline stages of a script, inferred by playing the ranks of these stages.
 
-A stage that was not given its shapes asks the stage before it, whose rank no process plays. So the ranks of all earlier
-stages are played, one after the other, each in a process of its own and with the answers of those before, until each
-has run its module once. Several ranks of one world that are played together share the answers through a folder.
+A stage that was not given its input shapes receives them from the stage before it, whose rank no process plays. So one
+rank of each earlier stage is played, in order, in a process of its own and with the answers of the stages before, until
+it has run its module once. Ranks of one world that are played together share the answers through a folder.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Returns the answer of that stage."""
 
 
 class ShapesKnown(BaseException):
-    """Raised in a program, out of the first step of its schedule, once the stage that was asked for has its answer.
+    """Raised out of the first step of a program's schedule, once the wanted stage knows its output shapes.
 
     No ``except Exception`` of the program catches it.
     """
@@ -42,7 +42,7 @@ class EarlierStages:
         play_until: plays the rank of another stage.
         folder: where answers are shared with other ranks; empty for nowhere.
         known: answers by the index of their stage.
-        wanted: the stage with whose answer the program is to end; None for a program that runs on.
+        wanted: stage after whose answer the program ends; None to run the whole program.
         rank: the rank that this process plays.
     """
 
@@ -53,11 +53,11 @@ class EarlierStages:
     rank: int = 0
 
     def shapes(self) -> StageShapes:
-        """Return the callbacks of a simulated world: to get shapes of earlier stages, and to tell those of its own."""
+        """Return a simulated world's callbacks to ask for shapes of earlier stages and to record this rank's."""
         return StageShapes(self.ask, self.found)
 
     def ask(self, stage: Any, source: int) -> Any:
-        """Return the shapes that stage `source` sends on, after finding those of all stages before it."""
+        """Return the output shapes of stage `source`, after inferring those of all stages before it."""
         with track("asking earlier pipeline stages for shapes", source + 1, "stages") as work:
             for index in range(source + 1):
                 if index not in self.known:
@@ -68,7 +68,7 @@ class EarlierStages:
         return self.known[source]
 
     def found(self, stage: Any) -> None:
-        """Record the shapes that a stage of this rank sends on, and share them with other ranks.
+        """Record the output shapes of a stage of this rank, and share them with other ranks.
 
         Raises:
             ShapesKnown: the stage is the wanted one, so the program ends here.

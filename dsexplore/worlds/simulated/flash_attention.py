@@ -1,4 +1,4 @@
-"""Attention of DTensors as on a GPU: by flash attention, whose sharding rules and ring torch has.
+"""Attention of DTensors as on a GPU: flash attention, for which torch has sharding rules and a ring.
 
 On a CPU ``F.scaled_dot_product_attention`` calls an op of its own, for which DTensor has no rule: attention of sharded
 heads, and all of context parallelism, would end in an error. Mirrors the choice in
@@ -31,7 +31,7 @@ def _handle_dtensors(patches: Patches, _parts: Parts) -> None:
 
 
 def _forward_of_dtensors(_op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-    """Return the results of the CPU's op, output and logsumexp, of DTensors of query, key and value."""
+    """Return output and logsumexp, the results of the CPU's op, for DTensors of query, key and value."""
     if kwargs.get("attn_mask") is not None:
         raise NotImplementedError(
             "attention of DTensors with an attention mask is not simulated, as flash attention takes none: "
@@ -67,7 +67,7 @@ def _forward(
     *,
     scale: float | None = None,
 ) -> tuple[Any, ...]:
-    """Compute flash attention of local tensors by the CPU's op."""
+    """Compute flash attention of local tensors with the CPU's op."""
     output, logsumexp = aten.flash_attention_on_cpu.default(query, key, value, dropout, is_causal, scale=scale)
     states = (torch.empty(2, dtype=torch.int64), torch.empty((), dtype=torch.int64))
     return output, logsumexp, None, None, query.shape[2], key.shape[2], *states, query.new_empty(0)
@@ -83,7 +83,7 @@ def _backward(
     *rest: Any,
     scale: float | None = None,
 ) -> Any:
-    """Return the gradients of `_forward`; ``rest``: lengths, dropout, is_causal, states of dropout."""
+    """Return the gradients of `_forward`; `rest` is lengths, dropout, is_causal, dropout states."""
     dropout, is_causal = rest[4], rest[5]
     tensors = (gradient, query, key, value, output, logsumexp)
     return aten.flash_attention_on_cpu_backward.default(*tensors, dropout, is_causal, scale=scale)

@@ -1,6 +1,6 @@
-"""Meshes that make the process groups of the rank that is played, and none of the others'.
+"""Meshes that create only the process groups of the played rank.
 
-torch makes all groups of a mesh on each rank: 3,201 for pp=16 × dp=128 × tp=8, of which a rank is in three, and for the
+torch creates all groups of a mesh on each rank: 3,201 for pp=16 × dp=128 × tp=8, of which a rank is in three; for the
 others `new_group` returns no group. A simulated rank waits for no other, so these calls are skipped.
 """
 
@@ -18,9 +18,9 @@ _ARGUMENTS = ["sub_layout", "rank_map", "dim_name", "backend_override"]
 
 
 def _make_groups_of_rank(make: Any, parts: Parts) -> Any:
-    """Wrap the creation of an axis's groups to make only those that the rank is in, with the names of torch.
+    """Wrap the creation of an axis's groups to create only those of this rank, under torch's names.
 
-    Versions of torch that make groups in another way are left as they are.
+    No effect on versions of torch that create groups in another way.
     """
     if list(signature(make).parameters)[: len(_ARGUMENTS)] != _ARGUMENTS:
         return staticmethod(make)

@@ -1,7 +1,8 @@
-"""``ShardedTensor`` in a simulated world: what the other ranks hold of it, where one rank alone says what it holds.
+"""``ShardedTensor`` in a simulated world: shard metadata of the ranks that are not played.
 
-Each rank sends the others where its shards lie, and torch checks that they cover the tensor. What arrives here from
-another rank is a copy of this rank's own; so the tensor is taken to be cut evenly, and each to hold the next part.
+Each rank sends the offsets and sizes of its shards, and torch checks that together they cover the tensor. In a
+simulated world the metadata received from another rank is a copy of this rank's. So the tensor is assumed to be split
+evenly, and each rank to hold the next part.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def _spread(original: Callable[..., ShardedTensorMetadata], _parts: Parts) -> Ca
 
 
 def _side_by_side(local: ShardedTensorMetadata, ranks: int) -> list[ShardedTensorMetadata | None]:
-    """Return what each rank holds of a tensor that is sharded along one dim by `torch.chunk`; None past its end.
+    """Return the metadata of each rank for a tensor split along one dim as by `torch.chunk`; None for an empty part.
 
     Example: of 10 elements, three ranks hold 4, 4 and 2. A tensor that is sharded otherwise is returned as is.
     """
