@@ -1,4 +1,7 @@
-"""The scripts in ``examples/`` run as their first lines say."""
+"""The scripts in ``examples/`` run as their first lines say.
+
+Modules: none of the package.
+"""
 
 from __future__ import annotations
 

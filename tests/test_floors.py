@@ -1,4 +1,7 @@
-"""How modules may lean on each other, read off the sources: floors, no import circles, each name once."""
+"""How modules may lean on each other, read off the sources: floors, no import circles, each name once.
+
+Modules: ``dsexplore/``.
+"""
 
 from __future__ import annotations
 

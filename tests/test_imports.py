@@ -1,4 +1,7 @@
-"""`import dsexplore` is light: it costs little beside torch, and loads nothing that is only used when drawing."""
+"""`import dsexplore` is light: it costs little beside torch, and loads nothing that is only used when drawing.
+
+Modules: ``__init__.py``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What is declared is what is tested: versions, extras, files, and that nothing names a machine."""
+"""What is declared is what is tested: versions, extras, files, and that nothing names a machine.
+
+Modules: ``dsexplore/``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The table of tested versions, which `run_versions.py` makes from pytest's reports."""
+"""The table of tested versions, which `run_versions.py` makes from pytest's reports.
+
+Modules: none of the package.
+"""
 
 from __future__ import annotations
 

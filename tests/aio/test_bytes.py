@@ -1,4 +1,7 @@
-"""Every byte right: what a handle moves is what plain Python reads and writes."""
+"""Every byte right: what a handle moves is what plain Python reads and writes.
+
+Modules: ``aio/handle.py``, ``aio/driver.py``, ``aio/staging.py``.
+"""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,7 @@
-"""The loop in C: where it is kept, when it is not used, and that it moves every byte."""
+"""The loop in C: where it is kept, when it is not used, and that it moves every byte.
+
+Modules: ``aio/backends/compiled_loop.py``.
+"""
 
 from __future__ import annotations
 

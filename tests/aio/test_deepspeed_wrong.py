@@ -1,4 +1,7 @@
-"""Where DeepSpeed 0.19.8's handle reports success and is wrong, or aborts the process: ours is right, or raises."""
+"""Where DeepSpeed 0.19.8's handle reports success and is wrong, or aborts the process: ours is right, or raises.
+
+Modules: ``aio/handle.py``.
+"""
 
 import errno
 from collections.abc import Callable

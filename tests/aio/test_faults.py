@@ -1,4 +1,7 @@
-"""Full disks, read-only mounts, exhausted limits, forks and kills: a clear error or a right result, no stray file."""
+"""Full disks, read-only mounts, exhausted limits, forks and kills: a clear error or a right result, no stray file.
+
+Modules: ``aio/pool.py``, ``aio/driver.py``, ``aio/scratch.py``.
+"""
 
 from __future__ import annotations
 

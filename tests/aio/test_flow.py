@@ -1,4 +1,7 @@
-"""The steady part of a transfer, which an engine may run by itself, in Python: every way in which it can end."""
+"""The steady part of a transfer, which an engine may run by itself, in Python: every way in which it can end.
+
+Modules: ``aio/driver.py``, ``aio/backends/base.py``.
+"""
 
 from __future__ import annotations
 

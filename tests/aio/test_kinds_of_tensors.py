@@ -1,4 +1,7 @@
-"""Only memory that is there is moved: each kind of tensor without any is refused, by each call, with one error."""
+"""Only memory that is there is moved: each kind of tensor without any is refused, by each call, with one error.
+
+Modules: ``aio/staging.py``, ``aio/handle.py``.
+"""
 
 from __future__ import annotations
 

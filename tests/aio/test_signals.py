@@ -1,4 +1,7 @@
-"""Signals, forks and ends of the program while data moves: nothing is lost, nothing is left."""
+"""Signals, forks and ends of the program while data moves: nothing is lost, nothing is left.
+
+Modules: ``aio/pool.py``, ``aio/driver.py``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Threads of the engine: what happens where the system has none left, and where Ctrl-C comes while they start."""
+"""Threads of the engine: what happens where the system has none left, and where Ctrl-C comes while they start.
+
+Modules: ``aio/pool.py``, ``aio/measure.py``.
+"""
 
 from __future__ import annotations
 

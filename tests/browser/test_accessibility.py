@@ -1,5 +1,7 @@
 """Every view by axe-core, by keyboard alone, at 200 %, in forced colors, narrow, and without a kernel that answers.
 
+Modules: ``views/``.
+
 A static view is the page that ``to_html`` writes; an explorer is the widget's own script in a bare page, on a model
 that Python's widget has filled.
 """

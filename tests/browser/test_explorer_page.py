@@ -1,4 +1,7 @@
-"""What the explorer's page does by itself, in a bare page with a stub of the widget model."""
+"""What the explorer's page does by itself, in a bare page with a stub of the widget model.
+
+Modules: ``views/widgets/explorer_widget.py``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The explorer's timeline, world map and parameters in a real JupyterLab, by mouse and by keyboard alone."""
+"""The explorer's timeline, world map and parameters in a real JupyterLab, by mouse and by keyboard alone.
+
+Modules: ``views/explorer/``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A heatmap of few cells, drawn as a grid of elements in the place of a figure of plotly's."""
+"""A heatmap of few cells, drawn as a grid of elements in the place of a figure of plotly's.
+
+Modules: ``views/widgets/part_widgets.py``.
+"""
 
 from __future__ import annotations
 

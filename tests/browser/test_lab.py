@@ -1,4 +1,7 @@
-"""The explorer in a real JupyterLab: linked, read back in Python, saved and reopened, offline."""
+"""The explorer in a real JupyterLab: linked, read back in Python, saved and reopened, offline.
+
+Modules: ``views/explorer/explorer.py``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The JupyterLab of these tests ends with them, also when they are killed."""
+"""The JupyterLab of these tests ends with them, also when they are killed.
+
+Modules: none of the package.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Explorers in Notebook 7, Voilà and marimo, each with a server of its own: live, without their twins, and answered."""
+"""Explorers in Notebook 7, Voilà and marimo, each with a server of its own: live, without their twins, and answered.
+
+Modules: ``views/explorer/``, ``views/widgets/``.
+"""
 
 from __future__ import annotations
 

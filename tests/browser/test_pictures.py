@@ -1,5 +1,7 @@
 """The pictures of the README: headline, timeline and tree of a real model's step, and its explorer, light and dark.
 
+Modules: ``views/trace/``, ``views/explorer/``.
+
 After a change to a view, copy ``artefacts/readme_*.png`` to ``docs/``.
 """
 

@@ -1,4 +1,7 @@
-"""A progress bar in a real JupyterLab: there while work lasts, and gone from the page and from the file after it."""
+"""A progress bar in a real JupyterLab: there while work lasts, and gone from the page and from the file after it.
+
+Modules: ``progress.py``.
+"""
 
 from __future__ import annotations
 

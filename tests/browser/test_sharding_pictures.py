@@ -1,4 +1,7 @@
-"""Pictures of shardings in a real Chromium: proportions, labels, both themes, narrow pages, keyboard."""
+"""Pictures of shardings in a real Chromium: proportions, labels, both themes, narrow pages, keyboard.
+
+Modules: ``views/sharding/``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The explorer in a file of its own: the same numbers as with a kernel, no network, and readable without JavaScript."""
+"""The explorer in a file of its own: the same numbers as with a kernel, no network, and readable without JavaScript.
+
+Modules: ``views/explorer/standalone.py``.
+"""
 
 from __future__ import annotations
 

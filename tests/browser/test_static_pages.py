@@ -1,4 +1,7 @@
-"""Static pages in a real Chromium: nothing clipped, both themes, keyboard alone, no JavaScript, no network."""
+"""Static pages in a real Chromium: nothing clipped, both themes, keyboard alone, no JavaScript, no network.
+
+Modules: ``views/page/``.
+"""
 
 from __future__ import annotations
 

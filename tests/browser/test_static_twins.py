@@ -1,4 +1,7 @@
-"""Of a live view and its static twin one is seen, however many a notebook has: in JupyterLab, and in a bare page."""
+"""Of a live view and its static twin one is seen, however many a notebook has: in JupyterLab, and in a bare page.
+
+Modules: ``views/widgets/live.py``.
+"""
 
 from __future__ import annotations
 

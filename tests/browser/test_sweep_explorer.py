@@ -1,4 +1,7 @@
-"""The explorer of a sweep in a real JupyterLab: a real disk measured, a point clicked, its block to copy."""
+"""The explorer of a sweep in a real JupyterLab: a real disk measured, a point clicked, its block to copy.
+
+Modules: ``views/sweep/sweep_explorer.py``.
+"""
 
 from __future__ import annotations
 

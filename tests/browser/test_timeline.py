@@ -1,4 +1,7 @@
-"""The timeline's canvas in a bare page, answered by the Python that answers it in a notebook."""
+"""The timeline's canvas in a bare page, answered by the Python that answers it in a notebook.
+
+Modules: ``views/timeline/timeline_explorer.py``.
+"""
 
 from __future__ import annotations
 

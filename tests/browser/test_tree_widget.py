@@ -1,4 +1,7 @@
-"""The tree's ESM in a bare page, with a stub of the widget model: no kernel, no Lab."""
+"""The tree's ESM in a bare page, with a stub of the widget model: no kernel, no Lab.
+
+Modules: ``views/explorer/module_rows.py``, ``views/widgets/part_widgets.py``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A plain trace on a torch that lacks what can be done without: names that are not public come and go."""
+"""A plain trace on a torch that lacks what can be done without: names that are not public come and go.
+
+Modules: ``capture/``, ``torch_internals/names.py``.
+"""
 
 from __future__ import annotations
 

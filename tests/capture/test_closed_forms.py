@@ -1,5 +1,7 @@
 """Closed forms: what one Llama block communicates, compared with the formula in each test's docstring.
 
+Modules: ``capture/``, ``trace/collectives.py``.
+
 Symbols: B batch, T sequence length, D model width, H head width, Q query heads, K key-value heads, F width of
 the feed-forward network, e = 4 bytes per float32 element; dp and tp are the sizes of the mesh's axes.
 A line ``2 × all_reduce of B·T·D·e`` is a number of collectives and the message bytes of each.

@@ -1,4 +1,7 @@
-"""Forwards without gradients beside a training: a phase of their own, and in no figure per step."""
+"""Forwards without gradients beside a training: a phase of their own, and in no figure per step.
+
+Modules: ``capture/stack_reading.py``, ``analysis/headline.py``.
+"""
 
 import pytest
 import torch

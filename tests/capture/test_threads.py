@@ -1,4 +1,7 @@
-"""Threads send, meet models, mark steps, open recordings and read them, all at the same time."""
+"""Threads send, meet models, mark steps, open recordings and read them, all at the same time.
+
+Modules: ``capture/recorder.py``, ``capture/recorded_modules.py``.
+"""
 
 from __future__ import annotations
 

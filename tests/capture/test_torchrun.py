@@ -1,4 +1,7 @@
-"""Under torchrun, real ranks write a file each, and what is loaded is the whole recording."""
+"""Under torchrun, real ranks write a file each, and what is loaded is the whole recording.
+
+Modules: ``capture/record.py``, ``trace/files.py``.
+"""
 
 from __future__ import annotations
 

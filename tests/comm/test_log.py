@@ -1,4 +1,7 @@
-"""What the log holds, on real ranks with a clock that ticks a microsecond at each look."""
+"""What the log holds, on real ranks with a clock that ticks a microsecond at each look.
+
+Modules: ``comm/logger.py``, ``comm/log_records.py``, ``comm/log_content.py``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The log is a recording of labeled calls: what it says of a call is what a trace says of it."""
+"""The log is a recording of labeled calls: what it says of a call is what a trace says of it.
+
+Modules: ``comm/log_records.py``, ``comm/sent_calls.py``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Every op on real ranks against plain tensor arithmetic."""
+"""Every op on real ranks against plain tensor arithmetic.
+
+Modules: ``comm/calls.py``, ``comm/p2p.py``, ``comm/objects.py``, ``comm/coalesce.py``.
+"""
 
 from __future__ import annotations
 

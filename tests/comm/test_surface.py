@@ -1,4 +1,7 @@
-"""The public names of deepspeed.comm and torch.distributed, and their parameters."""
+"""The public names of deepspeed.comm and torch.distributed, and their parameters.
+
+Modules: ``comm/__init__.py``, ``comm/torch.py``.
+"""
 
 from __future__ import annotations
 

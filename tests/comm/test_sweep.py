@@ -1,4 +1,7 @@
-"""The sweep of collectives: what it measures on real ranks, what it prints, saves and reads."""
+"""The sweep of collectives: what it measures on real ranks, what it prints, saves and reads.
+
+Modules: ``comm/sweep_run.py``, ``comm/sweep_ops.py``, ``comm/sweep_result.py``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The lines of a verbose log, and the names in a debug log."""
+"""The lines of a verbose log, and the names in a debug log.
+
+Modules: ``comm/log_content.py``, ``comm/issue.py``.
+"""
 
 from __future__ import annotations
 

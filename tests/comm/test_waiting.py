@@ -1,4 +1,7 @@
-"""What ranks waited for each other: from made-up logs of known times, and from those of real ranks."""
+"""What ranks waited for each other: from made-up logs of known times, and from those of real ranks.
+
+Modules: ``comm/log_content.py``, ``comm/log_summary.py``.
+"""
 
 from __future__ import annotations
 

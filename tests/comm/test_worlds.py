@@ -1,4 +1,7 @@
-"""Beginning and ending a world, adopting one, groups and meshes, recordings beside the log."""
+"""Beginning and ending a world, adopting one, groups and meshes, recordings beside the log.
+
+Modules: ``comm/launch.py``, ``comm/ranks.py``.
+"""
 
 from __future__ import annotations
 

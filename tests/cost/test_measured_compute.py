@@ -1,4 +1,7 @@
-"""A cluster whose compute is what was measured, and steps without streams."""
+"""A cluster whose compute is what was measured, and steps without streams.
+
+Modules: ``cost/compute.py``, ``cost/calibrate.py``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Traces of pipelines with more or fewer microbatches than were run: equal, row by row, to those of all of them."""
+"""Traces of pipelines with more or fewer microbatches than were run: equal, row by row, to those of all of them.
+
+Modules: ``cost/pipeline_times.py``, ``cost/compare_meshes.py``.
+"""
 
 from __future__ import annotations
 

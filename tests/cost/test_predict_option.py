@@ -1,4 +1,7 @@
-"""``dsexplore run --predict``: a script's step, predicted where its trace is printed."""
+"""``dsexplore run --predict``: a script's step, predicted where its trace is printed.
+
+Modules: ``cli.py``, ``worlds/scripts/run_command.py``, ``cost/prediction.py``.
+"""
 
 from __future__ import annotations
 

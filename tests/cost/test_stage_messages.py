@@ -1,4 +1,7 @@
-"""The messages of a pipeline's actions: whose they are, and that what is picked among stages is a trace of them."""
+"""The messages of a pipeline's actions: whose they are, and that what is picked among stages is a trace of them.
+
+Modules: ``cost/predicted_timeline.py``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Traces with costs of which a few layers and microbatches are run: equal, row by row, to those of all of them."""
+"""Traces with costs of which a few layers and microbatches are run: equal, row by row, to those of all of them.
+
+Modules: ``cost/compare_meshes.py``, ``worlds/repeats/``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Published tables that examine the predicted collectives: none of them has points in a cluster file."""
+"""Published tables that examine the predicted collectives: none of them has points in a cluster file.
+
+Modules: ``cost/collective_duration.py``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The comms log of a real DeepSpeed job on two gloo ranks: all of it, by whatever way it reaches torch."""
+"""The comms log of a real DeepSpeed job on two gloo ranks: all of it, by whatever way it reaches torch.
+
+Modules: ``comm/``.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
 """Everyday scripts of the frameworks that people train with, unmodified, on simulated ranks.
 
+Modules: ``worlds/scripts/``.
+
 Each script runs as one rank of four with a GPU that is not there, and what it sends is held to a closed form; once more
 on fake tensors, as another rank. Where its framework trains on CPUs too, it also runs on four real ranks with gloo, and
 as one simulated rank of four on CPUs: the same collectives, bytes, groups and order.

@@ -1,4 +1,7 @@
-"""Times are moved only where the clocks differ for sure, and never those of ranks that share a clock."""
+"""Times are moved only where the clocks differ for sure, and never those of ranks that share a clock.
+
+Modules: ``trace/clocks.py``, ``trace/merge.py``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What a world changes in torch takes every call form that torch's own takes."""
+"""What a world changes in torch takes every call form that torch's own takes.
+
+Modules: ``worlds/patch_table.py``, ``torch_internals/patches.py``.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
 """Flight recorder dumps that four NCCL ranks left on an H200, with torch 2.11 and NCCL 2.28.9.
 
+Modules: ``analysis/hangs/``, ``trace/importers/recorder_dump.py``.
+
 The ranks shared the GPU: each was told by ``NCCL_HOSTID`` that it is on a host of its own, and they spoke over sockets.
 dsexplore recorded the job, so that its kernels are on the stacks; names of folders are changed, nothing else. The mesh
 is ``dp=2,tp=2``, and a step has collectives of tp, tp, dp, the world and a second group of the world.

@@ -1,4 +1,7 @@
-"""The word for each reason, by what differs, and what is said of it: of calls that are written down."""
+"""The word for each reason, by what differs, and what is said of it: of calls that are written down.
+
+Modules: ``analysis/hangs/hang_report.py``, ``analysis/hangs/hang_text.py``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Hangs of real ranks, from what ``commtrace(save=…)`` leaves: how the missing rank ended, and in which attempt."""
+"""Hangs of real ranks, from what ``commtrace(save=…)`` leaves: how the missing rank ended, and in which attempt.
+
+Modules: ``analysis/hangs/hang_report.py``, ``analysis/hangs/trace_calls.py``.
+"""
 
 from __future__ import annotations
 

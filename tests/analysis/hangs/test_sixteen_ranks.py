@@ -1,4 +1,7 @@
-"""Hangs of 16 ranks as jobs have them: shards, replicas, tensor parallel ranks, experts and pipelines, on devices."""
+"""Hangs of 16 ranks as jobs have them: shards, replicas, tensor parallel ranks, experts and pipelines, on devices.
+
+Modules: ``analysis/hangs/``.
+"""
 
 from __future__ import annotations
 

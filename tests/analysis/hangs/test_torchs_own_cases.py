@@ -1,4 +1,7 @@
-"""The cases of torch's own tests of its flight recorder: what differs between two ranks, and what may."""
+"""The cases of torch's own tests of its flight recorder: what differs between two ranks, and what may.
+
+Modules: ``analysis/hangs/mismatches.py``, ``analysis/hangs/dump_calls.py``.
+"""
 
 from __future__ import annotations
 

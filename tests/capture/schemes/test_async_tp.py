@@ -1,5 +1,7 @@
 """Asynchronous tensor parallelism: symmetric-memory ops that communicate and compute in one call.
 
+Modules: ``capture/ops.py``.
+
 Their kernels need CUDA and peers in one machine. What every build has is their Meta functions, by which fake and
 meta tensors run them: the event is the fused op, and not the plain collectives that the function stands in for it.
 """

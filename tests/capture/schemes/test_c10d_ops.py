@@ -1,5 +1,7 @@
 """Every call of torch.distributed and of its functional form: op, bytes, wire bytes, batch, async, object.
 
+Modules: ``capture/ops.py``, ``capture/observed_op.py``.
+
 Symbols: n ranks; M the bytes of the tensor that one rank gives.
 """
 

@@ -1,4 +1,7 @@
-"""Activation checkpointing: what runs again in backward is of phase recompute, in its own module."""
+"""Activation checkpointing: what runs again in backward is of phase recompute, in its own module.
+
+Modules: ``capture/stack_reading.py``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""torch.compile stays on while recording, and what a compiled region sends belongs to the compiled module."""
+"""torch.compile stays on while recording, and what a compiled region sends belongs to the compiled module.
+
+Modules: ``capture/stack_reading.py``, ``capture/compiled_modules.py``.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
 """Context parallelism: ring attention's rotations of keys and values, and of their gradients.
 
+Modules: ``capture/stack_reading.py``, ``capture/autograd_nodes.py``.
+
 Symbols: n ranks; K = 2·B·T·D·e the bytes of one rank's keys and values, T the sequence on that rank.
 """
 

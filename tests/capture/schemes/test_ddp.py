@@ -1,5 +1,7 @@
 """DistributedDataParallel: simulated with a Python hook, and its C++ reducer on real processes.
 
+Modules: ``capture/stack_reading.py``, ``capture/early_sends.py``.
+
 Symbols: P the bytes of all parameters. A step's buckets are filled with gradients in the order in which they became
 ready, last layer first, and closed once they hold the cap.
 """

@@ -1,5 +1,7 @@
 """Mixture of experts: tokens go to the ranks of their experts and back by all_to_all.
 
+Modules: ``capture/ops.py``, ``capture/stack_reading.py``.
+
 Symbols: L layers, n ranks, C tokens per rank and expert (its capacity), D width, e bytes per element.
 """
 

@@ -1,5 +1,7 @@
 """FSDP2: what `fully_shard` gathers and scatters, for whom, and why.
 
+Modules: ``capture/stack_reading.py``, ``capture/parameters.py``.
+
 Symbols: L blocks and one root group (embedding, last norm, output); n ranks of the sharding axis; W(g, e) the bytes
 of group g's parameters at e bytes per element, each parameter padded to n equal shards of its rows.
 """

@@ -1,4 +1,7 @@
-"""Gradients in every way that torch offers: accumulated, to inputs, of gradients, without autograd, and in hooks."""
+"""Gradients in every way that torch offers: accumulated, to inputs, of gradients, without autograd, and in hooks.
+
+Modules: ``capture/autograd_nodes.py``, ``capture/stack_reading.py``.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
 """Loss parallelism: cross entropy on logits that stay sharded over the vocabulary.
 
+Modules: ``capture/stack_reading.py``.
+
 Symbols: N = B·T tokens, D width, e bytes per element.
 """
 

@@ -1,4 +1,7 @@
-"""Optimizer steps and gradient clipping on DTensors."""
+"""Optimizer steps and gradient clipping on DTensors.
+
+Modules: ``capture/optimizer_steps.py``, ``capture/stack_reading.py``.
+"""
 
 from __future__ import annotations
 

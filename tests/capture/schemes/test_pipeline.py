@@ -1,5 +1,7 @@
 """Pipeline schedules: what each rank sends and receives, for which stage, and in which direction.
 
+Modules: ``capture/pipelines.py``.
+
 Symbols: P ranks, V stages per rank, m microbatches, A = B·T·D·e the bytes of one microbatch's activation.
 """
 

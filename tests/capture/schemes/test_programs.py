@@ -1,4 +1,7 @@
-"""Everyday programs: what is recorded is what happened, and nothing is left of the recording."""
+"""Everyday programs: what is recorded is what happened, and nothing is left of the recording.
+
+Modules: ``capture/record.py``, ``capture/recorder.py``.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
 """DTensor redistribution: which collectives, over which axis, of how many bytes, and who asked for it.
 
+Modules: ``capture/stack_reading.py``.
+
 Symbols: N the bytes of the whole tensor; dp = 2, tp = 4 ranks.
 """
 

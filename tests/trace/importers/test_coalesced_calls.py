@@ -1,4 +1,7 @@
-"""The states of calls that NCCL starts together, from dumps as torch writes them."""
+"""The states of calls that NCCL starts together, from dumps as torch writes them.
+
+Modules: ``trace/importers/recorder_dump.py``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Which rank left which dump, by any name."""
+"""Which rank left which dump, by any name.
+
+Modules: ``trace/importers/dumps.py``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""For how long a collective of a profile was alone on its GPU."""
+"""For how long a collective of a profile was alone on its GPU.
+
+Modules: ``trace/importers/profiler_calls.py``.
+"""
 
 from __future__ import annotations
 

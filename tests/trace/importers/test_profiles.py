@@ -1,4 +1,7 @@
-"""Profiler traces as traces: old and new ones, NVIDIA's and AMD's, one rank's and several."""
+"""Profiler traces as traces: old and new ones, NVIDIA's and AMD's, one rank's and several.
+
+Modules: ``trace/importers/profiler_tables.py``, ``trace/importers/profiler_file.py``.
+"""
 
 from __future__ import annotations
 

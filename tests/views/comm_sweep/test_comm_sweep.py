@@ -1,4 +1,7 @@
-"""What a sweep of collectives and a calibration look like: text, page, figures, explorer."""
+"""What a sweep of collectives and a calibration look like: text, page, figures, explorer.
+
+Modules: ``views/comm_sweep/``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The explorer's timeline, world map and parameters: what is picked in any of them filters all the others."""
+"""The explorer's timeline, world map and parameters: what is picked in any of them filters all the others.
+
+Modules: ``views/explorer/``.
+"""
 
 from __future__ import annotations
 

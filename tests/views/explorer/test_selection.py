@@ -1,4 +1,7 @@
-"""Selection is data: what is picked in any part of a view is its `selection`, a `Trace` of just those events."""
+"""Selection is data: what is picked in any part of a view is its `selection`, a `Trace` of just those events.
+
+Modules: ``views/explorer/explorer.py``, ``views/explorer/chosen.py``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Where axes cut a dim: runs from the outermost axis to the innermost, and the brackets that name them."""
+"""Where axes cut a dim: runs from the outermost axis to the innermost, and the brackets that name them.
+
+Modules: ``views/sharding/shard_blocks.py``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Names as labels of figures."""
+"""Names as labels of figures.
+
+Modules: ``views/trace/figure_spec.py``.
+"""
 
 from __future__ import annotations
 

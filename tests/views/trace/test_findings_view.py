@@ -1,4 +1,7 @@
-"""The view of findings."""
+"""The view of findings.
+
+Modules: ``views/trace/headline_view.py``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Folding: which siblings are one row, and how their numbers are written."""
+"""Folding: which siblings are one row, and how their numbers are written.
+
+Modules: ``views/trace/module_tree.py``, ``views/trace/event_codes.py``.
+"""
 
 from __future__ import annotations
 

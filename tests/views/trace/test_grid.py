@@ -1,4 +1,7 @@
-"""Grids: the largest rows and columns, and the others together."""
+"""Grids: the largest rows and columns, and the others together.
+
+Modules: ``views/trace/tally.py``.
+"""
 
 from __future__ import annotations
 

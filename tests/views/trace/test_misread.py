@@ -1,4 +1,7 @@
-"""Numbers that cannot be misread: every view says of what its bytes are the sum, and sums look unlike their parts."""
+"""Numbers that cannot be misread: every view says of what its bytes are the sum, and sums look unlike their parts.
+
+Modules: ``views/trace/``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Ops of torch's database do on a GPU that is not there what they do on the CPU: values, memory, identity, device."""
+"""Ops of torch's database do on a GPU that is not there what they do on the CPU: values, memory, identity, device.
+
+Modules: ``worlds/cuda/``.
+"""
 
 from __future__ import annotations
 

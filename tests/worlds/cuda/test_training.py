@@ -1,4 +1,7 @@
-"""Everyday scripts for GPUs, run as they are on simulated ranks, send what they send on GPUs."""
+"""Everyday scripts for GPUs, run as they are on simulated ranks, send what they send on GPUs.
+
+Modules: ``worlds/cuda/``, ``worlds/scripts/``.
+"""
 
 from __future__ import annotations
 

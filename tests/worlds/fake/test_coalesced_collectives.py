@@ -1,4 +1,7 @@
-"""Collectives that torch coalesces run on fake tensors, and are recorded as on tensors with memory."""
+"""Collectives that torch coalesces run on fake tensors, and are recorded as on tensors with memory.
+
+Modules: ``worlds/fake/fake_dispatch.py``.
+"""
 
 from __future__ import annotations
 

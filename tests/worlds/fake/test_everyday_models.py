@@ -1,4 +1,7 @@
-"""Models of transformers, made and trained on fake tensors, send what they send on real ones."""
+"""Models of transformers, made and trained on fake tensors, send what they send on real ones.
+
+Modules: ``worlds/fake/``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Ops of which torch's cache of fake tensors keeps nothing: results are what torch's mode returns, at every call."""
+"""Ops of which torch's cache of fake tensors keeps nothing: results are what torch's mode returns, at every call.
+
+Modules: ``worlds/fake/fake_dispatch.py``.
+"""
 
 from __future__ import annotations
 

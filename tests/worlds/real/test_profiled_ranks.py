@@ -1,4 +1,7 @@
-"""Profiler traces and flight-recorder dumps that real gloo ranks write."""
+"""Profiler traces and flight-recorder dumps that real gloo ranks write.
+
+Modules: ``trace/importers/``, ``worlds/real/``.
+"""
 
 from __future__ import annotations
 

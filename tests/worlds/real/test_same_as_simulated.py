@@ -1,4 +1,7 @@
-"""The same program simulated and on real ranks: the same events, groups and bytes."""
+"""The same program simulated and on real ranks: the same events, groups and bytes.
+
+Modules: ``worlds/real/``, ``worlds/simulated/``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""`run` for one rank of four, and ``torchrun`` with four real ranks on gloo: the same collectives."""
+"""`run` for one rank of four, and ``torchrun`` with four real ranks on gloo: the same collectives.
+
+Modules: ``worlds/scripts/run_command.py``.
+"""
 
 from __future__ import annotations
 

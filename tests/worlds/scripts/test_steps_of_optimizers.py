@@ -1,4 +1,7 @@
-"""The steps of a script that has several optimizers, as its trace and its headline number them."""
+"""The steps of a script that has several optimizers, as its trace and its headline number them.
+
+Modules: ``capture/optimizer_steps.py``.
+"""
 
 from __future__ import annotations
 
