@@ -1,10 +1,10 @@
-"""Collectives that Python code asks of a process group, observed before torch's dispatcher is called.
+"""Collectives that Python code issues on a process group, observed before torch's dispatcher is called.
 
 ``torch.distributed`` calls a method of the group for each collective, and the method calls the op. A kernel in front of
-the op, as `substrate` puts there, gets arguments and result converted from C++ to Python and back, which takes about as
-long as all else that is recorded of an ``all_reduce`` (`benchmarks/comm_overhead.py` prints both ways).
+the op, as in `substrate`, needs arguments and result converted from C++ to Python and back. That takes about as long as
+the rest of recording an ``all_reduce`` (`benchmarks/comm_overhead.py` prints both).
 
-Only plain collectives on tensors of the CPU are observed here, the kernels see all others.
+Only plain collectives on CPU tensors are observed here; `substrate` sees all others.
 """
 
 from __future__ import annotations
@@ -61,12 +61,12 @@ _METHODS: dict[str, tuple[str, type, Callable[..., tuple[Any, ...]]]] = {
 class GroupMethods:
     """Observes the methods of ``ProcessGroup`` while installed; one at a time per process.
 
-    A simulated world replaces methods too, and may begin and end before or after a recording does. So a function in
-    whose place there is another one by now is left where it is, and does nothing but call what it replaced.
+    A simulated world replaces methods too, and may begin and end before or after a recording. So a method that
+    something else has replaced in the meantime is not restored: our function stays, and only calls the original.
     """
 
     def install(self, observer: Observer) -> None:
-        """Replace each method by one of ours, unless something unknown has replaced it already."""
+        """Replace each method, unless something unknown has replaced it already."""
         global _observer
         _observer = observer
         for name, observed in _functions.items() if CAN_PASS_KEYS_BY else ():
@@ -77,7 +77,7 @@ class GroupMethods:
                 setattr(dist.ProcessGroup, name, observed)
 
     def uninstall(self) -> None:
-        """Give the methods back."""
+        """Restore the methods."""
         global _observer
         _observer = None
         for name, observed in _functions.items():
@@ -86,9 +86,9 @@ class GroupMethods:
 
 
 _observer: Observer | None = None
-"""The object that all the functions report to."""
+"""Observer to which all replaced methods report."""
 _replaced: dict[str, Any] = {}
-"""{method: the function that ours calls}."""
+"""{method: original function}."""
 
 
 def _observed(name: str) -> Callable[..., Any]:

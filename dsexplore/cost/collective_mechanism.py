@@ -1,10 +1,10 @@
-"""How long a collective takes by what NCCL, RCCL and gloo do: latencies of steps, bandwidths, and pipelines that fill.
+"""Times of collectives from the algorithms of NCCL, RCCL and gloo: latency of steps, bandwidth, and pipeline ramp-up.
 
 Each algorithm is a straight line in the message bytes S with one bend: ``latency + S / bandwidth + ramp``, where the
 ramp grows like S to the power 0.36. On published tables of H100, H200, H20, B200 and A100 nodes, a line alone misses
 the middle sizes by a quarter; the exponent is the same for all of them. A tree over two nodes has the ramp of its
-file, and half of it more for each further level. Short messages go by another protocol with half a ramp and less
-bandwidth. A library takes what its own model says is fastest; here the fastest is taken.
+file, plus half of it for each further level. Short messages use another protocol with half the ramp and less
+bandwidth. A library chooses the algorithm that its own model predicts to be fastest; here the fastest is chosen.
 
 | algorithm | used for | steps of a group of n ranks | bytes over a link |
 |---|---|---|---|
@@ -27,24 +27,24 @@ from dsexplore.cost.host_ranks import file_costs, work
 from dsexplore.trace.collectives import bus_factor
 
 RAMP_BYTES = 32 << 20
-"""The message bytes for which files state a ramp."""
+"""Message bytes for which cluster files state the ramp."""
 RAMP_POWER = 0.36
 PAIR = 0.9
-"""The part of a switched link's bandwidth that two ranks alone reach: half the rings that more ranks have."""
+"""Fraction of a switched link's bandwidth that two ranks reach: they have half as many rings as larger groups."""
 CUBE = (1 / 3, 2 / 3)
-"""The part of a GPU's links that lead to one other, and to three, in a hybrid cube mesh (DGX-1): 2 and 4 of 6."""
+"""Fraction of a GPU's links to one other GPU, and to three, in a hybrid cube mesh (DGX-1): 2 and 4 of 6."""
 PER_PEER = 0.3e-6
 """Seconds that one more peer adds to a pairwise exchange: all_to_all of 8 ranks of H20 takes 1.5 µs more than send."""
 PAIRWISE_OVERHEAD = 2.1e-6
 """Seconds by which a pairwise exchange starts later than a ring."""
 SHORT_RAMP = 0.5
-"""The part of the ramp that short messages have."""
+"""Ramp of short messages as a fraction of the full one."""
 MESSAGE_BYTES = 64 << 20
-"""A message up to this size goes over few of NCCL's channels, whatever the link can do."""
+"""Point-to-point messages up to this size use few of NCCL's channels, whatever the link's bandwidth."""
 MESSAGE_BANDWIDTH = 85e9
 """B/s of such a message: send on 8 B200 takes 118 µs for 8 MiB, 793 µs for 64 MiB, and 859 µs for 512 MiB."""
 PAIRWISE_NETWORK = 0.75
-"""The part of the network that an all_to_all reaches, where each rank sends to many others at once."""
+"""Fraction of the network bandwidth that an all_to_all reaches, in which each rank sends to many others at once."""
 
 
 class GroupShape(NamedTuple):
@@ -55,7 +55,7 @@ class GroupShape(NamedTuple):
 
     @property
     def ranks(self) -> int:
-        """All ranks of the group."""
+        """Number of ranks of the group."""
         return self.nodes * self.per_node
 
 

@@ -1,7 +1,7 @@
-"""The canary: which names of the door an installed torch lacks, and which of its functions take other arguments.
+"""Check of the installed torch: which private names it lacks, and which private functions changed their arguments.
 
-Run it first when a new torch comes out: ``python -m dsexplore.torch_internals`` takes seconds. What a function takes on
-the versions that were tested stands in ``signatures.json``; ``--record`` adds the installed one.
+Run it first when a new torch comes out: ``python -m dsexplore.torch_internals`` takes seconds. The arguments on tested
+versions are in ``signatures.json``; ``--record`` adds those of the installed version.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ SIGNATURES = Path(__file__).with_name("signatures.json")
 NOT_SUBJECTS = {"canary", "names", "__main__"}
 
 Signatures = dict[str, dict[str, str]]
-"""By minor version of torch, by name: the arguments of each name that is a Python function."""
+"""{minor version of torch: {name of a Python function: its arguments}}."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A name with which the installed torch differs from what the door expects.
+    """A name in which the installed torch differs from what this package expects.
 
     Attributes:
         path: module and attribute.
@@ -52,7 +52,7 @@ class Difference:
 
 
 def load_door() -> list[TorchName]:
-    """Return all names of torch that the modules of the door know, those included that are looked up when needed."""
+    """Return all names of torch that `dsexplore.torch_internals` uses, including those that it looks up on demand."""
     for module in iter_modules(torch_internals.__path__):
         if module.name not in NOT_SUBJECTS:
             loaded = import_module(f"{torch_internals.__name__}.{module.name}")
@@ -63,7 +63,7 @@ def load_door() -> list[TorchName]:
 
 
 def looked_up_later(source: str) -> list[tuple[str, str, str | None]]:
-    """Return path, first and last version of each name that the source of a module asks for with a literal."""
+    """Return (path, first version, last version) of each name that a module's source looks up by a literal."""
     result = []
     for call in ast.walk(ast.parse(source)):
         if not isinstance(call, ast.Call):
@@ -78,17 +78,17 @@ def looked_up_later(source: str) -> list[tuple[str, str, str | None]]:
 
 
 def private_names(names: list[TorchName]) -> list[str]:
-    """Return the private names among those of the door, each once, in order; without ops and modules as such."""
+    """Return the private names among `names`, sorted and without duplicates, ops and modules."""
     private = {name.private_part for name in names if name.attribute and not name.path.startswith("torch:ops.")}
     return sorted(private - {""})
 
 
 def differences(names: list[TorchName], recorded: Signatures) -> list[Difference]:
-    """Return where the installed torch differs from what the door expects of it.
+    """Return the differences between the installed torch and what this package expects.
 
     Args:
-        names: names of the door.
-        recorded: what functions took on tested versions.
+        names: the expected names.
+        recorded: arguments of functions on tested versions.
 
     Returns:
         The differences, in the order of the names.
@@ -129,7 +129,7 @@ def nearest(recorded: Signatures) -> str:
 
 
 def read_signatures() -> Signatures:
-    """Return what functions took on tested versions."""
+    """Return the arguments of functions on tested versions."""
     if not SIGNATURES.exists():
         return {}
     loaded: Signatures = json.loads(SIGNATURES.read_text(encoding="utf-8"))
@@ -137,7 +137,7 @@ def read_signatures() -> Signatures:
 
 
 def record(names: list[TorchName], recorded: Signatures) -> Signatures:
-    """Return the recorded signatures with those of the installed torch in the place of its minor version."""
+    """Return the recorded signatures, with those of the installed torch for its minor version."""
     installed = ".".join(map(str, minor_version(torch.__version__)))
     signatures = {name.path: arguments(value) for name in names if is_there(value := name.get())}
     signatures = {path: text for path, text in sorted(signatures.items()) if text}
@@ -145,7 +145,7 @@ def record(names: list[TorchName], recorded: Signatures) -> Signatures:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Print how the installed torch differs, and return the exit status: 1 where something is missing or changed."""
+    """Print how the installed torch differs, and return the exit status: 1 if anything is missing or changed."""
     parser = argparse.ArgumentParser(prog="python -m dsexplore.torch_internals", description=__doc__)
     parser.add_argument("--record", action="store_true", help="keep what functions take on the installed torch")
     parser.add_argument(

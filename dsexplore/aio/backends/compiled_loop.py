@@ -1,10 +1,10 @@
-"""The loop of flow.c: compiled by this machine's C compiler when it is first needed, and kept in the user's cache.
+"""The loop of flow.c: compiled on first use by this machine's C compiler, and cached for the user.
 
-Between a completion and the next submission the processor's caches are cold, and Python's interpreter fills them from
-memory again: some 30 µs of processor time per request that the same steps in C do not take. And while C runs, other
-threads have the interpreter's lock.
+Between a completion and the next submission the processor's caches are cold, and the Python interpreter has to refill
+them: some 30 µs of processor time per request that the same steps in C save. While C runs, other threads can hold the
+interpreter's lock.
 
-Where there is no such library, the loops in Python run instead: `why_not` returns the reason. Reads of 128 KiB by
+If the library is missing, the loops in Python run instead; `why_not` returns the reason. Reads of 128 KiB by
 linux-aio from a virtual disk of 3 GB/s, ring mode, over fio's (``benchmarks/aio_vs_fio.py``):
 
 ===============  ===========  ==========  =============  ============
@@ -113,7 +113,7 @@ def _cache_folder() -> Path:
 
 
 def _loaded(folder: Path) -> ctypes.CDLL:
-    """Return the library from the folder, compiling it first if it is missing.
+    """Load the library from the folder, compiling it first if it is missing.
 
     Raises:
         OSError: it cannot be compiled, stored or loaded, or another user could have written it.

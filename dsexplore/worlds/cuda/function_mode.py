@@ -1,12 +1,12 @@
-"""`StandInMode`: the function mode that reads ``cuda`` as the CPU, and tells a program where its tensors are.
+"""`StandInMode`: the function mode that runs ``cuda`` calls on the CPU and shows tensors as on the GPU.
 
 Every call from Python into torch passes a `TorchFunctionMode`. Device arguments are rewritten there, and results carry
-the device that the program sees (`device_marks`). Functions that need more have an implementation of their own, as
-``tensor.to`` and ``tensor.device`` in `tensor_functions`. What C++ calls by itself, autograd and DDP's reducer among
-it, sees CPU tensors.
+the device that the program sees (`device_marks`). Functions that need more, such as ``tensor.to`` and
+``tensor.device``, have implementations in `tensor_functions`. Calls from C++, such as autograd and DDP's reducer, see
+CPU tensors.
 
-torch takes the mode off while it runs a function for it, and ``backward`` is such a function: there the mode is entered
-again, so that hooks of FSDP, checkpoint and the program find the devices that forward found.
+torch disables the mode while one of its functions is handled, and ``backward`` is such a function. The mode is entered
+again there, so that hooks of FSDP, checkpointing and the program see the same devices as in forward.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ def implements(*functions: Any) -> Callable[[Implementation], Implementation]:
 
 
 class StandInMode(TorchFunctionMode):
-    """Reads ``cuda`` as the CPU.
+    """Runs ``cuda`` calls on the CPU.
 
     Args:
-        driver: knows the current device.
+        driver: holds the current device.
     """
 
     def __init__(self, driver: Driver) -> None:
@@ -124,13 +124,13 @@ class StandInMode(TorchFunctionMode):
         return moved(func(*args, **kwargs), args, device)
 
     def close(self) -> None:
-        """Leave the mode, wherever the program's own modes left it on this thread's stack."""
+        """Leave the mode, wherever the program's own modes left it on this thread's mode stack."""
         self._closed = True
         remove_function_mode(self)
 
 
 def _place_new(results: Iterable[Any], device: torch.device | None, args: tuple[Any, ...]) -> None:
-    """Put the tensors that a function made on a device; its arguments stay where they are."""
+    """Mark the tensors that a function created as on a device; its arguments keep theirs."""
     for result in results:
         if isinstance(result, Tensor):
             if result._dsexplore_cuda_device is not None:  # type: ignore[attr-defined]
@@ -148,10 +148,10 @@ def _is_among(tensor: Tensor, args: Iterable[Any]) -> bool:
 
 
 def moved(result: Any, sources: tuple[Any, ...], device: torch.device | None) -> Any:
-    """Return what a call that moves returned, on the device that the program sees: a copy if it is elsewhere.
+    """Return the result of a call that moves tensors, marked with their new device; copied if a source is elsewhere.
 
     Args:
-        result: what the call returned, all of whose tensors are on the CPU.
+        result: of the call; all its tensors are on the CPU.
         sources: its arguments; a result that is one of them was not copied.
         device: the CUDA device to move to; None for the CPU.
     """
@@ -165,7 +165,7 @@ def moved(result: Any, sources: tuple[Any, ...], device: torch.device | None) ->
 
 
 def _with_class(tensor: Any, cls: type[Tensor]) -> Any:
-    """Return a new tensor with the class that torch gives to what it makes of a tensor of this class."""
+    """Return a new tensor with the class that torch gives to results of ops on this class."""
     makes_plain = issubclass(cls, Parameter) or cls.__torch_function__ == Parameter.__torch_function__
     if issubclass(cls, type(tensor)) and not makes_plain:
         tensor.__class__ = cls

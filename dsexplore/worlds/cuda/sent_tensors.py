@@ -1,7 +1,7 @@
-"""The error of NCCL for a tensor on the CPU, which a world in which the CPU stands in for GPUs would send.
+"""NCCL's error for a tensor on the CPU, for programs that forgot to move it to the GPU.
 
-It is raised for what a program forgot to move, in calls that the program or a package of its own makes: torch's own
-calls send tensors that C++ may have handed to it, which carry no device.
+Without it, a world in which the CPU stands in for GPUs would send the tensor. It is raised only for calls by the
+program or a third-party package: torch's own calls may send tensors created in C++, which carry no simulated device.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from dsexplore.worlds.cuda.device_marks import PLAIN_CLASSES
 from dsexplore.worlds.cuda.mixed_devices import is_device_unsure
 
 NCCL_ALONE = frozenset(("nccl", "cuda:nccl"))
-"""Names of backends with which a group sends no tensor that is on the CPU."""
+"""Names of backends whose groups send no CPU tensors."""
 _DECORATORS = ("torch.distributed.c10d_logger", "torch.overrides", "typing_extensions", "warnings", "dsexplore.")
-"""Modules whose frames may lie between a function of ``torch.distributed`` and the one that called it."""
+"""Modules whose frames may lie between a function of ``torch.distributed`` and its caller."""
 
 
 class ChosenBackends:
     """The backends that a program chose for its groups.
 
     Args:
-        backend_of: returns the backend that the program chose for a group, in lower case; None where it chose none, and
-            torch would open gloo for the CPU beside NCCL.
+        backend_of: returns the backend that the program chose for a group, in lower case; None if it chose none, so
+            that torch would use gloo for the CPU beside NCCL.
     """
 
     def __init__(self, backend_of: Callable[[dist.ProcessGroup | None], str | None] = lambda group: None) -> None:
         self._backend_of = backend_of
 
     def are_nccl_alone(self, group: dist.ProcessGroup | None) -> bool:
-        """Return True if a group sends no tensor that is on the CPU."""
+        """Return True if a group sends no CPU tensors."""
         return self._backend_of(group) in NCCL_ALONE
 
 
@@ -63,7 +63,7 @@ def _list_checked(original: Callable[[Any, str], None], parts: Parts) -> Callabl
 
 
 def _refuse_cpu(tensors: Iterable[Tensor], name: str, frame: FrameType, backends: ChosenBackends) -> None:
-    """Raise if one of the tensors that a function of ``torch.distributed`` checks, in this frame, cannot be sent."""
+    """Raise if one of the tensors passed to a function of ``torch.distributed``, in this frame, cannot be sent."""
     tensor = next(filter(_is_on_cpu, tensors), None)
     if tensor is None or not backends.are_nccl_alone(frame.f_locals.get("group")):
         return
@@ -86,10 +86,10 @@ def _is_on_cpu(tensor: Tensor) -> bool:
 
 
 def _called_by_program(frame: FrameType) -> str | None:
-    """Return the function of ``torch.distributed`` that the program, or a package, called to come to this frame of it.
+    """Return the function of ``torch.distributed`` by which the program, or a package, reached this frame.
 
     Returns:
-        The function's name; None where torch called it, and for a function of objects, which torch makes tensors of.
+        Its name; None if torch called it, or if it sends objects, which torch turns into tensors.
     """
     names = []
     caller: FrameType | None = frame

@@ -1,8 +1,8 @@
 """Conditions on the rank in a program's own source: ``if rank == 1``, ``rank % 2``, ``local_rank in (0, 4)``.
 
-What depends on such a condition is run by the ranks for which it holds, so those may send something else. Only what can
-be computed from the rank alone is found: the number of the rank under its usual names, that on its node and on its axes
-(``local_rank``, ``dp_rank``, ``mesh.get_local_rank("dp")``), the size of the world, numbers, arithmetic, comparisons.
+Ranks for which such a condition holds run other code, and may send something else. Only conditions on the rank alone
+are found: the usual names of the rank, of the rank on its node and on its mesh axes (``local_rank``, ``dp_rank``,
+``mesh.get_local_rank("dp")``), the world size, numbers, arithmetic and comparisons.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _ALLOWED = (
     *(ast.Name, ast.Load, ast.operator, ast.cmpop, ast.unaryop, ast.boolop),
 )
 _HUGE = (ast.Pow, ast.LShift)
-"""Operators whose results may be of any size."""
+"""Operators with results of unbounded size, which are not evaluated."""
 MOST = 200
-"""Conditions that are looked at; a program has a few."""
+"""Maximal number of conditions that are evaluated; a program has a few."""
 
 
 @dataclass(frozen=True)
@@ -39,9 +39,9 @@ class RankTest:
     """A condition on the rank.
 
     Attributes:
-        text: as it is written.
+        text: source code of the condition.
         where: its first line, ``"train.py:31"``.
-        holds: per rank of the world, whether it holds.
+        holds: (world_size,) True for ranks for which it holds.
     """
 
     text: str
@@ -51,7 +51,7 @@ class RankTest:
 
 @dataclass(frozen=True)
 class WorldLayout:
-    """The layout of a world, from which a rank's numbers on its node and on its axes are computed."""
+    """Nodes and axes of a world, which give a rank's index on its node and on each axis."""
 
     world_size: int
     ranks_per_node: int
@@ -107,7 +107,7 @@ def _first_false(holds: tuple[bool, ...]) -> tuple[bool, ...]:
 
 
 def _conditions(file: str) -> Iterator[ast.expr]:
-    """Yield comparisons, and all expressions that are tested for truth."""
+    """Yield comparisons and all expressions that are tested for truth."""
     for node in _nodes(file):
         if isinstance(node, (ast.If, ast.IfExp, ast.While, ast.Assert)):
             yield node.test
@@ -149,7 +149,7 @@ def _of_rank_alone(node: ast.expr, axes: Sequence[Axis]) -> str:
 
 
 class _Names(ast.NodeTransformer):
-    """Replaces what names a number of the rank by a variable of that number."""
+    """Replaces expressions for the rank, such as ``dist.get_rank()``, by variables of `_numbers`."""
 
     def __init__(self, axes: Sequence[Axis]) -> None:
         self.variables: set[str] = set()

@@ -1,17 +1,17 @@
-"""What the ops of c10d do in a simulated world, where no other rank sends and nothing is sent.
+"""Kernels of the c10d ops in a simulated world, where nothing is sent and no other rank runs.
 
-Every collective, and every message, reaches one of these kernels in place of its process group: from Python, from DDP's
+Every collective and every message reaches one of these kernels instead of its process group: from Python, from DDP's
 reducer in C++, from functional collectives, DTensor and compiled code. A kernel
 
-* raises what the backend of the group would raise (`refusals`);
-* writes what this rank can know: its own part where another rank would send one of the same kind, zeros where only
-  another rank sends; the result of a reduction is what this rank put into it;
-* adds tensors that other ranks fill to those of which a read is reported (`received_values`);
-* returns a work whose future holds the outputs, as those of NCCL and gloo do: DDP's reducer and communication hooks
+* raises the error that the backend of the group would raise (`refusals`);
+* writes its outputs: this rank's part in place of the parts that other ranks would send, and zeros if only another
+  rank sends; a reduction returns this rank's input;
+* marks tensors that other ranks would fill, so that a read of them is reported (`received_values`);
+* returns a work whose future holds the outputs, like those of NCCL and gloo: DDP's reducer and communication hooks
   read their results there.
 
-Tensors are seen as memory, as backends see them: their shapes need not fit. Tensors without memory, on the meta device
-or fake, are not written. torch's own groups that send nothing differ in all this from version to version.
+Like a backend, a kernel treats tensors as memory: shapes need not match. Tensors without memory, meta or fake, are not
+written. The kernels of torch's own "fake" backend differ in all this from version to version.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class C10dCall:
         group: its process group.
         size: ranks of the group.
         rank: the rank of this process in the group.
-        arguments: by name; an argument that is not there has its default.
-        outputs: what the op writes: a tensor, a list of them, or a list of lists.
+        arguments: by name; missing arguments have their default.
+        outputs: written by the op: a tensor, a list of tensors, or a list of lists.
     """
 
     op: str
@@ -62,7 +62,7 @@ class C10dCall:
 
     @property
     def is_root(self) -> bool:
-        """True unless another rank is the only one that sends, or the only one that receives."""
+        """False if another rank is the only sender or the only receiver."""
         return bool(self.arguments.get("root_rank", self.rank) == self.rank)
 
     @property
@@ -72,7 +72,7 @@ class C10dCall:
 
 
 def _copy(target: torch.Tensor, source: torch.Tensor) -> None:
-    """Write one tensor's elements to another, as many as fit; what is left becomes 0."""
+    """Copy as many elements as fit from one tensor to another; set the rest to 0."""
     if target.shape != source.shape:
         elements = source.reshape(-1)[: target.numel()]
         source = nn.functional.pad(elements, (0, target.numel() - elements.numel())).view(target.shape)
@@ -80,7 +80,7 @@ def _copy(target: torch.Tensor, source: torch.Tensor) -> None:
 
 
 def _keep(_call: C10dCall) -> None:
-    """Write nothing: the result of a reduction, and what the root broadcasts, is what is there."""
+    """Write nothing: a reduction, and a broadcast from this rank, leaves the tensor as it is."""
 
 
 def _clear(tensor: torch.Tensor) -> None:
@@ -93,7 +93,7 @@ def _receive(call: C10dCall) -> None:
 
 
 def _gather_list(outputs: Tensors, part: torch.Tensor, call: C10dCall) -> None:
-    """Write this rank's part to each tensor of a list; to those of another size the first element, over and over."""
+    """Write this rank's part to each tensor of a list; fill tensors of another size with its first element."""
     sent = part.detach().clone()  # the list may hold the part itself
     for rank, output in enumerate(outputs):
         if rank == call.rank or output.numel() == sent.numel():
@@ -180,9 +180,9 @@ class _Rule:
     """What an op does.
 
     Attributes:
-        write: writes its outputs.
-        mark: adds its outputs to those that other ranks have a part in; None where they have none.
-        root_sends: what it writes on the root is the root's own.
+        write: writes the outputs.
+        mark: marks outputs to which other ranks contribute; None if they never do.
+        root_sends: on the root, the outputs are the root's own data.
     """
 
     write: Callable[[C10dCall], None]
@@ -243,14 +243,14 @@ def _kernel(op: str, rule: _Rule, key: str, parts: Parts) -> Callable[..., Any]:
 
 
 def _unboxed(group: Any) -> dist.ProcessGroup:
-    """Return the process group that the dispatcher hands to a kernel."""
+    """Return the process group in a dispatcher's argument."""
     script_object = getattr(group, "real_obj", group) if not isinstance(group, torch.ScriptObject) else group
     unboxed: dist.ProcessGroup = dist.ProcessGroup.unbox(script_object)
     return unboxed
 
 
 def _work(call: C10dCall) -> Any:
-    """Return a work that has ended; one that may be asked for its future has the outputs there."""
+    """Return a completed work; if the op is async, its future holds the outputs."""
     outputs = [call.outputs] if isinstance(call.outputs, torch.Tensor) else call.outputs
     return work_of(completed_future(lambda: outputs)) if call.is_async and outputs else finished_work()
 

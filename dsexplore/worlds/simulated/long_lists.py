@@ -1,8 +1,8 @@
-"""Ops on lists of many DTensors, as optimizers have them of all parameters.
+"""Ops on long lists of DTensors, such as an optimizer's foreach ops on all parameters.
 
-For each tensor of a list torch works out all ways to shard it, and for each of these it looks through the placements of
-all tensors. Repeated layers have parameters of the same shapes and placements, for which the same comes out. So here
-torch is asked about the first tensor of each kind, and what it answers holds for the others.
+For each tensor of a list torch enumerates all sharding strategies, and for each of these it inspects the placements of
+all tensors: quadratic time. Repeated layers have parameters of equal shapes and placements, with equal results. So
+torch is asked only about the first tensor of each kind, and its answer is used for the others.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dsexplore.torch_internals.dtensor import PROPAGATE_SHARDING, DTensorSpec
 from dsexplore.torch_internals.patches import Entry, Parts, Patch
 
 _PLACE_BY_PLACE = ("aten::_foreach_", "aten::_fused_ada", "aten::_fused_sgd")
-"""How the names of ops begin that treat each place of their lists apart from the others."""
+"""Prefixes of the names of ops that treat the elements of their lists independently."""
 
 
 def _once_per_kind(original: Callable[[Any, Any], Any], _parts: Parts) -> Callable[[Any, Any], Any]:
@@ -40,11 +40,11 @@ def _once_per_kind(original: Callable[[Any, Any], Any], _parts: Parts) -> Callab
 
 @dataclass(frozen=True)
 class _TensorKinds:
-    """The kinds of tensors in an op's lists: those of one kind are sharded the same way.
+    """The kinds of tensors in an op's lists: tensors of one kind are sharded in the same way.
 
     Attributes:
-        firsts: the first place of each kind.
-        kind_of: the number of its kind, for each place.
+        firsts: the first index of each kind.
+        kind_of: the kind of each index.
     """
 
     firsts: list[int]
@@ -85,7 +85,7 @@ def _is_list(arg: Any) -> bool:
 
 
 def _described(element: Any) -> Any:
-    """Return everything about a list element that decides how the op is sharded: the type for a number."""
+    """Return the properties of a list element that determine the op's sharding; for a number, its type."""
     if isinstance(element, DTensorSpec):
         return element, getattr(element, "use_strided_shard_as_shard_order", None)
     return type(element)

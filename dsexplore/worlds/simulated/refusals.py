@@ -1,8 +1,8 @@
-"""Calls that gloo and NCCL do not carry out, though a simulated group could: reductions, dtypes, layouts and shapes.
+"""Calls that gloo and NCCL refuse, though a simulated group could run them: reductions, dtypes, layouts and shapes.
 
-Each raises the class of error that torch raises, with its words where they say what is wrong. The rules of gloo were
-measured with torch 2.9, 2.13 and 2.15, and are those that ``test_refusals.py`` finds on real ranks; those of NCCL are
-read off ``torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp``.
+Each raises the same class of error as torch, with torch's message if it says what is wrong. The rules of gloo were
+measured with torch 2.9, 2.13 and 2.15; ``test_refusals.py`` compares them with real ranks. The rules of NCCL are those
+of ``torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp``.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from dsexplore.torch_internals.process_groups import reduce_op_name
 GLOO, NCCL = "gloo", "nccl"
 _BITWISE = ("BAND", "BOR", "BXOR")
 _OF_COMPLEX = ("SUM", "AVG", "PREMUL_SUM")
-"""The reductions that torch has for complex numbers."""
+"""Reductions that torch supports for complex numbers."""
 _MESSAGES = ("send", "recv_", "recv_any_source_")
 _FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 _DTYPES = {*_FLOATS, torch.int8, torch.uint8, torch.int32, torch.int64, torch.bool, torch.complex64, torch.complex128}
-"""The dtypes for which both backends have every collective; gloo gathers no complex numbers."""
+"""Dtypes for which both backends support every collective; gloo gathers no complex numbers."""
 _FLOAT8 = {dtype for name, dtype in vars(torch).items() if name.startswith("float8") and isinstance(dtype, torch.dtype)}
 _CPP_NAMES = {
     torch.int8: "Char",
@@ -34,15 +34,15 @@ _CPP_NAMES = {
 
 
 def check_call(backend: str, op: str, arguments: Mapping[str, Any]) -> None:
-    """Check that a backend carries out the call of an op of c10d.
+    """Check that a backend supports a call of a c10d op.
 
     Args:
-        backend: of the group; others than `GLOO` and `NCCL` take everything.
+        backend: of the group; backends other than `GLOO` and `NCCL` accept everything.
         op: ``"allreduce_"``.
         arguments: of the op, by name.
 
     Raises:
-        RuntimeError, TypeError, ValueError: as torch raises where it does not.
+        RuntimeError, TypeError, ValueError: it does not; the class is torch's.
     """
     if backend == GLOO:
         _check_gloo(op, arguments)
@@ -97,7 +97,7 @@ def _check_parts(op: str, outputs: Iterable[Iterable[torch.Tensor]], inputs: Ite
 
 
 def _check_whole(whole: torch.Tensor, part: torch.Tensor) -> None:
-    """Raise the error of gloo, which gathers along the first dim, if `whole` is not made of parts along it."""
+    """Raise gloo's error if `whole` is not a concatenation of parts along the first dim, along which gloo gathers."""
     if part.dim() == 0 or whole.dim() != part.dim() or whole.shape[1:] != part.shape[1:]:
         raise RuntimeError(
             f"all_gather_into_tensor: gloo gathers along the first dim, and the output is {tuple(whole.shape)} where "
@@ -142,7 +142,7 @@ def _check_complex(op: str, reduction: str, tensor: torch.Tensor) -> None:
 
 
 def _reduction(arguments: Mapping[str, Any]) -> str:
-    """Return the name of a call's reduction; empty for a call without one, and where torch does not say it."""
+    """Return the name of a call's reduction; empty if it has none or torch does not tell."""
     return reduce_op_name(arguments["reduce_op"]) if "reduce_op" in arguments else ""
 
 
@@ -159,7 +159,7 @@ def _is_list_of_lists(value: Any) -> bool:
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
-    """Return True if a tensor fills its memory in the order of its dims, or with the channels last."""
+    """Return True if a tensor is dense, contiguous or in channels-last format."""
     if tensor.is_contiguous():
         return True
     formats = {4: torch.channels_last, 5: torch.channels_last_3d}
