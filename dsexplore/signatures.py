@@ -1,4 +1,4 @@
-"""Signatures of public functions: what ``?`` lists and Tab completes, and what a misspelt argument meant."""
+"""Signatures of public functions: for ``?`` and Tab completion, and to suggest a name for a misspelled argument."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ def with_options(options: Iterable[str | Parameter]) -> Callable[[Function], Fun
 
 
 class UnknownArgumentError(UsageError, TypeError):
-    """A keyword argument that a function does not take; a TypeError as Python's own."""
+    """A keyword argument that a function does not take; a TypeError, as Python raises."""
 
 
 def names_arguments(function: Function) -> Function:
-    """Name the argument that was meant where a call of the function misspells one; a decorator of public functions.
+    """Decorate a public function to suggest the right name if a call misspells an argument.
 
-    Calls that are right cost a frame and no more.
+    Correct calls cost one more frame.
     """
 
     @wraps(function)
@@ -65,7 +65,7 @@ def names_arguments(function: Function) -> Function:
 
 
 def names_arguments_of_methods(cls: type) -> None:
-    """Let the public methods that a class defines name the argument that was meant, as `names_arguments` does."""
+    """Apply `names_arguments` to the public methods that a class defines."""
     for name, value in list(vars(cls).items()):
         kind = type(value)
         if name.startswith("_") and name != "__init__":

@@ -20,7 +20,7 @@ _FOLDERS = tuple(
 
 
 def frames_where(trace: TracebackType | None, is_shown: Callable[[CodeType], bool]) -> TracebackType | None:
-    """Return the traceback restricted to frames whose code is to be shown; None if there are none."""
+    """Return the traceback restricted to frames for whose code `is_shown` is true; None if there are none."""
     entries = []
     while trace is not None:
         if is_shown(trace.tb_frame.f_code):
@@ -37,16 +37,16 @@ def is_not_hidden(code: CodeType) -> bool:
 
 
 def is_of_the_program(code: CodeType) -> bool:
-    """Return True if code is the user's: of a cell or of a file that is neither installed nor of dsexplore."""
+    """Return True if code is the user's: in a cell, or in a file that is neither installed nor part of dsexplore."""
     file = code.co_filename
     return file.startswith("<ipython-input") if file.startswith("<") else not file.startswith(_FOLDERS)
 
 
 def lines_of_the_program(error: BaseException) -> list[str]:
-    """Return the lines that IPython shows of one of our errors: the frames of the user's program, and the message.
+    """Return the lines that IPython shows for a dsexplore error: the frames of the user's program, and the message.
 
-    A closed world's model raises a hundred frames deep inside torch, none of which helps. Of an error that was raised
-    again while the world around it was closed, the first is shown.
+    A closed world's model raises a hundred frames deep inside torch, none of which helps. If closing the world raised
+    the error again, the original is shown.
     """
     from IPython.core.getipython import get_ipython
 

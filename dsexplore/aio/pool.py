@@ -19,7 +19,7 @@ from dsexplore.aio.staging import SlotPool, Stage, TransferBuffer
 from dsexplore.aio.transfer_file import TransferFile
 
 _SPAN = 8192
-"""Requests laid out at a time, for which the disk waits: some 0.4 ms, a table of 512 KiB. The queue drains between."""
+"""Maximal requests per table. Preparing one takes some 0.4 ms and 512 KiB, during which the disk idles."""
 _COMPARED = 16 << 20
 
 

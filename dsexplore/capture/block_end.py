@@ -1,8 +1,8 @@
-"""How a recorded block ended on a rank, and in which attempt of its job: what a file says of the program, and when.
+"""How a recorded block ended on a rank, and to which attempt of its job a saved file belongs.
 
-A launcher starts a job again where a rank has failed, and each attempt saves into the same folder. A rank of which an
-attempt leaves no file is not to be judged by the one that an earlier attempt left: its own it removes where it begins,
-and what remains of a rank that never began is told by the name of its attempt.
+A launcher restarts a job if a rank fails, and each attempt saves into the same folder. Files of an earlier attempt must
+not be taken for those of the latest. So each rank removes its earlier file when its block begins, and each file names
+its attempt, for ranks that never began.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def end_of(error: BaseException | None) -> str:
     """Return how a block ended, as `TraceInfo.ends` has it.
 
     Args:
-        error: that ended it; None where it ended by itself.
+        error: the exception that ended it; None if it completed.
     """
     if error is None:
         return ENDED_BLOCK
@@ -46,7 +46,7 @@ def end_of(error: BaseException | None) -> str:
 
 
 def _innermost_line(trace: TracebackType | None) -> str:
-    """Return the innermost line of the program, ``"train.py:5"``; empty where there is none."""
+    """Return the innermost line of the program, ``"train.py:5"``; empty if there is none."""
     line = ""
     while trace is not None:
         code = trace.tb_frame.f_code
@@ -61,13 +61,13 @@ def _is_cell_of_rank(file: str) -> bool:
 
 
 def begin_saving(save: str | os.PathLike[str]) -> str:
-    """Remove what an earlier attempt left of this rank, and return the name of this attempt.
+    """Remove this rank's file of an earlier attempt, and return the name of this attempt.
 
     Args:
         save: where the block will be saved.
 
     Returns:
-        The same name on all ranks of the attempt and block, and another one in another.
+        A name that is equal on all ranks of this attempt and block, and differs from that of every other.
     """
     folder = str(Path(save).absolute())
     _blocks[folder] += 1
@@ -79,7 +79,7 @@ def begin_saving(save: str | os.PathLike[str]) -> str:
 
 
 def _job() -> str:
-    """Return a name that the ranks of one attempt of a job share: of its store, else of its launcher."""
+    """Return a name that the ranks of one attempt of a job share, from its store, else from its launcher."""
     if dist.is_initialized():
         with suppress(Exception):  # a store that cannot compare, or a backend without one
             return str(default_store().compare_set(_KEY, "", uuid.uuid4().hex).decode())

@@ -1,8 +1,7 @@
-"""Observes module calls: counts them, and notes where in autograd's numbering each began and ended.
+"""Observes module calls: counts them, and records the autograd sequence numbers at which each began and ended.
 
-While a recording is open, `_call` below stands in the place of ``nn.Module.__call__``, and calls torch's. Hooks
-would leave their mark on each module, in its copies too, make torch call it in a slower way, and not run after a
-KeyboardInterrupt.
+While a recording is open, `_call` replaces ``nn.Module.__call__`` and calls the original. Module hooks would change
+each module and its copies, make torch take its slow path, and not run after a KeyboardInterrupt.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ class ModuleCalls:
         _installed = self
 
     def uninstall(self) -> None:
-        """Report no more calls."""
+        """Stop reporting module calls."""
         global _installed, _is_beneath_another
         _installed = None
         if nn.Module.__call__ is _call:
@@ -59,7 +58,7 @@ class ModuleCalls:
 
 _installed: ModuleCalls | None = None
 _call_module: Callable[..., Any] = nn.Module.__call__
-"""The function that `_call` replaces: torch's own, or the program's replacement of it."""
+"""Function that `_call` replaces: torch's own, or the program's replacement of it."""
 _is_beneath_another = False
 """True if the program has replaced `_call` by a function that calls it: then `_call` stays where it is."""
 
@@ -81,7 +80,7 @@ def _begin(called: nn.Module) -> tuple[ThreadCalls, int] | None:
     """Report that a module's call begins.
 
     Returns:
-        the calls of this thread, and how many were in progress before; None where the call is not observed.
+        the calls of this thread, and how many were in progress before; None if the call is not observed.
     """
     observer = _installed
     if observer is None or (isinstance(called, GraphModule) and frame_kinds.inside_compiled()):
@@ -110,7 +109,7 @@ def _begin(called: nn.Module) -> tuple[ThreadCalls, int] | None:
 
 
 def _end(thread_calls: ThreadCalls, depth: int) -> None:
-    """Report that a module's call has ended, and with it all calls inside of it."""
+    """Report that a module's call has ended, and with it all calls inside it."""
     del thread_calls.open[depth:]
     if not depth:
         thread_calls.end_outermost()

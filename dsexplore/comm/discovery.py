@@ -1,7 +1,7 @@
 """Find rank, world size and rendezvous of a process that no torch launcher has started.
 
-Each function returns the variables to set and reads only the environment that it is given (and MPI, in those for MPI),
-so that the result can be inspected.
+Each function reads only the environment passed to it (and MPI, if it is for MPI), and returns the variables to set, so
+that they can be inspected first.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def discover(
 
 
 def _complete_without_mpi4py(environment: Mapping[str, str]) -> bool:
-    """Return True if Open MPI's variables suffice to rendezvous; they lack the address of a master on another node."""
+    """Return True if Open MPI's variables suffice to rendezvous; on several nodes they lack the master's address."""
     return in_open_mpi(environment) and ("MASTER_ADDR" in environment or _single_node(environment))
 
 
@@ -106,7 +106,7 @@ def from_aml(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def from_sagemaker(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return a torch launcher's variables from those of SageMaker, which itself sets those of the master."""
+    """Return a torch launcher's variables from those of SageMaker, which sets the master's address itself."""
     return _ranks_of_open_mpi(environment, "SageMaker")
 
 

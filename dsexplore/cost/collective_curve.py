@@ -1,4 +1,4 @@
-"""`Curve`: the time of one op of one group by message bytes, never falling with bytes, nor with nodes."""
+"""`Curve`: time of one op in one group as a function of message bytes, non-decreasing in bytes and in nodes."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from dsexplore.cost.range import Range
 SMALLEST = 8.0
 PER_OCTAVE = 4
 OCTAVES = 38
-"""Sizes from 8 B to 2 TiB are computed; beyond, time grows as bytes do."""
+"""Computed sizes, 8 B to 2 TiB; beyond, time is proportional to bytes."""
 _PER_RANK = frozenset({"all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"})
-"""Ops whose message bytes are those of all ranks together."""
+"""Ops whose message bytes are summed over all ranks."""
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,9 @@ class Uncertainty:
     """The known error of predictions of one kind: four of five measured times lie within it.
 
     Attributes:
-        below: the part of the prediction by which times are shorter.
-        above: the part by which they are longer.
-        why: in words.
+        below: how far times are shorter, as a fraction of the prediction.
+        above: how far they are longer, likewise.
+        why: the source of the error, in words.
     """
 
     below: float
@@ -45,14 +45,14 @@ SHARED_RELATED = Uncertainty(0.30, 0.45, "from measured times of other ops, on c
 HOST = Uncertainty(0.50, 7.00, "between processes of a machine that nobody measured, on fewer processors perhaps")
 PCIE = Uncertainty(0.55, 3.00, "over PCIe, with and without peer access between the GPUs, which differ five times")
 LAUNCH = 7e-6
-"""Seconds for each of a node's ranks in which one process launches a collective of all of them, at most: 3.4 to 8 µs on
-ten machines of 2, 4 and 8 GPUs."""
+"""Maximal seconds per rank that one process needs to launch a collective on all ranks of a node: 3.4 to 8 µs on ten
+machines of 2, 4 and 8 GPUs."""
 LAUNCHED = 8
-"""Ranks that one process drives at most."""
+"""Maximal number of ranks that one process drives."""
 OUTSIDE = 0.01
-"""The weight of a size that was not measured, where times that fall are averaged."""
+"""Weight of a size that was not measured when decreasing times are averaged."""
 BEYOND = 4.0
-"""Times the largest measured size from where on a prediction counts as related, no longer as measured."""
+"""Factor on the largest measured size beyond which a prediction counts as related instead of measured."""
 
 
 @dataclass(frozen=True)
@@ -61,10 +61,10 @@ class Curve:
 
     Attributes:
         sizes: message bytes, ascending.
-        low: lower ends of the ranges, at each size; never falling.
+        low: low ends of the ranges at each size, non-decreasing.
         expected: predictions.
-        high: upper ends.
-        error: what is known of their error at the sizes that matter most.
+        high: high ends.
+        error: known error at the sizes that matter most.
     """
 
     sizes: tuple[float, ...]
@@ -74,7 +74,7 @@ class Curve:
     error: Uncertainty
 
     def at(self, message_bytes: float) -> Range:
-        """Return the predicted seconds of a collective with so many message bytes."""
+        """Return the predicted seconds of a collective with this many message bytes."""
         size = max(message_bytes, self.sizes[0])
         beyond = max(size / self.sizes[-1], 1.0)
         low, expected, high = (

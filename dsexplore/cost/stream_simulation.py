@@ -1,18 +1,18 @@
-"""A step of one rank, played on the streams of its GPU: what overlaps, and what the compute stream waits for.
+"""Simulation of one rank's step on the streams of its GPU: what overlaps, and what the compute stream waits for.
 
-Kernels run one after another on the compute stream, no earlier than the CPU has launched them. A collective runs on its
-own stream, after those issued before it there. When it may begin, and what waits for it:
+Kernels run in order on the compute stream, not before the CPU has launched them. A collective runs on the stream of its
+group, after those issued there before it. When it may begin, and what waits for it:
 
-* FSDP2 gathers: a forward's first one begins when all before it is computed; later the gather of layer i may begin once
-  the parameters of layer i − 2 are copied out, in backward once those of the layer before it are
+* FSDP2 gathers: the first one of a forward begins when all earlier kernels have run. The gather of layer i begins once
+  the parameters of layer i − 2 are copied out, in backward once those of the previous layer are
   (``FSDPParamGroup.wait_for_unshard``). The compute stream waits for it before it copies the parameters out.
-* FSDP2 reductions: begin when their gradients are there; the compute stream waits for one before it issues the next
+* FSDP2 reductions: begin when their gradients are computed; the compute stream waits for each before it issues the next
   (``reduce_scatter_max_input_buffers`` is 1), and for all of them at the end of backward.
-* DDP's buckets: begin when their gradients are there; waited for at the end of backward.
-* functional collectives, as DTensor issues them: waited for where the program calls ``wait_tensor``.
-* any other: waited for at once, or with ``async_op`` at the end of the phase.
+* DDP's buckets: begin when their gradients are computed; waited for at the end of backward.
+* Functional collectives, as DTensor issues them: waited for where the program calls ``wait_tensor``.
+* Any other: waited for immediately, or at the end of the phase if issued with ``async_op``.
 
-Two collectives on the same link share it. A collective takes multiprocessors from the kernels that run beside it.
+Two collectives on the same link share it. A collective takes multiprocessors from the kernels that run concurrently.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _BACKWARD = ("backward", "recompute")
 
 
 class Span(NamedTuple):
-    """Something that a stream did: seconds from the start of the step.
+    """Activity of a stream; times are seconds from the start of the step.
 
     Attributes:
         stream: ``"compute"``, or the stream of a collective.
-        start: when it began.
-        end: when it was over.
+        start: time at which it begins.
+        end: time at which it ends.
         kind: of kernels; ``"communication"``; of gaps of the compute stream ``"exposed"`` or ``"idle"``.
         module: the module that it belongs to.
         phase: of the step.
@@ -59,12 +59,12 @@ class Span(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """The duration, in seconds."""
+        """Duration in seconds."""
         return self.end - self.start
 
 
 class Gap(NamedTuple):
-    """A time in which the compute stream waits.
+    """An interval in which the compute stream waits.
 
     Attributes:
         kind: ``"exposed"`` for a collective; ``"idle"`` for the CPU.
@@ -84,12 +84,12 @@ class Gap(NamedTuple):
 class SimulatedStep:
     """A step that has been simulated.
 
-    Hundreds of thousands of spans are kept for each of many steps, so they are columns and not objects.
+    Hundreds of thousands of spans are kept for each of many steps, so they are stored as columns.
 
     Attributes:
-        what: what ran, by span: kernels, a collective, or a gap of the compute stream.
-        starts: by span, in seconds from the start of the step.
-        ends: by span.
+        what: of each span, kernels, a collective, or a gap of the compute stream.
+        starts: start of each span, in seconds from the start of the step.
+        ends: end of each span.
         end: of the step.
     """
 
@@ -101,12 +101,12 @@ class SimulatedStep:
 
     @cached_property
     def spans(self) -> list[Span]:
-        """All that the streams did, in the order in which it was issued."""
+        """Activities of all streams, in the order in which they were issued."""
         return [_span(*each) for each in zip(self.what, self.starts, self.ends, strict=True)]
 
     @cached_property
     def totals(self) -> Mapping[str, float]:
-        """Seconds by kind of span; ``"receiving"`` are those in which the compute stream waits for another stage."""
+        """{kind of span: seconds}; ``"receiving"``: the compute stream waits for another stage."""
         totals: dict[str, float] = defaultdict(float)
         for what, start, end in zip(self.what, self.starts, self.ends, strict=True):
             totals["receiving" if is_receiving(what) else what.kind] += end - start
@@ -172,8 +172,8 @@ def play(items: list[Item], end: int, slowdown: float, overlap: bool = True) -> 
     Args:
         items: in program order.
         end: which of the three times to use: 0 low, 1 expected, 2 high.
-        slowdown: by which part a running collective slows the kernels beside it.
-        overlap: whether the compute stream goes on while a collective runs.
+        slowdown: fraction by which a running collective slows concurrent kernels.
+        overlap: whether the compute stream continues while a collective runs.
     """
     return _Streams(end, slowdown, overlap).play(items)
 
@@ -183,19 +183,19 @@ class _Streams:
         self.which, self.slowdown, self.overlap = end, slowdown, overlap
         self.played = SimulatedStep()
         self.now = 0.0
-        """When the compute stream is free."""
+        """Time at which the compute stream becomes free."""
         self.host = 0.0
-        """When the CPU has launched all that it met."""
+        """Time at which the CPU has launched everything so far."""
         self.free: dict[str, float] = {}
         self.links: dict[str, list[tuple[float, float]]] = {}
         self.running: list[tuple[float, float]] = []
-        """Collectives that kernels may still meet."""
+        """Collectives that later kernels may overlap."""
         self.known: dict[int, tuple[Collective, float]] = {}
         self.unfinished: dict[int, None] = {}
-        """Collectives that nobody has waited for yet."""
+        """Collectives that nothing has waited for yet."""
         self.copied_out: list[float] = [0.0, 0.0]
         self.gathering = ""
-        """The phase of the latest gather: a forward's first one waits for what ran before, as FSDP2's root does."""
+        """Phase of the latest gather; the first one of a forward waits for all earlier work, as FSDP2's root does."""
         self.reducing: int | None = None
         self.phase = ""
 
@@ -236,7 +236,7 @@ class _Streams:
         self.played.ends.append(end)
 
     def _begin(self, phase: str) -> None:
-        """Begin another phase; at the end of backward, wait for everything that it has issued."""
+        """Begin another phase; at the end of backward, wait for all its collectives."""
         if phase not in _BACKWARD and self.phase in _BACKWARD:
             for seq in list(self.unfinished):
                 self._wait(seq)
@@ -293,7 +293,7 @@ class _Streams:
         return max(self.now, self.host)
 
     def _shared(self, link: str, start: float, end: float) -> float:
-        """Return the seconds by which others on its link delay a collective: together they take as long as in turn."""
+        """Return the seconds by which others on its link delay a collective: they share its bandwidth."""
         others = [span for span in self.links.get(link, ()) if span[1] > self.now or span[1] > start]
         self.links[link] = others
         return sum(max(0.0, min(end, b) - max(start, a)) for a, b in others)

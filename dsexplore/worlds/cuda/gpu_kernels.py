@@ -18,7 +18,7 @@ PRODUCTS = ("mm", "bmm", "addmm", "baddbmm")
 
 
 def _product(product: Callable[..., Tensor], *args: Any, out: Tensor | None = None, **scales: Any) -> Tensor:
-    """Return the product in the dtype that is asked for: the last positional argument, behind the tensors."""
+    """Return the product in the requested dtype, the last positional argument after the tensors."""
     *tensors, dtype = args
     made = product(*(tensor.to(dtype) for tensor in tensors), **scales)
     return made if out is None else out.copy_(made)
@@ -30,7 +30,7 @@ def _kernel(product: Callable[..., Tensor], parts: Parts) -> Callable[..., Tenso
 
 @implements(torch.histc, Tensor.histc)
 def _histogram(mode: StandInMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Return a histogram, whose counts have the dtype of what was counted."""
+    """Return a histogram; its counts have the dtype of the input."""
     tensor = args[0] if args else kwargs["input"]
     if tensor.is_floating_point():
         counts = func(*args, **kwargs)

@@ -40,7 +40,7 @@ def _version(vendor: str, original: Any, parts: Parts) -> Any:
 
 
 class _OldType(type):
-    """``torch.cuda.FloatTensor`` and its kin, for what programs ask of them: instances, and the dtype."""
+    """``torch.cuda.FloatTensor`` and similar legacy types: supports ``isinstance`` and ``.dtype``."""
 
     dtype: torch.dtype
 

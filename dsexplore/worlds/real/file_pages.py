@@ -1,6 +1,6 @@
-"""Pages of mapped files that a process does not need any more, such as code of libraries that only their import runs.
+"""Release pages of mapped files that a process no longer needs, such as library code that runs only on import.
 
-A page that is let go stays in the system's cache, and comes back when it is touched.
+A released page stays in the system's cache, and is mapped again when it is touched.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Calls of ``torch.distributed`` that need an answer of another rank, in a simulated world where none answers."""
+"""Calls of ``torch.distributed`` that need an answer from another rank, in a simulated world without other ranks."""
 
 from __future__ import annotations
 
