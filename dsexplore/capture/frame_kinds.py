@@ -199,18 +199,18 @@ class UserLines:
     call a module, and Python's garbage collector has to look at each object."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[int, int], Sources] = {}
+        self._cache: dict[tuple[int, int], Sources] = {}
         """By the identity of the code, which is kept alive, and the offset of the instruction."""
 
     def innermost(self, frame: FrameType | None) -> Sources:
         """Return the innermost line of the user's code, searching outward from a frame; empty if there is none."""
-        if len(self._known) >= _MOST_LINES:  # a program that makes code as it runs
-            self._known.clear()
+        if len(self._cache) >= _MOST_LINES:  # a program that makes code as it runs
+            self._cache.clear()
         line = user_lines(frame, 1)
         for code, offset in line:
-            return self._known.setdefault((id(code), offset), line)
+            return self._cache.setdefault((id(code), offset), line)
         return line
 
     def release(self) -> None:
         """Drop all references to the program's code."""
-        self._known.clear()
+        self._cache.clear()

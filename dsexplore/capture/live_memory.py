@@ -59,7 +59,7 @@ class LiveMemory:
             sources: the tensors among its arguments.
             region: the compiled module.
         """
-        given = list({id(held): held for held in map(self._known, sources)}.values())
+        given = list({id(held): held for held in map(self._held_of, sources)}.values())
         for held in given:
             if held.region != region:
                 self._fused.count(held)
@@ -75,7 +75,7 @@ class LiveMemory:
         """Count tensors that a separate kernel reads, since another kernel must have written them."""
         if self._fused.some:
             for tensor in tensors:
-                self._fused.count(self._known(tensor))
+                self._fused.count(self._held_of(tensor))
 
     def met(self, tensors: Iterable[torch.Tensor], use: Use) -> None:
         """Count the arguments of an op that no recorded op made: they existed before the recording."""
@@ -116,7 +116,7 @@ class LiveMemory:
 
     def number(self, tensor: torch.Tensor) -> int:
         """Return the number of the storage of a tensor that was made or met."""
-        return self._known(tensor).number
+        return self._held_of(tensor).number
 
     def holds(self, tensors: Iterable[torch.Tensor]) -> list[Held]:
         """Count tensors that no recorded op made as activations, and return their entries."""
@@ -143,7 +143,7 @@ class LiveMemory:
                 row[use] += self._before[use]
         return rows
 
-    def _known(self, tensor: torch.Tensor) -> Held:
+    def _held_of(self, tensor: torch.Tensor) -> Held:
         return self._held[storage_number(tensor.untyped_storage())]
 
     def _hold(self, storage: torch.UntypedStorage, use: Use) -> Held:

@@ -70,14 +70,14 @@ class AtenOp(NamedTuple):
     """True if it writes into an argument."""
 
 
-_known: dict[Any, AtenOp] = {}
+_read_ops: dict[Any, AtenOp] = {}
 
 
 def read_op(func: Any) -> AtenOp:
     """Return the facts about an op, which is read once."""
-    op = _known.get(func)
+    op = _read_ops.get(func)
     if op is None:
-        op = _known[func] = _read(func)
+        op = _read_ops[func] = _read(func)
     return op
 
 

@@ -337,7 +337,7 @@ def overloads() -> list[tuple[str, str]]:
 _PREFIXES = tuple(f"{namespace}::" for namespace in NAMESPACES)
 
 
-_known: tuple[object, list[str]] = (None, [])
+_cached_names: tuple[object, list[str]] = (None, [])
 """The state of imports, libraries and definitions when `_all_names` last asked the dispatcher, and the names found."""
 
 
@@ -347,16 +347,16 @@ def _all_names() -> list[str]:
     Listing makes the dispatcher copy the names of all of torch's 4,000 ops, in 3 ms, all over the heap: in a forked
     process, 4 MB of memory shared with its parent until then become its own.
     """
-    global _known
+    global _cached_names
     in_python = ["".join(name.split()) for name in ops_defined_in_python() if name.startswith(_PREFIXES)]
     defined = frozenset(filter(has_op, in_python))  # the others are gone again
     state = len(sys.modules), len(torch.ops.loaded_libraries), defined
-    if _known[0] != state:
-        _known = (
+    if _cached_names[0] != state:
+        _cached_names = (
             state,
             [name for name in all_op_names() if name.startswith(_PREFIXES)] or list(filter(find_op, COMMUNICATION)),
         )
-    return _known[1]
+    return _cached_names[1]
 
 
 def lookup(raw_op: str) -> Communication | None:

@@ -31,7 +31,7 @@ class Origins:
 
     def __init__(self, modules: Modules, groups: Groups) -> None:
         self._modules, self._groups = modules, groups
-        self._known: dict[tuple[Any, ...], Origin] = {}
+        self._by_content: dict[tuple[Any, ...], Origin] = {}
         self._redistributes: dict[Redistribute, Redistribute] = {}
         self._sources: dict[tuple[int, ...], Sources] = {}
         self._waiting: list[Issued] = []
@@ -84,7 +84,7 @@ class Origins:
 
     def _shared(self, origin: Origin) -> Origin:
         """Return one shared origin for all equal ones: a program issues few kinds, each in every step."""
-        if len(self._known) >= _CACHE_SIZE:  # a program that makes code as it runs
+        if len(self._by_content) >= _CACHE_SIZE:  # a program that makes code as it runs
             self._forget()
         phase, trigger, owner, sources, cause, redistribute, is_implicit, is_object = origin
         if redistribute is not None:
@@ -92,10 +92,10 @@ class Origins:
         sources = self._shared_sources(sources)
         # Quickly hashed: hashing placements calls Python.
         content = phase, id(trigger), id(owner), id(sources), cause, id(redistribute), is_implicit, is_object
-        shared = self._known.get(content)
+        shared = self._by_content.get(content)
         if shared is None:
             shared = Origin(phase, trigger, owner, sources, cause, redistribute, is_implicit, is_object)
-            self._known[content] = shared
+            self._by_content[content] = shared
         return shared
 
     def _shared_sources(self, sources: Sources) -> Sources:
@@ -111,7 +111,7 @@ class Origins:
         self._forget()
 
     def _forget(self) -> None:
-        self._known.clear()
+        self._by_content.clear()
         self._redistributes.clear()
         self._sources.clear()
 

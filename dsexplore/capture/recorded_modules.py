@@ -38,7 +38,7 @@ class Modules:
     warn: Callable[[str, str], None]
     lines: frame_kinds.UserLines = field(default_factory=frame_kinds.UserLines)
     """Lines of the user's program that call modules."""
-    _known: dict[int, ModuleEntry] = field(default_factory=dict)
+    _entries: dict[int, ModuleEntry] = field(default_factory=dict)
     """{id of a module: the latest module with that id}."""
     _wrappers: dict[int, tuple[weakref.ref[nn.Module], ModuleEntry]] = field(default_factory=dict)
     """{id of a wrapper around a module: (wrapper, the module's entry)}."""
@@ -60,13 +60,13 @@ class Modules:
 
     def find(self, module: nn.Module) -> ModuleEntry:
         """Return the entry of a module; a new one is added to its model's tree."""
-        entry = self._known.get(id(module))
+        entry = self._entries.get(id(module))
         if entry is not None and entry.reference() is module:
             return entry
         return self._of_wrapper(module) or self._discover(module)
 
     def _lookup(self, module: nn.Module) -> ModuleEntry | None:
-        entry = self._known.get(id(module))
+        entry = self._entries.get(id(module))
         return entry if entry is not None and entry.reference() is module else self._of_wrapper(module)
 
     def _of_wrapper(self, module: nn.Module) -> ModuleEntry | None:
@@ -105,7 +105,7 @@ class Modules:
     def holder(self, variable: torch.Tensor) -> ModuleEntry | None:
         """Return the module that holds this very parameter; None if there is none."""
         with self._lock:  # other threads go on meeting modules
-            entries, wrappers = list(self._known.values()), list(self._wrappers.values())
+            entries, wrappers = list(self._entries.values()), list(self._wrappers.values())
         for reference, module in chain(((entry.reference, entry) for entry in entries), wrappers):
             alive = reference()
             if alive is not None and any(parameter is variable for parameter in own_parameters(alive).values()):
@@ -143,7 +143,7 @@ class Modules:
             model = root.reference() if root is not None else None
             if root is not None and model is not None and any(part is module for part in model.modules()):
                 self._add_tree(root, model)  # the module was added to its model after the model's first call
-                return self._known[id(module)]
+                return self._entries[id(module)]
         root = self._add_root(module)
         self._add_tree(root, module)
         return root
@@ -151,7 +151,7 @@ class Modules:
     def _add_root(self, model: nn.Module) -> ModuleEntry:
         root = ModuleEntry(weakref.ref(model), class_name(model) or "Module")
         root.label = self._free_label(root.type)
-        self._known[id(model)] = root
+        self._entries[id(model)] = root
         self._met.append(root)
         self._roots.append(root)
         return root
@@ -184,7 +184,7 @@ class Modules:
             if part is not model and not is_wrapper:
                 if module is None:
                     module = ModuleEntry(weakref.ref(part), class_name(part))
-                    self._known[id(part)] = module
+                    self._entries[id(part)] = module
                     self._met.append(module)
                 elif module in self._roots:
                     self._roots.remove(module)  # it ran on its own before, and is part of a larger model

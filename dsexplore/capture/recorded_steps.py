@@ -111,22 +111,22 @@ class Steps:
         before = range(min(self._calls.first or 0, len(self._issued)))
         loaded = (at for at in before if self._issued[at].origin.phase == BETWEEN)
         self._phases.update((at, "start-up") for at in loaded)
-        early = self._own(0, self._calls.first or 0)
+        early = self._program_collectives(0, self._calls.first or 0)
         if not early or len(self.ends) < 2:
             return
         seen = self.ends[min(2, len(self.ends) - 1)]
-        again = {_line(self._issued[at]) for at in self._own(self._calls.first or 0, seen)}
+        again = {_line(self._issued[at]) for at in self._program_collectives(self._calls.first or 0, seen)}
         self._phases.update((at, "start-up") for at in early if _line(self._issued[at]) not in again)
 
     def _place_between(self) -> None:
         """Place what is sent between the end of a step and the begin of the next one."""
         begins, ends = self._calls.begins, [*self.ends, len(self._issued)]
-        heads = {_line(self._issued[at]) for at in self._own(0, begins[0])}
+        heads = {_line(self._issued[at]) for at in self._program_collectives(0, begins[0])}
         earlier: set[_Line] = set()
         for step, end in enumerate(self.ends):
             is_last = step + 1 == len(self.ends)
             begin = begins[step + 1] if step + 1 < len(begins) else ends[step + 1]
-            for at in self._own(end, min(begin, ends[step + 1])):
+            for at in self._program_collectives(end, min(begin, ends[step + 1])):
                 line = _line(self._issued[at])
                 if line in heads:
                     continue
@@ -136,7 +136,7 @@ class Steps:
                     self.numbers[at] = step
                     earlier.add(line)
 
-    def _own(self, begin: int, end: int) -> list[int]:
+    def _program_collectives(self, begin: int, end: int) -> list[int]:
         return [at for at in range(begin, min(end, len(self._issued))) if is_own(self._issued[at])]
 
 

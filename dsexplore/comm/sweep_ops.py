@@ -153,7 +153,7 @@ def _reduce(count: int, in_place: bool, ranks: Ranks) -> Prepared:
     return Prepared(call, refill, result, lambda places: _sum(places, ranks), _bytes(count, ranks))
 
 
-def _from_each(count: int, ranks: Ranks) -> Callable[[torch.Tensor], torch.Tensor]:
+def _from_all_ranks(count: int, ranks: Ranks) -> Callable[[torch.Tensor], torch.Tensor]:
     """Return a function for the expected elements of a buffer with one part from each rank."""
     return lambda places: _pattern(places % count, places // count, ranks.dtype)
 
@@ -168,7 +168,7 @@ def _all_gather(count: int, in_place: bool, ranks: Ranks) -> Prepared:
         lambda: _done(td.all_gather_into_tensor(gathered, local_part, group=ranks.group)),
         lambda: _done(local_part.copy_(source)),
         gathered,
-        _from_each(count, ranks),
+        _from_all_ranks(count, ranks),
         _bytes(count * ranks.size, ranks),
     )
 
@@ -194,7 +194,7 @@ def _all_to_all(count: int, in_place: bool, ranks: Ranks) -> Prepared:
         lambda: _done(td.all_to_all_single(received, source, group=ranks.group)),
         lambda: None,
         received,
-        _from_each(count, ranks),
+        _from_all_ranks(count, ranks),
         _bytes(count * ranks.size, ranks),
     )
 
@@ -207,7 +207,7 @@ def _gather(count: int, in_place: bool, ranks: Ranks) -> Prepared:
         lambda: _done(td.gather(source, parts, dst=root, group=ranks.group)),
         lambda: None,
         gathered if ranks.rank == 0 else None,
-        _from_each(count, ranks),
+        _from_all_ranks(count, ranks),
         _bytes(count * ranks.size, ranks),
     )
 

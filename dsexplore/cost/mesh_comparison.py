@@ -144,19 +144,19 @@ _WRONG = 0.10
 
 def _may_turn(first: MeshCandidate, other: MeshCandidate) -> bool:
     """Return True if the slower mesh becomes the faster one when one cluster constant, or all, change by 10 %."""
-    one, two = first.prediction, other.prediction
-    assert one is not None
+    prediction, two = first.prediction, other.prediction
+    assert prediction is not None
     assert two is not None
-    gap = two.expected_step - one.expected_step
-    pairs = ((one.compute, two.compute), (one.exposed, two.exposed), (one.idle, two.idle))
+    gap = two.expected_step - prediction.expected_step
+    pairs = ((prediction.compute, two.compute), (prediction.exposed, two.exposed), (prediction.idle, two.idle))
     reach = _WRONG * sum(abs(a.expected - b.expected) for a, b in pairs)
     if gap <= reach:
         return True
     if gap > 3 * reach + _WRONG * gap:
         return False  # far beyond what parts that move apart by a tenth can make up
     return any(
-        one.what_if(hardware=cluster).expected_step >= two.what_if(hardware=cluster).expected_step
-        for cluster in perturbed_constants(one.cluster)
+        prediction.what_if(hardware=cluster).expected_step >= two.what_if(hardware=cluster).expected_step
+        for cluster in perturbed_constants(prediction.cluster)
     )
 
 

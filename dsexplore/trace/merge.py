@@ -110,7 +110,7 @@ def ranks_of(tables: Tables) -> tuple[int, ...]:
 
 
 def merge_as_they_come(
-    parts: Iterable[Tables], what: str, total: int | None, *, is_whole: bool = False, one_attempt: bool = False
+    parts: Iterable[Tables], what: str, total: int | None, *, is_whole: bool = False, same_attempt: bool = False
 ) -> Tables:
     """Merge tables that are read or recorded one by one, with a progress bar; see `merge_tables`.
 
@@ -121,7 +121,7 @@ def merge_as_they_come(
         what: the activity shown by the progress bar and the warning, such as ``reading trace/``.
         total: number of parts; None if unknown.
         is_whole: see `merge_tables`.
-        one_attempt: leave out files of earlier attempts of the job.
+        same_attempt: leave out files of earlier attempts of the job.
     """
     so_far: list[Tables] = []
     cut = ""
@@ -135,7 +135,7 @@ def merge_as_they_come(
                 raise
             cut = f"{what} was interrupted: this trace is incomplete, with {len(so_far)} of {total or 'several'} traces"
             warn(cut)
-    if one_attempt:
+    if same_attempt:
         newest = of_newest_attempt(so_far)
         is_whole = is_whole or len(newest) < len(so_far)
         so_far = newest

@@ -162,7 +162,7 @@ class World:
         self._exit = ExitStack()
         self._store = SimulatedStore()  # held here: C++ does not keep the part of it that is Python
         self._mesh: DeviceMesh | None = None
-        self._own_meshes = 0
+        self._num_meshes = 0
 
     def __str__(self) -> str:
         return str(self._settings)
@@ -207,7 +207,7 @@ class World:
             self.spec.shape or (self.size,),
             mesh_dim_names=self.spec.axes or None,
         )
-        self._own_meshes = parts[WorldObjects].meshes
+        self._num_meshes = parts[WorldObjects].meshes
         mode = self._exit.enter_context(fake_mode(inventor)) if self.fake else None
         if self._settings.awaits_cuda:
             use = parts[FirstUse]
@@ -238,7 +238,7 @@ class World:
         """The use that the program has made of this world so far."""
         watch, calls = self._parts[WorldObjects], self._parts[SetUpCalls]
         started = self._parts[StartedProcesses].some
-        return Use(calls.was_initialized, watch.meshes - self._own_meshes, watch.modules, started)
+        return Use(calls.was_initialized, watch.meshes - self._num_meshes, watch.modules, started)
 
     def close(self) -> None:
         """Take everything back; a second call does nothing."""

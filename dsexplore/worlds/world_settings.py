@@ -108,12 +108,12 @@ def check_hardware(hardware: object) -> None:
     """
     if hardware is None:
         return
-    known = [*known_gpus(), known_hardware.CPU]
-    if isinstance(hardware, str) and (hardware.endswith(".toml") or known_hardware.gpu_named(hardware) in known):
+    names = [*known_gpus(), known_hardware.CPU]
+    if isinstance(hardware, str) and (hardware.endswith(".toml") or known_hardware.gpu_named(hardware) in names):
         return
-    near = did_you_mean(hardware, [*known, *known_hardware.GPU_OF])
+    near = did_you_mean(hardware, [*names, *known_hardware.GPU_OF])
     raise UsageError(
-        f"no hardware named {hardware!r} is known{near}: name one of {', '.join(known)}, a cluster such as "
+        f"no hardware named {hardware!r} is known{near}: name one of {', '.join(names)}, a cluster such as "
         "'dgx-h100', or the path of a .toml file of yours"
     )
 

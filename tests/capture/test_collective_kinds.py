@@ -115,7 +115,7 @@ def test_calls_of_one_line_share_its_origin(monkeypatch: pytest.MonkeyPatch) -> 
     assert of(2, Shard(1)).redistribute is of(0, Shard(1)).redistribute
     monkeypatch.setattr(origins, "_MOST_KNOWN", 2)
     assert of(4) == origin(4)  # all others are forgotten: a program that makes code as it runs may have any number
-    assert len(made._known) == 1
+    assert len(made._by_content) == 1
     assert not made._redistributes
 
 

@@ -138,7 +138,7 @@ def _of_fsdp(evidence: Evidence) -> Iterator[Finding]:
     yield from evidence.findings(
         "reduced_each_microbatch",
         sent.filter(pl.len().over(lane) > 1),
-        lambda group: _why_each_microbatch(group, evidence),
+        lambda group: _why_per_microbatch(group, evidence),
         _change_fsdp,
         spare=1 - 1 / pl.len().over(lane),
         by=("place", "op", "axis"),
@@ -166,14 +166,14 @@ def _of_ddp(evidence: Evidence) -> Iterator[Finding]:
     yield from evidence.findings(
         "reduced_each_microbatch",
         buckets.filter((held > 0) & (times > 1)),
-        lambda group: _why_each_microbatch(group, evidence),
+        lambda group: _why_per_microbatch(group, evidence),
         _change_ddp,
         spare=1 - 1 / times,
         by=("place", "op", "axis"),
     )
 
 
-def _why_each_microbatch(group: EventGroup, evidence: Evidence) -> str:
+def _why_per_microbatch(group: EventGroup, evidence: Evidence) -> str:
     what = f"{group.calls} in a step, where the gradients are reduced after each of its microbatches"
     if evidence.steps_are_marked:
         return what

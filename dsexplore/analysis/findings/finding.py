@@ -71,17 +71,17 @@ class Findings(Displayable, Sequence[Finding]):
 
     def __init__(self, tables: Tables, findings: Sequence[Finding]) -> None:
         self.tables = tables
-        self._found = sorted(findings, key=lambda one: (-one.weight, one.rule, one.module, one.source, one.axis))
+        self._sorted = sorted(findings, key=lambda one: (-one.weight, one.rule, one.module, one.source, one.axis))
 
     def __len__(self) -> int:
         """Return the number of findings."""
-        return len(self._found)
+        return len(self._sorted)
 
     def __getitem__(self, index):  # type: ignore[no-untyped-def]  # the two forms of Sequence
-        return self._found[index]
+        return self._sorted[index]
 
     def __iter__(self) -> Iterator[Finding]:
-        return iter(self._found)
+        return iter(self._sorted)
 
     def __repr__(self) -> str:
         return f"<Findings: {len(self)}{' of ' + ', '.join(dict.fromkeys(one.rule for one in self)) if self else ''}>"
@@ -93,4 +93,4 @@ class Findings(Displayable, Sequence[Finding]):
 
     def trace(self, index: int) -> Trace:
         """Return the events of one finding as a `Trace`."""
-        return Trace(replace(self.tables, events=self.tables.events[self._found[index].rows.tolist()]))
+        return Trace(replace(self.tables, events=self.tables.events[self._sorted[index].rows.tolist()]))

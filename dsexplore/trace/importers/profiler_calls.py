@@ -48,15 +48,15 @@ class ComputeTime:
 
     def exposed(self, events: Sequence[Event]) -> list[int | None]:
         """Return for each event the ns in which its GPU computed nothing; None if that GPU has no compute kernels."""
-        found: list[int | None] = [None] * len(events)
+        exposed_ns: list[int | None] = [None] * len(events)
         for device, compute in self._devices.items():
             on_device = [at for at, event in enumerate(events) if str(event.get("pid")) == device and "dur" in event]
             begin, took = (np.array([float(events[at][name]) for at in on_device]) for name in ("ts", "dur"))
             computed = np.interp(begin + took, *compute) - np.interp(begin, *compute)
             alone = np.rint((took - computed) * 1_000).clip(min=0)
             for at, exposed in zip(on_device, alone.astype(np.int64).tolist(), strict=True):
-                found[at] = exposed
-        return found
+                exposed_ns[at] = exposed
+        return exposed_ns
 
 
 def _covered(spans: Times) -> tuple[Times, Times]:

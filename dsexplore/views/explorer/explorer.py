@@ -166,7 +166,7 @@ class Explorer(LiveView):
         Raises:
             UsageError: no such facet, or a phase, op, axis, group or module that does not occur in the trace.
         """
-        check_filters(self._known, module, facets)
+        check_filters(self._names, module, facets)
         self._begin(Filters(dict(facets), module, implicit))
 
     @_in_single_message
@@ -336,7 +336,7 @@ class Explorer(LiveView):
     # What it shows
 
     @cached_property
-    def _known(self) -> Tables:
+    def _names(self) -> Tables:
         return known_names(self._trace.tables)
 
     def _events(self, mask: Mask) -> pl.DataFrame:

@@ -36,9 +36,9 @@ class Titles:
         self._cut = any(placement.cuts for placement in tensor.placements)
         few = mesh.size <= _MOST_COUNTED
         self._numbers = mesh.block((0,) * len(mesh.shape), mesh.shape) if few else None
-        self._own = self._own_coordinates() if few else []
+        self._coordinates_of_axes = self._find_coordinates() if few else []
 
-    def _own_coordinates(self) -> list[Any]:
+    def _find_coordinates(self) -> list[Any]:
         grid = list(np.indices(self.mesh.shape).reshape(len(self.mesh.shape), -1))
         return [axis(grid) + np.zeros(self.mesh.size, dtype=np.int64) for axis in self.tensor.axes]
 
@@ -46,7 +46,7 @@ class Titles:
         assert self._numbers is not None
         held = np.ones(len(self._numbers), dtype=bool)
         for number, (low, high) in places:
-            held &= (self._own[number] >= low) & (self._own[number] < high)
+            held &= (self._coordinates_of_axes[number] >= low) & (self._coordinates_of_axes[number] < high)
         return self._numbers[held]
 
     def shade(self, block: ShardBlock, place: int) -> str:

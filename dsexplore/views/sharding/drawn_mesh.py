@@ -40,7 +40,7 @@ class RankSample:
             if self._grid
             else np.zeros(1, dtype=np.int64)
         )
-        self._own: dict[tuple[object, ...], list[Numbers]] = {}
+        self._cached_coordinates: dict[tuple[object, ...], list[Numbers]] = {}
 
     def __len__(self) -> int:
         """Return the number of ranks in the sample."""
@@ -71,10 +71,10 @@ class RankSample:
         return [int(index) for index in np.flatnonzero(numel == 0)]
 
     def _coordinates_of(self, tensor: PlacedTensor) -> list[Numbers]:
-        if tensor.axes not in self._own:
+        if tensor.axes not in self._cached_coordinates:
             zeros = np.zeros(len(self), dtype=np.int64)
-            self._own[tensor.axes] = [axis(self._grid) + zeros for axis in tensor.axes]
-        return self._own[tensor.axes]
+            self._cached_coordinates[tensor.axes] = [axis(self._grid) + zeros for axis in tensor.axes]
+        return self._cached_coordinates[tensor.axes]
 
 
 def sample_of(shown: Sharding, most: int = MOST) -> RankSample:

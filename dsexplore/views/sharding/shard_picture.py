@@ -57,7 +57,7 @@ class PanelDrawing:
             for at, (placement, axis) in reversed(list(enumerate(cards, 1)))
         )
         over = "".join(f'<div class="over {self._kind(placement, axis)}"></div>' for placement, axis in wholes)
-        lens = self._lens(window) + self._own_shards() if window is not None else ""
+        lens = self._lens(window) + self._rank_shards() if window is not None else ""
         inside = self._blocks() + self._cut_lines() + over + lens
         return (
             f'<div class="pic" role="img" aria-label="{html.escape(self._spoken(), 0)}" style="{room}">'
@@ -170,7 +170,7 @@ class PanelDrawing:
         place = f"left:{_percent(window.columns[0], frame.columns)};top:{_percent(window.rows[0], frame.rows)}"
         return f'<i class="lens" style="{place};width:{width};height:{height}"></i>'
 
-    def _own_shards(self) -> str:
+    def _rank_shards(self) -> str:
         """Return the shard of each sampled rank where shards are folded; visible while the rank is highlighted."""
         sample, drawn, frame = self.titles.drawn_mesh.sample, self.drawn, self.frame
         ranks_of: dict[tuple[Range, Range], list[int]] = {}

@@ -211,10 +211,10 @@ class Coded:
         if key not in self._cells:
             if len(self._cells) > 1:
                 self._cells.pop(next(iter(self._cells)))
-            self._cells[key] = self._found(window, columns)
+            self._cells[key] = self._matching(window, columns)
         return self._cells[key]
 
-    def _found(self, window: tuple[float, float], columns: int) -> _Cells:
+    def _matching(self, window: tuple[float, float], columns: int) -> _Cells:
         part, width = self.slice_of(window), (window[1] - window[0]) / columns
         begin, lane = self.begin[part], np.minimum(self.lane[part], self.shape[0] - 1)
         column = np.clip((begin - window[0]) * (1 / width), 0, columns - 1).astype(np.int32)

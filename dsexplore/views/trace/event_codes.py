@@ -255,9 +255,9 @@ class EventCodes:
         per_axis = np.bincount(axis.take(at), size * in_steps, axes * n).reshape(axes, n)
         per_phase = np.bincount(phase.take(at), size, phases * n).reshape(phases, n)
         count = np.bincount(sums.pivot.owner.take(at), sums.counts.take(at) * in_steps, n)
-        own = per_axis.sum(axis=0)
-        below = self.tree.with_children(np.vstack([count, own, per_axis, per_phase]))
-        return Columns(below[0], below[1], own, below[2 : 2 + axes], below[2 + axes :])
+        own_sums = per_axis.sum(axis=0)
+        below = self.tree.with_children(np.vstack([count, own_sums, per_axis, per_phase]))
+        return Columns(below[0], below[1], own_sums, below[2 : 2 + axes], below[2 + axes :])
 
     def took(self, mask: Mask) -> Sizes | None:
         """Return (modules,) seconds of the collectives in steps, including the modules inside; None if unmeasured."""

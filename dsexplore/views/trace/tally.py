@@ -157,13 +157,13 @@ def sent_between(tables: Tables, senders: list[int], receivers: list[int]) -> pl
     """Return the condition that an event counts, in `between_ranks`, as sent from ``senders`` to ``receivers``."""
     members = [(group, list(ranks or ())) for group, ranks in tables.groups.select("group", "ranks").iter_rows()]
 
-    def from_one(sender: int) -> pl.Expr:
+    def from_rank(sender: int) -> pl.Expr:
         others = set(receivers) - {sender}
         reaching = [group for group, ranks in members if not others.isdisjoint(ranks)]
         to_group = pl.col("peer").is_null() & pl.col("group").is_in(reaching)
         return (pl.col("rank") == sender) & (to_group | pl.col("peer").is_in(receivers))
 
-    return IN_STEPS & pl.any_horizontal(*(from_one(sender) for sender in senders))
+    return IN_STEPS & pl.any_horizontal(*(from_rank(sender) for sender in senders))
 
 
 def size_range(low: int) -> str:

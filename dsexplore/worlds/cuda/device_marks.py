@@ -42,7 +42,7 @@ def place(result: Any, device: torch.device | None) -> None:
     if isinstance(result, Tensor):
         if _when_placed is not None and device is not None and device.type == "cuda":
             _call_when_placed()
-        device = _own_device(result, device)
+        device = _tensor_device(result, device)
         if device is not None:
             _any_placed = True  # other devices are copied from tensors that have one
             result._dsexplore_cuda_device = device  # type: ignore[attr-defined]
@@ -68,7 +68,7 @@ def _call_when_placed() -> None:
         call()
 
 
-def _own_device(tensor: Tensor, device: torch.device | None) -> torch.device | None:
+def _tensor_device(tensor: Tensor, device: torch.device | None) -> torch.device | None:
     """Return the device to store in a tensor's attribute if the tensor is on `device`."""
     on_cuda = device is not None and device.type == "cuda"
     if isinstance(tensor, DTensor):

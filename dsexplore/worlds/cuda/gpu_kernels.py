@@ -1,5 +1,7 @@
-"""Ops that torch has on GPUs alone, computed on the CPU: matrix products whose result has a dtype of its own, and
-histograms of integers, by which mixtures of experts count tokens."""
+"""Ops that torch supports on GPUs only, computed on the CPU.
+
+These are matrix products with an output dtype, and integer histograms, with which mixtures of experts count tokens.
+"""
 
 from __future__ import annotations
 
