@@ -105,7 +105,7 @@ class TransferFile:
 
     @property
     def boundary(self) -> int:
-        """Direct requests start and end on multiples of this, so that they share no page with a tail."""
+        """Bytes on whose multiples direct requests start and end, so that they share no page with a tail."""
         return max(PAGE, self.alignment.offset) if self.direct else 1
 
     def plain_fd(self) -> int:

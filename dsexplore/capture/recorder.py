@@ -1,12 +1,12 @@
 """The recorder: from the moment a collective is issued to the tables of a `Trace`.
 
-What must hold:
+Requirements:
 
-1. nothing is charged to what does not communicate, and a few microseconds to what does;
-2. a fault of the recorder's own never ends or changes the program: it is warned of, once;
-3. recordings nest, and see all threads of the process; each has its own steps and numbering;
+1. code that does not communicate is not slowed down, and a collective by a few microseconds;
+2. an error inside the recorder never ends or changes the program: it is a warning, once;
+3. recordings nest and see all threads of the process; each has its own steps and numbering;
 4. no parameter, tensor, model or process group is kept alive after the recording;
-5. whatever ends the block, all that was installed is removed.
+5. however the block ends, everything that was installed is removed.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Recorder:
     """Sees every collective of the process while at least one recording is open; one per process.
 
     Args:
-        substrate: makes the source of events.
+        substrate: creates the source of events.
         clock: nanoseconds since the epoch, for start and end.
     """
 
@@ -68,19 +68,19 @@ class Recorder:
         self._recordings: list[Recording] = []
         self._stack_depth = 1
         self._inside: dict[int, Issued] = {}
-        """{thread: collective whose call has not returned}. NCCL's first collective of a group waits there for the
-        other ranks to create its communicator."""
+        """{thread: collective whose call has not returned}. The first collective of an NCCL group blocks
+        in its call until all ranks have created the communicator."""
         self._lock = threading.RLock()
         self._start_anew()
 
     def _start_anew(self) -> None:
-        """Drop the groups, modules and names that earlier recordings met."""
+        """Drop the groups, modules and names of earlier recordings."""
         self._groups = Groups()
         self._modules = Modules(self._warn_once)
         self._origins = Origins(self._modules, self._groups)
         self._module_calls = ModuleCalls(self._modules, self._begin_outermost)
         self._early: EarlySends | None = EarlySends()
-        """Collectives that the program issues itself before any module runs; None from then on."""
+        """Collectives that the program issues before any module runs; None afterwards."""
         self._batches = Batches(count(1))
         self._warned: set[str] = set()
 
@@ -90,7 +90,7 @@ class Recorder:
         return self._recordings
 
     def open(self, recording: Recording) -> None:
-        """Begin to record into ``recording``; the first one installs what observes modules and ops."""
+        """Begin to record into ``recording``; the first one installs the observers of modules and ops."""
         warn_of_untested_torch()
         with self._lock:
             if not self._recordings:
@@ -207,7 +207,7 @@ class Recorder:
                 self._tensor_waits.expect(pending, tensors)
 
     def raised(self, pending: Issued, error: BaseException) -> None:
-        """Add a collective whose backend gave up to its recordings, and drop others; see `observed_op.Observer`."""
+        """Add a collective to its recordings if its backend failed, else drop it; see `observed_op.Observer`."""
         self._inside.pop(get_ident(), None)
         if isinstance(error, dist.DistError):
             fail(pending, error)
@@ -218,13 +218,13 @@ class Recorder:
         pending.recordings = ()
 
     def end_label(self, label: Label) -> None:
-        """Record the end of everything that a labeled call issued, as the call has returned."""
+        """Record the end of everything that a labeled call issued; the call has returned."""
         for issued in label.issued:
             self._stopwatch.end_on_host(issued)
 
     @property
     def stopwatch(self) -> Stopwatch:
-        """The clock of the collectives: it measures when each began and ended."""
+        """Stopwatch that measures when each collective began and ended."""
         return self._stopwatch
 
     def number_batch(self, members: Sequence[Issued]) -> None:
@@ -234,7 +234,7 @@ class Recorder:
             issued.batch = number
 
     def repeat(self, collectives: Iterable[Issued]) -> None:
-        """Record collectives once more, as if the program issued the same again; coalesced ones stay together."""
+        """Record collectives again, as if the program had issued them again; coalesced ones stay together."""
         self._origins.share()
         batches: dict[int, int] = {}
         for collective in collectives:
@@ -249,8 +249,8 @@ class Recorder:
 
         Args:
             recording: an open one.
-            begin: how many collectives it keeps.
-            collectives: what follows them. Where it has more batches, these have the numbers that come next.
+            begin: number of collectives that it keeps.
+            collectives: the collectives that follow. New batches get the next free numbers.
         """
         before, after = ({one.batch for one in each} for each in (recording.issued[begin:], collectives))
         for _ in range(len(after) - len(before)):
@@ -288,7 +288,7 @@ class Recorder:
         """Fill in the phase of a collective that a pipeline schedule issues.
 
         Returns:
-            The stage that sends or receives; None for what FSDP issues.
+            The stage that sends or receives; None for a collective of FSDP.
         """
         self._note_schedule(reading)
         if reading.owner is not None:
@@ -300,7 +300,7 @@ class Recorder:
         return stage
 
     def _note_schedule(self, reading: StackReading) -> None:
-        """Describe the pipeline schedule that runs to the recordings of costs."""
+        """Note the running pipeline schedule in the recordings of costs."""
         for recording in self._recordings:
             if recording.kernels is not None and not recording.kernels.schedule:
                 recording.kernels.schedule = pipelines.describe(reading.schedule)
@@ -322,7 +322,7 @@ class Recorder:
         return issued
 
     def _begin_outermost(self, module: ModuleEntry, with_gradients: bool) -> None:
-        """Note a call of a module outside any other."""
+        """Record a call of a module outside any other."""
         if self._early is not None:
             self._early.find_parameters(module)
             self._early = None
@@ -339,7 +339,7 @@ class Recorder:
         return None
 
     def _warn_once(self, about: str, message: str) -> None:
-        """Warn, and note in every open recording; not again of the same thing until the last recording has ended."""
+        """Warn and add a note to every open recording, once per subject until the last recording has ended."""
         if about not in self._warned:
             self._warned.add(about)
             for recording in self._recordings:
@@ -348,7 +348,7 @@ class Recorder:
 
     @property
     def modules(self) -> Modules:
-        """The modules that were met since the first open recording began."""
+        """Modules called since the first open recording began."""
         return self._modules
 
     def inside(self) -> list[Issued]:
@@ -367,8 +367,8 @@ class Recorder:
 
         Args:
             recording: of this recorder.
-            waits: whether to wait for devices that have not completed a collective; else it is unfinished, as are those
-                whose call has not returned.
+            waits: whether to wait for devices to complete their collectives; otherwise these are
+                unfinished, like those whose call has not returned.
         """
         return self._content(recording, waits=waits)()
 

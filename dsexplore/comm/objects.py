@@ -1,4 +1,4 @@
-"""Collectives on Python objects. torch sends their pickles as tensors; the log counts the bytes of those.
+"""Collectives on Python objects. torch sends their pickles as tensors; the log counts the bytes of these tensors.
 
 With ``weights_only``, torch unpickles only tensors and plain containers. torch 2.13 has no such option, and requesting
 it there is a `UsageError` rather than an unsafe load.

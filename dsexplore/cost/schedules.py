@@ -1,9 +1,9 @@
 """When the stages of a pipeline compute, and how long each waits for its neighbors (the bubble).
 
-A schedule is a list of actions per rank of the pipeline: forward, backward, or the two halves of a backward, of one
-stage and one microbatch. Schedules of torch that hold such lists are recorded with them; for GPipe and 1F1B, which do
-not, the lists are made here as ``Schedule1F1B._step_microbatches`` performs them. An action begins when its rank is
-free and what it needs has arrived.
+A schedule is a list of actions per rank of the pipeline. An action is a forward, a backward, or half of a backward, of
+one stage and one microbatch. torch's schedules that hold such lists are recorded with them. GPipe and 1F1B hold none:
+their lists are built here, in the order of ``Schedule1F1B._step_microbatches``. An action begins when its rank is free
+and its inputs have arrived.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class Schedule:
     """A pipeline schedule.
 
     Attributes:
-        name: of its class in torch.
-        stages: of the whole pipeline.
-        microbatches: of one step.
+        name: of the class in torch.
+        stages: number of stages of the pipeline.
+        microbatches: number of microbatches of a step.
         order: actions of each rank of the pipeline.
     """
 
@@ -54,7 +54,7 @@ class Schedule:
 
     @property
     def stages_per_rank(self) -> int:
-        """The number of stages of each rank."""
+        """Number of stages of each rank."""
         return self.stages // len(self.order)
 
 
@@ -92,7 +92,7 @@ def gpipe(stage: int, microbatches: int) -> tuple[Action, ...]:
 
 
 def one_forward_one_backward(stage: int, stages: int, microbatches: int) -> tuple[Action, ...]:
-    """Return forwards until the last stage has one, then backwards and forwards in turn, then the other backwards."""
+    """Return forwards until the last stage has its first, then alternate backward and forward, then backwards."""
     ahead = min(microbatches, stages - stage)
     actions = [Action(stage, "F", number) for number in range(ahead)]
     for number in range(microbatches):

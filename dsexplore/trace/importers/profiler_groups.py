@@ -1,15 +1,15 @@
-"""The process groups of a profiled rank: those that its file lists, and those that only its collectives name.
+"""Process groups of a profiled rank: those listed in its file, and those that only its collectives name.
 
-What files of several versions of torch say of a collective's group differs:
+The information on a collective's group depends on the version of torch:
 
 | file | group of a collective |
 |---|---|
 | since 2.3 | its name and ranks; of many ranks the text is cut, and the file's list of groups has them, or the \
 collective their first one and the step between them |
-| 2.1, 2.2 | its number of ranks: known where one listed group has so many, or where that is all ranks |
-| before | nothing: taken for all ranks where the file lists no group, or only groups of all ranks |
+| 2.1, 2.2 | its number of ranks: known if exactly one listed group has that size, or if it is all ranks |
+| before | none: assumed to be all ranks if the file lists no group, or only groups of all ranks |
 
-A group whose ranks are not known is named after the rank, so that it is not taken for another rank's.
+A group of unknown ranks is named after the rank, so that it is not confused with another rank's.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ def grid(totals: Mapping[tuple[str, str], float], most: int = MOST_ROWS) -> Grid
 
 
 def _ranked(sizes: Iterable[tuple[str, float]], most: int) -> list[str]:
-    """Return names by their bytes, the largest first; if there are too many, the last stands for all others."""
+    """Return names by descending bytes; if there are more than `most`, the last entry stands for all others."""
     sums: dict[str, float] = {}
     for name, size in sizes:
         sums[name] = sums.get(name, 0) + size
@@ -115,10 +115,10 @@ class Flows:
 def between_ranks(
     tables: Tables, senders: int = MOST_ROWS, receivers: int | None = MOST_PEERS, size: str = "wire_bytes"
 ) -> Flows:
-    """Sum the bytes from each recorded rank to each peer in steps; start-up is left out.
+    """Sum the bytes from each recorded rank to each peer in steps, without start-up.
 
-    A message to or from one known rank counts for that peer; other traffic of a group is shared equally among its
-    other ranks. Equal peers are one column, equal senders are not joined.
+    A message counts for its peer; other traffic of a group is divided equally among its other ranks. Equal peers share
+    one column; equal senders do not.
 
     Args:
         tables: tables of the trace.

@@ -1,14 +1,14 @@
-"""What is known of the values of fake tensors: all of them, or what an element typically is.
+"""Known values of fake tensors: all of them, or a typical element.
 
-It is kept with the storage, so that views share it, and a write through one tensor is seen through all others of the
-same memory:
+They are stored with the storage, so that views share them, and a write through one tensor is seen through all others of
+the same memory:
 
-* values that were given (``torch.tensor``, ``arange``, ``linspace``, ``randperm``), and what follows from them where
-  they are few: ``(arange(8).view(2, 4) == rank).nonzero()`` says where a rank stands;
-* else the typical `Element`: the fill value of ``zeros`` or ``full``, 1.0 where nothing is known. The choices of
-  ``topk``, ``argmax`` or ``randint`` are spread evenly, so that comparing them with one of E experts holds for one
-  element of E;
-* that no op has written to it, as to the memory of ``torch.empty``.
+* exact values that the program gave (``torch.tensor``, ``arange``, ``linspace``, ``randperm``), and small results
+  computed from them: ``(arange(8).view(2, 4) == rank).nonzero()`` is the position of a rank;
+* otherwise a typical `Element`: the fill value of ``zeros`` or ``full``, 1.0 if nothing is known. Results of ``topk``,
+  ``argmax`` or ``randint`` are assumed to be uniform, so that comparing them with one of E experts is true for one
+  element in E;
+* whether any op has written to the memory: not to that of ``torch.empty``.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from dsexplore.torch_internals.fake_tensors import FakeTensor
 from dsexplore.torch_internals.tensors import no_torch_function
 
 _CONTENT = "_dsexplore_content"
-"""The attribute of a storage: a storage with its values, an `Element`, or `_UNWRITTEN`."""
+"""Attribute of a storage: a storage with its values, an `Element`, or `_UNWRITTEN`."""
 _UNWRITTEN = object()
 LARGEST_KNOWN = 1 << 24
-"""Elements of a tensor whose values are kept: the order of a large data set."""
+"""Maximal number of elements for which values are kept: enough for the order of a large data set."""
 LARGEST_COMPUTED = 1 << 16
-"""Largest size of integer tensors whose values are computed: a grid of ranks, or the lengths of a batch."""
+"""Maximal size of integer tensors whose values are computed: a grid of ranks, or the lengths of a batch."""
 MOST_FLOATS = 1 << 10
-"""Floating-point numbers of a tensor whose values are computed."""
+"""Maximal size of floating-point tensors whose values are computed."""
 
 
 class Element(NamedTuple):
     """A typical element of a fake tensor.
 
     Attributes:
-        mean: the mean over all elements; of booleans, the share that is true.
-        choices: how many values are equally likely, 0 to ``choices`` - 1; 0 where that is not so.
+        mean: mean over all elements; for booleans, the fraction that is true.
+        choices: number of equally likely values, 0 to ``choices`` - 1; 0 if the distribution is not uniform.
     """
 
     mean: float
@@ -49,7 +49,7 @@ class Element(NamedTuple):
 
 @contextmanager
 def on_real_tensors() -> Iterator[None]:
-    """Run the block on tensors that have memory, seen by no mode."""
+    """Run the block on real tensors, outside of all dispatch modes."""
     with no_torch_function(), no_torch_dispatch():
         yield
 
@@ -85,7 +85,7 @@ def typical(value: Any) -> Element:
 
 
 def elements_of(tensor: torch.Tensor) -> tuple[float, ...] | Element | None:
-    """Return the values of a tensor where they are known and few, else a typical element, if there is one."""
+    """Return the values of a tensor if they are known and few, else its typical element, if there is one."""
     content = _content(tensor)
     if content is None or isinstance(content, Element):
         return content
@@ -121,7 +121,7 @@ def share_values(tensor: torch.Tensor, real: torch.Tensor) -> None:
 
 
 def set_element(tensor: torch.Tensor, element: Element) -> None:
-    """Note a typical element of a fake tensor; of a part of a storage it changes that of the whole by as much."""
+    """Set the typical element of a fake tensor; for a part of a storage, update that of the whole in proportion."""
     storage = _storage(tensor)
     if storage is None:
         return
@@ -160,7 +160,7 @@ def is_unwritten(tensor: Any) -> bool:
 
 
 def forget(tensor: Any) -> None:
-    """Drop what was known of the memory of a fake tensor, as its values have changed."""
+    """Drop the known values of a fake tensor's memory, as they have changed."""
     storage = _storage(tensor)
     if storage is not None and hasattr(storage, _CONTENT):
         delattr(storage, _CONTENT)
@@ -174,12 +174,12 @@ def mixed(share: float, mean: float, other: float) -> float:
 
 
 def whole_number(mean: float, place: int) -> int:
-    """Return the integer at a position of a row with this mean; every prefix sum is right up to rounding."""
+    """Return the integer at a position of a row with this mean; every prefix sum is exact up to rounding."""
     return math.floor(mean * (place + 1) + 1e-9) - math.floor(mean * place + 1e-9)
 
 
 def _storage(tensor: Any) -> torch.UntypedStorage | None:
-    """Return the storage of a fake tensor; None of others, and of those without one, as sparse tensors are."""
+    """Return the storage of a fake tensor; None for others, and for tensors without storage, such as sparse ones."""
     try:
         return tensor.untyped_storage() if isinstance(tensor, FakeTensor) else None
     except NotImplementedError:
@@ -187,7 +187,7 @@ def _storage(tensor: Any) -> torch.UntypedStorage | None:
 
 
 def _content(tensor: Any) -> Any:
-    """Return what a fake tensor's storage has as `_CONTENT`, if it is of its size still; of a real tensor its own."""
+    """Return `_CONTENT` of a fake tensor's storage, if the size still matches; for a real tensor, its storage."""
     if type(tensor) is torch.Tensor:
         return None if tensor.is_meta or tensor.numel() > LARGEST_KNOWN else tensor.untyped_storage()
     storage = _storage(tensor)

@@ -87,19 +87,19 @@ def _reasons(pickler: Any, values: Mapping[str, Any]) -> Iterator[str]:
 
 @dataclass
 class Travel:
-    """Decides which of a notebook's names go along with each cell for the same ranks.
+    """Selects the notebook's names that are sent with each cell to the same ranks.
 
-    A name that a cell assigned on the ranks is theirs from then on, and one that was sent and has not changed since is
-    there already; both travel again once the notebook has given the name another value.
+    A name that a cell assigned on the ranks belongs to them, and a name that was sent and has not changed is there
+    already; both are sent again once the notebook assigns another value to the name.
     """
 
     _left: dict[str, object] = field(default_factory=dict)
-    """{name that the ranks assigned: its value in the notebook at that time}."""
+    """{name assigned on the ranks: its value in the notebook at that time}."""
     _sent: dict[str, bytes] = field(default_factory=dict)
-    """{name: digest of what was sent last}."""
+    """{name: digest of the value sent last}."""
 
     def choose(self, used: UsedNames, notebook: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the names to send, with their values: those that the cell reads and that the ranks do not have.
+        """Return {name: value} to send: names that the cell reads and the ranks do not have.
 
         Raises:
             UsageError: as `pack_names`.

@@ -1,7 +1,6 @@
-"""The lines by which programs are launched on clusters: ``torchrun …``, ``accelerate launch …``, ``deepspeed …``.
+"""Parse command lines that launch programs on clusters: ``torchrun …``, ``accelerate launch …``, ``deepspeed …``.
 
-Each is read for the numbers of nodes and of processes, and for the program behind them; whatever else it says is of no
-effect in a simulated world.
+Read are the numbers of nodes and processes, and the program; other options have no effect in a simulated world.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from dsexplore.errors import UsageError
 
 @dataclass(frozen=True)
 class Launched:
-    """What a launch line says."""
+    """Content of a launch line."""
 
     script: str
     arguments: tuple[str, ...]
@@ -23,14 +22,14 @@ class Launched:
     nodes: int | None = None
     per_node: int | None = None
     processes: int | None = None
-    """On all nodes together."""
+    """Number of processes on all nodes together."""
     variables: tuple[tuple[str, str], ...] = ()
     """For an option, the environment variable that passes on its value."""
 
 
 @dataclass(frozen=True)
 class _Launcher:
-    """The options of one launcher; all that are not named take one value."""
+    """The options of one launcher; those that are not listed take one value."""
 
     flags: frozenset[str]
     """Options without a value."""
@@ -105,7 +104,7 @@ def is_python(word: str) -> bool:
 
 
 def read_launch_line(words: Sequence[str], *, is_module: bool = False) -> Launched:
-    """Return what a line says that runs a program: with a launcher, with Python, or by itself.
+    """Parse a command line that runs a program with a launcher, with Python, or directly.
 
     Worked example: ``torchrun --nproc-per-node 4 train.py --lr 1`` → train.py with ``--lr 1``, 4 processes a node.
 
@@ -127,7 +126,7 @@ def read_launch_line(words: Sequence[str], *, is_module: bool = False) -> Launch
 
 
 def _behind_python(words: Sequence[str]) -> Launched:
-    """Return what ``python [options] (script | -m module)`` runs."""
+    """Parse ``[options] (script | -m module)``, the arguments of Python."""
     rest = list(words[1:])
     while rest and rest[0].startswith("-") and rest[0] != "-m":
         del rest[: 2 if rest[0] in ("-X", "-W") else 1]
@@ -169,6 +168,6 @@ def _behind_launcher(name: str, launcher: _Launcher, words: Sequence[str]) -> La
 
 
 def _number(value: str) -> int | None:
-    """Return the number of an option; of ``1:4`` nodes, the most; None for a word such as ``gpu``."""
+    """Return the number in an option's value; for a range ``1:4``, the maximum; None for a word such as ``gpu``."""
     last = value.rpartition(":")[2]
     return int(last) if last.isdecimal() else None
