@@ -22,7 +22,7 @@ _PARTIAL = re.compile(r"(?:P|Partial)(?:\(\s*['\"]?(\w*)['\"]?\s*\))?")
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """How one mesh axis places a tensor."""
+    """Placement of a tensor on one mesh axis."""
 
     kind: Kind
     dim: int = 0
@@ -31,7 +31,7 @@ class Placement:
     """The split factor of a strided shard: number of pieces into which the dim is split before this axis splits
     each."""
     reduce_op: str = ""
-    """How partial values are reduced to the whole: sum, avg, max, …"""
+    """Reduction of partial values: sum, avg, max, …"""
 
     @property
     def cuts(self) -> bool:

@@ -40,7 +40,7 @@ request is empty."""
 
 
 class Policy(NamedTuple):
-    """How requests are submitted and reaped; see the module's text."""
+    """Way to submit and reap requests; see the module's docstring."""
 
     single_submit: bool
     overlap_events: bool

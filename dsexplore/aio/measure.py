@@ -127,7 +127,7 @@ class Task:
     config: AioConfig
     operation: Operation
     seconds: float
-    """How long tensors are moved one after another; the last one is cut off, unless ``whole``."""
+    """Seconds in which tensors are moved one after another; the last one is cut off, unless ``whole``."""
     transfer: int
     """Bytes of a tensor."""
     whole: bool = False

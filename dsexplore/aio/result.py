@@ -35,7 +35,7 @@ _WHOLE = 0.95
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """How a sweep was done."""
+    """Conditions of a sweep."""
 
     backend: str
     unavailable: dict[str, str]

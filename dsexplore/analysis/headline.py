@@ -87,7 +87,7 @@ class Headline(Displayable):
 
     @cached_property
     def skew(self) -> Skew:
-        """Who is late to the trace's collectives."""
+        """Late ranks of the trace's collectives."""
         return Skew(self.tables)
 
     @cached_property
@@ -285,7 +285,7 @@ class Headline(Displayable):
 
     @property
     def _more(self) -> str:
-        """What other steps sent more or less than steady ones: ``; step 0 sent 2 MiB more``."""
+        """Differences of other steps from steady ones: ``; step 0 sent 2 MiB more``."""
         more = {step: size / self.ranks for step, size in self.steady.more.items() if size}
         if not more:
             return ""

@@ -53,7 +53,7 @@ class LateRank:
     least: float
     most: float
     late: int
-    """How often it was late."""
+    """Number of collectives to which it was late."""
     collectives: int
     """Number of collectives of the same ops and groups that it took part in."""
     ops: tuple[str, ...]

@@ -86,7 +86,7 @@ class PlanDifference(Displayable):
 
     @property
     def means(self) -> str:
-        """What the figures of both are means over, in words; empty for one rank and one step of each."""
+        """Scope over which the figures of both are averaged, in words; empty for one rank and one step of each."""
         before, after = _mean_of(self.before), _mean_of(self.after)
         last = _last_of(self.before), _last_of(self.after)
         if not before and not after and max(last) > 1:

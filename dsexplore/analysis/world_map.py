@@ -85,7 +85,7 @@ class WorldMap(Displayable):
     running: FlowSeconds | None = None
     """The seconds that shade it; None where bytes do."""
     box: Box = "node"
-    """What `ranks_per_node` consecutive ranks are: a node, or a domain of several nodes that NVLink joins."""
+    """Name of `ranks_per_node` consecutive ranks: a node, or an NVLink domain of several nodes."""
 
     def __repr__(self) -> str:
         return f"<WorldMap: {self.extent}>"

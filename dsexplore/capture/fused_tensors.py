@@ -22,7 +22,7 @@ def can_be_fused(op: AtenOp, phase: Phase) -> bool:
 
 
 class FusedTensors:
-    """What a compiler fuses away: tensors that no kernel writes, as those that read them compute them again.
+    """Tensors that a compiler fuses away: no kernel writes them, as their readers compute them again.
 
     Between two products a compiler makes one kernel, which writes what the next product reads, and what leaves the
     compiled module. Backward gets few tensors and computes the rest from them. So a tensor made by a fused op is not

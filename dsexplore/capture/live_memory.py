@@ -1,10 +1,10 @@
-"""The bytes that a program's tensors hold, by what they are for, as they come and go.
+"""Bytes held by a program's tensors over time, by use: parameters, gradients, optimizer states, activations, buffers.
 
-Each storage is counted once, from the op that made it until nothing refers to it. On fake tensors sizes are those of
+Each storage is counted once, from the op that created it until nothing refers to it. Fake tensors have the sizes of
 real ones, so a step that fits no machine can be measured.
 
-References to storages are those of `weakref`, here and wherever else one is kept: with a weak reference in C++
-(``StorageWeakRef``) torch 2.9 does not tell Python that the storage is gone.
+Storages are referenced by `weakref` throughout this package: torch 2.9 does not tell Python that a storage is freed if
+a C++ weak reference (``StorageWeakRef``) to it exists.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from dsexplore.capture.held_storage import USES, Held, Use
 from dsexplore.torch_internals.fake_tensors import storage_number
 
 _BEFORE = -1
-"""The segment of what was there before the recording."""
+"""Segment of storages that existed before the recording."""
 
 
 class LiveMemory:
-    """Counts bytes by use; `end_segment` returns the largest sum since it was last called."""
+    """Counts bytes by use, and their peak in each segment."""
 
     def __init__(self) -> None:
         self._held: dict[int, Held] = {}
@@ -44,7 +44,7 @@ class LiveMemory:
         self._held.clear()
 
     def made(self, tensors: Iterable[torch.Tensor], use: Use) -> None:
-        """Count the tensors that an op returned, unless their storage is known."""
+        """Count the tensors that an op returned, unless their storages are counted already."""
         for tensor in tensors:
             storage = tensor.untyped_storage()
             if storage_number(storage) not in self._held:
@@ -52,11 +52,11 @@ class LiveMemory:
                 self._add(use, storage.nbytes())
 
     def made_fused(self, tensors: Iterable[torch.Tensor], sources: Iterable[torch.Tensor], region: int) -> None:
-        """Note the result of an op in a compiled module that is fused with its readers, so that no kernel writes it.
+        """Record the result of an op in a compiled module that is fused with its readers, so that no kernel writes it.
 
         Args:
-            tensors: what the op returned.
-            sources: the tensors among its arguments.
+            tensors: results of the op.
+            sources: tensors among its arguments.
             region: the compiled module.
         """
         given = list({id(held): held for held in map(self._held_of, sources)}.values())
@@ -72,7 +72,7 @@ class LiveMemory:
             self._fused.compute(self._held[storage_number(storage)], given)
 
     def read(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Count tensors that a separate kernel reads, since another kernel must have written them."""
+        """Count tensors that a separate kernel reads: another kernel must have written them."""
         if self._fused.some:
             for tensor in tensors:
                 self._fused.count(self._held_of(tensor))
@@ -86,7 +86,7 @@ class LiveMemory:
                 self._before[use] += storage.nbytes()
 
     def assign(self, tensors: Iterable[torch.Tensor], use: Use) -> None:
-        """Count storages as that use, from when they were made."""
+        """Count storages under this use, from their creation on."""
         for tensor in tensors:
             held = self._held.get(storage_number(tensor.untyped_storage()))
             if held is not None and held.use != use:
@@ -115,7 +115,7 @@ class LiveMemory:
             self._add(held.use, change)
 
     def number(self, tensor: torch.Tensor) -> int:
-        """Return the number of the storage of a tensor that was made or met."""
+        """Return the number of the storage of a tensor that has been seen."""
         return self._held_of(tensor).number
 
     def holds(self, tensors: Iterable[torch.Tensor]) -> list[Held]:

@@ -1,8 +1,8 @@
-"""Collectives on fake tensors, observed by the dispatch mode that carries them out.
+"""Collectives on fake tensors, observed by the dispatch mode that runs them.
 
-Such a mode has each op in Python already, with arguments that the kernel in front of the op, as `substrate` puts there,
-would get converted to C++ and back. So the mode calls collectives by `call`, which reports them and goes straight to
-the kernel that makes the result.
+Such a mode handles each op in Python; for the kernel of `substrate` in front of the op, its arguments would be
+converted to C++ and back. So the mode runs collectives with `call`, which reports them and calls the kernel that
+computes the result directly.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _observer: Observer | None = None
 
 
 class ModeCollectives:
-    """Observes what modes carry out by `call` while installed; one at a time per process."""
+    """Observes the collectives that modes run with `call` while installed; one at a time per process."""
 
     def install(self, observer: Observer) -> None:
         """Begin to report to the observer."""
@@ -30,19 +30,19 @@ class ModeCollectives:
         _observer = observer
 
     def uninstall(self) -> None:
-        """Report no more."""
+        """Stop reporting."""
         global _observer
         _observer = None
 
 
 def call(op: Any, args: Sequence[Any], frames: int) -> Any:
-    """Call a collective's op on meta tensors, and report it where that is not for the kernel in front of it to do.
+    """Call a collective's op on meta tensors, and report it unless the kernel in front of it will.
 
     Args:
         op: the op, an overload.
-        args: its positional arguments; those whose tensors are fake are taken for meta tensors, as inside of torch's
+        args: its positional arguments; fake tensors count as meta tensors, as inside torch's
             ``in_kernel_invocation_manager``.
-        frames: how many Python frames further out the mode's ``__torch_dispatch__`` is.
+        frames: number of Python frames between this call and the mode's ``__torch_dispatch__``.
 
     Returns:
         the result of the op.

@@ -24,7 +24,7 @@ class ModuleEntry:
     label: str = ""
     """For a root, its class, numbered if several models share it (``Llama#2``)."""
     calls: int = 0
-    """How often its forward began, recomputations included."""
+    """Number of forwards that began, including recomputation."""
 
     @property
     def name(self) -> str:

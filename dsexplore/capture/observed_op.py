@@ -81,7 +81,7 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 class _Keys(NamedTuple):
-    """What the dispatch keys say about a call that has reached one of our kernels."""
+    """Properties of a call that reached one of our kernels, from its dispatch keys."""
 
     behind: DispatchKeySet
     """The keys with which the call goes on."""

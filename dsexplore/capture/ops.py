@@ -38,7 +38,7 @@ where calls were coalesced."""
 
 @dataclass(frozen=True, slots=True)
 class Communication:
-    """How to read one op of the dispatcher."""
+    """Functions that read the calls of one dispatcher op."""
 
     op: str
     messages: Messages

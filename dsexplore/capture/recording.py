@@ -1,4 +1,4 @@
-"""`Recording`: what one ``with record()`` block has seen so far."""
+"""`Recording`: content of one ``with record()`` block so far."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ class Recording:
     simulated: bool
     """True if the process group simulates its ranks."""
     mesh: str
-    """The mesh as the user wrote it, ``"dp=2,tp=4"``; empty where none was named."""
+    """The mesh as the user wrote it, ``"dp=2,tp=4"``; empty if none was given."""
     earlier_calls: dict[int, int] = field(default_factory=dict)
     """Calls of each module before this recording was opened, by identity of the `ModuleEntry`."""
     earlier_differentiable: int = 0
     """`Modules.differentiable_calls` before this recording was opened."""
     trains: bool = False
-    """True if a module outside any other was called with gradients on, as far as tables were made."""
+    """True if an outermost module was called with gradients on, as of the last time that tables were made."""
     further_notes: Callable[[int], Iterable[str]] = lambda _events: ()
-    """Called with the number of collectives so far; returns what the trace's notes say besides `notes`."""
+    """Called with the number of collectives so far; returns further notes of the trace."""
     target: str = ""
     """See `TraceInfo.target`."""
     issued: list[Issued] = field(default_factory=list)
@@ -41,9 +41,9 @@ class Recording:
     steps: list[int] = field(default_factory=list)
     """Number of collectives issued at each `Trace.step`."""
     steps_are_marked: bool = False
-    """True if the program ends its steps with `Trace.step`; else `steps` are those that its optimizers end."""
+    """True if the program ends its steps with `Trace.step`; otherwise its optimizers end `steps`."""
     ends_with_step: bool = False
-    """True if what came after the end of the last step is left out."""
+    """True if everything after the end of the last step is dropped."""
     calls: OuterCalls = field(default_factory=OuterCalls)
     """Outermost module calls."""
     notes: list[str] = field(default_factory=list)
@@ -55,11 +55,11 @@ class Recording:
     attempt: str = ""
     """See `TraceInfo.attempt`."""
     kernels: KernelRecording | None = None
-    """The recording of kernels between the collectives; None where only collectives are recorded."""
+    """Recording of the kernels between collectives; None if only collectives are recorded."""
     work: Work | None = None
-    """The progress display, where one is seen."""
+    """Progress display, if one is shown."""
     modules: Modules | None = None
-    """The modules met since the first recording was opened that was open with this one; None before it is opened."""
+    """Modules called since the first of the overlapping open recordings began; None before this one is opened."""
 
     def add(self, issued: Issued) -> None:
         """Append a collective that has been issued."""
@@ -69,7 +69,7 @@ class Recording:
             self.work.advance(len(issued.messages), f"in step {steps}" if steps else "")
 
     def step(self) -> None:
-        """Make all later collectives part of the next step, and let optimizers end none, earlier ones included."""
+        """Begin the next step; from now on optimizers end no steps, and those that they ended are joined."""
         if not self.steps_are_marked:
             self.steps_are_marked = True
             self.steps.clear()
@@ -78,7 +78,7 @@ class Recording:
         self.steps.append(len(self.issued))
 
     def begin_call(self, module: int, *, with_gradients: bool) -> None:
-        """Note that the module of that entry is called outside any other."""
+        """Record that this module is called outside any other."""
         self.calls.begin(module, len(self.issued), len(self.steps), with_gradients=with_gradients)
 
     def lengthen_step(self) -> None:
@@ -104,10 +104,10 @@ class Recording:
 
 
 class OptimizerMarks:
-    """The steps of a recording that the program's optimizers end, for as long as `Trace.step` was not called.
+    """Steps of a recording that end with the program's optimizers, until `Trace.step` is called.
 
     Args:
-        recording: whose steps they are.
+        recording: the recording.
     """
 
     def __init__(self, recording: Recording) -> None:

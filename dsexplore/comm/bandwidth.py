@@ -45,12 +45,12 @@ def bandwidth(op: str, message_bytes: float, seconds: float, group_size: int) ->
     """Return ``(algbw, busbw)`` in GB/s; 1 GB = 1e9 bytes.
 
     Args:
-        op: plain (``all_gather``) or in any spelling (``all_gather_into_tensor``). A name that is not known has
-            the bus factor 1.
+        op: plain (``all_gather``) or in any spelling (``all_gather_into_tensor``). An unknown name has the bus
+            factor 1.
         message_bytes: S, the whole buffer: the tensor for all_reduce, broadcast, reduce, send and recv; the
             output of all_gather; the input of reduce_scatter; n × the per-rank part for all_to_all, gather and
             scatter; for an uneven all_to_all the larger of what the rank sends and receives.
-        seconds: how long it took.
+        seconds: its duration.
         group_size: ranks of the process group, never of the world for a subgroup.
 
     Raises:

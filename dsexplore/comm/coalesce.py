@@ -35,7 +35,7 @@ class Batch:
     def __init__(self, collected: Sequence[object] = ()) -> None:
         self.collected = collected
         self.issued: list[Issued] = []
-        """What torch issued immediately, for a backend with its own coalescing."""
+        """Collectives that torch issued immediately, for a backend with its own coalescing."""
         self.deferred: dict[int, tuple[LoggedCall, Sequence[object]]] = {}
         """{position in `collected`: (call, its arguments)} of the calls that torch will launch as one collective."""
         self.copies: list[CopyBack] = []

@@ -232,7 +232,7 @@ class Record(NamedTuple):
 
     @property
     def cause(self) -> str:
-        """How it failed, the switch that was off, or why it was issued, as far as the recorder knows."""
+        """Failure, switch that was off, or reason why it was issued, if known to the recorder."""
         return self.issued.cause_text
 
     @property

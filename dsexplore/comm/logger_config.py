@@ -19,7 +19,7 @@ class CommsLoggerConfig:
     """Settings of the comms logger: what it records and shows."""
 
     enabled: bool = names.COMMS_LOGGER_ENABLED_DEFAULT
-    """Whether anything is recorded at all."""
+    """True if anything is recorded at all."""
     prof_all: bool = names.COMMS_LOGGER_PROF_ALL_DEFAULT
     """Record every op; otherwise those of ``prof_ops`` and the calls with ``prof=True``."""
     prof_ops: tuple[str, ...] = tuple(names.COMMS_LOGGER_PROF_OPS_DEFAULT)

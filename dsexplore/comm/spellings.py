@@ -49,7 +49,7 @@ class Spelling:
     """A user's function: one line of the log, whatever it issues."""
 
     entry: Communication = field(init=False)
-    """How the recorder reads the op."""
+    """Functions with which the recorder reads the op."""
     tensors: tuple[int, ...] = field(init=False)
     """Positions of all tensor arguments."""
     is_checked: bool = field(init=False)

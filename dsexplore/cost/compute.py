@@ -107,7 +107,7 @@ OPTIMIZER_TENSORS = 50
 
 @dataclass(frozen=True)
 class Speed:
-    """How far kernels run from what is expected of them: factors on their times.
+    """Factors on the expected times of kernels.
 
     Attributes:
         matmul: of products.

@@ -26,7 +26,7 @@ FADING = 8.0
 
 @dataclass(frozen=True)
 class MeasuredFactors:
-    """How measured times of one group differ from the mechanism, as factors by message bytes.
+    """Ratios of measured times of one group to the mechanism's, by message bytes.
 
     Attributes:
         sizes: message bytes, ascending.

@@ -1,4 +1,4 @@
-"""`MeshComparison`: the meshes that the ranks of one program can form, by what a step would take on each."""
+"""`MeshComparison`: the meshes that the ranks of one program can form, ranked by predicted step time."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _COMPARED = 3
 
 @dataclass(frozen=True)
 class MeshCandidate:
-    """One mesh: what was predicted for it, or why not.
+    """One mesh with its prediction, or the reason why it was dropped.
 
     Attributes:
         sizes: of the axes, outermost first.
-        prediction: None where it was not traced.
-        dropped: why it is out; empty for one that can be taken.
+        prediction: None if it was not traced.
+        dropped: why it was dropped; empty if it can be used.
     """
 
     sizes: Mapping[str, int]
@@ -46,7 +46,7 @@ class MeshComparison(Displayable):
     Attributes:
         cluster: the cluster that the meshes are compared on.
         candidates: the meshes that fit, by expected time; then the meshes that were dropped.
-        notes: what a reader must know.
+        notes: caveats for the reader.
     """
 
     def __init__(self, cluster: Cluster, candidates: Sequence[MeshCandidate], notes: Sequence[str] = ()) -> None:
@@ -63,7 +63,7 @@ class MeshComparison(Displayable):
 
     @property
     def best(self) -> Prediction:
-        """The prediction of the fastest that fits.
+        """Prediction of the fastest mesh that fits.
 
         Raises:
             UsageError: none fits.
@@ -76,10 +76,10 @@ class MeshComparison(Displayable):
 
     @cached_property
     def tied(self) -> list[list[str]]:
-        """Groups of meshes among the three fastest, and those beside them, whose order is not certain.
+        """Groups of meshes, among the three fastest and their neighbors, whose order is uncertain.
 
-        Two neighbors in the ranking are tied where they would change places if a constant of the cluster were 10 %
-        lower or higher. Meshes in no group keep their order.
+        Two neighbors in the ranking are tied if they would swap places with a constant of the cluster 10 % lower or
+        higher. The order of meshes in no group is certain.
         """
         groups: list[list[str]] = []
         ranking = self.ranking[: _COMPARED + 1]
@@ -139,7 +139,7 @@ def _numbers(prediction: Prediction | None) -> tuple[Any, ...]:
 
 
 _WRONG = 0.10
-"""By how much each constant of a cluster may be wrong."""
+"""Assumed relative error of each constant of a cluster."""
 
 
 def _may_turn(first: MeshCandidate, other: MeshCandidate) -> bool:
@@ -178,7 +178,7 @@ def perturbed_constants(cluster: Cluster) -> Iterator[Cluster]:
 
 
 def _scaled_tables(cluster: Cluster, factor: float) -> tuple[tuple[Measured, ...], tuple[Measured, ...]]:
-    """Return the measured tables if links inside a node are `factor` times faster, and if links between nodes are."""
+    """Return the measured tables for links inside a node `factor` times faster, and for links between nodes so."""
     faster = [replace(one, seconds=tuple(time / factor for time in one.seconds)) for one in cluster.measured]
     pairs = list(zip(cluster.measured, faster, strict=True))
     near = tuple(scaled if table.nodes == 1 else table for table, scaled in pairs)

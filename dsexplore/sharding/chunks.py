@@ -25,7 +25,7 @@ Range = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """How one mesh axis splits one dim."""
+    """Split of one dim by one mesh axis."""
 
     parts: int
     """Number of coordinates of the axis."""

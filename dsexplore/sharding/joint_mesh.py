@@ -21,7 +21,7 @@ from dsexplore.torch_internals.dtensor import root_mesh
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How the coordinate on one axis of a tensor's own mesh follows from the coordinates on the joint mesh.
+    """Map from coordinates on the joint mesh to the coordinate on one axis of a tensor's mesh.
 
     The coordinate is the sum of ``coordinate[axis] // divisor % modulus * weight`` over ``terms``, each (axis,
     divisor, modulus, weight). Worked example: on ``dp=2,tp=4`` a flattened axis of 8 is ``dp × 4 + tp``, which has

@@ -10,7 +10,7 @@ _MODULE = "torch.distributed.tensor.debug._comm_mode"
 
 
 class CountedOps(NamedTuple):
-    """What torch's mode knows of ops, each an ``OpOverloadPacket`` but for those in ``trivial``."""
+    """Ops that torch's mode distinguishes, each an ``OpOverloadPacket`` except those in ``trivial``."""
 
     older_names: dict[Any, Any]
     """Functional ops, and the older ones under which they are counted."""

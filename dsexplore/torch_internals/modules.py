@@ -1,4 +1,4 @@
-"""``nn.Module``: parameters and children as it holds them, and the modules that wrap another one."""
+"""``nn.Module``: its dicts of parameters and children, its hooks, and modules that wrap another one."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from torch import nn
 from dsexplore.torch_internals.names import TorchName
 
 WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
-"""The names under which torch.compile, checkpointing and ``FullyShardedDataParallel`` hold the module that they wrap.
-None of them is part of a parameter's name as the program knows it."""
+"""Attributes in which torch.compile, checkpointing and ``FullyShardedDataParallel`` hold the module that they wrap.
+They are not part of the parameter names that the program sees."""
 
 own_parameters: Callable[[nn.Module], dict[str, nn.Parameter | None]] = attrgetter("_parameters")
-"""Return the parameters of a module itself, by name."""
+"""Return {name: parameter} of a module, without its children."""
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
-    """Return the module inside of all wrappers of `WRAPPERS`; the module itself where it is no wrapper."""
+    """Return the module inside all its `WRAPPERS`; the module itself if it is no wrapper."""
     children = module._modules
     for name in WRAPPERS:
         inner = children[name] if name in children else None  # noqa: SIM401 # a script module's has no get
@@ -37,22 +37,22 @@ _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backw
 
 
 def hooks_of(module: nn.Module) -> list[list[Callable[..., Any]]]:
-    """Return the hooks of a module: before and after forward, before and after backward."""
+    """Return the hooks of a module in four lists: before and after forward, before and after backward."""
     return [list(getattr(module, name).values()) for name in _HOOKS]
 
 
 def hooks_of_all() -> list[list[Callable[..., Any]]]:
-    """Return the hooks that are called for each module, as `hooks_of` does those of one."""
+    """Return the global module hooks, in the form of `hooks_of`."""
     return [list(getattr(nn.modules.module, f"_global{name}").values()) for name in _HOOKS]
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """Return True if torch.compile was asked to compile this very module."""
+    """Return True if this module itself was compiled with torch.compile."""
     return getattr(module, "_compiled_call_impl", None) is not None or hasattr(module, "_orig_mod")
 
 
 APPLY = TorchName("torch.nn:Module._apply")
-"""The method by which ``module.to`` and its kin convert parameters."""
+"""Method with which ``module.to``, ``module.half`` and others convert parameters."""
 
 TRUNC_NORMAL = TorchName("torch.nn.init:_no_grad_trunc_normal_")
 CTC_LOSS = TorchName("torch.nn.functional:ctc_loss")
@@ -61,7 +61,7 @@ TRACE = TorchName("torch.jit:trace")
 TRACE_MODULE = TorchName("torch.jit:trace_module")
 
 OPTIMIZED_MODULE = TorchName("torch._dynamo.eval_frame:OptimizedModule")
-"""The class of the wrapper in which torch.compile returns a module."""
+"""Class of the wrapper that torch.compile returns for a module."""
 
 FLEX_ATTENTION_UNCOMPILED = TorchName("torch.nn.attention.flex_attention:_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG")
-"""The flag by which ``flex_attention`` runs its plain form where the program has not compiled it."""
+"""Flag that makes uncompiled ``flex_attention`` run its unfused implementation."""

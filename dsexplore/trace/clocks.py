@@ -40,7 +40,7 @@ Times = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class ClockOffset:
-    """How one rank's clock stands to that of the first rank."""
+    """Offset of one rank's clock from that of the first rank."""
 
     offset: int
     """Nanoseconds by which the clock is ahead; 0 if the ends differ by less than their spread."""

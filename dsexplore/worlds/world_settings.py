@@ -72,12 +72,12 @@ class WorldSettings:
 
     @property
     def has_cuda(self) -> bool:
-        """Whether the CPU stands in for GPUs."""
+        """True if the CPU stands in for GPUs."""
         return self.hardware is not None and self.target == "cuda"
 
     @property
     def awaits_cuda(self) -> bool:
-        """Whether the CPU stands in for GPUs once the program uses ``cuda``."""
+        """True if the CPU stands in for GPUs once the program uses ``cuda``."""
         return self.target == "cuda" and not self.has_cuda and not torch.cuda.is_available()
 
     @property

@@ -120,7 +120,7 @@ class RankCall(NamedTuple):
 
 
 class RankEnd(NamedTuple):
-    """How a rank ended by itself, or that it is stuck."""
+    """End of a rank: by itself, or stuck."""
 
     how: Literal["raised", "ended", "stopped", "killed"]
     text: str
@@ -160,7 +160,7 @@ class RankCalls:
     stack: str = ""
     """The stack of the rank when it was ended, innermost call first; empty if unknown."""
     end: RankEnd | None = None
-    """How the rank ended; None where it was ended with the job, or that is not known."""
+    """End of the rank; None if it was ended with the job, or if unknown."""
 
     @cached_property
     def pending(self) -> list[RankCall]:

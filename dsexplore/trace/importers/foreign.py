@@ -1,4 +1,4 @@
-"""Traces from files of other tools: which tool wrote a file is read off its beginning, not off its name."""
+"""Traces from files of other tools; the tool is recognized by the beginning of a file, not by its name."""
 
 from __future__ import annotations
 

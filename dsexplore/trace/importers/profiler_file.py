@@ -58,7 +58,7 @@ _BASE = re.compile(rb'"baseTimeNanoseconds"\s*:\s*"?(\d+)')
 
 
 class _Kind(Enum):
-    """How an event is read, by its category and name."""
+    """Way to read events of one category and name."""
 
     NOTHING = 0
     EVENT = 1

@@ -92,7 +92,7 @@ class Chosen:
 
     @cached_property
     def _summed_over(self) -> str:
-        """What all sizes of the trace are summed over, in words."""
+        """Scope over which all sizes of the trace are summed, in words."""
         over = summed_over(self.codes.tables)
         return f"{over}, {self.codes.apart} included" if self.codes.apart else over
 

@@ -33,7 +33,7 @@ class Filters:
     module: str = ""
     """Shell pattern of module names, as in `Trace.where`; empty for every module."""
     implicit: bool = False
-    """Whether to show only redistributes that the program did not ask for."""
+    """True to show only redistributes that the program did not ask for."""
     picks: Mapping[str, Picked] = field(default_factory=dict)
     """{part of the explorer (timeline, map, parameter): selection made in it}."""
 
@@ -51,7 +51,7 @@ class Passed:
 
     @property
     def is_known(self) -> bool:
-        """Whether the module pattern is empty or matches a module."""
+        """True if the module pattern is empty or matches a module."""
         return self._matched is None or bool(self._matched.owners.any() or self._matched.triggers.any())
 
     @cached_property

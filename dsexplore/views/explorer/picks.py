@@ -22,7 +22,7 @@ Pick = tuple[str, Picked | None]
 
 
 class Picks:
-    """Finds the events of a selection, and has the part in which it was made draw it as selected.
+    """Finds the events of a selection, and highlights it in the part where it was made.
 
     Args:
         lanes: panel of the timeline.

@@ -48,7 +48,7 @@ class RankSample:
 
     @property
     def is_whole(self) -> bool:
-        """Whether the sample contains every rank."""
+        """True if the sample contains every rank."""
         return len(self) == self.mesh.size
 
     def coordinates(self, index: int) -> tuple[int, ...]:

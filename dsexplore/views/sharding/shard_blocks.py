@@ -173,7 +173,7 @@ class Run:
 
 @dataclass(frozen=True)
 class AxisCuts:
-    """How one axis cuts the indices of one dim."""
+    """Cuts that one axis makes in one dim."""
 
     number: int
     """Index of the placement, and of its axis in `PlacedTensor.axes`."""

@@ -105,7 +105,7 @@ class Boxes:
 
     @property
     def one_by_one(self) -> bool:
-        """Whether each box is one span."""
+        """True if each box is one span."""
         return not len(self.span) or bool(self.span[0] >= 0)
 
 
@@ -161,7 +161,7 @@ class Coded:
         self.row: Indices = spans["row"].cast(pl.Int64).fill_null(-1).to_numpy()
         """Row of the trace's event; −1 for spans that are not events."""
         self.in_order = bool(np.array_equal(self.row, np.arange(timeline.tables.events.height)))
-        """Whether span i is event i."""
+        """True if span i is event i."""
         self.top = float(self.bytes.max(initial=0.0))
         self.shape = (min(len(timeline.lanes), most_lanes), min(max(1, len(timeline.marks)), MOST_MARKS))
         """Numbers of (lanes, marks) that are drawn."""

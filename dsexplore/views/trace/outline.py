@@ -87,7 +87,7 @@ class Outline:
     hidden: int
     """Number of rows that are not drawn, without those inside them."""
     closed: bool
-    """Whether some rows are drawn without their own tables."""
+    """True if some rows are drawn without their tables."""
 
 
 def outline(source: Source, titles: list[tuple[str, str, str]], budget: int, label: str, small: int = 0) -> Outline:

@@ -41,13 +41,13 @@ class ExplorerWidget(TreeWidget, PlotWidget):
     pattern = traitlets.Unicode("").tag(sync=True, echo_update=False)
     """Shell pattern of module names, as in `Trace.where`."""
     implicit = traitlets.Bool(False).tag(sync=True, echo_update=False)
-    """Whether to show only redistributes that the program did not ask for."""
+    """True to show only redistributes that the program did not ask for."""
     kinds: traitlets.List[list[str]] = traitlets.List().tag(sync=True)
     """[kind, title] of each figure."""
     kind = traitlets.Unicode("").tag(sync=True, echo_update=False)
     """Kind of the figure shown."""
     sizes = traitlets.Unicode("wire").tag(sync=True, echo_update=False)
-    """Which bytes are shown, ``wire`` or ``message``."""
+    """Bytes that are shown, ``wire`` or ``message``."""
     headline = traitlets.Unicode("").tag(sync=True)
     """Bar and sentences above everything, as HTML."""
     status = traitlets.Unicode("").tag(sync=True)

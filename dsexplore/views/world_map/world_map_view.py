@@ -79,12 +79,12 @@ class WorldMapView(View):
 
 @dataclass(frozen=True)
 class Look:
-    """How a map is drawn."""
+    """Options of a drawn map."""
 
     top: float = 0.0
     """Bytes or seconds of the darkest shade; 0 for the maximum over the map's ranks."""
     live: bool = False
-    """Whether ranks and links can be clicked."""
+    """True if ranks and links can be clicked."""
     picked: tuple[int, ...] = ()
     """Selected ranks."""
     link: int = -1

@@ -1,9 +1,9 @@
-"""What ops returned on the fake tensors of one rank, for the ranks of the same world that are played after it.
+"""Cached results of ops on fake tensors, shared between the processes that play the ranks of one world.
 
-torch finds out what an op returns on tensors of some shapes once in each process, which takes a millisecond or more. A
-training step has hundreds of such calls, and ranks of a world have mostly the same ones. So the first ranks leave in a
-file what they know, and the others begin with it. The process that these are forked from reads the files for all of
-them (`read`).
+In each process torch computes once what an op returns for given shapes, which takes a millisecond or more. A training
+step has hundreds of such calls, and most of them are the same on all ranks. So the first ranks save their cached
+results to files, and later ones start with them. Later ranks are forked from one process, which reads the files for all
+of them (`read`).
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from dsexplore.worlds.fake.fake_dispatch import entered, known_results, learn_re
 
 _FILES = "entries-*.pickle"
 _read: dict[str, list[Any]] = {}
-"""The folder that this process, or the one that it was forked from, has read, and what was in its files."""
+"""{folder: results read from its files} by this process or the one that it was forked from."""
 
 
 def read(folder: str) -> None:
-    """Read what ranks have left in a folder, for the ranks that are forked from this process."""
+    """Read the results saved in a folder, for the ranks that are forked from this process."""
     _read.clear()
     _read[folder] = _entries_in(folder)
 
@@ -34,12 +34,11 @@ def _entries_in(folder: str) -> list[Any]:
 
 @contextmanager
 def shared_entries(folder: str, rank: int) -> Iterator[None]:
-    """Begin the block with the results that earlier ranks left in a folder; where they left none, leave there, when
-    the block ends, those that are known then.
+    """Load the results that earlier ranks saved in a folder; if there are none, save this rank's when the block ends.
 
     Args:
-        folder: that of the ranks of this world; empty where no others are played.
-        rank: that this process plays.
+        folder: shared by the ranks of this world; empty if no others are played.
+        rank: the rank that this process plays.
     """
     if entered() is None or not folder:
         yield
@@ -53,7 +52,7 @@ def shared_entries(folder: str, rank: int) -> Iterator[None]:
 
 
 def _leave(file: Path) -> None:
-    """Write what is known; nothing where some of it cannot be pickled."""
+    """Write the cached results; nothing if any of them cannot be pickled."""
     try:
         content = pickle.dumps(known_results())
     except (pickle.PicklingError, TypeError, AttributeError):

@@ -55,7 +55,7 @@ class OpCall(NamedTuple):
 
     @property
     def ratio(self) -> float:
-        """How many elements of the first argument there are for each of the result."""
+        """Number of elements of the first argument per element of the result."""
         ratio: float = self.args[0].numel() / max(self.result.numel(), 1)
         return ratio
 

@@ -61,7 +61,7 @@ class Preload:
 
 @dataclass(frozen=True)
 class Report:
-    """How a rank's program ended, as the rank itself reports it."""
+    """End of a rank's program, as reported by the rank."""
 
     ok: bool
     value: Any = None
@@ -89,14 +89,14 @@ class Cell:
 
 @dataclass(frozen=True)
 class CellReport(Report):
-    """How a cell ended on one rank; its value is pickled, as the launcher may lack what it is made of."""
+    """End of a cell on one rank; its value is pickled, as the launcher may lack its classes."""
 
     shown: str = ""
     """The ``repr`` of the value; empty for None."""
     line: int | None = None
     """The line of the cell that raised."""
     seconds: float = 0.0
-    """How long the cell ran."""
+    """Seconds that the cell ran."""
     trace: bytes = b""
     """The pickled `Trace` of what it recorded; empty where it recorded nothing."""
 

@@ -19,7 +19,7 @@ Value = TypeVar("Value", covariant=True)
 
 @dataclass(frozen=True)
 class RankOutcome(Generic[Value]):
-    """How the program ended on one rank."""
+    """End of the program on one rank."""
 
     rank: int
     status: Status

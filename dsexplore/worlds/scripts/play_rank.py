@@ -62,7 +62,7 @@ class Setting(WorldSettings):
 
     @property
     def has_cuda(self) -> bool:
-        """Whether the CPU stands in for GPUs: unless the script is to find CPUs."""
+        """True if the CPU stands in for GPUs: unless CPUs were asked for."""
         return self.target == "cuda"
 
     def world(self) -> World:

@@ -37,11 +37,11 @@ _NAMED = 3
 
 @dataclass(frozen=True)
 class ScriptEnd:
-    """How the script ended on one rank."""
+    """End of the script on one rank."""
 
     rank: int
     status: Any = 0
-    """How the script ended, as ``sys.exit`` takes it: 0 or None for success, a number, or a message."""
+    """Exit status as ``sys.exit`` takes it: 0 or None for success, a number, or a message."""
     traceback: str = ""
     """The traceback of the script's own error; empty where it came to its end."""
     written: tuple[str, ...] = ()

@@ -30,7 +30,7 @@ CutAlong = tuple[Progression, Cut]
 
 @dataclass(frozen=True)
 class ShardedShape:
-    """How parameters of one global shape are cut: per dim its length, and the cuts in the order of the mesh."""
+    """Cuts of parameters of one global shape: length of each dim, and its cuts in the order of the mesh axes."""
 
     dims: tuple[tuple[int, tuple[CutAlong, ...]], ...]
 

@@ -177,7 +177,7 @@ Mark = Callable[[Received, Any], None]
 
 @dataclass(frozen=True)
 class _Rule:
-    """What an op does.
+    """Behavior of an op.
 
     Attributes:
         write: writes the outputs.
