@@ -1,4 +1,4 @@
-"""When a collective began and ended on a device, as CUDA events on its streams."""
+"""Start and end of collectives on a device, from CUDA events on its streams."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Spanned(Timed, Protocol):
 
 
 Mark = Callable[[int], Any]
-"""Records a timing event on the current stream of the device of that number, and returns it."""
+"""Records a timing event on the current stream of the device with this index, and returns it."""
 
 
 def mark_stream(device: int) -> Any:
@@ -55,8 +55,8 @@ class CudaSpan:
     Args:
         anchor: of the device.
         mark: records events on it.
-        previous: of the collective before it in the communicator, which carries out one after the other: it begins
-            where that one has ended, though its own stream may be there earlier.
+        previous: span of the collective before it in the communicator, which runs them in sequence: this one cannot
+            begin before that one has ended, even if its stream is ready earlier.
     """
 
     def __init__(self, anchor: CudaAnchor, mark: Mark = mark_stream, previous: CudaSpan | None = None) -> None:
@@ -72,7 +72,7 @@ class CudaSpan:
 
         Args:
             result: what the op returned.
-            runs_here: whether a work without a future runs on the current stream, as synchronous ones of NCCL do.
+            runs_here: whether a work without a future runs on the current stream, as NCCL's synchronous ones do.
         """
         future = future_of(work_of(result))
         if future is not None:
@@ -81,13 +81,13 @@ class CudaSpan:
             self.finish()
 
     def finish(self) -> None:
-        """Record the end on the current stream; the first call counts."""
+        """Record the end on the current stream; later calls have no effect."""
         if self._end is None:
             self._end = self._mark(self._anchor.device)
 
     @property
     def has_end(self) -> bool:
-        """True if its end was recorded on a stream, which may not have reached it."""
+        """True if its end was recorded on a stream, even if the stream has not reached it."""
         return self._end is not None
 
     @property
@@ -106,7 +106,7 @@ class CudaSpan:
 
 
 class CudaAnchor:
-    """A moment known on both clocks, the host's and one device's: events of two devices cannot be compared.
+    """A moment known on the clocks of host and device: events of two devices cannot be compared.
 
     Args:
         device: its number.
@@ -128,8 +128,8 @@ class CudaAnchor:
 class DeviceBatches:
     """Ends of collectives that are launched together, as NCCL launches those of ``batch_isend_irecv``.
 
-    They share one work, which has no future. Where the program waits for it, the current stream does: a batch ends
-    where the stream has got past that wait, which is late where the stream was busy until then.
+    They share one work, which has no future. When the program waits for it, the current stream waits. The end of a batch
+    is recorded after that wait, so it is late if the stream was still busy.
     """
 
     def __init__(self) -> None:
@@ -164,7 +164,7 @@ class DeviceBatches:
             self._launched[identity] = weakref.ref(work, lambda _: self._launched.pop(identity, None)), members
 
     def waited(self, work: Any) -> None:
-        """Record the end of the batch that was launched as `work`: the current stream waits for it from now on."""
+        """Record the end of the batch that was launched as `work`, for which the current stream now waits."""
         if not self._launched:
             return
         _, members = self._launched.pop(id(work), (None, ()))
@@ -210,4 +210,4 @@ PATCHES: tuple[Entry, ...] = (
         lambda original, parts: _followed(original, parts[DeviceBatches].launch),
     ),
 )
-"""Functions that are replaced while collectives of a device are followed."""
+"""Functions that are replaced while collectives on devices are measured."""

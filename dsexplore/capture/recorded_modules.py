@@ -1,7 +1,7 @@
-"""The modules that a recording met: a tree of names per model, their calls, and which one made an autograd node.
+"""The modules of a recording: a tree of names per model, their calls, and the module that made an autograd node.
 
-Names are resolved when tables are made, not when modules are met: a model whose parts ran before the whole still gets
-one tree. `module_calls` reports each call here.
+Names are resolved when tables are made, not when modules are first called, so a model whose parts ran before the whole
+still gets one tree. `module_calls` reports each call here.
 """
 
 from __future__ import annotations
@@ -97,13 +97,13 @@ class Modules:
         return calls.call_of(node_number(node))
 
     def assign_last_node(self, call: ModuleCall) -> None:
-        """Record that the newest autograd node was made in that call, whose begin was not observed."""
+        """Assign the newest autograd node to a call whose start was not observed."""
         thread_calls = self.own.calls
         if call.module is not None and thread_calls.current is not call.module:
             thread_calls.assign_last_node(call)
 
     def holder(self, variable: torch.Tensor) -> ModuleEntry | None:
-        """Return the module that holds this very parameter; None if there is none."""
+        """Return the module that holds this parameter; None if there is none."""
         with self._lock:  # other threads go on meeting modules
             entries, wrappers = list(self._entries.values()), list(self._wrappers.values())
         for reference, module in chain(((entry.reference, entry) for entry in entries), wrappers):
@@ -238,7 +238,7 @@ class Modules:
             yield from sorted(parts.get(id(root), ()), key=lambda module: module.position)
 
     def parameters(self) -> list[Parameter]:
-        """Return all parameters of all models met, in the order of their modules."""
+        """Return all parameters of all models, in the order of their modules."""
         with self._lock:
             self._parameters.read_lazy(self._lookup)
             return self._parameters.of(self.in_order())

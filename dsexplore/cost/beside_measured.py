@@ -1,4 +1,4 @@
-"""A predicted step beside a measured one, module by module: where prediction and truth part."""
+"""A predicted step compared with a measured one, module by module."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _TURNS, _CLOSE = 50, 1e-4
 
 @names_arguments
 def with_measured_compute(cluster: Cluster, trace: Trace, seconds: float) -> Cluster:
-    """Scale a cluster's compute, memory and launches until a step without its communication takes what was measured.
+    """Scale a cluster's compute, memory and launches so that a step without communication takes the measured time.
 
-    One factor for all three leaves the shares of the modules as they were predicted.
+    All three have the same factor, so the predicted shares of the modules stay the same.
 
     Args:
         cluster: the cluster to scale, such as that of a calibration.
         trace: of the step, with costs.
-        seconds: of one step on a rank whose collectives send nothing and return at once, while as many ranks
+        seconds: of one step on a rank whose collectives send nothing and return immediately, while as many ranks
             compute as in the real step.
 
     Raises:

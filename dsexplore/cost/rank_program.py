@@ -1,4 +1,4 @@
-"""One rank's step as the streams of a GPU see it: kernels, collectives and waits, in program order."""
+"""One rank's step as work for the streams of a GPU: kernels, collectives and waits, in program order."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Kernels:
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """A collective that is issued.
+    """An issued collective.
 
     Attributes:
         seq: its number in the trace.
@@ -171,7 +171,7 @@ def _numbered(rows: pl.DataFrame) -> tuple[npt.NDArray[np.uint32], pl.DataFrame]
 
 
 class _ItemReader:
-    """Makes items of the rows of a trace's tables."""
+    """Builds items from the rows of a trace's tables."""
 
     def __init__(self, tables: Tables, cluster: Cluster, options: Options) -> None:
         self.tables, self.cluster, self.options = tables, cluster, options

@@ -1,4 +1,4 @@
-"""Events of which a file does not say the size: their bytes are 0, and are not to be taken for nothing."""
+"""Events of unknown size, whose bytes are recorded as 0: masks to tell them from events that move nothing."""
 
 from __future__ import annotations
 

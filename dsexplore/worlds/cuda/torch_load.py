@@ -1,8 +1,8 @@
-"""``torch.load`` onto a GPU that is not there: what is put on ``cuda`` stays in CPU memory, and carries that device.
+"""``torch.load`` onto a GPU that is not there: tensors mapped to ``cuda`` stay in CPU memory, marked with that device.
 
-Files hold CPU tensors, as torch finds them when saving; a file of a real GPU loads too, wherever its map says. What
-``pickle`` takes keeps its device, as object collectives and copies through bytes do: it is loaded where a GPU is, or
-where a CPU stands in for one.
+Saved files hold CPU tensors, since that is what torch finds; files from a real GPU load too, wherever ``map_location``
+says. Pickled tensors keep their device, as in object collectives and copies through bytes: they load where there is a
+GPU, real or simulated.
 """
 
 from __future__ import annotations

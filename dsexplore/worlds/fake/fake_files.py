@@ -3,12 +3,12 @@
 Measured on torch 2.13, a fake tensor cannot be copied by ``copy.deepcopy``, which reads its address, and cannot be
 pickled, as it holds its mode; so a ``TransformerEncoder``, an averaged model or a checkpoint ends the program. Here
 
-* a copy is a clone, with what the program has put on the tensor;
-* ``torch.save`` writes a file of the same size whose values are a hole, which takes no space on the disk, and which
-  ``torch.load`` reads on fake tensors; so does ``save_file`` of safetensors;
-* ``torch.from_file`` maps a file of the program's data, which is read as it is;
-* ``dcp.async_save`` returns once the checkpoint is written: two threads cannot use one mode of fake tensors at a time;
-* what is pickled otherwise, as objects sent to other ranks are, has shape, type and device.
+* a copy is a clone, with the attributes that the program has set on the tensor;
+* ``torch.save`` writes a sparse file of the same size, with a hole in place of the values, which ``torch.load`` reads
+  as fake tensors; so does ``save_file`` of safetensors;
+* ``torch.from_file`` maps a file of the program's data as a real tensor;
+* ``dcp.async_save`` returns once the checkpoint is written: two threads cannot share one mode of fake tensors;
+* other pickles, such as objects sent to other ranks, hold shape, dtype and device.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def _save_without_values(original: Callable[..., None], parts: Parts) -> Callabl
 
 
 class _WithHoles:
-    """A stream in which torch skips values by seeking forward, whether it can seek or not."""
+    """A stream in which torch skips values by seeking forward, even if the underlying stream cannot seek."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -224,7 +224,7 @@ def _identify_storage(original: Callable[..., int], _parts: Parts) -> Callable[.
 
 
 def _is_whole_storage(original: Callable[..., bool], _parts: Parts) -> Callable[..., bool]:
-    """Wrap a function to tell without addresses if a tensor covers its storage."""
+    """Wrap a function to check without addresses whether a tensor covers its storage."""
 
     def is_complete(tensor: torch.Tensor) -> bool:
         if not isinstance(tensor, FakeTensor):

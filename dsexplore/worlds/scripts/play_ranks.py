@@ -32,7 +32,7 @@ from dsexplore.worlds.simulated.shared_objects import SharedObjects
 _NO_RESULTS = ("/dev/", "/proc/")
 _CACHES = ("/__pycache__/", "/.cache/", "/torchinductor_", "/.triton/")
 _NAMED = 3
-"""Files that a note names."""
+"""Maximal number of files that a note names."""
 
 
 @dataclass(frozen=True)
@@ -43,13 +43,13 @@ class ScriptEnd:
     status: Any = 0
     """Exit status as ``sys.exit`` takes it: 0 or None for success, a number, or a message."""
     traceback: str = ""
-    """The traceback of the script's own error; empty where it came to its end."""
+    """Traceback of the script's error; empty if it completed."""
     written: tuple[str, ...] = ()
     """Files that it opened for writing."""
     found: WorldFound = field(default_factory=WorldFound)
-    """The facts about its world that the rank shows."""
+    """Facts about its world that were observed on this rank."""
     cannot_skip: str = ""
-    """Why it has to be played again in full; empty where it was."""
+    """Why it has to be played again in full; empty if not needed."""
 
 
 def parse_ranks(ranks: str | Sequence[int], world_size: int) -> list[int]:
@@ -77,17 +77,17 @@ def parse_ranks(ranks: str | Sequence[int], world_size: int) -> list[int]:
 
 
 def play_ranks(program: Program, setting: Setting, ranks: Sequence[int]) -> tuple[Trace, list[ScriptEnd]]:
-    """Run a program once per rank, as many at a time as there are processors, and merge what they recorded.
+    """Run a program once per rank, as many at a time as there are processors, and merge the traces.
 
-    What the ranks print comes with their numbers in front. Ctrl-C ends the ranks that still run; those that were
-    done are kept.
+    Output of the ranks is prefixed with their numbers. Ctrl-C ends the ranks that are running; those that have ended
+    are kept.
 
     Returns:
-        the trace of all ranks that left one, and how the script ended on each rank that ended by itself.
+        the trace of all ranks that saved one, and the end of the script on each rank that ended by itself.
 
     Raises:
         UsageError: no such script, or numbers that do not fit together.
-        KeyboardInterrupt: it was interrupted before any rank was done.
+        KeyboardInterrupt: it was interrupted before any rank had ended.
     """
     notes: list[str] = []
     with players(program, setting) as played, track("running ranks", len(ranks), "ranks") as work:
@@ -115,8 +115,8 @@ class Players:
 
     Attributes:
         ends: how the program ended on each rank so far.
-        notes: on ranks that could not skip what repeats.
-        folder: what the ranks recorded, and leave for each other.
+        notes: on ranks that could not skip repeated layers.
+        folder: recordings of the ranks, and files that they share.
     """
 
     def __init__(self, program: Program, setting: Setting, folder: str, together: int) -> None:

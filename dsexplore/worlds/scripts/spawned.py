@@ -1,7 +1,7 @@
 """Processes that a program starts in a simulated world.
 
-For ``torch.multiprocessing.spawn`` the process that plays a rank calls what that rank would. Other processes are
-started, and nothing of them is traced; `StartedProcesses` says whether there were some.
+With ``torch.multiprocessing.spawn``, the process that plays a rank runs that rank's function itself. Other processes
+are started but not traced; `StartedProcesses` records whether there were any.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dsexplore.worlds.world_settings import WorldSettings
 
 
 class EndedProcesses:
-    """The result of ``spawn(..., join=False)``, after all has run."""
+    """The result of ``spawn(..., join=False)``; everything has run already."""
 
     processes: tuple[()] = ()
 
@@ -34,14 +34,14 @@ class EndedProcesses:
 
 
 class StartedProcesses:
-    """A flag: the program has started processes, other than a ``DataLoader`` that starts its workers."""
+    """Flag: the program has started processes other than the workers of a ``DataLoader``."""
 
     def __init__(self) -> None:
         self.some = False
 
 
 def _in_this_process(_original: Any, parts: Parts) -> Callable[..., EndedProcesses | None]:
-    """Return what makes a script that starts its own ranks run as the one that this process plays."""
+    """Replace ``spawn`` to run only the played rank's function, in this process."""
     settings, remarks = parts[WorldSettings], parts[Remarks]
     size, rank, ranks_per_node = settings.world_size, settings.rank, settings.ranks_per_node
     assert size is not None

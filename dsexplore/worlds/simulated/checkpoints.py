@@ -1,8 +1,8 @@
 """Distributed checkpoints in a simulated world, where one rank alone plans, writes and reads.
 
-``torch.distributed.checkpoint`` lets one rank gather the plans of all, make one of them, and send each its part. In a
-simulated world the other ranks have nothing to write or read. So the check whether the plans cover each tensor is left
-out, a rank that does not plan makes its part itself, and a checkpoint holds the shards of this rank only. The
+In ``torch.distributed.checkpoint`` one rank gathers the plans of all, merges them, and sends each rank its part. In a
+simulated world the other ranks have nothing to write or read. So the check that the plans cover each tensor is skipped,
+a rank that is not the coordinator makes its part itself, and a checkpoint holds the shards of this rank only. The
 collectives are those of a real checkpoint; the bytes of the pickled plans may differ.
 """
 
@@ -38,12 +38,12 @@ def _without_errors(_original: Callable[..., Any], parts: Parts) -> Callable[...
 
 
 def _makes_plan(wrapper: Any) -> bool:
-    """Return True if this rank makes the plan, or if there is no coordination between ranks."""
+    """Return True if this rank is the coordinator, or if ranks do not coordinate."""
     return bool(wrapper.is_coordinator) or not wrapper.use_dist
 
 
 def _alone(data: Any, wrapper: Any) -> list[Any]:
-    """Return the answers of all ranks as if the others had nothing: no items in plans, no write results."""
+    """Return the answers of all ranks with empty ones for the others: no items in plans, no write results."""
     nothing: Any = data
     if isinstance(data, list):
         nothing = []
@@ -94,7 +94,7 @@ def _local_value(original: Callable[..., Any], parts: Parts) -> Callable[..., An
 
 
 def _with_local_description(original: Callable[..., None], parts: Parts) -> Callable[..., None]:
-    """Describe rank 0's tensors as this rank's own, which have the same names."""
+    """Wrap a broadcast of tensor descriptions to use this rank's tensors of the same names for rank 0's."""
 
     def broadcast_state_dict(
         full_state_dict: dict[str, Any], local_state_dict: dict[str, Any], *args: Any, **kwargs: Any

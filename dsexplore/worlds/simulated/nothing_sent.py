@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Use:
-    """The use that a program made of its world.
+    """Use that a program made of its world.
 
     Attributes:
         initialized: whether the process group was initialized by the program, or by torch for it.
         meshes: the number of device meshes that it made.
         modules: the number of modules that it distributed with FSDP or DistributedDataParallel.
-        started_processes: whether it started processes, those of a ``DataLoader`` aside.
+        started_processes: whether it started processes other than those of a ``DataLoader``.
     """
 
     initialized: bool
@@ -56,7 +56,7 @@ def reason(size: int, rank: int, use: Use) -> str:
 
 
 def _stale_accelerate() -> str:
-    """Return a clause on accelerate, which asks for its ranks once in the life of a process; empty without it."""
+    """Return a clause on accelerate, which reads its ranks only once per process; empty without it."""
     state = sys.modules.get("accelerate.state")
     shared = getattr(getattr(state, "PartialState", None), "_shared_state", {})
     if not shared or shared.get("num_processes", 0) > 1:
