@@ -1,5 +1,7 @@
 """What public functions return and public results hold has a type: no `Any`, however deep inside.
 
+Modules: ``__init__.py``.
+
 The public names of the package are followed from function to result to what the result holds; annotations are read as
 type checkers read them, with the imports that stand under `TYPE_CHECKING`.
 """

@@ -49,7 +49,7 @@ def _lacks(package: str, name: str) -> str:
     )
 
 
-class _Finder(MetaPathFinder):
+class _StandInFinder(MetaPathFinder):
     """Finds modules of registered packages that nothing else finds; it comes last.
 
     Args:
@@ -110,7 +110,7 @@ class _Finder(MetaPathFinder):
 
 
 class _Loader(Loader):
-    def __init__(self, finder: _Finder, package: str) -> None:
+    def __init__(self, finder: _StandInFinder, package: str) -> None:
         self._finder, self._package = finder, package
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
@@ -137,7 +137,7 @@ class _Loader(Loader):
 
 
 def _find_stand_ins(patches: Patches, parts: Parts) -> None:
-    finder = _Finder(parts[Remarks])
+    finder = _StandInFinder(parts[Remarks])
     sys.meta_path.append(finder)
     patches.callback(finder.forget)
 

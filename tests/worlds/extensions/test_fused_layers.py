@@ -1,4 +1,7 @@
-"""The stand-ins of Liger, grouped_gemm, bitsandbytes and Transformer Engine equal plain torch, forward and backward."""
+"""The stand-ins of Liger, grouped_gemm, bitsandbytes and Transformer Engine equal plain torch, forward and backward.
+
+Modules: ``worlds/extensions/``.
+"""
 
 from __future__ import annotations
 
