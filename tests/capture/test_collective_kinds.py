@@ -113,7 +113,7 @@ def test_calls_of_one_line_share_its_origin(monkeypatch: pytest.MonkeyPatch) -> 
     assert of(0, Shard(0)) == redistributed(Shard(0))
     assert of(0, Shard(1)) == redistributed(Shard(1))
     assert of(2, Shard(1)).redistribute is of(0, Shard(1)).redistribute
-    monkeypatch.setattr(origins, "_MOST_KNOWN", 2)
+    monkeypatch.setattr(origins, "_CACHE_SIZE", 2)
     assert of(4) == origin(4)  # all others are forgotten: a program that makes code as it runs may have any number
     assert len(made._by_content) == 1
     assert not made._redistributes

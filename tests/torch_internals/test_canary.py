@@ -16,7 +16,7 @@ from dsexplore.torch_internals.names import TorchName
 @pytest.fixture(autouse=True)
 def own_names(monkeypatch: pytest.MonkeyPatch) -> None:
     """Names asked for here are none of the door's."""
-    monkeypatch.setattr(names, "known_names", dict(names.registered_names))
+    monkeypatch.setattr(names, "registered_names", dict(names.registered_names))
 
 
 def test_every_name_of_the_door_is_as_expected_on_the_installed_torch(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from dsexplore.torch_internals.names import TorchName, internal, is_there, minor
 @pytest.fixture(autouse=True)
 def own_names(monkeypatch: pytest.MonkeyPatch) -> None:
     """Names asked for here are none of the door's."""
-    monkeypatch.setattr(names, "known_names", dict(names.registered_names))
+    monkeypatch.setattr(names, "registered_names", dict(names.registered_names))
 
 
 def test_a_name_that_is_there() -> None:

@@ -29,7 +29,7 @@ PATCHED = [entry for entry in ALL if isinstance(entry, Patch)]
 @pytest.fixture(autouse=True)
 def own_names(monkeypatch: pytest.MonkeyPatch) -> None:
     """Names asked for here are none of the door's."""
-    monkeypatch.setattr(names, "known_names", dict(names.registered_names))
+    monkeypatch.setattr(names, "registered_names", dict(names.registered_names))
 
 
 def value_of(name: TorchName) -> tuple[int, list[CodeType | None]]:
