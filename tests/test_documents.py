@@ -2,6 +2,8 @@
 
 A block marked ``python`` is run, in one namespace for each page; with a caption it is a file of that name; a line of a
 block marked ``console`` is a command. Blocks marked ``text`` need what is not here: a disk, a cluster, a notebook.
+
+Modules: none of the package.
 """
 
 from __future__ import annotations
