@@ -90,7 +90,7 @@ def load_several(paths: Sequence[Path]) -> Tables:
     if all(path.exists() and not path.is_dir() and kind_of_file(path) not in ("", "data") for path in paths):
         return load_foreign(paths)
     try:
-        return merge_as_they_come(map(load, paths), "reading traces", len(paths), one_attempt=True)
+        return merge_as_they_come(map(load, paths), "reading traces", len(paths), same_attempt=True)
     except UsageError as error:
         raise TraceFileError(f"{paths[0]} and the others are of different recordings: {error}") from error
 
@@ -229,7 +229,7 @@ def _read_directory(source: Path) -> Tables:
     problems: list[str] = []
     parts = readable(files, _read, problems)
     try:
-        tables = merge_as_they_come(parts, f"reading {source}", len(files), is_whole=True, one_attempt=True)
+        tables = merge_as_they_come(parts, f"reading {source}", len(files), is_whole=True, same_attempt=True)
     except UsageError as error:
         raise TraceFileError(f"{source} mixes files of different recordings: {error}") from error
     for problem in problems:

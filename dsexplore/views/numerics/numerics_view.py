@@ -29,12 +29,12 @@ gap:0 8px;align-items:center;padding:1px 0}}
 .dsx .num-track i{{position:absolute;top:0;bottom:0}}
 .dsx .num-band{{left:0;background:var(--dsx-line)}}
 .dsx .num-mark{{width:3px;background:var(--dsx-fg);forced-color-adjust:none}}
-.dsx .num-wrong{{width:7px;background:{theme.VERMILION};forced-color-adjust:none}}
+.dsx .num-wrong{{width:7px;background:{theme.ALARM};forced-color-adjust:none}}
 .dsx .num-track b{{position:absolute;left:3px;top:0;font-size:var(--dsx-tiny)}}
 .dsx .num-first>.num-name,.dsx .num-first>summary>.num-name{{font-weight:700;text-decoration:underline}}
 .dsx .num-rank{{display:inline-block;min-width:2em;text-align:center;border:1px solid var(--dsx-line);
 margin:0 2px 2px 0;font-size:var(--dsx-small)}}
-.dsx .num-rank.num-bad{{background:{theme.VERMILION};color:#000;font-weight:700;forced-color-adjust:none}}
+.dsx .num-rank.num-bad{{background:{theme.ALARM};color:#fff;font-weight:700;forced-color-adjust:none}}
 @media (max-width:560px){{.dsx .num-node>summary,.dsx .num-leaf{{grid-template-columns:minmax(6em,1.5fr) repeat(4,1fr);
 gap:0 3px}}.dsx .num-track b{{display:none}}}}
 """
