@@ -1,4 +1,7 @@
-"""What Tab completion shows: public names, and for results those that `docs/public_interface.md` lists."""
+"""What Tab completion shows: public names, and for results those that `docs/public_interface.md` lists.
+
+Modules: none of the package.
+"""
 
 from __future__ import annotations
 

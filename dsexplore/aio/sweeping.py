@@ -35,6 +35,8 @@ _FEWEST_SLICES = 48
 """Number of slices of each tensor size that the limit of bytes must allow: a descent, and three rounds of finals."""
 _MEMORY_TURNS = 5
 """How often each kind of memory is measured, one after the other."""
+_MOST_FOR_MEMORY = 0.25
+"""The share of a sweep's time that this may take: where it takes more, it is left out."""
 _TIME_FOR_MEMORY = 30.0
 """Seconds of a sweep below which the other kind of memory is not measured."""
 _REFERENCE_NOTES = {
@@ -216,6 +218,8 @@ class _SweepRun:
 
             scores = search.descend(self._start(every), plan.axes, self.round, go_on, bench.fits)
         operations, transfers = len(self._setup.operations), len(self._setup.transfers)
+        if self._seconds(self._memory_slices * operations) > _MOST_FOR_MEMORY * self._limit:
+            self._memory_slices = 0
         reserve = self._seconds(
             (_LIMIT_RUNS + self._memory_slices) * operations
         )  # of slices, before tensors are moved to their end

@@ -16,12 +16,14 @@ from dsexplore.numerics.compared_runs import compare_runs
 from dsexplore.numerics.first_difference import first_difference
 from dsexplore.numerics.numerics_report import NumericsReport, report_of
 from dsexplore.numerics.numerics_runs import DRAWS, EXACT, PLAIN, play_rank, play_reference
+from dsexplore.signatures import names_arguments
 from dsexplore.worlds.real.run_ranks import RanksFailedError, run_ranks
 
 Reference = Callable[[], tuple[nn.Module, Callable[[], Any]]]
 Parallel = Callable[[DeviceMesh], tuple[nn.Module, Callable[[], Any]]]
 
 
+@names_arguments
 def compare_numerics(
     reference: Reference,
     parallel: Parallel,

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from dsexplore.mesh import Mesh
-from dsexplore.numerics.compared_values import Compared, Held, compare
+from dsexplore.numerics.compared_values import Compared, HeldValues, compare
 from dsexplore.numerics.initial_weights import dtensor_indices
-from dsexplore.numerics.numeric_records import DTensorPlace, Record, RunRecord, load_run
+from dsexplore.numerics.numeric_records import DTensorPlace, NumericRecord, RunRecord, load_run
 from dsexplore.numerics.numerics_runs import DRAWS, EXACT, PLAIN, ROUNDED, file_of
 from dsexplore.numerics.part_layouts import Holder, rms
 
@@ -92,7 +92,7 @@ class _Run:
     def __init__(self, processes: Sequence[RunRecord], mesh: Mesh) -> None:
         self.processes = processes
         self._mesh = mesh
-        self._by_key: dict[Key, list[list[Record]]] = {}
+        self._by_key: dict[Key, list[list[NumericRecord]]] = {}
         for number, process in enumerate(processes):
             for record in process.records:
                 key = (record.step, record.phase, record.module, record.name)
@@ -107,11 +107,11 @@ class _Run:
         order = ("forward", "backward", "gradient", "optimizer")
         return sorted(self._by_key, key=lambda key: (key[0], order.index(key[1])))
 
-    def calls(self, key: Key) -> list[list[Record]]:
+    def calls(self, key: Key) -> list[list[NumericRecord]]:
         """Return the records of a key, a list for each process."""
         return self._by_key.get(key, [[] for _ in self.processes])
 
-    def value(self, number: int, record: Record) -> Tensor:
+    def value(self, number: int, record: NumericRecord) -> Tensor:
         """Return what a record holds, in float64: of a parameter what the step added to it."""
         if record.phase != "optimizer":
             return record.value.double()
@@ -120,7 +120,7 @@ class _Run:
             before = self.calls((record.step - 1, "optimizer", record.module, record.name))[number][0].value
         return record.value.double() - (before.double() if before is not None else 0)
 
-    def wholes(self, key: Key, count: int) -> list[tuple[Record, Tensor]]:
+    def wholes(self, key: Key, count: int) -> list[tuple[NumericRecord, Tensor]]:
         """Return a reference's calls of a key; where it made more calls than `count`, several of them joined."""
         records = self.calls(key)[0]
         values = [self.value(0, record) for record in records]
@@ -128,7 +128,7 @@ class _Run:
             return list(zip(records, values, strict=True))
         return [(records[at], torch.cat(values[at::count])) for at in range(count)]
 
-    def held(self, key: Key, call: int, of: int) -> list[Held]:
+    def held(self, key: Key, call: int, of: int) -> list[HeldValues]:
         """Return the ranks' values for one of so many calls of the reference."""
         found = []
         for number, records in enumerate(self.calls(key)):
@@ -138,26 +138,28 @@ class _Run:
                 found.append(self._held(holder, record, self.value(number, record)))
         return _summed(found)
 
-    def _held(self, holder: Holder, record: Record, value: Tensor) -> tuple[Held, DTensorPlace | None]:
+    def _held(self, holder: Holder, record: NumericRecord, value: Tensor) -> tuple[HeldValues, DTensorPlace | None]:
         if record.place is not None:
             place = record.place
             inside = [coordinates_of(self._mesh, int(rank)) for rank in place.ranks.flatten()]
             covered = frozenset(axis for axis in self._mesh.axes if len({where[axis] for where in inside}) > 1)
-            return Held(holder, value, place.shape, dtensor_indices(place, holder.rank), covered), place
+            return HeldValues(holder, value, place.shape, dtensor_indices(place, holder.rank), covered), place
         shape = tuple(value.shape)
         within = tuple(torch.arange(size) for size in shape)
         rows = self.processes[holder.rank].rows.get(record.name)
         if rows is not None and record.phase in ("gradient", "optimizer"):
             dim, indices = rows
             fixed = tuple(indices if at == dim else one for at, one in enumerate(within))
-            return Held(holder, value, shape, within, frozenset(), fixed), None
+            return HeldValues(holder, value, shape, within, frozenset(), fixed), None
         weight = f"{record.module}.weight" if record.module else "weight"
         cut, columns = self.processes[holder.rank].rows.get(weight, (1, torch.arange(0)))
         if cut == 0 and shape and len(columns) == shape[-1] and record.phase in ("forward", "backward"):
             every = {one.rank: one.rows[weight][1] for one in self.processes if weight in one.rows}
             size = 1 + max(int(each.max()) for each in every.values())
-            return Held(holder, value, (*shape[:-1], size), (*within[:-1], columns), self._axes_that_cut(every)), None
-        return Held(holder, value, shape, within, frozenset()), None
+            return HeldValues(
+                holder, value, (*shape[:-1], size), (*within[:-1], columns), self._axes_that_cut(every)
+            ), None
+        return HeldValues(holder, value, shape, within, frozenset()), None
 
     def _axes_that_cut(self, rows: Mapping[int, Tensor]) -> frozenset[str]:
         """Return the axes along which ranks hold different rows of a parameter."""
@@ -170,9 +172,9 @@ class _Run:
         return frozenset(cut)
 
 
-def _summed(found: Sequence[tuple[Held, DTensorPlace | None]]) -> list[Held]:
+def _summed(found: Sequence[tuple[HeldValues, DTensorPlace | None]]) -> list[HeldValues]:
     """Return values with the Partial ones of DTensors reduced over the ranks that have a part of them."""
-    groups: dict[tuple[object, ...], list[Held]] = {}
+    groups: dict[tuple[object, ...], list[HeldValues]] = {}
     partial = {}
     for held, place in found:
         if place is None or not any(placement.kind == "partial" for placement in place.placements):
@@ -189,7 +191,7 @@ def _summed(found: Sequence[tuple[Held, DTensorPlace | None]]) -> list[Held]:
             key, is_mean = partial[held.holder]
             total = torch.stack([one.value for one in groups[key]]).sum(0)
             value = total / len(groups[key]) if is_mean else total
-            held = Held(held.holder, value, held.shape, held.within, held.covered, held.fixed)
+            held = HeldValues(held.holder, value, held.shape, held.within, held.covered, held.fixed)
         result.append(held)
     return result
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from dsexplore.numerics.numeric_records import Phase, Record
+from dsexplore.numerics.numeric_records import NumericRecord, Phase
 from dsexplore.numerics.part_layouts import (
     Holder,
     Indices,
@@ -40,7 +40,7 @@ class Part:
 class Compared:
     """One output, gradient or parameter of the reference, and its parts on the ranks."""
 
-    record: Record
+    record: NumericRecord
     whole: Tensor
     """The reference's values."""
     parts: list[Part]
@@ -103,7 +103,7 @@ def replicas(parts: Sequence[Part]) -> list[list[Part]]:
 
 
 @dataclass(frozen=True)
-class Held:
+class HeldValues:
     """The value of a holder before its layout is known."""
 
     holder: Holder
@@ -118,7 +118,9 @@ class Held:
     """Its indices in the whole, where they are known."""
 
 
-def compare(record: Record, whole: Tensor, held: Sequence[Held], allowed: float, *, scales: bool) -> Compared:
+def compare(
+    record: NumericRecord, whole: Tensor, held: Sequence[HeldValues], allowed: float, *, scales: bool
+) -> Compared:
     """Compare the ranks' values with a whole, by the layout in which they agree best.
 
     Args:
@@ -142,7 +144,7 @@ def compare(record: Record, whole: Tensor, held: Sequence[Held], allowed: float,
     )
 
 
-def _layouts(held: Sequence[Held], whole: Tensor) -> list[Layout]:
+def _layouts(held: Sequence[HeldValues], whole: Tensor) -> list[Layout]:
     if all(one.fixed is not None for one in held):
         return [{one.holder: one.fixed for one in held if one.fixed is not None}]
     shapes = {one.holder: one.shape for one in held}
@@ -154,7 +156,7 @@ def _layouts(held: Sequence[Held], whole: Tensor) -> list[Layout]:
     ]
 
 
-def _part(one: Held, indices: Indices, whole: Tensor, scales: bool) -> Part:
+def _part(one: HeldValues, indices: Indices, whole: Tensor, scales: bool) -> Part:
     expected = block(whole, indices)
     if expected.shape != one.value.shape:
         return Part(one.holder, one.value, indices, expected, 1.0, math.inf)

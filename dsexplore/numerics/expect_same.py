@@ -5,8 +5,10 @@ from __future__ import annotations
 from dsexplore.errors import ExpectationError
 from dsexplore.numerics.compare_numerics import Parallel, Reference, compare_numerics
 from dsexplore.numerics.numerics_report import NumericsReport
+from dsexplore.signatures import names_arguments
 
 
+@names_arguments
 def expect_same_numbers(
     reference: Reference,
     parallel: Parallel,

@@ -36,7 +36,7 @@ MADE_WHOLE: tuple[Reason, ...] = ("missing reduction",)
 
 
 @dataclass(frozen=True)
-class Difference:
+class FirstDifference:
     """The first place where the numbers differ."""
 
     phase: Phase
@@ -51,7 +51,7 @@ class Difference:
     """Relative to the reference, of the worst rank."""
 
 
-def first_difference(comparison: Comparison) -> Difference | None:
+def first_difference(comparison: Comparison) -> FirstDifference | None:
     """Return where the numbers first differ by more than rounding; None where they are the same."""
     for step in comparison.steps:
         if _is_wrong(comparison, step):
@@ -76,16 +76,16 @@ def _is_wrong(comparison: Comparison, step: int) -> bool:
     return any((match := explain(e, comparison)) is None or match.reason != "missing reduction" for e in wrong)
 
 
-def _difference(entry: Compared, match: Match | None, ranks: tuple[int, ...] = ()) -> Difference:
+def _difference(entry: Compared, match: Match | None, ranks: tuple[int, ...] = ()) -> FirstDifference:
     record = entry.record
     wrong = ranks or entry.wrong_ranks or tuple(sorted({part.holder.rank for part in entry.parts}))
     error = entry.relative_error()
     if entry.is_right:  # but for a factor
         error = max(abs(part.factor - 1) for part in entry.parts)
-    return Difference(record.phase, record.module, record.name, record.step, wrong, match, error)
+    return FirstDifference(record.phase, record.module, record.name, record.step, wrong, match, error)
 
 
-def _at_start(comparison: Comparison, step: int) -> Difference | None:
+def _at_start(comparison: Comparison, step: int) -> FirstDifference | None:
     names = unsynchronized(comparison)
     if not names:
         return None
@@ -96,10 +96,10 @@ def _at_start(comparison: Comparison, step: int) -> Difference | None:
         if entry.record.module in modules:
             return _difference(entry, match, ranks)
     first = next(iter(names))
-    return Difference("forward", first.rpartition(".")[0], first, step, ranks, match, float("inf"))
+    return FirstDifference("forward", first.rpartition(".")[0], first, step, ranks, match, float("inf"))
 
 
-def _in_forward(comparison: Comparison, step: int) -> Difference | None:
+def _in_forward(comparison: Comparison, step: int) -> FirstDifference | None:
     entries = comparison.of("forward", step)
     right = {entry.record.module for entry in entries} - {e.record.module for e in entries if not e.is_right}
     chain: list[tuple[Compared, Match]] = []
@@ -116,7 +116,7 @@ def _in_forward(comparison: Comparison, step: int) -> Difference | None:
     return _difference(*chain[0]) if chain and not chain[-1][0].record.inside else None
 
 
-def _in_backward(comparison: Comparison, step: int) -> Difference | None:
+def _in_backward(comparison: Comparison, step: int) -> FirstDifference | None:
     odd = {entry.record.module for entry in comparison.of("forward", step) if not entry.is_right}
     data = _axes_of_data(comparison, step)
     scale: float | None = None
@@ -161,7 +161,7 @@ def _is_zero(entry: Compared) -> bool:
     return entry.scale <= entry.allowed
 
 
-def _in_parameters(comparison: Comparison, step: int) -> Difference | None:
+def _in_parameters(comparison: Comparison, step: int) -> FirstDifference | None:
     for phase in ("gradient", "optimizer"):
         entries = comparison.of(phase, step)
         wrong = [(entry, explain(entry, comparison)) for entry in reversed(entries) if not entry.is_right]
@@ -171,7 +171,7 @@ def _in_parameters(comparison: Comparison, step: int) -> Difference | None:
             entry, match = wrong[0]
             ranks = tuple(sorted({rank for one, _ in wrong for rank in one.wrong_ranks}))
             error = max(one.relative_error() for one, _ in wrong)
-            return Difference(entry.phase, "", "parameters", step, ranks, match, error)
+            return FirstDifference(entry.phase, "", "parameters", step, ranks, match, error)
         return _difference(*wrong[0])
     return None
 
@@ -184,7 +184,7 @@ def _all_alike(entries: Sequence[Compared], wrong: Sequence[tuple[Compared, Matc
     return len(entries) > 1 and len(wrong) >= len(changing) and explained == len(wrong) and len(reasons) == 1
 
 
-def _in_dropout(comparison: Comparison) -> Difference | None:
+def _in_dropout(comparison: Comparison) -> FirstDifference | None:
     for entry, ranks, match in different_draws(comparison):
-        return Difference("forward", entry.record.module, entry.record.name, 0, ranks, match, float("nan"))
+        return FirstDifference("forward", entry.record.module, entry.record.name, 0, ranks, match, float("nan"))
     return None

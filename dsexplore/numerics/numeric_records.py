@@ -27,7 +27,7 @@ class DTensorPlace:
 
 
 @dataclass(frozen=True)
-class Record:
+class NumericRecord:
     """One tensor that a process computed."""
 
     step: int
@@ -61,7 +61,7 @@ class RunRecord:
     rank: int = 0
     model: str = ""
     """Name of the model's class."""
-    records: list[Record] = field(default_factory=list)
+    records: list[NumericRecord] = field(default_factory=list)
     start: dict[str, torch.Tensor] = field(default_factory=dict)
     """Parameters before the first step, by name; of the reference also buffers."""
     places: dict[str, DTensorPlace] = field(default_factory=dict)

@@ -9,7 +9,7 @@ import polars as pl
 
 from dsexplore.display import Displayable
 from dsexplore.numerics.compared_runs import Comparison
-from dsexplore.numerics.first_difference import Difference
+from dsexplore.numerics.first_difference import FirstDifference
 from dsexplore.numerics.numeric_records import Phase
 from dsexplore.numerics.reasons.match import Reason
 from dsexplore.units import format_count, format_ranks
@@ -74,7 +74,7 @@ class NumericsReport(Displayable):
         return self.tensors
 
 
-def report_of(comparison: Comparison, found: Difference | None, notes: tuple[str, ...]) -> NumericsReport:
+def report_of(comparison: Comparison, found: FirstDifference | None, notes: tuple[str, ...]) -> NumericsReport:
     """Return the report on a comparison."""
     model = next((record.model for record in comparison.ranks if record.model), "model")
     frame = tensors_of(comparison)
@@ -118,7 +118,7 @@ def tensors_of(comparison: Comparison) -> pl.DataFrame:
     return pl.DataFrame(rows, schema=TENSORS, orient="row")
 
 
-def _sentence(comparison: Comparison, found: Difference | None, model: str, frame: pl.DataFrame) -> str:
+def _sentence(comparison: Comparison, found: FirstDifference | None, model: str, frame: pl.DataFrame) -> str:
     precision = "in float64" if comparison.is_exact else "in the program's own dtypes"
     if found is None:
         steps = len(comparison.steps)
@@ -130,7 +130,7 @@ def _sentence(comparison: Comparison, found: Difference | None, model: str, fram
     return f"{_place(comparison, found, model)} {_looks(found)}"
 
 
-def _place(comparison: Comparison, found: Difference, model: str) -> str:
+def _place(comparison: Comparison, found: FirstDifference, model: str) -> str:
     module = f"{model}.{found.module}" if found.module else model
     is_one = found.name != "parameters"
     what = {
@@ -144,7 +144,7 @@ def _place(comparison: Comparison, found: Difference, model: str) -> str:
     return f"The numbers part first in {found.phase} of step {found.step}: {what}{size} on {ranks}."
 
 
-def _looks(found: Difference) -> str:
+def _looks(found: FirstDifference) -> str:
     if found.match is None:
         return "It parts here, reason unknown."
     looks = found.match.looks_like

@@ -1,4 +1,4 @@
-"""Record what a model computes while a program trains it: hooks on its modules, on their outputs, on optimizers."""
+"""NumericRecord what a model computes while a program trains it: hooks on its modules, on their outputs, on optimizers."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_pre_hook
-from torch.utils._pytree import tree_leaves
 
-from dsexplore.numerics.numeric_records import DTensorPlace, Phase, Record, RunRecord
+from dsexplore.capture.ops import tensors_in
+from dsexplore.numerics.numeric_records import DTensorPlace, NumericRecord, Phase, RunRecord
 from dsexplore.placement_text import read
 from dsexplore.torch_internals.autograd import current_graph_task
 from dsexplore.torch_internals.dtensor import local_tensor
@@ -63,7 +63,7 @@ class ObservedRun:
 
     @contextmanager
     def hooks(self) -> Iterator[None]:
-        """Record while the block runs."""
+        """NumericRecord while the block runs."""
         handles: list[Any] = [register_optimizer_step_pre_hook(self._before_optimizer)]
         for path, module in self.model.named_modules():
             if unwrapped(module) is module:
@@ -78,7 +78,7 @@ class ObservedRun:
                 handle.remove()
 
     def end_step(self) -> None:
-        """Record gradients that no optimizer of torch has taken, and the parameters."""
+        """NumericRecord gradients that no optimizer of torch has taken, and the parameters."""
         self._record_gradients()
         for name, parameter in parameters_of(self.model, self._names):
             self._add("optimizer", name.rpartition(".")[0], name, 0, (), parameter)
@@ -104,7 +104,7 @@ class ObservedRun:
         self._calls[name] += 1
         if is_leaf and self._rounding is not None and isinstance(output, Tensor):
             output = self._rounding(output)
-        floats = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+        floats = [leaf for leaf in tensors_in([output]) if leaf.is_floating_point()]
         for number, tensor in enumerate(floats[:MOST_OUTPUTS]):
             label = f"output {number}" if number else "output"
             self._add("forward", name, label, call, inside, tensor)
@@ -130,7 +130,7 @@ class ObservedRun:
 
     def _add(self, phase: Phase, module: str, name: str, call: int, inside: tuple[str, ...], tensor: Tensor) -> None:
         value, place = local_part(tensor)
-        self.record.records.append(Record(self.step, phase, module, name, call, inside, value, place))
+        self.record.records.append(NumericRecord(self.step, phase, module, name, call, inside, value, place))
 
 
 def plain_model(model: nn.Module) -> nn.Module:

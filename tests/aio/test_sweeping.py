@@ -49,6 +49,7 @@ def test_the_file_is_as_large_as_a_slow_disk_allows() -> None:
 @pytest.mark.parametrize("memory", ["ordinary", "huge"])
 def test_both_kinds_of_memory_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, memory: str) -> None:
     monkeypatch.setattr(sweeping, "_TIME_FOR_MEMORY", 0.0)
+    monkeypatch.setattr(sweeping, "_MOST_FOR_MEMORY", 100.0)
     result = sweep(tmp_path, **QUICK, memory=memory, progress=False)  # type: ignore[arg-type]
     measured = {(r.name, r.operation): len(r.rates) for r in result.references if r.name != "ring"}
     assert measured == dict.fromkeys(itertools.product(MEMORIES, ("read", "write")), 5)
@@ -153,7 +154,14 @@ def test_settings_are_measured_often_enough_where_a_tensor_takes_longer_than_a_s
     now, noise = [0.0], random.Random(1)
 
     def measured(
-        _: Bench, config: AioConfig, operation: Operation, seconds: float, *, transfer: int, whole: bool, **more: object
+        _: Bench,
+        config: AioConfig,
+        operation: Operation,
+        seconds: float,
+        *,
+        transfer: int = 32 << 20,
+        whole: bool = False,
+        **more: object,
     ) -> Sample:
         rate = transfer / (10 * seconds) * math.exp(noise.gauss(0, 0.2))
         taken = transfer / rate if whole else seconds

@@ -124,7 +124,10 @@ def test_the_block_s_own_exception_comes_first(mesh: DeviceMesh) -> None:
 @pytest.mark.parametrize(
     ("ops", "message"),
     [
-        ({"allreduce": 1}, r"expect_comms\(allreduce=…\): no such op; they are all_reduce"),
+        (
+            {"allreduce": 1},
+            r"expect_comms\(allreduce=…\): no such op \(did you mean 'all_reduce'\?\); they are all_reduce",
+        ),
         ({"all_reduce": -1}, "count of all_reduce is -1: give a whole number"),
         ({"all_reduce": True}, r"expect_comms\(all_reduce=True\): give a count"),
         ({"all_reduce": "two"}, r"expect_comms\(all_reduce='two'\): give a count"),

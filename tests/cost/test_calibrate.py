@@ -149,7 +149,8 @@ def test_a_wrong_result_is_the_exit_status(tmp_path: Path) -> None:
         (["--real", "1"], "--real 1: a collective needs 2 ranks"),
         (["--real", "2", "--calibrate", "lab.txt"], r"give a file that ends in .toml"),
         (["--real", "2", "--save", "/nowhere/x.json"], "there is no folder /nowhere"),
-        (["--real", "2", "--base", "nowhere"], "no hardware named 'nowhere'"),
+        (["--real", "2", "--base", "nowhere"], "--base is about a cluster file: give --calibrate FILE.toml too"),
+        (["--real", "2", "--calibrate", "lab.toml", "--base", "nowhere"], "no hardware named 'nowhere'"),
     ],
 )
 def test_what_the_command_cannot_do_is_refused(

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from dsexplore.mesh import parse_mesh
 from dsexplore.numerics.compared_runs import Comparison, coordinates_of
-from dsexplore.numerics.compared_values import Compared, Held, compare
-from dsexplore.numerics.numeric_records import Phase, Record
+from dsexplore.numerics.compared_values import Compared, HeldValues, compare
+from dsexplore.numerics.numeric_records import NumericRecord, Phase
 from dsexplore.numerics.part_layouts import Holder
 
 ALLOWED = 1e-9
@@ -22,7 +22,7 @@ def entry_of(
     """Compare a whole with plain tensors of all ranks."""
     spec = parse_mesh(mesh)
     held = [
-        Held(
+        HeldValues(
             Holder(rank, 0, {**coordinates_of(spec, rank), "call": 0}),
             value,
             tuple(value.shape),
@@ -32,7 +32,7 @@ def entry_of(
         for rank, value in enumerate(values)
     ]
     name = "output" if phase in ("forward", "backward") else "weight"
-    record = Record(0, phase, "", name, 0, (), whole)
+    record = NumericRecord(0, phase, "", name, 0, (), whole)
     return compare(record, whole, held, ALLOWED, scales=phase == "backward")
 
 

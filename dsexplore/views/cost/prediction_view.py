@@ -210,7 +210,9 @@ def _modules(prediction: Prediction, most: int) -> str:
 def _comparison_html(one: Prediction, measured: Trace) -> str:
     """Return the modules and phases in which prediction and measurement differ most."""
     frame = beside(one, measured).with_columns(
-        is_measured=pl.any_horizontal(pl.col("communication_measured", "exposed_measured", "between_measured") > 0)
+        is_measured=pl.any_horizontal(
+            pl.col("communication_measured", "exposed_measured", "between_measured") > 0
+        ).fill_null(False)
     )
     left_out = frame.filter(~pl.col("is_measured")).height
     frame = frame.filter("is_measured").head(_MOST_ROWS)

@@ -12,7 +12,7 @@ from dsexplore.numerics.numerics_report import NumericsReport
 
 
 @dataclass
-class Cell:
+class ErrorCell:
     """The error of one module in one phase, of its worst tensor."""
 
     error: float
@@ -28,7 +28,7 @@ class Node:
 
     path: str
     label: str
-    cells: dict[str, Cell] = field(default_factory=dict)
+    cells: dict[str, ErrorCell] = field(default_factory=dict)
     children: list[Node] = field(default_factory=list)
 
 
@@ -55,10 +55,10 @@ def _node(nodes: dict[str, Node], path: str) -> Node:
     return nodes[path]
 
 
-def _cell(row: dict[str, Any], is_right: bool) -> Cell:
+def _cell(row: dict[str, Any], is_right: bool) -> ErrorCell:
     """Return the cell of a tensor; of a right plan none is wrong, as ranks may hold parts of a sum for a while."""
     error = row["error"]
-    return Cell(
+    return ErrorCell(
         error=math.inf if error is None else error,
         allowed=row["allowed"] or 0.0,
         is_wrong=not row["same"] and not is_right,

@@ -10,7 +10,7 @@ import polars as pl
 from dsexplore.numerics.numeric_records import PHASES
 from dsexplore.numerics.numerics_report import NumericsReport
 from dsexplore.units import format_ranks
-from dsexplore.views.numerics.module_errors import Cell, Node, error_tree
+from dsexplore.views.numerics.module_errors import ErrorCell, Node, error_tree
 from dsexplore.views.page import html, theme
 from dsexplore.views.view import View
 
@@ -110,7 +110,7 @@ class NumericsView(View):
         yield "</details>"
 
 
-def _cell(cell: Cell | None, phase: str) -> str:
+def _cell(cell: ErrorCell | None, phase: str) -> str:
     if cell is None:
         return '<span class="dim">–</span>'
     band = _place(cell.allowed)

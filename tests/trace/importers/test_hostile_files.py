@@ -1,4 +1,7 @@
-"""Files that ask for more than they are: each is refused with little time and memory, the rest of its folder read."""
+"""Files that ask for more than they are: each is refused with little time and memory, the rest of its folder read.
+
+Modules: ``trace/importers/``.
+"""
 
 from __future__ import annotations
 

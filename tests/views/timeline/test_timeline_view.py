@@ -185,4 +185,4 @@ def test_ranks_that_were_measured_come_with_the_late_one_and_waiting_apart() -> 
     assert trace.skew().sentence in shown["text/plain"]
     assert 'class="verdict"' in shown["text/html"]
     assert '<span class="late">rank 1</span>' in shown["text/html"]
-    assert "skew" not in trace.timeline(lanes="phase")._repr_mimebundle_()["text/html"]
+    assert 'class="skew"' not in trace.timeline(lanes="phase")._repr_mimebundle_()["text/html"]
