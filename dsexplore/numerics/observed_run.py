@@ -1,4 +1,4 @@
-"""NumericRecord what a model computes while a program trains it: hooks on its modules, on their outputs, on optimizers."""
+"""Record what a model computes while a program trains it: hooks on its modules, on their outputs, on optimizers."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class ObservedRun:
 
     @contextmanager
     def hooks(self) -> Iterator[None]:
-        """NumericRecord while the block runs."""
+        """Record while the block runs."""
         handles: list[Any] = [register_optimizer_step_pre_hook(self._before_optimizer)]
         for path, module in self.model.named_modules():
             if unwrapped(module) is module:
@@ -78,7 +78,7 @@ class ObservedRun:
                 handle.remove()
 
     def end_step(self) -> None:
-        """NumericRecord gradients that no optimizer of torch has taken, and the parameters."""
+        """Record gradients that no optimizer of torch has taken, and the parameters."""
         self._record_gradients()
         for name, parameter in parameters_of(self.model, self._names):
             self._add("optimizer", name.rpartition(".")[0], name, 0, (), parameter)

@@ -126,7 +126,7 @@ def test_the_block_s_own_exception_comes_first(mesh: DeviceMesh) -> None:
     [
         (
             {"allreduce": 1},
-            r"expect_comms\(allreduce=…\): no such op \(did you mean 'all_reduce'\?\); they are all_reduce",
+            r"expect_comms\(allreduce=…\): no such op \(did you mean 'all_reduce'\?\); they are",
         ),
         ({"all_reduce": -1}, "count of all_reduce is -1: give a whole number"),
         ({"all_reduce": True}, r"expect_comms\(all_reduce=True\): give a count"),

@@ -209,11 +209,8 @@ def _modules(prediction: Prediction, most: int) -> str:
 
 def _comparison_html(one: Prediction, measured: Trace) -> str:
     """Return the modules and phases in which prediction and measurement differ most."""
-    frame = beside(one, measured).with_columns(
-        is_measured=pl.any_horizontal(
-            pl.col("communication_measured", "exposed_measured", "between_measured") > 0
-        ).fill_null(False)
-    )
+    columns = pl.col("communication_measured", "exposed_measured", "between_measured")
+    frame = beside(one, measured).with_columns(is_measured=pl.any_horizontal(columns > 0).fill_null(False))
     left_out = frame.filter(~pl.col("is_measured")).height
     frame = frame.filter("is_measured").head(_MOST_ROWS)
     shown = ("exposed", "exposed_measured", "compute", "between_measured", "communication", "communication_measured")
