@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +13,8 @@ from dsexplore.views.skew import skew_view
 from dsexplore.views.timeline.timeline_drawing import timeline_html
 from dsexplore.views.timeline.timeline_text import timeline_text
 from dsexplore.views.view import View
+
+_RANK = re.compile(r"rank \d+")
 
 
 class TimelineView(View):
@@ -38,7 +41,7 @@ class TimelineView(View):
     def _who_waits(self) -> Skew | None:
         """The skew of the ranks that the lanes are; None if they are no ranks, or nothing was measured."""
         timeline = self._timeline
-        if timeline.order != "measured" or len(timeline.lanes) < 2 or not timeline.lanes[0].startswith("rank "):
+        if timeline.order != "measured" or len(timeline.lanes) < 2 or not _RANK.fullmatch(timeline.lanes[0]):
             return None
         found = skew(timeline.tables)
         return found if found.is_timed and not found.arrivals.is_empty() else None
