@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 Use = Literal["parameters", "gradients", "optimizer", "activations", "buffers"]
-"""``parameters``: with the buffers of modules. ``gradients``: what the optimizer finds as ``.grad``.
-``activations``: whatever forward and backward hold besides, a batch that was made before the recording among it.
-``buffers``: gathered parameters, and what collectives read and write."""
+"""``parameters``: also what was there before the recording. ``gradients``: what the optimizer finds as ``.grad``.
+``activations``: whatever forward and backward hold besides. ``buffers``: gathered parameters, and what collectives
+read and write."""
 USES: tuple[Use, ...] = get_args(Use)
 
 

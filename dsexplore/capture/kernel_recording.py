@@ -20,7 +20,6 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from dsexplore.capture import op_costs
 from dsexplore.capture.compiled_modules import CompiledModules
 from dsexplore.capture.fused_tensors import can_be_fused
-from dsexplore.capture.held_storage import Use
 from dsexplore.capture.issued_collective import Issued
 from dsexplore.capture.kernel_sums import FusedKernel, KernelSums
 from dsexplore.capture.live_memory import LiveMemory
@@ -31,10 +30,10 @@ from dsexplore.capture.recorded_modules import Modules
 from dsexplore.torch_internals.autograd import AccumulateGrad, current_graph_task, current_node
 from dsexplore.torch_internals.dispatch import PlainDispatchMode, eval_frame_callback, leave_to_python, uncompiled
 from dsexplore.torch_internals.dtensor import PROPAGATE_TENSOR_META, local_tensor
-from dsexplore.torch_internals.fake_tensors import FakeTensor, storage_number
+from dsexplore.torch_internals.fake_tensors import FakeTensor
 from dsexplore.torch_internals.patches import Entry, Parts, Patch, Patches, install_all
 from dsexplore.torch_internals.pipelining import INPUT_PLACEHOLDER
-from dsexplore.torch_internals.tensors import RESIZE_STORAGE, stored_parts
+from dsexplore.torch_internals.tensors import RESIZE_STORAGE
 from dsexplore.trace.causes import is_fsdp2
 from dsexplore.trace.schema import Phase
 
@@ -94,8 +93,6 @@ class KernelRecording:
         self._by_storage: dict[int, int] = {}
         self._holders: dict[int, ModuleEntry | None] = {}
         self._node: tuple[Any, ModuleEntry | None] = (None, None)
-        self._models: tuple[int, set[int]] = (-1, set())
-        """The number of modules when the storages of their parameters and buffers were looked up, and these."""
         self._compiled = CompiledModules()
         self._fused = FusedKernel(self.memory.number)
         self.schedule = ""
@@ -161,8 +158,7 @@ class KernelRecording:
             self._meet_collectives()
         given, returned = list(tensors_in([*args, *kwargs.values()])), list(tensors_in([result]))
         phase, module = self._where()
-        if unmet := self.memory.unmet(given):
-            self._meet(unmet, phase)
+        self.memory.met(given, "optimizer" if phase == "optimizer" else "parameters")
         region = self._compiled.around(module)
         if region is not None and role == op_costs.MEMORY and can_be_fused(op, phase):
             self.memory.made_fused(returned, given, region)
@@ -187,16 +183,6 @@ class KernelRecording:
             self.memory.assign([*given, *returned], "buffers")
         cost = cost_of(func, op, args, kwargs, result, given, returned)
         self._count(cost, phase, module, given, returned)
-
-    def _meet(self, tensors: Sequence[torch.Tensor], phase: Phase) -> None:
-        """Count tensors that existed before the recording: those of models, of optimizers, and others, as a batch."""
-        if self._models[0] != self.modules.count:
-            parts = (part for tensor in self.modules.tensors() for part in stored_parts(tensor))
-            self._models = self.modules.count, {storage_number(part.untyped_storage()) for part in parts}
-        for tensor in tensors:
-            is_of_model = tensor.requires_grad or storage_number(tensor.untyped_storage()) in self._models[1]
-            use: Use = "optimizer" if phase == "optimizer" else "parameters" if is_of_model else "activations"
-            self.memory.met([tensor], use)
 
     def _count(
         self,

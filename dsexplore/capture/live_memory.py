@@ -77,10 +77,6 @@ class LiveMemory:
             for tensor in tensors:
                 self._fused.count(self._held_of(tensor))
 
-    def unmet(self, tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-        """Return the tensors whose storages no recorded op made or met."""
-        return [tensor for tensor in tensors if storage_number(tensor.untyped_storage()) not in self._held]
-
     def met(self, tensors: Iterable[torch.Tensor], use: Use) -> None:
         """Count the arguments of an op that no recorded op made: they existed before the recording."""
         for tensor in tensors:

@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.nn.parameter import is_lazy
 
 from dsexplore.capture import frame_kinds
 from dsexplore.capture.autograd_nodes import NO_CALL, ModuleCall, OwnCalls, ThreadCalls, calls_of_forward
@@ -112,22 +111,6 @@ class Modules:
             if alive is not None and any(parameter is variable for parameter in own_parameters(alive).values()):
                 return module
         return None
-
-    @property
-    def count(self) -> int:
-        """The number of modules met so far."""
-        return len(self._met)
-
-    def tensors(self) -> Iterator[torch.Tensor]:
-        """Yield the parameters and buffers of all modules met, and the tensors that libraries keep at a parameter."""
-        with self._lock:
-            modules = [module for entry in self._met if (module := entry.reference()) is not None]
-        for module in modules:
-            yield from (buffer for buffer in module.buffers(recurse=False) if not is_lazy(buffer))
-            for parameter in own_parameters(module).values():
-                if parameter is not None and not is_lazy(parameter):
-                    yield parameter
-                    yield from (kept for kept in vars(parameter).values() if isinstance(kept, torch.Tensor))
 
     def root_of_type(self, kind: type[nn.Module]) -> ModuleEntry | None:
         """Return the only outermost module of this type; None for none or several."""

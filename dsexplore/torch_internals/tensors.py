@@ -34,18 +34,6 @@ def parts_of_sparse(tensor: torch.Tensor) -> list[torch.Tensor]:
     return []
 
 
-def stored_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """Return the tensors with storages that a tensor is made of, which is itself unless it wraps others."""
-    if hasattr(type(tensor), "__tensor_flatten__"):
-        names, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined] # it has one
-        parts = [part for part in (getattr(tensor, name) for name in names) if isinstance(part, torch.Tensor)]
-    elif tensor.layout != torch.strided:
-        parts = parts_of_sparse(tensor)
-    else:
-        return [tensor]
-    return [inner for part in parts for inner in stored_parts(part)]
-
-
 def count_elements(storage: torch.TypedStorage) -> int:
     """Return the number of elements of a typed storage, without torch's warning that such storages are deprecated."""
     count: int = storage._size()

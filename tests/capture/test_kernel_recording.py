@@ -159,23 +159,6 @@ def test_the_optimizer_has_its_phase_and_steps_their_numbers() -> None:
     assert kernels(trace, kind="matmul").group_by("step").len()["len"].to_list() == [2, 2]
 
 
-@pytest.mark.parametrize("early", [True, False])
-@pytest.mark.parametrize("sharded", [True, False])
-def test_a_batch_is_no_parameter_wherever_it_was_made(early: bool, sharded: bool) -> None:
-    with dsexplore.simulate(2, fake=True) as mesh:
-        model = nn.Sequential(nn.Linear(256, 256, bias=False), nn.BatchNorm1d(256, affine=False))
-        if sharded:
-            fully_shard(model, mesh=mesh)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        batch = torch.randn(4096, 256) if early else None
-        with dsexplore.commtrace(costs=True) as trace:
-            model(torch.randn(4096, 256) if batch is None else batch).sum().backward()
-            optimizer.step()
-    memory = trace.tables.memory
-    statistics = 2 * 4 * 256 + 8  # mean, variance, number of batches
-    assert memory["parameters"].max() == 256 * 256 * 4 // (2 if sharded else 1) + statistics
-
-
 def test_the_compute_stream_waits_where_the_program_does() -> None:
     import torch.distributed._functional_collectives as functional
 
