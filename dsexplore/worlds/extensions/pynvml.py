@@ -1,6 +1,6 @@
 """Stand-in for ``pynvml``: NVIDIA's figures of GPUs, of those that the world has.
 
-Names are those of the package nvidia-ml-py Utilization, power and temperature are 0.
+Names are those of the package nvidia-ml-py. Utilization, power and temperature are 0.
 """
 
 from __future__ import annotations
