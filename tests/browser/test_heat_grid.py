@@ -53,7 +53,7 @@ def test_cells_names_and_colors_are_those_of_the_figure_without_plotly(page: Any
     assert page.evaluate(names) == ["<layers>.0", "<layers>.1", "dp", "tp & cp"]
     assert page.inner_text(".dsx-ramp span >> nth=-1") == "8 KiB"
     share = "getComputedStyle(document.querySelectorAll('.dsx-heat')[3]).backgroundColor"
-    assert page.evaluate(share) == "color(srgb 0.337255 0.705882 0.913725)"  # the darkest, #56b4e9
+    assert page.evaluate(share) == "color(srgb 0.345098 0.654902 0.709804)"  # the darkest
     assert page.evaluate("typeof Plotly") == "undefined"
     assert page.errors == []
 

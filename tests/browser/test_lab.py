@@ -256,7 +256,7 @@ HOSTILE = "<img src=x onerror=window.pwned=1>"
 def test_hostile_names_are_text_in_the_whole_application(
     lab: Any, page: Any, trace_of_names: Any, kinds: list[str], shot: Any
 ) -> None:
-    hostile = trace_of_names([HOSTILE, "x" * 10_000, "اسم\u202e", "日本語" * 30, "other"])
+    hostile = trace_of_names([HOSTILE, "x" * 10_000, "اسم\u202e", "日本語" * 30, "other"], mesh="dp=2")
     hostile.save(lab.folder / "hostile.trace")
     cell = "import dsexplore\nexplorer = dsexplore.load('hostile.trace').explore()\nexplorer"
     opened(lab, page, "hostile.ipynb", cell)

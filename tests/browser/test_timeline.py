@@ -174,7 +174,7 @@ def test_a_box_that_is_covered_has_no_letter_and_one_of_no_bytes_covers_none(
     page.add_init_script(WRITTEN)
     page.goto("about:blank")
     draw(Trace(replace(tables, events=events)))
-    assert page.evaluate("written").count("1") == letters
+    assert page.evaluate("written").count("dp") == letters
 
 
 def pipeline() -> Trace:

@@ -147,7 +147,7 @@ def timed(ranks: int = 2, steps: int = 2) -> Trace:
     return Trace(Tables(**{name: frame(name, rows) for name, rows in tables.items()}, info=info))
 
 
-def of_names(names: list[str]) -> Trace:
+def of_names(names: list[str], mesh: str | None = None) -> Trace:
     """One root module per name, each with one collective, one parameter, and an axis, group and source of that name."""
     events = [
         event(n, i, axis=n, group=n, cause=n, source=n, op="all_reduce", implicit=True) for i, n in enumerate(names)
@@ -162,6 +162,8 @@ def of_names(names: list[str]) -> Trace:
             frame("parameters", [parameter(n, placements=n, mesh=n) for n in names]),
             frame("modules", [module(n, kind=n) for n in names]),
             frame("groups", groups),
-            TraceInfo(world_size=2, ranks=(0,), mesh=names[0] if names else "", notes=tuple(names[:1])),
+            TraceInfo(
+                world_size=2, ranks=(0,), mesh="".join(names[:1]) if mesh is None else mesh, notes=tuple(names[:1])
+            ),
         )
     )
