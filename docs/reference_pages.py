@@ -69,18 +69,15 @@ def _value(path: str) -> object:
 
 
 def _write_page(file: Path, path: str, value: object) -> None:
-    directive = "autoexception" if _is_error(value) else "autoclass" if inspect.isclass(value) else "autofunction"
-    if not callable(value):
-        directive = "autodata"
-    options = ":members:\n" if directive == "autoclass" else ""
-    file.write_text(
-        f"# {path.removeprefix('dsexplore.') if path.count('.') > 1 else path}\n\n"
-        f"```{{eval-rst}}\n.. {directive}:: {path}\n"
-        + "".join(f"   {line}\n" for line in options.splitlines())
-        + "```\n",
-        encoding="utf-8",
-    )
+    title = path.removeprefix("dsexplore.") if path.count(".") > 1 else path
+    directive = _directive(value)
+    members = "   :members:\n" if directive == "autoclass" else ""
+    page = f"# {title}\n\n```{{eval-rst}}\n.. {directive}:: {path}\n{members}```\n"
+    file.write_text(page, encoding="utf-8")
 
 
-def _is_error(value: object) -> bool:
-    return inspect.isclass(value) and issubclass(value, BaseException)
+def _directive(value: object) -> str:
+    """Return autodoc's directive for a value."""
+    if inspect.isclass(value):
+        return "autoexception" if issubclass(value, BaseException) else "autoclass"
+    return "autofunction" if callable(value) else "autodata"

@@ -220,9 +220,8 @@ class _SweepRun:
         operations, transfers = len(self._setup.operations), len(self._setup.transfers)
         if self._seconds(self._memory_slices * operations) > _MOST_FOR_MEMORY * self._limit:
             self._memory_slices = 0
-        reserve = self._seconds(
-            (_LIMIT_RUNS + self._memory_slices) * operations
-        )  # of slices, before tensors are moved to their end
+        # Of slices, before tensors are moved to their end.
+        reserve = self._seconds((_LIMIT_RUNS + self._memory_slices) * operations)
         finalists = search.strongest(scores, CONTROL, self._affordable(reserve))
         self._phase, last = "finals", self._round + rounds
         self._steps = self._all_steps = 0

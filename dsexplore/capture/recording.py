@@ -129,5 +129,5 @@ class OptimizerMarks:
 
     @property
     def of_optimizers(self) -> OptimizerMarks:
-        """These marks."""
+        """The marks that hooks of optimizers set: this object itself."""
         return self

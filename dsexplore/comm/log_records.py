@@ -157,7 +157,7 @@ class Record(NamedTuple):
     call: LoggedCall
     message: Message
     share: float = 1.0
-    """This message's share of the collective's time, if calls were launched as one."""
+    """The message's share of the collective's time, if calls were launched as one."""
 
     @property
     def op(self) -> str:

@@ -1,4 +1,4 @@
-"""Let all ranks meet before they exchange their logs; a missing rank is named, with the state of its process.
+"""A meeting of all ranks before they exchange their logs; a missing rank is named, with the state of its process.
 
 Each rank of a world writes its host and process id into the world's store, so that the others can see whether it is
 stopped, has ended, or is only slow. The store is queried in a separate thread, because it does not answer if the

@@ -217,7 +217,7 @@ class World:
         return mesh
 
     def _begin_cuda(self) -> None:
-        """Let the CPU stand in for GPUs from now on; the mesh is one of ``cuda`` once a tensor is there."""
+        """Make the CPU stand in for GPUs from now on; the mesh is one of ``cuda`` once a tensor is there."""
         from dsexplore.worlds.cuda.device_marks import when_first_placed
 
         calls, mesh = self._parts[SetUpCalls], self._mesh

@@ -47,7 +47,7 @@ class RecorderEntry(NamedTuple):
     source: str
     """``"train.py:12"``: the innermost frame that is neither torch's nor ours; empty without frames."""
     group: str
-    """This and the following fields, except ``batch``, are those of `_EntryFields`."""
+    """Name of the process group; like all fields from here on but ``batch``, one of `_EntryFields`."""
     description: str
     group_number: int | None
     """Key of ``pg_status``: the group's number in this process; other processes may number it differently."""

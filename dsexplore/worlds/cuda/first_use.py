@@ -57,7 +57,7 @@ class FirstUse:
         self._patches = Patches()
 
     def happens(self) -> None:
-        """Let the CPU stand in for GPUs if it does not yet; of other threads than the world's nothing counts."""
+        """Make the CPU stand in for GPUs if it does not yet; of other threads than the world's nothing counts."""
         begin = self.begin
         if begin is None or threading.get_ident() != self._thread:
             return

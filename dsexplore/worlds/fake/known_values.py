@@ -114,7 +114,7 @@ def set_values(tensor: torch.Tensor, values: torch.Tensor) -> None:
 
 
 def share_values(tensor: torch.Tensor, real: torch.Tensor) -> None:
-    """Let a fake tensor that is a view of a real one share its memory."""
+    """Make a fake tensor that is a view of a real one share its memory."""
     storage = _storage(tensor)
     if storage is not None:
         setattr(storage, _CONTENT, real.untyped_storage())

@@ -60,7 +60,7 @@ class Objects:
 
     @contextmanager
     def standing_for(self, value: Any) -> Iterator[None]:
-        """Let this object arrive in the block, whatever the program passes as its own."""
+        """Deliver this object in the block, whatever the program passes as its own."""
         self._substitutes = [value]
         try:
             yield
@@ -113,7 +113,7 @@ class Objects:
 
     @contextmanager
     def arriving(self, /, **values: list[torch.Tensor]) -> Iterator[None]:
-        """Let calls of these functions in torch's module of collectives return these values, in this order."""
+        """Make these functions of torch's module of collectives return these values, in this order."""
         kept = {name: getattr(c10d, name) for name in values}
         try:
             for name, brought in values.items():

@@ -123,7 +123,7 @@ class _Stores:
         self.is_open = True
 
     def close(self) -> None:
-        """Let the classes make torch's own stores from now on."""
+        """Make the classes create torch's own stores from now on."""
         self.is_open = False
 
 

@@ -133,7 +133,7 @@ def _gather_flat_parameter(original: Callable[..., torch.Tensor], _parts: Parts)
 
 
 def _take_module_states(_original: Function, _parts: Parts) -> Function:
-    """Let FSDP1 broadcast a module's parameters and buffers where ``sync_module_states=True`` asks for it."""
+    """Make FSDP1 broadcast a module's parameters and buffers where ``sync_module_states=True`` asks for it."""
     return lambda module_states: None
 
 
