@@ -24,7 +24,7 @@ from dsexplore.torch_internals.dispatch import (
     CPU,
     META,
     DispatchKeySet,
-    count_dispatch_modes,
+    active_dispatch_modes,
     current_tracing_context,
     exclude_key,
     include_key,
@@ -186,7 +186,7 @@ def is_observed_elsewhere() -> bool:
 
     In a dispatch mode or under the compiler, these decide what becomes of the call.
     """
-    return is_inside_observed() or count_dispatch_modes() > 0 or is_compiling()
+    return is_inside_observed() or bool(active_dispatch_modes()) or is_compiling()
 
 
 def pass_kernels_by(function: Kernel, *args: Any, **kwargs: Any) -> Any:

@@ -63,9 +63,6 @@ is_key_included: Callable[[DispatchKey], bool] = internal("torch._C:_dispatch_tl
 CAN_PASS_KEYS_BY = all(map(is_there, (exclude_key, include_key, is_key_excluded, is_key_included)))
 """Whether calls can be made to pass the kernels of a key by."""
 
-count_dispatch_modes: Callable[[], int] = internal("torch._C:_len_torch_dispatch_stack", otherwise=lambda: 0)
-"""Return how many dispatch modes are active in this thread."""
-
 active_dispatch_modes: Callable[[], list[Any]] = internal(
     "torch.utils._python_dispatch:_get_current_dispatch_mode_stack"
 )
@@ -73,9 +70,6 @@ active_dispatch_modes: Callable[[], list[Any]] = internal(
 
 with_torch_function: Callable[[], Any] = internal("torch._C:_EnableTorchFunction")
 """Return a context in which torch calls ``__torch_function__`` again, also inside of one in which it does not."""
-
-default_tensor_device: Callable[[], Any] = internal("torch._C:_get_default_device", otherwise=lambda: "cpu")
-"""Return the device of the default tensor type, ``"cpu"``."""
 
 without_modes: Callable[[], Any] = internal(
     "torch.utils._python_dispatch:_disable_current_modes", otherwise=nullcontext

@@ -15,11 +15,11 @@ from typing import Any
 import torch
 
 from dsexplore.torch_internals.dispatch import (
-    default_tensor_device,
     eval_frame_callback,
     no_torch_dispatch,
 )
 from dsexplore.torch_internals.fake_tensors import FakeTensor, FakeTensorMode, has_symbolic_sizes
+from dsexplore.torch_internals.function_modes import default_device
 from dsexplore.torch_internals.names import internal
 from dsexplore.torch_internals.tensors import no_torch_function
 
@@ -64,7 +64,7 @@ class ShortKeyMode(FakeTensorMode):
         key: list[object] = [
             func,
             torch.get_default_dtype(),
-            default_tensor_device(),
+            default_device(),
             torch.is_inference_mode_enabled(),
         ]
         if not self._append(key, args):

@@ -144,8 +144,11 @@ RECV_OBJECTS = TorchName("torch.distributed.distributed_c10d:recv_object_list")
 GATHER_OBJECTS = TorchName("torch.distributed.distributed_c10d:gather_object")
 ALL_GATHER_OBJECTS = TorchName("torch.distributed.distributed_c10d:all_gather_object")
 
-is_outside: Callable[[dist.ProcessGroup], bool] = internal("torch.distributed.distributed_c10d:_rank_not_in_group")
-"""Return True if this rank is not in a process group."""
+
+def is_outside(group: dist.ProcessGroup) -> bool:
+    """Return True if this rank is not in a process group."""
+    return dist.get_rank(group) < 0
+
 
 group_of_join: Callable[[Any], dist.ProcessGroup] = attrgetter("_process_group")
 """Return the process group over which ``Join`` asks its questions."""
