@@ -73,7 +73,7 @@ BUILD_GLOBAL_METADATA = TorchName("torch.distributed._shard.sharded_tensor.utils
 
 def place_of_shard(rank: int, beside: Any) -> Any:
     """Return the place of a shard of a ``ShardedTensor`` on another rank, on the same device as one of this rank."""
-    return internal("torch.distributed.remote_device:_remote_device")(f"rank:{rank}/{beside.device()}")
+    return type(beside)(f"rank:{rank}/{beside.device()}")
 
 
 BROADCAST_STATE_DICT = TorchName("torch.distributed._state_dict_utils:_broadcast_state_dict")

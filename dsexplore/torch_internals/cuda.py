@@ -167,7 +167,6 @@ GRAPHS = (
 """The classes and functions of CUDA graphs."""
 
 IS_CAPTURING = TorchName("torch.cuda:is_current_stream_capturing")
-COMPILE_KERNEL = TorchName("torch.cuda:_compile_kernel")
 DATA_PARALLEL = TorchName("torch.nn:DataParallel.__init__")
 DATA_PARALLEL_FUNCTION = TorchName("torch.nn.parallel:data_parallel")
 EXTENSIONS = tuple(TorchName(f"torch.utils.cpp_extension:{name}") for name in ("load", "load_inline", "CUDAExtension"))

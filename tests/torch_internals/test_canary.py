@@ -101,7 +101,8 @@ def test_the_private_names_of_the_door_are_few() -> None:
     command = [sys.executable, "-m", "dsexplore.torch_internals"]  # in a process of its own: tests register names too
     printed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300).stdout
     private = re.search(r"(\d+) of them private", printed)
-    assert private and 50 < int(private[1]) < 160
+    assert private
+    assert 50 < int(private[1]) < 160
 
 
 def test_attributes_of_a_private_class_are_counted_with_it() -> None:

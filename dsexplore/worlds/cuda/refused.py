@@ -17,7 +17,6 @@ from dsexplore.errors import UsageError
 from dsexplore.torch_internals.cuda import (
     CHOOSE_ATTENTION,
     COMPILE,
-    COMPILE_KERNEL,
     DATA_PARALLEL,
     DATA_PARALLEL_FUNCTION,
     EXTENSIONS,
@@ -117,12 +116,6 @@ PATCHES: tuple[Entry, ...] = (
             when="cuda device",
         )
         for target in GRAPHS
-    ),
-    Patch(
-        COMPILE_KERNEL,
-        _NEEDS_GPU,
-        partial(refuse, "a CUDA kernel in text", NO_KERNELS),
-        when="cuda device",
     ),
     Patch(IS_CAPTURING, "it asks the driver in C++", lambda original, parts: lambda: False, when="cuda device"),
     Patch(DATA_PARALLEL, _NEEDS_GPU, partial(refuse, DATA_PARALLEL_MODULE, NO_DATA_PARALLEL), when="cuda device"),
