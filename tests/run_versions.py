@@ -72,10 +72,21 @@ def environment(torch: str, python: str, folder: Path) -> Path:
     return interpreter
 
 
-def run(interpreter: Path, torch: str, arguments: list[str]) -> Result:
-    """Run the tests with that Python, and return what they said."""
-    report = interpreter.parents[1] / "report.xml"
+def run(interpreter: Path, torch: str, arguments: list[str], again: bool = False) -> Result:
+    """Run the tests with that Python, and return what they said.
+
+    Args:
+        interpreter: the Python of the environment.
+        torch: the version that it should have.
+        arguments: tests and options of pytest; all tests where empty.
+        again: run the files in which a test failed last time, instead of the tests that `arguments` name, and return
+            the result of that whole run with what they say now.
+    """
+    kept = interpreter.parents[1] / "report.xml"
+    report = kept.with_name("again.xml") if again else kept
     report.unlink(missing_ok=True)
+    if again:
+        arguments = failed_files(kept)
     command = [str(interpreter), "-m", "pytest", "-m", "not browser", f"--junit-xml={report}", "-q"]
     command += [f"--ignore={path}" for path in LEFT_OUT]
     command += ["--numprocesses", "2", "--dist", "loadfile", *(arguments or ["tests"])]
@@ -84,7 +95,35 @@ def run(interpreter: Path, torch: str, arguments: list[str]) -> Result:
     printed = subprocess.run([str(interpreter), "-c", version], check=True, capture_output=True, text=True).stdout
     installed, python = printed.split()
     assert installed == torch, f"torch {installed} was installed, not {torch}"
-    return read_report(report, torch, python, finished.returncode)
+    if again:
+        merge_reports(kept, report)
+    return read_report(kept, torch, python, finished.returncode)
+
+
+def test_file(case: ElementTree.Element) -> str:
+    """Return the path of the file that a test of a report is in, from the root of the repository."""
+    parts = case.get("classname", "").split(".")
+    while parts and not (ROOT / Path(*parts)).with_suffix(".py").is_file():
+        parts.pop()  # the name of a class
+    return f"{'/'.join(parts)}.py" if parts else ""
+
+
+def failed_files(report: Path) -> list[str]:
+    """Return the files of a report in which a test failed, sorted."""
+    cases = ElementTree.parse(report).iter("testcase")
+    return sorted({test_file(case) for case in cases if {"failure", "error"} & {child.tag for child in case}})
+
+
+def merge_reports(kept: Path, newer: Path) -> None:
+    """Replace in the report `kept` all tests of the files that the report `newer` has by what it says of them."""
+    tree, cases = ElementTree.parse(kept), list(ElementTree.parse(newer).iter("testcase"))
+    replaced = {test_file(case) for case in cases}
+    for suite in tree.iter("testsuite"):
+        for case in list(suite.iter("testcase")):
+            if test_file(case) in replaced:
+                suite.remove(case)
+    next(tree.iter("testsuite")).extend(cases)
+    tree.write(kept)
 
 
 def read_report(report: Path, torch: str, python: str, status: int) -> Result:
@@ -126,11 +165,16 @@ def main(argv: list[str] | None = None) -> int:
         "--folder", type=Path, default=ROOT / "build" / "versions", help="where the environments are kept"
     )
     parser.add_argument("--write", type=Path, help="a document whose table gets these rows")
+    parser.add_argument(
+        "--again",
+        action="store_true",
+        help="run the files that had failures in the last run, and count the rest as then",
+    )
     parser.add_argument("tests", nargs="*", help="tests to run, and pytest's options after --; all where left out")
     options = parser.parse_args(argv)
     results = []
     for torch in options.torch:
-        results.append(run(environment(torch, options.python, options.folder), torch, options.tests))
+        results.append(run(environment(torch, options.python, options.folder), torch, options.tests, options.again))
     rows = [result.row() for result in results]
     if options.write:
         options.write.write_text(rewritten(options.write.read_text(encoding="utf-8"), rows), encoding="utf-8")

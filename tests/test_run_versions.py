@@ -42,7 +42,9 @@ def test_the_table_is_written_into_a_document(
     document.write_text("before\n<!-- table -->\nold\n<!-- end of table -->\nafter\n")
     monkeypatch.setattr(run_versions, "environment", lambda torch, python, folder: Path(sys.executable))
     monkeypatch.setattr(
-        run_versions, "run", lambda interpreter, torch, tests: run_versions.Result(torch, "3.11", 1234, 0, Counter(), 0)
+        run_versions,
+        "run",
+        lambda interpreter, torch, tests, again: run_versions.Result(torch, "3.11", 1234, 0, Counter(), 0),
     )
     assert run_versions.main(["--torch", "2.9.1", "2.15.0", "--write", str(document)]) == 0
     rows = [line for line in document.read_text().splitlines() if line.startswith("| 2.")]
@@ -50,6 +52,23 @@ def test_the_table_is_written_into_a_document(
     assert document.read_text().startswith("before\n")
     assert document.read_text().endswith("after\n")
     assert "torch 2.9.1: 1234 passed, 0 failed, 0 skipped" in capsys.readouterr().out
+
+
+def test_files_that_failed_are_run_again_and_replace_what_the_report_said(tmp_path: Path) -> None:
+    first, second = tmp_path / "report.xml", tmp_path / "again.xml"
+    head = "<testsuites><testsuite>"
+    foot = "</testsuite></testsuites>"
+    first.write_text(
+        f'{head}<testcase classname="tests.test_units.TestBytes" name="a"><failure/></testcase>'
+        '<testcase classname="tests.test_units" name="gone"/><testcase classname="tests.test_floors" name="b"/>'
+        f'<testcase classname="tests.trace.test_files" name="c"><error/></testcase>{foot}'
+    )
+    second.write_text(f'{head}<testcase classname="tests.test_units.TestBytes" name="a"/>{foot}')
+    assert run_versions.failed_files(first) == ["tests/test_units.py", "tests/trace/test_files.py"]
+    run_versions.merge_reports(first, second)
+    result = run_versions.read_report(first, "2.9.1", "3.11", 1)
+    assert (result.passed, result.failed) == (2, 1)
+    assert run_versions.failed_files(first) == ["tests/trace/test_files.py"]
 
 
 def test_rows_of_versions_that_were_not_run_stay() -> None:
