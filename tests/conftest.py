@@ -30,8 +30,10 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from dsexplore.torch_internals.function_modes import default_device
 from dsexplore.torch_internals.names import is_there
 from dsexplore.torch_internals.patches import Patch
+from dsexplore.worlds.cuda import first_use
 from dsexplore.worlds.cuda.cuda_patch_table import TABLE as TABLE_OF_GPUS
 from dsexplore.worlds.patch_table import TABLE
+from dsexplore.worlds.repeats import skipped_layers, skipped_microbatches
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
@@ -206,7 +208,7 @@ def replaced_names() -> dict[str, Any]:
     first used; of anything else identity and text.
     """
     held: dict[str, Any] = {}
-    for entry in (*TABLE, *TABLE_OF_GPUS):
+    for entry in (*TABLE, *TABLE_OF_GPUS, *first_use.PATCHES, *skipped_layers.PATCHES, *skipped_microbatches.PATCHES):
         if isinstance(entry, Patch) and entry.target.is_loaded and is_there(owner := entry.target.owner()):
             value = vars(owner).get(entry.target.attribute)
             codes = [*codes_of(value)]

@@ -53,6 +53,12 @@ NESTED_TENSORS = tuple(
     for name in ("nested_tensor", "as_nested_tensor", "nested_tensor_from_jagged", "masked_select")
 )
 TENSOR_TOLIST = TorchName("torch:Tensor.tolist")
+TENSOR_OF_DATA = tuple(TorchName(f"torch:{name}") for name in ("tensor", "as_tensor", "asarray"))
+"""The functions that make a tensor of values that Python has."""
+
+MOVE = TorchName("torch:Tensor.to")
+MOVE_TO_CUDA = TorchName("torch:Tensor.cuda")
+
 TYPED_ELEMENT = TorchName("torch.storage:TypedStorage._getitem")
 UNTYPED_ELEMENT = TorchName("torch.storage:UntypedStorage.__getitem__")
 """The methods that read an element of a storage."""

@@ -18,7 +18,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import update_wrapper
+from functools import partial, update_wrapper
 from types import MethodType, ModuleType
 from typing import Any
 
@@ -27,7 +27,8 @@ from torch import Tensor
 
 from dsexplore.torch_internals.cuda import LAZY_INIT
 from dsexplore.torch_internals.function_modes import takes_default_device
-from dsexplore.torch_internals.patches import Kernel, Parts, Patches
+from dsexplore.torch_internals.patches import Change, Entry, Kernel, Parts, Patch, Patches, install_all
+from dsexplore.torch_internals.tensors import MOVE, MOVE_TO_CUDA, TENSOR_OF_DATA
 
 _LOOK_ONLY = sys.stdlib_module_names - {"__main__"} | {
     *("torch", "triton", "dsexplore", "IPython", "ipykernel", "jedi", "traitlets", "debugpy", "_pytest", "pluggy"),
@@ -59,67 +60,77 @@ class FirstUse:
     def happens(self) -> None:
         """Make the CPU stand in for GPUs if it does not yet; of other threads than the world's nothing counts."""
         begin = self.begin
-        if begin is None or threading.get_ident() != self._thread:
+        if begin is None or not self.counts():
             return
         self.begin = None
         self._patches.undo()  # the stand-in must find torch as it is
         begin()
+
+    def counts(self) -> bool:
+        """Return True if a use that happens now is the first one: it is waited for, and this is the world's thread."""
+        return self.begin is not None and threading.get_ident() == self._thread
 
     @contextmanager
     def awaited(self, begin: Callable[[], None]) -> Iterator[None]:
         """Watch for the first use inside the block."""
         self.begin = begin
         try:
-            self._watch()
+            takes_default_device()  # torch keeps the functions that it finds at the first call
+            install_all(PATCHES, {"always"}, self._patches, Parts(self))
             yield
         finally:
             self.begin = None
             self._patches.undo()
 
-    def _watch(self) -> None:
-        takes_default_device()  # torch keeps the functions that it finds at the first call
-        for module in (torch.cuda, torch.accelerator, torch.version):
-            before = module.__class__
-            module.__class__ = _asked(before, _ANSWERS.get(module), self)
-            self._patches.callback(setattr, module, "__class__", before)
-        self._patches.attribute(LAZY_INIT.owner(), LAZY_INIT.attribute, self._initializing(LAZY_INIT.get()))
-        for name, op in _ALLOCATIONS.items():
-            Kernel(name, "CUDA", "it tells of the first use", self._allocating(op)).install(self._patches, Parts())
-        for name in ("tensor", "as_tensor", "asarray"):
-            self._patches.attribute(torch, name, self._looking_at_device(getattr(torch, name)))
-        self._patches.attribute(Tensor, "to", _Method(Tensor.to, self._looking_at_device(Tensor.to)))
-        self._patches.attribute(Tensor, "cuda", _Method(Tensor.cuda, self._moving(Tensor.cuda)))
 
-    def _initializing(self, original: Callable[[], None]) -> Callable[[], None]:
-        def lazy_init() -> None:
-            """Let C++ go on to the op that makes a first tensor on ``cuda``, and ``torch.cuda`` fail as on a CPU."""
-            asker = str(sys._getframe(1).f_globals.get("__name__", ""))
-            if asker.startswith("torch.cuda") or threading.get_ident() != self._thread:
-                original()
+def _watch_questions(patches: Patches, parts: Parts) -> None:
+    for module in (torch.cuda, torch.accelerator, torch.version):
+        before = module.__class__
+        module.__class__ = _asked(before, _ANSWERS.get(module), parts[FirstUse])
+        patches.callback(setattr, module, "__class__", before)
 
-        return lazy_init
 
-    def _allocating(self, op: Callable[..., Any]) -> Callable[[Parts], Callable[..., Any]]:
-        def allocate(*args: Any, **kwargs: Any) -> Any:
-            self.happens()
-            return made_on_cpu(op, args, kwargs)
+def _initializing(original: Callable[[], None], parts: Parts) -> Callable[[], None]:
+    use = parts[FirstUse]
 
-        return lambda parts: allocate
+    def lazy_init() -> None:
+        """Let C++ go on to the op that makes a first tensor on ``cuda``, and ``torch.cuda`` fail as on a CPU."""
+        asker = str(sys._getframe(1).f_globals.get("__name__", ""))
+        if asker.startswith("torch.cuda") or not use.counts():
+            original()
 
-    def _looking_at_device(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            if any(map(is_cuda, args[1:])) or (kwargs and is_cuda(kwargs.get("device"))):
-                self.happens()
-            return original(*args, **kwargs)
+    return lazy_init
 
-        return call
 
-    def _moving(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def cuda(self_: Tensor, *args: Any, **kwargs: Any) -> Any:
-            self.happens()
-            return original(self_, *args, **kwargs)
+def _allocating(op: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
+    use = parts[FirstUse]
 
-        return cuda
+    def allocate(*args: Any, **kwargs: Any) -> Any:
+        use.happens()
+        return made_on_cpu(op, args, kwargs)
+
+    return allocate
+
+
+def _looking_at_device(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
+    use = parts[FirstUse]
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if any(map(is_cuda, args[1:])) or (kwargs and is_cuda(kwargs.get("device"))):
+            use.happens()
+        return original(*args, **kwargs)
+
+    return call
+
+
+def _moving(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
+    use = parts[FirstUse]
+
+    def cuda(self_: Tensor, *args: Any, **kwargs: Any) -> Any:
+        use.happens()
+        return original(self_, *args, **kwargs)
+
+    return cuda
 
 
 class _Method:
@@ -174,3 +185,20 @@ def _asked(before: type[ModuleType], names: frozenset[str] | None, use: FirstUse
         return before.__getattribute__(module, name)
 
     return type("AskedModule", (before,), {"__getattribute__": __getattribute__})
+
+
+def _as_method(
+    make: Callable[[Callable[..., Any], Parts], Callable[..., Any]], original: Callable[..., Any], parts: Parts
+) -> _Method:
+    return _Method(original, make(original, parts))
+
+
+PATCHES: tuple[Entry, ...] = (
+    Change("torch.cuda, torch.accelerator and torch.version", "a question to them is a use", _watch_questions),
+    Patch(LAZY_INIT, "C++ calls it before the op that makes a first tensor", _initializing),
+    *(Kernel(name, "CUDA", "it makes a tensor of C++", partial(_allocating, op)) for name, op in _ALLOCATIONS.items()),
+    *(Patch(target, "it asks for a GPU before its op", _looking_at_device) for target in TENSOR_OF_DATA),
+    Patch(MOVE, "it asks for a GPU before its op", partial(_as_method, _looking_at_device)),
+    Patch(MOVE_TO_CUDA, "it asks for a GPU before its op", partial(_as_method, _moving)),
+)
+"""What is replaced until the first use."""
