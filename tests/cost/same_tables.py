@@ -19,5 +19,13 @@ def same(one: Tables, other: Tables, prepared: Callable[[pl.DataFrame], pl.DataF
     assert one.info == other.info
 
 
+def without_shared_memory(frame: pl.DataFrame) -> pl.DataFrame:
+    """The frame without the bytes of what repeats outputs and losses, which share their memory."""
+    if "fused_bytes" not in frame.columns:
+        return frame
+    after = (pl.col("module") == "") & pl.col("op").is_in(["cat", "stack", "mean"])
+    return frame.with_columns(fused_bytes=pl.when(after).then(0).otherwise("fused_bytes"))
+
+
 def _numbered(frame: pl.DataFrame) -> pl.DataFrame:
     return frame.with_columns(pl.col("group").rle_id()) if "group" in frame.columns else frame

@@ -25,7 +25,7 @@ from dsexplore.cost.pipeline_times import with_microbatches
 from dsexplore.cost.prediction import predict
 from dsexplore.errors import UsageError
 from dsexplore.views import view_of
-from tests.cost.same_tables import same
+from tests.cost.same_tables import same, without_shared_memory
 
 SIZES = {"pp": 3, "dp": 2}
 WIDTH = 64
@@ -67,14 +67,6 @@ def build(
         optimizer.zero_grad()
 
     return step
-
-
-def without_shared_memory(frame: pl.DataFrame) -> pl.DataFrame:
-    """The frame without the bytes of what repeats outputs and losses, which share their memory."""
-    if "fused_bytes" not in frame.columns:
-        return frame
-    after = (pl.col("module") == "") & pl.col("op").is_in(["cat", "stack", "mean"])
-    return frame.with_columns(fused_bytes=pl.when(after).then(0).otherwise("fused_bytes"))
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2])
