@@ -9,7 +9,7 @@ PYTHON ?= $(firstword $(foreach name,python3 python3.11 python3.12 python3.13,$(
 BIN := $(VENV)/bin
 PIP := -m pip --disable-pip-version-check install -qq --constraint constraints.txt
 
-.PHONY: help lab test check package notebooks docs frameworks versions canary mutants measure clean
+.PHONY: help lab test check package release notebooks docs frameworks versions canary mutants measure clean
 
 help:
 	@echo "make lab        set up $(VENV) and open JupyterLab on the tour; make lab ARGS=--no-browser on a server"
@@ -17,6 +17,7 @@ help:
 	@echo "make check      the style and type checks of make test alone"
 	@echo "make notebooks  run the notebooks and store their outputs anew"
 	@echo "make docs       build the site into build/site; it needs no network to be read"
+	@echo "make release    build the files of a release, check them, install them where nothing else is, and say what is left to do"
 	@echo "make frameworks run the scripts of other people's frameworks, in an environment of their own, and write docs/frameworks.md"
 	@echo "make versions   run the tests on other versions of torch, TORCH=\"2.9.1 2.15.0\", each in an environment of its own"
 	@echo "make canary     list which names of torch the installed version lacks or has changed"
@@ -45,6 +46,15 @@ package: $(VENV)/.test
 	$(BUILD)/empty/bin/python $(PIP) $(BUILD)/dist/*.whl
 	$(BUILD)/empty/bin/dsexplore demo --html $(BUILD)/demo.html
 	rm -rf $(BUILD)/empty
+
+# Up to the upload, which a person does: docs/versions_of_dsexplore.md.
+release: package $(VENV)/.release
+	$(BIN)/twine check --strict $(BUILD)/dist/*
+	$(BIN)/python tests/check_release.py $(BUILD)/dist
+
+$(VENV)/.release: $(VENV)/.test
+	$(BIN)/python $(PIP) --editable '.[release]'
+	@touch $@
 
 notebooks: $(VENV)/.test
 	$(BIN)/python tests/run_notebooks.py

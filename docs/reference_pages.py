@@ -14,6 +14,7 @@ MODULES = {
     "dsexplore.cost": "Predicted seconds and bytes",
     "dsexplore.comm": "Collectives with a log",
     "dsexplore.aio": "Disks",
+    "dsexplore.lessons": "Exercises that simulated ranks judge",
 }
 """The modules whose names are public, and what each is for."""
 RESULTS = {

@@ -37,6 +37,7 @@ _HOMES = {
     "comm": "dsexplore.comm",
     "aio": "dsexplore.aio",
     "cost": "dsexplore.cost",
+    "lessons": "dsexplore.lessons",
     "load_ipython_extension": "dsexplore.magics",
     "unload_ipython_extension": "dsexplore.magics",
 }
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from dsexplore import aio as aio
     from dsexplore import comm as comm
     from dsexplore import cost as cost
+    from dsexplore import lessons as lessons
     from dsexplore.analysis.hangs.explain import explain_hang as explain_hang
     from dsexplore.capture.expect import expect_comms as expect_comms
     from dsexplore.comm_debug_mode.mode import CommDebugMode as CommDebugMode

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NoReturn, get_args
 
 import dsexplore
 from dsexplore.display import plain_text
-from dsexplore.errors import TraceFileError, UsageError
+from dsexplore.errors import TraceFileError, UsageError, full_message
 from dsexplore.hardware import DEFAULT
 from dsexplore.near_names import options_meant
 from dsexplore.paused_collector import no_collection
@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return COMMANDS[options.command].run(options) or 0
     except (UsageError, TraceFileError, FileNotFoundError) as error:
-        print(f"dsexplore {options.command}: {error}", file=sys.stderr)
+        print(f"dsexplore {options.command}: {full_message(error)}", file=sys.stderr)
         return 2
 
 

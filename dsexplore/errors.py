@@ -1,18 +1,41 @@
-"""The public errors, all exported by ``dsexplore``: each message says what is wrong, and what to do instead.
+"""The public errors, all exported by ``dsexplore``: each says what is wrong and what to do, and where to read more.
 
 Only `RanksFailedError` is defined elsewhere, beside the run that it reports (`dsexplore.worlds.real.run_ranks`).
 """
 
 from __future__ import annotations
 
+SITE = "https://dsexplore.readthedocs.io"
+"""Where the site of ``docs/`` is published; `pyproject.toml` names the same address."""
 
-class _ShownAsSentence:
+
+def page_of(error: type[BaseException]) -> str:
+    """Return the address of what the site says about a class of errors."""
+    return f"{SITE}/page/errors.html#{error.__name__.lower()}"
+
+
+def full_message(error: BaseException) -> str:
+    """Return the message of an error and its notes, as a traceback ends: for errors that are shown without one."""
+    return "\n".join([str(error), *getattr(error, "__notes__", ())])
+
+
+class Documented(Exception):
+    """An error whose last line, wherever it is shown, is the address of its page.
+
+    The address is a note, which Python, IPython and pytest print below the message: ``str(error)`` is the message.
+    """
+
+    def __init__(self, *arguments: object) -> None:
+        super().__init__(*arguments)
+        self.add_note(page_of(type(self)))
+
+
+class _ShownAsSentence(Documented):
     """An error of which IPython shows only the user's own frames and the message, not those of torch and dsexplore."""
 
     def _render_traceback_(self) -> list[str]:
         from dsexplore.tracebacks import lines_of_the_program
 
-        assert isinstance(self, BaseException)
         return lines_of_the_program(self)
 
 

@@ -16,7 +16,7 @@ from IPython.core.magic import Magics, line_cell_magic, magics_class, no_var_exp
 from IPython.display import display
 
 from dsexplore import run_cell, unloaded_magic
-from dsexplore.errors import UsageError
+from dsexplore.errors import UsageError, full_message
 from dsexplore.near_names import options_meant
 from dsexplore.real_cells import RealCells, explain_interrupt, failure
 from dsexplore.signatures import names_arguments
@@ -123,7 +123,7 @@ class CommtraceMagics(Magics):
         except UsageError as error:
             if type(error) is not UsageError or "_render_traceback_" in vars(error):
                 raise  # the cell's own, with its traceback
-            raise ShellUsageError(f"commtrace: {error}") from None
+            raise ShellUsageError(f"commtrace: {full_message(error)}") from None
 
     commtrace.__doc__ = _PARSER.format_help()
 

@@ -44,7 +44,7 @@ FLOORS = (
     {"capture", "analysis"},
     {"comm_debug_mode"},
     {"worlds", "comm", "aio"},
-    {"cost", "numerics"},
+    {"cost", "lessons", "numerics"},
     {"views"},
     {"magics", "run_cell", "real_cells", "cli", "__main__"},
 )

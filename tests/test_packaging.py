@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import subprocess
 import tomllib
+import zipfile
 from importlib import metadata
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 import dsexplore
+from dsexplore.errors import SITE
 from dsexplore.torch_internals import names
 
 ROOT = Path(__file__).parents[1]
@@ -26,6 +28,8 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = {name: [Requirement(line) for line in lines] for name, lines in PROJECT["optional-dependencies"].items()}
 DEPENDENCIES = [Requirement(line) for line in PROJECT["dependencies"]]
 CONDA_NAMES = {"torch": "pytorch"}
+MODULES = ("comm", "aio", "cost", "lessons", "sharding")
+"""The modules that users import beside the package itself."""
 
 
 def pins() -> dict[str, Version]:
@@ -100,6 +104,49 @@ def test_conda_has_the_same_versions() -> None:
     wanted = {CONDA_NAMES.get(r.name, r.name): str(r.specifier) for r in [*DEPENDENCIES, *EXTRAS["lab"]]}
     assert conda == {**wanted, "python": PROJECT["requires-python"], "pip": ""}
     assert environment["dependencies"][-1] == {"pip": ["-e ."]}
+
+
+def test_the_recipe_for_conda_agrees() -> None:
+    recipe = yaml.safe_load((ROOT / "conda" / "recipe.yaml").read_text())
+    run = {r.name: str(r.specifier) for r in map(Requirement, recipe["requirements"]["run"])}
+    wanted = {CONDA_NAMES.get(r.name, r.name): str(r.specifier) for r in DEPENDENCIES}
+    assert run == {**wanted, "python": PROJECT["requires-python"]}
+    build = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
+    host = {r.name: str(r.specifier) for r in map(Requirement, recipe["requirements"]["host"])}
+    builds = {r.name: str(r.specifier) for r in map(Requirement, build)}
+    assert host == {"python": PROJECT["requires-python"], "pip": "", **builds}
+    assert recipe["context"]["version"] == dsexplore.__version__
+    (entry,) = PROJECT["scripts"].items()
+    assert recipe["build"]["python"]["entry_points"] == [" = ".join(entry)]
+    about = {name: recipe["about"][name] for name in ("summary", "license", "documentation", "repository")}
+    urls = PROJECT["urls"]
+    assert [*about.values()] == [PROJECT["description"], PROJECT["license"], urls["Documentation"], urls["Source"]]
+    assert set(recipe["tests"][0]["python"]["imports"]) == {"dsexplore", *(f"dsexplore.{m}" for m in MODULES)}
+
+
+def test_links_of_the_metadata_are_those_of_the_errors() -> None:
+    assert PROJECT["urls"].keys() == {"Homepage", "Documentation", "Source", "Issues", "Changelog"}
+    assert PROJECT["urls"]["Documentation"] == SITE
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert (citation["url"], citation["repository-code"]) == (SITE, PROJECT["urls"]["Source"])
+    assert citation["version"] == dsexplore.__version__
+
+
+def test_a_release_is_checked_for_what_it_must_and_must_not_hold(tmp_path: Path) -> None:
+    from tests import check_release
+
+    assert next(check_release.faults(tmp_path)).endswith("not " + " and ".join(sorted(wanted_files())))
+    wheel = tmp_path / f"dsexplore-{dsexplore.__version__}-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as packed:
+        packed.writestr("tests/conftest.py", "")
+    found = list(check_release.faults(tmp_path))
+    assert f"{wheel.name} has tests/conftest.py" in found
+    assert f"{wheel.name} lacks dsexplore/py.typed" in found
+
+
+def wanted_files() -> set[str]:
+    """The names of a release's files."""
+    return {f"dsexplore-{dsexplore.__version__}{end}" for end in ("-py3-none-any.whl", ".tar.gz")}
 
 
 def test_the_package_is_typed_licensed_and_versioned() -> None:

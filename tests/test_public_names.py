@@ -58,7 +58,7 @@ def test_modules_show_public_names_alone(module: str) -> None:
     assert set(found.__all__) <= shown
     assert public(list(shown - set(found.__all__))) <= {*dir(dist), "cdb", "default_pg_timeout"}
     modules = {name for name in shown if isinstance(getattr(found, name), ModuleType)}
-    assert modules <= {"aio", "comm", "cost", "sharding"}
+    assert modules <= {"aio", "comm", "cost", "lessons", "sharding"}
     assert not shown & {"Any", "TYPE_CHECKING", "annotations", "logging", "sys", "timedelta", "torch", "typing"}
 
 

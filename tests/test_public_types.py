@@ -27,7 +27,7 @@ from dsexplore.display import OptionsOfView
 from dsexplore.mesh import MeshLike
 from dsexplore.sharding.plan import sharding
 
-MODULES = ("dsexplore", "dsexplore.comm", "dsexplore.aio", "dsexplore.cost")
+MODULES = ("dsexplore", "dsexplore.comm", "dsexplore.aio", "dsexplore.cost", "dsexplore.lessons")
 SHOWN_BY_NAME = ("__init__", "__call__", "__enter__", "__getitem__", "__iter__")
 """Methods without a public name that users call."""
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from dsexplore.aio.aio_config import AioConfig
 from dsexplore.aio.choice import MATTERS
-from dsexplore.errors import UsageError
+from dsexplore.errors import UsageError, full_message
 from dsexplore.interrupts import sigterm_interrupts
 from dsexplore.printed import print_no_more
 from dsexplore.units import format_bytes, format_rate, parse_size
@@ -83,7 +83,7 @@ def _run(args: argparse.Namespace) -> int:
         print_no_more()
         return 0
     except (OSError, UsageError) as error:
-        print(f"dsexplore aio: {error}", file=sys.stderr)
+        print(f"dsexplore aio: {full_message(error)}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("dsexplore aio: interrupted before anything was measured", file=sys.stderr)

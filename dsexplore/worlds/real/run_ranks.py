@@ -21,7 +21,7 @@ from typing import Any, Generic, Literal, Self, cast
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined] # public, though not in its stub
 
-from dsexplore.errors import UsageError
+from dsexplore.errors import Documented, UsageError
 from dsexplore.interrupts import uninterrupted
 from dsexplore.signatures import names_arguments
 from dsexplore.units import format_count
@@ -212,7 +212,7 @@ class RanksRun(Generic[Value]):
         return self
 
 
-class RanksFailedError(RuntimeError):
+class RanksFailedError(Documented, RuntimeError):
     """A rank raised, died or hung; the message says which, with the traceback of the first that failed.
 
     Args:

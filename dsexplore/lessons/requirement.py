@@ -1,0 +1,64 @@
+"""What an exercise requires of an answer, and the verdict on one.
+
+An exercise is a generator: it plays the answer, and yields one `Requirement` after another, each with a word that helps
+whoever does not meet it. The verdict ends at the first that is not met, so later ones may rely on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+Answer = Callable[..., object]
+"""What a learner writes: a function, whose arguments and result the task names."""
+
+
+@dataclass(frozen=True)
+class Requirement:
+    """One thing that an answer must do."""
+
+    says: str
+    """What is required: "one all_reduce for each parameter"."""
+    met: bool
+    word: str = ""
+    """What to change where it is not met."""
+
+
+Requirements = Iterator[Requirement]
+
+
+@dataclass(frozen=True)
+class Exercise:
+    """A task, and the generator of its requirements."""
+
+    task: str
+    requirements: Callable[[Answer], Requirements]
+
+
+@dataclass(frozen=True, repr=False)
+class Verdict:
+    """What simulated ranks say of an answer; it prints as a list of what is met, and the word on what is not."""
+
+    exercise: str
+    met: tuple[str, ...]
+    """The requirements that are met, in the order of the exercise."""
+    unmet: str = ""
+    """The first requirement that is not; empty where all are."""
+    word: str = ""
+    """What to change for it."""
+
+    @property
+    def passed(self) -> bool:
+        """True if every requirement is met."""
+        return not self.unmet
+
+    def __repr__(self) -> str:
+        lines = [f"{self.exercise}: {'solved' if self.passed else 'not yet'}", *(f"  ✓ {each}" for each in self.met)]
+        return "\n".join(lines if self.passed else [*lines, f"  ✗ {self.unmet}", f"    {self.word}"])
+
+
+def same_bytes(got: object, wanted: float) -> bool:
+    """Return True if an answer is a number and equal to the wanted one, but for rounding."""
+    return (
+        isinstance(got, (int, float)) and not isinstance(got, bool) and abs(got - wanted) <= 1e-6 * abs(wanted) + 1e-9
+    )

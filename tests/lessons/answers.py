@@ -1,0 +1,515 @@
+"""Answers to the exercises of the lessons: those that solve them, and wrong ones with a part of their word."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """A wrong answer to an exercise, and what the word on it must contain."""
+
+    lesson: str
+    exercise: str
+    answer: Callable[..., Any]
+    word: str
+
+
+SOLVED: dict[tuple[str, str], Callable[..., Any]] = {}
+WRONG: list[Wrong] = []
+
+
+def solves(lesson: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register a reference answer, by its name."""
+
+    def register(answer: Callable[..., Any]) -> Callable[..., Any]:
+        SOLVED[lesson, answer.__name__] = answer
+        return answer
+
+    return register
+
+
+def wrong(lesson: str, exercise: str, word: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Register a wrong answer."""
+
+    def register(answer: Callable[..., Any]) -> Callable[..., Any]:
+        WRONG.append(Wrong(lesson, exercise, answer, word))
+        return answer
+
+    return register
+
+
+def is_wrong(lesson: str, exercise: str, word: str, answer: Callable[..., Any]) -> None:
+    """Register a wrong answer that is one expression."""
+    WRONG.append(Wrong(lesson, exercise, answer, word))
+
+
+# Collectives
+
+
+@solves("collectives")
+def wire_bytes(op: str, message_bytes: int, ranks: int) -> float:
+    if op == "broadcast":
+        return message_bytes
+    return (2 if op == "all_reduce" else 1) * message_bytes * (ranks - 1) / ranks
+
+
+@solves("collectives")
+def all_reduce_in_two(tensor: Tensor) -> Tensor:
+    part = tensor.new_empty(tensor.numel() // dist.get_world_size())
+    dist.reduce_scatter_tensor(part, tensor)
+    whole = torch.empty_like(tensor)
+    dist.all_gather_into_tensor(whole, part)
+    return whole
+
+
+@solves("collectives")
+def ring_seconds(message_bytes: int, ranks: int, latency: float, bandwidth: float) -> float:
+    return 2 * (ranks - 1) * (latency + message_bytes / ranks / bandwidth)
+
+
+is_wrong("collectives", "wire_bytes", "That is half of it", lambda op, size, n: size * (n - 1) / n)
+is_wrong("collectives", "wire_bytes", "keeps its own part", lambda op, size, n: size)
+is_wrong("collectives", "wire_bytes", "do not multiply by n", lambda op, size, n: 2 * size * (n - 1) * n)
+is_wrong("collectives", "wire_bytes", "passes the whole tensor on once",
+         lambda op, size, n: (2 if op == "all_reduce" else 1) * size * (n - 1) / n)  # fmt: skip
+is_wrong("collectives", "wire_bytes", "Return a number", lambda op, size, n: None)
+is_wrong("collectives", "all_reduce_in_two", "Build it of two", lambda tensor: dist.all_reduce(tensor))
+is_wrong("collectives", "ring_seconds", "paid in each step", lambda s, n, a, b: a + 2 * (n - 1) / n * s / b)
+is_wrong("collectives", "ring_seconds", "one part of n", lambda s, n, a, b: 2 * (n - 1) * (a + s / b))
+
+
+@wrong("collectives", "all_reduce_in_two", "a root must take or give everything")
+def by_a_root(tensor: Tensor) -> Tensor:
+    dist.reduce(tensor, 0)
+    dist.broadcast(tensor, 0)
+    return tensor
+
+
+@wrong("collectives", "all_reduce_in_two", "each rank sum one part first")
+def by_gathering_all(tensor: Tensor) -> Tensor:
+    whole = tensor.new_empty(dist.get_world_size() * tensor.numel())
+    dist.all_gather_into_tensor(whole, tensor)
+    return whole.view(-1, tensor.numel()).sum(0)
+
+
+@wrong("collectives", "all_reduce_in_two", "all need all parts")
+def without_the_gather(tensor: Tensor) -> Tensor:
+    part = tensor.new_empty(tensor.numel() // dist.get_world_size())
+    dist.reduce_scatter_tensor(part, tensor)
+    return part
+
+
+# Data parallelism
+
+
+def backward(model: Any, batch: Tensor) -> None:
+    model(batch).square().mean().backward()
+
+
+@solves("ddp")
+def naive(model: Any, batch: Tensor) -> None:
+    backward(model, batch)
+    for parameter in model.parameters():
+        dist.all_reduce(parameter.grad)
+        parameter.grad /= dist.get_world_size()
+
+
+def summed(gradients: list[Tensor]) -> None:
+    flat = torch.cat([gradient.flatten() for gradient in gradients])
+    dist.all_reduce(flat)
+    start = 0
+    for gradient in gradients:
+        gradient.copy_(flat[start : start + gradient.numel()].view_as(gradient) / dist.get_world_size())
+        start += gradient.numel()
+
+
+@solves("ddp")
+def flat(model: Any, batch: Tensor) -> None:
+    backward(model, batch)
+    summed([parameter.grad for parameter in model.parameters()])
+
+
+@solves("ddp")
+def bucketed(model: Any, batch: Tensor, bucket_bytes: int) -> None:
+    backward(model, batch)
+    bucket: list[Tensor] = []
+    for parameter in reversed([*model.parameters()]):
+        if sum(each.nbytes for each in bucket) + parameter.grad.nbytes > bucket_bytes:
+            summed(bucket)
+            bucket = []
+        bucket.append(parameter.grad)
+    summed(bucket)
+
+
+def overlapped_as(model: Any, batch: Tensor, bucket_bytes: int, *, waits: bool = True, is_async: bool = True,
+                  early: bool = True) -> None:  # fmt: skip
+    bucket: list[Tensor] = []
+    pending: list[tuple[Any, Tensor, list[Tensor]]] = []
+    waiting: list[list[Tensor]] = []
+
+    def send(gradients: list[Tensor]) -> None:
+        joined = torch.cat([gradient.flatten() for gradient in gradients])
+        pending.append((dist.all_reduce(joined, async_op=is_async), joined, gradients))
+
+    def ready(parameter: Tensor) -> None:
+        assert parameter.grad is not None
+        bucket.append(parameter.grad)
+        if sum(each.nbytes for each in bucket) < bucket_bytes:
+            return
+        waiting.append([*bucket])
+        bucket.clear()
+        if early or sum(map(len, waiting)) == len([*model.parameters()]):
+            for gradients in waiting:
+                send(gradients)
+            waiting.clear()
+
+    handles = [parameter.register_post_accumulate_grad_hook(ready) for parameter in model.parameters()]
+    backward(model, batch)
+    for work, joined, gradients in pending:
+        if waits and work is not None:
+            work.wait()
+        start = 0
+        for gradient in gradients:
+            gradient.copy_(joined[start : start + gradient.numel()].view_as(gradient) / dist.get_world_size())
+            start += gradient.numel()
+    for handle in handles:
+        handle.remove()
+
+
+@solves("ddp")
+def overlapped(model: Any, batch: Tensor, bucket_bytes: int) -> None:
+    overlapped_as(model, batch, bucket_bytes)
+
+
+is_wrong("ddp", "naive", "every rank has seen another batch", backward)
+is_wrong("ddp", "overlapped", "when backward has ended", bucketed)
+is_wrong("ddp", "overlapped", "never waited for", lambda m, x, b: overlapped_as(m, x, b, waits=False))
+is_wrong("ddp", "overlapped", "stands still", lambda m, x, b: overlapped_as(m, x, b, is_async=False))
+is_wrong("ddp", "overlapped", "fill from there", lambda m, x, b: overlapped_as(m, x, b, early=False))
+is_wrong("ddp", "flat", "torch.cat", naive)
+is_wrong("ddp", "bucketed", "close a bucket before", lambda m, x, b: flat(m, x))
+is_wrong("ddp", "bucketed", "each message costs a latency", lambda m, x, b: naive(m, x))
+
+
+@wrong("ddp", "naive", "is not divided")
+def without_the_mean(model: Any, batch: Tensor) -> None:
+    backward(model, batch)
+    for parameter in model.parameters():
+        dist.all_reduce(parameter.grad)
+
+
+@wrong("ddp", "naive", "loop over model.parameters()")
+def the_first_one_alone(model: Any, batch: Tensor) -> None:
+    backward(model, batch)
+    gradient = next(model.parameters()).grad
+    dist.all_reduce(gradient)
+    gradient /= dist.get_world_size()
+
+
+@wrong("ddp", "flat", "back into parameter.grad")
+def without_the_way_back(model: Any, batch: Tensor) -> None:
+    backward(model, batch)
+    joined = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+    dist.all_reduce(joined)
+
+
+@wrong("ddp", "naive", "AttributeError")
+def before_backward(model: Any, batch: Tensor) -> None:
+    for parameter in model.parameters():
+        dist.all_reduce(parameter.grad.data)
+
+
+# ZeRO and FSDP
+
+
+@solves("sharded")
+def memory(parameters: float, ranks: int, stage: int) -> float:
+    optimizer, gradients, weights = (ranks if stage >= first else 1 for first in (1, 2, 3))
+    return parameters * (2 / weights + 2 / gradients + 12 / optimizer)
+
+
+def step_as(parameter: Tensor, gradient: Tensor, rate: float, ranks: int) -> tuple[Tensor, Tensor]:
+    part = gradient.new_empty(gradient.numel() // dist.get_world_size())
+    dist.reduce_scatter_tensor(part, gradient)
+    shard = parameter.chunk(dist.get_world_size())[dist.get_rank()] - rate * part / ranks
+    dist.all_gather_into_tensor(parameter, shard)
+    return parameter, shard
+
+
+@solves("sharded")
+def sharded_step(parameter: Tensor, gradient: Tensor, rate: float) -> Tensor:
+    return step_as(parameter, gradient, rate, dist.get_world_size())[0]
+
+
+def whole(shard: Tensor, width: int) -> Tensor:
+    weight = shard.new_empty(width * width)
+    dist.all_gather_into_tensor(weight, shard)
+    return weight.view(width, width)
+
+
+@solves("sharded")
+def gathered_forward(x: Tensor, shards: list[Tensor]) -> Tensor:
+    for shard in shards:
+        x = x @ whole(shard, x.shape[1])
+    return x
+
+
+@solves("sharded")
+def fsdp(model: Any, mesh: Any) -> None:
+    for layer in model:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+
+
+is_wrong("sharded", "memory", "12 bytes per parameter", lambda p, n, stage: 4 * p)
+is_wrong("sharded", "memory", "shards something", lambda p, n, stage: 16 * p)
+is_wrong("sharded", "memory", "Only stage 3", lambda p, n, stage: 16 * p / (n if stage else 1))
+is_wrong("sharded", "sharded_step", "four times too long", lambda p, g, rate: step_as(p, g, rate, 1)[0])
+is_wrong("sharded", "sharded_step", "return what was gathered", lambda p, g, rate: step_as(p, g, rate, 4)[1])
+is_wrong("sharded", "fsdp", "the whole model", lambda model, mesh: fully_shard(model, mesh=mesh))
+is_wrong("sharded", "fsdp", "apply torch.distributed.fsdp.fully_shard", lambda model, mesh: None)
+
+
+@wrong("sharded", "sharded_step", "that part of the gradient alone")
+def with_an_all_reduce(parameter: Tensor, gradient: Tensor, rate: float) -> Tensor:
+    dist.all_reduce(gradient)
+    return parameter - rate * gradient / dist.get_world_size()
+
+
+@wrong("sharded", "sharded_step", "gather the updated parameters")
+def gathers_gradients(parameter: Tensor, gradient: Tensor, rate: float) -> Tensor:
+    part = gradient.new_empty(gradient.numel() // dist.get_world_size())
+    dist.reduce_scatter_tensor(part, gradient)
+    dist.all_gather_into_tensor(gradient, part / dist.get_world_size())
+    return gradient
+
+
+@wrong("sharded", "gathered_forward", "gather each one before its use")
+def all_at_once(x: Tensor, shards: list[Tensor]) -> Tensor:
+    joined = torch.cat(shards)
+    everything = joined.new_empty(dist.get_world_size() * joined.numel())
+    dist.all_gather_into_tensor(everything, joined)
+    return x
+
+
+@wrong("sharded", "fsdp", "ZeRO 2")
+def kept(model: Any, mesh: Any) -> None:
+    for layer in model:
+        fully_shard(layer, mesh=mesh, reshard_after_forward=False)
+    fully_shard(model, mesh=mesh)
+
+
+@wrong("sharded", "fsdp", "Without a root")
+def without_a_root(model: Any, mesh: Any) -> None:
+    for layer in model:
+        fully_shard(layer, mesh=mesh)
+
+
+# Tensor and sequence parallelism
+
+
+@solves("tensor")
+def plan() -> dict[str, Any]:
+    return {"up": ColwiseParallel(), "down": RowwiseParallel()}
+
+
+@solves("tensor")
+def sequence_plan() -> dict[str, Any]:
+    return {"up": ColwiseParallel(input_layouts=Shard(1)), "down": RowwiseParallel(output_layouts=Shard(1))}
+
+
+@solves("tensor")
+def activation_bytes(s: int, b: int, h: int, a: int, t: int, sequence: bool) -> float:
+    return s * b * h * ((34 + 5 * a * s / h) / t if sequence else 10 + (24 + 5 * a * s / h) / t)
+
+
+is_wrong("tensor", "plan", "give up a style", dict)
+is_wrong("tensor", "plan", "give down a style", lambda: {"up": ColwiseParallel(output_layouts=Replicate())})
+is_wrong("tensor", "plan", "cut up by columns", lambda: {"up": ColwiseParallel(output_layouts=Replicate()),
+         "down": ColwiseParallel(output_layouts=Replicate())})  # fmt: skip
+is_wrong("tensor", "plan", "down sums the parts, once", lambda: {"up": RowwiseParallel(input_layouts=Replicate()),
+         "down": RowwiseParallel(input_layouts=Replicate())})  # fmt: skip
+is_wrong("tensor", "sequence_plan", "input_layouts=Shard(1)", plan)
+is_wrong("tensor", "sequence_plan", "output_layouts=Shard(1)",
+         lambda: {"up": ColwiseParallel(input_layouts=Shard(1)), "down": RowwiseParallel()})  # fmt: skip
+is_wrong(
+    "tensor",
+    "sequence_plan",
+    "both layouts are Shard(1)",
+    lambda: {"up": ColwiseParallel(input_layouts=Shard(0)), "down": RowwiseParallel(output_layouts=Shard(0))},
+)
+is_wrong("tensor", "activation_bytes", "divide what it cuts by t",
+         lambda s, b, h, a, t, sequence: s * b * h * (34 + 5 * a * s / h))  # fmt: skip
+is_wrong("tensor", "activation_bytes", "whole on every rank",
+         lambda s, b, h, a, t, sequence: s * b * h * (34 + 5 * a * s / h) / t)  # fmt: skip
+is_wrong("tensor", "activation_bytes", "Heads are cut too",
+         lambda s, b, h, a, t, sequence: s * b * h * (10 + 24 / t + 5 * a * s / h))  # fmt: skip
+is_wrong("tensor", "activation_bytes", "cuts the 10 s b h too",
+         lambda s, b, h, a, t, sequence: s * b * h * (10 + (24 + 5 * a * s / h) / t))  # fmt: skip
+
+
+# Pipelines
+
+
+@solves("pipeline")
+def stage(microbatches: list[Tensor], layer: Callable[[Tensor], Tensor]) -> list[Tensor]:
+    rank, last, outputs = dist.get_rank(), dist.get_world_size() - 1, []
+    for x in microbatches:
+        if rank:
+            dist.recv(x, rank - 1)
+        outputs.append(layer(x))
+        if rank < last:
+            dist.send(outputs[-1], rank + 1)
+    return outputs
+
+
+def one_f_one_b(stage: int, stages: int, microbatches: int, warm_up: int) -> list[tuple[str, int]]:
+    actions = [("F", i) for i in range(min(warm_up, microbatches))]
+    for i in range(microbatches):
+        if i + warm_up < microbatches:
+            actions.append(("F", i + warm_up))
+        actions.append(("B", i))
+    return actions
+
+
+@solves("pipeline")
+def schedule(stage: int, stages: int, microbatches: int) -> list[tuple[str, int]]:
+    return one_f_one_b(stage, stages, microbatches, stages - 1 - stage)
+
+
+@solves("pipeline")
+def bubble(stages: int, microbatches: int, chunks: int) -> float:
+    return (stages - 1) / (chunks * microbatches)
+
+
+is_wrong("pipeline", "bubble", "the share of the whole step", lambda p, m, v: (p - 1) / (v * m + p - 1))
+is_wrong("pipeline", "bubble", "waits for stages - 1 others", lambda p, m, v: p / (v * m))
+is_wrong("pipeline", "bubble", "divide by them", lambda p, m, v: (p - 1) / m)
+is_wrong("pipeline", "schedule", "take a backward for each forward", lambda s, p, m: one_f_one_b(s, p, m, m))
+is_wrong("pipeline", "schedule", "waits for ever", lambda s, p, m: one_f_one_b(s, p, m, 0)[::-1])
+is_wrong("pipeline", "schedule", "stage s warms up", lambda s, p, m: one_f_one_b(s, p, m, 0))
+is_wrong("pipeline", "schedule", "has 6 actions", lambda s, p, m: [("F", i) for i in range(m)])
+is_wrong("pipeline", "stage", "has the data", lambda xs, layer: [dist.recv(x, 1) for x in xs])
+is_wrong("pipeline", "stage", "neighbors send and receive", lambda xs, layer: [dist.broadcast(x, 0) for x in xs])
+
+
+@wrong("pipeline", "stage", "nobody is behind it")
+def around(microbatches: list[Tensor], layer: Callable[[Tensor], Tensor]) -> list[Tensor]:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    for x in microbatches:
+        if rank:
+            dist.recv(x, rank - 1)
+        dist.send(layer(x), (rank + 1) % size)
+    return microbatches
+
+
+@wrong("pipeline", "stage", "You receive all of them first")
+def in_two_loops(microbatches: list[Tensor], layer: Callable[[Tensor], Tensor]) -> list[Tensor]:
+    rank, last = dist.get_rank(), dist.get_world_size() - 1
+    if rank:
+        for x in microbatches:
+            dist.recv(x, rank - 1)
+    outputs = [layer(x) for x in microbatches]
+    if rank < last:
+        for y in outputs:
+            dist.send(y, rank + 1)
+    return outputs
+
+
+# Experts
+
+
+def sent(tokens: Tensor, counts: list[list[int]], back: bool = False) -> Tensor:
+    rank = dist.get_rank()
+    there, here = counts[rank], [row[rank] for row in counts]
+    if back:
+        there, here = here, there
+    received = tokens.new_empty(sum(here), tokens.shape[1])
+    dist.all_to_all_single(received, tokens.contiguous(), here, there)
+    return received
+
+
+@solves("experts")
+def dispatch(tokens: Tensor, choice: Tensor, counts: list[list[int]]) -> Tensor:
+    return sent(tokens[torch.argsort(choice, stable=True)], counts)
+
+
+def exchange_as(tokens: Tensor, choice: Tensor, counts: list[list[int]], expert: Any) -> tuple[Tensor, Tensor]:
+    order = torch.argsort(choice, stable=True)
+    return sent(expert(sent(tokens[order], counts)), counts, back=True), order
+
+
+@solves("experts")
+def exchange(tokens: Tensor, choice: Tensor, counts: list[list[int]], expert: Any) -> Tensor:
+    returned, order = exchange_as(tokens, choice, counts, expert)
+    result = torch.empty_like(returned)
+    result[order] = returned
+    return result
+
+
+@solves("experts")
+def sent_bytes(tokens: int, width: int, top: int, ranks: int, bytes_each: int) -> float:
+    return tokens * top * width * bytes_each * (ranks - 1) / ranks
+
+
+def even(tokens: Tensor) -> Tensor:
+    received = torch.empty_like(tokens)
+    dist.all_to_all_single(received, tokens)
+    return received
+
+
+is_wrong("experts", "dispatch", "sort the tokens by expert first", lambda tokens, choice, counts: sent(tokens, counts))
+is_wrong("experts", "dispatch", "this rank's row of counts", lambda tokens, choice, counts: even(tokens))
+is_wrong("experts", "dispatch", "to the rank of its expert alone",
+         lambda tokens, choice, counts: dist.all_gather_into_tensor(tokens.new_empty(32, 4), tokens))  # fmt: skip
+is_wrong("experts", "dispatch", "one carries all tokens",
+         lambda tokens, choice, counts: sent(sent(tokens, counts), counts, back=True))  # fmt: skip
+is_wrong("experts", "exchange", "and one back", lambda tokens, choice, counts, expert: expert(sent(tokens, counts)))
+is_wrong("experts", "exchange", "out[order] = returned", lambda *given: exchange_as(*given)[0])
+is_wrong("experts", "exchange", "what the first all_to_all brought", lambda tokens, choice, counts, expert:
+         sent(sent(expert(tokens), counts), counts, back=True))  # fmt: skip
+is_wrong("experts", "sent_bytes", "own experts", lambda t, w, k, n, b: t * w * k * b)
+is_wrong("experts", "sent_bytes", "goes to 4 experts", lambda t, w, k, n, b: t * w * b * (n - 1) / n)
+is_wrong("experts", "sent_bytes", "bytes of one number", lambda t, w, k, n, b: t * w * k * (n - 1) / n)
+is_wrong("experts", "sent_bytes", "way there alone", lambda t, w, k, n, b: 2 * t * w * k * b * (n - 1) / n)
+
+
+# A mesh
+
+
+@solves("mesh")
+def mesh(gpus: int) -> str:
+    return "pp=16,dp=128,tp=8"
+
+
+@solves("mesh")
+def long_mesh(gpus: int, tokens: int) -> str:
+    return "pp=16,dp_replicate=2,dp_shard=4,cp=16,tp=8"
+
+
+@solves("mesh")
+def utilization(parameters: float, tokens: float, seconds: float, gpus: int, peak: float) -> float:
+    return 6 * parameters * tokens / (seconds * gpus * peak)
+
+
+is_wrong("mesh", "mesh", "16,384 GPUs", lambda gpus: "pp=16,dp=64,tp=8")
+is_wrong("mesh", "mesh", "use these names", lambda gpus: "pp=16,data=128,tp=8")
+is_wrong("mesh", "mesh", "innermost axis", lambda gpus: "tp=8,pp=16,dp=128")
+is_wrong("mesh", "mesh", "a divisor of 8", lambda gpus: "pp=16,dp=64,tp=16")
+is_wrong("mesh", "mesh", "more pp or tp", lambda gpus: "dp=2048,tp=8")
+is_wrong("mesh", "mesh", "Fewer stages", lambda gpus: "pp=32,dp=128,tp=4")
+is_wrong("mesh", "long_mesh", "cp: one rank", lambda gpus, tokens: "pp=16,dp_replicate=2,dp_shard=64,tp=8")
+is_wrong("mesh", "long_mesh", "sixteen times cp", lambda gpus, tokens: "pp=16,dp_replicate=2,dp_shard=8,cp=8,tp=8")
+is_wrong("mesh", "utilization", "forward alone", lambda n, t, s, g, peak: 2 * n * t / (s * g * peak))
+is_wrong("mesh", "utilization", "All GPUs together", lambda n, t, s, g, peak: 6 * n * t / (s * peak))
+is_wrong("mesh", "utilization", "not percent", lambda n, t, s, g, peak: 600 * n * t / (s * g * peak))
