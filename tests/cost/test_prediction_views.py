@@ -69,7 +69,7 @@ def test_the_timeline_has_a_row_for_each_stream(prediction: Prediction) -> None:
     assert "predicted" in figure.layout.title.text
     kernels = [bars for bars in figure.data if "waiting" not in bars.name]
     busy = sum(x for bars in kernels for x, row in zip(bars.x, bars.y, strict=True) if row == "compute stream")
-    assert busy == pytest.approx(prediction.compute.expected * 1e3)
+    assert busy == pytest.approx(prediction.compute.expected * 1e3, rel=1e-4)  # bars end on whole nanoseconds
 
 
 def test_memory_is_stacked_to_the_peak(prediction: Prediction) -> None:
