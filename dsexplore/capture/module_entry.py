@@ -31,3 +31,9 @@ class ModuleEntry:
         """The module's full name, from its root module on: ``"Llama.layers.0.attn"``."""
         label = self.root.label if self.root is not None else self.label
         return f"{label}.{self.path}" if self.path else label
+
+    def holds(self, other: ModuleEntry) -> bool:
+        """Return True if the other module is part of this one, or is this one."""
+        if (self.root or self) is not (other.root or other):
+            return False
+        return not self.path or f"{other.path}.".startswith(f"{self.path}.")

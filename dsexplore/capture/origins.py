@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 from torch import nn
@@ -14,6 +16,8 @@ from dsexplore.capture.module_entry import ModuleEntry
 from dsexplore.capture.recorded_modules import Modules
 from dsexplore.capture.source_lines import Sources
 from dsexplore.capture.stack_reading import DDP_BUCKET, DDP_UNUSED, StackReading
+from dsexplore.torch_internals.autograd import AccumulateGrad, current_node
+from dsexplore.torch_internals.ddp import is_replicated
 
 _CACHE_SIZE = 10_000
 _AT_ONCE = 64
@@ -37,26 +41,29 @@ class Origins:
         self._waiting: list[Issued] = []
         """The collectives whose origins are not shared yet."""
 
-    def of(self, reading: StackReading, stage: nn.Module | None = None) -> Origin:
+    def of(self, reading: StackReading, stage: nn.Module | None = None, shape: Sequence[int] = ()) -> Origin:
         """Return the part of a stack reading that a recording keeps.
 
         Args:
             reading: of the stack.
             stage: the pipeline stage that sends or receives, if known.
+            shape: of the tensor that is sent.
         """
         modules, cause, redistribute = self._modules, reading.cause, None
         before, after = reading.before, reading.after
         if before is not None and after is not None:
             self._groups.add_mesh(before.mesh)
             redistribute = Redistribute(reading.redistribute_reason, before.placements, after.placements)
-        owner = modules.find(reading.owner) if reading.owner is not None else None
+        owner = self._find_owner(reading)
         trigger = reading.call.module
         if trigger is None:
             trigger = modules.find(stage) if stage is not None else self._called_unobserved(reading)
         elif reading.backward is not None and reading.backward.makes_graph:
             modules.assign_last_node(reading.call)
         if owner is None and cause in (DDP_BUCKET, DDP_UNUSED):
-            owner = modules.root_of_type(DistributedDataParallel)
+            owner = modules.enclosing(trigger, is_replicated) or self._owner_of_bucket(reading, trigger, prod(shape))
+        elif owner is None and not (cause or redistribute) and reading.phase == "backward":
+            owner = self._owner_of_bucket(reading, trigger, prod(shape))
         elif not (cause or redistribute) and _is_called(reading, DistributedDataParallel):
             cause = "DDP buffers and bucket order"
         return Origin(
@@ -69,6 +76,33 @@ class Origins:
             reading.is_implicit,
             reading.is_object,
         )
+
+    def _find_owner(self, reading: StackReading) -> ModuleEntry | None:
+        """Return the module that the stack names as the owner; None if it names none.
+
+        ``replicate`` makes a DDP of bare parameters: the module that it was applied to stands for that.
+        """
+        owner = reading.owner
+        if isinstance(owner, DistributedDataParallel) and isinstance(getattr(owner, "module", None), nn.ParameterList):
+            return self._modules.enclosing(reading.own.current, is_replicated)
+        return self._modules.find(owner) if owner is not None else None
+
+    def _owner_of_bucket(self, reading: StackReading, trigger: ModuleEntry | None, elements: int) -> ModuleEntry | None:
+        """Return the module that reduces gradients of several parameters at once; None where one parameter's are sent.
+
+        Args:
+            reading: in backward.
+            trigger: the module of the parameter whose gradient came last.
+            elements: how many are sent.
+        """
+        node = current_node()
+        if node is not None and not isinstance(node, AccumulateGrad):
+            return None
+        if node is not None and elements <= node.variable.numel():
+            return None
+        if reading.hooked is not None:
+            return self._modules.find(reading.hooked)
+        return trigger.root if trigger is not None else None
 
     def share_soon(self, issued: Issued) -> None:
         """Share the origin of a collective with the next ones, as `share` does."""

@@ -112,10 +112,22 @@ class Modules:
                 return module
         return None
 
-    def root_of_type(self, kind: type[nn.Module]) -> ModuleEntry | None:
-        """Return the only outermost module of this type; None for none or several."""
-        roots = [root for root in self._roots if isinstance(root.reference(), kind)]
-        return roots[0] if len(roots) == 1 else None
+    def enclosing(self, inner: ModuleEntry | None, test: Callable[[nn.Module], bool]) -> ModuleEntry | None:
+        """Return the innermost module that passes a test and holds `inner`, or is it.
+
+        Args:
+            inner: a module; None if it is not known.
+            test: whether a module is one of those that are looked for.
+
+        Returns:
+            the only module that passes the test if none of them holds `inner`; None for none or several.
+        """
+        with self._lock:
+            passing = [one for one in self._met if (module := one.reference()) is not None and test(module)]
+        around = [one for one in passing if inner is not None and one.holds(inner)]
+        if around:
+            return max(around, key=lambda one: len(one.path))
+        return passing[0] if len(passing) == 1 else None
 
     def _discover(self, module: nn.Module) -> ModuleEntry:
         with self._lock:

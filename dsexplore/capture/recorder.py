@@ -272,7 +272,7 @@ class Recorder:
             messages,
             group,
             group.own_rank if group is not None else own_rank(),
-            self._origins.of(reading, stage),
+            self._origins.of(reading, stage, messages[0][3]),
             is_async(entry, args) and not reading.is_blocking,
             current.label,
             read_parties(args) if read_parties is not None else None,

@@ -63,6 +63,9 @@ class StackReading:
     """The module whose parameters FSDP moves, or DDP at its start-up."""
     reduced: nn.Module | None = None
     """The module whose flat parameter's gradient FSDP1 reduces."""
+    hooked: nn.Module | None = None
+    """The module of the program whose method autograd has called, as a hook of a parameter or at the end of backward;
+    a function made in a method counts, too."""
     cause: str = ""
     dtensor_op: str = ""
     """The innermost op on DTensors, ``aten.add``."""
@@ -148,6 +151,9 @@ def read_stack(depth: int, innermost: FrameType | None, modules: Modules) -> Sta
 
 
 def _read_user(reading: StackReading, frame: FrameType) -> None:
+    if reading.graph_task != -1 and not reading.phase_is_known and reading.hooked is None:
+        its_self = frame.f_locals.get("self")
+        reading.hooked = its_self if isinstance(its_self, nn.Module) else None
     if len(reading.sources) < reading.depth:
         reading.sources += ((frame.f_code, frame.f_lasti),)
     reading.is_complete = reading.phase_is_known and len(reading.sources) >= reading.depth

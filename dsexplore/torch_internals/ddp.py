@@ -6,6 +6,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
 from dsexplore.torch_internals.names import TorchName, internal
 
 if TYPE_CHECKING:
@@ -13,6 +16,7 @@ if TYPE_CHECKING:
 else:
     GradBucket = internal("torch.distributed:GradBucket")
 
+_registry_of = internal("torch.distributed._composable.contract:_get_registry")
 _register_hook = internal("torch._C._distributed_c10d:_register_comm_hook")
 
 INIT = TorchName("torch.nn.parallel:DistributedDataParallel.__init__")
@@ -39,3 +43,8 @@ def refuse_use(model: Any, refuse: Callable[[], NoReturn]) -> None:
     if reducer is not None:
         with suppress(RuntimeError):  # it has a hook of the program, whose collectives are refused
             _register_hook(reducer, None, lambda _state, _bucket: refuse())
+
+
+def is_replicated(module: nn.Module) -> bool:
+    """Return True if DDP reduces the gradients of this module: a wrapper, or what ``replicate`` was applied to."""
+    return isinstance(module, DistributedDataParallel) or "replicate" in (_registry_of(module) or ())
