@@ -16,8 +16,12 @@ import pytest
 
 from dsexplore.aio import AioConfig, SweepResult, command, sweeping
 from dsexplore.aio.statistics import median
+from dsexplore.errors import UsageError, page_of
 from dsexplore.units import format_rate
 from tests.aio.test_result import result_of
+
+ADDRESS = f"\n{page_of(UsageError)}\n"
+"""What follows the message of an error."""
 
 pytestmark = pytest.mark.usefixtures("open_files")
 
@@ -59,14 +63,14 @@ def test_the_command_checks_first_where_results_go(
     monkeypatch.setattr(sweeping, "sweep", pytest.fail)
     assert run_command(str(tmp_path), option, str(tmp_path / "none" / "result")) == 1
     told = capsys.readouterr().err
-    assert told == f"dsexplore aio: {option} {tmp_path}/none/result: there is no folder {tmp_path}/none\n"
+    assert told == f"dsexplore aio: {option} {tmp_path}/none/result: there is no folder {tmp_path}/none{ADDRESS}"
     assert run_command(str(tmp_path), option, str(tmp_path)) == 1
     told = capsys.readouterr().err
-    assert told == f"dsexplore aio: {option} {tmp_path} is a folder: give the name of a file in it\n"
+    assert told == f"dsexplore aio: {option} {tmp_path} is a folder: give the name of a file in it{ADDRESS}"
     monkeypatch.setattr(os, "access", lambda *_: False)
     assert run_command(str(tmp_path), option, str(tmp_path / "result")) == 1
     told = capsys.readouterr().err
-    assert told == f"dsexplore aio: {option} {tmp_path}/result: nothing may be written to {tmp_path}\n"
+    assert told == f"dsexplore aio: {option} {tmp_path}/result: nothing may be written to {tmp_path}{ADDRESS}"
 
 
 def test_the_command_prints_what_it_cannot_save(
@@ -242,7 +246,7 @@ def test_no_time_to_spend(tmp_path: Path, capsys: pytest.CaptureFixture[str], se
     assert run_command(str(tmp_path), "--seconds", seconds) == 1
     told = capsys.readouterr().err
     remedy = "give a positive number, or --grid to try every setting"
-    assert told == f"dsexplore aio: --seconds {seconds} is no time to spend: {remedy}\n"
+    assert told == f"dsexplore aio: --seconds {seconds} is no time to spend: {remedy}{ADDRESS}"
 
 
 @pytest.mark.processes

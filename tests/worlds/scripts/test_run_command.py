@@ -14,6 +14,7 @@ import pytest
 
 import dsexplore
 from dsexplore import cli
+from dsexplore.errors import UsageError, page_of
 
 SEND = """\
 import sys, torch, torch.distributed as dist
@@ -198,7 +199,7 @@ class TestOptions:
         assert (ran.status, ran.out) == (2, "")
         assert ran.err.startswith("dsexplore run: ")
         assert message in ran.err
-        assert ran.err.count("\n") == 1
+        assert ran.err.removesuffix(f"{page_of(UsageError)}\n").count("\n") == 1
 
     def test_no_such_script(self, capsys: pytest.CaptureFixture[str]) -> None:
         ran = Ran(capsys, "--world-size", "4", "nowhere.py")
