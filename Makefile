@@ -31,7 +31,7 @@ lab: $(VENV)/.lab
 # In two processes, each of which takes whole files of tests, as fixtures of a file are dear.
 test: check package
 	TORCH_CPP_LOG_LEVEL=ERROR $(BIN)/python -m pytest --nbval --nbval-current-env \
-		--numprocesses 2 --dist loadfile tests notebooks $(ARGS)
+		--numprocesses 2 --dist loadfile --no-loadscope-reorder tests notebooks $(ARGS)
 
 check: $(VENV)/.test
 	$(BIN)/ruff check .

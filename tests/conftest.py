@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
@@ -9,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from functools import partial
+from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
 from types import CodeType
@@ -49,7 +50,8 @@ settings.load_profile("steady")
 
 COMMUNICATION = ("c10d::", "_c10d_functional::", "_c10d_functional_autograd::", "_dtensor::")
 HOOK_OWNERS = ("torch.nn.modules.module", "torch.optim.optimizer")
-OF_PYTHON = ("multiprocessing.forkserver", "multiprocessing.resource_tracker")
+OF_THE_RUN = ("multiprocessing.forkserver", "multiprocessing.resource_tracker", "dsexplore.worlds.real.rank_server")
+"""Processes that live as long as this one, once a test has needed them."""
 SLOW = {"children", "temporary files"}
 """What a process that is ending may still hold for a while, and what others may end or remove at any time."""
 OF_OTHERS = ("pytest-of-", "torchinductor_", "playwright", "org.chromium.", ".org.chromium.")
@@ -69,6 +71,17 @@ def pytest_configure(config: pytest.Config) -> None:
     config.add_cleanup(partial(shutil.rmtree, folder, ignore_errors=True))
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run notebooks and the long files of `worlds` first, so that processes that share the work end together."""
+    items.sort(key=lambda item: ("notebooks" not in item.path.parts, "worlds" not in item.path.parts))
+
+
+def pytest_collection_finish() -> None:
+    """Keep what has been imported and collected from the garbage collector, which would visit it again and again."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def nothing_leaks() -> Iterator[None]:
     """Compare what torch and this process hold before and after a test."""
@@ -82,11 +95,11 @@ def nothing_leaks() -> Iterator[None]:
     assert not left, f"left behind by this test (before, after): {left}"
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def rank_server() -> None:
-    """Start the process that real ranks are forked from, if there is none, before a module's first test.
+    """Start the process that real ranks are forked from before the first test that asks for it.
 
-    The process lives until the test run ends or a test ends it: each test file that needs it costs one small fork.
+    The process lives until the test run ends; where a test has ended it, the next one that needs it starts another.
     """
     from dsexplore import run_ranks
 
@@ -193,8 +206,9 @@ def global_hooks() -> dict[str, list[Any]]:
     return {name: list(registry.values()) for name, registry in registries.items()}
 
 
+@cache
 def communication_ops() -> list[str]:
-    """All communication ops that the dispatcher knows."""
+    """Return all communication ops that the dispatcher knows."""
     return [name for name in torch._C._dispatch_get_all_op_names() if name.startswith(COMMUNICATION)]
 
 
@@ -226,10 +240,10 @@ def codes_of(function: Any) -> Iterator[CodeType | None]:
 
 
 def child_processes() -> set[str]:
-    """Children of this process that run; multiprocessing's own two helpers stay for the life of the process."""
+    """Return the children of this process that run, but for those that stay as long as it does."""
     pids = {pid for task in Path("/proc/self/task").glob("*/children") for pid in _read(task).split()}
     commands = {pid: _read(Path(f"/proc/{pid}/cmdline")) for pid in pids}
-    return {f"{pid} {text}" for pid, text in commands.items() if text and not any(own in text for own in OF_PYTHON)}
+    return {f"{pid} {text}" for pid, text in commands.items() if text and not any(own in text for own in OF_THE_RUN)}
 
 
 def temporary_files() -> set[str]:

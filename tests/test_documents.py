@@ -19,7 +19,6 @@ from typing import NamedTuple
 import pytest
 
 from dsexplore.cli import main
-from dsexplore.worlds.real import server_handle
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGES = sorted({DOCS / "start.md", DOCS / "errors.md", *DOCS.glob("howto/*.md"), *DOCS.glob("concepts/*.md")})
@@ -50,19 +49,16 @@ def test_the_code_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["page"])
     namespace: dict[str, object] = {"__name__": "__main__"}
-    try:
-        for block in blocks(page):
-            if block.file:
-                Path(block.file).write_text(block.code, encoding="utf-8")
-            elif block.language == "console":
-                for line in block.code.splitlines():
-                    prompt, command, *arguments = shlex.split(line)
-                    assert (prompt, command) == ("$", "dsexplore")
-                    assert main(arguments) == 0
-            else:
-                exec(compile(block.code, str(page), "exec"), namespace)
-    finally:
-        server_handle.close()
+    for block in blocks(page):
+        if block.file:
+            Path(block.file).write_text(block.code, encoding="utf-8")
+        elif block.language == "console":
+            for line in block.code.splitlines():
+                prompt, command, *arguments = shlex.split(line)
+                assert (prompt, command) == ("$", "dsexplore")
+                assert main(arguments) == 0
+        else:
+            exec(compile(block.code, str(page), "exec"), namespace)
 
 
 def test_every_page_is_reached_from_the_first_one() -> None:

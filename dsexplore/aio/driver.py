@@ -107,7 +107,7 @@ class _Times:
 
     @property
     def deadline(self) -> float:
-        """The watch's deadline, which may change at any time."""
+        """Watch's deadline, which may change at any time."""
         return self._watch.deadline
 
     @property

@@ -190,7 +190,7 @@ class Bench:
 
     @property
     def buffer(self) -> Buffer:
-        """The memory that requests use."""
+        """Memory that requests use."""
         return self._arena
 
     def fits(self, config: AioConfig) -> bool:

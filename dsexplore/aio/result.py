@@ -99,7 +99,7 @@ class SweepResult(SavedJson, Displayable):
 
     @property
     def deciding(self) -> list[RoundSlice]:
-        """The slices that decide: those of the finals, or all if no round of the finals was finished."""
+        """Slices that decide: those of the finals, or all if no round of the finals was finished."""
         return self._finals or self.measured
 
     @property
@@ -110,7 +110,7 @@ class SweepResult(SavedJson, Displayable):
 
     @cached_property
     def rounds(self) -> Rounds:
-        """The mixed rate of each setting as a ratio to the control's, in each deciding round."""
+        """Mixed rate of each setting as a ratio to the control's, in each deciding round."""
         return mixed_ratios(self.deciding, self.control, self.conditions.read_share)
 
     def best(self) -> Best:

@@ -25,7 +25,7 @@ class Interval(NamedTuple):
 
     @property
     def width(self) -> float:
-        """The interval's relative width, high over low minus one; infinite below two measurements."""
+        """Interval's relative width, high over low minus one; infinite below two measurements."""
         return self.high / self.low - 1 if self.low > 0 else math.inf
 
     @property

@@ -92,23 +92,23 @@ class Headline(Displayable):
 
     @cached_property
     def findings(self) -> Findings:
-        """The findings of the rules in the trace."""
+        """Findings of the rules in the trace."""
         return findings(self.tables, self.skew)
 
     @cached_property
     def ranks(self) -> int:
-        """The number of ranks that sent something, including those that recorded ranks represent."""
+        """Number of ranks that sent something, including those that recorded ranks represent."""
         weights = self.tables.info.weights
         return max(sum(weights.get(rank, 1) for rank in self.tables.events["rank"].unique()), 1)
 
     @cached_property
     def steps(self) -> int:
-        """The number of steady steps."""
+        """Number of steady steps."""
         return self.steady.count
 
     @cached_property
     def steady(self) -> SteadySteps:
-        """The steps from which the figures per step are computed."""
+        """Steps from which the figures per step are computed."""
         return steady_steps(self.tables, self.tables.events.with_row_index("row"))
 
     @cached_property
@@ -118,7 +118,7 @@ class Headline(Displayable):
 
     @cached_property
     def start_up_events(self) -> pl.DataFrame:
-        """The events before the first step, with ``weight`` as in `step_events`."""
+        """Events before the first step, with ``weight`` as in `step_events`."""
         return self._weighed(self.tables.events.filter(pl.col("phase") == "start-up"))
 
     @cached_property
@@ -128,7 +128,7 @@ class Headline(Displayable):
 
     @cached_property
     def no_grad_events(self) -> pl.DataFrame:
-        """The events of forwards without gradients, with ``weight`` as in `step_events`."""
+        """Events of forwards without gradients, with ``weight`` as in `step_events`."""
         return self._weighed(self.tables.events.filter(pl.col("phase") == "no-grad forward"))
 
     @cached_property
@@ -138,7 +138,7 @@ class Headline(Displayable):
 
     @cached_property
     def between_events(self) -> pl.DataFrame:
-        """The events between steps, with ``weight`` as in `step_events`."""
+        """Events between steps, with ``weight`` as in `step_events`."""
         return self._weighed(self.tables.events.filter(pl.col("phase") == "between steps"))
 
     def to_frame(self) -> pl.DataFrame:
@@ -168,7 +168,7 @@ class Headline(Displayable):
 
     @cached_property
     def step_events(self) -> pl.DataFrame:
-        """The events of steady steps, with ``row``, the position in the trace's events, and ``weight``.
+        """Events of steady steps, with ``row``, the position in the trace's events, and ``weight``.
 
         The weight is the number of ranks that the event's rank represents: 1 if a trace has each rank once.
         """
@@ -183,7 +183,7 @@ class Headline(Displayable):
 
     @cached_property
     def stopped_with(self) -> str:
-        """The name of the exception that ended the recording; empty if its block completed."""
+        """Name of the exception that ended the recording; empty if its block completed."""
         notes = (note for note in self.tables.info.notes if note.startswith(ENDED_EARLY))
         return next(notes, "").removeprefix(ENDED_EARLY)
 
@@ -336,12 +336,12 @@ class Headline(Displayable):
 
     @property
     def timed_events(self) -> pl.DataFrame:
-        """The events of steps whose duration was measured, as in `step_events`."""
+        """Events of steps whose duration was measured, as in `step_events`."""
         return self.step_events.filter(pl.col("start").is_not_null() & (pl.col("end") > pl.col("start")))
 
     @cached_property
     def times(self) -> StepTimes | None:
-        """The time that collectives run per step, mean over ranks and steps; None if nothing was measured."""
+        """Time that collectives run per step, mean over ranks and steps; None if nothing was measured."""
         timed = self.timed_events
         if timed.is_empty():
             return None

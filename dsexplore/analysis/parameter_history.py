@@ -58,7 +58,7 @@ class ParameterHistory(Displayable):
 
     @property
     def trace(self) -> Trace:
-        """The events among the moments."""
+        """Events among the moments."""
         rows = self.moments["row"].drop_nulls().to_list()
         events = self.tables.events
         return Trace(replace(self.tables, events=events[rows] if rows else events.clear()))

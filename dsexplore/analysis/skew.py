@@ -72,7 +72,7 @@ class Skew(Displayable):
 
     @cached_property
     def late_ranks(self) -> tuple[LateRank, ...]:
-        """The ranks that are late repeatedly, or at great cost, the most costly first."""
+        """Ranks that are late repeatedly, or at great cost, the most costly first."""
         return late_ranks(self.arrivals)
 
     @property

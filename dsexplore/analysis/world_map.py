@@ -92,12 +92,12 @@ class WorldMap(Displayable):
 
     @cached_property
     def links(self) -> pl.DataFrame:
-        """The bytes by rank, axis and level of link. Columns: `LINKS`."""
+        """Bytes by rank, axis and level of link. Columns: `LINKS`."""
         return pl.DataFrame(self.over, schema=LINKS, orient="row")
 
     @property
     def extent(self) -> str:
-        """The ranks and their nodes, in words: ``16 ranks on 2 nodes of 8``."""
+        """Ranks and their nodes, in words: ``16 ranks on 2 nodes of 8``."""
         ranks = format_count(self.world_size, "rank")
         return f"{ranks} on {format_count(self.nodes, self.box)} of {self.ranks_per_node}"
 
@@ -107,12 +107,12 @@ class WorldMap(Displayable):
 
     @property
     def nodes(self) -> int:
-        """The number of nodes, or of domains."""
+        """Number of nodes, or of domains."""
         return -(-self.world_size // self.ranks_per_node)
 
     @property
     def axes(self) -> tuple[str, ...]:
-        """The axes over which anything is sent, the one with most bytes first."""
+        """Axes over which anything is sent, the one with most bytes first."""
         return tuple(sorted(self.received, key=lambda axis: (-float(self.received[axis].sum()), axis)))
 
     @cached_property
@@ -135,7 +135,7 @@ class WorldMap(Displayable):
 
     @property
     def shade(self) -> Shade:
-        """The quantity that shades the ranks: ``bytes`` or ``seconds``."""
+        """Quantity that shades the ranks: ``bytes`` or ``seconds``."""
         return "bytes" if self.running is None else "seconds"
 
     def _seconds_over(self, level: str, axis: str | None = None) -> dict[int, float]:

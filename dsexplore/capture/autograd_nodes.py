@@ -87,19 +87,19 @@ class ThreadCalls:
 
     @property
     def current(self) -> ModuleEntry | None:
-        """The module being called."""
+        """Module being called."""
         return self.open[-1].module if self.open else None
 
     @property
     def forward(self) -> Phase:
-        """The phase of the current forward: start-up for the warm-up of a pipeline."""
+        """Phase of the current forward: start-up for the warm-up of a pipeline."""
         if self.open and self.is_warm_up:
             return "start-up"
         return "no-grad forward" if self.open and self.without_gradients else "forward"
 
     @property
     def outside(self) -> Phase:
-        """The phase of what the program itself sends outside module calls and backward.
+        """Phase of what the program itself sends outside module calls and backward.
 
         After a call without gradients, and until something differentiable is computed, it is that call's phase, as for
         the metric of an evaluation.

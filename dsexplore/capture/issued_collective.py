@@ -143,7 +143,7 @@ class Issued:
 
     @property
     def cause_text(self) -> str:
-        """The failure, else the reason why it was issued, as `Origin.cause_text`."""
+        """Failure, else the reason why it was issued, as `Origin.cause_text`."""
         return self.failure or self.origin.cause_text
 
 

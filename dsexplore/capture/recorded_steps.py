@@ -98,7 +98,7 @@ class Steps:
 
     @property
     def issued(self) -> list[Issued]:
-        """The collectives, with the phases of those that are in no step."""
+        """Collectives, with the phases of those that are in no step."""
         made: dict[tuple[int, Phase], Origin] = {}
         issued = list(self._issued)
         for at, phase in self._phases.items():

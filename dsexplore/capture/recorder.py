@@ -86,7 +86,7 @@ class Recorder:
 
     @property
     def recordings(self) -> Sequence[Recording]:
-        """The open recordings, in the order in which they were opened."""
+        """Open recordings, in the order in which they were opened."""
         return self._recordings
 
     def open(self, recording: Recording) -> None:

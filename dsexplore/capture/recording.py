@@ -129,5 +129,5 @@ class OptimizerMarks:
 
     @property
     def of_optimizers(self) -> OptimizerMarks:
-        """The marks that hooks of optimizers set: this object itself."""
+        """Marks that hooks of optimizers set: this object itself."""
         return self

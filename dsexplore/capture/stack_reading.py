@@ -89,12 +89,12 @@ class StackReading:
 
     @property
     def module(self) -> nn.Module | None:
-        """The module being called, observed or not."""
+        """Module being called, observed or not."""
         return self.called.f_locals.get("self") if self.called is not None else None
 
     @property
     def redistribute_reason(self) -> str:
-        """The op that needed a redistribute; ``redistribute`` where the program asked for it."""
+        """Op that needed a redistribute; ``redistribute`` where the program asked for it."""
         if self.is_implicit and self.dtensor_op:
             return self.dtensor_op
         return "redistribute backward" if self.in_redistribute_backward else "redistribute"

@@ -218,7 +218,7 @@ class LogContent:
 
     @property
     def records(self) -> list[Record]:
-        """The lines of the log, in the order of issue."""
+        """Lines of the log, in the order of issue."""
         return list(self._records())
 
     def _records(self) -> Iterator[Record]:

@@ -161,17 +161,17 @@ class Record(NamedTuple):
 
     @property
     def op(self) -> str:
-        """The plain op, such as ``all_gather``; ``switched_off:<op>``; the name of a user's function."""
+        """Plain op, such as ``all_gather``; ``switched_off:<op>``; the name of a user's function."""
         return self.message[0]
 
     @property
     def name(self) -> str:
-        """The name that the call is logged under."""
+        """Name that the call is logged under."""
         return f"{SWITCHED_OFF}{self.call.name}" if self.switched_off else self.call.name
 
     @property
     def layer(self) -> str:
-        """The layer whose function was called: ``dsexplore.comm``, ``deepspeed.comm`` or ``torch.distributed``."""
+        """Layer whose function was called: ``dsexplore.comm``, ``deepspeed.comm`` or ``torch.distributed``."""
         return self.call.layer
 
     @property
@@ -181,7 +181,7 @@ class Record(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """The message bytes."""
+        """Message bytes."""
         return self.message[1]
 
     @property
@@ -196,7 +196,7 @@ class Record(NamedTuple):
 
     @property
     def group(self) -> Group:
-        """The process group."""
+        """Process group."""
         assert self.issued.group is not None
         return self.issued.group
 

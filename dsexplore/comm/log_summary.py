@@ -64,7 +64,7 @@ class Waiting:
 
     @property
     def late_ranks(self) -> list[int]:
-        """The ranks that the others waited for, the most often late first."""
+        """Ranks that the others waited for, the most often late first."""
         return [rank for rank, _ in sorted(self.late.items(), key=lambda item: (-item[1], item[0]))]
 
 

@@ -114,7 +114,7 @@ class CommsLogger(LogContent):
 
     @property
     def config(self) -> CommsLoggerConfig:
-        """The settings of the log; ``enabled``, ``prof_all``, … can also be set one by one."""
+        """Settings of the log; ``enabled``, ``prof_all``, … can also be set one by one."""
         return self._config
 
     def configure(self, config: CommsLoggerConfig | Mapping[str, object] | str | os.PathLike[str]) -> None:

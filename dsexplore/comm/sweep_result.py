@@ -109,7 +109,7 @@ class CommSweep(SavedJson, Displayable):
 
     @property
     def ops(self) -> list[str]:
-        """The ops that were measured, in the order of measurement."""
+        """Ops that were measured, in the order of measurement."""
         return list(dict.fromkeys(point.op for point in self.points))
 
     def of(self, op: str, *, in_place: bool | None = None) -> list[SweepPoint]:

@@ -66,7 +66,7 @@ class Backend:
 
     @property
     def world_group(self) -> td.ProcessGroup | None:
-        """The group of all ranks; None if there is none."""
+        """Group of all ranks; None if there is none."""
         return None
 
     def is_initialized(self) -> bool:
@@ -171,7 +171,7 @@ class TorchBackend(Backend):
 
     @property
     def world_group(self) -> td.ProcessGroup | None:
-        """The group of all ranks, never cached: a gloo group that outlives its end aborts the process when it exits."""
+        """Group of all ranks, never cached: a gloo group that outlives its end aborts the process when it exits."""
         return td.group.WORLD if td.is_initialized() else None
 
     def is_initialized(self) -> bool:

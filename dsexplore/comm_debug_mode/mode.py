@@ -186,7 +186,7 @@ class CommDebugMode(torchs.CommDebugMode):
 
     @property
     def trace(self) -> Trace:
-        """The trace of the last block, or of this one so far."""
+        """Trace of the last block, or of this one so far."""
         return self.advanced_module_tracker.trace
 
     @property
@@ -223,7 +223,7 @@ class CommDebugMode(torchs.CommDebugMode):
         self._operations = {}
 
     def get_comm_module_counts(self) -> dict[str, ModuleCounts]:
-        """`comm_module_counts`, where an op is a key beside the phases, as in earlier versions."""
+        """Return `comm_module_counts`, where an op is a key beside the phases, as in earlier versions."""
         return self.comm_module_counts
 
     def print_parameter_info(self) -> None:

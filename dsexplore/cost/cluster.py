@@ -175,7 +175,7 @@ class Cluster:
 
     @property
     def domain_kind(self) -> str:
-        """The word for ranks that share the fast links: ``"node"`` or, of several nodes, ``"NVLink domain"``."""
+        """Word for ranks that share the fast links: ``"node"`` or, of several nodes, ``"NVLink domain"``."""
         return "node" if self.ranks_per_domain == self.ranks_per_node else "NVLink domain"
 
     def domain_of_job(self, world_size: int, ranks_per_node: int | None = None) -> int:

@@ -157,7 +157,7 @@ class _Job:
 
     @property
     def reason(self) -> Path:
-        """The file with the reason why the program cannot use the mesh, which replaces the trace."""
+        """File with the reason why the program cannot use the mesh, which replaces the trace."""
         return self.file.with_suffix(".txt")
 
     @property

@@ -36,7 +36,7 @@ class MeshCandidate:
 
     @property
     def mesh(self) -> str:
-        """The mesh as text: ``"pp=2,dp=4,tp=8"``."""
+        """Mesh as text: ``"pp=2,dp=4,tp=8"``."""
         return text_of(self.sizes)
 
 
@@ -58,7 +58,7 @@ class MeshComparison(Displayable):
 
     @property
     def ranking(self) -> list[MeshCandidate]:
-        """The meshes that fit, the fastest first."""
+        """Meshes that fit, the fastest first."""
         return [one for one in self.candidates if not one.dropped]
 
     @property

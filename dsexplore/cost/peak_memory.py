@@ -38,7 +38,7 @@ class PeakMemory:
 
     @property
     def where(self) -> str:
-        """The phase and module in which the peak is, as text: ``"in backward of Llama.layers.3"``."""
+        """Phase and module in which the peak is, as text: ``"in backward of Llama.layers.3"``."""
         return f"in {self.phase}" + (f" of {self.module}" if self.module else "")
 
 

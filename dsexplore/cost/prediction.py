@@ -65,7 +65,7 @@ class Prediction(Displayable):
 
     @property
     def rank(self) -> int:
-        """The rank of the trace with the longest step, which all times are of."""
+        """Rank of the trace with the longest step, which all times are of."""
         return self._slowest.program.rank
 
     @property
@@ -113,7 +113,7 @@ class Prediction(Displayable):
 
     @cached_property
     def peak(self) -> PeakMemory:
-        """The most memory that a rank needs, and when."""
+        """Most memory that a rank needs, and when."""
         has_streams = any(
             isinstance(item, Collective) and item.rule == "fsdp gather"
             for one in self._ranks
@@ -224,7 +224,7 @@ class Prediction(Displayable):
 
     @property
     def spans(self) -> list[Span]:
-        """The rows of `timeline`."""
+        """Rows of `timeline`."""
         return self._slowest.played(EXPECTED).spans
 
     def spans_by_rank(self) -> dict[int, list[Span]]:

@@ -46,7 +46,7 @@ class Comparison:
 
     @cached_property
     def steps(self) -> list[int]:
-        """The steps that were compared."""
+        """Steps that were compared."""
         return sorted({entry.record.step for entry in self.entries})
 
     def of(self, phase: str, step: int) -> list[Compared]:

@@ -59,7 +59,7 @@ class Compared:
 
     @property
     def phase(self) -> Phase:
-        """The record's phase."""
+        """Record's phase."""
         return self.record.phase
 
     @property
@@ -69,7 +69,7 @@ class Compared:
 
     @property
     def wrong_ranks(self) -> tuple[int, ...]:
-        """The ranks whose numbers differ by more than rounding."""
+        """Ranks whose numbers differ by more than rounding."""
         if self._wrong is None:
             wrong = {part.holder.rank for part in self.parts if not part.error <= self.allowed * abs(part.factor)}
             self._wrong = tuple(sorted(wrong))

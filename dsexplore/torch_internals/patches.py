@@ -43,7 +43,7 @@ class _Finder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """The module's own spec, whose loader makes the change."""
+        """Return the module's own spec, whose loader makes the change."""
         if fullname != self._name:
             return None
         for finder in sys.meta_path[sys.meta_path.index(self) + 1 :]:
@@ -59,7 +59,7 @@ class _ChangingLoader(Loader):
         self._loader, self._change = loader, change
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        """Whatever the module's own loader creates."""
+        """Return what the module's own loader creates."""
         return self._loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
@@ -155,7 +155,7 @@ class Patches:
 
 
 def _jump_to(key: str) -> FunctionType:
-    """A function without free variables that hands its arguments on to the replacement of that name."""
+    """Return a function without free variables that hands its arguments on to the replacement of that name."""
     scope: dict[str, Any] = {}
     exec(
         f"def jump(*args, **kwargs):\n"
@@ -174,7 +174,7 @@ def _is_replaced(function: Any) -> bool:
 
 
 def is_jump(code: CodeType) -> bool:
-    """Whether code is that which `Patches.function` gives a function, to call what replaces it."""
+    """Return True for the code that `Patches.function` gives a function, to call what replaces it."""
     return (code.co_filename, code.co_name) == ("<string>", "jump")
 
 

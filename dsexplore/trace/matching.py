@@ -178,7 +178,7 @@ class _Record:
 
     @property
     def text(self) -> str:
-        """A sentence on where the record begins; empty for one that begins with the others."""
+        """Sentence on where the record begins; empty for one that begins with the others."""
         if self.place is None:
             return (
                 f"rank {self.rank}'s file begins elsewhere in group {self.name} than another rank's, and times do not "

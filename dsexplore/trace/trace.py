@@ -424,7 +424,7 @@ class TraceDiff(Displayable):
 
     @property
     def modules(self) -> pl.DataFrame:
-        """The modules of both traces as one tree; columns: `schema.MODULES`."""
+        """Modules of both traces as one tree; columns: `schema.MODULES`."""
         return merge_modules([self.before.modules, self.after.modules])
 
     def headline(self) -> PlanDifference:

@@ -235,7 +235,7 @@ class World:
 
     @property
     def used(self) -> Use:
-        """The use that the program has made of this world so far."""
+        """Use that the program has made of this world so far."""
         watch, calls = self._parts[WorldObjects], self._parts[SetUpCalls]
         started = self._parts[StartedProcesses].some
         return Use(calls.was_initialized, watch.meshes - self._num_meshes, watch.modules, started)

@@ -44,24 +44,24 @@ class WorldSettings:
 
     @property
     def spec(self) -> Mesh:
-        """The mesh; without axes if none was given."""
+        """Mesh; without axes if none was given."""
         return parse_mesh(self.mesh)
 
     @property
     def size(self) -> int:
-        """The number of ranks, of resolved settings."""
+        """Number of ranks, of resolved settings."""
         assert self.world_size is not None
         return self.world_size
 
     @property
     def node_size(self) -> int:
-        """The ranks of a full node, of resolved settings."""
+        """Ranks of a full node, of resolved settings."""
         assert self.ranks_per_node is not None
         return self.ranks_per_node
 
     @property
     def gpu(self) -> str:
-        """The GPU of the hardware: a name, or the path of a file; ``"cpu"`` for none."""
+        """GPU of the hardware: a name, or the path of a file; ``"cpu"`` for none."""
         named = known_hardware.DEFAULT if self.hardware is None else self.hardware
         return gpu_of_file(named) if named.endswith(".toml") else known_hardware.gpu_named(named)
 
@@ -82,7 +82,7 @@ class WorldSettings:
 
     @property
     def backend(self) -> str:
-        """The backend of the target."""
+        """Backend of the target."""
         return "nccl" if self.target == "cuda" else "gloo"
 
     def resolved(self) -> WorldSettings:

@@ -45,36 +45,41 @@ PROGRAM = """
             model(torch.ones(4, 8)).sum().backward()
             trace.step()
             dist.all_reduce(torch.ones(256))
-            if sys.argv[2] == "raise":
-                raise RuntimeError("in the middle")
             dist.barrier()
+        with dsexplore.commtrace(save=sys.argv[2]) as trace:
+            dist.all_reduce(torch.ones(256))
+            raise RuntimeError("in the middle")
     finally:
         dist.barrier()  # torchrun ends the other ranks when the first one fails
     dist.destroy_process_group()
 """
 
 
-def torchrun(tmp_path: Path, save: str, ending: str = "well") -> subprocess.CompletedProcess[str]:
-    script = tmp_path / "program.py"
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two recordings of one job, ``whole`` and ``failed``, and what torchrun wrote in ``errors.txt``."""
+    folder = tmp_path_factory.mktemp("torchrun")
+    script = folder / "program.py"
     script.write_text(textwrap.dedent(PROGRAM), encoding="utf-8")
     command = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    return subprocess.run(
-        [*command, str(script), save, ending],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TMPDIR": str(tmp_path)},
+    done = subprocess.run(
+        [*command, str(script), "whole/", "failed"],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TMPDIR": str(folder)},
         capture_output=True,
         text=True,
         timeout=280,
         check=False,
     )
+    assert done.returncode != 0
+    (folder / "errors.txt").write_text(done.stderr, encoding="utf-8")
+    return folder
 
 
 @pytest.mark.processes
-def test_every_rank_writes_a_file_and_loading_merges_them(tmp_path: Path) -> None:
-    done = torchrun(tmp_path, "trace/")
-    assert done.returncode == 0, done.stderr
-    assert sorted(file.name for file in (tmp_path / "trace").iterdir()) == ["rank-00000.parquet", "rank-00001.parquet"]
-    trace = dsexplore.load(tmp_path / "trace")
+def test_every_rank_writes_a_file_and_loading_merges_them(folder: Path, tmp_path: Path) -> None:
+    assert sorted(file.name for file in (folder / "whole").iterdir()) == ["rank-00000.parquet", "rank-00001.parquet"]
+    trace = dsexplore.load(folder / "whole")
     assert trace.info.ranks == (0, 1)
     assert trace.info.world_size == 2
     assert not trace.info.simulated
@@ -97,13 +102,11 @@ def test_every_rank_writes_a_file_and_loading_merges_them(tmp_path: Path) -> Non
 
 
 @pytest.mark.processes
-def test_a_program_that_fails_leaves_its_traces(tmp_path: Path) -> None:
-    done = torchrun(tmp_path, "trace", "raise")
-    assert done.returncode != 0
-    assert "in the middle" in done.stderr
-    trace = dsexplore.load(tmp_path / "trace")
+def test_a_program_that_fails_leaves_its_traces(folder: Path) -> None:
+    assert "in the middle" in (folder / "errors.txt").read_text(encoding="utf-8")
+    trace = dsexplore.load(folder / "failed")
     assert trace.info.ranks == (0, 1)
-    assert trace.by_op()["count"].to_list() == [4]
+    assert trace.by_op()["count"].to_list() == [2]
     assert trace.info.notes == ("the recording ended early, with RuntimeError",)
 
 

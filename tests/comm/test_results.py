@@ -8,7 +8,6 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable
 from functools import cache
-from itertools import product
 from typing import Any
 
 import pytest
@@ -22,7 +21,15 @@ from tests.comm.every_op import GLOO_SWAPS_LISTS
 
 pytestmark = pytest.mark.processes
 
-DTYPES = (torch.float32, torch.bfloat16, torch.int64)
+WAYS = (
+    (torch.float32, False, False),
+    (torch.float32, True, True),
+    (torch.bfloat16, False, True),
+    (torch.bfloat16, True, False),
+    (torch.int64, False, True),
+    (torch.int64, True, False),
+)
+"""Dtype, strided or contiguous, asynchronous or not: each pair of them."""
 OPS = (
     "all_reduce",
     "inference_all_reduce",
@@ -51,7 +58,7 @@ OPS = (
 
 
 def check_ops(logged: bool, backend: bool) -> dict[str, list[str]]:
-    """On a rank: each op with all dtypes, layouts, ways to wait and groups; what went wrong, by op."""
+    """On a rank: each op with dtypes, layouts and ways to wait, in all groups; what went wrong, by op."""
     import dsexplore.comm as dist
 
     dist.configure(enabled=logged)
@@ -60,8 +67,8 @@ def check_ops(logged: bool, backend: bool) -> dict[str, list[str]]:
     wrong: dict[str, list[str]] = {op: [] for op in OPS}
     for group in (None, dist.new_group([0, world - 1])):
         members = dist.get_all_ranks_from_group(group)
-        ways = product(OPS, DTYPES, (False, True), (False, True)) if rank in members else ()
-        for op, dtype, strided, async_op in ways:
+        ways = WAYS if rank in members else ()
+        for op, (dtype, strided, async_op) in ((op, way) for op in OPS for way in ways):
             case = Case(surface, dist, members, group, dtype, strided, async_op)
             wrong[op] += [
                 f"{members} {dtype} {strided=} {async_op=}: {seen} is not {wanted}"
@@ -283,7 +290,7 @@ class Case:
         return []
 
 
-@pytest.mark.parametrize("world_size", [2, 3, 4])
+@pytest.mark.parametrize("world_size", [2, 3])
 @pytest.mark.parametrize("op", OPS)
 def test_an_op_computes_what_plain_arithmetic_does(op: str, world_size: int) -> None:
     assert [wrong[op] for wrong in run_of_all(world_size).values] == [[]] * world_size

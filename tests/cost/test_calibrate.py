@@ -15,7 +15,6 @@ from dsexplore.comm.sweep_result import CommSweep, SweepConditions, SweepPoint
 from dsexplore.cost import Cluster, collective_time
 from dsexplore.cost.calibrate import calibrated, usual_base
 from dsexplore.views import view_of
-from dsexplore.worlds.real import server_handle
 
 SIZES = tuple(1 << power for power in range(9, 25))
 
@@ -127,10 +126,7 @@ def test_the_command_reads_prints_and_writes(tmp_path: Path, capsys: pytest.Capt
 def test_the_command_measures_local_ranks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = tmp_path / "lab.toml"
     arguments = ["-b", "1KiB", "-e", "4KiB", "-f", "4", "--rounds", "1", "--seconds", "0", "--ops", "all_reduce"]
-    try:
-        assert main(["comm", "--real", "2", *arguments, "--calibrate", str(target)]) == 0
-    finally:
-        server_handle.close()
+    assert main(["comm", "--real", "2", *arguments, "--calibrate", str(target)]) == 0
     assert "gloo on cpu, 2 ranks, float32" in capsys.readouterr().out
     assert Cluster.load(target).measured[-1].message_bytes == (1024, 4096)
     assert Cluster.load(target).processors == len(os.sched_getaffinity(0))

@@ -62,7 +62,7 @@ class Evidence:
 
     @cached_property
     def start_up(self) -> pl.DataFrame:
-        """The events of start-up, which `events` excludes."""
+        """Events of start-up, which `events` excludes."""
         return self._rows.filter(pl.col("phase") == "start-up")
 
     @cached_property
@@ -72,7 +72,7 @@ class Evidence:
 
     @cached_property
     def steps(self) -> int:
-        """The number of steps in which something is sent."""
+        """Number of steps in which something is sent."""
         return max(self.events["step"].n_unique(), 1)
 
     @cached_property

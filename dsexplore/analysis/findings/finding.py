@@ -62,7 +62,7 @@ class Finding:
 
     @property
     def weight(self) -> float:
-        """The saving of the change in wire bytes; a collective counts `COST_OF_A_CALL`, and seconds count as bytes."""
+        """Saving of the change in wire bytes; a collective counts `COST_OF_A_CALL`, and seconds count as bytes."""
         return self.spare_bytes + COST_OF_A_CALL * self.spare_calls + BYTES_PER_SECOND * self.spare_seconds
 
 

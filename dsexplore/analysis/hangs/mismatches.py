@@ -46,7 +46,7 @@ class Mismatch:
 
     @property
     def minority(self) -> tuple[int, ...]:
-        """The ranks that did not call what most ranks called; empty without a majority."""
+        """Ranks that did not call what most ranks called; empty without a majority."""
         first, *rest = self.classes
         if len(first) <= max(len(others) for others in rest):
             return ()

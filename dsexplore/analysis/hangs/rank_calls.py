@@ -30,7 +30,7 @@ class GroupId(NamedTuple):
 
     @property
     def title(self) -> str:
-        """The group's name in reports; its ranks if torch named it by a hash, ``"(ranks 1, 3)"``."""
+        """Group's name in reports; its ranks if torch named it by a hash, ``"(ranks 1, 3)"``."""
         return f"({format_ranks(self.ranks)})" if _HASH.fullmatch(self.name) else self.name
 
 
@@ -114,7 +114,7 @@ class RankCall(NamedTuple):
 
     @property
     def token(self) -> tuple[str, ...]:
-        """The call without time and rank: equal for ranks that execute the same line of a program."""
+        """Call without time and rank: equal for ranks that execute the same line of a program."""
         size = self.sent if self.sent is not None else self.message_bytes  # of an all_to_all, each rank has its own
         return (self.kind, self.op, self.dtype, "" if self.op == "all_to_all" else str(size))
 
@@ -164,7 +164,7 @@ class RankCalls:
 
     @cached_property
     def pending(self) -> list[RankCall]:
-        """The calls that have not completed, in program order."""
+        """Calls that have not completed, in program order."""
         return [call for call in self.calls if call.is_pending]
 
     @cached_property
@@ -189,7 +189,7 @@ class Instance:
 
     @property
     def pending(self) -> list[RankCall]:
-        """The calls of ranks that wait in it."""
+        """Calls of ranks that wait in it."""
         return [call for call in self.calls.values() if call.is_pending]
 
 
@@ -240,7 +240,7 @@ class JobCalls:
 
     @cached_property
     def waiting(self) -> list[Instance]:
-        """The instances in which any rank waits, earliest first."""
+        """Instances in which any rank waits, earliest first."""
         waiting = [instance for instance in self.instances.values() if instance.pending]
         return sorted(waiting, key=lambda instance: min(call.position for call in instance.pending))
 

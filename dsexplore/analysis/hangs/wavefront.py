@@ -61,7 +61,7 @@ class Wavefront:
 
     @cached_property
     def unseen(self) -> set[int]:
-        """The ranks that left no record."""
+        """Ranks that left no record."""
         return {rank for rank, known in self.job.ranks.items() if not known.has_evidence}
 
     @cached_property
@@ -89,7 +89,7 @@ class Wavefront:
 
     @cached_property
     def overtaken(self) -> dict[int, Instance]:
-        """The ranks that wait in a collective which has ended on another rank, each with that collective.
+        """Ranks that wait in a collective which has ended on another rank, each with that collective.
 
         Only ops are looked at that end nowhere before all ranks have come. That it ended is said by another rank's
         record of it, or by its count of what ended, which goes further back than the records.

@@ -49,7 +49,7 @@ class MeshComparisonView(View):
 
     @property
     def _verdict(self) -> str:
-        """The fastest mesh, and by how much; empty if none fits."""
+        """Fastest mesh, and by how much; empty if none fits."""
         steps = [(each.mesh, each.prediction.step) for each in self._comparison.ranking if each.prediction is not None]
         if not steps:
             return "No mesh can be taken."

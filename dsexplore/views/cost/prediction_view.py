@@ -84,7 +84,7 @@ class PredictionView(View):
 
     @property
     def _verdict(self) -> str:
-        """The step's time with its range, what most of it is, and whether its memory fits."""
+        """Step's time with its range, what most of it is, and whether its memory fits."""
         one = self._prediction
         parts = {name: getattr(one, name).expected for name in PARTS}
         largest = max(parts, key=lambda name: parts[name])

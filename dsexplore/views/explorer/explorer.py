@@ -128,7 +128,7 @@ class Explorer(LiveView):
 
     @property
     def selection(self) -> Trace:
-        """The selected events as a `Trace`.
+        """Selected events as a `Trace`.
 
         These are the events of the clicked mark, else of the selected row (of all modules that it stands for),
         that pass the filters and the selections in other parts: the range of the timeline, the ranks or the

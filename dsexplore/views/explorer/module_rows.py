@@ -85,7 +85,7 @@ class ModuleRows:
 
     @property
     def selected(self) -> int:
-        """The selected row, −1 for none."""
+        """Selected row, −1 for none."""
         return int(self.widget.selected)
 
     @property

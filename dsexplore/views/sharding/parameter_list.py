@@ -57,7 +57,7 @@ class ParameterKind:
 
     @property
     def first(self) -> PlacedTensor:
-        """The tensor that is drawn for all."""
+        """Tensor that is drawn for all."""
         return self.tensors[0]
 
 

@@ -39,7 +39,7 @@ class TimelineView(View):
 
     @property
     def _who_waits(self) -> Skew | None:
-        """The skew of the ranks that the lanes are; None if they are no ranks, or nothing was measured."""
+        """Skew of the ranks that the lanes are; None if they are no ranks, or nothing was measured."""
         timeline = self._timeline
         if timeline.order != "measured" or len(timeline.lanes) < 2 or not _RANK.fullmatch(timeline.lanes[0]):
             return None

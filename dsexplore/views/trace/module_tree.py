@@ -221,7 +221,7 @@ class Fold:
 
     @property
     def first(self) -> int:
-        """The row that stands for all."""
+        """Row that stands for all."""
         return self.rows[0]
 
 

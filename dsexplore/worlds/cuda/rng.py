@@ -43,7 +43,7 @@ class Generator(CpuGenerator):
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]  # an attribute of a C type
-        """The CUDA device of the generator as the program sees it."""
+        """CUDA device of the generator as the program sees it."""
         return torch.device("cuda", torch.cuda.current_device() if self._index is None else self._index)
 
     def manual_seed(self, seed: int) -> Generator:

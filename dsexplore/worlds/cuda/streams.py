@@ -35,12 +35,12 @@ class Stream:
 
     @property
     def device(self) -> torch.device:
-        """The CUDA device of the stream."""
+        """CUDA device of the stream."""
         return torch.device("cuda", self.device_index)
 
     @property
     def cuda_stream(self) -> int:
-        """A number in place of the stream's address."""
+        """Number in place of the stream's address."""
         return self.stream_id
 
     native_handle = cuda_stream

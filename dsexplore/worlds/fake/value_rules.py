@@ -50,7 +50,7 @@ class OpCall(NamedTuple):
 
     @property
     def element(self) -> Element | None:
-        """A typical element of the first argument."""
+        """Typical element of the first argument."""
         return element_of(self.args[0])
 
     @property

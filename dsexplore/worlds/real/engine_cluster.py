@@ -140,7 +140,7 @@ class EngineCluster:
 
     @property
     def options(self) -> str:
-        """The options of the magic that connect to it."""
+        """Options of the magic that connect to it."""
         return f"--profile {self.profile}{group_options(self.backend, self.mesh)}"
 
     def open(self) -> None:

@@ -49,7 +49,7 @@ class Pipe:
 
     @property
     def text(self) -> str:
-        """The output that has been read, with one line in place of what was left out."""
+        """Output that has been read, with one line in place of what was left out."""
         if not self._left_out or self._keep is None:
             return self.data.decode(errors="replace")
         parts = self.data[: self._keep], self.data[self._keep :]
@@ -167,7 +167,7 @@ class RankHandle:
 
     @property
     def descriptors(self) -> tuple[int, int, int]:
-        """The descriptors that become readable when the rank prints, reports, or has ended."""
+        """Descriptors that become readable when the rank prints, reports, or has ended."""
         return self.output.descriptor, self.result.descriptor, self.ended
 
     def take(self, descriptor: int, last_look: float) -> bool:

@@ -91,7 +91,7 @@ class RankWorld:
 
     @property
     def options(self) -> str:
-        """The options of the magic that open such a world."""
+        """Options of the magic that open such a world."""
         return f"--real {self.size}{group_options(self.backend, self.mesh)}"
 
     @property

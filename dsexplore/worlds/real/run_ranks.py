@@ -193,7 +193,7 @@ class RanksRun(Generic[Value]):
 
     @property
     def values(self) -> list[Value]:
-        """The return value of each rank, in order of ranks.
+        """Return value of each rank, in order of ranks.
 
         Raises:
             RanksFailedError: a rank did not finish.

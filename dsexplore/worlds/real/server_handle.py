@@ -46,7 +46,7 @@ class Server:
 
     @property
     def pid(self) -> int:
-        """The process number."""
+        """Process number."""
         return self._process.pid
 
     def wait_until_ready(self) -> None:

@@ -93,12 +93,12 @@ class WorldObjects:
 
     @property
     def meshes(self) -> int:
-        """The number of meshes that were made so far."""
+        """Number of meshes that were made so far."""
         return len(self._meshes)
 
     @property
     def modules(self) -> int:
-        """The number of DDP modules and of FSDP2's parameter groups that were made so far."""
+        """Number of DDP modules and of FSDP2's parameter groups that were made so far."""
         return len(self._parameter_groups) + len(self._models)
 
     def name_group(self, name: str) -> str:

@@ -6,7 +6,8 @@ Modules: ``analysis/hangs/``.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -168,6 +169,13 @@ DUMPS: dict[str, dict[str, Any]] = {
 }
 
 
+def pairwise(jobs: Iterable[str], cases: Iterable[str], dumps: Iterable[str]) -> Iterator[tuple[str, str, str]]:
+    """Yield each job with each case, and in turn one of the ways to dump."""
+    ways = list(dumps)
+    for (at_job, job), (at_case, case) in product(enumerate(jobs), enumerate(cases)):
+        yield job, case, ways[(at_job + at_case) % len(ways)]
+
+
 def drawn(name: str, *more: object) -> tuple[random.Random, list[Program], list[Group]]:
     """What draws the places of a test, the same in each run of it, and the programs and groups of a job."""
     return random.Random(" ".join(map(str, (name, *more)))), *JOBS[name]()
@@ -202,9 +210,7 @@ def assert_blamed_or_suspected(found: HangReport, rank: int) -> None:
     assert found.culprits or rank in found.suspects
 
 
-@pytest.mark.parametrize("kept", DUMPS)
-@pytest.mark.parametrize("left", ["a dump", "an empty dump", "no dump"])
-@pytest.mark.parametrize("name", JOBS)
+@pytest.mark.parametrize(("name", "left", "kept"), pairwise(JOBS, ("a dump", "an empty dump", "no dump"), DUMPS))
 def test_a_rank_that_stops_is_named_and_no_other(name: str, left: str, kept: str) -> None:
     draw, programs, groups = drawn(name, left, kept)
     culprit = draw.choice(RANKS)
@@ -223,9 +229,9 @@ def test_of_two_ranks_that_stop_none_is_blamed_in_the_place_of_another(name: str
     assert set(found.culprits) <= set(culprits)
 
 
-@pytest.mark.parametrize("kept", DUMPS)
-@pytest.mark.parametrize("name", JOBS)
-@pytest.mark.parametrize("fault", ["leaves one out", "calls one more", "another size"])
+@pytest.mark.parametrize(
+    ("name", "fault", "kept"), pairwise(JOBS, ("leaves one out", "calls one more", "another size"), DUMPS)
+)
 def test_a_rank_that_calls_otherwise_is_named_or_nobody(name: str, fault: str, kept: str) -> None:
     draw, programs, groups = drawn(name, fault, kept)
     culprit = draw.choice(RANKS)

@@ -10,18 +10,16 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
-SCRIPT = Path(__file__).with_name("scripts") / "ops_beside_cpu.py"
+SCRIPT = Path(__file__).parents[3] / "benchmarks" / "ops_beside_cpu.py"
 
 
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("kind", ["tensors", "fake", "DTensors"])
-def test_every_op_is_the_same(kind: str) -> None:
-    done = subprocess.run([sys.executable, SCRIPT, kind], stdout=subprocess.PIPE, text=True, check=True)
-    *differences, summary = done.stdout.splitlines()
-    print(summary)
-    assert not any(differences), "\n".join(differences)
-    found = json.loads(summary)
-    assert found["ops"] >= 600
-    assert found["equal calls"] >= 900
+def test_every_twelfth_op_is_the_same() -> None:
+    command = [sys.executable, str(SCRIPT), "--every", "12"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stdout
+    results = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [result["kind"] for result in results] == ["tensors", "fake", "DTensors"]
+    for result in results:
+        assert result["ops"] >= 50
+        assert result["equal calls"] >= 75
+        assert result["differences"] == 0

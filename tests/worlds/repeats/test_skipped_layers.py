@@ -34,7 +34,7 @@ from dsexplore.worlds.repeats.skipped_microbatches import skip_repeats
 from dsexplore.worlds.simulate import simulate
 from tests.cost.same_tables import same
 
-WIDTH, LAYERS, SEQUENCE, STAGES, MICROBATCHES = 8, 6, 4, 4, 6
+WIDTH, LAYERS, SEQUENCE, STAGES, MICROBATCHES = 8, 5, 4, 4, 6
 
 
 class Layer(nn.Module):
@@ -152,8 +152,21 @@ def check(index: int, kind: type[Any], make: Callable[[], nn.Module], wrap: Wrap
     return containers
 
 
-@pytest.mark.parametrize(("index", "kind"), [(0, ScheduleGPipe), (1, Schedule1F1B), (3, Schedule1F1B)])
-@pytest.mark.parametrize("wrap", [plain, sharded, hybrid, sliced, sliced_and_sharded, checkpointed])
+@pytest.mark.parametrize(
+    ("index", "kind", "wrap"),
+    [
+        (0, ScheduleGPipe, plain),
+        (0, ScheduleGPipe, sliced_and_sharded),
+        (0, ScheduleGPipe, checkpointed),
+        (1, Schedule1F1B, plain),
+        (1, Schedule1F1B, hybrid),
+        (1, Schedule1F1B, sliced),
+        (1, Schedule1F1B, sliced_and_sharded),
+        (3, Schedule1F1B, sharded),
+        (3, Schedule1F1B, sliced),
+        (3, Schedule1F1B, checkpointed),
+    ],
+)
 def test_every_row_is_that_of_all_layers(index: int, kind: type[Any], wrap: Wrap) -> None:
     assert check(index, kind, Stack, wrap) > 0
 
@@ -202,7 +215,7 @@ def test_layers_that_are_called_twice_in_a_forward() -> None:
     assert check(1, Schedule1F1B, Twice, sharded) > 0
 
 
-@pytest.mark.parametrize(("index", "microbatches"), [(0, 4), (0, 5), (2, 4), (2, 5), (2, 6), (3, 4), (3, 6)])
+@pytest.mark.parametrize(("index", "microbatches"), [(0, 5), (2, 4), (3, 4), (3, 6)])
 def test_any_number_of_microbatches(index: int, microbatches: int) -> None:
     check(index, Schedule1F1B, Stack, sharded, microbatches=microbatches)
 

@@ -9,7 +9,6 @@ import pytest
 
 import dsexplore
 from dsexplore.trace.represented_ranks import ranks_in
-from dsexplore.worlds.real import server_handle
 from dsexplore.worlds.scripts.play_distinct import play_distinct
 from dsexplore.worlds.scripts.play_rank import Setting
 from dsexplore.worlds.scripts.program import Program
@@ -108,12 +107,9 @@ else:
 def test_microbatches_that_are_repeated_are_in_the_trace(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     path = tmp_path / "pipeline.py"
     path.write_text(PIPELINE)
-    try:
-        trace, everyone = (
-            dsexplore.run(path, *arguments, world_size=4, fake=True, ranks=ranks) for ranks in ("distinct", "all")
-        )
-    finally:
-        server_handle.close()
+    trace, everyone = (
+        dsexplore.run(path, *arguments, world_size=4, fake=True, ranks=ranks) for ranks in ("distinct", "all")
+    )
     assert trace.info.ranks_stood_for == 4
     assert trace.by_op().rows() == everyone.by_op().rows()
     assert trace.by_module().rows() == everyone.by_module().rows()
@@ -126,10 +122,7 @@ def test_microbatches_that_are_repeated_are_in_the_trace(tmp_path: Path, argumen
 def test_a_user_may_have_everything_run(tmp_path: Path) -> None:
     path = tmp_path / "pipeline.py"
     path.write_text(PIPELINE)
-    try:
-        trace = dsexplore.run(path, world_size=4, fake=True, ranks="distinct", skip_repeats=False)
-    finally:
-        server_handle.close()
+    trace = dsexplore.run(path, world_size=4, fake=True, ranks="distinct", skip_repeats=False)
     assert not any("without being run" in note for note in trace.info.notes)
 
 
@@ -156,8 +149,5 @@ model(torch.ones(2, 4)).sum().backward()
 def test_ranks_that_differ_by_their_shards_alone_are_not_called_equal(tmp_path: Path, rows: int, kinds: str) -> None:
     path = tmp_path / "sharded.py"
     path.write_text(SHARDED)
-    try:
-        trace = dsexplore.run(path, str(rows), world_size=4, hardware="cpu", ranks="distinct")
-    finally:
-        server_handle.close()
+    trace = dsexplore.run(path, str(rows), world_size=4, hardware="cpu", ranks="distinct")
     assert trace.info.notes[0].startswith(kinds)

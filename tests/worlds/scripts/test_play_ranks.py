@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from textwrap import dedent
 
@@ -11,7 +10,6 @@ import pytest
 
 from dsexplore import load
 from dsexplore.errors import UsageError
-from dsexplore.worlds.real import server_handle
 from dsexplore.worlds.scripts.play_rank import Setting
 from dsexplore.worlds.scripts.play_ranks import ScriptEnd, _watched_files, parse_ranks, play_ranks, written_by_several
 from dsexplore.worlds.scripts.program import Program
@@ -68,12 +66,8 @@ def test_ranks_that_are_not_there(ranks: str | list[int], message: str) -> None:
 
 
 @pytest.mark.processes
+@pytest.mark.usefixtures("rank_server")
 class TestProcesses:
-    @pytest.fixture(autouse=True)
-    def end_the_server(self) -> Iterator[None]:
-        yield
-        server_handle.close()
-
     @pytest.fixture
     def script(self, tmp_path: Path) -> Path:
         path = tmp_path / "train.py"

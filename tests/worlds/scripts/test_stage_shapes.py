@@ -10,7 +10,6 @@ import pytest
 from torch.distributed.pipelining import PipelineStage
 
 import dsexplore
-from dsexplore.worlds.real import server_handle
 from dsexplore.worlds.scripts import stage_shapes
 from dsexplore.worlds.scripts.stage_shapes import EarlierStages, ShapesKnown
 
@@ -61,7 +60,6 @@ def test_a_stage_that_never_knows_is_one_error(tmp_path: Path) -> None:
     path.write_text(SCRIPT.replace("if rank == 0:", "if rank == 0:\n    raise ValueError('no data')\nelif rank == -1:"))
     with pytest.raises(dsexplore.UsageError, match=r"stage 0 was played as rank 0 for the shapes.*no data"):
         dsexplore.run(path, world_size=3, rank=1, hardware="cpu")
-    server_handle.close()
 
 
 def stage(index: int) -> Any:

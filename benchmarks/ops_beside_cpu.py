@@ -1,10 +1,13 @@
 """Ops of torch's own database, run on the CPU and on GPUs for which the CPU stands in, and compared call by call.
 
-    python ops_beside_cpu.py tensors|fake|DTensors [--only NAME]
+    python benchmarks/ops_beside_cpu.py [--kinds tensors fake DTensors] [--only NAME] [--every N]
+
+All of them take two minutes; a test runs every twelfth op.
 
 Compared is what a program can see of each tensor that a call returns or writes into: values, dtype, shape, strides,
 which input or other result it is, or shares memory with, and whether moving it to where it is returns itself. A tensor
-that is on the CPU on one side has to be on ``cuda:0`` on the other. Printed are the differences, then a line of JSON.
+that is on the CPU on one side has to be on ``cuda:0`` on the other. Printed are the differences, then a line of JSON
+for each kind of tensors. The exit status is 1 where there are differences.
 """
 
 from __future__ import annotations
@@ -122,10 +125,10 @@ def with_gradients(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def calls_of_lists(device: str) -> Iterator[Call]:
-    """Yield calls of the functions that do the same with each tensor of a list, on whatever arguments they take."""
+def calls_of_lists(device: str, every: int) -> Iterator[Call]:
+    """Yield calls of every function, or each second, third, …, on lists of tensors, on whatever arguments it takes."""
     seed()
-    for name in sorted(name for name in dir(torch) if name.startswith("_foreach_")):
+    for name in sorted(name for name in dir(torch) if name.startswith("_foreach_"))[::every]:
         for number in range(6):
             tensors, others, more = (list(torch.rand(3, 4, device=device).unbind()) for _ in range(3))
             scalar = torch.tensor(0.5, device=device)
@@ -392,35 +395,45 @@ def compare(calls: Callable[[str, Any], Iterable[Call]], worlds: dict[str, Any])
     return summary, different
 
 
-def main() -> None:
-    """Compare, and print what was found."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("kind", choices=["tensors", "fake", "DTensors"])
-    parser.add_argument("--only", default="", help="part of the names of the ops to try")
-    options = parser.parse_args()
-    sys.argv[1:] = []  # which torch's database reads too
-    warnings.simplefilter("ignore")
-    torch.set_num_threads(1)
-    ops = [op for op in operators() if options.only in op.name]
+def compare_kind(kind: str, ops: list[Any], every: int) -> tuple[dict[str, Any], list[str]]:
+    """Compare those ops, or each second, third, … of them, on one kind of tensors; see `compare`."""
 
     def calls(device: str, mesh: Any) -> Iterator[Call]:
-        moves = MOVES if options.kind == "DTensors" else (*MOVES, *MOVES_OF_MEMORY)
+        moves = MOVES if kind == "DTensors" else (*MOVES, *MOVES_OF_MEMORY)
         yield from calls_of_moves(device, moves)
-        yield from calls_of_lists(device)
-        yield from calls_of_database(ops, device, SAMPLES[options.kind])
+        yield from calls_of_lists(device, every)
+        yield from calls_of_database(ops[::every], device, SAMPLES[kind])
 
     def calls_on_dtensors(device: str, mesh: Any) -> Iterator[Call]:
         return distributed(calls(device, mesh), mesh)
 
     worlds: dict[str, Any] = {"cpu": nullcontext(), "cuda": cuda_stand_in()}
-    if options.kind != "tensors":
+    if kind != "tensors":
         worlds = {
-            device: dsexplore.simulate(2, hardware="h100" if device == "cuda" else None, fake=options.kind == "fake")
+            device: dsexplore.simulate(2, hardware="h100" if device == "cuda" else None, fake=kind == "fake")
             for device in worlds
         }
-    summary, different = compare(calls_on_dtensors if options.kind == "DTensors" else calls, worlds)
-    print("\n".join(different))
-    print(json.dumps({**summary, "differences": len(different)}))
+    return compare(calls_on_dtensors if kind == "DTensors" else calls, worlds)
+
+
+def main() -> None:
+    """Compare, and print what was found."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kinds", nargs="+", choices=[*SAMPLES], default=[*SAMPLES], help="of tensors")
+    parser.add_argument("--only", default="", help="part of the names of the ops to try")
+    parser.add_argument("--every", type=int, default=1, help="1 for all ops, 2 for every second one, …")
+    options = parser.parse_args()
+    sys.argv[1:] = []  # which torch's database reads too
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    ops = [op for op in operators() if options.only in op.name]
+    are_equal = True
+    for kind in options.kinds:
+        summary, different = compare_kind(kind, ops, options.every)
+        print(*different, sep="\n", end="\n" if different else "")
+        print(json.dumps({"kind": kind, **summary, "differences": len(different)}))
+        are_equal &= not different
+    sys.exit(not are_equal)
 
 
 if __name__ == "__main__":
