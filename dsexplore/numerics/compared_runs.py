@@ -103,7 +103,7 @@ class _Run:
 
     @cached_property
     def keys(self) -> list[Key]:
-        """Return all keys: steps, phases, and within these the order in which they were recorded first."""
+        """Keys of all records: steps, phases, and within these the order in which they were recorded first."""
         order = ("forward", "backward", "gradient", "optimizer")
         return sorted(self._by_key, key=lambda key: (key[0], order.index(key[1])))
 

@@ -51,7 +51,7 @@ class ShortKeyMode(FakeTensorMode):
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Handle an op, as torch asks for every one; half of them are autograd's, which asks each of its nodes for a device."""
+        """Handle every op; half of them are autograd's, which asks each of its nodes for a device."""
         if func is _DEVICE and type(args[0]) is FakeTensor:
             return _META if args[0].fake_mode.in_kernel_invocation else args[0].fake_device
         if eval_frame_callback() is not None:  # compiled code runs: the compiler is to leave the mode alone

@@ -193,7 +193,7 @@ class RanksRun(Generic[Value]):
 
     @property
     def values(self) -> list[Value]:
-        """Return value of each rank, in order of ranks.
+        """Results of the ranks, in order.
 
         Raises:
             RanksFailedError: a rank did not finish.

@@ -1,0 +1,36 @@
+"""Docstrings: functions begin with a verb, properties with a noun.
+
+Modules: none of the package.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+PACKAGE = Path(__file__).parents[1] / "dsexplore"
+ARTICLES = {"The", "A", "An"}
+NO_VERBS = ARTICLES | {"All", "Any", "Each", "Every", "If", "It", "Its", "None", "One", "What", "Whatever", "When"}
+NO_VERBS |= {"Where", "Whether", "Which", "Who", "Whose", "Called", "Returns", "True", "False"}
+
+
+def described() -> Iterator[tuple[str, bool, str]]:
+    """Yield place, whether it is a property, and first line of each function's docstring."""
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and (text := ast.get_docstring(node)):
+                is_property = any("property" in ast.unparse(decorator) for decorator in node.decorator_list)
+                yield f"{path.relative_to(PACKAGE)}: {node.name}", is_property, text.splitlines()[0]
+
+
+def test_functions_begin_with_a_verb() -> None:
+    functions = [(place, line) for place, is_property, line in described() if not is_property]
+    assert len(functions) > 2000
+    assert not [(place, line) for place, line in functions if line.split()[0] in NO_VERBS or not line[0].isupper()]
+
+
+def test_properties_begin_with_a_noun_without_an_article() -> None:
+    properties = [(place, line) for place, is_property, line in described() if is_property]
+    assert len(properties) > 200
+    assert not [(place, line) for place, line in properties if line.split()[0] in ARTICLES | {"Return", "Whether"}]
