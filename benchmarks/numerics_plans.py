@@ -1,7 +1,6 @@
 """How well `compare_numerics` tells plans with one fault from right ones, and names the place and the reason.
 
 Bound: of 33 faulty plans of ten kinds the place is right in 30 and the reason in 26; no alarm in any right plan.
-A comparison of a small Llama on 4 ranks takes at most 10 s on two cores.
 
 Usage: python benchmarks/numerics_plans.py [NAME …]
 """

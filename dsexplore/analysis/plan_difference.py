@@ -14,6 +14,7 @@ import polars as pl
 
 from dsexplore.analysis.findings.finding import Findings
 from dsexplore.analysis.headline import Headline
+from dsexplore.analysis.numeric_difference import NumericDifference
 from dsexplore.analysis.traffic_purposes import listed, purpose_of
 from dsexplore.display import Displayable
 from dsexplore.trace.diff import KEYS
@@ -38,7 +39,7 @@ class DifferenceSentence:
     """One sentence about two traces."""
 
     about: str
-    """``axes``, ``module``, ``finding`` or ``time``."""
+    """``axes``, ``module``, ``finding``, ``time`` or ``values``."""
     text: str
     module: str = ""
     """The first of the modules that it speaks of; empty for none."""
@@ -53,6 +54,7 @@ class PlanDifference(Displayable):
     def __init__(self, before: Tables, after: Tables) -> None:
         self.before = Headline(before)
         self.after = Headline(after)
+        self._numerics = before.numerics, after.numerics
 
     def __repr__(self) -> str:
         said = " ".join(map(str, self.sentences))
@@ -60,8 +62,9 @@ class PlanDifference(Displayable):
 
     @cached_property
     def sentences(self) -> tuple[DifferenceSentence, ...]:
-        """At most four sentences: by axis, by module, findings of one trace only, times; none if both send the same."""
-        parts = (self._axes, self._module, self._findings, self._time)
+        """At most five sentences: by axis, by module, findings of one trace only, times, and where values part that
+        both have recorded; none if both send the same, without values."""
+        parts = (self._axes, self._module, self._findings, self._time, self._values)
         return tuple(one for part in parts for one in part())
 
     def to_frame(self, *, unchanged: bool = False) -> pl.DataFrame:
@@ -105,6 +108,11 @@ class PlanDifference(Displayable):
     def findings_new(self) -> Findings:
         """Findings in B that are not in A."""
         return _without(self.after.findings, self.before.findings)
+
+    def _values(self) -> Iterator[DifferenceSentence]:
+        """Yield the sentence about where the values of both runs part."""
+        if all(numerics.height for numerics in self._numerics):
+            yield DifferenceSentence("values", NumericDifference(*self._numerics).sentence)
 
     def _axes(self) -> Iterator[DifferenceSentence]:
         """Yield the sentence about the change of bytes, in total and by axis, and of the number of collectives."""

@@ -33,6 +33,8 @@ class ModuleCalls:
     def __init__(self, modules: Modules, outermost: Callable[[ModuleEntry, bool], None] = lambda *_: None) -> None:
         self.modules = modules
         self.outermost = outermost
+        self.observers: list[Callable[[ModuleEntry, Any], None]] = []
+        """Called with the entry of each module that has returned, and with what it returned."""
 
     def install(self) -> None:
         """Begin to report module calls."""
@@ -40,6 +42,7 @@ class ModuleCalls:
         leave_frame_to_python(_call.__code__)
         leave_to_python(_begin.__code__)
         leave_to_python(_end.__code__)
+        leave_to_python(_report.__code__)
         frame_kinds.mark_module_call(_call.__code__)
         if not _is_beneath_another or nn.Module.__call__ is _call_module:
             _call_module, _is_beneath_another = nn.Module.__call__, False
@@ -71,7 +74,10 @@ def _call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
     if begun is None:
         return _call_module(self, *args, **kwargs)
     try:
-        return _call_module(self, *args, **kwargs)
+        result = _call_module(self, *args, **kwargs)
+        if _installed is not None and _installed.observers:
+            _report(_installed, *begun, result)
+        return result
     finally:
         _end(*begun)
 
@@ -106,6 +112,16 @@ def _begin(called: nn.Module) -> tuple[ThreadCalls, int] | None:
         del in_progress[depth:]
         raise
     return thread_calls, depth
+
+
+def _report(observer: ModuleCalls, thread_calls: ThreadCalls, depth: int, result: Any) -> None:
+    """Report what a module returned; what a module inside a wrapper returned is reported of the wrapper alone."""
+    call = thread_calls.open[depth]
+    module = call.module
+    if module is None or (depth and thread_calls.open[depth - 1].module is module and call.called != id(module)):
+        return
+    for report in observer.observers:
+        report(module, result)
 
 
 def _end(thread_calls: ThreadCalls, depth: int) -> None:

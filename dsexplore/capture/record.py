@@ -38,6 +38,7 @@ def record(
     target: str = "",
     timeout: float | None = None,
     costs: bool = False,
+    numerics: bool = False,
     saves_end: bool = True,
     counts_steps: bool = True,
 ) -> Iterator[Trace]:
@@ -56,6 +57,7 @@ def record(
             ``save`` while the block goes on, with the stack of each thread beside it.
         costs: also record what is computed between the collectives, and the memory that it takes, of which
             `Trace.predict` makes times: all ops are seen then, and compiled code runs eagerly.
+        numerics: also record summaries of what modules return, of its gradients, and of those of parameters.
         saves_end: False writes to ``save`` only where the process is ended by SIGTERM, or the time-out has passed.
         counts_steps: whether the steps of optimizers end the trace's steps; `Trace.step` ends them alone once called.
 
@@ -84,6 +86,8 @@ def record(
                 while_open.enter_context(saved_early(_early_save(recorder, recording, save, timeout)))
             if costs:
                 _record_costs(recorder, recording)
+            if numerics:
+                while_open.callback(_record_numerics(recorder, recording))
             if counts_steps:
                 while_open.enter_context(counted_steps(None, recording.of_optimizers))
             yield trace
@@ -122,12 +126,27 @@ def _record_costs(recorder: Recorder, recording: Recording) -> None:
     recording.kernels.start()
 
 
+def _record_numerics(recorder: Recorder, recording: Recording) -> Callable[[], None]:
+    """Record summaries of tensors too.
+
+    Returns:
+        a function that ends this.
+    """
+    from dsexplore.capture.numeric_recording import NumericRecording
+
+    recording.numerics = NumericRecording(recorder.modules, recording.steps, recorder.warn_once)
+    recording.numerics.start()
+    return recorder.observe_outputs(recording.numerics.returned)
+
+
 def _end(recorder: Recorder, recording: Recording, trace: Trace, save: str | os.PathLike[str] | None) -> None:
     """Close a recording and save its trace, whole even where Ctrl-C comes twice, as launchers pass it on to ranks."""
     with uninterrupted():
         recording.work = None
         if recording.kernels is not None:
             recording.kernels.stop()
+        if recording.numerics is not None:
+            recording.numerics.stop()
         finish(trace, recorder.close(recording))
         if save is not None:
             save_recording(trace.tables, save)

@@ -72,6 +72,7 @@ def content_of(
     return Recorded(
         events=event_columns(kinds, steps, recording.stack_depth, placed.numbers),
         costs=_cost_tables(recording, issued, rank),
+        numerics=recording.numerics.columns(rank) if recording.numerics is not None else {},
         parameters=parameter_columns(modules.parameters(), rank),
         modules=module_columns(modules.in_order(), recording.earlier_calls),
         groups=group_rows(group for group in groups if id(group) in used),

@@ -83,6 +83,8 @@ class Recorded:
     info: TraceInfo
     costs: dict[str, pl.DataFrame]
     """The tables ``kernels`` and ``memory``; empty where costs were not recorded."""
+    numerics: Columns
+    """By column of `schema.NUMERICS`, a value per summary; empty where none were recorded."""
     steps: int | None
     """The number of steps that the tables hold; None for all that was recorded."""
     trains: bool
@@ -102,6 +104,7 @@ class Recorded:
             modules=_of_columns(self.modules, schema.MODULES),
             groups=pl.DataFrame(self.groups, schema=schema.GROUPS, orient="row"),
             info=self.info,
+            numerics=_of_columns(self.numerics, schema.NUMERICS) if self.numerics else schema.empty("numerics"),
             **self.costs,
         )
         if self.steps is not None:
@@ -124,13 +127,13 @@ def _shapes(shapes: Sequence[tuple[int, ...]]) -> pl.Series:
 
 def _of_steps(tables: Tables, count: int) -> Tables:
     """Return the tables with the rows of the first `count` steps only."""
-    parts = ("events", "kernels", "memory")
+    parts = ("events", "kernels", "memory", "numerics")
     return replace(tables, **{name: getattr(tables, name).filter(pl.col("step") < count) for name in parts})
 
 
 def _of_inference(tables: Tables) -> Tables:
     """Rename the phase of forwards without gradients, for programs in which no call ran with gradients."""
-    names = {"events": "trigger", "kernels": "module", "memory": "module"}
+    names = {"events": "trigger", "kernels": "module", "memory": "module", "numerics": "module"}
     is_apart = pl.col("phase") == "no-grad forward"
     return replace(
         tables,

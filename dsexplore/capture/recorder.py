@@ -76,7 +76,7 @@ class Recorder:
     def _start_anew(self) -> None:
         """Drop the groups, modules and names of earlier recordings."""
         self._groups = Groups()
-        self._modules = Modules(self._warn_once)
+        self._modules = Modules(self.warn_once)
         self._origins = Origins(self._modules, self._groups)
         self._module_calls = ModuleCalls(self._modules, self._begin_outermost)
         self._early: EarlySends | None = EarlySends()
@@ -163,7 +163,7 @@ class Recorder:
             group = self._groups.find(args[entry.group]) if entry.group >= 0 else self._guess_group(raw_op, entry, args)
             issued = self._describe(raw_op, entry, args, group, caller)
         except Exception as fault:
-            self._warn_once(raw_op, f"dsexplore could not describe {raw_op} and left it out of the trace: {fault!r}")
+            self.warn_once(raw_op, f"dsexplore could not describe {raw_op} and left it out of the trace: {fault!r}")
             return None
         if group is not None and group.timing != "none":
             issued.needs_work = True
@@ -226,6 +226,16 @@ class Recorder:
     def stopwatch(self) -> Stopwatch:
         """Stopwatch that measures when each collective began and ended."""
         return self._stopwatch
+
+    def observe_outputs(self, report: Callable[[ModuleEntry, Any], None]) -> Callable[[], None]:
+        """Call a function with each module that has returned, and with its output.
+
+        Returns:
+            a function that ends this.
+        """
+        observers = self._module_calls.observers
+        observers.append(report)
+        return lambda: observers.remove(report)
 
     def number_batch(self, members: Sequence[Issued]) -> None:
         """Set one batch number for collectives that were launched together."""
@@ -331,14 +341,14 @@ class Recorder:
 
     def _guess_group(self, raw_op: str, entry: Communication, args: Sequence[Any]) -> Group | None:
         """Return the group of an unknown op: the first of its arguments that is one."""
-        self._warn_once(raw_op, f"dsexplore does not know the communication op {raw_op}: recorded as {entry.op}")
+        self.warn_once(raw_op, f"dsexplore does not know the communication op {raw_op}: recorded as {entry.op}")
         for arg in args:
             if isinstance(arg, (dist.ProcessGroup, torch.ScriptObject)):
                 with suppress(RuntimeError):  # a work, or another object of TorchScript
                     return self._groups.find(arg)
         return None
 
-    def _warn_once(self, about: str, message: str) -> None:
+    def warn_once(self, about: str, message: str) -> None:
         """Warn and add a note to every open recording, once per subject until the last recording has ended."""
         if about not in self._warned:
             self._warned.add(about)

@@ -14,6 +14,7 @@ from dsexplore.progress import Work
 
 if TYPE_CHECKING:
     from dsexplore.capture.kernel_recording import KernelRecording
+    from dsexplore.capture.numeric_recording import NumericRecording
 
 
 @dataclass(eq=False)
@@ -56,6 +57,8 @@ class Recording:
     """See `TraceInfo.attempt`."""
     kernels: KernelRecording | None = None
     """Recording of the kernels between collectives; None if only collectives are recorded."""
+    numerics: NumericRecording | None = None
+    """Recording of the summaries of tensors; None if there is none."""
     work: Work | None = None
     """Progress display, if one is shown."""
     modules: Modules | None = None
@@ -75,6 +78,8 @@ class Recording:
             self.steps.clear()
             if self.kernels is not None:
                 self.kernels.join_steps()
+            if self.numerics is not None:
+                self.numerics.join_steps()
         self.steps.append(len(self.issued))
 
     def begin_call(self, module: int, *, with_gradients: bool) -> None:

@@ -15,7 +15,7 @@ from dsexplore.mesh import Mesh, parse_mesh
 from dsexplore.numerics.compared_runs import compare_runs
 from dsexplore.numerics.first_difference import first_difference
 from dsexplore.numerics.numerics_report import NumericsReport, report_of
-from dsexplore.numerics.numerics_runs import DRAWS, EXACT, PLAIN, play_rank, play_reference
+from dsexplore.numerics.numerics_runs import EXACT, PLAIN, play_rank, play_reference
 from dsexplore.signatures import names_arguments
 from dsexplore.worlds.real.run_ranks import RanksFailedError, run_ranks
 
@@ -63,7 +63,7 @@ def compare_numerics(
         mesh: their axes, outermost first.
         steps: number of steps to compare.
         tolerance: relative difference that is allowed; None, the default, allows what rounding does.
-        timeout: seconds for each run of the ranks.
+        timeout: seconds for the ranks to run, in float64 and as they are.
 
     Returns:
         the `NumericsReport`, which shows itself in a notebook.
@@ -78,23 +78,18 @@ def compare_numerics(
         folder = Path(name)
         problem = run_ranks(play_reference, 1, args=(reference, steps, folder), backend=None, timeout=timeout).values[0]
 
-        def play(run: str, weights: str, count: int = steps) -> list[bool]:
-            arguments = (parallel, axes, count, run, folder, weights)
-            return run_ranks(play_rank, world_size, args=arguments, timeout=timeout).values
+        def play(*runs: str) -> None:
+            run_ranks(play_rank, world_size, args=(parallel, axes, steps, folder, runs), timeout=timeout).check()
 
-        has_dropout: list[bool] = []
         if not problem:
             try:
-                has_dropout = play(EXACT, EXACT)
+                play(EXACT, PLAIN)
             except RanksFailedError as error:
                 problem = str(error).splitlines()[-1]
         if problem:
             notes.append(f"not compared in float64, in which the program does not run: {problem}")
-        with_plain = play(PLAIN, PLAIN)
-        has_draws = any(has_dropout or with_plain)
-        if has_draws:
-            play(DRAWS, PLAIN, 1)
-        comparison = compare_runs(folder, axes, tolerance, is_exact=not problem, has_draws=has_draws)
+            play(PLAIN)
+        comparison = compare_runs(folder, axes, tolerance, is_exact=not problem)
         return report_of(comparison, first_difference(comparison), tuple(notes))
 
 

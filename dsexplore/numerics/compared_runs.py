@@ -63,7 +63,7 @@ def coordinates_of(mesh: Mesh, rank: int) -> dict[str, int]:
     return dict(zip(mesh.axes, mesh.coordinates(rank), strict=True))
 
 
-def compare_runs(folder: Path, mesh: Mesh, tolerance: float | None, is_exact: bool, has_draws: bool) -> Comparison:
+def compare_runs(folder: Path, mesh: Mesh, tolerance: float | None, is_exact: bool) -> Comparison:
     """Compare what the runs of a folder have recorded.
 
     Args:
@@ -71,7 +71,6 @@ def compare_runs(folder: Path, mesh: Mesh, tolerance: float | None, is_exact: bo
         mesh: of the ranks.
         tolerance: relative difference that is allowed; None to allow what rounding does.
         is_exact: whether there are runs in float64.
-        has_draws: whether there is one with dropout.
     """
     compared_run = EXACT if is_exact else PLAIN
     ranks = [load_run(file_of(folder, compared_run, rank)) for rank in range(mesh.size)]
@@ -82,6 +81,7 @@ def compare_runs(folder: Path, mesh: Mesh, tolerance: float | None, is_exact: bo
     if is_exact and file_of(folder, PLAIN, 0).exists():
         plain = _Run([load_run(file_of(folder, PLAIN, rank)) for rank in range(mesh.size)], mesh)
         _add_plain(entries, _Run([load_run(file_of(folder, PLAIN))], mesh), plain)
+    has_draws = file_of(folder, DRAWS, 0).exists()
     draws = [load_run(file_of(folder, DRAWS, rank)) for rank in range(mesh.size)] if has_draws else []
     return Comparison(mesh, entries, ranks, is_exact, draws)
 

@@ -28,7 +28,7 @@ def expect_same_numbers(
         mesh: their axes, outermost first.
         steps: number of steps to compare.
         tolerance: relative difference that is allowed; None, the default, allows what rounding does.
-        timeout: seconds for each run of the ranks.
+        timeout: see `compare_numerics`.
 
     Returns:
         the report, if the numbers are the same.

@@ -29,6 +29,7 @@ from dsexplore.numerics.reasons.all_reasons import explain
 from dsexplore.numerics.reasons.dropout import different_draws
 from dsexplore.numerics.reasons.factor import common_factor
 from dsexplore.numerics.reasons.match import Match, Reason, is_close
+from dsexplore.numerics.reasons.missing_reduction import factor_of_sum
 from dsexplore.numerics.reasons.stale_parameters import match_of, unsynchronized
 
 MADE_WHOLE: tuple[Reason, ...] = ("missing reduction",)
@@ -131,11 +132,19 @@ def _in_backward(comparison: Comparison, step: int) -> FirstDifference | None:
         elif entry.is_right and _is_zero(entry):
             continue
         outermost = _outermost(entry, comparison.of("backward", step))
+        if scale is not None and _is_scaled_sum(outermost, data, scale):
+            continue
         match = explain(outermost, comparison)
         if match is not None and match.axes and set(match.axes) <= data:
             continue  # of what is the same for all data: reduced with the gradients of parameters
         return _difference(outermost, match)
     return None
+
+
+def _is_scaled_sum(entry: Compared, axes: set[str], scale: float) -> bool:
+    """Return True if ranks hold parts of the gradient, of a loss so many times the reference's, along these axes."""
+    factor = factor_of_sum(entry.parts, axes, entry)
+    return factor is not None and is_close(factor, scale)
 
 
 def _axes_of_data(comparison: Comparison, step: int) -> set[str]:

@@ -1,9 +1,9 @@
-"""What a process runs: the reference in three precisions, and each rank of the parallel program in one."""
+"""What a process runs: the reference, and each rank of the parallel program, in several precisions one by one."""
 
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -53,20 +53,26 @@ def play_reference(program: Program, steps: int, folder: Path) -> str:
     return problem
 
 
-def play_rank(program: Program, mesh: Mesh, steps: int, run: str, folder: Path, weights: str) -> bool:
-    """Run a rank of the parallel program.
+def play_rank(program: Program, mesh: Mesh, steps: int, folder: Path, runs: Sequence[str]) -> None:
+    """Run a rank of the parallel program several times, and once more with dropout if a rank has some.
 
     Args:
         program: called with the mesh.
         mesh: axes of the world.
         steps: to train.
-        run: one of `EXACT`, `PLAIN` and `DRAWS`.
         folder: of all records.
-        weights: the run of the reference whose initial weights the ranks get.
-
-    Returns:
-        whether the program has called dropout in training.
+        runs: `EXACT`, `PLAIN` or both; the ranks get the initial weights of the reference's run of that name.
     """
+    has_dropout = False
+    for run in runs:
+        has_dropout |= _play_on_mesh(program, mesh, steps, folder, run, run)
+    with_dropout = torch.tensor(int(has_dropout))
+    dist.all_reduce(with_dropout, dist.ReduceOp.MAX)
+    if with_dropout:
+        _play_on_mesh(program, mesh, 1, folder, DRAWS, PLAIN)
+
+
+def _play_on_mesh(program: Program, mesh: Mesh, steps: int, folder: Path, run: str, weights: str) -> bool:
     device_mesh = init_device_mesh("cpu", mesh.shape, mesh_dim_names=mesh.axes)
     initial = load_run(file_of(folder, weights)).start
     return _play(program, (device_mesh,), steps, run, initial, file_of(folder, run, dist.get_rank()))
@@ -80,6 +86,7 @@ def _play(
     weights: dict[str, Tensor] | None,
     file: Path,
 ) -> bool:
+    """Run a program, write its record, and return True if it has called dropout in training."""
     record = RunRecord(rank=dist.get_rank() if arguments else 0)
     with ExitStack() as stack:
         mode = ComparedMode(exact=run in (EXACT, ROUNDED))

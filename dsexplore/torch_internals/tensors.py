@@ -40,6 +40,11 @@ def count_elements(storage: torch.TypedStorage) -> int:
     return count
 
 
+def version_of(tensor: torch.Tensor) -> int:
+    """Return how often a tensor has been written in place; -1 for one of inference mode, of which torch keeps no count."""
+    return -1 if tensor.is_inference() else tensor._version
+
+
 def mark_as_parameter(tensor: torch.Tensor) -> None:
     """Make a tensor pass for an ``nn.Parameter`` in ``isinstance``, as parameters that are subclasses do."""
     vars(tensor)["_is_param"] = True

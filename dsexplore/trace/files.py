@@ -6,7 +6,7 @@ One file holds one trace. Its rows are the events; its key-value metadata holds 
 |---|---|
 | ``dsexplore.format`` | the format's version, a whole number |
 | ``dsexplore.info`` | `TraceInfo` as JSON |
-| ``dsexplore.parameters``, ``.modules``, ``.groups``, ``.kernels``, ``.memory`` | that table as Parquet, in base64 |
+| ``dsexplore.parameters``, ``.modules``, ``.groups``, ``.kernels``, ``.memory``, ``.numerics`` | that table as Parquet, in base64 |
 | ``dsexplore.digest`` | see `dsexplore.trace.file_digest` |
 
 A directory holds one such file per rank, ``rank-00000.parquet`` and so on; loading it merges them.
@@ -42,7 +42,7 @@ from dsexplore.trace.tables import OF_EACH_RANK, Tables, TraceInfo
 from dsexplore.user_warnings import warn
 
 _PREFIX = "dsexplore."
-_SIDE_TABLES = ("parameters", "modules", "groups", "kernels", "memory")
+_SIDE_TABLES = ("parameters", "modules", "groups", "kernels", "memory", "numerics")
 
 
 def load(path: str | os.PathLike[str]) -> Tables:
@@ -167,7 +167,8 @@ def stack_file(rank: int) -> str:
 def split_ranks(tables: Tables) -> dict[int, Tables]:
     """Return {rank: its tables}; all share modules and groups, which have no rank column. Without any rank, {0: …}."""
     ranks = ranks_of(tables) or (0,)
-    of_ranks = {name: _by_rank(getattr(tables, name)) for name in ("events", "parameters", "kernels", "memory")}
+    per_rank = ("events", "parameters", "kernels", "memory", "numerics")
+    of_ranks = {name: _by_rank(getattr(tables, name)) for name in per_rank}
     return {
         rank: replace(
             tables,

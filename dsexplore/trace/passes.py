@@ -24,6 +24,7 @@ PASSES = {
     "predicted_timeline": "dsexplore.cost.predicted_timeline:predicted_timeline",
     # the methods of TraceDiff, with the other trace's Tables as ``after``
     "diff headline": "dsexplore.analysis.plan_difference:plan_difference",
+    "diff numerics": "dsexplore.analysis.numeric_difference:numeric_difference",
     "diff timeline": "dsexplore.analysis.joint_timeline:joint_timeline",
 }
 

@@ -10,7 +10,7 @@ from typing import Literal, get_args
 
 import polars as pl
 
-FORMAT_VERSION = 6
+FORMAT_VERSION = 7
 
 Phase = Literal[
     "start-up", "forward", "no-grad forward", "between steps", "backward", "recompute", "optimizer", "other"
@@ -151,6 +151,27 @@ MEMORY: dict[str, pl.DataType] = {
 }
 """One row per segment if costs were recorded; otherwise empty."""
 
+NUMERICS: dict[str, pl.DataType] = {
+    "rank": pl.Int32(),
+    "step": pl.Int32(),
+    "seq": pl.Int64(),  # position among this rank's summaries, in program order
+    "phase": pl.String(),  # forward, no-grad forward: an output; backward: the gradient of one; gradient: of a
+    # parameter, as the optimizer reads it
+    "module": pl.String(),
+    "name": pl.String(),  # output, or output 1 and so on; of a gradient the parameter's own name
+    "call": pl.Int32(),  # number of the module's call in this step
+    "dtype": pl.String(),
+    "placements": pl.String(),  # of a DTensor; "" for a plain tensor
+    "count": pl.Int64(),  # elements of this rank's part, of which the rest speaks
+    "norm": pl.Float64(),
+    "mean": pl.Float64(),
+    "min": pl.Float64(),  # NaN if an element is
+    "max": pl.Float64(),
+    "projection": pl.Float64(),  # on a seeded random vector: another order of the elements has another one
+    "hash": pl.Int64(),  # sum of the elements' bits as whole numbers, modulo 2**64: the same in any order
+}
+"""One row per summary of a tensor, if ``numerics=True`` recorded some; otherwise empty."""
+
 TABLES: dict[str, dict[str, pl.DataType]] = {
     "events": EVENTS,
     "parameters": PARAMETERS,
@@ -158,8 +179,9 @@ TABLES: dict[str, dict[str, pl.DataType]] = {
     "groups": GROUPS,
     "kernels": KERNELS,
     "memory": MEMORY,
+    "numerics": NUMERICS,
 }
-ADDED_TABLES: dict[str, int] = {"kernels": 3, "memory": 3}
+ADDED_TABLES: dict[str, int] = {"kernels": 3, "memory": 3, "numerics": 7}
 """{table: format version that added it}."""
 
 

@@ -87,3 +87,4 @@ class Tables:
     info: TraceInfo = field(default_factory=TraceInfo)
     kernels: pl.DataFrame = field(default_factory=lambda: schema.empty("kernels"))
     memory: pl.DataFrame = field(default_factory=lambda: schema.empty("memory"))
+    numerics: pl.DataFrame = field(default_factory=lambda: schema.empty("numerics"))

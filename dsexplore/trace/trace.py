@@ -29,6 +29,7 @@ from dsexplore.units import format_count
 if TYPE_CHECKING:
     from dsexplore.analysis.findings.finding import Findings
     from dsexplore.analysis.headline import Headline
+    from dsexplore.analysis.numeric_difference import NumericDifference
     from dsexplore.analysis.parameter_history import ParameterHistory
     from dsexplore.analysis.plan_difference import PlanDifference
     from dsexplore.analysis.skew import Skew
@@ -81,6 +82,12 @@ class Trace(Displayable):
     def groups(self) -> pl.DataFrame:
         """One row per process group; columns: `schema.GROUPS`."""
         return self.tables.groups
+
+    @property
+    def numerics(self) -> pl.DataFrame:
+        """One row per tensor and rank of what `commtrace` summarizes with ``numerics=True``; columns:
+        `schema.NUMERICS`."""
+        return self.tables.numerics
 
     @property
     def info(self) -> TraceInfo:
@@ -428,13 +435,24 @@ class TraceDiff(Displayable):
         return merge_modules([self.before.modules, self.after.modules])
 
     def headline(self) -> PlanDifference:
-        """Return a `dsexplore.analysis.plan_difference.PlanDifference`: the difference in at most four sentences.
+        """Return a `dsexplore.analysis.plan_difference.PlanDifference`: the difference in at most five sentences.
 
         ``.to_frame()`` has the rows of the diff per rank and step, so that traces with different numbers of them
         compare.
         """
         headline: PlanDifference = run_pass("diff headline", self.before.tables, after=self.after.tables)
         return headline
+
+    def numerics(self) -> NumericDifference:
+        """Return a `dsexplore.analysis.numeric_difference.NumericDifference`: where the values of both runs part.
+
+        ``.sentence`` says it, and ``.to_frame()`` has a row per tensor that both have summarized.
+
+        Raises:
+            UsageError: one of them was recorded without ``numerics=True``.
+        """
+        difference: NumericDifference = run_pass("diff numerics", self.before.tables, after=self.after.tables)
+        return difference
 
     def timeline(self, lanes: str | None = None, colors: str | None = None) -> Timeline:
         """Return a `dsexplore.analysis.step_timeline.Timeline` of both last steps on one scale, A's lanes above B's.

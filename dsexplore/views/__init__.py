@@ -34,6 +34,9 @@ VIEWS = {
     "dsexplore.cost.prediction:Prediction": "dsexplore.views.cost.prediction_view:PredictionView",
     "dsexplore.cost.mesh_comparison:MeshComparison": "dsexplore.views.cost.mesh_choice_view:MeshComparisonView",
     "dsexplore.numerics.numerics_report:NumericsReport": "dsexplore.views.numerics.numerics_view:NumericsView",
+    "dsexplore.analysis.numeric_difference:NumericDifference": (
+        "dsexplore.views.numerics.numeric_difference_view:NumericDifferenceView"
+    ),
     "dsexplore.comm.log_summary:CommsSummary": "dsexplore.views.log.log_view:CommsSummaryView",
 }
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 
 from dsexplore.capture.record import record
+from dsexplore.errors import UsageError
 from dsexplore.mesh import MeshLike
 from dsexplore.signatures import names_arguments
 from dsexplore.trace.trace import Trace
@@ -32,6 +33,7 @@ def commtrace(
     ranks_per_node: int | None = None,
     timeout: float | None = None,
     costs: bool = False,
+    numerics: bool = False,
 ) -> Iterator[Trace]:
     """Record every collective inside the block: which module, which mesh axis, how many bytes.
 
@@ -54,6 +56,8 @@ def commtrace(
         timeout: seconds; where no collective of a real rank begins or ends for so long, what it recorded until then
             is written to ``save``, with its stacks, and the block goes on.
         costs: also record what is computed between the collectives, for `Trace.predict`; compiled code runs eagerly.
+        numerics: also record a few exact summaries of what each module returns, of its gradients, and of those of
+            parameters, so that `Trace.diff` says where two runs part; see `Trace.numerics`. Of real ranks alone.
 
     Yields:
         A `Trace`, readable at any time, and final when the block ends.
@@ -76,7 +80,13 @@ def commtrace(
         opened(settings) if simulates else nullcontext(),
         translated(),
         recorded(
-            current_world(), is_own=simulates, save=save, stack_depth=stack_depth, timeout=timeout, costs=costs
+            current_world(),
+            is_own=simulates,
+            save=save,
+            stack_depth=stack_depth,
+            timeout=timeout,
+            costs=costs,
+            numerics=numerics,
         ) as trace,
     ):
         yield trace
@@ -91,6 +101,7 @@ def recorded(
     stack_depth: int = 1,
     timeout: float | None = None,
     costs: bool = False,
+    numerics: bool = False,
     saves_end: bool = True,
     counts_steps: bool = True,
 ) -> Iterator[Trace]:
@@ -103,12 +114,18 @@ def recorded(
         stack_depth: as for `commtrace`.
         timeout: as for `commtrace`.
         costs: as for `commtrace`.
+        numerics: as for `commtrace`.
         saves_end: see `record`.
         counts_steps: see `record`.
 
     Yields:
         The `Trace`.
     """
+    if numerics and world is not None:
+        raise UsageError(
+            f"numerics=True on {world.size} simulated ranks: each of them computes with its own part alone, so its "
+            "values are not the program's; record real ranks, or drop numerics"
+        )
     has_ended = False
 
     def notes(events: int) -> list[str]:
@@ -129,6 +146,7 @@ def recorded(
             target=target,
             timeout=timeout,
             costs=costs,
+            numerics=numerics,
             saves_end=saves_end,
             counts_steps=counts_steps,
         ) as trace,

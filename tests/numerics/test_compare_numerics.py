@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import polars as pl
@@ -13,20 +12,12 @@ from torch.distributed.device_mesh import DeviceMesh
 import dsexplore
 from dsexplore import ExpectationError, NumericsReport, RanksFailedError, UsageError, compare_numerics
 from dsexplore.mesh import parse_mesh
-from tests.numerics.right_plans import RIGHT_PLANS, RightPlan, megatron, plain
-from tests.numerics.trained_model import (
-    Trained,
-    part_of_batch,
-    reduce_gradients,
-    seeded,
-    tensor_parallel,
-    tokens_and_targets,
-    trained,
-)
+from tests.numerics.right_plans import RIGHT_PLANS, RightPlan, ddp, megatron, plain
+from tests.numerics.trained_model import Trained, seeded, tensor_parallel, tokens_and_targets, trained
 from tests.numerics.wrong_plans import WRONG_PLANS, WrongPlan
 
 pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("rank_server")]
-FAST = {"TP", "DDP with accumulation", "plain TP with fused QKV", "PP", "EP", "dropout", "bf16"}
+FAST = {"TP", "DDP with accumulation", "PP", "EP", "dropout", "bf16"}
 FAST_FAULTS = {"joined in turn", "rotary", "head made later", "three and five", "shards clipped"}
 
 
@@ -56,27 +47,26 @@ def compared(reference: Any, parallel: Any, mesh: str, **options: Any) -> Numeri
 def without_a_reduction(mesh: DeviceMesh) -> Trained:
     model = tensor_parallel(seeded(), mesh["tp"])
     model.layers[1].feed_forward.down.times = 0  # type: ignore[union-attr]
-    data = part_of_batch(mesh, "dp", *tokens_and_targets())
-    return trained(model, *data, before_optimizer=partial(reduce_gradients, model, mesh["dp"]))
+    return trained(model, *tokens_and_targets())
 
 
 def test_a_wrong_plan_names_place_ranks_reason_and_change() -> None:
-    report = compared(plain, without_a_reduction, "dp=2,tp=2", steps=1)
+    report = compared(plain, without_a_reduction, "tp=2", steps=1)
     assert not report.same
     assert (report.module, report.phase, report.step) == ("layers.1.feed_forward.down", "forward", 0)
-    assert report.ranks == (0, 1, 2, 3)
+    assert report.ranks == (0, 1)
     wrong = report.to_frame().filter(~pl.col("same"))
     assert wrong["module"][0] == "layers.1.feed_forward.down"
 
 
 def test_the_assertion_says_where_numbers_part() -> None:
     with pytest.raises(ExpectationError, match=r"layers\.1\.feed_forward\.down"):
-        dsexplore.expect_same_numbers(plain, without_a_reduction, steps=1)
+        dsexplore.expect_same_numbers(plain, without_a_reduction, mesh="tp=2", world_size=2, steps=1)
 
 
 def test_a_tolerance_can_be_given() -> None:
-    assert compared(plain, without_a_reduction, "dp=2,tp=2", steps=1, tolerance=1e6).same
-    assert not compared(plain, megatron, "dp=2,tp=2", steps=1, tolerance=0.0).same
+    assert compared(plain, without_a_reduction, "tp=2", steps=1, tolerance=1e6).same
+    assert not compared(plain, ddp, "dp=2", steps=1, tolerance=0.0).same
 
 
 def no_model(mesh: DeviceMesh | None = None) -> Any:

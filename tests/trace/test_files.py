@@ -186,7 +186,7 @@ def written(path: Path, tables: Tables, **changes: str | None) -> Path:
 
 def test_a_newer_file_says_to_upgrade(tmp_path: Path, make: Make) -> None:
     path = written(tmp_path / "new.parquet", make([{}]), format=str(schema.FORMAT_VERSION + 1), info="of the future")
-    with pytest.raises(TraceFileError, match=r"has trace format 7, newer than format 6 .*: upgrade dsexplore"):
+    with pytest.raises(TraceFileError, match=r"has trace format 8, newer than format 7 .*: upgrade dsexplore"):
         dsexplore.load(path)
 
 

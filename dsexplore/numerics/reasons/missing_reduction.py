@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import combinations
 
 import torch
@@ -21,13 +21,22 @@ def rule(parts: Sequence[Part], entry: Compared, comparison: Comparison) -> Matc
     axes = varying_axes(part.holder for part in groups[0])
     for count in range(1, len(axes) + 1):
         for chosen in combinations(axes, count):
-            kinds = {_reduced(summed, entry) for group in groups for summed in _gathered(group, chosen)}
-            if len(kinds) == 1 and (kind := kinds.pop()):
-                return _match(kind, chosen, entry)
+            factor = factor_of_sum(parts, chosen, entry)
+            ranks = len(next(_gathered(groups[0], chosen)))
+            if factor is not None and (is_close(factor, 1) or is_close(factor, ranks)):
+                return _match("sum" if is_close(factor, 1) else "mean", chosen, entry)
     return None
 
 
-def _gathered(group: Sequence[Part], axes: Sequence[str]) -> Iterator[list[Part]]:
+def factor_of_sum(parts: Sequence[Part], axes: Collection[str], entry: Compared) -> float | None:
+    """Return how many times the reference the sum of replicas over these axes is; None where it is no multiple."""
+    factors = [_factor(summed, entry) for group in replicas(parts) for summed in _gathered(group, axes)]
+    known = [factor for factor in factors if factor is not None]
+    is_common = len(known) == len(factors) and all(is_close(factor, known[0]) for factor in known)
+    return known[0] if known and is_common else None
+
+
+def _gathered(group: Sequence[Part], axes: Collection[str]) -> Iterator[list[Part]]:
     """Yield the parts of a group that differ in their coordinates on these axes alone."""
     by_rest: dict[tuple[int, ...], list[Part]] = {}
     for part in group:
@@ -36,18 +45,16 @@ def _gathered(group: Sequence[Part], axes: Sequence[str]) -> Iterator[list[Part]
     yield from by_rest.values()
 
 
-def _reduced(parts: Sequence[Part], entry: Compared) -> str:
-    """Return ``sum`` or ``mean`` where that of the values is right; empty where neither is, or all are the same."""
+def _factor(parts: Sequence[Part], entry: Compared) -> float | None:
+    """Return how many times the reference the sum of the values is; None for no multiple, or where all are the same."""
     if len(parts) < 2 or any(part.value.shape != part.expected.shape for part in parts):
-        return ""
+        return None
     values = torch.stack([part.value for part in parts])
     if all(is_near(part.value, parts[0].value, entry) for part in parts):
-        return ""
+        return None
     total, expected = values.sum(0), parts[0].expected
     factor = factor_between(total, expected)
-    if not is_near(total, expected * factor, entry, factor):
-        return ""
-    return "sum" if is_close(factor, 1) else "mean" if is_close(factor, len(parts)) else ""
+    return factor if is_near(total, expected * factor, entry, factor) else None
 
 
 def _match(kind: str, axes: Sequence[str], entry: Compared) -> Match:

@@ -1,0 +1,90 @@
+"""What it costs to compare numbers: one comparison of a small Llama, and summaries in a step that trains.
+
+Bounds, on two cores: `compare_numerics` of a Llama of four layers on 4 ranks takes at most 10 s, and a step on the CPU
+under ``commtrace(numerics=True)`` at most 1.05 times the CPU time of the step alone (median of pairs, with quartiles).
+
+Usage: python benchmarks/numerics_price.py [--rounds 9]
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from llama import TINY, Llama, Shape, apply_tensor_parallel, training_loss
+from torch.distributed.device_mesh import DeviceMesh
+
+import dsexplore
+
+TRAINED = Shape(layers=4, width=512, heads=8, key_value_heads=8, hidden=1536, vocabulary=2048, sequence=256)
+BATCH = 4
+Trained = tuple[torch.nn.Module, Callable[[], Any]]
+
+
+def training(model: Llama, shape: Shape) -> Trained:
+    """A model, and a function that trains it for one step."""
+    optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+    tokens = torch.randint(0, shape.vocabulary, (BATCH, shape.sequence), generator=torch.Generator().manual_seed(0))
+
+    def step() -> None:
+        training_loss(model, tokens).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return model, step
+
+
+def reference() -> Trained:
+    """The small Llama on one process."""
+    torch.manual_seed(0)
+    return training(Llama(TINY), TINY)
+
+
+def parallel(mesh: DeviceMesh) -> Trained:
+    """The same under tensor and sequence parallelism."""
+    torch.manual_seed(0)
+    model = Llama(TINY)
+    apply_tensor_parallel(model, mesh["tp"])
+    return training(model, TINY)
+
+
+def cpu_seconds(step: Callable[[], Any]) -> float:
+    """CPU time of one step."""
+    began = time.process_time()
+    step()
+    return time.process_time() - began
+
+
+def main() -> None:
+    """Print both prices."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=9, help="pairs of steps")
+    rounds = parser.parse_args().rounds
+    torch.manual_seed(0)
+    _, step = training(Llama(TRAINED), TRAINED)
+    step()
+    ratios = []
+    for _ in range(rounds):
+        alone = cpu_seconds(step)
+        with dsexplore.commtrace(numerics=True) as trace:
+            summarized = cpu_seconds(step)
+        ratios.append(summarized / alone)
+    low, middle, high = statistics.quantiles(ratios, n=4)
+    print(
+        f"a step with {trace.numerics.height} summaries: {middle:.3f} of the step alone ({low:.3f} to {high:.3f}, "
+        f"{rounds} pairs; at most 1.05)",
+        flush=True,
+    )
+    began, cpu = time.perf_counter(), time.process_time()
+    report = dsexplore.compare_numerics(reference, parallel, mesh="tp=4", world_size=4, steps=1)
+    seconds, own = time.perf_counter() - began, time.process_time() - cpu
+    print(f"one comparison on 4 ranks: {seconds:.1f} s, {own:.1f} s of it CPU of this process (at most 10 s)")
+    print(report.sentence)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,93 @@
+"""`NumericDifference`: where two recorded runs part, rank by rank and as whole tensors, and the first NaN."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import polars as pl
+import pytest
+
+from dsexplore.analysis.numeric_difference import NumericDifference, first_non_finite
+from dsexplore.trace import schema
+
+ROW = {
+    **{"rank": 0, "step": 0, "seq": 0, "phase": "forward", "module": "Llama.layers.0", "name": "output", "call": 0},
+    **{"dtype": "float32", "placements": "", "count": 64, "norm": 8.0, "mean": 0.5, "min": -2.0, "max": 2.0},
+    **{"projection": 1.5, "hash": 7},
+}
+
+
+def run(*rows: dict[str, Any]) -> pl.DataFrame:
+    """Summaries of one tensor each, in program order."""
+    return pl.DataFrame([{**ROW, "seq": seq, **row} for seq, row in enumerate(rows)], schema=schema.NUMERICS)
+
+
+def difference(before: pl.DataFrame, after: pl.DataFrame) -> NumericDifference:
+    return NumericDifference(before, after)
+
+
+def test_equal_runs_have_the_same_bits() -> None:
+    found = difference(run({}, {"rank": 1}), run({}, {"rank": 1}))
+    assert (found.same, found.same_bits, found.first) == (True, True, None)
+    assert found.sentence == "The same bits: all summaries of 1 tensor agree on each rank."
+
+
+@pytest.mark.parametrize(
+    ("change", "looks"),
+    [
+        ({"norm": 16.0, "hash": 9}, "norm 8 in A, 16 in B, 2 times as much"),
+        ({"norm": 2.0, "hash": 9}, "norm 8 in A, 2 in B, 1/4 of it"),
+        ({"norm": 8.1, "hash": 9}, "norm 8 in A, 8.1 in B"),
+        ({"mean": 0.6, "hash": 9}, "norm 8 in A, 8 in B"),
+        ({"projection": 1.6}, "the same values in another order"),
+    ],
+)
+def test_the_first_tensor_is_named_with_its_rank_and_what_it_looks_like(change: dict[str, Any], looks: str) -> None:
+    tail = {"module": "Llama.layers.1", "norm": 3.0, "hash": 1}
+    before, after = run({}, {"rank": 1}, tail), run({}, {"rank": 1, **change}, {**tail, "norm": 9.0})
+    found = difference(before, after)
+    assert not found.same
+    assert found.sentence == f"The values part first in forward of step 0, layers.0, in its output on rank 1: {looks}."
+
+
+def test_rounding_is_no_difference_but_is_said() -> None:
+    found = difference(run({}), run({"norm": 8.0 + 8e-6, "hash": 8}))
+    assert found.same
+    assert not found.same_bits
+    assert found.sentence.startswith("The same but for rounding: bits differ first in forward of step 0, layers.0")
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [{"rank": rank, "count": 16, "norm": 4.0} for rank in range(4)],  # a quarter each: 4 × 16 is 64
+        [{"rank": rank} for rank in range(4)],  # copies
+        [{"rank": rank, "count": 32, "norm": 32.0**0.5} for rank in range(4)],  # halves, held twice
+    ],
+)
+def test_other_plans_are_compared_by_whole_tensors(parts: list[dict[str, Any]]) -> None:
+    assert difference(run({}), run(*parts)).same
+    wrong = run(*({**part, "norm": 2 * part.get("norm", 8.0)} for part in parts))
+    found = difference(run({}), wrong)
+    assert not found.same
+    assert "2 times as much" in found.sentence
+    assert "on rank" not in found.sentence
+
+
+def test_a_part_of_a_sum_inside_a_module_that_is_right_is_no_difference() -> None:
+    inner = [{"module": "Llama.mlp.down", "rank": rank, "norm": 3.0} for rank in (0, 1)]
+    whole = [{"module": "Llama.mlp", "rank": rank} for rank in (0, 1)]
+    before = run({"module": "Llama.mlp.down"}, {"module": "Llama.mlp"})
+    assert difference(before, run(*inner, *whole)).same
+    assert not difference(before, run(*inner, *({**one, "norm": 3.0} for one in whole))).same
+
+
+@pytest.mark.parametrize(("value", "word"), [(float("nan"), "NaN"), (float("inf"), "infinity")])
+def test_the_first_value_that_is_not_finite_is_named_with_module_and_rank(value: float, word: str) -> None:
+    wrong = {"max": value, "norm": value, "hash": 1}
+    after = run({}, {"rank": 1}, {"module": "Llama.layers.1"}, {"module": "Llama.layers.1", "rank": 1, **wrong})
+    first = first_non_finite(after)
+    assert first is not None
+    assert (first.module, first.phase, first.ranks, first.value) == ("Llama.layers.1", "forward", (1,), word)
+    assert f"B: The first {word} is in forward of step 0, Llama.layers.1" in difference(run({}), after).sentence
+    assert first_non_finite(run({})) is None
