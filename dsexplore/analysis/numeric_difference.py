@@ -80,7 +80,8 @@ def first_non_finite(numerics: pl.DataFrame) -> NonFinite | None:
     same = wrong.filter(pl.all_horizontal(pl.col(key) == row[key] for key in KEYS))
     is_nan = bool((same["min"].is_nan() | same["max"].is_nan()).any())
     ranks = tuple(sorted(same["rank"].to_list()))
-    return NonFinite(*(row[key] for key in KEYS[:4]), ranks, "NaN" if is_nan else "infinity")
+    step, phase, module, name = (row[key] for key in KEYS[:4])
+    return NonFinite(step, phase, module, name, ranks, "NaN" if is_nan else "infinity")
 
 
 class NumericDifference(Displayable):
@@ -101,7 +102,7 @@ class NumericDifference(Displayable):
 
     @cached_property
     def by_rank(self) -> bool:
-        """True if the runs are compared rank by rank: they have the same ranks, which hold tensors of the same sizes."""
+        """True if the runs are compared rank by rank: the same ranks hold tensors of the same sizes."""
         keys = (*KEYS, "rank")
         both = _joined(_named(self._before), _named(self._after), keys)
         same_ranks = set(self._before["rank"].unique()) == set(self._after["rank"].unique())

@@ -41,7 +41,7 @@ def count_elements(storage: torch.TypedStorage) -> int:
 
 
 def version_of(tensor: torch.Tensor) -> int:
-    """Return how often a tensor has been written in place; -1 for one of inference mode, of which torch keeps no count."""
+    """Return how often a tensor has been written in place; -1 where torch does not count, as in inference mode."""
     return -1 if tensor.is_inference() else tensor._version
 
 

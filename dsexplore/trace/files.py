@@ -6,7 +6,8 @@ One file holds one trace. Its rows are the events; its key-value metadata holds 
 |---|---|
 | ``dsexplore.format`` | the format's version, a whole number |
 | ``dsexplore.info`` | `TraceInfo` as JSON |
-| ``dsexplore.parameters``, ``.modules``, ``.groups``, ``.kernels``, ``.memory``, ``.numerics`` | that table as Parquet, in base64 |
+| ``dsexplore.parameters``, ``.modules``, ``.groups`` | that table as Parquet, in base64 |
+| ``dsexplore.kernels``, ``.memory``, ``.numerics`` | likewise |
 | ``dsexplore.digest`` | see `dsexplore.trace.file_digest` |
 
 A directory holds one such file per rank, ``rank-00000.parquet`` and so on; loading it merges them.

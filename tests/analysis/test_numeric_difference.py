@@ -10,11 +10,9 @@ import pytest
 from dsexplore.analysis.numeric_difference import NumericDifference, first_non_finite
 from dsexplore.trace import schema
 
-ROW = {
-    **{"rank": 0, "step": 0, "seq": 0, "phase": "forward", "module": "Llama.layers.0", "name": "output", "call": 0},
-    **{"dtype": "float32", "placements": "", "count": 64, "norm": 8.0, "mean": 0.5, "min": -2.0, "max": 2.0},
-    **{"projection": 1.5, "hash": 7},
-}
+NAMED = {"rank": 0, "step": 0, "seq": 0, "phase": "forward", "module": "Llama.layers.0", "name": "output", "call": 0}
+VALUES = {"count": 64, "norm": 8.0, "mean": 0.5, "min": -2.0, "max": 2.0, "projection": 1.5, "hash": 7}
+ROW = {**NAMED, "dtype": "float32", "placements": "", **VALUES}
 
 
 def run(*rows: dict[str, Any]) -> pl.DataFrame:
