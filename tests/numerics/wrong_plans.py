@@ -54,6 +54,11 @@ class WrongPlan:
     phase: Phase
     mesh: str = "dp=2,tp=2"
     reference: Callable[[], Trained] = sgd
+    source: str = ""
+    """Address of a public report of such a fault; empty for none."""
+
+
+GITHUB = "https://github.com"
 
 
 def data_parallel(mesh: DeviceMesh, change: Callable[[Any], Any] = lambda model: None, **options: Any) -> Trained:
@@ -210,7 +215,18 @@ class OutOfOrder(nn.Module):
 # shift and mask: context parallel
 
 
-def context_parallel(mesh: DeviceMesh, *, positions: bool = True, mask: str = "whole", tokens_of: int = 0) -> Trained:
+def context_parallel(
+    mesh: DeviceMesh, *, positions: bool = True, mask: str = "whole", tokens_of: int = 0, without: str = " "
+) -> Trained:
+    """A model of which each rank has part of the sequence.
+
+    Args:
+        mesh: of one axis.
+        positions: whether they count from the start of the sequence.
+        mask: ``whole``, or what is wrong with it.
+        tokens_of: how many ranks on the rank is whose tokens it has.
+        without: beginning of the names of parameters whose gradients are not reduced.
+    """
     model: Any = seeded()
     size, rank = mesh.size(), mesh.get_local_rank()
     length = LENGTH // size
@@ -223,7 +239,14 @@ def context_parallel(mesh: DeviceMesh, *, positions: bool = True, mask: str = "w
     tokens, targets = tokens_and_targets()
     chunk = (rank + tokens_of) % size
     data = tokens.chunk(size, 1)[chunk], targets.chunk(size, 1)[rank]
-    return trained(model, *data, before_optimizer=partial(reduce_gradients, model, mesh))
+
+    def reduce() -> None:
+        kept = {name: p.grad.clone() for name, p in model.named_parameters() if name.startswith(without)}
+        reduce_gradients(model, mesh)
+        for name, gradient in kept.items():
+            model.get_parameter(name).grad = gradient
+
+    return trained(model, *data, before_optimizer=reduce)
 
 
 class Rotary(nn.Module):
@@ -484,6 +507,15 @@ WRONG_PLANS = (
         "backward",
         reference=sgd,
     ),
+    WrongPlan(
+        "final norm not reduced",
+        "missing reduction",
+        partial(context_parallel, without="norm."),
+        ("norm",),
+        "gradient",
+        "tp=2",
+        source=f"{GITHUB}/NVIDIA/Megatron-LM/issues/1446",
+    ),
     WrongPlan("nothing reduced", "missing reduction", nothing_reduced, ("",), "gradient", "dp=2", sgd),
     WrongPlan("joined in turn", "permutation", joined_in_turn, ("layers.0.feed_forward.up",), "forward", "tp=2", sgd),
     WrongPlan(
@@ -503,6 +535,7 @@ WRONG_PLANS = (
         (WO, "layers.0.attention", "layers.0.attention.qkv"),
         "forward",
         reference=sgd,
+        source=f"{GITHUB}/NVIDIA-NeMo/Automodel/pull/1324",
     ),
     WrongPlan("positions", "shift", partial(context_parallel, positions=False), ("positions",), "forward", "cp=2", sgd),
     WrongPlan("next chunk", "shift", partial(context_parallel, tokens_of=1), ("embedding",), "forward", "cp=2", sgd),
@@ -523,7 +556,15 @@ WRONG_PLANS = (
         partial(sgd, dropout=0.3),
     ),
     WrongPlan("own dropout", "dropout", own_dropout_by_rank, ("layers.1.drop",), "forward", "tp=2", own_dropout),
-    WrongPlan("seeded by rank", "stale parameters", seeded_by_rank, ("embedding",), "forward", "dp=2", sgd),
+    WrongPlan(
+        "seeded by rank",
+        "stale parameters",
+        seeded_by_rank,
+        ("embedding",),
+        "forward",
+        "dp=2",
+        source=f"{GITHUB}/mosaicml/llm-foundry/pull/830",
+    ),
     WrongPlan("head made later", "stale parameters", head_made_later, ("output",), "forward", "dp=2", sgd),
     WrongPlan(
         "norm of one rank",
@@ -534,9 +575,36 @@ WRONG_PLANS = (
         reference=sgd,
     ),
     WrongPlan("three and five", "unequal batches", of_three_and_five, ("",), "backward", "dp=2", sgd),
-    WrongPlan("targets", "unequal batches", of_other_numbers_of_targets, ("",), "backward", "dp=2", padded_sgd),
-    WrongPlan("microbatches", "unequal batches", unequal_microbatches, ("",), "backward", "dp=2", sgd),
-    WrongPlan("shards clipped", "local norm", clipped_by_shards, ("",), "gradient", "dp=2", clipped_sgd),
+    WrongPlan(
+        "targets",
+        "unequal batches",
+        of_other_numbers_of_targets,
+        ("",),
+        "backward",
+        "dp=2",
+        padded_sgd,
+        f"{GITHUB}/huggingface/transformers/pull/34373",
+    ),
+    WrongPlan(
+        "microbatches",
+        "unequal batches",
+        unequal_microbatches,
+        ("",),
+        "backward",
+        "dp=2",
+        sgd,
+        f"{GITHUB}/huggingface/transformers/issues/24725",
+    ),
+    WrongPlan(
+        "shards clipped",
+        "local norm",
+        clipped_by_shards,
+        ("",),
+        "gradient",
+        "dp=2",
+        clipped_sgd,
+        f"{GITHUB}/areal-project/AReaL/issues/312",
+    ),
     WrongPlan("tp parts clipped", "local norm", clipped_by_tp_parts, ("",), "gradient", reference=clipped_sgd),
     WrongPlan("layers clipped", "local norm", clipped_by_layers, ("",), "gradient", "dp=4", clipped_sgd),
     WrongPlan("padding in loss", "padding", padding_in_loss, ("",), "backward", "dp=2", padded_sgd),
