@@ -82,6 +82,9 @@ COMMON = {
     "gradients": "bytes, at the same moment",
     "optimizer": "bytes of the optimizer's states, at the same moment",
     "activations": "bytes that backward needs, at the same moment",
+    "norm": "root of the sum of its squares",
+    "mean": "of its elements",
+    "max": "as min",
     "why": "what the trace shows",
     **{
         f"{size}_{when}": f"{words} {which}"
