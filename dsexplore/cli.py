@@ -1,4 +1,4 @@
-"""``dsexplore run | lab | demo | show | hang | aio | comm``."""
+"""``dsexplore run | lab | demo | show | hang | aio | loading | checkpoint | comm``."""
 
 from __future__ import annotations
 
@@ -220,6 +220,30 @@ def _aio(options: argparse.Namespace) -> int | None:
     return run(options)
 
 
+def _loading_arguments(parser: argparse.ArgumentParser) -> None:
+    from dsexplore.aio.checkpoints.loading_command import add_arguments
+
+    add_arguments(parser)
+
+
+def _loading(options: argparse.Namespace) -> None:
+    from dsexplore.aio.checkpoints.loading_command import run
+
+    run(options)
+
+
+def _checkpoint_arguments(parser: argparse.ArgumentParser) -> None:
+    from dsexplore.aio.checkpoints.checkpoint_command import add_arguments
+
+    add_arguments(parser)
+
+
+def _checkpoint(options: argparse.Namespace) -> None:
+    from dsexplore.aio.checkpoints.checkpoint_command import run
+
+    run(options)
+
+
 def _comm_arguments(parser: argparse.ArgumentParser) -> None:
     from dsexplore.cost.comm_command import add_arguments
 
@@ -298,5 +322,7 @@ COMMANDS = {
     "show": Command("show a saved trace", _show_arguments, _show),
     "hang": Command("say why a job hangs, and which ranks it is due to", _hang_arguments, _hang),
     "aio": Command("measure how fast the disk can feed a program", _aio_arguments, _aio),
+    "loading": Command("measure how fast a checkpoint loads, and say what to change", _loading_arguments, _loading),
+    "checkpoint": Command("predict what a model's checkpoints take on a disk", _checkpoint_arguments, _checkpoint),
     "comm": Command("measure how fast the collectives of some ranks are", _comm_arguments, _comm),
 }

@@ -49,9 +49,10 @@ FLOORS = (
     {"magics", "run_cell", "real_cells", "cli", "__main__"},
 )
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
-ONE_DOOR = {("display", "views"), ("trace", "analysis"), ("trace", "cost"), ("trace", "views")}
+ONE_DOOR = {("display", "views"), ("sharding", "aio"), ("trace", "analysis"), ("trace", "cost"), ("trace", "views")}
 """`display` imports from above when something is shown; `Trace` names the types of what its methods return, which it
-calls by the table in `trace/passes.py`, and which a test keeps to type checkers."""
+calls by the table in `trace/passes.py`, and which a test keeps to type checkers; `Sharding.checkpoint` asks `aio` about
+a disk."""
 ROOT = "__init__"
 """The package itself hands names on from everywhere, lazily."""
 WITH_CIRCLES: set[str] = set()

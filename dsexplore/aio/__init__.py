@@ -1,4 +1,4 @@
-"""Disk throughput: a DeepSpeed-compatible asynchronous I/O engine, and the sweep that finds its best setting.
+"""Disk throughput: a DeepSpeed-compatible asynchronous I/O engine, a sweep of its settings, and what checkpoints take.
 
 The names below are imported on first use; torch only if a tensor is involved.
 """
@@ -26,6 +26,13 @@ from dsexplore.aio.aio_constants import AIO_USE_GDS_DEFAULT as AIO_USE_GDS_DEFAU
 if TYPE_CHECKING:
     from dsexplore.aio.aio_config import AioConfig as AioConfig
     from dsexplore.aio.buffers import Buffer as Buffer
+    from dsexplore.aio.checkpoints.checkpoint_cost import CheckpointCost as CheckpointCost
+    from dsexplore.aio.checkpoints.checkpoint_rates import CheckpointRates as CheckpointRates
+    from dsexplore.aio.checkpoints.checkpoint_rates import checkpoint_rates as checkpoint_rates
+    from dsexplore.aio.checkpoints.direct_reading import load_file as load_file
+    from dsexplore.aio.checkpoints.direct_writing import save_file as save_file
+    from dsexplore.aio.checkpoints.loading import loading as loading
+    from dsexplore.aio.checkpoints.loading_result import Loading as Loading
     from dsexplore.aio.handle import aio_handle as aio_handle
     from dsexplore.aio.handle import aio_read as aio_read
     from dsexplore.aio.handle import aio_write as aio_write
@@ -35,10 +42,17 @@ if TYPE_CHECKING:
 _HOMES = {
     "AioConfig": "aio_config",
     "Buffer": "buffers",
+    "CheckpointCost": "checkpoints.checkpoint_cost",
+    "CheckpointRates": "checkpoints.checkpoint_rates",
+    "Loading": "checkpoints.loading_result",
     "SweepResult": "result",
     "aio_handle": "handle",
     "aio_read": "handle",
     "aio_write": "handle",
+    "checkpoint_rates": "checkpoints.checkpoint_rates",
+    "load_file": "checkpoints.direct_reading",
+    "loading": "checkpoints.loading",
+    "save_file": "checkpoints.direct_writing",
     "sweep": "sweeping",
 }
 

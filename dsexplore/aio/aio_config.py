@@ -178,3 +178,7 @@ def _merge_thread_count(values: dict[str, Any]) -> None:
             f"aio thread_count {older!r} and intra_op_parallelism {newer!r} are one setting under two names: "
             "give one of them, or the same value to both"
         )
+
+
+NEAR_LIMIT = AioConfig(block_size=1 << 20, queue_depth=32, thread_count=2)
+"""A setting with enough requests in flight that most disks are near their limit."""

@@ -366,11 +366,11 @@ def _usable_size(path: str, wanted: int) -> int:
 
 def memory_suffices(size: int) -> bool:
     """Return True if another tensor of that size would not make the machine swap."""
-    free = _free_memory()
+    free = free_memory()
     return free is None or size < free // 2
 
 
-def _free_memory() -> int | None:
+def free_memory() -> int | None:
     """Return the bytes of memory that programs can still take; None if the system does not say."""
     try:
         lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
@@ -381,7 +381,7 @@ def _free_memory() -> int | None:
 
 def _check_memory(plan: Plan) -> None:
     """Raise `UsageError` for a tensor that would make the machine swap."""
-    free = _free_memory()
+    free = free_memory()
     if plan.mode == "tensor" and free is not None and plan.size * plan.processes > free // 2:
         raise UsageError(
             f"size {format_bytes(plan.size)} as one tensor{plan.by_each()} is more than half of the "

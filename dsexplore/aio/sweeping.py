@@ -13,7 +13,7 @@ from statistics import median
 from typing import Any
 
 from dsexplore.aio import search
-from dsexplore.aio.aio_config import AioConfig
+from dsexplore.aio.aio_config import NEAR_LIMIT, AioConfig
 from dsexplore.aio.backends.choose import ENGINES, choose, why_not
 from dsexplore.aio.bench_processes import BenchTogether, start_workers
 from dsexplore.aio.measure import Bench, Mode, Operation, Sample
@@ -26,7 +26,6 @@ from dsexplore.errors import UsageError
 from dsexplore.signatures import names_arguments, with_options
 from dsexplore.units import format_bytes, format_rate, format_share
 
-_LIMIT = AioConfig(block_size=1 << 20, queue_depth=32, thread_count=2)
 _LIMIT_RUNS = 3
 _DESCENT_SHARE = 0.45
 """Fraction of the time for the descent; the rest is for the finals."""
@@ -316,7 +315,7 @@ class _SweepRun:
     def limits(self, result: SweepResult) -> None:
         """Measure the highest rate that the disk reaches: two threads, deep queues, and one ring of memory."""
         setup = self._setup
-        config = _LIMIT if setup.bench.fits(_LIMIT) else CONTROL
+        config = NEAR_LIMIT if setup.bench.fits(NEAR_LIMIT) else CONTROL
         bench = Bench(
             setup.engine, setup.source, setup.size, mode="ring", write_target=setup.written, renew=setup.renew
         )

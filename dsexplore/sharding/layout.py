@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+import os
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
+from importlib import import_module
+from typing import TYPE_CHECKING
 
 import polars as pl
 import torch
@@ -18,6 +21,10 @@ from dsexplore.sharding.rank_groups import RankGroup, blocks_of, group_blocks
 from dsexplore.sharding.redistribution import Redistribution, redistribution
 from dsexplore.sharding.tensor import PlacedTensor
 from dsexplore.units import format_bytes, format_count
+
+if TYPE_CHECKING:
+    from dsexplore.aio.checkpoints.checkpoint_cost import CheckpointCost
+    from dsexplore.aio.checkpoints.checkpoint_rates import CheckpointRates
 
 _MOST_ROWS = 2_000_000
 
@@ -208,6 +215,42 @@ class Sharding(Displayable):
             for group in memory_groups(self.mesh, self.tensors, assumed)
         ]
         return pl.DataFrame(rows, schema=_MEMORY, orient="row")
+
+    def checkpoint(
+        self,
+        disk: str | os.PathLike[str] | CheckpointRates,
+        optimizer: str | int = "AdamW",
+        state_dtype: torch.dtype | None = None,
+        *,
+        ranks_per_node: int = 8,
+        overhead: float = 0.01,
+        step_seconds: float | None = None,
+    ) -> CheckpointCost:
+        """Predict what a checkpoint of parameters and optimizer takes on a disk, by each way to save it.
+
+        The disk is measured for some seconds, with checkpoints of 512 MiB; rates can be measured once for all models::
+
+            rates = dsexplore.aio.checkpoint_rates("/nvme")
+            dsexplore.sharding(model).checkpoint(rates, step_seconds=1.5)
+
+        Args:
+            disk: a folder on the disk, or its rates.
+            optimizer: a name such as ``"AdamW"`` (two states), the number of states per parameter, or ``"none"``.
+            state_dtype: of the optimizer's states; by default the parameter's own.
+            ranks_per_node: ranks that share the disk.
+            overhead: the fraction of the time that steps may wait for checkpoints, which says how often one can be
+                saved.
+            step_seconds: of a training step, to count in steps, too.
+
+        Raises:
+            UsageError: an unknown optimizer, or a number out of range.
+            OSError: the folder cannot be written.
+        """
+        checkpoint_cost: Callable[..., CheckpointCost] = import_module(
+            "dsexplore.aio.checkpoints.checkpoint_plan"
+        ).checkpoint_cost
+        assumed = assume(optimizer, state_dtype)
+        return checkpoint_cost(self, disk, assumed, ranks_per_node, overhead, step_seconds)
 
 
 _SUMMARY: dict[str, pl.DataType] = {

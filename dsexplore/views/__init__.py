@@ -28,6 +28,10 @@ VIEWS = {
         "dsexplore.views.sharding.redistribution_view:RedistributionView"
     ),
     "dsexplore.aio.result:SweepResult": "dsexplore.views.sweep.sweep_view:SweepView",
+    "dsexplore.aio.checkpoints.checkpoint_cost:CheckpointCost": (
+        "dsexplore.views.loading.checkpoint_view:CheckpointCostView"
+    ),
+    "dsexplore.aio.checkpoints.loading_result:Loading": "dsexplore.views.loading.loading_view:LoadingView",
     "dsexplore.analysis.hangs.hang_report:HangReport": "dsexplore.views.hang.hang_view:HangView",
     "dsexplore.comm.sweep_result:CommSweep": "dsexplore.views.comm_sweep.comm_sweep_view:CommSweepView",
     "dsexplore.cost.calibrate:Calibration": "dsexplore.views.comm_sweep.comm_sweep_view:CalibrationView",

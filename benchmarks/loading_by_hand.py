@@ -1,0 +1,133 @@
+"""`dsexplore.aio.loading` beside the libraries' own calls timed by hand: cold and warm, in four formats.
+
+Each pair of neighbors, ours and by hand, gives a ratio; their geometric mean has to be within 5 % of one. By hand a
+file is loaded as a program would, its parameters filled, and nothing of this package runs but the dropping of the page
+cache. Run from the project's root, with nothing else running::
+
+    python -m benchmarks.loading_by_hand DIRECTORY [--size 1GiB] [--pairs 5]
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+import torch.distributed.checkpoint as dcp
+from safetensors.torch import load_file, save_file
+
+from dsexplore import aio
+from dsexplore.aio.statistics import ratio_interval
+from dsexplore.units import format_seconds, parse_size
+
+State = dict[str, torch.Tensor]
+GOAL = 0.05
+
+
+def cold_or_warm(files: list[Path], *, cold: bool) -> None:
+    """Drop the files from the page cache, or read them into it."""
+    gc.collect()
+    for file in files:
+        fd = os.open(file, os.O_RDONLY)
+        os.fsync(fd)
+        if cold:
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        else:
+            while os.read(fd, 8 << 20):
+                pass
+        os.close(fd)
+
+
+def fill(parameters: State, loaded: State) -> None:
+    """Copy what was loaded, as ``load_state_dict`` does."""
+    for name, tensor in loaded.items():
+        parameters[name].copy_(tensor)
+
+
+def of_safetensors(files: list[Path], parameters: State) -> None:
+    fill(parameters, load_file(files[0]))
+
+
+def of_shards(files: list[Path], parameters: State) -> None:
+    for file in files:
+        fill(parameters, load_file(file))
+
+
+def of_torch(files: list[Path], parameters: State) -> None:
+    fill(parameters, torch.load(files[0], map_location="cpu", weights_only=True))
+
+
+def of_dcp(files: list[Path], parameters: State) -> None:
+    dcp.load(dict(parameters), checkpoint_id=files[0].parent, no_dist=True)
+
+
+def save_all(state: State, folder: Path) -> dict[str, tuple[Path, list[Path], Callable[[list[Path], State], None]]]:
+    """Save the state in four formats; return path, files and loader by format."""
+    save_file(state, folder / "model.safetensors")
+    torch.save(state, folder / "model.pt")
+    dcp.save(dict(state), checkpoint_id=folder / "dcp", no_dist=True)
+    shards = folder / "shards"
+    shards.mkdir()
+    homes = {name: f"model-{number % 3}.safetensors" for number, name in enumerate(state)}
+    for home in sorted(set(homes.values())):
+        save_file({name: tensor for name, tensor in state.items() if homes[name] == home}, shards / home)
+    index = shards / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": homes}), encoding="utf-8")
+    one, pickled = folder / "model.safetensors", folder / "model.pt"
+    return {
+        "safetensors": (one, [one], of_safetensors),
+        "torch.save": (pickled, [pickled], of_torch),
+        "DCP": (folder / "dcp", sorted((folder / "dcp").glob("*.distcp")), of_dcp),
+        "shards with an index": (index, sorted(shards.glob("*.safetensors")), of_shards),
+    }
+
+
+def by_hand(load: Callable[[list[Path], State], None], files: list[Path], parameters: State, *, cold: bool) -> float:
+    cold_or_warm(files, cold=cold)
+    begun = time.perf_counter()
+    load(files, parameters)
+    return time.perf_counter() - begun
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--size", default="1GiB")
+    parser.add_argument("--pairs", type=int, default=5)
+    options = parser.parse_args()
+    warnings.filterwarnings("ignore", "torch.distributed is disabled")
+    numel = parse_size(options.size) // 4 // 12
+    state = {f"layers.{number}.weight": torch.randn(numel) for number in range(12)}
+    missed = False
+    with TemporaryDirectory(dir=options.directory) as made:
+        for name, (path, files, load) in save_all(state, Path(made)).items():
+            ratios: dict[str, list[float]] = {"cold": [], "warm": []}
+            hand: dict[str, list[float]] = {"cold": [], "warm": []}
+            for _ in range(options.pairs):
+                parameters = {key: torch.zeros_like(tensor) for key, tensor in state.items()}
+                before = {kind: by_hand(load, files, parameters, cold=kind == "cold") for kind in ratios}
+                (times,) = aio.loading(path, repeats=1).measured
+                after = {kind: by_hand(load, files, parameters, cold=kind == "cold") for kind in ratios}
+                ours = {"cold": times.loaders[0].cold_seconds, "warm": times.loaders[0].warm_seconds}
+                for kind in ratios:
+                    by = (before[kind] * after[kind]) ** 0.5  # a drifting disk is met by both sides
+                    hand[kind].append(by)
+                    ratios[kind].append(ours[kind] / by)
+            for kind, values in ratios.items():
+                mean = ratio_interval(values)
+                met = abs(mean.value - 1) <= GOAL
+                missed |= not met
+                seconds = format_seconds(sorted(hand[kind])[len(hand[kind]) // 2])
+                print(f"{name:<22}{kind:<6}by hand {seconds:<10}ours / by hand {mean}  {'met' if met else 'MISSED'}")
+    raise SystemExit(missed)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""A predicted checkpoint beside the same checkpoint written here, by each method: seconds to save, with fsync.
+
+The disk is measured with checkpoints of one size, a model of another size is predicted, and then saved by the library's
+own call, in turn. Predicted over written has to be within 20 % of one. Run from the project's root, with nothing else
+running::
+
+    python -m benchmarks.predicted_checkpoint DIRECTORY [--measured 512MiB] [--model 1GiB] [--rounds 3]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+import warnings
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import nn
+
+import dsexplore
+from dsexplore import aio
+from dsexplore.aio.statistics import median, ratio_interval
+from dsexplore.units import format_seconds, parse_size
+
+GOAL = 0.2
+
+
+def written(name: str, state: dict[str, torch.Tensor], folder: Path) -> float:
+    """Save by a library's own call, with fsync, and return the seconds."""
+    begun = time.perf_counter()
+    if name == "torch.save":
+        with (folder / "model.pt").open("wb") as file:
+            torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())
+    elif name == "DCP":
+        dcp.save(dict(state), checkpoint_id=folder / "dcp", no_dist=True)
+    elif name == "DCP, asynchronous":
+        dcp.async_save(dict(state), checkpoint_id=folder / "dcp", no_dist=True).result()  # type: ignore[union-attr]
+    else:
+        aio.save_file(state, folder / "model.safetensors")
+    return time.perf_counter() - begun
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--measured", default="512MiB")
+    parser.add_argument("--model", default="1GiB")
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args()
+    warnings.filterwarnings("ignore", "torch.distributed is disabled")
+    wide = 2048
+    layers = max(parse_size(options.model) // (4 * wide * wide), 1)
+    model = nn.Sequential(*(nn.Linear(wide, wide, bias=False) for _ in range(layers)))
+    state = {name: tensor.detach() for name, tensor in model.state_dict().items()}
+    ratios: dict[str, list[float]] = {}
+    seconds: dict[str, list[float]] = {}
+    for _ in range(options.rounds):
+        rates = aio.checkpoint_rates(options.directory, options.measured, repeats=1)
+        for method in dsexplore.sharding(model).checkpoint(rates, "none").methods:
+            with TemporaryDirectory(dir=options.directory) as made:
+                took = written(method.name, state, Path(made))
+            ratios.setdefault(method.name, []).append(method.save / took)
+            seconds.setdefault(method.name, []).append(took)
+    missed = False
+    for name, values in ratios.items():
+        mean = ratio_interval(values)
+        met = abs(mean.value - 1) <= GOAL
+        missed |= not met
+        took = format_seconds(median(seconds[name]))
+        print(f"{name:<20}written in {took:<10}predicted / written {mean}  {'met' if met else 'MISSED'}")
+    raise SystemExit(missed)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Checkpoints: how fast they load from a disk, and what saving them takes."""

@@ -1,0 +1,71 @@
+"""``dsexplore checkpoint FOLDER``: what a model's checkpoints take on a disk, in a terminal."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from dsexplore.errors import UsageError
+from dsexplore.printed import print_result
+
+_THOUSANDS = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``dsexplore checkpoint``."""
+    add = parser.add_argument
+    add("folder", help="a folder on the disk, which is measured with checkpoints that are removed")
+    add("--parameters", default="8B", metavar="N", help="of the model: 8B, 350M, 8.03e9 (%(default)s)")
+    add("--dtype", default="bfloat16", help="of the parameters (%(default)s)")
+    add("--ranks", type=int, default=8, metavar="N", help="over which they are sharded (%(default)s)")
+    add("--ranks-per-node", type=int, default=8, metavar="N", help="that share the disk (%(default)s)")
+    add("--optimizer", default="AdamW", help="whose states are saved, too; none for the parameters alone (%(default)s)")
+    add("--state-dtype", metavar="DTYPE", help="of the optimizer's states (default: that of the parameters)")
+    add("--overhead", type=float, default=0.01, metavar="X", help="share of the time that steps may wait (%(default)s)")
+    add("--step-seconds", type=float, metavar="S", help="of a training step, to count in steps")
+    add("--size", default="512MiB", help="bytes of the checkpoints that are measured (%(default)s)")
+    add("--json", action="store_true", help="print the table of seconds as JSON, and nothing else")
+    add("--html", type=Path, metavar="FILE", help="write the page there")
+
+
+def run(options: argparse.Namespace) -> None:
+    """Run ``dsexplore checkpoint``."""
+    import torch
+
+    from dsexplore.aio.checkpoints.checkpoint_rates import checkpoint_rates
+    from dsexplore.display import plain_text
+    from dsexplore.sharding.plan import sharding
+
+    if options.html is not None and not options.html.parent.is_dir():
+        raise UsageError(f"--html {options.html}: there is no folder {options.html.parent}")
+    if options.ranks < 1:
+        raise UsageError(f"--ranks {options.ranks} is no number of ranks: give 1 or more")
+    numel = _count(options.parameters)
+    plan = sharding((numel,), "S(0)", f"dp={options.ranks}", options.dtype)
+    state_dtype = None if options.state_dtype is None else getattr(torch, options.state_dtype, None)
+    if options.state_dtype is not None and not isinstance(state_dtype, torch.dtype):
+        raise UsageError(f"--state-dtype {options.state_dtype} is no dtype of torch: give float32 or bfloat16")
+    named = type(plan)(f"{options.parameters} parameters", plan.mesh, plan.tensors)
+    cost = named.checkpoint(
+        checkpoint_rates(options.folder, options.size),
+        options.optimizer,
+        state_dtype,
+        ranks_per_node=options.ranks_per_node,
+        overhead=options.overhead,
+        step_seconds=options.step_seconds,
+    )
+    print_result(cost.to_frame().write_json() if options.json else plain_text(cost))
+    if options.html is not None:
+        cost.to_html(options.html)
+
+
+def _count(text: str) -> int:
+    """Return a number of parameters: ``"8B"`` is 8e9."""
+    letter = text[-1:].lower()
+    try:
+        number = float(text[:-1]) * _THOUSANDS[letter] if letter in _THOUSANDS else float(text)
+    except ValueError:
+        number = 0.0
+    if not 1 <= number < 1e16:
+        raise UsageError(f"--parameters {text} is no number of parameters: write it like 8B, 350M or 8.03e9")
+    return round(number)

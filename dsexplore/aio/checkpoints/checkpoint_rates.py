@@ -1,0 +1,232 @@
+"""How fast a disk takes and gives checkpoints by the ways that people save them: measured once, used for any model."""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from inspect import signature
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
+
+from dsexplore.aio.aio_config import as_integer
+from dsexplore.aio.checkpoints.checkpoint_files import find_checkpoint
+from dsexplore.aio.checkpoints.direct_writing import save_file
+from dsexplore.aio.checkpoints.loaders import DIRECT as DIRECT_LOADER
+from dsexplore.aio.checkpoints.loaders import Tensors, loaders_of
+from dsexplore.aio.checkpoints.loading import Clock, drop_files, load_once
+from dsexplore.aio.disk import Disk, disk_of
+from dsexplore.aio.scratch import Scratch, check_space
+from dsexplore.aio.statistics import median
+from dsexplore.aio.transfer_file import make_durable
+from dsexplore.errors import UsageError
+from dsexplore.progress import track
+from dsexplore.signatures import names_arguments
+from dsexplore.units import format_bytes, parse_size
+
+TORCH_SAVE, DCP, ASYNCHRONOUS, DIRECT = "torch.save", "DCP", "DCP, asynchronous", "direct writes"
+METHODS = (TORCH_SAVE, DCP, ASYNCHRONOUS, DIRECT)
+_LEAST = 4 << 20
+_TENSORS = 16
+"""Number of tensors that a measured checkpoint has."""
+
+
+class SaveTime(NamedTuple):
+    """Seconds of one checkpoint, saved and loaded again from a cold disk."""
+
+    stall: float
+    """Until the call returned: what a step waits for."""
+    durable: float
+    """Until every byte is on the disk, with fsync."""
+    load: float
+
+
+@dataclass(frozen=True)
+class MethodRates:
+    """Measured checkpoints by one method, each of `nbytes` bytes."""
+
+    name: str
+    nbytes: int
+    times: tuple[SaveTime, ...]
+
+    def seconds(self, nbytes: float) -> SaveTime:
+        """Return the seconds of a checkpoint of so many bytes by one process, in proportion to the measured median."""
+        share = nbytes / self.nbytes
+        return SaveTime(*(share * median(column) for column in zip(*self.times, strict=True)))
+
+    @property
+    def write_rate(self) -> float:
+        """Bytes per second of one process until every byte is on the disk."""
+        return self.nbytes / self.seconds(self.nbytes).durable
+
+    @property
+    def read_rate(self) -> float:
+        """Bytes per second of one process that loads from a cold disk."""
+        return self.nbytes / self.seconds(self.nbytes).load
+
+
+@dataclass(frozen=True)
+class CheckpointRates:
+    """Rates of a disk by method; made by ``dsexplore.aio.checkpoint_rates(...)``."""
+
+    disk: Disk
+    methods: tuple[MethodRates, ...]
+    notes: tuple[str, ...] = ()
+
+    def __getitem__(self, name: str) -> MethodRates:
+        """Return the rates of a method.
+
+        Raises:
+            UsageError: it was not measured.
+        """
+        for method in self.methods:
+            if method.name == name:
+                return method
+        known = ", ".join(method.name for method in self.methods)
+        raise UsageError(f"method {name!r} was not measured: there is {known}")
+
+    @property
+    def write_limit(self) -> float:
+        """Bytes per second that several processes can write together: no method measured was faster."""
+        return max(method.write_rate for method in self.methods)
+
+    @property
+    def read_limit(self) -> float:
+        """Bytes per second that several processes can read together: no method measured was faster."""
+        return max(method.read_rate for method in self.methods)
+
+
+@names_arguments
+def checkpoint_rates(
+    folder: str | os.PathLike[str], size: int | str = "512MiB", *, repeats: int = 3
+) -> CheckpointRates:
+    """Measure how fast a disk takes and gives checkpoints, by each way to save them.
+
+    Measured are ``torch.save``, ``torch.distributed.checkpoint.save`` and ``async_save``, and
+    `dsexplore.aio.save_file`, which writes with direct I/O; each with fsync, and loaded again from a cold disk. The
+    files are removed.
+
+    Args:
+        folder: where to write; the disk that is measured.
+        size: bytes of each checkpoint. A disk with a cache is faster on small ones: take a size like yours.
+        repeats: checkpoints by each method, in turn; medians count.
+
+    Raises:
+        UsageError: a size below 4 MiB, or no number of repeats.
+        OSError: the folder cannot be written, or has no room.
+    """
+    import torch
+
+    rounds, nbytes = as_integer(repeats), parse_size(size)
+    if rounds is None or rounds < 1:
+        raise UsageError(f"repeats {repeats!r} is no number of checkpoints: give a whole number, at least 1")
+    if nbytes < _LEAST:
+        raise UsageError(f"size {size} is too small to measure a disk with: give {format_bytes(_LEAST)} or more")
+    check_space(os.fspath(folder), nbytes)
+    numel = nbytes // _TENSORS // 4
+    state = {f"weight{number}": torch.randn(numel) for number in range(_TENSORS)}
+    return measure_rates(folder, state, rounds, time.perf_counter)
+
+
+def measure_rates(
+    folder: str | os.PathLike[str], state: Tensors, rounds: int, clock: Clock, methods: Sequence[str] = METHODS
+) -> CheckpointRates:
+    """Save and load a state dict by each method in turn; `clock` returns seconds."""
+    nbytes = sum(tensor.nbytes for tensor in state.values())
+    usable = [name for name in methods if why_no_method(name) is None]
+    times: dict[str, list[SaveTime]] = {name: [] for name in usable}
+    with track("saving checkpoints", rounds * len(usable), "checkpoints") as work:
+        for number in range(rounds):
+            turn = number % len(usable)
+            for name in (*usable[turn:], *usable[:turn]):
+                with TemporaryDirectory(prefix=".dsexplore-checkpoint-", dir=folder) as made:
+                    times[name].append(save_and_load(name, state, Path(made), clock))
+                work.advance(1, name)
+    with Scratch(folder, 0) as file:  # facts on a disk are those of a file on it
+        os.pwrite(file.fd, bytes(4096), 0)
+        disk = disk_of(file.path)
+    notes = tuple(f"{name} is not measured: {reason}." for name in methods if (reason := why_no_method(name)))
+    return CheckpointRates(disk, tuple(MethodRates(name, nbytes, tuple(times[name])) for name in usable), notes)
+
+
+def why_no_method(name: str) -> str | None:
+    """Return why a method cannot be measured by one process of this torch; None if it can."""
+    from torch.distributed.checkpoint.state_dict_saver import async_save
+
+    if name == ASYNCHRONOUS and "no_dist" not in signature(async_save).parameters:
+        return "this torch's async_save needs a process group"
+    return None
+
+
+def save_and_load(name: str, state: Tensors, folder: Path, clock: Clock) -> SaveTime:
+    """Save a state dict by one method, wait until it is on the disk, and load it again from there."""
+    gc.collect()
+    path = folder / "checkpoint"
+    begun = clock()
+    finish = _SAVES[name](state, path)
+    returned = clock()
+    finish()
+    ended = clock()
+    checkpoint = find_checkpoint(path)
+    targets = {key: tensor.clone() for key, tensor in state.items()}
+    drop_files(checkpoint)
+    loaders = {loader.name: loader for loader in loaders_of(checkpoint)}
+    loader = loaders[DIRECT_LOADER] if name == DIRECT else next(iter(loaders.values()))
+    load = load_once(loader, checkpoint, targets, clock).seconds
+    stall = returned - begun if name == ASYNCHRONOUS else ended - begun
+    return SaveTime(stall, ended - begun, load)
+
+
+def _nothing() -> None:
+    """Wait for nothing: the save has returned when all is on the disk."""
+
+
+def _torch_save(state: Tensors, path: Path) -> Callable[[], None]:
+    import torch
+
+    with path.open("wb") as file:
+        torch.save(state, file)
+        file.flush()
+        make_durable(file.fileno())
+    return _nothing
+
+
+def _dcp_save(state: Tensors, path: Path) -> Callable[[], None]:
+    from torch.distributed.checkpoint.state_dict_saver import save
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")
+        save(dict(state), checkpoint_id=path, no_dist=True)  # its writer calls fsync
+    return _nothing
+
+
+def _dcp_async_save(state: Tensors, path: Path) -> Callable[[], None]:
+    from torch.distributed.checkpoint.state_dict_saver import AsyncSaveResponse, async_save
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")
+        saving = async_save(dict(state), checkpoint_id=path, no_dist=True)
+    upload = saving.upload_completion if isinstance(saving, AsyncSaveResponse) else saving
+
+    def finish() -> None:
+        upload.result()
+
+    return finish
+
+
+def _direct_save(state: Tensors, path: Path) -> Callable[[], None]:
+    save_file(state, path)
+    return _nothing
+
+
+_SAVES: dict[str, Callable[[Tensors, Path], Callable[[], None]]] = {
+    TORCH_SAVE: _torch_save,
+    DCP: _dcp_save,
+    ASYNCHRONOUS: _dcp_async_save,
+    DIRECT: _direct_save,
+}
+"""Each saves a state dict, and returns what waits until every byte is on the disk."""

@@ -1,0 +1,1 @@
+"""How a `Loading` and a `CheckpointCost` look."""

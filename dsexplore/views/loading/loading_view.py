@@ -1,0 +1,129 @@
+"""The view of a `Loading`: what to load with, a bar per call beside what the disk needs, and a table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dsexplore.aio.checkpoints.loading_result import CheckpointTimes, LoaderTimes, Loading
+from dsexplore.units import format_bytes, format_count, format_rate, format_seconds
+from dsexplore.views.page import html
+from dsexplore.views.page.still_figure import still_figure
+from dsexplore.views.page.theme import GREY, LEGEND_ABOVE, SHADE, themed, tint
+from dsexplore.views.view import View
+
+HEAD = ("loaded with", "cold", "warm", "of it copying", "rate, cold", "disk alone")
+_LIMIT = "the disk alone"
+
+
+class LoadingView(View):
+    """The view of a `Loading`."""
+
+    title = "Loading a checkpoint"
+
+    def __init__(self, loading: Loading) -> None:
+        self._loading = loading
+
+    def text(self) -> str:
+        """Return the verdict, a line per call, and what to change."""
+        verdict, *more = self._loading.lines()
+        rows = [(HEAD[0], HEAD[1], HEAD[2], HEAD[5])]
+        for times in self._loading.measured:
+            rows += [(*_named(times, each, self._loading), *_seconds(times, each)) for each in times.loaders]
+        width = max(len(row[0]) for row in rows)
+        table = [f"  {row[0]:<{width}}{row[1]:>10}{row[2]:>10}{row[3]:>12}" for row in rows]
+        return "\n".join(
+            html.plain(line, 400) if line in more else line for line in (self._what, verdict, *table, *more)
+        )
+
+    @property
+    def _what(self) -> str:
+        """What was loaded from where, in one line."""
+        loading = self._loading
+        kinds = ", ".join(
+            f"{times.checkpoint.kind} ({format_count(len(times.checkpoint.files), 'file')}, "
+            f"{format_bytes(times.checkpoint.nbytes)})"
+            for times in loading.measured
+        )
+        return html.plain(f"{loading.title}: {kinds}, on {loading.disk.label}", 300)
+
+    def html(self) -> str:
+        """Return the verdict, the bars, what to change, and a table of seconds."""
+        verdict, *more = self._loading.lines()
+        head = f'<p>{html.prose(self._what, 300)} <span class="tag">measured</span></p>{html.verdict(verdict)}'
+        sentences = "".join(f"<p>{html.prose(line, 400)}</p>" for line in more)
+        body = f"{head}{still_figure(self.figure())}{sentences}{self._table()}"
+        foot = (
+            "Medians, until the parameters hold the values: the call, and copying what it returns into them. Cold: the "
+            "files were dropped from the page cache. Disk alone: the files read with direct I/O, no tensors made."
+        )
+        return html.fragment(f'{body}<p class="dim">{foot}</p>')
+
+    def _table(self) -> str:
+        rows = []
+        for times in self._loading.measured:
+            for each in times.loaders:
+                cold, warm, alone = _seconds(times, each)
+                copying = sum(one.fill for one in each.warm) / len(each.warm)
+                rate = format_rate(times.checkpoint.nbytes / each.cold_seconds)
+                (name,) = _named(times, each, self._loading)
+                rows.append((html.name(name), cold, warm, format_seconds(copying), html.escape(rate), alone))
+        return f"<details><summary>Seconds</summary>{html.table(HEAD, rows)}</details>"
+
+    def figure(self, **options: Any) -> Any:
+        """Return a plotly figure: a bar of seconds per call, cold, in what remains when warm and waiting for the disk.
+
+        Raises:
+            UsageError: an option was given; there are none.
+        """
+        import plotly.graph_objects as go
+
+        self.refuse("figure", options)
+        names: list[str] = []
+        warm: list[float] = []
+        waiting: list[float] = []
+        disk: list[float] = []
+        for times in self._loading.measured:
+            for each in times.loaders:
+                names.append(_named(times, each, self._loading)[0])
+                warm.append(min(each.warm_seconds, each.cold_seconds))
+                waiting.append(each.waiting)
+                disk.append(0.0)
+            names.append(f"{_LIMIT}: {times.checkpoint.kind}" if len(self._loading.measured) > 1 else _LIMIT)
+            warm.append(0.0)
+            waiting.append(0.0)
+            disk.append(times.disk_seconds)
+        series = (
+            ("remains when the file is in memory", warm, tint(SHADE, 0.45)),
+            ("waiting for the disk", waiting, SHADE),
+            ("the disk alone, at its limit", disk, GREY),
+        )
+        figure = go.Figure()
+        texts = [format_seconds(sum(parts)) for parts in zip(warm, waiting, disk, strict=True)]
+        for at, (name, values, color) in enumerate(series):
+            shown = {"text": texts, "textposition": "none"} if at == 0 else {}
+            figure.add_bar(
+                orientation="h",
+                x=values,
+                y=[html.escape(each, 60) for each in names],
+                name=name,
+                marker={"color": color},
+                hovertemplate="%{y}<br>%{x:.3g} s " + name + "<extra></extra>",
+                **shown,
+            )
+        figure.update_yaxes(autorange="reversed")
+        figure.update_xaxes(title="seconds, cold", rangemode="tozero")
+        figure.update_layout(barmode="stack", legend=LEGEND_ABOVE, showlegend=True)
+        return themed(figure, height=110 + 28 * len(names), margin={"l": 260, "r": 40, "t": 50, "b": 50})
+
+    def still(self, figure: Any, **options: Any) -> str:
+        """Return the bars as SVG."""
+        return still_figure(figure)
+
+
+def _named(times: CheckpointTimes, each: LoaderTimes, loading: Loading) -> tuple[str]:
+    """Return the name of a call; with its format where several were measured."""
+    return (f"{times.checkpoint.kind}: {each.name}" if len(loading.measured) > 1 else each.name,)
+
+
+def _seconds(times: CheckpointTimes, each: LoaderTimes) -> tuple[str, str, str]:
+    return format_seconds(each.cold_seconds), format_seconds(each.warm_seconds), format_seconds(times.disk_seconds)

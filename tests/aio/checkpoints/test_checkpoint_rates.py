@@ -1,0 +1,55 @@
+"""Checkpoints by each method: whole on the disk, loaded again, and timed at the right places."""
+
+from __future__ import annotations
+
+from itertools import count
+from pathlib import Path
+
+import pytest
+import torch
+
+from dsexplore import aio
+from dsexplore.aio.checkpoints.checkpoint_rates import (
+    ASYNCHRONOUS,
+    METHODS,
+    MethodRates,
+    SaveTime,
+    measure_rates,
+    why_no_method,
+)
+from dsexplore.errors import UsageError
+
+STATE = {"a": torch.arange(3000.0), "b": torch.ones(7, 5)}
+
+
+def test_times_are_those_of_the_clock(tmp_path: Path) -> None:
+    """Of a clock that ticks at each look: before a save, when it returns, when all is on the disk, and in a load."""
+    ticks = count()
+    rates = measure_rates(tmp_path, STATE, 2, lambda: float(next(ticks)))
+    assert [method.name for method in rates.methods] == [name for name in METHODS if why_no_method(name) is None]
+    for method in rates.methods:
+        stall = 1.0 if method.name == ASYNCHRONOUS else 2.0
+        assert method.times == (SaveTime(stall, 2.0, 2.0),) * 2
+        assert method.nbytes == 4 * 3035
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_seconds_are_in_proportion_to_bytes() -> None:
+    method = MethodRates(
+        "torch.save", 1000, (SaveTime(1.0, 2.0, 4.0), SaveTime(3.0, 6.0, 4.0), SaveTime(1.0, 2.0, 8.0))
+    )
+    assert method.seconds(3000) == SaveTime(3.0, 6.0, 12.0)
+    assert (method.write_rate, method.read_rate) == (500.0, 250.0)
+
+
+def test_an_unknown_method_is_refused(tmp_path: Path) -> None:
+    rates = measure_rates(tmp_path, STATE, 1, lambda: 0.0, ["torch.save"])
+    assert rates["torch.save"].nbytes == 4 * 3035
+    with pytest.raises(UsageError, match="'tar' was not measured: there is"):
+        rates["tar"]
+
+
+@pytest.mark.parametrize(("size", "repeats", "said"), [("1MiB", 1, "too small"), ("8MiB", 0, "repeats 0")])
+def test_what_cannot_be_measured_is_refused(size: str, repeats: int, said: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=said):
+        aio.checkpoint_rates(tmp_path, size, repeats=repeats)

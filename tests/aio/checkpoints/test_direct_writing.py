@@ -1,0 +1,53 @@
+"""`save_file` writes what safetensors reads, whole or not at all."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from dsexplore import aio
+from dsexplore.aio.checkpoints import direct_writing
+from dsexplore.errors import UsageError
+from tests.aio.checkpoints.conftest import State
+
+pytestmark = pytest.mark.usefixtures("open_files")
+
+
+@pytest.mark.parametrize("piece", [4096, 32 << 20])
+def test_safetensors_reads_every_bit(piece: int, state: State, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(direct_writing, "_PIECE", piece)
+    state["cut"] = torch.arange(64).reshape(8, 8).t()
+    aio.save_file(state, tmp_path / "model.safetensors")
+    for loaded in (load_file(tmp_path / "model.safetensors"), aio.load_file(tmp_path / "model.safetensors")):
+        assert loaded.keys() == state.keys()
+        assert all(torch.equal(loaded[name], tensor) for name, tensor in state.items())  # type: ignore[arg-type]
+    assert [path.name for path in tmp_path.iterdir()] == ["model.safetensors"]
+
+
+def test_a_full_disk_leaves_the_old_file(state: State, mounted: Callable[..., Path]) -> None:
+    folder = mounted("size=64k")
+    aio.save_file({"a": torch.ones(10)}, folder / "model.safetensors")
+    with pytest.raises(OSError, match=r"\[Errno 28\]") as raised:
+        aio.save_file({"a": torch.ones(100_000)}, folder / "model.safetensors")
+    assert raised.value.errno == errno.ENOSPC
+    assert [path.name for path in folder.iterdir()] == ["model.safetensors"]
+    assert load_file(folder / "model.safetensors")["a"].numel() == 10
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (3, "'a' is int"),
+        (torch.ones(2, device="meta"), "meta device"),
+        (torch.ones(2, dtype=torch.complex128), "no name for torch.complex128"),
+    ],
+)
+def test_what_a_file_cannot_hold_is_refused(value: object, said: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=said):
+        aio.save_file({"a": value}, tmp_path / "model.safetensors")  # type: ignore[dict-item]
+    assert list(tmp_path.iterdir()) == []
