@@ -1,4 +1,4 @@
-"""``dsexplore run | lab | demo | show | hang | aio | loading | checkpoint | comm``."""
+"""``dsexplore run | lab | demo | show | hang | aio | loading | checkpoint | offload | comm``."""
 
 from __future__ import annotations
 
@@ -244,6 +244,18 @@ def _checkpoint(options: argparse.Namespace) -> None:
     run(options)
 
 
+def _offload_arguments(parser: argparse.ArgumentParser) -> None:
+    from dsexplore.aio.offload.offload_command import add_arguments
+
+    add_arguments(parser)
+
+
+def _offload(options: argparse.Namespace) -> None:
+    from dsexplore.aio.offload.offload_command import run
+
+    run(options)
+
+
 def _comm_arguments(parser: argparse.ArgumentParser) -> None:
     from dsexplore.cost.comm_command import add_arguments
 
@@ -324,5 +336,6 @@ COMMANDS = {
     "aio": Command("measure how fast the disk can feed a program", _aio_arguments, _aio),
     "loading": Command("measure how fast a checkpoint loads, and say what to change", _loading_arguments, _loading),
     "checkpoint": Command("predict what a model's checkpoints take on a disk", _checkpoint_arguments, _checkpoint),
+    "offload": Command("predict what states on a disk take of a step", _offload_arguments, _offload),
     "comm": Command("measure how fast the collectives of some ranks are", _comm_arguments, _comm),
 }

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from dsexplore.aio.handle import aio_handle as aio_handle
     from dsexplore.aio.handle import aio_read as aio_read
     from dsexplore.aio.handle import aio_write as aio_write
+    from dsexplore.aio.offload.offload_cost import OffloadCost as OffloadCost
     from dsexplore.aio.result import SweepResult as SweepResult
     from dsexplore.aio.sweeping import sweep as sweep
 
@@ -45,6 +46,7 @@ _HOMES = {
     "CheckpointCost": "checkpoints.checkpoint_cost",
     "CheckpointRates": "checkpoints.checkpoint_rates",
     "Loading": "checkpoints.loading_result",
+    "OffloadCost": "offload.offload_cost",
     "SweepResult": "result",
     "aio_handle": "handle",
     "aio_read": "handle",

@@ -25,6 +25,8 @@ from dsexplore.units import format_bytes, format_count
 if TYPE_CHECKING:
     from dsexplore.aio.checkpoints.checkpoint_cost import CheckpointCost
     from dsexplore.aio.checkpoints.checkpoint_rates import CheckpointRates
+    from dsexplore.aio.offload.offload_cost import OffloadCost
+    from dsexplore.aio.result import SweepResult
 
 _MOST_ROWS = 2_000_000
 
@@ -251,6 +253,37 @@ class Sharding(Displayable):
         ).checkpoint_cost
         assumed = assume(optimizer, state_dtype)
         return checkpoint_cost(self, disk, assumed, ranks_per_node, overhead, step_seconds)
+
+    def offload(
+        self,
+        disk: str | os.PathLike[str] | SweepResult,
+        bytes_per_parameter: float = 12,
+        *,
+        parameters: bool = False,
+        ranks_per_node: int = 8,
+        step_seconds: float | None = None,
+        tokens: int | None = None,
+    ) -> OffloadCost:
+        """Predict what a step takes longer if optimizer states are on a disk, as ZeRO-Infinity keeps them::
+
+            result = dsexplore.aio.sweep("/nvme")
+            dsexplore.sharding(model).offload(result, step_seconds=4.2, tokens=65536)
+
+        Args:
+            disk: a folder on the disk, which is swept for half a minute, or the result of a sweep.
+            bytes_per_parameter: of states, read and written in each step; 12 are the parameter, momentum and variance
+                in float32.
+            parameters: the parameters are on the disk, too.
+            ranks_per_node: ranks that share the disk.
+            step_seconds: of a step without a disk, to say which share of the step the disk takes.
+            tokens: of a step on one node, to say how many per second the disk feeds.
+
+        Raises:
+            UsageError: a number out of range, a sweep that only read, or no trained parameter.
+            OSError: the folder cannot be written.
+        """
+        offload_cost: Callable[..., OffloadCost] = import_module("dsexplore.aio.offload.offload_plan").offload_cost
+        return offload_cost(self, disk, bytes_per_parameter, parameters, ranks_per_node, step_seconds, tokens)
 
 
 _SUMMARY: dict[str, pl.DataType] = {

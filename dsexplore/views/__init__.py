@@ -31,6 +31,7 @@ VIEWS = {
     "dsexplore.aio.checkpoints.checkpoint_cost:CheckpointCost": (
         "dsexplore.views.loading.checkpoint_view:CheckpointCostView"
     ),
+    "dsexplore.aio.offload.offload_cost:OffloadCost": "dsexplore.views.offload.offload_view:OffloadCostView",
     "dsexplore.aio.checkpoints.loading_result:Loading": "dsexplore.views.loading.loading_view:LoadingView",
     "dsexplore.analysis.hangs.hang_report:HangReport": "dsexplore.views.hang.hang_view:HangView",
     "dsexplore.comm.sweep_result:CommSweep": "dsexplore.views.comm_sweep.comm_sweep_view:CommSweepView",

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dsexplore.errors import UsageError
 from dsexplore.printed import print_result
+
+if TYPE_CHECKING:
+    from dsexplore.sharding.layout import Sharding
 
 _THOUSANDS = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 
@@ -34,19 +38,14 @@ def run(options: argparse.Namespace) -> None:
 
     from dsexplore.aio.checkpoints.checkpoint_rates import checkpoint_rates
     from dsexplore.display import plain_text
-    from dsexplore.sharding.plan import sharding
 
     if options.html is not None and not options.html.parent.is_dir():
         raise UsageError(f"--html {options.html}: there is no folder {options.html.parent}")
-    if options.ranks < 1:
-        raise UsageError(f"--ranks {options.ranks} is no number of ranks: give 1 or more")
-    numel = _count(options.parameters)
-    plan = sharding((numel,), "S(0)", f"dp={options.ranks}", options.dtype)
+    plan = plan_of(options.parameters, options.ranks, options.dtype)
     state_dtype = None if options.state_dtype is None else getattr(torch, options.state_dtype, None)
     if options.state_dtype is not None and not isinstance(state_dtype, torch.dtype):
         raise UsageError(f"--state-dtype {options.state_dtype} is no dtype of torch: give float32 or bfloat16")
-    named = type(plan)(f"{options.parameters} parameters", plan.mesh, plan.tensors)
-    cost = named.checkpoint(
+    cost = plan.checkpoint(
         checkpoint_rates(options.folder, options.size),
         options.optimizer,
         state_dtype,
@@ -57,6 +56,21 @@ def run(options: argparse.Namespace) -> None:
     print_result(cost.to_frame().write_json() if options.json else plain_text(cost))
     if options.html is not None:
         cost.to_html(options.html)
+
+
+def plan_of(parameters: str, ranks: int, dtype: str) -> Sharding:
+    """Return so many parameters, ``"8B"``, sharded evenly over some ranks.
+
+    Raises:
+        UsageError: no number of parameters or ranks, or an unknown dtype.
+    """
+    from dsexplore.sharding.layout import Sharding
+    from dsexplore.sharding.plan import sharding
+
+    if ranks < 1:
+        raise UsageError(f"--ranks {ranks} is no number of ranks: give 1 or more")
+    plan = sharding((_count(parameters),), "S(0)", f"dp={ranks}", dtype)
+    return Sharding(f"{parameters} parameters", plan.mesh, plan.tensors)
 
 
 def _count(text: str) -> int:

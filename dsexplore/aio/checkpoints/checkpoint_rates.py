@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import time
 import warnings
@@ -164,7 +163,6 @@ def why_no_method(name: str) -> str | None:
 
 def save_and_load(name: str, state: Tensors, folder: Path, clock: Clock) -> SaveTime:
     """Save a state dict by one method, wait until it is on the disk, and load it again from there."""
-    gc.collect()
     path = folder / "checkpoint"
     begun = clock()
     finish = _SAVES[name](state, path)

@@ -112,6 +112,7 @@ def _notes(checkpoints: Sequence[Checkpoint]) -> Iterator[str]:
 
 def _measure_checkpoint(checkpoint: Checkpoint, rounds: int, clock: Clock, work: Work) -> CheckpointTimes:
     _check_memory(checkpoint)
+    gc.collect()  # tensors that map a file keep its pages
     loaders = loaders_of(checkpoint)
     targets = new_targets(checkpoint)
     cold: dict[str, list[LoadTime]] = {loader.name: [] for loader in loaders}
@@ -137,7 +138,6 @@ def _measure_checkpoint(checkpoint: Checkpoint, rounds: int, clock: Clock, work:
 
 def load_once(loader: Loader, checkpoint: Checkpoint, targets: Tensors, clock: Clock) -> LoadTime:
     """Load once; what a file holds is copied and freed before the next file is loaded."""
-    gc.collect()
     call = fill = 0.0
     begun = clock()
     for content in loader.load(checkpoint, targets):
@@ -165,7 +165,6 @@ def _limit(checkpoint: Checkpoint, clock: Clock) -> float:
 
 def drop_files(checkpoint: Checkpoint) -> float | None:
     """Drop the files from the page cache; return the largest fraction of one that stayed, None if unknown."""
-    gc.collect()  # tensors that map a file keep its pages
     shares = []
     for file in checkpoint.files:
         with file.open("rb") as opened:

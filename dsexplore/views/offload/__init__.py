@@ -1,0 +1,1 @@
+"""How an `OffloadCost` looks."""

@@ -1,0 +1,82 @@
+"""The view of an `OffloadCost`: what the disk takes of a step, as one bar, and what is moved."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dsexplore.aio.offload.offload_cost import OffloadCost
+from dsexplore.units import format_bytes, format_count, format_seconds
+from dsexplore.views.page import html
+from dsexplore.views.page.still_figure import still_figure
+from dsexplore.views.page.theme import GREY, LEGEND_ABOVE, SHADE, themed, tint
+from dsexplore.views.view import View
+
+HEAD = ("swapped", "read", "written", "reading", "writing", "longer step")
+
+
+class OffloadCostView(View):
+    """The view of an `OffloadCost`."""
+
+    title = "States on a disk"
+
+    def __init__(self, cost: OffloadCost) -> None:
+        self._cost = cost
+
+    @property
+    def _what(self) -> str:
+        """What is swapped where, in one line."""
+        cost = self._cost
+        size = format_count(cost.node_parameters, "parameter")
+        return html.plain(f"{cost.title}, {size} per node, states on {cost.disk.label}", 300)
+
+    def text(self) -> str:
+        """Return the verdict, what is moved, and the assumptions."""
+        return "\n".join([f"{self._what}, predicted", *(html.plain(line, 400) for line in self._cost.lines())])
+
+    def html(self) -> str:
+        """Return the verdict, a bar of the step, a table of what is moved, and the assumptions."""
+        cost = self._cost
+        verdict, *more = cost.lines()
+        head = f'<p>{html.prose(self._what, 300)} <span class="tag">predicted</span></p>{html.verdict(verdict)}'
+        rows = [
+            (
+                html.escape(swap.what),
+                format_bytes(swap.read),
+                format_bytes(swap.written),
+                *(format_seconds(value) for value in (swap.read_seconds, swap.write_seconds, swap.exposed)),
+            )
+            for swap in cost.swaps
+        ]
+        said = "".join(f"<p>{html.prose(line, 400)}</p>" for line in more if line not in cost.notes)
+        notes = "".join(f'<p class="dim">{html.prose(line, 400)}</p>' for line in cost.notes)
+        return html.fragment(f"{head}{still_figure(self.figure())}{html.table(HEAD, rows)}{said}{notes}")
+
+    def figure(self, **options: Any) -> Any:
+        """Return a plotly figure: the seconds of a step, in its own time and what each swap adds.
+
+        Raises:
+            UsageError: an option was given; there are none.
+        """
+        import plotly.graph_objects as go
+
+        self.refuse("figure", options)
+        cost = self._cost
+        series = [("the step without a disk", cost.step_seconds or 0.0, GREY)]
+        series += [
+            (f"waiting for {swap.what}", swap.exposed, color)
+            for swap, color in zip(cost.swaps, (SHADE, tint(SHADE, 0.45)), strict=False)
+        ]
+        figure = go.Figure()
+        for name, value, color in series:
+            if value:
+                hover = f"%{{x:.3g}} s {name}<extra></extra>"
+                figure.add_bar(
+                    orientation="h", x=[value], y=["a step"], name=name, marker={"color": color}, hovertemplate=hover
+                )
+        figure.update_xaxes(title="seconds per step, predicted", rangemode="tozero")
+        figure.update_layout(barmode="stack", legend=LEGEND_ABOVE, showlegend=True)
+        return themed(figure, height=150, margin={"l": 80, "r": 40, "t": 50, "b": 50})
+
+    def still(self, figure: Any, **options: Any) -> str:
+        """Return the bar as SVG."""
+        return still_figure(figure)

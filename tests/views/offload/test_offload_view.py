@@ -1,0 +1,18 @@
+"""What an `OffloadCost` looks like."""
+
+from __future__ import annotations
+
+import pytest
+
+from dsexplore.display import plain_text
+from dsexplore.views.offload.offload_view import OffloadCostView
+from tests.aio.offload.test_offload_plan import cost
+
+
+def test_the_bar_is_the_step() -> None:
+    found = cost(parameters=True, step_seconds=5.0)
+    view = OffloadCostView(found)
+    widths = [trace.x[0] for trace in view.figure().data]
+    assert sum(widths) == pytest.approx(5.0 + found.exposed)
+    assert plain_text(found).splitlines()[1] == found.verdict()
+    assert found.verdict().partition(":")[0] in view.html()
