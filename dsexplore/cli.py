@@ -1,4 +1,4 @@
-"""``dsexplore run | lab | demo | show | hang | aio | loading | checkpoint | offload | comm``."""
+"""``dsexplore run | lab | demo | show | hang | aio | loading | checkpoint | offload | feeding | comm``."""
 
 from __future__ import annotations
 
@@ -256,6 +256,18 @@ def _offload(options: argparse.Namespace) -> None:
     run(options)
 
 
+def _feeding_arguments(parser: argparse.ArgumentParser) -> None:
+    from dsexplore.aio.data_loaders.feeding_command import add_arguments
+
+    add_arguments(parser)
+
+
+def _feeding(options: argparse.Namespace) -> None:
+    from dsexplore.aio.data_loaders.feeding_command import run
+
+    run(options)
+
+
 def _comm_arguments(parser: argparse.ArgumentParser) -> None:
     from dsexplore.cost.comm_command import add_arguments
 
@@ -337,5 +349,6 @@ COMMANDS = {
     "loading": Command("measure how fast a checkpoint loads, and say what to change", _loading_arguments, _loading),
     "checkpoint": Command("predict what a model's checkpoints take on a disk", _checkpoint_arguments, _checkpoint),
     "offload": Command("predict what states on a disk take of a step", _offload_arguments, _offload),
+    "feeding": Command("measure what a data loader gives, and what limits it", _feeding_arguments, _feeding),
     "comm": Command("measure how fast the collectives of some ranks are", _comm_arguments, _comm),
 }

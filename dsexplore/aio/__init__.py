@@ -33,11 +33,15 @@ if TYPE_CHECKING:
     from dsexplore.aio.checkpoints.direct_writing import save_file as save_file
     from dsexplore.aio.checkpoints.loading import loading as loading
     from dsexplore.aio.checkpoints.loading_result import Loading as Loading
+    from dsexplore.aio.data_loaders.feeding import feeding as feeding
+    from dsexplore.aio.data_loaders.feeding_result import Feeding as Feeding
     from dsexplore.aio.handle import aio_handle as aio_handle
     from dsexplore.aio.handle import aio_read as aio_read
     from dsexplore.aio.handle import aio_write as aio_write
     from dsexplore.aio.offload.offload_cost import OffloadCost as OffloadCost
     from dsexplore.aio.result import SweepResult as SweepResult
+    from dsexplore.aio.sustained import sustained_writes as sustained_writes
+    from dsexplore.aio.sustained_result import SustainedWrites as SustainedWrites
     from dsexplore.aio.sweeping import sweep as sweep
 
 _HOMES = {
@@ -45,16 +49,20 @@ _HOMES = {
     "Buffer": "buffers",
     "CheckpointCost": "checkpoints.checkpoint_cost",
     "CheckpointRates": "checkpoints.checkpoint_rates",
+    "Feeding": "data_loaders.feeding_result",
     "Loading": "checkpoints.loading_result",
     "OffloadCost": "offload.offload_cost",
+    "SustainedWrites": "sustained_result",
     "SweepResult": "result",
     "aio_handle": "handle",
     "aio_read": "handle",
     "aio_write": "handle",
     "checkpoint_rates": "checkpoints.checkpoint_rates",
+    "feeding": "data_loaders.feeding",
     "load_file": "checkpoints.direct_reading",
     "loading": "checkpoints.loading",
     "save_file": "checkpoints.direct_writing",
+    "sustained_writes": "sustained",
     "sweep": "sweeping",
 }
 

@@ -14,7 +14,7 @@ from dsexplore.aio.aio_config import AioConfig
 from dsexplore.aio.choice import MATTERS
 from dsexplore.errors import UsageError, full_message
 from dsexplore.interrupts import sigterm_interrupts
-from dsexplore.printed import print_no_more
+from dsexplore.printed import print_no_more, print_result
 from dsexplore.units import format_bytes, format_rate, parse_size
 
 if TYPE_CHECKING:
@@ -59,6 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--html", metavar="FILE", help="write a page with all results to FILE; numbered likewise")
     add("--json", action="store_true", help="print all measurements as JSON, and nothing else")
     add("--fio-job", action="store_true", help="print the setting to take as a job file of fio, too")
+    add("--sustained", metavar="SIZE", help="no sweep: write SIZE at a stretch, and say where the disk gets slower")
     add("--compare", nargs=2, metavar="FILE", help="measure nothing: compare two results that --save wrote")
 
 
@@ -77,6 +78,9 @@ def _run(args: argparse.Namespace) -> int:
     try:
         if args.compare:
             _compare(*args.compare)
+            return 0
+        if args.sustained:
+            _sustain(args)
             return 0
         return _sweep_all(args)
     except BrokenPipeError:  # the results are saved by now
@@ -255,6 +259,20 @@ def _fastest(results: Sequence[SweepResult]) -> str:
         doubt = "" if number == 0 or is_slower else " (not surely slower)"
         texts.append(f"{result.disk.path} {format_rate(result.best().rate)}{doubt}")
     return f"Fastest first: {'; '.join(texts)}"
+
+
+def _sustain(args: argparse.Namespace) -> None:
+    """Write each path for long and print what its rate does."""
+    from dsexplore.aio.sustained import sustained_writes
+    from dsexplore.display import plain_text
+
+    if len(args.path) != 1:
+        raise UsageError("--sustained is of one disk: give one PATH, a directory")
+    _check_files(args)
+    found = sustained_writes(args.path[0], args.sustained)
+    print_result(found.to_frame().write_json() if args.json else plain_text(found))
+    if args.html:
+        found.to_html(args.html)
 
 
 def _compare(first: str, second: str) -> None:

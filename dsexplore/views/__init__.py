@@ -27,11 +27,13 @@ VIEWS = {
     "dsexplore.sharding.redistribution:Redistribution": (
         "dsexplore.views.sharding.redistribution_view:RedistributionView"
     ),
+    "dsexplore.aio.sustained_result:SustainedWrites": "dsexplore.views.sweep.sustained_view:SustainedWritesView",
     "dsexplore.aio.result:SweepResult": "dsexplore.views.sweep.sweep_view:SweepView",
     "dsexplore.aio.checkpoints.checkpoint_cost:CheckpointCost": (
         "dsexplore.views.loading.checkpoint_view:CheckpointCostView"
     ),
     "dsexplore.aio.offload.offload_cost:OffloadCost": "dsexplore.views.offload.offload_view:OffloadCostView",
+    "dsexplore.aio.data_loaders.feeding_result:Feeding": "dsexplore.views.feeding.feeding_view:FeedingView",
     "dsexplore.aio.checkpoints.loading_result:Loading": "dsexplore.views.loading.loading_view:LoadingView",
     "dsexplore.analysis.hangs.hang_report:HangReport": "dsexplore.views.hang.hang_view:HangView",
     "dsexplore.comm.sweep_result:CommSweep": "dsexplore.views.comm_sweep.comm_sweep_view:CommSweepView",

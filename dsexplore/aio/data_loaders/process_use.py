@@ -1,0 +1,55 @@
+"""What a process and its workers have used so far: seconds of processor, bytes read, and bytes from a disk."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+class ProcessUse(NamedTuple):
+    """What one or several processes have used since they began."""
+
+    cpu_seconds: float
+    read: int
+    """Bytes that they read from files, from the page cache or a disk."""
+    from_disk: int
+    """Bytes that a disk had to deliver for them."""
+
+
+def use_of(pids: Iterable[int]) -> dict[int, ProcessUse]:
+    """Return the use of each process, its threads included, that is still there and that this user may look at."""
+    found = {}
+    for pid in pids:
+        with suppress(OSError):
+            folder = Path(f"/proc/{pid}")
+            fields = (folder / "stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
+            lines = (folder / "io").read_text(encoding="ascii").splitlines()
+            counts = {name: int(value) for name, _, value in (line.partition(": ") for line in lines)}
+            cpu = (int(fields[11]) + int(fields[12])) / _TICKS
+            found[pid] = ProcessUse(cpu, counts["rchar"], counts["read_bytes"])
+    return found
+
+
+def children_of(parent: int) -> list[int]:
+    """Return the processes that any thread of a process has started, and theirs."""
+    found: list[int] = []
+    waiting = [parent]
+    while waiting:
+        for file in Path(f"/proc/{waiting.pop()}/task").glob("*/children"):
+            with suppress(OSError):
+                started = [int(word) for word in file.read_text(encoding="ascii").split()]
+                found += started
+                waiting += started
+    return found
+
+
+def used_between(before: dict[int, ProcessUse], after: dict[int, ProcessUse]) -> ProcessUse:
+    """Return what processes used between two looks; one that was not there before began at zero."""
+    none = ProcessUse(0.0, 0, 0)
+    pairs = [(before.get(pid, none), use) for pid, use in after.items()]
+    return ProcessUse(*(sum(late[i] - early[i] for early, late in pairs) for i in range(3)))  # type: ignore[arg-type]

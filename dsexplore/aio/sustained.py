@@ -1,0 +1,64 @@
+"""``dsexplore.aio.sustained_writes``: the rate of a disk when it is written for long, past its caches."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+
+from dsexplore.aio.aio_config import NEAR_LIMIT
+from dsexplore.aio.aio_constants import PAGE
+from dsexplore.aio.buffers import Buffer, fill_random
+from dsexplore.aio.disk import disk_of
+from dsexplore.aio.handle import aio_handle
+from dsexplore.aio.scratch import Scratch
+from dsexplore.aio.sustained_result import SustainedWrites
+from dsexplore.aio.transfer_file import make_durable
+from dsexplore.errors import UsageError
+from dsexplore.progress import track
+from dsexplore.signatures import names_arguments
+from dsexplore.units import format_bytes, parse_size
+
+_LEAST = 64 << 20
+_PIECES = 64
+_LARGEST_PIECE = 256 << 20
+
+
+@names_arguments
+def sustained_writes(folder: str | os.PathLike[str], size: int | str = "32GiB") -> SustainedWrites:
+    """Write one large file with direct I/O and say where the disk gets slower, as drives do whose cache is full.
+
+    A sweep writes up to a GiB at a time, which the fast part of a drive (SLC cache, the cache of a controller or of a
+    host) may hold; checkpoints and swapped states are larger. The file is removed.
+
+    Args:
+        folder: a directory on the disk.
+        size: bytes to write, which count against the drive's endurance.
+
+    Raises:
+        UsageError: a size below 64 MiB.
+        OSError: the folder cannot be written, or has no room.
+    """
+    nbytes = parse_size(size)
+    if nbytes < _LEAST:
+        raise UsageError(f"size {size} is too small to fill a cache: give {format_bytes(_LEAST)} or more")
+    return write_pieces(folder, nbytes, time.perf_counter)
+
+
+def write_pieces(folder: str | os.PathLike[str], nbytes: int, clock: Callable[[], float]) -> SustainedWrites:
+    """Write so many bytes, rounded down to whole pages, in equal pieces; `clock` returns seconds."""
+    piece = min(-(-nbytes // _PIECES), _LARGEST_PIECE) // PAGE * PAGE
+    memory = fill_random(Buffer(piece))
+    pieces = []
+    count = nbytes // piece
+    with Scratch(folder, nbytes) as file, aio_handle.from_config(NEAR_LIMIT) as handle:
+        with track("writing", count, "pieces") as work:
+            for number in range(count):
+                begun = clock()
+                handle.sync_pwrite(memory, file.path, number * piece)
+                pieces.append((piece, clock() - begun))
+                work.advance(1)
+        begun = clock()
+        make_durable(file.fd)
+        fsync = clock() - begun
+        return SustainedWrites(disk_of(file.path), tuple(pieces), fsync)

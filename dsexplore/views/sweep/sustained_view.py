@@ -1,0 +1,64 @@
+"""The view of `SustainedWrites`: the rate over the bytes written."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dsexplore.aio.sustained_result import SustainedWrites
+from dsexplore.units import format_bytes
+from dsexplore.views.page import html
+from dsexplore.views.page.still_figure import still_figure
+from dsexplore.views.page.theme import SHADE, themed
+from dsexplore.views.view import View
+
+
+class SustainedWritesView(View):
+    """The view of `SustainedWrites`."""
+
+    title = "Sustained writes"
+
+    def __init__(self, writes: SustainedWrites) -> None:
+        self._writes = writes
+
+    @property
+    def _what(self) -> str:
+        """What was written where, in one line."""
+        return html.plain(f"{format_bytes(self._writes.nbytes)} written to {self._writes.disk.label}", 300)
+
+    def text(self) -> str:
+        """Return the verdict and the remarks."""
+        return "\n".join([f"{self._what}, measured", *self._writes.lines()])
+
+    def html(self) -> str:
+        """Return the verdict, the line of rates, and the remarks."""
+        verdict, *more = self._writes.lines()
+        head = f'<p>{html.prose(self._what, 300)} <span class="tag">measured</span></p>{html.verdict(verdict)}'
+        sentences = "".join(f"<p>{html.prose(line, 300)}</p>" for line in more)
+        return html.fragment(f"{head}{still_figure(self.figure())}{sentences}")
+
+    def figure(self, **options: Any) -> Any:
+        """Return a plotly figure: GB/s of each piece over the GiB written.
+
+        Raises:
+            UsageError: an option was given; there are none.
+        """
+        import plotly.graph_objects as go
+
+        self.refuse("figure", options)
+        frame = self._writes.to_frame()
+        figure = go.Figure(
+            go.Scatter(
+                x=(frame["end"] / 2**30).to_list(),
+                y=(frame["rate"] / 1e9).to_list(),
+                mode="lines",
+                line={"color": SHADE},
+                hovertemplate="%{x:.3g} GiB: %{y:.3g} GB/s<extra></extra>",
+            )
+        )
+        figure.update_xaxes(title="GiB written", rangemode="tozero")
+        figure.update_yaxes(title="GB/s", rangemode="tozero")
+        return themed(figure, height=300, margin={"l": 60, "r": 30, "t": 30, "b": 50})
+
+    def still(self, figure: Any, **options: Any) -> str:
+        """Return the line as SVG."""
+        return still_figure(figure)
