@@ -21,7 +21,8 @@ from dsexplore.units import format_bytes, parse_size
 
 _LEAST = 64 << 20
 _PIECES = 64
-_LARGEST_PIECE = 256 << 20
+_MEMORY = 256 << 20
+"""Bytes that are written by one call at most."""
 
 
 @names_arguments
@@ -47,15 +48,15 @@ def sustained_writes(folder: str | os.PathLike[str], size: int | str = "32GiB") 
 
 def write_pieces(folder: str | os.PathLike[str], nbytes: int, clock: Callable[[], float]) -> SustainedWrites:
     """Write so many bytes, rounded down to whole pages, in equal pieces; `clock` returns seconds."""
-    piece = min(-(-nbytes // _PIECES), _LARGEST_PIECE) // PAGE * PAGE
-    memory = fill_random(Buffer(piece))
+    piece = nbytes // _PIECES // PAGE * PAGE
+    memory = fill_random(Buffer(min(piece, _MEMORY)))
     pieces = []
-    count = nbytes // piece
     with Scratch(folder, nbytes) as file, aio_handle.from_config(NEAR_LIMIT) as handle:
-        with track("writing", count, "pieces") as work:
-            for number in range(count):
+        with track("writing", _PIECES, "pieces") as work:
+            for number in range(_PIECES):
                 begun = clock()
-                handle.sync_pwrite(memory, file.path, number * piece)
+                for at in range(0, piece, _MEMORY):
+                    handle.sync_pwrite(memory.bytes[: piece - at], file.path, number * piece + at)
                 pieces.append((piece, clock() - begun))
                 work.advance(1)
         begun = clock()

@@ -50,13 +50,13 @@ class SustainedWrites(Displayable):
     def full_at(self) -> int | None:
         """Bytes after which the disk got slower for good; None if it did not.
 
-        It is the point with the least ratio of the median rate after it to the median rate before.
+        It is where two constant rates, one before and one after, come nearest to what was measured.
         """
-        rates, reached = self.rates, list(accumulate(nbytes for nbytes, _ in self.pieces))
-        places = range(_FEWEST, len(rates) - _FEWEST + 1)
-        ratios = {at: median(rates[at:]) / median(rates[:at]) for at in places}
-        least = min(ratios, key=lambda at: ratios[at], default=None)
-        return None if least is None or ratios[least] >= _SLOWER else reached[least - 1]
+        rates = self.rates
+        at = min(range(1, len(rates)), key=lambda at: _unevenness(rates[:at]) + _unevenness(rates[at:]), default=0)
+        if min(at, len(rates) - at) < _FEWEST or median(rates[at:]) >= _SLOWER * median(rates[:at]):
+            return None
+        return sum(nbytes for nbytes, _ in self.pieces[:at])
 
     def verdict(self) -> str:
         """Return the rate that lasts, and until where the disk was faster."""
@@ -88,3 +88,9 @@ class SustainedWrites(Displayable):
 
         reached = list(accumulate(nbytes for nbytes, _ in self.pieces))
         return pl.DataFrame({"end": reached, "rate": self.rates}, schema={"end": pl.Int64(), "rate": pl.Float64()})
+
+
+def _unevenness(rates: list[float]) -> float:
+    """Return the sum of the distances from the median."""
+    middle = median(rates)
+    return sum(abs(rate - middle) for rate in rates)

@@ -110,8 +110,9 @@ class OffloadCost(Displayable):
     def _changes(self) -> Iterator[str]:
         if self.step_seconds and self.exposed > 0.1 * self.step_seconds:
             times = self.exposed / (0.1 * self.step_seconds)
+            more = f"{times:,.0f}" if times >= 10 else f"{times:.1f}"
             yield (
-                f"For a tenth of the step's own time, it takes {times:.2g} times the disks or nodes, or as many times "
+                f"For a tenth of the step's own time, it takes {more} times the disks or nodes, or as many times "
                 "the tokens per optimizer step (gradient accumulation)."
             )
 

@@ -34,7 +34,9 @@ class CheckpointCostView(View):
         verdict, *more = self._cost.lines()
         rows = [(HEAD[0], *HEAD[2:]), *((name, *rest) for name, _, *rest in self._rows())]
         width = max(len(row[0]) for row in rows)
-        table = [f"  {row[0]:<{width}}" + "".join(f"{cell:>20}" for cell in row[1:]) for row in rows]
+        table = [
+            f"  {row[0]:<{width}}" + "".join(f"{cell:>20}" for cell in row[1:-1]) + f"{row[-1]:>28}" for row in rows
+        ]
         return "\n".join([f"{self._what}, predicted", verdict, *table, *(html.plain(line, 400) for line in more)])
 
     def _rows(self) -> list[tuple[str, ...]]:
