@@ -1,4 +1,4 @@
-"""Stand-ins for NVIDIA Apex: its fused optimizers and norms, and ops on lists of tensors (``amp_C``).
+"""Stand-ins for NVIDIA Apex: fused optimizers and norms, ``amp``, data parallelism, lists of tensors (``amp_C``).
 
 Names and signatures are those of https://github.com/NVIDIA/apex.
 """
@@ -11,6 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dsexplore.worlds.extensions.apex_parallel import (
+    DistributedDataParallel,
+    initialize,
+    master_params,
+    scale_loss,
+)
 from dsexplore.worlds.extensions.fused_norms import PlainLayerNorm, PlainRMSNorm, Shape, layer_norm, rms_norm
 from dsexplore.worlds.extensions.fused_optimizers import PlainAdam, PlainLAMB, PlainSGD
 from dsexplore.worlds.extensions.registry import Names
@@ -112,6 +118,9 @@ EXTENSIONS: dict[str, Names] = {
         "normalization.fused_layer_norm.fused_layer_norm": fused_layer_norm,
         "normalization.fused_layer_norm.fused_layer_norm_affine": fused_layer_norm_affine,
         "normalization.fused_layer_norm.fused_rms_norm_affine": fused_rms_norm_affine,
+        "parallel.DistributedDataParallel": DistributedDataParallel,
+        "parallel.distributed.DistributedDataParallel": DistributedDataParallel,
+        **{f"amp.{each.__name__}": each for each in (initialize, master_params, scale_loss)},
         "multi_tensor_apply.multi_tensor_applier": _APPLIER,
         "multi_tensor_apply.MultiTensorApply": MultiTensorApply,
     },
