@@ -119,7 +119,7 @@ class NumericDifference(Displayable):
 
     @cached_property
     def first(self) -> dict[str, object] | None:
-        """The first row of `to_frame` that differs beyond rounding; of runs rank by rank else in bits; None for none.
+        """First row of `to_frame` that differs beyond rounding; of runs rank by rank else in bits; None for none.
 
         What runs inside a module whose output is the same counts as right, and so do scales of the loss: gradients of
         outputs are compared rank by rank alone.
