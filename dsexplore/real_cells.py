@@ -20,7 +20,7 @@ from dsexplore.analysis.hangs.explain import explain_trace
 from dsexplore.analysis.hangs.rank_calls import RankEnd
 from dsexplore.capture.source_lines import file_name
 from dsexplore.errors import UsageError
-from dsexplore.trace.ends import raised
+from dsexplore.trace.ends import STOPPED, raised
 from dsexplore.trace.trace import Trace
 from dsexplore.units import format_bytes, format_ranks, format_seconds
 from dsexplore.views.ranks.rank_texts import RankText, as_html, as_text
@@ -313,7 +313,7 @@ def hang_sentences(run: CellRun) -> list[str]:
     if run.trace is None:
         return []
     stacks = {one.rank: one.stack for one in run.outcomes if one.stack}
-    report = explain_trace(run.trace, stacks, {one.rank: _end(one) for one in run.outcomes})
+    report = explain_trace(run.trace, stacks, {one.rank: _end(one) for one in run.outcomes}, stood="")
     return [] if report.reason == "none" else [report.sentence]
 
 
@@ -324,10 +324,12 @@ def stack_texts(run: CellRun) -> list[str]:
 
 def _end(outcome: RankOutcome[Any]) -> RankEnd | None:
     if outcome.was_stopped:
-        return RankEnd("stopped", "was stopped (by SIGSTOP or a debugger)")
+        return RankEnd.of(STOPPED)
     if outcome.status == "died":
         was_killed = outcome.error.startswith("killed")
         return RankEnd("killed" if was_killed else "ended", f"{'was ' if was_killed else ''}{outcome.error}")
+    if outcome.status == "ok":
+        return RankEnd("ended", "ended the cell")
     if outcome.status != "error":
         return None
     kind, _, text = outcome.error.partition(chr(10))[0].partition(": ")
@@ -349,7 +351,7 @@ def _waiting(run: CellRun) -> list[str]:
 
 def _where(outcome: RankOutcome[Any], trace: Trace | None) -> str:
     if outcome.was_stopped:
-        return "stopped (by SIGSTOP or a debugger)"
+        return STOPPED.removeprefix("was ")
     events = trace.events.filter(pl.col("rank") == outcome.rank) if trace is not None else pl.DataFrame()
     open_ones = events.filter(pl.col("state").is_in(["scheduled", "started"])) if events.height else events
     if open_ones.height:

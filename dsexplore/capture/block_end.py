@@ -19,6 +19,7 @@ import torch.distributed as dist
 from dsexplore.capture.groups import own_rank
 from dsexplore.capture.source_lines import file_name
 from dsexplore.torch_internals.process_groups import default_store
+from dsexplore.trace.call_journal import journal_file
 from dsexplore.trace.ends import ENDED_BLOCK, interrupted, raised, stopped_by_exit
 from dsexplore.trace.files import names_directory, rank_file, stack_file
 from dsexplore.tracebacks import is_of_the_program
@@ -73,7 +74,7 @@ def begin_saving(save: str | os.PathLike[str]) -> str:
     _blocks[folder] += 1
     if names_directory(save):
         rank = own_rank() if dist.is_initialized() else int(os.environ.get("RANK", "0"))
-        for name in (rank_file(rank), stack_file(rank)):
+        for name in (rank_file(rank), stack_file(rank), journal_file(rank)):
             (Path(save) / name).unlink(missing_ok=True)
     return f"{_job()} {_blocks[folder]}"
 

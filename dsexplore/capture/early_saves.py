@@ -28,6 +28,8 @@ from dsexplore.atomic import writing
 
 LOOKS = 8
 """How often in the time-out of a recording the thread looks whether anything has moved on."""
+TICK = 0.5
+"""Seconds between two calls of `EarlySave.settle`."""
 LINGER = 0.25
 """Seconds between the save and the end of a process that SIGTERM ends: of ranks that are ended together, the first that
 is gone makes the collectives of those fail that have not saved yet."""
@@ -45,6 +47,8 @@ class EarlySave:
     """Returns another value whenever a collective has begun or ended."""
     timeout: float | None = None
     """Seconds without progress after which it is saved; None for never."""
+    settle: Callable[[], None] | None = None
+    """Called every `TICK` seconds, to write which calls have ended; None for never."""
     _last: object = field(default=None, init=False)
     _since: float = field(default=0.0, init=False)
     _was_saved: bool = field(default=False, init=False)
@@ -55,12 +59,23 @@ class EarlySave:
         Args:
             now: seconds, by any clock that does not jump.
         """
+        if self.settle is not None:
+            self.settle()
         seen = self.progress()
         if self._since == 0.0 or seen != self._last:
             self._last, self._since, self._was_saved = seen, now, False
         elif self.timeout is not None and not self._was_saved and now - self._since >= self.timeout:
             self._was_saved = True
             self.save(f"saved while its block ran: no collective began or ended for {self.timeout:g} s")
+
+    def stood(self, now: float) -> float:
+        """Return for how many seconds nothing has progressed; 0 if that is less than ``timeout``, or not looked at.
+
+        Args:
+            now: as in `look`.
+        """
+        seconds = now - self._since if self._since and self.progress() == self._last else 0.0
+        return seconds if self.timeout is not None and seconds >= self.timeout else 0.0
 
 
 class _Watcher:
@@ -93,6 +108,7 @@ class _Watcher:
     def _run(self) -> None:
         while True:
             waits = [save.timeout / LOOKS for save in self.saves if save.timeout is not None]
+            waits += [TICK for save in self.saves if save.settle is not None]
             ready, _, _ = select.select([self._reading], [], [], min(waits, default=None))
             if ready:
                 numbers = os.read(self._reading, 512)
@@ -108,7 +124,9 @@ class _Watcher:
     def _end_process(self) -> None:
         for save in list(self.saves):
             with _reported():
-                save.save("saved while its block ran: the process was ended by SIGTERM")
+                stood = save.stood(time.monotonic())
+                since = f", no collective had begun or ended for {stood:.3g} s" if stood else ""
+                save.save(f"saved while its block ran: the process was ended by SIGTERM{since}")
         if signal.getsignal(signal.SIGTERM) == self._handle:
             time.sleep(LINGER)
             # The default effect, which another thread than the main one can only set in C.

@@ -12,6 +12,7 @@ from pathlib import Path
 from dsexplore.capture.block_end import begin_saving, end_of
 from dsexplore.capture.early_saves import EarlySave, saved_early, write_stacks
 from dsexplore.capture.issued_collective import Issued
+from dsexplore.capture.journaled_calls import open_journal
 from dsexplore.capture.optimizer_steps import counted_steps
 from dsexplore.capture.recorder import Recorder
 from dsexplore.capture.recorder_in_use import in_use
@@ -19,6 +20,7 @@ from dsexplore.capture.recording import Recording
 from dsexplore.errors import UsageError
 from dsexplore.interrupts import uninterrupted
 from dsexplore.progress import track
+from dsexplore.trace.call_journal import note_ends
 from dsexplore.trace.ends import ENDED_EARLY, RUNNING
 from dsexplore.trace.files import check_destination, names_directory, save_recording, stack_file
 from dsexplore.trace.trace import Trace, finish
@@ -75,6 +77,7 @@ def record(
     recording = Recording(stack_depth, simulated, mesh_spec, further_notes=further_notes, target=target)
     if save is not None and not simulated:
         recording.began, recording.attempt = time.time_ns(), begin_saving(save)
+        recording.journal = open_journal(save, recording.attempt, recording.began, stack_depth)
     trace = Trace(lambda: recorder.tables(recording), recording)
     inner = any(type(each) is Recording for each in recorder.recordings)  # the comms log's is another kind
     recorder.open(recording)
@@ -99,6 +102,8 @@ def record(
         where = f", saved in {os.fspath(save)}" if save is not None else ""
         try:
             _end(recorder, recording, trace, save)
+            if save is not None and recording.attempt:
+                note_ends(Path(save), recording.attempt)  # of peers whose end was this one's error
         except OSError as failure:  # the error of the block is the one to raise
             says_so, where = True, f", but could not be saved: {failure}"
         if says_so:
@@ -143,6 +148,7 @@ def _end(recorder: Recorder, recording: Recording, trace: Trace, save: str | os.
     """Close a recording and save its trace, whole even where Ctrl-C comes twice, as launchers pass it on to ranks."""
     with uninterrupted():
         recording.work = None
+        journal, recording.journal = recording.journal, None
         if recording.kernels is not None:
             recording.kernels.stop()
         if recording.numerics is not None:
@@ -150,6 +156,8 @@ def _end(recorder: Recorder, recording: Recording, trace: Trace, save: str | os.
         finish(trace, recorder.close(recording))
         if save is not None:
             save_recording(trace.tables, save)
+        if journal is not None:
+            journal.close(remove=True)
 
 
 def _early_save(
@@ -164,8 +172,13 @@ def _early_save(
         if names_directory(save):
             for rank in tables.info.ranks or (0,):
                 write_stacks(Path(save) / stack_file(rank))
+            note_ends(Path(save), recording.attempt)
 
-    return EarlySave(write, _Progress(recording.issued, recorder.inside), timeout)
+    def settle() -> None:
+        if (journal := recording.journal) is not None:
+            journal.settle()
+
+    return EarlySave(write, _Progress(recording.issued, recorder.inside), timeout, settle)
 
 
 class _Progress:

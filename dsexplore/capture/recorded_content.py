@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -28,6 +26,7 @@ from dsexplore.capture.recorded_tables import Columns, EventColumns, Recorded
 from dsexplore.capture.recording import Recording
 from dsexplore.capture.source_lines import source_texts
 from dsexplore.trace.collectives import wire_bytes
+from dsexplore.trace.process_states import host_clock
 from dsexplore.trace.tables import TraceInfo
 
 if TYPE_CHECKING:
@@ -96,7 +95,7 @@ def _info(recording: Recording, count: int, steps: int, ranks: Sequence[int], gr
     simulated = recording.simulated or any(group.backend == "fake" for group in groups)
     clock = "" if simulated else host_clock()
     return TraceInfo(
-        world_size=_world_size(groups),
+        world_size=world_size_of(groups),
         ranks=tuple(ranks),
         mesh=recording.mesh or _mesh_of(groups),
         simulated=simulated,
@@ -110,15 +109,6 @@ def _info(recording: Recording, count: int, steps: int, ranks: Sequence[int], gr
         torch_version=torch.__version__,
         notes=(*recording.notes, *recording.further_notes(count)),
     )
-
-
-@cache
-def host_clock() -> str:
-    """Return an id of this host's clock, equal for all processes of one kernel; empty if there is none."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    except OSError:
-        return ""
 
 
 def _cost_tables(recording: Recording, issued: Sequence[Issued], rank: int) -> dict[str, pl.DataFrame]:
@@ -150,7 +140,7 @@ def _mesh_of(groups: Sequence[Group]) -> str:
     return next((mesh for mesh in meshes if not mesh.startswith("dim_0=")), meshes[0] if meshes else "")
 
 
-def _world_size(groups: Sequence[Group]) -> int:
+def world_size_of(groups: Sequence[Group]) -> int:
     """Return the size of the default group; without one that of the launcher, or of the largest group seen."""
     if dist.is_initialized():
         return dist.get_world_size()
@@ -229,6 +219,21 @@ def _origin_columns(collectives: Sequence[Issued], stack_depth: int) -> Columns:
         "source": source_texts([origin.sources[:stack_depth] for origin in origins]),
         "is_object": [origin.is_object for origin in origins],
     }
+
+
+def event_rows(issued: Issued, stack_depth: int) -> list[dict[str, Any]]:
+    """Return one row per event of a collective: the columns of `schema.EVENTS` that all like it share.
+
+    Args:
+        issued: the collective.
+        stack_depth: how many of the user's lines to name.
+    """
+    kind, origin = _kind_columns([CollectiveKind(issued, issued.state)]), _origin_columns([issued], stack_depth)
+    common = {name: values[0] for name, values in origin.items()}
+    return [
+        {**common, **{name: values[at] for name, values in kind.items()}, "step": 0}
+        for at in range(len(issued.messages))
+    ]
 
 
 def _repeated(values: Sequence[V], make: Callable[[V], T], key: Callable[[V], Hashable] = id) -> list[T]:

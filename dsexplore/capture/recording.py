@@ -13,6 +13,7 @@ from dsexplore.errors import UsageError
 from dsexplore.progress import Work
 
 if TYPE_CHECKING:
+    from dsexplore.capture.journaled_calls import JournaledCalls
     from dsexplore.capture.kernel_recording import KernelRecording
     from dsexplore.capture.numeric_recording import NumericRecording
 
@@ -59,6 +60,8 @@ class Recording:
     """Recording of the kernels between collectives; None if only collectives are recorded."""
     numerics: NumericRecording | None = None
     """Recording of the summaries of tensors; None if there is none."""
+    journal: JournaledCalls | None = None
+    """The file of its calls that is always current; None if nothing is saved, or into a single file."""
     work: Work | None = None
     """Progress display, if one is shown."""
     modules: Modules | None = None
@@ -67,6 +70,8 @@ class Recording:
     def add(self, issued: Issued) -> None:
         """Append a collective that has been issued."""
         self.issued.append(issued)
+        if self.journal is not None:
+            self.journal.add(issued)
         if self.work is not None:
             steps = len(self.steps)
             self.work.advance(len(issued.messages), f"in step {steps}" if steps else "")

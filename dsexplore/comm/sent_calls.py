@@ -15,12 +15,12 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from dsexplore.capture.recorded_content import host_clock
 from dsexplore.capture.source_lines import source_texts
 from dsexplore.comm.log_records import Record, is_collective
 from dsexplore.trace import schema
 from dsexplore.trace.matching import is_numbered
 from dsexplore.trace.merge import merge_tables
+from dsexplore.trace.process_states import host_clock
 from dsexplore.trace.tables import Tables, TraceInfo
 
 MOST_CALLS = 2_000

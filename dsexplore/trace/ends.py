@@ -2,7 +2,8 @@
 
 A text says what happened, followed by the line of the program where it did: ``raised ValueError (bad sample 17) at
 train.py:5``. A rank whose block was still running when its file was written, because it waited or was killed by its
-launcher, has `RUNNING`, which does not say how its program ended.
+launcher, has `RUNNING`, which does not say how its program ended. That a process was killed or stopped, or ended
+without saving, is what other ranks of its host saw; see `dsexplore.trace.call_journal`.
 """
 
 from __future__ import annotations
@@ -11,6 +12,11 @@ RUNNING = "running"
 ENDED_EARLY = "the recording ended early, with "
 """Start of the note on a recording ended by an exception or Ctrl-C; the name of the exception follows."""
 ENDED_BLOCK = "ended its block"
+KILLED = "was killed by "
+"""Start of the text for a process that a signal ended; the signal's name follows."""
+STOPPED = "was stopped (by SIGSTOP or a debugger)"
+UNSAVED = "ended without saving its trace (by os._exit, or by a signal such as SIGKILL)"
+"""The text for a process that is gone, of which nobody saw how."""
 _LONGEST = 200
 """Number of characters of an error's text that are kept."""
 

@@ -34,6 +34,7 @@ from dsexplore.atomic import writing
 from dsexplore.errors import TraceFileError, UsageError
 from dsexplore.progress import track
 from dsexplore.trace import schema
+from dsexplore.trace.call_journal import journals_in, read_journal
 from dsexplore.trace.checked_tables import check_tables
 from dsexplore.trace.file_digest import KEY, PLACEHOLDER, check_digest, write_digest
 from dsexplore.trace.guarded import guarded, readable
@@ -74,6 +75,37 @@ def _has_trace_files(source: Path) -> bool:
         return any(source.glob("*.parquet"))
     with source.open("rb") as opened:
         return opened.read(4) == b"PAR1"
+
+
+def load_with_journals(paths: Sequence[Path]) -> Tables:
+    """Read what the ranks of a job saved, and of those that did not their journals, see `dsexplore.trace.call_journal`.
+
+    A journal that goes further than its rank's trace replaces it: the trace was saved while the block ran.
+
+    Raises:
+        FileNotFoundError: as `load`.
+        TraceFileError: as `load`.
+        UsageError: as `load_several`.
+    """
+    folders = [path for path in paths if path.is_dir()]
+    problems: list[str] = []
+    journals = list(readable([file for folder in folders for file in journals_in(folder)], read_journal, problems))
+    if not journals:
+        return load_several(paths)
+    files = [file for path in paths for file in (sorted(path.glob("*.parquet")) if path.is_dir() else [path])]
+    saved = {ranks: tables for tables in readable(files, _read, problems) if (ranks := ranks_of(tables))}
+    ends_now = {journal.info.rank: journal.end_now() for journal in journals}
+    are_known_by_others = bool(saved) or not all(ends_now.values())
+    for journal in journals:
+        rank, end = journal.info.rank, journal.noted
+        before = saved.get((rank,))
+        if before is None or before.info.attempt != journal.info.attempt or before.events.height < journal.events:
+            # Where all are gone, their launcher may have ended them.
+            saved[rank,] = journal.tables(end or (ends_now[rank] if are_known_by_others else ""))
+        elif end:
+            saved[rank,] = replace(before, info=replace(before.info, ends=(end,)))
+    tables = merge_as_they_come(saved.values(), "reading traces", len(saved), is_whole=True, same_attempt=True)
+    return replace(tables, info=replace(tables.info, notes=(*tables.info.notes, *problems)))
 
 
 def load_several(paths: Sequence[Path]) -> Tables:

@@ -23,6 +23,9 @@ In this order:
    first. Where no times were taken, such a loss beside a device that stands still leaves the same records as one rank
    that died: the rank is named, as one cause is likelier than two, and the sentence has both explanations.
 
+Where no rank waits in a recorded call though none has moved on, *outside*: ranks that ended while others wait in
+``new_group``, at the store or the like, else those that stand elsewhere than most; see `standing`.
+
 Where two sides have equally many ranks and the earlier steps do not say which of them is as usual, nobody is accused.
 """
 
@@ -36,9 +39,12 @@ from dsexplore.analysis.hangs.expected_calls import ExpectedCalls
 from dsexplore.analysis.hangs.mismatches import Mismatch, mismatches, signature
 from dsexplore.analysis.hangs.odd_ranks import stopped_unseen, went_past
 from dsexplore.analysis.hangs.rank_calls import Instance, JobCalls, RankCall
+from dsexplore.analysis.hangs.standing import Standing, odd_ones
 from dsexplore.analysis.hangs.wavefront import Wavefront
 
-Kind = Literal["none", "missing", "extra", "mismatch", "no evidence", "order", "messages", "device", "unknown"]
+Kind = Literal[
+    "none", "outside", "missing", "extra", "mismatch", "no evidence", "order", "messages", "device", "unknown"
+]
 """Which step of the search found the culprits."""
 
 
@@ -66,7 +72,7 @@ def blame(job: JobCalls, front: Wavefront, mismatched: Iterable[Mismatch] | None
         mismatched: its `mismatches`, where they are known already.
     """
     if not job.waiting:
-        return Blame("none")
+        return _outside(job) or Blame("none")
     expected = ExpectedCalls(job)
     all_mismatches = mismatches(job) if mismatched is None else mismatched
     harmful = [mismatch for mismatch in all_mismatches if mismatch.is_harmful]
@@ -84,6 +90,20 @@ def blame(job: JobCalls, front: Wavefront, mismatched: Iterable[Mismatch] | None
     answers = [answer for answer in attempts if answer is not None] or _without_evidence(job, front)
     sure = next((answer for answer in answers if answer.culprits), None)
     return sure or next(iter(answers), Blame("unknown", suspects=tuple(sorted(front.heads))))
+
+
+def _outside(job: JobCalls) -> Blame | None:
+    """Return whom ranks wait for that stand outside all recorded calls; None if they are not known to stand."""
+    running = {rank: known for rank, known in job.ranks.items() if known.end is None and known.has_evidence}
+    if job.stood is None or not running or not all(known.stack for known in running.values()):
+        return None
+    standing = {rank: Standing.of(known.stack) for rank, known in running.items()}
+    waits = any(place.call for place in standing.values())
+    left = sorted(rank for rank, known in job.ranks.items() if known.end is not None)
+    unseen = sorted(job.ranks.keys() - running.keys() - set(left))
+    culprits = tuple(left) if left and waits else odd_ones(standing)
+    suspects = () if culprits else tuple(sorted({*unseen, *running}))
+    return Blame("outside", culprits, suspects)
 
 
 def _missing(job: JobCalls, front: Wavefront, expected: ExpectedCalls, harmful: list[Mismatch]) -> Blame | None:

@@ -28,13 +28,14 @@ Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
 
 @names_arguments
-def explain_hang(paths: Paths) -> HangReport:
+def explain_hang(paths: Paths | Trace) -> HangReport:
     """Say why a job hangs, and which ranks it is due to.
 
     Args:
         paths: a folder or files: dumps of torch's flight recorder (JSON or pickle, of any name), or what
             ``commtrace(save=…)`` wrote on the ranks of the job; or, of a job that runs and hangs, the address of
-            torch's debug server, ``http://HOST:25999``.
+            torch's debug server, ``http://HOST:25999``; or a `Trace` of real ranks, such as a notebook has of a cell
+            that hung.
 
     Returns:
         The report; ``culprits`` is empty where nothing hangs or the evidence does not say who is to blame.
@@ -45,6 +46,8 @@ def explain_hang(paths: Paths) -> HangReport:
         UsageError: files that say nothing about waiting, such as a simulation's.
     """
     with no_collection():
+        if isinstance(paths, Trace):
+            return report_of(job_of_trace(_of_real_ranks(paths.tables)))
         return _explained(paths)
 
 
@@ -82,7 +85,10 @@ def _explained_server(given: Sequence[Any]) -> HangReport:
 
 
 def explain_trace(
-    trace: Trace, stacks: Mapping[int, str] | None = None, ends: Mapping[int, RankEnd | None] | None = None
+    trace: Trace,
+    stacks: Mapping[int, str] | None = None,
+    ends: Mapping[int, RankEnd | None] | None = None,
+    stood: str | None = None,
 ) -> HangReport:
     """Say why the ranks of a trace hang, or hung when they were ended.
 
@@ -90,8 +96,9 @@ def explain_trace(
         trace: of real ranks, merged.
         stacks: by rank, where it was when it was ended, innermost call first.
         ends: by rank, how it ended by itself.
+        stood: see `JobCalls.stood`; None for what the trace's notes say.
     """
-    return report_of(job_of_trace(trace.tables, stacks, ends))
+    return report_of(job_of_trace(trace.tables, stacks, ends, stood))
 
 
 def _stacks(sources: Iterable[Path], tables: Tables) -> dict[int, str]:
@@ -122,7 +129,15 @@ _DSEXPLORE_FRAME = re.compile(rf'"(?:{re.escape(str(Path(__file__).parents[2]))}
 
 
 def _tables(sources: list[Path]) -> Tables:
-    tables = files.load_several(sources)
+    return _of_real_ranks(files.load_with_journals(sources))
+
+
+def _of_real_ranks(tables: Tables) -> Tables:
+    """Return the tables.
+
+    Raises:
+        UsageError: they are a simulation's.
+    """
     if tables.info.simulated:
         raise UsageError("this is a trace of a simulation, in which nothing waits: give one of real ranks")
     return tables

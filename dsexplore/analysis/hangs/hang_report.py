@@ -9,9 +9,10 @@ from typing import Any, Literal, get_args
 import polars as pl
 
 from dsexplore.analysis.hangs.blame import Blame, blame
-from dsexplore.analysis.hangs.hang_text import call_line, end_note, sentence, stack_line
+from dsexplore.analysis.hangs.hang_text import call_line, end_note, sentence
 from dsexplore.analysis.hangs.mismatches import Field, Mismatch, mismatches
 from dsexplore.analysis.hangs.rank_calls import JobCalls, RankCall
+from dsexplore.analysis.hangs.standing import Standing
 from dsexplore.analysis.hangs.wavefront import Wavefront
 from dsexplore.display import Displayable
 
@@ -39,7 +40,8 @@ Reason = Literal[
 * ``did not come``: others wait for the culprits, of which no more is known;
 * ``raised``, ``ended``, ``stopped``, ``killed``: and they raised an exception, ended their program or its recorded
   block, stand still as by SIGSTOP, or were killed by a signal;
-* ``outside a collective``: and they run, in other code, whose line is known;
+* ``outside a collective``: and they run, in other code, whose line is known; or no rank is in a recorded call, and
+  they are in ``new_group``, at a store, in code of their own;
 * ``other collective``: they called another one than the others, or one too many;
 * ``other size``, ``other dtype``, ``other root``, ``other reduction``: they called the same with another one of these;
 * ``other group order``: ranks took their groups in different orders, and wait for each other;
@@ -69,7 +71,7 @@ def reason_of(job: JobCalls, front: Wavefront, blamed: Blame) -> Reason:
     """
     if blamed.kind == "none":
         return "none"
-    if blamed.kind in ("missing", "no evidence"):
+    if blamed.kind in ("missing", "no evidence", "outside"):
         return _of_missing(job, blamed)
     if blamed.kind == "extra":
         return "other collective"
@@ -87,6 +89,8 @@ def _of_missing(job: JobCalls, blamed: Blame) -> Reason:
     for how in _HOW:
         if how in ends:
             return how
+    if blamed.kind == "outside":
+        return "outside a collective"
     is_elsewhere = any(job.ranks[rank].stack for rank in blamed.culprits if not job.ranks[rank].pending)
     return "outside a collective" if is_elsewhere else "did not come"
 
@@ -154,7 +158,9 @@ class HangReport(Displayable):
     """The ranks among which the cause is, where the evidence does not say which of them it is; beside culprits, ranks
     without a record of which it is not known whether they came."""
     lines: Mapping[int, str] = field(default_factory=dict)
-    """{culprit: ``file:line`` where it raised, or is outside a collective; else of its diverging or last call}."""
+    """{culprit: ``file:line`` where it raised, or is outside a collective; else of its diverging or last call}.
+
+    Where no culprit is known, the lines of the suspects."""
     stacks: Mapping[int, str] = field(default_factory=dict)
     """{rank: its stack when it was ended, innermost call first}."""
     world_size: int = 0
@@ -199,7 +205,7 @@ def report_of(job: JobCalls) -> HangReport:
         mismatches=pl.DataFrame([row for one in parted for row in _sides(one)], schema=MISMATCHES, orient="row"),
         reason=reason_of(job, front, blamed),
         suspects=blamed.suspects,
-        lines={rank: _line(job, front, blamed, rank) for rank in blamed.culprits},
+        lines=_lines(job, front, blamed),
         stacks={rank: known.stack for rank, known in job.ranks.items() if known.stack},
         world_size=job.world_size,
         notes=(*job.notes, *end_note(job, blamed)),
@@ -231,13 +237,19 @@ def _sides(mismatch: Mismatch) -> list[tuple[Any, ...]]:
     return rows
 
 
+def _lines(job: JobCalls, front: Wavefront, blamed: Blame) -> dict[int, str]:
+    if blamed.culprits:
+        return {rank: _line(job, front, blamed, rank) for rank in blamed.culprits}
+    return {rank: line for rank in blamed.suspects if (line := _line(job, front, blamed, rank))}
+
+
 def _line(job: JobCalls, front: Wavefront, blamed: Blame, rank: int) -> str:
     """Return the line where a culprit stands."""
     calls = job.ranks[rank]
     if calls.end is not None and calls.end.line:
         return calls.end.line
     if calls.stack and not calls.pending:
-        return stack_line(calls.stack)
+        return Standing.of(calls.stack).line
     call: RankCall | None = None
     if blamed.mismatch is not None:
         call = blamed.mismatch.instance.calls.get(rank)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import PurePath
 
 from dsexplore.analysis.hangs.blame import Blame
 from dsexplore.analysis.hangs.mismatches import Mismatch
 from dsexplore.analysis.hangs.rank_calls import Instance, JobCalls, RankCall
+from dsexplore.analysis.hangs.standing import Standing, places_text
 from dsexplore.analysis.hangs.wavefront import Wavefront
 from dsexplore.units import format_bytes, format_ranks
 
@@ -66,6 +66,8 @@ def sentence(job: JobCalls, front: Wavefront, blame: Blame, parted: Sequence[Mis
     if blame.kind == "none":
         ended = sum(len(rank.calls) for rank in job.ranks.values())
         return f"nothing hangs: no rank waits, all {ended:,} recorded calls ended"
+    if blame.kind == "outside":
+        return _outside_text(job, blame)
     if blame.kind in ("missing", "no evidence"):
         return "; ".join([_missing_text(job, front, blame), *_lines_text(blame, parted)])
     if blame.kind == "extra":
@@ -77,6 +79,28 @@ def sentence(job: JobCalls, front: Wavefront, blame: Blame, parted: Sequence[Mis
     if blame.kind == "order":
         return _order_text(front, blame, _lines_text(blame, parted))
     return _device_text(front, blame)
+
+
+def _outside_text(job: JobCalls, blame: Blame) -> str:
+    """Say where ranks stand that are in no recorded call, and how the others ended."""
+    standing = {
+        rank: Standing.of(known.stack) for rank, known in job.ranks.items() if known.stack and known.end is None
+    }
+    left = [rank for rank in job.ranks if job.ranks[rank].end is not None]
+    unseen = [rank for rank in blame.suspects if not job.ranks[rank].has_evidence]
+    since = f", and none began or ended for {job.stood}" if job.stood else ""
+    ends = [_end_text(job, rank) for rank in left[:_MOST_ENDS]]
+    absent = [f"{format_ranks(unseen)} left no record"] if unseen else []
+    texts = [f"no collective is open{since}: {places_text(standing, blame.culprits)}", *ends, *absent]
+    if len(standing) > 1 or left:
+        texts.append(_whom_text(blame))
+    return "; ".join(texts)
+
+
+def _whom_text(blame: Blame) -> str:
+    if not blame.culprits:
+        return "the evidence does not say for whom they wait"
+    return f"the others wait for {format_ranks(blame.culprits)}"
 
 
 def _missing_text(job: JobCalls, front: Wavefront, blame: Blame) -> str:
@@ -163,7 +187,7 @@ def _lines_text(blame: Blame, parted: Sequence[Mismatch]) -> list[str]:
 def _last_text(job: JobCalls, rank: int) -> str:
     calls = job.ranks[rank]
     if calls.stack:
-        return f"rank {rank} was at {stack_line(calls.stack)}"
+        return f"rank {rank} was {Standing.of(calls.stack).text}"
     if not calls.has_evidence:
         return f"rank {rank} left no record"
     if not calls.calls:
@@ -172,28 +196,9 @@ def _last_text(job: JobCalls, rank: int) -> str:
     return f"the last call of rank {rank} was {call_text(last)}, which {'is in flight' if last.is_pending else 'ended'}"
 
 
-def stack_line(stack: str) -> str:
-    """Return the innermost line of the program in a stack; that of a notebook's cell if there is one."""
-    lines = re.findall(r'File "([^"]*)", line (\d+)', stack)
-    program_lines = (
-        [line for line in lines if line[0].startswith("In[")]
-        or [one for one in lines if _is_program_frame(one[0])]
-        or lines
-    )
-    return (
-        f"{place(program_lines[0][0])}:{program_lines[0][1]}"
-        if program_lines
-        else (stack.strip().splitlines() or ["an unknown line"])[0].strip()
-    )
-
-
 def call_line(call: RankCall) -> str:
     """Return the innermost line of a call."""
     return call.source.partition(" ← ")[0]
-
-
-def _is_program_frame(file: str) -> bool:
-    return not any(part in file for part in ("site-packages", "torch/", "/lib/python", "<frozen", "<string>"))
 
 
 def _extra_text(job: JobCalls, front: Wavefront, blame: Blame) -> str:

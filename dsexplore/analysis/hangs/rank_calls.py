@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal, NamedTuple
 
-from dsexplore.trace.ends import RUNNING
+from dsexplore.trace.ends import KILLED, RUNNING, STOPPED
 from dsexplore.trace.schema import State
 from dsexplore.units import format_ranks
 
@@ -133,6 +133,10 @@ class RankEnd(NamedTuple):
         """Parse the end that a file records, see `dsexplore.trace.ends`; None if it records none."""
         if text in ("", RUNNING):
             return None
+        if text == STOPPED:
+            return cls("stopped", text)
+        if text.startswith(KILLED):
+            return cls("killed", text)
         line = text.rpartition(" at ")[2] if " at " in text else ""
         return cls("raised" if text.startswith("raised ") else "ended", text, line)
 
@@ -201,6 +205,9 @@ class JobCalls:
     world_size: int
     notes: tuple[str, ...] = ()
     """Limits of the evidence: files that could not be read, ranks without a file, …"""
+    stood: str | None = None
+    """For how long no collective began or ended, ``"2 s"``; empty if that is not known of a job that had not ended in
+    its time; None if it is not known to stand."""
 
     @cached_property
     def instances(self) -> dict[InstanceId, Instance]:

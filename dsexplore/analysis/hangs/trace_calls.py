@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -20,11 +21,15 @@ _COLUMNS = (
 )
 _ENDED_EARLY = "the recording ended early"
 """The beginning of a note that does not name its rank, of which `TraceInfo.ends` says more."""
+_STOOD = re.compile(r"no collective (?:had )?be(?:gan|gun) or ended for ([0-9.e+]+ s)")
 _WITH_EQUAL_PARTS = ("base", "tensor", "single")
 
 
 def job_of_trace(
-    tables: Tables, stacks: Mapping[int, str] | None = None, ends: Mapping[int, RankEnd | None] | None = None
+    tables: Tables,
+    stacks: Mapping[int, str] | None = None,
+    ends: Mapping[int, RankEnd | None] | None = None,
+    stood: str | None = None,
 ) -> JobCalls:
     """Return the calls of each rank, from the merged trace of all ranks.
 
@@ -32,6 +37,7 @@ def job_of_trace(
         tables: of real ranks; a simulation has nothing that could hang.
         stacks: by rank, where it was when it was ended.
         ends: by rank, how it ended by itself, where that is known better than by the trace.
+        stood: see `JobCalls.stood`; None for what the trace's notes say.
     """
     ended = {rank: RankEnd.of(text) for rank, text in zip(tables.info.ranks, tables.info.ends, strict=False)}
     ended |= ends or {}
@@ -59,7 +65,8 @@ def job_of_trace(
             end=ended.get(rank),
         )
     notes = [note for note in tables.info.notes if not note.startswith(_ENDED_EARLY)]
-    return JobCalls(calls_of, len(calls_of), tuple(notes))
+    said = [found[1] for note in tables.info.notes if (found := _STOOD.search(note))]
+    return JobCalls(calls_of, len(calls_of), tuple(notes), said[0] if stood is None and said else stood)
 
 
 def _calls(

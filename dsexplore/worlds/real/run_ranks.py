@@ -21,9 +21,11 @@ from typing import Any, Generic, Literal, Self, cast
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined] # public, though not in its stub
 
+from dsexplore.analysis.hangs.standing import Standing, odd_ones
 from dsexplore.errors import Documented, UsageError
 from dsexplore.interrupts import uninterrupted
 from dsexplore.signatures import names_arguments
+from dsexplore.trace.ends import STOPPED
 from dsexplore.units import format_count
 from dsexplore.user_warnings import warn_of_untested_torch
 from dsexplore.worlds.real.messages import RankJob
@@ -227,8 +229,8 @@ class RanksFailedError(Documented, RuntimeError):
     @staticmethod
     def _text(run: RanksRun[object]) -> str:
         lines = [f"{len(run.outcomes)} local ranks: {_REASONS[run.reason]} after {run.seconds:.1f} s"]
-        lines += [f"  rank {o.rank}: {o.status}{': ' if o.error else ''}{_first_line(o.error)}" for o in run.outcomes]
-        first = run.outcomes[run.first_failure if run.first_failure is not None else _first_not_ok(run)]
+        lines += [f"  rank {outcome.rank}: {_how(outcome)}" for outcome in run.outcomes]
+        first = run.outcomes[run.first_failure if run.first_failure is not None else _first_odd(run)]
         details = first.traceback or first.stack
         lines += [f"rank {first.rank}:", details.rstrip()] if details else []
         return "\n".join(lines)
@@ -241,8 +243,21 @@ def _first_line(text: str) -> str:
     return text.splitlines()[0] if text else ""
 
 
-def _first_not_ok(run: RanksRun[object]) -> int:
-    return next(outcome.rank for outcome in run.outcomes if outcome.status != "ok")
+def _how(outcome: RankOutcome[object]) -> str:
+    """Return how a rank ended: ``ok``, ``error: …``, ``stuck at train.py:12``, ``stopped (by SIGSTOP …)``."""
+    if outcome.was_stopped:
+        return STOPPED.removeprefix("was ")
+    if outcome.status == "stuck" and outcome.stack:
+        return f"stuck {Standing.of(outcome.stack).text}"
+    return f"{outcome.status}{': ' if outcome.error else ''}{_first_line(outcome.error)}"
+
+
+def _first_odd(run: RanksRun[object]) -> int:
+    """Return the rank that the others wait for, by where they stand; else the first that has not finished."""
+    unfinished = [outcome for outcome in run.outcomes if outcome.status != "ok"]
+    stopped = [outcome.rank for outcome in unfinished if outcome.was_stopped]
+    standing = {outcome.rank: Standing.of(outcome.stack) for outcome in unfinished if outcome.stack}
+    return next(iter([*stopped, *odd_ones(standing), unfinished[0].rank]))
 
 
 class _RanksRun:
@@ -308,10 +323,11 @@ class _RanksRun:
         """End all ranks, with the stacks of those that had not finished; safe to call again."""
         ranks, self._ranks = self._ranks, []
         hung = [rank for rank in ranks if rank.status is None]
-        for rank in hung:
+        running = [rank for rank in hung if not rank.look_whether_stopped()]  # a stopped one writes nothing
+        for rank in running:
             rank.request_stack()
         until = time.monotonic() + STACK_WAIT
-        for rank in hung:
+        for rank in running:
             rank.read_stack(until)
         for rank in hung:
             rank.signal(signal.SIGKILL)  # all of them before one fails because another is gone

@@ -1,0 +1,107 @@
+"""The calls of a recording in a file that is always current, for a rank whose process ends without saving.
+
+Calls that differ in time alone are one kind, which is described once: a further call takes about a microsecond.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Hashable
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from dsexplore.capture.groups import own_rank
+from dsexplore.capture.issued_collective import Issued
+from dsexplore.capture.recorded_content import event_rows, group_rows, world_size_of
+from dsexplore.trace.call_journal import NOT_NUMBERED, CallJournal, JournalInfo, journal_file
+from dsexplore.trace.files import names_directory
+from dsexplore.trace.matching import is_numbered
+from dsexplore.trace.process_states import born, host_clock
+
+
+class JournaledCalls:
+    """Writes the calls of a recording into a `CallJournal`.
+
+    Args:
+        journal: to write into.
+        stack_depth: the user's lines to keep per call.
+    """
+
+    def __init__(self, journal: CallJournal, stack_depth: int) -> None:
+        self._journal = journal
+        self._stack_depth = stack_depth
+        self._kinds: dict[Hashable, tuple[int, bool, tuple[object, ...]]] = {}
+        """{what calls have in common: number of the kind, whether its calls are numbered, objects to keep alive}."""
+        self._numbers: dict[int, int] = {}
+        """{identity of a group: number of its next collective}."""
+
+    def add(self, issued: Issued) -> None:
+        """Write a collective that has been issued."""
+        messages, group, sources = issued.messages, issued.group, issued.origin.sources
+        code, offset = sources[0] if sources else (None, 0)
+        shared = messages if type(messages) is tuple else tuple(messages)
+        parties = issued.parties
+        peers = None if parties is None else (tuple(parties.peers), *parties[1:])
+        key = (shared, id(group), issued.raw_op, peers, id(code), offset)
+        kind = self._kinds.get(key)
+        if kind is None:
+            kind = self._kinds[key] = self._kind(issued)
+        number, of_group = NOT_NUMBERED, id(group)
+        for _ in messages:
+            if kind[1]:
+                number = self._numbers.get(of_group, 0)
+                self._numbers[of_group] = number + 1
+            self._journal.add(kind[0], number, issued.start, issued)
+
+    def _kind(self, issued: Issued) -> tuple[int, bool, tuple[object, ...]]:
+        row = next(iter(group_rows([issued.group])), None) if issued.group is not None else None
+        number = self._journal.add_kind(event_rows(issued, self._stack_depth), row)
+        has_number = issued.group is not None and is_numbered(issued.messages[0][0])
+        return number, has_number, (issued.group, *(code for code, _ in issued.origin.sources[:1]))
+
+    def settle(self) -> None:
+        """Write which calls have ended by now."""
+        self._journal.settle()
+
+    def close(self, *, remove: bool) -> None:
+        """Stop writing; see `CallJournal.close`."""
+        self._journal.close(remove=remove)
+
+
+def own_rank_or_launchers() -> int:
+    """Return the rank of this process, from its launcher before there is a process group."""
+    return own_rank() if dist.is_initialized() else int(os.environ.get("RANK", "0"))
+
+
+def open_journal(save: str | os.PathLike[str], attempt: str, began: int, stack_depth: int) -> JournaledCalls | None:
+    """Begin the journal of this rank in the directory that its trace is saved into.
+
+    Args:
+        save: where the trace is saved.
+        attempt: see `TraceInfo.attempt`.
+        began: see `TraceInfo.began`.
+        stack_depth: the user's lines to keep per call.
+
+    Returns:
+        None for a single file, of a program that is one process, and on a file system that maps no files.
+    """
+    if not names_directory(save):
+        return None
+    rank = own_rank_or_launchers()
+    info = JournalInfo(
+        rank=rank,
+        world_size=world_size_of(()),
+        attempt=attempt,
+        began=began,
+        clock=host_clock(),
+        pid=os.getpid(),
+        born=born(os.getpid()),
+        torch_version=torch.__version__,
+    )
+    try:
+        journal = CallJournal(Path(save) / journal_file(rank), info)
+    except (OSError, ValueError):
+        return None
+    return JournaledCalls(journal, stack_depth)

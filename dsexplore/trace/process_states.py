@@ -1,0 +1,55 @@
+"""Whether a process of this host runs, stands still, or is gone, and by what it was ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+from functools import cache
+from pathlib import Path
+
+from dsexplore.trace.ends import KILLED, STOPPED, UNSAVED
+
+_STATE, _BORN, _EXIT = 0, 19, 49
+"""Fields of ``/proc/PID/stat`` after the name of the process."""
+
+
+@cache
+def host_clock() -> str:
+    """Return an id of this host's clock, equal for all processes of one kernel; empty if there is none."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
+
+
+def born(pid: int) -> int:
+    """Return when a process was started, in ticks since the host was; 0 if it is gone."""
+    fields = _fields(pid)
+    return int(fields[_BORN]) if len(fields) > _BORN else 0
+
+
+def end_of_process(pid: int, started: int) -> str:
+    """Return how a process ended, as `dsexplore.trace.ends` has it; empty if it runs.
+
+    Args:
+        pid: of a process of this host.
+        started: what `born` said of it while it ran.
+    """
+    fields = _fields(pid)
+    if len(fields) <= _BORN or int(fields[_BORN]) != started:
+        return UNSAVED
+    if fields[_STATE] in ("T", "t"):
+        return STOPPED
+    if fields[_STATE] not in ("Z", "X"):
+        return ""
+    status = int(fields[_EXIT]) if len(fields) > _EXIT else 0
+    if os.WIFSIGNALED(status):
+        return f"{KILLED}{signal.Signals(os.WTERMSIG(status)).name}"
+    return f"ended with exit code {os.WEXITSTATUS(status)}, without saving its trace"
+
+
+def _fields(pid: int) -> list[str]:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return []
