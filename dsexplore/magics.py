@@ -218,6 +218,8 @@ class CommtraceMagics(Magics):
             interrupted = getattr(interrupt, "run", None)
             self._bind_trace(options, interrupted)
             did = "engines were interrupted" if isinstance(kept, EngineCluster) else "ranks were ended"
+            if kept is not None and kept is self._real.kept and not isinstance(kept, EngineCluster):
+                did = "ranks have left the cell, and run the next one"
             explain_interrupt(interrupt, interrupted, f"The {did}. What was recorded until then is in `{name}`.")
             raise
         trace = self._bind_trace(options, run)

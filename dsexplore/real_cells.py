@@ -31,6 +31,7 @@ from dsexplore.worlds.real.rank_outcome import RankOutcome
 from dsexplore.worlds.real.rank_world import CellRun, RankWorld
 from dsexplore.worlds.real.run_ranks import RanksFailedError
 
+_INTERRUPTED = "KeyboardInterrupt"
 INTERVAL = 0.25
 """Seconds between two drawings of what ranks print while they run."""
 _NO_IPYTHON = (
@@ -266,8 +267,9 @@ def failure(run: CellRun, timeout: float) -> RanksFailedError:
         lines += [f"rank {one.rank}: {one.error.partition(chr(10))[0]}{_at(one)}" for one in others]
         lines += _mismatches(run)
     else:
-        lines.append(f"the cell had not ended after {format_seconds(timeout)} (--timeout), and its ranks were ended")
-        lines += hang_sentences(run)
+        ends = "and its ranks were ended" if run.why_closed else _interrupted_text(run)
+        lines.append(f"the cell had not ended after {format_seconds(timeout)} (--timeout), {ends}")
+        lines += hang_sentences(run) if run.why_closed else []
     lines += _waiting(run)
     if run.why_closed:
         lines.append(f"the ranks were ended: {run.why_closed}")
@@ -322,6 +324,20 @@ def stack_texts(run: CellRun) -> list[str]:
     return [f"rank {one.rank} was at, innermost first:\n{one.stack}" for one in run.outcomes if one.stack]
 
 
+def _interrupted_text(run: CellRun) -> str:
+    """Say which engines an interrupt made leave the cell, at which lines, and which still run it."""
+    at: dict[str, list[int]] = {}
+    for outcome in run.outcomes:
+        if outcome.status == "error" and outcome.error.startswith(_INTERRUPTED):
+            at.setdefault(_at(outcome) or " before it had begun", []).append(outcome.rank)
+    texts = [f"{format_ranks(ranks)} left it when interrupted{where}" for where, ranks in at.items()]
+    busy = [outcome.rank for outcome in run.outcomes if outcome.status == "stuck"]
+    if busy:
+        runs = "runs it, and does" if len(busy) == 1 else "run it, and do"
+        texts.append(f"{format_ranks(busy)} still {runs} not answer, as inside a collective, which no interrupt ends")
+    return "; ".join(texts) or "and has ended since"
+
+
 def _end(outcome: RankOutcome[Any]) -> RankEnd | None:
     if outcome.was_stopped:
         return RankEnd.of(STOPPED)
@@ -330,8 +346,8 @@ def _end(outcome: RankOutcome[Any]) -> RankEnd | None:
         return RankEnd("killed" if was_killed else "ended", f"{'was ' if was_killed else ''}{outcome.error}")
     if outcome.status == "ok":
         return RankEnd("ended", "ended the cell")
-    if outcome.status != "error":
-        return None
+    if outcome.status != "error" or outcome.error.startswith(_INTERRUPTED):
+        return None  # it runs, or ran until it was interrupted
     kind, _, text = outcome.error.partition(chr(10))[0].partition(": ")
     return RankEnd.of(raised(kind, text, f"cell line {outcome.line}" if outcome.line else ""))
 
@@ -342,7 +358,7 @@ def _at(outcome: RankOutcome[Any]) -> str:
 
 def _waiting(run: CellRun) -> list[str]:
     """Return lines on ranks that had not finished: the collective they waited in, or their line of the program."""
-    stuck = [outcome for outcome in run.outcomes if outcome.status == "stuck"]
+    stuck = [outcome for outcome in run.outcomes if outcome.status == "stuck" and run.why_closed]
     at: dict[str, list[int]] = {}
     for outcome in stuck:
         at.setdefault(_where(outcome, run.trace), []).append(outcome.rank)

@@ -346,6 +346,18 @@ def test_ctrl_c_ends_the_ranks_and_keeps_what_was_recorded(notebook: Notebook, h
     assert not any(map(is_running, pids))
 
 
+def test_ctrl_c_leaves_a_kept_world_whose_ranks_can_leave_the_cell(notebook: Notebook, hang: Hang) -> None:
+    notebook.ok("%commtrace --real 2")
+    pids = notebook.kept_pids
+    error, text = hang(f"%%commtrace\n{SUM}left = 7\nprint('here')\nimport time\ntime.sleep(1000)", signal.SIGINT)
+    assert isinstance(error, KeyboardInterrupt)
+    assert "\nno collective is open: ranks 0, 1 at In[" in text
+    assert "The ranks have left the cell, and run the next one. " in "".join(error.__notes__)
+    notebook.ok("%%commtrace\nleft + rank")
+    assert notebook.trace.results == {0: 7, 1: 8}
+    assert notebook.kept_pids == pids
+
+
 def test_a_rank_that_has_reported_is_not_ended_before_those_that_still_wait_for_it(notebook: Notebook) -> None:
     notebook.ok("%commtrace --real 2")
     notebook.ok("%%commtrace\nrank")

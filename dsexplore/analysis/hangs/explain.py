@@ -117,13 +117,13 @@ def _stacks(sources: Iterable[Path], tables: Tables) -> dict[int, str]:
         text = file.read_text(encoding="utf-8", errors="replace")
         main = text.partition("\nThread ")[0]
         frames = [part for part in re.split(r"(?m)^(?=  File )", main) if part.startswith("  File ")]
-        shown = [_INSTALLED.sub('"', frame) for frame in reversed(frames) if not _DSEXPLORE_FRAME.search(frame)]
+        shown = [_INSTALLED.sub('"…/', frame) for frame in reversed(frames) if not _DSEXPLORE_FRAME.search(frame)]
         stacks[rank] = "".join(shown)
     return stacks
 
 
 _INSTALLED = re.compile(r'"/[^"]*/(?:site-packages|dist-packages|lib/python3\.\d+)/')
-"""The part of an installed file's path before that in its package."""
+"""The part of an installed file's path before that in its package, which dots stand for."""
 _DSEXPLORE_FRAME = re.compile(rf'"(?:{re.escape(str(Path(__file__).parents[2]))}/|<string>")')
 """A frame of dsexplore's launcher, or the one that started it."""
 

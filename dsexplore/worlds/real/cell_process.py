@@ -11,7 +11,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from types import CodeType, ModuleType
 from typing import Any
@@ -38,6 +38,8 @@ def serve_cells(launcher: socket.socket, job: RankJob, prepare: Callable[[RankJo
         job: the rank and its surroundings.
         prepare: makes this process the rank of that job.
     """
+    interrupts = _Interrupts()
+    signal.signal(signal.SIGINT, interrupts)
     namespace, fault = _begin(job, prepare)
     handler = signal.getsignal(signal.SIGTERM)
     while True:
@@ -48,11 +50,32 @@ def serve_cells(launcher: socket.socket, job: RankJob, prepare: Callable[[RankJo
         if signal.getsignal(signal.SIGTERM) is signal.SIG_IGN:  # see `_reported_first`
             signal.signal(signal.SIGTERM, handler)
         handler = signal.getsignal(signal.SIGTERM)
-        report = fault or run_cell(cell, namespace)
+        report = fault or run_cell(cell, namespace, interrupts.are_taken)
         sys.stdout.flush()
         sys.stderr.flush()
         data = pickle.dumps(report)
         launcher.sendall(LENGTH.pack(len(data)) + data)
+
+
+class _Interrupts:
+    """The handler of SIGINT, by which the launcher interrupts a cell: at any other time it does nothing."""
+
+    def __init__(self) -> None:
+        self._is_running = False
+
+    def __call__(self, number: int, frame: object) -> None:
+        if self._is_running:
+            self._is_running = False
+            raise KeyboardInterrupt
+
+    @contextmanager
+    def are_taken(self) -> Iterator[None]:
+        """Raise KeyboardInterrupt inside the block when the signal comes."""
+        self._is_running = True
+        try:
+            yield
+        finally:
+            self._is_running = False
 
 
 def _begin(job: RankJob, prepare: Callable[[RankJob], None]) -> tuple[dict[str, Any], CellReport | None]:
@@ -78,8 +101,16 @@ def _display(*shown: object) -> None:
         print(repr(value))
 
 
-def run_cell(cell: Cell, namespace: dict[str, Any]) -> CellReport:
-    """Run one cell, traced, and report its value or its error."""
+def run_cell(
+    cell: Cell, namespace: dict[str, Any], while_it_runs: Callable[[], AbstractContextManager[None]] = nullcontext
+) -> CellReport:
+    """Run one cell, traced, and report its value or its error.
+
+    Args:
+        cell: to run.
+        namespace: of its names.
+        while_it_runs: returns a context for the cell's own code.
+    """
     for file, text in cell.sources.items():
         linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
     began = time.monotonic()
@@ -90,7 +121,7 @@ def run_cell(cell: Cell, namespace: dict[str, Any]) -> CellReport:
             namespace.update(pickle.loads(cell.names))
         body, last = marshal.loads(cell.code)
         recording = recorded(current_world(), is_own=False, save=cell.save or None, saves_end=False)
-        with translated(), recording as trace, _reported_first(handler):
+        with translated(), recording as trace, _reported_first(handler), while_it_runs():
             value = _execute(body, last, namespace)
     except BaseException as error:  # SystemExit and KeyboardInterrupt of the cell are its failures too
         return replace(failure_of(error, cell.file), trace=_packed(trace))

@@ -13,6 +13,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
+from dsexplore.analysis.hangs.standing import Standing
 from dsexplore.units import format_bytes
 from dsexplore.worlds.real.messages import CellReport, RankJob, Reap, Report, Start, send, unpack_report
 from dsexplore.worlds.real.rank_outcome import RankOutcome, Status, how_it_ended, unpacked
@@ -107,6 +108,7 @@ class RankHandle:
         self._on_line = on_line
         self._given = 0  # bytes of the output that have gone to on_line
         self._stack = ""
+        self._stack_begin = 0
         with ExitStack() as ours, ExitStack() as theirs:
             self._stack_file = ours.enter_context(tempfile.TemporaryFile())
             reading, writing = os.pipe()
@@ -139,7 +141,7 @@ class RankHandle:
 
     def forget(self) -> None:
         """Drop the outcome and the output of the last cell."""
-        self.status, self.report = None, None
+        self.status, self.report, self._stack = None, None, ""
         self.result.clear()
         self.output.clear()
         self._given = 0
@@ -215,6 +217,7 @@ class RankHandle:
 
     def request_stack(self) -> None:
         """Make a rank that hangs write its stack."""
+        self._stack_begin = os.fstat(self._stack_file.fileno()).st_size
         self.signal(signal.SIGUSR1)
 
     def read_stack(self, until: float) -> None:
@@ -227,7 +230,12 @@ class RankHandle:
         self._stack = "".join(line for line in lines if not any(own in line for own in _DSEXPLORE_FRAMES))
 
     def _stack_text(self) -> str:
-        return contents(self._stack_file.fileno()).decode(errors="replace")
+        return contents(self._stack_file.fileno())[self._stack_begin :].decode(errors="replace")
+
+    @property
+    def is_in_torch_distributed(self) -> bool:
+        """True if the stack that was read ends in a call of torch.distributed, which no signal may be able to end."""
+        return bool(Standing.of(self._stack).call)
 
     def release(self) -> None:
         """Leave a rank that finished to end by itself."""

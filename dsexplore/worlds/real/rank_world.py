@@ -3,7 +3,7 @@
 Requirements on this module:
 
 * an error of one rank ends the cell within half a second; peers that wait for that rank are ended;
-* a time-out and Ctrl-C end all ranks: a wait inside gloo can be left in no other way;
+* a time-out ends all ranks, and so does Ctrl-C where one waits: a wait inside gloo can be left in no other way;
 * each rank that still can saves its trace before it is ended, and its stack is kept;
 * ranks that have all ended a cell by themselves, and are even with each other, run the next one;
 * nothing is left of a closed world: no process, descriptor or file.
@@ -45,6 +45,8 @@ GRACE = 0.2
 SAVE_WAIT = 3.0
 """Seconds that ranks which are ended get to write their stacks, all together, and then as many for their traces; they
 need about 0.05, and more on a machine that is busy."""
+INTERRUPT_WAIT = 1.0
+"""Seconds that interrupted ranks get to leave a cell."""
 GROUP_TIMEOUT = 1800.0
 """Seconds after which a collective gives up by itself: torch's own default, as the cell's time-out comes before."""
 
@@ -152,7 +154,8 @@ class RankWorld:
 
         Raises:
             UsageError: a rank has ended since the last cell.
-            KeyboardInterrupt: Ctrl-C; the world is closed, and the interrupt's ``run`` is the `CellRun`.
+            KeyboardInterrupt: Ctrl-C; the interrupt's ``run`` is the `CellRun`. The world is closed unless all ranks
+                left the cell, at the same collective.
         """
         chosen = [self._ranks[rank] for rank in (range(self.size) if ranks is None else ranks)]
         self._check_alive()
@@ -166,6 +169,7 @@ class RankWorld:
                 first_failure = wait_for_all(chosen, began + timeout, GRACE, lambda: on_output(chosen))
             except KeyboardInterrupt as error:
                 interrupt = error
+                interrupt_cell([rank for rank in chosen if rank.status is None])
             run = self._finish(
                 chosen, folder, began, first_failure, is_all=ranks is None, stopped=interrupt is not None
             )
@@ -205,7 +209,7 @@ class RankWorld:
         lost = [rank for rank in chosen if rank.status in ("stuck", "died")]
         parts = [tables for rank in chosen if (tables := trace_of(rank, folder)) is not None]
         tables = merge_cell(parts, None if is_all else [rank.rank for rank in chosen], shares_clock=True)
-        why = _why_closed(chosen, tables) if not stopped else "interrupted"
+        why = "interrupted" if stopped and hung else _why_closed(chosen, tables)
         outcomes = self._close_with(chosen) if lost or why else tuple(rank.outcome() for rank in chosen)
         reason: Reason = "failed" if first_failure is not None else "timeout" if hung else "done"
         return CellRun(
@@ -251,6 +255,30 @@ def _check_backend(backend: str, size: int) -> None:
             f"this kernel itself holds a CUDA context on GPU {devices}, where a rank will run: its memory there is not "
             "the rank's to use; restart the kernel, and use CUDA in the ranks' cells alone"
         )
+
+
+def interrupt_cell(running: Sequence[RankHandle]) -> None:
+    """Interrupt ranks that run a cell, if all of them can be: none is stopped, or waits in torch.distributed.
+
+    Each has its stack read before, and gets `INTERRUPT_WAIT` seconds to leave the cell; its status stays None if it
+    does not.
+    """
+    if any(rank.look_whether_stopped() for rank in running):
+        return
+    until = time.monotonic() + INTERRUPT_WAIT
+    for rank in running:
+        rank.request_stack()
+    for rank in running:
+        rank.read_stack(until)
+    if any(rank.is_in_torch_distributed for rank in running):
+        return
+    for rank in running:
+        rank.signal(signal.SIGINT)
+    until = time.monotonic() + INTERRUPT_WAIT
+    while time.monotonic() < until and any(rank.status is None and not rank.is_over for rank in running):
+        time.sleep(0.002)
+        for rank in running:
+            rank.read()
 
 
 def end_with_traces(hung: Sequence[RankHandle], folder: str) -> None:

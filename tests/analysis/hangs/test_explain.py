@@ -144,6 +144,8 @@ def test_a_simulation_has_nothing_that_waits(tmp_path: Path) -> None:
         dist.all_reduce(torch.ones(2))
     with pytest.raises(UsageError, match="a trace of a simulation, in which nothing waits"):
         dsexplore.explain_hang(tmp_path / "trace")
+    with pytest.raises(UsageError, match="a trace of a simulation, in which nothing waits"):
+        dsexplore.explain_hang(dsexplore.load(tmp_path / "trace"))
 
 
 def test_every_hang_has_a_page(tmp_path: Path) -> None:

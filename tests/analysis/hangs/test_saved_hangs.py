@@ -46,11 +46,14 @@ def job(tmp_path: Path) -> Job:
         ("raise ValueError('bad sample 17')", "raised", "raised ValueError (bad sample 17) at <rank cell>:5: "),
         ("json.loads('{')", "raised", "raised JSONDecodeError (Expecting property name"),
         ("sys.exit(3)", "ended", "ended with exit code 3 at <rank cell>:5: "),
+        ("os.kill(os.getpid(), 9)", "killed", "was killed by SIGKILL: "),
+        ("os.kill(os.getpid(), 19)", "stopped", "was stopped (by SIGSTOP or a debugger): "),
     ],
 )
 def test_how_the_missing_rank_ended_is_said_with_its_line(job: Job, fails: str, reason: str, said: str) -> None:
     found = job(FAILS.format(fails=fails))
-    assert (found.culprits, found.reason, found.lines) == ((1,), reason, {1: "<rank cell>:5"})
+    line = "<rank cell>:5" if reason in ("raised", "ended") else "<rank cell>:9"  # its last call, where it says no more
+    assert (found.culprits, found.reason, found.lines) == ((1,), reason, {1: line})
     assert found.sentence.startswith(f"rank 1 {said}")
     assert "ranks 0, 2 wait for it in all_reduce (<rank cell>:9, group 0, 16 B), collective 3" in found.sentence
 
@@ -66,10 +69,11 @@ with dsexplore.commtrace(save=folder, timeout=1.5):
 """
 
 
-def test_messages_whose_tags_differ_wait_for_each_other(job: Job) -> None:
+def test_messages_whose_tags_differ_wait_for_each_other(job: Job, tmp_path: Path) -> None:
     found = job(TAGS)
     assert (found.culprits, found.suspects, found.reason) == ((), (0, 1), "messages in a circle")
     assert "they wait for each other's message, and these differ by tag" in found.sentence
+    assert str(dsexplore.explain_hang(dsexplore.load(tmp_path))) == found.sentence
 
 
 DIES = """
@@ -107,3 +111,20 @@ for block in range(2):
 
 def test_the_file_of_an_earlier_block_does_not_count_for_a_later_one(job: Job) -> None:
     assert job(BLOCKS).culprits == (1,)
+
+
+OUTSIDE = """
+import torch, torch.distributed as dist, dsexplore
+with dsexplore.commtrace(save=folder, timeout=1.5):
+    dist.all_reduce(torch.ones(8))
+    if rank == 1:
+        dist.new_group([1, 2])
+    else:
+        dist.new_group([0, 1, 2])
+"""
+
+
+def test_ranks_that_make_their_groups_in_another_order_hang_outside_all_collectives(job: Job) -> None:
+    found = job(OUTSIDE)
+    assert (found.culprits, found.reason, found.lines) == ((1,), "outside a collective", {1: "<rank cell>:6"})
+    assert "rank 1 in new_group (<rank cell>:6), ranks 0, 2 in new_group (<rank cell>:8)" in found.sentence

@@ -8,7 +8,8 @@ from dsexplore.analysis.hangs.hang_report import report_of
 from dsexplore.analysis.hangs.rank_calls import JobCalls, RankCalls, RankEnd
 from dsexplore.analysis.hangs.standing import Standing, odd_ones, places_text
 
-C10D = '  File "torch/distributed/{file}.py", line 9, in {name}\n'
+C10D = '  File "…/torch/distributed/{file}.py", line 9, in {name}\n'
+LOADER = '  File "/env/lib/python3.11/site-packages/torch/utils/data/dataloader.py", line 1, in __next__\n'
 PROGRAM = '  File "/job/train.py", line {line}, in main\n    call()\n'
 
 
@@ -27,7 +28,10 @@ def at(line: int) -> str:
         (in_call("new_group", 52), "in new_group (train.py:52)"),
         (at(53), "at train.py:53"),
         ('  File "/job/train.py", line 7 in main\n', "at train.py:7"),
-        ('  File "torch/utils/data/dataloader.py", line 1, in __next__\n' + at(8), "at train.py:8"),
+        (
+            LOADER + at(8),
+            "at train.py:8",
+        ),
         ('  File "In[3]", line 2, in <module>\n' + at(8), "at In[3]:2"),
         ("", "at an unknown line"),
     ],

@@ -197,6 +197,33 @@ def test_the_stack_of_a_rank_that_hangs_deep_down_ends_with_dots() -> None:
     assert outcome.stack.splitlines()[-1].strip() == "..."
 
 
+C10D = "/env/site-packages/torch/distributed"
+IN_BARRIER = f'''\
+  File "{C10D}/distributed_c10d.py", line 4800 in barrier
+  File "{C10D}/c10d_logger.py", line 83 in wrapper
+  File "train.py", line 9 in step
+'''
+ASLEEP = '  File "train.py", line 7 in load\n  File "train.py", line 8 in step\n'
+
+
+@pytest.mark.parametrize(
+    ("odd", "said", "shown"),
+    [
+        (RankOutcome(1, "stuck", stack=ASLEEP), "rank 1: stuck at train.py:7", "line 7 in load"),
+        (RankOutcome(1, "stuck", was_stopped=True), "rank 1: stopped (by SIGSTOP or a debugger)\n", "(by SIGSTOP"),
+    ],
+    ids=["sleeps", "stopped"],
+)
+def test_of_ranks_that_hang_the_one_that_others_wait_for_is_shown(odd: RankOutcome, said: str, shown: str) -> None:
+    waiting = [RankOutcome(rank, "stuck", stack=IN_BARRIER) for rank in (0, 2)]
+    run = launcher.RanksRun((waiting[0], odd, waiting[1]), 5.0, "timeout")
+    text = str(RanksFailedError(run))
+    assert said in text
+    assert "rank 0: stuck in barrier (train.py:9)" in text
+    assert shown in text
+    assert "c10d_logger.py" not in text  # none but that rank's
+
+
 WHOLE_STACK = """\
 Stack (most recent call first):
   File "/usr/lib/python3/threading.py", line 324 in wait
