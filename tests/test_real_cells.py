@@ -336,11 +336,11 @@ def test_ctrl_c_ends_the_ranks_and_keeps_what_was_recorded(notebook: Notebook, h
     wait = "if rank == 0:\n    w = dist.all_reduce(x, async_op=True)\nprint('here')\nif rank == 0:\n    w.wait()"
     error, text = hang(f"%%commtrace\n{SUM}{wait}", signal.SIGINT)
     assert isinstance(error, KeyboardInterrupt)
-    assert "\nKeyboardInterrupt\nrank 1 did not come: rank 0 waits for it in all_reduce" in f"\n{text}"
+    assert "\nKeyboardInterrupt\nrank 1 ended the cell: rank 0 waits for it in all_reduce" in f"\n{text}"
     assert "selectors.py" not in text  # no frame of the magic
     notes = "".join(error.__notes__)
     assert "The ranks were ended. What was recorded until then is in `_trace`." in notes
-    assert "rank 1 did not come: rank 0 waits for it in all_reduce" in notes
+    assert "rank 1 ended the cell: rank 0 waits for it in all_reduce" in notes
     assert "rank 0 was at, innermost first:" in notes
     assert notebook.trace.events["state"].to_list() == ["completed", "scheduled", "completed"]
     assert not any(map(is_running, pids))

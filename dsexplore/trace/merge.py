@@ -157,7 +157,10 @@ def of_newest_attempt(parts: Sequence[Tables]) -> list[Tables]:
     ranks = [rank for part in parts if part.info.attempt not in ("", attempt) for rank in part.info.ranks]
     if not ranks:
         return kept
-    note = f"the file of {format_ranks(ranks)} is of an earlier attempt of the job, and left out"
+    others = {part.info.attempt for part in parts} - {"", attempt}
+    is_of_job = all(other.rpartition(" ")[0] == attempt.rpartition(" ")[0] for other in others)
+    which = "an earlier block that was saved there" if is_of_job else "an earlier attempt of the job"
+    note = f"the file of {format_ranks(ranks)} is of {which}, and left out"
     first = kept[0]
     return [replace(first, info=replace(first.info, notes=(*first.info.notes, note))), *kept[1:]]
 

@@ -50,7 +50,8 @@ def commtrace(
         values: what reads of fake tensors return on certain lines; see `simulate`.
         save: a directory; at the end of the block this rank's events are written there, for `dsexplore.load`. A real
             rank writes them too when SIGTERM ends it before, as a launcher does when another rank has failed, with
-            the stack of each thread beside them.
+            the stack of each thread beside them; until then its latest calls are in a file that is always current,
+            which `explain_hang` reads if the process is killed.
         stack_depth: frames of the user's code to keep per event.
         ranks_per_node: ranks on each node of the simulated world, 8 unless given.
         timeout: seconds; where no collective of a real rank begins or ends for so long, what it recorded until then

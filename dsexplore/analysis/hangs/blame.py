@@ -14,8 +14,8 @@ In this order:
 3. *Behind*: ranks that others wait for, and whose own calls in flight do not explain it: a rank that waits for them
    has the same calls in flight, and went on past them.
 4. *Order*: ranks that wait for each other in a circle, or in both ends of a message that do not meet. Named are the
-   ranks that did not call what they called before at that place, or that call more or fewer collectives of a group
-   before the next one than most.
+   ranks that called another group than most of them, if all are in both; that did not call what they called before at
+   that place; or that call more or fewer collectives of a group before the next one than most.
 5. *Device*: all ranks are in one collective. Named are the ranks whose device has not begun it, or not ended it where
    others have, or that alone have not issued what follows.
 6. *No evidence*: ranks that others wait for and of which nothing is known, where those others are all that is known to
@@ -31,7 +31,7 @@ Where two sides have equally many ranks and the earlier steps do not say which o
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -230,10 +230,24 @@ def _behind(job: JobCalls, front: Wavefront) -> Blame | None:
 def _circle(job: JobCalls, front: Wavefront, circle: set[int], expected: ExpectedCalls) -> Blame:
     heads = [front.heads[rank][0] for rank in sorted(circle)]
     instances = tuple({job.instance_of(call).id: job.instance_of(call) for call in heads}.values())
-    odd = went_past(job, front, circle) or expected.deviating(heads)
+    odd = _outvoted(heads, circle) or went_past(job, front, circle) or expected.deviating(heads)
     if odd and len(odd) < len(circle):
         return Blame("order", tuple(sorted(odd)), instances=instances)
     return Blame("order", suspects=tuple(sorted(circle)), instances=instances)
+
+
+def _outvoted(heads: Sequence[RankCall], circle: set[int]) -> set[int]:
+    """Return the ranks that wait in another group than most, where each group has all of the circle's ranks.
+
+    They called one where the others called another, as in a mismatch within a group.
+    """
+    if any(call.is_message or not circle.issubset(call.group.ranks) for call in heads):
+        return set()
+    sides: dict[tuple[object, ...], set[int]] = {}
+    for call in heads:
+        sides.setdefault((call.group, *call.token), set()).add(call.rank)
+    most, *others = sorted(sides.values(), key=len, reverse=True)
+    return circle - most if others and len(most) > max(map(len, others)) else set()
 
 
 def _unmet(message: Instance) -> Blame:

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from dsexplore.analysis.hangs.rank_calls import WITH_TAGS, GroupId, JobCalls, RankCall, RankCalls, kinds
+from dsexplore.analysis.hangs.wavefront import END_TOGETHER
 from dsexplore.trace.importers.dumps import Dumps
 from dsexplore.trace.importers.recorder_dump import RecorderDump
 from dsexplore.trace.importers.recorder_entry import RecorderEntry, Sizes
@@ -18,22 +19,55 @@ _WITHOUT_TRAFFIC = frozenset({"unknown:split", "unknown:new_window"})
 """Entries that are no collective of the program: making a communicator."""
 _OF_EQUAL_PARTS = ("_base", "_single", "into_tensor", "scatter_tensor")
 _MESSAGES = ("send", "recv")
+_MOST_NAMED = 4
+_OF_CLOCKS_NS = 3_000_000_000
+"""By how much clocks of two hosts may differ; a job is not restarted faster."""
 _ENQUEUED, _COMPLETED = 0, 2
 """Places in `RecorderDump.status`."""
 
 
 def job_of_dumps(dumps: Dumps) -> JobCalls:
     """Build the calls of each rank from the dumps of a job."""
-    groups = _Groups(dumps.dumps)
+    older = ranks_of_earlier_attempts(dumps.dumps)
+    latest = [dump for dump in dumps.dumps if dump.rank not in older]
+    groups = _Groups(latest)
     world = max(dumps.world_size, *(max(group.ranks, default=0) + 1 for group in groups.all()), 1)
-    ranks = {dump.rank: _rank_calls(dump, groups, world) for dump in dumps.dumps}
+    ranks = {dump.rank: _rank_calls(dump, groups, world) for dump in latest}
     missing = [rank for rank in range(world) if rank not in ranks]
-    notes = [*(f"rank {dump.rank} left an empty file" for dump in dumps.dumps if dump.note), *dumps.unreadable]
+    notes = [*(f"rank {dump.rank} left an empty file" for dump in latest if dump.note), *dumps.unreadable]
+    notes += groups.notes()
+    if older:
+        notes.append(f"the dump of {format_ranks(sorted(older))} is of an earlier attempt of the job, and left out")
     if missing:
-        notes.append(f"{format_ranks(missing)} left no dump")
+        notes.append(f"{format_ranks(missing)} left no dump{' of this attempt' if older else ''}")
     for rank in missing:
         ranks[rank] = RankCalls(rank, has_evidence=False, is_whole=False)
     return JobCalls(ranks, world, tuple(notes))
+
+
+def ranks_of_earlier_attempts(dumps: Iterable[RecorderDump]) -> set[int]:
+    """Return the ranks whose dumps are left from an earlier attempt of the job.
+
+    A collective that ends nowhere before all its ranks have issued it cannot have ended on one rank before another
+    issued the one of that number: those are of two attempts. Clocks of two hosts may differ, so less than
+    `_OF_CLOCKS_NS` is no proof, and groups count only where the dumps list their ranks.
+    """
+    ended: dict[tuple[GroupId, int], dict[int, int]] = defaultdict(dict)
+    issued: dict[tuple[GroupId, int], dict[int, int]] = defaultdict(dict)
+    for dump in dumps:
+        for entry in dump.entries:
+            _, members = dump.groups.get(entry.group, ("", ()))
+            if members and entry.op in END_TOGETHER and entry.created is not None:
+                place = GroupId(entry.group, members), entry.sequence
+                issued[place].setdefault(dump.rank, entry.created)
+                if entry.ended is not None:
+                    ended[place].setdefault(dump.rank, entry.ended)
+    return {
+        rank
+        for place, by_rank in ended.items()
+        for rank, end in by_rank.items()
+        if max(issued[place].values()) > end + _OF_CLOCKS_NS
+    }
 
 
 def _rank_calls(dump: RecorderDump, groups: _Groups, world: int) -> RankCalls:
@@ -160,6 +194,8 @@ class _Groups:
         self._descriptions: dict[GroupId, str] = {}
         self._own: dict[tuple[int, str], GroupId] = {}
         self._names: dict[GroupId, tuple[str, str]] = {}
+        self._guessed: list[GroupId] = []
+        """The groups whose ranks no dump lists, other than the default one."""
         for dump in self._dumps:
             for name, (description, ranks) in dump.groups.items():
                 if ranks:
@@ -182,11 +218,24 @@ class _Groups:
                 if entry.group not in self._by_name:
                     callers[entry.group].add(dump.rank)
                     descriptions.setdefault(entry.group, entry.description)
-        everyone = {dump.rank for dump in self._dumps}
+        everyone = set(range(max((dump.rank for dump in self._dumps), default=-1) + 1))
         for name, ranks in callers.items():
-            members = everyone if descriptions[name] == "default_pg" or name == "0" else ranks
-            group = GroupId(name, tuple(sorted(members)))
+            is_default = descriptions[name] == "default_pg" or name == "0"
+            group = GroupId(name, tuple(sorted(everyone if is_default else ranks)))
             self._add(group, descriptions[name])
+            if not is_default:
+                self._guessed.append(group)
+
+    def notes(self) -> list[str]:
+        """Return a note on groups whose ranks no dump lists, as a rank that did not call there may be missing."""
+        names = list(dict.fromkeys(self.names(group)[0] for group in self._guessed))
+        if not names:
+            return []
+        shown = ", ".join(names[:_MOST_NAMED]) + (f" and {len(names) - _MOST_NAMED} more" * (len(names) > _MOST_NAMED))
+        return [
+            f"no dump lists the ranks of group {shown}: those that called there are taken for all of them, so one that "
+            "never did is not named"
+        ]
 
     def all(self) -> list[GroupId]:
         """Return all groups."""

@@ -13,7 +13,7 @@ from functools import cached_property
 
 from dsexplore.analysis.hangs.rank_calls import Instance, JobCalls, RankCall
 
-_END_TOGETHER = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
+END_TOGETHER = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
 """The ops that no rank ends before all have come: each needs something of every other rank."""
 
 
@@ -97,7 +97,7 @@ class Wavefront:
         instance_of = {}
         for rank, calls in self.heads.items():
             call = calls[0]
-            if call.op in _END_TOGETHER and self.job.ranks[rank].completed.get(call.group, -1) < call.number:
+            if call.op in END_TOGETHER and self.job.ranks[rank].completed.get(call.group, -1) < call.number:
                 instance = self.job.instance_of(call)
                 if any(self.has_ended(other, instance) for other in call.group.ranks if other != rank):
                     instance_of[rank] = instance

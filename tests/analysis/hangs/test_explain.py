@@ -16,7 +16,7 @@ import pytest
 import dsexplore
 from dsexplore.cli import main
 from dsexplore.errors import TraceFileError, UsageError
-from tests.analysis.hangs.hangs import ALL4, HANGS, WORLD4, slow_loader
+from tests.analysis.hangs.hangs import ALL4, HANGS, WORLD4, slow_loader, steps
 from tests.analysis.hangs.programs import STOP, Collective, Group, Step, dumps, run, write
 
 
@@ -172,3 +172,30 @@ def test_the_culprit_among_sixteen_ranks_of_three_kinds_of_groups(tmp_path: Path
 
     folder = write(dumps(run(program, 16, 10**7), [world, *tp, *dp], keep=1_000), tmp_path / "dumps")
     assert dsexplore.explain_hang(folder).culprits == (6,)
+
+
+def test_the_dump_of_an_earlier_attempt_does_not_count(tmp_path: Path) -> None:
+    """Rank 2 stops in the second attempt without a dump, and its file is of the first one."""
+    latest = dumps(run(slow_loader, 4), ALL4, lost=(2,))
+    for dump in latest.values():
+        for entry in dump["entries"]:
+            for when in ("time_created_ns", "time_discovered_completed_ns"):
+                entry[when] = entry[when] and entry[when] + 60_000_000_000
+    earlier = dumps(run(lambda rank: steps(rank, 6), 4), ALL4)
+    report = dsexplore.explain_hang(write({**latest, 2: earlier[2]}, tmp_path / "both"))
+    alone = dsexplore.explain_hang(write(latest, tmp_path / "alone"))
+    assert (report.culprits, report.sentence) == (alone.culprits, alone.sentence)
+    assert report.culprits == (2,)
+    assert report.notes == (
+        "the dump of rank 2 is of an earlier attempt of the job, and left out",
+        "rank 2 left no dump of this attempt",
+    )
+
+
+def test_groups_whose_ranks_no_dump_lists_are_said_to_be_those_that_called_there(tmp_path: Path) -> None:
+    left = dumps(run(slow_loader, 4), ALL4)
+    for dump in left.values():
+        dump["pg_config"] = {}
+    report = dsexplore.explain_hang(write(left, tmp_path / "dumps"))
+    (note,) = report.notes
+    assert note.startswith("no dump lists the ranks of group tp, dp: those that called there are taken for all of them")
