@@ -25,7 +25,7 @@ from dsexplore.trace.numbered_modules import OUTSIDE, place_of
 from dsexplore.trace.steps import IN_A_STEP, SteadySteps, steady_steps
 from dsexplore.trace.tables import Tables
 from dsexplore.trace.trace import Trace
-from dsexplore.trace.unknown_sizes import IS_UNSIZED
+from dsexplore.trace.unknown_sizes import what_is_unknown
 from dsexplore.units import format_bytes, format_count, format_seconds, format_share
 
 COLUMNS: dict[str, pl.DataType] = {
@@ -225,7 +225,7 @@ class Headline(Displayable):
             text = f"{listed(apart)}; no step was recorded."
             yield Sentence("axes", text[0].upper() + text[1:], every)
             return
-        has_steps = bool(self.step_events["phase"].is_in(IN_A_STEP).any())
+        has_steps = self.steps > 1 or bool(self.step_events["phase"].is_in(IN_A_STEP).any())
         what = "A step" if has_steps else "The program"
         if self.stopped_with:
             what = "A whole step" if self.tables.info.whole_steps else "Until then the program"
@@ -233,13 +233,13 @@ class Headline(Displayable):
         before += f"; forwards without gradients sent {self._no_grad} besides" if self.no_grad_bytes else ""
         before += f"; between steps {format_bytes(self.between_bytes)} per rank were sent" if self.between_bytes else ""
         before = f"{self._more}{before}"
-        unsized = self.step_events.filter(IS_UNSIZED).height
+        unknown = self._unknown
         parts = [(axis or "no axis", size) for axis, size in frame.select("axis", "wire_bytes").iter_rows() if size]
-        if not parts and unsized:
-            yield Sentence("axes", f"What {what.lower()} sends is not known: {self._unsized(unsized)}{before}.", rows)
+        if not parts and unknown:
+            yield Sentence("axes", f"What {what.lower()} sends is not known: {unknown}{before}.", rows)
             return
-        if unsized:
-            before = f"; {self._unsized(unsized)}{before}"
+        if unknown:
+            before = f"; {unknown}{before}"
         if not parts:
             got = float(self.step_events.filter(op="recv").select(weighed("message_bytes")).item())
             received = f", and receives {format_bytes(got / self.ranks / self.steps)} in messages" if got else ""
@@ -252,15 +252,17 @@ class Headline(Displayable):
             )
         all_on = f"on {parts[0][0]}" if frame["axis"][0] else "in groups outside a mesh"
         by_axis = f", all {all_on}" if len(parts) == 1 else f": {listed(shown)}"
+        least = "at least " if unknown else ""
         yield Sentence(
-            "axes", f"{what} sends {format_bytes(total)} on the wire per rank{self._spread()}{by_axis}{before}.", rows
+            "axes",
+            f"{what} sends {least}{format_bytes(total)} on the wire per rank{self._spread()}{by_axis}{before}.",
+            rows,
         )
 
-    def _unsized(self, count: int) -> str:
-        """Say how many sizes are unknown: ``the size of 3 of its 12 collectives is unknown``."""
-        if count == self.step_events.height:
-            return "the sizes of its collectives are unknown"
-        return f"the size of {count:,} of its {format_count(self.step_events.height, 'collective')} is unknown"
+    @cached_property
+    def _unknown(self) -> str:
+        """What is not known of the wire bytes of a step; empty if all is known."""
+        return what_is_unknown(self.step_events, self.tables.groups)
 
     @property
     def _no_grad(self) -> str:
@@ -313,7 +315,7 @@ class Headline(Displayable):
         where = place if place != OUTSIDE else f"what runs outside any module ({_line(events)})"
         part = f"{format_bytes(size / self.ranks / self.steps)} ({format_share(size, total)})"
         if size == total:
-            sent = f"All of it is for {where}{many}"
+            sent = f"All {'that is known of it' if self._unknown else 'of it'} is for {where}{many}"
         elif 2 * size > total:
             sent = f"Most, {part}, is for {where}{many}"
         else:

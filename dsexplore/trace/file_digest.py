@@ -12,6 +12,7 @@ import hashlib
 from pathlib import Path
 
 from dsexplore.errors import TraceFileError
+from dsexplore.trace.importers.file_kinds import kind_not_read
 
 KEY = "dsexplore.digest"
 PLACEHOLDER = "0" * 64
@@ -60,7 +61,7 @@ def _footer_start(file: Path) -> int:
         raw.seek(max(0, size - 8))
         tail = raw.read(8)
     if head != _MAGIC[: len(head)]:
-        raise TraceFileError(f"{file} is not a dsexplore trace: it is no Parquet file; Trace.save writes those")
+        raise TraceFileError(f"{file} is not a dsexplore trace: it is {kind_not_read(file)}")
     length = int.from_bytes(tail[:4], "little")
     if size < 12 or tail[4:] != _MAGIC or length > size - 12:
         raise TraceFileError(f"{file} is truncated: {size} bytes without a Parquet footer; copy or record it again")

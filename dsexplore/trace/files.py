@@ -38,6 +38,8 @@ from dsexplore.trace.call_journal import journals_in, read_journal
 from dsexplore.trace.checked_tables import check_tables
 from dsexplore.trace.file_digest import KEY, PLACEHOLDER, check_digest, write_digest
 from dsexplore.trace.guarded import guarded, readable
+from dsexplore.trace.importers.archives import unpacked
+from dsexplore.trace.importers.file_kinds import kind_not_read
 from dsexplore.trace.importers.foreign import foreign_files, kind_of_file, load_foreign
 from dsexplore.trace.merge import merge_as_they_come, ranks_of
 from dsexplore.trace.tables import OF_EACH_RANK, Tables, TraceInfo
@@ -50,7 +52,8 @@ _SIDE_TABLES = ("parameters", "modules", "groups", "kernels", "memory", "numeric
 def load(path: str | os.PathLike[str]) -> Tables:
     """Read a trace: one file, or a directory with one file per rank, which are merged.
 
-    Dumps of torch's flight recorder and traces of its profiler are read too, see `dsexplore.trace.importers`.
+    Dumps of torch's flight recorder, traces of its profiler, its execution traces and logs of NCCL Inspector are read
+    too, see `dsexplore.trace.importers`, and a tar file of any of these.
 
     Ctrl-C while a directory is read gives the ranks read so far: a warning and the trace's notes say so.
 
@@ -63,6 +66,8 @@ def load(path: str | os.PathLike[str]) -> Tables:
     if not source.exists():
         raise FileNotFoundError(f"no trace at {source}: give a file that Trace.save wrote, or a directory of them")
     if not _has_trace_files(source):
+        if kind_of_file(source) == "archive":
+            return _read_archive(source)
         foreign = foreign_files(source)
         if foreign:
             return load_foreign(foreign)
@@ -259,7 +264,11 @@ def _to_text(table: pl.DataFrame) -> str:
 def _read_directory(source: Path) -> Tables:
     files = sorted(source.glob("*.parquet"))
     if not files:
-        raise TraceFileError(f"{source} has no trace files: a trace directory holds {rank_file(0)} and so on")
+        other = next((file for file in sorted(source.iterdir()) if file.is_file()), None)
+        found = (
+            f"{other.name} is {kind_not_read(other)}" if other else f"a trace directory holds {rank_file(0)} and so on"
+        )
+        raise TraceFileError(f"{source} has no trace files: {found}")
     problems: list[str] = []
     parts = readable(files, _read, problems)
     try:
@@ -269,6 +278,17 @@ def _read_directory(source: Path) -> Tables:
     for problem in problems:
         warn(problem)
     return replace(tables, info=replace(tables.info, notes=(*tables.info.notes, *problems)))
+
+
+def _read_archive(archive: Path) -> Tables:
+    with unpacked(archive) as folder:
+        inner = folder
+        while len(found := list(inner.iterdir())) == 1 and found[0].is_dir():
+            inner = found[0]
+        try:
+            return load(inner)
+        except TraceFileError as error:
+            raise TraceFileError(str(error).replace(str(folder), str(archive))) from error
 
 
 def _read(file: Path) -> Tables:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-import zlib
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -14,6 +12,9 @@ from dsexplore.paused_collector import no_collection
 from dsexplore.progress import track
 from dsexplore.trace.guarded import readable
 from dsexplore.trace.importers.dumps import is_named_by_rank, rank_in_name, ranks_of_files, read_dumps, tables_of_dumps
+from dsexplore.trace.importers.execution_trace import read_execution_trace, without_times
+from dsexplore.trace.importers.file_kinds import unpacked_beginning
+from dsexplore.trace.importers.inspector_log import InspectorLog, read_inspector_log, tables_of_inspector
 from dsexplore.trace.importers.profiler_file import ProfilerFile, read_profiler_file
 from dsexplore.trace.importers.profiler_groups import world_size_of_profile
 from dsexplore.trace.importers.profiler_tables import tables_of_profile
@@ -43,15 +44,21 @@ def load_profiles(files: Sequence[Path], *, is_whole: bool = False) -> tuple[Tab
             work.advance()
     ranks, guessed = _ranks(traces)
     world_size = max(max(sizes.values()), max(ranks.values()) + 1)
-    parts = list(readable(traces, lambda file: tables_of_profile(traces[file], ranks[file], world_size), problems))
+    parts = list(readable(traces, lambda file: _tables(traces[file], ranks[file], world_size), problems))
     tables = merge_tables(parts, is_whole=is_whole or len(parts) < len(traces))
     notes = (*tables.info.notes, *guessed, *late_records(tables))
     return replace(tables, info=replace(tables.info, notes=notes)), problems
 
 
 def _read(file: Path) -> tuple[ProfilerFile, int]:
-    trace = read_profiler_file(file)
+    is_profile = kind_of_file(file) == "profiler"
+    trace = read_profiler_file(file) if is_profile else read_execution_trace(file)
     return trace, world_size_of_profile(trace)
+
+
+def _tables(trace: ProfilerFile, rank: int, world_size: int) -> Tables:
+    tables = tables_of_profile(trace, rank, world_size)
+    return tables if kind_of_file(trace.file) == "profiler" else without_times(tables, trace)
 
 
 def _ranks(traces: dict[Path, ProfilerFile]) -> tuple[dict[Path, int], list[str]]:
@@ -74,13 +81,14 @@ def _ranks(traces: dict[Path, ProfilerFile]) -> tuple[dict[Path, int], list[str]
     return ranks_of_files(said), []
 
 
-Kind = Literal["", "empty", "data", "recorder", "profiler"]
-"""``recorder``: a dump of torch's flight recorder; ``profiler``: a trace of torch's profiler; ``data``: JSON or a
-pickle of neither, as far as its beginning says; ``""``: anything else."""
+Kind = Literal["", "empty", "data", "recorder", "profiler", "execution", "inspector", "archive"]
+"""``recorder``: a dump of torch's flight recorder; ``profiler``: a trace of torch's profiler; ``execution``: an
+execution trace of torch; ``inspector``: a log of NCCL Inspector; ``archive``: a tar file; ``data``: JSON or a pickle of
+none of these, as far as its beginning says; ``""``: anything else."""
 
-_OF_TOOLS = ("recorder", "profiler")
+_OF_TOOLS = ("recorder", "profiler", "execution", "inspector")
+_OF_TIMES = ("profiler", "execution", "inspector")
 
-_LOOKED_AT = 1 << 18
 _OF_PROFILER = (
     b'"traceEvents"',
     b'"ph"',
@@ -90,18 +98,18 @@ _OF_PROFILER = (
 _LEFT_OUT = {
     "empty": "is empty: copy or record it again",
     "recorder": "is a dump of torch's flight recorder, which has no place in a trace of profiles: load dumps alone",
+    "inspector": "is a log of NCCL Inspector, which has no place in a trace of profiles: load logs alone",
 }
 
 
 def kind_of_file(file: Path) -> Kind:
     """Return the tool that wrote a file, as far as the beginning of its content says."""
     try:
-        with file.open("rb") as opened:
-            begin = opened.read(_LOOKED_AT)
+        begin = unpacked_beginning(file)
     except OSError:
         return ""
-    if begin[:2] == b"\x1f\x8b":
-        begin = _unpacked(begin)
+    if begin[257:262] == b"ustar":
+        return "archive"
     text = begin.lstrip(b"\xef\xbb\xbf \t\r\n")
     if not text:
         return "empty"
@@ -109,14 +117,11 @@ def kind_of_file(file: Path) -> Kind:
         return ""
     if any(key in text for key in _OF_PROFILER):
         return "profiler"
+    if b'"coll_perf"' in text or b'"p2p_perf"' in text:
+        return "inspector"
+    if b'"nodes"' in text and b'"ctrl_deps"' in text:
+        return "execution"
     return "recorder" if any(key in text for key in (b"entries", b"pg_config", b"pg_status")) else "data"
-
-
-def _unpacked(begin: bytes) -> bytes:
-    """Return the decompressed beginning of gzipped data, also of a truncated file; reading it whole reports that."""
-    with suppress(zlib.error):
-        return zlib.decompressobj(wbits=zlib.MAX_WBITS + 16).decompress(begin, _LOOKED_AT)
-    return b""
 
 
 def foreign_files(source: Path) -> list[Path]:
@@ -130,7 +135,7 @@ def foreign_files(source: Path) -> list[Path]:
     for found in (source.iterdir(), source.rglob("*")):
         files = sorted(file for file in found if file.is_file() and not file.name.startswith("."))
         kinds = {file: kind_of_file(file) for file in files}
-        if "profiler" in kinds.values():
+        if any(kind in _OF_TIMES for kind in kinds.values()):
             return [file for file, kind in kinds.items() if kind in (*_OF_TOOLS, "empty")]
         if "recorder" in kinds.values():
             names = {_without_numbers(file) for file, kind in kinds.items() if kind == "recorder"}
@@ -142,6 +147,17 @@ def _without_numbers(file: Path) -> str:
     return re.sub(r"\d+", "0", file.name)
 
 
+def _load_logs(files: Sequence[Path], *, is_whole: bool) -> tuple[Tables, list[str]]:
+    problems: list[str] = []
+    with no_collection(), track("reading logs of NCCL Inspector", len(files), "files") as work:
+        logs: list[InspectorLog] = []
+        for log in readable(files, read_inspector_log, problems):
+            logs.append(log)
+            work.advance()
+    tables = merge_tables(tables_of_inspector(logs), is_whole=is_whole)
+    return replace(tables, info=replace(tables.info, notes=(*tables.info.notes, *late_records(tables)))), problems
+
+
 def load_foreign(files: Sequence[Path]) -> Tables:
     """Read the files of one job as one trace, with a warning for each file that is left out.
 
@@ -149,14 +165,22 @@ def load_foreign(files: Sequence[Path]) -> Tables:
         TraceFileError: none can be read.
     """
     kinds = {file: kind_of_file(file) for file in files}
-    profiles = [file for file, kind in kinds.items() if kind == "profiler"]
-    if not profiles:
+    logs = [file for file, kind in kinds.items() if kind == "inspector"]
+    profiles = [file for file, kind in kinds.items() if kind in ("profiler", "execution")]
+    if logs and not profiles:
+        tables, problems = _load_logs(logs, is_whole=len(files) > 1)
+    elif profiles:
+        tables, problems = load_profiles(profiles, is_whole=len(files) > 1)
+        problems += [f"{file} {_LEFT_OUT['inspector']}" for file in logs]
+    else:
         found = read_dumps(files)
         for problem in found.unreadable:
             warn(problem)
         return tables_of_dumps(found)
-    tables, problems = load_profiles(profiles, is_whole=len(files) > 1)
-    problems = [*problems, *(f"{file} {_LEFT_OUT[kind]}" for file, kind in kinds.items() if kind in _LEFT_OUT)]
+    problems = [
+        *problems,
+        *(f"{file} {_LEFT_OUT[kind]}" for file, kind in kinds.items() if kind in ("empty", "recorder")),
+    ]
     for problem in problems:
         warn(problem)
     return replace(tables, info=replace(tables.info, notes=(*tables.info.notes, *problems)))

@@ -34,6 +34,8 @@ _OPS = {
     "reduce_scatter_coalesced": "reduce_scatter",
     "reducescatter": "reduce_scatter",
     "reduce_scatter_base": "reduce_scatter",
+    "allgatherv": "all_gather",
+    "all2all": "all_to_all",
     "all_to_all": "all_to_all",
     "alltoall": "all_to_all",
     "alltoall_base": "all_to_all",
@@ -71,6 +73,8 @@ _DTYPES = {
     "bool": "bool",
     "complexfloat": "complex64",
     "complexdouble": "complex128",
+    "float8e4m3": "float8_e4m3fn",
+    "float8e5m2": "float8_e5m2",
 }
 
 
@@ -82,8 +86,8 @@ def plain_op(name: str) -> str:
 
 @cache
 def plain_dtype(name: str) -> str:
-    """Return torch's name of a dtype: ``float32`` for ``Float``, ``float`` or ``torch.float32``."""
-    plain = name.removeprefix("torch.").removeprefix("c10::").lower()
+    """Return torch's name of a dtype: ``float32`` for ``Float``, ``float``, ``torch.float32`` or ``ncclFloat32``."""
+    plain = name.removeprefix("torch.").removeprefix("c10::").removeprefix("nccl").lower()
     return _DTYPES.get(plain, plain)
 
 

@@ -25,7 +25,7 @@ def blocks_of(file: Path) -> Iterator[bytes]:
     with file.open("rb") as opened:
         is_packed = opened.read(2) == b"\x1f\x8b"
         opened.seek(0)
-        most = max(_ALWAYS, _MOST_TIMES * file.stat().st_size)
+        most = most_unpacked(file)
         stream = cast(IO[bytes], gzip.GzipFile(fileobj=opened)) if is_packed else opened
         count = blank = 0
         while block := stream.read(_BLOCK):
@@ -38,6 +38,11 @@ def blocks_of(file: Path) -> Iterator[bytes]:
             if is_packed and count > most:
                 raise ValueError(f"it unpacks to more than {_MOST_TIMES} times its size")
             yield block
+
+
+def most_unpacked(file: Path) -> int:
+    """Return how many bytes a compressed file may unpack to."""
+    return max(_ALWAYS, _MOST_TIMES * file.stat().st_size)
 
 
 def content_of(file: Path) -> bytes:

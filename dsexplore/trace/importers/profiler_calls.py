@@ -1,7 +1,7 @@
 """The collectives of one rank's profiler trace: GPU kernels and gloo's works, or else the ops that issued them.
 
-What a kernel does is read, in this order, from its own arguments, from the CPU op that launched it (``External id``),
-from the c10d op around that one, and from its name. AMD's library has one kernel for all collectives
+What a kernel does is read, in this order, from its own arguments, from what encloses its launch on the CPU
+(`dsexplore.trace.importers.kernel_launches`), and from its name. AMD's library has one kernel for all collectives
 (``ncclDevKernel_Generic``), whose name says nothing.
 """
 
@@ -10,7 +10,6 @@ from __future__ import annotations
 import ast
 import math
 import re
-from bisect import bisect_left, bisect_right
 from collections import defaultdict, deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +21,16 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from dsexplore.trace.importers.communication_kernels import kind_of_kernel, short_name
+from dsexplore.trace.importers.event_ranges import EventRanges, begin_of, end_of, thread_of
+from dsexplore.trace.importers.kernel_launches import (
+    BACKENDS_RANGE,
+    DESCRIPTION,
+    Launch,
+    arguments_of,
+    is_on_cpu,
+    launches_of,
+)
 from dsexplore.trace.importers.op_names import plain_dtype, plain_op
 from dsexplore.trace.importers.profiler_file import Event, ProfilerFile, is_kernel
 
@@ -75,15 +84,8 @@ def _covered(spans: Times) -> tuple[Times, Times]:
     return np.stack([begins, ends], axis=1).ravel(), np.stack([total - long, total], axis=1).ravel()
 
 
-_KERNELS = (
-    (re.compile(r"all_?reduce|cross_device_reduce", re.IGNORECASE), "all_reduce"),  # the second one is vLLM's
-    (re.compile(r"all_?gather", re.IGNORECASE), "all_gather"),
-    (re.compile(r"reduce_?scatter", re.IGNORECASE), "reduce_scatter"),
-    (re.compile(r"all_?to_?all", re.IGNORECASE), "all_to_all"),
-    (re.compile(r"Broadcast"), "broadcast"),
-    (re.compile(r"[nr]ccl(\w*_)?Reduce(?!_?Scatter)"), "reduce"),  # after all_reduce and reduce_scatter
-)
 _C10D = re.compile(r"c10d::_?(\w+?)_?$")
+_LISTS = ("TensorList", "GenericList")
 _NOT_A_CALL = frozenset({"wait", "init", "destroy", "split", "startcoalescing", "endcoalescing", "coalesced"})
 
 
@@ -101,11 +103,13 @@ class ProfilerCall:
     arguments: Mapping[str, Any]
     """``Collective name``, ``In msg nelems``, … of the kernel, else of the op that launched it; empty in old files."""
     tensors: tuple[tuple[int, str], ...]
-    """Number of elements and dtype of each input tensor of the launching op; empty if unknown."""
+    """Number of elements and dtype of each input tensor of the op in `tensors_of`; empty if unknown."""
     thread: object
-    """The thread that issued the collective; None if the launching op is unknown."""
-    issued: float
-    """Time of issue, in the file's microseconds."""
+    """The thread that issued the collective; None if its launch is unknown."""
+    issued: float | None
+    """Time of issue, in the file's microseconds; None if it was queued before the recording began."""
+    tensors_of: str = ""
+    """Name of the op or range that has the tensors: ``c10d::allreduce_``, ``nccl:all_reduce``."""
     is_kernel: bool = False
     """True if it was measured on a GPU."""
     exposed: int | None = None
@@ -114,12 +118,12 @@ class ProfilerCall:
 
 def calls_of(trace: ProfilerFile) -> list[ProfilerCall]:
     """Return the collectives in the order in which they began."""
-    launching = _launching(trace.events)
-    issuing = _Enclosing(event for event in trace.events if event["name"].startswith("c10d::") and _is_on_cpu(event))
     kernels = [event for event in trace.events if _is_call(event)]
     exposed = ComputeTime(trace.kernels).exposed(kernels)
+    launches = launches_of(trace, kernels)
     on_gpu = [
-        _of_kernel(event, alone, launching, issuing, trace.base) for event, alone in zip(kernels, exposed, strict=True)
+        _of_kernel(event, alone, launch, trace.base)
+        for event, alone, launch in zip(kernels, exposed, launches, strict=True)
     ]
     on_cpu = [call for call in _on_cpu(trace) if not on_gpu or call.end is not None]
     calls = [*on_gpu, *on_cpu]
@@ -130,82 +134,26 @@ def _is_call(event: Event) -> bool:
     return is_kernel(str(event.get("cat", "")))
 
 
-def _is_on_cpu(event: Event) -> bool:
-    """Return True if an event was recorded on the CPU; GPU events are kernels and copies of the program's ranges."""
-    category = str(event.get("cat", ""))
-    return not is_kernel(category) and not category.startswith("gpu_")
-
-
-def _arguments(event: Event) -> dict[str, Any]:
-    arguments = event.get("args")
-    return arguments if isinstance(arguments, dict) else {}
-
-
-def _launching(events: Iterable[Event]) -> dict[str, Event]:
-    """Return {``External id``: the CPU op that describes the collective best}."""
-    launching: dict[str, Event] = {}
-    for event in events:
-        name = event["name"]
-        if name != "record_param_comms" and not name.startswith(("c10d::", "nccl:")):
-            continue
-        identity = _external_id(event) if _is_on_cpu(event) else None
-        if identity is not None and (name == "record_param_comms" or identity not in launching):
-            launching[identity] = event
-    return launching
-
-
-def _external_id(event: Event) -> str | None:
-    arguments = _arguments(event)
-    identity = arguments.get("External id", arguments.get("external id"))
-    return None if identity is None else str(identity)
-
-
-class _Enclosing:
-    """CPU events by thread, to find the one that encloses another; c10d's ops do not nest."""
-
-    def __init__(self, events: Iterable[Event]) -> None:
-        self._events: dict[object, list[Event]] = defaultdict(list)
-        for event in sorted(events, key=_when):
-            self._events[_thread(event)].append(event)
-
-    def of(self, event: Event) -> Event | None:
-        """Return the event of the same thread that was running when `event` began, else None."""
-        events = self._events.get(_thread(event), [])
-        at = bisect_right(events, _when(event), key=_when) - 1
-        return events[at] if at >= 0 and _when(event) <= _end(events[at]) else None
-
-    def within(self, event: Event) -> Event | None:
-        """Return the first event of the same thread that began while `event` was running, else None."""
-        events = self._events.get(_thread(event), [])
-        at = bisect_left(events, _when(event), key=_when)
-        return events[at] if at < len(events) and _when(events[at]) <= _end(event) else None
-
-
-def _of_kernel(
-    event: Event, exposed: int | None, launching: Mapping[str, Event], issuing: _Enclosing, base: int
-) -> ProfilerCall:
-    launch = launching.get(_external_id(event) or "")
-    outer = issuing.of(launch) if launch is not None else None
-    arguments = _arguments(event)
-    if "Collective name" not in arguments and launch is not None and "Collective name" in _arguments(launch):
-        arguments = {**_arguments(launch), **arguments}
+def _of_kernel(event: Event, exposed: int | None, launch: Launch, base: int) -> ProfilerCall:
+    arguments = arguments_of(event)
+    if "Collective name" not in arguments:
+        described = (arguments_of(op) for op in launch.ops)
+        arguments = {**next((one for one in described if "Collective name" in one), {}), **arguments}
     start = nanoseconds(event["ts"], base)
+    tensors, of = _first_tensors(launch.ops)
     return ProfilerCall(
-        op=_op(event["name"], arguments, launch, outer),
-        raw_op=_short(event["name"]),
+        op=_op(event["name"], arguments, launch.ops),
+        raw_op=short_name(event["name"]),
         start=start,
         end=start + nanoseconds(event.get("dur", 0), 0),
         arguments=arguments,
-        tensors=_tensors(launch) or _tensors(outer),
-        thread=_thread(launch) if launch is not None else None,
-        issued=float((launch or event)["ts"]),
+        tensors=tensors,
+        thread=launch.thread,
+        issued=launch.when,
+        tensors_of=of,
         is_kernel=True,
         exposed=exposed,
     )
-
-
-def _thread(event: Event) -> object:
-    return event.get("pid"), event.get("tid")
 
 
 def nanoseconds(microseconds: Any, base: int) -> int:
@@ -215,37 +163,51 @@ def nanoseconds(microseconds: Any, base: int) -> int:
     return base + whole * 1_000 + round((time - whole) * 1_000)
 
 
-def _op(kernel: str, arguments: Mapping[str, Any], *launches: Event | None) -> str:
-    names = [str(arguments.get("Collective name") or "")]
-    for launch in filter(None, launches):
-        names.append(_C10D.sub(r"\1", launch["name"]).removeprefix("nccl:").partition(" ")[0])
+def _op(kernel: str, arguments: Mapping[str, Any], ops: Iterable[Event]) -> str:
+    names = [str(arguments.get("Collective name") or arguments.get("func") or "")]
+    names += [_op_name(event) for event in ops]
     for name in names:
         if name and not (op := plain_op(name)).startswith("unknown:"):
             return op
-    for pattern, op in _KERNELS:
-        if pattern.search(kernel):
-            return op
-    return f"unknown:{_short(kernel)}"
+    kind = kind_of_kernel(kernel) or next((kind for event in ops if (kind := kind_of_kernel(event["name"]))), "")
+    return kind or f"unknown:{short_name(kernel)}"
 
 
-def _short(kernel: str) -> str:
-    """Return a kernel's name without its parameters and unnamed namespaces."""
-    return kernel.replace("(anonymous namespace)::", "").partition("(")[0]
+def _op_name(event: Event) -> str:
+    """Return the name of the collective in the name of c10d's op or of a backend's range."""
+    name = event["name"]
+    return BACKENDS_RANGE.sub("", _C10D.sub(r"\1", name)).partition(" ")[0]
 
 
-def _tensors(launch: Event | None) -> tuple[tuple[int, str], ...]:
+def _first_tensors(ops: Iterable[Event], works: Iterable[Event] = ()) -> tuple[tuple[tuple[int, str], ...], str]:
+    """Return the tensors of the op that has them in full, and its name: of c10d's or a library's op, else of another.
+
+    A description and a backend's range have only the inputs, but also dtypes of lists.
+
+    Args:
+        ops: that describe one collective.
+        works: that implement it, of which only a dtype is taken.
+    """
+    found = [(tensors, event["name"]) for event in ops if (tensors := _tensors(event))]
+    if not found:
+        return (), ""
+    tensors, of = next(((one, name) for one, name in found if "::" in name), found[0])
+    dtypes = chain((one for one, _ in found), map(_tensors, works))
+    dtype = next((kind for one in dtypes for _, kind in one if kind), "")
+    return tuple((elements, kind or dtype) for elements, kind in tensors), of
+
+
+def _tensors(op: Event) -> tuple[tuple[int, str], ...]:
     """Return the number of elements and the dtype of each tensor among an op's inputs."""
-    if launch is None:
-        return ()
-    arguments = _arguments(launch)
+    arguments = arguments_of(op)
     shapes, types = arguments.get("Input Dims") or (), arguments.get("Input type") or ()
     tensors = []
     for shape, kind in zip(shapes, types, strict=False):
-        if not isinstance(shape, list) or not shape or kind in ("", "Scalar", "ScalarList"):
+        if not isinstance(shape, list) or kind in ("", "Scalar", "ScalarList") or (not shape and kind in _LISTS):
             continue
-        parts = shape if isinstance(shape[0], list) else [shape]
+        parts = shape if shape and isinstance(shape[0], list) else [shape]
         if all(isinstance(size, (int, float)) and size >= 0 for part in parts for size in part):
-            dtype = "" if kind in ("TensorList", "GenericList") else plain_dtype(str(kind))
+            dtype = "" if kind in _LISTS else plain_dtype(str(kind))
             tensors.append((sum(math.prod(map(int, part)) for part in parts), dtype))
     return tuple(tensors)
 
@@ -255,33 +217,42 @@ def _on_cpu(trace: ProfilerFile) -> Iterable[ProfilerCall]:
 
     Files of old versions have works without an op.
     """
-    issued = sorted((event for event in trace.events if event["name"].startswith("c10d::")), key=_when)
-    described = _described_once(event for event in trace.events if event["name"] == "record_param_comms")
-    describing = _Enclosing(described)
+    issued = sorted((event for event in trace.events if event["name"].startswith("c10d::")), key=begin_of)
+    described = _described_once(event for event in trace.events if event["name"] == DESCRIPTION)
+    inside = EventRanges([*described, *(event for event in trace.events if _is_backends_range(event))])
     works = _Works(event for event in trace.events if event["name"].startswith("gloo:"))
     ranks = int(trace.distributed.get("world_size") or 1)
     for event in issued:
         op = plain_op(_C10D.sub(r"\1", event["name"]))
         if op.startswith("unknown:"):
             continue
-        tensors = _tensors(event)
         mine = works.of(op, event, ranks)
-        dtype = next((kind for work in mine for _, kind in _tensors(work) if kind), "")
-        description = describing.within(event)
+        within = inside.within(event)
+        tensors, of = _first_tensors([event, *within], mine)
         yield ProfilerCall(
             op=op,
             raw_op=event["name"],
             start=nanoseconds(event["ts"], trace.base),
             end=max((_end_of(work, trace.base) for work in mine), default=None),
-            arguments=_arguments(description) if description is not None else {},
-            tensors=tuple((elements, known or dtype) for elements, known in tensors),
-            thread=_thread(event),
-            issued=float(event["ts"]),
+            arguments=next((arguments_of(one) for one in within if one["name"] == DESCRIPTION), {}),
+            tensors=tensors,
+            thread=thread_of(event),
+            issued=begin_of(event),
+            tensors_of=of,
         )
     remaining = works.left()
     yield from (_of_work(work, trace.base) for work in remaining)
     if not issued and not remaining:
-        yield from (_described(event, trace.base) for event in described)
+        named = [event for event in described if "Collective name" in arguments_of(event) or _ranges_in(inside, event)]
+        yield from (_described(event, inside, trace.base) for event in named or described)
+
+
+def _ranges_in(ranges: EventRanges, event: Event) -> list[Event]:
+    return [one for one in ranges.within(event) if one["name"] != DESCRIPTION]
+
+
+def _is_backends_range(event: Event) -> bool:
+    return is_on_cpu(event) and BACKENDS_RANGE.match(event["name"]) is not None
 
 
 class _Works:
@@ -289,7 +260,7 @@ class _Works:
 
     def __init__(self, events: Iterable[Event]) -> None:
         self._waiting: dict[str, deque[Event]] = defaultdict(deque)
-        for event in sorted((event for event in events if _is_on_cpu(event)), key=_when):
+        for event in sorted((event for event in events if is_on_cpu(event)), key=begin_of):
             self._waiting[plain_op(event["name"].removeprefix("gloo:"))].append(event)
         self._passed: list[Event] = []
 
@@ -305,7 +276,7 @@ class _Works:
 
     def _take(self, op: str, event: Event, count: int) -> list[Event]:
         works = self._waiting[op]
-        while works and _when(works[0]) < _when(event):
+        while works and begin_of(works[0]) < begin_of(event):
             self._passed.append(works.popleft())
         sizes = {elements for elements, _ in _tensors(event)}
         fitting = [work for work in islice(works, 4 * count) if not sizes or op == "barrier" or _is_of(work, sizes)]
@@ -334,38 +305,32 @@ def _described_once(events: Iterable[Event]) -> list[Event]:
     """
     distinct: list[Event] = []
     ends: dict[object, float] = {}
-    for event in sorted((event for event in events if _is_on_cpu(event)), key=_when):
-        thread = _thread(event)
-        if _when(event) >= ends.get(thread, -math.inf):
+    for event in sorted((event for event in events if is_on_cpu(event)), key=begin_of):
+        thread = thread_of(event)
+        if begin_of(event) >= ends.get(thread, -math.inf):
             distinct.append(event)
-            ends[thread] = _end(event)
+            ends[thread] = end_of(event)
     return distinct
 
 
-def _of_work(event: Event, base: int) -> ProfilerCall:
+def _of_work(work: Event, base: int) -> ProfilerCall:
     """Return the call for a gloo work without a known op."""
-    start = nanoseconds(event["ts"], base)
-    op = plain_op(event["name"].removeprefix("gloo:"))
+    start = nanoseconds(work["ts"], base)
+    op = plain_op(work["name"].removeprefix("gloo:"))
     return ProfilerCall(
-        op, event["name"], start, _end_of(event, base), {}, _tensors(event), _thread(event), float(event["ts"])
+        *(op, work["name"], start, _end_of(work, base), {}, _tensors(work), thread_of(work), begin_of(work)),
+        tensors_of=work["name"],
     )
 
 
-def _described(event: Event, base: int) -> ProfilerCall:
+def _described(event: Event, ranges: EventRanges, base: int) -> ProfilerCall:
     """Return the call for a collective of which the file has only the CPU's part: it has no duration."""
-    arguments = _arguments(event)
-    op = plain_op(str(arguments.get("Collective name", "")))
+    arguments = arguments_of(event)
+    ops = [event, *_ranges_in(ranges, event)]
+    tensors, of = _first_tensors(ops)
     start = nanoseconds(event["ts"], base)
-    tensors = _tensors(event)
-    return ProfilerCall(op, event["name"], start, None, arguments, tensors, _thread(event), float(event["ts"]))
-
-
-def _when(event: Event) -> float:
-    return float(event["ts"])
-
-
-def _end(event: Event) -> float:
-    return _when(event) + float(event.get("dur", 0))
+    op = _op(str(arguments.get("Collective name") or event["name"]), arguments, ops)
+    return ProfilerCall(op, event["name"], start, None, arguments, tensors, thread_of(event), begin_of(event), of)
 
 
 @cache

@@ -64,7 +64,7 @@ class ProfilerGroups:
         self._of_unknown_size = 0
 
     def of(self, call: ProfilerCall) -> tuple[str, str, Ranks, int]:
-        """Return name, axis, ranks and size of the group of a collective."""
+        """Return name, axis, ranks and size of the group of a collective; a size of 0 is unknown."""
         arguments = call.arguments
         size = int(arguments.get("Group size") or 0)
         size = size if 0 < size <= MOST_RANKS else 0
@@ -78,7 +78,7 @@ class ProfilerGroups:
         description = str(arguments.get("Process Group Description") or known.description)
         size = size or len(ranks) or known.size
         self._of_unknown_size += not size
-        self._known[name] = _Group(description, known.backend, ranks, size or 1)
+        self._known[name] = _Group(description, known.backend, ranks, size)
         return name, axis_of(description), ranks, self._known[name].size
 
     def _unnamed(self, size: int) -> str:

@@ -141,7 +141,8 @@ def _entry_of(index: int, entry: Mapping[str, Any], source: str, repeated: _Entr
     collective, message = _integer(get("collective_seq_id", get("seq_id"))), _integer(get("p2p_seq_id"))
     if collective is None and message is None:
         raise MissingField(f"entries[{index}].collective_seq_id")
-    record = _integer(get("record_id", get("id")))
+    is_of_cupti = "process_group_ranks" in entry  # its timer numbers ranges of all kinds, not collectives
+    record = None if is_of_cupti else _integer(get("record_id", get("id")))
     ended = _time(get("time_discovered_completed_ns"))
     return RecorderEntry(
         index if record is None else record,

@@ -64,10 +64,12 @@ def _axis(description: str) -> str:
 
 def _row(rank: int, position: int, entry: RecorderEntry, members: Sequence[int]) -> tuple[Any, ...]:
     size = len(members) or 1
-    message = message_bytes(entry, size)
+    is_part = not members and entry.op in ("all_gather", "reduce_scatter") and entry.input_sizes == entry.output_sizes
+    message = 0 if is_part else message_bytes(entry, size)  # NCCL counts the part of one of its unknown ranks
     sizes = entry.output_sizes if entry.op in ("all_gather", "recv") else entry.input_sizes
     shape = _first(sizes) or _first(entry.output_sizes)
     is_sent = entry.op != "barrier"
+    has_size = is_sent and not is_part
     dtype = (entry.input_dtypes or entry.output_dtypes or ("",))[0] if is_sent else ""
     peer = None
     if entry.peers is not None:
@@ -75,7 +77,7 @@ def _row(rank: int, position: int, entry: RecorderEntry, members: Sequence[int])
         peer = members[place] if place < len(members) else None
     return (
         *(rank, 0, position, entry.op, entry.raw_op, "other", "", "", _axis(entry.description), entry.group, size),
-        *(message, wire_bytes(entry.op, message, size), dtype, list(shape) if is_sent else []),
+        *(message, wire_bytes(entry.op, message, size), dtype, list(shape) if has_size else []),
         *(False, "", entry.source, True, False, entry.batch, peer, None, None, None),
         *(*_times(entry), entry.state),
         None,  # how long the program stood still is not in a dump

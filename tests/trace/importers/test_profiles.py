@@ -110,7 +110,9 @@ def test_amds_one_kernel_is_named_by_what_launched_it(tmp_path: Path) -> None:
         ("all_gather", 65536),
         ("unknown:ncclDevKernel_Generic_4", 0),
     ]
-    note = "ncclDevKernel_Generic_4 communicates, but the trace does not say what: 1 calls of unknown kind and size"
+    note = (
+        "ncclDevKernel_Generic_4 of RCCL communicates in 1 call, 10 µs together: the file does not say which collective"
+    )
     assert note in trace.info.notes
 
 
@@ -470,16 +472,40 @@ def test_two_files_of_one_rank_are_named(tmp_path: Path) -> None:
         load(folder)
 
 
-def test_a_file_without_collectives_or_without_kernels_says_so(tmp_path: Path) -> None:
-    computed = load(trace_of([event("gemm")], tmp_path / "computed"))
-    notes = "\n".join(computed.info.notes)
-    assert "trace.0.json has no collectives: was it recorded with ProfilerActivity.CUDA, or with gloo?" in notes
-    assert "has no kernels" not in notes
-    issued = load(trace_of([event("record_param_comms", "cpu_op", **NEW)], tmp_path / "issued"))
-    assert "trace.0.json has no kernels: its collectives have no durations" in issued.info.notes
+@pytest.mark.parametrize(
+    ("events", "said"),
+    [
+        ([], "it has no events"),
+        ([event("gemm")], "none of its kernels communicates"),
+        ([event("gemm"), event("aten::mm", "cpu_op")], "none of its kernels communicates"),
+        (
+            [event("cudaLaunchKernel", "cuda_runtime", correlation=7), event("aten::mm", "cpu_op")],
+            "it has launches of kernels, but not the kernels: the GPU was not recorded",
+        ),
+        (
+            [event("aten::mm", "cpu_op"), event("work", "user_annotation")],
+            "it has no kernels and no ops of torch.distributed, only events of the kinds cpu_op, user_annotation",
+        ),
+    ],
+    ids=["nothing", "kernels", "ops and kernels", "launches", "ops"],
+)
+@pytest.mark.parametrize("is_written_as_torch_does", [True, False])
+def test_a_file_without_collectives_says_what_it_has(
+    tmp_path: Path, events: list[dict[str, Any]], said: str, is_written_as_torch_does: bool
+) -> None:
+    written = events if is_written_as_torch_does else [dict(reversed(one.items())) for one in events]
+    notes = load(trace_of(written, tmp_path / "t")).info.notes
+    assert [note for note in notes if "no collectives" in note] == [f"trace.0.json has no collectives: {said}"]
+
+
+def test_only_collectives_without_kernels_have_no_durations(tmp_path: Path) -> None:
+    said = "trace.0.json has neither kernels nor works of its collectives: their durations are unknown"
+    computing = event("gemm", ts=300)
+    issued = load(trace_of([event("record_param_comms", "cpu_op", **NEW), computing], tmp_path / "issued"))
+    assert said in issued.info.notes
     assert not any("has no collectives" in note for note in issued.info.notes)
     timed = load(trace_of([event("ncclDevKernel_AllGather_RING_LL(x)", **NEW)], tmp_path / "timed"))
-    assert not any("trace.0.json has no" in note for note in timed.info.notes)
+    assert not any("trace.0.json has n" in note for note in timed.info.notes)
 
 
 def test_damaged_events_are_said(tmp_path: Path) -> None:
@@ -488,7 +514,7 @@ def test_damaged_events_are_said(tmp_path: Path) -> None:
     file.write_text(file.read_text().replace('"ncclDevKernel_AllReduce_2(x)"', '"ncclDevKernel_AllReduce_2(x)" "'))
     trace = load(folder)
     assert len(trace) == 3
-    assert "trace.0.json: 1 events are damaged, and left out" in trace.info.notes
+    assert "trace.0.json: 1 damaged event left out" in trace.info.notes
 
 
 def test_profiles_named_after_process_and_time_are_numbered(tmp_path: Path) -> None:

@@ -1,0 +1,228 @@
+"""Logs of NCCL Inspector: one JSON object per line and collective, as NCCL's profiler plugin of that name writes them.
+
+| key | value |
+|---|---|
+| ``header`` | ``id`` and ``comm_name`` of the communicator, ``rank`` in it, ``n_ranks``, ``nnodes`` |
+| ``metadata`` | ``hostname``, ``pid``, ``dump_timestamp_us`` (when the line was written) |
+| ``coll_perf`` | ``coll`` (``AllReduce``), ``coll_sn`` (its number in the communicator), ``coll_msg_size_bytes`` \
+(of one rank's part where NCCL's call counts that), ``coll_exec_time_us``; in verbose logs the times of its kernels |
+| ``p2p_perf`` | the same of a send or recv, with ``p2p_peer`` |
+
+A process writes one file. Its rank is that in the largest communicator, which is taken to be of all ranks.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from dsexplore.errors import TraceFileError
+from dsexplore.trace import schema
+from dsexplore.trace.collectives import wire_bytes
+from dsexplore.trace.importers.op_names import plain_op
+from dsexplore.trace.importers.packed import blocks_of
+from dsexplore.trace.importers.profiler_messages import whole_of
+from dsexplore.trace.limits import MOST_TIME, checked_number, checked_ranks
+from dsexplore.trace.tables import Tables, TraceInfo
+from dsexplore.units import format_count, format_seconds
+
+_LONGEST_LINE = 1 << 20
+_MOST_BYTES = 1 << 50
+
+
+@dataclass(frozen=True, slots=True)
+class InspectorCall:
+    """One line of a log."""
+
+    communicator: str
+    name: str
+    """Name of the communicator; empty if it has none."""
+    place: int
+    """This rank's place in the communicator."""
+    size: int
+    """Number of ranks in the communicator."""
+    op: str
+    raw_op: str
+    number: int | None
+    """Among the collectives of the communicator; None for send and recv."""
+    peer: int | None
+    """Place of the other rank of a send or recv."""
+    message_bytes: int
+    start: int | None
+    """Nanoseconds since the epoch, as is the next; None unless the log is verbose."""
+    end: int | None
+    seconds: float
+
+
+@dataclass(frozen=True)
+class InspectorLog:
+    """One file."""
+
+    file: Path
+    calls: tuple[InspectorCall, ...]
+    damaged: int
+    """Number of lines that are no line of a log, such as one that was cut off."""
+
+
+def read_inspector_log(file: Path) -> InspectorLog:
+    """Read a log.
+
+    Raises:
+        TraceFileError: it cannot be read, or most of its lines are none of a log.
+    """
+    calls, damaged = [], 0
+    try:
+        for line in _lines(file):
+            try:
+                calls.append(_call(json.loads(line)))
+            except (ValueError, TypeError, KeyError, RecursionError):
+                damaged += 1
+                if damaged > len(calls) + 8:
+                    raise ValueError(f"{damaged:,} of its first lines are damaged") from None
+    except (OSError, EOFError, ValueError) as error:
+        raise TraceFileError(f"{file} cannot be read ({error}): copy or record it again") from error
+    if not calls:
+        raise TraceFileError(f"{file} has no line of NCCL Inspector that can be read: copy or record it again")
+    return InspectorLog(file, tuple(calls), damaged)
+
+
+def _lines(file: Path) -> Iterator[bytes]:
+    rest = b""
+    for block in blocks_of(file):
+        *whole, rest = (rest + block).split(b"\n")
+        if len(rest) > _LONGEST_LINE:
+            raise ValueError(f"a line is longer than {_LONGEST_LINE:,} bytes")
+        yield from (line for line in whole if line.strip())
+    if rest.strip():
+        yield rest
+
+
+def _call(line: Mapping[str, Any]) -> InspectorCall:
+    header, kind = line["header"], "coll" if "coll_perf" in line else "p2p"
+    perf = line[f"{kind}_perf"]
+    raw_op, size, place = str(perf[kind]), int(header["n_ranks"]), int(header["rank"])
+    checked_ranks((place, size - 1))
+    op, message = plain_op(raw_op), int(perf[f"{kind}_msg_size_bytes"])
+    if not 0 <= message <= _MOST_BYTES:
+        message = 0
+    kernels = (perf.get("event_trace_ts") or {}).get("kernel_events") or ()
+    start, end = _span(kernels)
+    name = str(header.get("comm_name", "unknown"))
+    return InspectorCall(
+        communicator=str(header["id"]),
+        name="" if name == "unknown" else name,
+        place=place,
+        size=size,
+        op=op,
+        raw_op=raw_op,
+        number=checked_number(int(perf["coll_sn"])) if kind == "coll" else None,
+        peer=int(perf["p2p_peer"]) if kind == "p2p" and "p2p_peer" in perf else None,
+        message_bytes=whole_of(op, message, size) or 0,
+        start=start,
+        end=end,
+        seconds=max(0.0, float(perf[f"{kind}_exec_time_us"]) / 1e6),
+    )
+
+
+def _span(kernels: Iterable[Mapping[str, Any]]) -> tuple[int | None, int | None]:
+    """Return when the first of a collective's kernels began and the last one ended; None if that is not known."""
+    times = [(int(one.get("kernel_start_ts") or 0), int(one.get("kernel_stop_ts") or 0)) for one in kernels]
+    known = [(start * 1_000, stop * 1_000) for start, stop in times if 0 < start <= stop <= MOST_TIME // 1_000]
+    if not known:
+        return None, None
+    return min(start for start, _ in known), max(stop for _, stop in known)
+
+
+def tables_of_inspector(logs: Sequence[InspectorLog]) -> list[Tables]:
+    """Build the tables of each rank from the logs of one job.
+
+    Raises:
+        TraceFileError: two files are of the same rank.
+    """
+    world = max(call.size for log in logs for call in log.calls)
+    ranks = {log.file: _rank(log, world) for log in logs}
+    first: dict[int, Path] = {}
+    for file, rank in ranks.items():
+        if rank is not None and first.setdefault(rank, file) is not file:
+            raise TraceFileError(f"{first[rank].name} and {file.name} are both of rank {rank}: give one job's files")
+    notes: list[str] = []
+    members: dict[str, dict[int, int]] = defaultdict(dict)
+    placed: list[tuple[int, InspectorCall]] = []
+    for log in logs:
+        own = [(call.place if call.size == world else ranks[log.file], call) for call in log.calls]
+        kept = [(rank, call) for rank, call in own if rank is not None]
+        for rank, call in kept:
+            members[call.communicator][call.place] = rank
+        placed += kept
+        notes += _notes(log, len(own) - len(kept))
+    by_rank: dict[int, list[InspectorCall]] = defaultdict(list)
+    for rank, call in placed:
+        by_rank[rank].append(call)
+    parts = [_tables(rank, by_rank[rank], members, world) for rank in sorted(by_rank)]
+    parts[0] = replace(parts[0], info=replace(parts[0].info, notes=tuple(notes)))
+    return parts
+
+
+def _tables(rank: int, calls: Sequence[InspectorCall], members: Mapping[str, Mapping[int, int]], world: int) -> Tables:
+    rows = [_row(rank, place, call, _ranks_of(call, members, world)) for place, call in enumerate(calls)]
+    groups = [
+        (name, call.name, "", list(_ranks_of(call, members, world)), call.size, "nccl", "cuda")
+        for name, call in {call.communicator: call for call in calls}.items()
+    ]
+    return Tables(
+        events=pl.DataFrame(rows, schema=schema.EVENTS, orient="row"),
+        groups=pl.DataFrame(groups, schema=schema.GROUPS, orient="row"),
+        info=TraceInfo(world_size=world, ranks=(rank,)),
+    )
+
+
+def _rank(log: InspectorLog, world: int) -> int | None:
+    """Return the rank of a process; None if its file has none, or several, as of a process with several GPUs."""
+    places = {call.place for call in log.calls if call.size == world}
+    return places.pop() if len(places) == 1 else None
+
+
+def _ranks_of(call: InspectorCall, members: Mapping[str, Mapping[int, int]], world: int) -> tuple[int, ...]:
+    """Return the ranks of a communicator in its order; empty if the files of some are missing."""
+    if call.size == world:
+        return tuple(range(world))
+    known = members[call.communicator]
+    return tuple(known[place] for place in range(call.size)) if len(known) == call.size else ()
+
+
+def _row(rank: int, position: int, call: InspectorCall, ranks: Sequence[int]) -> tuple[Any, ...]:
+    peer = ranks[call.peer] if call.peer is not None and 0 <= call.peer < len(ranks) else None
+    return (
+        *(rank, 0, position, call.op, call.raw_op, "other", "", "", call.name, call.communicator, call.size),
+        *(call.message_bytes, wire_bytes(call.op, call.message_bytes, call.size), "", [], False, "", "", True, False),
+        *(None, peer, None, None, None, call.start, call.end, "completed", None, call.number),
+    )
+
+
+def _notes(log: InspectorLog, skipped: int) -> Iterator[str]:
+    name = log.file.name
+    if log.damaged:
+        yield f"{name}: {format_count(log.damaged, 'damaged line')} left out"
+    if skipped:
+        yield f"{name} does not say of which rank {format_count(skipped, 'collective')} are: they are left out"
+    numbers: dict[tuple[str, int], set[int]] = defaultdict(set)
+    for call in log.calls:
+        if call.number is not None:
+            numbers[call.communicator, call.place].add(call.number)
+    missing = sum(max(found) - min(found) + 1 - len(found) for found in numbers.values())
+    if missing:
+        yield f"{name} lacks {format_count(missing, 'collective')} between those that it has, by their numbers"
+    untimed = [call for call in log.calls if call.end is None]
+    if untimed:
+        took = format_seconds(sum(call.seconds for call in untimed))
+        many = format_count(len(untimed), "collective")
+        yield (
+            f"{name} says how long {many} took, {took} together, but not when: "
+            "record with NCCL_INSPECTOR_DUMP_VERBOSE=1 for their times"
+        )
