@@ -10,6 +10,7 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, get_args
@@ -37,6 +38,15 @@ class Command:
     help: str
     add_arguments: Callable[[argparse.ArgumentParser], None]
     run: Callable[[argparse.Namespace], int | None]
+
+
+def _command_of(about: str, module: str) -> Command:
+    """Return the subcommand of a module that has ``add_arguments`` and ``run``; it is imported when it is chosen."""
+    return Command(
+        about,
+        lambda parser: import_module(module).add_arguments(parser),
+        lambda options: import_module(module).run(options),
+    )
 
 
 class _CommandParser(argparse.ArgumentParser):
@@ -208,78 +218,6 @@ def _check_folder(html: Path | None) -> None:
         raise UsageError(f"--html {html}: there is no folder {html.parent}")
 
 
-def _aio_arguments(parser: argparse.ArgumentParser) -> None:
-    from dsexplore.aio.command import add_arguments
-
-    add_arguments(parser)
-
-
-def _aio(options: argparse.Namespace) -> int | None:
-    from dsexplore.aio.command import run
-
-    return run(options)
-
-
-def _loading_arguments(parser: argparse.ArgumentParser) -> None:
-    from dsexplore.aio.checkpoints.loading_command import add_arguments
-
-    add_arguments(parser)
-
-
-def _loading(options: argparse.Namespace) -> None:
-    from dsexplore.aio.checkpoints.loading_command import run
-
-    run(options)
-
-
-def _checkpoint_arguments(parser: argparse.ArgumentParser) -> None:
-    from dsexplore.aio.checkpoints.checkpoint_command import add_arguments
-
-    add_arguments(parser)
-
-
-def _checkpoint(options: argparse.Namespace) -> None:
-    from dsexplore.aio.checkpoints.checkpoint_command import run
-
-    run(options)
-
-
-def _offload_arguments(parser: argparse.ArgumentParser) -> None:
-    from dsexplore.aio.offload.offload_command import add_arguments
-
-    add_arguments(parser)
-
-
-def _offload(options: argparse.Namespace) -> None:
-    from dsexplore.aio.offload.offload_command import run
-
-    run(options)
-
-
-def _feeding_arguments(parser: argparse.ArgumentParser) -> None:
-    from dsexplore.aio.data_loaders.feeding_command import add_arguments
-
-    add_arguments(parser)
-
-
-def _feeding(options: argparse.Namespace) -> None:
-    from dsexplore.aio.data_loaders.feeding_command import run
-
-    run(options)
-
-
-def _comm_arguments(parser: argparse.ArgumentParser) -> None:
-    from dsexplore.cost.comm_command import add_arguments
-
-    add_arguments(parser)
-
-
-def _comm(options: argparse.Namespace) -> int | None:
-    from dsexplore.cost.comm_command import run
-
-    return run(options)
-
-
 def _run_arguments(parser: argparse.ArgumentParser) -> None:
     from dsexplore.cost.compute import Attention
     from dsexplore.worlds.scripts.run_options import add_arguments
@@ -345,10 +283,16 @@ COMMANDS = {
     "demo": Command("trace one step of a small Llama on simulated ranks", _demo_arguments, _demo),
     "show": Command("show a saved trace", _show_arguments, _show),
     "hang": Command("say why a job hangs, and which ranks it is due to", _hang_arguments, _hang),
-    "aio": Command("measure how fast the disk can feed a program", _aio_arguments, _aio),
-    "loading": Command("measure how fast a checkpoint loads, and say what to change", _loading_arguments, _loading),
-    "checkpoint": Command("predict what a model's checkpoints take on a disk", _checkpoint_arguments, _checkpoint),
-    "offload": Command("predict what states on a disk take of a step", _offload_arguments, _offload),
-    "feeding": Command("measure what a data loader gives, and what limits it", _feeding_arguments, _feeding),
-    "comm": Command("measure how fast the collectives of some ranks are", _comm_arguments, _comm),
+    "aio": _command_of("measure how fast the disk can feed a program", "dsexplore.aio.command"),
+    "loading": _command_of(
+        "measure how fast a checkpoint loads, and say what to change", "dsexplore.aio.checkpoints.loading_command"
+    ),
+    "checkpoint": _command_of(
+        "predict what a model's checkpoints take on a disk", "dsexplore.aio.checkpoints.checkpoint_command"
+    ),
+    "offload": _command_of("predict what states on a disk take of a step", "dsexplore.aio.offload.offload_command"),
+    "feeding": _command_of(
+        "measure what a data loader gives, and what limits it", "dsexplore.aio.data_loaders.feeding_command"
+    ),
+    "comm": _command_of("measure how fast the collectives of some ranks are", "dsexplore.cost.comm_command"),
 }

@@ -39,7 +39,7 @@ class AioConfig:
     overlap_events: bool = c.AIO_OVERLAP_EVENTS_DEFAULT
     """Keep the queue full, instead of waiting for each batch to finish."""
     use_gds: bool = c.AIO_USE_GDS_DEFAULT
-    """GPUDirect Storage: an option of DeepSpeed, kept but not used here."""
+    """GPUDirect Storage: an option of DeepSpeed, kept but not used here; see `NO_GDS`."""
 
     def __post_init__(self) -> None:
         for key in (c.AIO_BLOCK_SIZE, c.AIO_QUEUE_DEPTH, c.AIO_THREAD_COUNT):
@@ -179,6 +179,12 @@ def _merge_thread_count(values: dict[str, Any]) -> None:
             "give one of them, or the same value to both"
         )
 
+
+NO_GDS = (
+    "use_gds stays in the block for DeepSpeed and is not used here: tensors of a GPU go through page-locked memory of "
+    "the host, and what GPUDirect Storage would gain is not measured"
+)
+"""What is said where a block with ``use_gds`` is used."""
 
 NEAR_LIMIT = AioConfig(block_size=1 << 20, queue_depth=32, thread_count=2)
 """A setting with enough requests in flight that most disks are near their limit."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dsexplore.aio.aio_config import AioConfig
+from dsexplore.aio.aio_config import NO_GDS, AioConfig
 from dsexplore.aio.choice import MATTERS
 from dsexplore.errors import UsageError, full_message
 from dsexplore.interrupts import sigterm_interrupts
@@ -142,6 +142,8 @@ def _axes(args: argparse.Namespace) -> dict[str, Sequence[Any]]:
     if given:
         raise UsageError(f"--config names one setting already: leave {_option(next(iter(given)))} out, or --config")
     config = AioConfig.from_file(args.config, must_have_block=True)
+    if config.use_gds:
+        print(f"dsexplore aio: {NO_GDS}", file=sys.stderr)
     return {name: [getattr(config, name)] for name in (*_AXES, *_SWITCHES)}
 
 

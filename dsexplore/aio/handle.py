@@ -15,7 +15,7 @@ import weakref
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from dsexplore.aio.aio_config import AioConfig, as_integer
+from dsexplore.aio.aio_config import NO_GDS, AioConfig, as_integer
 from dsexplore.aio.aio_constants import SECTOR
 from dsexplore.aio.backends.choose import choose
 from dsexplore.aio.buffers import free_locked_tensor, is_locked, new_locked_tensor
@@ -73,7 +73,11 @@ class aio_handle:
 
     @classmethod
     def from_config(cls, config: AioConfig, *, backend: str | None = None) -> Self:
-        """Create a handle with the settings of an ``"aio"`` block."""
+        """Create a handle with the settings of an ``"aio"`` block; warns of ``use_gds``, which is not used."""
+        if config.use_gds:
+            from dsexplore.user_warnings import warn  # imports torch
+
+            warn(NO_GDS)
         return cls(
             config.block_size,
             config.queue_depth,

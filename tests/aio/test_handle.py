@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from dsexplore.aio import aio_handle, aio_read, aio_write
+from dsexplore.aio import AioConfig, aio_handle, aio_read, aio_write
 from dsexplore.aio.backends import choose
 from dsexplore.errors import UsageError
 
@@ -285,3 +285,11 @@ def test_validate_notices_a_file_that_changed(file: str, monkeypatch: pytest.Mon
     with aio_handle(4096, 2) as handle, pytest.raises(OSError, match="differ from the file when read again") as caught:
         handle.read(torch.empty(100_000, dtype=torch.uint8), file, True)
     assert caught.value.errno == errno.EIO
+
+
+def test_gpu_direct_storage_is_said_not_to_be_used() -> None:
+    with (
+        pytest.warns(RuntimeWarning, match="use_gds stays in the block for DeepSpeed and is not used here"),
+        aio_handle.from_config(AioConfig(use_gds=True)) as handle,
+    ):
+        assert handle.get_queue_depth() == AioConfig().queue_depth

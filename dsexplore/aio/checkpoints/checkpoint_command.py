@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dsexplore.aio.shown_result import add_output_arguments, show
 from dsexplore.errors import UsageError
-from dsexplore.printed import print_result
+from dsexplore.units import parse_size
 
 if TYPE_CHECKING:
+    from dsexplore.aio.checkpoints.checkpoint_cost import CheckpointCost
     from dsexplore.sharding.layout import Sharding
 
 _THOUSANDS = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
@@ -27,9 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--state-dtype", metavar="DTYPE", help="of the optimizer's states (default: that of the parameters)")
     add("--overhead", type=float, default=0.01, metavar="X", help="share of the time that steps may wait (%(default)s)")
     add("--step-seconds", type=float, metavar="S", help="of a training step, to count in steps")
-    add("--size", default="512MiB", help="bytes of the checkpoints that are measured (%(default)s)")
-    add("--json", action="store_true", help="print the table of seconds as JSON, and nothing else")
-    add("--html", type=Path, metavar="FILE", help="write the page there")
+    add("--size", type=parse_size, default="512MiB", help="bytes of the checkpoints that are measured (%(default)s)")
+    add_output_arguments(parser)
 
 
 def run(options: argparse.Namespace) -> None:
@@ -37,25 +37,23 @@ def run(options: argparse.Namespace) -> None:
     import torch
 
     from dsexplore.aio.checkpoints.checkpoint_rates import checkpoint_rates
-    from dsexplore.display import plain_text
 
-    if options.html is not None and not options.html.parent.is_dir():
-        raise UsageError(f"--html {options.html}: there is no folder {options.html.parent}")
     plan = plan_of(options.parameters, options.ranks, options.dtype)
     state_dtype = None if options.state_dtype is None else getattr(torch, options.state_dtype, None)
     if options.state_dtype is not None and not isinstance(state_dtype, torch.dtype):
         raise UsageError(f"--state-dtype {options.state_dtype} is no dtype of torch: give float32 or bfloat16")
-    cost = plan.checkpoint(
-        checkpoint_rates(options.folder, options.size),
-        options.optimizer,
-        state_dtype,
-        ranks_per_node=options.ranks_per_node,
-        overhead=options.overhead,
-        step_seconds=options.step_seconds,
-    )
-    print_result(cost.to_frame().write_json() if options.json else plain_text(cost))
-    if options.html is not None:
-        cost.to_html(options.html)
+
+    def measure() -> CheckpointCost:
+        return plan.checkpoint(
+            checkpoint_rates(options.folder, options.size),
+            options.optimizer,
+            state_dtype,
+            ranks_per_node=options.ranks_per_node,
+            overhead=options.overhead,
+            step_seconds=options.step_seconds,
+        )
+
+    show(options, measure)
 
 
 def plan_of(parameters: str, ranks: int, dtype: str) -> Sharding:

@@ -6,8 +6,8 @@ import argparse
 import runpy
 from pathlib import Path
 
+from dsexplore.aio.shown_result import add_output_arguments, show
 from dsexplore.errors import UsageError
-from dsexplore.printed import print_result
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -16,17 +16,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("loader", metavar="FILE.py:NAME", help="a data loader in a script, or a function that returns one")
     add("--seconds", type=float, default=10, metavar="S", help="to take batches for (%(default)g)")
     add("--step-seconds", type=float, metavar="S", help="of a training step without waiting for input")
-    add("--json", action="store_true", help="print the table as JSON, and nothing else")
-    add("--html", type=Path, metavar="FILE", help="write the page there")
+    add_output_arguments(parser)
 
 
 def run(options: argparse.Namespace) -> None:
     """Run ``dsexplore feeding``: execute the script, whose ``__name__`` is not ``__main__``, and take its batches."""
     from dsexplore.aio.data_loaders.feeding import feeding
-    from dsexplore.display import plain_text
 
-    if options.html is not None and not options.html.parent.is_dir():
-        raise UsageError(f"--html {options.html}: there is no folder {options.html.parent}")
     file, _, name = options.loader.rpartition(":")
     if not file or not Path(file).is_file():
         raise UsageError(f"{options.loader} names no loader in a file: write it like train.py:loader")
@@ -34,7 +30,5 @@ def run(options: argparse.Namespace) -> None:
     if name not in names:
         raise UsageError(f"{file} has no {name!r}: give the name of a loader at its top level, or of a function")
     loader = names[name]
-    found = feeding(loader() if callable(loader) else loader, options.seconds, step_seconds=options.step_seconds)
-    print_result(found.to_frame().write_json() if options.json else plain_text(found))
-    if options.html is not None:
-        found.to_html(options.html)
+    taken = loader() if callable(loader) else loader
+    show(options, lambda: feeding(taken, options.seconds, step_seconds=options.step_seconds))

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dsexplore.aio.checkpoints.checkpoint_command import plan_of
-from dsexplore.errors import UsageError
-from dsexplore.printed import print_result
+from dsexplore.aio.shown_result import add_output_arguments, show
+
+if TYPE_CHECKING:
+    from dsexplore.aio.offload.offload_cost import OffloadCost
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,29 +26,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--step-seconds", type=float, metavar="S", help="of a training step without a disk")
     add("--tokens", type=int, metavar="N", help="of a step on one node")
     add("--seconds", type=float, default=30, metavar="S", help="to sweep the disk for (%(default)g)")
-    add("--json", action="store_true", help="print the table as JSON, and nothing else")
-    add("--html", type=Path, metavar="FILE", help="write the page there")
+    add_output_arguments(parser)
 
 
 def run(options: argparse.Namespace) -> None:
     """Run ``dsexplore offload``."""
     from dsexplore.aio.result import SweepResult
     from dsexplore.aio.sweeping import sweep
-    from dsexplore.display import plain_text
 
-    if options.html is not None and not options.html.parent.is_dir():
-        raise UsageError(f"--html {options.html}: there is no folder {options.html.parent}")
     plan = plan_of(options.parameters, options.ranks, options.dtype)
-    saved = Path(options.folder).is_file()
-    result = SweepResult.load(options.folder) if saved else sweep(options.folder, seconds=options.seconds)
-    cost = plan.offload(
-        result,
-        options.bytes_per_parameter,
-        parameters=options.swap_parameters,
-        ranks_per_node=options.ranks_per_node,
-        step_seconds=options.step_seconds,
-        tokens=options.tokens,
-    )
-    print_result(cost.to_frame().write_json() if options.json else plain_text(cost))
-    if options.html is not None:
-        cost.to_html(options.html)
+
+    def measure() -> OffloadCost:
+        saved = Path(options.folder).is_file()
+        result = SweepResult.load(options.folder) if saved else sweep(options.folder, seconds=options.seconds)
+        return plan.offload(
+            result,
+            options.bytes_per_parameter,
+            parameters=options.swap_parameters,
+            ranks_per_node=options.ranks_per_node,
+            step_seconds=options.step_seconds,
+            tokens=options.tokens,
+        )
+
+    show(options, measure)
