@@ -10,6 +10,7 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 sys.path.insert(0, str(HERE))
 
+from accessible_pages import mend_pages  # noqa: E402
 from column_pages import write_columns  # noqa: E402
 from command_pages import write_commands  # noqa: E402
 from reference_pages import write_reference  # noqa: E402
@@ -22,7 +23,7 @@ release = version = dsexplore.__version__
 html_title = f"dsexplore {release}"
 
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
-exclude_patterns = ["_build", "pictures.py"]
+exclude_patterns = ["_build", "pictures.py", "features.py"]
 source_suffix = {".md": "myst-nb", ".ipynb": "myst-nb", ".rst": "restructuredtext"}
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
@@ -40,22 +41,24 @@ nitpicky = True
 nitpick_ignore_regex = [("py:.*", r".*")]  # types of torch, polars and plotly have no pages here
 
 html_theme = "furo"
-html_static_path: list[str] = []
+html_static_path = ["look"]
+html_css_files = ["site.css"]
+html_search_scorer = "look/search_scorer.js"
 html_copy_source = False
 html_theme_options = {"navigation_with_keys": True}
 
 
-def _copy_notebooks() -> None:
-    """Copy the notebooks into the folder of the tutorials; their links to pages are those of the site."""
-    folder = HERE / "tutorials"
+def _copy_notebooks(source: Path, folder: Path, docs: str) -> None:
+    """Copy the notebooks of a folder; their links to pages, which begin with `docs`, are those of the site."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
-    for notebook in sorted((HERE.parent / "notebooks").glob("*.ipynb")):
-        text = notebook.read_text(encoding="utf-8").replace("../docs/", "../")
+    for notebook in sorted(source.glob("*.ipynb")):
+        text = notebook.read_text(encoding="utf-8").replace(docs, "../")
         (folder / notebook.name).write_text(text, encoding="utf-8")
 
 
-_copy_notebooks()
+_copy_notebooks(HERE.parent / "notebooks", HERE / "tutorials", "../docs/")
+_copy_notebooks(HERE.parent / "notebooks" / "lessons", HERE / "lessons", "../../docs/")
 write_reference(HERE / "reference" / "api")
 write_columns(HERE / "reference" / "columns.md")
 write_commands(HERE / "reference" / "commands.md")
@@ -74,7 +77,13 @@ def _restore_sentence(_app, _what: str, name: str, _value, _options, lines: list
     lines[:] = _sentences.pop(name, lines)
 
 
+def _mend_pages(app, error: Exception | None) -> None:
+    if error is None and app.builder.format == "html":
+        mend_pages(Path(app.outdir))
+
+
 def setup(app) -> None:
     """Register what stands before and after napoleon, whose own priority is 500."""
     app.connect("autodoc-process-docstring", _keep_sentence, priority=400)
     app.connect("autodoc-process-docstring", _restore_sentence, priority=600)
+    app.connect("build-finished", _mend_pages)

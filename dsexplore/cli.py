@@ -131,10 +131,11 @@ def tour(folder: Path) -> Path:
             folder = Path.home()
     copies = folder / "dsexplore-notebooks"
     try:
-        copies.mkdir(exist_ok=True)
-        for notebook in sorted(originals.glob("*.ipynb")):
-            if not (copies / notebook.name).exists():
-                shutil.copyfile(notebook, copies / notebook.name)
+        for notebook in sorted([*originals.glob("*.ipynb"), *originals.glob("lessons/*.ipynb")]):
+            copy = copies / notebook.relative_to(originals)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            if not copy.exists():
+                shutil.copyfile(notebook, copy)
     except OSError as error:
         raise UsageError(f"the tutorials cannot be copied to {copies} ({error}): start in a folder of yours") from error
     return copies / TOUR

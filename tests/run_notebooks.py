@@ -13,6 +13,7 @@ from pathlib import Path
 import nbformat
 from nbclient import NotebookClient
 
+FOLDER = Path(__file__).parents[1] / "notebooks"
 CELL_FILE = re.compile(r"/[\w/.-]*ipykernel_\d+/\d+\.py")
 """The file that a kernel compiles a cell under, as processes of ranks name it: another one in each run."""
 
@@ -38,7 +39,7 @@ def run(path: Path) -> None:
 
 if __name__ == "__main__":
     os.environ["DSEXPLORE_PROGRESS"] = "0"  # how long a cell takes must not show in its output
-    chosen = [Path(name) for name in sys.argv[1:]] or sorted((Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))
+    chosen = [Path(name) for name in sys.argv[1:]] or sorted([*FOLDER.glob("*.ipynb"), *FOLDER.glob("lessons/*.ipynb")])
     for notebook_path in chosen:
         print(notebook_path)
         run(notebook_path.resolve())

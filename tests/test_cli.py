@@ -111,9 +111,10 @@ class TestLab:
         for folder in (clone, clone / "notebooks", clone / "docs"):
             copy = cli.tour(folder)
             assert copy == tmp_path / "dsexplore-notebooks" / cli.TOUR
-            assert {path.name for path in copy.parent.iterdir()} == {
-                p.name for p in (clone / "notebooks").glob("*.ipynb")
-            }
+            for folder_of_copies in (copy.parent, copy.parent / "lessons"):
+                originals = clone / "notebooks" / folder_of_copies.relative_to(copy.parent)
+                copied = {path.name for path in folder_of_copies.glob("*.ipynb")}
+                assert copied == {path.name for path in originals.glob("*.ipynb")} != set()
         assert not (clone / "dsexplore-notebooks").exists()
 
     def test_says_where_the_copies_cannot_be_written(self, tmp_path: Path) -> None:

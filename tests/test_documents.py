@@ -21,7 +21,8 @@ import pytest
 from dsexplore.cli import main
 
 DOCS = Path(__file__).parents[1] / "docs"
-PAGES = sorted({DOCS / "start.md", DOCS / "errors.md", *DOCS.glob("howto/*.md"), *DOCS.glob("concepts/*.md")})
+SINGLE = ("start.md", "everything.md", "errors.md", "lessons.md", "cost.md")
+PAGES = sorted({*(DOCS / name for name in SINGLE), *DOCS.glob("howto/*.md"), *DOCS.glob("concepts/*.md")})
 FENCE = re.compile(r"^```(\{code-block\} )?(python|console)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 CAPTION = re.compile(r":caption: (\S+)\n+")
 
@@ -65,6 +66,15 @@ def test_every_page_is_reached_from_the_first_one() -> None:
     index = (DOCS / "index.md").read_text(encoding="utf-8")
     for page in PAGES:
         assert str(page.relative_to(DOCS).with_suffix("")) in index, page
+
+
+def test_every_feature_has_a_guide(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(DOCS))
+    features = import_module("features")
+    assert features.without_guide() == []
+    assert {"trace.skew", "%%commtrace --real", "dsexplore run", "dsexplore.cost.collective_time"} <= features.features(
+        "`trace.skew()`, `%%commtrace --real 4`, `dsexplore run x.py`, `dsexplore.cost.collective_time(…)`"
+    )
 
 
 def test_every_column_of_a_table_has_a_meaning(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

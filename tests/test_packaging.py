@@ -27,6 +27,7 @@ ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = {name: [Requirement(line) for line in lines] for name, lines in PROJECT["optional-dependencies"].items()}
 DEPENDENCIES = [Requirement(line) for line in PROJECT["dependencies"]]
+NOTEBOOKS = sorted([*ROOT.glob("notebooks/*.ipynb"), *ROOT.glob("notebooks/lessons/*.ipynb")])
 CONDA_NAMES = {"torch": "pytorch"}
 MODULES = ("comm", "aio", "cost", "lessons", "sharding")
 """The modules that users import beside the package itself."""
@@ -190,7 +191,7 @@ def test_no_file_names_a_machine_or_a_registry_host() -> None:
 def test_notebooks_are_small_run_and_without_widget_state() -> None:
     import nbformat
 
-    for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
+    for path in NOTEBOOKS:
         notebook = nbformat.read(path, as_version=4)
         assert path.stat().st_size < 300_000, f"{path.name} is {path.stat().st_size} bytes"
         assert "widgets" not in notebook.metadata, path.name

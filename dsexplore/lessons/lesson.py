@@ -65,6 +65,7 @@ class Lesson:
         try:
             for requirement in self.exercises[exercise].requirements(answer):
                 if not requirement.met:
+                    met.pop(requirement.says, None)  # another rank has met it
                     return Verdict(exercise, tuple(met), requirement.says, requirement.word)
                 met[requirement.says] = None
         except Exception as error:
