@@ -267,8 +267,8 @@ def failure(run: CellRun, timeout: float) -> RanksFailedError:
         lines += [f"rank {one.rank}: {one.error.partition(chr(10))[0]}{_at(one)}" for one in others]
         lines += _mismatches(run)
     else:
-        ends = "and its ranks were ended" if run.why_closed else _interrupted_text(run)
-        lines.append(f"the cell had not ended after {format_seconds(timeout)} (--timeout), {ends}")
+        ends = ", and its ranks were ended" if run.why_closed else f": {_interrupted_text(run)}"
+        lines.append(f"the cell had not ended after {format_seconds(timeout)} (--timeout){ends}")
         lines += hang_sentences(run) if run.why_closed else []
     lines += _waiting(run)
     if run.why_closed:
@@ -335,7 +335,7 @@ def _interrupted_text(run: CellRun) -> str:
     if busy:
         runs = "runs it, and does" if len(busy) == 1 else "run it, and do"
         texts.append(f"{format_ranks(busy)} still {runs} not answer, as inside a collective, which no interrupt ends")
-    return "; ".join(texts) or "and has ended since"
+    return "; ".join(texts) or "it has ended since"
 
 
 def _end(outcome: RankOutcome[Any]) -> RankEnd | None:

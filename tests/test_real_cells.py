@@ -24,11 +24,12 @@ from IPython.utils.capture import capture_output
 from dsexplore import RanksFailedError, real_cells
 from dsexplore.errors import UsageError
 from dsexplore.magics import CommtraceMagics
-from dsexplore.real_cells import RankScreen
+from dsexplore.real_cells import RankScreen, failure
 from dsexplore.views.ranks.rank_texts import RankText
 from dsexplore.worlds.real import rank_handle, rank_world
 from dsexplore.worlds.real import server_handle as server_module
-from dsexplore.worlds.real.rank_world import RankWorld
+from dsexplore.worlds.real.rank_outcome import RankOutcome
+from dsexplore.worlds.real.rank_world import CellRun, RankWorld
 from tests.running_processes import is_running, is_waiting, wait_until_all_have_come
 from tests.waiting import wait_until
 from tests.worlds.real.cells import cell_of
@@ -356,6 +357,20 @@ def test_ctrl_c_leaves_a_kept_world_whose_ranks_can_leave_the_cell(notebook: Not
     notebook.ok("%%commtrace\nleft + rank")
     assert notebook.trace.results == {0: 7, 1: 8}
     assert notebook.kept_pids == pids
+
+
+def test_a_time_out_of_engines_says_what_it_ended_and_what_not() -> None:
+    outcomes = (
+        RankOutcome(0, "stuck"),
+        RankOutcome(1, "error", error="KeyboardInterrupt", line=9),
+        RankOutcome(2, "error", error="KeyboardInterrupt: the cell had not begun here"),
+    )
+    text = str(failure(CellRun(outcomes, 5.0, "timeout", None), 5.0))
+    assert text.strip() == (
+        "the cell had not ended after 5 s (--timeout): rank 1 left it when interrupted (cell line 9); rank 2 left it "
+        "when interrupted before it had begun; rank 0 still runs it, and does not answer, as inside a collective, "
+        "which no interrupt ends"
+    )
 
 
 def test_a_rank_that_has_reported_is_not_ended_before_those_that_still_wait_for_it(notebook: Notebook) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Hashable
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -19,6 +20,20 @@ from dsexplore.trace.call_journal import NOT_NUMBERED, CallJournal, JournalInfo,
 from dsexplore.trace.files import names_directory
 from dsexplore.trace.matching import is_numbered
 from dsexplore.trace.process_states import born, host_clock
+
+_MOST_KNOWN = 10_000
+"""Calls whose parts are remembered by identity; parts that are made anew for each call gain nothing by it."""
+
+
+class _Kind(NamedTuple):
+    """Calls that differ in time alone."""
+
+    number: int
+    raw_op: str
+    has_numbers: bool
+    """True if its calls are numbered in their group."""
+    holds: tuple[object, ...]
+    """What is known by identity, and so must live as long."""
 
 
 class JournaledCalls:
@@ -32,34 +47,50 @@ class JournaledCalls:
     def __init__(self, journal: CallJournal, stack_depth: int) -> None:
         self._journal = journal
         self._stack_depth = stack_depth
-        self._kinds: dict[Hashable, tuple[int, bool, tuple[object, ...]]] = {}
-        """{what calls have in common: number of the kind, whether its calls are numbered, objects to keep alive}."""
+        self.has_gaps = False
+        """True if a call could not be written, such as one of sizes that are symbols."""
+        self._known: dict[Hashable, _Kind] = {}
+        """{what calls have in common, by identity where parts are mostly the same objects: the kind}."""
+        self._kinds: dict[Hashable, _Kind] = {}
+        """{what calls have in common: the kind}."""
         self._numbers: dict[int, int] = {}
         """{identity of a group: number of its next collective}."""
 
     def add(self, issued: Issued) -> None:
-        """Write a collective that has been issued."""
-        messages, group, sources = issued.messages, issued.group, issued.origin.sources
+        """Write a collective that has been issued; one that cannot be written is left out."""
+        try:
+            self._write(issued)
+        except Exception:  # the program's own call has succeeded, and goes on
+            self.has_gaps = True
+
+    def _write(self, issued: Issued) -> None:
+        messages, of_group, sources = issued.messages, id(issued.group), issued.origin.sources
         code, offset = sources[0] if sources else (None, 0)
-        shared = messages if type(messages) is tuple else tuple(messages)
-        parties = issued.parties
-        peers = None if parties is None else (tuple(parties.peers), *parties[1:])
-        key = (shared, id(group), issued.raw_op, peers, id(code), offset)
-        kind = self._kinds.get(key)
-        if kind is None:
-            kind = self._kinds[key] = self._kind(issued)
-        number, of_group = NOT_NUMBERED, id(group)
+        kind = self._known.get((id(messages), of_group, issued.parties, id(code), offset))
+        if kind is None or kind.raw_op != issued.raw_op:
+            kind = self._kind(issued)
+        number = NOT_NUMBERED
         for _ in messages:
-            if kind[1]:
+            if kind.has_numbers:
                 number = self._numbers.get(of_group, 0)
                 self._numbers[of_group] = number + 1
-            self._journal.add(kind[0], number, issued.start, issued)
+            self._journal.add(kind.number, number, issued.start, issued)
 
-    def _kind(self, issued: Issued) -> tuple[int, bool, tuple[object, ...]]:
-        row = next(iter(group_rows([issued.group])), None) if issued.group is not None else None
-        number = self._journal.add_kind(event_rows(issued, self._stack_depth), row)
-        has_number = issued.group is not None and is_numbered(issued.messages[0][0])
-        return number, has_number, (issued.group, *(code for code, _ in issued.origin.sources[:1]))
+    def _kind(self, issued: Issued) -> _Kind:
+        """Return the kind of a collective whose parts were not met before, or not as these objects."""
+        group, sources = issued.group, issued.origin.sources
+        code, offset = sources[0] if sources else (None, 0)
+        key = (tuple(issued.messages), id(group), issued.raw_op, issued.parties, id(code), offset)
+        kind = self._kinds.get(key)
+        if kind is None:
+            row = next(iter(group_rows([group])), None) if group is not None else None
+            number = self._journal.add_kind(event_rows(issued, self._stack_depth), row)
+            has_numbers = group is not None and is_numbered(issued.messages[0][0])
+            kind = self._kinds[key] = _Kind(number, issued.raw_op, has_numbers, (group, code))
+        if len(self._known) < _MOST_KNOWN:
+            known = (id(issued.messages), id(group), issued.parties, id(code), offset)
+            self._known[known] = kind._replace(holds=(issued.messages, group, code))
+        return kind
 
     def settle(self) -> None:
         """Write which calls have ended by now."""

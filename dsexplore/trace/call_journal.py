@@ -43,6 +43,7 @@ _END_AT, _INFO_AT, _KINDS_AT, _RING = 64, 256, 4096, 1 << 18
 KEPT = 4096
 """Events that a journal keeps: enough to see where a program was, in 64 KiB."""
 _CALL_BYTES = _CALL.size
+_pack_call, _pack_counts = _CALL.pack_into, _COUNTS.pack_into
 _SIZE = _RING + KEPT * _CALL_BYTES
 NOT_NUMBERED = 0xFFFFFFFF
 """In place of a number among the collectives of a group."""
@@ -128,34 +129,25 @@ class CallJournal:
             call: the call, which is asked later whether it has ended.
         """
         count, running = self._count, self._running
-        _CALL.pack_into(self._map, _RING + count % KEPT * _CALL_BYTES, kind, number, start or 0)
+        _pack_call(self._map, _RING + count % KEPT * _CALL_BYTES, kind, number, start or 0)
+        while running and running[0][1].is_over:
+            running.popleft()
         running.append((count, call))
-        self._count = count + 1
-        if running[0][1].is_over:
-            self._drop_ended()
-        _COUNTS.pack_into(self._map, _COUNTS_AT, count + 1, running[0][0] if running else count + 1)
-
-    def _drop_ended(self) -> None:
-        running = self._running
-        with suppress(IndexError):  # the other thread that asks has taken the last one
-            while running[0][1].is_over:
-                running.popleft()
+        self._count = count = count + 1
+        _pack_counts(self._map, _COUNTS_AT, count, running[0][0])
 
     def settle(self) -> None:
-        """Write which calls have ended since the last one was issued; any thread may ask for it."""
-        count = self._count
-        self._drop_ended()
-        first = next(iter(tuple(self._running)), None)
-        struct.pack_into("<Q", self._map, _COUNTS_AT + 8, count if first is None else min(first[0], count))
+        """Write which calls have ended since the last one was issued; another thread may ask for it."""
+        count, running = self._count, tuple(self._running)
+        ended = next((position for position, call in running if not call.is_over), count)
+        struct.pack_into("<Q", self._map, _COUNTS_AT + 8, min(ended, count))
 
     def close(self, *, remove: bool) -> None:
-        """Stop writing.
+        """Stop writing; a thread that is about to write may still do so, where nobody reads it any more.
 
         Args:
             remove: whether the file goes, as a whole trace says more.
         """
-        self._map.close()
-        self._running.clear()
         if remove:
             self.file.unlink(missing_ok=True)
 

@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 import dsexplore
 from dsexplore.capture.journaled_calls import open_journal
-from dsexplore.trace.call_journal import journal_file, read_journal
+from dsexplore.trace.call_journal import CallJournal, journal_file, read_journal
 
 COLUMNS = ("rank", "seq", "op", "raw_op", "group", "message_bytes", "dtype", "source", "root", "group_seq", "start")
 
@@ -52,6 +52,17 @@ def test_a_block_that_raises_leaves_its_trace_and_no_journal(tmp_path: Path) -> 
         calls(1)
         raise ValueError("bad")
     assert [file.name for file in tmp_path.iterdir()] == ["rank-00000.parquet"]
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_call_that_cannot_be_written_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise ValueError("no room")
+
+    monkeypatch.setattr(CallJournal, "add", fail)
+    with dsexplore.commtrace(save=tmp_path) as trace:
+        calls(2)
+    assert len(trace.events) == 6
 
 
 def test_a_single_file_has_none(tmp_path: Path) -> None:
