@@ -25,7 +25,7 @@ _MOST_KNOWN = 10_000
 """Calls whose parts are remembered by identity; parts that are made anew for each call gain nothing by it."""
 
 
-class _Kind(NamedTuple):
+class _JournaledKind(NamedTuple):
     """Calls that differ in time alone."""
 
     number: int
@@ -49,9 +49,9 @@ class JournaledCalls:
         self._stack_depth = stack_depth
         self.has_gaps = False
         """True if a call could not be written, such as one of sizes that are symbols."""
-        self._known: dict[Hashable, _Kind] = {}
+        self._known: dict[Hashable, _JournaledKind] = {}
         """{what calls have in common, by identity where parts are mostly the same objects: the kind}."""
-        self._kinds: dict[Hashable, _Kind] = {}
+        self._kinds: dict[Hashable, _JournaledKind] = {}
         """{what calls have in common: the kind}."""
         self._numbers: dict[int, int] = {}
         """{identity of a group: number of its next collective}."""
@@ -76,7 +76,7 @@ class JournaledCalls:
                 self._numbers[of_group] = number + 1
             self._journal.add(kind.number, number, issued.start, issued)
 
-    def _kind(self, issued: Issued) -> _Kind:
+    def _kind(self, issued: Issued) -> _JournaledKind:
         """Return the kind of a collective whose parts were not met before, or not as these objects."""
         group, sources = issued.group, issued.origin.sources
         code, offset = sources[0] if sources else (None, 0)
@@ -86,7 +86,7 @@ class JournaledCalls:
             row = next(iter(group_rows([group])), None) if group is not None else None
             number = self._journal.add_kind(event_rows(issued, self._stack_depth), row)
             has_numbers = group is not None and is_numbered(issued.messages[0][0])
-            kind = self._kinds[key] = _Kind(number, issued.raw_op, has_numbers, (group, code))
+            kind = self._kinds[key] = _JournaledKind(number, issued.raw_op, has_numbers, (group, code))
         if len(self._known) < _MOST_KNOWN:
             known = (id(issued.messages), id(group), issued.parties, id(code), offset)
             self._known[known] = kind._replace(holds=(issued.messages, group, code))

@@ -12,7 +12,7 @@ from pathlib import Path
 from dsexplore.capture.block_end import begin_saving, end_of
 from dsexplore.capture.early_saves import EarlySave, saved_early, write_stacks
 from dsexplore.capture.issued_collective import Issued
-from dsexplore.capture.journaled_calls import open_journal
+from dsexplore.capture.journaled_calls import JournaledCalls, open_journal
 from dsexplore.capture.optimizer_steps import counted_steps
 from dsexplore.capture.recorder import Recorder
 from dsexplore.capture.recorder_in_use import in_use
@@ -74,10 +74,11 @@ def record(
     """
     _check(stack_depth, save, timeout)
     recorder = in_use()
+    journal: JournaledCalls | None = None
     recording = Recording(stack_depth, simulated, mesh_spec, further_notes=further_notes, target=target)
     if save is not None and not simulated:
         recording.began, recording.attempt = time.time_ns(), begin_saving(save)
-        recording.journal = open_journal(save, recording.attempt, recording.began, stack_depth)
+        recording.journal = journal = open_journal(save, recording.attempt, recording.began, stack_depth)
     trace = Trace(lambda: recorder.tables(recording), recording)
     inner = any(type(each) is Recording for each in recorder.recordings)  # the comms log's is another kind
     recorder.open(recording)
@@ -86,7 +87,7 @@ def record(
             work = while_open.enter_context(track("tracing", unit="collectives"))
             recording.work = work if work.is_seen and not inner else None
             if save is not None and not simulated:
-                while_open.enter_context(saved_early(_early_save(recorder, recording, save, timeout)))
+                while_open.enter_context(saved_early(_early_save(recorder, recording, save, timeout, journal)))
             if costs:
                 _record_costs(recorder, recording)
             if numerics:
@@ -101,7 +102,7 @@ def record(
         says_so = isinstance(error, KeyboardInterrupt) and not inner
         where = f", saved in {os.fspath(save)}" if save is not None else ""
         try:
-            _end(recorder, recording, trace, save)
+            _end(recorder, recording, trace, save, journal)
             if save is not None and recording.attempt:
                 note_ends(Path(save), recording.attempt)  # of peers whose end was this one's error
         except OSError as failure:  # the error of the block is the one to raise
@@ -110,7 +111,7 @@ def record(
             error.add_note(f"The {len(trace):,} collectives recorded until then are kept in the trace{where}.")
         raise
     recording.end = end_of(None) if recording.attempt else ""
-    _end(recorder, recording, trace, save if saves_end else None)
+    _end(recorder, recording, trace, save if saves_end else None, journal)
 
 
 def _check(stack_depth: int, save: str | os.PathLike[str] | None, timeout: float | None) -> None:
@@ -144,11 +145,16 @@ def _record_numerics(recorder: Recorder, recording: Recording) -> Callable[[], N
     return recorder.observe_outputs(recording.numerics.returned)
 
 
-def _end(recorder: Recorder, recording: Recording, trace: Trace, save: str | os.PathLike[str] | None) -> None:
+def _end(
+    recorder: Recorder,
+    recording: Recording,
+    trace: Trace,
+    save: str | os.PathLike[str] | None,
+    journal: JournaledCalls | None,
+) -> None:
     """Close a recording and save its trace, whole even where Ctrl-C comes twice, as launchers pass it on to ranks."""
     with uninterrupted():
-        recording.work = None
-        journal, recording.journal = recording.journal, None
+        recording.work = recording.journal = None
         if recording.kernels is not None:
             recording.kernels.stop()
         if recording.numerics is not None:
@@ -161,7 +167,11 @@ def _end(recorder: Recorder, recording: Recording, trace: Trace, save: str | os.
 
 
 def _early_save(
-    recorder: Recorder, recording: Recording, save: str | os.PathLike[str], timeout: float | None
+    recorder: Recorder,
+    recording: Recording,
+    save: str | os.PathLike[str],
+    timeout: float | None,
+    journal: JournaledCalls | None,
 ) -> EarlySave:
     def write(why: str) -> None:
         tables = recorder.tables(recording, waits=False)
@@ -174,10 +184,7 @@ def _early_save(
                 write_stacks(Path(save) / stack_file(rank))
             note_ends(Path(save), recording.attempt)
 
-    def settle() -> None:
-        if (journal := recording.journal) is not None:
-            journal.settle()
-
+    settle = journal.settle if journal is not None else None
     return EarlySave(write, _Progress(recording.issued, recorder.inside), timeout, settle)
 
 

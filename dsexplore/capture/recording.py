@@ -6,14 +6,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from dsexplore.capture.issued_collective import Issued
+from dsexplore.capture.issued_collective import Issued, Keeper
 from dsexplore.capture.recorded_modules import Modules
 from dsexplore.capture.recorded_steps import OuterCalls
 from dsexplore.errors import UsageError
 from dsexplore.progress import Work
 
 if TYPE_CHECKING:
-    from dsexplore.capture.journaled_calls import JournaledCalls
     from dsexplore.capture.kernel_recording import KernelRecording
     from dsexplore.capture.numeric_recording import NumericRecording
 
@@ -60,7 +59,7 @@ class Recording:
     """Recording of the kernels between collectives; None if only collectives are recorded."""
     numerics: NumericRecording | None = None
     """Recording of the summaries of tensors; None if there is none."""
-    journal: JournaledCalls | None = None
+    journal: Keeper | None = None
     """The file of its calls that is always current; None if nothing is saved, or into a single file."""
     work: Work | None = None
     """Progress display, if one is shown."""

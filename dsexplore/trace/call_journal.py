@@ -71,7 +71,7 @@ class JournalInfo:
     torch_version: str = ""
 
 
-class Ends(Protocol):
+class JournaledCall(Protocol):
     """A call of which one can ask whether it is over."""
 
     @property
@@ -92,7 +92,7 @@ class CallJournal:
         self._kinds_end = _KINDS_AT
         self._count = 0
         self._kinds = 0
-        self._running: deque[tuple[int, Ends]] = deque()
+        self._running: deque[tuple[int, JournaledCall]] = deque()
         file.parent.mkdir(parents=True, exist_ok=True)
         partial = file.with_name(f".{file.name}.{os.getpid()}.partial")
         text = json.dumps(asdict(info)).encode()
@@ -119,7 +119,7 @@ class CallJournal:
         self._kinds += 1
         return self._kinds - 1
 
-    def add(self, kind: int, number: int, start: int | None, call: Ends) -> None:
+    def add(self, kind: int, number: int, start: int | None, call: JournaledCall) -> None:
         """Write an event of a call that has been issued.
 
         Args:
