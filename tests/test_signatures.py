@@ -75,7 +75,7 @@ def test_functions_that_hand_options_on_name_them() -> None:
 
 WITHOUT_ANOTHER_FRAME = {*vars(calls), *vars(p2p), *vars(objects), *vars(ranks), "allgather_fn", "reduce_scatter_fn"}
 """Calls of `comm` without a decorator: a frame more is a hundredth of a call of 8 B, and the log names the caller."""
-MADE_BY_US = {"SweepResult", "Range", "NumericsReport"}
+MADE_BY_US = {"SweepResult", "SustainedWrites", "CheckpointRates", "Feeding", "Range", "NumericsReport"}
 """Classes of results, which users do not make."""
 
 
