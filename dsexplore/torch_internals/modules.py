@@ -65,3 +65,6 @@ OPTIMIZED_MODULE = TorchName("torch._dynamo.eval_frame:OptimizedModule")
 
 FLEX_ATTENTION_UNCOMPILED = TorchName("torch.nn.attention.flex_attention:_FLEX_ATTENTION_DISABLE_COMPILE_DEBUG")
 """Flag that makes uncompiled ``flex_attention`` run its unfused implementation."""
+TRANSFORMERS_HAS_FLASH = TorchName("transformers.modeling_flash_attention_utils:is_flash_attn_2_available")
+TRANSFORMERS_FLASH_CHECK = TorchName("transformers.modeling_utils:PreTrainedModel._flash_attn_import_error")
+"""What transformers asks before it imports flash attention for a model that wants it."""

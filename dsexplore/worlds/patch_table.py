@@ -6,7 +6,7 @@ Where several entries replace one name, the later one stands outside: it is call
 from __future__ import annotations
 
 from dsexplore.torch_internals.patches import Entry
-from dsexplore.worlds.extensions import deepspeed_ops, stand_in_modules
+from dsexplore.worlds.extensions import deepspeed_ops, stand_in_modules, transformers_attention
 from dsexplore.worlds.fake import (
     device_meshes,
     fake_data,
@@ -79,6 +79,7 @@ TABLE: tuple[Entry, ...] = (
     *deepspeed_checks.PATCHES,
     *stand_in_modules.PATCHES,
     *deepspeed_ops.PATCHES,
+    *transformers_attention.PATCHES,
     *unrecorded.PATCHES,
     *spawned.PATCHES,
 )

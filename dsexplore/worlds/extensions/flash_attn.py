@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
+from dsexplore.errors import UsageError
 from dsexplore.worlds.extensions import flash_attn_layers, flash_attn_padding
 from dsexplore.worlds.extensions.plain_attention import Form, attend, log_sum_exp, packed_mask
 from dsexplore.worlds.extensions.registry import Names
@@ -94,6 +95,18 @@ def flash_attn_varlen_kvpacked_func(
     return flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, *options, **named)
 
 
+def flash_attn_with_kvcache(*args: object, **named: object) -> Tensor:
+    """Raise UsageError: programs import it beside the others, and generation alone calls it.
+
+    Raises:
+        UsageError: always.
+    """
+    raise UsageError(
+        "flash_attn is not installed, and what stands in for it here does not compute flash_attn_with_kvcache: "
+        "generate with another attention, or add it with dsexplore.register_extension"
+    )
+
+
 def _third(
     q: Tensor,
     k: Tensor,
@@ -160,6 +173,7 @@ _FUNCTIONS: Names = {
         flash_attn_kvpacked_func,
         flash_attn_varlen_qkvpacked_func,
         flash_attn_varlen_kvpacked_func,
+        flash_attn_with_kvcache,
     )
 }
 _THIRD: Names = {"flash_attn_func": _two_results(_third), "flash_attn_varlen_func": _two_results(_third_of_packed)}
