@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 
+from dsexplore.display import Displayable
+
 MODULES = {
     "dsexplore": "Trace, simulate, explain",
     "dsexplore.sharding": "Which rank holds what",
@@ -73,6 +75,8 @@ def _write_page(file: Path, path: str, value: object) -> None:
     title = path.removeprefix("dsexplore.") if path.count(".") > 1 else path
     directive = _directive(value)
     members = "   :members:\n" if directive == "autoclass" else ""
+    if inspect.isclass(value) and issubclass(value, Displayable):
+        members += "   :inherited-members: Displayable\n"
     page = f"# {title}\n\n```{{eval-rst}}\n.. {directive}:: {path}\n{members}```\n"
     file.write_text(page, encoding="utf-8")
 

@@ -6,7 +6,7 @@ Modules: none of the package.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1] / "dsexplore"
@@ -15,13 +15,16 @@ NO_VERBS = ARTICLES | {"All", "Any", "Each", "Every", "If", "It", "Its", "None",
 NO_VERBS |= {"Where", "Whether", "Which", "Who", "Whose", "Called", "Returns", "True", "False"}
 
 
-def described() -> Iterator[tuple[str, bool, str]]:
-    """Yield place, whether it is a property, and first line of each function's docstring."""
+@cache
+def described() -> list[tuple[str, bool, str]]:
+    """Return place, whether it is a property, and first line of each function's docstring."""
+    lines = []
     for path in sorted(PACKAGE.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and (text := ast.get_docstring(node)):
                 is_property = any("property" in ast.unparse(decorator) for decorator in node.decorator_list)
-                yield f"{path.relative_to(PACKAGE)}: {node.name}", is_property, text.splitlines()[0]
+                lines.append((f"{path.relative_to(PACKAGE)}: {node.name}", is_property, text.splitlines()[0]))
+    return lines
 
 
 def test_functions_begin_with_a_verb() -> None:

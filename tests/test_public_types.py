@@ -170,14 +170,20 @@ def test_no_public_parameter_is_any(types: Types) -> None:
 def test_what_users_ask_for_most_is_among_them(types: Types) -> None:
     shown = {
         name: getattr(types.results[name], "__name__", "")
-        for name in ("Trace.headline", "Trace.findings", "Trace.timeline", "Trace.world_map", "Trace.parameter_history")
+        for name in (
+            "Analyses.headline",
+            "Analyses.findings",
+            "Analyses.timeline",
+            "Analyses.world_map",
+            "Analyses.parameter_history",
+        )
     }
     assert shown == {
-        "Trace.headline": "Headline",
-        "Trace.findings": "Findings",
-        "Trace.timeline": "Timeline",
-        "Trace.world_map": "WorldMap",
-        "Trace.parameter_history": "ParameterHistory",
+        "Analyses.headline": "Headline",
+        "Analyses.findings": "Findings",
+        "Analyses.timeline": "Timeline",
+        "Analyses.world_map": "WorldMap",
+        "Analyses.parameter_history": "ParameterHistory",
     }
     assert len(types.results) > 300
     assert {

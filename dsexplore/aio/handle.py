@@ -320,6 +320,14 @@ def aio_read(
 
     Raises:
         OSError: the file cannot be read, or ends too early (ENODATA).
+
+    Examples:
+        >>> _ = Path("tensor.bin").write_bytes(bytes(4096))
+        >>> tensor = torch.ones(4096, dtype=torch.uint8)
+        >>> aio_read(tensor, "tensor.bin", 1 << 20, 32, False, True, True)
+        0
+        >>> int(tensor.sum())
+        0
     """
     with aio_handle(block_size, queue_depth, single_submit, overlap_events) as handle:
         return handle.read(buffer, filename, validate)
@@ -339,6 +347,13 @@ def aio_write(
 
     Raises:
         OSError: the file cannot be written; ENOSPC when the disk is full.
+
+    Examples:
+        >>> tensor = torch.arange(4096, dtype=torch.uint8)
+        >>> aio_write(tensor, "tensor.bin", 1 << 20, 32, False, True, True)
+        0
+        >>> Path("tensor.bin").stat().st_size
+        4096
     """
     with aio_handle(block_size, queue_depth, single_submit, overlap_events) as handle:
         return handle.write(buffer, filename, validate)

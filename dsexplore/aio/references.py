@@ -143,3 +143,21 @@ class DeepSpeedHandle:
             self.handle.sync_pwrite(tensor, os.fspath(path), 0)
         seconds, cpu = time.perf_counter() - begun, time.process_time() - busy
         return float(tensor.nbytes / seconds), float(cpu * 1e3 * 2**30 / tensor.nbytes)
+
+
+def run_deepspeed(
+    path: str, size: int, configs: Sequence[AioConfig], operation: str, turns: int
+) -> list[tuple[float, ...]]:
+    """Return the rates of each setting, measured in turns, on memory of DeepSpeed's own."""
+    handles = [DeepSpeedHandle(config) for config in configs]
+    unit = max(handle.handle.get_alignment() for handle in handles)
+    tensors = [handle.new_tensor(size // unit * unit) for handle in handles]
+    try:
+        rates = [
+            [handle.run(path, tensor, operation)[0] for handle, tensor in zip(handles, tensors, strict=True)]
+            for _ in range(turns)
+        ]
+    finally:
+        for handle, tensor in zip(handles, tensors, strict=True):
+            handle.free_tensor(tensor)
+    return list(zip(*rates, strict=True))

@@ -18,7 +18,7 @@ from dsexplore.aio.backends.choose import ENGINES, choose, why_not
 from dsexplore.aio.bench_processes import BenchTogether, start_workers
 from dsexplore.aio.measure import Bench, Mode, Operation, Sample
 from dsexplore.aio.reference_rates import MEMORIES, Reference
-from dsexplore.aio.references import DeepSpeedHandle, run_fio, why_no_reference
+from dsexplore.aio.references import run_deepspeed, run_fio, why_no_reference
 from dsexplore.aio.result import SweepResult
 from dsexplore.aio.rounds import RoundSlice, mixed_rate
 from dsexplore.aio.sweep_setup import CONTROL, Plan, Progress, Report, Setup, WriteMode, memory_suffices, reporting
@@ -35,9 +35,7 @@ _FEWEST_SLICES = 48
 _MEMORY_TURNS = 5
 """How often each kind of memory is measured, one after the other."""
 _MOST_FOR_MEMORY = 0.25
-"""The share of a sweep's time that this may take: where it takes more, it is left out."""
-_TIME_FOR_MEMORY = 30.0
-"""Seconds of a sweep below which the other kind of memory is not measured."""
+"""Largest fraction of a sweep's time that comparing kinds of memory may take; it is left out if it would take more."""
 _REFERENCE_NOTES = {
     "fio": "libaio, depth × block of ordinary memory per job, 1 s",
     "deepspeed": "one locked tensor of the whole size, as DeepSpeed allocates it",
@@ -147,8 +145,8 @@ class _SweepRun:
         self._round = 0
         self._phase = "descent"
         self._steps = self._all_steps = 0
-        enough = plan.mode == "tensor" and plan.processes == 1 and (plan.seconds or math.inf) >= _TIME_FOR_MEMORY
-        self._memory_slices = len(MEMORIES) * _MEMORY_TURNS if enough else 0
+        compares_memories = plan.mode == "tensor" and plan.processes == 1
+        self._memory_slices = len(MEMORIES) * _MEMORY_TURNS if compares_memories else 0
         self._written_by_slice = 0
         """Most bytes written by any slice, including its warm-up."""
         self._slice_seconds = 0.0
@@ -387,17 +385,7 @@ class _SweepRun:
     def _deepspeed(self, configs: Sequence[AioConfig], operation: Operation) -> list[tuple[float, ...]]:
         """Return the rates of each setting in turns, on memory of DeepSpeed's own."""
         setup = self._setup
-        handles = [DeepSpeedHandle(config) for config in configs]
-        unit = max(handle.handle.get_alignment() for handle in handles)
-        tensors = [handle.new_tensor(setup.size // unit * unit) for handle in handles]
-        try:
-            turns = [
-                [handle.run(setup.path, tensor, operation)[0] for handle, tensor in zip(handles, tensors, strict=True)]
-                for _ in range(_LIMIT_RUNS)
-            ]
-        finally:
-            for handle, tensor in zip(handles, tensors, strict=True):
-                handle.free_tensor(tensor)
+        rates = run_deepspeed(setup.path, setup.size, configs, operation, _LIMIT_RUNS)
         if operation == "write":
             self.bytes_written += setup.size * _LIMIT_RUNS * len(configs)
-        return [tuple(rates) for rates in zip(*turns, strict=True)]
+        return rates

@@ -101,7 +101,16 @@ _MOST_IN_ROUNDS = 300_000
 
 @dataclass(frozen=True, eq=False)
 class Timeline(Displayable):
-    """Spans in lanes. Shows itself as a drawing; ``.explore()`` zooms, brushes and follows the keyboard."""
+    """Spans in lanes. Shows itself as a drawing; ``.explore()`` zooms, brushes and follows the keyboard.
+
+    Examples:
+        >>> with dsexplore.commtrace(mesh="dp=4") as trace:
+        ...     dist.all_reduce(torch.ones(256))
+        ...     dist.barrier()
+        >>> timeline = trace.timeline(lanes="op")
+        >>> timeline.lanes
+        ('all_reduce', 'barrier')
+    """
 
     spans: pl.DataFrame
     """Columns: `SPANS`; sorted by begin."""
@@ -139,7 +148,12 @@ class Timeline(Displayable):
         return WAITING in self.marks and WARM_UP not in self.marks
 
     def to_frame(self) -> pl.DataFrame:
-        """Return the spans as a polars frame; columns: `SPANS`."""
+        """Return the spans as a polars frame; columns: `SPANS`.
+
+        Examples:
+            >>> timeline.to_frame().select("lane", "begin", "end").rows()
+            [('all_reduce', 0.0, 1.0), ('barrier', 1.0, 2.0)]
+        """
         return self.spans
 
     def between(self, begin: float, end: float, lanes: tuple[str, ...] | None = None) -> Trace:
@@ -149,6 +163,10 @@ class Timeline(Displayable):
             begin: start of the range, in the unit of the order: seconds, rounds or places in program order.
             end: end of the range, exclusive.
             lanes: only events of these lanes; None for all.
+
+        Examples:
+            >>> timeline.between(0, 1)
+            <Trace: 1 collective of rank 0, world of 4>
         """
         inside = (pl.col("begin") < end) & (pl.col("end") > begin)
         if lanes is not None:

@@ -50,6 +50,10 @@ def expect_comms(*, no_implicit_redistribute: bool = False, stack_depth: int = 1
     Raises:
         UsageError: no such op, or a dict with a key that is none of the above.
         ExpectationError: a table of expected against seen, and the source lines of what was not expected.
+
+    Examples:
+        >>> with dsexplore.simulate(4), dsexplore.expect_comms(all_reduce={"count": 1, "bytes": 1024}):
+        ...     dist.all_reduce(torch.ones(256))
     """
     expectations = [each for op, wanted in ops.items() for each in _parse(op, wanted)]
     with record(stack_depth=stack_depth) as trace:

@@ -36,7 +36,12 @@ def all_reduce(
     log_name: str = "all_reduce",
     debug: str | None = None,
 ) -> WorkHandle | None:
-    """Reduce `tensor` over the group, in place on every rank."""
+    """Reduce `tensor` over the group, in place on every rank.
+
+    Examples:
+        >>> with dsexplore.simulate(4):
+        ...     dist.all_reduce(torch.ones(8))
+    """
     args = (tensor, to_torch(op), group, async_op)
     return issue(s.ALL_REDUCE, args, group, async_op, prof, log_name, debug)
 
@@ -50,7 +55,14 @@ def inference_all_reduce(
     log_name: str = "all_reduce",
     debug: str | None = None,
 ) -> torch.Tensor | WorkHandle | None:
-    """Run `all_reduce` under the name that inference code uses; return `tensor`, or a handle if `async_op`."""
+    """Run `all_reduce` under the name that inference code uses; return `tensor`, or a handle if `async_op`.
+
+    Examples:
+        >>> with dsexplore.simulate(4):
+        ...     reduced = dist.inference_all_reduce(torch.ones(8))
+        >>> reduced.shape
+        torch.Size([8])
+    """
     args = (tensor, to_torch(op), group, async_op)
     work = issue(s.INFERENCE_ALL_REDUCE, args, group, async_op, prof, log_name, debug)
     return work if async_op else tensor
@@ -67,7 +79,12 @@ def reduce(
     log_name: str = "reduce",
     debug: str | None = None,
 ) -> WorkHandle | None:
-    """Reduce `tensor` over the group, in place on rank `dst`; it is undefined on the other ranks."""
+    """Reduce `tensor` over the group, in place on rank `dst`; it is undefined on the other ranks.
+
+    Examples:
+        >>> with dsexplore.simulate(4):
+        ...     dist.reduce(torch.ones(8), dst=0)
+    """
     args = (tensor, dst, to_torch(op), group, async_op, group_dst)
     return issue(s.REDUCE, args, group, async_op, prof, log_name, debug)
 
@@ -82,7 +99,12 @@ def broadcast(
     log_name: str = "broadcast",
     debug: str | None = None,
 ) -> WorkHandle | None:
-    """Copy the `tensor` of rank `src` to every rank of the group."""
+    """Copy the `tensor` of rank `src` to every rank of the group.
+
+    Examples:
+        >>> with dsexplore.simulate(4):
+        ...     dist.broadcast(torch.ones(8), src=0)
+    """
     args = (tensor, src, group, async_op, group_src)
     return issue(s.BROADCAST, args, group, async_op, prof, log_name, debug)
 
@@ -96,7 +118,13 @@ def all_gather(
     log_name: str = "all_gather",
     debug: str | None = None,
 ) -> WorkHandle | None:
-    """Gather each rank's `tensor` into `tensor_list`, on every rank."""
+    """Gather each rank's `tensor` into `tensor_list`, on every rank.
+
+    Examples:
+        >>> with dsexplore.simulate(4):
+        ...     parts = [torch.empty(8) for _ in range(4)]
+        ...     dist.all_gather(parts, torch.ones(8))
+    """
     args = (tensor_list, tensor, group, async_op)
     return issue(s.ALL_GATHER, args, group, async_op, prof, log_name, debug)
 
@@ -112,7 +140,12 @@ def all_gather_into_tensor(
     *,
     tensor: torch.Tensor | None = None,
 ) -> WorkHandle | None:
-    """Gather each rank's `input_tensor` (DeepSpeed: ``tensor``) into one tensor, on every rank."""
+    """Gather each rank's `input_tensor` (DeepSpeed: ``tensor``) into one tensor, on every rank.
+
+    Examples:
+        >>> with dsexplore.simulate(4):
+        ...     dist.all_gather_into_tensor(torch.empty(32), torch.ones(8))
+    """
     given = _either("all_gather_into_tensor", "input_tensor", input_tensor, tensor)
     args = (output_tensor, given, group, async_op)
     return issue(s.ALL_GATHER_INTO_TENSOR, args, group, async_op, prof, log_name, debug)
@@ -127,7 +160,12 @@ def all_gather_single(
     log_name: str = "all_gather_single",
     debug: str | None = None,
 ) -> WorkHandle | None:
-    """Run `all_gather_into_tensor` under torch's newer name."""
+    """Run `all_gather_into_tensor` under torch's newer name.
+
+    Examples:
+        >>> with dsexplore.simulate(4):
+        ...     dist.all_gather_single(torch.empty(32), torch.ones(8))
+    """
     args = (output_tensor, input_tensor, group, async_op)
     return issue(s.ALL_GATHER_SINGLE, args, group, async_op, prof, log_name, debug)
 
@@ -141,7 +179,12 @@ def all_gather_base(
     log_name: str = "all_gather_base",
     debug: str | None = None,
 ) -> WorkHandle | None:
-    """Run `all_gather_into_tensor` under its original name."""
+    """Run `all_gather_into_tensor` under its original name.
+
+    Examples:
+        >>> with dsexplore.simulate(4):
+        ...     dist.all_gather_base(torch.empty(32), torch.ones(8))
+    """
     args = (output_tensor, input_tensor, group, async_op)
     return issue(s.ALL_GATHER_BASE, args, group, async_op, prof, log_name, debug)
 
@@ -156,7 +199,12 @@ def reduce_scatter(
     log_name: str = "reduce_scatter",
     debug: str | None = None,
 ) -> WorkHandle | None:
-    """Reduce the lists over the group; each rank keeps the tensor at its position."""
+    """Reduce the lists over the group; each rank keeps the tensor at its position.
+
+    Examples:
+        >>> with dsexplore.simulate(4):
+        ...     dist.reduce_scatter(torch.empty(8), [torch.ones(8) for _ in range(4)])
+    """
     args = (output, input_list, to_torch(op), group, async_op)
     return issue(s.REDUCE_SCATTER, args, group, async_op, prof, log_name, debug)
 
@@ -174,7 +222,12 @@ def reduce_scatter_tensor(
     output_tensor: torch.Tensor | None = None,
     tensor: torch.Tensor | None = None,
 ) -> WorkHandle | None:
-    """Reduce `input` over the group and scatter it to `output` (DeepSpeed: ``tensor``, ``output_tensor``)."""
+    """Reduce `input` over the group and scatter it to `output` (DeepSpeed: ``tensor``, ``output_tensor``).
+
+    Examples:
+        >>> with dsexplore.simulate(4):
+        ...     dist.reduce_scatter_tensor(torch.empty(8), torch.ones(32))
+    """
     kept = _either("reduce_scatter_tensor", "output", output, output_tensor, "output_tensor")
     given = _either("reduce_scatter_tensor", "input", input, tensor)
     args = (kept, given, to_torch(op), group, async_op)
@@ -191,7 +244,12 @@ def reduce_scatter_single(
     log_name: str = "reduce_scatter_single",
     debug: str | None = None,
 ) -> WorkHandle | None:
-    """Run `reduce_scatter_tensor` under torch's newer name."""
+    """Run `reduce_scatter_tensor` under torch's newer name.
+
+    Examples:
+        >>> with dsexplore.simulate(4):
+        ...     dist.reduce_scatter_single(torch.empty(8), torch.ones(32))
+    """
     args = (output, input, to_torch(op), group, async_op)
     return issue(s.REDUCE_SCATTER_SINGLE, args, group, async_op, prof, log_name, debug)
 
@@ -209,7 +267,12 @@ def all_to_all_single(
     *,
     tensor: torch.Tensor | None = None,
 ) -> WorkHandle | None:
-    """Send a part of `input` (DeepSpeed: ``tensor``) to each rank, and gather a part from each into `output`."""
+    """Send a part of `input` (DeepSpeed: ``tensor``) to each rank, and gather a part from each into `output`.
+
+    Examples:
+        >>> with dsexplore.simulate(4):
+        ...     dist.all_to_all_single(torch.empty(8), torch.ones(8))
+    """
     given = _either("all_to_all_single", "input", input, tensor)
     args = (output, given, output_split_sizes, input_split_sizes, group, async_op)
     return issue(s.ALL_TO_ALL_SINGLE, args, group, async_op, prof, log_name, debug)
@@ -224,7 +287,13 @@ def all_to_all(
     log_name: str = "all_to_all",
     debug: str | None = None,
 ) -> WorkHandle | None:
-    """Send one tensor to each rank, and receive one from each."""
+    """Send one tensor to each rank, and receive one from each.
+
+    Examples:
+        >>> with dsexplore.simulate(4):
+        ...     received = [torch.empty(2) for _ in range(4)]
+        ...     dist.all_to_all(received, [torch.ones(2) for _ in range(4)])
+    """
     args = (output_tensor_list, input_tensor_list, group, async_op)
     return issue(s.ALL_TO_ALL, args, group, async_op, prof, log_name, debug)
 
@@ -240,7 +309,13 @@ def gather(
     log_name: str = "gather",
     debug: str | None = None,
 ) -> WorkHandle | None:
-    """Gather each rank's `tensor` into `gather_list` on rank `dst`; global rank 0 by default."""
+    """Gather each rank's `tensor` into `gather_list` on rank `dst`; global rank 0 by default.
+
+    Examples:
+        >>> with dsexplore.simulate(4):
+        ...     parts = [torch.empty(8) for _ in range(4)]
+        ...     dist.gather(torch.ones(8), parts, dst=0)
+    """
     args = (tensor, gather_list, dst, group, async_op, group_dst)
     return issue(s.GATHER, args, group, async_op, prof, log_name, debug)
 
@@ -256,7 +331,12 @@ def scatter(
     log_name: str = "scatter",
     debug: str | None = None,
 ) -> WorkHandle | None:
-    """Send each rank one tensor of the `scatter_list` of rank `src`; global rank 0 by default."""
+    """Send each rank one tensor of the `scatter_list` of rank `src`; global rank 0 by default.
+
+    Examples:
+        >>> with dsexplore.simulate(4):
+        ...     dist.scatter(torch.empty(8), [torch.ones(8) for _ in range(4)], src=0)
+    """
     args = (tensor, scatter_list, src, group, async_op, group_src)
     return issue(s.SCATTER, args, group, async_op, prof, log_name, debug)
 
@@ -274,6 +354,10 @@ def barrier(
 
     Raises:
         UsageError: `timeout` is given, but this version of torch does not accept it.
+
+    Examples:
+        >>> with dsexplore.simulate(4):
+        ...     dist.barrier()
     """
     if timeout is not None and not has_barrier_timeout():
         raise UsageError("torch's barrier takes a timeout from version 2.13 on: call monitored_barrier(timeout=…)")
@@ -289,7 +373,12 @@ def monitored_barrier(
     log_name: str = "monitored_barrier",
     debug: str | None = None,
 ) -> None:
-    """Wait as `barrier`, and name the missing ranks in the error; gloo only."""
+    """Wait as `barrier`, and name the missing ranks in the error; gloo only.
+
+    Examples:
+        >>> with dsexplore.simulate(4, hardware="cpu"):
+        ...     dist.monitored_barrier()
+    """
     args = (group, timeout, wait_all_ranks)
     issue(s.MONITORED_BARRIER, args, group, False, prof, log_name, debug)
 
@@ -303,7 +392,12 @@ def all_reduce_coalesced(
     log_name: str = "all_reduce",
     debug: str | None = None,
 ) -> WorkHandle | None:
-    """Reduce several tensors of one dtype in one collective; the log shows them as members of a batch."""
+    """Reduce several tensors of one dtype in one collective; the log shows them as members of a batch.
+
+    Examples:
+        >>> with dsexplore.simulate(4):
+        ...     dist.all_reduce_coalesced([torch.ones(8), torch.ones(2)])
+    """
     members = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
     calls = [(tensor, to_torch(op), group) for tensor in members]
     return _coalesced(s.ALL_REDUCE_COALESCED, calls, group, async_op, prof, log_name, debug)
@@ -329,6 +423,10 @@ def all_gather_coalesced(
         prof: record the call even if the log does not record all.
         log_name: the name it is recorded under.
         debug: the caller's name.
+
+    Examples:
+        >>> with dsexplore.simulate(4):
+        ...     dist.all_gather_coalesced([torch.empty(32)], [torch.ones(8)])
     """
     if any(isinstance(output, (list, tuple)) for output in output_tensors):
         args = (output_tensors, input_tensors, group, async_op)

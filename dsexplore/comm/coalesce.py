@@ -96,6 +96,12 @@ def coalescing_manager(
         device: for backends with their own coalescing (NCCL); None if torch fuses the calls (gloo).
         async_ops: leave the block without waiting; ``wait()`` of the yielded batch waits for all.
         call: name of the call in errors and in the log.
+
+    Examples:
+        >>> with dsexplore.simulate(4):
+        ...     with dist.coalescing_manager():
+        ...         dist.all_reduce(torch.ones(8))
+        ...         dist.all_reduce(torch.ones(8))
     """
     live: Any = td.group.WORLD if group is None else group
     outer, batch, label = current.label, Batch(), LoggedCall(BATCH, call, is_wanted=False, ends_with_call=True)

@@ -25,19 +25,34 @@ _AML_PORT_OF_SEVERAL_NODES = 6105
 
 @names_arguments
 def in_aml(environment: Mapping[str, str] = os.environ) -> bool:
-    """Return True on Azure Machine Learning."""
+    """Return True on Azure Machine Learning.
+
+    Examples:
+        >>> dist.in_aml({"AZUREML_EXPERIMENT_ID": "7"})
+        True
+    """
     return "AZUREML_EXPERIMENT_ID" in environment
 
 
 @names_arguments
 def in_aws_sm(environment: Mapping[str, str] = os.environ) -> bool:
-    """Return True on AWS SageMaker."""
+    """Return True on AWS SageMaker.
+
+    Examples:
+        >>> dist.in_aws_sm({"SM_TRAINING_ENV": "{}"})
+        True
+    """
     return "SM_TRAINING_ENV" in environment
 
 
 @names_arguments
 def in_dlts(environment: Mapping[str, str] = os.environ) -> bool:
-    """Return True on a DLTS cluster, where Azure's variables are set but must be ignored."""
+    """Return True on a DLTS cluster, where Azure's variables are set but must be ignored.
+
+    Examples:
+        >>> dist.in_dlts({"DLTS_JOB_ID": "7"})
+        True
+    """
     return "DLTS_JOB_ID" in environment
 
 

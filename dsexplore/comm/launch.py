@@ -59,6 +59,12 @@ def init_distributed(
     Raises:
         UsageError: no launcher was found; the world should be there and is not; a bad configuration.
         ValueError: ``DEEPSPEED_TIMEOUT`` is no positive whole number.
+
+    Examples:
+        >>> with dsexplore.simulate(4):
+        ...     dist.init_distributed()
+        ...     print(dist.get_world_size())
+        4
     """
     global _backend
     configure(config)
@@ -103,7 +109,13 @@ def destroy_process_group(group: td.ProcessGroup | None = None) -> None:
 
 @names_arguments
 def initialize_mesh_device(mesh_shape: tuple[int, ...], mesh_dim_names: tuple[str, ...] | None) -> DeviceMesh:
-    """Create a DeviceMesh of all ranks."""
+    """Create a DeviceMesh of all ranks.
+
+    Examples:
+        >>> with dsexplore.simulate(4):
+        ...     dist.initialize_mesh_device((2, 2), ("dp", "tp")).size()
+        4
+    """
     require_initialized("initialize_mesh_device")
     backend = current_backend()
     assert backend is not None
@@ -134,6 +146,12 @@ def configure(
 
     Raises:
         UsageError: an unknown key or a value of the wrong type.
+
+    Examples:
+        >>> dist.configure(enabled=True, prof_all=False)
+        >>> dist.comms_logger.enabled
+        True
+        >>> dist.configure(enabled=False, prof_all=True)
     """
     config = _config_of(deepspeed_config) if deepspeed_config is not None else None
     if config is not None:

@@ -47,7 +47,13 @@ def all_gather_object(
     log_name: str = "all_gather_object",
     debug: str | None = None,
 ) -> Noop | None:
-    """Gather each rank's `obj` into `object_list`, on every rank."""
+    """Gather each rank's `obj` into `object_list`, on every rank.
+
+    Examples:
+        >>> with dsexplore.simulate(4):
+        ...     objects = [None] * 4
+        ...     dist.all_gather_object(objects, {"step": 1})
+    """
     return _issue(s.ALL_GATHER_OBJECT, (object_list, obj, group), group, weights_only, prof, log_name, debug)
 
 
@@ -62,7 +68,12 @@ def broadcast_object_list(
     log_name: str = "broadcast_object_list",
     debug: str | None = None,
 ) -> Noop | None:
-    """Copy the objects of rank `src` to every rank."""
+    """Copy the objects of rank `src` to every rank.
+
+    Examples:
+        >>> with dsexplore.simulate(4):
+        ...     dist.broadcast_object_list([{"step": 1}], src=0)
+    """
     args = (object_list, src, group, device, group_src)
     return _issue(s.BROADCAST_OBJECT_LIST, args, group, weights_only, prof, log_name, debug)
 
@@ -78,7 +89,12 @@ def gather_object(
     log_name: str = "gather_object",
     debug: str | None = None,
 ) -> Noop | None:
-    """Gather each rank's `obj` on rank `dst`."""
+    """Gather each rank's `obj` on rank `dst`.
+
+    Examples:
+        >>> with dsexplore.simulate(4):
+        ...     dist.gather_object({"step": 1}, [None] * 4, dst=0)
+    """
     args = (obj, object_gather_list, dst, group, group_dst)
     return _issue(s.GATHER_OBJECT, args, group, weights_only, prof, log_name, debug)
 
@@ -94,7 +110,15 @@ def scatter_object_list(
     log_name: str = "scatter_object_list",
     debug: str | None = None,
 ) -> Noop | None:
-    """Send each rank one object of rank `src`."""
+    """Send each rank one object of rank `src`.
+
+    Examples:
+        >>> with dsexplore.simulate(4):
+        ...     part = [None]
+        ...     dist.scatter_object_list(part, ["a", "b", "c", "d"], src=0)
+        >>> part
+        ['a']
+    """
     args = (scatter_object_output_list, scatter_object_input_list, src, group, group_src)
     return _issue(s.SCATTER_OBJECT_LIST, args, group, weights_only, prof, log_name, debug)
 
@@ -111,7 +135,12 @@ def send_object_list(
     log_name: str = "send_object_list",
     debug: str | None = None,
 ) -> Noop | None:
-    """Send objects to rank ``dst``."""
+    """Send objects to rank ``dst``.
+
+    Examples:
+        >>> with dsexplore.simulate(4):
+        ...     dist.send_object_list([{"step": 1}], dst=1)
+    """
     args = (object_list, dst, group, device, group_dst, use_batch)
     return _issue(s.SEND_OBJECT_LIST, args, group, weights_only, prof, log_name, debug)
 
@@ -128,6 +157,18 @@ def recv_object_list(
     log_name: str = "recv_object_list",
     debug: str | None = None,
 ) -> int:
-    """Receive objects into the list from rank `src`, or from any; return the sender's rank."""
+    """Receive objects into the list from rank `src`, or from any; return the sender's rank.
+
+    Examples:
+        >>> def exchange():
+        ...     received = [None]
+        ...     if dist.get_rank() == 0:
+        ...         dist.send_object_list([{"step": 1}], dst=1)
+        ...     else:
+        ...         dist.recv_object_list(received, src=0)
+        ...     return received
+        >>> dsexplore.run_ranks(exchange, 2).values
+        [[None], [{'step': 1}]]
+    """
     args = (object_list, src, group, device, group_src, use_batch)
     return cast("int", _issue(s.RECV_OBJECT_LIST, args, group, weights_only, prof, log_name, debug))

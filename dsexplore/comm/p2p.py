@@ -59,7 +59,12 @@ def send(
     log_name: str = "send",
     debug: str | None = None,
 ) -> None:
-    """Send `tensor` to rank `dst`, and wait until it may be modified."""
+    """Send `tensor` to rank `dst`, and wait until it may be modified.
+
+    Examples:
+        >>> with dsexplore.simulate(4):
+        ...     dist.send(torch.ones(8), dst=1)
+    """
     issue(s.SEND, (tensor, dst, group, tag, group_dst), group, False, prof, log_name, debug)
 
 
@@ -73,7 +78,13 @@ def recv(
     log_name: str = "recv",
     debug: str | None = None,
 ) -> int:
-    """Receive into `tensor` from rank `src`, or from any; return the sender's rank."""
+    """Receive into `tensor` from rank `src`, or from any; return the sender's rank.
+
+    Examples:
+        >>> with dsexplore.simulate(4):
+        ...     dist.recv(torch.empty(8), src=1)
+        1
+    """
     args = (tensor, src, group, tag, group_src)
     return cast("int", issue(s.RECV, args, group, False, prof, log_name, debug))  # of this op a number
 
@@ -89,7 +100,13 @@ def isend(
     log_name: str = "isend",
     debug: str | None = None,
 ) -> WorkHandle | None:
-    """Start to send `tensor` to rank `dst`, and return a handle."""
+    """Start to send `tensor` to rank `dst`, and return a handle.
+
+    Examples:
+        >>> with dsexplore.simulate(4):
+        ...     work = dist.isend(torch.ones(8), dst=1)
+        ...     _ = work.wait()
+    """
     return issue(s.ISEND, (tensor, dst, group, tag, group_dst), group, True, prof, log_name, debug)
 
 
@@ -104,7 +121,13 @@ def irecv(
     log_name: str = "irecv",
     debug: str | None = None,
 ) -> WorkHandle | None:
-    """Start to receive into `tensor` from rank `src`, or from any, and return a handle."""
+    """Start to receive into `tensor` from rank `src`, or from any, and return a handle.
+
+    Examples:
+        >>> with dsexplore.simulate(4):
+        ...     work = dist.irecv(torch.empty(8), src=1)
+        ...     _ = work.wait()
+    """
     return issue(s.IRECV, (tensor, src, group, tag, group_src), group, True, prof, log_name, debug)
 
 
@@ -129,7 +152,14 @@ def batch_isend_irecv(
     log_name: str = "batch_isend_irecv",
     debug: str | None = None,
 ) -> list[td.Work]:
-    """Start all sends and receives of the list and return their handles. In the log, the operations are one batch."""
+    """Start all sends and receives of the list and return their handles. In the log, the operations are one batch.
+
+    Examples:
+        >>> with dsexplore.simulate(4):
+        ...     operations = [dist.P2POp(dist.isend, torch.ones(8), 1), dist.P2POp(dist.irecv, torch.empty(8), 3)]
+        ...     handles = dist.batch_isend_irecv(operations)
+        ...     _ = [handle.wait() for handle in handles]
+    """
     group = getattr(p2p_op_list[0], "group", None) if p2p_op_list else None
     live = live_group(group)
     operations, copies = list(p2p_op_list), []

@@ -30,48 +30,97 @@ def require_initialized(call: str) -> None:
 
 
 def is_available() -> bool:
-    """Return True if torch was built with torch.distributed."""
+    """Return True if torch was built with torch.distributed.
+
+    Examples:
+        >>> dist.is_available()
+        True
+    """
     return td.is_available()
 
 
 def is_initialized() -> bool:
-    """Return True if there is a world, no matter who initialized it."""
+    """Return True if there is a world, no matter who initialized it.
+
+    Examples:
+        >>> with dsexplore.simulate(4):
+        ...     dist.is_initialized()
+        True
+        >>> dist.is_initialized()
+        False
+    """
     return td.is_available() and td.is_initialized()
 
 
 def get_rank(group: td.ProcessGroup | None = None) -> int:
-    """Return this rank's number in the group (None: the world); −1 if it is not in the group."""
+    """Return this rank's number in the group (None: the world); −1 if it is not in the group.
+
+    Examples:
+        >>> with dsexplore.simulate(4):
+        ...     dist.get_rank()
+        0
+    """
     require_initialized("get_rank")
     return td.get_rank(group)
 
 
 def get_world_size(group: td.ProcessGroup | None = None) -> int:
-    """Return the size of the group (None: the world); −1 if this rank is not in it."""
+    """Return the size of the group (None: the world); −1 if this rank is not in it.
+
+    Examples:
+        >>> with dsexplore.simulate(4):
+        ...     dist.get_world_size()
+        4
+    """
     require_initialized("get_world_size")
     return td.get_world_size(group)
 
 
 def get_backend(group: td.ProcessGroup | None = None) -> str:
-    """Return the name of the group's backend."""
+    """Return the name of the group's backend.
+
+    Examples:
+        >>> with dsexplore.simulate(4):
+        ...     dist.get_backend()
+        'fake'
+    """
     require_initialized("get_backend")
     return str(td.get_backend(group))
 
 
 def get_world_group() -> td.ProcessGroup:
-    """Return the group of all ranks."""
+    """Return the group of all ranks.
+
+    Examples:
+        >>> with dsexplore.simulate(4):
+        ...     dist.get_world_group().size()
+        4
+    """
     require_initialized("get_world_group")
     assert td.group.WORLD is not None
     return td.group.WORLD
 
 
 def get_local_rank() -> int:
-    """Return this rank's number on its machine, from the launcher's environment; 0 without one."""
+    """Return this rank's number on its machine, from the launcher's environment; 0 without one.
+
+    Examples:
+        >>> with dsexplore.simulate(4):
+        ...     dist.get_local_rank()
+        0
+    """
     require_initialized("get_local_rank")
     return get_local_rank_from_launcher()
 
 
 def get_global_rank(group: td.ProcessGroup | None = None, group_rank: int = 0) -> int:
-    """Return the global rank of a rank of the group."""
+    """Return the global rank of a rank of the group.
+
+    Examples:
+        >>> with dsexplore.simulate(4):
+        ...     dist.get_global_rank(dist.new_group([0, 2]), 1)
+        2
+    """
     require_initialized("get_global_rank")
     live: Any = td.group.WORLD if group is None else group
     try:
@@ -82,7 +131,13 @@ def get_global_rank(group: td.ProcessGroup | None = None, group_rank: int = 0) -
 
 
 def get_all_ranks_from_group(group: td.ProcessGroup | None = None) -> list[int]:
-    """Return the global ranks of the group, in the group's order; empty if this rank is not in it."""
+    """Return the global ranks of the group, in the group's order; empty if this rank is not in it.
+
+    Examples:
+        >>> with dsexplore.simulate(4):
+        ...     dist.get_all_ranks_from_group(dist.new_group([0, 2]))
+        [0, 2]
+    """
     require_initialized("get_all_ranks_from_group")
     live: Any = td.group.WORLD if group is None else group
     return [] if live == td.GroupMember.NON_GROUP_MEMBER else td.get_process_group_ranks(live)
@@ -91,7 +146,13 @@ def get_all_ranks_from_group(group: td.ProcessGroup | None = None) -> list[int]:
 @names_arguments
 @with_options(list(signature(td.new_group).parameters.values())[1:])
 def new_group(ranks: Sequence[int] | None = None, *args: Any, **named: Any) -> td.ProcessGroup:
-    """Create a group of these ranks; every rank of the world must make the call. Further parameters are torch's."""
+    """Create a group of these ranks; every rank of the world must make the call. Further parameters are torch's.
+
+    Examples:
+        >>> with dsexplore.simulate(4):
+        ...     dist.new_group([0, 2]).size()
+        2
+    """
     require_initialized("new_group")
     try:
         group: td.ProcessGroup = td.new_group(None if ranks is None else list(ranks), *args, **named)
@@ -102,17 +163,35 @@ def new_group(ranks: Sequence[int] | None = None, *args: Any, **named: Any) -> t
 
 
 def get_local_rank_from_launcher() -> int:
-    """Return the rank on this machine from ``LOCAL_RANK``, else Open MPI's variable, else 0."""
+    """Return the rank on this machine from ``LOCAL_RANK``, else Open MPI's variable, else 0.
+
+    Examples:
+        >>> with dsexplore.simulate(4):
+        ...     dist.get_local_rank_from_launcher()
+        0
+    """
     return _from_launcher("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", 0)
 
 
 def get_world_rank_from_launcher() -> int:
-    """Return the rank in the world from ``RANK``, else Open MPI's variable, else 0."""
+    """Return the rank in the world from ``RANK``, else Open MPI's variable, else 0.
+
+    Examples:
+        >>> with dsexplore.simulate(4):
+        ...     dist.get_world_rank_from_launcher()
+        0
+    """
     return _from_launcher("RANK", "OMPI_COMM_WORLD_RANK", 0)
 
 
 def get_world_size_from_launcher() -> int:
-    """Return the size of the world from ``WORLD_SIZE``, else Open MPI's variable, else 1."""
+    """Return the size of the world from ``WORLD_SIZE``, else Open MPI's variable, else 1.
+
+    Examples:
+        >>> with dsexplore.simulate(4):
+        ...     dist.get_world_size_from_launcher()
+        4
+    """
     return _from_launcher("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", 1)
 
 

@@ -61,37 +61,67 @@ class Noop:
 
 @names_arguments
 def all_gather_comm_off(flag: bool = False) -> None:
-    """Turn every all_gather off if `flag`, else on again."""
+    """Turn every all_gather off if `flag`, else on again.
+
+    Examples:
+        >>> dist.all_gather_comm_off(True)
+        >>> dist.all_gather_comm_off(False)
+    """
     turn("all_gather", flag)
 
 
 @names_arguments
 def reduce_scatter_comm_off(flag: bool = False) -> None:
-    """Turn every reduce_scatter off if `flag`, else on again."""
+    """Turn every reduce_scatter off if `flag`, else on again.
+
+    Examples:
+        >>> dist.reduce_scatter_comm_off(True)
+        >>> dist.reduce_scatter_comm_off(False)
+    """
     turn("reduce_scatter", flag)
 
 
 @names_arguments
 def broadcast_comm_off(flag: bool = False) -> None:
-    """Turn every broadcast off if `flag`, else on again."""
+    """Turn every broadcast off if `flag`, else on again.
+
+    Examples:
+        >>> dist.broadcast_comm_off(True)
+        >>> dist.broadcast_comm_off(False)
+    """
     turn("broadcast", flag)
 
 
 @names_arguments
 def all_reduce_comm_off(flag: bool = False) -> None:
-    """Turn every all_reduce off if `flag`, else on again."""
+    """Turn every all_reduce off if `flag`, else on again.
+
+    Examples:
+        >>> dist.all_reduce_comm_off(True)
+        >>> dist.all_reduce_comm_off(False)
+    """
     turn("all_reduce", flag)
 
 
 @names_arguments
 def reduce_comm_off(flag: bool = False) -> None:
-    """Turn every reduce off if `flag`, else on again."""
+    """Turn every reduce off if `flag`, else on again.
+
+    Examples:
+        >>> dist.reduce_comm_off(True)
+        >>> dist.reduce_comm_off(False)
+    """
     turn("reduce", flag)
 
 
 @names_arguments
 def backward_comm_off(flag: bool = False) -> None:
-    """Turn every all_gather and reduce_scatter off if `flag`, else on again."""
+    """Turn every all_gather and reduce_scatter off if `flag`, else on again.
+
+    Examples:
+        >>> dist.backward_comm_off(True)
+        >>> dist.backward_comm_off(False)
+    """
     turn("backward", flag)
 
 
@@ -104,6 +134,10 @@ def comm_off(*switches: str) -> Iterator[None]:
 
     Raises:
         UsageError: no such switch.
+
+    Examples:
+        >>> with dsexplore.simulate(4), dist.comm_off("all_reduce"):
+        ...     _ = dist.all_reduce(torch.ones(8))  # sends nothing
     """
     for switch in switches:
         if switch not in SWITCHES:

@@ -21,6 +21,10 @@ def required_torch_version(min_version: str | float | None = None, max_version: 
     """Return True if torch is at least `min_version` and at most `max_version`, both included.
 
     Write versions as text: as a number, 2.10 is 2.1.
+
+    Examples:
+        >>> dist.required_torch_version(min_version="2.0")
+        True
     """
     installed = TorchVersion(torch.__version__.partition("+")[0])
     if min_version is not None and installed < TorchVersion(str(min_version)):
@@ -44,12 +48,22 @@ def torch_ver_ge_1_13() -> bool:
 
 
 def has_coalescing_manager() -> bool:
-    """Return True if torch can launch several collectives as one."""
+    """Return True if torch can launch several collectives as one.
+
+    Examples:
+        >>> dist.has_coalescing_manager()
+        True
+    """
     return is_there(coalescing_manager)
 
 
 def has_all_reduce_coalesced() -> bool:
-    """Return True if torch can reduce several tensors as one."""
+    """Return True if torch can reduce several tensors as one.
+
+    Examples:
+        >>> dist.has_all_reduce_coalesced()
+        True
+    """
     return hasattr(td, "all_reduce_coalesced")
 
 

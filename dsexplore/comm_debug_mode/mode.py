@@ -108,6 +108,12 @@ class CommDebugMode(torchs.CommDebugMode):
             model(x).sum().backward()
         mode.get_comm_counts()[torch.ops.c10d_functional.all_reduce]
         print(mode.generate_comm_debug_tracing_table(noise_level=1))
+
+    Examples:
+        >>> with dsexplore.simulate(4), dsexplore.CommDebugMode() as mode:
+        ...     dist.all_reduce(torch.ones(256))
+        >>> mode.get_total_counts()
+        1
     """
 
     advanced_module_tracker: CommModeModuleTracker  # type: ignore[assignment] # with the attributes of torch's
@@ -223,17 +229,31 @@ class CommDebugMode(torchs.CommDebugMode):
         self._operations = {}
 
     def get_comm_module_counts(self) -> dict[str, ModuleCounts]:
-        """Return `comm_module_counts`, where an op is a key beside the phases, as in earlier versions."""
+        """Return `comm_module_counts`, where an op is a key beside the phases, as in earlier versions.
+
+        Examples:
+            >>> list(mode.get_comm_module_counts())
+            ['Global']
+        """
         return self.comm_module_counts
 
     def print_parameter_info(self) -> None:
-        """Print what `get_parameter_info` returns."""
+        """Print what `get_parameter_info` returns.
+
+        Examples:
+            >>> mode.print_parameter_info()  # no module ran
+            {}
+        """
         self.advanced_module_tracker.print_parameter_info()
 
     print_paramater_info = print_parameter_info
 
     def print_sharding_info(self) -> None:
-        """Print what `get_sharding_info` returns, a line per parameter."""
+        """Print what `get_sharding_info` returns, a line per parameter.
+
+        Examples:
+            >>> mode.print_sharding_info()  # no module ran
+        """
         self.advanced_module_tracker.print_sharding_info()
 
     def _as_torchs(self) -> Any:
@@ -241,7 +261,12 @@ class CommDebugMode(torchs.CommDebugMode):
         return torch_json.torchs_mode(tree, self.comm_module_counts, self.comm_module_operation_counts)
 
     def generate_module_tracing_table(self) -> str:
-        """Return the modules, indented, each with its collectives: the table of earlier versions."""
+        """Return the modules, indented, each with its collectives: the table of earlier versions.
+
+        Examples:
+            >>> "allreduce_: 1" in mode.generate_module_tracing_table()
+            True
+        """
         return earlier_table(self.advanced_module_tracker.tree, self.comm_module_counts)
 
     def generate_comm_debug_tracing_table(self, noise_level: int = 3) -> str:
@@ -250,23 +275,45 @@ class CommDebugMode(torchs.CommDebugMode):
         Args:
             noise_level: 0: collectives; 1: and types, parameters, and operations on DTensors; 2: and other operations;
                 3: and trivial ones, see `trivial_ops`.
+
+        Examples:
+            >>> "allreduce_" in mode.generate_comm_debug_tracing_table(noise_level=0)
+            True
         """
         return table(self._as_torchs(), noise_level)
 
     def generate_json_dump(
         self, file_name: str | os.PathLike[str] = "comm_mode_log.json", noise_level: int = 3
     ) -> None:
-        """Write the tree of `generate_comm_debug_tracing_table` as JSON."""
+        """Write the tree of `generate_comm_debug_tracing_table` as JSON.
+
+        Examples:
+            >>> mode.generate_json_dump("modules.json")
+            >>> Path("modules.json").exists()
+            True
+        """
         torch_json.write_json(self._as_torchs(), file_name, noise_level)
 
     def log_comm_debug_tracing_table_to_file(
         self, file_name: str | os.PathLike[str] = "comm_mode_log.txt", noise_level: int = 3
     ) -> None:
-        """Write `generate_comm_debug_tracing_table` without its colors."""
+        """Write `generate_comm_debug_tracing_table` without its colors.
+
+        Examples:
+            >>> mode.log_comm_debug_tracing_table_to_file("table.txt")
+            >>> Path("table.txt").exists()
+            True
+        """
         write_plain(self.generate_comm_debug_tracing_table(noise_level), file_name)
 
     def log_module_tracing_table_to_file(self, file_name: str | os.PathLike[str] = "output.txt") -> None:
-        """Write `generate_module_tracing_table` without its colors."""
+        """Write `generate_module_tracing_table` without its colors.
+
+        Examples:
+            >>> mode.log_module_tracing_table_to_file("modules.txt")
+            >>> Path("modules.txt").exists()
+            True
+        """
         write_plain(self.generate_module_tracing_table(), file_name)
 
 

@@ -240,5 +240,10 @@ def _compute(section: dict[str, float]) -> Compute:
 
 
 def known_clusters() -> list[str]:
-    """Return the names of the clusters with a data file in this package."""
+    """Return the names of the clusters with a data file in this package.
+
+    Examples:
+        >>> "dgx-h100" in known_clusters()
+        True
+    """
     return CLUSTERS.names()

@@ -37,7 +37,7 @@ class Play:
 
     @property
     def events(self) -> pl.DataFrame:
-        """The collectives, in program order; of start-up none."""
+        """Collectives, in program order; of start-up none."""
         return self.trace.events.filter(pl.col("phase") != "start-up")
 
     def of(self, op: str) -> pl.DataFrame:

@@ -103,7 +103,7 @@ class _Run:
 
     @cached_property
     def keys(self) -> list[Key]:
-        """Keys of all records: steps, phases, and within these the order in which they were recorded first."""
+        """Keys by step, then by phase, then in the order in which they were first recorded."""
         order = ("forward", "backward", "gradient", "optimizer")
         return sorted(self._by_key, key=lambda key: (key[0], order.index(key[1])))
 

@@ -39,6 +39,11 @@ class Sharding(Displayable):
         mesh: the ranks.
         tensors: the tensors, each with its placements.
         notes: what a reader must know.
+
+    Examples:
+        >>> sharding = dsexplore.sharding({"w": ((8, 6), "S(0), R")}, mesh="dp=2,tp=2")
+        >>> sharding
+        <Sharding of 1 tensor, 192 B, on dp=2,tp=2, 4 ranks>
     """
 
     def __init__(self, title: str, mesh: Mesh, tensors: Iterable[PlacedTensor], notes: Iterable[str] = ()) -> None:
@@ -82,6 +87,10 @@ class Sharding(Displayable):
 
         Raises:
             UsageError: several tensors, one without a mesh, or placements that do not fit or are Partial.
+
+        Examples:
+            >>> sharding.redistribute("R, S(1)").to_frame().select("op", "axis").rows()
+            [('', 'tp'), ('all_gather', 'dp')]
         """
         if len(self) != 1:
             raise UsageError("redistribute() is of one tensor: name it, sharding['…'].redistribute(…)")
@@ -99,6 +108,10 @@ class Sharding(Displayable):
 
         Raises:
             UsageError: a rank that is not on the mesh, or a table of millions of rows.
+
+        Examples:
+            >>> sharding.to_frame(ranks=0).select("local_shape", "index", "bytes").rows()
+            [([4, 6], '0:4 | 0:6', 96)]
         """
         wanted = [ranks] if isinstance(ranks, int) else None if ranks is None else list(ranks)
         count = self.mesh.size if wanted is None else len(wanted)
@@ -156,6 +169,10 @@ class Sharding(Displayable):
         Columns: ``tensor``, ``shape``, ``dtype``, ``placements`` and ``mesh`` (its own; empty for a plain tensor),
         ``bytes`` (the whole tensor), ``copies`` (ranks that hold the same shard), ``local_shape`` and ``local_bytes``
         of the rank that holds most, ``worst_rank`` (the first such one), ``smallest_bytes``, ``empty_ranks``.
+
+        Examples:
+            >>> sharding.summary().select("tensor", "copies", "local_bytes").rows()
+            [('w', 2, 96)]
         """
         row_of: dict[tuple[object, ...], tuple[object, ...]] = {}
         rows = []
@@ -185,7 +202,12 @@ class Sharding(Displayable):
         )
 
     def shapes(self, tensor: PlacedTensor) -> list[RankGroup]:
-        """Return the groups of ranks that hold the same local shape of a tensor, the largest shape first."""
+        """Return the groups of ranks that hold the same local shape of a tensor, the largest shape first.
+
+        Examples:
+            >>> [(group.count, group.value) for group in sharding.shapes(sharding.tensors[0])]
+            [(4, (4, 6))]
+        """
         blocks = blocks_of(self.mesh, [tensor])
         return group_blocks(blocks, blocks.local_shapes(tensor))
 
@@ -210,6 +232,10 @@ class Sharding(Displayable):
 
         Raises:
             UsageError: an optimizer that is not known.
+
+        Examples:
+            >>> sharding.memory("AdamW").select("which", "parameters", "optimizer").rows()
+            [('all', 96, 192)]
         """
         assumed = assume(optimizer, state_dtype, gradient_dtype)
         rows = [

@@ -49,6 +49,10 @@ def sharding(
 
     Raises:
         UsageError: placements that do not fit the mesh or the shape, or something that cannot be placed.
+
+    Examples:
+        >>> dsexplore.sharding((8, 6), "S(0), R", mesh="dp=2,tp=2").to_frame().select("rank", "index").rows()
+        [(0, '0:4 | 0:6'), (1, '0:4 | 0:6'), (2, '4:8 | 0:6'), (3, '4:8 | 0:6')]
     """
     if isinstance(shown, nn.Module):
         _refuse(placements, "a model", "its parameters")

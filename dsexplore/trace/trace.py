@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sized
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar
 
 import polars as pl
 
@@ -14,6 +14,7 @@ from dsexplore.display import Displayable, OptionsOfView
 from dsexplore.errors import UsageError
 from dsexplore.signatures import names_arguments, with_options
 from dsexplore.trace import files, schema
+from dsexplore.trace.analyses import Analyses
 from dsexplore.trace.diff import compare
 from dsexplore.trace.exports import write_csv, write_perfetto
 from dsexplore.trace.merge import merge_as_they_come, merge_modules
@@ -22,31 +23,31 @@ from dsexplore.trace.select import check_names, select
 from dsexplore.trace.step_marks import StepMarks
 from dsexplore.trace.tables import Tables, TraceInfo
 from dsexplore.trace.torch_json import write_torch_json
-from dsexplore.trace.totals import totals
-from dsexplore.trace.unmatched import unmatched
 from dsexplore.units import format_count
 
 if TYPE_CHECKING:
-    from dsexplore.analysis.findings.finding import Findings
-    from dsexplore.analysis.headline import Headline
     from dsexplore.analysis.numeric_difference import NumericDifference
-    from dsexplore.analysis.parameter_history import ParameterHistory
     from dsexplore.analysis.plan_difference import PlanDifference
-    from dsexplore.analysis.skew import Skew
     from dsexplore.analysis.step_timeline import Timeline
-    from dsexplore.analysis.world_map import WorldMap
-    from dsexplore.cost.cluster import Cluster
-    from dsexplore.cost.prediction import Prediction
     from dsexplore.views.explorer.explorer import Explorer
     from dsexplore.views.trace.diff_explorer import DiffExplorer
 
 
-class Trace(Displayable):
+class Trace(Analyses):
     """Collectives, parameters, modules and groups of a recorded program.
 
     Args:
         tables: the content, or a function that returns it: while a recording runs, the content so far.
         steps: marks the steps of the recording; None where none runs.
+
+    Examples:
+        >>> with dsexplore.commtrace(mesh="dp=4") as trace:
+        ...     dist.all_reduce(torch.ones(256))
+        ...     dist.barrier()
+        >>> trace
+        <Trace: 2 collectives of rank 0, world of 4>
+        >>> trace.events.select("op", "axis", "message_bytes").rows()
+        [('all_reduce', 'dp', 1024), ('barrier', 'dp', 0)]
     """
 
     if TYPE_CHECKING:
@@ -99,6 +100,14 @@ class Trace(Displayable):
 
         Raises:
             UsageError: the recording has ended.
+
+        Examples:
+            >>> with dsexplore.commtrace(world_size=4) as trace:
+            ...     for _ in range(2):
+            ...         dist.barrier()
+            ...         trace.step()
+            >>> trace.events["step"].to_list()
+            [0, 1]
         """
         step_marks(self, "trace.step()").step()
 
@@ -119,7 +128,12 @@ class Trace(Displayable):
         return f"<Trace: {format_count(events, 'collective')} of {of_ranks}, world of {size:,}>"
 
     def to_frame(self) -> pl.DataFrame:
-        """Return the events as a polars frame; call ``.to_pandas()`` on it for a pandas one."""
+        """Return the events as a polars frame; call ``.to_pandas()`` on it for a pandas one.
+
+        Examples:
+            >>> trace.to_frame()["op"].to_list()
+            ['all_reduce', 'barrier']
+        """
         return self.events
 
     @with_options(("module", *schema.EVENTS))
@@ -133,6 +147,10 @@ class Trace(Displayable):
         Raises:
             UsageError: no such column, a value of another type than the column's, or a phase, op, axis, group or
                 module that the trace does not know.
+
+        Examples:
+            >>> trace.where(op="barrier")
+            <Trace: 1 collective of rank 0, world of 4>
         """
         tables = self.tables
         check_names(tables, conditions)
@@ -143,6 +161,10 @@ class Trace(Displayable):
 
         Raises:
             UsageError: the directory has files of ranks that this trace has not.
+
+        Examples:
+            >>> trace.save("step.parquet").name
+            'step.parquet'
         """
         return files.save(self.tables, path)
 
@@ -157,6 +179,10 @@ class Trace(Displayable):
             FileNotFoundError: nothing is there.
             TraceFileError: a file that is truncated, damaged, foreign or from a newer version; a directory without
                 trace files, or with files that do not belong to one recording.
+
+        Examples:
+            >>> dsexplore.Trace.load(trace.save("step.parquet"))
+            <Trace: 2 collectives of rank 0, world of 4>
         """
         if isinstance(path, (str, os.PathLike)):
             return cls(files.load(path))
@@ -171,176 +197,40 @@ class Trace(Displayable):
 
         Raises:
             UsageError: none given, a rank given twice, or traces of different worlds.
+
+        Examples:
+            >>> traces = []
+            >>> for rank in range(2):
+            ...     with dsexplore.commtrace(world_size=2, rank=rank) as of_rank:
+            ...         dist.barrier()
+            ...     traces.append(of_rank)
+            >>> dsexplore.Trace.merge(traces)
+            <Trace: 2 collectives of 2 ranks, world of 2>
         """
         total = len(traces) if isinstance(traces, Sized) else None
         return Trace(merge_as_they_come((trace.tables for trace in traces), "merging", total))
-
-    def unmatched(self) -> pl.DataFrame:
-        """Return messages between recorded ranks that are sent but not received, or vice versa, or differ in size.
-
-        One row each, with both ranks, sizes and source lines; empty if all sends have their receives. The notes of a
-        merged trace list the first ones. See `dsexplore.trace.unmatched`.
-        """
-        return unmatched(self.tables)
-
-    def skew(self) -> Skew:
-        """Return a `Skew`: which ranks are late to collectives, how long the others wait, how long transfers take.
-
-        It shows itself with a picture. ``.sentence`` says it, ``.late_ranks`` are the ranks, ``.to_frame()`` has a row
-        per collective that several ranks measured, and ``.to_frame(by="rank")``, ``"module"``, ``"axis"``, ``"phase"``,
-        ``"op"`` or ``"group"`` sums of them. A simulated trace has no times, and says so.
-        """
-        skew: Skew = run_pass("skew", self.tables)
-        return skew
-
-    def findings(self) -> Findings:
-        """Return the traffic that the program need not send, as `dsexplore.analysis.findings.finding.Findings`.
-
-        Each finding has module, line, bytes per rank and step, why, and a change to try. Findings show themselves as a
-        table; ``.to_frame()`` is one, and ``.trace(0)`` has the events that the first finding speaks of.
-        """
-        findings: Findings = run_pass("findings", self.tables)
-        return findings
-
-    def headline(self) -> Headline:
-        """Return a `dsexplore.analysis.headline.Headline`: what a step sends, in at most four sentences.
-
-        ``.to_frame()`` has the bytes per rank and step by mesh axis, and milliseconds where times were measured.
-        """
-        headline: Headline = run_pass("headline", self.tables)
-        return headline
-
-    def timeline(
-        self,
-        lanes: str | None = None,
-        colors: str | None = None,
-        *,
-        sizes: str = "wire",
-        hardware: Cluster | str | os.PathLike[str] | None = None,
-    ) -> Timeline:
-        """Return a `dsexplore.analysis.step_timeline.Timeline`: the step's collectives over time, in lanes.
-
-        Times are measured ones where the ranks were real, and predicted ones where hardware is named. Simulated ranks
-        have none: one is shown in program order, several in the earliest order in which they can run, given that they
-        wait for one another.
-
-        Args:
-            lanes: what has a lane of its own: ``phase``, ``axis``, ``module``, ``op``, ``rank`` or ``collective``, an
-                op on an axis. None: ranks where there are several, else phases. ``stage``: the schedule of a pipeline.
-                With hardware: ``stream``, the compute stream and the streams of collectives (None is the same), or
-                ``stage``.
-            colors: what the colors say: ``phase``, ``axis``, ``op`` or ``rank``.
-            sizes: which bytes the spans have, ``wire`` or ``message``.
-            hardware: the machine that a step is predicted on, as `predict` takes it.
-
-        Raises:
-            UsageError: no such lanes, colors, sizes or hardware; no pipeline; hardware without ``costs=True``.
-        """
-        options = {"lanes": lanes, "colors": colors, "sizes": sizes}
-        timeline: Timeline
-        if hardware is not None or lanes == "stage":
-            timeline = run_pass("predicted_timeline", self.tables, **options, hardware=hardware)
-        else:
-            timeline = run_pass("timeline", self.tables, **options)
-        return timeline
-
-    def world_map(
-        self,
-        ranks_per_node: int | None = None,
-        *,
-        sizes: str = "wire",
-        axis: str | None = None,
-        shade: str | None = None,
-        hardware: Cluster | str | os.PathLike[str] | None = None,
-    ) -> WorldMap:
-        """Return a `dsexplore.analysis.world_map.WorldMap`: the ranks that each rank communicates with, by node.
-
-        Args:
-            ranks_per_node: ranks on each node; consecutive ones share a node. None: the cluster's number, else 8. With
-                hardware whose NVLink domains are several nodes, boxes are domains.
-            sizes: which bytes it shows, ``wire`` or ``message``.
-            axis: the mesh axis whose groups are outlined.
-            shade: ``bytes``, or ``seconds`` in which collectives of a rank or a link ran; None: seconds with hardware.
-            hardware: the machine that seconds are predicted on, as `predict` takes it; None for measured ones.
-
-        Raises:
-            UsageError: fewer than one rank per node, no such sizes, axis, shade or hardware, or no times for seconds.
-        """
-        options = {"ranks_per_node": ranks_per_node, "sizes": sizes, "axis": axis}
-        world: WorldMap
-        if hardware is None or shade == "bytes":
-            options |= {"ranks_per_node": 8} if ranks_per_node is None else {}
-            world = run_pass("world_map", self.tables, **options, shade=shade or "bytes")
-        else:
-            seen = shade or "seconds"
-            world = run_pass("predicted_world_map", self.tables, **options, shade=seen, hardware=hardware)
-        return world
-
-    def parameter_history(self, name: str, sizes: str = "wire") -> ParameterHistory:
-        """Return one parameter's shards and its traffic in a step.
-
-        Args:
-            name: as in ``trace.parameters["name"]``, or its end: ``layers.0.attention.wq.weight``.
-            sizes: which bytes are shown, ``"wire"`` or ``"message"``.
-
-        Raises:
-            UsageError: no such sizes or parameter, or several that end so.
-        """
-        history: ParameterHistory = run_pass("parameter_history", self.tables, parameter=name, sizes=sizes)
-        return history
 
     def diff(self, other: Trace) -> TraceDiff:
         """Return the traffic of `other` minus that of this trace, per module × op × axis × phase.
 
         Raises:
             UsageError: ``other`` is no trace.
+
+        Examples:
+            >>> trace.diff(trace.where(op="barrier"))
+            <TraceDiff: 1 difference, 2 collectives before and 1 after>
         """
         if not isinstance(other, Trace):
             raise UsageError(f"a trace is compared with a trace, not with {other!r}: of a saved one, give load(path)")
         return TraceDiff(Trace(self.tables), Trace(other.tables))
 
-    def predict(
-        self,
-        hardware: Cluster | str | os.PathLike[str] = "h100",
-        *,
-        ranks_per_node: int | None = None,
-        compiled: bool | None = None,
-        overlap: bool = True,
-        step: int | None = None,
-        async_tp: bool = False,
-        attention: Literal["flash-2", "cudnn"] = "flash-2",
-    ) -> Prediction:
-        """Predict how long one step of this program takes on a cluster and how much memory it needs, with ranges.
-
-        Args:
-            hardware: a GPU (``"h100"`` means ``"dgx-h100"``), a cluster, ``"cpu"``, the path of a cluster's file,
-                or a `Cluster`.
-            ranks_per_node: ranks that a launcher starts on each node, where it is not the cluster's number.
-            compiled: whether modules run compiled; None for as the program asked.
-            overlap: whether communication may run beside compute.
-            step: which step of the trace; None for the last of those that train most and, of these, evaluate least.
-            async_tp: whether collectives of tensor parallelism run in pieces beside their products, as torch's async
-                tensor parallelism and Megatron's ``--tp-comm-overlap`` do.
-            attention: whose attention kernels run: those of FlashAttention-2, or of cuDNN where they are faster.
-
-        Raises:
-            UsageError: the trace was recorded without ``costs=True``, has no such step, or there is no such hardware.
-        """
-        prediction: Prediction = run_pass(
-            "predict",
-            self.tables,
-            hardware=hardware,
-            ranks_per_node=ranks_per_node,
-            compiled=compiled,
-            overlap=overlap,
-            step=step,
-            async_tp=async_tp,
-            attention=attention,
-        )
-        return prediction
-
     def to_csv(self, path: str | os.PathLike[str]) -> Path:
-        """Write the events as comma-separated values and return the path; a shape is written ``8x1024``."""
+        """Write the events as comma-separated values and return the path; a shape is written ``8x1024``.
+
+        Examples:
+            >>> trace.to_csv("events.csv").read_text().count("all_reduce")
+            1
+        """
         return write_csv(self.tables, path)
 
     def to_perfetto(self, path: str | os.PathLike[str]) -> Path:
@@ -348,33 +238,21 @@ class Trace(Displayable):
 
         One process per rank, one track per group; without measured times, events stand in program order, 1 µs each.
         A path that ends with ``.gz`` is compressed.
+
+        Examples:
+            >>> trace.to_perfetto("timeline.json.gz").name
+            'timeline.json.gz'
         """
         return write_perfetto(self.tables, path)
 
     def to_torch_json(self, path: str | os.PathLike[str] = "comm_mode_log.json") -> Path:
-        """Write the module tree in the form of torch's ``CommDebugMode.generate_json_dump`` and return the path."""
-        return write_torch_json(self.tables, path)
+        """Write the module tree in the form of torch's ``CommDebugMode.generate_json_dump`` and return the path.
 
-    def by_module(self) -> pl.DataFrame:
-        """Return count and bytes per owner module and axis.
-
-        As in `by_op`, `by_axis` and `by_phase`, the sums are over all ranks of the trace, and include the ranks that a
-        rank represents (`TraceInfo.stands_for`).
+        Examples:
+            >>> trace.to_torch_json("log.json").name
+            'log.json'
         """
-        return totals(self.tables, "owner", "axis")
-
-    def by_op(self) -> pl.DataFrame:
-        """Return count and bytes per op."""
-        return totals(self.tables, "op")
-
-    def by_axis(self) -> pl.DataFrame:
-        """Return count and bytes per mesh axis."""
-        return totals(self.tables, "axis")
-
-    def by_phase(self) -> pl.DataFrame:
-        """Return count and bytes per phase, in the order in which a step runs them."""
-        order = {phase: place for place, phase in enumerate(schema.PHASES)}
-        return totals(self.tables, "phase").sort(pl.col("phase").replace_strict(order, default=99))
+        return write_torch_json(self.tables, path)
 
 
 def step_marks(trace: Trace, call: str = "step_marks(trace)") -> StepMarks:
@@ -400,13 +278,29 @@ def finish(trace: Trace, tables: Callable[[], Tables]) -> None:
 
 @names_arguments
 def load(path: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> Trace:
-    """Read a trace: one file, a directory with one file per rank, or several files; see `Trace.load`."""
+    """Read a trace: one file, a directory with one file per rank, or several files; see `Trace.load`.
+
+    Examples:
+        >>> with dsexplore.commtrace(world_size=4, save="ranks") as trace:
+        ...     dist.barrier()
+        >>> dsexplore.load("ranks")
+        <Trace: 1 collective of rank 0, world of 4>
+    """
     return Trace.load(path)
 
 
 @dataclass(frozen=True)
 class TraceDiff(Displayable):
-    """Two traces side by side: ``before`` and ``after``. Counts and bytes are sums over all ranks of each."""
+    """Two traces side by side: ``before`` and ``after``. Counts and bytes are sums over all ranks of each.
+
+    Examples:
+        >>> with dsexplore.commtrace(mesh="dp=4") as trace:
+        ...     dist.all_reduce(torch.ones(256))
+        ...     dist.barrier()
+        >>> diff = trace.diff(trace.where(op="barrier"))
+        >>> diff
+        <TraceDiff: 1 difference, 2 collectives before and 1 after>
+    """
 
     before: Trace
     after: Trace
@@ -425,6 +319,10 @@ class TraceDiff(Displayable):
 
         Args:
             unchanged: include rows that are the same in both.
+
+        Examples:
+            >>> diff.to_frame().select("op", "change").rows()
+            [('all_reduce', '-')]
         """
         rows = compare(self.before.tables, self.after.tables)
         return rows if unchanged else rows.filter(pl.col("change") != "=")
@@ -439,6 +337,10 @@ class TraceDiff(Displayable):
 
         ``.to_frame()`` has the rows of the diff per rank and step, so that traces with different numbers of them
         compare.
+
+        Examples:
+            >>> len(diff.headline().sentences)
+            2
         """
         headline: PlanDifference = run_pass("diff headline", self.before.tables, after=self.after.tables)
         return headline
@@ -463,6 +365,10 @@ class TraceDiff(Displayable):
 
         Raises:
             UsageError: no such lanes or colors.
+
+        Examples:
+            >>> diff.timeline()
+            <Timeline of 3 collectives, 1 rank, simulated, in program order>
         """
         options = {"after": self.after.tables, "lanes": lanes, "colors": colors}
         timeline: Timeline = run_pass("diff timeline", self.before.tables, **options)

@@ -66,6 +66,12 @@ def commtrace(
     Raises:
         UsageError: arguments that do not fit together, or a world where a process group is there already.
         ClosedWorldError: a model of a closed world was used in the block.
+
+    Examples:
+        >>> with dsexplore.commtrace(mesh="dp=4") as trace:
+        ...     dist.all_reduce(torch.ones(256))
+        >>> trace.events.select("op", "axis", "message_bytes").rows()
+        [('all_reduce', 'dp', 1024)]
     """
     settings = WorldSettings(
         world_size=world_size,

@@ -95,6 +95,11 @@ def simulate(
 
     Raises:
         UsageError: the numbers do not fit together, or a process group is there already.
+
+    Examples:
+        >>> with dsexplore.simulate(mesh="dp=2,tp=4", rank=5) as mesh:
+        ...     print(dist.get_world_size(), mesh.get_coordinate())
+        8 (1, 1)
     """
     if not isinstance(world_size, (int, NoneType)):
         if mesh is not None:

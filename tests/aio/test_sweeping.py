@@ -48,7 +48,6 @@ def test_the_file_is_as_large_as_a_slow_disk_allows() -> None:
 
 @pytest.mark.parametrize("memory", ["ordinary", "huge"])
 def test_both_kinds_of_memory_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, memory: str) -> None:
-    monkeypatch.setattr(sweeping, "_TIME_FOR_MEMORY", 0.0)
     monkeypatch.setattr(sweeping, "_MOST_FOR_MEMORY", 100.0)
     result = sweep(tmp_path, **QUICK, memory=memory, progress=False)  # type: ignore[arg-type]
     measured = {(r.name, r.operation): len(r.rates) for r in result.references if r.name != "ring"}

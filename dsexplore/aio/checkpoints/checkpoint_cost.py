@@ -70,7 +70,7 @@ class CheckpointCost(Displayable):
 
     @property
     def best(self) -> MethodCost:
-        """The method that can be afforded most often; of equal ones the first to be durable."""
+        """Method that can be afforded most often; of equal ones the first to be durable."""
         return min(self.methods, key=lambda method: (method.every, method.save))
 
     def verdict(self) -> str:

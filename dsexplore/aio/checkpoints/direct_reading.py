@@ -59,6 +59,11 @@ def load_file(path: str | os.PathLike[str]) -> dict[str, object]:
         FileNotFoundError: there is no such file.
         UsageError: no checkpoint, one of ``torch.distributed.checkpoint``, or a file that holds no dict.
         OSError: the disk fails.
+
+    Examples:
+        >>> dsexplore.aio.save_file({"weight": torch.ones(2, 3)}, "model.safetensors")
+        >>> dsexplore.aio.load_file("model.safetensors")["weight"].shape
+        torch.Size([2, 3])
     """
     checkpoint = find_checkpoint(path)
     if checkpoint.kind == "DCP":

@@ -41,6 +41,11 @@ def save_file(tensors: Mapping[str, torch.Tensor], path: str | os.PathLike[str])
     Raises:
         UsageError: a value that is no tensor, a tensor without memory, or a dtype that safetensors has no name for.
         OSError: the disk fails, or is full; the file of that name stays as it was.
+
+    Examples:
+        >>> dsexplore.aio.save_file({"weight": torch.ones(2, 3)}, "model.safetensors")
+        >>> Path("model.safetensors").exists()
+        True
     """
     target = Path(path)
     header, contents = _laid_out(tensors)

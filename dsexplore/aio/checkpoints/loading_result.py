@@ -93,7 +93,7 @@ class CheckpointTimes:
 
     @property
     def best(self) -> LoaderTimes:
-        """The customary call, unless another is surely faster from a cold disk: then the fastest of these."""
+        """Customary call, unless another is surely faster from a cold disk: then the fastest of these."""
         usual = self.loaders[0]
         faster = [each for each in self.loaders[1:] if each.is_surely_faster_than(usual)]
         return min(faster, key=lambda each: each.cold_seconds, default=usual)
@@ -134,7 +134,7 @@ class Loading(Displayable):
 
     @property
     def best(self) -> tuple[CheckpointTimes, LoaderTimes]:
-        """The checkpoint and the call to load it with, from a cold disk."""
+        """Checkpoint and the call to load it with, from a cold disk."""
         return min(((each, each.best) for each in self.measured), key=lambda pair: pair[1].cold_seconds)
 
     def verdict(self) -> str:

@@ -75,6 +75,10 @@ def run_ranks(
 
     Raises:
         UsageError: fewer than one rank, or a program that cannot be sent to another process.
+
+    Examples:
+        >>> dsexplore.run_ranks(lambda: dist.get_rank() ** 2, 3).values
+        [0, 1, 4]
     """
     if world_size < 1:
         raise UsageError(f"world_size {world_size} is not a number of ranks: give 1 or more")

@@ -69,6 +69,12 @@ def run(
         UsageError: no such script, or numbers that do not fit together.
         BaseException: whatever ends the script; its attribute ``trace`` is what was recorded until then. Of several
             ranks a `RanksFailedError`, with the traceback of the first on which it failed.
+
+    Examples:
+        >>> program = "import torch.distributed as dist; dist.init_process_group(); dist.barrier()"
+        >>> _ = Path("train.py").write_text(program)
+        >>> dsexplore.run("train.py", world_size=16)
+        <Trace: 1 collective of rank 0, world of 16>
     """
     program = Program(os.fspath(script), tuple(map(str, arguments)), module)
     setting = Setting(

@@ -107,7 +107,7 @@ COMPUTE: dict[str, Callable[[list[Any], list[Any]], Any]] = {
 
 
 @pytest.mark.parametrize("compute", COMPUTE.values(), ids=COMPUTE)
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(drawn=st.lists(st.tuples(SHARDS, st.booleans()), min_size=1, max_size=6))
 def test_lists_of_several_kinds(compute: Any, drawn: list[tuple[Any, bool]]) -> None:
     shards, partial = [one for one, _ in drawn], [summed for _, summed in drawn]

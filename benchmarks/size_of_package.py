@@ -1,0 +1,148 @@
+"""What must be read to know the package: modules, lines, names and docstrings, of one commit or several side by side.
+
+    python benchmarks/size_of_package.py [COMMIT ...] [--rooms] [--suite JUNIT.xml]
+
+Code lines are those without comments, docstrings and blank lines. Goals: 380 modules and 58,000 lines.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import io
+import re
+import subprocess
+import tarfile
+import tokenize
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from xml.etree import ElementTree
+
+ROOT = Path(__file__).parents[1]
+WORDS = {"told", "taken", "moved", "alike", "found", "one", "each", "whose", "own", "known"}
+"""Words in private names that do not say what the thing is."""
+NO_VERBS = {"The", "A", "An", "By", "That", "Those", "What", "Whether", "Which", "Who", "Whose", "Where", "When", "How"}
+NO_VERBS |= {"All", "Any", "As", "Each", "Every", "For", "From", "If", "In", "It", "Its", "No", "Nothing", "Of", "On"}
+NO_VERBS |= {"One", "Some", "These", "This", "With"}
+NO_CODE = {
+    tokenize.COMMENT,
+    tokenize.NL,
+    tokenize.NEWLINE,
+    tokenize.INDENT,
+    tokenize.DEDENT,
+    tokenize.ENDMARKER,
+}
+
+
+@dataclass
+class Size:
+    """Counts of a package."""
+
+    modules: Counter[str] = field(default_factory=Counter)
+    """Number of modules by room, as are the other two."""
+    lines: Counter[str] = field(default_factory=Counter)
+    code: Counter[str] = field(default_factory=Counter)
+    longest: int = 0
+    modules_of_class: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
+    docstrings: int = 0
+    """Number of functions and methods with a docstring."""
+    verbs: int = 0
+    """Number of those docstrings that begin with a verb, and of properties without an article."""
+    private_names: int = 0
+    """Number of places that define a private name with one of `WORDS`."""
+
+    def rows(self) -> Iterator[tuple[str, str]]:
+        """Yield what was counted, and the number as text."""
+        yield "modules", f"{self.modules.total():,}"
+        yield "lines", f"{self.lines.total():,}"
+        yield "code lines", f"{self.code.total():,}"
+        yield "lines of the longest module", f"{self.longest:,}"
+        yield "class names in two or more modules", f"{sum(len(homes) > 1 for homes in self.modules_of_class.values())}"
+        yield "docstrings in imperative form", f"{self.verbs / max(self.docstrings, 1):.1%}"
+        yield "private names with the listed words", f"{self.private_names:,}"
+
+
+def sources(commit: str) -> Iterator[tuple[str, str]]:
+    """Yield path and text of each module of a commit; of the working tree for an empty one."""
+    if not commit:
+        for path in sorted((ROOT / "dsexplore").rglob("*.py")):
+            yield str(path.relative_to(ROOT)), path.read_text(encoding="utf-8")
+        return
+    archive = subprocess.run(["git", "archive", commit, "dsexplore"], cwd=ROOT, stdout=subprocess.PIPE, check=True)
+    with tarfile.open(fileobj=io.BytesIO(archive.stdout)) as files:
+        for member in files:
+            if member.name.endswith(".py") and (file := files.extractfile(member)) is not None:
+                yield member.name, file.read().decode()
+
+
+def size_of(commit: str) -> Size:
+    """Count what a commit's package has."""
+    size = Size()
+    for path, text in sources(commit):
+        room = path.split("/")[1] if path.count("/") > 1 else "(top)"
+        size.modules[room] += 1
+        size.lines[room] += text.count("\n")
+        size.code[room] += code_lines(text)
+        size.longest = max(size.longest, text.count("\n"))
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.ClassDef):
+                size.modules_of_class[node.name].add(path)
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and (docstring := ast.get_docstring(node)):
+                size.docstrings += 1
+                size.verbs += re.split(r"[ ,]", docstring)[0] not in NO_VERBS
+            size.private_names += any(map(has_listed_word, names_defined(node)))
+    return size
+
+
+def code_lines(text: str) -> int:
+    """Return the number of lines that hold code."""
+    lines: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        is_docstring = token.type == tokenize.STRING and token.line.lstrip().startswith('"""')
+        if token.type not in NO_CODE and not is_docstring:
+            lines.update(range(token.start[0], token.end[0] + 1))
+    return len(lines)
+
+
+def names_defined(node: ast.AST) -> Iterator[str]:
+    """Yield the names that a node defines or assigns."""
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        yield node.name
+    elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+        yield node.id
+    elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+        yield node.attr
+
+
+def has_listed_word(name: str) -> bool:
+    """Return True for a private name with one of `WORDS`."""
+    return name.startswith("_") and not WORDS.isdisjoint(name.strip("_").lower().split("_"))
+
+
+def minutes(junit: Path) -> float:
+    """Return the minutes that the tests of a report took, all workers together."""
+    return sum(float(case.get("time", 0)) for case in ElementTree.parse(junit).iter("testcase")) / 60
+
+
+def main() -> None:
+    """Print a column for each commit."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("commits", nargs="*", default=[""], help="commits to count; the working tree if none is given")
+    parser.add_argument("--rooms", action="store_true", help="also print modules, lines and code lines by room")
+    parser.add_argument("--suite", type=Path, action="append", default=[], help="a report of pytest's --junit-xml")
+    options = parser.parse_args()
+    sizes = [size_of(commit) for commit in options.commits]
+    print(f"{'':40}", *(f"{commit or 'working tree':>22}" for commit in options.commits))
+    for rows in zip(*(size.rows() for size in sizes), strict=True):
+        print(f"{rows[0][0]:40}", *(f"{number:>22}" for _, number in rows))
+    for room in sorted({room for size in sizes for room in size.modules}) if options.rooms else ():
+        cells = (f"{size.modules[room]} / {size.lines[room]:,} / {size.code[room]:,}" for size in sizes)
+        print(f"{room:40}", *(f"{cell:>22}" for cell in cells))
+    for junit in options.suite:
+        print(f"{junit.name}: {minutes(junit):.0f} minutes of tests, all workers together")
+
+
+if __name__ == "__main__":
+    main()
