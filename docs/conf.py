@@ -43,7 +43,7 @@ nitpick_ignore_regex = [("py:.*", r".*")]  # types of torch, polars and plotly h
 html_theme = "furo"
 html_static_path = ["look"]
 html_css_files = ["site.css"]
-html_search_scorer = "look/search_scorer.js"
+html_search_scorer = str(HERE / "look" / "search_scorer.js")  # Sphinx reads it relative to where it is called
 html_copy_source = False
 html_theme_options = {"navigation_with_keys": True}
 

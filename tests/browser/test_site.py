@@ -38,8 +38,7 @@ QUESTIONS = {
     "exercises for students": "teach_with_it",
 }
 """What a person types → the how-to page that answers it, under another title."""
-PAGES = ("index.html", "howto/will_it_fit.html", "errors.html", "lessons.html", "reference/commands.html",
-         "reference/api/dsexplore.simulate.html")  # fmt: skip
+PAGES = ("index.html", "howto/will_it_fit.html", "errors.html", "lessons.html", "lessons/5_pipelines.html")
 
 
 class Quiet(SimpleHTTPRequestHandler):
@@ -65,11 +64,12 @@ def address() -> Iterator[str]:
 
 def first_three(page: Any, address: str, question: str) -> list[str]:
     """Return the pages that the search lists first."""
-    page.goto(f"{address}/search.html")
-    page.fill("main input[name=q]", question) if page.query_selector("main input[name=q]") else None
-    page.goto(f"{address}/search.html?q={question.replace(' ', '+')}")
-    page.wait_for_function("() => /^Search (finished|Results)|did not match/m.test(document.body.innerText)")
-    page.wait_for_function("() => document.querySelector('#search-results p.search-summary').innerText.includes('.')")
+    page.goto(f"{address}/index.html")
+    page.fill(".sidebar-search", question)
+    page.press(".sidebar-search", "Enter")
+    page.wait_for_function(
+        "() => /found|did not match/.test(document.querySelector('#search-results p.search-summary')?.innerText || '')"
+    )
     links = page.eval_on_selector_all("#search-results ul.search > li > a", "all => all.map((a) => a.pathname)")
     return list(dict.fromkeys(link.rpartition("/")[2].removesuffix(".html") for link in links))[:3]
 
