@@ -4,13 +4,16 @@ Run it from the repository's root: ``python -m benchmarks.imported_files``. The 
 folder, and take 0.4 GB. Goals, printed beside what was measured: 64 profiler traces of 20,000 events each open within
 5 s; 16 flight-recorder dumps of 2,000 collectives each are analysed within 1 s; and for profiler traces of 2 and of 4
 gloo ranks of this machine, whose clocks are then shifted by up to a second, the offsets are found with a residual of at
-most 10 µs. As these ranks share one clock, by how much each offset is wrong is known, too.
+most 10 µs. As these ranks share one clock, by how much each offset is wrong is known, too. The time of the check of a
+large pickled dump, which is made before it is unpickled, is printed beside plain unpickling; ``--only scan`` prints
+that alone.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import pickle
 import random
 import statistics
 import tempfile
@@ -23,6 +26,8 @@ import torch
 
 import dsexplore
 from dsexplore import run_ranks
+from dsexplore.paused_collector import no_collection
+from dsexplore.trace.importers.plain_pickle import load_plain
 
 OPEN_GOAL_S = 5.0
 HANG_GOAL_S = 1.0
@@ -126,6 +131,21 @@ def clocks(ranks: int, folder: Path) -> tuple[float, float]:
     return max(info.clock_residuals) / 1e3, max(wrong) / 1e3
 
 
+def scan(megabytes: float) -> str:
+    """How long a dump of that size takes to unpickle with and without the check of what it asks for."""
+    one = json.dumps(entry(0, "0", "default_pg", 1, is_pending=False))
+    count = round(megabytes * 1e6 / len(pickle.dumps(json.loads(one), 2)))
+    data = pickle.dumps({"version": "2.10", "entries": [json.loads(one) for _ in range(count)]}, 2)
+    with no_collection():
+        (_, plain), _ = seconds(lambda: len(pickle.loads(data)["entries"]), 1)
+        (_, checked), _ = seconds(lambda: len(load_plain(data)["entries"]), 1)
+    more = checked - plain
+    return (
+        f"unpickle a dump of {len(data) / 1e6:.0f} MB, {count:,} collectives: {plain:.2f} s of the processor, "
+        f"{checked:.2f} s with its check, which takes {more:.2f} s, {more / len(data) * 1e9:.0f} ns per byte"
+    )
+
+
 def seconds(call: Callable[[], Any], repeats: int) -> tuple[tuple[float, float], Any]:
     """The median of several runs, by the clock and of the processor; and what the last one returned."""
     runs, used = [], []
@@ -151,7 +171,12 @@ def main() -> None:
     arguments.add_argument("--dumps", type=int, default=16)
     arguments.add_argument("--collectives", type=int, default=2_000)
     arguments.add_argument("--repeats", type=int, default=3)
+    arguments.add_argument("--megabytes", type=float, default=100.0, help="of the dump whose check is measured")
+    arguments.add_argument("--only", choices=["scan"])
     given = arguments.parse_args()
+    print(scan(given.megabytes), flush=True)
+    if given.only:
+        return
     with tempfile.TemporaryDirectory(prefix="dsexplore-imported-") as scratch:
         draw = random.Random(1)
         profiles, hang = Path(scratch, "profiles"), Path(scratch, "dumps")
