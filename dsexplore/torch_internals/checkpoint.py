@@ -80,6 +80,13 @@ BROADCAST_STATE_DICT = TorchName("torch.distributed._state_dict_utils:_broadcast
 """The function that broadcasts rank 0's state dict: ``(full_state_dict, local_state_dict, …)``."""
 VALIDATE_GLOBAL_PLAN = TorchName("torch.distributed.checkpoint.default_planner:_validate_global_plan")
 """The function that checks whether the plans of all ranks cover each tensor."""
+
+
+def answer_of_valid_plan(validate: Any) -> bool | list[str]:
+    """Return what `VALIDATE_GLOBAL_PLAN` says of plans without fault: no errors; True up to torch 2.11."""
+    return True if validate.__annotations__["return"] in (bool, "bool") else []
+
+
 WRAPPER_METHODS = {
     name: TorchName(f"torch.distributed.checkpoint.utils:_DistWrapper.{name}")
     for name in ("reduce_scatter", "all_reduce", "broadcast")

@@ -46,6 +46,8 @@ def test_ops_run_in_the_precision_that_they_have_on_cuda() -> None:
     with cuda_stand_in(), torch.autocast("cuda"):
         found = dtypes(torch.randn(2, 2, device="cuda"))
     low = {"linear", "relu", "gelu", "matmul", "mv", "einsum"}
+    if not any("rms_norm" in name for name in cuda_ops()):
+        low.add("rms_norm")  # torch 2.9 does not cast it
     assert found == {**dict.fromkeys(found, HIGH), **dict.fromkeys(low, LOW), "as asked": torch.float64}
 
 

@@ -14,6 +14,7 @@ from torch.autograd.function import BackwardCFunction
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 import dsexplore
+from dsexplore.torch_internals.names import torch_at_least
 
 
 @pytest.fixture(params=[False, True], ids=["real", "fake"])
@@ -119,7 +120,12 @@ class Boxed(Doubled):
         return Doubled.backward(ctx, *gradients)
 
 
-@pytest.mark.parametrize("function", [Doubled, Boxed])
+BOXED = pytest.param(
+    Boxed, marks=pytest.mark.skipif(not torch_at_least("2.12"), reason="up to torch 2.11 gradients come one by one")
+)
+
+
+@pytest.mark.parametrize("function", [Doubled, BOXED])
 def test_backward_functions(function: type[Doubled], x: Tensor) -> None:
     Doubled.kept = []
     first, second = function.apply(x)
@@ -157,7 +163,9 @@ def test_gradients_are_where_their_inputs_are(named: bool, x: Tensor) -> None:
     inputs: Any = {"here": on_cpu, "there": x} if named else (on_cpu, x)
     try:
         gradients = torch.autograd.grad((on_cpu.cuda() * x).sum(), inputs)
-    except TypeError:
+    except (TypeError, RuntimeError):
+        if not named:
+            raise
         pytest.skip("this torch takes no dict of inputs")
     devices = [gradient.device.type for gradient in (gradients.values() if named else gradients)]
     assert devices == ["cpu", "cuda"]
@@ -174,7 +182,7 @@ def test_gradients_of_dtensors(x: Tensor) -> None:
 
 
 def _patched() -> tuple[Any, ...]:
-    return Function.apply, BackwardCFunction.apply, BackwardCFunction.apply_boxed
+    return Function.apply, BackwardCFunction.apply, getattr(BackwardCFunction, "apply_boxed", None)
 
 
 def test_torch_is_left_as_it_was() -> None:

@@ -18,6 +18,7 @@ from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.distributed.tensor.parallel import RowwiseParallel, parallelize_module
 
 import dsexplore
+from dsexplore.torch_internals.names import torch_at_least
 from dsexplore.worlds.patch_table import TABLE
 from dsexplore.worlds.simulated import long_lists
 
@@ -53,6 +54,7 @@ def traced(**options: Any) -> dsexplore.Trace:
     return trace
 
 
+@pytest.mark.skipif(not torch_at_least("2.12"), reason="up to torch 2.11 lists have strategies of their own")
 @pytest.mark.parametrize(("options", "op"), [({"fused": True}, "aten::_fused_adamw_"), ({}, "aten::lerp.Scalar")])
 def test_a_step_of_an_optimizer_is_what_it_was(
     monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], op: str

@@ -17,6 +17,7 @@ from torch.distributed.pipelining import PipelineStage, schedules
 from torch.distributed.pipelining.schedules import Schedule1F1B, _PipelineSchedule
 
 from dsexplore.errors import UsageError
+from dsexplore.torch_internals.names import torch_at_least
 from dsexplore.worlds.commtrace import commtrace
 from dsexplore.worlds.simulate import simulate
 from dsexplore.worlds.world_settings import Target
@@ -35,6 +36,12 @@ def initialized(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return stages
 
 
+IN_ONE = pytest.mark.skipif(
+    not torch_at_least("2.12"), reason="up to torch 2.11 stages do not agree before they find out their shapes"
+)
+
+
+@IN_ONE
 @pytest.mark.parametrize(("index", "is_refused"), [(0, False), (1, True)])
 def test_a_stage_that_nobody_tells_its_shapes_is_refused_before_torch_initialises_it(
     initialized: list[Any], index: int, is_refused: bool
@@ -47,6 +54,7 @@ def test_a_stage_that_nobody_tells_its_shapes_is_refused_before_torch_initialise
     assert initialized == ([] if is_refused else [stage])
 
 
+@IN_ONE
 def test_stages_with_shapes_and_of_other_classes_are_torchs_to_initialize(initialized: list[Any]) -> None:
     example, other = torch.zeros(2, 4), object()
     with simulate(mesh="pp=2") as mesh:
