@@ -333,7 +333,7 @@ class Headline(Displayable):
         spared = f", worth {format_bytes(first.spare_bytes)} on the wire" if first.spare_bytes else ""
         rest = f" ({format_count(more, 'more finding')})" if more else ""
         where = "" if first.module == OUTSIDE else f"{first.module}: "
-        module = str(self.tables.events["owner"][int(first.rows[0])])
+        module = str(self.tables.events["owner"][int(first.rows[0])]) if len(first.rows) else first.module
         yield Sentence("finding", f"{where}{first.why}{spared}{rest}.", first.rows, module)
 
     @property

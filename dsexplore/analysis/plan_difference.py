@@ -191,7 +191,8 @@ class PlanDifference(Displayable):
             rest = f" ({format_count(more, 'more finding')})" if more else ""
             fewer = "1 finding of A is" if len(other) == 1 else f"{len(other):,} findings of A are"
             resolved = f"; {fewer} gone" if len(other) else ""
-            module = str(only_here.tables.events["owner"][int(first.rows[0])])
+            events = only_here.tables.events
+            module = str(events["owner"][int(first.rows[0])]) if len(first.rows) else first.module
             yield DifferenceSentence("finding", f"{alone}: {where}{first.why}{spared}{rest}{resolved}.", module)
             return
 

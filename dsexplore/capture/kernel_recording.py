@@ -19,6 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from dsexplore.capture import op_costs
 from dsexplore.capture.compiled_modules import CompiledModules
+from dsexplore.capture.differing_values import DifferingValues
 from dsexplore.capture.fused_tensors import can_be_fused
 from dsexplore.capture.issued_collective import Issued
 from dsexplore.capture.kernel_sums import FusedKernel, KernelSums
@@ -29,7 +30,7 @@ from dsexplore.capture.ops import tensors_in
 from dsexplore.capture.recorded_modules import Modules
 from dsexplore.torch_internals.autograd import AccumulateGrad, current_graph_task, current_node
 from dsexplore.torch_internals.dispatch import PlainDispatchMode, eval_frame_callback, leave_to_python, uncompiled
-from dsexplore.torch_internals.dtensor import PROPAGATE_TENSOR_META, local_tensor
+from dsexplore.torch_internals.dtensor import PROPAGATE_TENSOR_META, TO_LOCAL, local_tensor
 from dsexplore.torch_internals.fake_tensors import FakeTensor
 from dsexplore.torch_internals.patches import Entry, Parts, Patch, Patches, install_all
 from dsexplore.torch_internals.pipelining import INPUT_PLACEHOLDER
@@ -75,6 +76,7 @@ class KernelRecording:
         self.modules = modules
         self.issued, self.steps = issued, steps
         self.memory = LiveMemory()
+        self.differing = DifferingValues()
         self.rows: list[tuple[int, Phase, OpCost, KernelSums]] = []
         """Segment, phase, what one op costs (its FLOPs and bytes are in the sums), sums."""
         self.segments: list[Segment] = []
@@ -102,6 +104,7 @@ class KernelRecording:
     def start(self) -> None:
         """Begin to record ops and memory."""
         self._exit.callback(self.memory.release)
+        self._exit.callback(self.differing.release)
         for register, hook in (
             (register_optimizer_step_pre_hook, self._before_optimizer),
             (register_optimizer_step_post_hook, self._after_optimizer),
@@ -145,10 +148,12 @@ class KernelRecording:
         self.segments = [segment._replace(step=0) for segment in self.segments]
         self._step = 0
 
-    def dtensor_op(self) -> None:
+    def dtensor_op(self, func: Any, given: Sequence[Any]) -> None:
         """Count an op on DTensors, which the CPU dispatches."""
         phase, module = self._where()
         self._add(_DISPATCH, phase, module).count += 1
+        if not self.paused:
+            self.differing.met(given, (phase, module), read_op(func).name, self._step)
 
     def ran(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> None:
         """Record an op that has run on plain tensors."""
@@ -158,6 +163,7 @@ class KernelRecording:
             self._meet_collectives()
         given, returned = list(tensors_in([*args, *kwargs.values()])), list(tensors_in([result]))
         phase, module = self._where()
+        self.differing.follow(op, args, kwargs, result, self.issued, is_forward=phase == "forward")
         self.memory.met(given, "optimizer" if phase == "optimizer" else "parameters")
         region = self._compiled.around(module)
         if region is not None and role == op_costs.MEMORY and can_be_fused(op, phase):
@@ -278,11 +284,13 @@ class KernelRecording:
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         self.memory.assign(_local(parameters), "parameters")
         self.memory.assign(_local(parameter.grad for parameter in parameters), "gradients")
+        self.differing.check_gradients(optimizer, self.modules.place_of, self._step)
 
     def _after_optimizer(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         self._optimizing -= 1
         states = [value for state in optimizer.state.values() for value in state.values()]
         self.memory.assign(_local(states), "optimizer")
+        self.differing.check_parameters(optimizer, self.modules.place_of, self._step)
 
 
 def _uncounted(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
@@ -311,7 +319,19 @@ def _followed(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
     return resize_
 
 
+def _met(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
+    recording = parts[KernelRecording]
+
+    @wraps(original)
+    def to_local(tensor: DTensor, *args: Any, **kwargs: Any) -> Any:
+        recording.differing.met([tensor], ("forward", recording.modules.own.calls.current), "to_local", 0)
+        return original(tensor, *args, **kwargs)
+
+    return to_local
+
+
 PATCHES: tuple[Entry, ...] = (
+    Patch(TO_LOCAL, "what it returns differs between ranks as its placements say", _met),
     Patch(PROPAGATE_TENSOR_META, "an op that it runs on tensors of global shape is none of the program's", _uncounted),
     Patch(INPUT_PLACEHOLDER, "its copies hold no memory and cost no device anything", _uncounted, on_import=True),
     Patch(RESIZE_STORAGE, "no dispatch mode sees FSDP2 free gathered parameters by it", _followed),
@@ -356,7 +376,7 @@ class _Watch(PlainDispatchMode):
             return func(*args)
         if not _PLAIN.issuperset(types) and not _are_plain(types):
             if DTensor in types:
-                self._recording.dtensor_op()
+                self._recording.dtensor_op(func, [*args, *(kwargs or {}).values()])
             return NotImplemented
         run = _run if eval_frame_callback() is None else _run_uncompiled
         return run(self._recording, func, args, dict(kwargs or {}))

@@ -56,3 +56,12 @@ def _first_seq(issued: Sequence[Issued]) -> list[int]:
 
 def _name(module: ModuleEntry | None) -> str:
     return module.name if module is not None else ""
+
+
+def differing_table(recording: KernelRecording, rank: int) -> pl.DataFrame:
+    """Return one row per tensor that differs between ranks that should hold the same; columns: `schema.DIFFERING`."""
+    rows = [
+        (rank, one.step, one.kind, one.phase, _name(one.module), one.name, one.axis)
+        for one in recording.differing.found
+    ]
+    return pl.DataFrame(rows, schema=schema.DIFFERING, orient="row")

@@ -115,11 +115,16 @@ def _cost_tables(recording: Recording, issued: Sequence[Issued], rank: int) -> d
     """Return the tables of kernels and of memory; empty if costs are not recorded."""
     if recording.kernels is None:
         return {}
-    from dsexplore.capture.kernel_tables import kernels_table, memory_table  # loads torch's FLOP formulas
+    from dsexplore.capture.kernel_tables import (
+        differing_table,
+        kernels_table,
+        memory_table,
+    )  # loads torch's FLOP formulas
 
     return {
         "kernels": kernels_table(recording.kernels, issued, rank),
         "memory": memory_table(recording.kernels, issued, rank),
+        "differing": differing_table(recording.kernels, rank),
     }
 
 

@@ -104,12 +104,19 @@ class Modules:
 
     def holder(self, variable: torch.Tensor) -> ModuleEntry | None:
         """Return the module that holds this parameter; None if there is none."""
+        place = self.place_of(variable)
+        return place[0] if place is not None else None
+
+    def place_of(self, variable: torch.Tensor) -> tuple[ModuleEntry, str] | None:
+        """Return the module that holds this parameter, and its name there; None if there is none."""
         with self._lock:  # other threads go on meeting modules
             entries, wrappers = list(self._entries.values()), list(self._wrappers.values())
         for reference, module in chain(((entry.reference, entry) for entry in entries), wrappers):
             alive = reference()
-            if alive is not None and any(parameter is variable for parameter in own_parameters(alive).values()):
-                return module
+            if alive is not None:
+                for name, parameter in own_parameters(alive).items():
+                    if parameter is variable:
+                        return module, name
         return None
 
     def enclosing(self, inner: ModuleEntry | None, test: Callable[[nn.Module], bool]) -> ModuleEntry | None:

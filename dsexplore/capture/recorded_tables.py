@@ -82,7 +82,7 @@ class Recorded:
     """Rows of `schema.GROUPS`."""
     info: TraceInfo
     costs: dict[str, pl.DataFrame]
-    """The tables ``kernels`` and ``memory``; empty where costs were not recorded."""
+    """The tables ``kernels``, ``memory`` and ``differing``; empty where costs were not recorded."""
     numerics: Columns
     """By column of `schema.NUMERICS`, a value per summary; empty where none were recorded."""
     steps: int | None
@@ -127,7 +127,7 @@ def _shapes(shapes: Sequence[tuple[int, ...]]) -> pl.Series:
 
 def _of_steps(tables: Tables, count: int) -> Tables:
     """Return the tables with the rows of the first `count` steps only."""
-    parts = ("events", "kernels", "memory", "numerics")
+    parts = ("events", "kernels", "memory", "numerics", "differing")
     return replace(tables, **{name: getattr(tables, name).filter(pl.col("step") < count) for name in parts})
 
 

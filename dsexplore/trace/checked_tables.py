@@ -39,7 +39,7 @@ def check_tables(tables: Tables) -> None:
 
 def _problems(tables: Tables) -> Iterator[str]:
     yield from _of_info(tables.info)
-    for name in ("events", "parameters", "modules", "groups", "kernels", "memory", "numerics"):
+    for name in ("events", "parameters", "modules", "groups", "kernels", "memory", "numerics", "differing"):
         table: pl.DataFrame = getattr(tables, name)
         yield from _missing(name, table)
         for column, kind in table.schema.items():

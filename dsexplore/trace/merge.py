@@ -199,6 +199,7 @@ def merge_tables(
         kernels=pl.concat([part.kernels for part in parts]),
         memory=pl.concat([part.memory for part in parts]),
         numerics=pl.concat([part.numerics for part in parts]),
+        differing=pl.concat([part.differing for part in parts]),
         modules=merge_modules([part.modules for part in parts]),
         groups=pl.concat([part.groups for part in parts]).unique("group", keep="first", maintain_order=True),
         info=info,

@@ -172,6 +172,17 @@ NUMERICS: dict[str, pl.DataType] = {
 }
 """One row per summary of a tensor, if ``numerics=True`` recorded some; otherwise empty."""
 
+DIFFERING: dict[str, pl.DataType] = {
+    "rank": pl.Int32(),
+    "step": pl.Int32(),
+    "kind": pl.String(),  # activation, gradient, parameter; see `dsexplore.capture.differing_values`
+    "phase": pl.String(),
+    "module": pl.String(),  # that runs, or that holds the parameter; "" outside any
+    "name": pl.String(),  # the parameter's own name; of an activation the op that reads it
+    "axis": pl.String(),  # along which the ranks should hold the same
+}
+"""One row per tensor that differs between ranks that should hold the same, if costs were recorded; otherwise empty."""
+
 TABLES: dict[str, dict[str, pl.DataType]] = {
     "events": EVENTS,
     "parameters": PARAMETERS,
@@ -180,8 +191,9 @@ TABLES: dict[str, dict[str, pl.DataType]] = {
     "kernels": KERNELS,
     "memory": MEMORY,
     "numerics": NUMERICS,
+    "differing": DIFFERING,
 }
-ADDED_TABLES: dict[str, int] = {"kernels": 3, "memory": 3, "numerics": 7}
+ADDED_TABLES: dict[str, int] = {"kernels": 3, "memory": 3, "numerics": 7, "differing": 7}
 """{table: format version that added it}."""
 
 

@@ -88,3 +88,4 @@ class Tables:
     kernels: pl.DataFrame = field(default_factory=lambda: schema.empty("kernels"))
     memory: pl.DataFrame = field(default_factory=lambda: schema.empty("memory"))
     numerics: pl.DataFrame = field(default_factory=lambda: schema.empty("numerics"))
+    differing: pl.DataFrame = field(default_factory=lambda: schema.empty("differing"))

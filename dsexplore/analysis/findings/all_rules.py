@@ -22,6 +22,7 @@ from dsexplore.analysis.findings.tensor_parallel_rules import (
     repeated_collectives,
     siblings_reduce,
 )
+from dsexplore.analysis.findings.value_errors import value_errors
 from dsexplore.analysis.skew import Skew
 from dsexplore.trace.tables import Tables
 
@@ -51,7 +52,8 @@ def findings(tables: Tables, skew: Skew | None = None) -> Findings:
         tables: the trace.
         skew: of the trace, where it is known already.
     """
-    if tables.events.is_empty():
+    if tables.events.is_empty() and tables.differing.is_empty():
         return Findings(tables, [])
     evidence = Evidence(tables, skew)
-    return Findings(tables, [one for rule in RULES.values() for one in rule(evidence)])
+    found = [] if tables.events.is_empty() else [one for rule in RULES.values() for one in rule(evidence)]
+    return Findings(tables, [*value_errors(evidence), *found])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -60,9 +61,17 @@ class Finding:
     spare_seconds: float = 0.0
     """Seconds of waiting, of all ranks in all steps, that the change would spare."""
 
+    is_wrong: bool = False
+    """True if values are wrong: then there is no traffic to spare, and no event."""
+
     @property
     def weight(self) -> float:
-        """Saving of the change in wire bytes; a collective counts `COST_OF_A_CALL`, and seconds count as bytes."""
+        """Saving of the change in wire bytes; a collective counts `COST_OF_A_CALL`, and seconds count as bytes.
+
+        Wrong values weigh more than any saving.
+        """
+        if self.is_wrong:
+            return math.inf
         return self.spare_bytes + COST_OF_A_CALL * self.spare_calls + BYTES_PER_SECOND * self.spare_seconds
 
 

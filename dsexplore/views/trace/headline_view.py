@@ -78,7 +78,7 @@ def findings_table(findings: Findings, most: int = MOST_FINDINGS) -> str:
             html.prose(finding.why, 260),
             html.parted(finding.module, 90),
             html.parted(finding.source or "–", 90),
-            f"{format_bytes(finding.wire_bytes)}" + (" once" if finding.per == "rank" else ""),
+            "–" if finding.is_wrong else format_bytes(finding.wire_bytes) + (" once" if finding.per == "rank" else ""),
             format_bytes(finding.spare_bytes) if finding.spare_bytes else "–",
             html.prose(finding.change, 320),
         )
