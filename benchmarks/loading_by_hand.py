@@ -111,7 +111,7 @@ def main() -> None:
             ratios: dict[str, list[float]] = {"cold": [], "warm": []}
             hand: dict[str, list[float]] = {"cold": [], "warm": []}
             for _ in range(options.pairs):
-                parameters = {key: torch.zeros_like(tensor) for key, tensor in state.items()}
+                parameters = {key: torch.empty_like(tensor).zero_() for key, tensor in state.items()}
                 before = {kind: by_hand(load, files, parameters, cold=kind == "cold") for kind in ratios}
                 (times,) = aio.loading(path, repeats=1).measured
                 after = {kind: by_hand(load, files, parameters, cold=kind == "cold") for kind in ratios}

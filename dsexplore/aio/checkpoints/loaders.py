@@ -115,7 +115,7 @@ def tensors_in(loaded: object, name: str = "") -> Iterator[tuple[str, torch.Tens
 
 
 def new_targets(checkpoint: Checkpoint) -> Tensors:
-    """Return tensors of zeros for all that a checkpoint holds, as a model's parameters are there before it is loaded.
+    """Return tensors for all that a checkpoint holds, in memory that was written, as a model's parameters are.
 
     Raises:
         UsageError: it holds no tensors, or a file of ``torch.save`` more than tensors and plain values.
@@ -127,7 +127,8 @@ def new_targets(checkpoint: Checkpoint) -> Tensors:
         "torch.save": _loaded_for_shapes,
         "DCP": _empty_of_dcp,
     }
-    targets = {name: torch.zeros(like.shape, dtype=like.dtype) for name, like in shapes[checkpoint.kind](checkpoint)}
+    likes = shapes[checkpoint.kind](checkpoint)
+    targets = {name: torch.empty(like.shape, dtype=like.dtype).zero_() for name, like in likes}
     if not targets:
         raise UsageError(f"{checkpoint.path} holds no tensors, so there is nothing to load")
     return targets
