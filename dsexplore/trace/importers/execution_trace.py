@@ -34,6 +34,8 @@ _ARGUMENTS = {
 }
 """{attribute of a node: argument of the profiler's event}."""
 _GROUPS = "## process_group:init ##"
+_ROOTS = "[pytorch|profiler|execution_trace|"
+"""Start of the names of the nodes that stand for the process and its threads."""
 _NO_TIMES = "is an execution trace: it has the order of its collectives, but no times"
 
 
@@ -49,7 +51,8 @@ def read_execution_trace(file: Path) -> ProfilerFile:
     except (OSError, EOFError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise TraceFileError(f"{file} cannot be read ({error}): copy or record it again") from error
     ends = _ends(nodes)
-    events = [_event(node, ends) for node in nodes if is_kept(_category(node), str(node.get("name", "")))]
+    kept = (node for node in nodes if is_kept(_category(node), str(node.get("name", ""))))
+    events = [_event(node, ends) for node in kept if not str(node.get("name", "")).startswith(_ROOTS)]
     groups = next((node for node in nodes if node.get("name") == _GROUPS), None)
     return ProfilerFile(file, tuple(events), {"pg_config": _listed_groups(groups)} if groups else {}, 0)
 

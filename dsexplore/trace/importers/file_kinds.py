@@ -69,7 +69,7 @@ def kind_not_read(file: Path) -> str:
         return known
     if begin[:1] in b"{[":
         named = next((kind for key, kind in _JSON_KEYS if key in begin), "")
-        return named or "JSON of none of the kinds that are read: no traceEvents, entries, coll_perf or nodes"
+        return named or "JSON of none of the kinds that are read"
     if begin[:1] == b"\x80":
         return next((kind for key, kind in _PICKLE_KEYS if key in begin), "a pickle without entries and pg_config")
     return _kind_of_protobuf(begin) or ("text" if _is_text(begin) else "of a kind that is not known")
@@ -77,7 +77,7 @@ def kind_not_read(file: Path) -> str:
 
 def _kind_of_protobuf(begin: bytes) -> str:
     """Return the kind of a protobuf; empty if it is none that is known."""
-    if re.match(rb"[\x03-\x7f]\x0a[\x01-\x20][0-9.]+|..?\x0a.\x0a\x06schema", begin, re.DOTALL):
+    if re.match(rb"[\x03-\x7f]\x0a[\x01-\x20][0-9.]+|..?\x12.\x0a\x06schema", begin, re.DOTALL):
         return "a Chakra trace in protobuf: convert it with chakra_jsonizer, or give the execution trace of torch"
     at = messages = 0
     while at < len(begin) and messages < 4:
