@@ -19,7 +19,7 @@ RANKS, BATCH, SEQUENCE, WIDTH = 4, 2, 8, 16
 ACTIVATION = 4 * BATCH * SEQUENCE * WIDTH
 
 
-class FeedForward(nn.Module):
+class TwoLayers(nn.Module):
     """Two linear layers around a ReLU, the second one named ``down``."""
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class FeedForward(nn.Module):
         return result
 
 
-def _train(plan: Mapping[str, ParallelStyle], module: FeedForward, batch: Tensor) -> Tensor:
+def _train(plan: Mapping[str, ParallelStyle], module: TwoLayers, batch: Tensor) -> Tensor:
     parallelize_module(module, init_device_mesh("cpu", (RANKS,)), dict(plan))
     result: Tensor = module(batch)
     result.square().sum().backward()
@@ -43,11 +43,11 @@ def _train(plan: Mapping[str, ParallelStyle], module: FeedForward, batch: Tensor
 def _played(answer: Answer, length: int) -> Play:
     plan = cast("Mapping[str, ParallelStyle]", answer())
     batch = numbers(BATCH, length, WIDTH, seed=1).requires_grad_()
-    return play(_train, RANKS, 0, plan, FeedForward(), batch)
+    return play(_train, RANKS, 0, plan, TwoLayers(), batch)
 
 
 def _cuts_both(played: Play) -> Requirements:
-    module = cast("FeedForward", played.arguments[1])
+    module = cast("TwoLayers", played.arguments[1])
     for name, parameter in module.named_parameters():
         held = parameter.to_local().numel() if isinstance(parameter, DTensor) else parameter.numel()
         yield Requirement(
