@@ -112,7 +112,7 @@ def checkpoint_rates(
     Args:
         folder: where to write; the disk that is measured.
         size: bytes of each checkpoint. A disk with a cache is faster on small ones: take a size like yours.
-        repeats: checkpoints by each method, in turn; medians count.
+        repeats: checkpoints by each method, in turn, besides a first one that does not count; medians count.
 
     Raises:
         UsageError: a size below 4 MiB, or no number of repeats.
@@ -134,16 +134,21 @@ def checkpoint_rates(
 def measure_rates(
     folder: str | os.PathLike[str], state: Tensors, rounds: int, clock: Clock, methods: Sequence[str] = METHODS
 ) -> CheckpointRates:
-    """Save and load a state dict by each method in turn; `clock` returns seconds."""
+    """Save and load a state dict by each method in turn; `clock` returns seconds.
+
+    The first checkpoint by each method is not counted: it imports what the method needs, and takes memory anew.
+    """
     nbytes = sum(tensor.nbytes for tensor in state.values())
     usable = [name for name in methods if why_no_method(name) is None]
     times: dict[str, list[SaveTime]] = {name: [] for name in usable}
-    with track("saving checkpoints", rounds * len(usable), "checkpoints") as work:
-        for number in range(rounds):
+    with track("saving checkpoints", (rounds + 1) * len(usable), "checkpoints") as work:
+        for number in range(rounds + 1):
             turn = number % len(usable)
             for name in (*usable[turn:], *usable[:turn]):
                 with TemporaryDirectory(prefix=".dsexplore-checkpoint-", dir=folder) as made:
-                    times[name].append(save_and_load(name, state, Path(made), clock))
+                    taken = save_and_load(name, state, Path(made), clock)
+                if number > 0:
+                    times[name].append(taken)
                 work.advance(1, name)
     with Scratch(folder, 0) as file:  # facts on a disk are those of a file on it
         os.pwrite(file.fd, bytes(4096), 0)
