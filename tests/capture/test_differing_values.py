@@ -90,6 +90,20 @@ def test_a_gradient_that_is_not_reduced_is_found_and_an_all_reduce_silences_it()
     assert errors(trained(PartOfSequence, reduced)) == []
 
 
+@pytest.mark.parametrize("is_reduced", [False, True])
+def test_on_fake_tensors_of_1024_ranks(is_reduced: bool) -> None:
+    with dsexplore.commtrace(mesh="dp=128,tp=8", costs=True, fake=True) as trace:
+        mesh = init_device_mesh("cuda", (128, 8), mesh_dim_names=("dp", "tp"))["tp"]
+        norm = nn.LayerNorm(16_384, device="cuda")
+        optimizer = torch.optim.AdamW(norm.parameters())
+        sequence = distribute_tensor(torch.randn(2, 4096, 16_384, device="cuda"), mesh, [Shard(1)])
+        norm(sequence.to_local()).sum().backward()
+        if is_reduced:
+            reduced(norm, mesh)
+        optimizer.step()
+    assert {axis for _, _, axis in errors(trace)} == (set() if is_reduced else {"tp"})
+
+
 def test_a_flat_buffer_of_reduced_gradients_is_followed() -> None:
     def flat(model: nn.Module, mesh: DeviceMesh) -> None:
         gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
