@@ -34,7 +34,7 @@ from dsexplore.worlds.repeats.skipped_microbatches import skip_repeats
 from dsexplore.worlds.simulate import simulate
 from tests.cost.same_tables import same
 
-WIDTH, LAYERS, SEQUENCE, STAGES, MICROBATCHES = 8, 5, 4, 4, 6
+WIDTH, LAYERS, SEQUENCE, STAGES, MICROBATCHES = 8, 6, 4, 4, 6
 
 
 class Layer(nn.Module):
