@@ -5,6 +5,7 @@ Modules: none of the package.
 
 from __future__ import annotations
 
+import builtins
 import doctest
 import inspect
 import re
@@ -102,6 +103,7 @@ def run_examples(documented: Any, names: dict[str, Any]) -> dict[str, Any]:
     assert test.examples, f"{documented.__qualname__} has no example"
     failures: list[str] = []
     doctest.DocTestRunner(verbose=False).run(test, out=failures.append, clear_globs=False)
+    vars(builtins).pop("_", None)  # the last value shown, with which IPython would keep no value of its own
     assert not failures, "".join(failures)
     return {name: value for name, value in test.globs.items() if name not in home}
 

@@ -133,7 +133,7 @@ def test_where_module_looks_at_trigger_and_owner(make: Make) -> None:
         ({"module": ["layers.0", "layers.0.atn"]}, r"where\(module='layers.0.atn'\).*did you mean 'layers.0.attn'"),
         ({"module": "attn"}, r"\* stands for any text, as in '\*.mlp' \(did you mean '\*.attn'"),
         ({"module": "layer.*"}, r"where\(module='layer.\*'\).*did you mean 'layers.\*'"),
-        ({"module": "*.heads.?"}, r"as in '\*.mlp'; the outermost are layers$"),
+        ({"module": "*.heads.?"}, r"as in '\*.mlp'; the outermost are layers(\n|$)"),
         ({"owner": "Net.layers.1"}, r"where\(owner='Net.layers.1'\): no such owner.*did you mean 'Net.layers.0"),
     ],
 )

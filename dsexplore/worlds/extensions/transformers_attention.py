@@ -7,6 +7,7 @@ there. In a world of GPUs it goes on, and imports what stands in for the package
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import wraps
 from importlib.machinery import PathFinder
 from typing import Any
 
@@ -22,9 +23,10 @@ def _found(original: Callable[..., bool], _parts: Parts) -> Callable[..., bool]:
 
 
 def _not_refused(original: Callable[..., None], _parts: Parts) -> Callable[..., None]:
-    def check(model: Any, flash_attn_version: int, **checks: Any) -> None:
+    @wraps(original)
+    def check(self: Any, flash_attn_version: int, *args: Any, **kwargs: Any) -> None:
         if flash_attn_version != _VERSION or not _is_missing():
-            original(model, flash_attn_version=flash_attn_version, **checks)
+            original(self, flash_attn_version, *args, **kwargs)
 
     return check
 
