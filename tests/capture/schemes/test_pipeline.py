@@ -146,7 +146,8 @@ def warm_up(stages: int, ranks: int) -> tuple[int, int]:
         return 2 * stages, 2 * stages * 4
     if torch_at_least("2.15"):  # the votes are reduced; then each pair of ranks tries its connection, in two rounds
         return 1 + 2 + ranks, (1 + 2 + ranks) * 4
-    return 2 * stages, stages * (4 + 8)  # each stage receives a float, and sends its number
+    number = 4 if torch_at_least("2.10") else 8
+    return 2 * stages, stages * (4 + number)  # each stage receives a float, and sends its number
 
 
 def test_each_stage_has_its_own(
