@@ -25,7 +25,7 @@ from dsexplore.aio.transfer_file import make_durable
 from dsexplore.errors import UsageError
 from dsexplore.progress import track
 from dsexplore.signatures import names_arguments
-from dsexplore.units import format_bytes, parse_size
+from dsexplore.units import format_bytes, format_rate, parse_size
 
 TORCH_SAVE, DCP, ASYNCHRONOUS, DIRECT = "torch.save", "DCP", "DCP, asynchronous", "direct writes"
 METHODS = (TORCH_SAVE, DCP, ASYNCHRONOUS, DIRECT)
@@ -75,6 +75,10 @@ class CheckpointRates:
     disk: Disk
     methods: tuple[MethodRates, ...]
     notes: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        rates = ", ".join(f"{method.name} {format_rate(method.write_rate)}" for method in self.methods)
+        return f"<CheckpointRates of {self.disk.label}, saving: {rates}>"
 
     def __getitem__(self, name: str) -> MethodRates:
         """Return the rates of a method.

@@ -18,6 +18,7 @@ from dsexplore.aio.checkpoints.checkpoint_rates import (
     why_no_method,
 )
 from dsexplore.errors import UsageError
+from dsexplore.units import format_rate
 
 STATE = {"a": torch.arange(3000.0), "b": torch.ones(7, 5)}
 
@@ -32,6 +33,8 @@ def test_times_are_those_of_the_clock(tmp_path: Path) -> None:
         assert method.times == (SaveTime(stall, 2.0, 2.0),) * 2
         assert method.nbytes == 4 * 3035
     assert list(tmp_path.iterdir()) == []
+    assert repr(rates).startswith("<CheckpointRates of ")
+    assert f"saving: torch.save {format_rate(2 * 3035)}, " in repr(rates)
 
 
 def test_seconds_are_in_proportion_to_bytes() -> None:
