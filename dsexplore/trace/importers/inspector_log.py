@@ -210,7 +210,7 @@ def _notes(log: InspectorLog, skipped: int) -> Iterator[str]:
     if log.damaged:
         yield f"{name}: {format_count(log.damaged, 'damaged line')} left out"
     if skipped:
-        yield f"{name} does not say of which rank {format_count(skipped, 'collective')} are: they are left out"
+        yield f"{name} does not name the rank of {format_count(skipped, 'collective')}, left out here"
     numbers: dict[tuple[str, int], set[int]] = defaultdict(set)
     for call in log.calls:
         if call.number is not None:

@@ -101,7 +101,7 @@ def test_a_process_with_several_gpus_writes_one_file(tmp_path: Path) -> None:
     (tmp_path / "a.log").write_bytes(log_of(*lines, alone))
     trace = dsexplore.load(tmp_path / "a.log")
     assert trace.events["rank"].to_list() == [0, 1]
-    said = "a.log does not say of which rank 1 collective are: they are left out"
+    said = "a.log does not name the rank of 1 collective, left out here"
     assert said in trace.info.notes
     (tmp_path / "b.log").write_bytes(log_of(*lines))
     assert not any("of which rank" in note for note in dsexplore.load(tmp_path / "b.log").info.notes)

@@ -58,7 +58,7 @@ CASES: dict[str, tuple[bytes, bytes]] = {
     "names no groups: its collectives are taken to be of all 8 ranks": (profile(GENERIC), profile(GENERIC, **GROUPS)),
     "does not say how many ranks 1 of its collectives have": (profile(GENERIC, **GROUPS), profile(UNSIZED, **GROUPS)),
     "1 damaged line left out": (log_of(line(), line(), cut=9), log_of(line())),
-    "does not say of which rank 1 collective are": (
+    "does not name the rank of 1 collective, left out here": (
         log_of(line(rank=0), line(rank=1), line(ranks=1, id="0x9")),
         log_of(line(rank=0), line(ranks=1, id="0x9")),
     ),
