@@ -74,7 +74,7 @@ class MeshComparisonView(View):
             for candidate in comparison.candidates
             if candidate.dropped
         ]
-        remarks = "".join(f"<p>{html.prose(line, 400)}</p>" for line in self._remarks())
+        remarks = html.sentences(self._remarks(), 400)
         dropped = (
             f"<details><summary>Dropped</summary>{html.table(('mesh', 'why'), out, left=(0,), wrap=(1,))}</details>"
             if out

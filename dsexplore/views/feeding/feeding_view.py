@@ -34,9 +34,8 @@ class FeedingView(View):
     def html(self) -> str:
         """Return the verdict, the bars, and the sentences."""
         verdict, *more = self._feeding.lines()
-        head = f'<p>{html.prose(self._what, 300)} <span class="tag">measured</span></p>{html.verdict(verdict)}'
-        sentences = "".join(f"<p>{html.prose(line, 300)}</p>" for line in more)
-        return html.fragment(f"{head}{still_figure(self.figure())}{sentences}")
+        head = html.conclusion(self._what, "measured", verdict)
+        return html.fragment(f"{head}{still_figure(self.figure())}{html.sentences(more)}")
 
     def figure(self, **options: Any) -> Any:
         """Return a plotly figure: a bar of samples per second, as measured, as possible and as needed.

@@ -54,7 +54,7 @@ class CheckpointCostView(View):
     def html(self) -> str:
         """Return the verdict, the bars, a table of seconds, and the assumptions."""
         verdict, size = self._cost.lines()[:2]
-        head = f'<p>{html.prose(self._what, 300)} <span class="tag">predicted</span></p>{html.verdict(verdict)}'
+        head = html.conclusion(self._what, "predicted", verdict)
         rows = [tuple(html.escape(cell) for cell in row) for row in self._rows()]
         notes = "".join(f'<p class="dim">{html.prose(line, 400)}</p>' for line in self._cost.notes)
         table = html.table(HEAD, rows, left=(0, 1))

@@ -49,8 +49,8 @@ class LoadingView(View):
     def html(self) -> str:
         """Return the verdict, the bars, what to change, and a table of seconds."""
         verdict, *more = self._loading.lines()
-        head = f'<p>{html.prose(self._what, 300)} <span class="tag">measured</span></p>{html.verdict(verdict)}'
-        sentences = "".join(f"<p>{html.prose(line, 400)}</p>" for line in more)
+        head = html.conclusion(self._what, "measured", verdict)
+        sentences = html.sentences(more, 400)
         body = f"{head}{still_figure(self.figure())}{sentences}{self._table()}"
         foot = (
             "Medians, until the parameters hold the values: the call, and copying what it returns into them. Cold: the "

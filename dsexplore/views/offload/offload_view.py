@@ -37,7 +37,7 @@ class OffloadCostView(View):
         """Return the verdict, a bar of the step, a table of what is moved, and the assumptions."""
         cost = self._cost
         verdict, *more = cost.lines()
-        head = f'<p>{html.prose(self._what, 300)} <span class="tag">predicted</span></p>{html.verdict(verdict)}'
+        head = html.conclusion(self._what, "predicted", verdict)
         rows = [
             (
                 html.escape(swap.what),
@@ -47,7 +47,7 @@ class OffloadCostView(View):
             )
             for swap in cost.swaps
         ]
-        said = "".join(f"<p>{html.prose(line, 400)}</p>" for line in more if line not in cost.notes)
+        said = html.sentences((line for line in more if line not in cost.notes), 400)
         notes = "".join(f'<p class="dim">{html.prose(line, 400)}</p>' for line in cost.notes)
         return html.fragment(f"{head}{still_figure(self.figure())}{html.table(HEAD, rows)}{said}{notes}")
 

@@ -108,6 +108,16 @@ def verdict(text: str, longest: int = 600, more: str = "") -> str:
     return f'<p class="verdict">{prose(text, longest)}{more}</p>'
 
 
+def conclusion(what: str, tag: str, sentence: str) -> str:
+    """Return the head of a view: what it is of, how its numbers came about, ``"measured"``, and its verdict."""
+    return f'<p>{prose(what, 300)} <span class="tag">{tag}</span></p>{verdict(sentence)}'
+
+
+def sentences(lines: Iterable[str], longest: int = 300) -> str:
+    """Return a paragraph of each sentence."""
+    return "".join(f"<p>{prose(line, longest)}</p>" for line in lines)
+
+
 def axis_key(axis: str, longest: int = LONGEST_NAME) -> str:
     """Return a mesh axis in its color, with its name beside it where the letters in it are not the whole name."""
     letters = theme.axis_mark(axis).letter

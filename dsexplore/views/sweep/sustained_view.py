@@ -32,9 +32,8 @@ class SustainedWritesView(View):
     def html(self) -> str:
         """Return the verdict, the line of rates, and the remarks."""
         verdict, *more = self._writes.lines()
-        head = f'<p>{html.prose(self._what, 300)} <span class="tag">measured</span></p>{html.verdict(verdict)}'
-        sentences = "".join(f"<p>{html.prose(line, 300)}</p>" for line in more)
-        return html.fragment(f"{head}{still_figure(self.figure())}{sentences}")
+        head = html.conclusion(self._what, "measured", verdict)
+        return html.fragment(f"{head}{still_figure(self.figure())}{html.sentences(more)}")
 
     def figure(self, **options: Any) -> Any:
         """Return a plotly figure: GB/s of each piece over the GiB written.

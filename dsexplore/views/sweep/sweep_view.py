@@ -47,11 +47,11 @@ class SweepView(View):
         result = self._result
         lines = result.lines()
         place = lines.index(result.best().sentence()) if result.rounds else len(lines) - 1
-        body = [_paragraphs(lines[:place]), html.verdict(lines[place], 300)]
+        body = [html.sentences(lines[:place]), html.verdict(lines[place], 300)]
         body.append(_section("Settings compared", _settings_table(result), opened=True))
         if result.rounds:
             body.append(f'<pre class="block">{html.escape(result.best().config.to_json(), 0)}</pre>')
-        body.append(_section("Rates and latencies", _paragraphs(lines[place + 1 :])))
+        body.append(_section("Rates and latencies", html.sentences(lines[place + 1 :])))
         for direction in reversed(directions(result)):
             grid = _heat_table(result, direction)
             body.append(_section(f"{direction}: GB/s by block size and queue depth", grid))
@@ -94,10 +94,6 @@ class SweepView(View):
         if options:
             raise UsageError(f"explore() of a sweep has no option {next(iter(options))!r}: it takes none")
         return explorer(self._result, self)
-
-
-def _paragraphs(lines: list[str]) -> str:
-    return "".join(f"<p>{html.prose(line, 300)}</p>" for line in lines)
 
 
 def _section(title: str, body: str, *, opened: bool = False) -> str:
