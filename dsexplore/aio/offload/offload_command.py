@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dsexplore.aio.checkpoints.checkpoint_command import plan_of
+from dsexplore.aio.checkpoints.checkpoint_command import add_model_arguments, plan_of
 from dsexplore.aio.shown_result import add_output_arguments, show
 
 if TYPE_CHECKING:
@@ -17,10 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of ``dsexplore offload``."""
     add = parser.add_argument
     add("folder", help="a folder on the disk, which is swept; or the file of a sweep that `dsexplore aio --save` wrote")
-    add("--parameters", default="8B", metavar="N", help="of the model: 8B, 350M, 8.03e9 (%(default)s)")
-    add("--dtype", default="bfloat16", help="of the parameters (%(default)s)")
-    add("--ranks", type=int, default=8, metavar="N", help="over which they are sharded (%(default)s)")
-    add("--ranks-per-node", type=int, default=8, metavar="N", help="that share the disk (%(default)s)")
+    add_model_arguments(parser)
     add("--bytes-per-parameter", type=float, default=12, metavar="N", help="of optimizer states (%(default)g)")
     add("--swap-parameters", action="store_true", help="the parameters are on the disk, too")
     add("--step-seconds", type=float, metavar="S", help="of a training step without a disk")
