@@ -23,7 +23,7 @@ from typing import Any, Literal, Protocol, TypeVar, cast
 
 import torch
 
-from dsexplore.torch_internals.dispatch import has_op
+from dsexplore.torch_internals.dispatch import has_kernel_for, has_op
 from dsexplore.torch_internals.names import TorchName, is_there, lacking
 
 
@@ -290,7 +290,7 @@ class Kernel:
         if not has_op(self.op):
             return None
         namespace, _, name = self.op.partition("::")
-        if self.only_if_missing and torch._C._dispatch_has_kernel_for_dispatch_key(self.op, self.key):
+        if self.only_if_missing and has_kernel_for(self.op, self.key):
             return None
         library = torch.library.Library(namespace, "IMPL")
         patches.callback(library._destroy)

@@ -44,7 +44,7 @@ class InspectorCall:
     name: str
     """Name of the communicator; empty if it has none."""
     place: int
-    """This rank's place in the communicator."""
+    """Place of this rank in the communicator."""
     size: int
     """Number of ranks in the communicator."""
     op: str
