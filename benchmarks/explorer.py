@@ -75,6 +75,7 @@ def big_trace(modules: int, events: int, seed: int = 0) -> Trace:
         "state": "",
         "waited": None,
         "group_seq": None,
+        "same_input": None,
     }
     whole = pl.DataFrame({k: v for k, v in columns.items() if isinstance(v, (np.ndarray, pl.Series))})
     rest = [pl.lit(v).alias(k) for k, v in columns.items() if not isinstance(v, (np.ndarray, pl.Series))]

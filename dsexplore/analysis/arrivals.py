@@ -59,6 +59,10 @@ def arrivals(tables: Tables) -> pl.DataFrame:
     Returns:
         Columns of the events, and `ADDED`; in the order of ranks and of their programs.
     """
+    has_times = pl.col("start").is_not_null() & pl.col("end").is_not_null()
+    measured_ranks = tables.events.select(pl.col("rank").filter(has_times).n_unique()).item()
+    if measured_ranks < 2:  # nobody to compare with
+        tables = replace(tables, events=tables.events.clear())
     with_rows = tables.events.with_row_index("row")
     measured = _of_several(_before_ranks_part(matched(replace(tables, events=with_rows))))
     begin = pl.col("start") - pl.col("start").min()

@@ -22,6 +22,7 @@ from dsexplore.display import Displayable
 from dsexplore.trace import measured_time
 from dsexplore.trace.ends import ENDED_EARLY
 from dsexplore.trace.numbered_modules import OUTSIDE, place_of
+from dsexplore.trace.schema import OUTSIDE_STEPS, Phase
 from dsexplore.trace.steps import IN_A_STEP, SteadySteps, steady_steps
 from dsexplore.trace.tables import Tables
 from dsexplore.trace.trace import Trace
@@ -102,6 +103,11 @@ class Headline(Displayable):
         return max(sum(weights.get(rank, 1) for rank in self.tables.events["rank"].unique()), 1)
 
     @cached_property
+    def _coded(self) -> pl.DataFrame:
+        """Events of steady steps with ``weight``, as narrow as `Tables.coded_events`."""
+        return self._weighed(self.steady.events)
+
+    @cached_property
     def steps(self) -> int:
         """Number of steady steps."""
         return self.steady.count
@@ -109,37 +115,49 @@ class Headline(Displayable):
     @cached_property
     def steady(self) -> SteadySteps:
         """Steps from which the figures per step are computed."""
-        return steady_steps(self.tables, self.tables.events.with_row_index("row"))
+        return steady_steps(self.tables, self.tables.coded_events)
 
     @cached_property
     def start_up_bytes(self) -> float:
         """Wire bytes per rank that were sent before the first step."""
-        return float(self.start_up_events.select(weighed("wire_bytes")).item()) / self.ranks
+        return self._bytes_of("start-up")
 
-    @cached_property
+    @property
     def start_up_events(self) -> pl.DataFrame:
         """Events before the first step, with ``weight`` as in `step_events`."""
-        return self._weighed(self.tables.events.filter(pl.col("phase") == "start-up"))
+        return self._events_of("start-up")
 
     @cached_property
     def no_grad_bytes(self) -> float:
         """Wire bytes per rank that forwards without gradients sent, in all steps together."""
-        return float(self.no_grad_events.select(weighed("wire_bytes")).item()) / self.ranks
+        return self._bytes_of("no-grad forward")
 
-    @cached_property
+    @property
     def no_grad_events(self) -> pl.DataFrame:
         """Events of forwards without gradients, with ``weight`` as in `step_events`."""
-        return self._weighed(self.tables.events.filter(pl.col("phase") == "no-grad forward"))
+        return self._events_of("no-grad forward")
 
     @cached_property
     def between_bytes(self) -> float:
         """Wire bytes per rank between steps: state dicts, whole parameters, and what followed the last step once."""
-        return float(self.between_events.select(weighed("wire_bytes")).item()) / self.ranks
+        return self._bytes_of("between steps")
 
-    @cached_property
+    @property
     def between_events(self) -> pl.DataFrame:
         """Events between steps, with ``weight`` as in `step_events`."""
-        return self._weighed(self.tables.events.filter(pl.col("phase") == "between steps"))
+        return self._events_of("between steps")
+
+    def _events_of(self, phase: Phase) -> pl.DataFrame:
+        return self._weighed(self.tables.events.filter(pl.col("phase") == phase))
+
+    @cached_property
+    def _outside_steps(self) -> dict[Phase, pl.DataFrame]:
+        """{phase outside steps: rank, step and wire bytes of its events, with ``weight``}."""
+        sent = self.tables.coded_events.select("rank", "step", "phase", "wire_bytes")
+        return {phase: self._weighed(sent.filter(pl.col("phase") == phase)) for phase in OUTSIDE_STEPS}
+
+    def _bytes_of(self, phase: Phase) -> float:
+        return float(self._outside_steps[phase].select(weighed("wire_bytes")).item()) / self.ranks
 
     def to_frame(self) -> pl.DataFrame:
         """Return the bytes that a rank sends per step, one row per axis, most wire bytes first; columns: `COLUMNS`."""
@@ -150,13 +168,16 @@ class Headline(Displayable):
         share = self.ranks * self.steps
         recorded = max(self.tables.events["rank"].n_unique(), 1)
         sums = (
-            self.step_events.group_by("axis")
+            self._coded.group_by("axis")
             .agg(pl.col("weight").sum().alias("count"), *(weighed(name) for name in ("message_bytes", "wire_bytes")))
+            .with_columns(pl.col("axis").cast(pl.String))
             .sort("wire_bytes", "axis", descending=[True, False])
         )
-        timed = measured_time.is_timed(self.step_events) if len(self.step_events) else False
+        timed = self._timed
         under_way = (
-            {axis: _under_way(self.step_events.filter(axis=axis)) / 1e6 for axis in sums["axis"]} if timed else {}
+            {axis: _under_way(timed.filter(pl.col("axis") == axis)) / 1e6 for axis in sums["axis"]}
+            if measured_time.is_timed(timed)
+            else {}
         )
         times = pl.Series("ms", [under_way.get(axis) for axis in sums["axis"]], pl.Float64)
         numbers = [pl.col(name).cast(pl.Float64) / share for name in ("count", "message_bytes", "wire_bytes")]
@@ -172,7 +193,14 @@ class Headline(Displayable):
 
         The weight is the number of ranks that the event's rank represents: 1 if a trace has each rank once.
         """
-        return self._weighed(self.steady.events)
+        of_steps = self._coded.select("row", "step", "weight")
+        return self.tables.events[of_steps["row"]].with_columns(of_steps)
+
+    @cached_property
+    def _timed(self) -> pl.DataFrame:
+        """When the collectives of steady steps ran; null where that was not measured."""
+        placed = self._coded.select("row", "rank", "step", "axis")
+        return self.tables.with_columns(placed, "start", "end", "is_async", "waited")
 
     def _weighed(self, events: pl.DataFrame) -> pl.DataFrame:
         weight = pl.lit(1, pl.Int64)
@@ -211,21 +239,22 @@ class Headline(Displayable):
     def _axes(self) -> Iterator[Sentence]:
         """Yield the sentence about the bytes of a step by axis, and about start-up."""
         frame, start_up = self.to_frame(), self.start_up_bytes
-        rows = _positions(self.step_events)
+        rows = _positions(self._coded)
         total = float(frame["wire_bytes"].sum())
-        if not len(self.step_events):
+        if not len(self._coded):
             every = np.arange(self.tables.events.height)
-            apart = [f"start-up sends {format_bytes(start_up)} per rank"] if len(self.start_up_events) else []
-            apart += [f"forwards without gradients send {self._no_grad}"] if len(self.no_grad_events) else []
+            outside = self._outside_steps
+            apart = [f"start-up sends {format_bytes(start_up)} per rank"] if len(outside["start-up"]) else []
+            apart += [f"forwards without gradients send {self._no_grad}"] if len(outside["no-grad forward"]) else []
             apart += (
                 [f"between steps {format_bytes(self.between_bytes)} per rank are sent"]
-                if len(self.between_events)
+                if len(outside["between steps"])
                 else []
             )
             text = f"{listed(apart)}; no step was recorded."
             yield Sentence("axes", text[0].upper() + text[1:], every)
             return
-        has_steps = self.steps > 1 or bool(self.step_events["phase"].is_in(IN_A_STEP).any())
+        has_steps = self.steps > 1 or bool(self._coded["phase"].is_in(IN_A_STEP).any())
         what = "A step" if has_steps else "The program"
         if self.stopped_with:
             what = "A whole step" if self.tables.info.whole_steps else "Until then the program"
@@ -241,7 +270,7 @@ class Headline(Displayable):
         if unknown:
             before = f"; {unknown}{before}"
         if not parts:
-            got = float(self.step_events.filter(op="recv").select(weighed("message_bytes")).item())
+            got = float(self._coded.filter(pl.col("op") == "recv").select(weighed("message_bytes")).item())
             received = f", and receives {format_bytes(got / self.ranks / self.steps)} in messages" if got else ""
             yield Sentence("axes", f"{what} puts nothing on the wire{received}{before}.", rows)
             return
@@ -262,13 +291,15 @@ class Headline(Displayable):
     @cached_property
     def _unknown(self) -> str:
         """What is not known of the wire bytes of a step; empty if all is known."""
-        return what_is_unknown(self.step_events, self.tables.groups)
+        unsent = self._coded.filter(pl.col("wire_bytes") == 0)["row"]
+        return what_is_unknown(self.tables.events[unsent], self.tables.groups, self._coded.height)
 
     @property
     def _no_grad(self) -> str:
         """Bytes of forwards without gradients: ``8 MiB per rank``; ``… and step`` if every step has some."""
-        steps = self.no_grad_events["step"].n_unique()
-        every = not self.step_events.is_empty() and set(self.step_events["step"]) == set(self.no_grad_events["step"])
+        without_gradients = self._outside_steps["no-grad forward"]["step"].unique()
+        steps = len(without_gradients)
+        every = not self._coded.is_empty() and set(self._coded["step"].unique()) == set(without_gradients)
         share, per_step = (steps, " and step") if every and steps > 1 else (1, "")
         return f"{format_bytes(self.no_grad_bytes / share)} per rank{per_step}"
 
@@ -280,7 +311,7 @@ class Headline(Displayable):
         which = f"the last of {self.steady.whole} steps" if self.steps < self.steady.whole == 2 else which
         if not over:
             return f" ({which})" if which else ""
-        sent = self.step_events.group_by("rank", "step").agg(pl.col("wire_bytes").sum())["wire_bytes"].to_list()
+        sent = self._coded.group_by("rank", "step").agg(pl.col("wire_bytes").sum())["wire_bytes"].to_list()
         least, most = min(sent, default=0), max(sent, default=0)
         range_ = f", {format_bytes(least)} to {format_bytes(most)}" if most > 1.01 * least else ""
         return f" (mean of {' and '.join(over)}{range_}{f'; {which}' if which else ''})"
@@ -302,15 +333,15 @@ class Headline(Displayable):
 
     def _module(self) -> Iterator[Sentence]:
         """Yield the sentence about the place in the model that sends most, and why."""
-        owners = self.step_events.group_by("owner", maintain_order=True).agg(weighed("wire_bytes"))
-        placed = owners.with_columns(place_of(pl.col("owner")).alias("place"))
+        owners = self._coded.group_by("owner", maintain_order=True).agg(weighed("wire_bytes"))
+        placed = owners.with_columns(place_of(pl.col("owner").cast(pl.String)).alias("place"))
         sums = placed.group_by("place").agg(pl.col("wire_bytes").sum(), pl.len().alias("modules"))
         total = int(sums["wire_bytes"].sum())
         if not total:
             return
         place, size, modules = sums.sort("wire_bytes", "place", descending=[True, False]).row(0)
         its_owners = placed.filter(place=place)["owner"]
-        events = self.step_events.filter(pl.col("owner").is_in(its_owners.implode()))
+        events = self._coded.filter(pl.col("owner").is_in(its_owners.implode()))
         many = f" (×{modules:,})" if modules > 1 else ""
         where = place if place != OUTSIDE else f"what runs outside any module ({_line(events)})"
         part = f"{format_bytes(size / self.ranks / self.steps)} ({format_share(size, total)})"
@@ -336,10 +367,10 @@ class Headline(Displayable):
         module = str(self.tables.events["owner"][int(first.rows[0])]) if len(first.rows) else first.module
         yield Sentence("finding", f"{where}{first.why}{spared}{rest}.", first.rows, module)
 
-    @property
+    @cached_property
     def timed_events(self) -> pl.DataFrame:
-        """Events of steps whose duration was measured, as in `step_events`."""
-        return self.step_events.filter(pl.col("start").is_not_null() & (pl.col("end") > pl.col("start")))
+        """When the collectives of steps ran whose duration was measured."""
+        return self._timed.filter(pl.col("start").is_not_null() & (pl.col("end") > pl.col("start")))
 
     @cached_property
     def times(self) -> StepTimes | None:
@@ -381,7 +412,7 @@ def headline(tables: Tables) -> Headline:
 
 def _under_way(events: pl.DataFrame) -> float:
     """Return the nanoseconds in which at least one of these collectives runs, summed over ranks."""
-    timed = events.drop_nulls(["start", "end"]).sort("rank", "start")
+    timed = events.select("rank", "start", "end").drop_nulls(["start", "end"]).sort("rank", "start")
     before = pl.col("end").cum_max().shift(1).over("rank").fill_null(0)
     length = (pl.col("end") - pl.max_horizontal(pl.col("start"), before)).clip(lower_bound=0)
     return float(timed.select(length.sum()).item())
@@ -389,7 +420,8 @@ def _under_way(events: pl.DataFrame) -> float:
 
 def _line(events: pl.DataFrame) -> str:
     """Return the source line that sends most bytes."""
-    sums = events.group_by("source").agg(pl.col("wire_bytes").sum()).sort("wire_bytes", "source")
+    sums = events.group_by("source").agg(pl.col("wire_bytes").sum()).cast({"source": pl.String})
+    sums = sums.sort("wire_bytes", "source")
     return str(sums["source"][-1]).partition(" ← ")[0] or "no line"
 
 

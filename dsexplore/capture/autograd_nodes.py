@@ -7,14 +7,16 @@ innermost call that ran when the node was made. No tensor, no graph and no param
 
 from __future__ import annotations
 
+import itertools
 import sys
 import threading
+import weakref
 from array import array
 from bisect import bisect_right
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from types import FrameType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch.autograd.function import FunctionCtx
@@ -39,6 +41,8 @@ class ModuleCall(NamedTuple):
     """Identity of the Python frame of the call; 0 where the call was not observed."""
     sources: Sources = ()
     """The user's line that made the call; empty where it is not known."""
+    input: int = 0
+    """The number of the tensor that it was called with, see `Inputs`; 0 where that is not known."""
 
 
 NO_CALL = ModuleCall()
@@ -58,6 +62,32 @@ class Backward:
     """Number of lines that were looked for."""
 
 
+class Inputs:
+    """Numbers the tensors that modules are called with: calls with the same tensor, unchanged, have the same number."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[weakref.ref[torch.Tensor], int, int]] = {}
+
+    def number_of(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
+        """Return the number of a call's first argument; 0 if it is no tensor."""
+        tensor = args[0] if args else next(iter(kwargs.values()), None)
+        if not isinstance(tensor, torch.Tensor):
+            return 0
+        version = 0 if tensor.is_inference() else tensor._version
+        reference, known_version, number = self._known.get(id(tensor), (None, 0, 0))
+        if reference is None or reference() is not tensor or version != known_version:
+            number = next(_numbers_of_inputs)
+            self._known[id(tensor)] = weakref.ref(tensor), version, number
+        return number
+
+    def forget(self) -> None:
+        """Drop all tensors: no later call shares its input with an earlier one."""
+        self._known.clear()
+
+
+_numbers_of_inputs = itertools.count(1)
+
+
 class ThreadCalls:
     """The module calls of one thread: the open ones, and the autograd node numbers at which each began and ended."""
 
@@ -73,6 +103,9 @@ class ThreadCalls:
         Python's garbage collector has to look at each of a model's many calls then."""
         self.lines: list[Sources] = []
         """By position in ``boundaries``: the user's line that made that call."""
+        self.inputs_of_calls = array("q")
+        """By position in ``boundaries``: the number of that call's input."""
+        self.inputs = Inputs()
         self.without_gradients = False
         """True if gradients were off when the outermost call in progress, or the latest one, began."""
         self.is_warm_up = False
@@ -124,10 +157,11 @@ class ThreadCalls:
         The older half of the boundaries is dropped once there are more than a million.
         """
         self.next_node = next_node_number()
+        self.inputs.forget()
         if len(self.boundaries) > _KEPT_BOUNDARIES:
             with self._lock:
                 half = _KEPT_BOUNDARIES // 2
-                del self.boundaries[:half], self.modules[:half], self.lines[:half]
+                del self.boundaries[:half], self.modules[:half], self.lines[:half], self.inputs_of_calls[:half]
 
     def assign_last_node(self, call: ModuleCall) -> None:
         """Assign the newest autograd node of this thread to `call`, whose begin was not observed."""
@@ -142,16 +176,21 @@ class ThreadCalls:
         try:
             self.modules.append(innermost.module)
             self.lines.append(innermost.sources)
+            self.inputs_of_calls.append(innermost.input)
             self.boundaries.append(number)
         except BaseException:  # Ctrl-C in between
-            del self.modules[len(self.boundaries) :], self.lines[len(self.boundaries) :]
+            kept = len(self.boundaries)
+            del self.modules[kept:], self.lines[kept:], self.inputs_of_calls[kept:]
             raise
 
     def call_of(self, number: int) -> ModuleCall:
         """Return the innermost module call that made the autograd node of this number; `NO_CALL` for none."""
         with self._lock:
             position = bisect_right(self.boundaries, number) - 1
-            return ModuleCall(self.modules[position], sources=self.lines[position]) if position >= 0 else NO_CALL
+            if position < 0:
+                return NO_CALL
+            sources, number = self.lines[position], self.inputs_of_calls[position]
+            return ModuleCall(self.modules[position], sources=sources, input=number)
 
 
 def _is_inside_function() -> bool:

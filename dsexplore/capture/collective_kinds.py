@@ -44,16 +44,18 @@ class CollectiveKinds:
         """The first collective of each origin, and of each failure of one origin."""
         self.origin_numbers: list[int] = []
         """The index of each collective's origin."""
-        self.columns: dict[str, list[int | None]] = {"batch": [], "start": [], "end": [], "waited": []}
-        """By field of `Issued`: that of each collective."""
+        names = ("batch", "start", "end", "waited", "same_input")
+        self.columns: dict[str, list[int | None]] = {name: [] for name in names}
+        """By column of `schema.EVENTS`, the value of each collective."""
         self._sort(issued, waits)
 
     def _sort(self, issued: Sequence[Issued], waits: bool) -> None:
         """Read each collective once, as objects far apart in memory are slow to read."""
         kinds: dict[tuple[Any, ...], int] = {}
         origins: dict[Any, int] = {}
+        inputs: dict[int, int] = {}  # by identity of a group, that of its last collective
         add_number, add_origin_number = self.numbers.append, self.origin_numbers.append
-        add_batch, add_start, add_end, add_waited = [column.append for column in self.columns.values()]
+        add_batch, add_start, add_end, add_waited, add_same_input = [column.append for column in self.columns.values()]
         for call in issued:
             if call.span is not None:
                 call.read_clock(waits=waits)
@@ -76,6 +78,9 @@ class CollectiveKinds:
             add_start(start)
             add_end(end)
             add_waited(call.waited)
+            group = id(call.group)
+            add_same_input(call.input > 0 and inputs.get(group) == call.input)
+            inputs[group] = call.input
 
     def rows(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Return, for each message, its index among the messages of all kinds, and the index of its collective."""

@@ -110,6 +110,8 @@ class Issued:
     """True if ``end`` is the time at which the op returned: its work has no future that says when it was over."""
     waited: int | None = None
     """Nanoseconds for which the program stood still for it; None where that was not seen."""
+    input: int = 0
+    """The number of the tensor that its trigger was called with, as of `ModuleCall`."""
     failure: str = ""
     """``"failed: RuntimeError"`` for one that raised, which has no end; else empty."""
 

@@ -70,7 +70,7 @@ def _call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
     """Call a module, and report where the call begins and ends."""
     __tracebackhide__ = True  # from IPython and pytest: an error's traceback is that of the user's modules
     # What runs inside a compiled region belongs to the compiled module.
-    begun = _begin(self) if not is_dynamo_compiling() else None
+    begun = _begin(self, args, kwargs) if not is_dynamo_compiling() else None
     if begun is None:
         return _call_module(self, *args, **kwargs)
     try:
@@ -82,7 +82,7 @@ def _call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         _end(*begun)
 
 
-def _begin(called: nn.Module) -> tuple[ThreadCalls, int] | None:
+def _begin(called: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[ThreadCalls, int] | None:
     """Report that a module's call begins.
 
     Returns:
@@ -104,7 +104,8 @@ def _begin(called: nn.Module) -> tuple[ThreadCalls, int] | None:
     elif in_progress[-1].module is not module or in_progress[-1].called == identity:
         module.calls += 1  # not again for the module inside a wrapper
     frame = sys._getframe(1)
-    call = ModuleCall(module, identity, id(frame), modules.lines.innermost(frame.f_back))
+    sources = modules.lines.innermost(frame.f_back)
+    call = ModuleCall(module, identity, id(frame), sources, thread_calls.inputs.number_of(args, kwargs))
     try:
         in_progress.append(call)
         thread_calls.add_boundary(next_node_number(), call)

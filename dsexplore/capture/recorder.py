@@ -286,6 +286,7 @@ class Recorder:
             is_async(entry, args) and not reading.is_blocking,
             current.label,
             read_parties(args) if read_parties is not None else None,
+            input=reading.call.input,
         )
         if reading.batch_position or "coalesced" in raw_op:
             issued.batch = self._batches.number_of(reading.batch_position)

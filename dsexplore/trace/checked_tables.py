@@ -14,7 +14,10 @@ from dsexplore.trace.represented_ranks import bounds_in
 from dsexplore.trace.tables import Tables, TraceInfo
 
 _MAYBE_UNKNOWN = {
-    "events": ("batch", "peer", "root", "send_splits", "recv_splits", "start", "end", "state", "waited", "group_seq"),
+    "events": (
+        *("batch", "peer", "root", "send_splits", "recv_splits", "start", "end", "state", "waited", "group_seq"),
+        "same_input",
+    ),
     "kernels": ("waits_for",),
 }
 """{table: columns in which a value may be missing}."""
@@ -41,12 +44,10 @@ def _problems(tables: Tables) -> Iterator[str]:
     yield from _of_info(tables.info)
     for name in ("events", "parameters", "modules", "groups", "kernels", "memory", "numerics", "differing"):
         table: pl.DataFrame = getattr(tables, name)
-        yield from _missing(name, table)
-        for column, kind in table.schema.items():
-            if column in _ANY_NUMBER:
-                continue
-            if kind.is_numeric() or isinstance(kind, pl.List):
-                yield from _out_of_bounds(name, table[column], tables.info.world_size)
+        for column, facts in _facts(table).items():
+            yield from _missing(name, column, facts)
+            if column not in _ANY_NUMBER:
+                yield from _out_of_bounds(name, column, facts, tables.info.world_size)
     yield from _of_modules(tables.modules)
 
 
@@ -63,22 +64,32 @@ def _of_info(info: TraceInfo) -> Iterator[str]:
         json.loads(info.schedule)
 
 
-def _missing(name: str, table: pl.DataFrame) -> Iterator[str]:
-    for column in table.columns:
-        values = table[column]
-        may_be_missing = column in _MAYBE_UNKNOWN.get(name, ())
-        if values.null_count() and not may_be_missing:
-            yield f"in its table {name}, {values.null_count():,} values of {column} are missing"
-        if isinstance(values.dtype, pl.List) and values.list.drop_nulls().list.len().sum() != values.list.len().sum():
-            yield f"in its table {name}, {column} has lists with missing values"
+def _facts(table: pl.DataFrame) -> dict[str, dict[str, Any]]:
+    """Return {column: ``missing`` values, those ``inside`` lists, and ``least`` and ``most`` of numbers}."""
+    columns = {}
+    for name, kind in table.schema.items():
+        values = pl.col(name)
+        facts = [values.null_count().alias("missing")]
+        if isinstance(kind, pl.List):
+            inner, blank = values.explode(), values.is_null() | (values.list.len() == 0)
+            facts.append((inner.null_count() - blank.sum()).alias("inside"))
+            facts += [inner.min().alias("least"), inner.max().alias("most")]
+        elif kind.is_numeric():
+            facts += [values.min().alias("least"), values.max().alias("most")]
+        # by an expression: a column of one value in all rows stays one value
+        columns[name] = table.select(name).select(facts).row(0, named=True)
+    return columns
 
 
-def _out_of_bounds(name: str, values: pl.Series, world_size: int) -> Iterator[str]:
-    column = values.name
-    is_list = isinstance(values.dtype, pl.List)
-    least: Any
-    most: Any
-    least, most = (values.list.min().min(), values.list.max().max()) if is_list else (values.min(), values.max())
+def _missing(name: str, column: str, facts: dict[str, Any]) -> Iterator[str]:
+    if facts["missing"] and column not in _MAYBE_UNKNOWN.get(name, ()):
+        yield f"in its table {name}, {facts['missing']:,} values of {column} are missing"
+    if facts.get("inside"):
+        yield f"in its table {name}, {column} has lists with missing values"
+
+
+def _out_of_bounds(name: str, column: str, facts: dict[str, Any], world_size: int) -> Iterator[str]:
+    least, most = facts.get("least"), facts.get("most")
     if least is None or most is None:
         return
     above = {"depth": _DEEPEST, **dict.fromkeys(_RANKS, world_size - 1), **dict.fromkeys(_FROM_ONE, MOST_RANKS)}

@@ -37,7 +37,7 @@ from dsexplore.trace import schema
 from dsexplore.trace.call_journal import journals_in, read_journal
 from dsexplore.trace.checked_tables import check_tables
 from dsexplore.trace.file_digest import KEY, PLACEHOLDER, check_digest, write_digest
-from dsexplore.trace.guarded import guarded, readable
+from dsexplore.trace.guarded import guarded, read_rows, readable
 from dsexplore.trace.importers.archives import unpacked
 from dsexplore.trace.importers.file_kinds import kind_not_read
 from dsexplore.trace.importers.foreign import foreign_files, kind_of_file, load_foreign
@@ -300,7 +300,7 @@ def _read(file: Path) -> Tables:
     check_digest(file)
     metadata = guarded(file, lambda: pl.read_parquet_metadata(file))
     version = _checked_version(file, metadata.get(_PREFIX + "format", ""))
-    events = guarded(file, lambda: pl.read_parquet(file, use_statistics=False))
+    events = guarded(file, lambda: read_rows(file))
     events = _with_nothing_sent_by_recv(_with_later_columns(events, version), version)
     side = {
         name: schema.empty(name)

@@ -12,6 +12,8 @@ import polars as pl
 from dsexplore.errors import TraceFileError
 
 T = TypeVar("T")
+_LARGE = 4 * 1024 * 1024
+"""Bytes of a file whose columns are read one by one: each takes the memory of its reading before the next one does."""
 
 
 def guarded(file: Path, read: Callable[[], T]) -> T:
@@ -48,3 +50,25 @@ def readable(files: Iterable[Path], read: Callable[[Path], T], problems: list[st
         yield content
     if first is not None and not is_one_read:
         raise first
+
+
+def read_rows(file: Path) -> pl.DataFrame:
+    """Return the rows of a Parquet file; of a large one, a value that all rows have in a column is held once."""
+    if file.stat().st_size < _LARGE:
+        return pl.read_parquet(file, use_statistics=False)
+    names = list(pl.read_parquet_schema(file))
+    columns: list[pl.Series] = []
+    constants: list[pl.Expr] = []
+    for name in names:
+        column = pl.read_parquet(file, columns=[name], use_statistics=False)[name]
+        if _is_constant(column):
+            constants.append(pl.lit(column[0], dtype=column.dtype).alias(name))
+        else:
+            columns.append(column)
+    return pl.DataFrame(columns).with_columns(constants).select(names) if columns else pl.read_parquet(file)
+
+
+def _is_constant(column: pl.Series) -> bool:
+    if column.is_empty() or column.null_count() == len(column):
+        return not column.is_empty()
+    return not isinstance(column.dtype, pl.List) and bool((column == column[0]).all(ignore_nulls=False))

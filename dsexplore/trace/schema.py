@@ -10,7 +10,7 @@ from typing import Literal, get_args
 
 import polars as pl
 
-FORMAT_VERSION = 7
+FORMAT_VERSION = 8
 
 Phase = Literal[
     "start-up", "forward", "no-grad forward", "between steps", "backward", "recompute", "optimizer", "other"
@@ -68,6 +68,8 @@ EVENTS: dict[str, pl.DataType] = {
     # computed on its GPU; null where that was not seen
     "group_seq": pl.Int64(),  # number of the collective among those of its group, as the recorder counted them; null
     # for messages, and of imported files that have none
+    "same_input": pl.Boolean(),  # whether the trigger was called with the same tensor as that of the collective before
+    # it in its group; null where that is not known
 }
 
 ADDED: dict[int, tuple[str, ...]] = {
@@ -75,6 +77,7 @@ ADDED: dict[int, tuple[str, ...]] = {
     3: ("state",),
     4: ("waited",),
     5: ("group_seq",),
+    8: ("same_input",),
 }
 """{format version: columns of the events that files of earlier versions lack}."""
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from dsexplore.trace.schema import IN_STEPS, Phase
+from dsexplore.trace.schema import IN_STEPS, OUTSIDE_STEPS, Phase
 from dsexplore.trace.tables import Tables
 
 IN_A_STEP: tuple[Phase, ...] = ("forward", "backward", "recompute", "optimizer")
@@ -21,9 +21,14 @@ def in_steps(events: pl.DataFrame) -> pl.DataFrame:
     What a rank sends outside its model after its last optimizer step, such as a loss for a log, has a step number of
     its own; it counts towards the step before, or each mean would be over one step too many.
     """
-    last, trained = pl.col("step").max(), pl.col("step").filter(pl.col("phase").is_in(IN_A_STEP)).max()
-    follows = (pl.col("step") == last.over("rank")) & (trained.over("rank") == last.over("rank") - 1)
-    return events.filter(IN_STEPS).with_columns(step=pl.when(follows).then(trained.over("rank")).otherwise("step"))
+    trained = pl.col("step").filter(pl.col("phase").is_in(IN_A_STEP)).max()
+    counted = events.filter(IN_STEPS) if events["phase"].is_in(OUTSIDE_STEPS).any() else events
+    of_ranks = counted.group_by("rank").agg(last=pl.col("step").max(), trained=trained)
+    following = of_ranks.filter(pl.col("trained") == pl.col("last") - 1)
+    if following.is_empty():
+        return counted
+    last = pl.col("rank").replace_strict(following["rank"], following["last"], default=-1, return_dtype=pl.Int32)
+    return counted.with_columns(step=pl.when(pl.col("step") == last).then(pl.col("step") - 1).otherwise("step"))
 
 
 @dataclass(frozen=True)

@@ -30,15 +30,20 @@ def has_unknown_ranks(groups: pl.DataFrame) -> pl.Expr:
     return pl.col("group").is_in(unknown.implode()) & (pl.col("message_bytes") > 0) & (pl.col("wire_bytes") == 0)
 
 
-def what_is_unknown(events: pl.DataFrame, groups: pl.DataFrame) -> str:
+def what_is_unknown(events: pl.DataFrame, groups: pl.DataFrame, count: int) -> str:
     """Say what is not known of the wire bytes of some events: ``the size of 3 of its 12 collectives is unknown``.
 
     Empty if all is known.
+
+    Args:
+        events: those without wire bytes.
+        groups: the table of groups.
+        count: of all events.
     """
     sizes = events.filter(IS_UNSIZED | HAS_UNKNOWN_DTYPE).height
     ranks = events.filter(has_unknown_ranks(groups)).height
-    every = format_count(events.height, "collective")
-    if sizes and sizes == events.height:
+    every = format_count(count, "collective")
+    if sizes and sizes == count:
         return "the sizes of its collectives are unknown"
     parts = [f"the size of {sizes:,} of its {every} is unknown"] if sizes else []
     parts += [f"how many ranks share {ranks:,} of its {every} is unknown"] if ranks else []

@@ -139,18 +139,13 @@ def optimizer_gathers(odd: bool) -> None:
 
 
 def zero(odd: bool) -> None:
-    """Optimizer states sharded by DDP's optimizer, or by `fully_shard`."""
-    model = Net()
-    if odd:
-        ddp = DistributedDataParallel(model)
-        zero = ZeroRedundancyOptimizer(ddp.parameters(), optimizer_class=torch.optim.SGD, lr=1e-3)
-        ddp(batch()).sum().backward()
-        zero.step()
-    else:
-        sharded(model)
-        sgd = torch.optim.SGD(model.parameters(), lr=1e-3)
-        model(batch()).sum().backward()
-        sgd.step()
+    """Optimizer states sharded by DDP's optimizer, whose parameters are sent one by one, or as one tensor per rank."""
+    model = DistributedDataParallel(Net())
+    zero = ZeroRedundancyOptimizer(
+        model.parameters(), optimizer_class=torch.optim.SGD, lr=1e-3, parameters_as_bucket_view=not odd
+    )
+    model(batch()).sum().backward()
+    zero.step()
 
 
 class PartAndGather(torch.optim.SGD):
@@ -289,8 +284,9 @@ PROGRAMS: dict[str, tuple[str, Program]] = {
 
 
 def trace_of(name: str, odd: bool) -> Trace:
-    """The trace of rank 0 of four."""
+    """The trace of rank 0 of four; each program is one step."""
     torch.manual_seed(0)
     with dsexplore.commtrace(world_size=4) as trace:
         PROGRAMS[name][1](odd)
+        trace.step()
     return trace

@@ -12,6 +12,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 import dsexplore
@@ -97,22 +99,50 @@ def test_of_a_redistribute_without_a_known_cause_none_is_said() -> None:
     assert unknown.findings()[0].why.endswith("that the program did not ask for")
 
 
-def test_a_trace_without_steps_says_that_its_microbatches_may_be_steps() -> None:
-    unmarked = planted.trace_of("reduced_each_microbatch", True).findings()[0]
-    assert unmarked.why.endswith("if these are several steps, mark them: trace.step() after each")
+@pytest.mark.parametrize("ended", [True, False])
+def test_only_what_lies_in_one_ended_step_is_called_microbatches(ended: bool) -> None:
     with dsexplore.commtrace(world_size=4) as trace:
         model = DistributedDataParallel(planted.Net())
         for _ in range(2):
-            for _ in range(2):
+            for _ in range(3):
                 model(planted.batch()).sum().backward()
-            trace.step()
-    assert trace.findings()[0].why.endswith("where the gradients are reduced after each of its microbatches")
+            if ended:
+                trace.step()
+    why = [one.why for one in trace.findings()]
+    assert why == (["3 all_reduces in a step, where the gradients are reduced after each of its microbatches"] * ended)
+
+
+@pytest.mark.parametrize("kind", ["two inputs", "changed input", "one input"])
+def test_siblings_are_those_that_read_one_tensor(kind: str) -> None:
+    class Block(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.qkv, self.out, self.up, self.down = (torch.nn.Linear(planted.D, planted.D) for _ in range(4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            q = self.qkv(x)
+            if kind == "two inputs":  # as in Megatron's plan
+                x = x + self.out(q)
+            elif kind == "changed input":
+                x = x.clone()
+                x.mul_(2)
+            return self.down(self.up(x) * q)
+
+    with dsexplore.commtrace(world_size=4) as trace:
+        mesh = init_device_mesh("cpu", (4,), mesh_dim_names=("tp",))
+        model = torch.nn.Sequential(Block(), Block())
+        for block in model:
+            whole = {"qkv": ColwiseParallel(), "up": ColwiseParallel()}
+            rows = {"out": RowwiseParallel(), "down": RowwiseParallel()}
+            parallelize_module(block, mesh, {**whole, **rows}, src_data_rank=None)
+        model(planted.batch()).sum().backward()
+    assert [one.rule for one in trace.findings()] == ["siblings_reduce"] * (kind == "one input")
 
 
 def test_what_the_program_gathers_itself_is_not_laid_to_ops_that_need_whole_tensors() -> None:
     own, asked = (planted.trace_of(name, True).findings()[0] for name in ("parts_gathered", "optimizer_gathers"))
     assert own.why.endswith("each rank updates its part, and the program gathers the parts of all ranks")
-    assert "before the module that reads its parameters" in own.change
+    assert "one all_gather_into_tensor" in own.change
     assert asked.why.endswith("the update needs whole tensors, and gathers shards for every op that reads them")
     assert "full_tensor" in asked.change
 
@@ -194,3 +224,26 @@ def test_two_equal_sums_in_a_row_may_be_of_two_tensors() -> None:
         for _ in range(2):
             dist.all_gather_into_tensor(whole, torch.ones(8))
     assert [(one.rule, one.count) for one in trace.findings()] == [("repeated_collectives", 1)]
+
+
+def test_two_equal_gathers_on_two_lines_may_be_of_two_tensors() -> None:
+    class Both(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            whole = torch.empty(32), torch.empty(32)
+            dist.all_gather_into_tensor(whole[0], x)
+            dist.all_gather_into_tensor(whole[1], x + 1)
+            return whole[0] + whole[1]
+
+    with dsexplore.commtrace(world_size=4) as trace:
+        Both()(torch.ones(8))
+    assert list(trace.findings()) == []
+
+
+def test_the_group_of_the_whole_model_is_not_left_out_because_it_is_small() -> None:
+    with dsexplore.commtrace(world_size=4) as trace:
+        mesh = init_device_mesh("cpu", (4,), mesh_dim_names=("dp",))
+        model = torch.nn.Sequential(planted.Net(1), torch.nn.RMSNorm(planted.D))
+        fully_shard(model[0], mesh=mesh, reshard_after_forward=False)
+        fully_shard(model, mesh=mesh)
+        model(planted.batch()).sum().backward()
+    assert list(trace.findings()) == []

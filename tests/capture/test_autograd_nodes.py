@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from dsexplore.capture import autograd_nodes
-from dsexplore.capture.autograd_nodes import NO_CALL, ModuleCall, ThreadCalls, calls_of_forward
+from dsexplore.capture.autograd_nodes import NO_CALL, Inputs, ModuleCall, ThreadCalls, calls_of_forward
 from dsexplore.capture.module_entry import ModuleEntry
 
 MODEL = nn.Identity()
@@ -134,3 +134,21 @@ def test_a_node_made_before_the_last_boundary_is_not_assigned_again() -> None:
     calls.add_boundary(made + 1, NO_CALL)
     calls.assign_last_node(call("unseen"))
     assert calls.boundaries.tolist() == [made + 1]
+
+
+def test_calls_with_one_tensor_have_one_number_until_it_changes() -> None:
+    inputs, tensor, other = Inputs(), torch.ones(2), torch.ones(2)
+    first = inputs.number_of((tensor,), {})
+    assert first > 0
+    assert inputs.number_of((), {"hidden_states": tensor}) == first
+    assert inputs.number_of((other, tensor), {}) not in (0, first)
+    assert inputs.number_of((tensor,), {}) == first
+    tensor.add_(1)
+    changed = inputs.number_of((tensor,), {})
+    assert changed not in (0, first)
+    inputs.forget()
+    assert inputs.number_of((tensor,), {}) != changed
+    assert inputs.number_of(("text",), {}) == 0
+    with torch.inference_mode():
+        made = torch.ones(2)
+        assert inputs.number_of((made,), {}) == inputs.number_of((made,), {}) > 0

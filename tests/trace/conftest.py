@@ -42,6 +42,7 @@ DEFAULT = {
     "state": "",
     "waited": None,
     "group_seq": None,
+    "same_input": None,
 }
 
 MODULES = (

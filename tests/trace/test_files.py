@@ -19,7 +19,7 @@ from polars.testing import assert_frame_equal
 
 import dsexplore
 from dsexplore.errors import TraceFileError, UsageError
-from dsexplore.trace import file_digest, files, schema
+from dsexplore.trace import file_digest, files, guarded, schema
 from dsexplore.trace.tables import Tables, TraceInfo
 from dsexplore.trace.trace import Trace
 from tests.programs import printed
@@ -40,6 +40,16 @@ def test_a_file_gives_back_every_table(tmp_path: Path, traces: Any, data: st.Dat
     tables = data.draw(traces())
     path = Trace(tables).save(tmp_path / "one.parquet")
     assert_same(dsexplore.load(path).tables, tables)
+
+
+@FEW
+@given(data=st.data())
+def test_a_large_file_is_read_column_by_column(tmp_path: Path, traces: Any, data: st.DataObject) -> None:
+    tables = data.draw(traces())
+    path = Trace(tables).save(tmp_path / "one.parquet")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(guarded, "_LARGE", 0)
+        assert_same(dsexplore.load(path).tables, tables)
 
 
 @FEW
@@ -186,7 +196,7 @@ def written(path: Path, tables: Tables, **changes: str | None) -> Path:
 
 def test_a_newer_file_says_to_upgrade(tmp_path: Path, make: Make) -> None:
     path = written(tmp_path / "new.parquet", make([{}]), format=str(schema.FORMAT_VERSION + 1), info="of the future")
-    with pytest.raises(TraceFileError, match=r"has trace format 8, newer than format 7 .*: upgrade dsexplore"):
+    with pytest.raises(TraceFileError, match=r"has trace format 9, newer than format 8 .*: upgrade dsexplore"):
         dsexplore.load(path)
 
 

@@ -24,14 +24,25 @@ SHARE = 16
 
 
 def small_fsdp(evidence: Evidence) -> Iterator[Finding]:
-    """Yield all_gathers of FSDP groups that are small: below `SMALL` bytes and 1/`SHARE` of the largest on the axis."""
-    sent = evidence.events.filter(pl.col("cause").is_in(FSDP_GATHERS))
+    """Yield all_gathers of FSDP groups that are small: below `SMALL` bytes and 1/`SHARE` of the largest on the axis.
+
+    A group that is inside no other one, such as that of the whole model, has to stay: nothing else would shard its
+    parameters.
+    """
+    sent = evidence.events.filter(evidence.texts("cause", FSDP_GATHERS.__contains__))
+    owners = set(sent["owner"].unique().cast(pl.String))
+    is_inside_another = evidence.texts("owner", lambda owner: any(owner.startswith(f"{one}.") for one in owners))
     largest = pl.col("message_bytes").max().over("rank", "axis")
     small = (
         (pl.col("message_bytes") < SMALL) & (pl.col("message_bytes") * SHARE <= largest) & (pl.col("wire_bytes") > 0)
     )
     yield from evidence.findings(
-        "small_fsdp", sent.filter(small), _why_small, _wrap_larger, spare_calls=1, by=("place", "op", "axis")
+        "small_fsdp",
+        sent.filter(small & is_inside_another),
+        _why_small,
+        _wrap_larger,
+        spare_calls=1,
+        by=("place", "op", "axis"),
     )
 
 
@@ -52,12 +63,13 @@ def _wrap_larger(group: EventGroup) -> str:
 
 def freed_too_soon(evidence: Evidence) -> Iterator[Finding]:
     """Yield FSDP all_gathers that open backward with the same module whose all_gather ended forward."""
-    gathers = evidence.events.filter((pl.col("op") == "all_gather") & pl.col("cause").str.starts_with("FSDP"))
+    gathers = evidence.events.filter((pl.col("op") == "all_gather") & _is_of_fsdp(evidence))
     lane = ("rank", "step")
     # the root group holds its parameters anyway, and one group is gathered once
     several = pl.col("owner").n_unique().over(lane) > 1
     same = pl.col("owner") == pl.col("owner").shift(1).over(lane)
-    turned = pl.col("phase").is_in(["backward", "recompute"]) & (pl.col("phase").shift(1).over(lane) == "forward")
+    is_backward = evidence.texts("phase", ("backward", "recompute").__contains__)
+    turned = is_backward & (pl.col("phase") == "forward").shift(1).over(lane)
     yield from evidence.findings(
         "freed_too_soon",
         gathers.filter((several & same & turned).fill_null(False)),
@@ -84,20 +96,23 @@ def _keep_gathered(group: EventGroup) -> str:
 
 # FSDP reduces gradients in float32, of parameters that it gathers in 16 bits: twice the bytes.
 
-_HALF = ["bfloat16", "float16"]
+
+def _is_of_fsdp(evidence: Evidence) -> pl.Expr:
+    return evidence.texts("cause", lambda cause: cause.startswith("FSDP"))
+
+
+def _is_fsdp_reduction(evidence: Evidence) -> pl.Expr:
+    is_reduction = evidence.texts("op", ("reduce_scatter", "all_reduce").__contains__)
+    return evidence.texts("cause", FSDP_REDUCES.__contains__) & is_reduction
 
 
 def reduced_in_fp32(evidence: Evidence) -> Iterator[Finding]:
     """Yield float32 reductions of FSDP groups whose parameters are gathered in 16 bits."""
-    of_fsdp = evidence.events.filter(pl.col("cause").str.starts_with("FSDP"))
-    gathers = of_fsdp.filter((pl.col("op") == "all_gather") & pl.col("dtype").is_in(_HALF))
-    halves = gathers["owner"].unique()
-    reduced = of_fsdp.filter(
-        pl.col("cause").is_in(FSDP_REDUCES)
-        & pl.col("op").is_in(["reduce_scatter", "all_reduce"])
-        & (pl.col("dtype") == "float32")
-        & pl.col("owner").is_in(halves.implode())
-    )
+    is_half = evidence.texts("dtype", ("bfloat16", "float16").__contains__)
+    gathers = evidence.events.filter(_is_of_fsdp(evidence) & (pl.col("op") == "all_gather") & is_half)
+    halves = set(gathers["owner"].unique().cast(pl.String))
+    is_wide = (pl.col("dtype") == "float32") & evidence.texts("owner", halves.__contains__)
+    reduced = evidence.events.filter(_is_fsdp_reduction(evidence) & is_wide)
     yield from evidence.findings(
         "reduced_in_fp32", reduced, _why_fp32, _reduce_in_half, spare=0.5, spare_calls=0, by=("place", "op", "axis")
     )
@@ -117,28 +132,38 @@ def _reduce_in_half(group: EventGroup) -> str:
 
 # Gradients are reduced after every microbatch of a step, where reducing their sum once would do.
 
-_ITEM = pl.col("dtype").replace_strict(
-    {str(t).removeprefix("torch."): t.itemsize for t in vars(torch).values() if isinstance(t, torch.dtype)},
-    default=1,
-    return_dtype=pl.Int64,
+_ITEM = (
+    pl.col("dtype")
+    .cast(pl.String)
+    .replace_strict(
+        {str(t).removeprefix("torch."): t.itemsize for t in vars(torch).values() if isinstance(t, torch.dtype)},
+        default=1,
+        return_dtype=pl.Int64,
+    )
 )
 
 
 def reduced_each_microbatch(evidence: Evidence) -> Iterator[Finding]:
-    """Yield gradient reductions of DDP buckets and FSDP groups that run more than once per step."""
+    """Yield gradient reductions of DDP buckets and FSDP groups that run more than once in a step.
+
+    Only steps that ended count: where none did, several reductions may be those of several steps.
+    """
     yield from _of_fsdp(evidence)
     yield from _of_ddp(evidence)
 
 
 def _of_fsdp(evidence: Evidence) -> Iterator[Finding]:
-    sent = evidence.events.filter(
-        pl.col("cause").is_in(FSDP_REDUCES) & pl.col("op").is_in(["reduce_scatter", "all_reduce"])
-    )
+    # What one forward calls twice may reduce twice in its backward; only what forwards lie between are microbatches.
+    is_forward = pl.col("phase") == "forward"
+    begins = is_forward & ~is_forward.shift(1).over("rank").fill_null(False)
+    of_fsdp = evidence.events.filter(_is_of_fsdp(evidence) & evidence.of_ended_steps)
+    sent = of_fsdp.with_columns(forward=begins.cum_sum().over("rank")).filter(_is_fsdp_reduction(evidence))
+    sent = evidence.tables.with_columns(sent, "shape")
     lane = ("rank", "step", "owner", "op", "group", "dtype", "shape")
     yield from evidence.findings(
         "reduced_each_microbatch",
-        sent.filter(pl.len().over(lane) > 1),
-        lambda group: _why_per_microbatch(group, evidence),
+        sent.filter(pl.col("forward").n_unique().over(lane) > 1),
+        _why_per_microbatch,
         _change_fsdp,
         spare=1 - 1 / pl.len().over(lane),
         by=("place", "op", "axis"),
@@ -150,7 +175,8 @@ def _of_ddp(evidence: Evidence) -> Iterator[Finding]:
 
     Bucket sizes do not tell repetition, since two buckets (as of equal layers) may have one size.
     """
-    buckets = evidence.events.filter(pl.col("cause") == "DDP gradient bucket")
+    is_bucket = (pl.col("cause") == "DDP gradient bucket") & (pl.col("op") == "all_reduce")  # hooks may send others
+    buckets = evidence.events.filter(is_bucket & evidence.of_ended_steps)
     if buckets.is_empty():
         return
     learnt = evidence.tables.parameters.filter(pl.col("requires_grad") & (pl.col("shared_with") == ""))
@@ -166,18 +192,15 @@ def _of_ddp(evidence: Evidence) -> Iterator[Finding]:
     yield from evidence.findings(
         "reduced_each_microbatch",
         buckets.filter((held > 0) & (times > 1)),
-        lambda group: _why_per_microbatch(group, evidence),
+        _why_per_microbatch,
         _change_ddp,
         spare=1 - 1 / times,
         by=("place", "op", "axis"),
     )
 
 
-def _why_per_microbatch(group: EventGroup, evidence: Evidence) -> str:
-    what = f"{group.calls} in a step, where the gradients are reduced after each of its microbatches"
-    if evidence.steps_are_marked:
-        return what
-    return f"{what}; if these are several steps, mark them: trace.step() after each"
+def _why_per_microbatch(group: EventGroup) -> str:
+    return f"{group.calls} in a step, where the gradients are reduced after each of its microbatches"
 
 
 def _change_ddp(_group: EventGroup) -> str:
@@ -209,7 +232,8 @@ def large_start_up(evidence: Evidence) -> Iterator[Finding]:
         return f"start-up sends {format_bytes(whole)} per rank{what}, once; a step sends {format_bytes(step)} per rank"
 
     # the largest part speaks for all of it
-    largest = start_up.group_by("op", "cause").agg(pl.col("wire_bytes").sum()).sort("wire_bytes", "op", "cause")
+    sums = start_up.group_by("op", "cause").agg(pl.col("wire_bytes").sum())
+    largest = sums.cast({"op": pl.String, "cause": pl.String}).sort("wire_bytes", "op", "cause")
     op, cause, _ = largest.row(-1)
     part = start_up.filter((pl.col("op") == op) & (pl.col("cause") == cause))
     yield from evidence.findings("large_start_up", part, why, _change_start_up, per_step=False, by=("op",))
@@ -257,6 +281,7 @@ def late_rank(evidence: Evidence) -> Iterator[Finding]:
 def _change_late_rank(late: LateRank) -> str:
     where = f" before {late.source}" if late.source else ""
     return (
-        f"look at what rank {late.rank} alone does{where}: reading data, logging, saving, garbage collection; and "
-        "whether its share of the work, its GPU or its host differs from the others'"
+        f"the trace does not show which change: look at what rank {late.rank} alone does{where}, such as reading data, "
+        "logging, saving or garbage collection, and at whether its share of the work, its GPU or its "
+        "host differs from the others'"
     )

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from dsexplore.analysis.findings.finding import Finding
@@ -51,12 +52,15 @@ class Evidence:
     def __init__(self, tables: Tables, skew: Skew | None = None) -> None:
         self.tables = tables
         self.skew = skew or Skew(tables)
+        self._distinct: dict[str, pl.DataFrame] = {}
+        self._earlier: dict[tuple[str, ...], npt.NDArray[np.int64]] = {}
 
     @cached_property
     def events(self) -> pl.DataFrame:
         """All tensors sent in steps, in program order rank by rank, with ``row``: the position in the trace's events.
 
-        Start-up, object collectives, and collectives switched off in the comm layer are excluded.
+        Start-up, object collectives, and collectives switched off in the comm layer are excluded. Columns are those of
+        `Tables.coded_events`; `texts` tests what is categorical.
         """
         return in_steps(self._rows)
 
@@ -67,8 +71,25 @@ class Evidence:
 
     @cached_property
     def _rows(self) -> pl.DataFrame:
-        kept = ~pl.col("is_object") & ~pl.col("op").str.starts_with("switched_off:")
-        return self.tables.events.with_row_index("row").filter(kept).sort("rank", "seq", maintain_order=True)
+        rows = self.tables.coded_events
+        off = [op for op in rows["op"].unique().cast(pl.String) if op.startswith("switched_off:")]
+        if off or rows["is_object"].any():
+            rows = rows.filter(~pl.col("is_object") & ~pl.col("op").is_in(off))
+        order = pl.col("rank").cast(pl.Int64) * 2**40 + pl.col("seq")
+        is_sorted = rows.select((order.diff().fill_null(0) >= 0).all()).item()
+        return rows if is_sorted else rows.sort("rank", "seq", maintain_order=True)
+
+    def texts(self, column: str, test: Callable[[str], object]) -> pl.Expr:
+        """Return a mask of `events` or `start_up`: True where the text in a column passes a test.
+
+        The test is called once per distinct text.
+        """
+        if column not in self._distinct:
+            unique = self._rows[column].unique().drop_nulls()
+            self._distinct[column] = pl.DataFrame({"code": unique.to_physical(), "text": unique.cast(pl.String)})
+        codes, texts = self._distinct[column]
+        passing = codes.filter(pl.Series([bool(test(text)) for text in texts], dtype=pl.Boolean))
+        return pl.col(column).to_physical().is_in(passing.implode())
 
     @cached_property
     def steps(self) -> int:
@@ -76,35 +97,50 @@ class Evidence:
         return max(self.events["step"].n_unique(), 1)
 
     @cached_property
-    def steps_are_marked(self) -> bool:
-        """True if the program marked the end of a step, so that events of one step number belong together."""
-        return int(self.tables.events["step"].max() or 0) > 0  # type: ignore[arg-type]  # an integer column
+    def of_ended_steps(self) -> pl.Expr:
+        """Mask of `events`: True in steps whose end is known, so that events of one number belong to one step.
+
+        A trace in which no step ended may hold several, and does not say which.
+        """
+        last = int(self.tables.events["step"].max() or 0)  # type: ignore[arg-type]  # an integer column
+        return pl.col("step") < (self.tables.info.whole_steps or last)
 
     @cached_property
     def calls(self) -> dict[str, int]:
         """{module: number of its forward calls while recording}."""
         return dict(self.tables.modules.select("module", "calls").iter_rows())
 
+    def earlier(self, lane: tuple[str, ...]) -> npt.NDArray[np.int64]:
+        """Return the position in `events` of the event before each one in its lane; -1 for the first.
+
+        Args:
+            lane: columns that both have in common; events of other lanes may lie between them.
+        """
+        if lane not in self._earlier:
+            placed = self.events.select(*lane, place=pl.int_range(pl.len(), dtype=pl.Int64))
+            before = placed.select(pl.col("place").shift(1).over(lane).fill_null(-1))
+            self._earlier[lane] = before.to_series().to_numpy()
+        return self._earlier[lane]
+
     def repeats(self, lane: tuple[str, ...], equal: tuple[str, ...]) -> tuple[pl.DataFrame, pl.DataFrame]:
         """Return the events that equal their predecessor in `lane`, and those predecessors.
 
-        Numeric columns are compared first, so that strings are compared for few rows: a million events take about 0.1
-        s.
+        Numbers are compared first, so that the rest is compared for few rows.
 
         Args:
             lane: columns that an event and its predecessor have in common; events of other lanes may lie between them.
-            equal: columns in which both must be equal.
+            equal: columns in which both must be equal, also of the events that `events` leaves out; the results have
+                them.
         """
-        events = self.events
-        placed = events.select(*lane, pl.int_range(pl.len(), dtype=pl.Int64).alias("place"))
-        earlier = placed.select(pl.col("place").shift(1).over(lane).fill_null(-1)).to_series().to_numpy()
+        events, earlier = self.events, self.earlier(lane)
         possible = earlier >= 0
         for name in ("message_bytes", "group_size"):
             values = events[name].to_numpy()
             possible &= values == values[earlier]
         rows = np.flatnonzero(possible)
-        now, before = events[rows], events[earlier[rows]]
-        same = _equal(now, before, equal)
+        more = [name for name in equal if name not in events.columns]
+        now, before = (self.tables.with_columns(events[at], *more) for at in (rows, earlier[rows]))
+        same = equal_rows(now, before, equal)
         return now.filter(same), before.filter(same)
 
     def findings(
@@ -133,10 +169,10 @@ class Evidence:
         """
         if flagged.is_empty():
             return
-        columns = place_of(pl.col("owner")).alias("place"), pl.col("source").str.split(" ← ").list.first().alias("line")
         part, part_of_calls = (_expression(one) for one in (spare, spare if spare_calls is None else spare_calls))
         totals = (
-            flagged.with_columns(*columns, spared=pl.col("wire_bytes") * part, spared_calls=part_of_calls)
+            _with_places(flagged)
+            .with_columns(spared=pl.col("wire_bytes") * part, spared_calls=part_of_calls)
             .group_by(by, maintain_order=True)
             .agg(
                 *(pl.col(name).unique(maintain_order=True) for name in BY_PLACE if name not in by),
@@ -149,12 +185,23 @@ class Evidence:
                 pl.col("row"),
             )
         )
-        for row in totals.iter_rows(named=True):
+        coded, lists = pl.col(pl.Categorical).cast(pl.String), pl.col(pl.List(pl.Categorical))
+        for row in totals.with_columns(coded, lists.cast(pl.List(pl.String))).iter_rows(named=True):
             share = row["ranks"] * (self.steps if per_step else 1)
             yield _finding(rule, row, why, change, share, "rank and step" if per_step else "rank")
 
 
-def _equal(now: pl.DataFrame, before: pl.DataFrame, columns: tuple[str, ...]) -> pl.Series:
+def _with_places(flagged: pl.DataFrame) -> pl.DataFrame:
+    """Add ``place`` and ``line``, made once per distinct owner and source."""
+    line = pl.col("text").str.split(" ← ").list.first()
+    for column, name, made in (("owner", "place", place_of(pl.col("text"))), ("source", "line", line)):
+        values = flagged.select(pl.col(column).unique()).with_columns(text=pl.col(column).cast(pl.String))
+        named = values.select(column, made.cast(pl.Categorical).alias(name))
+        flagged = flagged.join(named, on=column, how="left", maintain_order="left", nulls_equal=True)
+    return flagged
+
+
+def equal_rows(now: pl.DataFrame, before: pl.DataFrame, columns: tuple[str, ...]) -> pl.Series:
     """Return a mask of shape (rows,): True where both frames agree in `columns`; null equals null."""
     both = pl.concat(
         [now.select(columns), before.select(pl.col(name).alias(f"{name} before") for name in columns)], how="horizontal"
@@ -226,16 +273,20 @@ def calls(count: float, ops: str) -> str:
 
 
 def after_a_sibling(evidence: Evidence) -> pl.DataFrame:
-    """Return the events that repeat what a sibling module sent just before, on the same axis and group.
+    """Return the events that repeat what a sibling module sent just before, for the same input, on the same group.
 
     Example: ``q``, ``k`` and ``v`` each gather their input. Of these three equal all_gathers in a row, issued by three
-    children of one module, the second and third are returned.
+    children of one module, the second and third are returned, as both were called with the tensor that ``q`` was called
+    with. Where a trace does not say what modules were called with, nothing is returned.
 
     Returns:
         rows of `Evidence.events`, with ``parent``: the common parent module.
     """
     now, before = evidence.repeats(("rank", "step", "axis"), ("op", "phase", "group", "dtype", "shape", "cause"))
-    parents = [frame["trigger"].str.replace(r"\.[^.]*$", "") for frame in (now, before)]
-    siblings = (parents[0] == parents[1]) & (now["trigger"] != before["trigger"])
-    inside = now["trigger"].str.contains(".", literal=True)
-    return now.with_columns(parents[0].alias("parent")).filter(siblings & inside)
+    have_one_input = evidence.tables.with_columns(now.select("row"), "same_input")["same_input"].fill_null(False)
+    now, before = now.filter(have_one_input), before.filter(have_one_input)
+    triggers = [frame["trigger"].cast(pl.String) for frame in (now, before)]
+    parents = [trigger.str.replace(r"\.[^.]*$", "") for trigger in triggers]
+    siblings = (parents[0] == parents[1]) & (triggers[0] != triggers[1])
+    inside = triggers[0].str.contains(".", literal=True)
+    return now.with_columns(parents[0].cast(pl.Categorical).alias("parent")).filter(siblings & inside)

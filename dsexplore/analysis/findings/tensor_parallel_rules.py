@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
+import numpy as np
 import polars as pl
 
-from dsexplore.analysis.findings.evidence import BY_PLACE, EventGroup, Evidence, after_a_sibling
+from dsexplore.analysis.findings.evidence import BY_PLACE, EventGroup, Evidence, after_a_sibling, equal_rows
 from dsexplore.analysis.findings.finding import Finding
 from dsexplore.units import format_bytes
 
@@ -17,8 +19,9 @@ from dsexplore.units import format_bytes
 
 def gathered_again(evidence: Evidence) -> Iterator[Finding]:
     """Yield equal consecutive all_gathers of sibling modules, and the reduce_scatters of their backward."""
-    forward = (pl.col("op") == "all_gather") & pl.col("cause").str.contains(r"^redistribute (backward )?_?S.*→R$")
-    backward = (pl.col("op") == "reduce_scatter") & pl.col("cause").str.contains(r"^redistribute backward P→")
+    gather, scatter = re.compile(r"redistribute (backward )?_?S.*→R\Z"), re.compile(r"redistribute backward P→")
+    forward = (pl.col("op") == "all_gather") & evidence.texts("cause", gather.match)
+    backward = (pl.col("op") == "reduce_scatter") & evidence.texts("cause", scatter.match)
     in_step = evidence.events.filter(forward | backward)
     if in_step.is_empty():
         return
@@ -43,9 +46,13 @@ def _why_gathered(group: EventGroup) -> str:
 
 def _gather_once(group: EventGroup) -> str:
     return (
-        f"gather it once, where {group.place} is entered: PrepareModuleInput(input_layouts=(Shard(1),), "
-        "desired_input_layouts=(Replicate(),)) on it, and ColwiseParallel() without input_layouts on the modules inside"
+        f"gather it once: PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),)) on "
+        f"{group.place}{_BY_NAME}, and ColwiseParallel() without input_layouts inside; or, of what it computes for "
+        "them, DTensor.from_local(x, mesh, (Shard(1),)).redistribute(placements=(Replicate(),))"
     )
+
+
+_BY_NAME = " (input_kwarg_layouts={name: …}, … where the input is passed by name)"
 
 
 # Several modules reduce the gradient of the same input, where one all_reduce of their sum would do.
@@ -54,8 +61,8 @@ def _gather_once(group: EventGroup) -> str:
 
 
 def siblings_reduce(evidence: Evidence) -> Iterator[Finding]:
-    """Yield equal consecutive all_reduces of sibling modules in backward."""
-    partial = pl.col("cause").str.contains(r"^redistribute (backward )?P→R$")
+    """Yield equal consecutive all_reduces in backward of sibling modules that were called with the same tensor."""
+    partial = evidence.texts("cause", ("redistribute P→R", "redistribute backward P→R").__contains__)
     reduced = (pl.col("phase") == "backward") & (pl.col("op") == "all_reduce") & partial
     if evidence.events.filter(reduced).is_empty():
         return
@@ -79,8 +86,9 @@ def _why_siblings(group: EventGroup) -> str:
 
 def _reduce_once(group: EventGroup) -> str:
     return (
-        f"make the input a DTensor where {group.place} is entered: PrepareModuleInput(input_layouts=(Replicate(),), "
-        "desired_input_layouts=(Replicate(),)) on it; the gradients are then summed before they are reduced"
+        "make the input a DTensor, whose gradient is reduced once: PrepareModuleInput(input_layouts=(Replicate(),), "
+        f"desired_input_layouts=(Replicate(),)) on {group.place}{_BY_NAME}; or, of what it computes for them, "
+        "DTensor.from_local(x, mesh, (Replicate(),))"
     )
 
 
@@ -97,21 +105,23 @@ def all_reduce_of_shards(evidence: Evidence) -> Iterator[Finding]:
 
     The next collective of the same rank, step and axis must be an all_gather with equal group, bytes and dtype.
     """
-    reduced = pl.col("cause").str.contains(r"^redistribute P→R$") & (pl.col("op") == "all_reduce")
+    reduced = (pl.col("cause") == "redistribute P→R") & (pl.col("op") == "all_reduce")
     events = evidence.events
     if events.filter(reduced & (pl.col("phase") == "forward")).is_empty():
         return
     lane = ("rank", "step", "axis")
-    following = {name: pl.col(name).shift(-1).over(lane) for name in ("op", "group", "message_bytes", "dtype", "cause")}
-    gathered = (following["op"] == "all_gather") & following["cause"].str.contains(_GATHER)
-    same = pl.all_horizontal(following[name] == pl.col(name) for name in ("group", "message_bytes", "dtype"))
+    is_gather = (pl.col("op") == "all_gather") & evidence.texts("cause", re.compile(_GATHER).match)
+    gathers = np.flatnonzero(events.select(is_gather).to_series().to_numpy())
+    earlier = evidence.earlier(lane)[gathers]
+    gathered, before = events[gathers[earlier >= 0]], events[earlier[earlier >= 0]]
+    same = equal_rows(gathered, before, ("group", "message_bytes", "dtype"))
     # a gather along the last dim is that of a ColwiseParallel module's own output
-    dim = following["cause"].str.extract(_GATHER).cast(pl.Int64)
-    inner = dim < pl.col("shape").list.len().cast(pl.Int64) - 1
-    forward = pl.col("phase") == "forward"
+    dim = gathered["cause"].cast(pl.String).str.extract(_GATHER).cast(pl.Int64)
+    dims = evidence.tables.with_columns(before.select("row"), "shape")["shape"].list.len()
+    inner = dim < dims.cast(pl.Int64) - 1
     yield from evidence.findings(
         "all_reduce_of_shards",
-        events.filter((forward & reduced & gathered & same & inner).fill_null(False)),
+        before.filter(same & inner).filter((pl.col("phase") == "forward") & reduced),
         _why_shards,
         _keep_shards,
         spare=0.5,
@@ -121,8 +131,8 @@ def all_reduce_of_shards(evidence: Evidence) -> Iterator[Finding]:
 
 def _why_shards(group: EventGroup) -> str:
     return (
-        f"{group.calls} of {format_bytes(group.each)} on {group.axis or 'no axis'} of which each rank "
-        "keeps a shard, as what is sent next gathers those shards: a reduce_scatter sends half as much"
+        f"{group.calls} of {format_bytes(group.each)} on {group.axis or 'no axis'}, each followed by an all_gather of "
+        "as many bytes: if that gathers shards of the result, a reduce_scatter would have sent half as much"
     )
 
 
@@ -141,7 +151,8 @@ _NEEDED = "aten.linalg_vector_norm"
 
 def implicit_redistributes(evidence: Evidence) -> Iterator[Finding]:
     """Yield implicit redistributes outside the optimizer, which has rules of its own."""
-    asked = pl.col("implicit") & (pl.col("phase") != "optimizer") & ~pl.col("cause").str.starts_with(_NEEDED)
+    is_needed = evidence.texts("cause", lambda cause: cause.startswith(_NEEDED))
+    asked = pl.col("implicit") & (pl.col("phase") != "optimizer") & ~is_needed
     implicit = evidence.events.filter(asked & (pl.col("wire_bytes") > 0)).with_columns(pl.col("trigger").alias("owner"))
     yield from evidence.findings(
         "implicit_redistributes",
@@ -169,38 +180,38 @@ def _state_layouts(group: EventGroup) -> str:
 
 # The same collective several times in a row: sent again unchanged, or one tensor at a time.
 
-_SAME = ("op", "phase", "group", "dtype", "shape", "cause", "trigger", "peer", "root")
+_SAME = ("op", "phase", "group", "dtype", "shape", "cause", "trigger", "peer", "root", "batch")
 _OF_SCHEDULES = ("FSDP", "DDP", "pipeline")
 
 
 def repeated_collectives(evidence: Evidence) -> Iterator[Finding]:
-    """Yield collectives equal to their predecessor on the rank, issued by the same line or in the same module call.
+    """Yield collectives equal to their predecessor on the rank, issued by the same line in the same module call.
 
     Collectives of FSDP, DDP's reducer, pipeline schedules and the optimizer are skipped, and so are sends and receives.
     """
     now, before = evidence.repeats(("rank", "step"), _SAME)
-    line = now["source"] == before["source"]
+    same_line = now["source"] == before["source"]
     steps = evidence.steps
     once = [name for name, calls in evidence.calls.items() if calls is not None and calls <= steps]
     # a module that is called several times sends the same each time: only what one call repeats is meant
-    is_in_same_call = now["trigger"].is_in(once)
+    is_in_one_call = evidence.texts("trigger", {"", *once}.__contains__)
     # what stands between the two is of another rank or step, or nothing
     in_a_row = now["seq"] - before["seq"] == 1
     asked = (
-        ~pl.col("op").is_in(["send", "recv", "barrier"])
+        ~evidence.texts("op", ("send", "recv", "barrier").__contains__)
+        & is_in_one_call
         & (pl.col("phase") != "optimizer")
         & (pl.col("wire_bytes") > 0)
         & ~pl.col("implicit")
-        & pl.all_horizontal(~pl.col("cause").str.starts_with(word) for word in _OF_SCHEDULES)
-        & ~pl.col("cause").str.contains(r" P→")  # gradients, one after the other
+        # gradients come one after the other
+        & ~evidence.texts("cause", lambda cause: cause.startswith(_OF_SCHEDULES) or " P→" in cause)
         & pl.col("batch").is_null()
     )
     # two sums in a row may be of two tensors, as loss parallelism sends them; two gathers give the same
-    again = pl.col("op").is_in(["all_gather", "broadcast"])
-    place = ((now["trigger"] == "") & line) | is_in_same_call
+    again = evidence.texts("op", ("all_gather", "broadcast").__contains__)
     yield from evidence.findings(
         "repeated_collectives",
-        now.filter(place & in_a_row).filter(asked).filter(again | (pl.len().over("rank", "step", *_SAME) > 1)),
+        now.filter(same_line & in_a_row).filter(asked).filter(again | (pl.len().over("rank", "step", *_SAME) > 1)),
         _why_repeated,
         _call_once,
         spare_calls=1,

@@ -201,7 +201,7 @@ def _row(rank: int, position: int, call: InspectorCall, ranks: Sequence[int]) ->
     return (
         *(rank, 0, position, call.op, call.raw_op, "other", "", "", call.name, call.communicator, call.size),
         *(call.message_bytes, wire_bytes(call.op, call.message_bytes, call.size), "", [], False, "", "", True, False),
-        *(None, peer, None, None, None, call.start, call.end, "completed", None, call.number),
+        *(None, peer, None, None, None, call.start, call.end, "completed", None, call.number, None),
     )
 
 

@@ -195,6 +195,7 @@ def _row(rank: int, position: int, call: ProfilerCall, place: Place, groups: Pro
         *(call.start, call.end, "completed" if call.end is not None else ""),
         call.exposed,
         _group_seq(call),
+        None,
     )
 
 

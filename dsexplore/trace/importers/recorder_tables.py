@@ -82,6 +82,7 @@ def _row(rank: int, position: int, entry: RecorderEntry, members: Sequence[int])
         *(*_times(entry), entry.state),
         None,  # how long the program stood still is not in a dump
         entry.sequence if entry.op not in ("send", "recv") else None,
+        None,  # what modules were called with is not in a dump
     )
 
 

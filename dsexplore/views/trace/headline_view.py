@@ -38,7 +38,7 @@ class FindingsView(View):
             lines += [
                 f"  {html.plain(one.why, 300)}",
                 f"    {where}; {sizes(one)}",
-                f"    try: {html.plain(one.change, 300)}",
+                f"    try: {html.plain(one.change, 400)}",
             ]
         return "\n".join(
             [*lines, *([f"  … and {len(found) - MOST_FINDINGS:,} more"] if len(found) > MOST_FINDINGS else [])]
@@ -80,7 +80,7 @@ def findings_table(findings: Findings, most: int = MOST_FINDINGS) -> str:
             html.parted(finding.source or "–", 90),
             "–" if finding.is_wrong else format_bytes(finding.wire_bytes) + (" once" if finding.per == "rank" else ""),
             format_bytes(finding.spare_bytes) if finding.spare_bytes else "–",
-            html.prose(finding.change, 320),
+            html.prose(finding.change, 400),
         )
         for finding in findings[:most]
     ]
