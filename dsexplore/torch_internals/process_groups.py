@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from inspect import unwrap
 from operator import attrgetter
@@ -124,6 +125,10 @@ GET_BACKEND = TorchName("torch.distributed.distributed_c10d:get_backend")
 IS_INITIALIZED = TorchName("torch.distributed.distributed_c10d:is_initialized")
 GROUP_NAME = TorchName("torch.distributed.distributed_c10d:_process_group_name")
 """The function that makes the name of a new process group."""
+
+
+CONNECTION_LINE = re.compile(rb"^\[Gloo\] Rank \d+ is connected to \d+ peer ranks\.[^\n]*\n", re.MULTILINE)
+"""The line that gloo prints to stdout for each group it connects, on torch 2.9 alone: no program printed it."""
 
 
 def takes_any_cpu_backend() -> bool:

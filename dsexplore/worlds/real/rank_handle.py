@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import selectors
 import signal
 import socket
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from dsexplore.analysis.hangs.standing import Standing
+from dsexplore.torch_internals.process_groups import CONNECTION_LINE
 from dsexplore.units import format_bytes
 from dsexplore.worlds.real.messages import CellReport, RankJob, Reap, Report, Start, send, unpack_report
 from dsexplore.worlds.real.rank_outcome import RankOutcome, Status, how_it_ended, unpacked
@@ -29,6 +31,8 @@ peers fail."""
 CHUNK = 1 << 16
 CHUNKS_AT_ONCE = 16
 """Chunks that are read of one rank before the others have their turn, and the clock."""
+LONGEST_DROPPED = 256
+"""Bytes of a line to drop that may have come before its end does."""
 
 
 class Pipe:
@@ -37,15 +41,17 @@ class Pipe:
     Args:
         descriptor: of that end.
         keep: bytes to keep of the beginning, and as many of the end; None keeps all.
+        dropped: whole lines to drop as they come.
     """
 
-    def __init__(self, descriptor: int, keep: int | None = None) -> None:
+    def __init__(self, descriptor: int, keep: int | None = None, dropped: re.Pattern[bytes] | None = None) -> None:
         os.set_blocking(descriptor, False)
         self.descriptor = descriptor
         self.data = bytearray()
         """The output that has been read so far, and kept."""
         self.at_end = False
         self._keep = keep
+        self._dropped = dropped
         self._left_out = 0
 
     @property
@@ -74,7 +80,10 @@ class Pipe:
             except ConnectionResetError:
                 chunk = b""
             self.at_end = not chunk
+            begin = max(0, len(self.data) - LONGEST_DROPPED)
             self.data += chunk
+            if self._dropped is not None:
+                self.data[begin:] = self._dropped.sub(b"", self.data[begin:])
             if self._keep is not None and (excess := len(self.data) - 2 * self._keep) > 0:
                 del self.data[self._keep : self._keep + excess]
                 self._left_out += excess
@@ -117,7 +126,7 @@ class RankHandle:
             self._channel, their_end = socket.socketpair()
             ours.enter_context(self._channel)
             theirs.enter_context(their_end)
-            self.output, self.result = Pipe(reading, keep), Pipe(self._channel.fileno())
+            self.output, self.result = Pipe(reading, keep, CONNECTION_LINE), Pipe(self._channel.fileno())
             self._server = server()
             descriptors = (writing, their_end.fileno(), self._stack_file.fileno())
             self.pid: int = self._server.request(Start(job), descriptors)

@@ -6,7 +6,8 @@ import os
 import tempfile
 import threading
 
-from dsexplore.worlds.real.rank_handle import contents
+from dsexplore.torch_internals.process_groups import CONNECTION_LINE
+from dsexplore.worlds.real.rank_handle import Pipe, contents
 
 
 def test_a_file_is_read_while_another_process_writes_on() -> None:
@@ -19,3 +20,17 @@ def test_a_file_is_read_while_another_process_writes_on() -> None:
             assert whole.startswith(contents(file.fileno()))
         writer.join()
         assert contents(file.fileno()) == whole
+
+
+def test_lines_that_gloo_prints_are_no_output_of_the_program() -> None:
+    connected = b"[Gloo] Rank 1 is connected to 3 peer ranks. Expected number of connected peer ranks is : 3\n"
+    reading, writing = os.pipe()
+    pipe = Pipe(reading, dropped=CONNECTION_LINE)
+    try:
+        for part in (b"first\n", connected, b"second\n" + connected[:40], connected[40:] + b"third: ", connected[:9]):
+            os.write(writing, part)
+            pipe.read()
+    finally:
+        os.close(reading)
+        os.close(writing)
+    assert pipe.text == "first\nsecond\nthird: [Gloo] Ra"
