@@ -29,7 +29,7 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from dsexplore.torch_internals.function_modes import default_device
-from dsexplore.torch_internals.names import is_there
+from dsexplore.torch_internals.names import is_there, torch_at_least
 from dsexplore.torch_internals.patches import Patch
 from dsexplore.worlds.cuda import first_use
 from dsexplore.worlds.cuda.cuda_patch_table import TABLE as TABLE_OF_GPUS
@@ -57,6 +57,8 @@ SLOW = {"children", "temporary files"}
 """What a process that is ending may still hold for a while, and what others may end or remove at any time."""
 OF_OTHERS = ("pytest-of-", "torchinductor_", "playwright", "org.chromium.", ".org.chromium.")
 """Temporary files of pytest, of the compiler's cache, and of the browser, which lives as long as the test run."""
+if not torch_at_least("2.10"):
+    OF_OTHERS += ("tmp",)  # each process that imports torch.distributed.nn has a folder, the server of ranks too
 OF_LIBRARIES = ("PYTEST_CURRENT_TEST", "KMP_", "TORCHINDUCTOR_", "TRITON_", "_RJEM_")
 """Environment variables that pytest, polars, torch's libraries and its compiler set for themselves."""
 PATIENCE = 30

@@ -9,14 +9,20 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from dsexplore.errors import UsageError
 from dsexplore.mesh import Mesh, axis_names, mesh_text, parse_mesh
+from dsexplore.torch_internals.names import torch_at_least
 
 IN_ORDER = Mesh(("dp", "tp"), (2, 3))
 TURNED = Mesh(("dp", "tp"), (2, 3), np.array([[5, 3, 1], [4, 2, 0]]))
 
 
 def device_mesh(names: tuple[str, ...] | None) -> DeviceMesh:
-    ranks = torch.arange(8).reshape(2, 4)
-    return DeviceMesh("cpu", ranks, mesh_dim_names=names, _init_backend=False, _rank=0)
+    return unopened(torch.arange(8).reshape(2, 4), names)
+
+
+def unopened(ranks: torch.Tensor, names: tuple[str, ...] | None) -> DeviceMesh:
+    """A mesh without process groups; torch 2.9 asks for no rank then."""
+    rank = {"_rank": 0} if torch_at_least("2.10") else {}
+    return DeviceMesh("cpu", ranks, mesh_dim_names=names, _init_backend=False, **rank)
 
 
 def test_text_and_mappings_are_read() -> None:
@@ -27,8 +33,7 @@ def test_text_and_mappings_are_read() -> None:
 
 
 def test_a_device_mesh_keeps_its_names_and_ranks() -> None:
-    ranks = torch.tensor([[1, 0], [3, 2]])
-    turned = DeviceMesh("cpu", ranks, mesh_dim_names=("dp", "tp"), _init_backend=False, _rank=0)
+    turned = unopened(torch.tensor([[1, 0], [3, 2]]), ("dp", "tp"))
     parsed = parse_mesh(turned)
     assert (parsed.axes, parsed.shape) == (("dp", "tp"), (2, 2))
     assert [parsed.rank(at) for at in ((0, 0), (0, 1), (1, 0))] == [1, 0, 3]

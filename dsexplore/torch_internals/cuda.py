@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 import torch
 import torch.cuda.nvtx
 
-from dsexplore.torch_internals.names import TorchName, internal
+from dsexplore.torch_internals.names import TorchName
 from dsexplore.torch_internals.patches import Patches
 
 _ANSWERS: dict[str, tuple[str, ...]] = {
@@ -121,11 +121,6 @@ def _refuse_name(name: str) -> NoReturn:
             f"torch._C.{name} needs a GPU, and a CPU stands in for it: leave out the call of torch.cuda that asks"
         )
     raise AttributeError(f"module 'torch._C' has no attribute {name!r}")
-
-
-def load_device_interfaces() -> None:
-    """Import the module in which the compiler keeps what it finds in ``torch._C``."""
-    internal("torch._dynamo.device_interface")
 
 
 STREAMS = tuple(TorchName(f"{module}:Stream") for module in ("torch", "torch.cuda", "torch.cuda.streams"))

@@ -98,7 +98,7 @@ def simulate(
 
     Examples:
         >>> with dsexplore.simulate(mesh="dp=2,tp=4", rank=5) as mesh:
-        ...     print(dist.get_world_size(), mesh.get_coordinate())
+        ...     print(dist.get_world_size(), tuple(mesh.get_coordinate()))
         8 (1, 1)
     """
     if not isinstance(world_size, (int, NoneType)):

@@ -29,6 +29,7 @@ from torch.utils.checkpoint import checkpoint
 from dsexplore import CommDebugMode
 from dsexplore.comm_debug_mode.mode import CommModeModuleTracker
 from dsexplore.errors import UsageError
+from dsexplore.torch_internals.names import torch_at_least
 from dsexplore.worlds.simulate import simulate
 
 ALL_REDUCE = torch.ops.c10d_functional.all_reduce
@@ -112,7 +113,8 @@ def test_counts_of_functional_collectives(mesh: DeviceMesh) -> None:
         ALL_REDUCE: 1,
     }
     assert mode.get_total_counts() == 4
-    assert repr(mode) == "CommDebugMode(get_total_counts()=4)"
+    if torch_at_least("2.10"):  # the class of torch 2.9 writes no numbers
+        assert repr(mode) == "CommDebugMode(get_total_counts()=4)"
 
 
 C10D_CALLS: dict[str, Callable[[torch.Tensor, list[torch.Tensor]], Any]] = {
@@ -286,7 +288,8 @@ def test_in_place_activation(mesh: DeviceMesh) -> None:
     with CommDebugMode() as mode:
         out = model(torch.ones(4, 8, requires_grad=True))
         funcol.all_reduce(out, "sum", mesh.get_group()).sum().backward()
-    assert all_reduces(mode, "Global") == {FORWARD: 1, BACKWARD: 1}
+    passes_gradients = torch_at_least("2.10")  # functional collectives of torch 2.9 do not
+    assert all_reduces(mode, "Global") == ({FORWARD: 1, BACKWARD: 1} if passes_gradients else {FORWARD: 1})
     assert model.net1.weight.grad is not None
 
 
@@ -456,6 +459,7 @@ def test_no_parameter_is_kept_alive(mesh: DeviceMesh) -> None:
     assert mode.advanced_module_tracker.module_helper_dict["MLP.net1"]["parameters"]["weight"] == "(Shard(dim=0),)"
 
 
+@pytest.mark.skipif(not torch_at_least("2.10"), reason="torch 2.9 compiles anew in each function mode")
 def test_compiled_code_stays_compiled(mesh: DeviceMesh) -> None:
     backend = CompileCounterWithBackend("aot_eager")
     group = mesh.get_group()

@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 import dsexplore
 from dsexplore.errors import ClosedWorldError, UsageError
 from dsexplore.interrupts import uninterrupted
-from dsexplore.torch_internals.names import torch_at_least
+from dsexplore.torch_internals.names import minor_version, torch_at_least
 from dsexplore.worlds.simulate import World, current_world, simulate
 from dsexplore.worlds.simulated.closed import ClosedMesh, translated
 from dsexplore.worlds.world_settings import WorldSettings
@@ -245,6 +245,9 @@ class TestClosing:
             sys.excepthook = mine
         assert sys.excepthook is mine
 
+    @pytest.mark.skipif(
+        minor_version(torch.__version__) == (2, 11), reason="C++ of torch 2.11 keeps a placement with its mesh for good"
+    )
     @pytest.mark.parametrize("build", [tensor_parallel, fully_sharded, both, replicated])
     def test_frees_the_mesh_and_the_model(self, build: Build) -> None:
         with simulate(8, "dp=2,tp=4") as mesh:

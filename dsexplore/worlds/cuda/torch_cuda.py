@@ -16,9 +16,9 @@ from dsexplore.torch_internals.cuda import (
     HIP_VERSION,
     STREAMS,
     TENSOR_TYPES,
-    load_device_interfaces,
     provide_driver,
 )
+from dsexplore.torch_internals.dispatch import load_compiler
 from dsexplore.torch_internals.patches import Change, Entry, Parts, Patch, Patches
 from dsexplore.torch_internals.tensors import RECORD_STREAM
 from dsexplore.worlds.cuda.cuda_driver import Driver
@@ -27,7 +27,7 @@ from dsexplore.worlds.cuda.streams import Event, Stream
 
 
 def _load(patches: Patches, parts: Parts) -> None:
-    load_device_interfaces()
+    load_compiler()  # it keeps what it finds in torch._C
 
 
 def _provide(patches: Patches, parts: Parts) -> None:

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import dsexplore
+from dsexplore.torch_internals.names import torch_at_least
 from dsexplore.trace.trace import Trace
 from dsexplore.worlds.real.rank_world import RankWorld
 from tests.worlds.real.cells import cell_of
@@ -115,7 +116,14 @@ def content(trace: Trace) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+OF_NEWER_TORCH = pytest.mark.skipif(
+    not torch_at_least("2.10"), reason="stages of torch 2.9 send 8 bytes where they receive 4, and gloo ends the ranks"
+)
+
+
+@pytest.mark.parametrize(
+    "name", [name if name != "pipeline" else pytest.param(name, marks=OF_NEWER_TORCH) for name in PROGRAMS]
+)
 def test_real_ranks_send_what_the_simulation_says(world: RankWorld, name: str) -> None:
     program = MODEL + PROGRAMS[name]
     run = world.run(cell_of(program)).check()

@@ -8,6 +8,7 @@ import polars as pl
 import pytest
 
 import dsexplore
+from dsexplore.torch_internals.names import torch_at_least
 from dsexplore.trace.represented_ranks import ranks_in
 from dsexplore.worlds.scripts.play_distinct import play_distinct
 from dsexplore.worlds.scripts.play_rank import Setting
@@ -113,7 +114,8 @@ def test_microbatches_that_are_repeated_are_in_the_trace(tmp_path: Path, argumen
     assert trace.info.ranks_stood_for == 4
     assert trace.by_op().rows() == everyone.by_op().rows()
     assert trace.by_module().rows() == everyone.by_module().rows()
-    assert trace.unmatched().is_empty()
+    # Stages of torch 2.9 send 8 bytes where they receive 4.
+    assert trace.unmatched().is_empty() is torch_at_least("2.10")
     assert any("without being run" in note for note in trace.info.notes) == (not arguments)
     assert not any("without being run" in note for note in everyone.info.notes)
 
