@@ -85,9 +85,6 @@ current_tracing_context: Callable[[], Any] = internal("torch._guards:TracingCont
 all_op_names: Callable[[], list[str]] = internal("torch._C:_dispatch_get_all_op_names", otherwise=list)
 """Return the names of all ops, ``"aten::add.Tensor"``, which takes milliseconds; none where torch does not say."""
 
-has_op: Callable[[str], bool] = internal("torch._C:_dispatch_has_kernel", otherwise=lambda name: True)
-"""Return True if there is an op of that name."""
-
 redispatch_of: Callable[[Any], Callable[..., Any]] = attrgetter("_handle.redispatch_boxed")
 """Return the function of an op that calls the kernel of its first argument, a set of keys."""
 
@@ -165,7 +162,20 @@ def _leave(code: CodeType, with_calls: bool) -> None:
 
 
 has_kernel_for: Callable[[str, str], bool] = internal("torch._C:_dispatch_has_kernel_for_dispatch_key")
-"""Return True if an op, ``"aten::mm"``, has a kernel for a dispatch key, ``"CPU"``."""
+"""Return True if an op, ``"aten::mm"``, has a kernel for a dispatch key, ``"CPU"``.
+
+Raises:
+    RuntimeError: there is no op of that name.
+"""
+
+
+def has_op(name: str) -> bool:
+    """Return True if there is an op of that name."""
+    try:
+        has_kernel_for(name, "CPU")
+    except RuntimeError:
+        return False
+    return True
 
 
 def load_compiler() -> None:
