@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from dsexplore import placement_text
+from dsexplore.capture import tensor_summary
 from dsexplore.capture.module_entry import ModuleEntry
 from dsexplore.capture.ops import tensors_in
 from dsexplore.capture.recorded_modules import Modules
@@ -88,16 +89,9 @@ class NumericRecording:
     def read(self) -> None:
         """Read the summaries that are still on devices, which waits for these."""
         pending, self._pending = self._pending, []
-        by_device: dict[torch.device, list[int]] = {}
-        for place, summary in enumerate(pending):
-            by_device.setdefault(summary.hash.device, []).append(place)
-        floats: dict[int, list[float]] = {}
-        hashes: dict[int, int] = {}
-        for places in by_device.values():
-            floats.update(zip(places, torch.stack([pending[at].floats for at in places]).tolist(), strict=True))
-            hashes.update(zip(places, torch.stack([pending[at].hash for at in places]).tolist(), strict=True))
-        self.floats += [floats[place] for place in range(len(pending))]
-        self.hashes += [hashes[place] for place in range(len(pending))]
+        floats, hashes = tensor_summary.read(pending)
+        self.floats += floats
+        self.hashes += hashes
 
     def returned(self, module: ModuleEntry, output: Any) -> None:
         """Summarize what a module has returned, and its gradients as soon as they are there."""

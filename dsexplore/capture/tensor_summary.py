@@ -7,44 +7,56 @@ in another order. Norms (as squares), means (as sums) and hashes of the parts of
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_HASH = torch.int32
+"""In which bits are summed. On the CPU a sum of float32's bits in int64 takes nine times as long."""
 FLOATS = ("norm", "mean", "min", "max", "projection")
-"""What `Summary.floats` holds, in this order."""
+"""What `read` returns of a tensor, in this order."""
 
 
 class Summary(NamedTuple):
-    """The summary of one tensor, on its device."""
+    """The summary of one tensor, in parts on its device: `read` makes numbers of many at once."""
 
-    floats: Tensor
-    """Float64 of shape (5,): see `FLOATS`."""
-    hash: Tensor
-    """Int64 of no dims: the sum of the elements' bits, each read as a signed whole number of their size, modulo 2⁶⁴."""
+    norm: Tensor
+    low: Tensor
+    high: Tensor
+    products: Tensor
+    """Of shape (2, 2): rows of ones and random ones times the tensor times columns of ones and random ones."""
+    bits: Tensor
+    """Int32 of no dims: the sum of the elements' bits, each read as a signed whole number of their size, modulo 2³²."""
+    count: int
+    """Number of elements."""
 
 
 class Projections:
-    """Seeded random vectors, made once per length and device."""
+    """Seeded random vectors, made once per length and device, each beside a vector of ones."""
 
     def __init__(self) -> None:
         self._vectors: dict[tuple[int, torch.device, torch.dtype], Tensor] = {}
 
-    def vector(self, length: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-        """Return the vector of that length: the same one in every process."""
+    def ones_and_random(self, length: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+        """Return a matrix of two rows of that length, ones and random numbers: the same one in every process."""
         key = length, device, dtype
-        vector = self._vectors.get(key)
-        if vector is None:
+        vectors = self._vectors.get(key)
+        if vectors is None:
             generator = torch.Generator().manual_seed(length)
-            vector = torch.randn(length, generator=generator, dtype=torch.float64).to(device, dtype)
-            self._vectors[key] = vector
-        return vector
+            drawn = torch.randn(length, generator=generator, dtype=torch.float64)
+            vectors = torch.stack((torch.ones_like(drawn), drawn)).to(device, dtype)
+            self._vectors[key] = vectors
+        return vectors
 
 
 def summarize(tensor: Tensor, projections: Projections) -> Summary:
     """Return the summary of a floating-point tensor with elements, without waiting for its device.
+
+    The tensor is read five times: for the hash, the norm, smallest and largest value, and by one product of matrices for
+    sum and projection.
 
     Args:
         tensor: no DTensor. Dtypes below float32 are converted to it.
@@ -52,11 +64,42 @@ def summarize(tensor: Tensor, projections: Projections) -> Summary:
     """
     with torch.no_grad(), torch.autocast(tensor.device.type, enabled=False):
         matrix = tensor.detach().reshape(-1, tensor.shape[-1] if tensor.dim() else 1)
-        bits = matrix.view(_BITS[matrix.element_size()]).sum(dtype=torch.int64)
+        bits = _bits(matrix)
         if matrix.dtype not in (torch.float32, torch.float64):
             matrix = matrix.float()
-        rows, columns = (projections.vector(size, matrix.device, matrix.dtype) for size in matrix.shape)
-        low, high = torch.aminmax(matrix)
+        rows, columns = (projections.ones_and_random(size, matrix.device, matrix.dtype) for size in matrix.shape)
+        products = rows @ matrix @ columns.T
         norm = torch.linalg.vector_norm(matrix)
-        floats = torch.stack((norm, matrix.mean(), low, high, rows @ (matrix @ columns)))
-        return Summary(floats.double(), bits)
+        return Summary(norm, matrix.amin(), matrix.amax(), products, bits, matrix.numel())
+
+
+def read(summaries: Sequence[Summary]) -> tuple[list[list[float]], list[int]]:
+    """Return `FLOATS` and the hash of each summary, which waits for their devices, once for each.
+
+    Args:
+        summaries: of tensors of any dtypes and devices.
+    """
+    groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+    for place, summary in enumerate(summaries):
+        groups.setdefault((summary.norm.device, summary.norm.dtype), []).append(place)
+    floats: dict[int, list[float]] = {}
+    hashes: dict[int, int] = {}
+    for places in groups.values():
+        chosen = [summaries[at] for at in places]
+        counts = torch.tensor([summary.count for summary in chosen], dtype=torch.float64)
+        products = torch.stack([summary.products for summary in chosen]).cpu().double()
+        norm, low, high = (
+            torch.stack([summary[part] for summary in chosen]).cpu().double() for part in range(3)
+        )
+        columns = torch.stack((norm, products[:, 0, 0] / counts, low, high, products[:, 1, 1]), 1)
+        floats.update(zip(places, columns.tolist(), strict=True))
+        hashes.update(zip(places, torch.stack([summary.bits for summary in chosen]).tolist(), strict=True))
+    return [floats[at] for at in range(len(summaries))], [hashes[at] for at in range(len(summaries))]
+
+
+def _bits(matrix: Tensor) -> Tensor:
+    """Return the sum of the elements' bits modulo 2³²."""
+    whole = matrix.view(_BITS[matrix.element_size()])
+    if whole.element_size() <= _HASH.itemsize:
+        return whole.sum(dtype=_HASH)
+    return whole.sum().to(_HASH)

@@ -171,7 +171,7 @@ NUMERICS: dict[str, pl.DataType] = {
     "min": pl.Float64(),  # NaN if an element is
     "max": pl.Float64(),
     "projection": pl.Float64(),  # on a seeded random vector: another order of the elements has another one
-    "hash": pl.Int64(),  # sum of the elements' bits as whole numbers, modulo 2**64: the same in any order
+    "hash": pl.Int64(),  # sum of the elements' bits as whole numbers, modulo 2**32: the same in any order
 }
 """One row per summary of a tensor, if ``numerics=True`` recorded some; otherwise empty."""
 
