@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import argparse
 import re
-import shlex
 from contextlib import ExitStack
-from typing import Any, NoReturn
+from typing import Any
 
 import torch.distributed as dist
 from IPython.core.displayhook import DisplayHook
@@ -16,8 +15,9 @@ from IPython.core.magic import Magics, line_cell_magic, magics_class, no_var_exp
 from IPython.display import display
 
 from dsexplore import run_cell, unloaded_magic
+from dsexplore.compare_magic import CompareMagics
 from dsexplore.errors import UsageError, full_message
-from dsexplore.near_names import options_meant
+from dsexplore.magic_parser import MagicParser
 from dsexplore.real_cells import RealCells, explain_interrupt, failure
 from dsexplore.signatures import names_arguments
 from dsexplore.trace.trace import Trace
@@ -49,27 +49,8 @@ that the cell reads, `rank` and `world_size`, print under their labels, and retu
 `_trace.results`. Ctrl-C and --timeout end them. The trace of the last cell is `_trace`."""
 
 
-class _MagicParser(argparse.ArgumentParser):
-    """A parser that raises where argparse's own would end the kernel."""
-
-    def error(self, message: str) -> NoReturn:
-        near = options_meant(message, self._option_string_actions)
-        raise ShellUsageError(f"commtrace: {message}{near}; %commtrace -h lists the options")
-
-    def parse_line(self, line: str) -> argparse.Namespace:
-        """Return the options of a magic's line."""
-        try:
-            return self.parse_args(shlex.split(line))
-        except ValueError as error:
-            self.error(f"{line!r} cannot be split into words ({error})")
-
-
-def _help_format(prog: str) -> argparse.HelpFormatter:
-    return argparse.RawDescriptionHelpFormatter(prog, max_help_position=20, width=118)
-
-
-def _parser() -> _MagicParser:
-    parser = _MagicParser(prog="%%commtrace", description=_HELP, formatter_class=_help_format, add_help=False)
+def _parser() -> MagicParser:
+    parser = MagicParser("commtrace", _HELP)
     option = parser.add_argument
     option("--world-size", type=int, metavar="N", help="number of ranks to simulate; --mesh alone says it too")
     option("--mesh", metavar="AXES", help="the mesh of the simulated world, outermost axis first: dp=2,tp=4")
@@ -153,6 +134,13 @@ class CommtraceMagics(Magics):
         else:
             current = self._world or self._real.kept
             print(f"a world of {current} is open" if current else _NONE_OPEN)
+
+    @property
+    def open_mesh(self) -> str:
+        """Mesh of the world that is open; empty if none is, or if it has no mesh."""
+        if self._world is not None:
+            return str(self._world.spec) if self._world.spec.axes else ""
+        return self._real.kept.mesh if self._real.kept is not None else ""
 
     def close(self) -> str:
         """Close the world that stays open, and return its description; empty if there was none."""
@@ -362,7 +350,9 @@ def _simulated_rank(text: str | None) -> int:
 @names_arguments
 def load_ipython_extension(shell: InteractiveShell) -> None:
     """Register the magics, as ``%load_ext dsexplore`` does."""
-    shell.register_magics(CommtraceMagics(shell))
+    commtrace_magics = CommtraceMagics(shell)
+    shell.register_magics(commtrace_magics)
+    shell.register_magics(CompareMagics(shell, lambda: commtrace_magics.open_mesh))
 
 
 @names_arguments
@@ -372,5 +362,7 @@ def unload_ipython_extension(shell: InteractiveShell) -> None:
     if magics is not None:
         magics.close()
         for kind in ("line", "cell"):
-            shell.magics_manager.magics[kind].pop("commtrace", None)
+            for name in ("commtrace", "compare_numerics"):
+                shell.magics_manager.magics[kind].pop(name, None)
+    shell.magics_manager.registry.pop("CompareMagics", None)
     unloaded_magic.offer(shell)

@@ -1,7 +1,8 @@
-"""``%%commtrace`` before ``%load_ext dsexplore``: a stand-in that says to load the extension."""
+"""Magics before ``%load_ext dsexplore``: stand-ins that say to load the extension."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, NoReturn
 
 from IPython.core.error import UsageError
@@ -11,12 +12,13 @@ _FIRST = "{} is not loaded yet: run %load_ext dsexplore in a cell before this on
 
 
 def offer(shell: InteractiveShell) -> None:
-    """Register a stand-in for the magic if it is not registered; loading the extension replaces it."""
-    if "commtrace" not in shell.magics_manager.magics["cell"]:
-        register: Any = shell.register_magic_function  # typed as if it took no function
-        register(_say, "line_cell", "commtrace")
+    """Register a stand-in for each magic that is not registered; loading the extension replaces it."""
+    register: Any = shell.register_magic_function  # typed as if it took no function
+    for name in ("commtrace", "compare_numerics"):
+        if name not in shell.magics_manager.magics["cell"]:
+            register(partial(_say, name), "line_cell", name)
 
 
-def _say(line: str, cell: str | None = None) -> NoReturn:
+def _say(name: str, line: str, cell: str | None = None) -> NoReturn:
     """Raise `UsageError`, which says to run ``%load_ext dsexplore`` first."""
-    raise UsageError(_FIRST.format("%commtrace" if cell is None else "%%commtrace"))
+    raise UsageError(_FIRST.format(f"%{name}" if cell is None else f"%%{name}"))

@@ -46,7 +46,7 @@ FLOORS = (
     {"worlds", "comm", "aio"},
     {"cost", "lessons", "numerics"},
     {"views"},
-    {"magics", "run_cell", "real_cells", "cli", "__main__"},
+    {"magics", "compare_magic", "magic_parser", "run_cell", "real_cells", "cli", "__main__"},
 )
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 ONE_DOOR = {("display", "views"), ("sharding", "aio"), ("trace", "analysis"), ("trace", "cost"), ("trace", "views")}

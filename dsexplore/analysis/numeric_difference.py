@@ -1,8 +1,9 @@
 """Where the values of two recorded runs part: two plans, two commits, two versions of torch, or one program run twice.
 
 Runs of the same ranks whose tensors have the same sizes are compared rank by rank, and first of all by the bits. Other
-runs, as of two plans, are compared by whole tensors: what the ranks hold adds up, norms as squares and means as sums,
-and where they hold more elements together than the other run, they are taken for copies.
+runs, as of two plans, are compared by whole tensors: what the ranks hold, and what the calls of a module return in a
+step, adds up, norms as squares and means as sums, and where they hold more elements together than the other run, they
+are taken for copies.
 
 Worked example: A has an output of 64 elements on one rank, B 64 elements on each of four. B's ranks hold four copies,
 so the sum of their squared norms is divided by 4 before it is compared with A's.
@@ -206,9 +207,10 @@ def _over_ranks(judged: pl.DataFrame) -> pl.DataFrame:
 
 
 def _whole(named: pl.DataFrame) -> pl.DataFrame:
-    """Return the sums over ranks of what adds up."""
-    return named.group_by(KEYS, maintain_order=True).agg(
-        pl.col("rank").alias("ranks"),
+    """Return the sums over ranks, and over a module's calls, of what adds up: microbatches are calls of a part each."""
+    return named.group_by(KEYS[:-1], maintain_order=True).agg(
+        pl.lit(0, pl.Int32).alias("call"),
+        pl.col("rank").unique().sort().alias("ranks"),
         pl.col("dtype").first(),
         pl.col("count").sum(),
         (pl.col("norm") ** 2).sum().sqrt().alias("norm"),

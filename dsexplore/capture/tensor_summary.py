@@ -55,8 +55,8 @@ class Projections:
 def summarize(tensor: Tensor, projections: Projections) -> Summary:
     """Return the summary of a floating-point tensor with elements, without waiting for its device.
 
-    The tensor is read five times: for the hash, the norm, smallest and largest value, and by one product of matrices for
-    sum and projection.
+    The tensor is read five times: for the hash, the norm, the smallest and the largest value, and by one product of
+    matrices for sum and projection.
 
     Args:
         tensor: no DTensor. Dtypes below float32 are converted to it.
@@ -88,9 +88,7 @@ def read(summaries: Sequence[Summary]) -> tuple[list[list[float]], list[int]]:
         chosen = [summaries[at] for at in places]
         counts = torch.tensor([summary.count for summary in chosen], dtype=torch.float64)
         products = torch.stack([summary.products for summary in chosen]).cpu().double()
-        norm, low, high = (
-            torch.stack([summary[part] for summary in chosen]).cpu().double() for part in range(3)
-        )
+        norm, low, high = (torch.stack([summary[part] for summary in chosen]).cpu().double() for part in range(3))
         columns = torch.stack((norm, products[:, 0, 0] / counts, low, high, products[:, 1, 1]), 1)
         floats.update(zip(places, columns.tolist(), strict=True))
         hashes.update(zip(places, torch.stack([summary.bits for summary in chosen]).tolist(), strict=True))

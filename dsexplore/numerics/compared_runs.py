@@ -128,17 +128,34 @@ class _Run:
             return list(zip(records, values, strict=True))
         return [(records[at], torch.cat(values[at::count])) for at in range(count)]
 
-    def held(self, key: Key, call: int, of: int) -> list[HeldValues]:
-        """Return the ranks' values for one of so many calls of the reference."""
+    def held(self, key: Key, call: int, of: int, whole: Sequence[int], names: Sequence[str] = ()) -> list[HeldValues]:
+        """Return the ranks' values for one of so many calls of the reference, whose tensor has that shape.
+
+        Args:
+            key: of the tensor.
+            call: number of the reference's call.
+            of: how many calls it made.
+            whole: the tensor's shape.
+            names: of a parameter that is tied, under which ranks of other stages have it.
+        """
         found = []
-        for number, records in enumerate(self.calls(key)):
+        for number, records in enumerate(self._calls_of_any_name(key, names)):
             for turn, record in enumerate(records[call::of]):
                 coordinates = {**coordinates_of(self._mesh, number), "call": turn}
                 holder = Holder(number, turn, coordinates)
-                found.append(self._held(holder, record, self.value(number, record)))
+                found.append(self._held(holder, record, self.value(number, record), whole))
         return _summed(found)
 
-    def _held(self, holder: Holder, record: NumericRecord, value: Tensor) -> tuple[HeldValues, DTensorPlace | None]:
+    def _calls_of_any_name(self, key: Key, names: Sequence[str]) -> list[list[NumericRecord]]:
+        calls = list(self.calls(key))
+        for name in names:
+            others = self.calls((*key[:2], name.rpartition(".")[0], name))
+            calls = [records or other for records, other in zip(calls, others, strict=True)]
+        return calls
+
+    def _held(
+        self, holder: Holder, record: NumericRecord, value: Tensor, whole: Sequence[int]
+    ) -> tuple[HeldValues, DTensorPlace | None]:
         if record.place is not None:
             place = record.place
             inside = [coordinates_of(self._mesh, int(rank)) for rank in place.ranks.flatten()]
@@ -153,7 +170,8 @@ class _Run:
             return HeldValues(holder, value, shape, within, frozenset(), fixed), None
         weight = f"{record.module}.weight" if record.module else "weight"
         cut, columns = self.processes[holder.rank].rows.get(weight, (1, torch.arange(0)))
-        if cut == 0 and shape and len(columns) == shape[-1] and record.phase in ("forward", "backward"):
+        is_cut = bool(shape and len(whole)) and shape[-1] < whole[-1]
+        if cut == 0 and is_cut and len(columns) == shape[-1] and record.phase in ("forward", "backward"):
             every = {one.rank: one.rows[weight][1] for one in self.processes if weight in one.rows}
             size = 1 + max(int(each.max()) for each in every.values())
             return HeldValues(
@@ -222,12 +240,17 @@ class _Reader:
         for call, (record, whole) in enumerate(wholes):
             other = rounded[call][1] if call < len(rounded) else None
             allowed = self._allowed(key, whole, other)
-            held = self._ranks.held(key, call, len(wholes)) if count and count % len(wholes) == 0 else []
+            is_whole = bool(count) and count % len(wholes) == 0
+            held = self._ranks.held(key, call, len(wholes), whole.shape, self._tied_names(key)) if is_whole else []
             if held:
                 entries.append(compare(record, whole, held, allowed, scales=key[1] == "backward"))
             else:
                 entries.append(Compared(record, whole, [], allowed, rms(whole)))
         return entries
+
+    def _tied_names(self, key: Key) -> tuple[str, ...]:
+        tied = self._reference.processes[0].tied if key[1] in ("gradient", "optimizer") else ()
+        return next((names for names in tied if key[3] in names), ())
 
     def _allowed(self, key: Key, whole: Tensor, rounded: Tensor | None) -> float:
         scale = rms(whole)
@@ -256,7 +279,8 @@ def _add_plain(entries: Sequence[Compared], reference: _Run, ranks: _Run) -> Non
         whole = wholes.get(record.call)
         if whole is not None and whole.shape == entry.whole.shape and entry.scale:
             entry.rounding = rms(whole - entry.whole) / entry.scale
-        values = {one.holder: one.value for one in ranks.held(key, record.call, len(wholes))} if wholes else {}
+        held = ranks.held(key, record.call, len(wholes), entry.whole.shape) if wholes else []
+        values = {one.holder: one.value for one in held}
         errors = [
             rms(values[part.holder] - part.expected * part.factor)
             for part in entry.parts

@@ -186,11 +186,10 @@ def _in_parameters(comparison: Comparison, step: int) -> FirstDifference | None:
 
 
 def _all_alike(entries: Sequence[Compared], wrong: Sequence[tuple[Compared, Match | None]]) -> bool:
-    """Return True if all parameters are wrong, but those that do not change, for one reason."""
-    reasons = {match.reason for _, match in wrong if match is not None}
+    """Return True if all parameters are wrong, but those that do not change, for one reason or all for none known."""
+    reasons = {match.reason if match is not None else None for _, match in wrong}
     changing = [entry for entry in entries if not _is_zero(entry)]
-    explained = sum(match is not None for _, match in wrong)
-    return len(entries) > 1 and len(wrong) >= len(changing) and explained == len(wrong) and len(reasons) == 1
+    return len(entries) > 1 and len(wrong) >= len(changing) and len(reasons) == 1
 
 
 def _in_dropout(comparison: Comparison) -> FirstDifference | None:

@@ -70,6 +70,8 @@ class RunRecord:
     """{parameter that is a plain shard: (dim, indices of the whole parameter that this rank holds)}."""
     unsynchronized: tuple[str, ...] = ()
     """Parameters that other ranks hold with other values before the first step."""
+    tied: tuple[tuple[str, ...], ...] = ()
+    """Names of each parameter that has several."""
     draws: list[Draw] = field(default_factory=list)
     has_dropout: bool = False
 

@@ -9,6 +9,7 @@ import polars as pl
 
 from dsexplore.display import Displayable
 from dsexplore.numerics.compared_runs import Comparison
+from dsexplore.numerics.difference_map import DifferenceMap, difference_map
 from dsexplore.numerics.first_difference import FirstDifference
 from dsexplore.numerics.numeric_records import Phase
 from dsexplore.numerics.reasons.match import Reason
@@ -60,6 +61,8 @@ class NumericsReport(Displayable):
     mesh: str
     """The mesh as text."""
     world_size: int
+    difference: DifferenceMap | None = None
+    """Where the tensor differs in which the numbers first part; None where they are the same, or in dropout's draws."""
     notes: tuple[str, ...] = ()
     """Limits of the comparison."""
 
@@ -97,8 +100,22 @@ def report_of(comparison: Comparison, found: FirstDifference | None, notes: tupl
         model=model,
         mesh=str(comparison.mesh),
         world_size=comparison.mesh.size,
+        difference=_difference(comparison, found),
         notes=notes,
     )
+
+
+def _difference(comparison: Comparison, found: FirstDifference | None) -> DifferenceMap | None:
+    """Return the map of the tensor that a report names; of all parameters, of the one that differs most."""
+    if found is None:
+        return None
+    entries = [
+        entry
+        for entry in comparison.of(found.phase, found.step)
+        if not entry.is_right
+        and (found.name == "parameters" or (entry.record.module, entry.record.name) == (found.module, found.name))
+    ]
+    return difference_map(max(entries, key=lambda entry: entry.relative_error())) if entries else None
 
 
 def tensors_of(comparison: Comparison) -> pl.DataFrame:

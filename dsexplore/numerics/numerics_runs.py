@@ -101,6 +101,7 @@ def _play(
         rounding = Rounding() if run == ROUNDED else None
         observed = ObservedRun(model, record, names, rounding)
         record.start = _start(model, names, rounding)
+        record.tied = _tied(model, names)
         stack.enter_context(observed.hooks())
         if run == DRAWS:
             stack.enter_context(DrawMode(lambda zeros: _note_draw(observed, zeros)))
@@ -137,6 +138,13 @@ def _start(model: nn.Module, names: dict[str, str], rounding: Rounding | None) -
                 parameter.copy_(rounding(parameter))
         found[name] = local_part(parameter)[0]
     return found
+
+
+def _tied(model: nn.Module, names: dict[str, str]) -> tuple[tuple[str, ...], ...]:
+    by_parameter: dict[int, list[str]] = {}
+    for name, parameter in parameters_of(plain_model(model), names):
+        by_parameter.setdefault(id(parameter), []).append(name)
+    return tuple(tuple(every) for every in by_parameter.values() if len(every) > 1)
 
 
 def _note_draw(observed: ObservedRun, zeros: Tensor) -> None:

@@ -61,6 +61,7 @@ def test_rounding_is_no_difference_but_is_said() -> None:
         [{"rank": rank, "count": 16, "norm": 4.0} for rank in range(4)],  # a quarter each: 4 × 16 is 64
         [{"rank": rank} for rank in range(4)],  # copies
         [{"rank": rank, "count": 32, "norm": 32.0**0.5} for rank in range(4)],  # halves, held twice
+        [{"call": call, "count": 16, "norm": 4.0} for call in range(4)],  # microbatches
     ],
 )
 def test_other_plans_are_compared_by_whole_tensors(parts: list[dict[str, Any]]) -> None:

@@ -8,6 +8,7 @@ from dsexplore.numerics.reasons import (
     attention_mask,
     dropout,
     factor,
+    fused_parts,
     local_norm,
     missing_reduction,
     padding,
@@ -27,6 +28,7 @@ RULES: tuple[Rule, ...] = (
     local_norm.rule,
     dropout.rule,
     attention_mask.rule,
+    fused_parts.rule,
 )
 MOST_LAYOUTS = 12
 """Layouts of one tensor that each rule looks at, those that agree best."""

@@ -25,6 +25,8 @@ def rule(parts: Sequence[Part], entry: Compared, comparison: Comparison) -> Matc
         if not within_a_rank and not _is_in_attention(entry.record.module):
             continue
         right = (~wrong).nonzero().flatten()
+        if right.tolist() == [0]:
+            continue  # under a causal mask the first position attends to itself alone, whatever query and key are
         looks = f"only positions {runs_text(right)} of dim {dim} are right, of {entry.whole.shape[dim]}"
         change = (
             "compare each rank's mask, and its positions, with its rows and columns of the whole: causal order counts "

@@ -50,6 +50,8 @@ def _factor(parts: Sequence[Part], entry: Compared) -> float | None:
     if len(parts) < 2 or any(part.value.shape != part.expected.shape for part in parts):
         return None
     values = torch.stack([part.value for part in parts])
+    if sum(bool(value.any()) for value in values) < 2:
+        return None  # one rank has all of it: others have left something out, and a sum is not what is missing
     if all(is_near(part.value, parts[0].value, entry) for part in parts):
         return None
     total, expected = values.sum(0), parts[0].expected

@@ -14,7 +14,7 @@ CHANGE = (
 
 
 def rule(parts: Sequence[Part], entry: Compared, comparison: Comparison) -> Match | None:
-    """Look for gradients of outputs that are right on each rank but for a factor, which is another on each."""
+    """Look for gradients of outputs that are right on each rank but for a factor: one over its number of rows."""
     if entry.phase != "backward" or any(part.error > entry.allowed * abs(part.factor) for part in parts):
         return None
     shown = [part for part in parts if part.expected.numel() and bool(part.expected.any())]
@@ -22,13 +22,10 @@ def rule(parts: Sequence[Part], entry: Compared, comparison: Comparison) -> Matc
         return None
     counts = [rows_with_gradient(part) for part in shown]
     products = [part.factor * count for part, count in zip(shown, counts, strict=True)]
-    weighed = all(is_close(one, products[0]) for one in products)
+    if not all(is_close(one, products[0]) for one in products):
+        return None
     sizes = ", ".join(f"rank {part.holder.rank} {count}" for part, count in zip(shown, counts, strict=True))
-    looks = (
-        f"ranks have means over different numbers of rows ({sizes}), weighted alike"
-        if weighed
-        else "each rank's gradients have a factor of their own"
-    )
+    looks = f"ranks have means over different numbers of rows ({sizes}), weighted alike"
     return Match("unequal batches", looks, CHANGE)
 
 

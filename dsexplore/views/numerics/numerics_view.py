@@ -1,4 +1,4 @@
-"""The view of a `NumericsReport`: the sentence, a line of ranks, and the tree of modules with the error per phase."""
+"""The view of a `NumericsReport`: the sentence, ranks, the tensor where numbers part, and modules with their errors."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import polars as pl
 from dsexplore.numerics.numeric_records import PHASES
 from dsexplore.numerics.numerics_report import NumericsReport
 from dsexplore.units import format_ranks
+from dsexplore.views.numerics.difference_picture import STYLE as PICTURE
+from dsexplore.views.numerics.difference_picture import difference_picture
 from dsexplore.views.numerics.module_errors import ErrorCell, Node, error_tree
 from dsexplore.views.page import html, theme
 from dsexplore.views.view import View
@@ -36,7 +38,7 @@ gap:0 8px;align-items:center;padding:1px 0}}
 margin:0 2px 2px 0;font-size:var(--dsx-small)}}
 .dsx .num-rank.num-bad{{background:{theme.ALARM};color:#fff;font-weight:700;forced-color-adjust:none}}
 @media (max-width:560px){{.dsx .num-node>summary,.dsx .num-leaf{{grid-template-columns:minmax(6em,1.5fr) repeat(4,1fr);
-gap:0 3px}}.dsx .num-track b{{display:none}}}}
+gap:0 3px}}.dsx .num-track b{{display:none}}.dsx .num-head{{font-size:var(--dsx-tiny);overflow-wrap:anywhere}}}}
 """
 
 
@@ -74,12 +76,14 @@ class NumericsView(View):
         parts.append(f"<p><b>{html.escape(verdict, 0)}.</b></p>")
         parts.append(f"<p>{html.escape(rest, 0)}</p>" if rest else "")
         parts.append(self._ranks())
+        if report.difference is not None:
+            parts.append(difference_picture(report.difference))
         names = "".join(f"<span>{phase}</span>" for phase in PHASES)
         parts.append(f'<div class="num-leaf num-head"><span>module, step {self._step}</span>{names}</div>')
         parts += self._rows(self._tree, 0)
         parts.append(f'<p class="dim">{html.escape(_foot(), 0)}</p>')
         parts += [f'<p class="dim">{html.escape(note, 0)}</p>' for note in report.notes]
-        return html.fragment("".join(parts), STYLE)
+        return html.fragment("".join(parts), STYLE + PICTURE)
 
     def _ranks(self) -> str:
         report = self._report

@@ -106,6 +106,14 @@ def test_factors_of_each_rank_are_unequal_batches() -> None:
     assert "rank 0 8, rank 1 24" in match.looks_like
 
 
+def test_factors_that_are_not_those_of_numbers_of_rows_are_no_unequal_batches() -> None:
+    assert explained(WHOLE, [WHOLE[:2] * 8, WHOLE[2:] * 16], "dp=2", "backward") is None
+
+
+def test_what_one_rank_has_whole_and_others_not_at_all_is_no_missing_reduction() -> None:
+    assert explained(WHOLE, [WHOLE, torch.zeros_like(WHOLE)], "dp=2", "optimizer") is None
+
+
 def test_gradients_at_rows_without_one_are_padding() -> None:
     whole = WHOLE.clone()
     whole[:, 6:] = 0

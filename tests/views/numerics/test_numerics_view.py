@@ -75,3 +75,11 @@ def test_marks_stay_on_the_scale_and_pages_are_the_same_twice(error: float) -> N
     assert first == second
     assert "<script" not in first
     assert all(0 <= float(place) <= 100 for place in re.findall(r"left:min\(([\d.e+-]+)%", first))
+
+
+def test_the_tensor_is_drawn_where_it_differs_with_the_ranks_that_hold_it() -> None:
+    page = report(0.1)._repr_mimebundle_()["text/html"]
+    picture = page.partition('<div class="dif"')[2].partition("</div>")[0]
+    assert "<path" in picture
+    assert ">ranks 0, 1<" in picture
+    assert 'class="dif"' not in report(1e-13)._repr_mimebundle_()["text/html"]

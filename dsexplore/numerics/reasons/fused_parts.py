@@ -1,0 +1,63 @@
+"""A layer whose outputs are joined parts, as query, key and value, is cut as if it were one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from dsexplore.numerics.compared_runs import Comparison
+from dsexplore.numerics.compared_values import Compared, Part
+from dsexplore.numerics.initial_weights import dtensor_indices
+from dsexplore.numerics.reasons.match import Match
+from dsexplore.numerics.reasons.moved_slices import runs_text
+
+
+def rule(parts: Sequence[Part], entry: Compared, comparison: Comparison) -> Match | None:
+    """Look for a layer in the same module that has n times as many rows as this one has columns.
+
+    A rank that holds some columns of this layer needs the same ones of each of the n parts, as of query, key and value.
+
+    Worked example: 16 columns of ``wo``, 48 rows of ``qkv``, two ranks: with columns 0 to 7 go rows 0 to 7, 16 to 23
+    and 32 to 39. A rank that holds rows 0 to 23 has all of query and half of key.
+    """
+    if entry.phase != "forward" or not entry.wrong_ranks:
+        return None
+    rank, module = entry.wrong_ranks[0], entry.record.module
+    columns = _held(comparison, f"{module}.weight", rank, 1)
+    if columns is None:
+        return None
+    parent = module.rpartition(".")[0]
+    for name in _weights_of(comparison, parent):
+        rows = _held(comparison, name, rank, 0)
+        if name == f"{module}.weight" or rows is None or rows[1] % columns[1] or rows[1] <= columns[1]:
+            continue
+        count = rows[1] // columns[1]
+        needed = torch.cat([columns[0] + part * columns[1] for part in range(count)])
+        if len(rows[0]) == len(needed) and not torch.equal(rows[0].sort().values, needed.sort().values):
+            looks = (
+                f"rank {rank} holds rows {runs_text(rows[0])} of {name}, which has {count} times as many as "
+                f"{module}.weight has columns, and of these {runs_text(columns[0])}"
+            )
+            return Match("permutation", looks, f"cut each of the {count} parts of {name} as those columns are cut")
+    return None
+
+
+def _weights_of(comparison: Comparison, parent: str) -> list[str]:
+    names = [entry.record.name for entry in comparison.entries if entry.record.step == 0 and entry.phase == "optimizer"]
+    return [name for name in names if name.endswith(".weight") and name.rpartition(".")[0].rpartition(".")[0] == parent]
+
+
+def _held(comparison: Comparison, name: str, rank: int, dim: int) -> tuple[Tensor, int] | None:
+    """Return the indices of a dim of a weight that a rank holds, if that dim is cut, and the size of the dim."""
+    if rank >= len(comparison.ranks):
+        return None
+    record = comparison.ranks[rank]
+    if name in record.places:
+        place = record.places[name]
+        indices = dtensor_indices(place, rank)[dim] if dim < len(place.shape) else torch.arange(0)
+        return (indices, place.shape[dim]) if 0 < len(indices) < place.shape[dim] else None
+    cut, indices = record.rows.get(name, (-1, torch.arange(0)))
+    sizes = [entry.whole.shape for entry in comparison.entries if entry.record.name == name]
+    return (indices, sizes[0][dim]) if cut == dim and sizes else None
