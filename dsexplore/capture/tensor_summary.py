@@ -30,7 +30,7 @@ class Summary(NamedTuple):
     """Of shape (2, 2): rows of ones and random ones times the tensor times columns of ones and random ones."""
     bits: Tensor
     """Int32 of no dims: the sum of the elements' bits, each read as a signed whole number of their size, modulo 2³²."""
-    count: int
+    elements: int
     """Number of elements."""
 
 
@@ -86,9 +86,12 @@ def read(summaries: Sequence[Summary]) -> tuple[list[list[float]], list[int]]:
     hashes: dict[int, int] = {}
     for places in groups.values():
         chosen = [summaries[at] for at in places]
-        counts = torch.tensor([summary.count for summary in chosen], dtype=torch.float64)
+        counts = torch.tensor([summary.elements for summary in chosen], dtype=torch.float64)
         products = torch.stack([summary.products for summary in chosen]).cpu().double()
-        norm, low, high = (torch.stack([summary[part] for summary in chosen]).cpu().double() for part in range(3))
+        norm, low, high = (
+            torch.stack(list(every)).cpu().double()
+            for every in ([one.norm for one in chosen], [one.low for one in chosen], [one.high for one in chosen])
+        )
         columns = torch.stack((norm, products[:, 0, 0] / counts, low, high, products[:, 1, 1]), 1)
         floats.update(zip(places, columns.tolist(), strict=True))
         hashes.update(zip(places, torch.stack([summary.bits for summary in chosen]).tolist(), strict=True))
