@@ -1,4 +1,7 @@
-"""`commtrace(numerics=True)` on real ranks: plans are compared, and the first NaN has its module and rank."""
+"""`commtrace(numerics=True)` on real ranks: plans are compared, and the first NaN has its module and rank.
+
+Modules: ``capture/numeric_recording.py``, ``analysis/numeric_difference.py``.
+"""
 
 from __future__ import annotations
 
