@@ -190,7 +190,7 @@ class Gathered(Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
-        whole = gradient.clone()
+        whole = gradient.clone(memory_format=torch.contiguous_format)  # as NCCL asks for
         dist.all_reduce(whole, group=ctx.mesh.get_group())
         return whole.chunk(ctx.mesh.size(), ctx.dim)[ctx.mesh.get_local_rank()], None, None
 
