@@ -275,7 +275,7 @@ def fsdp_reduced_each_microbatch(subject: Subject, odd: bool) -> None:
 
 def distributed_at_start(subject: Subject, odd: bool) -> None:
     model = subject.make()
-    tensor_parallel(subject, model, sequence=True, source=0 if odd else None)
+    tensor_parallel(subject, model, sequence=False, source=0 if odd else None)
     backward(subject, model)
 
 
