@@ -78,9 +78,9 @@ class CollectiveKinds:
             add_start(start)
             add_end(end)
             add_waited(call.waited)
-            group = id(call.group)
-            add_same_input(call.input > 0 and inputs.get(group) == call.input)
-            inputs[group] = call.input
+            group, given = id(call.group), call.input if call.origin.redistribute is not None else 0
+            add_same_input(given > 0 and inputs.get(group) == given)
+            inputs[group] = given
 
     def rows(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Return, for each message, its index among the messages of all kinds, and the index of its collective."""

@@ -71,8 +71,8 @@ def _facts(table: pl.DataFrame) -> dict[str, dict[str, Any]]:
         values = pl.col(name)
         facts = [values.null_count().alias("missing")]
         if isinstance(kind, pl.List):
-            inner, blank = values.explode(), values.is_null() | (values.list.len() == 0)
-            facts.append((inner.null_count() - blank.sum()).alias("inside"))
+            inner = values.filter(values.list.len() > 0).explode()
+            facts.append(inner.null_count().alias("inside"))
             facts += [inner.min().alias("least"), inner.max().alias("most")]
         elif kind.is_numeric():
             facts += [values.min().alias("least"), values.max().alias("most")]

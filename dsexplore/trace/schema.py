@@ -68,8 +68,8 @@ EVENTS: dict[str, pl.DataType] = {
     # computed on its GPU; null where that was not seen
     "group_seq": pl.Int64(),  # number of the collective among those of its group, as the recorder counted them; null
     # for messages, and of imported files that have none
-    "same_input": pl.Boolean(),  # whether the trigger was called with the same tensor as that of the collective before
-    # it in its group; null where that is not known
+    "same_input": pl.Boolean(),  # of a redistribute: whether the trigger was called with the same tensor as that of the
+    # redistribute just before it in its group; null where that is not known
 }
 
 ADDED: dict[int, tuple[str, ...]] = {
