@@ -19,9 +19,12 @@ _FACTORS = {
 }
 
 
-def format_bytes(count: float) -> str:
-    """Return a size as text: ``1536`` → ``"1.5 KiB"``; below 1024 of a unit, with one decimal unless that is 0."""
-    return _format_bytes(float(count))
+def format_bytes(count: float | None) -> str:
+    """Return a size as text: ``1536`` → ``"1.5 KiB"``; below 1024 of a unit, with one decimal unless that is 0.
+
+    None is a size that nobody knows: ``"size unknown"``.
+    """
+    return "size unknown" if count is None else _format_bytes(float(count))
 
 
 @lru_cache(maxsize=4096)  # tables and maps hold the same sizes many times

@@ -17,7 +17,7 @@ import polars as pl
 from dsexplore.analysis.findings.all_rules import findings
 from dsexplore.analysis.findings.finding import Findings
 from dsexplore.analysis.skew import Skew
-from dsexplore.analysis.traffic_purposes import listed, purposes_of, weighed
+from dsexplore.analysis.traffic_purposes import listed, purposes_of, weighed, wire_text
 from dsexplore.display import Displayable
 from dsexplore.trace import measured_time
 from dsexplore.trace.ends import ENDED_EARLY
@@ -26,13 +26,13 @@ from dsexplore.trace.schema import OUTSIDE_STEPS, Phase
 from dsexplore.trace.steps import IN_A_STEP, SteadySteps, steady_steps
 from dsexplore.trace.tables import Tables
 from dsexplore.trace.trace import Trace
-from dsexplore.trace.unknown_sizes import what_is_unknown
+from dsexplore.trace.unknown_sizes import known_sum, what_is_unknown
 from dsexplore.units import format_bytes, format_count, format_seconds, format_share
 
 COLUMNS: dict[str, pl.DataType] = {
     "axis": pl.String(),  # mesh axis; "" for groups that are no axis
     "count": pl.Float64(),  # collectives per rank and step
-    "message_bytes": pl.Float64(),  # per rank and step
+    "message_bytes": pl.Float64(),  # per rank and step, of those of known size; null where none is
     "wire_bytes": pl.Float64(),
     "ms": pl.Float64(),  # in which a collective of this axis is under way; null where nothing was measured
 }
@@ -169,9 +169,12 @@ class Headline(Displayable):
         recorded = max(self.tables.events["rank"].n_unique(), 1)
         sums = (
             self._coded.group_by("axis")
-            .agg(pl.col("weight").sum().alias("count"), *(weighed(name) for name in ("message_bytes", "wire_bytes")))
+            .agg(
+                pl.col("weight").sum().alias("count"),
+                *(known_sum(pl.col(name) * pl.col("weight")).alias(name) for name in ("message_bytes", "wire_bytes")),
+            )
             .with_columns(pl.col("axis").cast(pl.String))
-            .sort("wire_bytes", "axis", descending=[True, False])
+            .sort("wire_bytes", "axis", descending=[True, False], nulls_last=True)
         )
         timed = self._timed
         under_way = (
@@ -238,19 +241,15 @@ class Headline(Displayable):
 
     def _axes(self) -> Iterator[Sentence]:
         """Yield the sentence about the bytes of a step by axis, and about start-up."""
-        frame, start_up = self.to_frame(), self.start_up_bytes
+        frame, outside = self.to_frame(), self._outside_steps
+        start_up, between = (wire_text(outside[phase], self.ranks) for phase in ("start-up", "between steps"))
         rows = _positions(self._coded)
         total = float(frame["wire_bytes"].sum())
         if not len(self._coded):
             every = np.arange(self.tables.events.height)
-            outside = self._outside_steps
-            apart = [f"start-up sends {format_bytes(start_up)} per rank"] if len(outside["start-up"]) else []
+            apart = [f"start-up sends {start_up} per rank"] if len(outside["start-up"]) else []
             apart += [f"forwards without gradients send {self._no_grad}"] if len(outside["no-grad forward"]) else []
-            apart += (
-                [f"between steps {format_bytes(self.between_bytes)} per rank are sent"]
-                if len(outside["between steps"])
-                else []
-            )
+            apart += [f"between steps {between} per rank are sent"] if len(outside["between steps"]) else []
             text = f"{listed(apart)}; no step was recorded."
             yield Sentence("axes", text[0].upper() + text[1:], every)
             return
@@ -258,11 +257,13 @@ class Headline(Displayable):
         what = "A step" if has_steps else "The program"
         if self.stopped_with:
             what = "A whole step" if self.tables.info.whole_steps else "Until then the program"
-        before = f"; start-up sent {format_bytes(start_up)} per rank before it" if start_up else ""
-        before += f"; forwards without gradients sent {self._no_grad} besides" if self.no_grad_bytes else ""
-        before += f"; between steps {format_bytes(self.between_bytes)} per rank were sent" if self.between_bytes else ""
+        before = f"; start-up sent {start_up} per rank before it" if _sends(outside["start-up"]) else ""
+        before += (
+            f"; forwards without gradients sent {self._no_grad} besides" if _sends(outside["no-grad forward"]) else ""
+        )
+        before += f"; between steps {between} per rank were sent" if _sends(outside["between steps"]) else ""
         before = f"{self._more}{before}"
-        unknown = self._unknown
+        unknown = self.unknown
         parts = [(axis or "no axis", size) for axis, size in frame.select("axis", "wire_bytes").iter_rows() if size]
         if not parts and unknown:
             yield Sentence("axes", f"What {what.lower()} sends is not known: {unknown}{before}.", rows)
@@ -289,10 +290,10 @@ class Headline(Displayable):
         )
 
     @cached_property
-    def _unknown(self) -> str:
+    def unknown(self) -> str:
         """What is not known of the wire bytes of a step; empty if all is known."""
-        unsent = self._coded.filter(pl.col("wire_bytes") == 0)["row"]
-        return what_is_unknown(self.tables.events[unsent], self.tables.groups, self._coded.height)
+        unknown = self._coded.filter(pl.col("wire_bytes").is_null())["row"]
+        return what_is_unknown(self.tables.events[unknown], self._coded.height)
 
     @property
     def _no_grad(self) -> str:
@@ -301,7 +302,7 @@ class Headline(Displayable):
         steps = len(without_gradients)
         every = not self._coded.is_empty() and set(self._coded["step"].unique()) == set(without_gradients)
         share, per_step = (steps, " and step") if every and steps > 1 else (1, "")
-        return f"{format_bytes(self.no_grad_bytes / share)} per rank{per_step}"
+        return f"{wire_text(self._outside_steps['no-grad forward'], self.ranks * share)} per rank{per_step}"
 
     def _spread(self) -> str:
         """Say what the figures are means over and how far ranks and steps differ; empty for one rank and one step."""
@@ -346,7 +347,7 @@ class Headline(Displayable):
         where = place if place != OUTSIDE else f"what runs outside any module ({_line(events)})"
         part = f"{format_bytes(size / self.ranks / self.steps)} ({format_share(size, total)})"
         if size == total:
-            sent = f"All {'that is known of it' if self._unknown else 'of it'} is for {where}{many}"
+            sent = f"All {'that is known of it' if self.unknown else 'of it'} is for {where}{many}"
         elif 2 * size > total:
             sent = f"Most, {part}, is for {where}{many}"
         else:
@@ -416,6 +417,11 @@ def _under_way(events: pl.DataFrame) -> float:
     before = pl.col("end").cum_max().shift(1).over("rank").fill_null(0)
     length = (pl.col("end") - pl.max_horizontal(pl.col("start"), before)).clip(lower_bound=0)
     return float(timed.select(length.sum()).item())
+
+
+def _sends(events: pl.DataFrame) -> bool:
+    """Return True if something of them is sent, or may be, as its size is unknown."""
+    return bool((events["wire_bytes"].fill_null(1) > 0).any())
 
 
 def _line(events: pl.DataFrame) -> str:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import polars as pl
 
 from dsexplore.analysis.headline import Headline
-from dsexplore.analysis.traffic_purposes import listed, purposes_of, weighed
+from dsexplore.analysis.traffic_purposes import listed, purposes_of, weighed, wire_text
 from dsexplore.trace.numbered_modules import place_of
 from dsexplore.trace.tables import Tables
 from dsexplore.units import format_bytes, format_count, format_share
@@ -47,7 +49,7 @@ def memory(tables: Tables) -> str:
     most = ", which holds most" if ranks["parameters"].n_unique() > 1 else ", as of the others" * (ranks.height > 1)
     holder = f"rank {rank}{most}"
     fsdp = pl.col("cause").str.starts_with("FSDP") & (pl.col("op") == "all_gather") & (pl.col("rank") == rank)
-    sizes = tables.events.filter(fsdp)["message_bytes"].to_list()
+    sizes = tables.events.filter(fsdp)["message_bytes"].drop_nulls().to_list()
     whole = f", and {format_bytes(max(sizes))} for the largest group that FSDP gathers" if sizes else ""
     return (
         f"Parameters {format_bytes(parameters)} and gradients {format_bytes(gradients)} of {holder}{whole}. Optimizer "
@@ -84,13 +86,9 @@ def _start_up(headline: Headline) -> str:
     events = headline.start_up_events
     if events.is_empty():
         return "Nothing."
-    sums = events.group_by("cause", "op").agg(pl.len().alias("count"), weighed("wire_bytes"))
-    ranked = sums.sort("wire_bytes", "cause", "op", descending=[True, False, False])
-    parts = [
-        f"{op}{f' ({cause})' if cause else ''} {format_bytes(size / headline.ranks)}"
-        for cause, op, _, size in ranked.head(4).iter_rows()
-    ]
-    return f"{format_bytes(headline.start_up_bytes)} per rank, once: {listed(parts)}."
+    parts = _largest(events, ("cause", "op"), headline.ranks, 4)
+    named = [f"{op}{f' ({cause})' if cause else ''} {size}" for (cause, op), size in parts]
+    return f"{wire_text(events, headline.ranks)} per rank, once: {listed(named)}."
 
 
 def _no_grad(headline: Headline) -> str:
@@ -99,11 +97,10 @@ def _no_grad(headline: Headline) -> str:
     if events.is_empty():
         return ""
     placed = events.with_columns(place_of(pl.col("owner")).alias("place"))
-    sums = placed.group_by("place").agg(weighed("wire_bytes")).sort("wire_bytes", "place", descending=[True, False])
-    parts = [f"{place} {format_bytes(size / headline.ranks)}" for place, size in sums.head(_MOST_PLACES).iter_rows()]
+    parts = [f"{place} {size}" for (place,), size in _largest(placed, ("place",), headline.ranks, _MOST_PLACES)]
     steps = events["step"].n_unique()
     where = f"in {format_count(steps, 'step')}"
-    return f"{format_bytes(headline.no_grad_bytes)} per rank {where}, which no figure per step counts: {listed(parts)}."
+    return f"{wire_text(events, headline.ranks)} per rank {where}, which no figure per step counts: {listed(parts)}."
 
 
 def _between(headline: Headline) -> str:
@@ -111,9 +108,8 @@ def _between(headline: Headline) -> str:
     events = headline.between_events
     if events.is_empty():
         return ""
-    sums = events.group_by("source").agg(weighed("wire_bytes")).sort("wire_bytes", "source", descending=[True, False])
-    parts = [f"{line or 'no line'} {format_bytes(size / headline.ranks)}" for line, size in sums.head(4).iter_rows()]
-    return f"{format_bytes(headline.between_bytes)} per rank, which no figure per step counts: {listed(parts)}."
+    parts = [f"{line or 'no line'} {size}" for (line,), size in _largest(events, ("source",), headline.ranks, 4)]
+    return f"{wire_text(events, headline.ranks)} per rank, which no figure per step counts: {listed(parts)}."
 
 
 def _implicit(headline: Headline) -> str:
@@ -122,11 +118,17 @@ def _implicit(headline: Headline) -> str:
     if events.is_empty():
         return "Nothing: every redistribute is one that the program asked for."
     share = headline.ranks * headline.steps
-    sums = events.group_by("cause").agg(weighed("wire_bytes"), pl.col("weight").sum().alias("count"))
+    counts = dict(events.group_by("cause").agg(pl.col("weight").sum()).iter_rows())
     parts = [
-        f"{cause} ×{count / share:,.3g}, {format_bytes(size / share)}"
-        for cause, size, count in sums.sort("wire_bytes", "cause", descending=[True, False]).head(3).iter_rows()
+        f"{cause} ×{counts[cause] / share:,.3g}, {size}" for (cause,), size in _largest(events, ("cause",), share, 3)
     ]
-    more = f" and {sums.height - 3:,} more causes" if sums.height > 3 else ""
-    size = format_bytes(int(sums["wire_bytes"].sum()) / share)
-    return f"{int(sums['count'].sum()) / share:,.3g} redistributes, {size} per rank and step: {'; '.join(parts)}{more}."
+    more = f" and {len(counts) - 3:,} more causes" if len(counts) > 3 else ""
+    size = wire_text(events, share)
+    return f"{sum(counts.values()) / share:,.3g} redistributes, {size} per rank and step: {'; '.join(parts)}{more}."
+
+
+def _largest(events: pl.DataFrame, keys: Sequence[str], share: float, most: int) -> list[tuple[tuple[str, ...], str]]:
+    """Return the values of some columns for which most is sent, each with the wire bytes, divided by `share`."""
+    parts = events.partition_by(*keys, as_dict=True, maintain_order=True)
+    ranked = sorted(parts.items(), key=lambda item: (-item[1].select(weighed("wire_bytes")).item(), item[0]))
+    return [(tuple(map(str, key)), wire_text(part, share)) for key, part in ranked[:most]]

@@ -117,7 +117,12 @@ class PlanDifference(Displayable):
     def _axes(self) -> Iterator[DifferenceSentence]:
         """Yield the sentence about the change of bytes, in total and by axis, and of the number of collectives."""
         rows = self.to_frame()
+        unknown = [
+            f"; {name}: {side.unknown}" for name, side in (("A", self.before), ("B", self.after)) if side.unknown
+        ]
         if rows.is_empty():
+            if unknown:
+                yield DifferenceSentence("axes", f"A and B send the same as far as sizes are known{''.join(unknown)}.")
             return
         in_steps = rows.filter(IN_STEPS)
         a, b = (float(side.to_frame()["wire_bytes"].sum()) for side in (self.before, self.after))
@@ -126,12 +131,13 @@ class PlanDifference(Displayable):
             for axis, size in _changes(in_steps, "axis").iter_rows()
             if abs(size) >= 0.5  # bytes, not rounding
         ]
-        text = _compared(b - a, a, b)
+        text = ("as far as sizes are known, " if unknown else "") + _compared(b - a, a, b)
         if len(changes) == 1 and abs(b - a) >= 0.5:  # bytes
             text += f", all on {changes[0][0]}"
         elif changes:
             text += f": {listed(f'{_amount(size)} on {axis}' for axis, size in changes[:_MOST_AXES])}"
-        text += self._calls() + self._start_up()
+        text += self._calls() + self._start_up() + "".join(unknown)
+        text = text[0].upper() + text[1:]
         yield DifferenceSentence("axes", f"{text}{f' ({self.means})' if self.means else ''}.")
 
     def _calls(self) -> str:

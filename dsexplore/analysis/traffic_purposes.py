@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import polars as pl
 
 from dsexplore.trace.causes import FSDP_GATHERS, FSDP_REDUCES, PIPELINE_SCHEDULE
+from dsexplore.trace.unknown_sizes import format_sum
 from dsexplore.units import format_share
 
 _PURPOSES = {
@@ -38,6 +39,12 @@ def purposes_of(events: pl.DataFrame, total: int) -> list[str]:
     most = named if len(named) == 3 else named[:2]
     shown = [f"{purpose} ({format_share(size, total)})" for purpose, size in most]
     return [*shown, "others"] if sum(size for _, size in most) < 0.995 * total else shown
+
+
+def wire_text(events: pl.DataFrame, share: float) -> str:
+    """Return wire bytes of some of `Headline.step_events`, divided by `share`, as text; says if sizes are unknown."""
+    total = float(events.select(weighed("wire_bytes")).item())
+    return format_sum(total / share, events["wire_bytes"].null_count())
 
 
 def weighed(size: str) -> pl.Expr:

@@ -16,7 +16,7 @@ from dsexplore.trace.tables import Tables, TraceInfo
 _MAYBE_UNKNOWN = {
     "events": (
         *("batch", "peer", "root", "send_splits", "recv_splits", "start", "end", "state", "waited", "group_seq"),
-        "same_input",
+        *("same_input", "message_bytes", "wire_bytes"),
     ),
     "kernels": ("waits_for",),
 }

@@ -67,6 +67,15 @@ def bus_factor(op: str, group_size: int) -> float:
     return numerator / denominator
 
 
+def wire_bytes_if_known(op: str, message_bytes: int | None, group_size: int) -> int | None:
+    """Return `wire_bytes`; None if the size of the message, or of the group (0), is unknown and they depend on it."""
+    if message_bytes == 0 or op == "recv":
+        return 0
+    if message_bytes is None or not group_size:
+        return message_bytes if op == "send" else None
+    return wire_bytes(op, message_bytes, group_size)
+
+
 def wire_bytes(op: str, message_bytes: int, group_size: int) -> int:
     """Return `bus_factor` × S in whole bytes, rounded up; 0 for a recv, whose bytes the matching send counts.
 

@@ -6,6 +6,7 @@ import polars as pl
 
 from dsexplore.trace.merge import merge_modules
 from dsexplore.trace.tables import Tables
+from dsexplore.trace.unknown_sizes import known_sum
 
 KEYS = ("module", "op", "axis", "phase")
 _SIZES = ("count", "message_bytes", "wire_bytes")
@@ -16,7 +17,7 @@ COLUMNS: dict[str, pl.DataType] = {
     "axis": pl.String(),
     "phase": pl.String(),
     "change": pl.String(),  # "+" only after, "-" only before, "±" other count or bytes, "=" the same
-    **{f"{size}_{when}": pl.Int64() for size in _SIZES for when in ("before", "after", "change")},
+    **{f"{size}_{when}": pl.Int64() for size in _SIZES for when in ("before", "after", "change")},  # null: unknown
 }
 
 
@@ -26,7 +27,12 @@ def compare(before: Tables, after: Tables) -> pl.DataFrame:
     Rows are in the order of the joined module tree; unchanged rows are included.
     """
     joined = _totals(before).join(_totals(after), on=KEYS, how="full", coalesce=True, suffix="_after")
-    zero = [pl.col(size, f"{size}_after").fill_null(0) for size in _SIZES]
+    absent = {when: pl.col(f"count{when}").is_null() for when in ("", "_after")}
+    zero = [
+        pl.when(is_absent).then(pl.lit(0, pl.Int64)).otherwise(pl.col(f"{size}{when}")).alias(f"{size}{when}")
+        for size in _SIZES
+        for when, is_absent in absent.items()
+    ]
     rows = joined.with_columns(*zero).select(*KEYS, _change(), *_sizes())
     modules = merge_modules([before.modules, after.modules])["module"]
     order = {name: index for index, name in enumerate(modules)}
@@ -38,12 +44,12 @@ def _totals(tables: Tables) -> pl.DataFrame:
     return (
         tables.events.rename({"owner": "module"})
         .group_by(*KEYS)
-        .agg(pl.len().cast(pl.Int64).alias("count"), pl.col("message_bytes", "wire_bytes").sum())
+        .agg(pl.len().cast(pl.Int64).alias("count"), *(known_sum(pl.col(size)).alias(size) for size in _SIZES[1:]))
     )
 
 
 def _change() -> pl.Expr:
-    same = pl.all_horizontal(pl.col(size) == pl.col(f"{size}_after") for size in _SIZES)
+    same = pl.all_horizontal(pl.col(size).eq_missing(pl.col(f"{size}_after")) for size in _SIZES)
     return (
         pl.when(same)
         .then(pl.lit("="))

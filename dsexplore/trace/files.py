@@ -43,6 +43,7 @@ from dsexplore.trace.importers.file_kinds import kind_not_read
 from dsexplore.trace.importers.foreign import foreign_files, kind_of_file, load_foreign
 from dsexplore.trace.merge import merge_as_they_come, ranks_of
 from dsexplore.trace.tables import OF_EACH_RANK, Tables, TraceInfo
+from dsexplore.trace.unknown_sizes import without_placeholders
 from dsexplore.user_warnings import warn
 
 _PREFIX = "dsexplore."
@@ -311,6 +312,8 @@ def _read(file: Path) -> Tables:
     info = guarded(file, lambda: info_from_json(metadata[_PREFIX + "info"]))
     for name, table in (("events", events), *side.items()):
         _check_columns(file, name, table)
+    if version < schema.UNKNOWN_IS_NULL:
+        events = without_placeholders(events, side["groups"])
     tables = Tables(events=events, info=info, **side)
     guarded(file, lambda: check_tables(tables))
     return tables

@@ -46,8 +46,8 @@ EVENTS: dict[str, pl.DataType] = {
     "axis": pl.String(),  # mesh axis of the group, or of what `dsexplore.capture.plain_groups` knows; "" for none
     "group": pl.String(),  # process group's name, key into the groups table
     "group_size": pl.Int32(),
-    "message_bytes": pl.Int64(),  # S, as nccl-tests counts it: the whole buffer
-    "wire_bytes": pl.Int64(),  # the least that one rank must send; 0 for a recv
+    "message_bytes": pl.Int64(),  # S, as nccl-tests counts it: the whole buffer; null: unknown
+    "wire_bytes": pl.Int64(),  # the least that one rank must send; 0 for a recv; null if size or group is unknown
     "dtype": pl.String(),  # torch's name without "torch."; "" where no tensor is sent
     "shape": pl.List(pl.Int64()),  # of the tensor that message_bytes counts; see collectives.py
     "implicit": pl.Boolean(),  # a DTensor redistribute that the program did not ask for
@@ -83,6 +83,9 @@ ADDED: dict[int, tuple[str, ...]] = {
 
 RECV_SENDS_NOTHING = 6
 """Format version from which a recv has no wire bytes; before, it had those of the matching send."""
+
+UNKNOWN_IS_NULL = 8
+"""Format version from which bytes that an imported file does not say are null; before, they were 0."""
 
 PARAMETERS: dict[str, pl.DataType] = {
     "rank": pl.Int32(),

@@ -104,6 +104,8 @@ def _messages(rows: Iterable[Row], ranks: set[int], members: dict[str, list[int]
         if not {sender, receiver} <= ranks:
             continue
         sent, received = sends.get(pair, []), receives.get(pair, [])
+        if any(row["message_bytes"] is None for row in (*sent, *received)):
+            continue  # which of them fit is not known
         sent_alone, received_alone = _without_fitting(sent, received)
         matched_by_any = min(from_any[receiver, key], max(len(sent_alone) - len(received_alone), 0))
         from_any[receiver, key] -= matched_by_any
@@ -141,7 +143,7 @@ def _parts(rows: Iterable[Row], members: dict[str, list[int]]) -> Iterator[tuple
                         continue
                     sent = _part(sender_call, "send_splits", members[sender_call["group"]].index(receiver))
                     received = _part(receiver_call, "recv_splits", members[receiver_call["group"]].index(sender))
-                    if sent != received:
+                    if None not in (sent, received) and sent != received:
                         yield _row(
                             "all_to_all",
                             sender,
@@ -151,8 +153,10 @@ def _parts(rows: Iterable[Row], members: dict[str, list[int]]) -> Iterator[tuple
                         )
 
 
-def _part(row: Row, splits: str, position: int) -> int:
-    """Return the bytes of one rank's part: by the split sizes, or an equal share."""
+def _part(row: Row, splits: str, position: int) -> int | None:
+    """Return the bytes of one rank's part: by the split sizes, or an equal share; None if the size is unknown."""
+    if row["message_bytes"] is None:
+        return None
     if row[splits] is None:
         return int(row["message_bytes"]) // int(row["group_size"])
     dtype = getattr(torch, row["dtype"])

@@ -36,6 +36,7 @@ def job_of_dumps(dumps: Dumps) -> JobCalls:
     missing = [rank for rank in range(world) if rank not in ranks]
     notes = [*(f"rank {dump.rank} left an empty file" for dump in latest if dump.note), *dumps.unreadable]
     notes += groups.notes()
+    notes += [dump.note_on_unwritten for dump in latest if dump.unwritten]
     if older:
         notes.append(f"the dump of {format_ranks(sorted(older))} is of an earlier attempt of the job, and left out")
     if missing:
@@ -93,6 +94,8 @@ def _is_call(entry: RecorderEntry) -> bool:
 
 def _is_whole(dump: RecorderDump) -> bool:
     """Return True if the entries start with the rank's first call and none is missing."""
+    if dump.unwritten:
+        return False
     return [entry.record for entry in dump.entries[:1]] == [0] and (
         dump.entries[-1].record < len(dump.entries) + _ends_of_calls(dump)
     )

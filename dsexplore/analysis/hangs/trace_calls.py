@@ -93,7 +93,7 @@ def _calls(
                 sent=None if gathers else elements,
                 received=elements if gathers else None,
                 dtype=row["dtype"],
-                message_bytes=row["message_bytes"],
+                message_bytes=row["message_bytes"] or 0,
                 pair=_pair(row) if is_message else None,
                 root=row["root"],
                 source=row["source"],

@@ -24,7 +24,7 @@ import polars as pl
 
 from dsexplore.errors import TraceFileError
 from dsexplore.trace import schema
-from dsexplore.trace.collectives import wire_bytes
+from dsexplore.trace.collectives import wire_bytes_if_known
 from dsexplore.trace.importers.op_names import plain_op
 from dsexplore.trace.importers.packed import blocks_of
 from dsexplore.trace.importers.profiler_messages import whole_of
@@ -53,7 +53,7 @@ class InspectorCall:
     """Among the collectives of the communicator; None for send and recv."""
     peer: int | None
     """Place of the other rank of a send or recv."""
-    message_bytes: int
+    message_bytes: int | None
     start: int | None
     """Nanoseconds since the epoch, as is the next; None unless the log is verbose."""
     end: int | None
@@ -108,9 +108,8 @@ def _call(line: Mapping[str, Any]) -> InspectorCall:
     perf = line[f"{kind}_perf"]
     raw_op, size, place = str(perf[kind]), int(header["n_ranks"]), int(header["rank"])
     checked_ranks((place, size - 1))
-    op, message = plain_op(raw_op), int(perf[f"{kind}_msg_size_bytes"])
-    if not 0 <= message <= _MOST_BYTES:
-        message = 0
+    op, said = plain_op(raw_op), int(perf[f"{kind}_msg_size_bytes"])
+    message = said if 0 <= said <= _MOST_BYTES else None
     kernels = (perf.get("event_trace_ts") or {}).get("kernel_events") or ()
     start, end = _span(kernels)
     name = str(header.get("comm_name", "unknown"))
@@ -123,7 +122,7 @@ def _call(line: Mapping[str, Any]) -> InspectorCall:
         raw_op=raw_op,
         number=checked_number(int(perf["coll_sn"])) if kind == "coll" else None,
         peer=int(perf["p2p_peer"]) if kind == "p2p" and "p2p_peer" in perf else None,
-        message_bytes=whole_of(op, message, size) or 0,
+        message_bytes=whole_of(op, message, size) if message else message,
         start=start,
         end=end,
         seconds=max(0.0, float(perf[f"{kind}_exec_time_us"]) / 1e6),
@@ -200,7 +199,8 @@ def _row(rank: int, position: int, call: InspectorCall, ranks: Sequence[int]) ->
     peer = ranks[call.peer] if call.peer is not None and 0 <= call.peer < len(ranks) else None
     return (
         *(rank, 0, position, call.op, call.raw_op, "other", "", "", call.name, call.communicator, call.size),
-        *(call.message_bytes, wire_bytes(call.op, call.message_bytes, call.size), "", [], False, "", "", True, False),
+        *(call.message_bytes, wire_bytes_if_known(call.op, call.message_bytes, call.size), "", []),
+        *(False, "", "", True, False),
         *(None, peer, None, None, None, call.start, call.end, "completed", None, call.number, None),
     )
 

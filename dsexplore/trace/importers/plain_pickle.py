@@ -9,27 +9,23 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Mapping
+import re
+from functools import lru_cache
 from typing import Any, NoReturn
 
 _MOST_VALUES = 10_000_000
 """Values of a dump, each counted as often as it is reached: 20,000 entries with 100 frames each have fewer."""
+_DEEPEST = 200
+"""Lists inside each other: those of a dump are six."""
 
-_ALONE = frozenset(b".012N\x85\x86\x87\x88\x89)(tld]}\x8faesu\x90\x91\x94")
-"""Opcodes without an argument."""
-_WIDTH = {
-    **dict.fromkeys(b"\x80Khq", 1),
-    **dict.fromkeys(b"M", 2),
-    **dict.fromkeys(b"Jjr", 4),
-    **dict.fromkeys(b"G\x95", 8),
-}
-"""{opcode: bytes of its argument}."""
+_ALONE = rb"012N\x85\x86\x87\x88\x89)(tld\]}\x8faesu\x90\x91\x94"
+"""Opcodes without an argument, as members of a regular expression's set; without the one that ends a pickle."""
+_PUT, _END = ord("r"), ord(".")
 _LENGTH = {**dict.fromkeys(b"UC\x8c\x8a", 1), **dict.fromkeys(b"XTB", 4), **dict.fromkeys(b"\x8d\x8e\x96", 8)}
 """{opcode of a text, bytes or a number: bytes of its length}."""
 _NAMING = frozenset(b"ci\x93PQ")
 """Opcodes of names and of objects outside the pickle, which `_Plain` refuses."""
-_PUT, _GET, _MEMOIZE, _DUP = frozenset(b"qr"), frozenset(b"hj"), 0x94, 0x32
-_LEAF = frozenset((*_LENGTH, *b"KMJGN\x88\x89"))
+_CONTAINERS = frozenset((list, tuple, dict, set, frozenset))
 
 
 class _Plain(pickle.Unpickler):
@@ -50,64 +46,90 @@ def load_plain(data: bytes) -> Any:
             has, or shares its values without end.
         Exception: the bytes are not a complete pickle.
     """
-    is_shared = _check(data)
+    _check(data)
     content = _Plain(io.BytesIO(data)).load()
-    if is_shared and _expanded(content, {}) > _MOST_VALUES:
-        raise pickle.UnpicklingError(f"its values use each other more than {_MOST_VALUES:,} times")
+    _check_size(content)
     return content
 
 
-def _check(data: bytes) -> bool:
-    """Return True if a list, dict or tuple of a pickle is used more than once.
+def _check(data: bytes) -> None:
+    """Check that a pickle is of plain data and reserves no more than it has.
+
+    Most opcodes are passed in runs, by a regular expression; one by one are those whose number it cannot judge.
 
     Raises:
         pickle.UnpicklingError: an opcode is none of plain data, or its number is more than the pickle has.
     """
-    size, at, last = len(data), 0, 0
-    put, leaves, is_shared = set[int](), set[int](), False
+    size, at, run = len(data), 0, _harmless(len(data))
     while at < size:
+        if (found := run.match(data, at)) is not None and found.end() > at:
+            at = found.end()
+            continue
         code = data[at]
-        at += 1
-        if code in _ALONE:
-            value = len(put)
-        elif code in _WIDTH or code in _LENGTH:
-            end = at + (_WIDTH.get(code) or _LENGTH[code])
-            value = int.from_bytes(data[at:end], "little")
-            at = end + value if code in _LENGTH else end
-        elif code in _NAMING:
-            return False
-        else:
+        if code == _END or code in _NAMING:
+            return
+        width = 4 if code == _PUT else _LENGTH.get(code)
+        if width is None:
             raise pickle.UnpicklingError(f"the pickle has opcode {code}, and plain data has not")
-        if at > size or (code in _PUT and value > size):
+        value = int.from_bytes(data[at + 1 : at + 1 + width], "little")
+        at += 1 + width + (value if code != _PUT else 0)
+        if at > size or (code == _PUT and value > size):
             raise pickle.UnpicklingError("the pickle asks for more than it has")
-        if code in _PUT or code == _MEMOIZE:
-            put.add(value)
-            (leaves.add if last in _LEAF else leaves.discard)(value)
-        elif code == _DUP or (code in _GET and value not in leaves):
-            is_shared = True
-        last = code
-        if code == ord("."):
-            break
-    return is_shared
 
 
-def _expanded(value: Any, known: dict[int, int]) -> int:
-    """Return how many values one passes in walking through `value`, up to infinitely many.
+def _harmless(size: int) -> re.Pattern[bytes]:
+    """Return the pattern of a run of opcodes that reserve little in a pickle of that size."""
+    return _harmless_of(min(size >> 16, 0xFFFF))
 
-    Args:
-        value: plain data.
-        known: {id of a list, dict, tuple or set: that number}, to be filled.
+
+@lru_cache(maxsize=8)
+def _harmless_of(size: int) -> re.Pattern[bytes]:
+    """Return the pattern of `_harmless`, given the upper 16 of the 32 bits of the pickle's size."""
+    upper, lower = divmod(size, 256)
+    places = b"".join(
+        rb"r..%b|" % (_up_to(third) + fourth)
+        for third, fourth in ((255, _up_to(upper - 1)), (lower - 1, _byte(upper)))
+        if third >= 0 and fourth
+    )
+    texts = b"|".join(_byte(length) + rb".{%d}" % length for length in range(256))
+    long_texts = b"|".join(_byte(length) + rb"\x00\x00\x00.{%d}" % length for length in range(256))
+    numbers = b"|".join(_byte(length) + rb".{%d}" % length for length in range(10))
+    return re.compile(
+        rb"(?:[%b]|[Khq\x80].|%bM..|[Jj].{4}|[G\x95].{8}|\x8a(?:%b)|[\x8cUC](?:%b)|X(?:%b)){0,65536}+"
+        % (_ALONE, places, numbers, texts, long_texts),
+        re.DOTALL,
+    )
+
+
+def _byte(value: int) -> bytes:
+    return rb"\x%02x" % value
+
+
+def _up_to(most: int) -> bytes:
+    """Return the set of the bytes 0 to `most`; empty for none."""
+    return rb"[\x00-%b]" % _byte(most) if most >= 0 else b""
+
+
+def _check_size(content: Any) -> None:
+    """Check that one can walk through a value in reasonable time.
+
+    It is walked level by level, and what is used often once in each, with how often it is reached.
 
     Raises:
-        pickle.UnpicklingError: a value contains itself.
+        pickle.UnpicklingError: it is very deep, contains itself, or uses its parts very often.
     """
-    if not isinstance(value, (list, tuple, dict, set, frozenset)):
-        return 1
-    count = known.get(id(value))
-    if count == -1:
-        raise pickle.UnpicklingError("a value of the pickle contains itself")
-    if count is None:
-        known[id(value)] = -1
-        members = value.values() if isinstance(value, Mapping) else value
-        count = known[id(value)] = 1 + sum(_expanded(member, known) for member in members)
-    return count
+    level, count = {id(content): (content, 1)} if type(content) in _CONTAINERS else {}, 0
+    for _ in range(_DEEPEST):
+        below: dict[int, tuple[Any, int]] = {}
+        for value, times in level.values():
+            count += len(value) * times
+            for member in value.values() if type(value) is dict else value:
+                if type(member) in _CONTAINERS:
+                    known = below.get(id(member))
+                    below[id(member)] = member, times if known is None else times + known[1]
+        if count > _MOST_VALUES:
+            raise pickle.UnpicklingError(f"its values use each other more than {_MOST_VALUES:,} times")
+        if not below:
+            return
+        level = below
+    raise pickle.UnpicklingError(f"its values are more than {_DEEPEST} inside each other")

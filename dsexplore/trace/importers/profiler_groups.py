@@ -108,7 +108,7 @@ class ProfilerGroups:
             yield f"{self._file} names no groups: its collectives are taken to be of all {len(self._world)} ranks"
         if self._of_unknown_size:
             found = f"{self._of_unknown_size:,} of its collectives"
-            yield f"{self._file} does not say how many ranks {found} have: their wire bytes count as 0"
+            yield f"{self._file} does not say how many ranks {found} have: their wire bytes are unknown"
 
 
 def _evenly_spaced(arguments: Mapping[str, Any], size: int) -> Ranks:

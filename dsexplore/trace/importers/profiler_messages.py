@@ -16,10 +16,10 @@ _COUNTED_PER_RANK = ("all_gather", "reduce_scatter", "all_to_all")
 """Collectives of which NCCL counts the part of one rank."""
 
 
-def message_of(call: ProfilerCall, group_size: int) -> tuple[int, str, int | None]:
+def message_of(call: ProfilerCall, group_size: int) -> tuple[int | None, str, int | None]:
     """Return message bytes, dtype and number of elements of the whole message.
 
-    They are 0, empty and None as far as neither the collective's arguments nor the tensors of an op say them.
+    They are None, empty and None as far as neither the collective's arguments nor the tensors of an op say them.
 
     Args:
         call: the collective.
@@ -33,8 +33,8 @@ def message_of(call: ProfilerCall, group_size: int) -> tuple[int, str, int | Non
     if elements is None:
         elements = _of_tensors(call, group_size)
     if elements is None or elements > MOST_ELEMENTS:
-        return 0, dtype, None
-    return elements * width_of(dtype), dtype, elements
+        return None, dtype, None
+    return elements * width_of(dtype) if width_of(dtype) or not elements else None, dtype, elements
 
 
 def _stated(call: ProfilerCall, group_size: int) -> int | None:

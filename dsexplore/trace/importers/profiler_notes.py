@@ -88,7 +88,7 @@ def notes_on_steps(calls: Iterable[ProfilerCall], name: str) -> Iterable[str]:
 
 
 def notes_on_sizes(events: pl.DataFrame, name: str) -> Iterable[str]:
-    """Yield notes on collectives whose size or dtype is unknown, so that they count as 0 bytes.
+    """Yield notes on collectives whose size or dtype is unknown.
 
     Args:
         events: of one file.
@@ -97,4 +97,4 @@ def notes_on_sizes(events: pl.DataFrame, name: str) -> Iterable[str]:
     unsized, untyped = events.filter(IS_UNSIZED), events.filter(HAS_UNKNOWN_DTYPE)
     for found, what in ((unsized, "size"), (untyped, "dtype")):
         if len(found):
-            yield f"{name} does not say the {what} of {len(found):,} of its collectives: they count as 0 bytes"
+            yield f"{name} does not say the {what} of {len(found):,} of its collectives: sums are without them"

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import polars as pl
 
 from dsexplore.trace import schema
-from dsexplore.trace.collectives import wire_bytes
+from dsexplore.trace.collectives import wire_bytes_if_known
 from dsexplore.trace.importers.event_ranges import EventRanges, begin_of, end_of, thread_of
 from dsexplore.trace.importers.kernel_launches import is_on_cpu
 from dsexplore.trace.importers.profiler_calls import ProfilerCall, calls_of, is_a_call
@@ -190,7 +190,7 @@ def _row(rank: int, position: int, call: ProfilerCall, place: Place, groups: Pro
     cause = place.cause or (place.names[-1] if place.names and place.names != place.modules else "")
     return (
         *(rank, place.step, position, call.op, call.raw_op, place.phase, trigger, place.owner or trigger, axis),
-        *(name, size or 1, sent, wire_bytes(call.op, sent, size or 1), dtype, elements, False),
+        *(name, size or 1, sent, wire_bytes_if_known(call.op, sent, size), dtype, elements, False),
         *(cause, "", True, False, None, _member(peer, ranks, groups.world_size), None, None, None),
         *(call.start, call.end, "completed" if call.end is not None else ""),
         call.exposed,

@@ -21,6 +21,7 @@ from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from dsexplore.trace.importers.packed import content_of
 from dsexplore.trace.importers.plain_pickle import load_plain
 from dsexplore.trace.importers.recorder_entry import LIBRARIES_WITHOUT_ENDS, MissingField, RecorderEntry, entries_of
 from dsexplore.trace.limits import checked_ranks
+from dsexplore.units import format_count
 
 # Coalesced calls in a flight-recorder dump: several collectives or messages that NCCL starts together.
 #
@@ -42,6 +44,9 @@ from dsexplore.trace.limits import checked_ranks
 # end.
 # Such a call differs from one in flight by the record that is missing behind its members.
 
+_MOST_NAMED = 4
+_SPARSE = 1_000
+"""How many numbers a record may leave out, on average, before they are no numbers of calls."""
 _ENDS = ("coalesced", "ALLGATHER_coalesced", "REDUCE_SCATTER_coalesced")
 
 
@@ -201,6 +206,38 @@ class RecorderDump:
     """True if only active entries were requested, so that completed ones are missing."""
     note: str = ""
     """Reason for a dump without content: its file is empty."""
+
+    @cached_property
+    def unwritten(self) -> tuple[int, ...]:
+        """Numbers of calls that are missing between those recorded; of gloo, whose recorder does not write all kinds.
+
+        Sends, receives and monitored barriers are counted (``op_id``) and not written, at least up to torch 2.15. One
+        that follows the last recorded call leaves no trace.
+        """
+        known: dict[str, set[int]] = defaultdict(set)
+        for entry in self.entries:
+            if entry.raw_op.startswith("gloo") and entry.call_number is not None:
+                known[entry.group].add(entry.call_number)
+        if self.is_of_active:
+            return ()
+        missing = (
+            set(range(min(found), max(found))) - found
+            for found in known.values()
+            if _SPARSE * len(found) > max(found) - min(found)
+        )
+        return tuple(sorted(number for numbers in missing for number in numbers))
+
+    @property
+    def note_on_unwritten(self) -> str:
+        """The sentence about `unwritten`; empty if no call is missing."""
+        missing = self.unwritten
+        if not missing:
+            return ""
+        shown = ", ".join(map(str, missing[:_MOST_NAMED])) + (", …" if len(missing) > _MOST_NAMED else "")
+        return (
+            f"rank {self.rank}: {format_count(len(missing), 'call')} without a record (op_id {shown}): "
+            "gloo's recorder writes no send, recv and monitored_barrier"
+        )
 
 
 def is_recorder_dump(content: Any) -> bool:

@@ -38,6 +38,8 @@ class RecorderEntry(NamedTuple):
     """Its number in the group among the collectives, or among this rank's point-to-point messages."""
     numbers: tuple[int, int]
     """``collective_seq_id`` and ``p2p_seq_id``; 0 if missing."""
+    call_number: int | None
+    """``op_id``: its number among the group's calls of all kinds, also those that the recorder does not write."""
     state: State
     created: int | None
     """Nanoseconds since the epoch, as are the next two."""
@@ -148,6 +150,7 @@ def _entry_of(index: int, entry: Mapping[str, Any], source: str, repeated: _Entr
         index if record is None else record,
         _sequence(repeated.is_p2p, collective, message),
         (collective or 0, message or 0),
+        _integer(get("op_id")),
         "completed" if ended is not None else _state(entry, repeated.raw_op),
         _time(get("time_created_ns")),
         _time(get("time_discovered_started_ns")),

@@ -11,7 +11,7 @@ import polars as pl
 import torch
 
 from dsexplore.trace import schema
-from dsexplore.trace.collectives import wire_bytes
+from dsexplore.trace.collectives import wire_bytes_if_known
 from dsexplore.trace.importers.recorder_dump import RecorderDump
 from dsexplore.trace.importers.recorder_entry import RecorderEntry, Sizes
 from dsexplore.trace.tables import Tables, TraceInfo
@@ -27,6 +27,7 @@ def tables_of(dump: RecorderDump, world_size: int) -> Tables:
     members = {name: ranks for name, (_, ranks) in dump.groups.items()}
     rows = [_row(dump.rank, i, entry, members.get(entry.group, ())) for i, entry in enumerate(dump.entries)]
     notes = [f"rank {dump.rank}: {dump.note}"] if dump.note else []
+    notes += [dump.note_on_unwritten] if dump.unwritten else []
     if dump.entries and dump.entries[0].record > 0:
         first = dump.entries[0].record
         notes.append(f"rank {dump.rank}: the recorder kept {len(dump.entries):,} collectives, not the {first:,} before")
@@ -63,9 +64,11 @@ def _axis(description: str) -> str:
 
 
 def _row(rank: int, position: int, entry: RecorderEntry, members: Sequence[int]) -> tuple[Any, ...]:
-    size = len(members) or 1
+    size = len(members) or 1  # of groups without a list of members, only this rank is known
     is_part = not members and entry.op in ("all_gather", "reduce_scatter") and entry.input_sizes == entry.output_sizes
-    message = 0 if is_part else message_bytes(entry, size)  # NCCL counts the part of one of its unknown ranks
+    message = (
+        None if is_part or not _is_sized(entry) else message_bytes(entry, size)
+    )  # NCCL counts the part of one of its unknown ranks
     sizes = entry.output_sizes if entry.op in ("all_gather", "recv") else entry.input_sizes
     shape = _first(sizes) or _first(entry.output_sizes)
     is_sent = entry.op != "barrier"
@@ -77,13 +80,20 @@ def _row(rank: int, position: int, entry: RecorderEntry, members: Sequence[int])
         peer = members[place] if place < len(members) else None
     return (
         *(rank, 0, position, entry.op, entry.raw_op, "other", "", "", _axis(entry.description), entry.group, size),
-        *(message, wire_bytes(entry.op, message, size), dtype, list(shape) if has_size else []),
+        *(message, wire_bytes_if_known(entry.op, message, len(members)), dtype, list(shape) if has_size else []),
         *(False, "", entry.source, True, False, entry.batch, peer, None, None, None),
         *(*_times(entry), entry.state),
         None,  # how long the program stood still is not in a dump
         entry.sequence if entry.op not in ("send", "recv") else None,
         None,  # what modules were called with is not in a dump
     )
+
+
+def _is_sized(entry: RecorderEntry) -> bool:
+    """Return True if the entry says what was sent: sizes, of a dtype that torch has."""
+    if entry.op == "barrier":
+        return True
+    return bool(entry.input_sizes or entry.output_sizes) and bool(_item_size(entry.input_dtypes or entry.output_dtypes))
 
 
 def _times(entry: RecorderEntry) -> tuple[int | None, int | None]:

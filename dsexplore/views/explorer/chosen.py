@@ -9,7 +9,7 @@ import polars as pl
 
 from dsexplore.analysis.parameter_history import ParameterHistory
 from dsexplore.analysis.step_timeline import Sizes
-from dsexplore.units import format_bytes
+from dsexplore.trace.unknown_sizes import format_sum
 from dsexplore.views.explorer.clicked_marks import Picked
 from dsexplore.views.explorer.filters import Filters, Passed, choices, several
 from dsexplore.views.explorer.module_rows import ModuleRows
@@ -84,11 +84,13 @@ class Chosen:
         """Size of the selection in words: ``25 of 400 collectives, 132 KiB on the wire``."""
         if self.picked is not None:
             count, size = int(self.picked.mask.sum()), int(self.codes.sizes[self.picked.mask].sum())
+            unknown = 0 if self.codes.unsized is None else int(self.codes.unsized[self.picked.mask].sum())
         else:
             spans = self.codes.spans(self.rows.chosen) or [(0, len(self.codes.tree))]
             count, size = self.passed.sums.total(spans)
+            unknown = 0 if self.passed.unknown is None else self.passed.unknown.total(spans)[1]
         kind = "on the wire" if self.codes.kind_of_sizes == WIRE else "in messages"
-        return f"{count:,} of {len(self.codes):,} collectives, {format_bytes(size)} {kind}"
+        return f"{count:,} of {len(self.codes):,} collectives, {format_sum(size, unknown)} {kind}"
 
     @cached_property
     def _summed_over(self) -> str:

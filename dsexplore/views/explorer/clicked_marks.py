@@ -66,10 +66,11 @@ def _op(shown: ClickedFigure, click: dict[str, Any]) -> Picked | None:
 
 
 def _size(shown: ClickedFigure, click: dict[str, Any]) -> Picked | None:
-    op, low = str(click["customdata"][0]), int(click["customdata"][1])
-    sizes = shown.codes.tables.events["message_bytes"].to_numpy()
-    within = (sizes >= low) & (sizes < max(2 * low, 1))
-    return Picked(shown.mask & within & shown.codes.mask({"op": op}), f"{op}, {tally.size_range(low)}")
+    op, low = click["customdata"]
+    sizes = shown.codes.tables.events["message_bytes"]
+    known = sizes.fill_null(-1).to_numpy()
+    within = known < 0 if low is None else (known >= int(low)) & (known < max(2 * int(low), 1))
+    return Picked(shown.mask & within & shown.codes.mask({"op": str(op)}), f"{op}, {tally.size_range(low)}")
 
 
 def _cell(shown: ClickedFigure, click: dict[str, Any]) -> Picked | None:

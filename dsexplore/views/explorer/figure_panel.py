@@ -72,7 +72,9 @@ class FigurePanel:
     def _of(self, chosen: Chosen, kind: str) -> Spec:
         codes, tables = self._codes, self._codes.tables
         if kind == "modules":
-            return module_heatmap(codes.places(chosen.passed.sums, self.rows or None), codes.largest_place)
+            return module_heatmap(
+                codes.places(chosen.passed.sums, self.rows or None, chosen.passed.unknown), codes.largest_place
+            )
         if kind == "sequence":
             state, mask = self._state(), chosen.inside(self.rows)
             state.show_events(None if mask.all() else mask)

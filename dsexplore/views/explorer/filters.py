@@ -81,6 +81,11 @@ class Passed:
         sums = None if events else self._codes.sums_of(self.filters.facets, self._matched)
         return self._codes.sums(self.mask) if sums is None else sums
 
+    @cached_property
+    def unknown(self) -> PivotSums | None:
+        """How many of the passing events are of unknown size, as `PivotSums.bytes`; None for none."""
+        return self._codes.unknown(self.mask)
+
     @property
     def kinds(self) -> Mask | None:
         """Mask of the kinds of event (`EventCodes.kind`) that pass with all their events; None if kinds pass partly."""

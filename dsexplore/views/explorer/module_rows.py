@@ -12,6 +12,7 @@ import polars as pl
 from dsexplore.views.explorer.filters import Passed
 from dsexplore.views.page import html
 from dsexplore.views.page.theme import axis_number
+from dsexplore.views.trace.byte_sizes import signed
 from dsexplore.views.trace.event_codes import EventCodes
 from dsexplore.views.trace.module_tree import NO_AXIS, OTHER_AXES, Folding, ModuleTree, ranges
 from dsexplore.views.trace.pivot import Sizes
@@ -128,7 +129,13 @@ class ModuleRows:
         times = [*([] if took is None else [took]), *(column.seconds for column in self._predicted)]
         bars = np.zeros(len(tree))  # the browser draws them from the axes' columns
         columns = np.vstack([sent.count, *times, sent.bytes, bars, sent.axes, sent.phases, sent.own, *held])
-        self.widget.set_values(self._folded.sums(columns) if self.widget.folding else columns)
+        folded = self._folded.sums if self.widget.folding else np.copy
+        missing = None
+        if passed.unknown is not None:
+            no = self._codes.columns(passed.unknown)
+            known = np.zeros((1 + len(times), len(tree)))
+            missing = folded(np.vstack([known, no.bytes, bars, no.axes, no.phases, no.own, bars, bars]))
+        self.widget.set_values(signed(folded(columns), missing))
 
 
 def rows_of(codes: EventCodes, predicted: Sequence[TimeColumn] = ()) -> dict[str, Any]:

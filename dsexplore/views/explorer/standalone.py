@@ -32,6 +32,7 @@ from dsexplore.views.trace.event_lines import EventLines, event_lines
 from dsexplore.views.trace.facets import facet
 from dsexplore.views.trace.headline_view import live_headline
 from dsexplore.views.trace.time_columns import TimeColumn, time_columns
+from dsexplore.views.trace.tree_html import tensor_text
 from dsexplore.views.widgets import script
 from dsexplore.views.widgets.explorer_widget import EXPLORER_SCRIPTS, EXPLORER_STYLE
 
@@ -122,7 +123,10 @@ def _of_events(codes: EventCodes) -> dict[str, Any]:
         "axis": _packed(codes.tree.columns_of(axis.labels)[axis.codes], "i1"),
         "phase": _packed(codes.facets["phase"].codes, "i1"),
         "implicit": _packed(codes.implicit, "i1"),
-        **{name: _packed(events[f"{name}_bytes"].to_numpy(), "f8") for name in ("wire", "message")},
+        **{
+            name: _packed(events[f"{name}_bytes"].cast(pl.Float64).fill_null(np.nan).to_numpy(), "f8")
+            for name in ("wire", "message")
+        },
         "facets": {name: _packed(codes.facets[name].codes, "i4") for name in FACETS},
     }
 
@@ -183,7 +187,7 @@ def _lines(kinds: EventLines) -> list[list[Any]]:
             html.printable(row["op"]),
             html.plain(row["axis"], 40),
             row["phase"],
-            html.plain(f"{row['dtype']}{list(row['shape'] or ())}", 48),
+            html.plain(tensor_text(row), 48),
             html.plain(row["cause"]),
             html.plain(row["source"].partition(" ← ")[0]),
             bool(row["implicit"]),

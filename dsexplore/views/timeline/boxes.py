@@ -12,6 +12,7 @@ import polars as pl
 from dsexplore.analysis.step_timeline import WAITING, WARM_UP, Timeline
 from dsexplore.views.page import html
 from dsexplore.views.page.theme import GREY, SERIES, axis_mark, phase_mark, tint
+from dsexplore.views.trace.byte_sizes import signed
 
 MOST_MARKS = 24
 _IN_TURN = tuple(zip(SERIES[:6], ("#fff", "#000", "#fff", "#000", "#fff", "#000"), strict=True))
@@ -94,8 +95,8 @@ class Boxes:
     """Height: 0 for no bytes, 1 for the largest span of the whole timeline; in a column, of the spans' mean."""
     count: Indices
     """Number of spans that a box stands for."""
-    bytes: Indices
-    """Bytes of these spans."""
+    bytes: Numbers
+    """Bytes of these spans, with the sign of `byte_sizes.signed`."""
     span: Indices
     """Index of the box's span in the timeline, if each box is one span; −1 in columns."""
 
@@ -156,10 +157,13 @@ class Coded:
         self.lane = _codes(spans["lane"], timeline.lanes)
         self.mark = np.minimum(_codes(spans["mark"], timeline.marks), np.int32(MOST_MARKS - 1))
         self.bytes: Numbers = spans["bytes"].fill_null(0).to_numpy().astype(np.float64)
-        self.flat: Mask = spans["bytes"].is_null().to_numpy()
-        """Mask of the spans without bytes, whose height does not depend on bytes."""
         self.row: Indices = spans["row"].cast(pl.Int64).fill_null(-1).to_numpy()
         """Row of the trace's event; −1 for spans that are not events."""
+        unsized: Mask = spans["bytes"].is_null().to_numpy()
+        self.flat: Mask = unsized & (self.row < 0)
+        """Mask of the spans without bytes, whose height does not depend on bytes."""
+        self.unknown: Mask | None = unsized & (self.row >= 0) if (unsized & (self.row >= 0)).any() else None
+        """Mask of the spans of unknown size; None if there are none."""
         self.in_order = bool(np.array_equal(self.row, np.arange(timeline.tables.events.height)))
         """True if span i is event i."""
         self.top = float(self.bytes.max(initial=0.0))
@@ -269,7 +273,7 @@ def _single_boxes(spans: Coded, at: Indices, window: tuple[float, float]) -> Box
         spans.mark[at].astype(np.int64),
         level,
         np.ones(len(at), np.int64),
-        spans.bytes[at].astype(np.int64),
+        signed(spans.bytes[at], None if spans.unknown is None else spans.unknown[at]),
         at.astype(np.int64),
     )
 
@@ -316,7 +320,11 @@ def _in_columns(
         flat = np.where(most == spans.low, _LOW, 1.0) if spans.flat.any() else np.zeros(len(held))
     level = np.where(total > 0, _level(total / count, spans), flat)
     none = np.full(len(held), -1, np.int64)
-    return Boxes(column / columns, end, lane, most, level, count, total.astype(np.int64), none)
+    if spans.unknown is not None:
+        at = np.flatnonzero(kept)
+        missing = np.bincount(in_columns.cell.take(at) // marks, spans.unknown[part].take(at), lanes * columns)
+        total = signed(total, missing[held])
+    return Boxes(column / columns, end, lane, most, level, count, total, none)
 
 
 def _busy(spent: npt.NDArray[Any], low: int, width: float) -> tuple[Indices, Numbers]:

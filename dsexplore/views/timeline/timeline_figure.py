@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from dsexplore.units import format_bytes
 from dsexplore.views.page import html
 from dsexplore.views.timeline.boxes import Boxes, Indices, is_gap, key_order
 from dsexplore.views.timeline.timeline_state import TimelineState
 from dsexplore.views.timeline.timeline_text import AXES, WORDS, span_texts
+from dsexplore.views.trace.byte_sizes import size_text
 from dsexplore.views.trace.figure_spec import EMPTY, Spec, label, unique
 
 FIGURE_LANES = 24
@@ -97,6 +97,6 @@ def _texts(state: TimelineState, drawn: Boxes) -> list[str]:
         return [html.escape(text, 0) for text in span_texts(timeline, drawn.span)]
     words = WORDS[timeline.sizes]
     return [
-        f"{state.colors[mark].name}: {count:,} ×, {format_bytes(size)} {words}"
+        f"{state.colors[mark].name}: {count:,} ×, {size_text(size)} {words}"
         for mark, count, size in zip(drawn.mark.tolist(), drawn.count.tolist(), drawn.bytes.tolist(), strict=True)
     ]

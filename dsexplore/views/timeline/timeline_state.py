@@ -9,7 +9,8 @@ import numpy.typing as npt
 import polars as pl
 
 from dsexplore.analysis.step_timeline import Timeline
-from dsexplore.units import format_bytes, format_count
+from dsexplore.trace.unknown_sizes import format_sum
+from dsexplore.units import format_count
 from dsexplore.views.page import html
 from dsexplore.views.timeline.boxes import MOST_LANES, Boxes, Coded, Mask, boxes, colors_of, extent, key_order
 from dsexplore.views.timeline.timeline_text import WORDS, axis_text, place, span_texts, ticks, whole
@@ -175,12 +176,15 @@ class TimelineState:
     def describe(self, mask: Mask) -> str:
         """Return the size of the selection in words; ``mask``: (events,)."""
         events = self.timeline.tables.events.filter(pl.Series(mask))
-        wire, message = events.select(pl.col("wire_bytes").sum(), pl.col("message_bytes").sum()).row(0)
+        wire, message = (
+            format_sum(int(sizes.sum()), sizes.null_count())
+            for sizes in (events["wire_bytes"], events["message_bytes"])
+        )
         assert self.chosen is not None
         what = "collective" if self.timeline.held.is_empty() else "message"
         return (
-            f"{format_count(events.height, what)} {self.range_text(*self.chosen)}: {format_bytes(wire)} on the wire "
-            f"({format_bytes(message)} in messages)"
+            f"{format_count(events.height, what)} {self.range_text(*self.chosen)}: {wire} on the wire "
+            f"({message} in messages)"
         )
 
     def _events(self, spans: Mask) -> Mask:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import polars as pl
 
 from dsexplore.analysis.step_timeline import Timeline
+from dsexplore.trace.unknown_sizes import format_sum
 from dsexplore.units import format_bytes, format_count, format_seconds
 from dsexplore.views.page import html
 from dsexplore.views.timeline.boxes import extent
@@ -89,13 +90,16 @@ def timeline_text(timeline: Timeline) -> str:
 
 def lane_totals(timeline: Timeline) -> dict[str, str]:
     """Return {lane: number and bytes of its collectives, in words}."""
-    totals = timeline.spans.group_by("lane").agg(pl.len(), pl.col("row").count().alias("events"), pl.col("bytes").sum())
+    unknown = (pl.col("bytes").is_null() & pl.col("row").is_not_null()).sum().alias("unknown")
+    totals = timeline.spans.group_by("lane").agg(
+        pl.len(), pl.col("row").count().alias("events"), pl.col("bytes").sum(), unknown
+    )
     words = WORDS[timeline.sizes]
     return {
-        lane: f"{format_count(events, 'collective')}, {format_bytes(size)} {words}"
+        lane: f"{format_count(events, 'collective')}, {format_sum(size, unknown)} {words}"
         if events
         else format_count(count, "span")
-        for lane, count, events, size in totals.iter_rows()
+        for lane, count, events, size, unknown in totals.iter_rows()
     }
 
 
@@ -124,10 +128,11 @@ def span_texts(timeline: Timeline, at: npt.NDArray[np.int64]) -> list[str]:
     words, timed = WORDS[timeline.sizes], _is_timed(timeline)
     messages = _messages(timeline, at)
     plain = _once(lambda text: html.plain(text, 90))
-    sized = _once(lambda size: "" if size is None else f"{format_bytes(size)} {words}")
+    sized = _once(lambda size: f"{format_bytes(size)} {words}")
     texts = []
     for span, (name, mark, size, begin, end, row) in zip(at.tolist(), spans.iter_rows(), strict=True):
-        parts = [plain(name), plain(mark), sized(size), messages.get(span, "")]
+        unsized = "" if row is None else format_bytes(None)
+        parts = [plain(name), plain(mark), unsized if size is None else sized(size), messages.get(span, "")]
         if row is not None:
             owner, cause, peer, source = (next(columns[column]) for column in _EVENT)
             from_peer = "" if peer is None else f"peer rank {peer}"
@@ -149,7 +154,8 @@ def _messages(timeline: Timeline, at: npt.NDArray[np.int64]) -> dict[int, str]:
         verb = "sends" if op == "send" else "receives"
         source = html.plain(part["source"][0].partition(" ← ")[0], 90)
         texts[span] += [
-            f"{verb} {format_count(part.height, 'message')}, {format_bytes(int(part['message_bytes'].sum()))}",
+            f"{verb} {format_count(part.height, 'message')}, "
+            f"{format_sum(int(part['message_bytes'].sum()), part['message_bytes'].null_count())}",
             source,
         ]
     return {span: " · ".join(dict.fromkeys(filter(None, parts))) for span, parts in texts.items()}

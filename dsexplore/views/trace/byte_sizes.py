@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
 from dsexplore.errors import UsageError
 from dsexplore.trace.steps import in_steps
 from dsexplore.trace.tables import Tables
+from dsexplore.trace.unknown_sizes import format_sum
+
+Sizes = npt.NDArray[np.float64]
 
 WIRE, MESSAGE = "wire", "message"
 COLUMNS = {WIRE: "wire_bytes", MESSAGE: "message_bytes"}
@@ -14,6 +23,26 @@ WORDS = {
     WIRE: "wire bytes, the least that a rank must send",
     MESSAGE: "message bytes, the whole buffer of each collective",
 }
+
+
+def signed(known: Sizes, unknown: npt.NDArray[Any] | None) -> Sizes:
+    """Return sums of bytes as numbers whose sign says if sizes are missing: −x is at least x, and −0 wholly unknown.
+
+    Args:
+        known: the sums of the known sizes.
+        unknown: how many sizes are unknown in each sum; None for none in any.
+    """
+    return known if unknown is None else np.where(unknown > 0, -known, known)
+
+
+def size_text(size: float) -> str:
+    """Return one of the numbers of `signed` as text."""
+    return format_sum(abs(size), is_partial(size))
+
+
+def is_partial(size: float) -> bool:
+    """Return True if sizes are missing in one of the numbers of `signed`."""
+    return math.copysign(1.0, size) < 0
 
 
 def column_of(sizes: str) -> str:

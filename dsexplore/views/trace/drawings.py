@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from dsexplore.views.page import html
 from dsexplore.views.page.theme import PHASES, heat, phase_mark
+from dsexplore.views.trace.byte_sizes import is_partial
 from dsexplore.views.trace.tally import Grid
 
 STYLE = """
@@ -57,12 +58,12 @@ def heatmap(grid: Grid, write: Callable[[float], str], corner: str = "", log: bo
         f'<tr><th scope="row">{html.parted(row, 96)}</th>'
         + "".join(_heat_cell(float(v), top, write, log) for v in values)
         + "</tr>"
-        for row, values in zip(grid.rows, grid.values, strict=True)
+        for row, values in zip(grid.rows, grid.signed, strict=True)
     )
     return (
         '<div class="scroll"><table class="heat"><thead><tr>'
         f'<th class="l">{html.escape(corner)}</th>{head}</tr></thead>'
-        f"<tbody>{body}</tbody></table></div>{scale(top, write, log)}"
+        f"<tbody>{body}</tbody></table></div>{scale(top, write, log) if grid.values.max() > 0 else ''}"
     )
 
 
@@ -77,8 +78,8 @@ def scale(top: float, write: Callable[[float], str], log: bool = True) -> str:
 
 def _heat_cell(value: float, top: float, write: Callable[[float], str], log: bool) -> str:
     if not value:
-        return '<td class="dim">–</td>'
-    return f'<td style="{heat(_shade(value, top, log))}">{write(value)}</td>'
+        return f'<td class="dim">{write(value) if is_partial(value) else "–"}</td>'
+    return f'<td style="{heat(_shade(abs(value), top, log))}">{write(value)}</td>'
 
 
 def _shade(value: float, top: float, log: bool) -> int:

@@ -111,7 +111,10 @@ class EventCodes:
         """
         self.column = column_of(sizes)
         self.kind_of_sizes = sizes
-        self.sizes = self.tables.events[self.column].to_numpy().astype(np.float64)
+        of_events = self.tables.events[self.column]
+        self.sizes = of_events.fill_null(0).to_numpy().astype(np.float64)
+        self.unsized = of_events.is_null().to_numpy().astype(np.float64) if of_events.null_count() else None
+        """(events,) 1 for each event of unknown size, else 0; None if all are known."""
         for name in ("total", "largest_place"):
             self.__dict__.pop(name, None)
 
@@ -212,6 +215,10 @@ class EventCodes:
         """Return count and bytes of the events in the mask by module, axis and phase."""
         return self._pivot.sums(mask, self.sizes)
 
+    def unknown(self, mask: Mask) -> PivotSums | None:
+        """Return as `PivotSums.bytes` how many of the events in the mask are of unknown size; None if none is."""
+        return None if self.unsized is None else self._pivot.sums(mask, self.unsized)
+
     @cached_property
     def kind(self) -> npt.NDArray[np.int32]:
         """(events,) axis and phase of each event, encoded as one number."""
@@ -267,15 +274,25 @@ class EventCodes:
         seconds: Sizes = np.bincount(self.owner[kept], self.seconds[kept], len(self.tree)).astype(np.float64)
         return self.tree.with_children(seconds)
 
-    def places(self, sums: PivotSums, rows: Sequence[int] | None = None) -> Grid:
-        """Return bytes by place in the model and axis, of some or all modules; `OUTSIDE_STEPS` have own columns."""
+    def places(self, sums: PivotSums, rows: Sequence[int] | None = None, unknown: PivotSums | None = None) -> Grid:
+        """Return bytes by place in the model and axis; `OUTSIDE_STEPS` have own columns.
+
+        Args:
+            sums: of the events that are shown.
+            rows: only modules of these rows of the tree; None for all.
+            unknown: how many of these events are of unknown size; None for none.
+        """
         names = self._places.labels
         axes = [*(label or NO_AXIS for label in self.facets["axis"].labels), *OUTSIDE_STEPS]
         at = sums.held if rows is None else sums.held_inside(self.spans(rows))
         cell = self._cell.take(at)
         count, total = (np.bincount(cell, values.take(at), 1) for values in (sums.counts, sums.bytes))
+        missing = np.zeros(len(total)) if unknown is None else np.bincount(cell, unknown.bytes.take(at), 1)
         held = np.flatnonzero(count).tolist()
-        return grid({(names[i // len(axes)], axes[i % len(axes)]): float(total[i]) for i in held})
+        named = {i: (names[i // len(axes)], axes[i % len(axes)]) for i in held}
+        return grid(
+            {named[i]: float(total[i]) for i in held}, unknown={named[i]: float(missing[i]) for i in held if missing[i]}
+        )
 
     @cached_property
     def largest_place(self) -> float:

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from dsexplore.units import format_bytes
 from dsexplore.views.page import html
 from dsexplore.views.page.theme import AXIS, FIGURE, LEGEND_ABOVE
+from dsexplore.views.trace.byte_sizes import is_partial, size_text
 from dsexplore.views.trace.tally import Grid
 
 # Names as labels of plotly's figures.
@@ -97,7 +98,7 @@ def byte_colors(top: float) -> Spec:
         "outlinewidth": 0,
         "len": 0.9,
     }
-    return {"zmin": 0.0, "zmax": float(shades(np.array(top))), "colorbar": bar}
+    return {"zmin": 0.0, "zmax": float(shades(np.array(top))), "showscale": top > 0, "colorbar": bar}
 
 
 def shades(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
@@ -116,7 +117,7 @@ def heatmap_spec(grid: Grid, kind: str, rows: list[str], columns: list[str], top
     """
     if not grid.rows or not grid.columns:
         return EMPTY
-    text = [[format_bytes(v) if v else "" for v in row] for row in grid.values.tolist()]
+    text = [[size_text(v) if v or is_partial(v) else "" for v in row] for row in grid.signed.tolist()]
     shown = {"text": text, "texttemplate": "%{text}", "textfont": {"color": "#000000"}} if len(columns) <= 8 else {}
     trace = {
         "type": "heatmap",

@@ -14,6 +14,7 @@ from dsexplore.errors import UsageError
 from dsexplore.trace.numbered_modules import OUTSIDE
 from dsexplore.trace.steps import in_steps
 from dsexplore.trace.tables import Tables
+from dsexplore.trace.unknown_sizes import format_sum
 from dsexplore.units import format_bytes
 from dsexplore.views.page.theme import PHASES, SHADE, op_mark, phase_mark, tint
 from dsexplore.views.timeline.timeline_figure import FIGURE_LANES, columns_of, timeline_spec
@@ -254,7 +255,7 @@ def why_empty(kind: str, filtered: bool = False) -> str:
 def modules(tables: Tables, size: str = "wire_bytes") -> Spec:
     """Return a heatmap of bytes: place in the model × mesh axis."""
     codes = EventCodes(tables, sizes=KIND_OF[size])
-    return module_heatmap(codes.places(codes.total), codes.largest_place)
+    return module_heatmap(codes.places(codes.total, unknown=codes.unknown(codes.every)), codes.largest_place)
 
 
 def module_heatmap(grid: Grid, top: float = 0.0) -> Spec:
@@ -284,21 +285,21 @@ def ops(tables: Tables, size: str = "wire_bytes") -> Spec:
     names = unique(order)
     data = []
     for phase in [p for p in PHASES if p in set(totals["phase"])]:
-        rows = {op: (count, size) for op, p, count, size in totals.iter_rows() if p == phase}
-        values = [rows.get(op, (0, 0)) for op in order]
+        rows = {op: tuple(numbers) for op, p, *numbers in totals.iter_rows() if p == phase}
+        values = [rows.get(op, (0, 0, 0)) for op in order]
         mark = phase_mark(phase)
         data.append(
             {
                 "type": "bar",
                 "orientation": "h",
                 "y": names,
-                "x": [size for _, size in values],
+                "x": [size for _, size, _ in values],
                 "name": f"{mark.letter} {phase}",
                 "marker": {"color": mark.color},
                 "customdata": [[op, phase] for op in order],
                 "hovertext": [
-                    f"{name}, {phase}<br>{count:,} ×, {format_bytes(size)}"
-                    for name, (count, size) in zip(names, values, strict=True)
+                    f"{name}, {phase}<br>{count:,} ×, {format_sum(size, unknown)}"
+                    for name, (count, size, unknown) in zip(names, values, strict=True)
                 ],
                 "meta": {"kind": "op_phase"},
                 "hovertemplate": "%{hovertext}<extra></extra>",
@@ -313,14 +314,14 @@ def ops(tables: Tables, size: str = "wire_bytes") -> Spec:
 def sizes(tables: Tables, _size: str = "") -> Spec:
     """Return a histogram of message sizes by powers of two; always message bytes, whatever ``sizes`` is elsewhere."""
     messages = tally.message_sizes(tables.events)
-    every = sorted(set(messages["size"]))
+    every = messages["size"].unique().sort(nulls_last=True).to_list()
     data = []
     for op in sorted(set(messages["op"])):
         rows = dict(messages.filter(op=op).select("size", "count").iter_rows())
         data.append(
             {
                 "type": "bar",
-                "x": [format_bytes(s) if s else "empty" for s in every],
+                "x": [format_bytes(s) if s else tally.size_range(s) for s in every],
                 "y": [rows.get(s, 0) for s in every],
                 "name": label(op, 20),
                 "marker": {"color": op_mark(op).color},

@@ -8,11 +8,12 @@ from functools import lru_cache
 import polars as pl
 
 from dsexplore.analysis.step_timeline import timeline_of
+from dsexplore.trace.unknown_sizes import format_sum
 from dsexplore.units import format_bytes, format_count
 from dsexplore.views.page import html
 from dsexplore.views.timeline import timeline_drawing
 from dsexplore.views.trace import drawings, tally
-from dsexplore.views.trace.byte_sizes import WIRE
+from dsexplore.views.trace.byte_sizes import WIRE, size_text
 from dsexplore.views.trace.event_codes import CAUSE, Causes, EventCodes
 
 MOST_CAUSES = 20
@@ -84,8 +85,8 @@ def _names_of_cause(module: str, op: str, axis: str, phase: str, cause: str, sou
 
 
 def _places(codes: EventCodes) -> tuple[str, str]:
-    grid = codes.places(codes.total)
-    return "Bytes by module and axis", f"<div>{drawings.heatmap(grid, format_bytes, 'module')}</div>"
+    grid = codes.places(codes.total, unknown=codes.unknown(codes.every))
+    return "Bytes by module and axis", f"<div>{drawings.heatmap(grid, size_text, 'module')}</div>"
 
 
 def _ops(codes: EventCodes) -> tuple[str, str]:
@@ -93,13 +94,15 @@ def _ops(codes: EventCodes) -> tuple[str, str]:
     phases = codes.facets["phase"].labels
     ops = totals.partition_by("op", as_dict=True, maintain_order=True)
     sums = {op: int(part["bytes"].sum()) for (op,), part in ops.items()}
+    missing = {op: int(part["unknown"].sum()) for (op,), part in ops.items()}
     top, rows = max(sums.values()) or 1, []
     for (op,), part in ops.items():
         sizes = dict(part.select("phase", "bytes").iter_rows())
+        unknown = dict(part.select("phase", "unknown").iter_rows())
         split = [(phase, sizes[phase]) for phase in phases if phase in sizes]
-        spoken = ", ".join(f"{phase} {format_bytes(size)}" for phase, size in split)
+        spoken = ", ".join(f"{phase} {format_sum(size, unknown[phase])}" for phase, size in split)
         bar, count = drawings.phase_bar(split, top), f"{part['count'].sum():,}"
-        rows.append((html.name(op, 40), bar, count, format_bytes(sums[op]), html.escape(spoken, 0)))
+        rows.append((html.name(op, 40), bar, count, format_sum(sums[op], missing[op]), html.escape(spoken, 0)))
     table = html.table(("op", "bytes", "count", "all phases", "by phase"), rows, bar=1)
     return "Bytes by op and phase", f"<div>{drawings.phase_key(phases)}{table}</div>"
 
@@ -121,23 +124,26 @@ def _peers(codes: EventCodes) -> tuple[str, str]:
         "Peers that get the same are one column: what each of them gets.</p>"
     )
     hidden = f'<p class="dim">{flows.hidden:,} more rows and columns are not drawn.</p>' if flows.hidden else ""
+    if codes.unsized is not None:
+        without = format_count(int(codes.unsized.sum()), "collective")
+        hidden += f'<p class="dim">Without {without} of unknown size.</p>'
     return title, f"<div>{note}{drawings.heatmap(flows.grid(), format_bytes, 'to rank')}{hidden}</div>"
 
 
 def _sizes(codes: EventCodes) -> tuple[str, str]:
     messages = tally.message_sizes(codes.tables.events)
     ops = sorted(set(messages["op"]))
-    sizes = sorted(set(messages["size"]))
+    sizes = messages["size"].unique().sort(nulls_last=True).to_list()
     top = max((int(part["count"].sum()) for part in messages.partition_by("size")), default=1)
     rows = []
     for size in sizes:
-        part = messages.filter(pl.col("size") == size)
+        part = messages.filter(pl.col("size").eq_missing(pl.lit(size, pl.Int64)))
         count = int(part["count"].sum())
         bar = f'<div class="bar"><span style="background:var(--dsx-dim);width:{100 * count / top:.2f}%"></span></div>'
         by_op = ", ".join(f"{op} {n:,}" for op, n in part.select("op", "count").iter_rows())
         rows.append(
             (
-                f"{format_bytes(size)} –" if size else "empty",
+                f"{format_bytes(size)} –" if size else tally.size_range(size),
                 f"{count:,}",
                 f'<div style="width:160px">{bar}</div>',
                 html.escape(by_op),

@@ -15,6 +15,7 @@ import polars as pl
 from dsexplore.trace.schema import IN_STEPS
 from dsexplore.trace.tables import Tables
 from dsexplore.units import format_bytes
+from dsexplore.views.trace.byte_sizes import signed
 from dsexplore.views.trace.module_tree import ranges
 
 MOST_ROWS, MOST_COLUMNS = 16, 10
@@ -29,17 +30,35 @@ class Grid:
     columns: list[str]
     values: npt.NDArray[np.float64]
     """Array of shape (rows, columns)."""
+    unknown: npt.NDArray[np.float64] | None = None
+    """How many summands of each value are unknown; None for none."""
+
+    @property
+    def signed(self) -> npt.NDArray[np.float64]:
+        """The values with the sign that `byte_sizes.size_text` reads."""
+        return signed(self.values, self.unknown)
 
 
-def grid(totals: Mapping[tuple[str, str], float], most: int = MOST_ROWS) -> Grid:
-    """Build a grid from {(row, column): bytes}, largest rows and columns first; those beyond the limit are merged."""
+def grid(
+    totals: Mapping[tuple[str, str], float],
+    most: int = MOST_ROWS,
+    unknown: Mapping[tuple[str, str], float] | None = None,
+) -> Grid:
+    """Build a grid from {(row, column): bytes}, largest rows and columns first; those beyond the limit are merged.
+
+    Args:
+        totals: known bytes of each cell.
+        most: maximal number of rows.
+        unknown: {(row, column): how many sizes are not known}, where there are some.
+    """
     rows = _ranked([(row, size) for (row, _), size in totals.items()], most)
     columns = _ranked([(column, size) for (_, column), size in totals.items()], MOST_COLUMNS)
-    values = np.zeros((len(rows), len(columns)))
+    values, missing = np.zeros((2, len(rows), len(columns)))
     row_of, column_of = ({name: i for i, name in enumerate(names)} for names in (rows, columns))
-    for (row, column), size in totals.items():
-        values[row_of.get(row, -1), column_of.get(column, -1)] += size
-    return Grid(rows, columns, values)
+    for cells, into in ((totals, values), (unknown or {}, missing)):
+        for (row, column), size in cells.items():
+            into[row_of.get(row, -1), column_of.get(column, -1)] += size
+    return Grid(rows, columns, values, missing if unknown else None)
 
 
 def _ranked(sizes: Iterable[tuple[str, float]], most: int) -> list[str]:
@@ -56,10 +75,13 @@ Bytes = npt.NDArray[np.float64]
 
 
 def op_by_phase(events: pl.DataFrame, size: str = "wire_bytes") -> pl.DataFrame:
-    """Count events and sum bytes per op and phase; ops in order of their bytes. Columns: op, phase, count, bytes."""
+    """Count events and sum bytes per op and phase; ops in order of their bytes.
+
+    Columns: op, phase, count, bytes, unknown (how many are of unknown size).
+    """
     return (
         events.group_by("op", "phase")
-        .agg(pl.len().alias("count"), pl.col(size).sum().alias("bytes"))
+        .agg(pl.len().alias("count"), pl.col(size).sum().alias("bytes"), pl.col(size).null_count().alias("unknown"))
         .with_columns(pl.col("bytes").sum().over("op").alias("all"))
         .sort("all", "op", "phase", descending=[True, False, False])
         .drop("all")
@@ -69,12 +91,12 @@ def op_by_phase(events: pl.DataFrame, size: str = "wire_bytes") -> pl.DataFrame:
 def message_sizes(events: pl.DataFrame) -> pl.DataFrame:
     """Count messages per op and power of two.
 
-    Columns: op, size (lower bound in bytes, 0 for empty messages), count, message_bytes.
+    Columns: op, size (lower bound in bytes, 0 for empty messages, null for unknown ones), count, message_bytes.
     """
     return (
         events.group_by("op", _power_of_two().alias("size"))
         .agg(pl.len().alias("count"), pl.col("message_bytes").sum())
-        .sort("size", "op")
+        .sort("size", "op", nulls_last=True)
     )
 
 
@@ -83,7 +105,9 @@ def bus_bandwidth(events: pl.DataFrame) -> pl.DataFrame:
 
     Columns: op, size (bytes), count, gb_per_s (1e9 bytes; wire bytes over duration).
     """
-    timed = events.filter((pl.col("end") > pl.col("start")) & (pl.col("message_bytes") > 0))
+    timed = events.filter(
+        (pl.col("end") > pl.col("start")) & (pl.col("message_bytes") > 0) & pl.col("wire_bytes").is_not_null()
+    )
     return (
         timed.group_by("op", _power_of_two().alias("size"))
         .agg(
@@ -166,12 +190,14 @@ def sent_between(tables: Tables, senders: list[int], receivers: list[int]) -> pl
     return IN_STEPS & pl.any_horizontal(*(from_rank(sender) for sender in senders))
 
 
-def size_range(low: int) -> str:
-    """Return the text of the sizes from a power of two to its double; ``empty`` for 0."""
+def size_range(low: int | None) -> str:
+    """Return the text of the sizes from a power of two to its double; ``empty`` for 0, ``size unknown`` for None."""
+    if low is None:
+        return format_bytes(None)
     return f"{format_bytes(low)} – {format_bytes(2 * low)}" if low else "empty"
 
 
 def _power_of_two() -> pl.Expr:
     size = pl.col("message_bytes")
     floor = pl.lit(2.0).pow(size.cast(pl.Float64).log(2.0).floor())
-    return pl.when(size > 0).then(floor).otherwise(0).cast(pl.Int64)
+    return pl.when(size > 0).then(floor).when(size == 0).then(0).cast(pl.Int64)

@@ -13,7 +13,8 @@ from dsexplore.trace.steps import in_steps
 from dsexplore.trace.tables import Tables
 from dsexplore.trace.totals import totals
 from dsexplore.trace.trace import Trace
-from dsexplore.units import format_bytes, format_count
+from dsexplore.trace.unknown_sizes import format_sum
+from dsexplore.units import format_count
 from dsexplore.views.page import html
 from dsexplore.views.skew import skew_view
 from dsexplore.views.timeline import timeline_drawing
@@ -50,14 +51,20 @@ def trace_text(headline: Headline) -> str:
     lines = [f"Trace: {_summary(tables)}"]
     lines += [f"  {html.plain(sentence.text, 400)}" for sentence in headline.sentences]
     counted = replace(tables, events=in_steps(tables.events))
-    sent = totals(counted, "op", "axis").sort("wire_bytes", "op", "axis", descending=[True, False, False])
+    sent = totals(counted, "op", "axis").sort(
+        "wire_bytes", "op", "axis", descending=[True, False, False], nulls_last=True
+    )
+    unknown = {
+        key: part["wire_bytes"].null_count()
+        for key, part in counted.events.partition_by("op", "axis", as_dict=True).items()
+    }
     if sent.height:
         steps = counted.events["step"].n_unique()
         stood_for = f"{_stood_for_text(counted)}{f' and {steps:,} steps' if steps > 1 else ''}"
         lines.append(f"  Wire bytes{stood_for if tables.info.stands_for else f' {summed_over(tables)}'}:")
     lines += [
         f"  {html.plain(row['op'], 40):<16} {html.plain(row['axis'], 24) or '–':<10} {row['count']:>9,}  "
-        f"{format_bytes(row['wire_bytes'])}"
+        f"{format_sum(row['wire_bytes'] or 0, unknown[row['op'], row['axis']])}"
         for row in sent.head(_ROWS).iter_rows(named=True)
     ]
     if sent.height > _ROWS:

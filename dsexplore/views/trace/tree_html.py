@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import polars as pl
 
 from dsexplore.trace.schema import OUTSIDE_STEPS
@@ -13,8 +14,8 @@ from dsexplore.units import format_bytes
 from dsexplore.views.page import html
 from dsexplore.views.page.theme import axis_number
 from dsexplore.views.trace import outline
-from dsexplore.views.trace.byte_sizes import summed_over
-from dsexplore.views.trace.event_codes import EventCodes
+from dsexplore.views.trace.byte_sizes import Sizes, is_partial, signed, size_text, summed_over
+from dsexplore.views.trace.event_codes import Columns, EventCodes
 from dsexplore.views.trace.module_tree import NO_AXIS, OTHER_AXES, Fold, ranges
 from dsexplore.views.trace.time_columns import StoodFor, TimeColumn
 
@@ -60,6 +61,8 @@ class _TraceSource:
         self._tree = codes.tree
         self._sent = codes.columns(codes.total)
         self._whole = float(self._sent.own.sum()) or 1.0
+        unknown = codes.unknown(codes.every)
+        self._unknown = None if unknown is None else codes.columns(unknown)
         self._parameters = codes.tables.parameters
         self._placements = {
             str(module): list(dict.fromkeys(placements))
@@ -106,24 +109,19 @@ class _TraceSource:
 
     def line(self, fold: Fold, times: int) -> str:
         """Return name and numbers of a module, or the sums over folded ones."""
-        tree, row, sent = self._tree, fold.first, self._sent
-        count = int(sent.count[row]) * times
-        sizes = [
-            sent.bytes[row],
-            sent.own[row],
-            *sent.axes[:, row],
-            *sent.phases[:, row],
-            tree.global_bytes[row],
-            tree.local_bytes[row],
-        ]
+        tree, row = self._tree, fold.first
+        count = int(self._sent.count[row]) * times
+        unknown = None if self._unknown is None else _sizes_of(self._unknown, row)
+        sizes = [size * times for size in signed(_sizes_of(self._sent, row), unknown).tolist()]
+        sizes += [float(held[row]) * times for held in (tree.global_bytes, tree.local_bytes)]
         return (
             outline.label(fold, tree.names[row], tree.types[row], times=times, anchor=self._anchor(row))
-            + _number(count, f"{count:,}")
-            + _number(int(sizes[0]), format_bytes(int(sizes[0]) * times))
+            + outline.cell(f"{count:,}" if count else "–", "" if count else "z")
+            + _size(sizes[0])
             + outline.cell(self._thin(row, times), "thinbar")
-            + _number(int(sizes[1]), format_bytes(int(sizes[1]) * times))
+            + _size(sizes[1])
             + "".join(column.cell(self._stood_for.rows(fold)) for column in self._times)
-            + "".join(_number(int(size), format_bytes(int(size) * times)) for size in sizes[2:])
+            + "".join(map(_size, sizes[2:]))
             + self._placed(tree.names[row])
         )
 
@@ -166,8 +164,13 @@ class _TraceSource:
         return each + body
 
 
-def _number(value: int, text: str) -> str:
-    return outline.cell(text) if value else outline.cell("–", "z")
+def _sizes_of(sent: Columns, row: int) -> Sizes:
+    """Return the bytes of one row of the tree: with the modules inside, own, on each axis, in each phase."""
+    return np.concatenate([[sent.bytes[row], sent.own[row]], sent.axes[:, row], sent.phases[:, row]])
+
+
+def _size(size: float) -> str:
+    return outline.cell(size_text(size)) if size or is_partial(size) else outline.cell("–", "z")
 
 
 def collectives_html(kinds: Iterable[Mapping[str, Any]], every: int, size: str = "wire_bytes", times: int = 1) -> str:
@@ -186,8 +189,8 @@ def collectives_html(kinds: Iterable[Mapping[str, Any]], every: int, size: str =
             html.name(event["axis"] or "–", 40),
             html.escape(event["phase"]),
             f"{event['count']:,}",
-            format_bytes(event[size] * event["count"]),
-            html.escape(f"{event['dtype']}{list(event['shape'] or ())}", 48),
+            format_bytes(None if event[size] is None else event[size] * event["count"]),
+            html.escape(tensor_text(event), 48),
             html.parted(event["cause"] or "–"),
             html.parted(event["source"].partition(" ← ")[0] or "–"),
         )
@@ -195,6 +198,12 @@ def collectives_html(kinds: Iterable[Mapping[str, Any]], every: int, size: str =
     ]
     head = ("collective", "axis", "phase", f"count{per_module}", f"bytes{per_module}", "tensor", "cause", "source")
     return html.table(head, rows, left=(0, 1, 2, 5), wrap=(6, 7)) + _more(every, "kinds of collective")
+
+
+def tensor_text(event: Mapping[str, Any]) -> str:
+    """Return dtype and shape of what an event sends: ``float32[8, 4]``; the dtype alone if its size is unknown."""
+    shape = list(event["shape"] or ())
+    return f"{event['dtype']}{shape}" if shape or event["message_bytes"] is not None else event["dtype"]
 
 
 def parameters_html(module: str, parameters: pl.DataFrame, clickable: bool = False) -> str:

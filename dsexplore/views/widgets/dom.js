@@ -7,6 +7,12 @@ export function formatBytes(count) {
   return `${unit === 0 ? Math.round(size) : size.toFixed(1).replace(/\.0$/, "")} ${UNITS[unit]}`;
 }
 
+// A sum of bytes as Python sends it: negative where sizes are missing in it, −0 where none is known.
+export function formatSum(sum) {
+  if (!(sum < 0) && !Object.is(sum, -0)) return formatBytes(sum);
+  return sum ? `≥ ${formatBytes(-sum)}` : "size unknown";
+}
+
 export function formatSeconds(given) {
   const size = Math.abs(given);
   if (size === 0) return "0 s";

@@ -34,7 +34,9 @@ export class Rows {
   hidden(i) { return this.folding && this.structure[4 * i + 3] === 1; }
   leaf(i) { return this.end(i) === i + 1; }
   depth(i) { let d = 0; for (let p = this.parent(i); p >= 0; p = this.parent(p)) d++; return d; }
-  value(column, i) { return this.values[this.columns[column] * this.count + i] || 0; }
+  // The number as it was sent, and its size: bytes have a sign if some are unknown, see formatSum.
+  given(column, i) { return this.values[this.columns[column] * this.count + i] ?? 0; }
+  value(column, i) { return Math.abs(this.given(column, i)); }
   fold(i) { return this.folding ? this.folded[i] : undefined; }
   // How many modules the numbers of a row are the sum of.
   times(i) {

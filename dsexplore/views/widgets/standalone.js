@@ -39,6 +39,12 @@ class Standalone {
     }
     if (!(this.whole[1] > this.whole[0])) this.whole = [0, 1];
     this.window = this.whole;
+    // Where no size is known, events have NaN; sums are as in Python, see formatSum.
+    this.unknown = {};
+    for (const sizes of ["wire", "message"]) {
+      this.unknown[sizes] = Uint8Array.from(events[sizes], (size) => Number.isNaN(size));
+      events[sizes] = events[sizes].map((size) => size || 0);
+    }
     this.largest = {};
     for (const sizes of ["wire", "message"]) this.largest[sizes] = events[sizes].reduce((most, size) => Math.max(most, size), 0);
     this.renew();
@@ -72,6 +78,12 @@ class Standalone {
   // Which events
 
   get size() { return this.events[this.state.sizes]; }
+  get unsized() { return this.unknown[this.state.sizes]; }
+  sum(held) {
+    let known = 0, unknown = 0;
+    for (const i of held) { known += this.size[i]; unknown += this.unsized[i]; }
+    return unknown ? -known : known;
+  }
   get count() { return this.events.owner.length; }
   mask() {
     const { chosen, implicit, pattern } = this.state, { events } = this, found = new Uint8Array(this.count).fill(1);
@@ -178,47 +190,56 @@ class Standalone {
 
   fill() {
     const { rows, events, state } = this, n = rows.count, { axes, phases, apart, held, predicted } = this.lanes.columns;
-    const timed = 2 + axes + phases, parts = timed + 1, sums = new Float64Array(parts * n);
+    const timed = 2 + axes + phases, parts = timed + 1, sums = new Float64Array(parts * n), missing = new Float64Array(parts * n);
     for (let i = 0; i < this.count; i++) {
       if (!this.passed[i]) continue;
       const row = events.owner[i], size = this.size[i], phase = events.phase[i];
-      sums[(2 + axes + phase) * n + row] += size;
+      const unknown = this.unsized[i], add = (part) => { sums[part * n + row] += size; missing[part * n + row] += unknown; };
+      add(2 + axes + phase);
       if (apart.includes(phase)) continue;
       sums[row] += 1;
-      sums[n + row] += size;
-      sums[(2 + events.axis[i]) * n + row] += size;
+      add(1);
+      add(2 + events.axis[i]);
       sums[timed * n + row] += events.end[i] - events.begin[i];
     }
-    const own = sums.slice(n, 2 * n), bars = new Float64Array(n);
-    for (let part = 0; part < parts; part++) {
-      for (let i = n - 1; i >= 0; i--) if (rows.parent(i) >= 0) sums[part * n + rows.parent(i)] += sums[part * n + i];
+    const own = sums.slice(n, 2 * n), ownMissing = missing.slice(n, 2 * n), bars = new Float64Array(n);
+    for (const numbers of [sums, missing]) {
+      for (let part = 0; part < parts; part++) {
+        for (let i = n - 1; i >= 0; i--) if (rows.parent(i) >= 0) numbers[part * n + rows.parent(i)] += numbers[part * n + i];
+      }
     }
-    const column = (part) => sums.slice(part * n, (part + 1) * n);
+    const column = (part, numbers = sums) => numbers.slice(part * n, (part + 1) * n);
     const times = [...(this.lanes.timed ? [column(timed)] : []), ...predicted.map((each) => Float64Array.from(each))];
     const all = [column(0), ...times, column(1), bars, ...Array.from({ length: axes + phases }, (_, k) => column(2 + k)), own, ...held.map((each) => Float64Array.from(each))];
+    const none = all.map(() => null), from = 1 + times.length;
+    none[from] = column(1, missing);
+    for (let k = 0; k < axes + phases; k++) none[from + 2 + k] = column(2 + k, missing);
+    none[from + 2 + axes + phases] = ownMissing;
     if (state.folding) {
       for (const [, same] of Object.values(state.folded).reverse()) {
         const length = rows.end(same[0]) - same[0];
-        for (const values of all) for (let k = 0; k < length; k++) values[same[0] + k] = same.reduce((sum, row) => sum + values[row + k], 0);
+        for (const values of [...all, ...none.filter(Boolean)]) for (let k = 0; k < length; k++) values[same[0] + k] = same.reduce((sum, row) => sum + values[row + k], 0);
       }
     }
+    none.forEach((unknown, k) => { if (unknown) all[k] = all[k].map((size, i) => (unknown[i] ? -size : size)); });
     const values = new Float32Array(all.length * n);
     all.forEach((each, k) => values.set(each, k * n));
-    this.state.columns = all.map((each, k) => (each.some(Boolean) ? k : -1));
+    this.state.columns = all.map((each, k) => (each.some((value) => value || Object.is(value, -0)) ? k : -1));
     this.put("values", values);
   }
   describe() {
     const { state } = this, mask = this.selection(), sizes = state.sizes === "wire" ? "on the wire" : "in messages";
-    let count = 0, size = 0;
-    mask.forEach((kept, i) => { if (kept) { count += 1; size += this.size[i]; } });
+    const held = [];
+    mask.forEach((kept, i) => { if (kept) held.push(i); });
+    const count = held.length, size = formatSum(this.sum(held));
     const title = this.picked ? this.picked.title : state.selected < 0 ? "" : this.rows.title(state.selected) + (this.chosenRows.length > 1 ? ` ×${this.chosenRows.length}` : "");
     const place = title ? ` in <bdi>${escaped(title)}</bdi>` : "";
     const range = this.range ? `<span class="dsx-dim"> – only from ${this.place(this.range[0])} to ${this.place(this.range[1])} of the timeline</span>${dropped("timeline", "the range of the timeline")}` : "";
     const led = this.led < 0 ? "" : `<span class="dsx-dim"> – only sentence ${this.led + 1} of the headline</span>${dropped("sentence", `sentence ${this.led + 1} of the headline`)}`;
     const known = this.known ? "" : `<span class="dsx-dim"> – no module is called <bdi>${escaped(state.pattern)}</bdi>; * stands for any text, as in *.mlp</span>`;
-    this.put("status", `<span>${count.toLocaleString("en")} of ${this.count.toLocaleString("en")} collectives, ${formatBytes(size)} ${sizes}${place}</span><span class="dsx-dim"> – ${escaped(this.lanes.over)}</span>${range}${led}${known}`);
+    this.put("status", `<span>${count.toLocaleString("en")} of ${this.count.toLocaleString("en")} collectives, ${size} ${sizes}${place}</span><span class="dsx-dim"> – ${escaped(this.lanes.over)}</span>${range}${led}${known}`);
     this.put("details", title ? `<div class="dsx"><p><b><bdi>${escaped(title)}</bdi></b></p>${this.collectives(mask)}${this.held_by()}</div>` : "");
-    const inside = this.range ? `${count.toLocaleString("en")} collectives from ${this.place(this.range[0])} to ${this.place(this.range[1])}: ${formatBytes(size)} ${sizes}` : "";
+    const inside = this.range ? `${count.toLocaleString("en")} collectives from ${this.place(this.range[0])} to ${this.place(this.range[1])}: ${size} ${sizes}` : "";
     this.put("brushed", { brush: this.range ? this.range.map((at) => Math.min(1, Math.max(0, (at - this.window[0]) / (this.window[1] - this.window[0])))) : [], status: inside });
   }
   collectives(mask) {
@@ -228,7 +249,7 @@ class Standalone {
     const body = found.slice(0, LISTED).map((at) => {
       const line = this.lines[at], [op, axis, phase, tensor, cause, source, implicit] = line, count = counts.get(at);
       const tag = implicit ? ' <span class="tag">implicit</span>' : "";
-      return `<tr><td class="l"><bdi>${escaped(op)}</bdi>${tag}</td>${["l", "l"].map((c, k) => `<td class="${c}">${escaped([axis || "–", phase][k])}</td>`).join("")}<td>${count.toLocaleString("en")}</td><td>${formatBytes(line[column] * count)}</td><td class="l">${escaped(tensor)}</td><td class="l w">${parted(cause || "–")}</td><td class="l w">${parted(source || "–")}</td></tr>`;
+      return `<tr><td class="l"><bdi>${escaped(op)}</bdi>${tag}</td>${["l", "l"].map((c, k) => `<td class="${c}">${escaped([axis || "–", phase][k])}</td>`).join("")}<td>${count.toLocaleString("en")}</td><td>${formatSum(line[column] === null ? -0 : line[column] * count)}</td><td class="l">${escaped(tensor)}</td><td class="l w">${parted(cause || "–")}</td><td class="l w">${parted(source || "–")}</td></tr>`;
     });
     const more = found.length > LISTED ? `<p class="dim">… and ${(found.length - LISTED).toLocaleString("en")} more kinds of collective.</p>` : "";
     return found.length ? tabled(["collective", "axis", "phase", "count", "bytes", "tensor", "cause", "source"], body) + more : '<p class="dim">nothing sent</p>';
@@ -294,6 +315,7 @@ class Standalone {
       const column = Math.min(COLUMNS - 1, Math.max(0, Math.floor(((events.begin[i] - first) / (last - first)) * COLUMNS))), key = events.lane[i] * COLUMNS + column;
       const cell = cells.get(key) || { column, lane: events.lane[i], bytes: 0, held: [], marks: {}, until: 0 };
       cell.bytes += size[i];
+      cell.unknown = cell.unknown || this.unsized[i];
       cell.held.push(i);
       cell.marks[events.mark[i]] = (cell.marks[events.mark[i]] || 0) + size[i];
       if (events.end[i] - events.begin[i] > (last - first) / COLUMNS) cell.until = Math.max(cell.until, (events.end[i] - first) / (last - first));
@@ -301,13 +323,13 @@ class Standalone {
     }
     return [...cells.entries()].sort(([a], [b]) => a - b).map(([, cell]) => ({
       begin: cell.column / COLUMNS, end: Math.min(1, Math.max((cell.column + 1) / COLUMNS, cell.until)), lane: cell.lane, held: cell.held,
-      mark: Number(Object.entries(cell.marks).sort((a, b) => b[1] - a[1])[0][0]), count: cell.held.length, bytes: cell.bytes,
+      mark: Number(Object.entries(cell.marks).sort((a, b) => b[1] - a[1])[0][0]), count: cell.held.length, bytes: cell.unknown ? -cell.bytes : cell.bytes,
       level: Math.cbrt(cell.bytes / cell.held.length / most),
     }));
   }
   said(i) {
     const { events, lanes } = this, line = this.lines[events.line[i]], sized = this.state.sizes === "wire" ? "on the wire" : "in messages";
-    const parts = [line[0], lanes.marks[events.mark[i]][0], `${formatBytes(this.size[i])} ${sized}`, this.names[events.owner[i]], line[4], line[5]];
+    const parts = [line[0], lanes.marks[events.mark[i]][0], this.unsized[i] ? formatSum(-0) : `${formatBytes(this.size[i])} ${sized}`, this.names[events.owner[i]], line[4], line[5]];
     const since = this.place(events.begin[i]);
     return [...new Set(parts.filter(Boolean)), lanes.timed ? `at ${since}, for ${formatSeconds(events.end[i] - events.begin[i])}` : `at ${since}`].join(" · ");
   }

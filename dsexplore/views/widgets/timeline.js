@@ -140,7 +140,7 @@ export function timeline({ model, el }) {
   function said(i) {
     if (now.texts && now.texts.length) return now.texts[i] || "";
     const most = (now.marks[found.mark[i]] || [""])[0], count = found.count[i];
-    return `${now.lanes[found.lane[i]]}: ${count.toLocaleString("en")} ×, ${formatBytes(found.bytes[i])} ${now.words}; most of it: ${most}`;
+    return `${now.lanes[found.lane[i]]}: ${count.toLocaleString("en")} ×, ${formatSum(found.bytes[i])} ${now.words}; most of it: ${most}`;
   }
 
   function shortened(text, room) {

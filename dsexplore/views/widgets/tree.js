@@ -5,7 +5,7 @@ const ROW = 22, NAME = 222, CELL = 70, TEXT = 12;
 const LONG = 30;
 
 const counts = new Intl.NumberFormat("en");
-const WRITTEN = { bytes: formatBytes, seconds: formatSeconds, count: (value) => counts.format(value) };
+const WRITTEN = { bytes: formatSum, seconds: formatSeconds, count: (value) => counts.format(value) };
 
 // The title of a narrow column: a sign stands for the word, which its explanation has.
 const headed = (title) => title.replace(/^(.*) \(pred\.\)$/, "≈$1");
@@ -268,9 +268,9 @@ class Tree {
     cells.forEach((cell, place) => {
       const column = this.order[place];
       if (column === this.bar) { this.bars(cell, i); return; }
-      const value = rows.value(column, i), unit = this.titles[column][1];
+      const value = rows.given(column, i), unit = this.titles[column][1];
       cell.classList.toggle("dsx-dim", !value);
-      write(cell, value ? WRITTEN[unit](value) : "–");
+      write(cell, value || Object.is(value, -0) ? WRITTEN[unit](value) : "–");
     });
   }
   renew(changed) {

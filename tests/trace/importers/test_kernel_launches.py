@@ -43,7 +43,7 @@ def described(
         ("nccl:_all_gather_base", [[16]], ("all_gather", 8 * 64, [128])),
         ("nccl:_reduce_scatter_base", [[128]], ("reduce_scatter", 512, [128])),
         ("nccl:send 0->1", [[]], ("send", 4, [1])),
-        ("nccl:all_reduce", None, ("all_reduce", 0, [])),
+        ("nccl:all_reduce", None, ("all_reduce", None, [])),
     ],
 )
 def test_a_kernel_has_what_the_range_around_its_launch_says(
@@ -56,7 +56,7 @@ def test_a_kernel_has_what_the_range_around_its_launch_says(
         events = [dict(reversed(one.items())) for one in events]
     trace = load(trace_of(events, tmp_path / "t"))
     assert trace.events.select("op", "message_bytes", "shape").row(0) == row
-    unsized = "trace.0.json does not say the size of 1 of its collectives: they count as 0 bytes"
+    unsized = "trace.0.json does not say the size of 1 of its collectives: sums are without them"
     assert (unsized in trace.info.notes) == (dims is None)
     assert not any("which collective" in note for note in trace.info.notes)
 

@@ -108,7 +108,7 @@ def test_amds_one_kernel_is_named_by_what_launched_it(tmp_path: Path) -> None:
     trace = load(trace_of(events, tmp_path / "t"))
     assert trace.events.select("op", "message_bytes").rows() == [
         ("all_gather", 65536),
-        ("unknown:ncclDevKernel_Generic_4", 0),
+        ("unknown:ncclDevKernel_Generic_4", None),
     ]
     note = (
         "ncclDevKernel_Generic_4 of RCCL communicates in 1 call, 10 µs together: the file does not say which collective"
@@ -419,7 +419,7 @@ def op_and_works(
             ("reduce_scatter", 2048, 175),
         ),
         ("c10d::scatter_", ([64],), [("scatter", 120, 64)], ("scatter", 2048, 35)),
-        ("c10d::broadcast_", ([64],), [("all_reduce", 120, 64)], ("broadcast", 0, None)),  # of no known dtype
+        ("c10d::broadcast_", ([64],), [("all_reduce", 120, 64)], ("broadcast", None, None)),  # of no known dtype
     ],
 )
 def test_gloos_works_end_the_op_that_they_are_for(
@@ -544,7 +544,7 @@ def test_one_profile_has_the_rank_that_it_says(tmp_path: Path, name: str, rank: 
     assert (f"{name} does not say its rank: it is taken for rank 0" in trace.info.notes) == (rank == 0)
 
 
-def test_what_is_not_known_of_a_message_counts_as_nothing_and_is_said(tmp_path: Path) -> None:
+def test_what_is_not_known_of_a_message_is_null_and_is_said(tmp_path: Path) -> None:
     op = event("record_param_comms", "cpu_op", ts=1, External_id=7)
     op["args"] |= {"Input Dims": [[[64, 2]]], "Input type": ["TensorList"]}
     generic = event("c10d::allreduce_", "cpu_op", ts=0.5, dur=3)
@@ -553,10 +553,10 @@ def test_what_is_not_known_of_a_message_counts_as_nothing_and_is_said(tmp_path: 
     )
     trace = load(folder)
     assert trace.events.select("op", "message_bytes", "shape").rows() == [
-        ("all_reduce", 0, [128]),
-        ("broadcast", 0, []),
+        ("all_reduce", None, [128]),
+        ("broadcast", None, []),
     ]
     for what in ("dtype", "size"):
         assert (
-            f"trace.0.json does not say the {what} of 1 of its collectives: they count as 0 bytes" in trace.info.notes
+            f"trace.0.json does not say the {what} of 1 of its collectives: sums are without them" in trace.info.notes
         )

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from dsexplore.analysis.hangs.explain import explain_hang
 from dsexplore.errors import TraceFileError
 from dsexplore.trace.importers.recorder_dump import dump_of, numbers, read_content
 from dsexplore.trace.importers.recorder_entry import RecorderEntry
@@ -229,3 +230,34 @@ def test_a_message_may_have_its_other_end_before_the_first_entry_that_is_left(
     for rank, held in enumerate((sent, [entry(record=first)])):
         (tmp_path / f"rank_{rank}.json").write_text(json.dumps(dump(*held)))
     assert any("rank 1 does not receive" in note for note in load(tmp_path).info.notes) == is_noted
+
+
+def gloo(name: str, number: int, record: int, **changes: Any) -> dict[str, Any]:
+    changes = {"collective_seq_id": number, "op_id": number, "process_group": ["", ""], **changes}
+    return entry(f"gloo:{name}", record, state="scheduled", time_discovered_completed_ns=0, **changes)
+
+
+def test_calls_that_gloos_recorder_does_not_write_are_said(tmp_path: Path) -> None:
+    """As torch 2.13 writes an all_reduce, a monitored_barrier, a barrier, a send and an all_reduce."""
+    written = [gloo("all_reduce", 1, 0), gloo("barrier", 4, 1), gloo("all_reduce", 5, 2, op_id=6)]
+    note = (
+        "rank 0: 3 calls without a record (op_id 2, 3, 5): gloo's recorder writes no send, recv and monitored_barrier"
+    )
+    assert dump_of(Path("rank_0"), dump(*written), 0).unwritten == (2, 3, 5)
+    (tmp_path / "rank_0").write_text(json.dumps(dump(*written)))
+    assert note in load(tmp_path).info.notes
+    assert note in explain_hang(tmp_path).notes
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        [gloo("all_reduce", 1, 0), gloo("barrier", 2, 1), gloo("all_reduce", 3, 2)],
+        [gloo("all_reduce", 41, 0), gloo("barrier", 42, 1)],  # a ring buffer that has lost the first ones
+        [gloo("all_reduce", 1, 0, op_id=...), gloo("barrier", 4, 1, op_id=...)],  # torch before 2.5
+        [gloo("all_reduce", 1, 0), gloo("barrier", 1 << 60, 1)],  # no number of a call
+        [entry(record=0), entry(record=1, op_id=5)],  # NCCL counts coalesced calls otherwise
+    ],
+)
+def test_nothing_is_said_of_calls_where_none_is_known_to_be_missing(written: list[dict[str, Any]]) -> None:
+    assert dump_of(Path("rank_0"), dump(*written), 0).note_on_unwritten == ""
