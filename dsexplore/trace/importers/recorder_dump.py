@@ -229,7 +229,7 @@ class RecorderDump:
 
     @property
     def note_on_unwritten(self) -> str:
-        """The sentence about `unwritten`; empty if no call is missing."""
+        """Sentence about `unwritten`; empty if no call is missing."""
         missing = self.unwritten
         if not missing:
             return ""

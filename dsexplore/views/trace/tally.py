@@ -35,7 +35,7 @@ class Grid:
 
     @property
     def signed(self) -> npt.NDArray[np.float64]:
-        """The values with the sign that `byte_sizes.size_text` reads."""
+        """Values with the sign that `byte_sizes.size_text` reads."""
         return signed(self.values, self.unknown)
 
 
