@@ -28,6 +28,8 @@ class Link:
         latency: seconds that a small message needs from one rank to the next.
         short_bandwidth: B/s of the protocol for short messages, which sends a flag with each word (NCCL's LL).
         ramp: seconds by which a message of 32 MiB takes longer than latency and bandwidth say, while pipelines fill.
+        pod: of a network, how many consecutive ranks of a job its switches join at full bandwidth; 0 for all.
+        oversubscription: of a network, how many times less bandwidth there is between pods than in them.
     """
 
     bandwidth: float
@@ -35,6 +37,8 @@ class Link:
     latency: float
     short_bandwidth: float
     ramp: float
+    pod: float = 0
+    oversubscription: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -137,6 +141,7 @@ class Cluster:
         collective_overhead: seconds that any collective takes, however little it moves.
         measured: tables of collectives that somebody measured.
         like: the name of a cluster whose tables stand in where this one has none; empty for none.
+        base: the name of the cluster from which the file takes what it does not say; empty for none.
         processors: that the ranks of a node share, with the topology ``"host"``; None where that is not known.
         sources: for each key of the file its source and date.
     """
@@ -157,6 +162,7 @@ class Cluster:
     collective_overhead: float
     measured: tuple[Measured, ...] = ()
     like: str = ""
+    base: str = ""
     processors: int | None = None
     sources: Mapping[str, str] = field(default_factory=dict, compare=False)
 
@@ -207,7 +213,7 @@ class Cluster:
 names_arguments_of_methods(Cluster)
 
 
-@lru_cache(maxsize=32)
+@lru_cache(maxsize=128)
 def _loaded(path: Path, changed: int) -> Cluster:
     """Load the cluster of a file; the result is cached until `changed`, the file's mtime in ns, differs."""
     values = read_cluster_file(path)

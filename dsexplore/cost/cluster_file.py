@@ -6,6 +6,10 @@ A quantity is a text with its unit, or a table that says where it comes from as 
     bandwidth = { value = "450 GB/s", source = "H100 datasheet: NVLink 900 GB/s, both directions", date = "2026-11-23" }
 
 Every quantity of the files in ``clusters/`` has its source; users' own need not.
+
+``base = "dgx-h100"`` takes from another cluster whatever the file does not say; the times measured on that cluster then
+stand in where this one has none, as with ``like``. ``pod`` and ``oversubscription`` of a network say how many ranks its
+switches join at full bandwidth, and how many times less there is between such pods.
 """
 
 from __future__ import annotations
@@ -136,10 +140,23 @@ _LINK: dict[str, Callable[[object], float]] = {
     "short_bandwidth": quantity_of(BANDWIDTH),
     "ramp": quantity_of(TIME),
 }
+
+
+def parse_factor(value: object) -> float:
+    """Return a number of 1 or more unchanged.
+
+    Raises:
+        ValueError: anything else.
+    """
+    if isinstance(value, int | float) and not isinstance(value, bool) and 1 <= value < math.inf:
+        return float(value)
+    raise ValueError(f"{value!r} is not a factor: write a number, 1 or more")
+
+
 _FLOPS = quantity_of(COMPUTE)
 SECTIONS: dict[str, dict[str, Callable[[object], float]]] = {
     "node": _LINK,
-    "network": _LINK,
+    "network": _LINK | {"pod": _count, "oversubscription": parse_factor},
     "reduction": {"bandwidth": quantity_of(BANDWIDTH), "smallest_group": _count, "ramp": quantity_of(TIME)},
     "compute": dict.fromkeys(("bf16", "fp16", "tf32", "fp32", "fp8"), _FLOPS) | {"achievable": parse_fraction},
     "memory": {"size": quantity_of(SIZE), "bandwidth": quantity_of(BANDWIDTH), "achievable": parse_fraction},
@@ -147,8 +164,8 @@ SECTIONS: dict[str, dict[str, Callable[[object], float]]] = {
 }
 """The tables of a file, and how each of their quantities is read."""
 _OPTIONAL = {"network", "reduction"}
-_OPTIONAL_AT_TOP = {"measured", "like", "processors", "ranks_per_domain"}
-_OPTIONAL_KEYS = {"fp16", "tf32", "fp8"}
+_OPTIONAL_AT_TOP = {"base", "measured", "like", "processors", "ranks_per_domain"}
+_OPTIONAL_KEYS = {"fp16", "tf32", "fp8", "pod", "oversubscription"}
 _MEASURED = {"op", "nodes", "ranks_per_node", "bytes", "microseconds", "source", "date"}
 
 
@@ -171,7 +188,18 @@ def read_cluster_file(path: Path) -> ClusterValues:
     Raises:
         UsageError: it cannot be read, lacks a key, has an unknown one, or a value that cannot be used.
     """
-    return _ClusterReader(path).values(CLUSTERS.read(path))
+    return _ClusterReader(path).values(_with_base(CLUSTERS.read(path)))
+
+
+def _with_base(data: dict[str, Any]) -> dict[str, Any]:
+    """Return the content of a file with what its base says besides, but for the base's measured times."""
+    name = data.get("base")
+    if not isinstance(name, str):
+        return data
+    base = _with_base(CLUSTERS.read(CLUSTERS.path(name)))
+    tables = {key: {**base.get(key, {}), **data[key]} for key in SECTIONS if isinstance(data.get(key), dict)}
+    kept = {key: value for key, value in base.items() if key not in ("measured", "title", "like", "base")}
+    return {"like": CLUSTERS.path(name).stem, **kept, **data, **tables}
 
 
 class _ClusterReader:
@@ -184,7 +212,7 @@ class _ClusterReader:
     def values(self, data: dict[str, Any]) -> ClusterValues:
         words = {"title", *KINDS}
         self._keys("", data, {*words, "ranks_per_node", *SECTIONS.keys() - _OPTIONAL}, {*_OPTIONAL, *_OPTIONAL_AT_TOP})
-        for key in (*words, *(["like"] if "like" in data else [])):
+        for key in (*words, *(key for key in ("base", "like") if key in data)):
             if not isinstance(data[key], str) or (key in KINDS and data[key] not in KINDS[key]):
                 choice = f"one of {', '.join(KINDS[key])}" if key in KINDS else "a text"
                 raise self._wrong(key, f"{data[key]!r}: write {choice}")
@@ -192,7 +220,7 @@ class _ClusterReader:
             shared = f"{data['processors']!r}, which only ranks of the topology 'host' share: leave it out"
             raise self._wrong("processors", shared)
         return ClusterValues(
-            words={key: data[key] for key in sorted(words)} | {"like": data.get("like", "")},
+            words={key: data[key] for key in sorted(words)} | {key: data.get(key, "") for key in ("base", "like")},
             **self._ranks(data),
             processors=self._processors(data),
             sections={name: self._section(name, data[name]) for name in SECTIONS if name in data},

@@ -7,10 +7,12 @@ import os
 from dsexplore.cost.cluster import Cluster
 from dsexplore.cost.collective_curve import Curve, curve
 from dsexplore.cost.collective_mechanism import GroupShape
+from dsexplore.cost.measured_points import contradictions
 from dsexplore.cost.range import Range
 from dsexplore.errors import UsageError
 from dsexplore.signatures import names_arguments
 from dsexplore.trace.collectives import OPS
+from dsexplore.user_warnings import warn
 
 
 @names_arguments
@@ -61,6 +63,9 @@ def collective_curve(
         UsageError: as `collective_time`.
     """
     machine = hardware if isinstance(hardware, Cluster) else Cluster.load(hardware)
+    if not isinstance(hardware, Cluster):
+        for doubt in contradictions(machine):
+            warn(doubt)
     if op not in OPS:
         raise UsageError(f"op {op!r} is not a collective: name one of {', '.join(OPS)}")
     if world_size < 1:

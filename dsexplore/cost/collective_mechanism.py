@@ -142,13 +142,21 @@ def _is_direct(cluster: Cluster, ranks: int) -> bool:
     return cluster.topology == "mesh" and ranks == cluster.ranks_per_domain
 
 
-def _network(cluster: Cluster) -> Link:
-    assert cluster.network is not None  # collective_time refuses groups of several nodes elsewhere
-    return cluster.network
+def _network(cluster: Cluster, group: GroupShape) -> Link:
+    """Return the network that a group of several nodes has: between pods there may be less bandwidth than in one.
+
+    Only a part of the ranks send to another pod at a time in a ring, but those hold up all others.
+    """
+    network = cluster.network
+    assert network is not None  # collective_time refuses groups of several nodes elsewhere
+    if not network.pod or group.nodes * cluster.ranks_per_domain <= network.pod:
+        return network
+    less = network.oversubscription
+    return replace(network, bandwidth=network.bandwidth / less, short_bandwidth=network.short_bandwidth / less)
 
 
 def _ring_of_nodes(cluster: Cluster, op: str, size: float, group: GroupShape) -> Iterator[float]:
-    network, wire_bytes = _network(cluster), size * bus_factor(op, group.ranks)
+    network, wire_bytes = _network(cluster, group), size * bus_factor(op, group.ranks)
     hops = _steps(op, group.nodes)
     inside = _steps(op, group.ranks) - hops
     start = cluster.collective_overhead + inside * cluster.node.latency + hops * network.latency
@@ -160,7 +168,7 @@ def _ring_of_nodes(cluster: Cluster, op: str, size: float, group: GroupShape) ->
 
 
 def _tree_of_nodes(cluster: Cluster, size: float, group: GroupShape) -> Iterator[float]:
-    network = _network(cluster)
+    network = _network(cluster, group)
     up = (group.per_node - 1) * cluster.node.latency + math.ceil(math.log2(group.nodes)) * network.latency
     start = cluster.collective_overhead + 2 * up
     whole = group.per_node * network.bandwidth * network.achievable / (1 if group.nodes == 2 else 2)
@@ -187,7 +195,7 @@ def _pairwise(cluster: Cluster, op: str, size: float, group: GroupShape) -> Iter
         whole = rank_bandwidth(cluster, ranks)
         yield from _short_and_long(link, start, wire_bytes, (min(link.short_bandwidth, whole), whole), size)
         return
-    network = _network(cluster)
+    network = _network(cluster, group)
     outside = size * (ranks - group.per_node) / ranks
     away = outside / (network.bandwidth * network.achievable * PAIRWISE_NETWORK)
     inside = wire_bytes / (rank_bandwidth(cluster, group.per_node) if group.per_node > 1 else math.inf)
@@ -195,7 +203,7 @@ def _pairwise(cluster: Cluster, op: str, size: float, group: GroupShape) -> Iter
 
 
 def _message(cluster: Cluster, size: float, group: GroupShape) -> Iterator[float]:
-    link = cluster.node if group.nodes == 1 else _network(cluster)
+    link = cluster.node if group.nodes == 1 else _network(cluster, group)
     start = cluster.collective_overhead + PAIRWISE_OVERHEAD + link.latency * (group.nodes > 1)
     whole = rank_bandwidth(cluster, 2) if group.nodes == 1 else link.bandwidth * link.achievable
     alone = min(size, MESSAGE_BYTES) / MESSAGE_BANDWIDTH if cluster.library == "nccl" else 0.0

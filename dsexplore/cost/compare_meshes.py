@@ -309,4 +309,4 @@ def _predicted(jobs: Sequence[_Job], machine: Cluster) -> MeshCandidate:
     if prediction.fits:
         prediction.step  # noqa: B018 # simulates the step here, while other meshes are traced
         return MeshCandidate(sizes, prediction)
-    return MeshCandidate(sizes, prediction, next(note for note in prediction.notes if note.startswith("does not fit")))
+    return MeshCandidate(sizes, prediction, prediction.memory.sentence)

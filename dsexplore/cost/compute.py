@@ -34,6 +34,7 @@ class Generation:
         attention_backward: the same backward.
         channels: multiprocessors that the communication library's kernels hold while a collective runs.
         cudnn: what cuDNN's attention reaches forward and backward; None where nobody published that it is faster.
+        host_link: B/s from a GPU to the CPU's memory, each way: 16 lanes of PCIe, of which large copies reach 80 %.
     """
 
     multiprocessors: int
@@ -41,28 +42,32 @@ class Generation:
     attention_backward: float
     channels: int
     cudnn: tuple[float, float] | None = None
+    host_link: float = 0.0
 
 
 Attention = Literal["flash-2", "cudnn"]
 """The attention kernels that run: those of FlashAttention-2, or of cuDNN where they are faster."""
 
+_PCIE = {version: 0.8 * 16 * lane for version, lane in {3: 0.985e9, 4: 1.969e9, 5: 3.938e9}.items()}
+"""B/s of 16 lanes by version of PCIe, of which large copies reach about 80 %."""
+
 GENERATIONS: Mapping[str, Generation] = MappingProxyType(
     {
         # V100 datasheet; attention as on Ampere, where nothing better is published.
-        "volta": Generation(80, 0.45, 0.40, 16),
+        "volta": Generation(80, 0.45, 0.40, 16, host_link=_PCIE[3]),
         # A100 whitepaper: 108. FlashAttention-2 (arXiv 2307.08691), figures 4 to 6, head width 128, causal, 8k to 16k:
         # 190 of 312 TFLOP/s forward, 172 backward. NCCL on 8 A100: 24 channels of one block each.
-        "ampere": Generation(108, 0.61, 0.55, 24),
+        "ampere": Generation(108, 0.61, 0.55, 24, host_link=_PCIE[4]),
         # L40S datasheet: 142; attention as FlashAttention-2 on Ampere.
-        "ada": Generation(142, 0.55, 0.48, 16),
+        "ada": Generation(142, 0.55, 0.48, 16, host_link=_PCIE[4]),
         # H100 whitepaper: 132. FlashAttention-3 (arXiv 2407.08608), figures 5 and 6, H100 SXM, head width 128, 16k, of
         # 989 TFLOP/s: FlashAttention-2 has 335 forward, causal, and 322 backward; cuDNN 539 and 516. NCCL on 8 H100: 16
         # channels with NVLS, 24 with rings.
-        "hopper": Generation(132, 0.34, 0.325, 20, (0.545, 0.52)),
+        "hopper": Generation(132, 0.34, 0.325, 20, (0.545, 0.52), _PCIE[5]),
         # B200: 148. cuDNN's attention there, as FlashAttention-2 does not run on it.
-        "blackwell": Generation(148, 0.50, 0.42, 20),
+        "blackwell": Generation(148, 0.50, 0.42, 20, host_link=_PCIE[5]),
         # MI300X datasheet: 304 compute units. FlashAttention-2 for ROCm (rocm.blogs.amd.com): about a third.
-        "cdna3": Generation(304, 0.33, 0.25, 32),
+        "cdna3": Generation(304, 0.33, 0.25, 32, host_link=_PCIE[5]),
         # A CPU's ranks compute one product at a time on all their cores.
         "cpu": Generation(1, 0.50, 0.40, 0),
     }
@@ -99,7 +104,7 @@ kernel to the next: casts load one number at a time, sums over rows and gathers 
 rows again. Sums over 30 programs of torch 2.11 on an H100 (benchmarks/gpu_step.py prints them, with that time)."""
 _LISTS_OF_TENSORS = 0.80
 """The same of ops on lists of tensors, those of optimizers among them."""
-_FIXED = 2e-6
+KERNEL_GAP = 2e-6
 """Seconds from the last store of a kernel to the first load of the next on one stream."""
 OPTIMIZER_TENSORS = 50
 """Parameters that one launch of a multi-tensor kernel takes: torch.optim's default on GPUs, where a CPU takes one."""
@@ -204,7 +209,7 @@ def slowed_by_communication(cluster: Cluster) -> float:
 
 
 def _fixed(cluster: Cluster) -> float:
-    return min(_FIXED, cluster.launch_overhead)
+    return min(KERNEL_GAP, cluster.launch_overhead)
 
 
 def _memory_seconds(traffic: float, cluster: Cluster) -> float:

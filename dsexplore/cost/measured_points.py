@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
-from dsexplore.cost.cluster import Cluster, Measured
+from dsexplore.cost.cluster import Cluster, Measured, known_clusters
 from dsexplore.cost.collective_mechanism import GroupShape, family, mechanism_time
 from dsexplore.cost.host_ranks import (
     LARGE,
@@ -19,6 +20,7 @@ from dsexplore.cost.host_ranks import (
     work,
 )
 from dsexplore.cost.interpolation import interpolated
+from dsexplore.units import format_bytes, format_rate
 
 FADING = 8.0
 """Times below the smallest measured size at which a factor counts by its root."""
@@ -144,3 +146,57 @@ def _compared(cluster: Cluster, table: Measured, group: GroupShape, distance: fl
     weight = 1.0 if distance < 0.9 else 0.5
     sizes = tuple(map(float, table.message_bytes))
     return MeasuredFactors(sizes, factors, distance, weight, (sizes[0], sizes[-1]))
+
+
+_BELIEVED = (0.6, 2.5)
+"""Measured over expected seconds of large messages, outside of which the links of a file cannot be those measured."""
+_LARGE = 64 << 20
+"""Message bytes from which bandwidth alone decides."""
+
+
+@lru_cache(maxsize=128)
+def contradictions(cluster: Cluster) -> tuple[str, ...]:
+    """Return a sentence for each link whose measured times are not those of the bandwidth that the cluster states.
+
+    Measured times decide what is predicted, so a bandwidth that is changed beside them changes little. They are taken
+    for those of another link if they are, to the last digit, those of a cluster of this package that states another
+    bandwidth, or if large messages take times that this bandwidth does not allow.
+    """
+    said: dict[str, str] = {}
+    for table in cluster.measured if cluster.topology != "host" else ():
+        which = "node" if table.nodes == 1 else "network"
+        link = cluster.node if table.nodes == 1 else cluster.network
+        if which in said or link is None:
+            continue
+        doubt = _other_link(cluster, table, which) or _other_time(cluster, table)
+        if doubt:
+            said[which] = (
+                f"{cluster.name} states {format_rate(link.bandwidth)} as the bandwidth of its {which}, but {doubt}: "
+                "measured times decide what is predicted, so remove those tables, or state the bandwidth they had"
+            )
+    return tuple(said.values())
+
+
+def _other_link(cluster: Cluster, table: Measured, which: str) -> str:
+    """Say from which cluster of this package, with another bandwidth, a table is copied; empty for none."""
+    for other in map(Cluster.load, known_clusters()):
+        known = other.node if which == "node" else other.network
+        link = cluster.node if which == "node" else cluster.network
+        if known is None or link is None or known.bandwidth * known.achievable == link.bandwidth * link.achievable:
+            continue
+        if any((one.op, one.nodes, one.seconds) == (table.op, table.nodes, table.seconds) for one in other.measured):
+            return f"its times of {table.op} are those of {other.name}, which has {format_rate(known.bandwidth)}"
+    return ""
+
+
+def _other_time(cluster: Cluster, table: Measured) -> str:
+    """Say by how much the largest message of a table is slower or faster than its links allow; empty if it is not."""
+    size, seconds = table.message_bytes[-1], table.seconds[-1]
+    group = GroupShape(table.nodes, table.ranks_per_node)
+    if size < _LARGE or group.ranks < 2 or cluster.topology == "pcie" or cluster.name in known_clusters():
+        return ""
+    ratio = seconds / mechanism_time(cluster, table.op, size, group)
+    if _BELIEVED[0] <= ratio <= _BELIEVED[1]:
+        return ""
+    times = f"{ratio:.1f} times as long as" if ratio > 1 else f"{1 / ratio:.1f} times less than"
+    return f"{table.op} of {format_bytes(size)} was measured to take {times} that allows"

@@ -52,6 +52,7 @@ class MeshComparison(Displayable):
     def __init__(self, cluster: Cluster, candidates: Sequence[MeshCandidate], notes: Sequence[str] = ()) -> None:
         self.cluster = cluster
         kept = [one for one in candidates if not one.dropped]
+        # A mesh that barely fits may take several times as long as predicted: it comes after those that fit.
         out = [one for one in candidates if one.dropped]
         self.candidates = (*sorted(kept, key=_expected), *sorted(out, key=lambda one: one.mesh))
         self.notes = tuple(notes)
@@ -126,8 +127,10 @@ def text_of(sizes: Mapping[str, int]) -> str:
     return ",".join(f"{axis}={size}" for axis, size in sizes.items())
 
 
-def _expected(candidate: MeshCandidate) -> float:
-    return candidate.prediction.expected_step if candidate.prediction is not None else float("inf")
+def _expected(candidate: MeshCandidate) -> tuple[bool, float]:
+    if candidate.prediction is None:
+        return True, float("inf")
+    return candidate.prediction.memory.verdict == "fits barely", candidate.prediction.expected_step
 
 
 def _numbers(prediction: Prediction | None) -> tuple[Any, ...]:
@@ -135,7 +138,7 @@ def _numbers(prediction: Prediction | None) -> tuple[Any, ...]:
         return (None,) * 7
     step: Range = prediction.step
     parts = (prediction.compute.expected, prediction.exposed.expected, prediction.idle.expected)
-    return (step.expected, step.low, step.high, *parts, prediction.memory)
+    return (step.expected, step.low, step.high, *parts, int(prediction.memory))
 
 
 _WRONG = 0.10

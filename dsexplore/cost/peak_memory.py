@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -24,6 +26,8 @@ class PeakMemory:
         parts: bytes by use, in the order of `USES`.
         phase: of the step at the peak.
         module: the module that ran at the peak.
+        kept: bytes of activations at the peak by the module whose forward left them; repeated layers together, as
+            ``"Llama.layers.*"``.
         curve: bytes of all segments of the step, in program order: ``segment``, ``phase``, ``module``, one column per
             use, ``total``.
     """
@@ -34,6 +38,7 @@ class PeakMemory:
     parts: Mapping[str, int]
     phase: str
     module: str
+    kept: Mapping[str, int]
     curve: pl.DataFrame
 
     @property
@@ -42,23 +47,25 @@ class PeakMemory:
         return f"in {self.phase}" + (f" of {self.module}" if self.module else "")
 
 
-def peak_memory(memory: pl.DataFrame, step: int, has_streams: bool) -> PeakMemory:
+def peak_memory(memory: pl.DataFrame, kernels: pl.DataFrame, step: int, has_streams: bool) -> PeakMemory:
     """Return the peak of a step that is preceded by steps like it, on the rank with the largest one.
 
     A first step creates the optimizer state at its end; later steps hold it from the start, so it is added.
 
     Args:
         memory: with columns `schema.MEMORY`.
+        kernels: with columns `schema.KERNELS`, by which activations are parted.
         step: whose peak.
         has_streams: whether FSDP2 gathers and reduces on streams of its own.
     """
     peaks = [
-        _of_rank(memory.filter(rank=rank), int(rank), step, has_streams) for rank in memory["rank"].unique().sort()
+        _of_rank(memory.filter(rank=rank), kernels.filter(rank=rank, step=step), int(rank), step, has_streams)
+        for rank in memory["rank"].unique().sort()
     ]
     return max(peaks, key=lambda peak: peak.size)
 
 
-def _of_rank(memory: pl.DataFrame, rank: int, step: int, has_streams: bool) -> PeakMemory:
+def _of_rank(memory: pl.DataFrame, kernels: pl.DataFrame, rank: int, step: int, has_streams: bool) -> PeakMemory:
     state = int(memory.sort("segment")["optimizer"][-1])
     kept = pl.max_horizontal("optimizer", pl.lit(state))
     curve = (
@@ -75,4 +82,36 @@ def _of_rank(memory: pl.DataFrame, rank: int, step: int, has_streams: bool) -> P
         on_streams = [int(curve[use].to_numpy().max()) for use in ("gradients", "buffers")]
         rest = (curve["total"] - curve["gradients"] - curve["buffers"]).to_numpy().max()
         size = int(rest) + sum(on_streams)
-    return PeakMemory(rank, size, int(top["total"]), parts, top["phase"], top["module"], curve)
+    grown = _grown(curve.head(1 + int(curve["total"].arg_max() or 0)), kernels)
+    there = min(1.0, parts["activations"] / max(sum(grown.values()), 1.0))  # backward has freed the rest
+    kept = MappingProxyType({layer: int(size * there) for layer, size in grown.items()})
+    return PeakMemory(rank, size, int(top["total"]), parts, top["phase"], top["module"], kept, curve)
+
+
+def _grown(curve: pl.DataFrame, kernels: pl.DataFrame) -> dict[str, float]:
+    """Return the bytes by which activations grow in the forward of each layer: those that backward reads.
+
+    The growth of a segment, which may have many layers, is parted by the bytes that their kernels write in it.
+    """
+    written = kernels.filter(pl.col("phase") == "forward", pl.col("module") != "")
+    shares: dict[int, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+    for segment, module, size in written.group_by("segment", "module").agg(pl.sum("written_bytes")).iter_rows():
+        shares[segment][layer_of(module)] += size
+    grown: dict[str, float] = defaultdict(float)
+    before = 0
+    for segment, now in curve.select("segment", "activations").iter_rows():
+        whole = sum(shares[segment].values())
+        for layer, size in shares[segment].items():
+            grown[layer] += (now - before) * size / whole if whole else 0.0
+        before = now
+    return {layer: size for layer, size in sorted(grown.items()) if size > 0}
+
+
+def layer_of(module: str) -> str:
+    """Return a module's path with its first number, and what follows, replaced.
+
+    Example:
+        >>> layer_of("Llama.layers.3.mlp"), layer_of("Llama.output")
+        ('Llama.layers.*', 'Llama.output')
+    """
+    return re.sub(r"\.\d+(\..*|$)", ".*", module)

@@ -14,6 +14,9 @@ import polars as pl
 from dsexplore.cost.async_tp import in_pieces
 from dsexplore.cost.cluster import Cluster
 from dsexplore.cost.compute import GENERATIONS, Attention, slowed_by_communication
+from dsexplore.cost.measured_points import contradictions
+from dsexplore.cost.memory_need import MemoryNeed, Saving, outside_bytes
+from dsexplore.cost.memory_savings import Savings
 from dsexplore.cost.peak_memory import PeakMemory, peak_memory
 from dsexplore.cost.pipeline_times import EXPECTED, HIGH, LOW, PipelineTimes, RankTimes, with_microbatches
 from dsexplore.cost.range import Range
@@ -27,8 +30,6 @@ from dsexplore.units import format_share
 
 _MUCH_WAITING = 0.25
 """Share of a step from which a reader is told that the GPU waits for the CPU."""
-RESERVED = 1.5 * 2**30
-"""Bytes that the driver, its libraries and the communication library take of a GPU beside the program's tensors."""
 
 
 class Prediction(Displayable):
@@ -119,22 +120,32 @@ class Prediction(Displayable):
             for one in self._ranks
             for item in one.program.items
         )
-        return peak_memory(self.tables.memory, self._ranks[0].program.step, has_streams)
+        return peak_memory(self.tables.memory, self.tables.kernels, self._ranks[0].program.step, has_streams)
 
-    @property
-    def memory(self) -> int:
-        """Bytes that the allocator of the rank which needs most holds; see `PeakMemory.size`."""
-        return self.peak.size
+    @cached_property
+    def memory(self) -> MemoryNeed:
+        """Bytes that the allocator of the rank which needs most holds, what for, and what would need less."""
+        outside = outside_bytes(self.tables, self.peak.rank, self.cluster, self.ranks_per_domain)
+
+        def savings() -> tuple[Saving, ...]:
+            one = self._slowest
+            played = one.played(EXPECTED)
+            return Savings(
+                self.tables, one.program, played, self.peak, self.cluster, self.ranks_per_domain
+            ).found()
+
+        available = int(self.cluster.memory.size)
+        return MemoryNeed.of(self.peak, outside, available, self.options.expandable_segments, savings)
 
     @property
     def fits(self) -> bool:
-        """True if `memory`, and what the driver and its libraries take, fit into the memory of one GPU."""
-        return self.memory + RESERVED <= self.cluster.memory.size
+        """True if the tensors, and what is outside the allocator, fit into a GPU, be it barely; see `memory`."""
+        return self.memory.verdict != "does not fit"
 
     @property
     def notes(self) -> tuple[str, ...]:
         """Limits of these numbers that readers should know."""
-        notes = list(self._notes)
+        notes = [*self._notes, *contradictions(self.cluster)]
         waiting = self._slowest.played(EXPECTED).idle
         if waiting > _MUCH_WAITING * self.expected_step and self.cluster.topology != "host":
             notes.append(
@@ -142,11 +153,8 @@ class Prediction(Displayable):
                 "its kernels; how long a CPU needs differs more between machines than anything else here, as the range "
                 "says"
             )
-        if not self.fits:
-            notes.append(
-                f"does not fit: {self.memory / 2**30:.1f} GiB, most {self.peak.where}, and {RESERVED / 2**30:.1f} "
-                f"GiB of the driver and its libraries, in {self.cluster.memory.size / 2**30:.1f} GiB"
-            )
+        if self.memory.sentence:
+            notes.append(self.memory.sentence)
         return tuple(notes)
 
     def by_module(self) -> pl.DataFrame:
@@ -248,6 +256,7 @@ class Prediction(Displayable):
         compiled: bool | None = None,
         async_tp: bool | None = None,
         attention: Attention | None = None,
+        expandable_segments: bool | None = None,
         batch: float = 1,
         sequence: float = 1,
     ) -> Prediction:
@@ -260,6 +269,7 @@ class Prediction(Displayable):
             compiled: whether modules run compiled.
             async_tp: whether collectives of tensor parallelism run in pieces beside their matrix products.
             attention: the implementation of attention, ``"flash-2"`` or ``"cudnn"``.
+            expandable_segments: whether the allocator's segments can grow.
             batch: factor on the number of samples. A 1F1B pipeline repeats that many times as many microbatches;
                 anything else needs a new trace.
             sequence: factor on the sequence length; anything but 1 needs a new trace.
@@ -277,6 +287,9 @@ class Prediction(Displayable):
             compiled=self.options.compiled if compiled is None else compiled,
             async_tp=self.options.async_tp if async_tp is None else async_tp,
             attention=self.options.attention if attention is None else _checked_attention(attention),
+            expandable_segments=(
+                self.options.expandable_segments if expandable_segments is None else expandable_segments
+            ),
         )
         return Prediction(tables, self.cluster if hardware is None else as_cluster(hardware), options)
 
@@ -307,6 +320,7 @@ def predict(
     step: int | None = None,
     async_tp: bool = False,
     attention: Attention = "flash-2",
+    expandable_segments: bool = False,
 ) -> Prediction:
     """Predict the cost of one step of a trace on a cluster; see `Trace.predict`.
 
@@ -315,7 +329,7 @@ def predict(
     """
     if ranks_per_node is not None and (not isinstance(ranks_per_node, int) or ranks_per_node < 1):
         raise UsageError(f"ranks_per_node={ranks_per_node!r} is no number of ranks: give 1 or more")
-    options = Options(ranks_per_node, compiled, overlap, step, async_tp, _checked_attention(attention))
+    options = Options(ranks_per_node, compiled, overlap, step, async_tp, _checked_attention(attention), expandable_segments)
     return Prediction(tables, as_cluster(hardware), options)
 
 

@@ -131,6 +131,8 @@ class Options:
         step: which step of the trace; None for the last of those that train most and, of these, evaluate least.
         async_tp: whether collectives of tensor parallelism run in pieces beside their products; see `in_pieces`.
         attention: which kernels compute attention; see `dsexplore.cost.compute.Generation`.
+        expandable_segments: whether the allocator's segments can grow, as with
+            ``PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True``.
     """
 
     ranks_per_node: int | None = None
@@ -139,6 +141,7 @@ class Options:
     step: int | None = None
     async_tp: bool = False
     attention: Attention = "flash-2"
+    expandable_segments: bool = False
 
 
 def _fullest_step(kernels: pl.DataFrame) -> int:

@@ -188,6 +188,7 @@ class Analyses(Displayable):
         step: int | None = None,
         async_tp: bool = False,
         attention: Literal["flash-2", "cudnn"] = "flash-2",
+        expandable_segments: bool = False,
     ) -> Prediction:
         """Predict how long one step of this program takes on a cluster and how much memory it needs, with ranges.
 
@@ -201,6 +202,8 @@ class Analyses(Displayable):
             async_tp: whether collectives of tensor parallelism run in pieces beside their products, as torch's async
                 tensor parallelism and Megatron's ``--tp-comm-overlap`` do.
             attention: whose attention kernels run: those of FlashAttention-2, or of cuDNN where they are faster.
+            expandable_segments: whether the allocator's segments can grow, which leaves it hardly any gaps, as with
+                ``PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True``.
 
         Raises:
             UsageError: the trace was recorded without ``costs=True``, has no such step, or there is no such hardware.
@@ -222,6 +225,7 @@ class Analyses(Displayable):
             step=step,
             async_tp=async_tp,
             attention=attention,
+            expandable_segments=expandable_segments,
         )
         return prediction
 

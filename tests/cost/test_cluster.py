@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -101,6 +102,9 @@ def test_every_number_has_a_source_and_a_date(name: str) -> None:
     cluster = Cluster.load(name.upper())
     keys = {"ranks_per_node"} | ({"ranks_per_domain"} if cluster.domain_kind != "node" else set())
     text = CLUSTERS.path(name).read_text(encoding="utf-8")
+    if cluster.base:
+        assert set(tomllib.loads(text)) <= {"title", "base", "network", "measured"}
+        text = CLUSTERS.path(cluster.base).read_text(encoding="utf-8")
     for section, kinds in SECTIONS.items():
         if f"[{section}]" in text:
             part = text.split(f"[{section}]")[1].split("\n[")[0]

@@ -56,6 +56,8 @@ class PredictionView(View):
             f"  memory {memory}, most {prediction.peak.where}",
             *(f"  {html.plain(note, 400)}" for note in prediction.notes),
         ]
+        if prediction.memory.verdict != "fits":
+            lines += [f"  to need less: {html.plain(str(saving), 200)}" for saving in prediction.memory.savings[:3]]
         return "\n".join(lines)
 
     def html(self, most: int = _MOST_ROWS) -> str:
@@ -92,7 +94,7 @@ class PredictionView(View):
             f", {format_share(parts[largest], one.step.expected)} of it {_WORDS[largest]}" if one.step.expected else ""
         )
         size = int(one.cluster.memory.size)
-        fits = "fit in" if one.memory <= size else "do not fit in"
+        fits = {"fits": "fit in", "fits barely": "barely fit in"}.get(one.memory.verdict, "do not fit in")
         return f"A step takes {one.step}{share}; {format_bytes(one.memory)} {fits} {format_bytes(size)} of memory."
 
     def page(self, measured: Any = None, **options: Any) -> str:
@@ -252,6 +254,15 @@ def _memory(prediction: Prediction) -> str:
     rows = [(html.escape(use), format_bytes(size)) for use, size in prediction.peak.parts.items()]
     rows.append(("tensors together", format_bytes(prediction.peak.tensors)))
     rows.append(("held by the allocator", format_bytes(prediction.memory)))
-    return f"<p>{html.escape(prediction.peak.where, 300)}, of rank {prediction.peak.rank}</p>" + html.table(
-        ("", "bytes"), rows
-    )
+    rows.append(("outside the allocator", format_bytes(prediction.memory.outside)))
+    where = f"<p>{html.escape(prediction.peak.where, 300)}, of rank {prediction.peak.rank}</p>"
+    return where + html.table(("", "bytes"), rows) + _savings(prediction)
+
+
+def _savings(prediction: Prediction) -> str:
+    """What would need less memory, each by itself: at most so many bytes, for at most so many seconds."""
+    rows = [
+        (html.escape(saving.what, 120), format_bytes(saving.frees), format_seconds(saving.seconds))
+        for saving in prediction.memory.savings
+    ]
+    return html.table(("to need less", "frees up to", "a step longer by up to"), rows) if rows else ""
