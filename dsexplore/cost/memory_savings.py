@@ -8,7 +8,7 @@ A saving is an upper end: what stands at the peak is taken to be freed, and its 
 | offload activations | likewise | their way over PCIe, as far as forward and backward are shorter |
 | offload the optimizer | its state | its way to the GPU and back |
 | reshard after forward | gathered parameters but for two gathers | the gathers of backward that there are not |
-| shard with ``fully_shard`` | all but one rank's part of parameters, gradients and states | a gather of the parameters |
+| shard with ``fully_shard`` | all but a rank's part of parameters, gradients and states | a gather of parameters |
 | half the micro batch | half of the activations | gathers and reductions of FSDP once more, and the gaps of kernels |
 """
 

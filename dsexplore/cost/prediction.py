@@ -130,9 +130,7 @@ class Prediction(Displayable):
         def savings() -> tuple[Saving, ...]:
             one = self._slowest
             played = one.played(EXPECTED)
-            return Savings(
-                self.tables, one.program, played, self.peak, self.cluster, self.ranks_per_domain
-            ).found()
+            return Savings(self.tables, one.program, played, self.peak, self.cluster, self.ranks_per_domain).found()
 
         available = int(self.cluster.memory.size)
         return MemoryNeed.of(self.peak, outside, available, self.options.expandable_segments, savings)
@@ -329,7 +327,9 @@ def predict(
     """
     if ranks_per_node is not None and (not isinstance(ranks_per_node, int) or ranks_per_node < 1):
         raise UsageError(f"ranks_per_node={ranks_per_node!r} is no number of ranks: give 1 or more")
-    options = Options(ranks_per_node, compiled, overlap, step, async_tp, _checked_attention(attention), expandable_segments)
+    options = Options(
+        ranks_per_node, compiled, overlap, step, async_tp, _checked_attention(attention), expandable_segments
+    )
     return Prediction(tables, as_cluster(hardware), options)
 
 

@@ -245,3 +245,32 @@ def test_public_names_are_no_modules() -> None:
         importlib.import_module(f"dsexplore.cost.{module.name}")  # which puts a module's name into the package
     for name in dsexplore.cost.__all__:
         assert callable(getattr(dsexplore.cost, name)), name
+
+
+def test_a_file_takes_from_its_base_what_it_does_not_say(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text('title = "mine"\nbase = "dgx-h100"\n[network]\nbandwidth = "25 GB/s"\n', encoding="utf-8")
+    mine, base = Cluster.load(path), Cluster.load("dgx-h100")
+    assert mine.network is not None
+    assert base.network is not None
+    assert (mine.network.bandwidth, mine.network.latency) == (25e9, base.network.latency)
+    assert (mine.node, mine.compute, mine.ranks_per_node) == (base.node, base.compute, base.ranks_per_node)
+    assert (mine.like, mine.measured, mine.title) == ("dgx-h100", (), "mine")
+    path.write_text('title = "mine"\nbase = "no such"\n', encoding="utf-8")
+    with pytest.raises(UsageError, match="no such"):
+        Cluster.load(path)
+
+
+def test_clouds_have_files() -> None:
+    for cloud in ("aws-p5", "aws-p5en", "aws-p6-b200", "gcp-a3-high", "gcp-a3-mega", "azure-nd-h100-v5", "oci-h100"):
+        network = Cluster.load(cloud).network
+        assert network is not None
+        assert network.bandwidth <= 50e9
+
+
+@pytest.mark.parametrize(("pod", "message"), [("0", "number of ranks"), ('"all"', "number of ranks")])
+def test_a_pod_is_a_number_of_ranks(tmp_path: Path, pod: str, message: str) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(f'title = "mine"\nbase = "dgx-h100"\n[network]\npod = {pod}\n', encoding="utf-8")
+    with pytest.raises(UsageError, match=message):
+        Cluster.load(path)

@@ -175,3 +175,14 @@ def test_each_level_of_a_tree_of_nodes_adds_half_the_ramp_of_two() -> None:
         for group in (TWO, GroupShape(8, 8))
     ]
     assert added == pytest.approx([100e-6, 200e-6])
+
+
+@pytest.mark.parametrize("op", ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send"])
+def test_between_pods_there_is_less_bandwidth(op: str) -> None:
+    """Two nodes of eight are a pod here: inside it nothing changes, beyond it each byte takes twice as long."""
+    open_network = cluster()
+    shared = replace(open_network, network=replace(NETWORK, pod=16, oversubscription=2.0))
+    size = 1 << 32
+    assert mechanism_time(shared, op, size, TWO) == mechanism_time(open_network, op, size, TWO)
+    slower = mechanism_time(shared, op, size, FOUR) / mechanism_time(open_network, op, size, FOUR)
+    assert slower == pytest.approx(2.0, rel=0.01)

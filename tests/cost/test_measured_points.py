@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from dsexplore.cost import Cluster, collective_time
+from dsexplore.cost import Cluster, collective_time, known_clusters
 from dsexplore.cost.cluster import Measured
+from dsexplore.cost.cluster_file import CLUSTERS
 from dsexplore.cost.collective_curve import (
     HOST,
     MEASURED,
@@ -21,7 +24,7 @@ from dsexplore.cost.collective_curve import (
     uncertainty_of,
 )
 from dsexplore.cost.collective_mechanism import GroupShape, mechanism_time
-from dsexplore.cost.measured_points import evidence
+from dsexplore.cost.measured_points import contradictions, evidence
 
 SIZES = (1 << 10, 1 << 20, 1 << 30)
 
@@ -179,3 +182,32 @@ def test_between_two_numbers_of_nodes_it_is_straight_in_the_logarithms(op: str, 
     )
     share = math.log(3 / 2) / math.log(4 / 2)
     assert three == pytest.approx(two * (four / two) ** share, rel=0.01)
+
+
+@pytest.mark.parametrize("name", known_clusters())
+def test_no_cluster_of_the_package_contradicts_its_own_times(name: str) -> None:
+    assert contradictions(Cluster.load(name)) == ()
+
+
+@pytest.mark.parametrize(
+    ("link", "stated", "name"), [("node", "450 GB/s", "dgx-h100"), ("network", "25 GB/s", "gcp-a3-mega")]
+)
+def test_a_bandwidth_changed_beside_measured_times_is_said(tmp_path: Path, link: str, stated: str, name: str) -> None:
+    """A copy of a file in which somebody states another link, but leaves what was measured on the old one."""
+    text = CLUSTERS.path(name).read_text(encoding="utf-8")
+    before, after = text.split(f"[{link}]", 1)
+    changed = tmp_path / "mine.toml"
+    changed.write_text(f"{before}[{link}]{after.replace(stated, '100 GB/s', 1)}", encoding="utf-8")
+    with pytest.warns(RuntimeWarning, match=rf"mine states 100 GB/s .* of its {link}, but .*{name}"):
+        collective_time("all_reduce", 1 << 26, 16, hardware=changed)
+    without = tmp_path / "without.toml"
+    without.write_text(re.split(r"\n\[\[measured\]\]", changed.read_text(encoding="utf-8"))[0], encoding="utf-8")
+    assert contradictions(Cluster.load(without)) == ()
+
+
+def test_times_that_the_stated_bandwidth_does_not_allow_are_said() -> None:
+    for factor, words in ((4.0, "4.0 times as long as"), (0.25, "4.0 times less than"), (1.0, "")):
+        cluster = replace(measured("dgx-h100", ("all_gather", 2, 8), factor=factor), name="mine")
+        said = contradictions(cluster)
+        assert bool(said) == bool(words)
+        assert words in "".join(said)

@@ -11,6 +11,7 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import dsexplore
 from dsexplore.cost.cluster import Cluster
@@ -94,18 +95,25 @@ def test_a_gradient_buffer_in_fp32_counts() -> None:
     assert trace.predict().memory.peak.tensors >= 256 * 256 * (2 + 2 + 4)
 
 
-def deep(**wrapped: bool) -> Trace:
+class Deep(nn.Module):
     """Eight layers that keep much for backward, of which each may be computed again."""
+
+    def __init__(self, again: bool) -> None:
+        super().__init__()
+        self.again = again
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.Linear(256, 1024), nn.GELU(), nn.Linear(1024, 256)) for _ in range(8)
+        )
+
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            value = checkpoint(layer, value, use_reentrant=False) if self.again else layer(value)
+        return value
+
+
+def deep(again: bool = False) -> Trace:
     with dsexplore.commtrace(mesh="dp=2", fake=True, costs=True) as trace:
-        layers = nn.ModuleList(nn.Sequential(nn.Linear(256, 1024), nn.GELU(), nn.Linear(1024, 256)) for _ in range(8))
-        value = torch.randn(8192, 256, requires_grad=True)
-        for layer in layers:
-            value = (
-                torch.utils.checkpoint.checkpoint(layer, value, use_reentrant=False)
-                if wrapped.get("again")
-                else layer(value)
-            )
-        value.sum().backward()
+        Deep(again)(torch.randn(8192, 256, requires_grad=True)).sum().backward()
     return trace
 
 
@@ -114,7 +122,9 @@ def test_recomputing_layers_frees_what_they_keep_for_the_time_of_their_forward()
     saving = next(saving for saving in prediction.memory.savings if saving.what.startswith("recompute"))
     again = deep(again=True).predict(DGX)
     assert saving.frees >= prediction.peak.tensors - again.peak.tensors > 0.5 * saving.frees
-    assert again.compute.expected - prediction.compute.expected == pytest.approx(saving.seconds, rel=0.3)
+    # A recomputation ends where nothing more is saved, so the last product of each layer is left out.
+    longer = again.compute.expected - prediction.compute.expected
+    assert 0.5 * saving.seconds < longer <= saving.seconds
     assert not [one for one in again.memory.savings if one.what.startswith("recompute")]
     assert "frees up to" in str(saving)
     assert "recompute" in prediction.memory.text
