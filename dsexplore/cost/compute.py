@@ -4,7 +4,9 @@ A kernel takes the longer of its arithmetic and its memory traffic (the roofline
 
 * Products: the stated FLOP/s × the part that the best product reaches (both of the cluster's file) × what ordinary
   shapes reach of that × how well the shape fills the GPU. A product is cut into tiles, one per multiprocessor at a
-  time, so its last wave is partly empty: see ``dl-performance-matrix-multiplication`` at docs.nvidia.com.
+  time, so its last wave is partly empty: see ``dl-performance-matrix-multiplication`` at docs.nvidia.com. That is of a
+  GPU that has computed for a while. One that has not is not at the limit of its power yet, and its clocks are higher:
+  see `product_alone`.
 * Attention: the stated FLOP/s × what published kernels reach. Torch takes FlashAttention-2 for bf16.
 * Memory: bytes read and written once per op at the bandwidth that copies reach; of compiled modules, ops between two
   products are one kernel that moves what goes in and out.
@@ -17,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from math import log
 from statistics import NormalDist
 from types import MappingProxyType
 from typing import Any, Literal
@@ -34,6 +37,9 @@ class Generation:
         attention_backward: the same backward.
         channels: multiprocessors that the communication library's kernels hold while a collective runs.
         cudnn: what cuDNN's attention reaches forward and backward; None where nobody published that it is faster.
+        burst: the part of the stated bf16 FLOP/s that products reach before the GPU is at the limit of its power; 0
+            where no table of single kernels was published.
+        start: seconds that a single product takes besides.
         host_link: B/s from a GPU to the CPU's memory, each way: 16 lanes of PCIe, of which large copies reach 80 %.
     """
 
@@ -43,6 +49,8 @@ class Generation:
     channels: int
     cudnn: tuple[float, float] | None = None
     host_link: float = 0.0
+    burst: float = 0.0
+    start: float = 0.0
 
 
 Attention = Literal["flash-2", "cudnn"]
@@ -53,19 +61,20 @@ _PCIE = {version: 0.8 * 16 * lane for version, lane in {3: 0.985e9, 4: 1.969e9, 
 
 GENERATIONS: Mapping[str, Generation] = MappingProxyType(
     {
+        # Burst and start: vLLM's linear layers of aiconfigurator-core 0.12.0 (systems/data/*/gemm/vllm), see _SPLIT.
         # V100 datasheet; attention as on Ampere, where nothing better is published.
         "volta": Generation(80, 0.45, 0.40, 16, host_link=_PCIE[3]),
         # A100 whitepaper: 108. FlashAttention-2 (arXiv 2307.08691), figures 4 to 6, head width 128, causal, 8k to 16k:
         # 190 of 312 TFLOP/s forward, 172 backward. NCCL on 8 A100: 24 channels of one block each.
-        "ampere": Generation(108, 0.61, 0.55, 24, host_link=_PCIE[4]),
+        "ampere": Generation(108, 0.61, 0.55, 24, host_link=_PCIE[4], burst=0.88, start=3.3e-6),
         # L40S datasheet: 142; attention as FlashAttention-2 on Ampere.
         "ada": Generation(142, 0.55, 0.48, 16, host_link=_PCIE[4]),
         # H100 whitepaper: 132. FlashAttention-3 (arXiv 2407.08608), figures 5 and 6, H100 SXM, head width 128, 16k, of
         # 989 TFLOP/s: FlashAttention-2 has 335 forward, causal, and 322 backward; cuDNN 539 and 516. NCCL on 8 H100: 16
         # channels with NVLS, 24 with rings.
-        "hopper": Generation(132, 0.34, 0.325, 20, (0.545, 0.52), _PCIE[5]),
+        "hopper": Generation(132, 0.34, 0.325, 20, (0.545, 0.52), _PCIE[5], burst=0.92, start=2.6e-6),
         # B200: 148. cuDNN's attention there, as FlashAttention-2 does not run on it.
-        "blackwell": Generation(148, 0.50, 0.42, 20, host_link=_PCIE[5]),
+        "blackwell": Generation(148, 0.50, 0.42, 20, host_link=_PCIE[5], burst=0.80, start=2e-6),
         # MI300X datasheet: 304 compute units. FlashAttention-2 for ROCm (rocm.blogs.amd.com): about a third.
         "cdna3": Generation(304, 0.33, 0.25, 32, host_link=_PCIE[5]),
         # A CPU's ranks compute one product at a time on all their cores.
@@ -141,7 +150,12 @@ width of box plots from whisker to whisker, which is 5.4 standard deviations; fo
 
 
 def kernel_seconds(
-    row: Mapping[str, Any], cluster: Cluster, speed: Speed, compiled: bool, attention: Attention = "flash-2"
+    row: Mapping[str, Any],
+    cluster: Cluster,
+    speed: Speed,
+    compiled: bool,
+    attention: Attention = "flash-2",
+    busy: float = 0.0,
 ) -> float:
     """Return the seconds that one row of `schema.KERNELS` keeps the compute stream busy.
 
@@ -151,6 +165,7 @@ def kernel_seconds(
         speed: factors on the times.
         compiled: whether ops are fused as by torch.compile.
         attention: the implementation of attention.
+        busy: seconds for which the GPU multiplies in such a step; 0 for a kernel by itself.
     """
     kind, count = row["kind"], int(row["count"])
     if kind in ("dispatch", "wait"):
@@ -166,9 +181,102 @@ def kernel_seconds(
     if kind == "attention":
         arithmetic = speed.attention * int(row["flops"]) / _attention_rate(row, cluster, attention)
     else:
-        rate = _product_rate(row["dtype"], tuple(row["shape"]), row["op"].partition(", ")[2], cluster)
+        shape, alignment = tuple(row["shape"]), row["op"].partition(", ")[2]
+        rate = _product_rate(row["dtype"], shape, alignment, cluster)
         arithmetic = speed.matmul * int(row["flops"]) / rate
+        if _has_burst(row["dtype"], shape, alignment, cluster):
+            sustained = max(arithmetic, speed.memory * _memory_seconds(traffic, cluster)) + count * _fixed(cluster)
+            alone = count * product_alone(shape, row["dtype"], traffic / count, cluster, speed)
+            heated = _heated(max(busy, alone))
+            return float(alone ** (1 - heated) * sustained**heated)
     return max(arithmetic, speed.memory * _memory_seconds(traffic, cluster)) + count * _fixed(cluster)
+
+
+_BURSTS = (
+    (256, 128),
+    (128, 256),
+    (128, 128),
+    (128, 192),
+    (192, 128),
+    (64, 256),
+    (256, 64),
+    (128, 64),
+    (64, 128),
+    (64, 64),
+)
+_SPLIT = (1, 2, 4, 8, 16)
+"""Tiles, and parts along k, that libraries choose from for a single product. These, and the four numbers below, were
+chosen by a look at one table, of torch's linear layers on an H100 (aiconfigurator-core 0.12.0, Apache-2.0, PyPI:
+systems/data/h100_sxm/gemm/vllm, bf16, 35,742 products); benchmarks/gemm_accuracy.py predicts the others."""
+_SMALL_TILE = 0.1
+"""Power of a tile's intensity, beside that of the largest, by which it is slower."""
+_LEAST_PART = 512
+"""Steps along k of the shortest part."""
+_BURST_PROLOGUE = 192
+"""Steps along k for which a tile multiplies nothing."""
+_JOINING = 2.5e-6
+"""Seconds in which the parts of a product that was split along k are added."""
+_FP8_BURST = 0.75
+"""FP8 beside twice the rate of bf16: it reaches the limit of power sooner."""
+_COOL, _HOT = 1e-3, 1e-2
+"""Seconds of products up to which clocks are at their highest, and from which they are at their lowest."""
+
+
+def _heated(busy: float) -> float:
+    """Return how far a GPU is from its highest clocks to those that it can keep, 0 to 1."""
+    return min(1.0, max(0.0, log(max(busy, 1e-12) / _COOL) / log(_HOT / _COOL)))
+
+
+def _has_burst(dtype: str, shape: tuple[int, ...], alignment: str, cluster: Cluster) -> bool:
+    """Return True if it is known how fast single products of such numbers are."""
+    known = dtype in ("bfloat16", "float16") or dtype.startswith("float8")
+    ordinary = not alignment or cluster.generation not in ("hopper", "blackwell")
+    return bool(known and ordinary and len(shape) == 4 and GENERATIONS[cluster.generation].burst)
+
+
+def product_alone(shape: tuple[int, ...], dtype: str, traffic: float, cluster: Cluster, speed: Speed) -> float:
+    """Return the seconds of one matrix product on a GPU whose clocks are at their highest.
+
+    Arithmetic and memory traffic overlap but for where they take equally long: the root of the sum of their cubes.
+
+    Args:
+        shape: batch, m, n, k.
+        dtype: of its matrices, of 16 or 8 bits.
+        traffic: bytes read and written.
+        cluster: whose GPU.
+        speed: factors on the times.
+
+    Example:
+        >>> h100 = Cluster.load("dgx-h100")
+        >>> round(product_alone((1, 4096, 4096, 4096), "bfloat16", 3 * 2 * 4096**2, h100, Speed()) * 1e6)
+        174
+    """
+    generation = GENERATIONS[cluster.generation]
+    burst = generation.burst * (_FP8_BURST if dtype.startswith("float8") and "fp8" in cluster.compute.dense else 1.0)
+    arithmetic = speed.matmul * _tiled_steps(shape, generation.multiprocessors) / (stated_rate(dtype, cluster) * burst)
+    joining = 0.0
+    if _tiled_steps(shape, generation.multiprocessors, (1,)) > _tiled_steps(shape, generation.multiprocessors):
+        joining = speed.memory * _JOINING
+    memory = speed.memory * _memory_seconds(traffic, cluster)
+    return float((arithmetic**3 + memory**3) ** (1 / 3)) + joining + speed.memory * generation.start
+
+
+@lru_cache(maxsize=4096)
+def _tiled_steps(shape: tuple[int, ...], processors: int, splits: tuple[int, ...] = _SPLIT) -> float:
+    """Return the FLOPs that a GPU could have computed while it computes a product in the best of tiles and parts."""
+    batch, m, n, k = shape
+    best = float("inf")
+    largest = 256 * 128 / (256 + 128)
+    for rows, columns in _BURSTS:
+        slower = min(1.0, (rows * columns / (rows + columns) / largest) ** _SMALL_TILE)
+        tiles = batch * -(-m // rows) * -(-n // columns)
+        for parts in splits:
+            if parts > 1 and (k < parts * _LEAST_PART or tiles * parts > 3 * processors):
+                break
+            waves = -(-tiles * parts // processors)
+            steps = -(-k // parts) + _BURST_PROLOGUE
+            best = min(best, waves * processors * 2 * rows * columns * steps / slower)
+    return best
 
 
 def host_seconds(row: Mapping[str, Any], cluster: Cluster, speed: Speed, compiled: bool) -> float:
@@ -223,7 +331,7 @@ def _share_of_bandwidth(row: Mapping[str, Any]) -> float:
     return _SHARES.get(row["op"], 1.0)
 
 
-def _stated(dtype: str, cluster: Cluster) -> float:
+def stated_rate(dtype: str, cluster: Cluster) -> float:
     """Return the FLOP/s in the vendor's specification; for a dtype without a rate, that of the next wider one."""
     dense = cluster.compute.dense
     wanted = "fp8" if dtype.startswith("float8") else _DTYPES.get(dtype, "fp32")
@@ -241,7 +349,7 @@ def _product_rate(dtype: str, shape: tuple[int, ...], alignment: str, cluster: C
         alignment: suffix that `op_costs` adds to the op's name if rows do not start at multiples of 16 bytes, else "".
         cluster: whose GPU.
     """
-    best = _stated(dtype, cluster) * cluster.compute.achievable
+    best = stated_rate(dtype, cluster) * cluster.compute.achievable
     aligned = _UNALIGNED.get(alignment, 1.0) if cluster.generation in ("hopper", "blackwell") else 1.0
     return best * _ORDINARY * shape_efficiency(shape, cluster.generation) * aligned
 
@@ -258,7 +366,7 @@ def _attention_rate(row: Mapping[str, Any], cluster: Cluster, kernels: Attention
     filled = blocks / (waves * generation.multiprocessors)
     narrow = min(1.0, 0.5 + width / 256)  # as the same figures show for heads of 64
     used = queries / (-(-queries // _TILE) * _TILE) * keys / (-(-keys // _TILE) * _TILE)
-    return _stated(row["dtype"], cluster) * part * narrow * filled * used
+    return stated_rate(row["dtype"], cluster) * part * narrow * filled * used
 
 
 @lru_cache(maxsize=4096)

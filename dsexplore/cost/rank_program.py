@@ -12,7 +12,7 @@ import polars as pl
 
 from dsexplore.cost.cluster import Cluster
 from dsexplore.cost.collective_duration import collective_time
-from dsexplore.cost.compute import SPEEDS, Attention, host_seconds, kernel_seconds, slowest_of
+from dsexplore.cost.compute import SPEEDS, Attention, host_seconds, kernel_seconds, slowest_of, stated_rate
 from dsexplore.cost.host_ranks import waiting_seconds
 from dsexplore.errors import UsageError
 from dsexplore.trace.causes import is_fsdp2
@@ -187,6 +187,7 @@ class _ItemReader:
         self._share_processors = cluster.processors is not None and here > cluster.processors
         self._times: dict[tuple[Any, ...], Times] = {}
         self._costs: dict[tuple[Any, ...], tuple[Times, Times]] = {}
+        self._busy = 0.0
         self.notes: dict[str, None] = {}
         if self._slowest[1] > 1:
             self.notes[
@@ -208,8 +209,14 @@ class _ItemReader:
         )
         waited = set(kernels["waits_for"].drop_nulls())
         collectives = [self._collective(row, rank, waited) for row in events.iter_rows(named=True)]
+        self._busy = self._multiplying(kernels)
         items = self._in_order(kernels, collectives)
         return StepProgram(rank, step, items, list(self.notes))
+
+    def _multiplying(self, kernels: pl.DataFrame) -> float:
+        """Return the least seconds for which products keep the GPU busy in the step."""
+        products = kernels.filter(kind="matmul").group_by("dtype").agg(pl.sum("flops"))
+        return sum(flops / stated_rate(dtype, self.cluster) for dtype, flops in products.iter_rows())
 
     def _in_order(self, kernels: pl.DataFrame, collectives: list[Collective]) -> list[Item]:
         """Return kernels, waits for issued collectives, and the collectives, each before the kernels that follow it."""
@@ -246,11 +253,11 @@ class _ItemReader:
 
     def _cost(self, row: Mapping[str, Any]) -> tuple[Times, Times]:
         """Return the seconds of a row and of its launch, cached for rows with equal costs."""
-        key = tuple(tuple(value) if isinstance(value, list) else value for value in row.values())
+        key = self._busy, *(tuple(value) if isinstance(value, list) else value for value in row.values())
         if key not in self._costs:
             compiled = self.options.compiled if self.options.compiled is not None else row["compiled"]
             low, expected, high = (
-                slowest * kernel_seconds(row, self.cluster, speed, compiled, self.options.attention)
+                slowest * kernel_seconds(row, self.cluster, speed, compiled, self.options.attention, self._busy)
                 for slowest, speed in zip(self._slowest, SPEEDS, strict=True)
             )
             least, host, most = (host_seconds(row, self.cluster, speed, compiled) for speed in SPEEDS)

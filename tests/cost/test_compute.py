@@ -57,7 +57,29 @@ def test_large_products_reach_what_ordinary_ones_do() -> None:
     """ml-engineering: 80 to 90 % of the best product's rate where both other dims are 4096."""
     best = H100.compute.flops("bf16")
     one = product(16384, 4096, 4096)
-    assert 0.80 <= one["flops"] / kernel_seconds(one, H100, Speed(), False) / best <= 0.90
+    assert 0.80 <= one["flops"] / kernel_seconds(one, H100, Speed(), False, busy=1.0) / best <= 0.90
+
+
+@pytest.mark.parametrize(
+    ("shape", "microseconds"),
+    [((1, 4096, 4096), 15.0), ((17, 8192, 8192), 46.4), ((1025, 8192, 8192), 166.3), ((3585, 4096, 4096), 147.1)],
+)
+def test_a_single_product_takes_what_the_table_of_kernels_says(
+    shape: tuple[int, int, int], microseconds: float
+) -> None:
+    """aiconfigurator-core 0.12.0, systems/data/h100_sxm/gemm/vllm: torch's linear, bf16; seen."""
+    m, n, k = shape
+    one = product(m, n, k) | {"read_bytes": 2 * (m * k + n * k), "written_bytes": 2 * m * n}
+    assert kernel_seconds(one, H100, Speed(), False) * 1e6 == pytest.approx(microseconds, rel=0.12)
+
+
+@given(m=st.integers(1, 9000), n=st.integers(1, 9000), k=st.integers(1, 9000), busy=st.floats(0, 1))
+def test_a_gpu_that_computes_longer_is_no_faster(m: int, n: int, k: int, busy: float) -> None:
+    """In a step of a second of products clocks are those that the GPU can keep."""
+    one = product(m, n, k) | {"read_bytes": 2 * (m * k + n * k), "written_bytes": 2 * m * n}
+    low, high = sorted(kernel_seconds(one, H100, Speed(), False, busy=time) for time in (busy, 1.0))
+    assert low > 0
+    assert high < 4 * low
 
 
 def test_a_narrow_product_is_bound_by_memory() -> None:
