@@ -1,10 +1,10 @@
 """How far predicted matrix products are from published tables of single kernels.
 
 ``data/gemm_perf.csv`` has 200 bf16 products, drawn by chance, of each of the tables of A100, H100, H200 and B200 in
-NVIDIA's aiconfigurator-core 0.12.0 (PyPI, Apache-2.0, systems/data/*/gemm): linear layers of vLLM, SGLang, TensorRT-LLM.
-Those of vLLM were looked at: constants of a single product were chosen by its tables on H100 (all of them) and on A100
-and B200 (how fast the GPU is, and what a product takes besides). Of the others the errors of all rows together were
-looked at once, before the last of these constants, and no row.
+NVIDIA's aiconfigurator-core 0.12.0 (PyPI, Apache-2.0, systems/data/*/gemm): linear layers of vLLM, SGLang and
+TensorRT-LLM. Those of vLLM were looked at: constants of a single product were chosen by its tables on H100 (all of
+them) and on A100 and B200 (how fast the GPU is, and what a product takes besides). Of the others the errors of all rows
+together were looked at once, before the last of these constants, and no row.
 """
 
 from __future__ import annotations
