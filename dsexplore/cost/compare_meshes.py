@@ -15,11 +15,11 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
-
-from torch.distributed.device_mesh import DeviceMesh
 
 from dsexplore.cost.cluster import Cluster
 from dsexplore.cost.mesh_comparison import MeshCandidate, MeshComparison, text_of
@@ -39,11 +39,21 @@ from dsexplore.worlds.repeats.layer_runs import CannotSkip
 from dsexplore.worlds.repeats.skipped_microbatches import skip_repeats as skipped
 from dsexplore.worlds.simulate import simulate
 
-Build = Callable[[DeviceMesh], Callable[[], Any]]
-"""Takes a mesh with all the axes, some of size 1, and returns a function that trains one step."""
+Build = Callable[..., Callable[[], Any]]
+"""Takes a mesh with all the axes, some of size 1, and a keyword argument for each choice, and returns a function that
+trains one step."""
+Choice = str | int | float | bool | None
+"""One value of a choice besides the mesh."""
 
 
-def trace_rank(build: Build, sizes: Mapping[str, int], rank: int, *, skip_repeats: bool = True) -> Tables:
+def trace_rank(
+    build: Build,
+    sizes: Mapping[str, int],
+    rank: int,
+    *,
+    skip_repeats: bool = True,
+    choice: Mapping[str, Choice] | None = None,
+) -> Tables:
     """Trace one step of one rank.
 
     Args:
@@ -52,7 +62,10 @@ def trace_rank(build: Build, sizes: Mapping[str, int], rank: int, *, skip_repeat
         rank: which one is played.
         skip_repeats: of a pipeline's microbatches and of repeated layers run a few, as `dsexplore.worlds.repeats` does;
             the trace has all of them. Where that cannot be, all are run, and a note of the trace says why.
+        choice: keyword arguments of `build` besides the mesh.
     """
+    if choice:
+        build = partial(build, **choice)
     if not skip_repeats:
         return _traced(build, sizes, rank, skip=False)
     try:
@@ -83,6 +96,7 @@ def compare_meshes(
     hardware: Cluster | str | os.PathLike[str] = "h100",
     axes: Sequence[str] = ("pp", "dp", "tp", "cp"),
     *,
+    choices: Mapping[str, Sequence[Choice]] | None = None,
     keep: Callable[[Mapping[str, int]], bool | str] | None = None,
     cache: str | os.PathLike[str] | None = None,
     processes: int | None = None,
@@ -97,7 +111,11 @@ def compare_meshes(
         world_size: ranks.
         hardware: what to predict for: a GPU (``"h100"`` means ``"dgx-h100"``), a cluster, the path of a cluster's
             file, or a `Cluster`.
-        axes: of the mesh, outermost first; the last one's ranks are neighbors. ``tp`` never leaves a node.
+        axes: of the mesh, outermost first; the last one's ranks are neighbors. ``tp`` never leaves a node. Any names:
+            ``("pp", "dp", "fsdp", "ep", "cp", "tp")``.
+        choices: what else to choose, by the name of a keyword argument of ``build``: ``{"recompute": [False, True],
+            "microbatch": [1, 2]}`` traces each mesh with each of the four. All should train as many samples in a step,
+            since steps are compared.
         keep: called with the sizes of each mesh; False or a reason drops it before it is traced.
         cache: a folder where traces are kept, by the content of ``build``.
         processes: how many traces are made at a time; as many as there are processors unless given.
@@ -116,6 +134,7 @@ def compare_meshes(
         raise UsageError(f"world_size={world_size!r} is no number of ranks: give 1 or more")
     if not axes or len(set(axes)) < len(axes):
         raise UsageError(f"axes={tuple(axes)!r}: name one axis or more, each once")
+    combined = _combined(choices or {})
     content = pack_program(build, (), None)
     folder = Path(cache) if cache is not None else _private_cache()
     folder.mkdir(parents=True, exist_ok=True)
@@ -126,10 +145,22 @@ def compare_meshes(
         if reason:
             candidates.append(MeshCandidate(sizes, None, reason))
         else:
-            wanted += _jobs(sizes, content, folder, skip_repeats)
+            wanted += [job for choice in combined for job in _jobs(sizes, choice, content, folder, skip_repeats)]
     meshes = _TracedMeshes(wanted, machine)
     notes = _trace_all(build, wanted, processes or len(os.sched_getaffinity(0)), meshes.traced)
     return MeshComparison(machine, [*candidates, *meshes.candidates()], notes)
+
+
+def _combined(choices: Mapping[str, Sequence[Choice]]) -> list[dict[str, Choice]]:
+    """Return each combination of the values of all choices; one without any where there are no choices.
+
+    Raises:
+        UsageError: a choice without values.
+    """
+    for name, values in choices.items():
+        if isinstance(values, str) or not values:
+            raise UsageError(f"choices={{{name!r}: {values!r}}}: give a list of one value or more")
+    return [dict(zip(choices, values, strict=True)) for values in product(*choices.values())]
 
 
 def factorisations(world_size: int, axes: Sequence[str]) -> Iterator[dict[str, int]]:
@@ -154,6 +185,12 @@ class _Job:
     rank: int
     file: Path
     skip_repeats: bool
+    choice: Mapping[str, Choice] = field(default_factory=dict)
+
+    @property
+    def text(self) -> str:
+        """Mesh and choices as text."""
+        return text_of({**self.sizes, **self.choice})
 
     @property
     def reason(self) -> Path:
@@ -188,7 +225,9 @@ def _illegal(sizes: Mapping[str, int], machine: Cluster, keep: Callable[[Mapping
     return "" if kept else "left out by keep"
 
 
-def _jobs(sizes: Mapping[str, int], content: bytes, folder: Path, skip_repeats: bool) -> list[_Job]:
+def _jobs(
+    sizes: Mapping[str, int], choice: Mapping[str, Choice], content: bytes, folder: Path, skip_repeats: bool
+) -> list[_Job]:
     """Return the ranks to trace: one of the first, a middle and the last pipeline stage."""
     stages = sizes.get(_PIPELINE, 1)
     axes = list(sizes)
@@ -197,8 +236,9 @@ def _jobs(sizes: Mapping[str, int], content: bytes, folder: Path, skip_repeats: 
         stride *= sizes[axis]
     jobs = []
     for stage in sorted({0, stages // 2, stages - 1}):
-        name = hashlib.sha256(content + f"{text_of(sizes)} {stage} {skip_repeats}".encode()).hexdigest()[:24]
-        jobs.append(_Job(sizes, stage * stride, folder / f"{name}.parquet", skip_repeats))
+        text = f"{text_of({**sizes, **choice})} {stage} {skip_repeats}"
+        name = hashlib.sha256(content + text.encode()).hexdigest()[:24]
+        jobs.append(_Job(sizes, stage * stride, folder / f"{name}.parquet", skip_repeats, choice))
     return jobs
 
 
@@ -264,7 +304,8 @@ def _trace_several(build: Build, jobs: Sequence[_Job], claims: str) -> None:
 def _trace_mesh(build: Build, job: _Job) -> None:
     """Trace one rank into its file; if the program cannot use the mesh, write the reason to a text file."""
     try:
-        save_tables(trace_rank(build, job.sizes, job.rank, skip_repeats=job.skip_repeats), job.file)
+        tables = trace_rank(build, job.sizes, job.rank, skip_repeats=job.skip_repeats, choice=job.choice)
+        save_tables(tables, job.file)
     except Exception as error:
         first = next(iter(str(error).splitlines()), "")
         job.reason.write_text(f"{type(error).__name__}: {first}", encoding="utf-8")
@@ -282,12 +323,12 @@ class _TracedMeshes:
         self._machine = machine
         self._jobs: dict[str, list[_Job]] = {}
         for job in jobs:
-            self._jobs.setdefault(text_of(job.sizes), []).append(job)
+            self._jobs.setdefault(job.text, []).append(job)
         self._predicted: dict[str, MeshCandidate] = {}
 
     def traced(self, job: _Job) -> None:
         """Predict the mesh of a finished job if that was its last one."""
-        mesh = text_of(job.sizes)
+        mesh = job.text
         if mesh not in self._predicted and all(one.is_done for one in self._jobs[mesh]):
             self._predicted[mesh] = _predicted(self._jobs[mesh], self._machine)
 
@@ -297,16 +338,16 @@ class _TracedMeshes:
 
 
 def _predicted(jobs: Sequence[_Job], machine: Cluster) -> MeshCandidate:
-    sizes = jobs[0].sizes
+    sizes, choice = jobs[0].sizes, jobs[0].choice
     for job in jobs:
         if job.reason.exists():
-            return MeshCandidate(sizes, None, job.reason.read_text(encoding="utf-8"))
+            return MeshCandidate(sizes, None, job.reason.read_text(encoding="utf-8"), choice)
         if not job.file.exists():
-            return MeshCandidate(sizes, None, "not traced, as it was interrupted")
+            return MeshCandidate(sizes, None, "not traced, as it was interrupted", choice)
     parts = [load_tables(job.file) for job in jobs]
     tables = merge_tables(parts) if len(parts) > 1 else parts[0]
     prediction = predict(tables, machine)
     if prediction.fits:
         prediction.step  # noqa: B018 # simulates the step here, while other meshes are traced
-        return MeshCandidate(sizes, prediction)
-    return MeshCandidate(sizes, prediction, prediction.memory.sentence)
+        return MeshCandidate(sizes, prediction, choice=choice)
+    return MeshCandidate(sizes, prediction, prediction.memory.sentence, choice)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from dsexplore.cost.cluster import Cluster
 from dsexplore.cost.collective_duration import collective_time
@@ -117,9 +117,10 @@ class Savings:
             return
         ranks, parts = reduced[0].ranks, self._peak.parts
         row = self._tables.events.filter(seq=reduced[0].seq, rank=self._program.rank).row(0, named=True)
-        members = self._tables.groups.filter(group=row["group"])["ranks"].first()
+        listed = self._tables.groups.filter(group=row["group"])["ranks"].to_list()
+        members: Sequence[int] = listed[0] if listed else range(ranks)
         home = self._program.rank // self._domain
-        near = sum(other // self._domain == home for other in members or range(ranks))
+        near = sum(other // self._domain == home for other in members)
         whole = sum(parts[use] for use in ("parameters", "gradients", "optimizer"))
         time = collective_time("all_gather", parts["parameters"], ranks, max(1, min(near, ranks)), self._cluster)
         yield Saving("shard with fully_shard", int(whole * (ranks - 1) / ranks), time.expected)

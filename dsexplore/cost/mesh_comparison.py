@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
@@ -28,16 +28,18 @@ class MeshCandidate:
         sizes: of the axes, outermost first.
         prediction: None if it was not traced.
         dropped: why it was dropped; empty if it can be used.
+        choice: what else was chosen, by the name of the program's argument.
     """
 
     sizes: Mapping[str, int]
     prediction: Prediction | None
     dropped: str = ""
+    choice: Mapping[str, object] = field(default_factory=dict)
 
     @property
     def mesh(self) -> str:
-        """Mesh as text: ``"pp=2,dp=4,tp=8"``."""
-        return text_of(self.sizes)
+        """Mesh and choices as text: ``"pp=2,dp=4,tp=8"``, ``"dp=8,recompute=True"``."""
+        return text_of({**self.sizes, **self.choice})
 
 
 class MeshComparison(Displayable):
@@ -122,7 +124,7 @@ class MeshComparison(Displayable):
         return len(self.candidates)
 
 
-def text_of(sizes: Mapping[str, int]) -> str:
+def text_of(sizes: Mapping[str, object]) -> str:
     """Format a mesh: ``"pp=2,dp=4,tp=8"``."""
     return ",".join(f"{axis}={size}" for axis, size in sizes.items())
 

@@ -84,8 +84,8 @@ def _of_rank(memory: pl.DataFrame, kernels: pl.DataFrame, rank: int, step: int, 
         size = int(rest) + sum(on_streams)
     grown = _grown(curve.head(1 + int(curve["total"].arg_max() or 0)), kernels)
     there = min(1.0, parts["activations"] / max(sum(grown.values()), 1.0))  # backward has freed the rest
-    kept = MappingProxyType({layer: int(size * there) for layer, size in grown.items()})
-    return PeakMemory(rank, size, int(top["total"]), parts, top["phase"], top["module"], kept, curve)
+    by_layer = MappingProxyType({layer: int(size * there) for layer, size in grown.items()})
+    return PeakMemory(rank, size, int(top["total"]), parts, top["phase"], top["module"], by_layer, curve)
 
 
 def _grown(curve: pl.DataFrame, kernels: pl.DataFrame) -> dict[str, float]:

@@ -216,7 +216,7 @@ class _ItemReader:
     def _multiplying(self, kernels: pl.DataFrame) -> float:
         """Return the least seconds for which products keep the GPU busy in the step."""
         products = kernels.filter(kind="matmul").group_by("dtype").agg(pl.sum("flops"))
-        return sum(flops / stated_rate(dtype, self.cluster) for dtype, flops in products.iter_rows())
+        return float(sum(flops / stated_rate(dtype, self.cluster) for dtype, flops in products.iter_rows()))
 
     def _in_order(self, kernels: pl.DataFrame, collectives: list[Collective]) -> list[Item]:
         """Return kernels, waits for issued collectives, and the collectives, each before the kernels that follow it."""

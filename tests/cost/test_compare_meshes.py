@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from torch.distributed.device_mesh import DeviceMesh
+from torch.utils.checkpoint import checkpoint
 
 import dsexplore
 from dsexplore.cost.cluster import Cluster
@@ -34,6 +35,19 @@ def build(mesh: DeviceMesh) -> Callable[[], None]:
     model = sharded_llama(mesh, shape)
     tokens = torch.randint(512, (8, 513))
     return lambda: demo.train_step(model, tokens)
+
+
+def built_with(mesh: DeviceMesh, rows: int, recompute: bool) -> Callable[[], None]:
+    """Four layers over ranks that hold the same, with two choices."""
+    layers = torch.nn.ModuleList(torch.nn.Linear(512, 512) for _ in range(4))
+
+    def step() -> None:
+        value = torch.randn(rows, 512, requires_grad=True)
+        for layer in layers:
+            value = checkpoint(layer, value, use_reentrant=False) if recompute else layer(value).relu()
+        value.sum().backward()
+
+    return step
 
 
 @pytest.fixture(scope="module")
@@ -204,3 +218,22 @@ def test_views(compared: MeshComparison, tmp_path: Path) -> None:
     assert box.selection == compared.ranking[1].mesh
     with pytest.raises(UsageError, match="no option 'kind'"):
         compared.figure(kind="bars")
+
+
+@pytest.mark.processes
+def test_other_choices_are_compared_beside_the_mesh(cache: Path) -> None:
+    choices = {"rows": [4096, 8192], "recompute": [False, True]}
+    found = compare_meshes(built_with, 2, axes=("dp",), choices=choices, cache=cache, processes=1)
+    assert {one.mesh for one in found.ranking} == {
+        f"dp=2,rows={rows},recompute={again}" for rows in (4096, 8192) for again in (False, True)
+    }
+    by_choice = {(one.choice["rows"], one.choice["recompute"]): found[one.mesh] for one in found.ranking}
+    assert by_choice[8192, True].memory < by_choice[8192, False].memory
+    assert by_choice[4096, False].memory < by_choice[8192, False].memory
+    assert found.best.expected_step == min(one.expected_step for one in by_choice.values())
+
+
+@pytest.mark.parametrize("values", [[], "ab"])
+def test_a_choice_without_values_is_refused(values: Any) -> None:
+    with pytest.raises(UsageError, match="give a list of one value or more"):
+        compare_meshes(built_with, 2, axes=("dp",), choices={"rows": values})
