@@ -120,7 +120,7 @@ class MemoryNeed(int):
 
     @property
     def sentence(self) -> str:
-        """The verdict with its numbers; empty where the step fits."""
+        """Verdict with its numbers; empty where the step fits."""
         where, of = self.peak.where, f"{self.available / 2**30:.1f} GiB"
         outside = f"{self.outside / 2**30:.1f} GiB outside the allocator"
         if self.verdict == "does not fit":

@@ -260,7 +260,7 @@ def _memory(prediction: Prediction) -> str:
 
 
 def _savings(prediction: Prediction) -> str:
-    """What would need less memory, each by itself: at most so many bytes, for at most so many seconds."""
+    """Return a table of what would need less memory: each at most so many bytes, for at most so many seconds."""
     rows = [
         (html.escape(saving.what, 120), format_bytes(saving.frees), format_seconds(saving.seconds))
         for saving in prediction.memory.savings
