@@ -36,6 +36,7 @@ TABLES = (
     Table("trace.kernels", "dsexplore.trace.schema", "KERNELS", "one kind of op between two collectives (costs=True)"),
     Table("trace.memory", "dsexplore.trace.schema", "MEMORY", "the memory between two collectives (costs=True)"),
     Table("trace.numerics", "dsexplore.trace.schema", "NUMERICS", "a tensor's summary on one rank (numerics=True)"),
+    Table("trace.io", "dsexplore.trace.schema", "IO", "a read, a write or a wait of one rank, besides its collectives"),
     Table("trace.tables.differing", "dsexplore.trace.schema", "DIFFERING", "a tensor that differs (costs=True)"),
     Table("trace.headline().to_frame()", "dsexplore.analysis.headline", "COLUMNS", "one mesh axis"),
     Table("trace.findings().to_frame()", "dsexplore.analysis.findings.finding", "COLUMNS", "one finding"),

@@ -25,6 +25,7 @@ FLOORS = (
         "hardware",
         "display",
         "interrupts",
+        "io_accesses",
         "mesh",
         "model_names",
         "near_names",

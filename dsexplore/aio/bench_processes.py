@@ -131,8 +131,8 @@ class BenchTogether:
         return sample_of(slices, task)
 
 
-def start_workers(stack: ExitStack, count: int, path: str, plan: Plan, engine: str, direct: bool) -> list[Worker]:
-    """Start `count` more processes, which end with the stack; return when each has created its file.
+def start_workers(stack: ExitStack, paths: Sequence[str], plan: Plan, engine: str, direct: bool) -> list[Worker]:
+    """Start a process for each path, which ends with the stack; return when each has created its file.
 
     Raises:
         OSError: a process could not create its file, or ended.
@@ -145,13 +145,12 @@ def start_workers(stack: ExitStack, count: int, path: str, plan: Plan, engine: s
         "write_mode": plan.write_mode,
         "tensor": list(plan.transfers),
         "memory": plan.memory,
-        "path": str(Path(path).absolute()),
         "engine": engine,
         "direct": direct,
     }
     workers = []
-    for number in range(1, count + 1):
-        workers.append(Worker(number, {**arguments, "seed": number}))
+    for number, path in enumerate(paths, 1):
+        workers.append(Worker(number, {**arguments, "path": str(Path(path).absolute()), "seed": number}))
         stack.callback(workers[-1].close)
     for worker in workers:
         worker.receive()

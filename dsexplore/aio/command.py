@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 DESCRIPTION = (
     "Measure the disk under PATH and print the aio block for a DeepSpeed config. PATH is a directory, where one "
     "scratch file is made that has no name, or an existing file, which is only read. Several paths are measured one "
-    "after the other, and the fastest is named. An option that takes several values comes after PATH."
+    "after the other, and the fastest is named; with --together, at once. An option that takes several values comes "
+    "after PATH."
 )
 _AXES: dict[str, Callable[[str], int]] = {"block_size": parse_size, "queue_depth": int, "thread_count": int}
 _SWITCHES = ("single_submit", "overlap_events")
@@ -41,6 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--tensor", nargs="+", metavar="SIZE", help="sizes of your tensors (default: 32MiB 512MiB)")
     add("--max-written", default="64GiB", metavar="SIZE", help="bytes that may be written, or none (default: 64GiB)")
     add("--processes", type=int, default=1, metavar="N", help="move tensors by N processes at once, as ranks do")
+    add("--together", action="store_true", help="measure all PATHs at once, each by processes of its own")
     add("--read-share", type=float, default=0.5, help="share of reads, 0 to 1 (default: 0.5)")
     add("--read-only", action="store_true", help="write nothing: read PATH, or the largest file in the directory PATH")
     add("--mode", choices=("tensor", "ring"), default="tensor", help="one large buffer, or a ring")
@@ -110,13 +112,14 @@ def _sweep_all(args: argparse.Namespace) -> int:
     axes = _axes(args)
     results: list[SweepResult] = []
     unsaved = None
-    for number, path in enumerate(args.path, 1):
-        result = _sweep(args, path, axes)
+    parts: list[list[str]] = [args.path] if args.together else [[path] for path in args.path]
+    for number, paths in enumerate(parts, 1):
+        result = _sweep(args, paths, axes)
         results.append(result)
-        unsaved = _save(result, args, f"-{number}" if len(args.path) > 1 else "") or unsaved
+        unsaved = _save(result, args, f"-{number}" if len(parts) > 1 else "") or unsaved
         try:
             if not args.json:
-                _print(result, args, heading=len(args.path) > 1)
+                _print(result, args, heading=len(parts) > 1)
         except BrokenPipeError:
             if not (args.save or args.html):
                 raise
@@ -125,7 +128,7 @@ def _sweep_all(args: argparse.Namespace) -> int:
             break
     if args.json:
         kept = [_as_json(result) for result in results]
-        print(json.dumps(kept[0] if len(args.path) == 1 else kept, indent=1), flush=True)
+        print(json.dumps(kept[0] if len(parts) == 1 else kept, indent=1), flush=True)
     elif len(results) > 1:
         print(_fastest(results), flush=True)
     if unsaved is not None:
@@ -147,18 +150,21 @@ def _axes(args: argparse.Namespace) -> dict[str, Sequence[Any]]:
     return {name: [getattr(config, name)] for name in (*_AXES, *_SWITCHES)}
 
 
-def _sweep(args: argparse.Namespace, path: str, axes: dict[str, Sequence[Any]]) -> SweepResult:
+def _sweep(args: argparse.Namespace, paths: list[str], axes: dict[str, Sequence[Any]]) -> SweepResult:
     from dsexplore.aio.sweeping import sweep
 
     most = None if args.max_written == "none" else args.max_written
+    path = paths[0]
+    if args.read_only and len(paths) > 1:
+        raise UsageError("--together writes a file to each PATH: leave --read-only out, or --together")
     if args.read_only and Path(path).is_dir():
         path = _largest_file(path)
         if not args.json:
             print(f"dsexplore aio: this reads {path}, and writes nothing (--read-only)", file=sys.stderr)
     if not args.json and Path(path).is_dir():
-        _announce(args, path, most, axes)
+        _announce(args, paths, most, axes)
     return sweep(
-        path,
+        paths if len(paths) > 1 else path,
         args.size,
         None if args.grid else args.seconds,
         read_share=args.read_share,
@@ -176,22 +182,24 @@ def _sweep(args: argparse.Namespace, path: str, axes: dict[str, Sequence[Any]]) 
     )
 
 
-def _announce(args: argparse.Namespace, folder: str, most: str | None, axes: dict[str, Sequence[Any]]) -> None:
+def _announce(args: argparse.Namespace, folders: list[str], most: str | None, axes: dict[str, Sequence[Any]]) -> None:
     """Print how much will be written, once the arguments are validated."""
     from dsexplore.aio.scratch import check_space
     from dsexplore.aio.sweep_setup import Plan
 
     seconds = None if args.grid else args.seconds
     shape = args.size, seconds, args.read_share, args.mode, args.write_mode, args.tensor
-    plan = Plan(*shape, most, axes, args.processes)
+    plan = Plan(*shape, most, axes, max(args.processes, len(folders)))
     plan.check_budget()
     plan.settings(plan.size)
-    check_space(folder, plan.bytes_of_files())
+    for folder in folders:
+        check_space(folder, plan.bytes_of_files() // len(folders))
     if plan.writes(own=True):
         limit = "without limit" if plan.most_written is None else f"up to {format_bytes(plan.most_written)} in all"
         file = format_bytes(plan.bytes_of_files())
         print(
-            f"dsexplore aio: this writes {file} to {folder} again and again, {limit} (--max-written)", file=sys.stderr
+            f"dsexplore aio: this writes {file} to {' and '.join(folders)} again and again, {limit} (--max-written)",
+            file=sys.stderr,
         )
 
 

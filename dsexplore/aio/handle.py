@@ -12,9 +12,11 @@ import os
 import stat
 import threading
 import weakref
+from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from dsexplore import io_accesses
 from dsexplore.aio.aio_config import NO_GDS, AioConfig, as_integer
 from dsexplore.aio.aio_constants import SECTOR
 from dsexplore.aio.backends.choose import choose
@@ -254,7 +256,7 @@ class aio_handle:
     def _alone(self, buffer: object, file: File, validate: bool, offset: int, *, write: bool) -> int:
         job = self._begin(buffer, file, validate, offset, write, range(1))
         try:
-            job.finished.wait()
+            _wait_for([job])
         except KeyboardInterrupt as interrupt:
             with self._guard:
                 self._pending.append(job)  # which keeps its buffer, and lets `wait` wait for it
@@ -281,7 +283,8 @@ class aio_handle:
         try:
             if not write:
                 _check_length(target, memory, begin)
-            job = TransferJob(memory, target, begin, self._config, len(threads), validate=bool(validate))
+            access = io_accesses.begins("write" if write else "read", target.path, memory.nbytes)
+            job = TransferJob(memory, target, begin, self._config, len(threads), validate=bool(validate), access=access)
         except BaseException:
             target.close()
             raise
@@ -291,8 +294,7 @@ class aio_handle:
 
     def _wait(self) -> int:
         try:
-            for job in self._pending:
-                job.finished.wait()
+            _wait_for(self._pending)
         except KeyboardInterrupt as interrupt:
             interrupt.add_note(_in_flight(self._pending))
             raise
@@ -357,6 +359,17 @@ def aio_write(
     """
     with aio_handle(block_size, queue_depth, single_submit, overlap_events) as handle:
         return handle.write(buffer, filename, validate)
+
+
+def _wait_for(jobs: Sequence[TransferJob]) -> None:
+    """Wait until operations have finished, and report the wait."""
+    access = io_accesses.begins("wait", jobs[0].target.path if len(jobs) == 1 else "")
+    try:
+        for job in jobs:
+            job.finished.wait()
+    finally:
+        if access is not None:
+            access.ends()
 
 
 def _in_flight(jobs: list[TransferJob]) -> str:

@@ -17,6 +17,7 @@ from dsexplore.aio.backends.threads import start_thread
 from dsexplore.aio.driver import DriveMonitor, Policy, drive, move_plainly
 from dsexplore.aio.staging import SlotPool, Stage, TransferBuffer
 from dsexplore.aio.transfer_file import TransferFile
+from dsexplore.io_accesses import Access
 
 _SPAN = 8192
 """Maximal requests per table. Preparing one takes some 0.4 ms and 512 KiB, during which the disk idles."""
@@ -58,6 +59,7 @@ class TransferJob:
         validate: read the bytes again at the end, and compare them.
         watch: stops the transfer at a deadline, and records what was moved until then.
         rings: memory that each thread's requests use in turn, instead of their places in ``memory``.
+        access: is told when the transfer has ended.
     """
 
     def __init__(
@@ -71,7 +73,9 @@ class TransferJob:
         validate: bool = False,
         watch: DriveMonitor | None = None,
         rings: Sequence[SlotPool] | None = None,
+        access: Access | None = None,
     ) -> None:
+        self._access = access
         self.memory, self.target, self.offset, self._config, self._validate = memory, target, offset, config, validate
         self._watch, self._rings = watch, rings
         self.error: BaseException | None = None
@@ -147,6 +151,8 @@ class TransferJob:
                 self.target.close()
             except OSError as error:
                 self._fail(error)
+            if self._access is not None:
+                self._access.ends()
             self.finished.open()
 
     def _compare(self) -> None:

@@ -59,6 +59,8 @@ class Conditions:
     """Fraction of the file that is read from the disk; the rest is holes or compressed away."""
     processes: int = 1
     """Number of processes that moved tensors at the same time."""
+    further_folders: tuple[str, ...] = ()
+    """Directories on other disks that were measured together with that of `SweepResult.disk`."""
     most_written: int | None = None
     """Limit of bytes to write; None for no limit."""
     memory: str = "huge"
@@ -248,6 +250,9 @@ class SweepResult(SavedJson, Displayable):
             lines.append(f"Tensors are of {_sizes(mine.transfers)} and of {_sizes(theirs.transfers)}: {at}.")
         if mine.processes != theirs.processes:
             lines.append(f"Processes at once are {mine.processes} and {theirs.processes}: rates are of all together.")
+        if mine.further_folders != theirs.further_folders:
+            counts = [1 + len(each.further_folders) for each in (mine, theirs)]
+            lines.append(f"{counts[0]} and {counts[1]} directories were measured at once.")
         if mine.size != theirs.size:
             lines.append(f"Files hold {format_bytes(mine.size)} and {format_bytes(theirs.size)}.")
         if mine.write_mode != theirs.write_mode:
@@ -291,6 +296,8 @@ class SweepResult(SavedJson, Displayable):
         together = f", {self.conditions.processes} processes at once" if self.conditions.processes > 1 else ""
         how = self.conditions
         lines = [f"{self.disk.label}; {how.mode} mode by {how.backend}, its loop in {how.loop}{together}"]
+        if how.further_folders:
+            lines.append(f"Measured together with {', '.join(how.further_folders)}: rates are of all disks together.")
         if self.interrupted:
             lines.append("Interrupted: the results so far.")
         if self.conditions.left_out:
@@ -369,7 +376,8 @@ def _sizes(transfers: Sequence[int]) -> str:
 
 
 def _conditions(values: dict[str, Any]) -> Conditions:
-    return Conditions(**{**values, "transfers": tuple(values.get("transfers", ()))})
+    lists = {name: tuple(values.get(name, ())) for name in ("transfers", "further_folders")}
+    return Conditions(**{**values, **lists})
 
 
 def _sample(values: dict[str, Any]) -> Sample:

@@ -8,12 +8,14 @@ import random
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from itertools import product
+from pathlib import Path
 from statistics import median
 from typing import Any
 
 from dsexplore.aio import search
-from dsexplore.aio.aio_config import NEAR_LIMIT, AioConfig
+from dsexplore.aio.aio_config import NEAR_LIMIT, AioConfig, as_integer
 from dsexplore.aio.backends.choose import ENGINES, choose, why_not
 from dsexplore.aio.bench_processes import BenchTogether, start_workers
 from dsexplore.aio.measure import Bench, Mode, Operation, Sample
@@ -46,7 +48,7 @@ _USED_UP = "what may be written is used up: raise max_written"
 @names_arguments
 @with_options(search.AXES)
 def sweep(
-    path: str | os.PathLike[str],
+    path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     size: int | str = "1GiB",
     seconds: float | None = 60,
     *,
@@ -67,7 +69,9 @@ def sweep(
     """Find the setting that feeds tensors fastest from and to a disk.
 
     Args:
-        path: a directory, where one scratch file is made and removed; or an existing file, which is only read.
+        path: a directory, where one scratch file is made and removed; or an existing file, which is only read. Several
+            directories, on disks of their own, are measured together: process 0 uses the first, process 1 the second
+            and so on, as DeepSpeed's ``--folder_to_device_mapping`` spreads ranks over mount points.
         size: bytes of the scratch file: ``"1GiB"``. At least 8 MiB.
         seconds: the time to spend, making the file included; None measures the full grid.
         read_share: the part of your traffic that is reads, 0 to 1.
@@ -80,7 +84,7 @@ def sweep(
             to take has to do well at each. None: 32 MiB and 512 MiB.
         max_written: bytes that may be written in all; the sweep ends before it writes more. None: no limit.
         processes: how many move tensors at the same time, as the ranks of a job do, each on a file of ``size`` of its
-            own, or all on the existing file. Rates are those of all together.
+            own, or all on the existing file. Rates are those of all together. At least one for each directory.
         memory: pages of the tensors: ``"ordinary"``, as DeepSpeed's handle and torch allocate them by default, or
             ``"huge"``, as `aio_handle.new_cpu_locked_tensor` of this package. What the other kind would change is
             measured at the end.
@@ -95,26 +99,45 @@ def sweep(
         OSError: the path cannot be used, the disk fills, or a request fails; names errno and path.
         UsageError: an argument out of range.
     """
-    plan = Plan(size, seconds, read_share, mode, write_mode, tensor, max_written, axes, processes, memory)
+    folders = _folders(path)
+    count = max(processes, len(folders)) if len(folders) > 1 and as_integer(processes) is not None else processes
+    plan = Plan(size, seconds, read_share, mode, write_mode, tensor, max_written, axes, count, memory)
     references = [references] if isinstance(references, str) else [*dict.fromkeys(references)]
-    if not path:
-        raise UsageError(f"path {path!r} is empty: give a directory on the disk to measure, or an existing file")
     unavailable = {name: reason for name in references if (reason := why_no_reference(name)) is not None}
     engine = choose(backend)
     unavailable |= {name: reason for name in ENGINES if (reason := why_not(name)) is not None}
     begun = time.monotonic()
     with ExitStack() as stack:
         report = stack.enter_context(reporting(progress))
-        setup = Setup(stack, os.fspath(path), plan, engine, direct, seed, report)
+        setup = Setup(stack, folders[0], plan, engine, direct, seed, report)
         bench: Bench | BenchTogether = setup.bench
         if plan.processes > 1:
-            workers = start_workers(stack, plan.processes - 1, os.fspath(path), plan, engine, direct)
+            places = [folders[number % len(folders)] for number in range(1, plan.processes)]
+            workers = start_workers(stack, places, plan, engine, direct)
             bench = BenchTogether(setup.bench, workers)
         run = _SweepRun(setup, bench, plan, report, random.Random(seed), begun)
-        result = SweepResult(disk=setup.disk, conditions=setup.conditions(unavailable), measured=run.measured)
+        conditions = replace(setup.conditions(unavailable), further_folders=tuple(folders[1:]))
+        result = SweepResult(disk=setup.disk, conditions=conditions, measured=run.measured)
         run.fill(result, [name for name in references if name not in unavailable])
         report(Progress(1.0, "interrupted" if result.interrupted else "done"))
         return result
+
+
+def _folders(path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> list[str]:
+    """Return the paths to measure; several have to be directories.
+
+    Raises:
+        UsageError: none is given, one is empty or given twice, or one of several is no directory.
+    """
+    folders = [os.fspath(each) for each in ([path] if isinstance(path, (str, os.PathLike)) else path)]
+    if not folders or not all(folders):
+        raise UsageError(f"path {path!r} is empty: give a directory on the disk to measure, or an existing file")
+    for folder in folders if len(folders) > 1 else ():
+        if not Path(folder).is_dir():
+            raise UsageError(f"{folder} is no directory: of several paths, each is a directory on a disk of its own")
+    if len({os.path.realpath(folder) for folder in folders}) < len(folders):
+        raise UsageError(f"of the paths {', '.join(folders)} two are one directory: give each once")
+    return folders
 
 
 class _Spent(Exception):

@@ -16,6 +16,7 @@ import polars as pl
 
 from dsexplore.analysis.findings.all_rules import findings
 from dsexplore.analysis.findings.finding import Findings
+from dsexplore.analysis.io_waits import io_sentence
 from dsexplore.analysis.skew import Skew
 from dsexplore.analysis.traffic_purposes import listed, purposes_of, weighed, wire_text
 from dsexplore.display import Displayable
@@ -45,7 +46,7 @@ class Sentence:
     """One sentence of a headline, and the events that it is about."""
 
     about: str
-    """``stopped``, ``skew``, ``axes``, ``module``, ``finding`` or ``time``."""
+    """``stopped``, ``skew``, ``axes``, ``module``, ``finding``, ``time`` or ``io``."""
     text: str
     rows: npt.NDArray[np.int64] = field(repr=False, compare=False)
     """The events that the sentence is about, as positions in `Trace.events`."""
@@ -79,11 +80,12 @@ class Headline(Displayable):
 
     @cached_property
     def sentences(self) -> tuple[Sentence, ...]:
-        """At most six sentences: where the recording stopped, late ranks, axes, modules, findings, exposed time."""
+        """At most seven sentences: where the recording stopped, late ranks, axes, modules, findings, exposed time, and
+        how long the program stands still for its disk and its input."""
         events = self.tables.events
         if events.is_empty():
-            return ()
-        parts = (self._stopped, self._late, self._axes, self._module, self._finding, self._time)
+            return tuple(self._io())
+        parts = (self._stopped, self._late, self._axes, self._module, self._finding, self._time, self._io)
         return tuple(one for part in parts for one in part())
 
     @cached_property
@@ -404,6 +406,12 @@ class Headline(Displayable):
             f"a step's first to the end of its last{waits}."
         )
         yield Sentence("time", text, _positions(self.timed_events))
+
+    def _io(self) -> Iterator[Sentence]:
+        """Yield the sentence about how long the program stands still for its disk and its input."""
+        said = io_sentence(self.tables)
+        if said:
+            yield Sentence("io", said, np.arange(0))
 
 
 def headline(tables: Tables) -> Headline:

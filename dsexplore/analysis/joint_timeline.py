@@ -66,15 +66,17 @@ def _last_step(tables: Tables, rank: int | None) -> Tables:
     """Return the events of the last step of a rank (the lowest recorded one if it has none), without start-up."""
     events = tables.events.filter(IN_STEPS)
     if events.is_empty():
-        return replace(tables, events=events)
+        return replace(tables, events=events, io=tables.io.clear())
     shown_rank = rank if rank in set(events["rank"]) else int(events["rank"].min())  # type: ignore[arg-type]  # of integers
     of_rank = events.filter(pl.col("rank") == shown_rank)
-    return replace(tables, events=of_rank.filter(pl.col("step") == of_rank["step"].max()).sort("seq"))
+    step = of_rank["step"].max()
+    io = tables.io.filter(pl.col("rank") == shown_rank, pl.col("step") == step)
+    return replace(tables, events=of_rank.filter(pl.col("step") == step).sort("seq"), io=io)
 
 
 def _untimed(tables: Tables) -> Tables:
     no_times = (pl.lit(None, pl.Int64).alias(at) for at in ("start", "end"))
-    return replace(tables, events=tables.events.with_columns(no_times))
+    return replace(tables, events=tables.events.with_columns(no_times), io=tables.io.clear())
 
 
 def _named(timeline: Timeline, side: str, rows_before: int) -> pl.DataFrame:

@@ -17,6 +17,7 @@ import numpy as np
 import polars as pl
 
 from dsexplore.analysis.arrivals import arrivals
+from dsexplore.analysis.io_waits import reason_of_lateness
 from dsexplore.analysis.late_ranks import LateRank, late_ranks
 from dsexplore.display import Displayable
 from dsexplore.errors import UsageError
@@ -95,7 +96,11 @@ class Skew(Displayable):
                 "No collective was measured on two ranks, so nobody shows as late: load the folder with the files of "
                 "all ranks."
             )
-        return " ".join(map(late_text, self.late_ranks[:_NAMED])) + self._others_text()
+        return " ".join(map(self._late_text, self.late_ranks[:_NAMED])) + self._others_text()
+
+    def _late_text(self, late: LateRank) -> str:
+        """Return one late rank as a sentence, and what it stood still for before, if that is why."""
+        return " ".join(filter(None, [late_text(late), reason_of_lateness(self.tables, late)]))
 
     def _others_text(self) -> str:
         if len(self.late_ranks) > _NAMED:

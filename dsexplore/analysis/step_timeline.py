@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args
 
 import polars as pl
 
+from dsexplore.analysis.io_waits import io_sentence
 from dsexplore.analysis.waiting_order import rounds
 from dsexplore.display import Displayable
 from dsexplore.errors import UsageError
@@ -95,6 +96,8 @@ HELD: dict[str, pl.DataType] = {
 NO_AXIS, NO_MODULE = "no axis", "outside any module"
 WAITING, WARM_UP = "waiting", "warm-up"
 """Marks of a pipeline's stages: a gap (of the bubble), and the time before the stage's first backward."""
+DISK, STILL = "disk", "stands still"
+"""Lanes and marks of reads and writes, and of the times that the program stood still for these or for its input."""
 _MOST_IN_ROUNDS = 300_000
 """Events of simulated ranks whose rounds are found: they take 2 µs each. More of them stand in program order."""
 
@@ -219,9 +222,42 @@ def timeline_of(
         .cast(dict(SPANS))  # type: ignore[arg-type]  # polars' own types
         .sort("begin", maintain_order=True)
     )
-    ties = message_ties(tables, spans) if several else pl.DataFrame(schema=TIES)
     marks = axes_by_bytes(events) if colors == "axis" else _in_order(spans["mark"], colors)
-    return Timeline(spans, _in_order(spans["lane"], lanes), marks, order, colors, tables, sizes, ties)
+    said = ""
+    if tables.io.height and (order == "measured" or events.is_empty()):
+        order, said = "measured", io_sentence(tables)
+        spans, further = _with_io(spans, tables, several)
+        marks = (*marks, *further)
+    ties = message_ties(tables, spans) if several else pl.DataFrame(schema=TIES)
+    return Timeline(spans, _in_order(spans["lane"], lanes), marks, order, colors, tables, sizes, ties, said)
+
+
+def _with_io(spans: pl.DataFrame, tables: Tables, several: bool) -> tuple[pl.DataFrame, tuple[str, ...]]:
+    """Return spans with those of reads, writes and waits, all since the first start of any; and the marks of these."""
+    events, io = tables.events, tables.io
+    first = io["start"].min()
+    assert isinstance(first, int)
+    earliest = events["start"].min()
+    before = max(earliest - first, 0) if isinstance(earliest, int) else 0
+    origin = min(first, earliest) if isinstance(earliest, int) else first
+    mark = pl.when(pl.col("op").is_in(["read", "write"])).then(pl.lit(DISK)).otherwise(pl.lit(STILL))
+    file = pl.col("path").str.split("/").list.last()
+    words = (pl.col("op") + " " + file).str.strip_chars()
+    added = io.select(
+        (pl.format("rank {} · {}", "rank", mark) if several else mark).alias("lane"),
+        ((pl.col("start") - origin) / 1e9).alias("begin"),
+        ((pl.col("end").fill_null(pl.col("start")) - origin) / 1e9).alias("end"),
+        mark.alias("mark"),
+        pl.concat_str(
+            [words, pl.col("module").replace("", None), pl.col("phase")], separator=" · ", ignore_nulls=True
+        ).alias("name"),
+        "bytes",
+        pl.lit(None, pl.UInt32).alias("row"),
+        pl.lit(None, pl.String).alias("label"),
+    ).cast(dict(SPANS))  # type: ignore[arg-type]  # polars' own types
+    moved = spans.with_columns(pl.col("begin", "end") + before / 1e9)
+    marks = tuple(name for name in (DISK, STILL) if name in set(added["mark"]))
+    return pl.concat([moved, added]).sort("begin", maintain_order=True), marks
 
 
 def _check(name: str, given: str, kind: Any) -> None:
@@ -273,16 +309,18 @@ def axes_by_bytes(events: pl.DataFrame) -> tuple[str, ...]:
 
 
 def _in_order(names: pl.Series, kind: str) -> tuple[str, ...]:
-    """Return the distinct names: phases in the order of a step, ranks by number, others as they first appear."""
-    distinct = names.unique(maintain_order=True).to_list()
-    if kind == "phase":
-        place = {phase: i for i, phase in enumerate(schema.PHASES)}
-        return tuple(
-            sorted(distinct, key=lambda name: (_rank_of(name), place.get(name.rpartition(" · ")[2], len(place))))
-        )
-    if any(name.startswith("rank ") for name in distinct):
-        return tuple(sorted(distinct, key=_rank_of))
-    return tuple(distinct)
+    """Return the distinct names: phases in the order of a step, ranks by number, others as they first appear.
+
+    The lanes of a rank's disk and of its waits follow its others.
+    """
+    place = {phase: i for i, phase in enumerate(schema.PHASES)} if kind == "phase" else {}
+    last = {DISK: len(place) + 1, STILL: len(place) + 2}
+
+    def key(name: str) -> tuple[int, int]:
+        part = name.rpartition(" · ")[2]
+        return _rank_of(name), last.get(part, place.get(part, len(place)))
+
+    return tuple(sorted(names.unique(maintain_order=True).to_list(), key=key))
 
 
 def _rank_of(name: str) -> int:
@@ -293,4 +331,5 @@ def _rank_of(name: str) -> int:
 def with_sizes(timeline: Timeline, sizes: Sizes) -> Timeline:
     """Return the timeline with wire or message bytes."""
     column = timeline.tables.events[f"{sizes}_bytes"].gather(timeline.spans["row"]).cast(SPANS["bytes"])
-    return replace(timeline, spans=timeline.spans.with_columns(column.alias("bytes")), sizes=sizes)
+    bytes_ = pl.coalesce(column, pl.when(pl.col("mark") == DISK).then("bytes")).alias("bytes")
+    return replace(timeline, spans=timeline.spans.with_columns(bytes_), sizes=sizes)

@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from dsexplore.capture.collective_kinds import CollectiveKind, CollectiveKinds
 from dsexplore.capture.groups import Group, own_rank, size_of
+from dsexplore.capture.io_recording import io_columns
 from dsexplore.capture.issued_collective import Issued
 from dsexplore.capture.module_entry import ModuleEntry
 from dsexplore.capture.ops import Message
@@ -72,6 +73,7 @@ def content_of(
         events=event_columns(kinds, steps, recording.stack_depth, placed.numbers),
         costs=_cost_tables(recording, issued, rank),
         numerics=recording.numerics.columns(rank) if recording.numerics is not None else {},
+        io=io_columns(recording.io, rank, recording.stack_depth) if recording.io else {},
         parameters=parameter_columns(modules.parameters(), rank),
         modules=module_columns(modules.in_order(), recording.earlier_calls),
         groups=group_rows(group for group in groups if id(group) in used),

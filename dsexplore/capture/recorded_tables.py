@@ -85,6 +85,8 @@ class Recorded:
     """The tables ``kernels``, ``memory`` and ``differing``; empty where costs were not recorded."""
     numerics: Columns
     """By column of `schema.NUMERICS`, a value per summary; empty where none were recorded."""
+    io: Columns
+    """By column of `schema.IO`, a value per read, write or wait; empty where there were none."""
     steps: int | None
     """The number of steps that the tables hold; None for all that was recorded."""
     trains: bool
@@ -105,6 +107,7 @@ class Recorded:
             groups=pl.DataFrame(self.groups, schema=schema.GROUPS, orient="row"),
             info=self.info,
             numerics=_of_columns(self.numerics, schema.NUMERICS) if self.numerics else schema.empty("numerics"),
+            io=_of_columns(self.io, schema.IO) if self.io else schema.empty("io"),
             **self.costs,
         )
         if self.steps is not None:
@@ -127,13 +130,13 @@ def _shapes(shapes: Sequence[tuple[int, ...]]) -> pl.Series:
 
 def _of_steps(tables: Tables, count: int) -> Tables:
     """Return the tables with the rows of the first `count` steps only."""
-    parts = ("events", "kernels", "memory", "numerics", "differing")
+    parts = ("events", "kernels", "memory", "numerics", "differing", "io")
     return replace(tables, **{name: getattr(tables, name).filter(pl.col("step") < count) for name in parts})
 
 
 def _of_inference(tables: Tables) -> Tables:
     """Rename the phase of forwards without gradients, for programs in which no call ran with gradients."""
-    names = {"events": "trigger", "kernels": "module", "memory": "module", "numerics": "module"}
+    names = {"events": "trigger", "kernels": "module", "memory": "module", "numerics": "module", "io": "module"}
     is_apart = pl.col("phase") == "no-grad forward"
     return replace(
         tables,

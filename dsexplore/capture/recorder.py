@@ -26,10 +26,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from dsexplore import io_accesses
 from dsexplore.capture import frame_kinds, pipelines
 from dsexplore.capture.early_sends import EarlySends
 from dsexplore.capture.given_up_groups import mark_given_up
 from dsexplore.capture.groups import Group, Groups, own_rank, size_of
+from dsexplore.capture.io_recording import IoAccess, observe_input
 from dsexplore.capture.issued_collective import Batches, Issued, Label, is_async
 from dsexplore.capture.labels import current
 from dsexplore.capture.module_calls import ModuleCalls
@@ -47,6 +49,7 @@ from dsexplore.capture.stopwatch import Stopwatch
 from dsexplore.capture.substrate import KernelSubstrate, Substrate
 from dsexplore.capture.tensor_waits import TensorWaits
 from dsexplore.capture.work_timing import Clock, fail
+from dsexplore.io_accesses import IoOp
 from dsexplore.trace.tables import Tables
 from dsexplore.user_warnings import warn, warn_of_untested_torch
 
@@ -70,6 +73,8 @@ class Recorder:
         self._inside: dict[int, Issued] = {}
         """{thread: collective whose call has not returned}. The first collective of an NCCL group blocks
         in its call until all ranks have created the communicator."""
+        self._ends_io: list[Callable[[], None]] = []
+        """End the observation of reads, writes and input."""
         self._lock = threading.RLock()
         self._start_anew()
 
@@ -102,6 +107,7 @@ class Recorder:
                         substrate.install(self)
                         self._substrate = substrate
                     self._stopwatch.install()
+                    self._ends_io = [io_accesses.listen(self.begins_io), observe_input()]
                 except BaseException:
                     self._module_calls.uninstall()
                     raise
@@ -144,6 +150,9 @@ class Recorder:
         if self._recordings:
             return
         self._module_calls.uninstall()
+        for end in self._ends_io:
+            end()
+        self._ends_io = []
         self._modules.release()
         if self._substrate is not None and not self._keeps_kernels:
             self._substrate.uninstall()
@@ -216,6 +225,21 @@ class Recorder:
             if pending.label is not None:
                 pending.label.issued.append(pending)
         pending.recordings = ()
+
+    def begins_io(self, op: IoOp, path: str, nbytes: int | None) -> IoAccess | None:
+        """Record a read, a write or a wait that begins now, in every open recording of real ranks."""
+        recordings = [each for each in self._recordings if not each.simulated]
+        if not recordings:
+            return None
+        try:
+            reading = read_stack(self._stack_depth, sys._getframe(1), self._modules)
+            access = IoAccess(op, path, nbytes, self._origins.of(reading), self._stopwatch.now, self._stopwatch.now())
+        except Exception as fault:
+            self.warn_once(f"io {op}", f"dsexplore could not describe a {op} and left it out of the trace: {fault!r}")
+            return None
+        for recording in recordings:
+            recording.io.append((len(recording.steps), access))
+        return access
 
     def end_label(self, label: Label) -> None:
         """Record the end of everything that a labeled call issued; the call has returned."""

@@ -13,6 +13,7 @@ from dsexplore.errors import UsageError
 from dsexplore.progress import Work
 
 if TYPE_CHECKING:
+    from dsexplore.capture.io_recording import IoAccess
     from dsexplore.capture.kernel_recording import KernelRecording
     from dsexplore.capture.numeric_recording import NumericRecording
 
@@ -59,6 +60,8 @@ class Recording:
     """Recording of the kernels between collectives; None if only collectives are recorded."""
     numerics: NumericRecording | None = None
     """Recording of the summaries of tensors; None if there is none."""
+    io: list[tuple[int, IoAccess]] = field(default_factory=list)
+    """Reads, writes and waits besides collectives, each with the number of its step."""
     journal: Keeper | None = None
     """The file of its calls that is always current; None if nothing is saved, or into a single file."""
     work: Work | None = None
@@ -80,6 +83,7 @@ class Recording:
         if not self.steps_are_marked:
             self.steps_are_marked = True
             self.steps.clear()
+            self.io = [(0, access) for _, access in self.io]
             if self.kernels is not None:
                 self.kernels.join_steps()
             if self.numerics is not None:
@@ -99,6 +103,8 @@ class Recording:
         if not self.steps:
             raise UsageError("there is no step to lengthen: call trace.step() first")
         self.steps[-1] = len(self.issued)
+        latest = len(self.steps)
+        self.io = [(min(step, latest - 1), access) for step, access in self.io]
         if self.kernels is not None:
             self.kernels.lengthen_step()
 

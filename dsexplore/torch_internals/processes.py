@@ -11,6 +11,8 @@ from dsexplore.torch_internals.names import TorchName, internal
 
 START_PROCESSES = TorchName("torch.multiprocessing.spawn:start_processes")
 """The function by which ``torch.multiprocessing.spawn`` starts ranks."""
+LOADER_ITERATOR: Any = internal("torch.utils.data.dataloader:_BaseDataLoaderIter")
+"""The class whose ``__next__`` gives the batches of each ``DataLoader``, with workers and without."""
 START_PROCESS = TorchName("multiprocessing.process:BaseProcess.start")
 
 PRELOADED = (
@@ -41,3 +43,9 @@ def has_cuda_context(device: int) -> bool:
     """Return True if this process itself holds a CUDA context on a GPU; a build without CUDA has none."""
     asked: Any = getattr(torch._C, "_cuda_hasPrimaryContext", None)
     return asked is not None and bool(asked(device))
+
+
+def dataset_name(iterator: Any) -> str:
+    """Return the class of the data set that an iterator of a ``DataLoader`` reads; empty where it does not say."""
+    dataset = getattr(iterator, "_dataset", None)
+    return "" if dataset is None else type(dataset).__name__

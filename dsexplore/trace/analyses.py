@@ -72,6 +72,19 @@ class Analyses(Displayable):
         findings: Findings = run_pass("findings", self.tables)
         return findings
 
+    def io_waits(self) -> pl.DataFrame:
+        """Return for how long the program stood still for its disk and its input, per module and phase.
+
+        Seen are transfers of `dsexplore.aio` and each ``DataLoader``, on real ranks; the longest first; columns:
+        `dsexplore.analysis.io_waits.COLUMNS`. `Trace.io` has each read, write and wait.
+
+        Examples:
+            >>> trace.io_waits().is_empty()
+            True
+        """
+        waits: pl.DataFrame = run_pass("io_waits", self.tables)
+        return waits
+
     def headline(self) -> Headline:
         """Return a `dsexplore.analysis.headline.Headline`: what a step sends, in at most four sentences.
 

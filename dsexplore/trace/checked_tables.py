@@ -19,6 +19,7 @@ _MAYBE_UNKNOWN = {
         *("same_input", "message_bytes", "wire_bytes"),
     ),
     "kernels": ("waits_for",),
+    "io": ("bytes", "end"),
 }
 """{table: columns in which a value may be missing}."""
 _RANKS = ("rank", "ranks", "peer", "root")
@@ -42,7 +43,7 @@ def check_tables(tables: Tables) -> None:
 
 def _problems(tables: Tables) -> Iterator[str]:
     yield from _of_info(tables.info)
-    for name in ("events", "parameters", "modules", "groups", "kernels", "memory", "numerics", "differing"):
+    for name in ("events", "parameters", "modules", "groups", "kernels", "memory", "numerics", "differing", "io"):
         table: pl.DataFrame = getattr(tables, name)
         for column, facts in _facts(table).items():
             yield from _missing(name, column, facts)

@@ -7,7 +7,7 @@ One file holds one trace. Its rows are the events; its key-value metadata holds 
 | ``dsexplore.format`` | the format's version, a whole number |
 | ``dsexplore.info`` | `TraceInfo` as JSON |
 | ``dsexplore.parameters``, ``.modules``, ``.groups`` | that table as Parquet, in base64 |
-| ``dsexplore.kernels``, ``.memory``, ``.numerics``, ``.differing`` | likewise |
+| ``dsexplore.kernels``, ``.memory``, ``.numerics``, ``.differing``, ``.io`` | likewise |
 | ``dsexplore.digest`` | see `dsexplore.trace.file_digest` |
 
 A directory holds one such file per rank, ``rank-00000.parquet`` and so on; loading it merges them.
@@ -47,7 +47,7 @@ from dsexplore.trace.unknown_sizes import without_placeholders
 from dsexplore.user_warnings import warn
 
 _PREFIX = "dsexplore."
-_SIDE_TABLES = ("parameters", "modules", "groups", "kernels", "memory", "numerics", "differing")
+_SIDE_TABLES = ("parameters", "modules", "groups", "kernels", "memory", "numerics", "differing", "io")
 
 
 def load(path: str | os.PathLike[str]) -> Tables:
@@ -206,7 +206,7 @@ def stack_file(rank: int) -> str:
 def split_ranks(tables: Tables) -> dict[int, Tables]:
     """Return {rank: its tables}; all share modules and groups, which have no rank column. Without any rank, {0: …}."""
     ranks = ranks_of(tables) or (0,)
-    per_rank = ("events", "parameters", "kernels", "memory", "numerics", "differing")
+    per_rank = ("events", "parameters", "kernels", "memory", "numerics", "differing", "io")
     of_ranks = {name: _by_rank(getattr(tables, name)) for name in per_rank}
     return {
         rank: replace(

@@ -62,7 +62,10 @@ def align(tables: Tables, *, shares_clock: bool = False) -> Tables:
     if not shifted:
         return replace(tables, info=info)
     return replace(
-        tables, info=replace(info, notes=(*info.notes, _note(shifted))), events=aligned(tables.events, shifted)
+        tables,
+        info=replace(info, notes=(*info.notes, _note(shifted))),
+        events=aligned(tables.events, shifted),
+        io=aligned(tables.io, shifted),
     )
 
 
@@ -200,6 +203,7 @@ def merge_tables(
         memory=pl.concat([part.memory for part in parts]),
         numerics=pl.concat([part.numerics for part in parts]),
         differing=pl.concat([part.differing for part in parts]),
+        io=pl.concat([part.io for part in parts]),
         modules=merge_modules([part.modules for part in parts]),
         groups=pl.concat([part.groups for part in parts]).unique("group", keep="first", maintain_order=True),
         info=info,

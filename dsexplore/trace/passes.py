@@ -15,6 +15,7 @@ PASSES = {
     # the method of Trace: the function of Tables that it calls
     "findings": "dsexplore.analysis.findings.all_rules:findings",
     "skew": "dsexplore.analysis.skew:skew",
+    "io_waits": "dsexplore.analysis.io_waits:io_waits",
     "headline": "dsexplore.analysis.headline:headline",
     "world_map": "dsexplore.analysis.world_map:world_map",
     "predicted_world_map": "dsexplore.cost.predicted_map:predicted_world_map",

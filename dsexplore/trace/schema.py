@@ -189,6 +189,22 @@ DIFFERING: dict[str, pl.DataType] = {
 }
 """One row per tensor that differs between ranks that should hold the same, if costs were recorded; otherwise empty."""
 
+IO: dict[str, pl.DataType] = {
+    "rank": pl.Int32(),
+    "step": pl.Int32(),
+    "seq": pl.Int64(),  # position among this rank's rows, in the order in which they began
+    "op": pl.String(),  # read, write: of dsexplore.aio; wait: the program stands still for these; input: for a batch
+    "path": pl.String(),  # the file; of input the class of the data set; "" of a wait for several files
+    "bytes": pl.Int64(),  # null of waits and input
+    "phase": pl.String(),  # in which it began
+    "module": pl.String(),  # module that was running when it began; "" outside any
+    "source": pl.String(),  # the user's lines, as of events
+    "start": pl.Int64(),  # ns since the Unix epoch
+    "end": pl.Int64(),  # null where it had not ended when the recording did
+}
+"""One row per transfer of `dsexplore.aio` while a program on real ranks is recorded, and per time that the program
+stood still for transfers or for the next batch of a ``DataLoader``."""
+
 TABLES: dict[str, dict[str, pl.DataType]] = {
     "events": EVENTS,
     "parameters": PARAMETERS,
@@ -198,8 +214,9 @@ TABLES: dict[str, dict[str, pl.DataType]] = {
     "memory": MEMORY,
     "numerics": NUMERICS,
     "differing": DIFFERING,
+    "io": IO,
 }
-ADDED_TABLES: dict[str, int] = {"kernels": 3, "memory": 3, "numerics": 7, "differing": 7}
+ADDED_TABLES: dict[str, int] = {"kernels": 3, "memory": 3, "numerics": 7, "differing": 7, "io": 8}
 """{table: format version that added it}."""
 
 

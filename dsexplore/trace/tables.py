@@ -94,6 +94,7 @@ class Tables:
     memory: pl.DataFrame = field(default_factory=lambda: schema.empty("memory"))
     numerics: pl.DataFrame = field(default_factory=lambda: schema.empty("numerics"))
     differing: pl.DataFrame = field(default_factory=lambda: schema.empty("differing"))
+    io: pl.DataFrame = field(default_factory=lambda: schema.empty("io"))
 
     @cached_property
     def coded_events(self) -> pl.DataFrame:

@@ -91,6 +91,12 @@ class Trace(Analyses):
         return self.tables.numerics
 
     @property
+    def io(self) -> pl.DataFrame:
+        """One row per read and write of `dsexplore.aio`, and per time that the program stood still for these or for
+        its input; columns: `schema.IO`."""
+        return self.tables.io
+
+    @property
     def info(self) -> TraceInfo:
         """Where and how it was recorded."""
         return self.tables.info

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dsexplore.aio import bench_processes, sweep, sweep_setup
+from dsexplore.aio import SweepResult, bench_processes, sweep, sweep_setup
 from dsexplore.aio.bench_processes import Worker, start_workers
 from dsexplore.errors import UsageError
 
@@ -56,6 +56,36 @@ def test_all_processes_move_bytes_at_the_same_time(tmp_path: Path, monkeypatch: 
     assert result.bytes_written > 3 * (16 << 20)
 
 
+def test_several_directories_are_measured_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folders = [tmp_path / name for name in ("first", "second", "third")]
+    for folder in folders:
+        folder.mkdir()
+    homes: list[str] = []
+    begin = Worker.__init__
+
+    def noted(self: Worker, number: int, arguments: dict[str, object]) -> None:
+        homes.append(str(arguments["path"]))
+        begin(self, number, arguments)
+
+    monkeypatch.setattr(Worker, "__init__", noted)
+    result = sweep(folders, **QUICK, processes=4)  # type: ignore[arg-type]
+    assert homes == [str(folders[number]) for number in (1, 2, 0)]
+    assert result.disk.path == str(folders[0])
+    assert result.conditions.processes == 4
+    assert result.lines()[1] == f"Measured together with {folders[1]}, {folders[2]}: rates are of all disks together."
+    assert SweepResult.from_json(result.to_json()).lines() == result.lines()
+    assert all(list(folder.iterdir()) == [] for folder in folders)
+
+
+def test_directories_that_cannot_be_measured_together(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="two are one directory: give each once"):
+        sweep([tmp_path, tmp_path / "."])
+    with pytest.raises(UsageError, match="none is no directory: of several paths, each is"):
+        sweep([tmp_path, tmp_path / "none"])
+    with pytest.raises(UsageError, match=r"path \[\] is empty"):
+        sweep([])
+
+
 @pytest.mark.usefixtures("ended_by_bytes")
 def test_what_all_write_is_counted_and_bounded(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"16 MiB is written once by each of 2 processes, so give at least 64 MiB"):
@@ -84,8 +114,8 @@ def test_numbers_of_processes_that_make_no_sense(tmp_path: Path, count: object) 
 def test_a_process_that_cannot_work_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = children()
 
-    def elsewhere(stack, count, path, *rest):  # type: ignore[no-untyped-def]
-        return start_workers(stack, count, str(tmp_path / "none"), *rest)
+    def elsewhere(stack, paths, *rest):  # type: ignore[no-untyped-def]
+        return start_workers(stack, [str(tmp_path / "none") for _ in paths], *rest)
 
     monkeypatch.setattr("dsexplore.aio.sweeping.start_workers", elsewhere)
     with pytest.raises(OSError, match="process 1: No such file or directory") as caught:

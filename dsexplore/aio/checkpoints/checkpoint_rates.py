@@ -30,7 +30,7 @@ from dsexplore.units import format_bytes, format_rate, parse_size
 TORCH_SAVE, DCP, ASYNCHRONOUS, DIRECT = "torch.save", "DCP", "DCP, asynchronous", "direct writes"
 METHODS = (TORCH_SAVE, DCP, ASYNCHRONOUS, DIRECT)
 _LEAST = 4 << 20
-_TENSORS = 16
+TENSORS = 16
 """Number of tensors that a measured checkpoint has."""
 
 
@@ -130,8 +130,8 @@ def checkpoint_rates(
     if nbytes < _LEAST:
         raise UsageError(f"size {size} is too small to measure a disk with: give {format_bytes(_LEAST)} or more")
     check_space(os.fspath(folder), nbytes)
-    numel = nbytes // _TENSORS // 4
-    state = {f"weight{number}": torch.randn(numel) for number in range(_TENSORS)}
+    numel = nbytes // TENSORS // 4
+    state = {f"weight{number}": torch.randn(numel) for number in range(TENSORS)}
     return measure_rates(folder, state, rounds, time.perf_counter)
 
 

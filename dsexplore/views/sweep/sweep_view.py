@@ -192,6 +192,7 @@ def _conditions_table(result: SweepResult) -> str:
         "holes": "" if how.data_share == 1 else share(1 - how.data_share),
         "tensors": ", ".join(map(format_bytes, how.transfers)),
         "processes": str(how.processes) if how.processes > 1 else "",
+        "together with": ", ".join(how.further_folders),
         "slices": f"{len(result.measured)} of {how.slice_seconds:.2f} s, {result.elapsed:.0f} s in all",
         "written": format_bytes(result.bytes_written)
         + ("" if how.most_written is None else f" of at most {format_bytes(how.most_written)}"),

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from dsexplore.analysis.step_timeline import WAITING, WARM_UP, Timeline
+from dsexplore.analysis.step_timeline import DISK, STILL, WAITING, WARM_UP, Timeline
 from dsexplore.views.page import html
 from dsexplore.views.page.theme import GREY, SERIES, axis_mark, phase_mark, tint
 from dsexplore.views.trace.byte_sizes import signed
@@ -37,6 +37,9 @@ class Color:
 _GAPS = {WAITING: Color(WAITING, "–", _PALE, "#000"), WARM_UP: Color(WARM_UP, "↑", tint(GREY, 0.2), "currentColor")}
 
 
+_IO = {DISK: Color(DISK, "d", GREY, "#000"), STILL: Color(STILL, "–", _PALE, "#000")}
+
+
 def is_gap(color: Color) -> bool:
     """Return True if a color is that of a pipeline's bubble or of its warm-up."""
     return color in _GAPS.values()
@@ -52,8 +55,9 @@ def colors_of(timeline: Timeline) -> list[Color]:
     names = timeline.marks
     if len(names) > MOST_MARKS:
         names = (*names[: MOST_MARKS - 1], f"{len(names) - MOST_MARKS + 1:,} others")
-    place = {name: number for number, name in enumerate(name for name in names if name not in _GAPS)}
-    return [_GAPS[name] if name in _GAPS else _color(timeline.color_by, name, place[name]) for name in names]
+    fixed = {**_GAPS, **_IO} if timeline.tables.io.height else _GAPS
+    place = {name: number for number, name in enumerate(name for name in names if name not in fixed)}
+    return [fixed[name] if name in fixed else _color(timeline.color_by, name, place[name]) for name in names]
 
 
 def _color(kind: str, name: str, number: int) -> Color:

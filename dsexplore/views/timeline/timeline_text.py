@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from dsexplore.analysis.step_timeline import Timeline
+from dsexplore.analysis.step_timeline import DISK, Timeline
 from dsexplore.trace.unknown_sizes import format_sum
 from dsexplore.units import format_bytes, format_count, format_seconds
 from dsexplore.views.page import html
@@ -91,15 +91,18 @@ def timeline_text(timeline: Timeline) -> str:
 def lane_totals(timeline: Timeline) -> dict[str, str]:
     """Return {lane: number and bytes of its collectives, in words}."""
     unknown = (pl.col("bytes").is_null() & pl.col("row").is_not_null()).sum().alias("unknown")
+    of_disk = (pl.col("mark") == DISK).any().alias("of_disk")
     totals = timeline.spans.group_by("lane").agg(
-        pl.len(), pl.col("row").count().alias("events"), pl.col("bytes").sum(), unknown
+        pl.len(), pl.col("row").count().alias("events"), pl.col("bytes").sum(), unknown, of_disk
     )
     words = WORDS[timeline.sizes]
     return {
         lane: f"{format_count(events, 'collective')}, {format_sum(size, unknown)} {words}"
         if events
+        else f"{format_count(count, 'transfer')}, {format_bytes(size)}"
+        if of_disk
         else format_count(count, "span")
-        for lane, count, events, size, unknown in totals.iter_rows()
+        for lane, count, events, size, unknown, of_disk in totals.iter_rows()
     }
 
 
@@ -132,7 +135,8 @@ def span_texts(timeline: Timeline, at: npt.NDArray[np.int64]) -> list[str]:
     texts = []
     for span, (name, mark, size, begin, end, row) in zip(at.tolist(), spans.iter_rows(), strict=True):
         unsized = "" if row is None else format_bytes(None)
-        parts = [plain(name), plain(mark), unsized if size is None else sized(size), messages.get(span, "")]
+        moved = unsized if size is None else format_bytes(size) if mark == DISK else sized(size)
+        parts = [plain(name), plain(mark), moved, messages.get(span, "")]
         if row is not None:
             owner, cause, peer, source = (next(columns[column]) for column in _EVENT)
             from_peer = "" if peer is None else f"peer rank {peer}"

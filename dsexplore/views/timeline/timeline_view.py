@@ -27,15 +27,19 @@ class TimelineView(View):
 
     def text(self) -> str:
         """Return the timeline as text: its verdict, the unit of its axis, and a line per lane."""
-        late = self._who_waits
-        return timeline_text(self._timeline if late is None else replace(self._timeline, verdict=late.sentence))
+        return timeline_text(self._with_verdict(self._who_waits))
 
     def html(self) -> str:
         """Return the drawing as HTML; of ranks whose times were measured, also who waits for whom."""
         late = self._who_waits
-        return timeline_html(self._timeline if late is None else replace(self._timeline, verdict=late.sentence)) + (
+        return timeline_html(self._with_verdict(late)) + (
             "" if late is None else html.fragment(skew_view.drawing(late), skew_view.STYLE)
         )
+
+    def _with_verdict(self, late: Skew | None) -> Timeline:
+        """Return the timeline with who waits for whom in its verdict."""
+        said = [] if late is None else [late.sentence]
+        return replace(self._timeline, verdict=" ".join([*said, *filter(None, [self._timeline.verdict])]))
 
     @property
     def _who_waits(self) -> Skew | None:

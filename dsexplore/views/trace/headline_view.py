@@ -165,7 +165,10 @@ def link_to(anchor: str, sentence: Sentence) -> str:
 def live_headline(headline: Headline, axes: Sequence[str], prediction: Prediction | None) -> str:
     """Return the bar, the sentences, each with a button that filters by its events, and all findings."""
     shown = headline_html(
-        headline, lambda i: f' <button class="to" data-sentence="{i}">show</button>', axes, prediction
+        headline,
+        lambda i: f' <button class="to" data-sentence="{i}">show</button>' if len(headline.sentences[i].rows) else "",
+        axes,
+        prediction,
     )
     return f'<div class="dsx">{shown}{findings_part(headline.findings)}</div>' if shown else ""
 

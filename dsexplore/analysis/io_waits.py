@@ -1,0 +1,105 @@
+"""For how long a program stands still for its disk and for its input, and in which module.
+
+What is measured: of a wait, from the call until what it waited for was there; of input, from the call of ``next`` on a
+``DataLoader`` until the batch was there.
+"""
+
+from __future__ import annotations
+
+import polars as pl
+
+from dsexplore.analysis.late_ranks import LateRank
+from dsexplore.trace.tables import Tables
+from dsexplore.units import format_count, format_seconds, format_share
+
+COLUMNS: dict[str, pl.DataType] = {
+    "op": pl.String(),  # wait: for reads and writes; input: for the next batch
+    "module": pl.String(),  # module that was running; "" outside any
+    "phase": pl.String(),
+    "count": pl.Int64(),  # waits of all ranks
+    "seconds": pl.Float64(),  # of one rank, the mean over those that were recorded
+}
+_STILL = ("wait", "input")
+_FOR = {"wait": "the disk", "input": "input"}
+_EXPLAINS = 0.5
+"""The part of a rank's lateness that it must have stood still longer than the others, for that to be its reason."""
+
+
+def io_waits(tables: Tables) -> pl.DataFrame:
+    """Return one row per module and phase in which the program stood still, the longest first; columns: `COLUMNS`."""
+    ended = tables.io.filter(pl.col("op").is_in(_STILL)).drop_nulls("end")
+    seconds = (pl.col("end") - pl.col("start")).sum() / 1e9 / _ranks(tables)
+    sums = ended.group_by("op", "module", "phase").agg(pl.len().alias("count"), seconds.alias("seconds"))
+    ordered = sums.sort("seconds", "op", "module", "phase", descending=[True, False, False, False])
+    return ordered.select(pl.col(name).cast(kind) for name, kind in COLUMNS.items())
+
+
+def io_sentence(tables: Tables) -> str:
+    """Return for how long the program stands still for its disk and its input; empty if neither was recorded."""
+    waits, span = io_waits(tables), _span(tables)
+    ranks = _ranks(tables)
+    who = "A rank" if ranks > 1 else "The program"
+    over = f" (mean of {ranks:,} ranks)" if ranks > 1 else ""
+    said = []
+    for op, what in _FOR.items():
+        of_op = waits.filter(op=op)
+        if of_op.is_empty():
+            continue
+        total = float(of_op["seconds"].sum())
+        text = (
+            f"{who} stands still for {what} for {format_seconds(total)} of {format_seconds(span)} "
+            f"({format_share(total, span)}){over}"
+        )
+        module, phase, count, seconds = of_op.select("module", "phase", "count", "seconds").row(0)
+        where = module or f"phase {phase}"
+        where += f" ({phase})" if module else ""
+        rest = "all of it" if of_op.height == 1 else f"{format_seconds(seconds)} of it"
+        said.append(f"{text}; {rest} in {where}, in {format_count(count, 'wait')}.")
+    return " ".join(said)
+
+
+def _ranks(tables: Tables) -> int:
+    return max(tables.io["rank"].n_unique(), 1)
+
+
+def _span(tables: Tables) -> float:
+    """Return the seconds from the first start to the last end of collectives and of what is read and written."""
+    times = pl.concat([tables.events.select("start", "end"), tables.io.select("start", "end")])
+    latest = pl.max_horizontal(pl.col("start").max(), pl.col("end").max())
+    first, last = times.select(pl.col("start").min(), latest.alias("last")).row(0)
+    return float(last - first) / 1e9 if first is not None else 0.0
+
+
+def reason_of_lateness(tables: Tables, late: LateRank) -> str:
+    """Return that a late rank stood still for its disk or input before it came late; empty if that is not the reason.
+
+    Compared is what it stood still between its collective before and the one to which it came late, with the same of
+    the other ranks: what all of them wait for makes none late.
+    """
+    still = tables.io.filter(pl.col("op").is_in(_STILL)).drop_nulls("end")
+    if still.is_empty():
+        return ""
+    events = (
+        tables.events.with_row_index("row")
+        .sort("rank", "seq")
+        .with_columns(since=pl.col("start").shift(1).over("rank"))
+    )
+    events = events.filter(pl.col("row").is_in(late.rows.tolist())).drop_nulls(["since", "start"])
+    inside = events.select("row", "rank", "step", "since", until="start").join(still, on="rank", suffix="_of_wait")
+    overlap = pl.min_horizontal("until", "end") - pl.max_horizontal("since", "start")
+    waited = inside.with_columns(overlap=overlap.clip(lower_bound=0))
+    for op, what in _FOR.items():
+        own = _median(waited.filter(pl.col("rank") == late.rank, op=op), events.filter(rank=late.rank))
+        others = _median(waited.filter(pl.col("rank") != late.rank, op=op), events.filter(pl.col("rank") != late.rank))
+        if own - others > _EXPLAINS * late.late_by:
+            theirs = f"the others for {format_seconds(others)}" if others >= 1e-6 else "the others hardly"
+            return f"Before that it stands still for {what} for {format_seconds(own)}, {theirs} (medians)."
+    return ""
+
+
+def _median(waited: pl.DataFrame, events: pl.DataFrame) -> float:
+    """Return the median over collectives of the seconds that were waited before each."""
+    sums = waited.group_by("row").agg(pl.col("overlap").sum())
+    of_each = events.select("row").join(sums, on="row", how="left")["overlap"].fill_null(0)
+    middle = of_each.median()
+    return float(middle) / 1e9 if isinstance(middle, (int, float)) else 0.0
