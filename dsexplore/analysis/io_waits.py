@@ -74,7 +74,8 @@ def reason_of_lateness(tables: Tables, late: LateRank) -> str:
     """Return that a late rank stood still for its disk or input before it came late; empty if that is not the reason.
 
     Compared is what it stood still between its collective before and the one to which it came late, with the same of
-    the other ranks: what all of them wait for makes none late.
+    the other ranks: what all of them wait for makes none late. Of several in a step, the sum counts, as those that
+    follow one another are late for the same reason.
     """
     still = tables.io.filter(pl.col("op").is_in(_STILL)).drop_nulls("end")
     if still.is_empty():
@@ -83,23 +84,27 @@ def reason_of_lateness(tables: Tables, late: LateRank) -> str:
         tables.events.with_row_index("row")
         .sort("rank", "seq")
         .with_columns(since=pl.col("start").shift(1).over("rank"))
+        .filter(pl.col("row").is_in(late.rows.tolist()))
+        .drop_nulls(["since", "start"])
     )
-    events = events.filter(pl.col("row").is_in(late.rows.tolist())).drop_nulls(["since", "start"])
-    inside = events.select("row", "rank", "step", "since", until="start").join(still, on="rank", suffix="_of_wait")
+    by = "step" if events["step"].n_unique() > 1 else "row"
+    windows = events.select("row", "rank", of=by, since="since", until="start")
+    inside = windows.join(still.select("rank", "op", "start", "end"), on="rank")
     overlap = pl.min_horizontal("until", "end") - pl.max_horizontal("since", "start")
     waited = inside.with_columns(overlap=overlap.clip(lower_bound=0))
+    is_late = pl.col("rank") == late.rank
     for op, what in _FOR.items():
-        own = _median(waited.filter(pl.col("rank") == late.rank, op=op), events.filter(rank=late.rank))
-        others = _median(waited.filter(pl.col("rank") != late.rank, op=op), events.filter(pl.col("rank") != late.rank))
+        own = _median(waited.filter(is_late, op=op), windows.filter(is_late))
+        others = _median(waited.filter(~is_late, op=op), windows.filter(~is_late))
         if own - others > _EXPLAINS * late.late_by:
             theirs = f"the others for {format_seconds(others)}" if others >= 1e-6 else "the others hardly"
             return f"Before that it stands still for {what} for {format_seconds(own)}, {theirs} (medians)."
     return ""
 
 
-def _median(waited: pl.DataFrame, events: pl.DataFrame) -> float:
-    """Return the median over collectives of the seconds that were waited before each."""
-    sums = waited.group_by("row").agg(pl.col("overlap").sum())
-    of_each = events.select("row").join(sums, on="row", how="left")["overlap"].fill_null(0)
-    middle = of_each.median()
+def _median(waited: pl.DataFrame, windows: pl.DataFrame) -> float:
+    """Return the median over steps, or collectives, of the seconds that a rank waited in their windows."""
+    sums = waited.group_by("rank", "of").agg(pl.col("overlap").sum())
+    each = windows.select("rank", "of").unique().join(sums, on=["rank", "of"], how="left")
+    middle = each["overlap"].fill_null(0).median()
     return float(middle) / 1e9 if isinstance(middle, (int, float)) else 0.0

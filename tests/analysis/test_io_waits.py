@@ -52,6 +52,18 @@ def test_the_late_ranks_reason_is_said(op: str, what: str) -> None:
     assert f"Before that it stands still for {what} for 185 ms, the others for 5 ms (medians)." in sentence
 
 
+def test_collectives_that_follow_one_another_are_late_for_one_reason() -> None:
+    late = 200 * MS
+    starts = [(i * 1000 * MS + at) for i in range(6) for at in (0, MS)]  # the second begins before the first has ended
+    tables = tables_of([Happened({0: start, 1: start + late}, 50 * MS) for start in starts])
+    number = pl.col("seq").cast(pl.Int32) // 4  # two collectives on two ranks
+    tables = replace(tables, events=tables.events.with_columns(step=number))
+    waits: list[Wait] = [(1, "input", "", i * 1000 + 10, i * 1000 + 195) for i in range(6)]
+    sentence = Trace(with_waits(tables, waits)).skew().sentence
+    assert "at 12 of 12" in sentence
+    assert "Before that it stands still for input for 185 ms, the others hardly (medians)." in sentence
+
+
 def test_what_all_ranks_wait_for_makes_none_late() -> None:
     waits = [(1, "input", "", i * 1000 + 10, i * 1000 + 195) for i in range(6)]
     waits += [(0, "input", "", i * 1000 - 190, i * 1000 - 5) for i in range(6)]
