@@ -15,6 +15,8 @@ from dsexplore.signatures import names_arguments
 if TYPE_CHECKING:
     import torch
 
+_BETWEEN_LOOKS = 0.1
+"""Seconds after which workers are looked at again: those of a data set that ends are gone at the end."""
 Look = Callable[[], tuple[dict[int, ProcessUse], dict[int, ProcessUse]]]
 """Returns what this process, and what its workers have used so far."""
 
@@ -60,17 +62,23 @@ def measure(
     for number in range(skipped):
         _next(batches, number)
     own, workers = look()
-    begun = clock()
+    begun = looked = clock()
+    seen = workers
     count = samples = nbytes = 0
     while True:
         batch = next(batches, None)
         if batch is None:
             break
         count, samples, nbytes = count + 1, samples + samples_of(batch), nbytes + bytes_of(batch)
-        if clock() - begun >= seconds:
+        now = clock()
+        if now - begun >= seconds:
             break
+        if now - looked >= _BETWEEN_LOOKS:
+            looked, seen = now, {**seen, **look()[1]}
     took = clock() - begun
     own_after, workers_after = look()
+    if not workers_after:  # they end with their data set
+        workers_after = seen
     if not count:
         raise UsageError(f"the loader has no more than {skipped} batches: give skipped=0, or a longer one")
     return Feeding(

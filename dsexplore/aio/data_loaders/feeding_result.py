@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 _BUSY = 0.8
 """Share of the time from which a process counts as busy: taking turns costs the rest."""
+_QUEUES = 0.3
+"""Share of the time that a process could compute, from which waiting for a processor is what limits it."""
 _FEW = 0.01
 """Share of the bytes that a disk delivered, below which they came from memory."""
 
@@ -69,12 +71,21 @@ class Feeding(Displayable):
         return max(self.seconds / self.batches - self.step_seconds, 0.0)
 
     @property
+    def queued_share(self) -> float:
+        """Share of the time in which a worker, or without workers this process, waits for a processor, 0 to 1."""
+        queued = self.of_workers.queued_seconds / self.workers if self.workers else self.own.queued_seconds
+        return min(queued / self.seconds, 1.0)
+
+    @property
     def limit(self) -> str:
-        """``workers``, ``this process``, ``processors``, ``disk`` or ``neither``."""
+        """``workers``, ``this process``, ``processors``, ``other programs``, ``disk`` or ``neither``."""
         busy = self.own.cpu_seconds + self.of_workers.cpu_seconds
         if self.workers and busy >= _BUSY * self.processors * self.seconds:
             return "processors"
-        if self.worker_share >= _BUSY:
+        ready = self.worker_share + self.queued_share
+        if ready >= _BUSY and self.queued_share >= _QUEUES * ready:
+            return "other programs"
+        if ready >= _BUSY:
             return "workers" if self.workers else "this process"
         if self.own.cpu_seconds >= _BUSY * self.seconds:
             return "this process"
@@ -96,8 +107,10 @@ class Feeding(Displayable):
 
     def _used(self) -> Iterator[str]:
         who = format_count(self.workers, "worker") if self.workers else "This process"
+        queued = self.queued_share
+        waits = f" and waiting for a processor {format_share(queued, 1)}" if queued >= _FEW else ""
         yield (
-            f"{who}, busy {format_share(self.worker_share, 1)} of the time; "
+            f"{who}, busy {format_share(self.worker_share, 1)}{waits} of the time; "
             f"{format_bytes(self.nbytes / self.batches)} per batch; {format_rate(self.disk_rate)} came from a disk."
         )
         if self.most_by_processors is not None:
@@ -119,6 +132,8 @@ class Feeding(Displayable):
             )
         elif self.limit == "processors":
             yield "Prepare less per step: decode and tokenize beforehand, or use more processors."
+        elif self.limit == "other programs":
+            yield "End what else runs here, or give this program processors of its own; more workers would wait, too."
         elif self.limit == "disk":
             yield "Read larger pieces in order (shards), more at a time (num_workers), or take a faster disk."
 
@@ -126,8 +141,8 @@ class Feeding(Displayable):
         """Return one row.
 
         Columns: ``samples_per_second``; ``batches``; ``seconds``; ``workers``; ``worker_share``, of the time that a
-        worker computes; ``from_disk``, bytes per second; ``most_by_processors``, samples per second; ``stall``, seconds
-        that a step waits; ``limit``.
+        worker computes; ``queued_share``, of the time that it waits for a processor; ``from_disk``, bytes per second;
+        ``most_by_processors``, samples per second; ``stall``, seconds that a step waits; ``limit``.
         """
         import polars as pl
 
@@ -138,6 +153,7 @@ class Feeding(Displayable):
                 "seconds": [self.seconds],
                 "workers": [self.workers],
                 "worker_share": [self.worker_share],
+                "queued_share": [self.queued_share],
                 "from_disk": [self.disk_rate],
                 "most_by_processors": [self.most_by_processors],
                 "stall": [self.stall],
@@ -150,6 +166,7 @@ _LIMITS = {
     "workers": "Its workers compute all the time: they are the limit.",
     "this process": "The process that takes the batches computes all the time: it is the limit.",
     "processors": "All processors are busy: they are the limit.",
+    "other programs": "It could compute, and waits for processors that other programs use: they are the limit.",
     "disk": "Workers wait while a disk delivers: it is the limit.",
     "neither": "Neither processor nor disk is the limit: it waits for something else, such as a network or a lock.",
 }

@@ -19,6 +19,8 @@ class ProcessUse(NamedTuple):
     """Bytes that they read from files, from the page cache or a disk."""
     from_disk: int
     """Bytes that a disk had to deliver for them."""
+    queued_seconds: float = 0.0
+    """In which they could have computed, and other programs had the processors; 0 where the system does not say."""
 
 
 def use_of(pids: Iterable[int]) -> dict[int, ProcessUse]:
@@ -31,8 +33,17 @@ def use_of(pids: Iterable[int]) -> dict[int, ProcessUse]:
             lines = (folder / "io").read_text(encoding="ascii").splitlines()
             counts = {name: int(value) for name, _, value in (line.partition(": ") for line in lines)}
             cpu = (int(fields[11]) + int(fields[12])) / _TICKS
-            found[pid] = ProcessUse(cpu, counts["rchar"], counts["read_bytes"])
+            found[pid] = ProcessUse(cpu, counts["rchar"], counts["read_bytes"], _queued(folder))
     return found
+
+
+def _queued(process: Path) -> float:
+    """Return the seconds that the threads of a process, those that are still there, waited for a processor."""
+    waited = 0
+    for file in process.glob("task/*/schedstat"):
+        with suppress(OSError, IndexError):
+            waited += int(file.read_text(encoding="ascii").split()[1])
+    return waited / 1e9
 
 
 def children_of(parent: int) -> list[int]:
@@ -52,4 +63,4 @@ def used_between(before: dict[int, ProcessUse], after: dict[int, ProcessUse]) ->
     """Return what processes used between two looks; one that was not there before began at zero."""
     none = ProcessUse(0.0, 0, 0)
     pairs = [(before.get(pid, none), use) for pid, use in after.items()]
-    return ProcessUse(*(sum(late[i] - early[i] for early, late in pairs) for i in range(3)))  # type: ignore[arg-type]
+    return ProcessUse(*(sum(late[i] - early[i] for early, late in pairs) for i in range(4)))  # type: ignore[arg-type]

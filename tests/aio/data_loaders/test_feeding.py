@@ -5,13 +5,17 @@ Modules: ``aio/data_loaders/feeding.py``, ``aio/data_loaders/feeding_command.py`
 
 from __future__ import annotations
 
+import io
 import os
+import tarfile
+from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
 
+import polars as pl
 import pytest
 import torch
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset, get_worker_info
 
 from dsexplore import aio
 from dsexplore.aio.data_loaders.feeding import bytes_of, measure, samples_of
@@ -25,7 +29,7 @@ LOADER = DataLoader(TensorDataset(torch.arange(64.0)), batch_size=4)
 def test_batches_after_the_first_ones_are_counted() -> None:
     """Of a clock that ticks at each look: one look at the begin, one per batch, one at the end."""
     ticks = count()
-    looks = iter([({1: ProcessUse(1.0, 10, 0)}, {}), ({1: ProcessUse(3.0, 30, 20)}, {2: ProcessUse(4.0, 5, 6)})])
+    looks = iter([({1: ProcessUse(1.0, 10, 0)}, {}), *[({1: ProcessUse(3.0, 30, 20)}, {2: ProcessUse(4.0, 5, 6)})] * 9])
     found = measure(LOADER, 5.0, 0.5, 2, lambda: float(next(ticks)), lambda: next(looks))
     assert (found.batches, found.samples, found.nbytes, found.seconds, found.workers) == (5, 20, 80, 6.0, 1)
     assert (found.own, found.of_workers) == (ProcessUse(2.0, 20, 20), ProcessUse(4.0, 5, 6))
@@ -88,3 +92,57 @@ def test_the_command_takes_a_loader_of_a_script(tmp_path: Path, capsys: pytest.C
     for words in ([f"{script}:other"], ["nothing.py:loader"], [f"{script}:loader", "--html", "no/folder/x.html"]):
         assert main(["feeding", *words]) == 2
         assert capsys.readouterr().err.startswith("dsexplore feeding: ")
+
+
+class Shards(IterableDataset[torch.Tensor]):
+    """Samples of tar files, as WebDataset has them, or of Parquet files: each worker reads its share of the files."""
+
+    def __init__(self, files: list[Path]) -> None:
+        self.files = files
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        worker = get_worker_info()
+        first, step = (0, 1) if worker is None else (worker.id, worker.num_workers)
+        for file in self.files[first::step]:
+            if file.suffix == ".tar":
+                with tarfile.open(file) as shard:
+                    for member in shard:
+                        content = shard.extractfile(member)
+                        assert content is not None
+                        yield torch.frombuffer(bytearray(content.read()), dtype=torch.float32)
+            else:
+                yield from pl.read_parquet(file).to_torch()
+
+
+def tar_shard(path: Path) -> None:
+    with tarfile.open(path, "w") as shard:
+        for number in range(32):
+            member = tarfile.TarInfo(f"{number:04}.bin")
+            member.size = 4096
+            shard.addfile(member, io.BytesIO(bytes(4096)))
+
+
+def parquet_shard(path: Path) -> None:
+    pl.DataFrame({f"x{number}": [float(number)] * 32 for number in range(16)}).write_parquet(path)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("name", "write", "nbytes", "workers"),
+    [("tar", tar_shard, 4096, 0), ("tar", tar_shard, 4096, 2), ("parquet", parquet_shard, 16 * 8, 0)],
+)  # polars must not be used in forked workers
+def test_files_read_by_real_workers(
+    name: str, write: Callable[[Path], None], nbytes: int, workers: int, tmp_path: Path
+) -> None:
+    files = [tmp_path / f"{number}.{name}" for number in range(4)]
+    for file in files:
+        write(file)
+    context = "fork" if workers else None
+    loader = DataLoader(Shards(files), batch_size=8, num_workers=workers, multiprocessing_context=context)
+    found = aio.feeding(loader, seconds=60, step_seconds=1e-6, skipped=0)
+    assert (found.batches, found.samples, found.nbytes) == (16, 128, 128 * nbytes)
+    assert found.workers == workers
+    reader = found.of_workers if workers else found.own
+    assert reader.cpu_seconds + reader.queued_seconds > 0
+    assert found.limit in ("workers", "this process", "processors", "other programs", "disk", "neither")
+    assert found.verdict().startswith("The loader gives ")

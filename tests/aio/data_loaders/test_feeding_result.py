@@ -12,11 +12,18 @@ MIB = 1 << 20
 
 
 def feeding(
-    workers: int, own: float, of_workers: float, disk: int = 0, step: float | None = None, processors: int = 8
+    workers: int,
+    own: float,
+    of_workers: float,
+    disk: int = 0,
+    step: float | None = None,
+    processors: int = 8,
+    queued: float = 0.0,
 ) -> Feeding:
     """Of 100 batches of 32 samples and 1 MiB in 10 s, with so many seconds of processor and MiB from a disk."""
-    use = ProcessUse(of_workers, 100 * MIB, disk * MIB)
-    return Feeding(100, 3200, 100 * MIB, 10.0, workers, ProcessUse(own, 0, 0), use, step, processors)
+    use = ProcessUse(of_workers, 100 * MIB, disk * MIB, queued if workers else 0.0)
+    this = ProcessUse(own, 0, 0, 0.0 if workers else queued)
+    return Feeding(100, 3200, 100 * MIB, 10.0, workers, this, use, step, processors)
 
 
 @pytest.mark.parametrize(
@@ -34,6 +41,23 @@ def test_what_limits(workers: int, own: float, of_workers: float, disk: int, lim
     found = feeding(workers, own, of_workers, disk)
     assert found.limit == limit
     assert said in "\n".join(found.lines())
+
+
+@pytest.mark.parametrize(
+    ("workers", "own", "of_workers", "queued", "limit"),
+    [
+        (4, 1.0, 10.0, 29.0, "other programs"),
+        (0, 2.0, 0.0, 7.9, "other programs"),
+        (4, 1.0, 34.0, 5.0, "workers"),
+        (4, 1.0, 4.0, 2.0, "neither"),
+    ],
+)
+def test_waiting_for_a_processor_is_not_waiting_for_something_else(
+    workers: int, own: float, of_workers: float, queued: float, limit: str
+) -> None:
+    found = feeding(workers, own, of_workers, queued=queued)
+    assert found.limit == limit
+    assert ("waiting for a processor" in found.lines()[1]) == (queued > 1)
 
 
 def test_a_step_waits_for_what_the_loader_takes_longer() -> None:
