@@ -39,7 +39,7 @@ def io_sentence(tables: Tables) -> str:
     waits, span = io_waits(tables), _span(tables)
     ranks = _ranks(tables)
     who = "A rank" if ranks > 1 else "The program"
-    over = f" (mean of {ranks:,} ranks)" if ranks > 1 else ""
+    over = f", mean of {ranks:,} ranks" if ranks > 1 else ""
     said = []
     for op, what in _FOR.items():
         of_op = waits.filter(op=op)
@@ -48,13 +48,13 @@ def io_sentence(tables: Tables) -> str:
         total = float(of_op["seconds"].sum())
         text = (
             f"{who} stands still for {what} for {format_seconds(total)} of {format_seconds(span)} "
-            f"({format_share(total, span)}){over}"
+            f"({format_share(total, span)}{over})"
         )
         module, phase, count, seconds = of_op.select("module", "phase", "count", "seconds").row(0)
-        where = module or f"phase {phase}"
-        where += f" ({phase})" if module else ""
-        rest = "all of it" if of_op.height == 1 else f"{format_seconds(seconds)} of it"
-        said.append(f"{text}; {rest} in {where}, in {format_count(count, 'wait')}.")
+        times = f"in {format_count(int(of_op['count'].sum()), 'wait')}"
+        rest = "all of it" if of_op.height == 1 else f"{format_seconds(seconds)} of it in {format_count(count, 'wait')}"
+        where = f"; {rest} in {module or f'phase {phase}'}" if module or op == "wait" else ""
+        said.append(f"{text}, {times}{where}{f' ({phase})' if module else ''}.")
     return " ".join(said)
 
 

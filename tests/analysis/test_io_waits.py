@@ -38,8 +38,8 @@ def test_waits_are_summed_by_module_and_are_means_over_ranks() -> None:
     rows = io_waits(tables).select("op", "module", "count", "seconds").rows()
     assert rows == [("wait", "net.a", 2, pytest.approx(0.020)), ("wait", "net.b", 1, pytest.approx(0.002))]
     assert io_sentence(tables) == (
-        "A rank stands still for the disk for 22 ms of 1.2 s (2 %) (mean of 2 ranks); 20 ms of it in net.a (forward), "
-        "in 2 waits."
+        "A rank stands still for the disk for 22 ms of 1.2 s (2 %, mean of 2 ranks), in 3 waits; 20 ms of it in "
+        "2 waits in net.a (forward)."
     )
 
 
