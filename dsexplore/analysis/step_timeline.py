@@ -313,7 +313,7 @@ def _in_order(names: pl.Series, kind: str) -> tuple[str, ...]:
 
     The lanes of a rank's disk and of its waits follow its others.
     """
-    place = {phase: i for i, phase in enumerate(schema.PHASES)} if kind == "phase" else {}
+    place: dict[str, int] = {phase: i for i, phase in enumerate(schema.PHASES)} if kind == "phase" else {}
     last = {DISK: len(place) + 1, STILL: len(place) + 2}
 
     def key(name: str) -> tuple[int, int]:
