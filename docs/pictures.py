@@ -233,13 +233,13 @@ def views(folder: str) -> Iterator[tuple[str, Callable[[], Any]]]:
         return made[name]
 
     def explorer(name: str, parameter: str = "") -> Any:
-        shown = of(name).explore(opened=("timeline", "map"))
+        shown = of(name).explore()
         if parameter:
             shown.parameter(parameter)
         return shown
 
     def in_seconds() -> Any:
-        shown = of("llama").explore(opened=("map",), hardware="dgx-h100")
+        shown = of("llama").explore(tab="map", hardware="dgx-h100")
         shown.widget.shade = "predicted"
         return shown
 

@@ -214,7 +214,22 @@ class CommtraceMagics(Magics):
         if not run.ok:
             raise failure(run, timeout)
         if not options.quiet:
-            display(trace.explore() if options.explore else trace)
+            self._show(trace, options.explore)
+
+    def _show(self, trace: Trace, explore: bool) -> None:
+        """Show a trace, with a button for its explorer where somebody runs the cell who can click it.
+
+        A front end with a person before it lets a cell ask for input; nbclient, which executes notebooks, does not.
+        """
+        kernel = getattr(self.shell, "kernel", None)
+        if explore:
+            display(trace.explore())
+        elif kernel is not None and kernel.get_parent("shell").get("content", {}).get("allow_stdin") and len(trace):
+            from dsexplore.views.widgets.live import show_with_offer  # ipywidgets are loaded in a notebook alone
+
+            show_with_offer(trace)
+        else:
+            display(trace)
 
     def _bind_trace(self, options: argparse.Namespace, run: CellRun | None) -> Trace:
         trace = Trace() if run is None or run.trace is None else run.trace
@@ -263,7 +278,7 @@ class CommtraceMagics(Magics):
         if not DisplayHook.semicolon_at_end_of_expression(cell):
             self.shell.displayhook(value)
         if not options.quiet:
-            display(trace.explore() if options.explore else trace)
+            self._show(trace, options.explore)
 
 
 _DEFAULT_TIMEOUT = 60.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import replace
-from fnmatch import translate
+from fnmatch import fnmatchcase, translate
 from typing import Any
 
 import polars as pl
@@ -17,6 +17,8 @@ from dsexplore.trace import schema
 from dsexplore.trace.collectives import OPS
 from dsexplore.trace.tables import Tables
 
+_OF_MODULES = ("owner", "trigger")
+"""Columns that hold names of modules: a value that is no such name may be a shell pattern."""
 _VALUES: dict[str, tuple[str, ...]] = {"phase": schema.PHASES, "op": OPS}
 """Columns with a fixed set of values: a value that is neither in it nor in the events is an error."""
 
@@ -35,10 +37,15 @@ def select(tables: Tables, conditions: Mapping[str, Any]) -> Tables:
 def _condition(tables: Tables, name: str, wanted: Any) -> pl.Expr:
     if name == "module":
         return _in_module(tables, _several(wanted))
+    if name == "row":
+        return _at_rows(wanted)
     if name not in schema.EVENTS:
-        near = did_you_mean(name, ["module", *schema.EVENTS])
-        raise UsageError(f"where({name}=…): no such column; columns are module, {', '.join(schema.EVENTS)}{near}")
+        near = did_you_mean(name, ["module", "row", *schema.EVENTS])
+        raise UsageError(f"where({name}=…): no such column; columns are module, row, {', '.join(schema.EVENTS)}{near}")
     values = [wanted] if name == "shape" and _is_shape(wanted) else _several(wanted)
+    if name in _OF_MODULES:
+        known = _names(tables, name)
+        values = [name for value in values for name in _names_meant(known, value)]
     return _is_in(tables, name, [_as_column_value(name, value) for value in values])
 
 
@@ -56,6 +63,32 @@ def _is_in(tables: Tables, name: str, values: list[Any]) -> pl.Expr:
         )
     test = pl.col(name).is_in(wanted.implode()).fill_null(False)
     return test | pl.col(name).is_null() if None in values else test
+
+
+def _at_rows(wanted: Any) -> pl.Expr:
+    """Return an expression that is true for events at these positions in `Trace.events`.
+
+    Raises:
+        UsageError: a position is not a whole number.
+    """
+    try:
+        positions = pl.Series("row", _several(wanted), dtype=pl.Int64, strict=True)
+    except (TypeError, OverflowError, pl.exceptions.PolarsError) as error:
+        raise UsageError(
+            f"where(row={wanted!r}): give the position of an event in trace.events, or a list or range of positions"
+        ) from error
+    return pl.int_range(pl.len(), dtype=pl.Int64).is_in(positions.implode())
+
+
+def _names_meant(known: Set[str], value: Any) -> list[Any]:
+    """Return the names that match a shell pattern; `value` itself if it is one of the names or no pattern."""
+    if not isinstance(value, str) or value in known or not _is_pattern(value):
+        return [value]
+    return [name for name in known if fnmatchcase(name, value)]
+
+
+def _is_pattern(text: str) -> bool:
+    return any(sign in text for sign in "*?[")
 
 
 def check_names(tables: Tables, conditions: Mapping[str, Any]) -> None:
@@ -91,7 +124,7 @@ def check_value(tables: Tables, name: str, value: Any, method: str = "where") ->
         values: Iterable[str] = fixed
     else:
         names = _names(tables, name) if isinstance(value, str) and value else set()
-        if not names or value in names:
+        if not names or value in names or (name in _OF_MODULES and _names_meant(names, value) not in ([], [value])):
             return
         values = sorted(names)
     text = ", ".join(values) if fixed is not None else listed(values)

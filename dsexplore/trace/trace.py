@@ -142,13 +142,14 @@ class Trace(Analyses):
         """
         return self.events
 
-    @with_options(("module", *schema.EVENTS))
+    @with_options(("module", "row", *schema.EVENTS))
     def where(self, **conditions: object) -> Trace:
         """Return a `Trace` of the events that meet all conditions, with the same modules, parameters and groups.
 
         Each condition names a column of the events and a value or a list of values; ``None`` is null.
         ``module="layers.0"`` matches trigger or owner by shell pattern, with or without the root's name: the module
-        itself and those inside it.
+        itself and those inside it. ``owner`` and ``trigger`` match whole names, and take shell patterns too. ``row``
+        is the position in `events`: ``row=range(10)`` are the first ten.
 
         Raises:
             UsageError: no such column, a value of another type than the column's, or a phase, op, axis, group or
@@ -156,6 +157,8 @@ class Trace(Analyses):
 
         Examples:
             >>> trace.where(op="barrier")
+            <Trace: 1 collective of rank 0, world of 4>
+            >>> trace.where(row=range(1))
             <Trace: 1 collective of rank 0, world of 4>
         """
         tables = self.tables

@@ -198,7 +198,6 @@ def draw(page: Any, widget: Any, head: str = "", manager: bool = True, before: s
 @pytest.fixture(scope="module")
 def explorers(recorded: Trace, make_timed: Any) -> dict[str, Any]:
     live = recorded.explore()
-    live.widget.opened = ["timeline", "map"]
     live.select("ResidualNetForCausalLM.layers.0")
     return {"explorer": live, "timeline explorer": make_timed().timeline().explore()}
 
@@ -410,7 +409,7 @@ class TestKernel:
         assert page.inner_text(".dsx-selected") == before
         assert page.evaluate("sent.length") == asked
         assert page.locator(".dsx-filters select").first.is_disabled()
-        page.fill(".dsx-filter", "*.1.*")  # the tree itself needs no kernel
+        page.fill(".dsx-search", "*.1.*")  # the tree itself needs no kernel
         assert page.locator(".dsx-body .dsx-row").count() < 8
         assert page.errors == []
 
@@ -467,10 +466,10 @@ def test_clear_clears_the_tree_too(page: Any, explorers: dict[str, Any]) -> None
     draw(page, explorers["explorer"].widget)
     page.wait_for_selector(".dsx-tree[data-ready]")
     shown = page.locator(".dsx-body .dsx-row").count()
-    page.fill(".dsx-filter", "*.1")
+    page.fill(".dsx-search", "*.1")
     assert page.locator(".dsx-body .dsx-row").count() != shown
     page.click("text='clear'")
-    assert page.input_value(".dsx-filter") == ""
+    assert page.input_value(".dsx-search") == ""
     assert page.locator(".dsx-body .dsx-row").count() == shown
     assert page.evaluate("sent.at(-1)") == "clear"
 
@@ -495,19 +494,23 @@ def test_text_is_as_large_as_jupyterlabs(
 
 
 def test_all_words_of_an_explorer_grow_with_jupyterlabs(page: Any, recorded: Trace) -> None:
-    live = recorded.explore(opened=("timeline", "map"))
+    live = recorded.explore()
     live.between(0, 5)
     live.parameter("layers.0.0.weight")
     sizes = """() => [...document.querySelectorAll("#place *")].filter((each) => {
         return each.checkVisibility() && !each.closest(".dsx-plot,.pic,svg,sub")
           && [...each.childNodes].some((node) => node.nodeType === Node.TEXT_NODE && node.data.trim());
       }).map((each) => [`${each.localName}.${each.className}`, parseFloat(getComputedStyle(each).fontSize)])"""
-    found, tall = [], []
+    found: list[dict[str, float]] = []
+    tall = []
     for size in (14, 21):
-        draw(page, live.widget, f":root{{--jp-content-font-size1:{size}px}}")
-        page.wait_for_selector(".dsx-tree[data-ready]")
-        page.wait_for_selector("canvas[data-drawn]")
-        found.append(dict(page.evaluate(sizes)))
+        found.append({})
+        for tab in ("parameters", "timeline"):
+            live.widget.tab = tab
+            draw(page, live.widget, f":root{{--jp-content-font-size1:{size}px}}")
+            page.wait_for_selector(".dsx-tree[data-ready]")
+            page.wait_for_selector("canvas[data-drawn]" if tab == "timeline" else ".dsx-panel table")
+            found[-1].update(page.evaluate(sizes))
         tall.append(page.evaluate("document.querySelector('canvas').clientHeight"))
     small, large = found
     assert {"summary.", "button.dsx-drop", "button.to", "td.l"} <= {*small} & {*large}

@@ -12,13 +12,12 @@ import polars as pl
 import pytest
 
 from dsexplore import Trace
-from tests.waiting import wait_until
 
 pytestmark = pytest.mark.browser
 
 CELL = """
 import dsexplore
-explorer = dsexplore.load('parts.trace').explore(opened=('timeline', 'map'))
+explorer = dsexplore.load('parts.trace').explore()
 explorer
 """
 
@@ -57,9 +56,10 @@ def seqs(lab: Any, page: Any) -> list[int]:
     return found
 
 
-def opens(lab: Any, page: Any, parts: list[str]) -> None:
-    """Wait until the kernel knows that these parts are open: the browser says so a moment after they are."""
-    wait_until(lambda: lab.evaluate(page, "explorer.widget.opened") == parts, pause=lambda: page.wait_for_timeout(50))
+def shows(page: Any, tab: str) -> None:
+    """Show a tab."""
+    page.click(f"[data-tab={tab}]")
+    page.wait_for_selector(f"[data-tab={tab}][aria-selected=true]")
 
 
 def test_a_range_a_rank_and_a_parameter_filter_everything(opened: Any, lab: Any, shot: Any) -> None:
@@ -75,6 +75,7 @@ def test_a_range_a_rank_and_a_parameter_filter_everything(opened: Any, lab: Any,
     assert late[-1] == 24
     shown = "[...document.querySelectorAll('.dsx-body .dsx-row .dsx-cell')][0].textContent"
     assert int(page.evaluate(shown)) == len(late)
+    shows(page, "map")
     page.click('[data-cell="0.4"]')
     told(page, "only rank 4 on the map")
     assert seqs(lab, page) == [seq for seq in late if seq >= 13 and (seq - 13) % 3 == 0]
@@ -101,7 +102,9 @@ def test_the_keyboard_alone_reaches_boxes_ranges_ranks_and_links(opened: Any, la
     assert seqs(lab, page) == [1, 2, 3, 4]
     page.keyboard.press("Escape")
     told(page, "^25 of 25")
-    page.focus(".dsx-explorer canvas")
+    page.focus("[data-tab=timeline]")
+    page.keyboard.press("ArrowRight")
+    page.wait_for_selector("[data-cell]")
     for _ in range(12):
         page.keyboard.press("Tab")
         if page.evaluate("document.activeElement.dataset.cell"):
@@ -124,6 +127,7 @@ def test_the_map_is_shaded_by_bytes_or_by_seconds(lab: Any, page: Any, make_laye
     place = pl.int_range(pl.len(), dtype=pl.Int64) * 1_000_000
     events = trace.events.with_columns(start=place, end=place + 500_000)
     explore(Trace(replace(trace.tables, events=events)), lab, page)
+    shows(page, "map")
     page.wait_for_selector('[data-cell="0.4"]')
     shade = page.locator('select[aria-label="shade of the map"]')
     assert shade.locator("option").all_inner_texts() == ["shade: bytes", "shade: seconds, measured"]
@@ -141,23 +145,88 @@ def test_the_map_is_shaded_by_bytes_or_by_seconds(lab: Any, page: Any, make_laye
 
 
 def test_a_map_without_times_has_no_choice(opened: Any) -> None:
+    shows(opened, "map")
+    opened.wait_for_selector("[data-cell]")
     assert opened.locator('select[aria-label="shade of the map"]').is_hidden()
     assert "No seconds to shade it by" in opened.locator(".dsx-explorer").inner_text()
 
 
-def test_parts_are_made_when_they_are_opened(opened: Any, lab: Any) -> None:
+def test_tabs_are_made_when_they_are_shown_and_share_the_selection(opened: Any, lab: Any, shot: Any) -> None:
     page = opened
-    page.focus(".dsx-fold-part summary")
+    assert lab.evaluate(page, "explorer.widget.panel") == ""
+    page.focus("[data-tab=timeline]")
+    seen = []
+    for key in ("ArrowRight", "ArrowRight", "ArrowRight", "End", "Home"):
+        page.keyboard.press(key)
+        page.wait_for_function("() => document.activeElement.getAttribute('aria-selected') === 'true'")
+        seen.append(page.evaluate("document.activeElement.dataset.tab"))
+    assert seen == ["map", "findings", "parameters", "prediction", "timeline"]
+    shows(page, "parameters")
+    page.wait_for_function("() => document.querySelectorAll('.dsx-panel [data-parameter]').length === 12")
+    page.locator(".dsx-body .dsx-row", has_text="3Block").first.click()
+    page.wait_for_function("() => document.querySelectorAll('.dsx-panel [data-parameter]').length === 2")
+    page.click(".dsx-panel [data-parameter] >> nth=0")
+    told(page, "only what is sent for Net.layers.3.")
+    shows(page, "findings")
+    page.wait_for_function("() => document.querySelector('.dsx-panel:not([hidden])').innerText.includes('finding')")
+    shows(page, "prediction")
+    page.wait_for_function("() => document.querySelector('.dsx-panel:not([hidden])').innerText.includes('costs=True')")
+    told(page, "only what is sent for Net.layers.3.")
+    shot(page, "explorer_tabs")
+    assert page.errors == []
+
+
+def test_search_completes_and_selects_by_keyboard_and_by_mouse(opened: Any, lab: Any, shot: Any) -> None:
+    page = opened
+    page.focus(".dsx-port")
+    page.keyboard.press("/")
+    page.keyboard.type("layers.3")
+    page.wait_for_selector(".dsx-found li:has-text('Net.layers.3.up')")
+    assert page.get_attribute(".dsx-search", "aria-expanded") == "true"
+    assert page.locator(".dsx-body .dsx-row").count() < 8
+    shot(page, "explorer_search")
+    page.keyboard.press("ArrowDown")
+    first = page.get_attribute(".dsx-search", "aria-activedescendant")
+    assert page.get_attribute(f"#{first}", "aria-selected") == "true"
     page.keyboard.press("Enter")
-    page.wait_for_function("() => !document.querySelector('.dsx-fold-part').open")
-    opens(lab, page, ["map"])
-    page.locator(".dsx-explorer select").first.select_option(index=1)
-    told(page, "^17 of 25")
-    page.keyboard.press("Escape")
-    page.focus(".dsx-fold-part summary")
+    told(page, r"in Net\.layers\.3")
+    assert page.input_value(".dsx-search") == ""
+    page.fill(".dsx-search", "gather")
+    page.click(".dsx-found li:has-text('all_gather')")
+    told(page, r"in Net\.layers\.3")
+    page.wait_for_function("() => document.querySelector('.dsx-line code').innerText.includes('all_gather')")
+    assert set(lab.evaluate(page, "explorer.selection.events['op'].to_list()")) <= {"all_gather"}
+    page.fill(".dsx-search", "layers.*.up")
     page.keyboard.press("Enter")
-    page.wait_for_function("() => document.querySelector('.dsx-explorer canvas').clientHeight > 40")
-    opens(lab, page, ["map", "timeline"])
+    page.wait_for_function("() => document.querySelector('.dsx-line code').innerText.includes('layers.*.up')")
+    assert page.input_value(".dsx-search") == "layers.*.up"
+    assert page.errors == []
+
+
+def test_back_forward_and_the_line_of_python(opened: Any, lab: Any) -> None:
+    page = opened
+    lists = page.locator(".dsx-explorer select")
+    lists.first.select_option(index=2)
+    told(page, "^8 of 25")
+    page.locator(".dsx-body .dsx-row", has_text="3Block").first.click()
+    told(page, "^1 of 25")
+    page.keyboard.press("p")
+    page.wait_for_function("() => document.querySelector('.dsx-line').innerText.includes('copied')")
+    line = page.evaluate("navigator.clipboard.readText()")
+    assert line.startswith('trace.where(phase="backward", ')
+    assert lab.evaluate(page, f"(lambda trace: {line}.events['seq'].to_list())(explorer._trace)") == seqs(lab, page)
+    page.keyboard.press("[")
+    told(page, "^8 of 25")
+    page.click("button[aria-label=back]")
+    told(page, "^25 of 25")
+    assert lists.first.evaluate("list => list.selectedIndex") == 0
+    assert page.get_attribute("button[aria-label=back]", "aria-disabled") == "true"
+    page.keyboard.press("]")
+    told(page, "^8 of 25")
+    page.click("button[aria-label=forward]")
+    told(page, "^1 of 25")
+    page.click(".dsx-line button")
+    assert page.evaluate("navigator.clipboard.readText()") == line
     assert page.errors == []
 
 

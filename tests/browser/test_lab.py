@@ -165,7 +165,7 @@ def test_the_keyboard_alone_filters_selects_and_clears(lab: Any, page: Any, expl
         if page.evaluate("document.activeElement.classList.contains('dsx-port')"):
             break
         assert page.evaluate("document.activeElement.closest('.dsx-explorer') !== null")
-    page.focus("input[aria-label='module pattern']")
+    page.focus("input[aria-label='search']")
     page.keyboard.type("layers.3")
     redrawn(page, lambda: page.keyboard.press("Enter"))
     assert lab.evaluate(page, "len(explorer.selection)") == 3
@@ -248,6 +248,30 @@ def test_a_row_of_the_table_of_causes_selects_its_module(lab: Any, page: Any, ex
     told(page, r"in P→R in Net\.layers\.\*\.down –")
     assert lab.evaluate(page, "explorer.selection.events['owner'].to_list()") == ["Net.layers.3.down"]
     assert page.errors == []
+
+
+def test_a_traced_cell_offers_its_explorer_in_one_click(lab: Any, fresh_page: Any) -> None:
+    page = fresh_page
+    cell = "%%commtrace --world-size 4\nimport torch, torch.distributed as dist\ndist.all_reduce(torch.ones(4))"
+    lab.write("offered.ipynb", ["%load_ext dsexplore", cell])
+    lab.open(page, "offered.ipynb")
+    lab.run_all(page)
+    page.wait_for_selector(".dsx-offer button")
+    assert page.locator(".dsx-twin").is_visible()
+    lab.save(page)
+    page.click(".dsx-offer button")
+    page.wait_for_selector(".dsx-tree[data-ready]")
+    assert not page.locator(".dsx-twin").is_visible()
+    told(page, "^1 of 1 collectives")
+    assert page.inner_text(".dsx-line code") == "_trace"
+    reopened = page.context.new_page()
+    page.close()
+    lab.end_kernels()
+    reopened.goto(f"{lab.address}/lab/workspaces/offered/tree/offered.ipynb?reset")
+    reopened.wait_for_selector(".dsx-twin")
+    absent = reopened.locator(".jp-OutputArea-child", has_text=re.compile("Loading widget|Error displaying widget"))
+    absent.wait_for(state="attached")
+    assert not absent.is_visible()
 
 
 HOSTILE = "<img src=x onerror=window.pwned=1>"

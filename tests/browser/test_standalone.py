@@ -68,8 +68,8 @@ def test_it_answers_as_the_kernel_does(
     page.click("text=clear >> nth=0")
     explorer.filter()
     for pattern in ("layers.[1-3]*", "*up", "nothing?"):
-        page.fill("input[aria-label='module pattern']", pattern)
-        page.press("input[aria-label='module pattern']", "Enter")
+        page.fill("input[aria-label='search']", pattern)
+        page.press("input[aria-label='search']", "Enter")
         explorer.widget.pattern = pattern
         compare(page, explorer)
     assert "no module is called nothing?" in page.evaluate(STATUS)
@@ -133,7 +133,7 @@ def messages(rank: int) -> Trace:
 
 def test_sends_are_tied_to_receives_where_both_are_shown(page: Any, tmp_path: Path) -> None:
     trace = Trace.merge([messages(0), messages(1)])
-    explorer = trace.explore(opened=("timeline",))
+    explorer = trace.explore()
     show(page, trace, tmp_path)
     tied = "globalThis.dsexplore.state.timeline.ties"
     drawn = explorer.widget.timeline["ties"]

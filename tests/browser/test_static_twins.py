@@ -19,7 +19,7 @@ pytestmark = pytest.mark.browser
 LOAD = "import dsexplore\ntrace = dsexplore.load('twins.trace')"
 VIEWS = {
     "timeline": "trace.timeline().explore()",
-    "explorer": "trace.explore(opened=())",
+    "explorer": "trace.explore()",
     "map": "trace.world_map().explore()",
     "diff": "trace.diff(trace.where(axis='tp')).explore()",
     "several": "for one in (trace.timeline(), trace, trace.timeline()):\n    display(one.explore())",

@@ -112,7 +112,7 @@ def test_where_module_looks_at_trigger_and_owner(make: Make) -> None:
 @pytest.mark.parametrize(
     ("conditions", "message"),
     [
-        ({"color": "red"}, r"where\(color=…\): no such column; columns are module, rank, step"),
+        ({"color": "red"}, r"where\(color=…\): no such column; columns are module, row, rank, step"),
         (
             {"phase": "bakward"},
             r"where\(phase='bakward'\): no such phase; they are start-up, forward, no-grad forward, between",

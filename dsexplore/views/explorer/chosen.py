@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import polars as pl
 
 from dsexplore.analysis.parameter_history import ParameterHistory
-from dsexplore.analysis.step_timeline import Sizes
 from dsexplore.trace.unknown_sizes import format_sum
 from dsexplore.views.explorer.clicked_marks import Picked
 from dsexplore.views.explorer.filters import Filters, Passed, choices, several
 from dsexplore.views.explorer.module_rows import ModuleRows
 from dsexplore.views.page import html
-from dsexplore.views.parameter_history.parameter_history_view import history_html, shards_of
-from dsexplore.views.sharding.sharding_view import ShardingView
 from dsexplore.views.trace.byte_sizes import WIRE, summed_over
 from dsexplore.views.trace.event_codes import EventCodes
 from dsexplore.views.trace.pivot import Mask
@@ -110,24 +107,9 @@ class Chosen:
     def details(self) -> str:
         """Tables below the tree: collectives with cause and source line, parameters, redistributes."""
         mask = self.mask
-        sizes: Sizes = "wire" if self.codes.kind_of_sizes == WIRE else "message"
-        body = (
-            ""
-            if self.history is None
-            else f"<div>{history_html(replace(self.history, sizes=sizes))}{self._shards}</div>"
-        )
-        body += self._collectives(mask) if self.title else ""
+        body = self._collectives(mask) if self.title else ""
         body += causes_part(self.codes.causes(mask, MOST_CAUSES), not self.title, clickable=True)
         return f'<div class="dsx">{body}</div>' if body else ""
-
-    @property
-    def _shards(self) -> str:
-        """Picture of the followed parameter's shards; empty for a plain tensor, which every rank holds whole."""
-        plan = None if self.history is None else shards_of(self.history)
-        if plan is None:
-            return ""
-        picture = ShardingView(plan).html()
-        return f'<p class="dim">A rank that is chosen here is picked on the map too.</p>{picture}'
 
     def _filters_without_list(self) -> str:
         """Return the filters that the lists cannot show: several values, or a value that is not in the trace."""

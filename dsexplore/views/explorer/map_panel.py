@@ -215,9 +215,14 @@ class MapPanel:
         flows = flows_over(self._codes.tables, self._flows.rows, self._per_node, axis, level)
         return Picked(self._of(flows), f"{axis} {level} on the map")
 
-    def forget(self) -> None:
-        """Clear the selection of ranks or of a link."""
-        self._ranks, self._link = (), None
+    @property
+    def marked(self) -> tuple[tuple[int, ...], tuple[str, str] | None]:
+        """Selected ranks, and selected link."""
+        return self._ranks, self._link
+
+    def mark(self, ranks: tuple[int, ...] = (), link: tuple[str, str] | None = None) -> None:
+        """Draw ranks or a link as selected; neither for none."""
+        self._ranks, self._link = ranks, link
 
     def _of(self, flows: pl.Series) -> Mask:
         mask: Mask = flows.fill_null(False).to_numpy()[self._flows.line]

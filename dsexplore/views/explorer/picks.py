@@ -72,9 +72,9 @@ class Picks:
         """Stop drawing the selections of ``parts``, or of all parts if none is named."""
         for part in parts or (timeline_panel.PART, map_panel.PART, PARAMETER):
             if part == timeline_panel.PART:
-                self._lanes.forget()
+                self._lanes.mark(None)
             elif part == map_panel.PART:
-                self._map.forget()
+                self._map.mark()
             elif part == PARAMETER:
                 self._chosen.history = None
 

@@ -92,7 +92,7 @@ def _content(headline: Headline, sizes: str, prediction: Prediction | None) -> d
         "sizes": sizes,
         "height": 420,
         "kinds": [],
-        "headline": live_headline(headline, codes.tree.axes, prediction),
+        "headline": live_headline(headline, codes.tree.axes, prediction, with_findings=True),
     }
     sentences = [
         {"text": html.plain(sentence.text, 200), "rows": _packed(np.asarray(list(sentence.rows), np.int32), "i4")}

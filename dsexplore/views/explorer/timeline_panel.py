@@ -76,10 +76,15 @@ class TimelinePanel:
         self.state.chosen = begin, end
         return Picked(self.state.events_between(begin, end), f"{self.state.range_text(begin, end)} of the timeline")
 
-    def forget(self) -> None:
-        """Clear the selected range."""
-        if self._made is not None:
-            self._made.chosen = None
+    @property
+    def extent(self) -> tuple[float, float] | None:
+        """Selected range, in the unit of the timeline."""
+        return None if self._made is None else self._made.chosen
+
+    def mark(self, extent: tuple[float, float] | None) -> None:
+        """Draw a range as the selected one; None for no range."""
+        if self._made is not None or extent is not None:
+            self.state.chosen = extent
 
     def brushed(self, mask: Mask) -> dict[str, Any]:
         """Return the selected range, as the browser draws it, and its summary; ``mask``: all selected events."""

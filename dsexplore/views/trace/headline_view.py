@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import polars as pl
 
@@ -69,8 +69,14 @@ def findings_part(found: Findings, most: int = MOST_FINDINGS, opened: bool = Fal
     return drawings.part(f"Findings: {len(found):,}{PER}", table, opened, anchor)
 
 
-def findings_table(findings: Findings, most: int = MOST_FINDINGS) -> str:
-    """Return a table of the first findings: why, module, line, wire bytes and what to try."""
+def findings_table(findings: Findings, most: int = MOST_FINDINGS, attributes: Iterable[str] = ()) -> str:
+    """Return a table of the first findings: why, module, line, wire bytes and what to try.
+
+    Args:
+        findings: the findings.
+        most: maximal number of findings shown.
+        attributes: attributes of each row's tag.
+    """
     if not len(findings):
         return f'<p class="dim">{NOTHING}</p>'
     rows = [
@@ -87,7 +93,7 @@ def findings_table(findings: Findings, most: int = MOST_FINDINGS) -> str:
     head = ("finding", "module", "source", "wire bytes", "saves", "try")
     hidden = len(findings) - len(rows)
     more = f'<p class="dim">… and {hidden:,} more: <code>findings()</code> has all.</p>' if hidden else ""
-    return html.table(head, rows, left=(), wrap=(0, 1, 2, 5)) + more
+    return html.table(head, rows, left=(), wrap=(0, 1, 2, 5), attributes=attributes) + more
 
 
 STYLE = (
@@ -162,15 +168,18 @@ def link_to(anchor: str, sentence: Sentence) -> str:
     return f' <a class="to" href="#{anchor}">{_WORD[sentence.about]}</a>'
 
 
-def live_headline(headline: Headline, axes: Sequence[str], prediction: Prediction | None) -> str:
-    """Return the bar, the sentences, each with a button that filters by its events, and all findings."""
+def live_headline(
+    headline: Headline, axes: Sequence[str], prediction: Prediction | None, *, with_findings: bool
+) -> str:
+    """Return the bar and the sentences, each with a button that filters by its events; all findings where asked for."""
     shown = headline_html(
         headline,
         lambda i: f' <button class="to" data-sentence="{i}">show</button>' if len(headline.sentences[i].rows) else "",
         axes,
         prediction,
     )
-    return f'<div class="dsx">{shown}{findings_part(headline.findings)}</div>' if shown else ""
+    found = findings_part(headline.findings) if with_findings else ""
+    return f'<div class="dsx">{shown}{found}</div>' if shown else ""
 
 
 def _predicted(prediction: Prediction | None) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from functools import cached_property
 from typing import Any
 
@@ -81,7 +80,7 @@ class TraceView(View):
         figure: str = "modules",
         height: int = 420,
         sizes: str = WIRE,
-        opened: Collection[str] = ("timeline",),
+        tab: str = "timeline",
         hardware: Any = None,
     ) -> Any:
         """Return linked filters, tree, figure, timeline, map and tables; ``.selection`` has the selected events.
@@ -90,12 +89,13 @@ class TraceView(View):
             figure: kind of the figure shown first, as in `figure`.
             height: height of the tree in pixels.
             sizes: which bytes are shown at first, ``"wire"`` or ``"message"``.
-            opened: parts below the tree that are open at first, out of ``"timeline"`` and ``"map"``.
+            tab: what is shown below the tree at first: ``"timeline"``, ``"map"``, ``"findings"``, ``"parameters"`` or
+                ``"prediction"``.
             hardware: machine for which tree and headline show predicted seconds, as in `Trace.predict`.
 
         Raises:
-            UsageError: no such figure, sizes, part or hardware, or an invalid height.
+            UsageError: no such figure, sizes, tab or hardware, or an invalid height.
         """
         from dsexplore.views.explorer.explorer import Explorer  # ipywidgets are loaded when an explorer is asked for
 
-        return Explorer(self._trace, figure, height, sizes, opened, hardware)
+        return Explorer(self._trace, figure, height, sizes, tab, hardware)

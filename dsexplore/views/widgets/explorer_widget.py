@@ -12,7 +12,9 @@ from dsexplore.views.widgets import script, style
 from dsexplore.views.widgets.part_widgets import TIMELINE_SCRIPTS, TREE_SCRIPTS, PlotWidget, TreeWidget
 from dsexplore.views.world_map import world_map_view
 
-EXPLORER_SCRIPTS = tuple(dict.fromkeys((*TREE_SCRIPTS, *TIMELINE_SCRIPTS, "filters.js", "page.js")))
+EXPLORER_SCRIPTS = tuple(
+    dict.fromkeys((*TREE_SCRIPTS, *TIMELINE_SCRIPTS, "filters.js", "search.js", "tabs.js", "page.js"))
+)
 """Scripts of the page, except those of the figure and those that need a kernel."""
 EXPLORER_STYLE = (
     style("tree.css", "explorer.css", "timeline.css")
@@ -52,8 +54,18 @@ class ExplorerWidget(TreeWidget, PlotWidget):
     """Bar and sentences above everything, as HTML."""
     status = traitlets.Unicode("").tag(sync=True)
     """Line above the tree, as HTML."""
-    opened: traitlets.List[str] = traitlets.List(traitlets.Unicode()).tag(sync=True, echo_update=False)
-    """Open parts, out of ``timeline`` and ``map``."""
+    tabs: traitlets.List[list[str]] = traitlets.List().tag(sync=True)
+    """[tab, title] of each tab below the tree."""
+    tab = traitlets.Unicode("").tag(sync=True, echo_update=False)
+    """Tab that is shown."""
+    panel = traitlets.Unicode("").tag(sync=True)
+    """What the tab shows, as HTML; the timeline has a trait of its own."""
+    line = traitlets.Unicode("").tag(sync=True)
+    """Line of Python that finds what is selected; empty for none."""
+    found: traitlets.List[list[str]] = traitlets.List().tag(sync=True)
+    """[kind, text, name] of what the search box offers."""
+    visits: traitlets.List[int] = traitlets.List([0, 0]).tag(sync=True)
+    """Numbers of selections to go back and forward to."""
     timeline: traitlets.Dict[str, Any] = traitlets.Dict().tag(sync=True)
     """As in `TimelineWidget`."""
     brushed: traitlets.Dict[str, Any] = traitlets.Dict().tag(sync=True)
@@ -62,8 +74,6 @@ class ExplorerWidget(TreeWidget, PlotWidget):
     """[value, text] of each quantity that can shade the world map."""
     shade = traitlets.Unicode("bytes").tag(sync=True, echo_update=False)
     """Quantity that shades the map."""
-    map = traitlets.Unicode("").tag(sync=True)
-    """World map, as HTML."""
     details = traitlets.Unicode("").tag(sync=True)
     """Tables below the tree, as HTML."""
 

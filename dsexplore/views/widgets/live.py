@@ -10,17 +10,19 @@ marimo saves no outputs, and shows the live view alone.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import ipywidgets
 from IPython.display import HTML, display
 
+from dsexplore.display import Displayable
 from dsexplore.views.view import View
 
 _OUTPUT, _TWIN = ".jp-OutputArea-child", ":has(>*>.dsx-twin)"
 RULE = (
     f"{_OUTPUT}{_TWIN}:has(+{_OUTPUT} .dsx-live),"
-    f"{_OUTPUT}{_TWIN}+{_OUTPUT}:has(>.lm-Panel.jp-OutputArea-output):not(:has(.dsx-live)){{display:none}}"
+    f"{_OUTPUT}{_TWIN}+{_OUTPUT}:has(>.lm-Panel.jp-OutputArea-output):not(:has(.dsx-live,.dsx-offer)){{display:none}}"
 )
 """CSS that hides one of two neighboring outputs: a twin, or the output of its live view."""
 
@@ -35,6 +37,38 @@ def show_with_twin(live: Any, html: str, text: str) -> None:
     """
     display({"text/html": f'<div class="dsx-twin"><style>{RULE}</style>{html}</div>', "text/plain": text}, raw=True)
     display(live)
+
+
+class Offer(ipywidgets.VBox):  # type: ignore[misc]  # ipywidgets ship no types
+    """A button below a static view that puts the explorer in the view's place; nothing where no kernel answers.
+
+    Args:
+        explore: returns the explorer.
+    """
+
+    def __init__(self, explore: Callable[[], LiveView]) -> None:
+        super().__init__(_dom_classes=("dsx-offer",))
+        self._explore = explore
+        button = ipywidgets.Button(
+            description="Explore",
+            tooltip="the interactive explorer in place of this view: search, timeline, map, findings",
+        )
+        button.on_click(self._open)
+        self.children = [button]
+
+    def __repr__(self) -> str:
+        return ""
+
+    def _open(self, button: ipywidgets.Button) -> None:
+        button.disabled, button.description = True, "opening …"
+        self.explorer = self._explore()
+        self.children = [self.explorer.widget]
+
+
+def show_with_offer(shown: Displayable) -> None:
+    """Display an object's static view with a button below it that opens its explorer."""
+    view = shown._repr_mimebundle_()
+    show_with_twin(Offer(shown.explore), view["text/html"], view["text/plain"])
 
 
 class LiveView:

@@ -1,9 +1,9 @@
-// The page of an explorer: filters above, the tree with its figure beside it, then the timeline and the world map, and
-// tables of what is chosen below. All follow one model, so that a reply of the kernel is one message, and the page is laid
-// out and painted once.
+// The page of an explorer: the search and filters above, the tree with its figure beside it, then the tabs, and tables of what
+// is selected below. All follow one model, so that a reply of the kernel is one message, and the page is laid out and
+// painted once.
 function assemble({ model, store, el, figure }) {
   el.classList.add("dsx-explorer");
-  const headline = element("div", "dsx-headline"), filters = element("div"), status = element("div", "dsx-status"), details = element("div", "dsx-details");
+  const headline = element("div", "dsx-headline"), top = element("div", "dsx-top"), filters = element("div"), status = element("div", "dsx-status"), details = element("div", "dsx-details");
   const both = element("div", "dsx-both"), left = element("div", "dsx-left"), rows = element("div");
   status.setAttribute("role", "status");
   left.append(rows);
@@ -24,27 +24,26 @@ function assemble({ model, store, el, figure }) {
     for (const type of ["pointerenter", "focus"]) kind.addEventListener(type, first.prepare, { once: true });
     drawn.push(first, part("kind", () => hold(kind, "value", model.get("kind"))));
   }
-  const lanes = folding(model, "timeline", "Timeline"), map = folding(model, "map", "World map");
-  const arranged = element("div"), laid = element("div"), drawing = element("div");
+  const tabbed = element("div"), lanes = element("div", "dsx-panel"), panel = element("div", "dsx-panel");
+  const arranged = element("div"), laid = element("div"), shading = element("div"), drawing = element("div");
   lanes.append(arranged, laid);
+  panel.append(shading, drawing);
   const shade = choice("shade of the map", model.get("shades") || []);
-  shade.hidden = shade.length < 2;
   shade.title = "by what ranks and links are shaded: bytes of the kind chosen above, or seconds in which their collectives ran";
   shade.dataset.asks = "";
   shade.addEventListener("change", () => {
     model.set("shade", shade.value);
     model.save_changes();
   });
-  const shading = element("div");
   shading.append(shade);
-  map.append(shading, drawing);
-  el.append(headline, filters, status, both, lanes, ...(figure ? [map] : []), details);
+  const line = pythonLine(model), keys = keyHelp();
+  el.append(headline, top, filters, status, line.place, both, tabbed, lanes, ...(figure ? [panel] : []), details, ...(figure ? [keys] : []));
   const arrange = choice("lanes", (model.get("timeline").kinds || []).map((kind) => [kind, `lanes: ${kind}`]));
   arrange.hidden = !arrange.length;
   arrange.addEventListener("change", () => model.send({ type: "lanes", kind: arrange.value }));
   arranged.append(arrange);
   arrange.dataset.asks = "";
-  for (const each of [status, lanes, map, details]) each.dataset.follows = "";
+  for (const each of [status, line.place, lanes, panel, details]) each.dataset.follows = "";
   const arranging = () => {
     const { kinds = [], kind = "" } = model.get("timeline");
     if (arrange.length !== kinds.length) {
@@ -54,37 +53,42 @@ function assemble({ model, store, el, figure }) {
     hold(arrange, "value", kind);
   };
   const toTree = () => rows.querySelector(".dsx-port").focus({ preventScroll: true });
-  const modules = tree({ model, el: rows });
+  const modules = tree({ model, el: rows, alone: false });
+  const visits = figure ? travel(model, top) : null;
+  const finding = search({ model, store, el: top, modules });
   const parts = [
     ...drawn,
     modules,
-    bar({ model: store, el: filters, clearTree: modules.clear }),
+    finding,
+    bar({ model: store, el: filters, cleared: () => { finding.clear(); modules.clear(); } }),
+    ...(visits ? [visits] : []),
+    tabs({ model, el: tabbed, panels: [[["timeline"], lanes], [["map", "findings", "parameters", "prediction"], panel]] }),
     part("timeline", arranging),
     // HTML made in Python, where every name in it was escaped.
     part("headline", () => rewrite(headline, model.get("headline"))),
     part("status", () => rewrite(status, model.get("status"))),
+    line,
     part("shade", () => hold(shade, "value", model.get("shade"))),
-    part("map", () => rewrite(drawing, model.get("map"))),
+    part("tab", () => { shading.hidden = model.get("tab") !== "map" || shade.length < 2; }),
+    part("panel", () => rewrite(drawing, model.get("panel"))),
     part("details", () => rewrite(details, model.get("details"))),
     // After what changes elements: text on a canvas has the browser compute the styles of the page first.
     timeline({ model, el: laid }),
-    part("opened", () => {
-      const open = model.get("opened");
-      for (const [name, place] of [["timeline", lanes], ["map", map]]) if (place.open !== open.includes(name)) place.open = open.includes(name);
-    }),
     settled(el),
   ];
   // What a click, or Enter, on an element with one of these attributes asks for.
   const ASKED = {
     cause: (row) => { model.send({ type: "click", kind: "cause", index: [Number(row)] }); toTree(); },
     sentence: (row) => { model.send({ type: "sentence", index: Number(row) }); toTree(); },
+    finding: (row) => model.send({ type: "finding", index: Number(row) }),
     parameter: (name) => model.send({ type: "parameter", name }),
     drop: (name) => model.send({ type: "drop", part: name }),
     cell: (place) => model.send({ type: "cell", place }),
     link: (row) => model.send({ type: "link", index: Number(row) }),
   };
+  const asking = Object.keys(ASKED).map((name) => `[data-${name}]`).join();
   function ask(event) {
-    const target = event.target.closest("[data-cause],[data-sentence],[data-parameter],[data-drop],[data-cell],[data-link]");
+    const target = event.target.closest(asking);
     if (!target || (event.type === "keydown" && (event.key !== "Enter" || target.localName === "button"))) return;
     event.preventDefault();
     const name = Object.keys(ASKED).find((each) => each in target.dataset);
@@ -95,26 +99,66 @@ function assemble({ model, store, el, figure }) {
     place.addEventListener("keydown", ask);
   }
   drawing.addEventListener("keydown", roam);
-  // A rank that is chosen in the picture of a parameter's shards.
-  details.addEventListener("change", ({ target }) => {
+  drawing.addEventListener("change", ({ target }) => {
+    // A rank that is chosen in the picture of a parameter's shards, or a cluster to predict for.
     if (target.matches(".ranks input")) model.send({ type: "rank", rank: Number(target.parentNode.textContent.replace(/\D/g, "")) });
+    if (target.matches("[data-hardware]")) model.send({ type: "hardware", name: target.value });
+  });
+  const KEYS = { "/": finding.focus, p: line.copy, ...(visits ? { "[": visits.back, "]": visits.forward } : {}) };
+  el.addEventListener("keydown", (event) => {
+    const act = KEYS[event.key];
+    if (!act || event.ctrlKey || event.metaKey || event.altKey || event.target.matches("input:not([type=checkbox]),select")) return;
+    event.preventDefault();
+    event.stopPropagation();
+    act();
   });
   return parts;
 }
 
-// A part that opens and closes; the kernel makes only what is open.
-function folding(model, name, title) {
-  const place = element("details", "dsx-fold-part"), summary = element("summary", "", title);
-  place.open = model.get("opened").includes(name);
-  place.append(summary);
-  place.addEventListener("toggle", () => {
-    const open = model.get("opened").filter((each) => each !== name);
-    if (place.open) open.push(name);
-    if (open.length === model.get("opened").length && open.every((each) => model.get("opened").includes(each))) return;
-    model.set("opened", open);
-    model.save_changes();
+// Back and forward among what was selected.
+function travel(model, el) {
+  const [back, forward] = [["‹", "back", "["], ["›", "forward", "]"]].map(([sign, name, key]) => {
+    const button = element("button", "dsx-go", sign);
+    button.setAttribute("aria-label", name);
+    button.title = `${name} to what was selected ${name === "back" ? "before" : "after"} (key ${key})`;
+    return button;
   });
-  return place;
+  const go = (by) => () => { if (model.get("visits")[by < 0 ? 0 : 1]) model.send({ type: "go", by }); };
+  back.addEventListener("click", go(-1));
+  forward.addEventListener("click", go(1));
+  el.append(back, forward);
+  return { ...part("visits", () => {
+    // No `disabled`: a button that loses its use keeps the focus.
+    [back, forward].forEach((button, i) => put(button, "aria-disabled", !model.get("visits")[i]));
+  }), back: go(-1), forward: go(1) };
+}
+
+// The line of Python that finds what is selected, and the button that copies it.
+function pythonLine(model) {
+  const place = element("div", "dsx-line"), code = element("code"), copy = element("button", "", "copy"), told = element("span", "dsx-dim");
+  copy.setAttribute("aria-label", "copy this line of Python");
+  copy.title = "copy the line of Python that finds what is selected (key p)";
+  told.setAttribute("role", "status");
+  place.append(code, copy, told);
+  const copied = () => {
+    if (!model.get("line")) return;
+    copyText(model.get("line"), place);
+    write(told, "copied");
+  };
+  copy.addEventListener("click", copied);
+  return { ...part("line", () => {
+    place.hidden = !model.get("line");
+    write(code, model.get("line") || "");
+    write(told, "");
+  }), place, copy: copied };
+}
+
+function keyHelp() {
+  const help = element("details", "dsx-keys");
+  const keys = [["/", "search"], ["[ ]", "back, forward"], ["p", "copy the line of Python"], ["arrows", "in the tree, the tabs, the timeline and the map"],
+    ["Enter", "open, or select what is marked"], ["Shift + arrows", "select a range of the timeline"], ["c", "copy the names of the row's modules"], ["Escape", "clear the selection"]];
+  help.append(element("summary", "", "Keys"), ...keys.flatMap(([key, what]) => [element("kbd", "", key), ` ${what}; `]));
+  return help;
 }
 
 // Arrows go from rank to rank of the map: one stop of Tab for all of them.
@@ -137,7 +181,7 @@ function part(name, show) {
 
 // The last part: has the browser lay out the page now, while it waits for the screen's next frame, and not within it.
 function settled(el) {
-  return { names: ["values", "spec", "timeline", "map", "details", "status"], show: () => void el.offsetHeight, end() {} };
+  return { names: ["values", "spec", "timeline", "panel", "details", "status"], show: () => void el.offsetHeight, end() {} };
 }
 
 // Replaces the HTML of an element, and keeps the elements that stay: the browser styles and lays out only new ones.

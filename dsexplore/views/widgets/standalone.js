@@ -23,8 +23,8 @@ export async function standalone(text, el) {
 class Standalone {
   constructor({ state, events, lines, parameters, sentences, lanes, triggers }) {
     Object.assign(this, { events, lines, parameters, sentences, lanes, triggers, listeners: {}, range: null, picked: null, led: -1 });
-    this.state = { ...state, chosen: {}, pattern: "", implicit: false, selected: -1, folding: true, opened: ["timeline"],
-      status: "", details: "", timeline: {}, brushed: {}, map: "", values: new Float32Array(0), columns: [] };
+    this.state = { ...state, chosen: {}, pattern: "", implicit: false, selected: -1, folding: true, tab: "timeline",
+      status: "", details: "", timeline: {}, brushed: {}, panel: "", values: new Float32Array(0), columns: [] };
     this.rows = new Rows(state.labels, state.structure, state.folded, true);
     this.names = [];
     for (let i = 0; i < this.rows.count; i++) {

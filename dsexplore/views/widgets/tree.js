@@ -10,14 +10,16 @@ const WRITTEN = { bytes: formatSum, seconds: formatSeconds, count: (value) => co
 // The title of a narrow column: a sign stands for the word, which its explanation has.
 const headed = (title) => title.replace(/^(.*) \(pred\.\)$/, "≈$1");
 
-export function tree({ model, el }) {
-  const made = new Tree(model, el);
-  return { names: ["values", "columns", "folding", "selected"], show: (changed) => made.renew(changed), end: () => made.end(), clear: () => made.clear() };
+// A tree that is alone has a box of its own to find modules; in a page the page's search narrows it.
+export function tree({ model, el, alone = true }) {
+  const made = new Tree(model, el, alone);
+  return { names: ["values", "columns", "folding", "selected"], show: (changed) => made.renew(changed), end: () => made.end(), clear: () => made.clear(),
+    find: (text) => made.find(text) };
 }
 
 class Tree {
-  constructor(model, el) {
-    Object.assign(this, { model, el, all: false, top: 0, drawn: new Map(), known: model.get("selected"), tall: ROW, wider: 1, filled: 0 });
+  constructor(model, el, alone) {
+    Object.assign(this, { model, el, alone, all: false, top: 0, drawn: new Map(), known: model.get("selected"), tall: ROW, wider: 1, filled: 0 });
     this.rows = new Rows(model.get("labels"), view(model, "structure", Int32Array), model.get("folded"), model.get("folding"));
     this.titles = model.get("titles");
     this.columns = this.titles.length;
@@ -58,7 +60,7 @@ class Tree {
     this.count.setAttribute("role", "status");
     this.wide = element("button", "dsx-wide");
     this.wide.setAttribute("aria-pressed", false);
-    bar.append(this.filter, this.fold, this.copy, this.wide, this.count);
+    bar.append(...(this.alone ? [this.filter] : []), this.fold, this.copy, this.wide, this.count);
     return bar;
   }
   makePort() {
@@ -316,6 +318,15 @@ class Tree {
   }
   clear() {
     this.filter.value = this.rows.query = "";
+    this.port.scrollTop = this.top = 0;
+    this.refresh();
+  }
+  // Only the rows whose names contain the text, or match it as a pattern; all of them where none does.
+  find(text) {
+    const { rows } = this;
+    rows.query = text && !/[*?[]/.test(text) ? `*${text}*` : text;
+    rows.update();
+    if (!rows.shown.length) rows.query = "";
     this.port.scrollTop = this.top = 0;
     this.refresh();
   }

@@ -109,9 +109,15 @@ def test_what_a_choice_changes_is_one_message(trace: Trace, monkeypatch: pytest.
     sent: list[set[str]] = []
     monkeypatch.setattr(explorer.widget, "_send", lambda message, buffers=None: sent.append(set(message["state"])))
     for state, changed in (
-        ({"chosen": {"phase": 2}}, {"spec", "spoken", "columns", "values", "status", "details", "timeline"}),
-        ({"selected": 2}, {"spec", "spoken", "status", "details", "timeline"}),
-        ({"folding": False}, {"columns", "values", "status", "details", "spec", "spoken", "timeline"}),
+        (
+            {"chosen": {"phase": 2}},
+            {"spec", "spoken", "columns", "values", "status", "line", "visits", "details", "timeline"},
+        ),
+        ({"selected": 2}, {"spec", "spoken", "status", "line", "visits", "details", "timeline"}),
+        (
+            {"folding": False},
+            {"columns", "values", "status", "line", "visits", "details", "spec", "spoken", "timeline"},
+        ),
         ({"kind": "ops"}, {"spec", "spoken"}),
     ):
         data = {"method": "update", "state": state, "buffer_paths": []}
@@ -478,7 +484,7 @@ def test_a_sentence_chooses_its_events(trace: Trace) -> None:
 
 def test_the_timeline_and_the_map_show_what_a_sentence_speaks_of(traces: ModuleType) -> None:
     trace = traces.timed()
-    explorer = trace.explore(opened=("timeline", "map"))
+    explorer = trace.explore()
     sentences = trace.headline().sentences
     number = next(i for i, one in enumerate(sentences) if one.module)
     send(explorer, {"type": "sentence", "index": number})
@@ -486,7 +492,9 @@ def test_the_timeline_and_the_map_show_what_a_sentence_speaks_of(traces: ModuleT
     assert 0 < len(wanted) < len(trace)
     drawn = len(explorer.widget.timeline["boxes"]["begin"])
     assert drawn == len(wanted) * 4
-    assert explorer.widget.map == explorer._map.html(explorer._chosen.mask, None)
+    explorer.widget.tab = "map"
+    assert explorer.widget.panel == explorer._map.html(explorer._chosen.mask, None)
+    explorer.widget.tab = "timeline"
     send(explorer, {"type": "window", "begin": -1.0, "end": 2.0})
     assert len(explorer.widget.timeline["boxes"]["begin"]) == drawn, "whatever row the sentence selects"
     assert f"sentence {number + 1} of the headline" in explorer.widget.status
@@ -495,23 +503,25 @@ def test_the_timeline_and_the_map_show_what_a_sentence_speaks_of(traces: ModuleT
     assert explorer.selection.events.equals(trace.events)
 
 
-def test_all_findings_stand_below_the_headline_live_and_in_a_file_of_its_own(tmp_path: Path) -> None:
+def test_all_findings_have_a_tab_and_stand_below_the_headline_of_a_file_of_its_own(tmp_path: Path) -> None:
     with dsexplore.commtrace(world_size=4) as trace:
         planted.implicit_redistributes(True)
         planted.repeated_collectives(True)
     found = trace.findings()
     assert len(found) > 1
-    live = trace.explore().widget.headline
-    assert f"Findings: {len(found)}; wire bytes per rank and step" in live
-    for one in found:
-        assert html.prose(one.change, 320) in live
+    live = trace.explore(tab="findings").widget
+    assert f"<b>{len(found)} findings, largest saving first</b>" in live.panel
     page = trace.to_html(tmp_path / "page.html", interactive=True).read_text("utf-8")
     packed = page.partition('id="dsx-events">')[2].partition("<")[0]
-    assert json.loads(gzip.decompress(base64.b64decode(packed)))["state"]["headline"] == live
+    alone = json.loads(gzip.decompress(base64.b64decode(packed)))["state"]["headline"]
+    assert f"Findings: {len(found)}; wire bytes per rank and step" in alone
+    for one in found:
+        assert html.prose(one.change, 320) in live.panel
+        assert html.prose(one.change, 320) in alone
 
 
-def test_a_headline_without_findings_has_no_section_of_them() -> None:
+def test_a_tab_without_findings_says_so() -> None:
     with dsexplore.commtrace(world_size=4) as trace:
         planted.repeated_collectives(False)
     assert len(trace.findings()) == 0
-    assert "Findings" not in trace.explore().widget.headline
+    assert "No rule found anything" in trace.explore(tab="findings").widget.panel

@@ -16,7 +16,6 @@ from dsexplore.errors import UsageError
 from dsexplore.trace.tables import Tables, TraceInfo
 from dsexplore.trace.trace import Trace
 from dsexplore.units import format_seconds
-from dsexplore.views.explorer.explorer import PARTS
 
 
 def send(explorer: Any, **message: Any) -> None:
@@ -30,8 +29,16 @@ def count_of_root(explorer: Any) -> float:
     return float(values[explorer.widget.columns[0]][0])
 
 
+def panel(explorer: Any, tab: str) -> str:
+    """What a tab shows, once it is opened."""
+    explorer.widget.tab = tab
+    shown: str = explorer.widget.panel
+    return shown
+
+
 def lanes_of(explorer: Any) -> dict[str, int]:
     """How many boxes each lane of the timeline has."""
+    explorer.widget.tab = "timeline"
     drawn = explorer.widget.timeline
     lanes = np.frombuffer(drawn["boxes"]["lane"], np.uint16).tolist()
     return {name: lanes.count(i) for i, name in enumerate(drawn["lanes"])}
@@ -105,12 +112,10 @@ class TestTimeline:
         assert explorer.widget.timeline["zoomed"] is False
 
     def test_it_is_made_when_it_is_opened(self, trace: Trace) -> None:
-        explorer = trace.explore(opened=())
+        explorer = trace.explore(tab="map")
         assert explorer.widget.timeline == {}
-        assert explorer.widget.map == ""
-        explorer.widget.opened = ["timeline", "map"]
+        assert "World map: 8 ranks" in explorer.widget.panel
         assert lanes_of(explorer) == {"forward": 17, "backward": 8}
-        assert "World map: 8 ranks" in explorer.widget.map
 
     def test_an_empty_range_is_refused(self, trace: Trace) -> None:
         with pytest.raises(UsageError, match=r"between\(3, 3\): the end must be later"):
@@ -119,83 +124,85 @@ class TestTimeline:
 
 class TestMap:
     def test_a_rank_is_a_filter_of_everything_but_the_map(self, trace: Trace) -> None:
-        explorer = trace.explore(opened=PARTS)
-        assert 'data-cell="0.4"' in explorer.widget.map
+        explorer = trace.explore(tab="map")
+        assert 'data-cell="0.4"' in panel(explorer, "map")
         send(explorer, type="cell", place="0.4")
         assert set(explorer.selection.events["axis"]) == {"dp"}
         assert explorer.selection.events.equals(trace.world_map().talks_to(4).events)
         assert "only rank 4 on the map" in explorer.widget.status
         assert count_of_root(explorer) == len(explorer.selection)
         assert sum(lanes_of(explorer).values()) == len(explorer.selection)
-        assert 'data-cell="0.4" tabindex="-1" aria-pressed="true"' in explorer.widget.map
-        assert "rank 1: " in explorer.widget.map
-        assert "rank 1: 0 B" not in explorer.widget.map
+        assert 'data-cell="0.4" tabindex="-1" aria-pressed="true"' in panel(explorer, "map")
+        assert "rank 1: " in panel(explorer, "map")
+        assert "rank 1: 0 B" not in panel(explorer, "map")
         send(explorer, type="drop", part="map")
         assert len(explorer.selection) == 25
 
     def test_a_link_is_a_filter(self, trace: Trace) -> None:
-        explorer = trace.explore(opened=PARTS)
+        explorer = trace.explore(tab="map")
         send(explorer, type="link", index=0)
         assert set(explorer.selection.events["axis"]) == {"tp"}
         assert explorer.selection.events.equals(trace.world_map().sent_over("tp", "inside a node").events)
         assert "only tp inside a node on the map" in explorer.widget.status
-        assert 'data-link="0" tabindex="0" aria-selected="true"' in explorer.widget.map
+        assert 'data-link="0" tabindex="0" aria-selected="true"' in panel(explorer, "map")
 
     def test_filters_change_its_bytes_and_not_its_scale(self, trace: Trace) -> None:
-        explorer = trace.explore(opened=PARTS)
-        whole = explorer.widget.map
+        explorer = trace.explore(tab="map")
+        whole = panel(explorer, "map")
         explorer.filter(axis="dp")
-        assert explorer.widget.map != whole
-        assert "Outlined with a number: the groups of <bdi>dp</bdi>" in explorer.widget.map
-        assert "rank 1: 0 B a step, group 1" in explorer.widget.map
+        assert panel(explorer, "map") != whole
+        assert "Outlined with a number: the groups of <bdi>dp</bdi>" in panel(explorer, "map")
+        assert "rank 1: 0 B a step, group 1" in panel(explorer, "map")
         scale = whole.partition("</span> ")[2].partition(".</p>")[0]
         assert scale
-        assert f"</span> {scale}.</p>" in explorer.widget.map
+        assert f"</span> {scale}.</p>" in panel(explorer, "map")
 
     def test_the_switch_governs_it(self, trace: Trace) -> None:
-        explorer = trace.explore(opened=PARTS)
+        explorer = trace.explore(tab="map")
         explorer.widget.sizes = "message"
-        assert "Shade: message bytes" in explorer.widget.map
+        assert "Shade: message bytes" in panel(explorer, "map")
         wanted = trace.world_map(sizes="message").to_frame().filter(axis="dp")["message_bytes"].to_list()
         assert wanted == [8 * 8192]
-        assert "64 KiB" in explorer.widget.map
+        assert "64 KiB" in panel(explorer, "map")
 
     def test_seconds_shade_it_and_choose_the_same(self, traces: ModuleType) -> None:
         trace = traces.timed(4, 2)
-        explorer = trace.explore(opened=PARTS)
+        explorer = trace.explore(tab="map")
         assert [value for value, _ in explorer.widget.shades] == ["bytes", "measured"]
-        assert "No seconds" not in explorer.widget.map
+        assert "No seconds" not in panel(explorer, "map")
         send(explorer, type="cell", place="0.2")
         chosen = explorer.selection.events
         explorer.widget.shade = "measured"
-        assert "Seconds: measured, the mean of 2 steps" in explorer.widget.map
+        assert "Seconds: measured, the mean of 2 steps" in panel(explorer, "map")
         seconds = trace.world_map(shade="seconds").to_shades()
         for rank in range(4):
-            assert f"rank {rank}: {format_seconds(seconds[rank])} a step" in explorer.widget.map
+            assert f"rank {rank}: {format_seconds(seconds[rank])} a step" in panel(explorer, "map")
         assert explorer.selection.events.equals(chosen)
         explorer.talks_to(2)
         assert explorer.selection.events.equals(chosen)
-        scale = explorer.widget.map.partition("</span> ")[2].partition(".</p>")[0]
+        scale = panel(explorer, "map").partition("</span> ")[2].partition(".</p>")[0]
         assert scale == format_seconds(seconds.max())
         explorer.filter(axis="dp")
         dp = trace.world_map(shade="seconds").to_shades("dp")
         assert 0 < dp[0] < seconds[0]
-        assert f"rank 0: {format_seconds(dp[0])} a step" in explorer.widget.map
-        assert f"</span> {scale}.</p>" in explorer.widget.map
+        assert f"rank 0: {format_seconds(dp[0])} a step" in panel(explorer, "map")
+        assert f"</span> {scale}.</p>" in panel(explorer, "map")
         explorer.widget.shade = "bytes"
-        assert "Shade: wire bytes" in explorer.widget.map
+        assert "Shade: wire bytes" in panel(explorer, "map")
 
     def test_the_switch_of_sizes_leaves_seconds(self, traces: ModuleType) -> None:
-        explorer = traces.timed(4, 2).explore(opened=PARTS)
+        explorer = traces.timed(4, 2).explore(tab="map")
         explorer.widget.shade = "measured"
-        before = explorer.widget.map
+        before = panel(explorer, "map")
         explorer.widget.sizes = "message"
-        assert explorer.widget.map == before
+        assert panel(explorer, "map") == before
 
     def test_without_times_there_is_no_choice_and_it_says_why(self, trace: Trace) -> None:
-        explorer = trace.explore(opened=PARTS)
+        explorer = trace.explore(tab="map")
         assert [value for value, _ in explorer.widget.shades] == ["bytes"]
-        assert "No seconds to shade it by: no collective of this trace has a measured duration" in explorer.widget.map
+        assert "No seconds to shade it by: no collective of this trace has a measured duration" in panel(
+            explorer, "map"
+        )
         with pytest.raises(UsageError, match=r"shade='measured': the map of this trace is shaded by bytes"):
             explorer.widget.shade = "measured"
 
@@ -242,14 +249,14 @@ class TestParameter:
         assert count_of_root(explorer) == 3
         assert lanes_of(explorer) == {"forward": 1, "backward": 2}
         for word in ("gathered", "freed", "gradient reduced"):
-            assert word in explorer.widget.details
+            assert word in panel(explorer, "parameters")
         assert "only what is sent for Net.1.weight in a step" in explorer.widget.status
         for sizes in ("message", "wire"):
             explorer.widget.sizes = sizes
-            assert f">{sizes} bytes</th>" in explorer.widget.details
+            assert f">{sizes} bytes</th>" in panel(explorer, "parameters")
         send(explorer, type="drop", part="parameter")
         assert len(explorer.selection) == 6
-        assert "freed" not in explorer.widget.details
+        assert "freed" not in panel(explorer, "parameters")
 
     def test_it_is_followed_in_all_modules_whichever_is_selected(self, fsdp: Trace) -> None:
         explorer = fsdp.explore()
@@ -267,7 +274,7 @@ class TestParameter:
 
 def test_what_is_picked_in_all_parts_is_met_together(traces: ModuleType) -> None:
     trace = traces.timed(4, 2)
-    explorer = trace.explore(opened=PARTS)
+    explorer = trace.explore()
     seconds = explorer.widget.timeline
     assert seconds["lanes"] == ["rank 0", "rank 1", "rank 2", "rank 3"]
     explorer.talks_to(2)

@@ -15,7 +15,6 @@ import pytest
 
 from dsexplore.trace.tables import Tables, TraceInfo
 from dsexplore.trace.trace import Trace
-from dsexplore.views.explorer.explorer import PARTS
 from dsexplore.views.trace import tally
 
 STEP = (
@@ -101,7 +100,7 @@ PICKS: dict[str, tuple[str, Callable[[Any], object], Callable[[Trace], pl.DataFr
 def test_what_is_picked_in_a_part_is_a_trace_of_those_events(traces: ModuleType, part: str) -> None:
     trace = fsdp(traces)
     figure, pick, expected = PICKS[part]
-    explorer = trace.explore(figure=figure, opened=PARTS)
+    explorer = trace.explore(figure=figure, tab="map" if part.startswith("map") else "timeline")
     before = explorer.widget.status
     pick(explorer)
     wanted = expected(trace)
@@ -180,5 +179,5 @@ def test_an_axis_has_one_color_in_the_tree_and_in_the_picture_of_a_parameter(tra
         ("a0", "dp"),
     ]
     explorer.parameter("Net.layers.0.up.weight")  # of a mesh whose first axis is dp
-    drawn = re.findall(r'class="axis (x\d)"><bdi>(\w+)', explorer.widget.details)
+    drawn = re.findall(r'class="axis (x\d)"><bdi>(\w+)', explorer.widget.panel)
     assert drawn == [("x0", "dp"), ("x2", "tp")]
