@@ -21,7 +21,7 @@ RUN_BY_PYTHON = {
     "late_rank.py": "Rank 1 arrives",
 }
 """By script: words that its output has."""
-RUN_BY_COMMANDS = {"train_ddp.py", "test_what_is_sent.py"}
+RUN_BY_COMMANDS = {"train_ddp.py", "test_what_is_sent.py", "marimo_first_trace.py"}
 
 
 def test_every_example_is_run() -> None:

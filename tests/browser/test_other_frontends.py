@@ -6,6 +6,7 @@ Modules: ``views/explorer/``, ``views/widgets/``.
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -127,3 +128,23 @@ def test_marimo(folder: Path, fresh_page: Any) -> None:
     with serving(folder, *command) as address:
         fresh_page.goto(address)
         check_live(fresh_page)
+
+
+def test_the_example_for_marimo(folder: Path, fresh_page: Any) -> None:
+    pytest.importorskip("marimo", reason="marimo is not installed: pip install marimo")
+    example = ROOT / "examples" / "marimo_first_trace.py"
+    (folder / "first.py").write_text(example.read_text())
+    command = ("marimo", "run", "--headless", "--no-token", "--host=127.0.0.1", "--port={port}", "first.py")
+    with serving(folder, *command) as address:
+        fresh_page.goto(address)
+        fresh_page.wait_for_selector(".dsx-tree[data-ready]", timeout=2 * LONG)
+        assert fresh_page.locator(".dsx-line code").inner_text() == "trace"
+        fresh_page.locator("[data-tab=findings]").click()
+        fresh_page.locator("[data-tab=findings][aria-selected=true]").wait_for()
+
+
+def test_the_table_of_front_ends_names_tests_that_exist() -> None:
+    named = re.findall(r"`(tests/[a-z_/]+\.py)::(test_\w+)`", (ROOT / "docs" / "front_ends.md").read_text("utf-8"))
+    assert len(named) > 4
+    for file, test in named:
+        assert f"def {test}(" in (ROOT / file).read_text("utf-8")
