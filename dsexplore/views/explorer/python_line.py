@@ -116,6 +116,8 @@ def _of_values(codes: EventCodes, mask: Mask) -> Conditions | None:
     tests: dict[str, Mask] = {}
     held: Conditions = {}
     for name in _COLUMNS:
+        if codes.tables.events[name].null_count():  # sizes that a file does not tell
+            continue
         facet = codes.facets[name]
         found = np.bincount(facet.codes[mask], minlength=len(facet.labels)) > 0
         if not found.all():
