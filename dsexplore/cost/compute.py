@@ -249,7 +249,7 @@ def product_alone(shape: tuple[int, ...], dtype: str, traffic: float, cluster: C
     Example:
         >>> h100 = Cluster.load("dgx-h100")
         >>> round(product_alone((1, 4096, 4096, 4096), "bfloat16", 3 * 2 * 4096**2, h100, Speed()) * 1e6)
-        174
+        166
     """
     generation = GENERATIONS[cluster.generation]
     burst = generation.burst * (_FP8_BURST if dtype.startswith("float8") and "fp8" in cluster.compute.dense else 1.0)
