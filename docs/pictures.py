@@ -5,7 +5,7 @@ expert parallelism, DDP on four real ranks of which one is late, 2,000 modules, 
 Each page is examined by axe-core, for what it cuts off without a cue, and for nearly empty drawings; the faults
 are printed, and the exit status is 1 where there is one. A widget stands in a bare page, filled by its own Python.
 
-Usage: python docs/pictures.py FOLDER [part of a name …]   (about fifteen minutes on two cores)
+Usage: python docs/pictures.py FOLDER [part of a name …]
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def replica(folder: str) -> None:
     model = replicated()
     with dsexplore.commtrace(save=folder) as trace:
         for _ in range(3):
-            time.sleep(0.05 if dist.get_rank() == 2 else 0)
+            time.sleep(0.4 if dist.get_rank() == 2 else 0)
             model(torch.ones(8, 512)).sum().backward()
             trace.step()
 
@@ -290,8 +290,8 @@ def show(page: Any, one: Any, file: Path) -> None:
         page.wait_for_selector("canvas[data-drawn]")
 
 
-def picture(page: Any, one: Any, path: Path, file: Path) -> list[str]:
-    """Take a picture of a view as it is in the page's theme and width; returns what is wrong with it."""
+def picture(page: Any, one: Any, path: Path, file: Path) -> None:
+    """Take a picture of a view as it is in the page's theme and width."""
     show(page, one, file)
     page.wait_for_timeout(150)
     width = page.viewport_size["width"]
@@ -299,6 +299,10 @@ def picture(page: Any, one: Any, path: Path, file: Path) -> list[str]:
     page.wait_for_timeout(150)
     page.screenshot(path=path)
     page.set_viewport_size({"width": width, "height": 900})
+
+
+def faults_of(page: Any) -> list[str]:
+    """Return what is wrong with the view in the page, all its sections opened."""
     page.evaluate("document.querySelectorAll('details').forEach((each) => { each.open = true })")
     page.evaluate(axe())
     return [*page.evaluate(AXE, RULES), *page.evaluate(CUT), *page.evaluate(EMPTY)]
@@ -308,6 +312,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("names", nargs="*", help="only views whose name contains one of these")
+    every = [f"{width}_{theme}" for theme in ("light", "dark") for width in WIDTHS]
+    parser.add_argument("--looks", default=",".join(every), help="widths and themes, as 1440_light,320_dark")
+    parser.add_argument("--no-rules", action="store_true", help="take the pictures only, which is quicker")
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
     faults, taken = 0, 0
@@ -321,14 +328,15 @@ def main() -> int:
             if options.names and not any(part in name for part in options.names):
                 continue
             one = make()
-            for dark in (False, True):
-                page.emulate_media(color_scheme="dark" if dark else "light")
-                for width in WIDTHS:
-                    page.set_viewport_size({"width": width, "height": 900})
-                    path = options.folder / f"{name.replace(' ', '_')}_{width}_{'dark' if dark else 'light'}.png"
-                    wrong = picture(page, one, path, Path(folder) / "shown.html")
-                    faults, taken = faults + len(wrong), taken + 1
-                    print(path.name, *(f"\n  {fault}" for fault in wrong), flush=True)
+            for look in options.looks.split(","):
+                width, theme = look.split("_")
+                page.emulate_media(color_scheme=theme)
+                page.set_viewport_size({"width": int(width), "height": 900})
+                path = options.folder / f"{name.replace(' ', '_')}_{look}.png"
+                picture(page, one, path, Path(folder) / "shown.html")
+                wrong = [] if options.no_rules else faults_of(page)
+                faults, taken = faults + len(wrong), taken + 1
+                print(path.name, *(f"\n  {fault}" for fault in wrong), flush=True)
         browser.close()
     print(f"{taken} pictures in {options.folder}, {faults} faults")
     return 1 if faults else 0

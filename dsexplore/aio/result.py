@@ -295,7 +295,7 @@ class SweepResult(SavedJson, Displayable):
         """Return the disk, the recommended setting and its rates in each direction, one statement per line."""
         together = f", {self.conditions.processes} processes at once" if self.conditions.processes > 1 else ""
         how = self.conditions
-        lines = [f"{self.disk.label}; {how.mode} mode by {how.backend}, its loop in {how.loop}{together}"]
+        lines = [f"{self.disk.label}; {how.mode} mode by {how.backend} (loop in {how.loop}){together}"]
         if how.further_folders:
             lines.append(f"Measured together with {', '.join(how.further_folders)}: rates are of all disks together.")
         if self.interrupted:

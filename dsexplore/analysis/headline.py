@@ -85,8 +85,8 @@ class Headline(Displayable):
         events = self.tables.events
         if events.is_empty():
             return tuple(self._io())
-        parts = (self._stopped, self._late, self._axes, self._module, self._finding, self._time, self._io)
-        return tuple(one for part in parts for one in part())
+        parts = (self._stopped, self._late, self._axes, self._module, self._finding)
+        return (*(one for part in parts for one in part()), *filter(None, [self.time]), *self._io())
 
     @cached_property
     def skew(self) -> Skew:
@@ -391,11 +391,12 @@ class Headline(Displayable):
     def _how_it_waits(self) -> str:
         return "stands still" if self.timed_events["is_async"].all() else "waits in the call"
 
-    def _time(self) -> Iterator[Sentence]:
-        """Yield the sentence about the time that collectives run per step, and how much of it is exposed."""
+    @property
+    def time(self) -> Sentence | None:
+        """The sentence about the time that collectives run per step, and how much of it is exposed."""
         times = self.times
         if times is None:
-            return
+            return None
         waits = (
             f"; for {format_seconds(times.exposed)} of it the program {self._how_it_waits}, exposed"
             if times.exposed
@@ -405,7 +406,7 @@ class Headline(Displayable):
             f"Collectives are under way for {format_seconds(times.under_way)} of the {format_seconds(times.span)} from "
             f"a step's first to the end of its last{waits}."
         )
-        yield Sentence("time", text, _positions(self.timed_events))
+        return Sentence("time", text, _positions(self.timed_events))
 
     def _io(self) -> Iterator[Sentence]:
         """Yield the sentence about how long the program stands still for its disk and its input."""

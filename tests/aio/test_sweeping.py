@@ -269,7 +269,7 @@ def test_other_write_modes(tmp_path: Path, write_mode: str) -> None:
 def test_ring_mode_and_the_page_cache_are_labeled(tmp_path: Path) -> None:
     result = sweep(tmp_path, **QUICK, mode="ring", direct=False)  # type: ignore[arg-type]
     assert result.conditions.mode == "ring"
-    assert result.lines()[0].endswith(f"page cache); ring mode by linux-aio, its loop in {loop_of('linux-aio')}")
+    assert result.lines()[0].endswith(f"page cache); ring mode by linux-aio (loop in {loop_of('linux-aio')})")
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ from dsexplore.comm.sweep_result import CommSweep, SweepPoint
 from dsexplore.cost.calibrate import Calibration
 from dsexplore.cost.collective_duration import collective_time
 from dsexplore.units import format_bytes
-from dsexplore.views.page.theme import DASHES, INK, SERIES, SHADE, themed
+from dsexplore.views.page.theme import DASHES, INK, SERIES, SHADE, op_mark, themed
 
 KINDS = ("busbw", "algbw", "time")
 """Quantities that a figure can show by message size."""
@@ -25,13 +25,20 @@ def value(sweep: CommSweep, point: SweepPoint, kind: str) -> float:
     return busbw if kind == "busbw" else algbw
 
 
-def sweep_figure(sweep: CommSweep, kind: str, ops: Sequence[str]) -> Any:
-    """Return a line per op by message size, with the range of the rounds; dashed for in-place calls."""
+def sweep_figure(sweep: CommSweep, kind: str, ops: Sequence[str], places: Sequence[bool] = (False, True)) -> Any:
+    """Return a line per op by message size, with the range of the rounds; dashed for in-place calls.
+
+    Args:
+        sweep: what was measured.
+        kind: one of `KINDS`.
+        ops: the ops to draw.
+        places: whether calls out of place, in place or both are drawn.
+    """
     import plotly.graph_objects as go
 
     figure = go.Figure()
     for at, op in enumerate(ops):
-        for in_place in (False, True):
+        for in_place in places:
             points = sweep.of(op, in_place=in_place)
             if points:
                 figure.add_scatter(**_line(sweep, points, kind, SERIES[at % len(SERIES)], in_place))
@@ -47,6 +54,7 @@ def _line(sweep: CommSweep, points: list[SweepPoint], kind: str, color: str, in_
         "text": [""] * (len(points) - 1) + ([points[0].op] if not in_place else [""]),
         "textposition": "middle right",
         "line": {"color": color, "dash": DASHES[int(in_place)]},
+        "marker": {"symbol": op_mark(points[0].op).symbol},
         "customdata": [point_text(sweep, point) for point in points],
         "hovertemplate": "%{customdata}<extra></extra>",
     }

@@ -8,12 +8,14 @@ from dsexplore.comm.sweep_result import CommSweep
 from dsexplore.cost.calibrate import Calibration
 from dsexplore.cost.collective_duration import collective_time
 from dsexplore.errors import UsageError
-from dsexplore.units import format_bytes, format_seconds
-from dsexplore.views.comm_sweep.comm_sweep_figures import KINDS, calibration_figure, sweep_figure
+from dsexplore.units import format_bytes, format_seconds, format_share
+from dsexplore.views.comm_sweep.comm_sweep_figures import KINDS, calibration_figure, sweep_figure, value
 from dsexplore.views.page import html
 from dsexplore.views.page.still_figure import still_figure
 from dsexplore.views.view import View
 
+_LEVEL = 0.9
+"""Fraction of an op's best bandwidth that counts as level."""
 STYLE = """
 .dsx pre.rows{background:var(--dsx-shade);padding:8px 10px;margin:6px 0;max-width:100%;overflow-x:auto;
 font-family:var(--dsx-mono);font-size:var(--dsx-tiny);color:inherit}
@@ -32,19 +34,49 @@ class CommSweepView(View):
         self._sweep = sweep
 
     def text(self) -> str:
-        """Return the lines that say what was measured, and the best bandwidth of each op."""
-        return "\n".join(html.plain(line, 300) for line in self._sweep.lines())
+        """Return what was measured, where bandwidth saturates, and the best bandwidth of each op."""
+        what, *lines = self._sweep.lines()
+        return "\n".join(html.plain(line, 300) for line in (what, *filter(None, [self._verdict]), *lines))
 
     def html(self) -> str:
-        """Return the lines of `text`, and a table per op."""
-        body = [f"<p>{html.escape(line, 300)}</p>" for line in self._sweep.lines()]
-        for at, op in enumerate(self._sweep.ops):
-            rows = html.escape(self._sweep.table(op), 0)
-            body.append(
-                f"<details{' open' if not at else ''}><summary>{html.escape(op)}</summary>"
-                f'<pre class="rows" tabindex="0">{rows}</pre></details>'
-            )
+        """Return where bandwidth saturates, bus bandwidth by size with a line per op, and a table per op."""
+        what, *lines = self._sweep.lines()
+        per_op, remarks = lines[: len(self._sweep.ops)], lines[len(self._sweep.ops) :]
+        body = [html.conclusion(f"Sweep of collectives: {what}", "measured", self._verdict)]
+        if self._sweep.ops:
+            body.append(still_figure(sweep_figure(self._sweep, "busbw", self._sweep.ops, places=(False,))))
+        body.append(f"<details><summary>The best of each op</summary>{html.sentences(per_op)}</details>")
+        body += [
+            f"<details><summary>{html.escape(op)}</summary>"
+            f'<pre class="rows" tabindex="0">{html.escape(self._sweep.table(op), 0)}</pre></details>'
+            for op in self._sweep.ops
+        ]
+        body += [f'<p class="dim">{html.escape(line, 300)}</p>' for line in remarks]
         return html.fragment("".join(body), STYLE)
+
+    @property
+    def _verdict(self) -> str:
+        """Where the bus bandwidth of the first op saturates, and the fastest and slowest ops."""
+        rates = {
+            op: [(point.message_bytes, value(self._sweep, point, "busbw")) for point in self._sweep.of(op)]
+            for op in self._sweep.ops
+        }
+        best = {op: max(rate for _, rate in points) for op, points in rates.items() if points}
+        if not best:
+            return "Nothing was measured."
+        first, top = next(iter(best.items()))
+        low = max((size for size, rate in rates[first] if rate < _LEVEL * top), default=0)
+        level = [size for size, _ in rates[first] if size > low]
+        reached = f"{first} reaches {top:.3g} GB/s of bus bandwidth"
+        if len(level) > 1:
+            reached += f", and keeps {format_share(_LEVEL, 1)} of it from {format_bytes(min(level))} on"
+        else:
+            reached += f", which is not level yet at {format_bytes(max(size for size, _ in rates[first]))}"
+        ranked = sorted(best, key=lambda op: -best[op])
+        if len(ranked) == 1:
+            return f"{reached}."
+        fastest, slowest = (f"{op} ({best[op]:.3g} GB/s)" for op in (ranked[0], ranked[-1]))
+        return f"{reached}; fastest is {fastest}, slowest {slowest}."
 
     def figure(self, kind: str = "busbw", ops: list[str] | None = None, **options: Any) -> Any:
         """Return a line per op by message size.

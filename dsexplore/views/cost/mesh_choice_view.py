@@ -8,7 +8,7 @@ from typing import Any
 from dsexplore.cost.mesh_comparison import MeshCandidate, MeshComparison
 from dsexplore.errors import UsageError
 from dsexplore.units import format_bytes, format_seconds
-from dsexplore.views.cost.prediction_view import PARTS, STYLE, PredictionView, bar
+from dsexplore.views.cost.prediction_view import PARTS, STYLE, PredictionView, bar, high_end
 from dsexplore.views.page import html
 from dsexplore.views.page.still_figure import still_figure
 from dsexplore.views.page.theme import ALARM, GREY, LEGEND_ABOVE, SHADE, themed
@@ -16,6 +16,8 @@ from dsexplore.views.view import View
 
 HEAD = ("mesh", "", "step", "low", "high", "compute", "exposed", "idle", "memory")
 _MOST_ROWS = 200
+_MOST_OPEN = 8
+"""Maximal number of dropped meshes that are listed at once."""
 
 
 class MeshComparisonView(View):
@@ -34,18 +36,17 @@ class MeshComparisonView(View):
             assert candidate.prediction is not None
             memory = format_bytes(candidate.prediction.memory)
             lines.append(f"  {candidate.mesh}: {candidate.prediction.step}, {memory}")
-        lines += [f"  {html.plain(line, 400)}" for line in (self._verdict, *self._remarks())]
-        return "\n".join(lines)
-
-    def _remarks(self) -> list[str]:
-        comparison = self._comparison
-        lines = [
-            f"tied, as constants that are 10 % wrong would turn them: {' and '.join(group)}"
-            for group in comparison.tied
-        ]
         dropped = len(comparison.candidates) - len(comparison.ranking)
         out = f"{dropped} of {len(comparison.candidates)} meshes {'is' if dropped == 1 else 'are'} dropped"
-        return [*lines, *([out] if dropped else []), *comparison.notes]
+        remarks = (self._verdict, *self._ties(), *([out] if dropped else []), *comparison.notes)
+        lines += [f"  {html.plain(line, 400)}" for line in remarks]
+        return "\n".join(lines)
+
+    def _ties(self) -> list[str]:
+        return [
+            f"tied, as constants that are 10 % wrong would turn them: {' and '.join(group)}"
+            for group in self._comparison.tied
+        ]
 
     @property
     def _verdict(self) -> str:
@@ -54,7 +55,8 @@ class MeshComparisonView(View):
         if not steps:
             return "No mesh can be taken."
         (best, step), *others = steps
-        said = f"{best} is fastest: {step} per step"
+        fastest = self._comparison[best]
+        said = f"{best} is fastest: {step} per step{high_end(fastest)}"
         tied = next((group for group in self._comparison.tied if best in group), ())
         if len(tied) > 1:
             return f"{said}; {' and '.join(mesh for mesh in tied if mesh != best)} may be as fast."
@@ -74,16 +76,16 @@ class MeshComparisonView(View):
             for candidate in comparison.candidates
             if candidate.dropped
         ]
-        remarks = html.sentences(self._remarks(), 400)
-        dropped = (
-            f"<details><summary>Dropped</summary>{html.table(('mesh', 'why'), out, left=(0,), wrap=(1,))}</details>"
-            if out
-            else ""
-        )
+        remarks = html.sentences([*self._ties(), *comparison.notes], 400)
+        opened = " open" if len(out) <= _MOST_OPEN else ""
+        title = f"Dropped: {len(out):,} of {len(comparison.candidates):,}"
+        why = html.table(("mesh", "why"), out, left=(0,), wrap=(1,))
+        dropped = f"<details{opened}><summary>{title}</summary>{why}</details>" if out else ""
+        drawn = still_figure(self.figure().update_layout(title=None)) if len(rows) > 1 else ""
         head = f'<p>Meshes on {html.escape(comparison.cluster.title)} <span class="tag">predicted</span></p>'
         head += html.verdict(self._verdict)
         table = html.table(HEAD, rows, left=(0, 1))
-        return html.fragment(f'<div class="prediction">{head}{table}{remarks}{dropped}</div>', STYLE)
+        return html.fragment(f'<div class="prediction">{head}{drawn}{table}{remarks}{dropped}</div>', STYLE)
 
     def figure(self, **options: Any) -> Any:
         """Return a plotly figure: step time with its range against memory, one mark per mesh.

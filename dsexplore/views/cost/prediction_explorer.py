@@ -25,15 +25,16 @@ _FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
 _ORDER = ("hardware", "ranks_per_node", "picture", "compiled", "attention", "batch", "sequence", "overlap", "async_tp")
 
 
-def explorer(prediction: Prediction, kinds: Sequence[str], view_of: Callable[[Prediction], View]) -> LiveBox:
+def explorer(prediction: Prediction, kinds: Sequence[str], twin: View, below: Callable[[Prediction], str]) -> LiveBox:
     """Return controls above a figure and the tables; ``explorer.prediction`` is the prediction shown.
 
     Args:
         prediction: the prediction shown first.
         kinds: kinds of figures to choose from.
-        view_of: returns the static view of a prediction, which is shown below the figure.
+        twin: the static view of the prediction.
+        below: returns the HTML of a prediction's tables, which are shown below the figure.
     """
-    box = LiveBox(view_of(prediction))
+    box = LiveBox(twin)
     conditions = _conditions(prediction)
     defaults = {name: control.value for name, control in conditions.items()}
     kind = ipywidgets.Dropdown(options=kinds, description="picture")
@@ -59,7 +60,7 @@ def explorer(prediction: Prediction, kinds: Sequence[str], view_of: Callable[[Pr
         is_default = all(control.value == defaults[name] for name, control in conditions.items())
         beside = "as it was traced" if is_default else f"{format_change(change)}, without a new trace"
         message.value = html.prose(f"{box.prediction.step} per step, {beside}", 0)
-        tables.value = view_of(box.prediction).html()
+        tables.value = below(box.prediction)
         draw()
 
     for control in conditions.values():

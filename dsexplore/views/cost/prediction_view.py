@@ -18,6 +18,7 @@ from dsexplore.views.cost.module_seconds import module_seconds
 from dsexplore.views.page import html
 from dsexplore.views.page.still_figure import still_figure
 from dsexplore.views.page.theme import ALARM, SERIES
+from dsexplore.views.timeline import timeline_drawing
 from dsexplore.views.timeline.timeline_drawing import timeline_html
 from dsexplore.views.trace import outline
 from dsexplore.views.view import View
@@ -60,11 +61,12 @@ class PredictionView(View):
             lines += [f"  to need less: {html.plain(str(saving), 200)}" for saving in prediction.memory.savings[:3]]
         return "\n".join(lines)
 
-    def html(self, most: int = _MOST_ROWS) -> str:
-        """Return the headline, bars, and tables by module, by axis and of memory.
+    def html(self, most: int = _MOST_ROWS, drawn: bool = True) -> str:
+        """Return the headline, bars, the streams in time, tables by module and by axis, and memory over the step.
 
         Args:
             most: maximal number of modules in the table.
+            drawn: whether streams and memory are drawn, too.
         """
         prediction = self._prediction
         head = f'<p>A step on {html.escape(prediction.cluster.title)} <span class="tag">predicted</span></p>'
@@ -73,16 +75,17 @@ class PredictionView(View):
             head,
             html.verdict(self._verdict),
             _totals(prediction),
+            timeline_drawing.drawing(stream_timeline(prediction)) if drawn else "",
             _section(
                 "By module (predicted; with the modules inside, Σ: the sum over repeated modules)",
                 _modules(prediction, most),
                 opened=True,
             ),
             _section("Communication by mesh axis (predicted)", _axes(prediction)),
-            _section("Memory at its peak (predicted)", _memory(prediction)),
+            _section("Memory over the step (predicted)", _memory(prediction, drawn), opened=drawn),
             notes,
         ]
-        return html.fragment(f'<div class="prediction">{"".join(body)}</div>', STYLE)
+        return html.fragment(f'<div class="prediction">{"".join(body)}</div>', STYLE + timeline_drawing.STYLE)
 
     @property
     def _verdict(self) -> str:
@@ -95,7 +98,8 @@ class PredictionView(View):
         )
         size = int(one.cluster.memory.size)
         fits = {"fits": "fit in", "fits barely": "barely fit in"}.get(one.memory.verdict, "do not fit in")
-        return f"A step takes {one.step}{share}; {format_bytes(one.memory)} {fits} {format_bytes(size)} of memory."
+        memory = f"{format_bytes(one.memory)} {fits} {format_bytes(size)} of memory"
+        return f"A step takes {one.step}{share}{high_end(one)}; {memory}."
 
     def page(self, measured: Any = None, **options: Any) -> str:
         """Return a document with many more modules than a notebook's output holds.
@@ -145,7 +149,16 @@ class PredictionView(View):
         if options:
             raise UsageError(f"explore() of a prediction has no option {next(iter(options))!r}: it takes none")
         kinds = [kind for kind in KINDS if kind != "stages" or self._prediction.schedule is not None]
-        return explorer(self._prediction, kinds, PredictionView)
+        return explorer(self._prediction, kinds, self, lambda one: PredictionView(one).html(drawn=False))
+
+
+def high_end(one: Prediction) -> str:
+    """Return which part of the step makes the high end of its range, for the end of a sentence; empty if none does."""
+    ranges = {name: getattr(one, name) for name in PARTS}
+    name = max(ranges, key=lambda each: ranges[each].high - ranges[each].expected)
+    if ranges[name].high <= ranges[name].expected:
+        return ""
+    return f" (the high end: {_WORDS[name]} up to {format_seconds(ranges[name].high)})"
 
 
 def _section(title: str, body: str, *, opened: bool = False) -> str:
@@ -250,13 +263,18 @@ def _axes(prediction: Prediction) -> str:
     return html.table(("axis", "op", "count", "time", "exposed"), rows, left=(0, 1)) if rows else "<p>none</p>"
 
 
-def _memory(prediction: Prediction) -> str:
+def _memory(prediction: Prediction, drawn: bool) -> str:
+    from dsexplore.views.cost import prediction_figures  # plotly is loaded when a figure is drawn
+
+    over_step = still_figure(prediction_figures.memory(prediction).update_layout(title=None)) if drawn else ""
     rows = [(html.escape(use), format_bytes(size)) for use, size in prediction.peak.parts.items()]
     rows.append(("tensors together", format_bytes(prediction.peak.tensors)))
     rows.append(("held by the allocator", format_bytes(prediction.memory)))
     rows.append(("outside the allocator", format_bytes(prediction.memory.outside)))
-    where = f"<p>{html.escape(prediction.peak.where, 300)}, of rank {prediction.peak.rank}</p>"
-    return where + html.table(("", "bytes"), rows) + _savings(prediction)
+    size = format_bytes(int(prediction.cluster.memory.size))
+    peak = f"Peak: {format_bytes(prediction.memory)} of {size}, {prediction.peak.where}, of rank {prediction.peak.rank}"
+    head = f"<p>{html.prose(peak, 300)}</p>{over_step}"
+    return head + html.table(("", "bytes"), rows) + _savings(prediction)
 
 
 def _savings(prediction: Prediction) -> str:

@@ -128,4 +128,4 @@ def _mismatches(report: HangReport) -> list[str]:
     if not rows:
         return []
     head = ("group", "number", "differs", "ranks", "op", "bytes", "dtype", "line", "")
-    return ["<h2>Not called alike</h2>", html.table(head, rows, left=(0, 2, 3, 4, 6, 7, 8))]
+    return ["<h2>Called differently</h2>", html.table(head, rows, left=(0, 2, 3, 4, 6, 7, 8))]

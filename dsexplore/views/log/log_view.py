@@ -7,7 +7,7 @@ from typing import Any
 from dsexplore.comm.bandwidth import rate_text
 from dsexplore.comm.log_summary import WAITING_HEAD, CommsSummary, Line, shown_name, waiting_cells
 from dsexplore.errors import UsageError
-from dsexplore.units import format_bytes, format_seconds
+from dsexplore.units import format_bytes, format_count, format_seconds, format_share
 from dsexplore.views.page import html
 from dsexplore.views.page.still_figure import still_figure
 from dsexplore.views.page.theme import DASHES, LEGEND_ABOVE, SHADE, op_mark, themed
@@ -95,7 +95,17 @@ def _headline(lines: list[Line]) -> str:
     off = sum(line.count for line in lines if line.op.startswith("switched_off:"))
     seconds = sum(line.total for line in lines)
     text = f"{calls:,} calls, {format_bytes(total)} in messages, times that add up to {format_seconds(seconds)}"
-    return f"<p><b>Comms log</b> {text}{f'; {off:,} of the calls switched off' if off else ''}</p>"
+    head = f"<p><b>Comms log</b> {text}{f'; {off:,} of the calls switched off' if off else ''}</p>"
+    spent: dict[str, float] = {}
+    for line in lines:
+        spent[shown_name(line)] = spent.get(shown_name(line), 0.0) + line.total
+    name = max(spent, key=lambda each: spent[each])
+    if not spent[name]:
+        return head
+    of_name = sum(line.count for line in lines if shown_name(line) == name)
+    share = format_share(spent[name], seconds)
+    said = f"{name} takes most of the time: {format_seconds(spent[name])} ({share}) in {format_count(of_name, 'call')}."
+    return head + html.verdict(said)
 
 
 def _row(line: Line, longest: float) -> list[str]:

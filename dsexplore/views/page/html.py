@@ -33,7 +33,7 @@ _UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\u20
 STYLE = """
 .dsx{color:var(--dsx-fg);background:var(--dsx-bg);font:var(--dsx-size)/1.45 var(--dsx-font);max-width:100%;
 text-align:left}
-.dsx p,.dsx.dsx h2{margin:.3em 0;font-size:inherit}
+.dsx p,.dsx.dsx h2{margin:.3em 0;font-size:inherit;overflow-wrap:break-word}
 .dsx.dsx h2{font-weight:600}
 .dsx .dim{color:var(--dsx-dim)}
 .dsx.dsx .verdict{font-weight:600;font-size:calc(var(--dsx-size)*15/13);max-width:1000px;overflow-wrap:anywhere}

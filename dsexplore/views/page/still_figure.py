@@ -25,6 +25,8 @@ _HEIGHT, _TOP, _BOTTOM, _RIGHT = 300, 10, 42, 16
 _BAR, _LETTER = 22, 6.2
 """Height of a bar with its gap, and width of a letter, in pixels."""
 _LONGEST_LABEL = 44
+_LINE = 13
+"""Distance of labels below one another."""
 _DASHES = {"dash": "6 4", "dot": "2 3", "dashdot": "7 3 2 3", "longdash": "11 4"}
 _SYMBOLS = {
     "square": "M-3.5-3.5h7v7h-7z",
@@ -36,7 +38,8 @@ _SYMBOLS = {
 }
 _NOTHING = '<p class="dim">nothing to show</p>'
 STYLE = """
-.dsx .still{display:block;max-width:100%;height:auto;font-size:11px;font-family:var(--dsx-font)}
+.dsx .still{display:block;width:640px;min-width:520px;max-width:100%;height:auto;
+font-size:11px;font-family:var(--dsx-font)}
 .dsx .still text{fill:var(--dsx-fg);stroke:var(--dsx-bg);stroke-width:3px;paint-order:stroke}
 .dsx .still .grid{stroke:var(--dsx-line)}
 .dsx .still .limit{stroke:var(--dsx-dim);stroke-dasharray:2 3}
@@ -142,16 +145,51 @@ def _chart(figure: Any, traces: Sequence[Any]) -> str:
         return _NOTHING
     down = _scale(ys, up, _HEIGHT - _BOTTOM, _TOP)
     left = 26 + _LETTER * max(len(_number(tick)) for tick in down.ticks() or [0.0])
-    along = _scale(xs, across, left, WIDTH - _RIGHT)
-    drawn = _axes(along, down, left, across, up)
+    ends = _line_ends(traces, points)
+    right = _RIGHT + (8 + _LETTER * max(len(point.label) for point in ends) if ends else 0)
+    along = _scale(xs, across, left, WIDTH - right)
+    drawn = _axes(along, down, left, across, up, right)
     drawn += "".join(_limit(*limit, along, down, left) for limit in limits)
     for trace, points_of_trace, floor in zip(traces, points, floors, strict=True):
         outline = [(along.at(point.x), down.at(point.y)) for point in points_of_trace]
         outline += [(along.at(x), down.at(y)) for x, y in reversed(floor)]
         drawn += _line(trace, outline)
         drawn += "".join(_mark(trace, point, along, down) for point in points_of_trace)
+    drawn += _labels([point for point in every if point.label], along, down, bool(ends))
     label = f"{_text(up.title.text)} by {_text(across.title.text)}"
     return _svg(_HEIGHT, label, drawn)
+
+
+def _line_ends(traces: Sequence[Any], points: list[list[_Point]]) -> list[_Point]:
+    """Return the last points of lines of which they alone have labels, which then stand right of the picture."""
+    lines = [of for trace, of in zip(traces, points, strict=True) if "lines" in (trace.mode or "")]
+    ends = [of[-1] for of in lines if of and of[-1].label and not any(point.label for point in of[:-1])]
+    return ends if len(ends) == sum(bool(point.label) for of in points for point in of) else []
+
+
+def _labels(labeled: Sequence[_Point], along: _Scale, down: _Scale, at_ends: bool) -> str:
+    """Return the text beside each mark, moved down where it would cover another; one that moved far has a line.
+
+    Args:
+        labeled: the points with labels.
+        along: scale of x.
+        down: scale of y.
+        at_ends: whether all stand right of the picture; else left of marks in its right half, and right of others.
+    """
+    drawn, taken = "", list[tuple[float, float, float]]()
+    room = _HEIGHT - _BOTTOM - _LINE * len(labeled)
+    for number, point in enumerate(sorted(labeled, key=lambda point: down.at(point.y))):
+        x, y = along.at(point.x), down.at(point.y)
+        wide, leftward = _LETTER * min(len(point.label), 30), not at_ends and x > WIDTH / 2
+        begin = x - 8 - wide if leftward else x + 8
+        place = min(y, max(_TOP, room + _LINE * number)) if at_ends else y
+        while any(abs(place - row) < _LINE and begin < high and low < begin + wide for low, high, row in taken):
+            place += 1
+        taken.append((begin, begin + wide, place))
+        anchor = f'x="{x - 8}" text-anchor="end"' if leftward else f'x="{x + 8}"'
+        line = f'<path class="grid" d="M{x} {y}L{x + 6} {place:.1f}"/>' if abs(place - y) > _LINE / 2 else ""
+        drawn += f'{line}<text {anchor} y="{place + 4:.1f}">{html.escape(point.label, 30)}</text>'
+    return drawn
 
 
 def _points(trace: Any, is_log_x: bool, is_log_y: bool) -> Iterator[_Point]:
@@ -197,19 +235,7 @@ def _mark(trace: Any, point: _Point, along: _Scale, down: _Scale) -> str:
     x = along.at(point.x)
     bar = f'<path d="M{x} {down.at(point.low)}V{down.at(point.high)}" stroke="{html.escape(_color(trace))}"/>'
     y = down.at(point.y)
-    return (
-        (bar if point.low < point.high else "")
-        + _symbol(trace, x, y, html.escape(point.tooltip, 0))
-        + _label(point, x, y)
-    )
-
-
-def _label(point: _Point, x: float, y: float) -> str:
-    """Return the text beside a mark, left of it in the right half of the picture; empty if it has none."""
-    if not point.label:
-        return ""
-    place = f'x="{x - 8}" text-anchor="end"' if x > WIDTH / 2 else f'x="{x + 8}"'
-    return f'<text {place} y="{y + 4:.1f}">{html.escape(point.label, 30)}</text>'
+    return (bar if point.low < point.high else "") + _symbol(trace, x, y, html.escape(point.tooltip, 0))
 
 
 def _limits(figure: Any) -> Iterator[tuple[bool, float, str]]:
@@ -233,7 +259,7 @@ def _limit(is_upright: bool, at: float, text: str, along: _Scale, down: _Scale, 
     return f'{line}<text x="{WIDTH - _RIGHT}" y="{y - 4}" text-anchor="end">{html.escape(text)}</text>'
 
 
-def _axes(along: _Scale, down: _Scale, left: float, across: Any, up: Any) -> str:
+def _axes(along: _Scale, down: _Scale, left: float, across: Any, up: Any, right: float) -> str:
     """Return grid lines and numbers at the ticks of both axes, and the axes' titles."""
     bottom, drawn = _HEIGHT - _BOTTOM, ""
     for tick, text in _ticks(along, across):
@@ -242,9 +268,9 @@ def _axes(along: _Scale, down: _Scale, left: float, across: Any, up: Any) -> str
         drawn += f'<text x="{x}" y="{bottom + 14}" text-anchor="middle">{html.escape(text)}</text>'
     for tick, text in _ticks(down, up):
         y = down.at(tick)
-        drawn += f'<path class="grid" d="M{left} {y}H{WIDTH - _RIGHT}"/>'
+        drawn += f'<path class="grid" d="M{left} {y}H{WIDTH - right}"/>'
         drawn += f'<text x="{left - 5}" y="{y + 4}" text-anchor="end">{html.escape(text)}</text>'
-    middle = (left + WIDTH - _RIGHT) / 2
+    middle = (left + WIDTH - right) / 2
     drawn += f'<text x="{middle}" y="{_HEIGHT - 6}" text-anchor="middle">{html.escape(_text(across.title.text))}</text>'
     turned = f'transform="translate(12 {(_TOP + bottom) / 2}) rotate(-90)"'
     return drawn + f'<text {turned} text-anchor="middle">{html.escape(_text(up.title.text))}</text>'
@@ -297,6 +323,8 @@ def _symbol(trace: Any, x: float, y: float, title: str = "") -> str:
 def _keys(traces: Sequence[Any]) -> str:
     """Return the legend, a piece of each named line next to its name; empty for fewer than two names."""
     named = [trace for trace in traces if trace.name and trace.showlegend is not False and len(_values(trace.x))]
+    if all(trace.type == "scatter" and trace.name in _values(trace.text)[-1:] for trace in named):
+        return ""
     if len(named) < 2:
         return ""
     keys = (
@@ -344,7 +372,8 @@ def _bars(figure: Any, traces: Sequence[Any]) -> str:
 
 def _svg(height: float, label: str, drawn: str) -> str:
     size = f'viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}"'
-    return f'<svg class="still" {size} role="img" aria-label="{html.escape(label)}">{drawn}</svg>'
+    drawing = f'<svg class="still" {size} role="img" aria-label="{html.escape(label)}">{drawn}</svg>'
+    return f'<div class="scroll" tabindex="0">{drawing}</div>'
 
 
 def _number(value: float) -> str:

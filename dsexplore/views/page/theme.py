@@ -116,7 +116,8 @@ def axis_number(name: str) -> int:
 def axis_mark(name: str) -> Mark:
     """Return color and letters of a mesh axis: ``dp`` of ``dp``, ``ds`` of ``dp_shard``, ``d1`` of ``dim_1``."""
     words = [word for word in re.split(r"[^\w]|_", name) if word]
-    letters = "".join(word[0] for word in words[:2]) if len(words) > 1 else name[:2]
+    both = (words[0], words[-1] if words[-1].isdigit() else words[1]) if len(words) > 1 else ()
+    letters = "".join(word[0] for word in both) if both else name[:2]
     return Mark(letters if name not in ("", "no axis") else "–", *AXES[axis_number(name)])
 
 

@@ -183,7 +183,7 @@ def _cells(drawn_mesh: DrawnMesh, kind: ParameterKind, drawn: bool) -> str:
     nothing = drawn_mesh.without(tensor)
     empty = f"<b>∅ {format_count(nothing.count, 'rank')}</b>" if nothing is not None else ""
     uneven = f'<b class="dim">to {html.escape(shape_text(groups[-1].value))}</b>' if len(groups) > 1 else ""
-    rank = f"rank {shown.mesh.rank(worst.first)}" if len(set(sizes)) > 1 else "all alike"
+    rank = f"rank {shown.mesh.rank(worst.first)}" if len(set(sizes)) > 1 else "all equal"
     least = f'<b class="dim">to {format_bytes(min(sizes))}</b>' if len(set(sizes)) > 1 else ""
     return (
         f'<span class="n">{html.parted(kind.name)}{times}{frozen}</span> '

@@ -161,7 +161,7 @@ def _meaning(placement: Placement, parts: int, tensor: PlacedTensor, before: lis
         how = _REDUCED.get(placement.reduce_op, f"reduced by {placement.reduce_op}")
         return f"{parts:,} partial values of all of it, still to be {how}"
     size = tensor.shape[placement.dim]
-    what = f"dim {placement.dim}" if not before else f"what {', '.join(before)} left of dim {placement.dim}"
+    what = f"dim {placement.dim}" if not before else f"each piece of {', '.join(before)} along dim {placement.dim}"
     if placement.kind == "strided" and placement.pieces > 1:
         return f"cuts {what} in {placement.pieces:,} pieces first, and each of these in {parts:,}"
     return f"cuts {what} in {parts:,}" + ("" if before else f": {_sizes(size, parts)}")

@@ -347,7 +347,7 @@ def _remarks(tensor: PlacedTensor, drawn: Picture, frame: Frame) -> str:
         remarks.append(f"Not drawn, because whole on every rank: {_dims_text(tensor, hidden)}.")
     if any(block.folded > 1 for panel in drawn.panels for block in panel.blocks):
         remarks.append(
-            "Dashed: shards that are alike and lie side by side, folded; the lines are their cuts. Striped when lit: "
+            "Dashed: equal shards that lie side by side, folded; the lines are their cuts. Striped when lit: "
             "one of them is the rank's."
         )
     if drawn.hidden_panels:

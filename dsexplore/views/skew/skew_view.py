@@ -32,7 +32,7 @@ _TICKS = 4
 WAITING = f"color-mix(in srgb,{GREY} 38%,transparent)"
 STYLE = """
 .dsx .skew{display:grid;grid-template-columns:max-content minmax(0,1fr);gap:3px 8px;align-items:center;
-max-width:1000px;font-size:var(--dsx-small)}
+font-size:var(--dsx-small)}
 .dsx .skew .lane{position:relative;height:26px;background:var(--dsx-shade)}
 .dsx .skew svg{position:absolute;inset:10px 0 2px;width:100%;height:14px;forced-color-adjust:none}
 .dsx .skew .lane b{position:absolute;top:-2px;font-size:var(--dsx-tiny);font-weight:600;line-height:12px;

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import Any
 
 from dsexplore.aio.aio_config import AioConfig
 from dsexplore.aio.result import SweepResult
-from dsexplore.aio.statistics import ratio_interval
+from dsexplore.aio.statistics import Interval, ratio_interval
 from dsexplore.errors import UsageError
 from dsexplore.units import format_bytes, format_count, format_rate, format_share
 from dsexplore.views.page import html
 from dsexplore.views.page.still_figure import still_figure
-from dsexplore.views.page.theme import heat
+from dsexplore.views.page.theme import SHADE, heat
 from dsexplore.views.sweep.sweep_figures import KINDS
 from dsexplore.views.sweep.sweep_points import Point, cells, directions, points, thread_counts
 from dsexplore.views.view import View
 
 _MOST_ROWS = 24
 
-STYLE = """
+STYLE = (
+    """
 .dsx pre.block{background:var(--dsx-shade);padding:8px 10px;margin:6px 0;width:max-content;max-width:100%;
 overflow-x:auto;font-family:var(--dsx-mono);font-size:var(--dsx-small);user-select:all;color:inherit}
 .dsx .sweep td{padding:2px 8px;border:1px solid var(--dsx-line);text-align:right}
@@ -27,7 +29,14 @@ overflow-x:auto;font-family:var(--dsx-mono);font-size:var(--dsx-small);user-sele
 .dsx.dsx .sweep tbody th.group{text-align:left;color:var(--dsx-dim);padding:6px 0 1px}
 .dsx .sweep td.best{outline:2px solid var(--dsx-fg);outline-offset:-2px;font-weight:600}
 .dsx details>summary{font-weight:600;padding:3px 0}
+.dsx .interval{display:inline-block;position:relative;width:120px;height:9px;margin-right:8px;
+background:var(--dsx-shade);forced-color-adjust:none}
+.dsx .interval i{position:absolute;top:3px;height:3px;min-width:2px;background:var(--dsx-dim)}
+.dsx .interval b{position:absolute;top:0;height:9px;width:3px;margin-left:-1px;background:"""
+    + SHADE
+    + """}
 """
+)
 
 
 class SweepView(View):
@@ -148,12 +157,13 @@ def _settings_table(result: SweepResult) -> str:
     means = {config: ratio_interval(list(ratios.values())) for config, ratios in result.rounds.items()}
     ranked = sorted(means, key=lambda config: -means[config].value)[:_MOST_ROWS]
     by_config = {point.config: point for point in points(result, directions(result)[-1])}
+    widest = max((each.high for each in means.values() if each.high < inf), default=0.0)
     rows = [
         [
             html.escape(str(config)) + (" (default)" if config == result.control else ""),
             f"{result.mixed_rate(config) / 1e9:.2f}",
             f"{result.mixed_rate(config) / 2**30:.2f}",
-            html.escape(str(means[config])),
+            _interval(means[config], widest) + html.escape(str(means[config])),
             f"{by_config[config].p50 * 1e3:.2f}",
             f"{by_config[config].p99 * 1e3:.2f}",
         ]
@@ -163,6 +173,17 @@ def _settings_table(result: SweepResult) -> str:
         html.table(["setting", "GB/s", "GiB/s", "× default", "p50 ms", "p99 ms"], rows, left=(), wrap=(0,))
         if rows
         else ""
+    )
+
+
+def _interval(mean: Interval, widest: float) -> str:
+    """Return a mark at the mean on its interval, on a scale from 0 to the highest end; nothing for a single round."""
+    if not widest or mean.high == inf:
+        return ""
+    low, at, high = (100 * end / widest for end in (mean.low, mean.value, mean.high))
+    return (
+        f'<span class="interval" role="img" aria-label="from {mean.low:.2f} to {mean.high:.2f}">'
+        f'<i style="left:{low:.1f}%;width:{high - low:.1f}%"></i><b style="left:{at:.1f}%"></b></span>'
     )
 
 
@@ -181,7 +202,7 @@ def _conditions_table(result: SweepResult) -> str:
         "disk": f"{disk.label} {disk.model}",
         "path": disk.path,
         "why not direct": disk.why_buffered or "",
-        "engine": f"{how.backend}, its loop in {how.loop}",
+        "engine": f"{how.backend} (loop in {how.loop})",
         **{f"not {name}": reason for name, reason in sorted(how.unavailable.items())},
         "mode": f"{how.mode}; writes: {how.write_mode}; {format_share(how.read_share, 1)} reads",
         "size": format_bytes(how.size),

@@ -359,5 +359,5 @@ def _reach(
 
 
 def _level(sizes: npt.NDArray[Any], spans: Coded) -> Numbers:
-    """Return the height of boxes: the cube root keeps small messages visible next to large ones."""
-    return np.cbrt(sizes / spans.top) if spans.top > 0 else np.zeros(len(sizes))
+    """Return the height of boxes, which is linear in their bytes."""
+    return sizes / spans.top if spans.top > 0 else np.zeros(len(sizes))

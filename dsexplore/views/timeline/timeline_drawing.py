@@ -40,7 +40,7 @@ grid-column:2}
 def timeline_html(timeline: Timeline) -> str:
     """Return the lanes as SVG below their key, with the same in words for screen readers."""
     if timeline.spans.is_empty():
-        return html.fragment(f"<p>{html.escape(whole(timeline))}</p>")
+        return html.fragment(html.verdict(whole(timeline)))
     return html.fragment(f"{title_html(timeline)}{drawing(timeline)}", STYLE)
 
 
@@ -98,7 +98,7 @@ def _labeled(timeline: Timeline, lane_boxes: Boxes, lane: int, colors: list[Colo
     for i in (lane_boxes.lane == lane).nonzero()[0]:
         color, span = colors[lane_boxes.mark[i]], int(lane_boxes.span[i])
         left, width = 100 * lane_boxes.begin[i], 100 * (lane_boxes.end[i] - lane_boxes.begin[i])
-        look = f"left:{left:.4g}%;width:{width:.4g}%;height:{round(18 * lane_boxes.level[i])}px"
+        look = f"left:{left:.4g}%;width:{width:.4g}%;height:{max(2, round(18 * lane_boxes.level[i]))}px"
         label = f"<b>{html.escape(labels[span], 12)}</b>" if labels[span] else ""
         boxes_of_lane.append(
             f'<i style="{look};background:{color.fill};color:{color.ink};font-style:normal" '

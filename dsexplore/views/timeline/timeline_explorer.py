@@ -21,8 +21,6 @@ from dsexplore.views.widgets.part_widgets import TimelineWidget
 class TimelineExplorer(LiveView):
     """A live timeline; show it as the last expression of a cell.
 
-    Drag over a range to select it, turn the wheel with Ctrl to zoom, double-click to show all; or use the keyboard.
-
     Drag over a range to select it, turn the wheel with Ctrl to zoom, double-click for the whole; or use the keyboard.
 
     Args:

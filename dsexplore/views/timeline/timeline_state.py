@@ -60,6 +60,7 @@ class TimelineState:
             "axis": html.unparted(axis_text(timeline)),
             "words": WORDS[timeline.sizes],
             "title": whole(timeline),
+            "verdict": html.plain(timeline.verdict, 600),
         }
 
     def prepare(self) -> None:

@@ -12,8 +12,9 @@ import numpy.typing as npt
 import polars as pl
 
 from dsexplore.analysis.step_timeline import DISK, Timeline
+from dsexplore.trace.schema import PHASES
 from dsexplore.trace.unknown_sizes import format_sum
-from dsexplore.units import format_bytes, format_count, format_seconds
+from dsexplore.units import format_bytes, format_count, format_seconds, format_share
 from dsexplore.views.page import html
 from dsexplore.views.timeline.boxes import extent
 
@@ -71,6 +72,32 @@ def whole(timeline: Timeline) -> str:
     events = len(timeline.spans) - timeline.spans["row"].null_count()
     what = format_count(events, "collective") if events else format_count(timeline.spans.height, "span")
     return f"Timeline of {what} in {_LENGTHS[timeline.order].format(place(timeline, last - first))}"
+
+
+def order_verdict(timeline: Timeline) -> str:
+    """Return what a timeline without times concludes: the longest chain of ranks that wait, or the largest lane."""
+    spans, words = timeline.spans, WORDS[timeline.sizes]
+    unknown = timeline.tables.events[f"{timeline.sizes}_bytes"].null_count()
+    if spans.is_empty() or spans["row"].null_count() or unknown or _is_timed(timeline):
+        return ""
+    ranks = len(timeline.tables.info.ranks)
+    if timeline.order == "rounds":
+        first, last = extent(timeline)
+        return (
+            f"At the earliest, {format_count(spans.height, 'collective')} of {ranks:,} ranks run in "
+            f"{format_count(round(last - first), 'round')}, one after another."
+        )
+    sizes = spans.group_by("lane").agg(pl.col("bytes").sum(), pl.len()).sort("bytes", "lane", descending=[True, False])
+    lane, most, count = sizes.row(0)
+    lane = lane.capitalize() if lane in PHASES else lane
+    total = int(spans["bytes"].sum() or 0)
+    collectives = format_count(spans.height, "collective")
+    if sizes.height == 1 or not total:
+        return f"{html.plain(lane, 60)} sends {format_bytes(total)} {words} in {collectives}."
+    return (
+        f"{html.plain(lane, 60)} sends most: {format_bytes(most)} of {format_bytes(total)} {words} "
+        f"({format_share(most, total)}), in {count:,} of {collectives}."
+    )
 
 
 def axis_text(timeline: Timeline) -> str:

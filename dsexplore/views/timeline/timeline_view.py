@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
+from dsexplore.analysis.headline import headline
 from dsexplore.analysis.skew import Skew, skew
 from dsexplore.analysis.step_timeline import Timeline
 from dsexplore.views.page import html
 from dsexplore.views.skew import skew_view
-from dsexplore.views.timeline.timeline_drawing import timeline_html
-from dsexplore.views.timeline.timeline_text import timeline_text
+from dsexplore.views.timeline.timeline_drawing import timeline_html, title_html
+from dsexplore.views.timeline.timeline_text import order_verdict, timeline_text
 from dsexplore.views.view import View
 
 _RANK = re.compile(r"rank \d+")
@@ -27,21 +29,29 @@ class TimelineView(View):
 
     def text(self) -> str:
         """Return the timeline as text: its verdict, the unit of its axis, and a line per lane."""
-        return timeline_text(self._with_verdict(self._who_waits))
+        return timeline_text(self._concluded)
 
     def html(self) -> str:
         """Return the drawing as HTML; of ranks whose times were measured, also who waits for whom."""
         late = self._who_waits
-        return timeline_html(self._with_verdict(late)) + (
-            "" if late is None else html.fragment(skew_view.drawing(late), skew_view.STYLE)
-        )
-
-    def _with_verdict(self, late: Skew | None) -> Timeline:
-        """Return the timeline with who waits for whom in its verdict."""
-        said = [] if late is None else [late.sentence]
-        return replace(self._timeline, verdict=" ".join([*said, *filter(None, [self._timeline.verdict])]))
+        if late is None:
+            return timeline_html(self._concluded)
+        waiting = html.fragment(skew_view.drawing(late), skew_view.STYLE)
+        is_all = skew_view.window(late).collectives == late.arrivals["instance"].n_unique()
+        if not is_all or not all(map(_RANK.fullmatch, self._timeline.lanes)):
+            return timeline_html(self._concluded) + waiting
+        return html.fragment(title_html(self._concluded)) + waiting
 
     @property
+    def _concluded(self) -> Timeline:
+        """The timeline with a verdict: who is late, how much is exposed, or which lane sends most."""
+        timeline, late = self._timeline, self._who_waits
+        if late is not None:
+            return replace(timeline, verdict=" ".join(filter(None, [late.sentence, timeline.verdict])))
+        time = headline(timeline.tables).time if timeline.order == "measured" and not timeline.verdict else None
+        return replace(timeline, verdict=timeline.verdict or (time.text if time else order_verdict(timeline)))
+
+    @cached_property
     def _who_waits(self) -> Skew | None:
         """Skew of the ranks that the lanes are; None if they are no ranks, or nothing was measured."""
         timeline = self._timeline
@@ -54,4 +64,4 @@ class TimelineView(View):
         """Return a timeline with zoom and range selection; ``.selection`` is the `Trace` of what is selected."""
         from dsexplore.views.timeline.timeline_explorer import TimelineExplorer  # anywidget is loaded when asked for
 
-        return TimelineExplorer(self._timeline)
+        return TimelineExplorer(self._concluded)

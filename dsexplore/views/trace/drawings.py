@@ -48,7 +48,7 @@ def phase_key(phases: Sequence[str]) -> str:
     )
 
 
-def heatmap(grid: Grid, write: Callable[[float], str], corner: str = "", log: bool = True) -> str:
+def heatmap(grid: Grid, write: Callable[[float], str], corner: str = "") -> str:
     """Return a table whose cells are shaded by value and contain the value."""
     if not grid.rows or not grid.columns:
         return ""
@@ -56,35 +56,32 @@ def heatmap(grid: Grid, write: Callable[[float], str], corner: str = "", log: bo
     head = "".join(f'<th scope="col">{html.name(c, 32)}</th>' for c in grid.columns)
     body = "".join(
         f'<tr><th scope="row">{html.parted(row, 96)}</th>'
-        + "".join(_heat_cell(float(v), top, write, log) for v in values)
+        + "".join(_heat_cell(float(v), top, write) for v in values)
         + "</tr>"
         for row, values in zip(grid.rows, grid.signed, strict=True)
     )
     return (
         '<div class="scroll"><table class="heat"><thead><tr>'
         f'<th class="l">{html.escape(corner)}</th>{head}</tr></thead>'
-        f"<tbody>{body}</tbody></table></div>{scale(top, write, log) if grid.values.max() > 0 else ''}"
+        f"<tbody>{body}</tbody></table></div>{scale(top, write) if grid.values.max() > 0 else ''}"
     )
 
 
-def scale(top: float, write: Callable[[float], str], log: bool = True) -> str:
-    """Return the color bar of a heatmap, from 0 to its largest value, with the value of half the shade."""
-    half = top / 8 if log else top / 2
-    cells = "".join(
-        f'<span style="{heat(_shade(top * (i / 6) ** (3 if log else 1), top, log))}"></span>' for i in range(7)
-    )
-    return f'<p class="dim scale">0<span>{cells}</span>{write(top)}, half as dark at {write(half)}</p>'
+def scale(top: float, write: Callable[[float], str]) -> str:
+    """Return the color bar of a heatmap, from 0 to its largest value."""
+    cells = "".join(f'<span style="{heat(_shade(i, 6))}"></span>' for i in range(7))
+    return f'<p class="dim scale">0<span>{cells}</span>{write(top)}</p>'
 
 
-def _heat_cell(value: float, top: float, write: Callable[[float], str], log: bool) -> str:
+def _heat_cell(value: float, top: float, write: Callable[[float], str]) -> str:
     if not value:
         return f'<td class="dim">{write(value) if is_partial(value) else "–"}</td>'
-    return f'<td style="{heat(_shade(abs(value), top, log))}">{write(value)}</td>'
+    return f'<td style="{heat(_shade(abs(value), top))}">{write(value)}</td>'
 
 
-def _shade(value: float, top: float, log: bool) -> int:
-    """Return the percentage of blue of a value; on a log scale, an eighth of ``top`` gets half the maximum."""
-    return round(45 * (value / top) ** (1 / 3 if log else 1))
+def _shade(value: float, top: float) -> int:
+    """Return the percentage of the hue of bytes and time that a value has."""
+    return round(45 * value / top)
 
 
 def phase_bar(parts: Sequence[tuple[str, float]], top: float) -> str:

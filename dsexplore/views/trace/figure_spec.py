@@ -11,7 +11,6 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from dsexplore.units import format_bytes
 from dsexplore.views.page import html
@@ -89,21 +88,16 @@ def finished(spec: Spec, empty: str = "") -> Spec:
 
 
 def byte_colors(top: float) -> Spec:
-    """Return the color scale, with its bar, of a heatmap whose values are `shades` of 0 to ``top`` bytes."""
-    steps = [0.0, top / 64, top / 8, top * 27 / 64, top]
+    """Return the color scale, with its bar, of a heatmap whose values are 0 to ``top`` bytes."""
+    steps = [0.0, top / 2, top]
     bar = {
-        "tickvals": shades(np.array(steps)).tolist(),
+        "tickvals": steps,
         "ticktext": [format_bytes(round(step)) for step in steps],
         "thickness": 10,
         "outlinewidth": 0,
         "len": 0.9,
     }
-    return {"zmin": 0.0, "zmax": float(shades(np.array(top))), "showscale": top > 0, "colorbar": bar}
-
-
-def shades(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Return bytes as positions on a color scale: the cube root, so an eighth of the maximum is half as dark."""
-    return np.cbrt(values)
+    return {"zmin": 0.0, "zmax": top, "showscale": top > 0, "colorbar": bar}
 
 
 _PALE_SCALE = [[0.0, "#e6f3f2"], [1.0, "#58a7b5"]]
@@ -121,7 +115,7 @@ def heatmap_spec(grid: Grid, kind: str, rows: list[str], columns: list[str], top
     shown = {"text": text, "texttemplate": "%{text}", "textfont": {"color": "#000000"}} if len(columns) <= 8 else {}
     trace = {
         "type": "heatmap",
-        "z": json_numbers(np.where(grid.values > 0, shades(grid.values), np.nan)),
+        "z": json_numbers(np.where(grid.values > 0, grid.values, np.nan)),
         "x": unique(columns),
         "y": unique(rows),
         **shown,

@@ -104,7 +104,9 @@ STYLE = (
 .dsx .headline p{font-size:calc(var(--dsx-size)*14/13);margin:.25em 0;overflow-wrap:anywhere}
 .dsx .headline .named{display:inline-block}
 .dsx.dsx .headline .key{font-size:var(--dsx-tiny)}
-.dsx .answers{max-width:1000px;margin-bottom:8px}
+.dsx .answers{max-width:1000px;margin-bottom:8px;container-type:inline-size}
+@container (max-width:520px){.dsx.dsx .answers tr>*{display:block;white-space:normal;border:0}
+.dsx.dsx .answers td.l:first-child{font-weight:600}}
 .dsx .headline .to{font-size:var(--dsx-small);color:var(--dsx-link);background:none;border:0;padding:0;
 white-space:nowrap;text-decoration:underline;cursor:pointer;font-family:inherit}
 """

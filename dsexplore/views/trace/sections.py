@@ -11,12 +11,14 @@ from dsexplore.analysis.step_timeline import timeline_of
 from dsexplore.trace.unknown_sizes import format_sum
 from dsexplore.units import format_bytes, format_count
 from dsexplore.views.page import html
+from dsexplore.views.page.theme import axis_number
 from dsexplore.views.timeline import timeline_drawing
 from dsexplore.views.trace import drawings, tally
 from dsexplore.views.trace.byte_sizes import WIRE, size_text
 from dsexplore.views.trace.event_codes import CAUSE, Causes, EventCodes
 
 MOST_CAUSES = 20
+_MOST_EXPERTS = 64
 _LANES, _COLUMNS = 8, 96
 """Maximal numbers of lanes and columns in the drawing of the sequence."""
 _CAUSE_NAME = 90
@@ -35,7 +37,7 @@ def communication_html(codes: EventCodes, anchors: Mapping[str, str] | None = No
     of_section = {OF_FIGURE[kind]: anchor for kind, anchor in (anchors or {}).items()}
     return causes_part(codes.causes(codes.every, MOST_CAUSES), False) + "".join(
         drawings.part(*section(codes), anchor=of_section.get(section, ""))
-        for section in dict.fromkeys(OF_FIGURE.values())
+        for section in dict.fromkeys((*OF_FIGURE.values(), _experts))
     )
 
 
@@ -128,6 +130,27 @@ def _peers(codes: EventCodes) -> tuple[str, str]:
         without = format_count(int(codes.unsized.sum()), "collective")
         hidden += f'<p class="dim">Without {without} of unknown size.</p>'
     return title, f"<div>{note}{drawings.heatmap(flows.grid(), format_bytes, 'to rank')}{hidden}</div>"
+
+
+def _experts(codes: EventCodes) -> tuple[str, str]:
+    """Return who is sent most by all_to_alls with uneven splits, as tokens are sent to experts."""
+    uneven = tally.uneven_sends(codes.tables)
+    if uneven.is_empty() or not uneven["bytes"].sum():
+        return "", ""
+    parts, worst = [], (0.0, "")
+    for (axis,), of_axis in uneven.partition_by("axis", as_dict=True, maintain_order=True).items():
+        rank, most = of_axis.select("rank", "bytes").row(0)
+        times = most * of_axis.height / (of_axis["bytes"].sum() or 1)
+        worst = max(worst, (times, f"rank {rank} is sent {times:.2g} times the mean"))
+        rows = [
+            (str(rank), html.stacked_bar([(f"a{axis_number(axis)}", "", size, "")], most or 1), format_bytes(size))
+            for rank, size in of_axis.head(_MOST_EXPERTS).select("rank", "bytes").iter_rows()
+        ]
+        hidden = of_axis.height - len(rows)
+        more = f'<p class="dim">{format_count(hidden, "more rank")}.</p>' if hidden > 0 else ""
+        parts.append(f"<p>{html.axis_key(axis)}</p>{html.table(('rank', '', 'message bytes'), rows, bar=1)}{more}")
+    note = "Message bytes of all_to_alls with uneven splits, from recorded ranks in all their steps."
+    return f"Uneven all_to_alls: {worst[1]}", f'<div>{"".join(parts)}<p class="dim">{note}</p></div>'
 
 
 def _sizes(codes: EventCodes) -> tuple[str, str]:

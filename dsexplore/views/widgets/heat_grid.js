@@ -36,7 +36,13 @@ export function heatGrid(choose) {
     el.replaceChildren(...lines, element("span"), ...heads, tip);
     const tall = Math.max(1.5, Math.min(4, 24 / rows.length));
     el.style.gridTemplateRows = `repeat(${rows.length},minmax(${tall}em,auto)) auto`;
-    el.style.gridTemplateColumns = `fit-content(60%) repeat(${columns.length},minmax(0,1fr))`;
+    el.style.gridTemplateColumns = `fit-content(50%) repeat(${columns.length},minmax(0,1fr))`;
+  }
+  // A name that breaks into lines behind its dots.
+  function parted(text) {
+    const whole = element("span");
+    text.split(/(?<=\w\.|\*\.)/).forEach((part, i) => whole.append(...(i ? [element("wbr")] : []), part));
+    return whole;
   }
   function fill(cell, r, c) {
     const z = trace.z[r][c], empty = z === null || Number.isNaN(z);
@@ -51,7 +57,7 @@ export function heatGrid(choose) {
     trace = given;
     const rows = trace.y.map(plainText), columns = trace.x.map(plainText);
     if (rows.length !== names.length || columns.length !== heads.length) make(rows, columns);
-    names.forEach((name, r) => write(name, rows[r]));
+    names.forEach((name, r) => { if (name.textContent !== rows[r]) name.replaceChildren(parted(rows[r])); });
     heads.forEach((head, c) => write(head, columns[c]));
     cells.forEach((line, r) => line.forEach((cell, c) => fill(cell, r, c)));
     const wide = (texts) => Math.max(0, ...texts.map((text) => pen.measureText(text).width));
@@ -63,7 +69,7 @@ export function heatGrid(choose) {
   }
   // Names of columns that do not fit side by side stand upright.
   function fit(width) {
-    el.classList.toggle("dsx-upright", width > 0 && widest + 8 > (width - Math.min(longest + 8, 0.6 * width)) / heads.length);
+    el.classList.toggle("dsx-upright", width > 0 && widest + 8 > (width - Math.min(longest + 8, 0.5 * width)) / heads.length);
   }
   function point(place) {
     if (pointed) pointed.classList.remove("dsx-at");

@@ -306,7 +306,7 @@ class Standalone {
   single(inside) {
     const { events, size } = this, [first, last] = this.window, share = (at) => Math.min(1, Math.max(0, (at - first) / (last - first)));
     const most = this.largest[this.state.sizes] || 1;
-    return inside.map((i) => ({ begin: share(events.begin[i]), end: share(events.end[i]), level: Math.cbrt(size[i] / most),
+    return inside.map((i) => ({ begin: share(events.begin[i]), end: share(events.end[i]), level: size[i] / most,
       lane: events.lane[i], mark: events.mark[i], count: 1, bytes: size[i], held: [i] }));
   }
   binned(inside) {
@@ -324,7 +324,7 @@ class Standalone {
     return [...cells.entries()].sort(([a], [b]) => a - b).map(([, cell]) => ({
       begin: cell.column / COLUMNS, end: Math.min(1, Math.max((cell.column + 1) / COLUMNS, cell.until)), lane: cell.lane, held: cell.held,
       mark: Number(Object.entries(cell.marks).sort((a, b) => b[1] - a[1])[0][0]), count: cell.held.length, bytes: cell.unknown ? -cell.bytes : cell.bytes,
-      level: Math.cbrt(cell.bytes / cell.held.length / most),
+      level: cell.bytes / cell.held.length / most,
     }));
   }
   said(i) {

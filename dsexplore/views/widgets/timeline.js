@@ -6,7 +6,7 @@ const WHEEL = 1.25, PAN = 0.2;
 
 export function timeline({ model, el }) {
   el.classList.add("dsx-timeline");
-  const title = element("p"), key = element("p", "dim"), rows = element("div", "rows"), bar = element("p");
+  const title = element("p"), verdict = element("p", "verdict"), key = element("p", "dim"), rows = element("div", "rows"), bar = element("p");
   const canvas = element("canvas"), tip = element("div", "tip"), status = element("span", "dim");
   const whole = element("button", "", "whole timeline"), none = element("button", "", "clear the selection");
   canvas.tabIndex = 0;
@@ -15,7 +15,7 @@ export function timeline({ model, el }) {
   status.setAttribute("role", "status");
   rows.append(canvas, tip);
   bar.append(whole, none, status);
-  el.append(title, key, rows, bar);
+  el.append(title, verdict, key, rows, bar);
   const pen = canvas.getContext("2d");
   // Kept, because to read any of them after a change of the page makes the browser lay it out at once.
   let width = 0, color = "", family = "", keyed = "", scale = 1, row = LANE;
@@ -278,6 +278,8 @@ export function timeline({ model, el }) {
       tip.hidden = true;
     }
     write(title, now.title || "");
+    write(verdict, now.verdict || "");
+    verdict.hidden = !now.verdict;
     showKey();
     write(status, choice.status || "");
     whole.disabled = !now.zoomed;

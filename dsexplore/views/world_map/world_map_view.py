@@ -28,6 +28,7 @@ border:1px solid var(--dsx-line);background:none;padding:0 2px 5px;border-radius
 .dsx .rank[aria-pressed=true],.dsx [data-link][aria-selected=true]{box-shadow:0 0 0 2px var(--dsx-focus)}
 .dsx .rank sub{font-size:calc(var(--dsx-size)*8/13);line-height:0}
 .dsx .ramp{display:inline-block;width:120px;height:10px;border:1px solid var(--dsx-line);vertical-align:middle}
+.dsx .nodes~.scroll th{white-space:normal}
 .dsx .level{display:block;width:140px;height:9px;margin-top:5px;background:var(--dsx-shade)}
 .dsx .level i{display:block;height:9px}
 .dsx .ramp,.dsx .level i{forced-color-adjust:none}
@@ -95,7 +96,7 @@ def map_html(world: WorldMap, look: Look = Look()) -> str:
     """Return the key, the nodes and the table of links as HTML, without `STYLE`."""
     title = f"<p>{html.escape(summary(world))}</p>"
     if not world.received:
-        return f"{title}<p>{_NOTHING}</p>"
+        return title + html.verdict(_NOTHING)
     top = look.top or float(world.to_shades().max()) or 1.0
     look = replace(look, top=top)
     return title + _total(world) + _key(world, look) + _nodes_html(world, look) + _table(world, look) + _rules(world)
@@ -108,7 +109,8 @@ def summary(world: WorldMap) -> str:
     mesh = f", {world.tables.info.mesh}" if world.tables.info.mesh else ""
     send = "sends" if len(ranks) == 1 else "send"
     shown = f"what {senders} {send}" if world.running is None else f"how long collectives of {senders} run"
-    return html.plain(f"World map: {world.extent}{mesh}; {shown} in a step", 200)
+    times = f" ({world.running.times.source})" if world.running is not None else ""
+    return html.plain(f"World map: {world.extent}{mesh}; {shown} in a step{times}", 200)
 
 
 def _kind_of_bytes(world: WorldMap) -> str:
@@ -203,7 +205,7 @@ def _cell(world: WorldMap, cell: DrawnRank, groups: dict[int, int], place: str, 
     spoken = html.escape(
         f"{rank_text}: {written(world, cell.value)} a step{', recorded' if cell.recorded else ''}{axes}{numbered}"
     )
-    share = round(85 * min(1.0, cell.value / look.top) ** 0.5)
+    share = round(85 * min(1.0, cell.value / look.top))
     shade = f"background:color-mix(in srgb,{SHADE} {share}%,transparent)" if share else ""
     ink = ";color:#fff" if share > _DARK else ""
     text = ("·" if several else str(cell.ranks[0])) + (f"<sub>{group}</sub>" if group is not None else "")
@@ -251,4 +253,6 @@ def _total(world: WorldMap) -> str:
     near, far = world.named(INSIDE), world.named(BETWEEN)
     if world.running is None:
         return html.verdict(f"Per rank and step {inside} stay {near}, {between} go {far}.")
+    if inside == between:
+        return html.verdict(f"Per rank and step collectives run {inside} over links {near}, and as long {far}.")
     return html.verdict(f"Per rank and step collectives run {inside} over links {near}, {between} {far}.")

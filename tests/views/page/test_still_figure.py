@@ -144,5 +144,33 @@ def test_bars_follow_one_another_and_are_as_long_as_their_numbers() -> None:
 def test_texts_stand_beside_their_points_and_inside() -> None:
     figure = go.Figure(go.Scatter(x=[0, 10], y=[1, 2], mode="markers+text", text=["<b>dp=2</b>", "dp=4,tp=2"]))
     texts = re.findall(r'<text x="([\d.]+)"( text-anchor="end")? y="[\d.]+">(dp[^<]*)</text>', still_figure(figure))
-    assert [(bool(anchor), text) for _, anchor, text in texts] == [(False, "dp=2"), (True, "dp=4,tp=2")]
+    assert {(bool(anchor), text) for _, anchor, text in texts} == {(False, "dp=2"), (True, "dp=4,tp=2")}
     assert all(0 < float(x) < WIDTH for x, _, _ in texts)
+
+
+def places_of(figure: go.Figure) -> list[tuple[float, float]]:
+    """Where the texts that begin with a letter and a number stand."""
+    found = re.findall(r'<text x="([\d.]+)"(?: text-anchor="end")? y="([\d.]+)">[a-z]\d</text>', still_figure(figure))
+    return [(float(x), float(y)) for x, y in found]
+
+
+def test_labels_of_marks_at_one_place_stand_below_one_another() -> None:
+    names = [f"m{i}" for i in range(5)]
+    (xs, ys) = zip(
+        *places_of(go.Figure(go.Scatter(x=[0] * 5, y=[1] * 5, mode="markers+text", text=names))), strict=True
+    )
+    assert len(set(xs)) == 1
+    assert all(after - before >= 12 for before, after in pairwise(ys))
+
+
+def test_nine_lines_have_their_names_at_their_ends_and_no_legend() -> None:
+    lines = [
+        go.Scatter(x=[1, 2], y=[0, i / 100], mode="lines+markers+text", text=["", f"o{i}"], name=f"o{i}")
+        for i in range(9)
+    ]
+    figure = go.Figure(lines)
+    (xs, ys) = zip(*places_of(figure), strict=True)
+    assert len(set(xs)) == 1
+    assert all(after - before >= 12 for before, after in pairwise(ys))
+    assert max(ys) < 300
+    assert 'class="keys"' not in still_figure(figure)

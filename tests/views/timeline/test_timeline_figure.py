@@ -22,7 +22,7 @@ def figure_of(trace: Trace, lanes: str = "collective") -> Spec:
 
 def test_a_bar_is_as_long_as_its_collective_and_as_thick_as_its_bytes(traces: ModuleType) -> None:
     rows = [
-        traces.event("Net", i, start=1_000_000 * i, end=1_000_000 * i + 500_000 * i, wire_bytes=8**i) for i in (1, 2, 3)
+        traces.event("Net", i, start=1_000_000 * i, end=1_000_000 * i + 500_000 * i, wire_bytes=2**i) for i in (1, 2, 3)
     ]
     (bars,) = figure_of(Trace(Tables(traces.frame("events", rows))))["data"]
     assert bars["base"] == [0, 1, 2]

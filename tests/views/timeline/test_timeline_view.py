@@ -97,6 +97,7 @@ def test_the_drawing_is_small_and_says_what_it_is(traces: ModuleType) -> None:
 def test_the_text_has_a_line_per_lane(traces: ModuleType) -> None:
     text = traces.layered(3).timeline(lanes="axis")._repr_mimebundle_()["text/plain"]
     assert text.splitlines()[1:] == [
+        "  tp sends most: 27 KiB of 39 KiB on the wire (69 %), in 6 of 9 collectives.",
         "  dp: 3 collectives, 12 KiB on the wire",
         "  tp: 6 collectives, 27 KiB on the wire",
     ]
