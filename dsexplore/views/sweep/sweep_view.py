@@ -31,8 +31,8 @@ overflow-x:auto;font-family:var(--dsx-mono);font-size:var(--dsx-small);user-sele
 .dsx details>summary{font-weight:600;padding:3px 0}
 .dsx .interval{display:inline-block;position:relative;width:120px;height:9px;margin-right:8px;
 background:var(--dsx-shade);forced-color-adjust:none}
-.dsx .interval i{position:absolute;top:3px;height:3px;min-width:2px;background:var(--dsx-dim)}
-.dsx .interval b{position:absolute;top:0;height:9px;width:3px;margin-left:-1px;background:"""
+.dsx .interval .range{position:absolute;top:3px;height:3px;min-width:2px;background:var(--dsx-dim)}
+.dsx .interval .mean{position:absolute;top:0;height:9px;width:3px;margin-left:-1px;background:"""
     + SHADE
     + """}
 """
@@ -183,7 +183,8 @@ def _interval(mean: Interval, widest: float) -> str:
     low, at, high = (100 * end / widest for end in (mean.low, mean.value, mean.high))
     return (
         f'<span class="interval" role="img" aria-label="from {mean.low:.2f} to {mean.high:.2f}">'
-        f'<i style="left:{low:.1f}%;width:{high - low:.1f}%"></i><b style="left:{at:.1f}%"></b></span>'
+        f'<span class="range" style="left:{low:.1f}%;width:{high - low:.1f}%"></span>'
+        f'<span class="mean" style="left:{at:.1f}%"></span></span>'
     )
 
 
