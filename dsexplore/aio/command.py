@@ -198,7 +198,8 @@ def _announce(args: argparse.Namespace, folders: list[str], most: str | None, ax
         limit = "without limit" if plan.most_written is None else f"up to {format_bytes(plan.most_written)} in all"
         file = format_bytes(plan.bytes_of_files())
         print(
-            f"dsexplore aio: this writes {file} to {' and '.join(folders)} again and again, {limit} (--max-written)",
+            f"dsexplore aio: this takes {file} in {' and '.join(folders)}, "
+            f"and overwrites that again and again, {limit} (--max-written)",
             file=sys.stderr,
         )
 

@@ -100,7 +100,10 @@ def test_a_reader_that_ends_early_loses_nothing(tmp_path: Path, folders: int) ->
     process.stdout.close()
     assert process.stderr is not None
     with process.stderr:
-        said = f"dsexplore aio: this writes 16 MiB to {tmp_path} again and again, up to 64 GiB in all (--max-written)\n"
+        said = (
+            f"dsexplore aio: this takes 16 MiB in {tmp_path}, and overwrites that again and again, up to 64 GiB in all "
+            "(--max-written)\n"
+        )
         assert process.stderr.read() == said * folders
     assert process.wait(240) == 0
     for name in ["r.json"] if folders == 1 else ["r-1.json", "r-2.json"]:
@@ -230,7 +233,10 @@ def test_how_much_is_written_is_said_first(
     ):
         assert run_command(str(tmp_path), *words) == 1
         first, second = capsys.readouterr().err.splitlines()
-        assert first == f"dsexplore aio: this writes 1 GiB to {tmp_path} again and again, {said} (--max-written)"
+        assert first == (
+            f"dsexplore aio: this takes 1 GiB in {tmp_path}, and overwrites that again and again, {said} "
+            "(--max-written)"
+        )
         assert second == f"dsexplore aio: {None if said == 'without limit' else words[-1] if words else '64GiB'}"
     for wrong in (("--max-written", "much"), ("--max-written", "1MiB"), ("--size", "1MiB"), ("--queue-depth", "0"),
                   ("--queue-depth", "1000000")):  # fmt: skip
