@@ -31,14 +31,14 @@ Where two sides have equally many ranks and the earlier steps do not say which o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from dsexplore.analysis.hangs.expected_calls import ExpectedCalls
 from dsexplore.analysis.hangs.mismatches import Mismatch, mismatches, signature
 from dsexplore.analysis.hangs.odd_ranks import stopped_unseen, went_past
-from dsexplore.analysis.hangs.rank_calls import Instance, JobCalls, RankCall
+from dsexplore.analysis.hangs.rank_calls import Instance, InstanceId, JobCalls, RankCall
 from dsexplore.analysis.hangs.standing import Standing, odd_ones
 from dsexplore.analysis.hangs.wavefront import Wavefront
 
@@ -78,7 +78,7 @@ def blame(job: JobCalls, front: Wavefront, mismatched: Iterable[Mismatch] | None
     harmful = [mismatch for mismatch in all_mismatches if mismatch.is_harmful]
     parted = {mismatch.instance.id for mismatch in harmful}
     attempts = (
-        _missing(job, front, expected, harmful),
+        _missing(job, front, expected, harmful, parted),
         *(_mismatch(job, mismatch, expected) for mismatch in harmful),
         _overtaken(front),
         _behind(job, front),
@@ -106,8 +106,10 @@ def _outside(job: JobCalls) -> Blame | None:
     return Blame("outside", culprits, suspects)
 
 
-def _missing(job: JobCalls, front: Wavefront, expected: ExpectedCalls, harmful: list[Mismatch]) -> Blame | None:
-    idle = sorted(rank for rank in front.awaited if _is_idle(job, rank))
+def _missing(
+    job: JobCalls, front: Wavefront, expected: ExpectedCalls, harmful: list[Mismatch], parted: Container[InstanceId]
+) -> Blame | None:
+    idle = sorted(rank for rank in front.awaited if _is_idle(job, rank, parted))
     if not idle:
         return None
     instances = _instances(front, idle)
@@ -130,13 +132,22 @@ def _unseen_with(front: Wavefront, instances: Iterable[Instance]) -> set[int]:
     return {rank for instance in instances for rank in instance.absent} & front.unseen
 
 
-def _is_idle(job: JobCalls, rank: int) -> bool:
+def _is_idle(job: JobCalls, rank: int, parted: Container[InstanceId]) -> bool:
+    """Return True if a rank waits in no call, or ended by something else than a call.
+
+    Args:
+        job: the evidence of all ranks.
+        rank: the rank.
+        parted: collectives that its ranks called differently: a backend may abort a rank in one.
+    """
     calls = job.ranks.get(rank)
     if calls is None:
         return False
-    if calls.end is not None and not (calls.end.how == "raised" and any(map(_has_failed, calls.pending))):
-        return True
-    return calls.has_evidence and not calls.pending
+    if calls.end is None:
+        return calls.has_evidence and not calls.pending
+    if calls.end.how == "raised":
+        return not any(map(_has_failed, calls.pending))
+    return not (calls.end.how == "killed" and any(job.instance_of(call).id in parted for call in calls.pending))
 
 
 def _has_failed(call: RankCall) -> bool:

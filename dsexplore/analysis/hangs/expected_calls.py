@@ -6,7 +6,7 @@ found; what followed there, most often, was to be expected here.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 
@@ -34,13 +34,14 @@ class ExpectedCalls:
             begins: {rank: position to check from}; for ranks that are not in it only the given call is checked.
         """
         judged = list(calls)
+        voters = self._members(judged)
         places = {(call.rank, self._places[call.rank][call.position]) for call in judged}
         unheard = self._messages_without_another(places)
         odd_ranks = set()
         for call in judged:
             first = (begins or {}).get(call.rank, call.position)
             looked_at = [at for position, at in self._places[call.rank].items() if first <= position <= call.position]
-            if any(self._is_unexpected(call.rank, at, places, unheard) for at in looked_at):
+            if any(self._is_unexpected(call.rank, at, places, unheard, voters) for at in looked_at):
                 odd_ranks.add(call.rank)
         return odd_ranks
 
@@ -60,14 +61,32 @@ class ExpectedCalls:
         """Return True if `call`, made by another rank, is the most likely next call of `rank`."""
         text = self._texts.get(rank, "")
         place = (call.rank, self._places[call.rank][call.position])
-        votes = self._votes(text, len(text), {place, (rank, len(text))})
+        votes = self._votes(text, len(text), {place, (rank, len(text))}, self._members([call]) | {rank})
         return bool(votes) and votes[self._code(call)] == max(votes.values())
 
-    def _is_unexpected(self, rank: int, at: int, judged: set[Place], unheard: set[Place]) -> bool:
+    def _members(self, calls: Iterable[RankCall]) -> set[int]:
+        """Return the ranks that are in a group of the kind of each of these calls: the others cannot make such calls.
+
+        Example: ranks 0 and 2 wait in a barrier of all ranks, rank 1 in one of the pair (0, 1). That rank 2 called what
+            rank 0 did is no evidence against rank 1.
+        """
+        return set(self._texts).intersection(*(self._ranks_of_kind[call.kind] for call in calls))
+
+    @cached_property
+    def _ranks_of_kind(self) -> dict[str, set[int]]:
+        ranks: dict[str, set[int]] = defaultdict(set)
+        for known in self._job.ranks.values():
+            for kind, group in {(call.kind, call.group) for call in known.calls}:
+                ranks[kind].update(group.ranks)
+        return ranks
+
+    def _is_unexpected(self, rank: int, at: int, judged: set[Place], unheard: set[Place], voters: set[int]) -> bool:
         if (rank, at) in unheard:
             return False
         text = self._texts[rank]
-        votes = self._votes(text, at, judged | {(rank, at)}) or self._votes(text, at, unheard | {(rank, at)})
+        others, also_judged = judged | {(rank, at)}, unheard | {(rank, at)}
+        voters = voters | {rank}
+        votes = self._votes(text, at, others, voters) or self._votes(text, at, also_judged, voters)
         return bool(votes) and votes[text[at]] < max(votes.values())
 
     def _messages_without_another(self, judged: set[Place]) -> set[Place]:
@@ -84,18 +103,19 @@ class ExpectedCalls:
         }
         return {(rank, at) for rank, at in judged if self._texts[rank][at] in alone}
 
-    def _votes(self, text: str, at: int, excluded: set[Place]) -> Counter[str]:
-        """Count which calls follow the longest run of calls before `at` that also occurs elsewhere."""
+    def _votes(self, text: str, at: int, excluded: set[Place], voters: set[int]) -> Counter[str]:
+        """Count which calls of `voters` follow the longest run of calls before `at` that also occurs elsewhere."""
         for length in sorted({min(_LONGEST, at), 32, 16, 8, 4, 2, 1}, reverse=True):
             if 0 < length <= at:
-                votes = self._following(text[at - length : at], excluded)
+                votes = self._following(text[at - length : at], excluded, voters)
                 if votes:
                     return votes
         return Counter()
 
-    def _following(self, run: str, excluded: set[Place]) -> Counter[str]:
+    def _following(self, run: str, excluded: set[Place], voters: set[int]) -> Counter[str]:
         votes: Counter[str] = Counter()
-        for rank, text in self._texts.items():
+        for rank in voters:
+            text = self._texts[rank]
             position = text.find(run)
             while position >= 0:
                 follower = position + len(run)

@@ -252,6 +252,17 @@ def prefetching_pipeline(rank: int) -> Iterator[Step]:
             yield Send(group, peer, line=76)
 
 
+WORLD3, FIRST_PAIR = Group("0", (0, 1, 2), "default_pg"), Group("1", (0, 1), "undefined")
+
+
+def barrier_of_a_pair(rank: int) -> Iterator[Step]:
+    """Rank 1 calls a barrier of a pair, rank 0 does not. Rank 2, which is not in the pair, cannot say who is wrong."""
+    yield Collective(WORLD3, "all_reduce", 3, line=1)
+    if rank == 1:
+        yield Collective(FIRST_PAIR, "barrier", 0, line=2)
+    yield Collective(WORLD3, "barrier", 0, line=3)
+
+
 def undecided(rank: int) -> Iterator[Step]:
     """Two ranks, two groups, in the first step already: nobody can say who is wrong."""
     calls = [Collective(PAIR, "all_reduce", 10, line=1), Collective(OTHER, "all_reduce", 20, line=2)]
@@ -296,6 +307,9 @@ HANGS = {
     "a pipeline that receives ahead": Hang(prefetching_pipeline, (3,), 74, groups=(*TP, *PP)),
     "a message too few": Hang(fewer_microbatches, (0,), 50, 2, (PAIR,)),
     "overlapped reductions": Hang(asynchronous, (3,), 11),
+    "a barrier of a pair": Hang(
+        barrier_of_a_pair, (), 0, 3, (WORLD3, FIRST_PAIR), suspects=(0, 1), reason="other group order"
+    ),
     "uneven gathers": Hang(uneven_gathers_first, (1,), 60),
     "two ranks, no history": Hang(undecided, (), 0, 2, (PAIR, OTHER), suspects=(0, 1), reason="other group order"),
 }

@@ -114,6 +114,24 @@ def test_a_rank_that_died_is_blamed_though_a_call_of_its_own_has_not_ended() -> 
     assert found.sentence.startswith("rank 1 was killed by SIGKILL: ranks 0, 2 wait for it in all_reduce")
 
 
+def test_a_rank_that_its_backend_aborts_in_a_mismatch_is_not_the_reason() -> None:
+    """Rank 1 sends more than the others receive; gloo aborts rank 0, which gets it."""
+    world = Group("0", (0, 1, 2), "world")
+
+    def program(rank: int) -> Iterator[Step]:
+        yield Collective(world, line=1)
+        yield Collective(world, "all_to_all", 7 if rank == 1 else 6, line=2, received=6)
+        yield STOP if rank == 0 else Collective(world, line=3)
+
+    left = dumps(run(program, 3), [world])
+    job = job_of_dumps(Dumps(tuple(dump_of(Path(f"_dump_{rank}"), content, rank) for rank, content in left.items())))
+    *ended, last = job.ranks[0].calls
+    calls = (*ended, last._replace(state="started"))
+    died = replace(job.ranks[0], calls=calls, end=RankEnd("killed", "was killed by SIGABRT"))
+    found = report_of(replace(job, ranks={**job.ranks, 0: died}))
+    assert (found.culprits, found.suspects, found.reason) == ((), (0, 1, 2), "other size")
+
+
 def waits_for_a_message(sent: int) -> HangReport:
     """Of four ranks that reduce in five steps, in the last of which rank 1 waits for a message of rank 0 that it does
     not send; in that many steps before, it did."""
