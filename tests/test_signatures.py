@@ -45,7 +45,7 @@ def test_what_shows_itself_names_its_options(shown: type, method: str) -> None:
 
 
 def test_the_options_are_those_of_the_view() -> None:
-    assert options_of(Trace.explore) == ["figure", "height", "sizes", "opened", "hardware"]
+    assert options_of(Trace.explore) == ["figure", "height", "sizes", "tab", "hardware"]
     assert options_of(Trace().figure) == ["kind", "window", "sizes"]
     assert options_of(Trace.to_html)[0] == "sizes"
     assert "self" not in inspect.signature(Trace().figure).parameters
@@ -63,8 +63,8 @@ def test_an_unknown_option_is_named_with_the_one_that_was_meant() -> None:
 
 
 def test_functions_that_hand_options_on_name_them() -> None:
-    assert options_of(Trace.where) == ["module", *schema.EVENTS]
-    assert str(inspect.signature(Trace.where)).startswith("(self, *, module=…, rank=…, ")
+    assert options_of(Trace.where) == ["module", "row", *schema.EVENTS]
+    assert str(inspect.signature(Trace.where)).startswith("(self, *, module=…, row=…, rank=…, ")
     assert options_of(Explorer.filter) == ["module", "implicit", "phase", "op", "axis", "group", "step", "rank"]
     assert options_of(dsexplore.calibrate) == ["group", "base", *options_of(comm.sweep)[1:]]
     assert set(options_of(aio.AioConfig.with_)) == set(aio.AioConfig.__dataclass_fields__)

@@ -24,7 +24,7 @@ from dsexplore.cost.cluster import Cluster
 from dsexplore.cost.compute import GENERATIONS
 from dsexplore.cost.peak_memory import PeakMemory
 from dsexplore.trace.tables import Tables
-from dsexplore.units import format_bytes, format_seconds
+from dsexplore.units import format_bytes, format_seconds, format_share
 
 Verdict = Literal["fits", "fits barely", "does not fit"]
 
@@ -127,9 +127,9 @@ class MemoryNeed(int):
             return f"does not fit: {self.peak.tensors / 2**30:.1f} GiB of tensors, most {where}, and {outside}, in {of}"
         if self.verdict == "fits":
             return ""
-        near = max(0.0, 1 - self.least / self.available)
+        near = format_share(max(0, self.available - self.least), self.available)
         return (
-            f"fits barely: tensors and the {outside} are within {near:.0%} of the {of}, and with its gaps the "
+            f"fits barely: tensors and the {outside} are within {near} of the {of}, and with its gaps the "
             f"allocator would hold {self.most / 2**30:.1f} GiB; where it has to give memory back and ask again, a "
             f"step can take {RETRIED[0]} to {RETRIED[1]} times as long as predicted"
         )

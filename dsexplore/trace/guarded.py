@@ -69,6 +69,7 @@ def read_rows(file: Path) -> pl.DataFrame:
 
 
 def _is_constant(column: pl.Series) -> bool:
-    if column.is_empty() or column.null_count() == len(column):
-        return not column.is_empty()
-    return not isinstance(column.dtype, pl.List) and bool((column == column[0]).all(ignore_nulls=False))
+    nulls = column.null_count()
+    if nulls or column.is_empty():
+        return 0 < nulls == len(column)
+    return not isinstance(column.dtype, pl.List) and bool((column == column[0]).all())
