@@ -142,7 +142,5 @@ def test_files_read_by_real_workers(
     found = aio.feeding(loader, seconds=60, step_seconds=1e-6, skipped=0)
     assert (found.batches, found.samples, found.nbytes) == (16, 128, 128 * nbytes)
     assert found.workers == workers
-    reader = found.of_workers if workers else found.own
-    assert reader.cpu_seconds + reader.queued_seconds > 0
     assert found.limit in ("workers", "this process", "processors", "other programs", "disk", "neither")
     assert found.verdict().startswith("The loader gives ")
