@@ -40,8 +40,9 @@ class ParameterHistoryView(View):
         return html.fragment(history_html(self._history)) + shards
 
     def explore(self) -> Any:
-        """Return the explorer of its trace with the parameter selected; ``.selection`` is what is sent for it."""
-        explorer = Trace(self._history.tables).explore(sizes=self._history.sizes)
+        """Return the explorer of its trace with the parameter selected and its history shown; ``.selection`` is what
+        is sent for it."""
+        explorer = Trace(self._history.tables).explore(sizes=self._history.sizes, tab="parameters")
         explorer.parameter(self._history.name)
         return explorer
 

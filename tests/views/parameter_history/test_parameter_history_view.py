@@ -60,11 +60,11 @@ def test_an_axis_has_one_color_alone_and_in_the_explorer() -> None:
         fully_shard(model, mesh=mesh["dp"])
         model(torch.ones(64, 8)).sum().backward()
     history = trace.parameter_history("0.weight")
-    explorer = trace.explore()
+    explorer = trace.explore(tab="parameters")
     explorer.parameter(history.name)
     alone, beside = (
         re.findall(r'class="axis (x\d)"><bdi>(\w+)</bdi>', html)
-        for html in (view_of(history).html(), explorer.widget.details)
+        for html in (view_of(history).html(), explorer.widget.panel)
     )
     assert alone == [("x0", "dp"), ("x2", "tp")]
     assert beside == alone
@@ -98,7 +98,7 @@ def test_its_explorer_has_it_picked(history: ParameterHistory) -> None:
 
 def test_a_rank_of_its_sharding_picture_is_a_pick_too(history: ParameterHistory) -> None:
     explorer = history.explore()
-    assert 'class="ranks"' in explorer.widget.details
+    assert 'class="ranks"' in explorer.widget.panel
     explorer.widget._handle_custom_msg({"type": "rank", "rank": 2}, [])
     assert isinstance(explorer.selection, Trace)
     wanted = set(Trace(history.tables).world_map().talks_to(2).events["seq"]) & set(history.trace.events["seq"])
@@ -107,4 +107,4 @@ def test_a_rank_of_its_sharding_picture_is_a_pick_too(history: ParameterHistory)
     explorer.widget._handle_custom_msg({"type": "drop", "part": "map"}, [])
     assert explorer.selection.events.equals(history.trace.events)
     explorer.widget._handle_custom_msg({"type": "drop", "part": "parameter"}, [])
-    assert 'class="ranks"' not in explorer.widget.details
+    assert 'class="ranks"' not in explorer.widget.panel
