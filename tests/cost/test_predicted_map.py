@@ -61,10 +61,10 @@ def test_what_cannot_be_is_refused(llama: Trace) -> None:
 
 
 def test_the_explorer_shades_its_map_by_the_same_seconds(llama: Trace) -> None:
-    explorer = llama.explore(opened=("map",), hardware="dgx-h100")
+    explorer = llama.explore(tab="map", hardware="dgx-h100")
     assert [value for value, _ in explorer.widget.shades] == ["bytes", "predicted"]
     explorer.widget.shade = "predicted"
     seconds = llama.world_map(hardware="dgx-h100").to_shades()
     for rank in range(8):
-        assert f"rank {rank}: {format_seconds(seconds[rank])} a step" in explorer.widget.map
+        assert f"rank {rank}: {format_seconds(seconds[rank])} a step" in explorer.widget.panel
     explorer.widget.close()
