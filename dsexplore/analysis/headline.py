@@ -393,7 +393,7 @@ class Headline(Displayable):
 
     @property
     def time(self) -> Sentence | None:
-        """The sentence about the time that collectives run per step, and how much of it is exposed."""
+        """Sentence about the time that collectives run per step, and how much of it is exposed."""
         times = self.times
         if times is None:
             return None

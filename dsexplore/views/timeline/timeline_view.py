@@ -44,7 +44,7 @@ class TimelineView(View):
 
     @property
     def _concluded(self) -> Timeline:
-        """The timeline with a verdict: who is late, how much is exposed, or which lane sends most."""
+        """Timeline with a verdict: who is late, how much is exposed, or which lane sends most."""
         timeline, late = self._timeline, self._who_waits
         if late is not None:
             return replace(timeline, verdict=" ".join(filter(None, [late.sentence, timeline.verdict])))
