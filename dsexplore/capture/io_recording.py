@@ -16,6 +16,7 @@ from dsexplore.capture.recorded_tables import Columns
 from dsexplore.capture.source_lines import source_texts
 from dsexplore.capture.work_timing import Clock
 from dsexplore.io_accesses import IoOp
+from dsexplore.torch_internals.names import is_there
 from dsexplore.torch_internals.patches import Patches
 from dsexplore.torch_internals.processes import LOADER_ITERATOR, dataset_name
 
@@ -65,11 +66,14 @@ def io_columns(accesses: Sequence[tuple[int, IoAccess]], rank: int, stack_depth:
 
 
 def observe_input() -> Callable[[], None]:
-    """Report each wait for the next batch of a ``torch.utils.data.DataLoader``.
+    """Report each wait for the next batch of a ``torch.utils.data.DataLoader``; none where torch has no such iterator.
 
     Returns:
         a function that ends this.
     """
+    patches = Patches()
+    if not is_there(LOADER_ITERATOR):
+        return patches.undo
     original = LOADER_ITERATOR.__next__
 
     @wraps(original)
@@ -81,6 +85,5 @@ def observe_input() -> Callable[[], None]:
             if access is not None:
                 access.ends()
 
-    patches = Patches()
     patches.attribute(LOADER_ITERATOR, "__next__", __next__)
     return patches.undo
