@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-Use = Literal["parameters", "gradients", "optimizer", "activations", "buffers"]
-"""``parameters``: also what was there before the recording. ``gradients``: what the optimizer finds as ``.grad``.
+Use = Literal["parameters", "gradients", "optimizer", "activations", "buffers", "inputs"]
+"""``parameters``: with the buffers of modules, and leaves that require a gradient. ``gradients``: what the optimizer
+finds as ``.grad``, and what was there before the recording and is first met in backward, as DDP's buckets.
 ``activations``: whatever forward and backward hold besides. ``buffers``: gathered parameters, and what collectives
-read and write."""
+read and write. ``inputs``: what was there before the recording besides, as a batch."""
 USES: tuple[Use, ...] = get_args(Use)
 
 

@@ -7,13 +7,16 @@ dtype and shape.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import wraps
+from itertools import chain, takewhile
 from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 from torch.distributed.tensor import DTensor
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
@@ -21,6 +24,7 @@ from dsexplore.capture import op_costs
 from dsexplore.capture.compiled_modules import CompiledModules
 from dsexplore.capture.differing_values import DifferingValues
 from dsexplore.capture.fused_tensors import can_be_fused
+from dsexplore.capture.held_storage import Use
 from dsexplore.capture.issued_collective import Issued
 from dsexplore.capture.kernel_sums import FusedKernel, KernelSums
 from dsexplore.capture.live_memory import LiveMemory
@@ -30,7 +34,7 @@ from dsexplore.capture.ops import tensors_in
 from dsexplore.capture.recorded_modules import Modules
 from dsexplore.torch_internals.autograd import AccumulateGrad, current_graph_task, current_node
 from dsexplore.torch_internals.dispatch import PlainDispatchMode, eval_frame_callback, leave_to_python, uncompiled
-from dsexplore.torch_internals.dtensor import PROPAGATE_TENSOR_META, TO_LOCAL, local_tensor
+from dsexplore.torch_internals.dtensor import PROPAGATE_TENSOR_META, TO_LOCAL
 from dsexplore.torch_internals.fake_tensors import FakeTensor
 from dsexplore.torch_internals.patches import Entry, Parts, Patch, Patches, install_all
 from dsexplore.torch_internals.pipelining import INPUT_PLACEHOLDER
@@ -38,7 +42,7 @@ from dsexplore.torch_internals.tensors import RESIZE_STORAGE
 from dsexplore.trace.causes import is_fsdp2
 from dsexplore.trace.schema import Phase
 
-_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter, FakeTensor, torch.nn.Buffer})
+_PLAIN = frozenset({torch.Tensor, nn.Parameter, FakeTensor, nn.Buffer})
 _COPY_OUT = {"split_with_sizes_copy", "all_gather_copy_out"}
 """The ops by which FSDP2 copies gathered parameters out, after the compute stream has waited for the gather."""
 _FSDP_BUFFERS = {"split_with_sizes_copy", "all_gather_copy_in", "chunk_cat"}
@@ -90,6 +94,7 @@ class KernelRecording:
         self._optimizing = 0
         self.paused = 0
         """Above 0 while torch runs ops on tensors of whole DTensors, to learn the shape of a result."""
+        self._newest_model: ModuleEntry | None = None
         self._seen = 0
         self._gathers: list[int] = []
         self._by_storage: dict[int, int] = {}
@@ -152,6 +157,7 @@ class KernelRecording:
         """Count an op on DTensors, which the CPU dispatches."""
         phase, module = self._where()
         self._add(_DISPATCH, phase, module).count += 1
+        self.memory.met(_held_by(filter(_is_weight, tensors_in(given))), "parameters")
         if not self.paused:
             self.differing.met(given, (phase, module), read_op(func).name, self._step)
 
@@ -164,7 +170,9 @@ class KernelRecording:
         given, returned = list(tensors_in([*args, *kwargs.values()])), list(tensors_in([result]))
         phase, module = self._where()
         self.differing.follow(op, args, kwargs, result, self.issued, is_forward=phase == "forward")
-        self.memory.met(given, "optimizer" if phase == "optimizer" else "parameters")
+        self._meet_models()
+        for tensor in given:
+            self.memory.met([tensor], _use_before(tensor, phase))
         region = self._compiled.around(module)
         if region is not None and role == op_costs.MEMORY and can_be_fused(op, phase):
             self.memory.made_fused(returned, given, region)
@@ -221,6 +229,18 @@ class KernelRecording:
             self._end_segment()
             self._add(_WAIT, phase, module, collective).count += 1
             self._end_segment()
+
+    def _meet_models(self) -> None:
+        """Count what models hold that were called for the first time since, whether an op meets it or not."""
+        models = self.modules.models
+        if not models or models[-1] is self._newest_model:
+            return
+        new = list(takewhile(lambda one: one is not self._newest_model, reversed(models)))
+        self._newest_model = models[-1]
+        for model in filter(None, (one.reference() for one in new)):
+            held = _held_by(chain(nn.Module.parameters(model), nn.Module.buffers(model)))
+            self.memory.met(held, "parameters")
+            self.memory.assign(held, "parameters")
 
     def _meet_collectives(self) -> None:
         """End the segment at collectives that were issued since."""
@@ -282,14 +302,14 @@ class KernelRecording:
         self._optimizing += 1
         self._end_segment()  # what backward made is final
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        self.memory.assign(_local(parameters), "parameters")
-        self.memory.assign(_local(parameter.grad for parameter in parameters), "gradients")
+        self.memory.assign(_held_by(parameters), "parameters")
+        self.memory.assign(_held_by(parameter.grad for parameter in parameters), "gradients")
         self.differing.check_gradients(optimizer, self.modules.place_of, self._step)
 
     def _after_optimizer(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         self._optimizing -= 1
         states = [value for state in optimizer.state.values() for value in state.values()]
-        self.memory.assign(_local(states), "optimizer")
+        self.memory.assign(_held_by(states), "optimizer")
         self.differing.check_parameters(optimizer, self.modules.place_of, self._step)
 
 
@@ -343,14 +363,29 @@ _DISPATCH = OpCost("dispatch", "DTensor", "")
 _WAIT = OpCost("wait", "wait", "")
 
 
-def _local(tensors: Any) -> list[torch.Tensor]:
-    """Return the local tensors of tensors and DTensors; other values are left out."""
-    local = []
-    for tensor in tensors:
-        inner = local_tensor(tensor) if isinstance(tensor, DTensor) else tensor
-        if isinstance(inner, torch.Tensor):
-            local.append(inner)
-    return local
+def _is_weight(tensor: torch.Tensor) -> bool:
+    """Return True for a tensor that is learned: a parameter, frozen or not, or a leaf that gets a gradient."""
+    return isinstance(tensor, nn.Parameter) or (tensor.requires_grad and tensor.is_leaf)
+
+
+def _use_before(tensor: torch.Tensor, phase: Phase) -> Use:
+    """Return what a tensor is for that was there before the recording, by the phase of the first op that meets it."""
+    if phase == "optimizer":
+        return "optimizer"
+    if _is_weight(tensor):
+        return "parameters"
+    return "gradients" if phase == "backward" else "inputs"  # as the buckets of DDP
+
+
+def _held_by(values: Iterable[Any]) -> list[torch.Tensor]:
+    """Return the plain tensors in which tensors are held, as a DTensor's local one; other values are left out."""
+    held: list[torch.Tensor] = []
+    for value in values:
+        if hasattr(type(value), "__tensor_flatten__"):
+            held += _held_by(getattr(value, name) for name in value.__tensor_flatten__()[0])
+        elif isinstance(value, torch.Tensor) and not is_lazy(value):
+            held.append(value)
+    return held
 
 
 _DEVICE = torch.ops.prim.device.default

@@ -1,4 +1,4 @@
-"""Bytes held by a program's tensors over time, by use: parameters, gradients, optimizer states, activations, buffers.
+"""Bytes held by a program's tensors over time, by use: parameters, gradients, optimizer states, activations and others.
 
 Each storage is counted once, from the op that created it until nothing refers to it. Fake tensors have the sizes of
 real ones, so a step that fits no machine can be measured.
@@ -86,10 +86,10 @@ class LiveMemory:
                 self._before[use] += storage.nbytes()
 
     def assign(self, tensors: Iterable[torch.Tensor], use: Use) -> None:
-        """Count storages under this use, from their creation on."""
+        """Count storages under this use, from their creation on; parameters that a collective reads stay parameters."""
         for tensor in tensors:
             held = self._held.get(storage_number(tensor.untyped_storage()))
-            if held is not None and held.use != use:
+            if held is not None and held.use != use and (held.use, use) != ("parameters", "buffers"):
                 self._fused.count(held)
                 if held.since == _BEFORE:
                     self._before[held.use] -= held.size

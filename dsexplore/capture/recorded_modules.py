@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -57,6 +57,11 @@ class Modules:
         with self._lock:
             self._parameters.release()
             self.lines.release()
+
+    @property
+    def models(self) -> Sequence[ModuleEntry]:
+        """The outermost modules so far, the newest last."""
+        return self._roots
 
     def find(self, module: nn.Module) -> ModuleEntry:
         """Return the entry of a module; a new one is added to its model's tree."""

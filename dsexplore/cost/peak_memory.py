@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 import polars as pl
 
-USES = ("parameters", "gradients", "optimizer", "activations", "buffers")
+USES = ("parameters", "gradients", "optimizer", "activations", "buffers", "inputs")
 
 
 @dataclass(frozen=True)

@@ -309,6 +309,8 @@ def _read(file: Path) -> Tables:
         else guarded(file, partial(_side_table, metadata, name))
         for name in _SIDE_TABLES
     }
+    if "inputs" not in side["memory"].columns:  # their bytes were counted as parameters
+        side["memory"] = side["memory"].with_columns(inputs=pl.lit(0, dtype=schema.MEMORY["inputs"]))
     info = guarded(file, lambda: info_from_json(metadata[_PREFIX + "info"]))
     for name, table in (("events", events), *side.items()):
         _check_columns(file, name, table)

@@ -154,6 +154,7 @@ MEMORY: dict[str, pl.DataType] = {
     "optimizer": pl.Int64(),
     "activations": pl.Int64(),
     "buffers": pl.Int64(),  # gathered parameters, and what collectives read and write
+    "inputs": pl.Int64(),  # there before the recording, and no parameter of a model: a batch; 0 in older files
 }
 """One row per segment if costs were recorded; otherwise empty."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import cast
 
 import polars as pl
 import pytest
@@ -12,6 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -249,3 +251,84 @@ def test_everything_is_put_back_where_the_block_raises() -> None:
         raise ZeroDivisionError
     assert torch.UntypedStorage.resize_ is resize
     assert not torch.utils._python_dispatch._get_current_dispatch_mode_stack()
+
+
+@pytest.mark.parametrize("is_early", [True, False])
+def test_a_batch_made_before_the_recording_is_an_input_and_not_a_parameter(is_early: bool) -> None:
+    with dsexplore.simulate(2, fake=True):
+        model = nn.Sequential(nn.Linear(64, 64, bias=False), nn.BatchNorm1d(64))
+        batch = torch.randn(256, 64) if is_early else None
+        with dsexplore.commtrace(costs=True) as trace:
+            model(torch.randn(256, 64) if batch is None else batch).sum().backward()
+    memory = trace.tables.memory
+    assert memory["parameters"].unique().to_list() == [4 * (64 * 64 + 4 * 64) + 8]
+    assert memory["inputs"].unique().to_list() == [4 * 256 * 64 if is_early else 0]
+
+
+def test_what_belongs_to_a_model_or_is_learned_is_a_parameter_wherever_it_was_made() -> None:
+    weight, mask = torch.randn(64, 64, requires_grad=True), torch.ones(64)
+    with dsexplore.commtrace(costs=True) as trace:
+        made_here = nn.Linear(64, 64, bias=False)
+        made_here(weight * mask).sum().backward()
+    memory = trace.tables.memory
+    assert (memory["parameters"][-1], memory["inputs"][-1]) == (2 * 4 * 64 * 64, 4 * 64)
+
+
+def test_shards_of_parameters_are_parameters_and_a_batch_is_an_input_beside_them() -> None:
+    with dsexplore.simulate(4, fake=True) as mesh:
+        model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+        for layer in model:
+            fully_shard(layer, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        batch = torch.randn(2, 8)
+        with dsexplore.commtrace(costs=True) as trace:
+            model(batch).sum().backward()
+    memory = trace.tables.memory
+    assert memory["parameters"].unique().to_list() == [2 * 72]  # 72 elements of a layer on four ranks, in float32
+    assert memory["inputs"].unique().to_list() == [4 * 2 * 8]
+
+
+def test_each_part_of_a_step_that_began_before_has_its_own_use() -> None:
+    with dsexplore.simulate(2, fake=True):
+        model = DistributedDataParallel(nn.Linear(64, 64, bias=False))
+        optimizer = torch.optim.SGD(model.parameters(), momentum=0.9)
+        batch = torch.randn(2, 64)
+        for _ in range(2):  # the buckets are made anew after the first backward
+            model(batch).sum().backward()
+            optimizer.step()
+        with dsexplore.commtrace(costs=True) as trace:
+            model(batch).sum().backward()
+            optimizer.step()
+    last = trace.tables.memory.row(-1, named=True)
+    weight = 4 * 64 * 64
+    assert (last["parameters"], last["optimizer"], last["inputs"]) == (weight, weight, 4 * 2 * 64)
+    assert last["gradients"] == 2 * weight, "with DDP's bucket"
+
+
+def test_a_model_holds_what_it_never_uses_and_its_tied_weights_once() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding, self.head = nn.Embedding(16, 8), nn.Linear(8, 16, bias=False)
+            self.head.weight = self.embedding.weight
+            self.unused = nn.Linear(8, 8, bias=False)
+
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+            return cast("torch.Tensor", self.head(self.embedding(tokens)))
+
+    model, tokens = Tied(), torch.zeros(4, dtype=torch.long)
+    with dsexplore.commtrace(costs=True) as trace, torch.no_grad():
+        model(tokens)
+    memory = trace.tables.memory
+    assert memory["parameters"].unique().to_list() == [4 * (16 * 8 + 8 * 8)]
+    assert memory["inputs"].unique().to_list() == [8 * 4]
+
+
+def test_dtensors_are_parameters_by_their_local_tensors_without_a_module_too() -> None:
+    with dsexplore.simulate(mesh="tp=2", fake=True) as mesh:
+        weight = nn.Parameter(distribute_tensor(torch.randn(8, 8), mesh, [Shard(0)]))
+        batch = distribute_tensor(torch.randn(4, 8), mesh, [Replicate()])
+        with dsexplore.commtrace(costs=True) as trace:
+            (batch @ weight).sum().backward()
+    memory = trace.tables.memory
+    assert (memory["parameters"].max(), memory["inputs"].max()) == (4 * 4 * 8, 4 * 4 * 8)

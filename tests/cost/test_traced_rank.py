@@ -178,12 +178,8 @@ def check(program: Callable[..., Any], sizes: dict[str, int], rank: int = 0, *, 
 
 def without_constants(frame: pl.DataFrame) -> pl.DataFrame:
     """The frame without the bytes of constants, of which DTensor's embedding makes one for each microbatch: a recording
-    takes them for parameters, as no op makes them."""
-    return (
-        frame
-        if "parameters" not in frame.columns
-        else frame.with_columns(pl.col("parameters") - pl.col("parameters").min())
-    )
+    takes them for inputs, as no op makes them."""
+    return frame if "inputs" not in frame.columns else frame.with_columns(pl.col("inputs") - pl.col("inputs").min())
 
 
 def without_what_differs(frame: pl.DataFrame) -> pl.DataFrame:

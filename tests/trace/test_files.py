@@ -285,6 +285,14 @@ def test_files_have_costs_since_the_third_format(tmp_path: Path, make: Make, ver
         assert_frame_equal(getattr(loaded, name), frame if has_costs else schema.empty(name))
 
 
+def test_memory_of_an_older_file_has_no_inputs_of_its_own(tmp_path: Path, make: Make) -> None:
+    segment = dict.fromkeys(schema.MEMORY, 0) | {"phase": "forward", "module": "Llama", "parameters": 64, "inputs": 4}
+    memory = pl.DataFrame([segment], schema=schema.MEMORY)
+    older = replace(make([{}]), memory=memory.drop("inputs"))
+    loaded = dsexplore.load(written(tmp_path / "t.parquet", older)).tables.memory
+    assert_frame_equal(loaded, memory.with_columns(inputs=pl.lit(0, pl.Int64)))
+
+
 @pytest.mark.parametrize(("version", "wire"), [(5, [512, 0]), (6, [512, 512])])
 def test_a_recv_of_an_older_file_sends_nothing(tmp_path: Path, make: Make, version: int, wire: list[int]) -> None:
     tables = make(

@@ -127,6 +127,7 @@ MEMORY: dict[str, Mark] = {
     "optimizer": Mark("O", "#95b5af", "#000"),
     "activations": Mark("A", "#16744f", "#fff"),
     "buffers": Mark("C", "#52afc1", "#000"),
+    "inputs": Mark("I", "#708c7a", "#000"),
 }
 """Marks of the uses of a rank's memory, in shades of the hue of bytes."""
 

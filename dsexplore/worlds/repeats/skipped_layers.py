@@ -90,10 +90,6 @@ class SkippedLayers:
         """The hooks that tensors got since a layer was called."""
         self._reduced: _Place | None = None
         """The layer whose gradients FSDP2 reduced last, outside of autograd."""
-        for layer in self._skipped_layers():
-            if recording.kernels is not None:  # no op before the optimizer shows them
-                held = (*nn.Module.parameters(layer), *nn.Module.buffers(layer))
-                recording.kernels.memory.met(map(plain, held), "parameters")
 
     def _is_skipped(self, place: _Place | None) -> bool:
         return place is not None and FIRST <= place[1] < len(self._recording.containers[place[0]]) - LAST
