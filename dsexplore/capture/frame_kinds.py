@@ -76,14 +76,14 @@ def _remember(code: CodeType, kind: int) -> int:
     return kind
 
 
-def is_called_by_engine(frame: FrameType | None) -> bool:
-    """Return True if autograd's C++ code issued the op that is dispatched at `frame`, without Python in between."""
+def kind_of_issuer(frame: FrameType | None) -> int:
+    """Return the kind of the code that issued the op dispatched at `frame`, itself or by C++ code that it called."""
     while frame is not None:
         kind = kind_of(frame.f_code)
         if kind != PLUMBING:
-            return kind == ENGINE
+            return kind
         frame = frame.f_back
-    return True
+    return ENGINE
 
 
 def meaningful(frame: FrameType | None) -> Iterator[tuple[int, FrameType]]:

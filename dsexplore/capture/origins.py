@@ -65,7 +65,7 @@ class Origins:
         elif owner is None and not (cause or redistribute) and reading.phase == "backward":
             owner = self._owner_of_bucket(reading, trigger, prod(shape))
         elif not (cause or redistribute) and _is_called(reading, DistributedDataParallel):
-            cause = "DDP buffers and bucket order"
+            cause = "DDP buffers"
         return Origin(
             reading.phase,
             trigger,

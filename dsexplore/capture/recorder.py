@@ -50,6 +50,7 @@ from dsexplore.capture.substrate import KernelSubstrate, Substrate
 from dsexplore.capture.tensor_waits import TensorWaits
 from dsexplore.capture.work_timing import Clock, fail
 from dsexplore.io_accesses import IoOp
+from dsexplore.torch_internals.frames import ENGINE
 from dsexplore.trace.tables import Tables
 from dsexplore.user_warnings import warn, warn_of_untested_torch
 
@@ -297,7 +298,11 @@ class Recorder:
         """Describe a collective that is about to be issued inside the frame ``caller``."""
         reading = read_stack(self._stack_depth, caller, self._modules)
         messages = entry.messages(args, size_of(group), entry.op)
-        if reading.cause == DDP_BUCKET and messages[0][2] is torch.int32 and frame_kinds.is_called_by_engine(caller):
+        if (
+            reading.cause == DDP_BUCKET
+            and messages[0][2] is torch.int32
+            and frame_kinds.kind_of_issuer(caller) == ENGINE
+        ):
             reading.cause = DDP_UNUSED  # no gradient is a whole number
         stage = self._place_in_schedule(reading, messages[0][0], args) if reading.schedule else None
         read_parties = PARTIES.get(raw_op)

@@ -142,8 +142,12 @@ def read_stack(depth: int, innermost: FrameType | None, modules: Modules) -> Sta
     if reading.before is None and not reading.cause:
         if reading.dtensor_op:
             reading.cause = reading.dtensor_op
-        elif graph_task != -1 and frame_kinds.is_called_by_engine(innermost):
-            reading.cause = DDP_BUCKET  # only the reducer calls c10d from C++
+        else:  # only DDP's reducer calls c10d from C++
+            issuer = frame_kinds.kind_of_issuer(innermost)
+            if graph_task != -1 and issuer == frames.ENGINE:
+                reading.cause = DDP_BUCKET
+            elif issuer == frames.DDP_FORWARD:  # once, before the second forward
+                reading.cause, reading.phase = "DDP bucket order", "between steps"
     if graph_task == -1 and reading.phase == "other" and (not reading.cause or reading.is_implicit):
         is_checkpoint = reading.is_object and torch.is_grad_enabled()  # an evaluation gathers objects without gradients
         reading.phase = "other" if is_checkpoint else reading.own.outside
@@ -335,4 +339,5 @@ _READERS: dict[int, Callable[[StackReading, FrameType], None]] = {
     frames.BETWEEN_STEPS: _read_between_steps,
     frames.COMPILED: _read_compiled,
     frames.COMPILER: lambda _reading, _frame: None,
+    frames.DDP_FORWARD: lambda _reading, _frame: None,
 }

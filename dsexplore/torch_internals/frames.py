@@ -34,9 +34,10 @@ RECOMPUTE: Final = 16  # activation checkpointing runs a forward again
 COMPILER: Final = 17  # torch.compile itself
 OUTER_CALL: Final = 18  # Module._wrapped_call_impl, around MODULE_CALL
 START_UP: Final = 19  # sets a model, a mesh or a group up, and sends before the first step
-SENDER: Final = 20  # a function of torch that sends parameters at start-up, named as the cause
+SENDER: Final = 20  # a function of torch that sends what its cause says
 FLAT_PARAMETER: Final = 21  # gathers or reduces a flat parameter of FullyShardedDataParallel
 BETWEEN_STEPS: Final = 22  # gathers whole parameters or optimizer states, to save them, load them or hand them on
+DDP_FORWARD: Final = 23  # calls DDP's reducer before a forward, whose C++ code sends the order of its new buckets
 
 TORCH = str(Path(torch.__file__).parent) + os.sep
 """The folder of torch's own code."""
@@ -82,6 +83,11 @@ _BY_NAME: dict[tuple[str, str], int] = {
     ("nn/modules/module.py", "state_dict"): BETWEEN_STEPS,
     ("nn/modules/module.py", "load_state_dict"): BETWEEN_STEPS,
     ("distributed/optim/zero_redundancy_optimizer.py", "consolidate_state_dict"): BETWEEN_STEPS,
+    ("nn/parallel/distributed.py", "_pre_forward"): DDP_FORWARD,
+    ("nn/parallel/distributed.py", "_distributed_broadcast_coalesced"): SENDER,
+    ("distributed/algorithms/join.py", "notify_join_context"): SENDER,
+    ("nn/parallel/distributed.py", "_find_common_rank"): SENDER,
+    ("nn/parallel/distributed.py", "_check_global_requires_backward_grad_sync"): SENDER,
     ("distributed/utils.py", "_verify_param_shape_across_processes"): SENDER,
     ("distributed/utils.py", "_sync_params_and_buffers"): SENDER,
     ("distributed/tensor/_api.py", "distribute_tensor"): SENDER,
@@ -135,6 +141,10 @@ SENDER_CAUSES = {
     "_verify_param_shape_across_processes": "DDP parameter check",
     "_sync_params_and_buffers": "model broadcast",
     "distribute_tensor": "distribute_tensor",
+    "_distributed_broadcast_coalesced": "DDP buffers",
+    "notify_join_context": "join",
+    "_find_common_rank": "join",
+    "_check_global_requires_backward_grad_sync": "join",
 }
 """The same of kind `SENDER`."""
 

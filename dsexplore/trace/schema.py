@@ -15,10 +15,11 @@ FORMAT_VERSION = 8
 Phase = Literal[
     "start-up", "forward", "no-grad forward", "between steps", "backward", "recompute", "optimizer", "other"
 ]
-"""See `docs/steps.md`. ``between steps``: state dicts, whole parameters gathered to be saved or passed on, and what
-follows the last step once. ``no-grad forward``: inside a call of an outermost module that began with gradients off, if
-the recording also has calls with gradients: an evaluation, a teacher, a rollout; also what the program itself sends
-after such a call, before anything differentiable is computed: an evaluation's metric."""
+"""See `docs/steps.md`. ``between steps``: state dicts, whole parameters gathered to be saved or passed on, what follows
+the last step once, and the order of its buckets, which DDP sends once. ``no-grad forward``: inside a call of an
+outermost module that began with gradients off, if the recording also has calls with gradients: an evaluation, a
+teacher, a rollout; also what the program itself sends after such a call, before anything differentiable is computed:
+an evaluation's metric."""
 PHASES: tuple[Phase, ...] = get_args(Phase)
 OUTSIDE_STEPS: tuple[Phase, ...] = ("start-up", "no-grad forward", "between steps")
 """Phases that are excluded from figures per step."""

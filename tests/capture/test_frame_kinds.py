@@ -18,18 +18,19 @@ from dsexplore.capture.record import record
 from dsexplore.capture.recorded_modules import Modules
 from dsexplore.capture.source_lines import Sources, source_text
 from dsexplore.capture.stack_reading import StackReading, read_stack
+from dsexplore.torch_internals import frames
 from dsexplore.torch_internals.dispatch import has_kernel_for
 from dsexplore.worlds.simulate import simulate
 
 
 def test_an_op_is_the_engines_where_no_python_of_the_program_issued_it() -> None:
-    assert not frame_kinds.is_called_by_engine(sys._getframe())
-    assert frame_kinds.is_called_by_engine(None)
-    asked: list[bool] = []
+    assert frame_kinds.kind_of_issuer(sys._getframe()) == frame_kinds.USER
+    assert frame_kinds.kind_of_issuer(None) == frames.ENGINE
+    asked: list[int] = []
     x = torch.ones(2, requires_grad=True)
-    x.register_hook(lambda _: asked.append(frame_kinds.is_called_by_engine(sys._getframe())))
+    x.register_hook(lambda _: asked.append(frame_kinds.kind_of_issuer(sys._getframe())))
     x.sum().backward()
-    assert asked == [False]
+    assert asked == [frame_kinds.USER]
 
 
 def test_threads_that_wait_for_their_backward() -> None:

@@ -102,7 +102,7 @@ def test_buffers(world: Callable[..., DeviceMesh], column: Any) -> None:
     with record() as trace:
         ddp(torch.ones(3, 4))
     assert column(trace, "op", "message_bytes", "trigger", "cause") == [
-        ("broadcast", size, "DistributedDataParallel", "DDP buffers and bucket order") for size in (64, 8)
+        ("broadcast", size, "DistributedDataParallel", "DDP buffers") for size in (64, 8)
     ]
 
 
@@ -342,3 +342,32 @@ def test_calls_that_need_real_peers() -> None:
     for rank, rows in enumerate((zero, one)):
         assert (rank, "barrier", "c10d::monitored_barrier_", 0) in rows
         assert rows[-1] == (rank, "all_to_all", "c10d::alltoall_base_", 60)
+
+
+def test_the_order_of_buckets_is_sent_once_and_in_no_step(world: Callable[..., DeviceMesh]) -> None:
+    """After the first backward the reducer sends its new buckets: integers, before the second forward, not in it."""
+    world("dp=4")
+    ddp = DistributedDataParallel(nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 8)))
+    optimizer = torch.optim.SGD(ddp.parameters(), 0.1)
+    with record() as trace:
+        for _ in range(3):
+            ddp(torch.ones(3, 4)).sum().backward()
+            optimizer.step()
+    order = trace.where(cause="DDP bucket order").events
+    assert set(order.select("op", "dtype", "phase", "owner").rows()) == {
+        ("broadcast", "int32", "between steps", "DistributedDataParallel")
+    }
+    headline = trace.headline()
+    gradients, buffers = 4 * (4 * 8 + 8 + 2 * 8 + 8 * 8 + 8), 4 * 2 * 8 + 8
+    assert (headline.steps, headline.steady.are_equal) == (3, True)
+    assert headline.steady.events["message_bytes"].sum() == 3 * (gradients + buffers)
+
+
+def test_what_a_join_asks_before_each_forward_is_not_the_order_of_buckets(world: Callable[..., DeviceMesh]) -> None:
+    world("dp=4")
+    ddp = DistributedDataParallel(nn.Linear(4, 8))
+    with record() as trace, pytest.warns(RuntimeWarning, match="Join asks how many ranks"), ddp.join():
+        for _ in range(3):
+            ddp(torch.ones(3, 4)).sum().backward()
+    assert len(trace.where(cause="join", phase="forward").events) == 3 * 2, "who has joined, and whether to reduce"
+    assert set(trace.where(cause="DDP bucket order").events["op"]) == {"broadcast"}
