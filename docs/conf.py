@@ -49,11 +49,11 @@ html_theme_options = {"navigation_with_keys": True}
 
 
 def _copy_notebooks(source: Path, folder: Path, docs: str) -> None:
-    """Copy the notebooks of a folder; their links to pages, which begin with `docs`, are those of the site."""
+    """Copy the notebooks of a folder; their links to pages, which begin with `docs`, and to lessons are the site's."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     for notebook in sorted(source.glob("*.ipynb")):
-        text = notebook.read_text(encoding="utf-8").replace(docs, "../")
+        text = notebook.read_text(encoding="utf-8").replace(docs, "../").replace("](lessons/", "](../lessons/")
         (folder / notebook.name).write_text(text, encoding="utf-8")
 
 

@@ -197,9 +197,11 @@ def draw(page: Any, widget: Any, head: str = "", manager: bool = True, before: s
 
 @pytest.fixture(scope="module")
 def explorers(recorded: Trace, make_timed: Any) -> dict[str, Any]:
-    live = recorded.explore()
-    live.select("ResidualNetForCausalLM.layers.0")
-    return {"explorer": live, "timeline explorer": make_timed().timeline().explore()}
+    live = {"explorer": "timeline", "tab of the map": "map", "tab of findings": "findings"}
+    shown = {name: recorded.explore(tab=tab) for name, tab in live.items()}
+    for explorer in shown.values():
+        explorer.select("ResidualNetForCausalLM.layers.0")
+    return {**shown, "timeline explorer": make_timed().timeline().explore()}
 
 
 def open_one(page: Any, one: Any, folder: Path) -> None:
@@ -317,7 +319,7 @@ def test_in_forced_colors_marks_keep_theirs_and_the_selected_row_is_seen(
 
 def test_keys_alone_reach_every_control_and_every_mark(page: Any, explorers: dict[str, Any]) -> None:
     page.set_viewport_size({"width": 1280, "height": 900})
-    draw(page, explorers["explorer"].widget)
+    draw(page, explorers["tab of the map"].widget)
     page.wait_for_selector(".dsx-plot[data-drawn]")
     wanted = page.evaluate(
         "[...document.querySelectorAll('button,select,input,summary,[tabindex=\"0\"]')]"
