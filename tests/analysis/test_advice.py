@@ -24,6 +24,7 @@ SPARES_MORE = {advised.optimizer_gathers, advised.made_whole_once, advised.small
 def sent(trace: dsexplore.Trace) -> tuple[int, int]:
     """Wire bytes and collectives of a step."""
     events = trace.where(phase=["forward", "backward", "optimizer", "other"]).events
+    events = events.filter(events["cause"] != "DDP buffers")  # which no_sync() spares, too
     return int(events["wire_bytes"].sum()), events.height
 
 
