@@ -9,6 +9,9 @@ from collections.abc import Callable
 from operator import methodcaller
 from typing import Any
 
+import torch
+from torch.autograd.graph import get_gradient_edge
+
 from dsexplore.torch_internals.names import TorchName, internal
 
 current_graph_task: Callable[[], int] = internal("torch._C:_current_graph_task_id", otherwise=lambda: -1)
@@ -23,7 +26,8 @@ next_node_number: Callable[[], int] = internal("torch._C._autograd:_get_sequence
 node_number: Callable[[Any], int] = methodcaller("_sequence_nr")
 """Return the sequence number of an autograd node."""
 
-AccumulateGrad: Any = internal("torch._C:_functions.AccumulateGrad")
+with torch.inference_mode(False):  # this module may be imported in it
+    AccumulateGrad: Any = type(get_gradient_edge(torch.empty(0, device="cpu", requires_grad=True)).node)
 """The class of the nodes that accumulate a parameter's gradient, which is their ``variable``."""
 
 
