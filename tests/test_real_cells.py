@@ -504,7 +504,7 @@ def test_a_full_dev_shm_is_the_error_of_what_needs_it_alone(
         error, text = notebook.run("%%commtrace\nx.share_memory_()")
         assert isinstance(error, RanksFailedError)
         assert re.search(r"rank 0: RuntimeError: unable to (allocate shared memory|write to file </torch_)", text)
-        assert "No space left on device" in text
+        assert re.search("No space left on device|Success", text)  # torch 2.11 asks for the reason when it is gone
         notebook.ok("%%commtrace\ndist.all_reduce(x)\nx[0].item()")
         assert notebook.trace.results == {0: 6.0, 1: 6.0}
     finally:
