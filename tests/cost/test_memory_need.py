@@ -46,7 +46,7 @@ def test_the_verdict_of_a_step_near_the_limit_is_a_note_with_its_numbers(llama: 
     barely = llama.predict(with_memory(memory.least * 1.02))
     assert barely.fits
     note = next(note for note in barely.notes if note.startswith("fits barely"))
-    assert "within 2%" in note
+    assert "within 2 %" in note
     assert "3 to 6 times" in note
     assert "barely fit in" in barely._repr_mimebundle_()["text/html"]
     assert not [note for note in llama.predict(DGX).notes if note.startswith("fits")]
