@@ -60,7 +60,7 @@ class Modules:
 
     @property
     def models(self) -> Sequence[ModuleEntry]:
-        """The outermost modules so far, the newest last."""
+        """Outermost modules so far, the newest last."""
         return self._roots
 
     def find(self, module: nn.Module) -> ModuleEntry:

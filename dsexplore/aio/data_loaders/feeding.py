@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 from dsexplore.aio.data_loaders.feeding_result import Feeding
@@ -46,7 +47,9 @@ def feeding(
         raise UsageError(f"step_seconds {step_seconds:g} is no duration: give the seconds of a step without input")
     if not isinstance(loader, Iterable):
         raise UsageError(f"{type(loader).__name__} yields no batches: give a DataLoader")
-    return measure(loader, seconds, step_seconds, skipped, time.perf_counter, _look)
+    persistent = getattr(loader, "persistent_workers", False)  # they may run since an earlier pass
+    others = set() if persistent else set(children_of(os.getpid()))
+    return measure(loader, seconds, step_seconds, skipped, time.perf_counter, partial(_look, others))
 
 
 def measure(
@@ -99,8 +102,9 @@ def _next(batches: object, number: int) -> None:
         raise UsageError(f"the loader ended after {number} batches: give skipped=0, or a longer one")
 
 
-def _look() -> tuple[dict[int, ProcessUse], dict[int, ProcessUse]]:
-    return use_of([os.getpid()]), use_of(children_of(os.getpid()))
+def _look(others: set[int]) -> tuple[dict[int, ProcessUse], dict[int, ProcessUse]]:
+    """Return the use of this process, and of its child processes except `others`, which are no workers."""
+    return use_of([os.getpid()]), use_of([pid for pid in children_of(os.getpid()) if pid not in others])
 
 
 def samples_of(batch: object) -> int:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import os
+import subprocess
 import tarfile
 from collections.abc import Callable, Iterator
 from itertools import count
@@ -132,12 +133,15 @@ def parquet_shard(path: Path) -> None:
     [("tar", tar_shard, 4096, 0), ("tar", tar_shard, 4096, 2), ("parquet", parquet_shard, 16 * 8, 0)],
 )  # polars must not be used in forked workers
 def test_files_read_by_real_workers(
-    name: str, write: Callable[[Path], None], nbytes: int, workers: int, tmp_path: Path
+    name: str, write: Callable[[Path], None], nbytes: int, workers: int, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     files = [tmp_path / f"{number}.{name}" for number in range(4)]
     for file in files:
         write(file)
     context = "fork" if workers else None
+    other = subprocess.Popen(["sleep", "600"])  # a child of this process that is no worker
+    request.addfinalizer(other.wait)
+    request.addfinalizer(other.kill)
     loader = DataLoader(Shards(files), batch_size=8, num_workers=workers, multiprocessing_context=context)
     found = aio.feeding(loader, seconds=60, step_seconds=1e-6, skipped=0)
     assert (found.batches, found.samples, found.nbytes) == (16, 128, 128 * nbytes)
