@@ -108,7 +108,7 @@ class Recorder:
                         substrate.install(self)
                         self._substrate = substrate
                     self._stopwatch.install()
-                    self._ends_io = [io_accesses.listen(self.begins_io), observe_input()]
+                    self._ends_io = [observe_input(), io_accesses.listen(self.begins_io)]  # listening cannot fail
                 except BaseException:
                     self._module_calls.uninstall()
                     raise
