@@ -1,15 +1,16 @@
 """Predict a model's checkpoint from where its tensors lie and from a disk's measured rates.
 
-What is assumed: a process saves and loads in proportion to bytes, as it did when the disk was measured; the ranks of a
-node share the disk, and together are as fast as so many of them, up to the fastest rate that was measured; each node
-has a disk of its own. Example: 8 ranks of 1 GB each, 0.5 GB/s of one process, 3 GB/s at most: 8 GB / 3 GB/s = 2.7 s.
+What is assumed: a process takes time for a checkpoint, for each tensor and for each byte, as it did when the disk was
+measured; the ranks of a node share the disk, and together are as fast as so many of them, up to the fastest rate that
+was measured; each node has a disk of its own. Example: 8 ranks of 1 GB each, 0.5 GB/s of one process, 3 GB/s at most,
+0.1 s for files and tensors: 0.1 s + 8 GB / 3 GB/s = 2.8 s.
 """
 
 from __future__ import annotations
 
 import math
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -51,15 +52,18 @@ def checkpoint_cost(
     if step_seconds is not None and not step_seconds > 0:
         raise UsageError(f"step_seconds {step_seconds:g} is no duration: give the seconds of a training step")
     rates = disk if isinstance(disk, CheckpointRates) else checkpoint_rates(disk)
-    total = round(sum(tensor.nbytes * _factor(tensor, assumed) for tensor in sharding.tensors))
-    written, held = _bytes_of_ranks(sharding, assumed)
+    whole = _Share(
+        sum(tensor.nbytes * _factor(tensor, assumed) for tensor in sharding.tensors),
+        sum(_saved_tensors(tensor, assumed) for tensor in sharding.tensors),
+    )
+    written, held = _shares_of_ranks(sharding, assumed)
     together = min(ranks_per_node, sharding.mesh.size)
-    methods = [_cost(each, rates, total, written, held, together, overhead) for each in rates.methods]
+    methods = [_cost(each, rates, whole, written, held, together, overhead) for each in rates.methods]
     return CheckpointCost(
         sharding.title,
         rates.disk,
-        total,
-        math.ceil(written),
+        round(whole.nbytes),
+        math.ceil(written.nbytes),
         sharding.mesh.size,
         ranks_per_node,
         overhead,
@@ -84,34 +88,56 @@ def _factor(tensor: PlacedTensor, assumed: Assumptions) -> float:
     return 1 + assumed.states * (itemsize if assumed.state_dtype is None else assumed.state_dtype.itemsize) / itemsize
 
 
-def _bytes_of_ranks(sharding: Sharding, assumed: Assumptions) -> tuple[float, float]:
-    """Return the bytes that the rank with most of them writes, where copies share the work, and that it holds."""
+def _saved_tensors(tensor: PlacedTensor, assumed: Assumptions) -> int:
+    """Return the number of tensors that are saved for one of the model."""
+    return 1 + assumed.states if tensor.requires_grad else 1
+
+
+class _Share(NamedTuple):
+    """What one process saves or loads."""
+
+    nbytes: float
+    tensors: float
+
+
+def _shares_of_ranks(sharding: Sharding, assumed: Assumptions) -> tuple[_Share, _Share]:
+    """Return the most that a rank writes, where copies share the work, and that it holds."""
     if not sharding.tensors:
         raise UsageError("there are no tensors, so a checkpoint holds nothing")
     blocks = blocks_of(sharding.mesh, sharding.tensors)
-    written, held = np.zeros(blocks.shape), np.zeros(blocks.shape)
+    written, held, pieces_written, pieces_held = (np.zeros(blocks.shape) for _ in range(4))
     for tensor in sharding.tensors:
-        local = blocks.local_numel(tensor) * (tensor.dtype.itemsize * _factor(tensor, assumed))
+        numel = blocks.local_numel(tensor)
+        local = numel * (tensor.dtype.itemsize * _factor(tensor, assumed))
+        pieces = (numel > 0) * _saved_tensors(tensor, assumed)
         copies = tensor.copies if tensor.placements else sharding.mesh.size
         held, written = held + local, written + local / copies
-    return float(written.max()), float(held.max())
+        pieces_held, pieces_written = pieces_held + pieces, pieces_written + pieces / copies
+    return (
+        _Share(float(written.max()), float(pieces_written.max())),
+        _Share(float(held.max()), float(pieces_held.max())),
+    )
 
 
 def _cost(
     method: MethodRates,
     rates: CheckpointRates,
-    total: float,
-    written: float,
-    held: float,
+    whole: _Share,
+    written: _Share,
+    held: _Share,
     together: int,
     overhead: float,
 ) -> MethodCost:
     if method.name == TORCH_SAVE:
-        alone = method.seconds(total)
+        alone = method.seconds(*whole)
         return MethodCost(method.name, "rank 0", alone.durable, alone.load, alone.durable, alone.durable / overhead)
-    save = written * together / min(together * method.write_rate, rates.write_limit)
-    load = held * together / min(together * method.read_rate, rates.read_limit)
+    save = method.overhead(written.tensors).durable + written.nbytes * together / min(
+        together * method.write_rate, rates.write_limit
+    )
+    load = method.overhead(held.tensors).load + held.nbytes * together / min(
+        together * method.read_rate, rates.read_limit
+    )
     if method.name != ASYNCHRONOUS:
         return MethodCost(method.name, "every rank", save, load, save, save / overhead)
-    stall = method.seconds(written).stall
+    stall = method.seconds(*written).stall
     return MethodCost(method.name, "every rank", max(save, stall), load, stall, max(stall / overhead, save))

@@ -55,6 +55,17 @@ def test_ranks_of_a_node_share_the_disk() -> None:
     assert apart["direct writes"].save == 0.375
 
 
+def test_each_tensor_of_a_rank_takes_time() -> None:
+    """Each rank writes its piece of each tensor, and its states; copies share the work, and each loads all."""
+    dcp = MethodRates("DCP", MB, (SaveTime(1.0, 1.0, 1.0),), 0, per_tensor=SaveTime(0.5, 0.5, 0.25))
+    rates = CheckpointRates(DISK, (dcp,))
+    one = dsexplore.sharding((4000,), "S(0)", "dp=4", torch.float32).checkpoint(rates, "none", ranks_per_node=1)
+    adam = dsexplore.sharding((4000,), "S(0)", "dp=4", torch.float32).checkpoint(rates, ranks_per_node=1)
+    copies = dsexplore.sharding((4000,), "R", "dp=4", torch.float32).checkpoint(rates, "none", ranks_per_node=1)
+    times = [(each.methods[0].save, each.methods[0].load) for each in (one, adam, copies)]
+    assert times == [(0.504, 0.254), (1.512, 0.762), (0.129, 0.266)]
+
+
 def test_a_replica_loads_all_that_it_holds() -> None:
     loads = {method.name: method.load for method in cost("replica=2,dp=4").methods}
     assert loads["direct writes"] == 8 * 150 / 400

@@ -5,21 +5,26 @@ Modules: ``aio/checkpoints/loading.py``, ``aio/checkpoints/loaders.py``, ``aio/c
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Callable, Iterator, Mapping
 from itertools import count
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
+from safetensors.torch import load_file
 
 from dsexplore import aio
 from dsexplore.aio.checkpoints import loading as loading_module
 from dsexplore.aio.checkpoints import saved_formats
-from dsexplore.aio.checkpoints.checkpoint_files import find_checkpoint
-from dsexplore.aio.checkpoints.loaders import loaders_of, new_targets
+from dsexplore.aio.checkpoints.checkpoint_files import Checkpoint, find_checkpoint
+from dsexplore.aio.checkpoints.loaders import Loader, loaders_of, new_targets, tensors_in
 from dsexplore.aio.checkpoints.loading import _measure, load_once
 from dsexplore.errors import UsageError
 from tests.aio.checkpoints.conftest import FORMATS, State
 
+resource = pytest.importorskip("resource", reason="this system does not count page faults")
 pytestmark = pytest.mark.usefixtures("open_files")
 
 
@@ -44,6 +49,73 @@ def test_times_are_those_of_the_clock(saved: Path) -> None:
         assert [(one.call, one.fill) for one in (*each.cold, *each.warm)] == [(files, files)] * 4
     assert times.limit == (checkpoint.nbytes,) * 2
     assert times.disk_seconds == 1
+
+
+def test_a_file_is_freed_before_its_time_is_taken_and_the_next_is_loaded(state: State, tmp_path: Path) -> None:
+    """As by hand: giving memory back is a part of a load, and of two shards one at a time takes memory."""
+    checkpoint = find_checkpoint(FORMATS["shards"](state, tmp_path / "saved"))
+    loaded: list[weakref.ref[torch.Tensor]] = []
+
+    def load(checkpoint: Checkpoint, targets: State) -> Iterator[Mapping[str, object]]:
+        for file in checkpoint.files:
+            assert [ref for ref in loaded if ref() is not None] == []
+            content = [load_file(file)]
+            loaded.extend(weakref.ref(tensor) for tensor in content[0].values())
+            yield content.pop()
+
+    alive: list[int] = []
+
+    def clock() -> float:
+        alive.append(sum(ref() is not None for ref in loaded))
+        return 0.0
+
+    load_once(Loader("watched", load), checkpoint, new_targets(checkpoint), clock)
+    counts = alive[1:]  # after the call and after the copies of each file
+    assert len(loaded) > len(checkpoint.files) == 2
+    assert all(counts[0::2])
+    assert counts[1::2] == [0, 0]
+
+
+@pytest.mark.parametrize("name", ["safetensors", "torch.save", "DCP", "shards"])
+def test_a_load_takes_the_memory_that_the_librarys_own_call_takes(name: str, tmp_path: Path) -> None:
+    """Of two times one cannot say why they differ; of pages that were touched one can."""
+    big = {key: torch.ones(9 << 20) for key in ("weight", "bias")}  # each large enough to be mapped by malloc
+    checkpoint = find_checkpoint(FORMATS[name](big, tmp_path / "saved"))
+    targets = new_targets(checkpoint)
+    loader = loaders_of(checkpoint)[0]
+    own = own_call_of(name, checkpoint)
+
+    def faults_of(load: Callable[[], object]) -> int:
+        load()  # imports, and memory that the allocator keeps
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        load()
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+    by_hand = faults_of(lambda: own(targets))
+    ours = faults_of(lambda: load_once(loader, checkpoint, targets, lambda: 0.0))
+    assert by_hand > 0
+    assert abs(ours - by_hand) <= max(by_hand // 20, 64)
+
+
+def own_call_of(name: str, checkpoint: Checkpoint) -> Callable[[State], object]:
+    """Return what a program without this package does: load, and copy into its parameters."""
+
+    def fill(targets: State, loaded: object) -> None:
+        for key, tensor in tensors_in(loaded):
+            targets[key].copy_(tensor)
+
+    def by_file(load: Callable[[Path], object]) -> Callable[[State], None]:
+        def own(targets: State) -> None:
+            for file in checkpoint.files:
+                fill(targets, load(file))
+
+        return own
+
+    if name == "DCP":
+        return lambda targets: dcp.load(dict(targets), checkpoint_id=checkpoint.path, no_dist=True)
+    if name == "torch.save":
+        return by_file(lambda file: torch.load(file, map_location="cpu", weights_only=True))
+    return by_file(load_file)
 
 
 def test_the_calls_are_those_that_people_use(state: State, tmp_path: Path) -> None:
