@@ -56,8 +56,14 @@ class Origin(NamedTuple):
 class Keeper(Protocol):
     """A keeper of issued collectives, such as a recording."""
 
+    def begin(self, issued: Issued) -> None:
+        """Write a collective of real ranks that is about to be issued."""
+
     def add(self, issued: Issued) -> None:
         """Append a collective that has been issued."""
+
+    def drop(self, issued: Issued) -> None:
+        """Take back a collective that was begun and refused."""
 
 
 class Label:

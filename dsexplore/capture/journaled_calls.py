@@ -57,11 +57,18 @@ class JournaledCalls:
         """{identity of a group: number of its next collective}."""
 
     def add(self, issued: Issued) -> None:
-        """Write a collective that has been issued; one that cannot be written is left out."""
+        """Write a collective that is about to be issued, or has been; one that cannot be written is left out."""
         try:
             self._write(issued)
-        except Exception:  # the program's own call has succeeded, and goes on
+        except Exception:  # the program's own call goes on
             self.has_gaps = True
+
+    def take_back(self, issued: Issued) -> None:
+        """Remove a collective that was written and then refused, as for a tensor of a wrong shape."""
+        of_group, messages = id(issued.group), len(issued.messages)
+        if of_group in self._numbers and is_numbered(issued.messages[0][0]):
+            self._numbers[of_group] -= messages
+        self._journal.take_back(issued)
 
     def _write(self, issued: Issued) -> None:
         messages, of_group, sources = issued.messages, id(issued.group), issued.origin.sources

@@ -180,6 +180,8 @@ class Recorder:
             is_message = entry.op in ("send", "recv")  # NCCL has a communicator of its own for each two ranks
             self._stopwatch.begin(issued, group.timing, args, None if is_message else group.name)
             self._inside[get_ident()] = issued
+            for recording in self._recordings:
+                recording.begin(issued)
         issued.recordings = self._recordings
         return issued
 
@@ -198,6 +200,8 @@ class Recorder:
         issued.recordings = self._recordings
         self._inside[get_ident()] = issued
         issued.start = self._stopwatch.now()
+        for recording in issued.recordings:
+            recording.begin(issued)
         return issued
 
     def returned(self, pending: Issued, result: Any, tensors: Any = None) -> None:
@@ -225,6 +229,9 @@ class Recorder:
                 recording.add(pending)
             if pending.label is not None:
                 pending.label.issued.append(pending)
+        elif pending.needs_work:
+            for recording in pending.recordings:
+                recording.drop(pending)
         pending.recordings = ()
 
     def begins_io(self, op: IoOp, path: str, nbytes: int | None) -> IoAccess | None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from dsexplore.capture.issued_collective import Issued, Keeper
+from dsexplore.capture.issued_collective import Issued
 from dsexplore.capture.recorded_modules import Modules
 from dsexplore.capture.recorded_steps import OuterCalls
 from dsexplore.errors import UsageError
@@ -14,6 +14,7 @@ from dsexplore.progress import Work
 
 if TYPE_CHECKING:
     from dsexplore.capture.io_recording import IoAccess
+    from dsexplore.capture.journaled_calls import JournaledCalls
     from dsexplore.capture.kernel_recording import KernelRecording
     from dsexplore.capture.numeric_recording import NumericRecording
 
@@ -62,17 +63,27 @@ class Recording:
     """Recording of the summaries of tensors; None if there is none."""
     io: list[tuple[int, IoAccess]] = field(default_factory=list)
     """Reads, writes and waits besides collectives, each with the number of its step."""
-    journal: Keeper | None = None
+    journal: JournaledCalls | None = None
     """The file of its calls that is always current; None if nothing is saved, or into a single file."""
     work: Work | None = None
     """Progress display, if one is shown."""
     modules: Modules | None = None
     """Modules called since the first of the overlapping open recordings began; None before this one is opened."""
 
+    def begin(self, issued: Issued) -> None:
+        """Write a collective of real ranks that is about to be issued: its process may end in it."""
+        if self.journal is not None:
+            self.journal.add(issued)
+
+    def drop(self, issued: Issued) -> None:
+        """Take back a collective that was refused."""
+        if self.journal is not None:
+            self.journal.take_back(issued)
+
     def add(self, issued: Issued) -> None:
         """Append a collective that has been issued."""
         self.issued.append(issued)
-        if self.journal is not None:
+        if self.journal is not None and not issued.needs_work:  # else it was written when it began
             self.journal.add(issued)
         if self.work is not None:
             steps = len(self.steps)

@@ -47,8 +47,8 @@ _pack_call, _pack_counts = _CALL.pack_into, _COUNTS.pack_into
 _SIZE = _RING + KEPT * _CALL_BYTES
 NOT_NUMBERED = 0xFFFFFFFF
 """In place of a number among the collectives of a group."""
-_OVERFLOWN = 0xFFFFFFFE
-"""The kind of calls for whose own kind no room was left."""
+_LEFT_OUT = 0xFFFFFFFE
+"""The kind of calls for whose own kind no room was left, and of those that were taken back."""
 
 Row = dict[str, Any]
 """Columns of `schema.EVENTS` that all calls of a kind share."""
@@ -112,7 +112,7 @@ class CallJournal:
         """
         line = json.dumps({"rows": rows, "group": group}).encode() + b"\n"
         if self._kinds_end + len(line) > _RING:
-            return _OVERFLOWN
+            return _LEFT_OUT
         self._map[self._kinds_end : self._kinds_end + len(line)] = line
         self._kinds_end += len(line)
         struct.pack_into("<I", self._map, _TEXTS_AT + 4, self._kinds_end - _KINDS_AT)
@@ -120,7 +120,7 @@ class CallJournal:
         return self._kinds - 1
 
     def add(self, kind: int, number: int, start: int | None, call: JournaledCall) -> None:
-        """Write an event of a call that has been issued.
+        """Write an event of a call that is about to be issued, or has been.
 
         Args:
             kind: the number of the call's kind.
@@ -135,6 +135,17 @@ class CallJournal:
         running.append((count, call))
         self._count = count = count + 1
         _pack_counts(self._map, _COUNTS_AT, count, running[0][0])
+
+    def take_back(self, call: JournaledCall) -> None:
+        """Remove a call that was refused, and so never issued: one that another thread has followed leaves a gap."""
+        positions = [position for position, running in self._running if running is call]
+        self._running = deque(pair for pair in self._running if pair[1] is not call)
+        for position in reversed(positions):
+            if position == self._count - 1:
+                self._count = position
+            else:
+                struct.pack_into("<I", self._map, _RING + position % KEPT * _CALL_BYTES, _LEFT_OUT)
+        _pack_counts(self._map, _COUNTS_AT, self._count, self._running[0][0] if self._running else self._count)
 
     def settle(self) -> None:
         """Write which calls have ended since the last one was issued; another thread may ask for it."""
@@ -222,10 +233,10 @@ def _info(text: bytes) -> JournalInfo:
 def _tables(info: JournalInfo, kinds: Sequence[Mapping[str, Any]], data: bytes, count: int, ended: int) -> Tables:
     rows, groups = [], {}
     first = max(count - KEPT, 0)
-    last, part = _OVERFLOWN, 0
+    last, part = _LEFT_OUT, 0
     for seq in range(first, count):
         kind, number, start = _CALL.unpack_from(data, _RING + seq % KEPT * _CALL_BYTES)
-        if kind == _OVERFLOWN:
+        if kind == _LEFT_OUT:
             continue
         of_kind = kinds[kind]["rows"]
         last, part = kind, (part + 1) % len(of_kind) if kind == last else 0  # a call of several events has several rows

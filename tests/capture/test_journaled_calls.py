@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
 import dsexplore
+from dsexplore.capture import group_methods, substrate
 from dsexplore.capture.journaled_calls import open_journal
+from dsexplore.capture.observed_op import observed
 from dsexplore.trace.call_journal import CallJournal, journal_file, read_journal
 
 COLUMNS = ("rank", "seq", "op", "raw_op", "group", "message_bytes", "dtype", "source", "root", "group_seq", "start")
@@ -52,6 +56,44 @@ def test_a_block_that_raises_leaves_its_trace_and_no_journal(tmp_path: Path) -> 
         calls(1)
         raise ValueError("bad")
     assert [file.name for file in tmp_path.iterdir()] == ["rank-00000.parquet"]
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("tensors", [torch.ones(8), [torch.ones(8), torch.ones(8)]], ids=["method", "kernel"])
+def test_a_call_is_written_before_it_is_issued(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tensors: torch.Tensor | list[torch.Tensor]
+) -> None:
+    """The process may end inside it."""
+    seen: list[tuple[str, str]] = []
+
+    def look(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        seen.extend(read_journal(tmp_path / journal_file(0)).tables("").events.select("op", "state").rows())
+        return function(*args, **kwargs)
+
+    def substrate_kernel(raw_op: str, entry: Any, kernel: Callable[..., Any], *rest: Any, **options: Any) -> Any:
+        return observed(raw_op, entry, partial(look, kernel), *rest, **options)
+
+    monkeypatch.setattr(group_methods, "pass_kernels_by", partial(look))
+    monkeypatch.setattr(substrate, "observed", substrate_kernel)
+    with dsexplore.commtrace(save=tmp_path):
+        if isinstance(tensors, list):
+            dist.all_reduce_coalesced(tensors)
+        else:
+            dist.all_reduce(tensors)
+    assert seen[-1:] == [("all_reduce", "scheduled")]
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_call_that_torch_refuses_is_taken_back(tmp_path: Path) -> None:
+    with dsexplore.commtrace(save=tmp_path) as trace:
+        calls(1)
+        for _ in range(2):
+            with pytest.raises((ValueError, RuntimeError)):
+                dist.all_gather_into_tensor(torch.ones(3), torch.ones(2))
+        calls(1)
+        read = read_journal(tmp_path / journal_file(0))
+        assert read.events == len(trace.events) == 6
+        assert read.tables("").events.select(COLUMNS).rows() == trace.events.select(COLUMNS).rows()
 
 
 @pytest.mark.usefixtures("alone")

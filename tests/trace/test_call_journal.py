@@ -97,6 +97,24 @@ def test_kinds_beyond_the_room_for_them_are_left_out(journal: CallJournal) -> No
     journal.close(remove=True)
 
 
+def test_a_call_that_is_taken_back_was_never_there(journal: CallJournal) -> None:
+    reduce, both = kind(journal, "all_reduce"), kind(journal, "send", "recv")
+    runs, refused = Call(is_over=False), Call(is_over=False)
+    journal.add(reduce, 0, 10, runs)
+    for _ in range(2):
+        journal.add(both, NOT_NUMBERED, 20, refused)
+    journal.take_back(refused)
+    assert read_journal(journal.file).events == 1
+    journal.add(reduce, 1, 30, refused)
+    journal.add(reduce, 2, 40, Call())  # of another thread
+    journal.take_back(refused)
+    runs.is_over = True
+    journal.settle()
+    rows = read_journal(journal.file).tables("").events.select("seq", "start", "state").rows()
+    assert rows == [(0, 10, "completed"), (2, 40, "completed")]
+    journal.close(remove=True)
+
+
 @pytest.mark.parametrize(
     "damage",
     [
