@@ -10,6 +10,7 @@ In this order:
    the same collectives, one with an empty file is named, as it had nothing in flight to write; one without a file may
    have come, and is a suspect.
    So is a rank whose call in flight has ended on other ranks: what it waits in is not what holds it up.
+   Before that come messages whose ends name different peers, see `misdirected`: whom they wait for has done its part.
 2. *Mismatch*: ranks that called another op, size, root or dtype than the most of their group under one sequence number.
 3. *Behind*: ranks that others wait for, and whose own calls in flight do not explain it: a rank that waits for them
    has the same calls in flight, and went on past them.
@@ -36,6 +37,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from dsexplore.analysis.hangs.expected_calls import ExpectedCalls
+from dsexplore.analysis.hangs.misdirected import misdirected
 from dsexplore.analysis.hangs.mismatches import Mismatch, mismatches, signature
 from dsexplore.analysis.hangs.odd_ranks import stopped_unseen, went_past
 from dsexplore.analysis.hangs.rank_calls import Instance, InstanceId, JobCalls, RankCall
@@ -43,7 +45,17 @@ from dsexplore.analysis.hangs.standing import Standing, odd_ones
 from dsexplore.analysis.hangs.wavefront import Wavefront
 
 Kind = Literal[
-    "none", "outside", "missing", "extra", "mismatch", "no evidence", "order", "messages", "device", "unknown"
+    "none",
+    "outside",
+    "missing",
+    "extra",
+    "mismatch",
+    "no evidence",
+    "order",
+    "messages",
+    "misdirected",
+    "device",
+    "unknown",
 ]
 """Which step of the search found the culprits."""
 
@@ -73,6 +85,12 @@ def blame(job: JobCalls, front: Wavefront, mismatched: Iterable[Mismatch] | None
     """
     if not job.waiting:
         return _outside(job) or Blame("none")
+    missed = misdirected(job, [call for calls in front.heads.values() for call in calls])
+    if missed is not None:
+        ends = (missed.sent.rank, missed.received.rank)
+        instances = (job.instance_of(missed.sent), job.instance_of(missed.received))
+        odd = () if missed.odd is None else (missed.odd,)
+        return Blame("misdirected", odd, () if odd else tuple(sorted(ends)), instances)
     expected = ExpectedCalls(job)
     all_mismatches = mismatches(job) if mismatched is None else mismatched
     harmful = [mismatch for mismatch in all_mismatches if mismatch.is_harmful]

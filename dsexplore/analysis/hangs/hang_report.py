@@ -31,6 +31,7 @@ Reason = Literal[
     "other reduction",
     "other group order",
     "messages in a circle",
+    "other peer",
     "device",
     "unknown",
 ]
@@ -46,6 +47,7 @@ Reason = Literal[
 * ``other size``, ``other dtype``, ``other root``, ``other reduction``: they called the same with another one of these;
 * ``other group order``: ranks took their groups in different orders, and wait for each other;
 * ``messages in a circle``: ranks wait for each other's messages;
+* ``other peer``: they send to, or receive from, another rank than the one that waits for their message;
 * ``device``: all called it, and the culprits' devices do not begin or end it;
 * ``unknown``: the evidence does not say.
 """
@@ -79,6 +81,8 @@ def reason_of(job: JobCalls, front: Wavefront, blamed: Blame) -> Reason:
         return _OF_FIELD.get(blamed.mismatch.field, "unknown")
     if blamed.kind == "messages":
         return _of_message(blamed)
+    if blamed.kind == "misdirected":
+        return "other peer"
     if blamed.kind == "order":
         return _of_circle(front, blamed)
     return "device" if blamed.kind == "device" and blamed.culprits else "unknown"

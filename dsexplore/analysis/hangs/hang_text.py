@@ -74,6 +74,8 @@ def sentence(job: JobCalls, front: Wavefront, blame: Blame, parted: Sequence[Mis
         return _extra_text(job, front, blame)
     if blame.kind == "messages":
         return _unmet_text(blame)
+    if blame.kind == "misdirected":
+        return _misdirected_text(front, blame)
     if blame.kind == "mismatch" and blame.mismatch is not None:
         return _mismatch_text(blame.mismatch, blame)
     if blame.kind == "order":
@@ -110,7 +112,7 @@ def _missing_text(job: JobCalls, front: Wavefront, blame: Blame) -> str:
     verb = "waits" if len(first.pending) == 1 else "wait"
     whom = "it" if len(accused) == 1 else "them"
     with_line = next((call for call in first.pending if call.source), first.pending[0])  # a JSON dump has no frames
-    where = f"{call_text(with_line)}{_number(first)}{_others(front, first)}"
+    where = f"{call_text(with_line)}{_number(first)}{_others(front, [first])}"
     waits = f"{waiting} {verb} for {whom} in {where}"
     if blame.kind == "no evidence":
         return _without_record_text(job, blame, first, waits)
@@ -151,8 +153,8 @@ def _number(instance: Instance) -> str:
     return "" if instance.id.pair is not None else f", collective {instance.id.number} of group {call.label}"
 
 
-def _others(front: Wavefront, first: Instance) -> str:
-    others = front.heads.keys() - {call.rank for call in first.pending}
+def _others(front: Wavefront, first: Iterable[Instance]) -> str:
+    others = front.heads.keys() - {call.rank for instance in first for call in instance.pending}
     verb = "waits" if len(others) == 1 else "wait"
     return f"; {format_ranks(others)} {verb} elsewhere because of that" if others else ""
 
@@ -309,6 +311,21 @@ def _unmet_text(blame: Blame) -> str:
     else:
         why = "by tag, which the recorder does not keep, or by order"
     return "; ".join([*texts, f"they wait for each other's message, and these differ {why}", _odd_text(blame)])
+
+
+def _misdirected_text(front: Wavefront, blame: Blame) -> str:
+    """Say which message each end waits for, and that its other end does not exist."""
+    calls = [call for instance in blame.instances for call in instance.pending]
+    calls.sort(key=lambda call: call.rank not in blame.culprits)
+    texts = [f"rank {call.rank} waits in {call_text(call)}" for call in calls]
+    sent, received = sorted(calls, key=lambda call: call.op, reverse=True)
+    assert sent.pair is not None
+    assert received.pair is not None
+    texts.append(
+        f"the ends name different peers: rank {sent.pair[1]} does not receive from rank {sent.rank}, and "
+        f"rank {received.pair[0]} does not send to rank {received.rank}"
+    )
+    return "; ".join([*texts, _odd_text(blame)]) + _others(front, blame.instances)
 
 
 def _plural(blame: Blame) -> str:

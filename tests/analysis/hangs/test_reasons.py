@@ -176,7 +176,7 @@ def test_nothing_that_hangs_has_a_line_from_which_ranks_parted() -> None:
 
 
 def test_each_reason_is_of_the_list() -> None:
-    assert len(set(REASONS)) == 16
+    assert len(set(REASONS)) == 17
     assert RankEnd.of("") is None
     assert RankEnd.of("running") is None
     assert TraceInfo().ends == ()
