@@ -183,12 +183,9 @@ class ReadJournal:
         """Return the tables of the rank.
 
         Args:
-            end: how it ended, see `dsexplore.trace.ends`; a rank that is gone waits in no call.
+            end: how it ended, see `dsexplore.trace.ends`.
         """
-        info = replace(self.calls.info, ends=(end or RUNNING,))
-        if not end:
-            return replace(self.calls, info=info)
-        return replace(self.calls, events=self.calls.events.with_columns(state=pl.lit("completed")), info=info)
+        return replace(self.calls, info=replace(self.calls.info, ends=(end or RUNNING,)))
 
 
 def journal_file(rank: int) -> str:

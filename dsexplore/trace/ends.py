@@ -15,6 +15,8 @@ ENDED_BLOCK = "ended its block"
 KILLED = "was killed by "
 """Start of the text for a process that a signal ended; the signal's name follows."""
 STOPPED = "was stopped (by SIGSTOP or a debugger)"
+WITHOUT_SAVING = "without saving its trace"
+"""Part of the text for a process that is gone, with its exit code."""
 UNSAVED = "ended without saving its trace (by os._exit, or by a signal such as SIGKILL)"
 """The text for a process that is gone, of which nobody saw how."""
 _LONGEST = 200

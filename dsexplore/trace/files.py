@@ -36,6 +36,7 @@ from dsexplore.progress import track
 from dsexplore.trace import schema
 from dsexplore.trace.call_journal import journals_in, read_journal
 from dsexplore.trace.checked_tables import check_tables
+from dsexplore.trace.ends import RUNNING
 from dsexplore.trace.file_digest import KEY, PLACEHOLDER, check_digest, write_digest
 from dsexplore.trace.guarded import guarded, read_rows, readable
 from dsexplore.trace.importers.archives import unpacked
@@ -101,17 +102,24 @@ def load_with_journals(paths: Sequence[Path]) -> Tables:
     files = [file for path in paths for file in (sorted(path.glob("*.parquet")) if path.is_dir() else [path])]
     saved = {ranks: tables for tables in readable(files, _read, problems) if (ranks := ranks_of(tables))}
     ends_now = {journal.info.rank: journal.end_now() for journal in journals}
-    are_known_by_others = bool(saved) or not all(ends_now.values())
+    are_known_by_others = not all(ends_now.values()) if not saved else not _was_last_saved_while_it_ran(files)
     for journal in journals:
         rank, end = journal.info.rank, journal.noted
         before = saved.get((rank,))
         if before is None or before.info.attempt != journal.info.attempt or before.events.height < journal.events:
-            # Where all are gone, their launcher may have ended them.
+            # Where all are gone, their launcher may have ended them: who saved last would have noted an earlier end.
             saved[rank,] = journal.tables(end or (ends_now[rank] if are_known_by_others else ""))
         elif end:
             saved[rank,] = replace(before, info=replace(before.info, ends=(end,)))
     tables = merge_as_they_come(saved.values(), "reading traces", len(saved), is_whole=True, same_attempt=True)
     return replace(tables, info=replace(tables.info, notes=(*tables.info.notes, *problems)))
+
+
+def _was_last_saved_while_it_ran(files: Sequence[Path]) -> bool:
+    """Return True if the file that was written last is of a rank whose block still ran."""
+    times = {file: file.stat().st_mtime_ns for file in files}
+    latest = max(times, key=lambda file: times[file])
+    return any(set(tables.info.ends) == {RUNNING} for tables in readable([latest], _read, []))
 
 
 def load_several(paths: Sequence[Path]) -> Tables:

@@ -7,10 +7,12 @@ import signal
 from functools import cache
 from pathlib import Path
 
-from dsexplore.trace.ends import KILLED, STOPPED, UNSAVED
+from dsexplore.trace.ends import KILLED, STOPPED, UNSAVED, WITHOUT_SAVING
 
-_STATE, _BORN, _EXIT = 0, 19, 49
+_STATE, _FLAGS, _BORN, _EXIT = 0, 6, 19, 49
 """Fields of ``/proc/PID/stat`` after the name of the process."""
+_EXITING = 0x4
+"""The kernel's flag of a process that is on its way out: its sockets are closed before it is a zombie."""
 
 
 @cache
@@ -40,12 +42,12 @@ def end_of_process(pid: int, started: int) -> str:
         return UNSAVED
     if fields[_STATE] in ("T", "t"):
         return STOPPED
-    if fields[_STATE] not in ("Z", "X"):
+    if fields[_STATE] not in ("Z", "X") and not int(fields[_FLAGS]) & _EXITING:
         return ""
     status = int(fields[_EXIT]) if len(fields) > _EXIT else 0
     if os.WIFSIGNALED(status):
         return f"{KILLED}{signal.Signals(os.WTERMSIG(status)).name}"
-    return f"ended with exit code {os.WEXITSTATUS(status)}, without saving its trace"
+    return f"ended with exit code {os.WEXITSTATUS(status)}, {WITHOUT_SAVING}"
 
 
 def _fields(pid: int) -> list[str]:

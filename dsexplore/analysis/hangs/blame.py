@@ -10,6 +10,7 @@ In this order:
    the same collectives, one with an empty file is named, as it had nothing in flight to write; one without a file may
    have come, and is a suspect.
    So is a rank whose call in flight has ended on other ranks: what it waits in is not what holds it up.
+   So is a rank whose process is gone or stopped in a call in which others wait, unless its backend aborted it there.
    Before that come messages whose ends name different peers, see `misdirected`: whom they wait for has done its part.
 2. *Mismatch*: ranks that called another op, size, root or dtype than the most of their group under one sequence number.
 3. *Behind*: ranks that others wait for, and whose own calls in flight do not explain it: a rank that waits for them
@@ -127,13 +128,19 @@ def _outside(job: JobCalls) -> Blame | None:
 def _missing(
     job: JobCalls, front: Wavefront, expected: ExpectedCalls, harmful: list[Mismatch], parted: Container[InstanceId]
 ) -> Blame | None:
-    idle = sorted(rank for rank in front.awaited if _is_idle(job, rank, parted))
+    died = _died_inside(job, front, parted)
+    idle = sorted({*died, *(rank for rank in front.awaited if _is_idle(job, rank, parted))})
     if not idle:
         return None
-    instances = _instances(front, idle)
+    instances = (*_instances(front, idle), *died.values())
     waiting = sorted(front.heads)
-    if len(idle) > len(waiting) and not any(
-        expected.is_expected(rank, next(iter(instance.calls.values()))) for instance in instances for rank in idle
+    come_no_more = not all(job.ranks[rank].stack for rank in idle)  # those with a stack run, and may still come
+    if (
+        come_no_more
+        and len(idle) > len(waiting)
+        and not any(
+            expected.is_expected(rank, next(iter(instance.calls.values()))) for instance in instances for rank in idle
+        )
     ):
         return Blame("extra", tuple(waiting), instances=instances)
     odd = {rank for mismatch in harmful for rank in mismatch.minority} - set(idle)
@@ -143,6 +150,23 @@ def _missing(
     culprits = {*idle, *odd, *empty, *_overtaken_waiters(job, front), *stopped_unseen(job, front), *front.overtaken}
     suspects = unseen - culprits
     return Blame("missing", tuple(sorted(culprits)), tuple(sorted(suspects)), instances, mismatch=first)
+
+
+def _died_inside(job: JobCalls, front: Wavefront, parted: Container[InstanceId]) -> dict[int, Instance]:
+    """Return the ranks that are gone, or stand still, in a call in which others wait too, each with that call.
+
+    Args:
+        job: the evidence of all ranks.
+        front: of the same job.
+        parted: collectives that its ranks called differently: a backend may abort a rank in one.
+    """
+    died = {}
+    for rank, (call, *_) in front.heads.items():
+        end, instance = job.ranks[rank].end, job.instance_of(call)
+        is_gone = end is not None and end.is_of_process and not _has_failed(call)
+        if is_gone and instance.id not in parted and any(other.rank != rank for other in instance.pending):
+            died[rank] = instance
+    return died
 
 
 def _unseen_with(front: Wavefront, instances: Iterable[Instance]) -> set[int]:

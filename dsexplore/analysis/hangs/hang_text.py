@@ -108,11 +108,12 @@ def _whom_text(blame: Blame) -> str:
 def _missing_text(job: JobCalls, front: Wavefront, blame: Blame) -> str:
     accused = blame.culprits or blame.suspects
     first = next((one for one in blame.instances if set(one.absent) & set(accused)), blame.instances[0])
-    waiting = format_ranks(call.rank for call in first.pending)
-    verb = "waits" if len(first.pending) == 1 else "wait"
+    waits_in = [call for call in first.pending if call.rank not in accused] or first.pending
+    waiting = format_ranks(call.rank for call in waits_in)
+    verb = "waits" if len(waits_in) == 1 else "wait"
     whom = "it" if len(accused) == 1 else "them"
-    with_line = next((call for call in first.pending if call.source), first.pending[0])  # a JSON dump has no frames
-    where = f"{call_text(with_line)}{_number(first)}{_others(front, [first])}"
+    with_line = next((call for call in waits_in if call.source), waits_in[0])  # a JSON dump has no frames
+    where = f"{call_text(with_line)}{_number(first)}{_others(front, [first], accused)}"
     waits = f"{waiting} {verb} for {whom} in {where}"
     if blame.kind == "no evidence":
         return _without_record_text(job, blame, first, waits)
@@ -153,8 +154,8 @@ def _number(instance: Instance) -> str:
     return "" if instance.id.pair is not None else f", collective {instance.id.number} of group {call.label}"
 
 
-def _others(front: Wavefront, first: Iterable[Instance]) -> str:
-    others = front.heads.keys() - {call.rank for instance in first for call in instance.pending}
+def _others(front: Wavefront, first: Iterable[Instance], accused: Iterable[int] = ()) -> str:
+    others = front.heads.keys() - {call.rank for instance in first for call in instance.pending} - set(accused)
     verb = "waits" if len(others) == 1 else "wait"
     return f"; {format_ranks(others)} {verb} elsewhere because of that" if others else ""
 

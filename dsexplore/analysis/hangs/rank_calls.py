@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal, NamedTuple
 
-from dsexplore.trace.ends import KILLED, RUNNING, STOPPED
+from dsexplore.trace.ends import KILLED, RUNNING, STOPPED, UNSAVED, WITHOUT_SAVING
 from dsexplore.trace.schema import State
 from dsexplore.units import format_ranks
 
@@ -127,6 +127,11 @@ class RankEnd(NamedTuple):
     """After the rank's name: ``was killed by SIGKILL``, or ``raised ValueError (bad sample 17) at train.py:5``."""
     line: str = ""
     """The line where it ended, ``"train.py:5"``; empty if unknown."""
+
+    @property
+    def is_of_process(self) -> bool:
+        """True if its process is gone or stands still, wherever the program was; false if the program ended."""
+        return self.how in ("stopped", "killed") or UNSAVED in self.text or WITHOUT_SAVING in self.text
 
     @classmethod
     def of(cls, text: str) -> RankEnd | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Any
 
 import polars as pl
@@ -66,7 +67,29 @@ def job_of_trace(
         )
     notes = [note for note in tables.info.notes if not note.startswith(_ENDED_EARLY)]
     said = [found[1] for note in tables.info.notes if (found := _STOOD.search(note))]
-    return JobCalls(calls_of, len(calls_of), tuple(notes), said[0] if stood is None and said else stood)
+    return _settled(JobCalls(calls_of, len(calls_of), tuple(notes), said[0] if stood is None and said else stood))
+
+
+def _settled(job: JobCalls) -> JobCalls:
+    """Return the job where a call of a rank that is gone has ended if it has on another rank.
+
+    Its process may have been gone before it noted that; what has ended nowhere is where it was.
+    """
+    ranks = dict(job.ranks)
+    for rank, known in job.ranks.items():
+        if known.end is not None and known.pending:
+            calls = [
+                call._replace(state="completed") if _has_ended_elsewhere(job, call) else call for call in known.calls
+            ]
+            ranks[rank] = replace(known, calls=calls)
+    return replace(job, ranks=ranks)
+
+
+def _has_ended_elsewhere(job: JobCalls, call: RankCall) -> bool:
+    if call.state != "scheduled":
+        return False
+    calls = job.instance_of(call).calls
+    return len(call.group.ranks) == 1 or any(not calls[rank].is_pending for rank in calls if rank != call.rank)
 
 
 def _calls(

@@ -180,3 +180,28 @@ def test_each_reason_is_of_the_list() -> None:
     assert RankEnd.of("") is None
     assert RankEnd.of("running") is None
     assert TraceInfo().ends == ()
+
+
+def test_a_rank_that_was_killed_in_a_call_is_the_reason_though_it_had_come() -> None:
+    ends = ("running", "raised RuntimeError (Connection closed by peer) at train.py:7", "was killed by SIGKILL")
+    found = report({0: [FIRST, WAITS], 1: [FIRST, {**WAITS, "state": "failed"}], 2: [FIRST, WAITS]}, ends=ends)
+    assert (found.culprits, found.reason, found.lines) == ((2,), "killed", {2: "train.py:7"})
+    assert found.sentence.startswith("rank 2 was killed by SIGKILL: ranks 0, 1 wait for it in all_reduce (train.py:7")
+    assert "elsewhere" not in found.sentence
+
+
+def test_a_call_of_a_killed_rank_has_ended_where_it_has_on_another() -> None:
+    """Its process was gone before the file of its calls said so."""
+    ends = ("running", "running", "was killed by SIGKILL")
+    found = report({0: [FIRST, WAITS], 1: [FIRST, WAITS], 2: [{**FIRST, "state": "scheduled"}]}, ends=ends)
+    assert (found.culprits, found.reason) == ((2,), "killed")
+    assert "ranks 0, 1 wait for it in all_reduce (train.py:7" in found.sentence
+
+
+def test_most_ranks_that_are_in_code_of_their_own_are_not_one_that_called_too_much() -> None:
+    stack = '  File "/job/loader.py", line 12, in fetch\n    lock.acquire()\n'
+    calls: Calls = {0: [FIRST, {**WAITS, **BARRIER}], 1: [FIRST], 2: [FIRST]}
+    found = report(calls, stacks={1: stack, 2: stack})
+    assert (found.culprits, found.reason, found.lines[1]) == ((1, 2), "outside a collective", "loader.py:12")
+    ended = report(calls, ends=("running", "ended its block", "ended its block"))
+    assert (ended.culprits, ended.reason) == ((0,), "other collective")
