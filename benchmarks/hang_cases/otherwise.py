@@ -187,20 +187,6 @@ time.sleep(60)
 """,
     ),
     case(
-        "a scatter where one rank reduces",
-        (1,),
-        "other collective",
-        """
-for i in range(2):
-    dist.all_reduce(ones(12))
-if rank == 1:
-    dist.all_reduce(ones(12))  # here
-else:
-    dist.reduce_scatter_tensor(torch.empty(4), ones(12))
-time.sleep(60)
-""",
-    ),
-    case(
         "a barrier that one rank alone calls at the end",
         (0,),
         "other collective",

@@ -156,11 +156,11 @@ dist.barrier()
     case(
         "a group of other ranks",
         (1,),
-        "outside a collective",
+        "outside a collective|other collective|did not come",
         """
 step()
-dist.new_group([0, 1] if rank == 1 else [0, 1, 2])  # here
-step()
+group = dist.new_group([0, 1] if rank == 1 else [0, 1, 2])  # here
+dist.all_reduce(ones(), group=group)  # here
 """,
     ),
     case(
