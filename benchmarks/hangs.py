@@ -1,9 +1,9 @@
 """Hangs of many kinds on real gloo ranks, and what `explain_hang` says of each: rank, line, reason, and innocents.
 
 Run ``python benchmarks/hangs.py``; ``--only TEXT`` for the cases whose name has that text, ``--sentences`` to read
-what is said, ``--part 2/4`` for a quarter of them. Of each case every rank records with ``commtrace(save=…, timeout=2)``, and the report is made of the
-folder when the ranks are gone. Bounds: the rank is right in 39 cases of 40, line and reason in 36, nobody innocent is
-named, and nothing is said to hang where nothing does.
+what is said, ``--part 2/4`` for a quarter of them. Of each case every rank records with ``commtrace(save=…,
+timeout=2)``, and the report is made of the folder when the ranks are gone. Bounds: the rank is right in 39 cases of 40,
+line and reason in 36, nobody innocent is named, and nothing is said to hang where nothing does.
 """
 
 from __future__ import annotations
