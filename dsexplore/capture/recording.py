@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from dsexplore.capture.issued_collective import Issued
 from dsexplore.capture.recorded_modules import Modules
@@ -14,9 +14,18 @@ from dsexplore.progress import Work
 
 if TYPE_CHECKING:
     from dsexplore.capture.io_recording import IoAccess
-    from dsexplore.capture.journaled_calls import JournaledCalls
     from dsexplore.capture.kernel_recording import KernelRecording
     from dsexplore.capture.numeric_recording import NumericRecording
+
+
+class Journal(Protocol):
+    """The file of a recording's calls, see `journaled_calls`."""
+
+    def add(self, issued: Issued) -> None:
+        """Write a collective."""
+
+    def take_back(self, issued: Issued) -> None:
+        """Remove a collective that was refused."""
 
 
 @dataclass(eq=False)
@@ -63,7 +72,7 @@ class Recording:
     """Recording of the summaries of tensors; None if there is none."""
     io: list[tuple[int, IoAccess]] = field(default_factory=list)
     """Reads, writes and waits besides collectives, each with the number of its step."""
-    journal: JournaledCalls | None = None
+    journal: Journal | None = None
     """The file of its calls that is always current; None if nothing is saved, or into a single file."""
     work: Work | None = None
     """Progress display, if one is shown."""
