@@ -29,7 +29,7 @@ from dsexplore.capture.issued_collective import Issued
 from dsexplore.capture.kernel_sums import FusedKernel, KernelSums
 from dsexplore.capture.live_memory import LiveMemory
 from dsexplore.capture.module_entry import ModuleEntry
-from dsexplore.capture.op_costs import OpCost, cost_of, read_op
+from dsexplore.capture.op_costs import OpCost, cost_of, dense_tensors, read_op
 from dsexplore.capture.ops import tensors_in
 from dsexplore.capture.recorded_modules import Modules
 from dsexplore.torch_internals.autograd import AccumulateGrad, current_graph_task, current_node
@@ -43,6 +43,8 @@ from dsexplore.trace.causes import is_fsdp2
 from dsexplore.trace.schema import Phase
 
 _PLAIN = frozenset({torch.Tensor, nn.Parameter, FakeTensor, nn.Buffer})
+_LAZY = frozenset({nn.UninitializedParameter, nn.UninitializedBuffer})
+"""Classes of tensors without a shape, which leave their ops to torch; they compute nothing."""
 _COPY_OUT = {"split_with_sizes_copy", "all_gather_copy_out"}
 """The ops by which FSDP2 copies gathered parameters out, after the compute stream has waited for the gather."""
 _FSDP_BUFFERS = {"split_with_sizes_copy", "all_gather_copy_in", "chunk_cat"}
@@ -172,7 +174,8 @@ class KernelRecording:
         self.differing.follow(op, args, kwargs, result, self.issued, is_forward=phase == "forward")
         self._meet_models()
         for tensor in given:
-            self.memory.met([tensor], _use_before(tensor, phase))
+            self.memory.met(dense_tensors([tensor]), _use_before(tensor, phase))
+        given, returned = dense_tensors(given), dense_tensors(returned)
         region = self._compiled.around(module)
         if region is not None and role == op_costs.MEMORY and can_be_fused(op, phase):
             self.memory.made_fused(returned, given, region)
@@ -378,13 +381,13 @@ def _use_before(tensor: torch.Tensor, phase: Phase) -> Use:
 
 
 def _held_by(values: Iterable[Any]) -> list[torch.Tensor]:
-    """Return the plain tensors in which tensors are held, as a DTensor's local one; other values are left out."""
+    """Return the dense tensors in which tensors are held, as a DTensor's local one; other values are left out."""
     held: list[torch.Tensor] = []
     for value in values:
         if hasattr(type(value), "__tensor_flatten__"):
             held += _held_by(getattr(value, name) for name in value.__tensor_flatten__()[0])
         elif isinstance(value, torch.Tensor) and not is_lazy(value):
-            held.append(value)
+            held += dense_tensors([value])
     return held
 
 
@@ -412,7 +415,7 @@ class _Watch(PlainDispatchMode):
         if not _PLAIN.issuperset(types) and not _are_plain(types):
             if DTensor in types:
                 self._recording.dtensor_op(func, [*args, *(kwargs or {}).values()])
-            return NotImplemented
+            return func(*args, **(kwargs or {})) if _LAZY.issuperset(types) else NotImplemented
         run = _run if eval_frame_callback() is None else _run_uncompiled
         return run(self._recording, func, args, dict(kwargs or {}))
 

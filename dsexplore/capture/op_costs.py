@@ -16,6 +16,7 @@ from torch.utils.flop_counter import flop_registry
 
 from dsexplore.capture.ops import tensors_in
 from dsexplore.torch_internals.dispatch import OpOverload, schema_of
+from dsexplore.torch_internals.tensors import parts_of_sparse
 
 Kind = Literal["matmul", "attention", "memory", "dispatch", "wait"]
 """``matmul``: a matrix product or convolution. ``attention``: a fused attention op. ``memory``: any other op, which
@@ -118,8 +119,23 @@ def written_arguments(op: AtenOp, args: Sequence[Any], kwargs: dict[str, Any]) -
     return list(tensors_in(values))
 
 
+def dense_tensors(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return tensors with the indices and values of sparse ones in their place.
+
+    Tensors in oneDNN's own layout are left out: their memory is that library's.
+    """
+    dense: list[torch.Tensor] = []
+    for tensor in tensors:
+        dense += [tensor] if tensor.layout is torch.strided else parts_of_sparse(tensor)
+    return dense
+
+
 def moved_bytes(tensor: torch.Tensor) -> int:
     """Return the bytes moved by reading or writing a tensor; an expanded one is read once."""
+    if tensor.layout is not torch.strided:
+        return sum(map(moved_bytes, parts_of_sparse(tensor)))
+    if tensor.is_nested:
+        return tensor.numel() * tensor.element_size()
     strides = tensor.stride()
     if 0 not in strides:
         return tensor.numel() * tensor.element_size()
@@ -164,13 +180,18 @@ def cost_of(
     read *= 1 + _AGAIN.get(name, 0)
     if name in _SOFTMAX and len(returned) == 1:
         read += softmax_reads(name, returned[0]) * moved_bytes(returned[0])
-    if op.role == PRODUCT:
+    if op.role == PRODUCT and not _has_no_rows([*tensors_in(args), *returned]):
         shape, dtype = _product_shape(name, args)
         alignment = alignment_of([*sources, *returned]) if shape else 16
         full_name = name if alignment >= 16 else f"{name}, aligned to {alignment} bytes"
         return OpCost("matmul", full_name, dtype, shape, _flops(func, args, kwargs, result), read, written)
     dtype = str((returned or sources)[0].dtype).removeprefix("torch.") if returned or sources else ""
     return OpCost("memory", name, dtype, (), 0, read, written)
+
+
+def _has_no_rows(tensors: Iterable[torch.Tensor]) -> bool:
+    """Return True if one of the tensors is sparse, nested or in a layout of its own: as long as its bytes take."""
+    return any(tensor.layout is not torch.strided or tensor.is_nested for tensor in tensors)
 
 
 _AGAIN = {

@@ -332,3 +332,68 @@ def test_dtensors_are_parameters_by_their_local_tensors_without_a_module_too() -
             (batch @ weight).sum().backward()
     memory = trace.tables.memory
     assert (memory["parameters"].max(), memory["inputs"].max()) == (4 * 4 * 8, 4 * 4 * 8)
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.SparseAdam])
+def test_the_gradient_of_a_sparse_embedding_is_as_large_as_its_rows_and_their_indices(
+    optimizer: type[torch.optim.Optimizer],
+) -> None:
+    embedding = nn.Embedding(16, 8, sparse=True)
+    learning = optimizer(embedding.parameters(), lr=0.1)  # type: ignore[call-arg]  # not of the base class
+    with dsexplore.commtrace(costs=True) as trace:
+        embedding(torch.arange(4)).sum().backward()
+        learning.step()
+    memory = trace.tables.memory
+    assert memory["parameters"].unique().to_list() == [4 * 16 * 8]
+    assert memory["gradients"].max() == 4 * (4 * 8) + 8 * 4
+
+
+def coalesced() -> torch.Tensor:
+    entries = torch.eye(8).to_sparse().coalesce()
+    return torch.sparse.mm(entries, torch.ones(8, 4)) + (entries + entries).to_dense()[:, :4]
+
+
+def uninitialized() -> torch.Tensor:
+    layers = nn.Sequential(nn.LazyConv2d(4, 3), nn.LazyBatchNorm2d(), nn.Flatten(), nn.LazyLinear(2))
+    return cast("torch.Tensor", layers(torch.ones(2, 3, 8, 8)))
+
+
+def nested() -> torch.Tensor:
+    return (torch.nested.nested_tensor([torch.ones(2, 4), torch.ones(3, 4)]) * 2).to_padded_tensor(0.0)
+
+
+OF_THEIR_OWN_LAYOUT: dict[str, Callable[[], torch.Tensor]] = {
+    "coo": coalesced,
+    "csr": lambda: torch.eye(8).to_sparse_csr() @ torch.ones(8, 4),
+    "csc": lambda: torch.eye(8).to_sparse_csc().to_dense(),
+    "bsr": lambda: torch.eye(8).to_sparse_bsr((2, 2)).to_dense(),
+    "mkldnn": lambda: (torch.ones(4, 4).to_mkldnn() + torch.ones(4, 4).to_mkldnn()).to_dense(),
+    "nested": nested,
+    "jagged": lambda: torch.nested.nested_tensor([torch.ones(2, 4)], layout=torch.jagged).values(),
+    "quantized": lambda: torch.quantize_per_tensor(torch.ones(4, 4), 0.1, 0, torch.qint8).dequantize(),
+    "uninitialized": uninitialized,
+    "sparse bag": lambda: nn.EmbeddingBag(16, 8, sparse=True, mode="sum")(torch.arange(4)[None]),
+}
+
+
+@pytest.mark.parametrize("program", OF_THEIR_OWN_LAYOUT.values(), ids=OF_THEIR_OWN_LAYOUT.keys())
+@pytest.mark.filterwarnings("ignore")  # torch calls some of them prototypes
+def test_a_program_with_tensors_of_their_own_layout_computes_the_same_while_its_costs_are_recorded(
+    program: Callable[[], torch.Tensor],
+) -> None:
+    torch.manual_seed(0)
+    expected = program()
+    torch.manual_seed(0)
+    with dsexplore.commtrace(costs=True) as trace:
+        result = program()
+    assert torch.equal(result, expected)
+    assert trace.tables.kernels["count"].sum() > 0
+
+
+def test_a_product_with_a_sparse_matrix_costs_the_bytes_of_what_is_there() -> None:
+    left, right = torch.eye(8).to_sparse_csr(), torch.ones(8, 4)
+    with dsexplore.commtrace(costs=True) as trace:
+        left @ right
+    rows = kernels(trace, phase="other")
+    assert rows["kind"].unique().to_list() == ["memory"]
+    assert rows["read_bytes"].sum() >= 9 * 8 + 8 * 8 + 4 * 8 + 4 * 32
