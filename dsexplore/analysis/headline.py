@@ -106,7 +106,7 @@ class Headline(Displayable):
 
     @cached_property
     def _coded(self) -> pl.DataFrame:
-        """Events of steady steps with ``weight``, as narrow as `Tables.coded_events`."""
+        """Events of steady steps with ``weight``, as narrow as `Tables.coded_in_steps`."""
         return self._weighed(self.steady.events)
 
     @cached_property
@@ -117,7 +117,7 @@ class Headline(Displayable):
     @cached_property
     def steady(self) -> SteadySteps:
         """Steps from which the figures per step are computed."""
-        return steady_steps(self.tables, self.tables.coded_events)
+        return steady_steps(self.tables, self.tables.coded_in_steps)
 
     @cached_property
     def start_up_bytes(self) -> float:
@@ -155,7 +155,7 @@ class Headline(Displayable):
     @cached_property
     def _outside_steps(self) -> dict[Phase, pl.DataFrame]:
         """{phase outside steps: rank, step and wire bytes of its events, with ``weight``}."""
-        sent = self.tables.coded_events.select("rank", "step", "phase", "wire_bytes")
+        sent = self.tables.coded_outside_steps.select("rank", "step", "phase", "wire_bytes")
         return {phase: self._weighed(sent.filter(pl.col("phase") == phase)) for phase in OUTSIDE_STEPS}
 
     def _bytes_of(self, phase: Phase) -> float:

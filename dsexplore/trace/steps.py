@@ -60,7 +60,8 @@ def steady_steps(tables: Tables, events: pl.DataFrame | None = None) -> SteadySt
     """
     events = in_steps(tables.events if events is None else events)
     ended = tables.info.whole_steps
-    whole = events.filter(pl.col("step") < ended) if ended else events
+    is_cut = bool(ended) and bool(events.select((pl.col("step") >= ended).any()).item())
+    whole = events.filter(pl.col("step") < ended) if is_cut else events
     if whole.is_empty():
         whole = events
     counted = whole.group_by("step", "rank", "op", "axis", "phase").agg(

@@ -97,15 +97,33 @@ class Tables:
     io: pl.DataFrame = field(default_factory=lambda: schema.empty("io"))
 
     @cached_property
-    def coded_events(self) -> pl.DataFrame:
-        """Narrow rows of `events` for passes over millions of them: ``row``, the position there, and `_CODED`.
+    def _coded(self) -> tuple[pl.DataFrame, pl.DataFrame]:
+        """`coded_in_steps` and `coded_outside_steps`."""
+        inside = self.events.select(schema.IN_STEPS).to_series()
+        rows = pl.int_range(self.events.height, dtype=pl.UInt32, eager=True).alias("row")
+        parts: tuple[list[pl.Series], list[pl.Series]] = [rows.filter(inside)], [rows.filter(~inside)]
+        for name in _CODED:  # one by one, as the whole of a column is there twice while it is divided
+            kind = pl.Categorical if schema.EVENTS[name] == pl.String else schema.EVENTS[name]
+            column = self.events.select(pl.col(name).cast(kind)).to_series()
+            parts[0].append(column if inside.all() else column.filter(inside))
+            parts[1].append(column.filter(~inside))
+            del column
+        return pl.DataFrame(parts[0]), pl.DataFrame(parts[1])
 
-        Texts are categorical, as there are few different ones: an event takes a fifth of the memory.
+    @property
+    def coded_in_steps(self) -> pl.DataFrame:
+        """Narrow rows of `events` in steps, for passes over millions: ``row``, the position there, and `_CODED`.
+
+        Texts are categorical, as there are few different ones: an event takes a fifth of the memory. A pass that
+        changes nothing shares that memory.
         """
-        kinds = {name: pl.Categorical if kind == pl.String else kind for name, kind in schema.EVENTS.items()}
-        columns = [pl.col(name).cast(kinds[name]) for name in _CODED]
-        return self.events.lazy().with_row_index("row").select("row", *columns).collect()
+        return self._coded[0]
+
+    @property
+    def coded_outside_steps(self) -> pl.DataFrame:
+        """Narrow rows of the other `events`."""
+        return self._coded[1]
 
     def with_columns(self, coded: pl.DataFrame, *names: str) -> pl.DataFrame:
-        """Return rows of `coded_events` with further columns of `events`."""
+        """Return coded rows with further columns of `events`."""
         return coded.hstack(self.events.select(names)[coded["row"]])

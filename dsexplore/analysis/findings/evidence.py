@@ -53,31 +53,21 @@ class Evidence:
         self.tables = tables
         self.skew = skew or Skew(tables)
         self._distinct: dict[str, pl.DataFrame] = {}
-        self._earlier: dict[tuple[str, ...], npt.NDArray[np.int64]] = {}
+        self._earlier: dict[tuple[str, ...], npt.NDArray[np.int32]] = {}
 
     @cached_property
     def events(self) -> pl.DataFrame:
         """All tensors sent in steps, in program order rank by rank, with ``row``: the position in the trace's events.
 
         Start-up, object collectives, and collectives switched off in the comm layer are excluded. Columns are those of
-        `Tables.coded_events`; `texts` tests what is categorical.
+        `Tables.coded_in_steps`; `texts` tests what is categorical.
         """
-        return in_steps(self._rows)
+        return in_steps(_sent_in_order(self.tables.coded_in_steps))
 
     @cached_property
     def start_up(self) -> pl.DataFrame:
         """Events of start-up, which `events` excludes."""
-        return self._rows.filter(pl.col("phase") == "start-up")
-
-    @cached_property
-    def _rows(self) -> pl.DataFrame:
-        rows = self.tables.coded_events
-        off = [op for op in rows["op"].unique().cast(pl.String) if op.startswith("switched_off:")]
-        if off or rows["is_object"].any():
-            rows = rows.filter(~pl.col("is_object") & ~pl.col("op").is_in(off))
-        order = pl.col("rank").cast(pl.Int64) * 2**40 + pl.col("seq")
-        is_sorted = rows.select((order.diff().fill_null(0) >= 0).all()).item()
-        return rows if is_sorted else rows.sort("rank", "seq", maintain_order=True)
+        return _sent_in_order(self.tables.coded_outside_steps.filter(pl.col("phase") == "start-up"))
 
     def texts(self, column: str, test: Callable[[str], object]) -> pl.Expr:
         """Return a mask of `events` or `start_up`: True where the text in a column passes a test.
@@ -85,7 +75,7 @@ class Evidence:
         The test is called once per distinct text.
         """
         if column not in self._distinct:
-            unique = self._rows[column].unique().drop_nulls()
+            unique = pl.concat([rows[column].unique() for rows in (self.events, self.start_up)]).unique().drop_nulls()
             self._distinct[column] = pl.DataFrame({"code": unique.to_physical(), "text": unique.cast(pl.String)})
         codes, texts = self._distinct[column]
         passing = codes.filter(pl.Series([bool(test(text)) for text in texts], dtype=pl.Boolean))
@@ -110,14 +100,14 @@ class Evidence:
         """{module: number of its forward calls while recording}."""
         return dict(self.tables.modules.select("module", "calls").iter_rows())
 
-    def earlier(self, lane: tuple[str, ...]) -> npt.NDArray[np.int64]:
+    def earlier(self, lane: tuple[str, ...]) -> npt.NDArray[np.int32]:
         """Return the position in `events` of the event before each one in its lane; -1 for the first.
 
         Args:
             lane: columns that both have in common; events of other lanes may lie between them.
         """
         if lane not in self._earlier:
-            placed = self.events.select(*lane, place=pl.int_range(pl.len(), dtype=pl.Int64))
+            placed = self.events.select(*lane, place=pl.int_range(pl.len(), dtype=pl.Int32))
             before = placed.select(pl.col("place").shift(1).over(lane).fill_null(-1))
             self._earlier[lane] = before.to_series().to_numpy()
         return self._earlier[lane]
@@ -189,6 +179,16 @@ class Evidence:
         for row in totals.with_columns(coded, lists.cast(pl.List(pl.String))).iter_rows(named=True):
             share = row["ranks"] * (self.steps if per_step else 1)
             yield _finding(rule, row, why, change, share, "rank and step" if per_step else "rank")
+
+
+def _sent_in_order(rows: pl.DataFrame) -> pl.DataFrame:
+    """Return the rows of tensors that were sent, in program order rank by rank; the given ones if all are."""
+    off = [op for op in rows["op"].unique().cast(pl.String) if op.startswith("switched_off:")]
+    if off or rows["is_object"].any():
+        rows = rows.filter(~pl.col("is_object") & ~pl.col("op").is_in(off))
+    order = pl.col("rank").cast(pl.Int64) * 2**40 + pl.col("seq")
+    is_sorted = rows.select((order.diff().fill_null(0) >= 0).all()).item()
+    return rows if is_sorted else rows.sort("rank", "seq", maintain_order=True)
 
 
 def _with_places(flagged: pl.DataFrame) -> pl.DataFrame:
