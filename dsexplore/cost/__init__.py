@@ -12,18 +12,31 @@ if TYPE_CHECKING:
     from dsexplore.cost.cluster import Cluster as Cluster
     from dsexplore.cost.cluster import known_clusters as known_clusters
     from dsexplore.cost.collective_duration import collective_time as collective_time
+    from dsexplore.cost.memory_snapshot import beside_snapshot as beside_snapshot
+    from dsexplore.cost.memory_snapshot import read_memory_snapshot as read_memory_snapshot
     from dsexplore.cost.range import Range as Range
 
 _HOMES = {
     "Cluster": "cluster",
     "Range": "range",
     "beside": "beside_measured",
+    "beside_snapshot": "memory_snapshot",
     "collective_time": "collective_duration",
     "known_clusters": "cluster",
+    "read_memory_snapshot": "memory_snapshot",
     "with_measured_compute": "beside_measured",
 }
 
-__all__ = ["Cluster", "Range", "beside", "collective_time", "known_clusters", "with_measured_compute"]
+__all__ = [
+    "Cluster",
+    "Range",
+    "beside",
+    "beside_snapshot",
+    "collective_time",
+    "known_clusters",
+    "read_memory_snapshot",
+    "with_measured_compute",
+]
 
 
 def __getattr__(name: str) -> Any:

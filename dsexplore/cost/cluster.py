@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
-from dsexplore.cost.cluster_file import CLUSTERS, read_cluster_file
+from dsexplore.cost.cluster_file import CLUSTERS, Price, read_cluster_file
 from dsexplore.errors import UsageError
 from dsexplore.hardware import CLUSTER_OF
 from dsexplore.signatures import names_arguments_of_methods
@@ -143,6 +143,8 @@ class Cluster:
         like: the name of a cluster whose tables stand in where this one has none; empty for none.
         base: the name of the cluster from which the file takes what it does not say; empty for none.
         processors: that the ranks of a node share, with the topology ``"host"``; None where that is not known.
+        power: W that the GPU of one rank may take; None where that is not known.
+        price: of one rank; None where the file has none.
         sources: for each key of the file its source and date.
     """
 
@@ -164,6 +166,8 @@ class Cluster:
     like: str = ""
     base: str = ""
     processors: int | None = None
+    power: float | None = None
+    price: Price | None = None
     sources: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     @staticmethod
@@ -232,6 +236,8 @@ def _loaded(path: Path, changed: int) -> Cluster:
         collective_overhead=sections["launch"]["collective"],
         measured=tuple(Measured(**table) for table in values.measured),
         processors=values.processors,
+        power=values.power,
+        price=values.price,
         sources=values.sources,
     )
 

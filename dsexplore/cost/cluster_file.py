@@ -9,7 +9,8 @@ Every quantity of the files in ``clusters/`` has its source; users' own need not
 
 ``base = "dgx-h100"`` takes from another cluster whatever the file does not say; the times measured on that cluster then
 stand in where this one has none, as with ``like``. ``pod`` and ``oversubscription`` of a network say how many ranks its
-switches join at full bandwidth, and how many times less there is between such pods.
+switches join at full bandwidth, and how many times less there is between such pods. ``power`` is what the GPU of a rank
+may take, and ``price = "2.50 USD/h"`` what one rank costs in an hour, which no file of this package has.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from dsexplore.data_files import DataFiles
 from dsexplore.errors import UsageError
@@ -58,6 +59,7 @@ BANDWIDTH = Dimension(
 TIME = Dimension("time", {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}, 0.0, 10.0, "1.8 us")
 COMPUTE = Dimension("compute", {f"{p}FLOP/s": f for p, f in _DECIMAL.items()}, 1e6, 1e18, "989 TFLOP/s")
 SIZE = Dimension("size", {f"{p}B": f for p, f in {**_DECIMAL, **_BINARY}.items()}, 1.0, 1e15, "80 GB")
+POWER = Dimension("power", {"W": 1.0, "kW": 1e3}, 1.0, 1e5, "700 W")
 
 
 def parse_quantity(text: object, dimension: Dimension) -> float:
@@ -91,6 +93,32 @@ def parse_fraction(value: object) -> float:
     if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= 1:
         return float(value)
     raise ValueError(f"{value!r} is not a fraction: write a number above 0 and at most 1")
+
+
+@dataclass(frozen=True)
+class Price:
+    """What one rank costs.
+
+    Attributes:
+        per_hour: of one rank, whether it computes or waits.
+        currency: three capital letters, ``"USD"``.
+    """
+
+    per_hour: float
+    currency: str
+
+
+def parse_price(text: object) -> Price:
+    """Parse what one rank costs in an hour: ``"2.50 USD/h"``.
+
+    Raises:
+        ValueError: no number, or no currency of three capital letters per hour.
+    """
+    match = re.fullmatch(r"\s*([0-9.]+)\s*([A-Z]{3})/h\s*", text) if isinstance(text, str) else None
+    number = _float(match.group(1)) if match else None
+    if match is None or number is None:
+        raise ValueError(f"{text!r} is not a price: write what one rank costs in an hour, like '2.50 USD/h'")
+    return Price(number, match.group(2))
 
 
 def quantity_of(dimension: Dimension) -> Callable[[object], float]:
@@ -164,9 +192,12 @@ SECTIONS: dict[str, dict[str, Callable[[object], float]]] = {
 }
 """The tables of a file, and how each of their quantities is read."""
 _OPTIONAL = {"network", "reduction"}
-_OPTIONAL_AT_TOP = {"base", "measured", "like", "processors", "ranks_per_domain"}
+_OPTIONAL_AT_TOP = {"base", "measured", "like", "power", "price", "processors", "ranks_per_domain"}
 _OPTIONAL_KEYS = {"fp16", "tf32", "fp8", "pod", "oversubscription"}
 _MEASURED = {"op", "nodes", "ranks_per_node", "bytes", "microseconds", "source", "date"}
+
+
+_Read = TypeVar("_Read")
 
 
 @dataclass(frozen=True)
@@ -177,6 +208,8 @@ class ClusterValues:
     ranks_per_node: int
     ranks_per_domain: int
     processors: int | None
+    power: float | None
+    price: Price | None
     sections: dict[str, dict[str, float]]
     measured: list[dict[str, Any]]
     sources: dict[str, str]
@@ -223,6 +256,8 @@ class _ClusterReader:
             words={key: data[key] for key in sorted(words)} | {key: data.get(key, "") for key in ("base", "like")},
             **self._ranks(data),
             processors=self._processors(data),
+            power=self._read("power", data["power"], quantity_of(POWER)) if "power" in data else None,
+            price=self._read("price", data["price"], parse_price) if "price" in data else None,
             sections={name: self._section(name, data[name]) for name in SECTIONS if name in data},
             measured=[self._measured(number, table) for number, table in enumerate(_list(data.get("measured", [])))],
             sources=self.sources,
@@ -250,7 +285,7 @@ class _ClusterReader:
         self._keys(f"{name}.", table, kinds.keys() - _OPTIONAL_KEYS, kinds.keys() & _OPTIONAL_KEYS)
         return {key: self._read(f"{name}.{key}", value, kinds[key]) for key, value in table.items()}
 
-    def _read(self, key: str, value: Any, kind: Callable[[object], float]) -> float:
+    def _read(self, key: str, value: Any, kind: Callable[[object], _Read]) -> _Read:
         if isinstance(value, dict):
             self._keys(f"{key}.", value, {"value"}, {"source", "date"})
             self.sources[key] = f"{value.get('source', '')} ({value.get('date', 'no date')})"

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-from dsexplore.cost.cluster import Cluster, Measured, known_clusters
+from dsexplore.cost.cluster import Cluster, Link, Measured, known_clusters
 from dsexplore.cost.collective_mechanism import GroupShape, family, mechanism_time
 from dsexplore.cost.host_ranks import (
     LARGE,
@@ -129,7 +129,8 @@ def _candidates(cluster: Cluster, op: str, group: GroupShape) -> Iterator[Measur
         for table in relative.measured:
             measured = GroupShape(table.nodes, table.ranks_per_node)
             if family(relative, table.op, measured) == kind:
-                yield _compared(relative, table, measured, further + _distance(op, group, table.op, measured))
+                distance = further + _distance(op, group, table.op, measured)
+                yield _compared(measured_on(relative, table), table, measured, distance)
 
 
 def _distance(op: str, group: GroupShape, other: str, measured: GroupShape) -> float:
@@ -148,6 +149,34 @@ def _compared(cluster: Cluster, table: Measured, group: GroupShape, distance: fl
     return MeasuredFactors(sizes, factors, distance, weight, (sizes[0], sizes[-1]))
 
 
+def measured_on(cluster: Cluster, table: Measured) -> Cluster:
+    """Return the cluster whose links a table of `cluster` was measured on.
+
+    It is `cluster` itself, unless the table is, to the last digit, one of this package's, and so stands in a changed
+    copy: what such times differ by from the mechanism of the original then holds for the links of the copy too, so a
+    faster link never makes a collective slower.
+    """
+    if cluster.name in _shipped() and Cluster.load(cluster.name) is cluster:
+        return cluster
+    return _tables_of_package().get(_content(table), cluster)
+
+
+@lru_cache(maxsize=1)
+def _shipped() -> frozenset[str]:
+    return frozenset(known_clusters())
+
+
+@lru_cache(maxsize=1)
+def _tables_of_package() -> dict[tuple[object, ...], Cluster]:
+    """Return {content of a table of this package: the cluster in whose file it is}."""
+    clusters = map(Cluster.load, known_clusters())
+    return {_content(table): cluster for cluster in clusters for table in cluster.measured}
+
+
+def _content(table: Measured) -> tuple[object, ...]:
+    return table.op, table.nodes, table.ranks_per_node, table.message_bytes, table.seconds
+
+
 _BELIEVED = (0.6, 2.5)
 """Measured over expected seconds of large messages, outside of which the links of a file cannot be those measured."""
 _LARGE = 64 << 20
@@ -158,9 +187,9 @@ _LARGE = 64 << 20
 def contradictions(cluster: Cluster) -> tuple[str, ...]:
     """Return a sentence for each link whose measured times are not those of the bandwidth that the cluster states.
 
-    Measured times decide what is predicted, so a bandwidth that is changed beside them changes little. They are taken
-    for those of another link if they are, to the last digit, those of a cluster of this package that states another
-    bandwidth, or if large messages take times that this bandwidth does not allow.
+    They are those of another link if they are, to the last digit, those of a cluster of this package that states
+    another bandwidth, and are scaled then. Else measured times decide, so where large messages take times that the
+    bandwidth does not allow, it changes little.
     """
     said: dict[str, str] = {}
     for table in cluster.measured if cluster.topology != "host" else ():
@@ -168,25 +197,24 @@ def contradictions(cluster: Cluster) -> tuple[str, ...]:
         link = cluster.node if table.nodes == 1 else cluster.network
         if which in said or link is None:
             continue
-        doubt = _other_link(cluster, table, which) or _other_time(cluster, table)
+        doubt = _other_link(cluster, table, link, which) or _other_time(cluster, table)
         if doubt:
             said[which] = (
-                f"{cluster.name} states {format_rate(link.bandwidth)} as the bandwidth of its {which}, but {doubt}: "
-                "measured times decide what is predicted, so remove those tables, or state the bandwidth they had"
+                f"{cluster.name} states {format_rate(link.bandwidth)} as the bandwidth of its {which}, but {doubt}"
             )
     return tuple(said.values())
 
 
-def _other_link(cluster: Cluster, table: Measured, which: str) -> str:
+def _other_link(cluster: Cluster, table: Measured, link: Link, which: str) -> str:
     """Say from which cluster of this package, with another bandwidth, a table is copied; empty for none."""
-    for other in map(Cluster.load, known_clusters()):
-        known = other.node if which == "node" else other.network
-        link = cluster.node if which == "node" else cluster.network
-        if known is None or link is None or known.bandwidth * known.achievable == link.bandwidth * link.achievable:
-            continue
-        if any((one.op, one.nodes, one.seconds) == (table.op, table.nodes, table.seconds) for one in other.measured):
-            return f"its times of {table.op} are those of {other.name}, which has {format_rate(known.bandwidth)}"
-    return ""
+    other = measured_on(cluster, table)
+    known = other.node if which == "node" else other.network
+    if known is None or known.bandwidth * known.achievable == link.bandwidth * link.achievable:
+        return ""
+    return (
+        f"its times of {table.op} are those of {other.name}, which has {format_rate(known.bandwidth)}: they are scaled "
+        "by what the two links differ, so remove those tables, or measure your own"
+    )
 
 
 def _other_time(cluster: Cluster, table: Measured) -> str:
@@ -199,4 +227,7 @@ def _other_time(cluster: Cluster, table: Measured) -> str:
     if _BELIEVED[0] <= ratio <= _BELIEVED[1]:
         return ""
     times = f"{ratio:.1f} times as long as" if ratio > 1 else f"{1 / ratio:.1f} times less than"
-    return f"{table.op} of {format_bytes(size)} was measured to take {times} that allows"
+    return (
+        f"{table.op} of {format_bytes(size)} was measured to take {times} that allows: measured times decide what is "
+        "predicted, so remove those tables, or state the bandwidth they had"
+    )

@@ -99,12 +99,14 @@ class MeshComparison(Displayable):
         """Return one row per mesh.
 
         Columns: ``mesh``; ``step``, ``low``, ``high``, ``compute``, ``exposed`` and ``idle`` in seconds; ``memory`` in
-            bytes; ``tied`` with the next faster or slower mesh; ``dropped``: why it is excluded.
+            bytes; ``gpu_hours``, ``energy`` in kWh at most and ``money`` of a step of the whole job, see `Expense`;
+            ``tied`` with the next faster or slower mesh; ``dropped``: why it is excluded.
         """
         tied = {mesh for group in self.tied for mesh in group}
         rows = [(one.mesh, *_numbers(one.prediction), one.mesh in tied, one.dropped) for one in self.candidates]
         times = dict.fromkeys(("step", "low", "high", "compute", "exposed", "idle"), pl.Float64)
-        columns = {"mesh": pl.String, **times, "memory": pl.Int64, "tied": pl.Boolean, "dropped": pl.String}
+        spent = dict.fromkeys(("gpu_hours", "energy", "money"), pl.Float64)
+        columns = {"mesh": pl.String, **times, "memory": pl.Int64, **spent, "tied": pl.Boolean, "dropped": pl.String}
         return pl.DataFrame(rows, schema=columns, orient="row")
 
     def __getitem__(self, mesh: str) -> Prediction:
@@ -137,10 +139,13 @@ def _expected(candidate: MeshCandidate) -> tuple[bool, float]:
 
 def _numbers(prediction: Prediction | None) -> tuple[Any, ...]:
     if prediction is None:
-        return (None,) * 7
+        return (None,) * 10
     step: Range = prediction.step
     parts = (prediction.compute.expected, prediction.exposed.expected, prediction.idle.expected)
-    return (step.expected, step.low, step.high, *parts, int(prediction.memory))
+    spent = prediction.expense()
+    ranges = (spent.gpu_hours, spent.energy, spent.money)
+    expected = (one.expected if one is not None else None for one in ranges)
+    return (step.expected, step.low, step.high, *parts, int(prediction.memory), *expected)
 
 
 _WRONG = 0.10

@@ -14,6 +14,7 @@ import polars as pl
 from dsexplore.cost.async_tp import in_pieces
 from dsexplore.cost.cluster import Cluster
 from dsexplore.cost.compute import GENERATIONS, Attention, slowed_by_communication
+from dsexplore.cost.expense import Expense, expense_of
 from dsexplore.cost.measured_points import contradictions
 from dsexplore.cost.memory_need import MemoryNeed, Saving, outside_bytes
 from dsexplore.cost.memory_savings import Savings
@@ -109,6 +110,16 @@ class Prediction(Displayable):
         """Expected seconds of the step, without its range, which takes three times as long to find."""
         return self._slowest.step(EXPECTED)
 
+    def expense(self, steps: int = 1) -> Expense:
+        """Return the GPU-hours of so many steps of the whole job, their energy, and their price where the file has one.
+
+        Raises:
+            UsageError: less than one step.
+        """
+        if steps < 1:
+            raise UsageError(f"steps={steps!r} is no number of steps: give 1 or more")
+        return expense_of(self.step * steps, self.tables.info.world_size, self.cluster)
+
     def _range_of(self, value: Callable[[int], float]) -> Range:
         return _range([value(end) for end in (LOW, EXPECTED, HIGH)])
 
@@ -153,6 +164,8 @@ class Prediction(Displayable):
             )
         if self.memory.sentence:
             notes.append(self.memory.sentence)
+        if self.cluster.price is not None:
+            notes.append(f"a step of all {self.tables.info.world_size:,} ranks takes {self.expense()}")
         return tuple(notes)
 
     def by_module(self) -> pl.DataFrame:

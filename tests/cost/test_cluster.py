@@ -101,6 +101,8 @@ def test_the_clusters_that_ship() -> None:
 def test_every_number_has_a_source_and_a_date(name: str) -> None:
     cluster = Cluster.load(name.upper())
     keys = {"ranks_per_node"} | ({"ranks_per_domain"} if cluster.domain_kind != "node" else set())
+    keys |= {"power"} if cluster.power is not None else set()
+    assert cluster.price is None  # prices are the user's
     text = CLUSTERS.path(name).read_text(encoding="utf-8")
     if cluster.base:
         assert set(tomllib.loads(text)) <= {"title", "base", "network", "measured"}
@@ -163,6 +165,16 @@ def test_a_source_may_stand_beside_a_number(tmp_path: Path) -> None:
         ),
         ('"pcie"\n', '"host"\nprocessors = 0\n', r"processors = 0 is not a number of processors"),
         ('"pcie"', '"star"', r"topology = 'star': write one of switch, mesh, cube, pcie, host"),
+        (
+            "ranks_per_node = 2",
+            'ranks_per_node = 2\npower = "700"',
+            r"power = '700' has no unit: write it like '700 W'",
+        ),
+        (
+            "ranks_per_node = 2",
+            'ranks_per_node = 2\nprice = "2 $/h"',
+            r"price = '2 \$/h' is not a price: write what one",
+        ),
         ("[memory]", "[memoir]", r"lacks memory"),
         ("[node]", "[node", r"cannot be read"),
     ],

@@ -34,7 +34,10 @@ _JSON_KEYS = (
     (b'"resourceSpans"', "a trace of OpenTelemetry"),
 )
 _PICKLE_KEYS = (
-    (b"device_traces", "a snapshot of CUDA's memory (torch.cuda.memory), which has no collectives"),
+    (
+        b"device_traces",
+        "a snapshot of CUDA's memory, which has no collectives: give it to dsexplore.cost.beside_snapshot",
+    ),
     (b"storages", "a checkpoint of torch's"),
 )
 

@@ -38,8 +38,12 @@ class _Plain(pickle.Unpickler):
         raise pickle.UnpicklingError("the pickle refers to an object outside it")
 
 
-def load_plain(data: bytes) -> Any:
+def load_plain(data: bytes, most: int = _MOST_VALUES) -> Any:
     """Unpickle plain data.
+
+    Args:
+        data: the pickle.
+        most: values that it may have, each counted as often as it is reached.
 
     Raises:
         pickle.UnpicklingError: it names a class or a function, refers to an object outside it, reserves more than it
@@ -48,7 +52,7 @@ def load_plain(data: bytes) -> Any:
     """
     _check(data)
     content = _Plain(io.BytesIO(data)).load()
-    _check_size(content)
+    _check_size(content, most)
     return content
 
 
@@ -110,7 +114,7 @@ def _up_to(most: int) -> bytes:
     return rb"[\x00-%b]" % _byte(most) if most >= 0 else b""
 
 
-def _check_size(content: Any) -> None:
+def _check_size(content: Any, most: int) -> None:
     """Check that one can walk through a value in reasonable time.
 
     It is walked level by level, and what is used often once in each, with how often it is reached.
@@ -127,8 +131,8 @@ def _check_size(content: Any) -> None:
                 if type(member) in _CONTAINERS:
                     known = below.get(id(member))
                     below[id(member)] = member, times if known is None else times + known[1]
-        if count > _MOST_VALUES:
-            raise pickle.UnpicklingError(f"its values use each other more than {_MOST_VALUES:,} times")
+        if count > most:
+            raise pickle.UnpicklingError(f"its values use each other more than {most:,} times")
         if not below:
             return
         level = below

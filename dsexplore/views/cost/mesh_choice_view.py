@@ -35,7 +35,8 @@ class MeshComparisonView(View):
         for candidate in comparison.ranking[:8]:
             assert candidate.prediction is not None
             memory = format_bytes(candidate.prediction.memory)
-            lines.append(f"  {candidate.mesh}: {candidate.prediction.step}, {memory}")
+            spent = f", {candidate.prediction.expense()}" if comparison.cluster.price is not None else ""
+            lines.append(f"  {candidate.mesh}: {candidate.prediction.step}, {memory}{spent}")
         dropped = len(comparison.candidates) - len(comparison.ranking)
         out = f"{dropped} of {len(comparison.candidates)} meshes {'is' if dropped == 1 else 'are'} dropped"
         remarks = (self._verdict, *self._ties(), *([out] if dropped else []), *comparison.notes)
