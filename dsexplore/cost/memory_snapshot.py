@@ -278,7 +278,7 @@ class _Layers:
 
 
 def _classes_down_to(module: str, types: Mapping[str, str]) -> Iterator[str]:
-    """Yield the classes of a module and of those around it, the root's first; `fully_shard` names subclasses of them."""
+    """Yield the classes of a module and of those around it, the root's first, as they were before `fully_shard`."""
     parts = module.split(".")
     for count in range(1, len(parts) + 1):
         known = types.get(".".join(parts[:count]))

@@ -50,7 +50,9 @@ def test_a_step_and_a_comparison_of_meshes_say_what_they_take(
     assert thousand.money.expected == pytest.approx(2.5 * 1000 * one.gpu_hours.expected)
     assert [note for note in prediction.notes if note == f"a step of all 8 ranks takes {one}"]
     assert not [note for note in prediction.what_if(hardware="dgx-h100").notes if "GPU-hours" in note]
-    compared = MeshComparison(priced, [MeshCandidate({"dp": 4, "tp": 2}, prediction), MeshCandidate({"dp": 8}, None)])
+    compared = MeshComparison(
+        priced, [MeshCandidate({"dp": 4, "tp": 2}, prediction), MeshCandidate({"dp": 8}, None, "left out")]
+    )
     frame = compared.to_frame()
     assert one.money is not None
     assert frame["money"].to_list() == [one.money.expected, None]

@@ -74,11 +74,11 @@ def test_times_copied_from_this_package_are_of_the_links_they_were_measured_on(n
     assert all(measured_on(shipped, table) is shipped for table in shipped.measured)
     own = replace(mine.measured[0], seconds=tuple(2 * time for time in mine.measured[0].seconds))
     assert measured_on(mine, own) is mine
-    slow = improved(mine, "network", "bandwidth", 0.5)
+    slow = improved(mine, "network", "bandwidth", 0.25)
     for size in (1 << 30, 1 << 33):
         times = [collective_time("all_reduce", size, 16, 8, one).expected for one in (shipped, mine, slow)]
         assert times[0] == pytest.approx(times[1])
-        assert 1.5 < times[2] / times[1] < 2.1
+        assert 2.5 < times[2] / times[1] < 4.1  # less than four: the nodes themselves limited it before
 
 
 @pytest.fixture(scope="module")
