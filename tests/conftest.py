@@ -28,6 +28,8 @@ from torch._library.simple_registry import singleton as registered_fakes
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
+from dsexplore.capture import device_timing, io_recording, kernel_recording
+from dsexplore.numerics import compared_mode
 from dsexplore.torch_internals.function_modes import default_device
 from dsexplore.torch_internals.names import is_there, torch_at_least
 from dsexplore.torch_internals.patches import Patch
@@ -216,6 +218,16 @@ def communication_ops() -> list[str]:
 
 
 TORCH = str(Path(torch.__file__).parent)
+WITH_TABLES = (
+    compared_mode,
+    device_timing,
+    first_use,
+    io_recording,
+    kernel_recording,
+    skipped_layers,
+    skipped_microbatches,
+)
+"""Modules with a table of their own, which is not part of a world's."""
 
 
 def replaced_names() -> dict[str, Any]:
@@ -225,7 +237,7 @@ def replaced_names() -> dict[str, Any]:
     first used; of anything else identity and text.
     """
     held: dict[str, Any] = {}
-    for entry in (*TABLE, *TABLE_OF_GPUS, *first_use.PATCHES, *skipped_layers.PATCHES, *skipped_microbatches.PATCHES):
+    for entry in (*TABLE, *TABLE_OF_GPUS, *(entry for module in WITH_TABLES for entry in module.PATCHES)):
         if isinstance(entry, Patch) and entry.target.is_loaded and is_there(owner := entry.target.owner()):
             value = vars(owner).get(entry.target.attribute)
             codes = [*codes_of(value)]

@@ -16,9 +16,8 @@ from dsexplore.capture.recorded_tables import Columns
 from dsexplore.capture.source_lines import source_texts
 from dsexplore.capture.work_timing import Clock
 from dsexplore.io_accesses import IoOp
-from dsexplore.torch_internals.names import is_there
-from dsexplore.torch_internals.patches import Patches
-from dsexplore.torch_internals.processes import LOADER_ITERATOR, dataset_name
+from dsexplore.torch_internals.patches import Entry, Parts, Patch, Patches, install_all
+from dsexplore.torch_internals.processes import NEXT_BATCH, dataset_name
 
 
 @dataclass(slots=True, eq=False)
@@ -72,10 +71,11 @@ def observe_input() -> Callable[[], None]:
         a function that ends this.
     """
     patches = Patches()
-    if not is_there(LOADER_ITERATOR):
-        return patches.undo
-    original = LOADER_ITERATOR.__next__
+    install_all(PATCHES, {"always"}, patches, Parts())
+    return patches.undo
 
+
+def _timed(original: Callable[[Any], Any], parts: Parts) -> Callable[[Any], Any]:
     @wraps(original)
     def __next__(iterator: Any) -> Any:
         access = io_accesses.begins("input", dataset_name(iterator))
@@ -85,5 +85,8 @@ def observe_input() -> Callable[[], None]:
             if access is not None:
                 access.ends()
 
-    patches.attribute(LOADER_ITERATOR, "__next__", __next__)
-    return patches.undo
+    return __next__
+
+
+PATCHES: tuple[Entry, ...] = (Patch(NEXT_BATCH, "a program waits in it for its next batch", _timed),)
+"""Functions that are replaced while input is observed."""

@@ -15,7 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from dsexplore.torch_internals.autograd import RUN_BACKWARD
 from dsexplore.torch_internals.function_modes import active_function_modes
+from dsexplore.torch_internals.patches import Entry, Parts, Patch
 
 LOWER = frozenset({torch.float32, torch.float16, torch.bfloat16})
 """Dtypes that float64 replaces."""
@@ -86,22 +88,28 @@ class ComparedMode(TorchFunctionMode):
         return result if in_place else _result_to_double(result)
 
 
-def entered_in_backward(mode: TorchFunctionMode) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return what makes the function that runs backward enter a mode, which torch takes off while it is called.
+def _entered_in_backward(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
+    mode = parts[ComparedMode]
 
-    Hooks of FSDP and of the program, and what checkpointing computes again, so find the mode as forward does.
-    """
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if mode in active_function_modes():
+            return original(*args, **kwargs)
+        with mode:
+            return original(*args, **kwargs)
 
-    def build(original: Callable[..., Any]) -> Callable[..., Any]:
-        def run(*args: Any, **kwargs: Any) -> Any:
-            if mode in active_function_modes():
-                return original(*args, **kwargs)
-            with mode:
-                return original(*args, **kwargs)
+    return run
 
-        return run
 
-    return build
+PATCHES: tuple[Entry, ...] = (
+    Patch(
+        RUN_BACKWARD,
+        "torch takes modes off while it runs, which hooks of FSDP and of the program and what checkpointing computes "
+        "again find in forward",
+        _entered_in_backward,
+        by_code=True,
+    ),
+)
+"""Functions that are replaced while two runs are compared."""
 
 
 class DrawMode(TorchFunctionMode):

@@ -16,12 +16,11 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from dsexplore.errors import UsageError
 from dsexplore.mesh import Mesh
 from dsexplore.model_names import class_name
-from dsexplore.numerics.compared_mode import ComparedMode, DrawMode, entered_in_backward
+from dsexplore.numerics.compared_mode import PATCHES, ComparedMode, DrawMode
 from dsexplore.numerics.initial_weights import put_in
 from dsexplore.numerics.numeric_records import Draw, RunRecord, load_run
 from dsexplore.numerics.observed_run import ObservedRun, Rounding, local_part, parameters_of, plain_model
-from dsexplore.torch_internals.autograd import RUN_BACKWARD
-from dsexplore.torch_internals.patches import Patches
+from dsexplore.torch_internals.patches import Parts, Patches, install_all
 
 Program: TypeAlias = Callable[..., tuple[nn.Module, Callable[[], Any]]]
 """Returns a model and a function that trains it for one step."""
@@ -93,7 +92,7 @@ def _play(
         if run != DRAWS:
             patches = Patches()
             stack.callback(patches.undo)
-            patches.function(RUN_BACKWARD.get(), entered_in_backward(mode))
+            install_all(PATCHES, {"always"}, patches, Parts(mode))
             stack.enter_context(mode)
         torch.manual_seed(SEED)
         model, step = _made(program, arguments)

@@ -11,8 +11,8 @@ from dsexplore.torch_internals.names import TorchName, internal
 
 START_PROCESSES = TorchName("torch.multiprocessing.spawn:start_processes")
 """The function by which ``torch.multiprocessing.spawn`` starts ranks."""
-LOADER_ITERATOR: Any = internal("torch.utils.data.dataloader:_BaseDataLoaderIter")
-"""The class whose ``__next__`` gives the batches of each ``DataLoader``, with workers and without."""
+NEXT_BATCH = TorchName("torch.utils.data.dataloader:_BaseDataLoaderIter.__next__")
+"""The method that gives the batches of each ``DataLoader``, with workers and without."""
 START_PROCESS = TorchName("multiprocessing.process:BaseProcess.start")
 
 PRELOADED = (
