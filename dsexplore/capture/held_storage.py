@@ -19,8 +19,8 @@ class Held:
 
     size: int
     use: Use
-    since: int
-    """The segment in which it was made."""
+    changes: list[tuple[int, int]]
+    """(segment, bytes) of its first size and of each change of it; they add up to `size`."""
     reference: Any
     number: int
     """A number that no other storage gets, even after this one is freed and its address reused."""
@@ -33,3 +33,12 @@ class Held:
     """For an uncounted storage, those that it is computed from."""
     children: list[Held] = field(default_factory=list)
     """Uncounted storages that are computed from this one."""
+
+    def resize(self, segment: int, change: int) -> None:
+        """Add to its bytes."""
+        self.size += change
+        since, last = self.changes[-1]
+        if since == segment:
+            self.changes[-1] = (segment, last + change)
+        else:
+            self.changes.append((segment, change))

@@ -82,7 +82,7 @@ class LiveMemory:
         for tensor in tensors:
             storage = tensor.untyped_storage()
             if storage_number(storage) not in self._held:
-                self._hold(storage, use).since = _BEFORE
+                self._hold(storage, use).changes = [(_BEFORE, storage.nbytes())]
                 self._before[use] += storage.nbytes()
 
     def assign(self, tensors: Iterable[torch.Tensor], use: Use) -> None:
@@ -91,16 +91,14 @@ class LiveMemory:
             held = self._held.get(storage_number(tensor.untyped_storage()))
             if held is not None and held.use != use and (held.use, use) != ("parameters", "buffers"):
                 self._fused.count(held)
-                if held.since == _BEFORE:
-                    self._before[held.use] -= held.size
-                    self._before[use] += held.size
-                else:
-                    self._moves.append((held.since, self._segment, held.size, held.number, held.use, use))
-                    self._now[held.use] -= held.size
-                    self._now[use] += held.size
-                    if held.number <= self._at_peak_storages and self._at_peak[held.use] >= held.size:
-                        self._at_peak[held.use] -= held.size
-                        self._at_peak[use] += held.size
+                for since, change in held.changes:
+                    if since == _BEFORE:
+                        _move(self._before, held.use, use, change)
+                    else:
+                        self._moves.append((since, self._segment, change, held.number, held.use, use))
+                        _move(self._now, held.use, use, change)
+                        if held.number <= self._at_peak_storages:
+                            self._move_within(self._at_peak, held.use, use, change)
                 held.use = use
 
     def resized(self, storage: torch.UntypedStorage) -> None:
@@ -108,9 +106,9 @@ class LiveMemory:
         held = self._held.get(storage_number(storage))
         if held is None:
             held = self._hold(storage, "buffers")
-            held.size = 0
+            held.resize(self._segment, -held.size)
         change = storage.nbytes() - held.size
-        held.size += change
+        held.resize(self._segment, change)
         if held.is_counted:
             self._add(held.use, change)
 
@@ -135,9 +133,8 @@ class LiveMemory:
         rows = [dict(levels) for _, levels in self._rows]
         for since, until, size, number, before, use in self._moves:
             for place in range(since, until):
-                if number <= self._rows[place][0] and rows[place][before] >= size:
-                    rows[place][before] -= size
-                    rows[place][use] += size
+                if number <= self._rows[place][0]:
+                    self._move_within(rows[place], before, use, size)
         for row in rows:
             for use in USES:
                 row[use] += self._before[use]
@@ -150,8 +147,16 @@ class LiveMemory:
         key = storage_number(storage)
         reference = weakref.ref(storage, lambda _gone: self._free(key))
         self._storages += 1
-        held = self._held[key] = Held(storage.nbytes(), use, self._segment, reference, self._storages)
+        held = self._held[key] = Held(
+            storage.nbytes(), use, [(self._segment, storage.nbytes())], reference, self._storages
+        )
         return held
+
+    def _move_within(self, levels: dict[Use, int], before: Use, use: Use, size: int) -> None:
+        """Count bytes under another use unless fewer are there: what a segment's peak did not hold yet or any more."""
+        source = before if size > 0 else use
+        if levels[source] + self._before[source] >= abs(size):
+            _move(levels, before, use, size)
 
     def _free(self, key: int) -> None:
         held = self._held.pop(key, None)
@@ -166,3 +171,8 @@ class LiveMemory:
 
     def _new_peak(self) -> None:
         self._peak, self._at_peak, self._at_peak_storages = self._total, dict(self._now), self._storages
+
+
+def _move(levels: dict[Use, int], before: Use, use: Use, size: int) -> None:
+    levels[before] -= size
+    levels[use] += size

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from types import FrameType
 
 from dsexplore.capture.frame_kinds import OF_USER, meaningful
@@ -20,6 +21,16 @@ class Remarks:
 
     def __init__(self) -> None:
         self._lines: dict[str, dict[str, None]] = {}
+        self._is_silent = False
+
+    @contextmanager
+    def silent(self) -> Iterator[None]:
+        """Make no remark inside of the block: on what torch reads there and we replace by what is known."""
+        before, self._is_silent = self._is_silent, True
+        try:
+            yield
+        finally:
+            self._is_silent = before
 
     def say(self, text: str, *, quiet: bool = False) -> None:
         """Make a remark about the line of the user's program that runs now; the same text again adds its line.
@@ -28,6 +39,8 @@ class Remarks:
             text: whole, without a full stop.
             quiet: note it for the traces, and do not warn.
         """
+        if self._is_silent:
+            return
         frame = user_frame(sys._getframe(1))
         first = text not in self._lines
         lines = self._lines.setdefault(text, {})
@@ -44,7 +57,8 @@ class Remarks:
 
     def note(self, text: str) -> None:
         """Make a remark for the traces alone."""
-        self._lines.setdefault(text, {})
+        if not self._is_silent:
+            self._lines.setdefault(text, {})
 
     def notes(self) -> list[str]:
         """Return every remark so far, with the lines of the program that it is about."""

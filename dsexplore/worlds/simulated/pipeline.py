@@ -67,7 +67,7 @@ class StageShapes:
 
 def _agree(original: Callable[..., None], parts: Parts) -> Callable[..., None]:
     """Wrap the agreement of a schedule's stages to use what this rank's stages know."""
-    shapes = parts[StageShapes]
+    shapes, remarks = parts[StageShapes], parts[Remarks]
 
     @wraps(original)
     def agree(self: Any, /, stages: list[Any], has_backward: bool, *args: Any, **kwargs: Any) -> None:
@@ -76,7 +76,8 @@ def _agree(original: Callable[..., None], parts: Parts) -> Callable[..., None]:
         for stage in lacking:
             if not stage.is_first and shapes.ask is None:
                 shapes.of_stage_before(stage)  # raises, before anything is sent
-        original(self, stages, has_backward, *args, **kwargs)
+        with remarks.silent():  # it reads what the other stages answer, which is replaced below
+            original(self, stages, has_backward, *args, **kwargs)
         for stage in manual:
             pipelining.set_shape_inference(stage, bool(lacking))
 

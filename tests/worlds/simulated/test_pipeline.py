@@ -91,3 +91,14 @@ class TestStagesWithoutShapesWhereNobodyAnswers:
     def test_another_one_is_refused(self) -> None:
         with pytest.raises(UsageError, match="pipeline stage 1 does not know its shapes"):
             self.step(1)
+
+
+@pytest.mark.parametrize("index", [0, 1, 3])
+def test_what_stages_answer_one_another_is_no_value_that_the_program_reads(index: int) -> None:
+    with simulate(mesh="pp=4", rank=index, fake=True) as mesh, commtrace() as trace:
+        example = torch.zeros(1, 4, requires_grad=True)
+        stage = PipelineStage(nn.Linear(4, 4), index, 4, torch.device("cpu"), example, example, group=mesh.get_group())
+        batch = {"target": torch.zeros(4, 4)} if index == 3 else {}
+        Schedule1F1B(stage, 4, loss_fn=nn.MSELoss()).step(*([torch.zeros(4, 4)] if index == 0 else []), **batch)
+    assert len(trace.events)
+    assert not [note for note in trace.info.notes if "invented" in note]
