@@ -36,10 +36,10 @@ if TYPE_CHECKING:
     from dsexplore.aio.data_loaders.feeding import feeding as feeding
     from dsexplore.aio.data_loaders.feeding_result import Feeding as Feeding
     from dsexplore.aio.handle import aio_handle as aio_handle
-    from dsexplore.aio.handle import aio_read as aio_read
-    from dsexplore.aio.handle import aio_write as aio_write
     from dsexplore.aio.offload.offload_cost import OffloadCost as OffloadCost
     from dsexplore.aio.result import SweepResult as SweepResult
+    from dsexplore.aio.single_transfers import aio_read as aio_read
+    from dsexplore.aio.single_transfers import aio_write as aio_write
     from dsexplore.aio.sustained import sustained_writes as sustained_writes
     from dsexplore.aio.sustained_result import SustainedWrites as SustainedWrites
     from dsexplore.aio.sweeping import sweep as sweep
@@ -55,8 +55,8 @@ _HOMES = {
     "SustainedWrites": "sustained_result",
     "SweepResult": "result",
     "aio_handle": "handle",
-    "aio_read": "handle",
-    "aio_write": "handle",
+    "aio_read": "single_transfers",
+    "aio_write": "single_transfers",
     "checkpoint_rates": "checkpoints.checkpoint_rates",
     "feeding": "data_loaders.feeding",
     "load_file": "checkpoints.direct_reading",

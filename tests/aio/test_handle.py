@@ -1,4 +1,7 @@
-"""Return values, errors and life of a handle."""
+"""Return values, errors and life of a handle.
+
+Modules: ``aio/handle.py``, ``aio/single_transfers.py``.
+"""
 
 import errno
 import gc
