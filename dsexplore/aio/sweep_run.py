@@ -64,6 +64,8 @@ class SweepRun:
         self._limit = math.inf if plan.seconds is None else max(plan.seconds, self._ready + plan.seconds / 2)
         self._round = 0
         self._phase = "descent"
+        self._until = math.inf
+        """Seconds after which the descent ends, also amid a round: on a slow disk one can take longer than all else."""
         self._steps = self._all_steps = 0
         compares_memories = plan.mode == "tensor" and plan.processes == 1
         self._memory_slices = len(MEMORIES) * _MEMORY_TURNS if compares_memories else 0
@@ -127,7 +129,7 @@ class SweepRun:
             rounds = 5
         else:
             rounds = 10**6
-            until = self._ready + (self._limit - self._ready) * _DESCENT_SHARE
+            until = self._until = self._ready + (self._limit - self._ready) * _DESCENT_SHARE
             begin = self._left()
 
             def go_on() -> bool:
@@ -187,7 +189,10 @@ class SweepRun:
         return slices * max(self._slice_seconds, (self.elapsed() - self._ready) / len(self.measured))
 
     def round(self, configs: Sequence[AioConfig]) -> dict[AioConfig, float]:
-        """Measure settings and the control in shuffled order; return {setting: mixed rate relative to the control}."""
+        """Measure settings and the control in shuffled order; return {setting: mixed rate relative to the control}.
+
+        Settings for which the descent has no time are left out.
+        """
         self._round += 1
         order = [*dict.fromkeys([CONTROL, *configs])]
         self._shuffle.shuffle(order)
@@ -195,6 +200,8 @@ class SweepRun:
         begun, first = self.elapsed(), len(self.measured)
         try:
             for config in order:
+                if self._phase == "descent" and CONTROL in rates and len(rates) > 1 and self.elapsed() > self._until:
+                    break
                 rates[config] = self._rate(config)
         except _Spent:
             del self.measured[first:]  # half a round compares nothing

@@ -180,6 +180,30 @@ def test_settings_are_measured_often_enough_where_a_tensor_takes_longer_than_a_s
     assert len({m.round for m in result.measured if m.phase == "finals"}) >= search.FEWEST_ROUNDS
 
 
+def test_a_round_of_the_descent_ends_when_its_time_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a disk that takes 2 s for each slice, a round of ten settings would take longer than the sweep has."""
+    now = [0.0]
+
+    def measured(
+        self: Bench, config: AioConfig, operation: Operation, seconds: float, *, transfer: int = 0, **_: object
+    ) -> Sample:
+        now[0] += 2.0
+        return Sample(operation, config, 1 << 20, 2.0, 0.01, 0.0, 1e-3, 1e-3, 1e-3, 1e-3, transfer)
+
+    monkeypatch.setattr(Bench, "measure", measured)
+    for module in (sweeping, sweep_run):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(sweep_run.SweepRun, "limits", lambda self, result: None)
+    for seed in range(4):
+        now[0] = 0.0
+        result = sweep(tmp_path, "32MiB", 20, tensor="32MiB", seed=seed, queue_depth=[*range(1, 33)], progress=False)
+        first = [m.sample.config for m in result.measured if m.round == 1]
+        assert AioConfig() in first
+        assert len(set(first)) > 1
+        before_control = 4 * first.index(AioConfig()) / 2  # seconds: it is the first that can be compared
+        assert 4 * len(set(first)) <= max(0.45 * 20, before_control + 4) + 4
+
+
 def test_tensors_of_several_sizes(tmp_path: Path) -> None:
     result = sweep(tmp_path, **QUICK, tensor=["4MiB", 8 << 20])  # type: ignore[arg-type]
     assert result.conditions.transfers == (4 << 20, 8 << 20)

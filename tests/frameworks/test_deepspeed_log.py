@@ -1,6 +1,6 @@
-"""The comms log of a real DeepSpeed job on two gloo ranks: all of it, by whatever way it reaches torch.
+"""Real DeepSpeed jobs on two gloo ranks: the comms log, by whatever way it reaches torch, and states on a disk.
 
-Modules: ``comm/``.
+Modules: ``comm/``, ``aio/install.py``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MODEL = 4 * (64 * 128 + 128 + 128 * 8 + 8)
 LAYER_OF = {"plain": "deepspeed.comm", "before": "dsexplore.comm", "after": "dsexplore.comm"}
 
 
-def run(way: str, folder: Path) -> list[dict[str, Any]]:
+def run(way: str, folder: Path, script: Path = SCRIPT) -> list[dict[str, Any]]:
     """What each rank wrote."""
     environment = {
         **os.environ,
@@ -34,7 +34,7 @@ def run(way: str, folder: Path) -> list[dict[str, Any]]:
         "OMP_NUM_THREADS": "1",
     }
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS)]
-    command = [*launcher, "--log-dir", str(folder / "logs"), str(SCRIPT), str(folder), way]
+    command = [*launcher, "--log-dir", str(folder / "logs"), str(script), str(folder), way]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
     return [json.loads((folder / f"{rank}.json").read_text(encoding="utf-8")) for rank in range(RANKS)]
@@ -86,3 +86,19 @@ def test_deepspeed_trains_alike_on_both(reports: dict[str, list[dict[str, Any]]]
     losses = [report["losses"] for way in LAYER_OF for report in reports[way]]
     assert losses == [losses[0]] * len(losses)
     assert losses[0][1] < losses[0][0]
+
+
+def test_states_on_a_disk_are_those_of_deepspeeds_handle_and_seen_by_a_trace(tmp_path: Path) -> None:
+    script = SCRIPT.with_name("deepspeed_offload.py")
+    for way in ("ours", "theirs"):
+        (tmp_path / way).mkdir()
+    ours, theirs = (run(way, tmp_path / way, script) for way in ("ours", "theirs"))
+    assert [report["losses"] for report in ours] == [report["losses"] for report in theirs]
+    for report in ours:
+        ops = {access["op"] for access in report["io"]}
+        assert ops == {"read", "write", "wait"}
+        assert all(access["end"] >= access["start"] for access in report["io"])
+        waited = sum(access["end"] - access["start"] for access in report["io"] if access["op"] == "wait")
+        assert sum(row["seconds"] for row in report["waits"]) == pytest.approx(waited / 1e9)
+        assert any("stands still for the disk" in sentence for sentence in report["headline"])
+    assert [report["io"] for report in theirs] == [[], []]
