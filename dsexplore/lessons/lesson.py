@@ -20,6 +20,7 @@ LESSONS = {
     "pipeline": "Pipelines and their bubbles",
     "experts": "Experts",
     "mesh": "A mesh of five axes for a model of 405 billion parameters",
+    "numbers": "Does the plan compute the same?",
 }
 """The lessons in their order: name → title."""
 

@@ -15,7 +15,7 @@ from dsexplore.mesh import Mesh, parse_mesh
 from dsexplore.numerics.compared_runs import compare_runs
 from dsexplore.numerics.first_difference import first_difference
 from dsexplore.numerics.numerics_report import NumericsReport, report_of
-from dsexplore.numerics.numerics_runs import EXACT, PLAIN, play_rank, play_reference
+from dsexplore.numerics.numerics_runs import EXACT, PLAIN, REFERENCE_RUNS, play_rank, play_reference
 from dsexplore.signatures import names_arguments
 from dsexplore.worlds.real.run_ranks import RanksFailedError, run_ranks
 
@@ -76,7 +76,9 @@ def compare_numerics(
     notes = []
     with tempfile.TemporaryDirectory(prefix="dsexplore-numerics-") as name:
         folder = Path(name)
-        problem = run_ranks(play_reference, 1, args=(reference, steps, folder), backend=None, timeout=timeout).values[0]
+        together = len(REFERENCE_RUNS)
+        ran = run_ranks(play_reference, together, args=(reference, steps, folder), backend=None, timeout=timeout)
+        problem = next(filter(None, ran.values), "")
 
         def play(*runs: str) -> None:
             run_ranks(play_rank, world_size, args=(parallel, axes, steps, folder, runs), timeout=timeout).check()

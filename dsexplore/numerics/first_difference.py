@@ -5,8 +5,8 @@ parameters. Where these are right, so is the plan, however its ranks hold activa
 the first place is looked for:
 
 1. **forward**: the first module whose output is wrong. A rank's output may be an intermediate one (a part of a sum,
-   rows in another order) that is made whole later; so such an output counts only if nothing right comes between it and
-   an output that is wrong. What runs inside a module whose own output is right does not count.
+   rows in another order) that is made whole later; so such an output counts only if nothing right is computed of it
+   before an output that is wrong. What runs inside a module whose own output is right does not count.
 2. **backward**: the first output, in the order of backward, whose gradient is wrong. One factor of all ranks is a scale
    of the loss, which is right if gradients of parameters are.
 3. **gradient** and **optimizer**: the first parameter in the order of backward; the whole model, if all are wrong for
@@ -104,17 +104,33 @@ def _in_forward(comparison: Comparison, step: int) -> FirstDifference | None:
     entries = comparison.of("forward", step)
     right = {entry.record.module for entry in entries} - {e.record.module for e in entries if not e.is_right}
     chain: list[tuple[Compared, Match]] = []
+    upstream: dict[str, set[str]] = {}
     for entry in entries:
+        before = _upstream_of(entry, upstream)
         if right.intersection(entry.record.inside):
             continue
         if entry.is_right:
-            chain = [(one, match) for one, match in chain if match.reason not in MADE_WHOLE]
+            chain = [
+                (one, match)
+                for one, match in chain
+                if match.reason not in MADE_WHOLE or (before is not None and one.record.module not in before)
+            ]
             continue
         match = explain(entry, comparison)
         if match is None:
             return _difference(*chain[0]) if chain else _difference(entry, None)
         chain.append((entry, match))
     return _difference(*chain[0]) if chain and not chain[-1][0].record.inside else None
+
+
+def _upstream_of(entry: Compared, upstream: dict[str, set[str]]) -> set[str] | None:
+    """Return the modules of which an output is computed, and add it to those of all outputs; None if unknown."""
+    sources = entry.record.sources
+    if sources is None:
+        return None
+    before = set(sources).union(*(upstream.get(source, set()) for source in sources))
+    upstream[entry.record.module] = upstream.get(entry.record.module, set()) | before
+    return before
 
 
 def _in_backward(comparison: Comparison, step: int) -> FirstDifference | None:

@@ -43,6 +43,8 @@ class NumericRecord:
     value: torch.Tensor
     place: DTensorPlace | None = None
     """None for a plain tensor."""
+    sources: tuple[str, ...] | None = None
+    """Of the reference's output: paths of the modules whose outputs it is computed of, the nearest; None if unknown."""
 
 
 @dataclass(frozen=True)

@@ -46,11 +46,18 @@ class ObservedRun:
         model: wrappers such as DDP around it are looked through.
         record: where it is written.
         names: {path of a module here: its path in the reference}, where these differ.
+        keeps_sources: whether outputs are recorded with the modules whose outputs they are computed of.
         rounding: applied to what innermost modules return and to its gradients; None for no change.
     """
 
     def __init__(
-        self, model: nn.Module, record: RunRecord, names: dict[str, str], rounding: Rounding | None = None
+        self,
+        model: nn.Module,
+        record: RunRecord,
+        names: dict[str, str],
+        *,
+        keeps_sources: bool = False,
+        rounding: Rounding | None = None,
     ) -> None:
         self.model = plain_model(model)
         self.record = record
@@ -59,6 +66,8 @@ class ObservedRun:
         self._rounding = rounding
         self._calls: Counter[str] = Counter()
         self._open: list[str] = []
+        self._makers: dict[Any, str] | None = {} if keeps_sources else None
+        """{autograd node of an output: path of the module}."""
         self._with_gradient: set[str] = set()
 
     @contextmanager
@@ -85,6 +94,8 @@ class ObservedRun:
         self.step += 1
         self._calls.clear()
         self._with_gradient.clear()
+        if self._makers is not None:
+            self._makers.clear()
 
     def current_module(self) -> tuple[str, int]:
         """Return the path of the module that runs, and the number of its call."""
@@ -107,10 +118,27 @@ class ObservedRun:
         floats = [leaf for leaf in tensors_in([output]) if leaf.is_floating_point()]
         for number, tensor in enumerate(floats[:MOST_OUTPUTS]):
             label = f"output {number}" if number else "output"
-            self._add("forward", name, label, call, inside, tensor)
+            self._add("forward", name, label, call, inside, tensor, self._sources(name, tensor))
             if tensor.requires_grad:
                 tensor.register_hook(partial(self._gradient, name, label, call, inside))
         return output if is_leaf and self._rounding is not None and isinstance(output, Tensor) else None
+
+    def _sources(self, name: str, tensor: Tensor) -> tuple[str, ...] | None:
+        """Return the modules whose outputs this one is computed of, and note that it is this module's."""
+        if self._makers is None or tensor.grad_fn is None:
+            return None
+        found: dict[str, None] = {}
+        seen, nodes = {tensor.grad_fn}, [tensor.grad_fn]
+        while nodes:
+            node = nodes.pop()
+            if node in self._makers:
+                found[self._makers[node]] = None
+                continue
+            after = [one for one, _ in node.next_functions if one is not None and one not in seen]
+            seen.update(after)
+            nodes += after
+        self._makers[tensor.grad_fn] = name
+        return tuple(found)
 
     def _gradient(self, name: str, label: str, call: int, inside: tuple[str, ...], gradient: Tensor) -> Tensor | None:
         self._add("backward", name, label, call, inside, gradient)
@@ -128,9 +156,18 @@ class ObservedRun:
             self._with_gradient.add(name)
             self._add("gradient", name.rpartition(".")[0], name, 0, (), parameter.grad)
 
-    def _add(self, phase: Phase, module: str, name: str, call: int, inside: tuple[str, ...], tensor: Tensor) -> None:
+    def _add(
+        self,
+        phase: Phase,
+        module: str,
+        name: str,
+        call: int,
+        inside: tuple[str, ...],
+        tensor: Tensor,
+        sources: tuple[str, ...] | None = None,
+    ) -> None:
         value, place = local_part(tensor)
-        self.record.records.append(NumericRecord(self.step, phase, module, name, call, inside, value, place))
+        self.record.records.append(NumericRecord(self.step, phase, module, name, call, inside, value, place, sources))
 
 
 def plain_model(model: nn.Module) -> nn.Module:

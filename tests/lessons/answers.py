@@ -513,3 +513,58 @@ is_wrong("mesh", "long_mesh", "sixteen times cp", lambda gpus, tokens: "pp=16,dp
 is_wrong("mesh", "utilization", "forward alone", lambda n, t, s, g, peak: 2 * n * t / (s * g * peak))
 is_wrong("mesh", "utilization", "All GPUs together", lambda n, t, s, g, peak: 6 * n * t / (s * peak))
 is_wrong("mesh", "utilization", "not percent", lambda n, t, s, g, peak: 600 * n * t / (s * g * peak))
+
+
+# The same numbers
+
+
+@solves("numbers")
+def loss_weights(counts: list[int]) -> list[float]:
+    return [len(counts) * count / sum(counts) for count in counts]
+
+
+@solves("numbers")
+def clip_factor(shard_norms: list[float], replicated_norm: float, most: float) -> float:
+    norm = (sum(each**2 for each in shard_norms) + replicated_norm**2) ** 0.5
+    return min(1.0, most / norm)
+
+
+@solves("numbers")
+def fused_rows(width: int, ranks: int, rank: int) -> list[int]:
+    own = range(rank * width // ranks, (rank + 1) * width // ranks)
+    return [part * width + row for part in range(3) for row in own]
+
+
+@solves("numbers")
+def positions(length: int, ranks: int, rank: int) -> list[int]:
+    chunks = torch.arange(length).chunk(2 * ranks)
+    return [*chunks[rank].tolist(), *chunks[2 * ranks - 1 - rank].tolist()]
+
+
+is_wrong("numbers", "loss_weights", "Equal weights", lambda counts: [1.0] * len(counts))
+is_wrong("numbers", "loss_weights", "These are the shares", lambda counts: [each / sum(counts) for each in counts])
+is_wrong("numbers", "loss_weights", "sums of means", lambda counts: counts)
+is_wrong("numbers", "loss_weights", "one for each", lambda counts: 1.0)
+is_wrong("numbers", "clip_factor", "norm of one rank's shards", lambda shards, whole, most: min(1.0, most / shards[0]))
+is_wrong(
+    "numbers", "clip_factor", "their squares do", lambda shards, whole, most: min(1.0, most / (sum(shards) + whole))
+)
+is_wrong("numbers", "clip_factor", "count them once",
+         lambda shards, whole, most: min(1.0, most / sum(each**2 + whole**2 for each in shards) ** 0.5))  # fmt: skip
+is_wrong("numbers", "clip_factor", "stay as they are",
+         lambda shards, whole, most: most / (sum(each**2 for each in shards) + whole**2) ** 0.5)  # fmt: skip
+is_wrong("numbers", "fused_rows", "Cut as one", lambda width, ranks, rank: torch.arange(3 * width).chunk(ranks)[rank])
+is_wrong("numbers", "fused_rows", "no rank has a whole head", lambda width, ranks, rank: range(rank, 3 * width, ranks))
+is_wrong("numbers", "fused_rows", "the indices of this rank's rows",
+         lambda width, ranks, rank: torch.arange(width).chunk(ranks)[rank])  # fmt: skip
+is_wrong("numbers", "fused_rows", "in another order", lambda width, ranks, rank: fused_rows(width, ranks, rank)[::-1])
+is_wrong("numbers", "positions", "not of the rank's part", lambda length, ranks, rank: range(length // ranks))
+is_wrong("numbers", "positions", "have each once", lambda length, ranks, rank: range(rank))
+is_wrong("numbers", "positions", "one from the end",
+         lambda length, ranks, rank: torch.arange(length).chunk(ranks)[rank])  # fmt: skip
+
+
+@wrong("numbers", "positions", "chunk i from the end")
+def single_positions(length: int, ranks: int, rank: int) -> list[int]:
+    in_turn = torch.arange(length).view(-1, 2 * ranks)
+    return in_turn[:, [rank, 2 * ranks - 1 - rank]].flatten().tolist()  # type: ignore[no-any-return]

@@ -12,16 +12,25 @@ from torch.distributed.device_mesh import DeviceMesh
 import dsexplore
 from dsexplore import ExpectationError, NumericsReport, RanksFailedError, UsageError, compare_numerics
 from dsexplore.mesh import parse_mesh
+from tests.numerics.further_right_plans import FURTHER_RIGHT_PLANS
+from tests.numerics.further_wrong_plans import FURTHER_WRONG_PLANS
 from tests.numerics.right_plans import RIGHT_PLANS, RightPlan, ddp, megatron, plain
 from tests.numerics.trained_model import Trained, seeded, tensor_parallel, tokens_and_targets, trained
 from tests.numerics.wrong_plans import WRONG_PLANS, WrongPlan
 
 pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("rank_server")]
-FAST = {"TP", "DDP with accumulation", "PP", "EP", "dropout", "bf16"}
-FAST_FAULTS = {"joined in turn", "rotary", "head made later", "three and five", "shards clipped"}
+FAST = {"TP", "DDP with accumulation", "PP", "EP", "dropout", "bf16", "experts of tokens"}
+FAST_FAULTS = {"joined in turn", "rotary", "head made later", "three and five", "shards clipped"} | {
+    "vocabulary in parts",
+    "clipped before",
+    "own half updated",
+    "padding attended",
+}
 
 
-@pytest.mark.parametrize("plan", [plan for plan in RIGHT_PLANS if plan.name in FAST], ids=lambda plan: plan.name)
+@pytest.mark.parametrize(
+    "plan", [plan for plan in (*RIGHT_PLANS, *FURTHER_RIGHT_PLANS) if plan.name in FAST], ids=lambda plan: plan.name
+)
 def test_a_right_plan_raises_no_alarm(plan: RightPlan) -> None:
     report = compared(plan.reference, plan.parallel, plan.mesh)
     assert report.same, report.sentence
@@ -32,7 +41,11 @@ def test_a_right_plan_raises_no_alarm(plan: RightPlan) -> None:
     assert parameters.height
 
 
-@pytest.mark.parametrize("plan", [plan for plan in WRONG_PLANS if plan.name in FAST_FAULTS], ids=lambda plan: plan.name)
+@pytest.mark.parametrize(
+    "plan",
+    [plan for plan in (*WRONG_PLANS, *FURTHER_WRONG_PLANS) if plan.name in FAST_FAULTS],
+    ids=lambda plan: plan.name,
+)
 def test_the_place_and_the_reason_of_a_fault_are_named(plan: WrongPlan) -> None:
     report = compared(plan.reference, plan.parallel, plan.mesh, steps=1)
     assert report.module in plan.places

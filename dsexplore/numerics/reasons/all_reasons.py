@@ -14,6 +14,8 @@ from dsexplore.numerics.reasons import (
     padding,
     permutation,
     shift,
+    stale_gradients,
+    stale_parameters,
     unequal_batches,
 )
 from dsexplore.numerics.reasons.match import Match, Rule
@@ -21,6 +23,8 @@ from dsexplore.numerics.reasons.match import Match, Rule
 RULES: tuple[Rule, ...] = (
     unequal_batches.rule,
     factor.rule,
+    stale_gradients.rule,
+    stale_parameters.rule,
     missing_reduction.rule,
     shift.rule,
     permutation.rule,

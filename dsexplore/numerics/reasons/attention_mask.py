@@ -1,4 +1,4 @@
-"""Right at some positions of a sequence alone: as where a mask hides too much or too little."""
+"""Right at some positions of a sequence, or in some sequences, alone: as where a mask hides too much or too little."""
 
 from __future__ import annotations
 
@@ -33,7 +33,21 @@ def rule(parts: Sequence[Part], entry: Compared, comparison: Comparison) -> Matc
             "from the start of the sequence, not of a rank's chunk"
         )
         return Match("mask", looks, change)
-    return None
+    return _of_rows(parts, entry)
+
+
+def _of_rows(parts: Sequence[Part], entry: Compared) -> Match | None:
+    """Look for attention that is right in some sequences of the batch and wrong in others, as by a mask of padding."""
+    wrong = _wrong_positions(parts, entry, 0) if _is_in_attention(entry.record.module) else None
+    if wrong is None or not bool(wrong.any()) or bool(wrong.all()):
+        return None
+    right = (~wrong).nonzero().flatten()
+    looks = f"only sequences {runs_text(right)} of {entry.whole.shape[0]} are right"
+    change = (
+        "compare each rank's mask of padding with its rows of the batch: cut the mask as the batch is cut, and give it "
+        "to every layer"
+    )
+    return Match("mask", looks, change)
 
 
 def _is_in_attention(module: str) -> bool:

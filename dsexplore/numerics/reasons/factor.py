@@ -12,16 +12,24 @@ from dsexplore.numerics.compared_values import Compared, Part, factor_between
 from dsexplore.numerics.reasons.match import Match, is_close, is_near
 
 MOST = 4096
+MOST_SCALE = 2**24
+"""Of a loss: larger factors than `MOST` are powers of two."""
 
 
 def rule(parts: Sequence[Part], entry: Compared, comparison: Comparison) -> Match | None:
-    """Look for one factor of all ranks that is n or 1/n."""
+    """Look for one factor of all ranks that is n or 1/n, or of what a module adds to each row."""
     factor = common_factor(parts, entry)
     if factor is None:
-        return None
+        return _of_bias(parts, entry, comparison)
     times = round(max(factor, 1 / factor)) if factor > 0 else 0
-    if not 2 <= times <= MOST or not is_close(max(factor, 1 / factor), times):
+    if not 2 <= times <= MOST_SCALE or not is_close(max(factor, 1 / factor), times):
         return None
+    if times > MOST:
+        is_scale = entry.phase in ("gradient", "optimizer") and factor > 1 and times & (times - 1) == 0
+        change = "unscale gradients before the optimizer reads them, as GradScaler.unscale_ and GradScaler.step do"
+        return (
+            Match("factor", f"it is {times:,} times the reference's, a scale of the loss", change) if is_scale else None
+        )
     axes = axes_of_size(comparison.mesh, times)
     of = f", as many as ranks of {axes}" if axes else ""
     if factor > 1:
@@ -35,6 +43,28 @@ def rule(parts: Sequence[Part], entry: Compared, comparison: Comparison) -> Matc
         f"it is 1/{times} of the reference's{of}",
         f"divide by {times} once: sum where it is averaged a second time, or scale the loss by {times}",
     )
+
+
+def _of_bias(parts: Sequence[Part], entry: Compared, comparison: Comparison) -> Match | None:
+    """Look for a module's bias in its output n times: added by each rank before a sum over these."""
+    factors = set()
+    name = f"{entry.record.module}.bias".removeprefix(".")
+    for part in parts:
+        start = comparison.ranks[part.holder.rank].start if part.holder.rank < len(comparison.ranks) else {}
+        bias = start.get(name)
+        if entry.phase != "forward" or bias is None or part.value.shape != part.expected.shape:
+            return None
+        if bias.shape != part.value.shape[-1:] or not bool(bias.any()):
+            return None
+        added = (part.value - part.expected).flatten(0, -2) if part.value.dim() > 1 else part.value - part.expected
+        more = factor_between(added.mean(0) if added.dim() > 1 else added, bias.double())
+        if not is_near(part.value, part.expected + more * bias.double(), entry) or not is_close(more, round(more)):
+            return None
+        factors.add(round(more) + 1)
+    times = factors.pop() if len(factors) == 1 else 0
+    axes = axes_of_size(comparison.mesh, times) if times > 1 else ""
+    looks = f"its bias is added {times} times, as many as ranks of {axes}"
+    return Match("factor", looks, "add the bias once, after the all_reduce") if axes else None
 
 
 def common_factor(parts: Sequence[Part], entry: Compared) -> float | None:
@@ -53,10 +83,10 @@ def common_factor(parts: Sequence[Part], entry: Compared) -> float | None:
 
 
 def axes_of_size(mesh: Mesh, size: int) -> str:
-    """Return the axes of a mesh whose ranks are so many: ``tp``, or ``dp × tp``; empty for none."""
+    """Return the axes of a mesh whose ranks are so many: ``tp``, ``dp or tp``, or ``dp × tp``; empty for none."""
     axes = dict(zip(mesh.axes, mesh.shape, strict=True))
     for count in range(1, len(axes) + 1):
-        for chosen in combinations(axes, count):
-            if prod(axes[axis] for axis in chosen) == size:
-                return " × ".join(chosen)
+        fitting = [chosen for chosen in combinations(axes, count) if prod(axes[axis] for axis in chosen) == size]
+        if fitting:
+            return " or ".join(" × ".join(chosen) for chosen in fitting)
     return ""

@@ -1,4 +1,4 @@
-"""A layer whose outputs are joined parts, as query, key and value, is cut as if it were one."""
+"""A layer is cut otherwise than the next one: joined query, key and value as if they were one, or another part."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from dsexplore.numerics.reasons.moved_slices import runs_text
 
 
 def rule(parts: Sequence[Part], entry: Compared, comparison: Comparison) -> Match | None:
-    """Look for a layer in the same module that has n times as many rows as this one has columns.
+    """Look for a layer in the same module whose rows on a rank do not go with this one's columns.
 
-    A rank that holds some columns of this layer needs the same ones of each of the n parts, as of query, key and value.
+    Where it has n times as many rows as this one has columns, a rank that holds some columns needs the same ones of
+    each of the n parts, as of query, key and value; where it has fewer, as keys of grouped queries, the same share.
 
     Worked example: 16 columns of ``wo``, 48 rows of ``qkv``, two ranks: with columns 0 to 7 go rows 0 to 7, 16 to 23
-    and 32 to 39. A rank that holds rows 0 to 23 has all of query and half of key.
+    and 32 to 39. A rank that holds rows 0 to 23 has all of query and half of key. Of 8 rows of ``wv``, rows 0 to 3.
     """
     if entry.phase != "forward" or not entry.wrong_ranks:
         return None
@@ -31,17 +32,32 @@ def rule(parts: Sequence[Part], entry: Compared, comparison: Comparison) -> Matc
     parent = module.rpartition(".")[0]
     for name in _weights_of(comparison, parent):
         rows = _held(comparison, name, rank, 0)
-        if name == f"{module}.weight" or rows is None or rows[1] % columns[1] or rows[1] <= columns[1]:
+        if name == f"{module}.weight" or rows is None:
             continue
-        count = rows[1] // columns[1]
-        needed = torch.cat([columns[0] + part * columns[1] for part in range(count)])
-        if len(rows[0]) == len(needed) and not torch.equal(rows[0].sort().values, needed.sort().values):
-            looks = (
-                f"rank {rank} holds rows {runs_text(rows[0])} of {name}, which has {count} times as many as "
-                f"{module}.weight has columns, and of these {runs_text(columns[0])}"
-            )
-            return Match("permutation", looks, f"cut each of the {count} parts of {name} as those columns are cut")
+        needed = _needed(columns, rows[1])
+        if needed is None or len(rows[0]) != len(needed) or torch.equal(rows[0].sort().values, needed):
+            continue
+        looks = (
+            f"rank {rank} holds rows {runs_text(rows[0])} of {name}, which has {_ratio(rows[1], columns[1])} as "
+            f"{module}.weight has columns, and of these {runs_text(columns[0])}"
+        )
+        parts_of = f"each of the {rows[1] // columns[1]} parts of " if rows[1] > columns[1] else ""
+        return Match("permutation", looks, f"cut {parts_of}{name} as those columns are cut")
     return None
+
+
+def _needed(columns: tuple[Tensor, int], rows: int) -> Tensor | None:
+    """Return which of so many rows go with columns, in ascending order; None where sizes are no multiples."""
+    held, size = columns
+    if rows % size == 0:
+        return torch.cat([held.sort().values + part * size for part in range(rows // size)])
+    return (held // (size // rows)).unique() if size % rows == 0 else None
+
+
+def _ratio(rows: int, columns: int) -> str:
+    if rows == columns:
+        return "as many"
+    return f"{rows // columns} times as many" if rows > columns else f"1/{columns // rows} as many"
 
 
 def _weights_of(comparison: Comparison, parent: str) -> list[str]:

@@ -23,7 +23,9 @@ def rule(parts: Sequence[Part], entry: Compared, comparison: Comparison) -> Matc
     norm = _norm_of_reference(entries)
     factors = {rank: _factor(rank, entries) for rank in {part.holder.rank for part in parts}}
     known = {rank: factor for rank, factor in factors.items() if factor is not None}
-    if len(known) < len(factors) or not known or not _is_round(norm):
+    if not known or not _is_round(norm):
+        return _clipped_first(entries, comparison, entry.record.step, norm) if _is_round(norm) else None
+    if len(known) < len(factors):
         return None
     shown = ", ".join(f"{factor:.3g} on rank {rank}" for rank, factor in sorted(known.items())[:4])
     return Match(
@@ -31,6 +33,33 @@ def rule(parts: Sequence[Part], entry: Compared, comparison: Comparison) -> Matc
         f"all gradients of a rank have one factor ({shown}), and the reference's are clipped to {norm:.2g}",
         CHANGE,
     )
+
+
+def _clipped_first(entries: Sequence[Compared], comparison: Comparison, step: int, norm: float) -> Match | None:
+    """Look for gradients that all ranks hold alike, shorter than the reference's clipped ones, of right backwards.
+
+    The mean of vectors of one length, as of gradients that each rank has clipped, is shorter than that.
+    """
+    backward = comparison.of("backward", step)
+    if any(entry.is_right for entry in entries if entry.scale > entry.allowed) or not backward:
+        return None
+    if not all(entry.is_right for entry in backward):
+        return None
+    squares = 0.0
+    for entry in entries:
+        first = entry.parts[0]
+        if any(
+            part.value.shape != entry.whole.shape or not is_near(part.value, first.value, entry) for part in entry.parts
+        ):
+            return None
+        squares += float((first.value**2).sum())
+    if not 0.0 < math.sqrt(squares) < norm:
+        return None
+    looks = (
+        f"the reference's gradients are clipped to {norm:.2g}, and those of all ranks have norm "
+        f"{math.sqrt(squares):.2g}: as the mean of gradients that each rank has clipped by its own norm"
+    )
+    return Match("local norm", looks, "reduce gradients over the ranks first, then clip by the norm of all")
 
 
 def _factor(rank: int, entries: Sequence[Compared]) -> float | None:

@@ -20,6 +20,7 @@ Reason = Literal[
     "mask",
     "dropout",
     "stale parameters",
+    "stale gradients",
     "unequal batches",
     "local norm",
     "padding",
@@ -30,9 +31,10 @@ Reason = Literal[
 * ``missing reduction``: each rank has its part, and their sum or mean is right;
 * ``permutation``: the right rows, columns or heads in another order;
 * ``shift``: what is right at other positions, as of another rank's chunk;
-* ``mask``: right at some positions of a sequence alone;
+* ``mask``: right at some positions of a sequence, or in some sequences, alone;
 * ``dropout``: ranks that should drop the same elements drop others;
-* ``stale parameters``: ranks began with different parameters;
+* ``stale parameters``: ranks began with different parameters, or some do not get an update;
+* ``stale gradients``: gradients of earlier steps are still in those of this one;
 * ``unequal batches``: means over different numbers of elements are averaged with equal weights;
 * ``local norm``: gradients are clipped by the norm of a part of them;
 * ``padding``: positions that the reference leaves out are counted in.

@@ -36,7 +36,10 @@ def rule(parts: Sequence[Part], entry: Compared, comparison: Comparison) -> Matc
 
 
 def _match(looks_like: str) -> Match:
-    change = "give each rank the positions of its own chunk: add rank × length of a chunk to what counts from 0"
+    change = (
+        "give each rank its own chunk: of a batch by a DistributedSampler with its rank; of a sequence add rank × "
+        "length of a chunk to positions that count from 0"
+    )
     return Match("shift", looks_like, change)
 
 

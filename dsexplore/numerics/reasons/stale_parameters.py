@@ -1,11 +1,13 @@
-"""Ranks began with different values of a parameter that each of them holds whole."""
+"""Ranks hold different values of a parameter that each has whole: from the start on, or as some do not update it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from dsexplore.numerics.compared_runs import Comparison
+from dsexplore.numerics.compared_values import Compared, Part
 from dsexplore.numerics.reasons.match import Match
+from dsexplore.units import format_ranks
 
 
 def unsynchronized(comparison: Comparison) -> dict[str, tuple[int, ...]]:
@@ -32,3 +34,18 @@ def _each(comparison: Comparison) -> Iterator[tuple[str, int]]:
     for record in comparison.ranks:
         for name in record.unsynchronized:
             yield name, record.rank
+
+
+def rule(parts: Sequence[Part], entry: Compared, comparison: Comparison) -> Match | None:
+    """Look for a parameter that some ranks update right and others not at all, as where these wait for it in vain."""
+    if entry.phase != "optimizer" or not entry.scale:
+        return None
+    stale = tuple(
+        sorted({part.holder.rank for part in parts if not bool(part.value.any()) and bool(part.expected.any())})
+    )
+    wrong = {part.holder.rank for part in parts if part.error > entry.allowed}
+    if not stale or wrong != set(stale) or len(wrong) == len({part.holder.rank for part in parts}):
+        return None
+    first = next(part.holder.rank for part in parts if part.holder.rank not in stale)
+    looks = f"the optimizer does not change it on {format_ranks(stale)}, and does on rank {first}"
+    return Match("stale parameters", looks, "broadcast or all_gather what each rank has updated after optimizer.step()")

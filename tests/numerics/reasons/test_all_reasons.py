@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
 
-from dsexplore.numerics.numeric_records import Phase
+from dsexplore.numerics.compared_values import Compared
+from dsexplore.numerics.numeric_records import Phase, RunRecord
 from dsexplore.numerics.reasons.all_reasons import explain
 from dsexplore.numerics.reasons.match import Match
 from tests.numerics.compared import comparison_of, entry_of, values
@@ -111,7 +114,64 @@ def test_factors_that_are_not_those_of_numbers_of_rows_are_no_unequal_batches() 
 
 
 def test_what_one_rank_has_whole_and_others_not_at_all_is_no_missing_reduction() -> None:
-    assert explained(WHOLE, [WHOLE, torch.zeros_like(WHOLE)], "dp=2", "optimizer") is None
+    assert explained(WHOLE, [WHOLE, torch.zeros_like(WHOLE)], "dp=2", "gradient") is None
+
+
+def test_an_update_that_some_ranks_lack_leaves_their_parameters_stale() -> None:
+    match = explained(WHOLE, [WHOLE, torch.zeros_like(WHOLE)], "dp=2", "optimizer")
+    assert match is not None
+    assert (match.reason, "rank 1, and does on rank 0" in match.looks_like) == ("stale parameters", True)
+    assert explained(WHOLE, [torch.zeros_like(WHOLE)] * 2, "dp=2", "optimizer") is None
+
+
+def at_step(step: int, whole: Tensor, parts: list[Tensor]) -> Compared:
+    entry = entry_of(whole, parts, "dp=2", "gradient")
+    return replace(entry, record=replace(entry.record, step=step))
+
+
+def test_the_sum_of_steps_is_of_stale_gradients() -> None:
+    before = at_step(0, WHOLE, [WHOLE] * 2)
+    for value, reason in ((WHOLE + PARTIAL, "stale gradients"), (WHOLE + 2 * PARTIAL, None)):
+        entry = at_step(1, PARTIAL, [value] * 2)
+        match = explain(entry, comparison_of("dp=2", before, entry))
+        assert (match.reason if match is not None else None) == reason
+
+
+@pytest.mark.parametrize(("times", "reason"), [(65536, "factor"), (1.0 / 65536, None), (65535, None)])
+def test_a_large_power_of_two_is_the_scale_of_a_loss(times: float, reason: str | None) -> None:
+    match = explained(WHOLE, [WHOLE * times] * 2, "dp=2", "gradient")
+    assert (match.reason if match is not None else None) == reason
+    assert match is None or "unscale" in match.change
+
+
+@pytest.mark.parametrize(("more", "reason"), [(1, "factor"), (0.5, None), (4, None)])
+def test_a_bias_that_each_rank_adds_is_a_factor(more: float, reason: str | None) -> None:
+    bias = values(6, seed=5)
+    entry = entry_of(WHOLE, [WHOLE + more * bias] * 2, "tp=2")
+    comparison = comparison_of("tp=2", entry)
+    comparison.ranks.extend(RunRecord(rank=rank, start={"bias": bias}) for rank in range(2))
+    match = explain(entry, comparison)
+    assert (match.reason if match is not None else None) == reason
+
+
+@pytest.mark.parametrize(("module", "reason"), [("layers.0.self_attn", "mask"), ("layers.0.norm", None)])
+def test_attention_that_is_right_in_some_sequences_looks_like_a_mask(module: str, reason: str | None) -> None:
+    wrong = WHOLE.clone()
+    wrong[1:3] += PARTIAL[1:3]
+    entry = entry_of(WHOLE, [wrong] * 2, "tp=2")
+    entry = replace(entry, record=replace(entry.record, module=module))
+    match = explain(entry, comparison_of("tp=2", entry))
+    assert (match.reason if match is not None else None) == reason
+
+
+def test_gradients_that_each_rank_clips_before_the_mean_are_a_local_norm() -> None:
+    clipped = [part / part.norm() for part in (WHOLE, PARTIAL)]
+    mean, whole = (clipped[0] + clipped[1]) / 2, (WHOLE + PARTIAL) / (WHOLE + PARTIAL).norm()
+    backward = entry_of(WHOLE, [WHOLE] * 2, "dp=2", "backward")
+    for value, reason in ((mean, "local norm"), (3 * mean, None)):
+        entry = entry_of(whole, [value] * 2, "dp=2", "gradient")
+        match = explain(entry, comparison_of("dp=2", backward, entry))
+        assert (match.reason if match is not None else None) == reason
 
 
 def test_gradients_at_rows_without_one_are_padding() -> None:
