@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     from dsexplore.aio.data_loaders.feeding import feeding as feeding
     from dsexplore.aio.data_loaders.feeding_result import Feeding as Feeding
     from dsexplore.aio.handle import aio_handle as aio_handle
-    from dsexplore.aio.install import install as install
-    from dsexplore.aio.install import uninstall as uninstall
     from dsexplore.aio.offload.offload_cost import OffloadCost as OffloadCost
+    from dsexplore.aio.replaced_operator import install as install
+    from dsexplore.aio.replaced_operator import uninstall as uninstall
     from dsexplore.aio.result import SweepResult as SweepResult
     from dsexplore.aio.single_transfers import aio_read as aio_read
     from dsexplore.aio.single_transfers import aio_write as aio_write
@@ -61,13 +61,13 @@ _HOMES = {
     "aio_write": "single_transfers",
     "checkpoint_rates": "checkpoints.checkpoint_rates",
     "feeding": "data_loaders.feeding",
-    "install": "install",
+    "install": "replaced_operator",
     "load_file": "checkpoints.direct_reading",
     "loading": "checkpoints.loading",
     "save_file": "checkpoints.direct_writing",
     "sustained_writes": "sustained",
     "sweep": "sweeping",
-    "uninstall": "install",
+    "uninstall": "replaced_operator",
 }
 
 __all__ = [*_HOMES, *(name for name in dir() if name.startswith("AIO"))]

@@ -18,7 +18,7 @@ from dsexplore.aio.bench_processes import BenchTogether, start_workers
 from dsexplore.aio.measure import Bench, Mode
 from dsexplore.aio.references import why_no_reference
 from dsexplore.aio.result import SweepResult
-from dsexplore.aio.sweep_run import SweepRun
+from dsexplore.aio.running_sweep import SweepRun
 from dsexplore.aio.sweep_setup import Plan, Progress, Report, Setup, WriteMode, reporting
 from dsexplore.errors import UsageError
 from dsexplore.signatures import names_arguments, with_options

@@ -1,6 +1,6 @@
 """Small real sweeps, the command, and what importing costs.
 
-Modules: ``aio/sweeping.py``, ``aio/sweep_run.py``.
+Modules: ``aio/sweeping.py``, ``aio/running_sweep.py``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from dsexplore.aio import AioConfig, SweepResult, search, sweep, sweep_run, sweeping
+from dsexplore.aio import AioConfig, SweepResult, running_sweep, search, sweep, sweeping
 from dsexplore.aio.backends.choose import loop_of
 from dsexplore.aio.measure import Bench, Operation, Sample
 from dsexplore.aio.reference_rates import MEMORIES
@@ -51,7 +51,7 @@ def test_the_file_is_as_large_as_a_slow_disk_allows() -> None:
 
 @pytest.mark.parametrize("memory", ["ordinary", "huge"])
 def test_both_kinds_of_memory_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, memory: str) -> None:
-    monkeypatch.setattr(sweep_run, "_MOST_FOR_MEMORY", 100.0)
+    monkeypatch.setattr(running_sweep, "_MOST_FOR_MEMORY", 100.0)
     result = sweep(tmp_path, **QUICK, memory=memory, progress=False)  # type: ignore[arg-type]
     measured = {(r.name, r.operation): len(r.rates) for r in result.references if r.name != "ring"}
     assert measured == dict.fromkeys(itertools.product(MEMORIES, ("read", "write")), 5)
@@ -138,7 +138,7 @@ def test_a_sweep_keeps_to_its_time(
         return Sample(operation, config, int(rate * seconds), seconds, 0.01, 0.0, 1e-3, 1e-3, 1e-3, 1e-3)
 
     monkeypatch.setattr(Bench, "measure", measured)
-    for module in (sweeping, sweep_run):
+    for module in (sweeping, running_sweep):
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
     shown: list[tuple[float, float]] = []
     result = sweep(tmp_path, "32MiB", seconds, progress=lambda p: shown.append((p.done, now[0])))
@@ -173,9 +173,9 @@ def test_settings_are_measured_often_enough_where_a_tensor_takes_longer_than_a_s
         return Sample(operation, config, size, taken, 0.01, 0.0, 1e-3, 1e-3, 1e-3, 1e-3, transfer)
 
     monkeypatch.setattr(Bench, "measure", measured)
-    for module in (sweeping, sweep_run):
+    for module in (sweeping, running_sweep):
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    monkeypatch.setattr(sweep_run.SweepRun, "limits", lambda self, result: None)
+    monkeypatch.setattr(running_sweep.SweepRun, "limits", lambda self, result: None)
     result = sweep(tmp_path, "32MiB", 60, tensor="32MiB")
     assert len({m.round for m in result.measured if m.phase == "finals"}) >= search.FEWEST_ROUNDS
 
@@ -191,9 +191,9 @@ def test_a_round_of_the_descent_ends_when_its_time_is_over(tmp_path: Path, monke
         return Sample(operation, config, 1 << 20, 2.0, 0.01, 0.0, 1e-3, 1e-3, 1e-3, 1e-3, transfer)
 
     monkeypatch.setattr(Bench, "measure", measured)
-    for module in (sweeping, sweep_run):
+    for module in (sweeping, running_sweep):
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    monkeypatch.setattr(sweep_run.SweepRun, "limits", lambda self, result: None)
+    monkeypatch.setattr(running_sweep.SweepRun, "limits", lambda self, result: None)
     for seed in range(4):
         now[0] = 0.0
         result = sweep(tmp_path, "32MiB", 20, tensor="32MiB", seed=seed, queue_depth=[*range(1, 33)], progress=False)
