@@ -97,6 +97,8 @@ class KernelRecording:
         self.paused = 0
         """Above 0 while torch runs ops on tensors of whole DTensors, to learn the shape of a result."""
         self._newest_model: ModuleEntry | None = None
+        self._has_updated = False
+        """True once an optimizer has taken a step."""
         self._seen = 0
         self._gathers: list[int] = []
         self._by_storage: dict[int, int] = {}
@@ -174,7 +176,7 @@ class KernelRecording:
         self.differing.follow(op, args, kwargs, result, self.issued, is_forward=phase == "forward")
         self._meet_models()
         for tensor in given:
-            self.memory.met(dense_tensors([tensor]), _use_before(tensor, phase))
+            self._meet(tensor, phase)
         given, returned = dense_tensors(given), dense_tensors(returned)
         region = self._compiled.around(module)
         if region is not None and role == op_costs.MEMORY and can_be_fused(op, phase):
@@ -200,6 +202,17 @@ class KernelRecording:
             self.memory.assign([*given, *returned], "buffers")
         cost = cost_of(func, op, args, kwargs, result, given, returned)
         self._count(cost, phase, module, given, returned)
+
+    def _meet(self, tensor: torch.Tensor, phase: Phase) -> None:
+        """Count a tensor that no recorded op made as there before the recording, unless it is likely to be newer.
+
+        So are numbers, of which torch makes a tensor for an op (``x[mask] = 0``), and the batches of later steps, which
+        a loader's worker or numpy makes.
+        """
+        use = _use_before(tensor, phase)
+        is_newer = not tensor.dim() or self._has_updated or bool(self.steps)
+        meet = self.memory.made if use in ("inputs", "gradients") and is_newer else self.memory.met
+        meet(dense_tensors([tensor]), use)
 
     def _count(
         self,
@@ -311,6 +324,7 @@ class KernelRecording:
 
     def _after_optimizer(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         self._optimizing -= 1
+        self._has_updated = True
         states = [value for state in optimizer.state.values() for value in state.values()]
         self.memory.assign(_held_by(states), "optimizer")
         self.differing.check_parameters(optimizer, self.modules.place_of, self._step)

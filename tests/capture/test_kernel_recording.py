@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import cast
+from typing import Any, cast
 
+import numpy as np
 import polars as pl
 import pytest
 import torch
@@ -397,3 +398,37 @@ def test_a_product_with_a_sparse_matrix_costs_the_bytes_of_what_is_there() -> No
     rows = kernels(trace, phase="other")
     assert rows["kind"].unique().to_list() == ["memory"]
     assert rows["read_bytes"].sum() >= 9 * 8 + 8 * 8 + 4 * 8 + 4 * 32
+
+
+def test_batches_that_no_op_makes_are_there_one_after_another_and_not_all_at_the_start() -> None:
+    model = nn.Linear(64, 64, bias=False)
+    optimizer = torch.optim.SGD(model.parameters())
+    with dsexplore.commtrace(costs=True) as trace:
+        for _ in range(5):
+            batch = torch.from_numpy(np.ones((256, 64), np.float32))
+            model(batch).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    memory = trace.tables.memory
+    assert memory["inputs"].max() in (1 * 4 * 256 * 64, 2 * 4 * 256 * 64), "the last batch goes when the next has come"
+    assert memory["inputs"].min() >= 0
+
+
+class _Clears(torch.autograd.Function):
+    @staticmethod
+    def forward(_ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(_ctx: Any, grad: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        cleared = grad.clone()
+        cleared[cleared > 0] = 0
+        return cleared
+
+
+def test_a_number_in_an_op_was_not_there_before() -> None:
+    weight = torch.ones(64, requires_grad=True)
+    with dsexplore.commtrace(costs=True) as trace:
+        for _ in range(8):
+            _Clears.apply(weight).sum().backward()
+    assert trace.tables.memory["gradients"].max() == 4, "one number at a time"
