@@ -20,7 +20,7 @@ _NAME = "async_io"
 """What DeepSpeed's builder calls its operator; a builder derived from it, as that of GPUDirect Storage, has another."""
 
 
-class Installed(AbstractContextManager["Installed"]):
+class ReplacedOperator(AbstractContextManager["ReplacedOperator"]):
     """The replacement of DeepSpeed's operator, until the end of a ``with`` block or `uninstall`."""
 
     def __init__(self, builder: Any) -> None:
@@ -62,10 +62,10 @@ class _Operator(ModuleType):
         return getattr(self._compiled(), name)
 
 
-_installed: Installed | None = None
+_installed: ReplacedOperator | None = None
 
 
-def install() -> Installed:
+def install() -> ReplacedOperator:
     """Replace DeepSpeed's ``aio_handle``, so that a trace sees what ZeRO-Infinity moves to and from a disk.
 
     Call it before ``deepspeed.initialize``. A second call changes nothing::
@@ -88,7 +88,7 @@ def install() -> Installed:
             from deepspeed.ops.op_builder import AsyncIOBuilder
         except ImportError as error:
             raise UsageError(f"there is no DeepSpeed whose aio_handle could be replaced: {error}") from None
-        _installed = Installed(AsyncIOBuilder)
+        _installed = ReplacedOperator(AsyncIOBuilder)
     return _installed
 
 
