@@ -105,7 +105,7 @@ async (steps) => {
   const pause = (ms) => new Promise((done) => setTimeout(done, ms));
   const places = { plot: ".dsx-plot", rows: ".dsx-body", tables: ".dsx-details", found: ".dsx-found",
                    lanes: ".dsx-timeline canvas",
-                   map: ".dsx-panel:has(.nodes)" };
+                   map: ".dsx-panel ~ .dsx-panel" };
   const seen = {
     lanes: { attributes: true, attributeFilter: ["data-drawn"] },
     map: { childList: true, subtree: true, characterData: true, attributes: true },
@@ -130,7 +130,10 @@ async (steps) => {
     return { cell: ended - began, ready: Math.max(0, ready - ended), sent: window.received - before };
   }
   async function timed(selector, kind, value, parts) {
-    const target = document.querySelectorAll(selector)[value.nth || 0];
+    const top = (shown) => shown.getBoundingClientRect().top;
+    const all = [...document.querySelectorAll(selector)].filter((each) => each.checkVisibility());
+    if (value.nth !== undefined) all.sort((a, b) => top(a) - top(b));  // rows that were drawn later stand last
+    const target = all.filter((each) => !value.text_of || each.textContent === value.text_of)[value.nth || 0];
     const start = performance.now();
     left = new Set(parts);
     const changed = parts.map((part) => new Promise((done) => {
@@ -180,7 +183,7 @@ def steps() -> list[tuple[str, str, str, dict[str, Any], list[str]]]:
         *(("filter, with the map", select, "change", {"index": 1 + i % 4}, with_map) for i in range(20)),
         ("", select, "change", {"index": 0}, with_map),
         ("", "[data-tab=timeline]", "click", {}, ["lanes"]),
-        *(("expand", f"{rows} .dsx-twist", "click", {"nth": 2 + i}, ["rows"]) for i in range(10)),
+        *(("expand", f"{rows} .dsx-twist", "click", {"nth": 2, "text_of": "▸"}, ["rows"]) for i in range(10)),
         *(("select", rows, "click", {"nth": i % 14}, parts(i % 14)) for i in range(28)),
         *(("completion", pattern, "input", {"text": f"layers.{i}"}, ["found"]) for i in range(20)),
     ]

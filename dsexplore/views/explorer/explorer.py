@@ -22,17 +22,18 @@ from dsexplore.trace.tables import Tables
 from dsexplore.trace.trace import Trace
 from dsexplore.views.explorer import map_panel, timeline_panel
 from dsexplore.views.explorer.chosen import Chosen
-from dsexplore.views.explorer.clicked_marks import Picked
+from dsexplore.views.explorer.drawing import Drawing
 from dsexplore.views.explorer.figure_panel import TITLES, FigurePanel
-from dsexplore.views.explorer.filters import FACETS, Filters, Passed, check_filters, choices, chosen, known_names, lists
+from dsexplore.views.explorer.filters import FACETS, Filters, Passed, check_filters, known_names, lists
 from dsexplore.views.explorer.map_panel import MapPanel
 from dsexplore.views.explorer.module_rows import ModuleRows, rows_of
-from dsexplore.views.explorer.name_search import MODULE, SOURCE, Hit, NameSearch
-from dsexplore.views.explorer.picks import PARAMETER, SENTENCE, Picks
+from dsexplore.views.explorer.name_search import NameSearch
+from dsexplore.views.explorer.picks import Picks
 from dsexplore.views.explorer.python_line import python_line, variable_of
+from dsexplore.views.explorer.selecting import Selecting
 from dsexplore.views.explorer.tab_panels import FINDINGS, PARAMETERS, PREDICTION, TabPanels
 from dsexplore.views.explorer.timeline_panel import TimelinePanel
-from dsexplore.views.explorer.visits import Visit, Visits
+from dsexplore.views.explorer.visits import History
 from dsexplore.views.page import html
 from dsexplore.views.trace.byte_sizes import WIRE
 from dsexplore.views.trace.event_codes import EventCodes
@@ -67,7 +68,7 @@ def _in_single_message(change: Change) -> Change:
             finally:
                 self._depth -= 1
             if not self._depth:
-                self._note_visit()
+                self._history.note()
 
     return cast("Change", changed)
 
@@ -109,10 +110,9 @@ class Explorer(LiveView):
         self._headline = Headline(self._trace.tables)
         self._prediction = self._trace.predict(hardware) if hardware is not None else None
         predicted = [] if self._prediction is None else time_columns(self._codes.tree, self._prediction)
-        self._lanes = TimelinePanel(self._trace.tables, sizes, self._codes.kind)
-        self._map = MapPanel(self._codes, self._prediction)
-        self._figure = FigurePanel(self._codes)
-        self._quiet, self._depth = False, 0
+        lanes = TimelinePanel(self._trace.tables, sizes, self._codes.kind)
+        shaded, figures = MapPanel(self._codes, self._prediction), FigurePanel(self._codes)
+        self._depth = 0
         self.widget = ExplorerWidget(
             on_event=self._on_event,
             lists=lists(self._codes),
@@ -120,7 +120,7 @@ class Explorer(LiveView):
             kind=figure,
             sizes=sizes,
             height=height,
-            shades=self._map.shades,
+            shades=shaded.shades,
             tabs=[[key, title] for key, title in TABS.items()],
             tab=tab,
             headline=live_headline(self._headline, self._codes.tree.axes, self._prediction, with_findings=False),
@@ -128,18 +128,18 @@ class Explorer(LiveView):
         )
         self._rows = ModuleRows(self._codes, self.widget, predicted)
         self._chosen = Chosen(self._codes, self._rows, Passed(self._codes, Filters()))
-        self._picks = Picks(self._lanes, self._map, self._chosen)
-        self._panels = TabPanels(self._chosen, self._headline.findings, self._prediction)
-        self._search = NameSearch(self._codes)
-        self._visits = Visits(self._visit())
-        self._rows.fill(self._chosen.passed)
-        self._draw()
-        self._draw_tab()
-        self._describe()
+        panels = TabPanels(self._chosen, self._headline.findings, self._prediction)
+        self._drawing = Drawing(
+            self.widget, self._chosen, self._rows, figures, lanes, shaded, panels, lambda: self.line
+        )
+        self._picks, self._search = Picks(lanes, shaded, self._chosen), NameSearch(self._codes)
+        self._selecting = Selecting(self._codes, self._headline, self._chosen, self._picks, self._search, self._drawing)
+        self._history = History(self._drawing)
+        self._drawing.everything()
         self._follow()
         self._codes.prepare()
         if tab == timeline_panel.PART:
-            self._lanes.prepare()
+            lanes.prepare()
 
     def __repr__(self) -> str:
         title = self._chosen.title
@@ -178,9 +178,7 @@ class Explorer(LiveView):
             raise UsageError(
                 f"select({html.plain(module)!r}): no such module; names are those of trace.modules['module']"
             )
-        if row >= 0 and self._rows.shown(row) != row:
-            self.widget.folding = False
-        self.widget.selected = row
+        self._selecting.module(row)
 
     @with_options(FACETS)
     @_in_single_message
@@ -196,7 +194,7 @@ class Explorer(LiveView):
             UsageError: no such facet, or a phase, op, axis, group or module that does not occur in the trace.
         """
         check_filters(self._names, module, facets)
-        self._begin(Filters(dict(facets), module, implicit))
+        self._selecting.begin(Filters(dict(facets), module, implicit))
 
     @_in_single_message
     def between(self, begin: float, end: float) -> None:
@@ -209,7 +207,7 @@ class Explorer(LiveView):
         Raises:
             UsageError: the range is empty.
         """
-        self._set_pick(*self._picks.between(begin, end))
+        self._selecting.pick(*self._picks.between(begin, end))
 
     @_in_single_message
     def talks_to(self, *ranks: int) -> None:
@@ -220,7 +218,7 @@ class Explorer(LiveView):
         """
         if not ranks:
             raise UsageError("talks_to(): give one rank or several")
-        self._set_pick(*self._picks.with_ranks(ranks))
+        self._selecting.pick(*self._picks.with_ranks(ranks))
 
     @_in_single_message
     def parameter(self, name: str) -> None:
@@ -229,8 +227,7 @@ class Explorer(LiveView):
         Raises:
             UsageError: no parameter has this name or ends with it, or several end with it.
         """
-        self._quietly(tab=PARAMETERS)
-        self._set_pick(*self._picks.parameter(name))
+        self._selecting.parameter(name)
 
     @_in_single_message
     def search(self, text: str) -> None:
@@ -241,23 +238,17 @@ class Explorer(LiveView):
         Args:
             text: as typed into the explorer's search box; empty for all modules.
         """
-        exact = self._search.exact(text) if text else None
-        known = not text or Passed(self._codes, Filters(module=text)).is_known
-        found = self._search.complete(text) if exact is None and not known else []
-        if exact is not None or found:
-            self._go_to(exact or found[0])
-        else:
-            self.widget.pattern = text
+        self._selecting.named(text)
 
     @_in_single_message
     def back(self) -> None:
         """Return to what was selected before."""
-        self._revisit(-1)
+        self._history.go(-1)
 
     @_in_single_message
     def forward(self) -> None:
         """Return to what was selected before `back`."""
-        self._revisit(1)
+        self._history.go(1)
 
     # What the browser changes
 
@@ -269,106 +260,23 @@ class Explorer(LiveView):
             "implicit": self._on_filters,
             "selected": self._on_selected,
             "folding": self._on_folding,
-            "kind": self._draw_again,
+            "kind": self._on_kind,
             "sizes": self._on_sizes,
             "tab": self._on_tab,
             "shade": self._on_shade,
         }.items():
-            self.widget.observe(lambda _, change=change: None if self._quiet else change(), trait)
-
-    def _quietly(self, **traits: Any) -> None:
-        """Set traits of the widget without reacting to the change."""
-        self._quiet = True
-        try:
-            for name, value in traits.items():
-                setattr(self.widget, name, value)
-        finally:
-            self._quiet = False
+            self.widget.observe(lambda _, change=change: None if self._drawing.is_quiet else change(), trait)
 
     @_in_single_message
     def _on_filters(self) -> None:
-        page = self.widget
-        picks = self._chosen.passed.filters.picks
-        self._set_filters(Filters(chosen(self._codes, page.chosen), page.pattern.strip(), page.implicit, picks))
-
-    def _set_pick(self, part: str, selection: Picked | None) -> None:
-        """Replace the selection made in ``part``; None clears it.
-
-        A parameter is followed in all modules, because the FSDP unit that gathers it may be an ancestor of its
-        module.
-        """
-        if part == PARAMETER and selection is not None:
-            self._quietly(selected=-1)
-            self._chosen.picked = None
-        before = self._chosen.passed.filters
-        kept = {name: pick for name, pick in before.picks.items() if name != part}
-        self._set_filters(replace(before, picks=kept if selection is None else {**kept, part: selection}))
-
-    def _go_to(self, hit: Hit) -> None:
-        """Select what the search has found."""
-        if hit.kind == MODULE:
-            self.select(hit.name)
-        elif hit.kind == PARAMETER:
-            self.parameter(hit.name)
-        elif hit.kind == SOURCE:
-            title = html.plain(hit.text, 80)
-            self._set_pick(SOURCE, Picked(self._codes.facets["source"].test(hit.name), f"line {title}"))
-        else:
-            self.widget.chosen = {**self.widget.chosen, hit.kind: hit.index}
-
-    def _visit(self) -> Visit:
-        chosen, page, (ranks, link) = self._chosen, self.widget, self._map.marked
-        return Visit(
-            chosen.passed.filters,
-            chosen.picked,
-            chosen.history,
-            page.selected,
-            page.folding,
-            self._lanes.extent,
-            ranks,
-            link,
-        )
-
-    def _note_visit(self) -> None:
-        """Note the selection, if it has changed, for going back to it."""
-        self._visits.note(self._visit())
-        self.widget.visits = self._visits.ahead
-
-    def _revisit(self, by: int) -> None:
-        visit = self._visits.move(by)
-        if visit is None:
-            return
-        filters = visit.filters
-        self._quietly(chosen=choices(self._codes, filters), pattern=filters.module, implicit=filters.implicit)
-        self._quietly(selected=visit.selected, folding=visit.folding)
-        self._lanes.mark(visit.extent)
-        self._map.mark(visit.ranks, visit.link)
-        self._chosen.history = visit.history
-        self._chosen.passed, self._chosen.picked = Passed(self._codes, filters), visit.picked
-        self._draw()
-        self._rows.fill(self._chosen.passed)
-        self._draw_tab()
-        self._describe()
-
-    def _begin(self, filters: Filters) -> None:
-        """Replace all filters and selections, and show the new filters in the controls."""
-        self._picks.forget()
-        self._quietly(chosen=choices(self._codes, filters), pattern=filters.module, implicit=filters.implicit)
-        self._set_filters(filters)
-
-    def _set_filters(self, filters: Filters) -> None:
-        self._chosen.filter(filters)
-        self._draw()
-        self._rows.fill(self._chosen.passed)
-        self._draw_tab()
-        self._describe()
+        self._selecting.of_controls()
 
     @_in_single_message
     def _on_selected(self) -> None:
         self._chosen.picked = None
-        self._draw()
-        self._draw_tab()
-        self._describe()
+        self._drawing.of_rows()
+        self._drawing.tab()
+        self._drawing.describe()
 
     @_in_single_message
     def _on_folding(self) -> None:
@@ -377,97 +285,70 @@ class Explorer(LiveView):
             self._on_selected()
 
     @_in_single_message
+    def _on_kind(self) -> None:
+        self._drawing.again()
+
+    @_in_single_message
     def _on_sizes(self) -> None:
         """Switch all parts between wire bytes and message bytes."""
         self._codes.use(str(self.widget.sizes))
-        self._lanes.use(str(self.widget.sizes))
-        self._set_filters(self._chosen.passed.filters)
+        self._drawing.lanes.use(str(self.widget.sizes))
+        self._selecting.filters(self._chosen.passed.filters)
 
+    @_in_single_message
     def _on_tab(self) -> None:
         """Draw the tab that is shown now."""
         if self.widget.tab not in TABS:
             raise UsageError(f"tab={self.widget.tab!r}: no such tab; tabs are {', '.join(TABS)}")
-        self._draw_tab()
+        self._drawing.tab()
 
+    @_in_single_message
     def _on_shade(self) -> None:
         """Apply the map's new shading (bytes or seconds), keeping the selection."""
-        self._map.use(str(self.widget.shade))
-        self._draw_tab()
+        self._drawing.map.use(str(self.widget.shade))
+        self._drawing.tab()
 
     @_in_single_message
     def _on_event(self, event: dict[str, Any]) -> None:
-        if event["type"] == "zoom":
-            self._figure.zoom(self._chosen, event.get("range"))
-            self._draw_again()
-        elif event["type"] == "click":
-            selection = self._figure.picked(self._chosen, event)
-            if selection is not None:
-                self._choose(selection)
-        elif event["type"] == "sentence":
-            self._lead(int(event["index"]))
-        elif event["type"] == "again":
-            self._on_selected()
-        elif event["type"] == "complete":
-            self.widget.found = [[hit.kind, hit.text, hit.name] for hit in self._search.complete(str(event["text"]))]
-        elif event["type"] == "search":
-            self.search(str(event["text"]).strip())
-        elif event["type"] == "found":
-            hit = self._search.hit(str(event["kind"]), str(event["name"]))
-            if hit is not None:
-                self._go_to(hit)
-        elif event["type"] == "go":
-            self._revisit(1 if event["by"] > 0 else -1)
-        elif event["type"] == "finding":
-            self._on_finding(int(event["index"]))
-        elif event["type"] == "hardware":
-            self._panels.hardware = str(event["name"])
-            self._draw_tab()
-        elif event["type"] == "pick":
-            self._on_box(event)
+        react = _REACTIONS.get(event["type"])
+        if react is not None:
+            react(self, event)
         elif event["type"] in Picks.ASKED:
             if event["type"] == "parameter":
-                self._quietly(tab=PARAMETERS)
-            self._set_pick(*self._picks.asked(event))
-        elif event["type"] == "lanes":
-            self._lanes.arrange(str(event["kind"]))
-            self._draw_timeline()
-        elif self.widget.tab == timeline_panel.PART and self._lanes.state.react(event):
-            self._draw_timeline()
-        elif event["type"] == "clear":
-            self._quietly(selected=-1)
-            self.filter()
+                self._drawing.quietly(tab=PARAMETERS)
+            self._selecting.pick(*self._picks.asked(event))
+        elif self.widget.tab == timeline_panel.PART and self._drawing.lanes.state.react(event):
+            self._drawing.timeline()
 
-    def _on_box(self, event: dict[str, Any]) -> None:
-        selection = self._lanes.state.picked(int(event["box"]))
+    def _on_zoom(self, event: dict[str, Any]) -> None:
+        self._drawing.figure.zoom(self._chosen, event.get("range"))
+        self._drawing.again()
+
+    def _on_click(self, event: dict[str, Any]) -> None:
+        selection = self._drawing.figure.picked(self._chosen, event)
         if selection is not None:
-            self._choose(Picked(*selection))
+            self._selecting.mark(selection)
 
-    def _on_finding(self, number: int) -> None:
-        """Show only the events of a finding; replaces all filters."""
-        finding = self._headline.findings[number]
-        if len(finding.rows):
-            self._quietly(selected=-1)
-            pick = Picked.of_rows(
-                len(self._codes), finding.rows, f"finding {number + 1}: {html.plain(finding.module, 80)}"
-            )
-            self._begin(Filters(picks={FINDINGS: pick}))
+    def _on_typed(self, event: dict[str, Any]) -> None:
+        """Offer the names that contain what is typed into the search box."""
+        self.widget.found = [[hit.kind, hit.text, hit.name] for hit in self._search.complete(str(event["text"]))]
 
-    def _choose(self, picked: Picked, select: bool = True) -> None:
-        """Select some events: select the module that sent most of them, and list them."""
-        if select:
-            self._quietly(selected=self._rows.shown(self._codes.largest_owner(picked.mask)))
-        self._chosen.picked = picked
-        self._describe()
+    def _on_found(self, event: dict[str, Any]) -> None:
+        hit = self._search.hit(str(event["kind"]), str(event["name"]))
+        if hit is not None:
+            self._selecting.hit(hit)
 
-    def _lead(self, number: int) -> None:
-        """Show only the events that a sentence of the headline refers to; replaces all filters."""
-        if not 0 <= number < len(self._headline.sentences):
-            return
-        sentence, many = self._headline.sentences[number], len(self._codes)
-        self._quietly(selected=-1)
-        pick = Picked.of_rows(many, sentence.rows, f"sentence {number + 1} of the headline")
-        self._begin(Filters(picks={SENTENCE: pick}))
-        self._choose(Picked(pick.mask, f"“{sentence.text}”"), select=bool(sentence.module))
+    def _on_hardware(self, event: dict[str, Any]) -> None:
+        self._drawing.panels.hardware = str(event["name"])
+        self._drawing.tab()
+
+    def _on_lanes(self, event: dict[str, Any]) -> None:
+        self._drawing.lanes.arrange(str(event["kind"]))
+        self._drawing.timeline()
+
+    def _on_clear(self) -> None:
+        self._drawing.quietly(selected=-1)
+        self.filter()
 
     # What it shows
 
@@ -479,49 +360,24 @@ class Explorer(LiveView):
         events = self._trace.tables.events
         return events if mask.all() else events.filter(pl.Series(mask))
 
-    def _draw(self) -> None:
-        """Draw the figure of the selected module, or of everything."""
-        self._figure.begin(self._rows.chosen)
-        self._draw_again()
-
-    @_in_single_message
-    def _draw_again(self) -> None:
-        """Redraw the figure of the same events after a change of kind or range."""
-        self.widget.show(*self._figure.drawn(self._chosen, str(self.widget.kind)))
-
-    @_in_single_message
-    def _draw_tab(self) -> None:
-        """Draw the tab that is shown."""
-        tab = self.widget.tab
-        if tab == timeline_panel.PART:
-            self._draw_timeline()
-        elif tab == map_panel.PART:
-            axis = self._chosen.passed.filters.facets.get("axis")
-            outlined = axis if isinstance(axis, str) and axis else None
-            whole = self._chosen.whole(self._figure.rows)
-            self.widget.panel = self._map.html(self._around(map_panel.PART), outlined, whole)
-        else:
-            self.widget.panel = self._panels.html(tab)
-
-    def _around(self, part: str) -> Mask:
-        """Return the mask of events that a part shows: of the figure's modules, whatever row a clicked mark selects."""
-        return self._chosen.around(part, self._figure.rows)
-
-    def _draw_timeline(self) -> None:
-        kinds = None if self._figure.rows else self._chosen.passed.kinds
-        self.widget.timeline = self._lanes.drawn(self._around(timeline_panel.PART), kinds)
-        self._describe_range()
-
-    def _describe(self) -> None:
-        """Update the line above the tree, the tables below it, and the summary of the timeline's range."""
-        self.widget.status, self.widget.details = self._chosen.status, self._chosen.details
-        self.widget.line = self.line
-        self._describe_range()
-
-    def _describe_range(self) -> None:
-        if self.widget.tab == timeline_panel.PART:
-            self.widget.brushed = self._lanes.brushed(self._chosen.mask)
-
     def static_twin(self) -> tuple[str, str]:
         """Return the headline, timeline and tree as (HTML, text)."""
         return twin_html(self._codes, self._headline, self._prediction), trace_text(self._headline)
+
+
+_REACTIONS: dict[str, Callable[[Explorer, dict[str, Any]], None]] = {
+    "zoom": Explorer._on_zoom,
+    "click": Explorer._on_click,
+    "sentence": lambda explorer, event: explorer._selecting.sentence(int(event["index"])),
+    "again": lambda explorer, _: explorer._on_selected(),
+    "complete": Explorer._on_typed,
+    "search": lambda explorer, event: explorer.search(str(event["text"]).strip()),
+    "found": Explorer._on_found,
+    "go": lambda explorer, event: explorer._history.go(1 if event["by"] > 0 else -1),
+    "finding": lambda explorer, event: explorer._selecting.finding(int(event["index"])),
+    "hardware": Explorer._on_hardware,
+    "pick": lambda explorer, event: explorer._selecting.box(int(event["box"])),
+    "lanes": Explorer._on_lanes,
+    "clear": lambda explorer, _: explorer._on_clear(),
+}
+"""{type of a message from the browser: what it does}; the timeline's own messages are `TimelineState.react`'s."""

@@ -6,7 +6,8 @@ from dataclasses import dataclass, fields
 
 from dsexplore.analysis.parameter_history import ParameterHistory
 from dsexplore.views.explorer.clicked_marks import Picked
-from dsexplore.views.explorer.filters import Filters
+from dsexplore.views.explorer.drawing import Drawing
+from dsexplore.views.explorer.filters import Filters, Passed, choices
 
 _MOST = 50
 """Selections that are kept: each may hold masks of all events."""
@@ -66,3 +67,48 @@ class Visits:
     def ahead(self) -> list[int]:
         """Numbers of selections that are behind and ahead: ``[back, forward]``."""
         return [self._at, len(self._visits) - 1 - self._at]
+
+
+class History:
+    """The explorer's way back and forward.
+
+    Args:
+        drawing: parts of the explorer, which also hold what is selected in each.
+    """
+
+    def __init__(self, drawing: Drawing) -> None:
+        self._drawing = drawing
+        self._visits = Visits(self._present())
+
+    def _present(self) -> Visit:
+        drawing = self._drawing
+        chosen, page, (ranks, link) = drawing.chosen, drawing.widget, drawing.map.marked
+        return Visit(
+            chosen.passed.filters,
+            chosen.picked,
+            chosen.history,
+            page.selected,
+            page.folding,
+            drawing.lanes.extent,
+            ranks,
+            link,
+        )
+
+    def note(self) -> None:
+        """Note the selection, if it has changed, for going back to it."""
+        self._visits.note(self._present())
+        self._drawing.widget.visits = self._visits.ahead
+
+    def go(self, by: int) -> None:
+        """Select again what was selected before (−1), or before going back (1)."""
+        visit, drawing = self._visits.move(by), self._drawing
+        if visit is None:
+            return
+        chosen, filters = drawing.chosen, visit.filters
+        drawing.quietly(chosen=choices(chosen.codes, filters), pattern=filters.module, implicit=filters.implicit)
+        drawing.quietly(selected=visit.selected, folding=visit.folding)
+        drawing.lanes.mark(visit.extent)
+        drawing.map.mark(visit.ranks, visit.link)
+        chosen.history = visit.history
+        chosen.passed, chosen.picked = Passed(chosen.codes, filters), visit.picked
+        drawing.everything()
