@@ -73,6 +73,7 @@ def _receiving(schedule: Schedule, sender: int, receiver: int, phase: str) -> li
 
 LANES = ("stream", "stage")
 _COLORS = ("phase", "axis", "op")
+_PHASES = {"F": "forward", "B": "backward", "I": "backward", "W": "backward"}
 _WORDS = {"F": "forward", "B": "backward", "I": "backward to the input", "W": "backward to the weights"}
 
 
@@ -94,8 +95,8 @@ def predicted_timeline(
     if sizes not in get_args(Sizes):
         raise UsageError(f"timeline(sizes={sizes!r}): no such sizes; they are {', '.join(get_args(Sizes))}")
     if lanes == "stage":
-        if colors not in (None, "microbatch"):
-            raise UsageError(f"timeline(lanes='stage', colors={colors!r}): stages are colored by microbatch")
+        if colors not in (None, "phase"):
+            raise UsageError(f"timeline(lanes='stage', colors={colors!r}): stages are colored by phase")
         return stage_timeline(tables, hardware)
     if colors not in (None, *_COLORS):
         raise UsageError(f"timeline(colors={colors!r}, hardware=…): predicted colors are {', '.join(_COLORS)}")
@@ -203,14 +204,14 @@ def timeline_of_stages(schedule: Schedule, placed: list[ScheduledAction], order:
         rows += [_of_action(lane, one) for one in of_rank]
     below = pl.col("mark") != WARM_UP
     spans = pl.DataFrame(rows, schema=SPANS).sort(pl.col("begin"), below, maintain_order=True)
-    marks = (WAITING, WARM_UP, *(f"microbatch {number}" for number in range(schedule.microbatches)))
+    marks = (WAITING, WARM_UP, *dict.fromkeys(_PHASES[one.action.kind] for one in placed))
     share = waited / (end * len(lanes)) if end else 0.0
     kinds = {one.action.kind for one in placed}
     letters = ", ".join(f"{kind} {word}" for kind, word in _WORDS.items() if kind in kinds)
     verdict = f"Stages wait {format_share(share, 1)} of the time, the pipeline's bubble ({schedule.name})."
-    note = f"{letters} of a microbatch"
+    note = f"{letters} of the microbatch with this number"
     ties, held = _ties(placed, lanes), _held(schedule, spans, tables)
-    return Timeline(spans, lanes, marks, order, "microbatch", tables, ties=ties, verdict=verdict, note=note, held=held)
+    return Timeline(spans, lanes, marks, order, "phase", tables, ties=ties, verdict=verdict, note=note, held=held)
 
 
 def _held(schedule: Schedule, spans: pl.DataFrame, tables: Tables) -> pl.DataFrame:
@@ -242,7 +243,7 @@ def _span(lane: str, begin: float, end: float, mark: str, name: str, label: str 
 
 def _of_action(lane: str, placed: ScheduledAction) -> dict[str, Any]:
     _, kind, number = placed.action
-    return _span(lane, placed.start, placed.end, f"microbatch {number}", _name(placed.action), f"{kind}{number}")
+    return _span(lane, placed.start, placed.end, _PHASES[kind], _name(placed.action), f"{kind}{number}")
 
 
 def _name(action: Action) -> str:

@@ -137,7 +137,7 @@ def test_a_saved_notebook_has_the_predicted_stages_as_a_drawing() -> None:
     drawn = view.still(view.figure(kind="stages"), kind="stages")
     assert all(f"stage {stage}" in drawn for stage in range(SIZES["pp"]))
     assert "<b>F0</b>" in drawn
-    assert "microbatch 10" in drawn
+    assert "<b>F10</b>" in drawn
     assert "predicted time" in drawn
 
 

@@ -13,7 +13,8 @@ from dsexplore.errors import UsageError
 from dsexplore.trace.tables import Tables, TraceInfo
 from dsexplore.trace.trace import Trace
 from dsexplore.units import format_seconds
-from dsexplore.views.timeline.boxes import Coded, boxes, colors_of, extent
+from dsexplore.views.timeline.boxes import Coded, boxes, extent
+from dsexplore.views.timeline.mark_colors import colors_of
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +77,7 @@ def test_the_bubble_is_seen_however_many_microbatches_there_are(microbatches: in
         assert f"</span>{name}</span>" in html  # in the key
     drawn = boxes(Coded(timeline), extent(timeline))
     colors = colors_of(timeline)
-    assert {"waiting", "warm-up", "microbatch 0"} <= {colors[mark].name for mark in drawn.mark}
+    assert {"waiting", "warm-up", "forward", "backward"} == {colors[mark].name for mark in drawn.mark}
     low = {float(level) for mark, level in zip(drawn.mark, drawn.level, strict=True) if colors[mark].name == "waiting"}
     assert max(low) < 0.5
 

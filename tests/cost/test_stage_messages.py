@@ -142,14 +142,24 @@ def test_every_letter_on_a_box_is_explained(recorded: dict[str, Trace]) -> None:
     for trace in recorded.values():
         timeline = trace.timeline(lanes="stage")
         letters = {label[0] for label in timeline.spans["label"] if label}
-        explained = timeline.note.rpartition("; ")[2].removesuffix(" of a microbatch").split(", ")
+        explained = timeline.note.rpartition("; ")[2].removesuffix(" of the microbatch with this number").split(", ")
         assert {part[0] for part in explained} == letters
 
 
-def test_both_keys_list_a_pipelines_gaps_behind_its_microbatches(recorded: dict[str, Trace]) -> None:
+def test_both_keys_list_a_pipelines_gaps_last(recorded: dict[str, Trace]) -> None:
     timeline = recorded["1F1B"].timeline(lanes="stage")
-    names = [*(f"microbatch {number}" for number in range(MICROBATCHES)), "waiting", "warm-up"]
+    names = ["forward", "backward", "waiting", "warm-up"]
     drawn = timeline.explore().widget.timeline
     assert [drawn["marks"][place][0] for place in drawn["key"]] == names
     html = timeline._repr_mimebundle_()["text/html"]
     assert re.findall(r'<span class="named"><span[^>]*>[^<]*</span>([^<]*)', html) == names
+
+
+def test_the_timeline_of_a_pipelines_ranks_concludes_how_long_its_stages_wait(recorded: dict[str, Trace]) -> None:
+    timeline = recorded["1F1B"].timeline()
+    shown = timeline._repr_mimebundle_()
+    said = recorded["1F1B"].timeline(lanes="stage").verdict
+    assert timeline.order == "rounds"
+    assert all(said in shown[kind] for kind in ("text/plain", "text/html"))
+    assert ">F0</b></i>" in shown["text/html"]  # the schedule, and below it what the ranks send
+    assert "In what order the ranks send" in shown["text/html"]

@@ -76,13 +76,13 @@ class PredictionView(View):
             html.verdict(self._verdict),
             _totals(prediction),
             timeline_drawing.drawing(stream_timeline(prediction)) if drawn else "",
-            _section(
+            html.details(
                 "By module (predicted; with the modules inside, Σ: the sum over repeated modules)",
                 _modules(prediction, most),
                 opened=True,
             ),
-            _section("Communication by mesh axis (predicted)", _axes(prediction)),
-            _section("Memory over the step (predicted)", _memory(prediction, drawn), opened=drawn),
+            html.details("Communication by mesh axis (predicted)", _axes(prediction)),
+            html.details("Memory over the step (predicted)", _memory(prediction, drawn), opened=drawn),
             notes,
         ]
         return html.fragment(f'<div class="prediction">{"".join(body)}</div>', STYLE + timeline_drawing.STYLE)
@@ -159,10 +159,6 @@ def high_end(one: Prediction) -> str:
     if ranges[name].high <= ranges[name].expected:
         return ""
     return f" (the high end: {_WORDS[name]} up to {format_seconds(ranges[name].high)})"
-
-
-def _section(title: str, body: str, *, opened: bool = False) -> str:
-    return f"<details{' open' if opened else ''}><summary>{html.escape(title)}</summary>{body}</details>"
 
 
 def bar(parts: Mapping[str, float], whole: float) -> str:
@@ -242,7 +238,7 @@ def _comparison_html(one: Prediction, measured: Trace) -> str:
         f"of the module that calls the second one.{hidden}</p>"
     )
     body = html.table((*head, "predicted − measured"), rows, left=(0, 1)) + said
-    return html.fragment(_section("Predicted beside measured, largest differences first", body, opened=True), STYLE)
+    return html.fragment(html.details("Predicted beside measured, largest differences first", body, opened=True), STYLE)
 
 
 def _busy(parts: Mapping[str, float]) -> float:

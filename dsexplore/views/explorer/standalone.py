@@ -24,7 +24,8 @@ from dsexplore.trace.schema import OUTSIDE_STEPS
 from dsexplore.views.explorer.filters import FACETS, lists
 from dsexplore.views.explorer.module_rows import rows_of
 from dsexplore.views.page import html
-from dsexplore.views.timeline.boxes import MOST_LANES, Coded, colors_of
+from dsexplore.views.timeline.boxes import MOST_LANES, Coded
+from dsexplore.views.timeline.mark_colors import colors_of
 from dsexplore.views.timeline.timeline_text import AXES, whole
 from dsexplore.views.trace.byte_sizes import WIRE, summed_over
 from dsexplore.views.trace.event_codes import SAME_COLLECTIVE, EventCodes

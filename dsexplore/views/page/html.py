@@ -113,6 +113,11 @@ def conclusion(what: str, tag: str, sentence: str) -> str:
     return f'<p>{prose(what, 300)} <span class="tag">{tag}</span></p>{verdict(sentence)}'
 
 
+def details(title: str, body: str, opened: bool = False) -> str:
+    """Return a section with a title, escaped, and HTML in it."""
+    return f"<details{' open' if opened else ''}><summary>{escape(title)}</summary>{body}</details>"
+
+
 def sentences(lines: Iterable[str], longest: int = 300) -> str:
     """Return a paragraph of each sentence."""
     return "".join(f"<p>{prose(line, longest)}</p>" for line in lines)

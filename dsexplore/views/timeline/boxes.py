@@ -9,68 +9,9 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from dsexplore.analysis.step_timeline import DISK, STILL, WAITING, WARM_UP, Timeline
-from dsexplore.views.page import html
-from dsexplore.views.page.theme import GREY, SERIES, axis_mark, phase_mark, tint
+from dsexplore.analysis.step_timeline import WAITING, Timeline
+from dsexplore.views.timeline.mark_colors import MOST_MARKS
 from dsexplore.views.trace.byte_sizes import signed
-
-MOST_MARKS = 24
-_IN_TURN = tuple(zip(SERIES[:6], ("#fff", "#000", "#fff", "#000", "#fff", "#000"), strict=True))
-_MICROBATCHES = ((SERIES[3], "#000"), (SERIES[0], "#fff"))
-"""Colors in turn: the number stands on each box."""
-_PALE = "#949494"
-_OTHERS = (GREY, "#000")
-"""Color from the seventh mark on, because nobody can distinguish more than six."""
-
-
-@dataclass(frozen=True)
-class Color:
-    """Color and letter of one kind of span."""
-
-    name: str
-    letter: str
-    """Letter on wide boxes and in the key, for readers who cannot distinguish colors."""
-    fill: str
-    ink: str
-
-
-_GAPS = {WAITING: Color(WAITING, "–", _PALE, "#000"), WARM_UP: Color(WARM_UP, "↑", tint(GREY, 0.2), "currentColor")}
-
-
-_IO = {DISK: Color(DISK, "d", GREY, "#000"), STILL: Color(STILL, "–", _PALE, "#000")}
-
-
-def is_gap(color: Color) -> bool:
-    """Return True if a color is that of a pipeline's bubble or of its warm-up."""
-    return color in _GAPS.values()
-
-
-def key_order(colors: list[Color]) -> list[int]:
-    """Return the indices of colors in the order of the key: a pipeline's gaps after its microbatches."""
-    return sorted(range(len(colors)), key=lambda place: is_gap(colors[place]))
-
-
-def colors_of(timeline: Timeline) -> list[Color]:
-    """Return one color per mark, ordered as `Timeline.marks`; beyond `MOST_MARKS` the last stands for all others."""
-    names = timeline.marks
-    if len(names) > MOST_MARKS:
-        names = (*names[: MOST_MARKS - 1], f"{len(names) - MOST_MARKS + 1:,} others")
-    fixed = {**_GAPS, **_IO} if timeline.tables.io.height else _GAPS
-    place = {name: number for number, name in enumerate(name for name in names if name not in fixed)}
-    return [fixed[name] if name in fixed else _color(timeline.color_by, name, place[name]) for name in names]
-
-
-def _color(kind: str, name: str, number: int) -> Color:
-    if kind == "phase":
-        mark = phase_mark(name)
-        return Color(html.plain(name, 60), mark.letter, mark.color, mark.ink)
-    if kind == "axis":
-        mark = axis_mark(name)
-        return Color(html.plain(name, 60), html.plain(mark.letter), mark.color, mark.ink)
-    if kind == "microbatch":
-        return Color(name, name.rpartition(" ")[2], *_MICROBATCHES[number % len(_MICROBATCHES)])
-    return Color(html.plain(name, 60), str(number + 1), *(_IN_TURN[number] if number < len(_IN_TURN) else _OTHERS))
-
 
 Numbers = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int64]

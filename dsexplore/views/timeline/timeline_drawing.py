@@ -6,7 +6,8 @@ from itertools import groupby
 
 from dsexplore.analysis.step_timeline import Timeline
 from dsexplore.views.page import html
-from dsexplore.views.timeline.boxes import Boxes, Coded, Color, boxes, colors_of, extent, is_gap, key_order
+from dsexplore.views.timeline.boxes import Boxes, Coded, boxes, extent
+from dsexplore.views.timeline.mark_colors import Color, colors_of, is_gap, key_order
 from dsexplore.views.timeline.timeline_text import axis_text, lane_totals, ticks, whole
 
 COLUMNS, LANES = 160, 24

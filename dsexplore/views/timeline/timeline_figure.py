@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from dsexplore.views.page import html
-from dsexplore.views.timeline.boxes import Boxes, Indices, is_gap, key_order
+from dsexplore.views.timeline.boxes import Boxes, Indices
+from dsexplore.views.timeline.mark_colors import is_gap, key_order
 from dsexplore.views.timeline.timeline_state import TimelineState
 from dsexplore.views.timeline.timeline_text import AXES, WORDS, span_texts
 from dsexplore.views.trace.byte_sizes import size_text
@@ -39,9 +40,7 @@ def timeline_spec(state: TimelineState, height: int = 0) -> Spec:
     begin, end = (first + at * (last - first) for at in (cut.begin, cut.end))
     thick = np.clip(_THICK * cut.level, _THIN, None)
     names, texts = unique(drawn), _texts(state, cut)
-    # The microbatches' numbers stand on their boxes.
-    listed = [m for m in key_order(state.colors) if timeline.color_by != "microbatch" or is_gap(state.colors[m])]
-    listed, data = listed[:_MOST_KEYS], list[Spec]()
+    listed, data = key_order(state.colors)[:_MOST_KEYS], list[Spec]()
     for mark in reversed(key_order(state.colors)):  # gaps lie below
         at = np.flatnonzero(cut.mark == mark)
         if len(at):

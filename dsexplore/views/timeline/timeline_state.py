@@ -12,7 +12,8 @@ from dsexplore.analysis.step_timeline import Timeline
 from dsexplore.trace.unknown_sizes import format_sum
 from dsexplore.units import format_count
 from dsexplore.views.page import html
-from dsexplore.views.timeline.boxes import MOST_LANES, Boxes, Coded, Mask, boxes, colors_of, extent, key_order
+from dsexplore.views.timeline.boxes import MOST_LANES, Boxes, Coded, Mask, boxes, extent
+from dsexplore.views.timeline.mark_colors import colors_of, key_order
 from dsexplore.views.timeline.timeline_text import WORDS, axis_text, place, span_texts, ticks, whole
 
 _LEAST = 1e-9

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from dsexplore.analysis.step_timeline import DISK, Timeline
+from dsexplore.analysis.step_timeline import DISK, WARM_UP, Timeline
 from dsexplore.trace.schema import PHASES
 from dsexplore.trace.unknown_sizes import format_sum
 from dsexplore.units import format_bytes, format_count, format_seconds, format_share
@@ -23,7 +23,7 @@ AXES = {
     "predicted": "predicted time",
     "program order": "program order of one rank, no time",
     "rounds": "earliest order in which the ranks can run, no time",
-    "slots": "slots as long as one forward of a microbatch; a backward takes two",
+    "slots": "time, of which the forward of a microbatch takes 1 and its backward 2",
 }
 """{`Timeline.order`: what the axis counts}."""
 WORDS = {"wire": "on the wire", "message": "in messages"}
@@ -32,8 +32,8 @@ _LENGTHS = {
     "measured": "{} of measured time",
     "predicted": "{} of predicted time",
     "program order": "program order",
-    "rounds": "{} rounds",
-    "slots": "{} times one forward",
+    "rounds": "the earliest possible order",
+    "slots": "the time of {} forwards",
 }
 """{`Timeline.order`: what the title says about the length of the axis}."""
 _LINES = 12
@@ -70,8 +70,13 @@ def whole(timeline: Timeline) -> str:
         return "Timeline: nothing was sent"
     first, last = extent(timeline)
     events = len(timeline.spans) - timeline.spans["row"].null_count()
-    what = format_count(events, "collective") if events else format_count(timeline.spans.height, "span")
+    what = format_count(events, "collective") if events else _what(timeline)
     return f"Timeline of {what} in {_LENGTHS[timeline.order].format(place(timeline, last - first))}"
+
+
+def _what(timeline: Timeline) -> str:
+    """Return what spans are that are no collectives."""
+    return "a pipeline's stages" if WARM_UP in timeline.marks else format_count(timeline.spans.height, "part")
 
 
 def order_verdict(timeline: Timeline) -> str:
@@ -84,8 +89,8 @@ def order_verdict(timeline: Timeline) -> str:
     if timeline.order == "rounds":
         first, last = extent(timeline)
         return (
-            f"At the earliest, {format_count(spans.height, 'collective')} of {ranks:,} ranks run in "
-            f"{format_count(round(last - first), 'round')}, one after another."
+            f"The longest chain in which one waits for the other has {round(last - first):,} of the "
+            f"{format_count(spans.height, 'collective')} of {ranks:,} ranks."
         )
     sizes = spans.group_by("lane").agg(pl.col("bytes").sum(), pl.len()).sort("bytes", "lane", descending=[True, False])
     lane, most, count = sizes.row(0)

@@ -10,9 +10,11 @@ from typing import Any
 from dsexplore.analysis.headline import headline
 from dsexplore.analysis.skew import Skew, skew
 from dsexplore.analysis.step_timeline import Timeline
+from dsexplore.cost.predicted_timeline import stage_timeline
+from dsexplore.cost.schedules import read_schedule
 from dsexplore.views.page import html
 from dsexplore.views.skew import skew_view
-from dsexplore.views.timeline.timeline_drawing import timeline_html, title_html
+from dsexplore.views.timeline.timeline_drawing import STYLE, drawing, timeline_html, title_html
 from dsexplore.views.timeline.timeline_text import order_verdict, timeline_text
 from dsexplore.views.view import View
 
@@ -32,8 +34,15 @@ class TimelineView(View):
         return timeline_text(self._concluded)
 
     def html(self) -> str:
-        """Return the drawing as HTML; of ranks whose times were measured, also who waits for whom."""
-        late = self._who_waits
+        """Return the drawing as HTML; of ranks whose times were measured, also who waits for whom.
+
+        Simulated stages of a pipeline are drawn by its schedule, since the order of their messages does not show how
+        long they wait.
+        """
+        late, stages = self._who_waits, self._stages
+        if stages is not None:
+            order = html.details("In what order the ranks send", drawing(self._timeline))
+            return html.fragment(f"{title_html(stages)}{drawing(stages)}{order}", STYLE)
         if late is None:
             return timeline_html(self._concluded)
         waiting = html.fragment(skew_view.drawing(late), skew_view.STYLE)
@@ -46,6 +55,8 @@ class TimelineView(View):
     def _concluded(self) -> Timeline:
         """Timeline with a verdict: who is late, how much is exposed, or which lane sends most."""
         timeline, late = self._timeline, self._who_waits
+        if self._stages is not None:
+            return replace(timeline, verdict=self._stages.verdict)
         if late is not None:
             return replace(timeline, verdict=" ".join(filter(None, [late.sentence, timeline.verdict])))
         time = headline(timeline.tables).time if timeline.order == "measured" and not timeline.verdict else None
@@ -59,6 +70,13 @@ class TimelineView(View):
             return None
         found = skew(timeline.tables)
         return found if found.is_timed and not found.arrivals.is_empty() else None
+
+    @cached_property
+    def _stages(self) -> Timeline | None:
+        """Timeline of the pipeline whose ranks the lanes are; None if there is none, or times were measured."""
+        tables = self._timeline.tables
+        is_pipeline = self._timeline.order == "rounds" and read_schedule(tables.info.schedule) is not None
+        return stage_timeline(tables) if is_pipeline else None
 
     def explore(self) -> Any:
         """Return a timeline with zoom and range selection; ``.selection`` is the `Trace` of what is selected."""

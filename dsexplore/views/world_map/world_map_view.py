@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dsexplore.analysis.world_map import BETWEEN, INSIDE, WorldMap
+from dsexplore.analysis.world_map import BETWEEN, INSIDE, Level, WorldMap
 from dsexplore.units import format_bytes, format_count, format_seconds
 from dsexplore.views.page import html
 from dsexplore.views.page.theme import AXES, AXIS_STYLE, SHADE, axis_number
@@ -220,14 +220,16 @@ def _cell(world: WorldMap, cell: DrawnRank, groups: dict[int, int], place: str, 
 
 
 def _table(world: WorldMap, look: Look) -> str:
-    values = [level_row.bytes if world.running is None else level_row.seconds for level_row in world.levels]
-    top = max(values, default=0) or 1
+    drawn_levels = [(each.axis, world.named(each.level), each.peers, _value(world, each)) for each in world.levels]
+    if not look.live:
+        drawn_levels = _merged(drawn_levels) if world.running is not None else drawn_levels
+    top = max((value for *_, value in drawn_levels), default=0) or 1
     rows = []
-    for (axis, level, _, peers, _), value in zip(world.levels, values, strict=True):
+    for axis, links, peers, value in drawn_levels:
         drawn = (
             f'<span class="level"><i class="a{axis_number(axis)}" style="width:{100 * value / top:.3g}%"></i></span>'
         )
-        rows.append((html.axis_key(axis, 40), world.named(level), f"{peers:,}", written(world, value), drawn))
+        rows.append((html.axis_key(axis, 40), links, f"{peers:,}", written(world, value), drawn))
     per = f"{world.sizes} bytes" if world.running is None else "seconds"
     head = ("axis", "links", "ranks sent to", f"{per} per rank and step{', at most' if _most(world) else ''}", "")
     marks = [
@@ -236,6 +238,22 @@ def _table(world: WorldMap, look: Look) -> str:
         if look.live
     ]
     return html.table(head, rows, left=(0, 1, 4), attributes=marks)
+
+
+def _value(world: WorldMap, level: Level) -> float:
+    return level.bytes if world.running is None else level.seconds
+
+
+def _merged(levels: list[tuple[str, str, int, float]]) -> list[tuple[str, str, int, float]]:
+    """Return one row for both levels of an axis whose collectives all go over links of both."""
+    rows: list[tuple[str, str, int, float]] = []
+    for axis, links, peers, value in levels:
+        if rows and (rows[-1][0], rows[-1][3]) == (axis, value):
+            _, before, of_before, _ = rows.pop()
+            rows.append((axis, f"{before} and {links}", of_before + peers, value))
+        else:
+            rows.append((axis, links, peers, value))
+    return rows
 
 
 def _most(world: WorldMap) -> str:
@@ -254,5 +272,5 @@ def _total(world: WorldMap) -> str:
     if world.running is None:
         return html.verdict(f"Per rank and step {inside} stay {near}, {between} go {far}.")
     if inside == between:
-        return html.verdict(f"Per rank and step collectives run {inside} over links {near}, and as long {far}.")
+        return html.verdict(f"Collectives run {inside} of a step on each rank, over links {near} and {far}.")
     return html.verdict(f"Per rank and step collectives run {inside} over links {near}, {between} {far}.")
