@@ -183,7 +183,7 @@ def steps() -> list[tuple[str, str, str, dict[str, Any], list[str]]]:
         *(("filter, with the map", select, "change", {"index": 1 + i % 4}, with_map) for i in range(20)),
         ("", select, "change", {"index": 0}, with_map),
         ("", "[data-tab=timeline]", "click", {}, ["lanes"]),
-        *(("expand", f"{rows} .dsx-twist", "click", {"nth": 2, "text_of": "▸"}, ["rows"]) for i in range(10)),
+        *(("expand", f"{rows} .dsx-twist", "click", {"nth": 0, "text_of": "▸"}, ["rows"]) for i in range(10)),
         *(("select", rows, "click", {"nth": i % 14}, parts(i % 14)) for i in range(28)),
         *(("completion", pattern, "input", {"text": f"layers.{i}"}, ["found"]) for i in range(20)),
     ]
