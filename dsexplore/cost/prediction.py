@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
-from typing import get_args
+from typing import Any, get_args
 
 import polars as pl
 
@@ -15,6 +15,7 @@ from dsexplore.cost.async_tp import in_pieces
 from dsexplore.cost.cluster import Cluster
 from dsexplore.cost.compute import GENERATIONS, Attention, slowed_by_communication
 from dsexplore.cost.expense import Expense, expense_of
+from dsexplore.cost.expert_load import of_busiest_rank
 from dsexplore.cost.measured_points import contradictions
 from dsexplore.cost.memory_need import MemoryNeed, Saving, outside_bytes
 from dsexplore.cost.memory_savings import Savings
@@ -46,6 +47,10 @@ class Prediction(Displayable):
         read = programs(tables, cluster, options)
         if options.async_tp:
             read = [replace(program, items=in_pieces(program.items)) for program in read]
+        if options.expert_imbalance > 1 and not tables.events["send_splits"].is_not_null().any():
+            read = [
+                replace(program, items=of_busiest_rank(program.items, options.expert_imbalance)) for program in read
+            ]
         # Ranks of one machine send with the processors that they compute with: nothing is hidden.
         overlap = options.overlap and cluster.topology != "host"
         slowdown = slowed_by_communication(cluster) if overlap else 0.0
@@ -268,6 +273,7 @@ class Prediction(Displayable):
         async_tp: bool | None = None,
         attention: Attention | None = None,
         expandable_segments: bool | None = None,
+        expert_imbalance: float | None = None,
         batch: float = 1,
         sequence: float = 1,
     ) -> Prediction:
@@ -281,6 +287,7 @@ class Prediction(Displayable):
             async_tp: whether collectives of tensor parallelism run in pieces beside their matrix products.
             attention: the implementation of attention, ``"flash-2"`` or ``"cudnn"``.
             expandable_segments: whether the allocator's segments can grow.
+            expert_imbalance: tokens of the busiest rank of experts beside the mean.
             batch: factor on the number of samples. A 1F1B pipeline repeats that many times as many microbatches;
                 anything else needs a new trace.
             sequence: factor on the sequence length; anything but 1 needs a new trace.
@@ -291,18 +298,18 @@ class Prediction(Displayable):
         tables = self.tables if batch == 1 else self._with_batch(batch)
         if sequence != 1:
             raise _needs_trace("sequence", sequence)
-        options = replace(
-            self.options,
-            ranks_per_node=self.options.ranks_per_node if ranks_per_node is None else ranks_per_node or None,
-            overlap=self.options.overlap if overlap is None else overlap,
-            compiled=self.options.compiled if compiled is None else compiled,
-            async_tp=self.options.async_tp if async_tp is None else async_tp,
-            attention=self.options.attention if attention is None else _checked_attention(attention),
-            expandable_segments=(
-                self.options.expandable_segments if expandable_segments is None else expandable_segments
-            ),
-        )
-        return Prediction(tables, self.cluster if hardware is None else as_cluster(hardware), options)
+        given: dict[str, Any] = {"ranks_per_node": ranks_per_node, "overlap": overlap, "compiled": compiled}
+        given |= {
+            "async_tp": async_tp,
+            "attention": attention,
+            "expandable_segments": expandable_segments,
+            "expert_imbalance": expert_imbalance,
+        }
+        changed = {name: value for name, value in given.items() if value is not None}
+        if ranks_per_node == 0:
+            changed["ranks_per_node"] = None
+        machine = self.cluster if hardware is None else as_cluster(hardware)
+        return Prediction(tables, machine, _checked(replace(self.options, **changed)))
 
     def _with_batch(self, batch: float) -> Tables:
         """Return the tables of a step with `batch` times as many microbatches."""
@@ -332,6 +339,7 @@ def predict(
     async_tp: bool = False,
     attention: Attention = "flash-2",
     expandable_segments: bool = False,
+    expert_imbalance: float = 1.0,
 ) -> Prediction:
     """Predict the cost of one step of a trace on a cluster; see `Trace.predict`.
 
@@ -341,9 +349,9 @@ def predict(
     if ranks_per_node is not None and (not isinstance(ranks_per_node, int) or ranks_per_node < 1):
         raise UsageError(f"ranks_per_node={ranks_per_node!r} is no number of ranks: give 1 or more")
     options = Options(
-        ranks_per_node, compiled, overlap, step, async_tp, _checked_attention(attention), expandable_segments
+        ranks_per_node, compiled, overlap, step, async_tp, attention, expandable_segments, expert_imbalance
     )
-    return Prediction(tables, as_cluster(hardware), options)
+    return Prediction(tables, as_cluster(hardware), _checked(options))
 
 
 def _has_other_attention(tables: Tables, cluster: Cluster) -> bool:
@@ -351,10 +359,14 @@ def _has_other_attention(tables: Tables, cluster: Cluster) -> bool:
     return GENERATIONS[cluster.generation].cudnn is not None and bool((tables.kernels["kind"] == "attention").any())
 
 
-def _checked_attention(name: Attention) -> Attention:
-    if name not in get_args(Attention):
-        raise UsageError(f"attention={name!r} is not known: name one of {', '.join(map(repr, get_args(Attention)))}")
-    return name
+def _checked(options: Options) -> Options:
+    """Return options whose values can be."""
+    kinds, imbalance = get_args(Attention), options.expert_imbalance
+    if options.attention not in kinds:
+        raise UsageError(f"attention={options.attention!r} is not known: name one of {', '.join(map(repr, kinds))}")
+    if not 1 <= imbalance < float("inf"):
+        raise UsageError(f"expert_imbalance={imbalance!r}: the busiest rank has 1 or more times the mean's tokens")
+    return options
 
 
 def _needs_trace(name: str, factor: float) -> UsageError:

@@ -133,6 +133,8 @@ class Options:
         attention: which kernels compute attention; see `dsexplore.cost.compute.Generation`.
         expandable_segments: whether the allocator's segments can grow, as with
             ``PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True``.
+        expert_imbalance: how many times as many tokens as the mean the busiest rank of experts has, where the trace has
+            even all_to_alls; those with uneven splits are as they are.
     """
 
     ranks_per_node: int | None = None
@@ -142,6 +144,7 @@ class Options:
     async_tp: bool = False
     attention: Attention = "flash-2"
     expandable_segments: bool = False
+    expert_imbalance: float = 1.0
 
 
 def _fullest_step(kernels: pl.DataFrame) -> int:
@@ -266,9 +269,12 @@ class _ItemReader:
 
     def _collective(self, row: Mapping[str, Any], rank: int, waited: set[int]) -> Collective:
         size, per_node = self._parties(row, rank)
+        message_bytes = row["message_bytes"]
+        if row["op"] == "all_to_all" and row["send_splits"] is None:
+            message_bytes = round(message_bytes * self.options.expert_imbalance)
         return Collective(
             seq=row["seq"],
-            seconds=self._seconds(row["op"], row["message_bytes"], size, per_node),
+            seconds=self._seconds(row["op"], message_bytes, size, per_node),
             stream=_stream(row),
             link="node" if per_node >= size else "network",
             rule=_rule(row, waited),
@@ -276,7 +282,7 @@ class _ItemReader:
             phase=row["phase"],
             op=row["op"],
             axis=row["axis"],
-            message_bytes=row["message_bytes"],
+            message_bytes=message_bytes,
             peer=row["peer"],
             ranks=row["group_size"],
         )

@@ -202,6 +202,7 @@ class Analyses(Displayable):
         async_tp: bool = False,
         attention: Literal["flash-2", "cudnn"] = "flash-2",
         expandable_segments: bool = False,
+        expert_imbalance: float = 1.0,
     ) -> Prediction:
         """Predict how long one step of this program takes on a cluster and how much memory it needs, with ranges.
 
@@ -217,6 +218,9 @@ class Analyses(Displayable):
             attention: whose attention kernels run: those of FlashAttention-2, or of cuDNN where they are faster.
             expandable_segments: whether the allocator's segments can grow, which leaves it hardly any gaps, as with
                 ``PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True``.
+            expert_imbalance: how many times as many tokens as the mean the busiest rank of experts has: its messages
+                and what it computes are that much larger. All_to_alls whose uneven splits the trace has stay as they
+                are.
 
         Raises:
             UsageError: the trace was recorded without ``costs=True``, has no such step, or there is no such hardware.
@@ -239,6 +243,7 @@ class Analyses(Displayable):
             async_tp=async_tp,
             attention=attention,
             expandable_segments=expandable_segments,
+            expert_imbalance=expert_imbalance,
         )
         return prediction
 

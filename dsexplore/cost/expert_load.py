@@ -1,0 +1,93 @@
+"""How unevenly tokens are sent to the ranks of experts: as a trace measured it, and as the input of a prediction.
+
+An expert layer sends tokens to the ranks of their experts and back, each with an all_to_all: what runs between the two
+is what the experts compute. All ranks wait for the one that has most tokens, so it decides: its messages are as many
+times larger than the mean, and so is what it computes.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+
+import polars as pl
+import torch
+
+from dsexplore.cost.rank_program import Collective, Item, Kernels
+from dsexplore.trace.schema import IN_STEPS
+from dsexplore.trace.tables import Tables
+
+_COUNTS = 0.02
+"""Messages of less than this part of the largest exchange are of numbers of tokens, and not of tokens."""
+LOAD: dict[str, pl.DataType] = {
+    "axis": pl.String(),
+    "rank": pl.Int32(),  # of the experts
+    "tokens": pl.Int64(),  # that the recorded ranks sent to it in forward, in all their steps
+    "bytes": pl.Int64(),
+}
+
+
+def expert_load(tables: Tables) -> pl.DataFrame:
+    """Return what each rank of experts is sent, as far as a trace says it: columns `LOAD`.
+
+    Counted are the first of each two all_to_alls with uneven splits, by axis, which bring the tokens to their experts.
+    Where only some ranks were recorded, it is what these sent.
+    """
+    members = {group: list(ranks) for group, ranks in tables.groups.select("group", "ranks").iter_rows()}
+    uneven = tables.events.filter(
+        IN_STEPS, pl.col("op") == "all_to_all", pl.col("send_splits").is_not_null(), pl.col("phase") == "forward"
+    ).sort("rank", "seq")
+    numbers: dict[tuple[int, int, str], int] = defaultdict(int)
+    sums: dict[tuple[str, int], list[int]] = defaultdict(lambda: [0, 0])
+    for event in uneven.iter_rows(named=True):
+        key = event["rank"], event["step"], event["group"]
+        numbers[key] += 1
+        ranks = members.get(event["group"], [])
+        if numbers[key] % 2 == 0 or len(ranks) != len(event["send_splits"]):
+            continue
+        width = event["shape"][-1] if len(event["shape"] or ()) > 1 else 1
+        itemsize = _item_size(event["dtype"])
+        for rank, count in zip(ranks, event["send_splits"], strict=True):
+            sums[event["axis"], rank][0] += count // max(1, width)
+            sums[event["axis"], rank][1] += count * itemsize
+    rows = [(axis, rank, tokens, size) for (axis, rank), (tokens, size) in sorted(sums.items())]
+    return pl.DataFrame(rows, schema=LOAD, orient="row")
+
+
+def _item_size(dtype: str) -> int:
+    return int(getattr(torch, dtype).itemsize)
+
+
+def imbalance(load: pl.DataFrame) -> float:
+    """Return how many times the mean the busiest rank of the worst axis has; 1 where nothing is known.
+
+    Examples:
+        >>> imbalance(pl.DataFrame([("ep", 0, 30, 60), ("ep", 1, 10, 20)], schema=LOAD, orient="row"))
+        1.5
+    """
+    ratios = load.group_by("axis").agg(ratio=pl.col("bytes").max() / pl.col("bytes").mean())["ratio"]
+    return float(max([1.0, *ratios.drop_nulls().drop_nans()]))
+
+
+def of_busiest_rank(items: Sequence[Item], factor: float) -> list[Item]:
+    """Return the work of the rank of experts that has `factor` times as many tokens as the mean.
+
+    What runs between the first and the second all_to_all of each two on an axis takes that many times as long; their
+    own times are larger already.
+    """
+    exchanges = [item for item in items if isinstance(item, Collective) and item.op == "all_to_all"]
+    largest = {item.axis: 0 for item in exchanges}
+    for item in exchanges:
+        largest[item.axis] = max(largest[item.axis], item.message_bytes)
+    inside: set[str] = set()
+    done: list[Item] = []
+    for item in items:
+        if isinstance(item, Collective):
+            if item.op == "all_to_all" and item.message_bytes >= _COUNTS * largest[item.axis]:
+                inside ^= {item.axis}
+        elif isinstance(item, Kernels) and inside:
+            low, expected, high = item.seconds
+            item = replace(item, seconds=(low * factor, expected * factor, high * factor))
+        done.append(item)
+    return done

@@ -1,0 +1,92 @@
+"""Uneven tokens: what a trace says each rank of experts is sent, and the step of the rank that has most."""
+
+from __future__ import annotations
+
+import polars as pl
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import dsexplore
+from dsexplore import UsageError
+from dsexplore.cost.expert_load import expert_load, imbalance
+from dsexplore.trace.trace import Trace
+
+RANKS, WIDTH, TOKENS = 4, 1024, 4096
+
+
+class Exchange(torch.autograd.Function):
+    """An all_to_all whose backward is the one the other way."""
+
+    @staticmethod
+    def forward(ctx, x: torch.Tensor, to: list[int] | None, of: list[int] | None) -> torch.Tensor:
+        ctx.splits = to, of
+        out = x.new_empty((sum(of) if of else x.shape[0], x.shape[1]))
+        dist.all_to_all_single(out, x, of, to)
+        return out
+
+    @staticmethod
+    def backward(ctx, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        to, of = ctx.splits
+        return Exchange.apply(gradient.contiguous(), of, to), None, None
+
+
+class Experts(nn.Module):
+    """Tokens to the ranks of their experts, a product there, and back."""
+
+    def __init__(self, to: list[int] | None = None) -> None:
+        super().__init__()
+        self.before, self.expert = (nn.Linear(WIDTH, WIDTH, bias=False) for _ in range(2))
+        self.to = to
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        of = [TOKENS // RANKS] * RANKS if self.to else None
+        return Exchange.apply(self.expert(Exchange.apply(self.before(x), self.to, of)), of, self.to)
+
+
+def traced(to: list[int] | None = None) -> Trace:
+    with dsexplore.simulate(f"ep={RANKS}", fake=True), dsexplore.commtrace(costs=True) as trace:
+        model = Experts(to)
+        model(torch.randn(TOKENS, WIDTH)).sum().backward()
+    return trace
+
+
+@pytest.fixture(scope="module")
+def even() -> Trace:
+    return traced()
+
+
+def test_the_busiest_rank_sends_and_computes_as_many_times_more(even: Trace) -> None:
+    mean, busy = even.predict(), even.predict(expert_imbalance=2.0)
+    assert mean.step == even.predict(expert_imbalance=1.0).step
+    sent = [one.by_axis().filter(op="all_to_all")["communication"].item() for one in (mean, busy)]
+    assert 1.5 < sent[1] / sent[0] <= 2.05
+    products = {
+        one: dict(one.by_module().group_by("module").agg(seconds=pl.col("compute").sum()).iter_rows())
+        for one in (mean, busy)
+    }
+    assert products[busy]["Experts.expert"] == pytest.approx(2 * products[mean]["Experts.expert"], rel=0.05)
+    assert products[busy]["Experts.before"] == pytest.approx(products[mean]["Experts.before"], rel=0.05)
+    assert mean.what_if(expert_imbalance=2.0).step == busy.step
+
+
+def test_a_trace_with_uneven_splits_says_what_each_rank_is_sent_and_stays_as_it_was_measured() -> None:
+    trace = traced([2560, 512, 512, 512])
+    load = expert_load(trace.tables)
+    assert load["rank"].to_list() == [0, 1, 2, 3]
+    assert load["tokens"].to_list() == [2560, 512, 512, 512]
+    assert load["bytes"].to_list() == [tokens * WIDTH * 4 for tokens in (2560, 512, 512, 512)]
+    assert imbalance(load) == 2.5
+    assert trace.predict(expert_imbalance=2.0).step == trace.predict().step
+
+
+def test_even_tokens_say_nothing(even: Trace) -> None:
+    assert expert_load(even.tables).is_empty()
+    assert imbalance(expert_load(even.tables)) == 1.0
+
+
+@pytest.mark.parametrize("factor", [0.5, 0.0, float("inf"), float("nan")])
+def test_the_busiest_rank_has_no_less_than_the_mean(even: Trace, factor: float) -> None:
+    with pytest.raises(UsageError, match="expert_imbalance="):
+        even.predict(expert_imbalance=factor)
