@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from dsexplore.cost.cluster import Cluster as Cluster
     from dsexplore.cost.cluster import known_clusters as known_clusters
     from dsexplore.cost.collective_duration import collective_time as collective_time
+    from dsexplore.cost.engine_collectives import custom_all_reduce_time as custom_all_reduce_time
+    from dsexplore.cost.expert_balance import expert_load as expert_load
+    from dsexplore.cost.expert_balance import imbalance as imbalance
     from dsexplore.cost.memory_snapshot import beside_snapshot as beside_snapshot
     from dsexplore.cost.memory_snapshot import read_memory_snapshot as read_memory_snapshot
     from dsexplore.cost.range import Range as Range
@@ -22,6 +25,9 @@ _HOMES = {
     "beside": "beside_measured",
     "beside_snapshot": "memory_snapshot",
     "collective_time": "collective_duration",
+    "custom_all_reduce_time": "engine_collectives",
+    "expert_load": "expert_balance",
+    "imbalance": "expert_balance",
     "known_clusters": "cluster",
     "read_memory_snapshot": "memory_snapshot",
     "with_measured_compute": "beside_measured",
@@ -33,6 +39,9 @@ __all__ = [
     "beside",
     "beside_snapshot",
     "collective_time",
+    "custom_all_reduce_time",
+    "expert_load",
+    "imbalance",
     "known_clusters",
     "read_memory_snapshot",
     "with_measured_compute",

@@ -8,6 +8,7 @@ A kernel takes the longer of its arithmetic and its memory traffic (the roofline
   GPU that has computed for a while. One that has not is not at the limit of its power yet, and its clocks are higher:
   see `product_alone`.
 * Attention: the stated FLOP/s × what published kernels reach. Torch takes FlashAttention-2 for bf16.
+  Of few queries, the bytes of keys and values: see `dsexplore.cost.decode_attention`.
 * Memory: bytes read and written once per op at the bandwidth that copies reach; of compiled modules, ops between two
   products are one kernel that moves what goes in and out.
 
@@ -25,6 +26,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from dsexplore.cost.cluster import Cluster
+from dsexplore.cost.decode_attention import decode_seconds, decodes
 
 
 @dataclass(frozen=True)
@@ -179,11 +181,15 @@ def kernel_seconds(
         share = 1.0 if compiled or cluster.generation == "cpu" else _share_of_bandwidth(row)
         return speed.memory * (_memory_seconds(traffic, cluster) / share + count * _fixed(cluster))
     if kind == "attention":
+        if cluster.generation != "cpu" and decodes(row["shape"]):
+            generation, memory = GENERATIONS[cluster.generation], cluster.memory
+            rate = stated_rate(row["dtype"], cluster) * generation.attention
+            copies = memory.bandwidth * memory.achievable
+            return speed.attention * decode_seconds(row, generation.multiprocessors, rate, copies)
         arithmetic = speed.attention * int(row["flops"]) / _attention_rate(row, cluster, attention)
     else:
         shape, alignment = tuple(row["shape"]), row["op"].partition(", ")[2]
-        rate = _product_rate(row["dtype"], shape, alignment, cluster)
-        arithmetic = speed.matmul * int(row["flops"]) / rate
+        arithmetic = speed.matmul * int(row["flops"]) / _product_rate(row["dtype"], shape, alignment, cluster)
         if _has_burst(row["dtype"], shape, alignment, cluster):
             sustained = max(arithmetic, speed.memory * _memory_seconds(traffic, cluster)) + count * _fixed(cluster)
             alone = count * product_alone(shape, row["dtype"], traffic / count, cluster, speed)
@@ -254,9 +260,8 @@ def product_alone(shape: tuple[int, ...], dtype: str, traffic: float, cluster: C
     generation = GENERATIONS[cluster.generation]
     burst = generation.burst * (_FP8_BURST if dtype.startswith("float8") and "fp8" in cluster.compute.dense else 1.0)
     arithmetic = speed.matmul * _tiled_steps(shape, generation.multiprocessors) / (stated_rate(dtype, cluster) * burst)
-    joining = 0.0
-    if _tiled_steps(shape, generation.multiprocessors, (1,)) > _tiled_steps(shape, generation.multiprocessors):
-        joining = speed.memory * _JOINING
+    is_split = _tiled_steps(shape, generation.multiprocessors, (1,)) > _tiled_steps(shape, generation.multiprocessors)
+    joining = speed.memory * _JOINING * is_split
     memory = speed.memory * _memory_seconds(traffic, cluster)
     return float((arithmetic**3 + memory**3) ** (1 / 3)) + joining + speed.memory * generation.start
 
@@ -356,14 +361,11 @@ def _product_rate(dtype: str, shape: tuple[int, ...], alignment: str, cluster: C
 
 def _attention_rate(row: Mapping[str, Any], cluster: Cluster, kernels: Attention) -> float:
     generation = GENERATIONS[cluster.generation]
-    parts = generation.attention, generation.attention_backward
-    if kernels == "cudnn" and generation.cudnn is not None:
-        parts = generation.cudnn
-    part = parts["backward" in row["op"]]
+    flash = generation.attention, generation.attention_backward
+    part = ((generation.cudnn or flash) if kernels == "cudnn" else flash)["backward" in row["op"]]
     batch, heads, queries, keys, width = map(int, row["shape"])
     blocks = batch * heads * -(-queries // _TILE)
-    waves = -(-blocks // generation.multiprocessors)
-    filled = blocks / (waves * generation.multiprocessors)
+    filled = blocks / (-(-blocks // generation.multiprocessors) * generation.multiprocessors)
     narrow = min(1.0, 0.5 + width / 256)  # as the same figures show for heads of 64
     used = queries / (-(-queries // _TILE) * _TILE) * keys / (-(-keys // _TILE) * _TILE)
     return stated_rate(row["dtype"], cluster) * part * narrow * filled * used

@@ -76,6 +76,16 @@ def read_memory_snapshot(path: str | os.PathLike[str], device: int | None = None
 
     Raises:
         UsageError: it cannot be read, is no snapshot, names a class or a function, or has no such GPU.
+
+    Examples:
+        >>> import pickle
+        >>> blocks = [{"address": 0, "size": 1 << 20, "state": "active_allocated", "frames": []}]
+        >>> segments = [{"device": 0, "address": 0, "total_size": 2 << 20, "blocks": blocks}]
+        >>> with open("snapshot.pickle", "wb") as file:
+        ...     pickle.dump({"segments": segments, "device_traces": []}, file)
+        >>> peak = read_memory_snapshot("snapshot.pickle")
+        >>> peak.allocated, peak.reserved, peak.gaps
+        (1048576, 2097152, 1048576)
     """
     try:
         content = load_plain(Path(path).read_bytes(), most=_MOST_VALUES)
@@ -199,6 +209,14 @@ def beside_snapshot(prediction: Prediction, snapshot: MemorySnapshot | str | os.
 
     Raises:
         UsageError: as `read_memory_snapshot`.
+
+    Examples:
+        >>> with dsexplore.commtrace(mesh="dp=4", costs=True) as trace:
+        ...     dist.all_reduce(torch.ones(256))
+        ...     trace.step()
+        >>> snapshot = MemorySnapshot(0, allocated=512, reserved=2 << 20, blocks={(): {512: 1}}, recorded=True)
+        >>> beside_snapshot(trace.predict("h100"), snapshot).filter(what="unknown")["allocated"].item()
+        512
     """
     taken = snapshot if isinstance(snapshot, MemorySnapshot) else read_memory_snapshot(snapshot)
     measured = _by_use(taken, prediction)

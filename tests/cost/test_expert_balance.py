@@ -10,7 +10,7 @@ from torch import nn
 
 import dsexplore
 from dsexplore import UsageError
-from dsexplore.cost.expert_load import expert_load, imbalance
+from dsexplore.cost.expert_balance import expert_load, imbalance
 from dsexplore.trace.trace import Trace
 
 RANKS, WIDTH, TOKENS = 4, 1024, 4096
@@ -73,7 +73,7 @@ def test_the_busiest_rank_sends_and_computes_as_many_times_more(even: Trace) -> 
 
 def test_a_trace_with_uneven_splits_says_what_each_rank_is_sent_and_stays_as_it_was_measured() -> None:
     trace = traced([2560, 512, 512, 512])
-    load = expert_load(trace.tables)
+    load = expert_load(trace)
     assert load["rank"].to_list() == [0, 1, 2, 3]
     assert load["tokens"].to_list() == [2560, 512, 512, 512]
     assert load["bytes"].to_list() == [tokens * WIDTH * 4 for tokens in (2560, 512, 512, 512)]
@@ -82,8 +82,8 @@ def test_a_trace_with_uneven_splits_says_what_each_rank_is_sent_and_stays_as_it_
 
 
 def test_even_tokens_say_nothing(even: Trace) -> None:
-    assert expert_load(even.tables).is_empty()
-    assert imbalance(expert_load(even.tables)) == 1.0
+    assert expert_load(even).is_empty()
+    assert imbalance(expert_load(even)) == 1.0
 
 
 @pytest.mark.parametrize("factor", [0.5, 0.0, float("inf"), float("nan")])

@@ -16,10 +16,12 @@ import torch
 
 from dsexplore.cost.rank_program import Collective, Item, Kernels
 from dsexplore.trace.schema import IN_STEPS
-from dsexplore.trace.tables import Tables
+from dsexplore.trace.trace import Trace
 
 _COUNTS = 0.02
 """Messages of less than this part of the largest exchange are of numbers of tokens, and not of tokens."""
+_ARRIVING = ("forward", "other")
+"""Phases in which tokens go to their experts; ``other`` is outside of any module."""
 LOAD: dict[str, pl.DataType] = {
     "axis": pl.String(),
     "rank": pl.Int32(),  # of the experts
@@ -28,15 +30,23 @@ LOAD: dict[str, pl.DataType] = {
 }
 
 
-def expert_load(tables: Tables) -> pl.DataFrame:
+def expert_load(trace: Trace) -> pl.DataFrame:
     """Return what each rank of experts is sent, as far as a trace says it: columns `LOAD`.
 
     Counted are the first of each two all_to_alls with uneven splits, by axis, which bring the tokens to their experts.
     Where only some ranks were recorded, it is what these sent.
+
+    Examples:
+        >>> with dsexplore.commtrace(mesh="ep=2") as trace:
+        ...     _ = dist.all_to_all_single(torch.empty(4, 8), torch.ones(4, 8), [2, 2], [3, 1])
+        ...     trace.step()
+        >>> expert_load(trace)["tokens"].to_list()
+        [3, 1]
     """
+    tables = trace.tables
     members = {group: list(ranks) for group, ranks in tables.groups.select("group", "ranks").iter_rows()}
     uneven = tables.events.filter(
-        IN_STEPS, pl.col("op") == "all_to_all", pl.col("send_splits").is_not_null(), pl.col("phase") == "forward"
+        IN_STEPS, pl.col("op") == "all_to_all", pl.col("send_splits").is_not_null(), pl.col("phase").is_in(_ARRIVING)
     ).sort("rank", "seq")
     numbers: dict[tuple[int, int, str], int] = defaultdict(int)
     sums: dict[tuple[str, int], list[int]] = defaultdict(lambda: [0, 0])
