@@ -55,7 +55,7 @@ class Projections:
 def summarize(tensor: Tensor, projections: Projections) -> Summary:
     """Return the summary of a floating-point tensor with elements, without waiting for its device.
 
-    The tensor is read five times: for the hash, the norm, the smallest and the largest value, and by one product of
+    The tensor is read four times: for the hash, the norm, the smallest and largest value, and by one product of
     matrices for sum and projection.
 
     Args:
@@ -69,8 +69,8 @@ def summarize(tensor: Tensor, projections: Projections) -> Summary:
             matrix = matrix.float()
         rows, columns = (projections.ones_and_random(size, matrix.device, matrix.dtype) for size in matrix.shape)
         products = rows @ matrix @ columns.T
-        norm = torch.linalg.vector_norm(matrix)
-        return Summary(norm, matrix.amin(), matrix.amax(), products, bits, matrix.numel())
+        low, high = torch.aminmax(matrix)
+        return Summary(torch.linalg.vector_norm(matrix), low, high, products, bits, matrix.numel())
 
 
 def read(summaries: Sequence[Summary]) -> tuple[list[list[float]], list[int]]:

@@ -22,6 +22,7 @@ margin:2px 0 4px}}
 .dsx .dif i{{position:absolute;border:1px solid var(--dsx-fg);overflow:hidden;font-style:normal}}
 .dsx .dif i span{{background:var(--dsx-bg);color:var(--dsx-fg);font-size:var(--dsx-tiny);padding:0 3px;
 white-space:nowrap}}
+.dsx .dif-label{{white-space:nowrap}}
 .dsx .dif-key{{display:inline-block;width:1.1em;height:1.1em;vertical-align:text-bottom;margin:0 3px 0 10px;
 border:1px solid var(--dsx-line);background:{theme.ALARM};forced-color-adjust:none}}
 """
@@ -85,12 +86,13 @@ def _axes(shown: DifferenceMap) -> str:
     across = f"dim {second} across ({shown.shape[second]:,})"
     down = f"dim {first} down ({shown.shape[first]:,}), " if first >= 0 else ""
     return (
-        f"The tensor {list(shown.shape)} as ranks hold it: {down}{across}. A cell shows the largest difference in "
-        "it, of the tensor's root mean square:"
+        f"Where this tensor {list(shown.shape)} differs: {down}{across}; outlines are what ranks hold. Largest "
+        "difference in a cell, relative to the tensor's root mean square:"
     )
 
 
 def _key() -> str:
     return "".join(
-        f'<i class="dif-key" style="opacity:{opacity:g}"></i>{html.escape(label, 0)}' for _, label, opacity in LEVELS
+        f'<span class="dif-label"><i class="dif-key" style="opacity:{opacity:g}"></i>{html.escape(label, 0)}</span>'
+        for _, label, opacity in LEVELS
     )

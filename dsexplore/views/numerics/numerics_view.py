@@ -32,7 +32,7 @@ gap:0 8px;align-items:center;padding:1px 0}}
 .dsx .num-band{{left:0;background:var(--dsx-line)}}
 .dsx .num-mark{{width:3px;background:var(--dsx-fg);forced-color-adjust:none}}
 .dsx .num-wrong{{width:7px;background:{theme.ALARM};forced-color-adjust:none}}
-.dsx .num-track b{{position:absolute;left:3px;top:0;font-size:var(--dsx-tiny)}}
+.dsx .num-track b{{position:absolute;top:0;padding-right:4px;font-size:var(--dsx-tiny);white-space:nowrap}}
 .dsx .num-first>.num-name,.dsx .num-first>summary>.num-name{{font-weight:700;text-decoration:underline}}
 .dsx .num-rank{{display:inline-block;min-width:2em;text-align:center;border:1px solid var(--dsx-line);
 margin:0 2px 2px 0;font-size:var(--dsx-small)}}
@@ -119,13 +119,14 @@ def _cell(cell: ErrorCell | None, phase: str) -> str:
         return '<span class="dim">–</span>'
     band = _place(cell.allowed)
     kind = "num-wrong" if cell.is_wrong else "num-mark"
-    shown = f"<b>{_number(cell.error)}</b>" if cell.is_wrong else ""
+    place = f"{_place(cell.error):.3g}%"
+    shown = f'<b style="right:max(100% - {place},7px)">{_number(cell.error)}</b>' if cell.is_wrong else ""
     title = f"{phase}: error {_number(cell.error)}, rounding up to {_number(cell.allowed)}"
     if cell.measured is not None and cell.rounding is not None:
         title += f"; in the program's own dtypes {_number(cell.measured)}, the reference {_number(cell.rounding)}"
     return (
         f'<span class="num-track" title="{html.escape(title, 0)}"><i class="num-band" style="width:{band:.3g}%"></i>'
-        f'<i class="{kind}" style="left:min({_place(cell.error):.3g}%,calc(100% - 7px))"></i>{shown}</span>'
+        f'<i class="{kind}" style="left:min({place},calc(100% - 7px))"></i>{shown}</span>'
     )
 
 
@@ -145,9 +146,9 @@ def _number(error: float | None) -> str:
 
 def _foot() -> str:
     return (
-        f"Errors are relative to the reference's root mean square, of the worst rank and tensor of a module, from "
-        f"1e{LOWEST} to 1e{HIGHEST} (log); the band is what rounding may do. Gradients of outputs are compared but for "
-        "one factor, the scale of the loss."
+        "Grey band: what rounding may do. Red: beyond it. Errors are of a module's worst rank and tensor, relative to "
+        f"the reference's root mean square, from 1e{LOWEST} to 1e{HIGHEST} (log). Gradients of outputs are compared "
+        "but for one factor, the scale of the loss."
     )
 
 
