@@ -306,7 +306,7 @@ def ranks_of_four() -> Trace:
 
 
 def test_a_directory_that_is_read_only_in_part_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    read = files._read
+    read = files.read_file
 
     def interrupted(file: Path) -> Tables:
         if file.name == "rank-00002.parquet":
@@ -314,7 +314,7 @@ def test_a_directory_that_is_read_only_in_part_says_so(tmp_path: Path, monkeypat
         return read(file)
 
     ranks_of_four().save(tmp_path / "ranks")
-    monkeypatch.setattr(files, "_read", interrupted)
+    monkeypatch.setattr(files, "read_file", interrupted)
     cut = f"reading {tmp_path / 'ranks'} was interrupted: this trace is incomplete, with 2 of 4 traces"
     with pytest.warns(RuntimeWarning, match="this trace is incomplete"):
         trace = dsexplore.load(tmp_path / "ranks")

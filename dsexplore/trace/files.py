@@ -34,11 +34,9 @@ from dsexplore.atomic import writing
 from dsexplore.errors import TraceFileError, UsageError
 from dsexplore.progress import track
 from dsexplore.trace import schema
-from dsexplore.trace.call_journal import journals_in, read_journal
 from dsexplore.trace.checked_tables import check_tables
-from dsexplore.trace.ends import RUNNING
 from dsexplore.trace.file_digest import KEY, PLACEHOLDER, check_digest, write_digest
-from dsexplore.trace.guarded import guarded, read_rows, readable
+from dsexplore.trace.guarded import check_kind_of_path, guarded, read_rows, readable
 from dsexplore.trace.importers.archives import unpacked
 from dsexplore.trace.importers.file_kinds import kind_not_read
 from dsexplore.trace.importers.foreign import foreign_files, kind_of_file, load_foreign
@@ -67,13 +65,14 @@ def load(path: str | os.PathLike[str]) -> Tables:
     source = Path(path)
     if not source.exists():
         raise FileNotFoundError(f"no trace at {source}: give a file that Trace.save wrote, or a directory of them")
+    check_kind_of_path(source)
     if not _has_trace_files(source):
         if kind_of_file(source) == "archive":
             return _read_archive(source)
         foreign = foreign_files(source)
         if foreign:
             return load_foreign(foreign)
-    return _read_directory(source) if source.is_dir() else _read(source)
+    return _read_directory(source) if source.is_dir() else read_file(source)
 
 
 def _has_trace_files(source: Path) -> bool:
@@ -82,44 +81,6 @@ def _has_trace_files(source: Path) -> bool:
         return any(source.glob("*.parquet"))
     with source.open("rb") as opened:
         return opened.read(4) == b"PAR1"
-
-
-def load_with_journals(paths: Sequence[Path]) -> Tables:
-    """Read what the ranks of a job saved, and of those that did not their journals, see `dsexplore.trace.call_journal`.
-
-    A journal that goes further than its rank's trace replaces it: the trace was saved while the block ran.
-
-    Raises:
-        FileNotFoundError: as `load`.
-        TraceFileError: as `load`.
-        UsageError: as `load_several`.
-    """
-    folders = [path for path in paths if path.is_dir()]
-    problems: list[str] = []
-    journals = list(readable([file for folder in folders for file in journals_in(folder)], read_journal, problems))
-    if not journals:
-        return load_several(paths)
-    files = [file for path in paths for file in (sorted(path.glob("*.parquet")) if path.is_dir() else [path])]
-    saved = {ranks: tables for tables in readable(files, _read, problems) if (ranks := ranks_of(tables))}
-    ends_now = {journal.info.rank: journal.end_now() for journal in journals}
-    are_known_by_others = not all(ends_now.values()) if not saved else not _was_last_saved_while_it_ran(files)
-    for journal in journals:
-        rank, end = journal.info.rank, journal.noted
-        before = saved.get((rank,))
-        if before is None or before.info.attempt != journal.info.attempt or before.events.height < journal.events:
-            # Where all are gone, their launcher may have ended them: who saved last would have noted an earlier end.
-            saved[rank,] = journal.tables(end or (ends_now[rank] if are_known_by_others else ""))
-        elif end:
-            saved[rank,] = replace(before, info=replace(before.info, ends=(end,)))
-    tables = merge_as_they_come(saved.values(), "reading traces", len(saved), is_whole=True, same_attempt=True)
-    return replace(tables, info=replace(tables.info, notes=(*tables.info.notes, *problems)))
-
-
-def _was_last_saved_while_it_ran(files: Sequence[Path]) -> bool:
-    """Return True if the file that was written last is of a rank whose block still ran."""
-    times = {file: file.stat().st_mtime_ns for file in files}
-    latest = max(times, key=lambda file: times[file])
-    return any(set(tables.info.ends) == {RUNNING} for tables in readable([latest], _read, []))
 
 
 def load_several(paths: Sequence[Path]) -> Tables:
@@ -279,7 +240,7 @@ def _read_directory(source: Path) -> Tables:
         )
         raise TraceFileError(f"{source} has no trace files: {found}")
     problems: list[str] = []
-    parts = readable(files, _read, problems)
+    parts = readable(files, read_file, problems)
     try:
         tables = merge_as_they_come(parts, f"reading {source}", len(files), is_whole=True, same_attempt=True)
     except UsageError as error:
@@ -300,7 +261,7 @@ def _read_archive(archive: Path) -> Tables:
             raise TraceFileError(str(error).replace(str(folder), str(archive))) from error
 
 
-def _read(file: Path) -> Tables:
+def read_file(file: Path) -> Tables:
     """Read one file.
 
     Raises:

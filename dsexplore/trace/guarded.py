@@ -16,6 +16,16 @@ _LARGE = 4 * 1024 * 1024
 """Bytes of a file whose columns are read one by one: each takes the memory of its reading before the next one does."""
 
 
+def check_kind_of_path(path: Path) -> None:
+    """Raise unless a path is a folder or a regular file: a pipe or a device may never end.
+
+    Raises:
+        TraceFileError: it is something else.
+    """
+    if not path.is_file() and not path.is_dir():
+        raise TraceFileError(f"{path} is a pipe, a socket or a device: give a file or a folder")
+
+
 def guarded(file: Path, read: Callable[[], T]) -> T:
     """Return ``read()``, which reads a part of `file`.
 

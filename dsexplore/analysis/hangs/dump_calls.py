@@ -115,7 +115,7 @@ class _CallFields(NamedTuple):
     sent: int | None
     received: int | None
     dtype: str
-    message_bytes: int
+    message_bytes: int | None
     pair: tuple[int, int] | None
     has_equal_parts: bool
 

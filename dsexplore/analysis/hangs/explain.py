@@ -16,11 +16,12 @@ from dsexplore.analysis.hangs.trace_calls import job_of_trace
 from dsexplore.errors import UsageError
 from dsexplore.paused_collector import no_collection
 from dsexplore.signatures import names_arguments
-from dsexplore.trace import files
 from dsexplore.trace.ends import RUNNING
+from dsexplore.trace.guarded import check_kind_of_path
 from dsexplore.trace.importers.debug_server import is_address, read_debug_server
 from dsexplore.trace.importers.dumps import read_dumps
 from dsexplore.trace.importers.foreign import foreign_files, kind_of_file
+from dsexplore.trace.job_files import load_with_journals
 from dsexplore.trace.tables import Tables
 from dsexplore.trace.trace import Trace
 
@@ -61,6 +62,7 @@ def _explained(paths: Paths) -> HangReport:
     for source in sources:
         if not source.exists():
             raise FileNotFoundError(f"nothing at {source}: give the folder that the ranks wrote to")
+        check_kind_of_path(source)
     files_of = (foreign_files(source) if source.is_dir() else [source] for source in sources)
     kinds = {file: kind_of_file(file) for found in files_of for file in found}
     if "recorder" in kinds.values():
@@ -129,7 +131,7 @@ _DSEXPLORE_FRAME = re.compile(rf'"(?:{re.escape(str(Path(__file__).parents[2]))}
 
 
 def _tables(sources: list[Path]) -> Tables:
-    return _of_real_ranks(files.load_with_journals(sources))
+    return _of_real_ranks(load_with_journals(sources))
 
 
 def _of_real_ranks(tables: Tables) -> Tables:

@@ -123,7 +123,7 @@ WAITING: dict[str, pl.DataType] = {
     "group": pl.String(),  # its mesh axis or description, else its name
     "ranks": pl.List(pl.Int32()),  # of the group
     "number": pl.Int64(),  # sequence number of a collective in its group; of a message, as the recorder counts
-    "message_bytes": pl.Int64(),
+    "message_bytes": pl.Int64(),  # null where the size is not known
     "dtype": pl.String(),
     "state": pl.String(),  # scheduled, started or failed
     "source": pl.String(),  # "file:line" of the call; "" where that is not known

@@ -82,7 +82,8 @@ class RankCall(NamedTuple):
     received: int | None = None
     """Elements that the rank gets."""
     dtype: str = ""
-    message_bytes: int = 0
+    message_bytes: int | None = 0
+    """None where the size is not known."""
     pair: tuple[int, int] | None = None
     """Sender and receiver of a message; None for a collective, and where they are not known."""
     root: int | None = None

@@ -116,7 +116,7 @@ def _calls(
                 sent=None if gathers else elements,
                 received=elements if gathers else None,
                 dtype=row["dtype"],
-                message_bytes=row["message_bytes"] or 0,
+                message_bytes=row["message_bytes"],
                 pair=_pair(row) if is_message else None,
                 root=row["root"],
                 source=row["source"],

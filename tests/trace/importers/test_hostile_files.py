@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import pickle
 import resource
 import struct
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -185,6 +187,48 @@ def test_sizes_that_cannot_be_true_are_unknown(tmp_path: Path) -> None:
     (tmp_path / "dump_0").write_bytes(text(dump(entries=[entry(input_sizes=[[HUGE, HUGE]])])))
     (row,) = dsexplore.load(tmp_path).events.iter_rows(named=True)
     assert (row["message_bytes"], row["shape"]) == (None, [])
+
+
+BYTES = {
+    "UTF-16": json.dumps(dump()).encode("utf-16"),
+    "not a number": text(dump(entries=[entry(input_sizes=[[float("nan")]], record_id=float("inf"))])),
+    "a key twice": text(dump()).replace(b'"entries": [', b'"entries": 5, "entries": ['),
+    "a long text": text(dump(entries=[entry(profiling_name="x" * (1 << 24))])),
+    "zeros": b"\0" * (1 << 20),
+    "a long number": b'{"pg_config": {}, "entries": [' + b"9" * 1_000_000 + b"]}",
+    "negative ranks": text(dump(rank=-7)),
+    "many groups": text(dump(pg_config={str(i): {"name": str(i), "ranks": "[0]"} for i in range(20_000)})),
+}
+"""{what is odd about it: content}, read or refused."""
+
+
+@pytest.mark.parametrize("content", [*BYTES.values(), *PROFILES.values()], ids=[*BYTES, *PROFILES])
+def test_odd_bytes_take_neither_time_nor_memory_and_the_rest_is_read(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "dump_0").write_bytes(text(dump()))
+    (tmp_path / "dump_1").write_bytes(content)
+    with limited(), suppress(TraceFileError), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dsexplore.load(tmp_path / "dump_1").headline()
+    (tmp_path / "odd").mkdir()
+    (tmp_path / "odd" / "dump_1").write_bytes(content)
+    with limited(), suppress(TraceFileError, dsexplore.UsageError):
+        dsexplore.explain_hang(tmp_path)
+
+
+def test_pipes_devices_and_links_in_circles_are_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "dump_1")
+    (tmp_path / "dump_2").symlink_to(tmp_path / "dump_2")
+    (tmp_path / "self").symlink_to(tmp_path)
+    for path in (tmp_path / "dump_1", Path("/dev/zero")):
+        for read in (dsexplore.load, dsexplore.explain_hang):
+            with limited(), pytest.raises(TraceFileError, match="is a pipe, a socket or a device"):
+                read(path)
+    with pytest.raises(FileNotFoundError, match="dump_2"):
+        dsexplore.load(tmp_path / "dump_2")
+    (tmp_path / "dump_0").write_bytes(text(dump()))
+    with limited():
+        assert dsexplore.load(tmp_path).info.ranks == (0,)
+        assert dsexplore.explain_hang(tmp_path).world_size == 2
 
 
 VALUES = st.recursive(

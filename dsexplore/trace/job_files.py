@@ -1,0 +1,52 @@
+"""What the ranks of a job left in a folder: traces, and the journals of ranks that were ended before they saved."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from dsexplore.trace.call_journal import journals_in, read_journal
+from dsexplore.trace.ends import RUNNING
+from dsexplore.trace.files import load_several, read_file
+from dsexplore.trace.guarded import readable
+from dsexplore.trace.merge import merge_as_they_come, ranks_of
+from dsexplore.trace.tables import Tables
+
+
+def load_with_journals(paths: Sequence[Path]) -> Tables:
+    """Read what the ranks of a job saved, and of those that did not their journals, see `dsexplore.trace.call_journal`.
+
+    A journal that goes further than its rank's trace replaces it: the trace was saved while the block ran.
+
+    Raises:
+        FileNotFoundError: as `load`.
+        TraceFileError: as `load`.
+        UsageError: as `load_several`.
+    """
+    folders = [path for path in paths if path.is_dir()]
+    problems: list[str] = []
+    journals = list(readable([file for folder in folders for file in journals_in(folder)], read_journal, problems))
+    if not journals:
+        return load_several(paths)
+    files = [file for path in paths for file in (sorted(path.glob("*.parquet")) if path.is_dir() else [path])]
+    saved = {ranks: tables for tables in readable(files, read_file, problems) if (ranks := ranks_of(tables))}
+    ends_now = {journal.info.rank: journal.end_now() for journal in journals}
+    are_known_by_others = not all(ends_now.values()) if not saved else not _was_last_saved_while_it_ran(files)
+    for journal in journals:
+        rank, end = journal.info.rank, journal.noted
+        before = saved.get((rank,))
+        if before is None or before.info.attempt != journal.info.attempt or before.events.height < journal.events:
+            # Where all are gone, their launcher may have ended them: who saved last would have noted an earlier end.
+            saved[rank,] = journal.tables(end or (ends_now[rank] if are_known_by_others else ""))
+        elif end:
+            saved[rank,] = replace(before, info=replace(before.info, ends=(end,)))
+    tables = merge_as_they_come(saved.values(), "reading traces", len(saved), is_whole=True, same_attempt=True)
+    return replace(tables, info=replace(tables.info, notes=(*tables.info.notes, *problems)))
+
+
+def _was_last_saved_while_it_ran(files: Sequence[Path]) -> bool:
+    """Return True if the file that was written last is of a rank whose block still ran."""
+    times = {file: file.stat().st_mtime_ns for file in files}
+    latest = max(times, key=lambda file: times[file])
+    return any(set(tables.info.ends) == {RUNNING} for tables in readable([latest], read_file, []))
