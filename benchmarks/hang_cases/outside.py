@@ -13,7 +13,7 @@ OUTSIDE = [
 step()
 if rank == 2:
     dist.new_group([0, 1])  # here
-    dist.new_group([1, 2])
+    dist.new_group([1, 2])  # here
 else:
     dist.new_group([0, 1, 2])
     dist.new_group([1, 2])
@@ -156,7 +156,7 @@ dist.barrier()
     case(
         "a group of other ranks",
         (1,),
-        "outside a collective|other collective|did not come",
+        "outside a collective|other collective|other group order",
         """
 step()
 group = dist.new_group([0, 1] if rank == 1 else [0, 1, 2])  # here

@@ -283,10 +283,31 @@ def _behind(job: JobCalls, front: Wavefront) -> Blame | None:
 def _circle(job: JobCalls, front: Wavefront, circle: set[int], expected: ExpectedCalls) -> Blame:
     heads = [front.heads[rank][0] for rank in sorted(circle)]
     instances = tuple({job.instance_of(call).id: job.instance_of(call) for call in heads}.values())
-    odd = _outvoted(heads, circle) or went_past(job, front, circle) or expected.deviating(heads)
+    odd = (
+        _made_otherwise(front, circle)
+        or _outvoted(heads, circle)
+        or went_past(job, front, circle)
+        or expected.deviating(heads)
+    )
     if odd and len(odd) < len(circle):
         return Blame("order", tuple(sorted(odd)), instances=instances)
     return Blame("order", suspects=tuple(sorted(circle)), instances=instances)
+
+
+def _made_otherwise(front: Wavefront, circle: set[int]) -> set[int]:
+    """Return the ranks of a circle that wait in a group which most others made of other ranks.
+
+    Its name counts what a process has made, so all ranks made it by one call of ``new_group``.
+    """
+    made: dict[str, dict[tuple[int, ...], set[int]]] = {}
+    for rank, (call, *_) in front.heads.items():
+        made.setdefault(call.group.made_as, {}).setdefault(call.group.ranks, set()).add(rank)
+    odd = set()
+    for sides in made.values():
+        most, *others = sorted(sides.values(), key=len, reverse=True)
+        if others and len(most) > max(map(len, others)):
+            odd |= set().union(*others) & circle
+    return odd
 
 
 def _outvoted(heads: Sequence[RankCall], circle: set[int]) -> set[int]:

@@ -12,7 +12,7 @@ from dsexplore.analysis.hangs.wavefront import END_TOGETHER
 from dsexplore.trace.importers.dumps import Dumps
 from dsexplore.trace.importers.recorder_dump import RecorderDump
 from dsexplore.trace.importers.recorder_entry import RecorderEntry, Sizes
-from dsexplore.trace.importers.recorder_tables import message_bytes, numel
+from dsexplore.trace.importers.recorder_tables import is_sized, message_bytes, numel
 from dsexplore.units import format_ranks
 
 _WITHOUT_TRAFFIC = frozenset({"unknown:split", "unknown:new_window"})
@@ -169,7 +169,7 @@ def _repeated(rank: int, entry: RecorderEntry, groups: _Groups) -> _CallFields:
         sent=_elements(entry.input_sizes),
         received=_elements(entry.output_sizes),
         dtype=_dtype(entry.op, entry.input_dtypes, entry.output_dtypes),
-        message_bytes=message_bytes(entry, len(group.ranks) or 1),
+        message_bytes=message_bytes(entry, len(group.ranks) or 1) if is_sized(entry) else None,
         pair=pair,
         has_equal_parts=any(part in entry.raw_op for part in _OF_EQUAL_PARTS),
     )

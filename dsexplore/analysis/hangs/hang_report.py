@@ -45,7 +45,8 @@ Reason = Literal[
   they are in ``new_group``, at a store, in code of their own;
 * ``other collective``: they called another one than the others, or one too many;
 * ``other size``, ``other dtype``, ``other root``, ``other reduction``: they called the same with another one of these;
-* ``other group order``: ranks took their groups in different orders, and wait for each other;
+* ``other group order``: ranks took their groups in different orders, or made one of different ranks, and wait for each
+  other;
 * ``messages in a circle``: ranks wait for each other's messages;
 * ``other peer``: they send to, or receive from, another rank than the one that waits for their message;
 * ``device``: all called it, and the culprits' devices do not begin or end it;

@@ -282,9 +282,23 @@ def _order_text(front: Wavefront, blame: Blame, lines: Sequence[str]) -> str:
         texts.append(_ring_text(front, heads))
     elif lines:
         texts += lines
+    elif made := _made_text(heads):
+        texts.append(made)
     elif parted.id.pair is None:
         texts.append(_parted_after(_last_common(parted, blame), _label(parted)))
     return "; ".join([*texts, _odd_text(blame)])
+
+
+def _made_text(heads: Sequence[RankCall]) -> str:
+    """Say of which ranks each rank made the group in which it waits; empty unless they made one of different ranks."""
+    groups = {call.group for call in heads}
+    if len(groups) == len({group.made_as for group in groups}):
+        return ""
+    sides = [
+        f"{format_ranks(call.rank for call in heads if call.group == group)} made it of {format_ranks(group.ranks)}"
+        for group in sorted(groups)
+    ]
+    return f"group {heads[0].group.made_as} is not the same on all of them: {', '.join(sides)}"
 
 
 def _ring_text(front: Wavefront, heads: Sequence[RankCall]) -> str:

@@ -29,6 +29,11 @@ class GroupId(NamedTuple):
     ranks: tuple[int, ...]
 
     @property
+    def made_as(self) -> str:
+        """The name that the rank gave it; merging adds ``"@rank"`` where two ranks mean different groups by a name."""
+        return self.name.partition("@")[0]
+
+    @property
     def title(self) -> str:
         """Group's name in reports; its ranks if torch named it by a hash, ``"(ranks 1, 3)"``."""
         return f"({format_ranks(self.ranks)})" if _HASH.fullmatch(self.name) else self.name

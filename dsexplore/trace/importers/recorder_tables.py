@@ -67,7 +67,7 @@ def _row(rank: int, position: int, entry: RecorderEntry, members: Sequence[int])
     size = len(members) or 1  # of groups without a list of members, only this rank is known
     is_part = not members and entry.op in ("all_gather", "reduce_scatter") and entry.input_sizes == entry.output_sizes
     message = (
-        None if is_part or not _is_sized(entry) else message_bytes(entry, size)
+        None if is_part or not is_sized(entry) else message_bytes(entry, size)
     )  # NCCL counts the part of one of its unknown ranks
     sizes = entry.output_sizes if entry.op in ("all_gather", "recv") else entry.input_sizes
     shape = _first(sizes) or _first(entry.output_sizes)
@@ -89,7 +89,7 @@ def _row(rank: int, position: int, entry: RecorderEntry, members: Sequence[int])
     )
 
 
-def _is_sized(entry: RecorderEntry) -> bool:
+def is_sized(entry: RecorderEntry) -> bool:
     """Return True if the entry says what was sent: sizes, of a dtype that torch has."""
     if entry.op == "barrier":
         return True

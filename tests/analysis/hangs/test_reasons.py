@@ -6,6 +6,7 @@ Modules: ``analysis/hangs/hang_report.py``, ``analysis/hangs/hang_text.py``.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import polars as pl
@@ -205,3 +206,17 @@ def test_most_ranks_that_are_in_code_of_their_own_are_not_one_that_called_too_mu
     assert (found.culprits, found.reason, found.lines[1]) == ((1, 2), "outside a collective", "loader.py:12")
     ended = report(calls, ends=("running", "ended its block", "ended its block"))
     assert (ended.culprits, ended.reason) == ((0,), "other collective")
+
+
+def test_a_group_that_one_rank_makes_of_other_ranks_is_said() -> None:
+    rows = {rank: [FIRST, {**WAITS, "group": "1@1" if rank == 1 else "1"}] for rank in range(3)}
+    plain = {"group": "0", "group_size": 3, "state": "completed", "raw_op": "c10d::allreduce_"}
+    built = build([{**plain, "rank": rank, **call} for rank, calls in rows.items() for call in calls], (0, 1, 2))
+    members = {"0": [0, 1, 2], "1": [0, 1, 2], "1@1": [0, 1]}
+    groups = [(name, "", "", ranks, len(ranks), "gloo", "work") for name, ranks in members.items()]
+    info = replace(built.info, world_size=3)
+    found = report_of(
+        job_of_trace(replace(built, groups=pl.DataFrame(groups, schema=schema.GROUPS, orient="row"), info=info))
+    )
+    assert (found.culprits, found.reason) == ((1,), "other group order")
+    assert "rank 0 made it of ranks 0–2, rank 1 made it of ranks 0, 1" in found.sentence
