@@ -42,6 +42,11 @@ _PICKLE_KEYS = (
 )
 
 
+def is_tar(begin: bytes) -> bool:
+    """Return True if a file that begins so is a tar archive."""
+    return begin[257:262] == b"ustar"
+
+
 def unpacked_beginning(file: Path) -> bytes:
     """Return the beginning of a file's content, decompressed if it is gzipped, also if it is cut off.
 
@@ -70,6 +75,8 @@ def kind_not_read(file: Path) -> str:
         return by_suffix or "empty: copy or record it again"
     if known := next((kind for mark, kind in _BY_BEGINNING if begin.startswith(mark)), ""):
         return known
+    if is_tar(begin):
+        return "a tar archive: give the file itself, not its folder"
     if begin[:1] in b"{[":
         named = next((kind for key, kind in _JSON_KEYS if key in begin), "")
         return named or "JSON of none of the kinds that are read"

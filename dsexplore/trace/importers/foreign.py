@@ -13,7 +13,7 @@ from dsexplore.progress import track
 from dsexplore.trace.guarded import readable
 from dsexplore.trace.importers.dumps import is_named_by_rank, rank_in_name, ranks_of_files, read_dumps, tables_of_dumps
 from dsexplore.trace.importers.execution_trace import read_execution_trace, without_times
-from dsexplore.trace.importers.file_kinds import unpacked_beginning
+from dsexplore.trace.importers.file_kinds import is_tar, unpacked_beginning
 from dsexplore.trace.importers.inspector_log import InspectorLog, read_inspector_log, tables_of_inspector
 from dsexplore.trace.importers.profiler_file import ProfilerFile, read_profiler_file
 from dsexplore.trace.importers.profiler_groups import world_size_of_profile
@@ -108,7 +108,7 @@ def kind_of_file(file: Path) -> Kind:
         begin = unpacked_beginning(file)
     except OSError:
         return ""
-    if begin[257:262] == b"ustar":
+    if is_tar(begin):
         return "archive"
     text = begin.lstrip(b"\xef\xbb\xbf \t\r\n")
     if not text:

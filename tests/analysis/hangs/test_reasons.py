@@ -219,4 +219,4 @@ def test_a_group_that_one_rank_makes_of_other_ranks_is_said() -> None:
         job_of_trace(replace(built, groups=pl.DataFrame(groups, schema=schema.GROUPS, orient="row"), info=info))
     )
     assert (found.culprits, found.reason) == ((1,), "other group order")
-    assert "rank 0 made it of ranks 0–2, rank 1 made it of ranks 0, 1" in found.sentence
+    assert "ranks 0, 2 made it of ranks 0–2, rank 1 made it of ranks 0, 1" in found.sentence

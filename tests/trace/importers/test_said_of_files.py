@@ -24,6 +24,7 @@ from tests.trace.importers.test_hostile_files import DEEP, DUMPS, dump, entry, p
 from tests.trace.importers.test_other_tools import archive, line, log_of
 from tests.trace.importers.test_recorder_dump import gloo
 from tests.trace.importers.test_sentences import CASES as NOTES
+from tests.trace.importers.test_sentences import LAUNCH, MARK
 
 Files = Mapping[str, bytes]
 
@@ -35,6 +36,7 @@ GOOD: dict[str, Files] = {
     "archive": {"a.tar": archive({"rank0.json": text(profile(0)), "rank1.json": text(profile(1))}, "w")},
 }
 ASKS_FOR_MORE = b"\x80\x05X\x07\x00\x00\x00entries\x8e" + struct.pack("<Q", 1 << 40) + b"."
+TOO_DEEP = b"\x80\x02X\x07\x00\x00\x00entries0" + b"]" * 100_000 + b"a" * 99_999 + b"."
 NO_RANK = {**profile(), "distributedInfo": {"backend": "nccl", "world_size": 2}}
 SAID: dict[str, Files] = {
     # of single files that are not read
@@ -42,7 +44,7 @@ SAID: dict[str, Files] = {
     "copy or pack it again": {"a.tar.gz": archive({"rank0.json": text(profile(0))})[:-30]},
     "it is blank for": {"dump_0": gzip.compress(b'{"entries"' + b" " * (1 << 26), 1)},
     "times its size": {"dump_0": gzip.compress(b'{"entries":"' + b"x" * (1 << 27), 6)},
-    "its values are more than": {"dump_0": DUMPS["deep pickle"]},
+    "its values are more than": {"dump_0": TOO_DEEP},
     "and plain data names nothing": {"dump_0": pickle.dumps({"entries": Path})},
     "the pickle refers to an object outside it": {"dump_0": b"\x80\x02X\x07\x00\x00\x00entriesQ."},
     "and plain data has not": {"dump_0": b"\x80\x02X\x07\x00\x00\x00entries\x88\x82\x01."},
@@ -62,6 +64,9 @@ SAID: dict[str, Files] = {
     "copy or record it again": {"rank0.json": b'{"traceEvents":' + DEEP + b"}"},
     "has no traceEvents": {"rank0.json": b'{"ph": 5}'},
     "has an event without ts": {"rank0.json": b'{"traceEvents": [{"ph": "X", "name": "nccl:all_reduce"}]}'},
+    "it has no events": {"rank0.json": b'{"traceEvents": []}'},
+    "it has launches of kernels, but not the kernels": {"rank0.json": text({**NO_RANK, "traceEvents": [LAUNCH]})},
+    "only events of the kinds user_annotation": {"rank0.json": text({**NO_RANK, "traceEvents": [MARK]})},
     # of files beside others
     "is empty: copy or record it again": {"rank0.json": text(profile(0)), "rank1.json": b""},
     "load dumps alone": {"rank0.json": text(profile(0)), "dump_1": text(dump())},
@@ -99,6 +104,7 @@ KINDS: dict[str, tuple[str, bytes]] = {
     "empty: copy or record it again": ("a", b" \n"),
     "JSON of none of the kinds that are read": ("a", b'{"layers": 2}'),
     "a pickle without entries and pg_config": ("a", pickle.dumps([1])),
+    "a tar archive: give the file itself": ("a", archive({"step.txt": b"1"}, "w")),
     "of a kind that is not known": ("a", b"\xff\xfe\x00\x01"),
 }
 """{part of the kind's name: (name of a file, its content)}."""
@@ -129,7 +135,8 @@ def said_of(folder: Path, files: Files) -> list[str]:
     folder.mkdir(exist_ok=True)
     for name, content in files.items():
         (folder / name).write_bytes(content)
-    sources = [folder, *([folder / next(iter(files))] if len(files) == 1 else [])]
+    sources = [folder / name for name in files] if len(files) == 1 else []
+    sources += [] if any(".tar" in name for name in files) else [folder]
     said: list[str] = []
     for source in sources:
         with warnings.catch_warnings(record=True) as warned:
