@@ -30,7 +30,7 @@ class GroupId(NamedTuple):
 
     @property
     def made_as(self) -> str:
-        """The name that the rank gave it; merging adds ``"@rank"`` where two ranks mean different groups by a name."""
+        """Name that the rank gave it; merging adds ``"@rank"`` where two ranks mean different groups by a name."""
         return self.name.partition("@")[0]
 
     @property
