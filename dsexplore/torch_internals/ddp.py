@@ -27,6 +27,8 @@ SET_STATIC_GRAPH = TorchName("torch.distributed:Reducer._set_static_graph")
 BUCKET_TENSORS = tuple(TorchName(f"torch.distributed:GradBucket.{name}") for name in ("buffer", "gradients"))
 """The methods of a bucket that give its memory to a communication hook."""
 
+COMMON_RANK = TorchName("torch.nn.parallel:DistributedDataParallel._find_common_rank")
+"""The method by which ranks in a ``Join`` agree on the one that sends its parameters or buffers to the others."""
 CHECK_HOOK = TorchName("torch.nn.parallel:DistributedDataParallel._check_comm_hook")
 """The method that checks a communication hook before it is registered: ``(hook)``."""
 

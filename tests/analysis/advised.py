@@ -316,6 +316,28 @@ def small_fsdp(subject: Subject, odd: bool) -> None:
     backward(subject, model)
 
 
+def value_errors(subject: Subject, odd: bool) -> None:
+    model = subject.make()
+    mesh = mesh_of("cp")
+
+    def cut(_norm: nn.Module, args: tuple[torch.Tensor]) -> torch.Tensor:
+        return DTensor.from_local(args[0], mesh, [Replicate()]).redistribute(mesh, [Shard(1)]).to_local()
+
+    def join(_norm: nn.Module, _args: object, part: torch.Tensor) -> torch.Tensor:
+        return DTensor.from_local(part, mesh, [Shard(1)]).full_tensor()
+
+    norms = [block.get_submodule(norm) for block in subject.blocks_of(model) for norm in subject.norms]
+    for norm in norms:
+        norm.register_forward_pre_hook(cut)
+        norm.register_forward_hook(join)
+    backward(subject, model)
+    if not odd:
+        for norm in norms:
+            for parameter in norm.parameters():
+                dist.all_reduce(parameter.grad, group=mesh.get_group())
+    torch.optim.SGD(model.parameters(), foreach=False).step()
+
+
 Program = Callable[[Subject, bool], None]
 ADVICE: dict[str, tuple[Program, ...]] = {
     "all_reduce_of_shards": (all_reduce_of_shards,),
@@ -330,6 +352,7 @@ ADVICE: dict[str, tuple[Program, ...]] = {
     "repeated_collectives": (repeated_collectives,),
     "siblings_reduce": (siblings_reduce,),
     "small_fsdp": (small_fsdp,),
+    "value_errors": (value_errors,),
 }
 """{rule: programs that have what it finds, or follow its advice}."""
 WITHOUT_A_CHANGE = {"late_rank": "the trace does not show which change"}
@@ -339,7 +362,7 @@ WITHOUT_A_CHANGE = {"late_rank": "the trace does not show which change"}
 def trace_of(program: Program, subject: Subject, odd: bool) -> Trace:
     """The trace of rank 0, of one step."""
     torch.manual_seed(0)
-    with dsexplore.commtrace(world_size=RANKS) as trace:
+    with dsexplore.commtrace(world_size=RANKS, costs=program is value_errors) as trace:
         program(subject, odd)
         trace.step()
     return trace

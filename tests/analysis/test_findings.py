@@ -44,11 +44,12 @@ def sent(trace: dsexplore.Trace) -> int:
 
 def test_every_rule_has_a_program() -> None:
     simulated = {rule for rule, _ in planted.PROGRAMS.values()}
-    assert simulated | {"late_rank"} == RULES.keys()  # a late rank shows in times alone: see test_late_ranks.py
+    elsewhere = {"late_rank", "value_errors"}  # in times and values alone: test_late_ranks.py, test_advice.py
+    assert simulated | elsewhere == RULES.keys()
     folder = Path(dsexplore.__file__).parent / "analysis" / "findings"
     defined = {
         node.name
-        for path in folder.glob("*_rules.py")
+        for path in [*folder.glob("*_rules.py"), folder / "value_errors.py"]
         for node in ast.parse(path.read_text(encoding="utf-8")).body
         if isinstance(node, ast.FunctionDef) and node.returns and ast.unparse(node.returns) == "Iterator[Finding]"
     }

@@ -42,7 +42,9 @@ RULES: dict[str, Rule] = {
     "repeated_collectives": repeated_collectives,
     "siblings_reduce": siblings_reduce,
     "small_fsdp": small_fsdp,
+    "value_errors": value_errors,
 }
+"""{rule: the function that finds it}. All but `value_errors` read events, which a program may lack."""
 
 
 def findings(tables: Tables, skew: Skew | None = None) -> Findings:
@@ -55,5 +57,5 @@ def findings(tables: Tables, skew: Skew | None = None) -> Findings:
     if tables.events.is_empty() and tables.differing.is_empty():
         return Findings(tables, [])
     evidence = Evidence(tables, skew)
-    found = [] if tables.events.is_empty() else [one for rule in RULES.values() for one in rule(evidence)]
-    return Findings(tables, [*value_errors(evidence), *found])
+    rules = [value_errors] if tables.events.is_empty() else RULES.values()
+    return Findings(tables, [one for rule in rules for one in rule(evidence)])

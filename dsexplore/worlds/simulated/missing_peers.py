@@ -9,7 +9,9 @@ from typing import Any
 
 import torch.distributed as dist
 from torch.distributed.algorithms.join import Join
+from torch.nn.parallel import DistributedDataParallel
 
+from dsexplore.torch_internals.ddp import COMMON_RANK
 from dsexplore.torch_internals.patches import Entry, Parts, Patch
 from dsexplore.torch_internals.process_groups import (
     COUNT_JOINED,
@@ -71,6 +73,15 @@ def _count_joined(count: Callable[[Join], float], parts: Parts) -> Callable[[Joi
     return count_joined
 
 
+def _common_rank(find: Callable[..., int], _parts: Parts) -> Callable[..., int]:
+    @wraps(find)
+    def find_common_rank(model: DistributedDataParallel, input_rank: int, rank_cond: bool) -> int:
+        found = find(model, input_rank, rank_cond)
+        return dist.get_world_size(model.process_group) - 1 if rank_cond else found  # all end together: the largest
+
+    return find_common_rank
+
+
 def _recv(original: Callable[..., int], parts: Parts) -> Callable[..., int]:
     remarks, parameters = parts[Remarks], signature(original)
 
@@ -130,4 +141,5 @@ PATCHES: tuple[Entry, ...] = (
     Patch(RECV, "the work of a simulated message does not know who sent it", _recv, by_code=True),
     Patch(SPLIT_GROUP, "the backend of a simulated group cannot split", _split_group, by_code=True),
     Patch(COUNT_JOINED, _WHY, _count_joined),
+    Patch(COMMON_RANK, _WHY, _common_rank),
 )

@@ -76,6 +76,16 @@ def test_join_says_nothing_where_it_asks_nobody() -> None:
     assert join_twice(1) == ([], [])
 
 
+@pytest.mark.parametrize("rank", range(4))
+def test_the_last_rank_in_a_join_sends_its_parameters_as_all_end_together(rank: int) -> None:
+    with simulate(4, rank=rank), dsexplore.commtrace() as trace:
+        model = DistributedDataParallel(nn.Linear(4, 4))
+        with Join([model]):
+            model(torch.ones(2, 4)).sum().backward()
+    last = trace.events.filter(op="broadcast").tail(1)
+    assert (last["root"][0], last["message_bytes"][0]) == (3, 4 * 20)
+
+
 def test_split_group_gives_the_part_that_this_rank_is_in() -> None:
     with simulate(8, rank=5):
         group = dist.split_group(split_ranks=[[0, 1, 2], [4, 5]])
