@@ -18,7 +18,7 @@ _CIFAR_LABELS = {"cifar-10-batches-py": (["labels"], 10), "cifar-100-python": ([
 def make_data(root: Path) -> None:
     """Write all stand-ins below a folder, from which scripts are run."""
     random = np.random.default_rng(0)
-    for folder in ("data", "mnist_data"):
+    for folder in ("data", "mnist_data", "dataset", "datasets"):
         _mnist(root / folder / "MNIST" / "raw", random)
     _cifar(root / "data", random)
     _images(root / "imagenet", random)
