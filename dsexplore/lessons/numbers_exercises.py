@@ -35,7 +35,7 @@ def _loss_weights(answer: Answer) -> Requirements:
         assert got is not None
         wanted = [ranks * count / total for count in counts]
         rows = [numbers(count, WIDTH, seed=at) for at, count in enumerate(counts)]
-        averaged = sum((weight * each.mean(0) for weight, each in zip(got, rows, strict=True))) / ranks  # type: ignore[union-attr]
+        averaged = sum((weight * each.mean(0) for weight, each in zip(got, rows, strict=True))) / ranks
         word = f"{counts} targets on {ranks} ranks: yours are {[round(each, 4) for each in got]}. "
         if _agree(got, [1.0] * ranks):
             word += "Equal weights make a target of a small batch count more than one of a large batch."
