@@ -26,9 +26,12 @@ from dsexplore.comm.spellings import Spelling
 from dsexplore.comm.switches import Noop
 from dsexplore.errors import UsageError
 from dsexplore.tensor_memory import storage_of
+from dsexplore.torch_internals.dispatch import active_dispatch_modes
 
 _is_compiling = torch.compiler.is_compiling
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
+_LISTS_PER_RANK = frozenset({"all_gather", "gather", "scatter", "reduce_scatter"})
+"""Ops that take a list of tensors per rank, a list of lists, in which torch looks for no ``__torch_dispatch__``."""
 
 
 def issue(
@@ -89,16 +92,24 @@ def _contiguous(spelling: Spelling, args: Sequence[Any]) -> bool:
                 return False
         elif isinstance(value, (list, tuple)):
             for tensor in value:
-                if isinstance(tensor, torch.Tensor) and (not tensor.is_contiguous() or _is_freed(tensor)):
+                if not isinstance(tensor, torch.Tensor):
+                    continue
+                if not tensor.is_contiguous() or _is_freed(tensor) or _is_taken_raw(spelling, tensor):
                     return False
     return True
 
 
 def _is_freed(tensor: torch.Tensor) -> bool:
-    """Return True if a contiguous tensor's storage is shorter than the tensor."""
+    """Return True if a contiguous tensor's storage is shorter than the tensor, or has no address."""
     if type(tensor) not in _PLAIN or _is_compiling():
         return False
-    return tensor.untyped_storage().nbytes() < tensor.nbytes
+    storage = tensor.untyped_storage()
+    return storage.nbytes() < tensor.nbytes or (tensor.nbytes > 0 and not tensor.is_meta and not storage.data_ptr())
+
+
+def _is_taken_raw(spelling: Spelling, tensor: torch.Tensor) -> bool:
+    """Return True for a subclass in a list per rank: torch takes its memory there, and does not ask its class."""
+    return type(tensor) not in _PLAIN and spelling.op in _LISTS_PER_RANK and not active_dispatch_modes()
 
 
 def _issue_with_care(
@@ -171,15 +182,15 @@ def stage(spelling: Spelling, args: tuple[Any, ...], name: str, live: Any) -> tu
         live: the process group.
 
     Raises:
-        UsageError: a tensor whose storage was freed.
+        UsageError: a tensor whose storage was freed, or a wrapper of other tensors in a list per rank.
     """
     if _contiguous(spelling, args):
         return args, []
     copies: list[CopyBack] = []
 
-    def staged(tensor: Any, written: bool) -> Any:
+    def staged(tensor: Any, written: bool, many: bool) -> Any:
         if not isinstance(tensor, torch.Tensor) or tensor.is_contiguous():
-            if isinstance(tensor, torch.Tensor) and _is_freed(tensor):
+            if isinstance(tensor, torch.Tensor) and (_is_freed(tensor) or (many and _is_taken_raw(spelling, tensor))):
                 _refuse(tensor, name, live)
             return tensor
         copy = tensor.detach().contiguous()
@@ -191,7 +202,7 @@ def stage(spelling: Spelling, args: tuple[Any, ...], name: str, live: Any) -> tu
     for position in spelling.tensors:
         value, written = args[position], position in spelling.writes
         many = isinstance(value, (list, tuple))
-        changed[position] = [staged(one, written) for one in value] if many else staged(value, written)
+        changed[position] = [staged(one, written, many) for one in value] if many else staged(value, written, many)
     return tuple(changed), copies
 
 
