@@ -40,7 +40,7 @@ def decode_seconds(row: Mapping[str, Any], processors: int, rate: float, bandwid
     arithmetic = 4 * batch * kv_heads * rows * keys * width / rate
     moving = (row["read_bytes"] + row["written_bytes"]) / count / bandwidth
     waves = -(-batch * kv_heads // processors)
-    return count * (_START + waves * _WAVE + max(arithmetic, moving))
+    return float(count * (_START + waves * _WAVE + max(arithmetic, moving)))
 
 
 def _heads_of_keys(shape: Sequence[int], read_bytes: float, item_size: int) -> int:

@@ -49,7 +49,8 @@ def expense_of(seconds: Range, ranks: int, cluster: Cluster) -> Expense:
         >>> print(expense_of(Range.exactly(1800.0), 8, Cluster.load("dgx-h100")))
         4 GPU-hours, up to 2.8 kWh
     """
-    hours = Range(*(end * ranks / _HOUR for end in (seconds.low, seconds.expected, seconds.high)), unit="")
+    low, expected, high = (end * ranks / _HOUR for end in (seconds.low, seconds.expected, seconds.high))
+    hours = Range(low, expected, high, unit="")
     price = cluster.price
     return Expense(
         hours,

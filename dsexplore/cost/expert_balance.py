@@ -87,9 +87,9 @@ def of_busiest_rank(items: Sequence[Item], factor: float) -> list[Item]:
     own times are larger already.
     """
     exchanges = [item for item in items if isinstance(item, Collective) and item.op == "all_to_all"]
-    largest = {item.axis: 0 for item in exchanges}
-    for item in exchanges:
-        largest[item.axis] = max(largest[item.axis], item.message_bytes)
+    largest = {exchange.axis: 0 for exchange in exchanges}
+    for exchange in exchanges:
+        largest[exchange.axis] = max(largest[exchange.axis], exchange.message_bytes)
     inside: set[str] = set()
     done: list[Item] = []
     for item in items:

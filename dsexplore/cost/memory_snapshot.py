@@ -192,7 +192,7 @@ _SEGMENTS = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_
 
 def _frames_of(block: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
     """Return the frames of a block; files of torch before 2.1 have them in its history."""
-    history = block.get("history") or ({},)
+    history: Sequence[Mapping[str, Any]] = block.get("history") or ({},)
     return block.get("frames") or history[0].get("frames") or ()
 
 

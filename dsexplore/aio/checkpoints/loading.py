@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -143,12 +143,16 @@ def load_once(loader: Loader, checkpoint: Checkpoint, targets: Tensors, clock: C
     for content in loader.load(checkpoint, targets):
         loaded = clock()
         call += loaded - begun
-        for name, tensor in tensors_in(content):
-            targets[name].copy_(tensor)
-        content = tensor = None  # given back to the system before the clock is read: that is part of a load
+        _copy(content, targets)
+        del content  # given back to the system before the clock is read: that is part of a load
         begun = clock()
         fill += begun - loaded
     return LoadTime(call, fill)
+
+
+def _copy(content: Mapping[str, object], targets: Tensors) -> None:
+    for name, tensor in tensors_in(content):
+        targets[name].copy_(tensor)
 
 
 def _limit(checkpoint: Checkpoint, clock: Clock) -> float:

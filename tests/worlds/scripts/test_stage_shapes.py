@@ -13,7 +13,9 @@ import dsexplore
 from dsexplore.worlds.scripts import stage_shapes
 from dsexplore.worlds.scripts.stage_shapes import EarlierStages, ShapesKnown
 
-pytestmark = pytest.mark.skipif(not hasattr(PipelineStage, "_recv_meta"), reason="up to torch 2.11 stages ask in another way")
+pytestmark = pytest.mark.skipif(
+    not hasattr(PipelineStage, "_recv_meta"), reason="up to torch 2.11 stages ask in another way"
+)
 
 SCRIPT = """\
 import torch, torch.distributed as dist
