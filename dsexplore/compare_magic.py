@@ -7,13 +7,12 @@ import ast
 from collections.abc import Callable
 from typing import Any
 
-from IPython.core.error import UsageError as ShellUsageError
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import Magics, line_cell_magic, magics_class, no_var_expand
 from IPython.display import display
 
 from dsexplore import run_cell
-from dsexplore.errors import UsageError, full_message
+from dsexplore.errors import UsageError
 from dsexplore.magic_parser import MagicParser
 from dsexplore.mesh import parse_mesh
 from dsexplore.numerics.compare_numerics import Parallel, compare_numerics
@@ -64,22 +63,13 @@ class CompareMagics(Magics):
     @no_var_expand
     @line_cell_magic
     def compare_numerics(self, line: str, cell: str | None = None) -> None:
-        options = _PARSER.parse_line(line)
-        if options.help:
-            print(_PARSER.format_help())
-            return
-        try:
-            if cell is None:
-                raise UsageError("the parallel program is a cell: write %%compare_numerics on top of one")
-            self._compare(options, cell)
-        except UsageError as error:
-            if type(error) is not UsageError:
-                raise
-            raise ShellUsageError(f"compare_numerics: {full_message(error)}") from None
+        _PARSER.run(line, lambda options: self._compare(options, cell))
 
     compare_numerics.__doc__ = _PARSER.format_help()
 
-    def _compare(self, options: argparse.Namespace, cell: str) -> None:
+    def _compare(self, options: argparse.Namespace, cell: str | None) -> None:
+        if cell is None:
+            raise UsageError("the parallel program is a cell: write %%compare_numerics on top of one")
         mesh = options.mesh or self._open_mesh()
         if not mesh:
             raise UsageError("no mesh is given, and no world with one is open: add --mesh dp=2,tp=2")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import shlex
+from collections.abc import Callable
 from typing import NoReturn
 
 from IPython.core.error import UsageError as ShellUsageError
 
+from dsexplore.errors import UsageError, full_message
 from dsexplore.near_names import options_meant
 
 
@@ -26,6 +28,24 @@ class MagicParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         near = options_meant(message, self._option_string_actions)
         raise ShellUsageError(f"{self._name}: {message}{near}; %{self._name} -h lists the options")
+
+    def run(self, line: str, run: Callable[[argparse.Namespace], object]) -> None:
+        """Run a magic with the options of its line, or print its help; its own errors are shown without a traceback.
+
+        Args:
+            line: behind the magic's name.
+            run: called with the options. A `UsageError` that the user's cell raised keeps its traceback.
+        """
+        options = self.parse_line(line)
+        if options.help:
+            print(self.format_help())
+            return
+        try:
+            run(options)
+        except UsageError as error:
+            if type(error) is not UsageError or "_render_traceback_" in vars(error):
+                raise  # the cell's own
+            raise ShellUsageError(f"{self._name}: {full_message(error)}") from None
 
     def parse_line(self, line: str) -> argparse.Namespace:
         """Return the options of a magic's line."""

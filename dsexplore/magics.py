@@ -9,14 +9,13 @@ from typing import Any
 
 import torch.distributed as dist
 from IPython.core.displayhook import DisplayHook
-from IPython.core.error import UsageError as ShellUsageError
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import Magics, line_cell_magic, magics_class, no_var_expand
 from IPython.display import display
 
 from dsexplore import run_cell, unloaded_magic
 from dsexplore.compare_magic import CompareMagics
-from dsexplore.errors import UsageError, full_message
+from dsexplore.errors import UsageError
 from dsexplore.magic_parser import MagicParser
 from dsexplore.real_cells import RealCells, explain_interrupt, failure
 from dsexplore.signatures import names_arguments
@@ -92,19 +91,7 @@ class CommtraceMagics(Magics):
     @no_var_expand
     @line_cell_magic
     def commtrace(self, line: str, cell: str | None = None) -> None:
-        options = _PARSER.parse_line(line)
-        if options.help:
-            print(_PARSER.format_help())
-            return
-        try:
-            if cell is None:
-                self._line(options)
-            else:
-                self._cell(options, cell)
-        except UsageError as error:
-            if type(error) is not UsageError or "_render_traceback_" in vars(error):
-                raise  # the cell's own, with its traceback
-            raise ShellUsageError(f"commtrace: {full_message(error)}") from None
+        _PARSER.run(line, lambda options: self._line(options) if cell is None else self._cell(options, cell))
 
     commtrace.__doc__ = _PARSER.format_help()
 

@@ -41,6 +41,8 @@ from dsexplore.worlds.repeats import skipped_layers, skipped_microbatches
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
+    from tests.notebook_cells import Notebook
+
 # The same examples on any machine, however slow.
 settings.register_profile(
     "steady",
@@ -135,6 +137,17 @@ def plain_shell(monkeypatch: pytest.MonkeyPatch) -> Iterator[InteractiveShell]:
 
     settings = Config(HistoryManager={"enabled": False}, InteractiveShell={"colors": "nocolor"})
     yield from shell_with(monkeypatch, config=settings)
+
+
+@pytest.fixture
+def notebook(plain_shell: InteractiveShell) -> Iterator[Notebook]:
+    """Such a shell, in which the extension is loaded."""
+    from tests.notebook_cells import Notebook
+
+    opened = Notebook(plain_shell)
+    opened.ok("%load_ext dsexplore")
+    yield opened
+    opened.ok("%unload_ext dsexplore")
 
 
 def shell_with(monkeypatch: pytest.MonkeyPatch, **options: Any) -> Iterator[InteractiveShell]:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from IPython.core.error import UsageError as ShellUsageError
-from IPython.core.interactiveshell import InteractiveShell
 
 import dsexplore
-from tests.test_magics import Notebook
+from tests.notebook_cells import Notebook
 
 REFERENCE = """
 import torch
@@ -36,14 +33,6 @@ plan = {"0": ColwiseParallel(), "2": RowwiseParallel()}
 model = parallelize_module(build(), mesh["tp"], plan)
 training(model, SCALE)
 """
-
-
-@pytest.fixture
-def notebook(plain_shell: InteractiveShell) -> Iterator[Notebook]:
-    opened = Notebook(plain_shell)
-    opened.ok("%load_ext dsexplore")
-    yield opened
-    opened.ok("%unload_ext dsexplore")
 
 
 @pytest.mark.processes

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import textwrap
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty
 from typing import Any
@@ -15,8 +12,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from IPython.core.error import UsageError as ShellUsageError
-from IPython.core.interactiveshell import InteractiveShell
-from IPython.utils.capture import capture_output
 from jupyter_client.manager import start_new_kernel
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
@@ -25,6 +20,7 @@ import dsexplore
 from dsexplore.errors import ClosedWorldError
 from dsexplore.magics import CommtraceMagics
 from dsexplore.worlds.simulate import current_world
+from tests.notebook_cells import Notebook
 from tests.programs import python
 
 SEND = "import torch, torch.distributed as dist\ndist.all_reduce(torch.ones(4))"
@@ -41,48 +37,6 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 model = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16))
 parallelize_module(model, mesh["tp"], {"0": ColwiseParallel(), "1": RowwiseParallel()})
 """
-
-
-@dataclass
-class Ran:
-    """What running one cell gave."""
-
-    value: Any
-    error: BaseException | None
-    out: str
-    err: str
-    shown: list[Any]
-
-    @property
-    def text(self) -> str:
-        return self.out + self.err
-
-
-class Notebook:
-    """An IPython shell that runs cells."""
-
-    def __init__(self, shell: InteractiveShell) -> None:
-        self.shell = shell
-        self.names = shell.user_ns
-
-    def run(self, cell: str) -> Ran:
-        with capture_output() as captured:
-            result = self.shell.run_cell(textwrap.dedent(cell), store_history=True)
-        error = result.error_before_exec or result.error_in_exec
-        return Ran(result.result, error, captured.stdout, captured.stderr, captured.outputs)
-
-    def ok(self, cell: str) -> Ran:
-        ran = self.run(cell)
-        assert ran.error is None, ran.text
-        return ran
-
-
-@pytest.fixture
-def notebook(plain_shell: InteractiveShell) -> Iterator[Notebook]:
-    opened = Notebook(plain_shell)
-    opened.ok("%load_ext dsexplore")
-    yield opened
-    opened.ok("%unload_ext dsexplore")
 
 
 class TestCell:
