@@ -2,8 +2,9 @@
 
 Bounds, on two cores: `compare_numerics` of a Llama of four layers on 4 ranks takes at most 10 s, and a step on the CPU
 under ``commtrace(numerics=True)`` at most 1.05 times the CPU time of the step alone (median of pairs, with quartiles).
+A summary's time grows with a tensor's elements, a layer's also with its width: the price is printed for two widths.
 
-Usage: python benchmarks/numerics_price.py [--rounds 9]
+Usage: python benchmarks/numerics_price.py [--rounds 9] [--widths 512 1024]
 """
 
 from __future__ import annotations
@@ -20,9 +21,16 @@ from torch.distributed.device_mesh import DeviceMesh
 
 import dsexplore
 
-TRAINED = Shape(layers=4, width=512, heads=8, key_value_heads=8, hidden=1536, vocabulary=2048, sequence=256)
+LAYERS = 4
 BATCH = 4
 Trained = tuple[torch.nn.Module, Callable[[], Any]]
+
+
+def trained_shape(width: int) -> Shape:
+    """The Llama that trains, of that width."""
+    return Shape(
+        layers=LAYERS, width=width, heads=8, key_value_heads=8, hidden=3 * width, vocabulary=2048, sequence=256
+    )
 
 
 def training(model: Llama, shape: Shape) -> Trained:
@@ -59,13 +67,11 @@ def cpu_seconds(step: Callable[[], Any]) -> float:
     return time.process_time() - began
 
 
-def main() -> None:
-    """Print both prices."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=9, help="pairs of steps")
-    rounds = parser.parse_args().rounds
+def price_of_summaries(width: int, rounds: int) -> str:
+    """What summaries add to a step, in a sentence."""
     torch.manual_seed(0)
-    _, step = training(Llama(TRAINED), TRAINED)
+    shape = trained_shape(width)
+    _, step = training(Llama(shape), shape)
     step()
     ratios = []
     for _ in range(rounds):
@@ -74,11 +80,20 @@ def main() -> None:
             summarized = cpu_seconds(step)
         ratios.append(summarized / alone)
     low, middle, high = statistics.quantiles(ratios, n=4)
-    print(
-        f"a step with {trace.numerics.height} summaries: {middle:.3f} of the step alone ({low:.3f} to {high:.3f}, "
-        f"{rounds} pairs; at most 1.05)",
-        flush=True,
+    return (
+        f"width {width}: a step with {trace.numerics.height} summaries takes {middle:.3f} of the step alone "
+        f"({low:.3f} to {high:.3f}, {rounds} pairs; at most 1.05)"
     )
+
+
+def main() -> None:
+    """Print both prices."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=9, help="pairs of steps")
+    parser.add_argument("--widths", type=int, nargs="*", default=(512, 1024), help="of the Llama that trains")
+    options = parser.parse_args()
+    for width in options.widths:
+        print(price_of_summaries(width, options.rounds), flush=True)
     began, cpu = time.perf_counter(), time.process_time()
     report = dsexplore.compare_numerics(reference, parallel, mesh="tp=4", world_size=4, steps=1)
     seconds, own = time.perf_counter() - began, time.process_time() - cpu
