@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 from dsexplore.torch_internals.autograd import RUN_BACKWARD
 from dsexplore.torch_internals.function_modes import active_function_modes
 from dsexplore.torch_internals.patches import Entry, Parts, Patch
+from dsexplore.torch_internals.pipelining import INFER_FORWARD, INFER_SHAPES
 
 LOWER = frozenset({torch.float32, torch.float16, torch.bfloat16})
 """Dtypes that float64 replaces."""
@@ -43,6 +44,8 @@ class ComparedMode(TorchFunctionMode):
         self._exact = exact
         self.has_dropout = False
         """Whether the program has called dropout in training."""
+        self.infers_shapes = False
+        """Whether a stage of a pipeline finds out its shapes, with a call of its module that is not the program's."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -100,7 +103,23 @@ def _entered_in_backward(original: Callable[..., Any], parts: Parts) -> Callable
     return run
 
 
+def _marked_as_inferring(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
+    mode = parts[ComparedMode]
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        mode.infers_shapes = True
+        try:
+            return original(*args, **kwargs)
+        finally:
+            mode.infers_shapes = False
+
+    return run
+
+
+_INFERS = "it calls a stage's module on zeros, which is no call of the program's"
 PATCHES: tuple[Entry, ...] = (
+    Patch(INFER_SHAPES, _INFERS, _marked_as_inferring, on_import=True),
+    Patch(INFER_FORWARD, _INFERS, _marked_as_inferring, on_import=True),
     Patch(
         RUN_BACKWARD,
         "torch takes modes off while it runs, which hooks of FSDP and of the program and what checkpointing computes "

@@ -103,7 +103,14 @@ def _play(
         model, step = _made(program, arguments)
         names = put_in(model, weights, record) if weights is not None else {}
         rounding = Rounding() if run == ROUNDED else None
-        observed = ObservedRun(model, record, names, keeps_sources=weights is None, rounding=rounding)
+        observed = ObservedRun(
+            model,
+            record,
+            names,
+            keeps_sources=weights is None,
+            rounding=rounding,
+            passes_over=lambda: mode.infers_shapes,
+        )
         record.start = _start(model, names, rounding)
         record.tied = _tied(model, names)
         stack.enter_context(observed.hooks())

@@ -48,6 +48,7 @@ class ObservedRun:
         names: {path of a module here: its path in the reference}, where these differ.
         keeps_sources: whether outputs are recorded with the modules whose outputs they are computed of.
         rounding: applied to what innermost modules return and to its gradients; None for no change.
+        passes_over: returns True while calls of modules are none of the program's own.
     """
 
     def __init__(
@@ -58,12 +59,14 @@ class ObservedRun:
         *,
         keeps_sources: bool = False,
         rounding: Rounding | None = None,
+        passes_over: Callable[[], bool] = lambda: False,
     ) -> None:
         self.model = plain_model(model)
         self.record = record
         self.step = 0
         self._names = names
         self._rounding = rounding
+        self._passes_over = passes_over
         self._calls: Counter[str] = Counter()
         self._open: list[str] = []
         self._makers: dict[Any, str] | None = {} if keeps_sources else None
@@ -103,11 +106,15 @@ class ObservedRun:
         return name, self._calls[name]
 
     def _begins(self, name: str, _module: nn.Module, _args: Any) -> None:
-        if current_graph_task() == -1:
+        if not self._is_passed_over():
             self._open.append(name)
 
+    def _is_passed_over(self) -> bool:
+        """Return True in a module that is computed again in backward, and in what `passes_over` says."""
+        return current_graph_task() != -1 or self._passes_over()
+
     def _returned(self, name: str, is_leaf: bool, _module: nn.Module, _args: Any, output: Any) -> Any:
-        if current_graph_task() != -1:  # recomputed in backward
+        if self._is_passed_over():
             return None
         if name in self._open:
             del self._open[len(self._open) - 1 - self._open[::-1].index(name) :]

@@ -103,3 +103,11 @@ def test_refuses_what_is_no_comparison(options: dict[str, Any], message: str) ->
 def test_says_what_a_program_must_return() -> None:
     with pytest.raises(RanksFailedError, match=r"return a torch\.nn\.Module"):
         compare_numerics(no_model, no_model)
+
+
+def test_a_stage_that_finds_out_its_shapes_is_compared_by_the_calls_of_the_schedule() -> None:
+    plan = next(plan for plan in FURTHER_RIGHT_PLANS if plan.name == "tied embeddings in a pipeline")
+    report = compared(plan.reference, plan.parallel, plan.mesh, steps=1)
+    layers = report.to_frame().filter(pl.col("module").str.starts_with("layers."))
+    assert set(layers["phase"]) == {"forward", "backward", "gradient", "optimizer"}
+    assert layers["compared"].all()
