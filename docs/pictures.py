@@ -1,8 +1,9 @@
-"""Pictures of every view on eight programs, light and dark, 1440, 800 and 320 wide, for a person to look through.
+"""Pictures of every view on eight programs, light and dark, 1440, 900, 720 and 320 wide, for a person to look through.
 
 The programs: a Llama with tensor parallelism and FSDP2 on 8 and on 64 ranks, a pipeline of four stages, a Mixtral with
 expert parallelism, DDP on four real ranks of which one is late, 2,000 modules, long names, and one that sends nothing.
-Each page is examined by axe-core, for what it cuts off without a cue, and for nearly empty drawings; the faults
+Each page is examined by axe-core, for what it cuts off without a cue, for nearly empty drawings, for labels on one
+another, and for marks that hardly stand out; the faults
 are printed, and the exit status is 1 where there is one. A widget stands in a bare page, filled by its own Python.
 
 Usage: python docs/pictures.py FOLDER [part of a name …]
@@ -45,18 +46,15 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tests.browser.conftest import ARGUMENTS, chromium
+from tests.browser.picture_rules import EMPTY, FAINT, OVERLAP
 from tests.browser.test_accessibility import AXE, CUT, RULES, axe, draw
 from tests.cost.sharded_llama import sharded_llama
 from tests.views import traces
 
 ROOT = Path(__file__).parents[1]
-EMPTY = """() => [...document.querySelectorAll("svg.still")].filter((svg) => {
-  const area = (drawn) => { const { width, height } = drawn.getBoundingClientRect(); return width * height; };
-  const marks = [...svg.querySelectorAll("path:not(.grid),rect,circle")].reduce((sum, mark) => sum + area(mark), 0);
-  return area(svg) && marks < area(svg) / 100;
-}).map((svg) => `empty plot: ${svg.getAttribute("aria-label")}`)"""
-"""Drawings whose marks cover less than a hundredth of their area."""
-WIDTHS = (1440, 800, 320)
+WIDTHS = (1440, 900, 720, 320)
+LEAST_CONTRAST = 3.0
+"""Of a mark with the page, as WCAG 2.1 asks."""
 SMALL: dict[str, Any] = {"num_attention_heads": 8, "num_key_value_heads": 8, "vocab_size": 2048, "use_cache": False}
 
 
@@ -305,7 +303,13 @@ def faults_of(page: Any) -> list[str]:
     """Return what is wrong with the view in the page, all its sections opened."""
     page.evaluate("document.querySelectorAll('details').forEach((each) => { each.open = true })")
     page.evaluate(axe())
-    return [*page.evaluate(AXE, RULES), *page.evaluate(CUT), *page.evaluate(EMPTY)]
+    return [
+        *page.evaluate(AXE, RULES),
+        *page.evaluate(CUT),
+        *page.evaluate(EMPTY),
+        *page.evaluate(OVERLAP),
+        *page.evaluate(FAINT, LEAST_CONTRAST),
+    ]
 
 
 def main() -> int:
