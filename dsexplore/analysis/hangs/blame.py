@@ -11,7 +11,8 @@ In this order:
    have come, and is a suspect.
    So is a rank whose call in flight has ended on other ranks: what it waits in is not what holds it up.
    So is a rank whose process is gone or stopped in a call in which others wait, unless its backend aborted it there.
-   Before that come messages whose ends name different peers, see `misdirected`: whom they wait for has done its part.
+   Before that come messages whose ends name different peers, see `misdirected`: whom they wait for has done its part;
+   and groups that a rank made of other ranks while those that others wait for still make it, see `unlike_groups`.
 2. *Mismatch*: ranks that called another op, size, root or dtype than the most of their group under one sequence number.
 3. *Behind*: ranks that others wait for, and whose own calls in flight do not explain it: a rank that waits for them
    has the same calls in flight, and went on past them.
@@ -43,6 +44,7 @@ from dsexplore.analysis.hangs.mismatches import Mismatch, mismatches, signature
 from dsexplore.analysis.hangs.odd_ranks import stopped_unseen, went_past
 from dsexplore.analysis.hangs.rank_calls import Instance, InstanceId, JobCalls, RankCall
 from dsexplore.analysis.hangs.standing import Standing, odd_ones
+from dsexplore.analysis.hangs.unlike_groups import unlike_groups
 from dsexplore.analysis.hangs.wavefront import Wavefront
 
 Kind = Literal[
@@ -96,6 +98,9 @@ def blame(job: JobCalls, front: Wavefront, mismatched: Iterable[Mismatch] | None
     all_mismatches = mismatches(job) if mismatched is None else mismatched
     harmful = [mismatch for mismatch in all_mismatches if mismatch.is_harmful]
     parted = {mismatch.instance.id for mismatch in harmful}
+    unlike = _unlike(job, front, parted)
+    if unlike is not None:
+        return unlike
     attempts = (
         _missing(job, front, expected, harmful, parted),
         *(_mismatch(job, mismatch, expected) for mismatch in harmful),
@@ -123,6 +128,16 @@ def _outside(job: JobCalls) -> Blame | None:
     culprits = tuple(left) if left and waits else odd_ones(standing)
     suspects = () if culprits else tuple(sorted({*unseen, *running}))
     return Blame("outside", culprits, suspects)
+
+
+def _unlike(job: JobCalls, front: Wavefront, parted: Container[InstanceId]) -> Blame | None:
+    idle = [rank for rank in front.awaited if _is_idle(job, rank, parted)]
+    found = unlike_groups(job, [calls[0] for calls in front.heads.values()], idle)
+    if found is None:
+        return None
+    instances = tuple({job.instance_of(call).id: job.instance_of(call) for call in found.calls}.values())
+    suspects = () if found.odd else tuple(sorted({*found.makers, *(call.rank for call in found.calls)}))
+    return Blame("order", found.odd, suspects, instances)
 
 
 def _missing(
@@ -339,7 +354,8 @@ def _device(job: JobCalls, front: Wavefront, instance: Instance) -> Blame:
         odd = behind
     if odd:
         return Blame("device", tuple(sorted(odd)), instances=(instance,))
-    return Blame("unknown", suspects=tuple(sorted(instance.calls)), instances=(instance,))
+    unseen = front.unseen if instance.id.group in job.unlisted else set()
+    return Blame("unknown", suspects=tuple(sorted({*instance.calls, *unseen})), instances=(instance,))
 
 
 def _not_begun(job: JobCalls, instance: Instance) -> Blame | None:

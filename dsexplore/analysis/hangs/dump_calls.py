@@ -43,7 +43,7 @@ def job_of_dumps(dumps: Dumps) -> JobCalls:
         notes.append(f"{format_ranks(missing)} left no dump{' of this attempt' if older else ''}")
     for rank in missing:
         ranks[rank] = RankCalls(rank, has_evidence=False, is_whole=False)
-    return JobCalls(ranks, world, tuple(notes))
+    return JobCalls(ranks, world, tuple(notes), unlisted=groups.unlisted)
 
 
 def ranks_of_earlier_attempts(dumps: Iterable[RecorderDump]) -> set[int]:
@@ -198,7 +198,6 @@ class _Groups:
         self._own: dict[tuple[int, str], GroupId] = {}
         self._names: dict[GroupId, tuple[str, str]] = {}
         self._guessed: list[GroupId] = []
-        """The groups whose ranks no dump lists, other than the default one."""
         for dump in self._dumps:
             for name, (description, ranks) in dump.groups.items():
                 if ranks:
@@ -228,6 +227,11 @@ class _Groups:
             self._add(group, descriptions[name])
             if not is_default:
                 self._guessed.append(group)
+
+    @property
+    def unlisted(self) -> frozenset[GroupId]:
+        """The groups whose ranks no dump lists, other than the default one."""
+        return frozenset(self._guessed)
 
     def notes(self) -> list[str]:
         """Return a note on groups whose ranks no dump lists, as a rank that did not call there may be missing."""

@@ -9,6 +9,7 @@ from dsexplore.analysis.hangs.blame import Blame
 from dsexplore.analysis.hangs.mismatches import Mismatch
 from dsexplore.analysis.hangs.rank_calls import Instance, JobCalls, RankCall
 from dsexplore.analysis.hangs.standing import Standing, places_text
+from dsexplore.analysis.hangs.unlike_groups import makers
 from dsexplore.analysis.hangs.wavefront import Wavefront
 from dsexplore.units import format_bytes, format_ranks
 
@@ -275,16 +276,18 @@ def _order_text(front: Wavefront, blame: Blame, lines: Sequence[str]) -> str:
     """
     involved = {rank for instance in blame.instances for rank in instance.calls} & front.heads.keys()
     first, others = (blame.culprits, involved - set(blame.culprits)) if blame.culprits else ((), involved)
+    making = makers(front.job)
     texts = [*_waits_by_call(front, first), *_waits_by_call(front, others)]
+    texts += [places_text(making)] if making else []
     parted = blame.instances[0]
-    heads = [front.heads[rank][0] for rank in involved]
+    heads = [front.heads[rank][0] for rank in sorted(involved)]
     if all(call.is_message for call in heads):
         texts.append(_ring_text(front, heads))
     elif lines:
         texts += lines
     elif made := _made_text(heads):
         texts.append(made)
-    elif parted.id.pair is None:
+    elif parted.id.pair is None and not making:
         texts.append(_parted_after(_last_common(parted, blame), _label(parted)))
     return "; ".join([*texts, _odd_text(blame)])
 
@@ -367,12 +370,26 @@ def _device_text(front: Wavefront, blame: Blame) -> str:
     call = next(iter(instance.calls.values()))
     if set(blame.culprits) & front.overtaken.keys():
         return _overtaken_text(front, blame, instance, call)
+    if not blame.culprits and instance.id.group in front.job.unlisted and front.unseen:
+        return _unlisted_text(front, instance)
     text = f"all of {format_ranks(instance.calls)} called {call_text(call)}{_number(instance)}, and it has not ended"
     if not blame.culprits:
         return text + ": the evidence does not say on which rank"
     states = {instance.calls[rank].state for rank in blame.culprits if rank in instance.calls}
     how = "has not begun on the device of" if states == {"scheduled"} and _has_begun(instance) else "is held up by"
     return f"{text}: it {how} {format_ranks(blame.culprits)}"
+
+
+def _unlisted_text(front: Wavefront, instance: Instance) -> str:
+    """Say who waits in a group whose ranks no file lists, and which ranks left nothing that could list them."""
+    calls = [*instance.calls.values()]
+    waits = _waits_by_call(front, instance.calls)
+    are_empty = all(front.job.ranks[rank].has_empty_file for rank in front.unseen)
+    left = "left nothing but an empty file" if are_empty else "left no record"
+    return (
+        f"{'; '.join(waits)}{_number(instance)}; {format_ranks(front.unseen)} {left}, and no file lists the ranks of "
+        f"group {calls[0].label}: the evidence does not say for whom {'it waits' if len(calls) == 1 else 'they wait'}"
+    )
 
 
 def _overtaken_text(front: Wavefront, blame: Blame, instance: Instance, call: RankCall) -> str:

@@ -219,6 +219,8 @@ class JobCalls:
     stood: str | None = None
     """For how long no collective began or ended, ``"2 s"``; empty if that is not known of a job that had not ended in
     its time; None if it is not known to stand."""
+    unlisted: frozenset[GroupId] = frozenset()
+    """The groups whose ranks no file lists: those that called there are taken for all of them."""
 
     @cached_property
     def instances(self) -> dict[InstanceId, Instance]:
