@@ -104,6 +104,17 @@ def test_every_view_says_size_unknown(unknown: Trace, mixed: Trace, known: Trace
         assert "≥" not in text, place
 
 
+def test_findings_skew_and_the_map_of_the_world_say_nothing_of_zero_bytes(
+    unknown: Trace, mixed: Trace, known: Trace
+) -> None:
+    for found in (unknown, mixed, known):
+        findings, skew, world = str(found.findings()), str(found.skew()), found.world_map()
+        for text in (findings, skew, str(world), world.html()):
+            assert not re.search(r"(?<![\d.])0 B", text), text
+    assert "nknown" in str(unknown.world_map())
+    assert "nknown" not in str(known.world_map())
+
+
 def test_the_live_tree_has_signs(unknown: Trace, mixed: Trace) -> None:
     for found, expected in ((unknown, "0x80000000"), (mixed, None)):
         codes = EventCodes(found.tables)

@@ -134,6 +134,15 @@ class _Parts:
             else:
                 self.events.append(part)
 
+    def sort_last(self, kinds: _EventKinds) -> None:
+        """Add the last event if it is a launch or a compute kernel; all others are parsed with the end of the file."""
+        begin, pid, behind = self.last.partition(_PID)
+        if pid and kinds[begin] in (_Kind.LAUNCH, _Kind.KERNEL):
+            with suppress(ValueError):
+                _, end = json.JSONDecoder(strict=False).raw_decode(text := '{"pid"' + behind.decode(errors="replace"))
+                part = begin + pid + text[len('{"pid"') : end].encode() + b", "
+                self.sort([part] if _DESCRIBED not in part else [], kinds)
+
 
 @dataclass(frozen=True)
 class ProfilerFile:
@@ -228,7 +237,7 @@ def _cut(blocks: Iterable[bytes]) -> _Parts:
         found.head = rest
     else:
         found.last = rest
-        kinds[rest.partition(_PID)[0]]  # for its category
+        found.sort_last(kinds)
     found.categories = frozenset(kinds.categories)
     return found
 

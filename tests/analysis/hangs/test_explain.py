@@ -192,6 +192,22 @@ def test_the_dump_of_an_earlier_attempt_does_not_count(tmp_path: Path) -> None:
     )
 
 
+def test_a_rank_is_behind_that_waits_in_what_its_peers_have_counted_as_completed(tmp_path: Path) -> None:
+    """The peers' records of the collective are lost; their ``last_completed_collective`` has it."""
+    left = dumps(run(lambda rank: steps(rank, 6), 4), ALL4)
+    last = left[1]["entries"][-1]
+    last |= {"state": "scheduled", "time_discovered_completed_ns": None, "retired": False}
+    name = last["process_group"][0]
+    of_group = left[1]["pg_status"][str(last["pg_id"])]
+    of_group["last_completed_collective"] -= 1
+    for rank in (0, 2, 3):
+        left[rank]["entries"] = [entry for entry in left[rank]["entries"] if entry["process_group"][0] != name]
+    report = dsexplore.explain_hang(write(left, tmp_path / "dumps"))
+    assert (report.culprits, report.reason) == ((1,), "device")
+    assert "rank 1 waits in all_reduce" in report.sentence
+    assert "which has ended on rank" in report.sentence
+
+
 def test_groups_whose_ranks_no_dump_lists_are_said_to_be_those_that_called_there(tmp_path: Path) -> None:
     left = dumps(run(slow_loader, 4), ALL4)
     for dump in left.values():

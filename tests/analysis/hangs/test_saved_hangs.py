@@ -110,7 +110,9 @@ for block in range(2):
 
 
 def test_the_file_of_an_earlier_block_does_not_count_for_a_later_one(job: Job) -> None:
-    assert job(BLOCKS).culprits == (1,)
+    found = job(BLOCKS)
+    assert found.culprits == (1,)
+    assert "the file of rank 1 is of an earlier attempt of the job, and left out" in found.notes
 
 
 OUTSIDE = """

@@ -112,6 +112,19 @@ def test_events_that_stand_across_two_blocks_are_whole(tmp_path: Path, monkeypat
         assert read_names(read_profiler_file(file)) == KEPT
 
 
+@pytest.mark.parametrize("order", [1, -1], ids=["first", "last"])
+def test_a_launch_and_a_kernel_count_wherever_they_stand(tmp_path: Path, order: int) -> None:
+    mark = {"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#1", "pid": 1, "tid": 1, "ts": 1, "dur": 9}
+    launch = {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": 1, "tid": 1, "ts": 2, "dur": 1}
+    launch["args"] = {"correlation": 7, "grid": [{"a": 1}]}
+    kernel = {"ph": "X", "cat": "kernel", "name": "gemm", "pid": 0, "tid": 7, "ts": 3, "dur": 2, "args": {}}
+    launched = read_profiler_file(written(tmp_path / "launch.json", {**WHOLE, "traceEvents": [launch, mark][::order]}))
+    assert launched.launches_of({7})[7]["ts"] == 2
+    ran = read_profiler_file(written(tmp_path / "kernel.json", {**WHOLE, "traceEvents": [kernel, mark][::order]}))
+    assert ran.kernels.rows() == [("0", 3.0, 2.0)]
+    assert [event["name"] for event in (*launched.events, *ran.events)] == ["ProfilerStep#1"] * 2
+
+
 def test_a_file_that_is_cut_off_is_named(tmp_path: Path) -> None:
     for name, cut in (("plain.json", lambda data: data[:-300]), ("packed.json.gz", lambda data: data[:-20])):
         file = written(tmp_path / name, WHOLE)

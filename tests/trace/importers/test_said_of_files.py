@@ -65,7 +65,7 @@ SAID: dict[str, Files] = {
     "has no traceEvents": {"rank0.json": b'{"ph": 5}'},
     "has an event without ts": {"rank0.json": b'{"traceEvents": [{"ph": "X", "name": "nccl:all_reduce"}]}'},
     "it has no events": {"rank0.json": b'{"traceEvents": []}'},
-    "it has launches of kernels, but not the kernels": {"rank0.json": text({**NO_RANK, "traceEvents": [LAUNCH, MARK]})},
+    "it has launches of kernels, but not the kernels": {"rank0.json": text({**NO_RANK, "traceEvents": [LAUNCH]})},
     "only events of the kinds user_annotation": {"rank0.json": text({**NO_RANK, "traceEvents": [MARK]})},
     # of files beside others
     "is empty: copy or record it again": {"rank0.json": text(profile(0)), "rank1.json": b""},
