@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+import polars as pl
+
 from dsexplore.analysis.world_map import BETWEEN, INSIDE, Level, WorldMap
+from dsexplore.trace.unknown_sizes import what_is_unknown
 from dsexplore.units import format_bytes, format_count, format_seconds
 from dsexplore.views.page import html
 from dsexplore.views.page.theme import AXES, AXIS_STYLE, SHADE, axis_number
@@ -52,7 +55,10 @@ class WorldMapView(View):
 
     def text(self) -> str:
         """Return a line about the world, and a line per axis and level of link."""
-        lines = _level_lines(self._world) if self._world.received else [_NOTHING]
+        lines = _level_lines(self._world) if self._world.received else [_nothing(self._world)]
+        unknown = _unknown(self._world)
+        if unknown and self._world.received:
+            lines.append(f"More may be sent: {unknown}.")
         return "\n".join([summary(self._world), *(f"  {line}" for line in lines)])
 
     def html(self) -> str:
@@ -96,7 +102,7 @@ def map_html(world: WorldMap, look: Look = Look()) -> str:
     """Return the key, the nodes and the table of links as HTML, without `STYLE`."""
     title = f"<p>{html.escape(summary(world))}</p>"
     if not world.received:
-        return title + html.verdict(_NOTHING)
+        return title + html.verdict(_nothing(world))
     top = look.top or float(world.to_shades().max()) or 1.0
     look = replace(look, top=top)
     return title + _total(world) + _key(world, look) + _nodes_html(world, look) + _table(world, look) + _rules(world)
@@ -262,6 +268,19 @@ def _most(world: WorldMap) -> str:
     return "" if even else "at most "
 
 
+def _unknown(world: WorldMap) -> str:
+    """Return half a sentence on bytes after start-up that are not known; empty if all are, or time is shown."""
+    if world.running is not None:
+        return ""
+    events = world.tables.events.filter(pl.col("phase") != "start-up")
+    return what_is_unknown(events.filter(pl.col(f"{world.sizes}_bytes").is_null()), events.height)
+
+
+def _nothing(world: WorldMap) -> str:
+    unknown = _unknown(world)
+    return f"No link is drawn: {unknown}." if unknown else _NOTHING
+
+
 def _total(world: WorldMap) -> str:
     """Return a paragraph on what goes over links inside a node and between nodes, summed over all axes."""
     values = world.most if world.running is None else world.most_seconds
@@ -270,7 +289,9 @@ def _total(world: WorldMap) -> str:
     )
     near, far = world.named(INSIDE), world.named(BETWEEN)
     if world.running is None:
-        return html.verdict(f"Per rank and step {inside} stay {near}, {between} go {far}.")
+        unknown = _unknown(world)
+        more = f" More may be sent: {html.escape(unknown)}." if unknown else ""
+        return html.verdict(f"Per rank and step {inside} stay {near}, {between} go {far}.{more}")
     if inside == between:
         return html.verdict(f"Collectives run {inside} of a step on each rank, over links {near} and {far}.")
     return html.verdict(f"Per rank and step collectives run {inside} over links {near}, {between} {far}.")

@@ -112,7 +112,7 @@ for block in range(2):
 def test_the_file_of_an_earlier_block_does_not_count_for_a_later_one(job: Job) -> None:
     found = job(BLOCKS)
     assert found.culprits == (1,)
-    assert "the file of rank 1 is of an earlier attempt of the job, and left out" in found.notes
+    assert "the file of rank 1 is of an earlier block that was saved there, and left out" in found.notes
 
 
 OUTSIDE = """

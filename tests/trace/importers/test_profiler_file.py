@@ -208,7 +208,7 @@ def test_a_kernel_with_a_name_of_no_library_is_kept_where_it_describes_a_collect
     file = written(tmp_path / "trace.json", {**WHOLE, "traceEvents": [own, described, own, *EVENTS]})
     read = read_profiler_file(file)
     assert read_names(read) == [KEPT[0], own["name"], COLLECTIVE]
-    assert len(read.kernels) == 3  # the two that are not described, and the first gemm
+    assert len(read.kernels) == 4  # the two that are not described, and both gemms
 
 
 def test_text_that_is_no_utf8_is_read(tmp_path: Path) -> None:
