@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 import dsexplore
 from dsexplore import ExpectationError, NumericsReport, RanksFailedError, UsageError, compare_numerics
 from dsexplore.mesh import parse_mesh
+from dsexplore.torch_internals.names import torch_at_least
 from tests.numerics.further_right_plans import FURTHER_RIGHT_PLANS
 from tests.numerics.further_wrong_plans import FURTHER_WRONG_PLANS
 from tests.numerics.right_plans import RIGHT_PLANS, RightPlan, ddp, megatron, plain
@@ -105,6 +106,9 @@ def test_says_what_a_program_must_return() -> None:
         compare_numerics(no_model, no_model)
 
 
+@pytest.mark.skipif(
+    not torch_at_least("2.10"), reason="stages of torch 2.9 send 8 bytes where they receive 4, and gloo ends the ranks"
+)
 def test_a_stage_that_finds_out_its_shapes_is_compared_by_the_calls_of_the_schedule() -> None:
     plan = next(plan for plan in FURTHER_RIGHT_PLANS if plan.name == "tied embeddings in a pipeline")
     report = compared(plan.reference, plan.parallel, plan.mesh, steps=1)
