@@ -23,11 +23,11 @@ _NAME = "async_io"
 class ReplacedOperator(AbstractContextManager["ReplacedOperator"]):
     """The replacement of DeepSpeed's operator, until the end of a ``with`` block or `uninstall`."""
 
-    def __init__(self, builder: Any) -> None:
-        self._builder = builder
+    def __init__(self, builder: type) -> None:
+        self._builder: Any = builder
         self._own = vars(builder).get("load")
         """DeepSpeed's method if the class itself has it, as opposed to a base."""
-        theirs = builder.load
+        theirs = self._builder.load
 
         def load(self: Any, *args: Any, **kwargs: Any) -> Any:
             """Return the operator with this package's functions."""
@@ -35,7 +35,7 @@ class ReplacedOperator(AbstractContextManager["ReplacedOperator"]):
                 return theirs(self, *args, **kwargs)
             return _Operator(lambda: theirs(self, *args, **kwargs))
 
-        builder.load = load
+        self._builder.load = load
 
     def close(self) -> None:
         """Restore DeepSpeed's own method."""
@@ -81,6 +81,11 @@ def install() -> ReplacedOperator:
 
     Raises:
         UsageError: DeepSpeed is not installed.
+
+    Examples:
+        >>> from contextlib import suppress
+        >>> with suppress(dsexplore.UsageError), dsexplore.aio.install():  # where DeepSpeed is installed
+        ...     pass  # handles that DeepSpeed makes in this block are ours
     """
     global _installed
     if _installed is None:
@@ -93,7 +98,11 @@ def install() -> ReplacedOperator:
 
 
 def uninstall() -> None:
-    """Undo `install`; without effect if nothing is installed. Handles that were made meanwhile stay."""
+    """Undo `install`; without effect if nothing is installed. Handles that were made meanwhile stay.
+
+    Examples:
+        >>> dsexplore.aio.uninstall()
+    """
     global _installed
     if _installed is not None:
         _installed.close()

