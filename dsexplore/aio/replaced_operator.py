@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from types import ModuleType, TracebackType
-from typing import Any
+from typing import Any, cast
 
 from dsexplore.aio.handle import aio_handle
 from dsexplore.aio.single_transfers import aio_read, aio_write
@@ -24,7 +24,7 @@ class ReplacedOperator(AbstractContextManager["ReplacedOperator"]):
     """The replacement of DeepSpeed's operator, until the end of a ``with`` block or `uninstall`."""
 
     def __init__(self, builder: type) -> None:
-        self._builder: Any = builder
+        self._builder = cast("Any", builder)
         self._own = vars(builder).get("load")
         """DeepSpeed's method if the class itself has it, as opposed to a base."""
         theirs = self._builder.load

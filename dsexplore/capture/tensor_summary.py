@@ -125,7 +125,8 @@ def _square(values: Tensor) -> Tensor:
     """Return the squared norm; on the CPU by a dot product, which takes half as long."""
     if values.device.type == "cpu":
         flat = values.reshape(-1)
-        return flat.dot(flat)
+        square: Tensor = flat.dot(flat)
+        return square
     return torch.linalg.vector_norm(values).square()
 
 
