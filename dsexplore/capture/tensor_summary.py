@@ -123,11 +123,9 @@ def _together(parts: Sequence[Sequence[Tensor]]) -> Tensor:
 
 def _square(values: Tensor) -> Tensor:
     """Return the squared norm; on the CPU by a dot product, which takes half as long."""
-    if values.device.type == "cpu":
-        flat = values.reshape(-1)
-        square: Tensor = flat.dot(flat)
-        return square
-    return torch.linalg.vector_norm(values).square()
+    flat = values.reshape(-1)
+    square: Tensor = flat.dot(flat) if values.device.type == "cpu" else torch.linalg.vector_norm(flat).square()
+    return square
 
 
 def _bits(matrix: Tensor) -> Tensor:
