@@ -145,8 +145,9 @@ def _keep_shards(group: EventGroup) -> str:
 
 # Redistributes that the program did not ask for: an op on DTensors met placements that it cannot compute with.
 
-_NEEDED = "aten.linalg_vector_norm"
-"""The op whose Partial result clip_grad_norm_ sums over the ranks: a few bytes, and nothing else would do."""
+_NEEDED = ("aten.linalg_vector_norm", "aten.reciprocal")
+"""Ops that sum the Partial norm of clip_grad_norm_ over the ranks, up to torch 2.9 the second: a few bytes, and nothing
+else would do."""
 
 
 def implicit_redistributes(evidence: Evidence) -> Iterator[Finding]:
