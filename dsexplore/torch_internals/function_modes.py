@@ -12,6 +12,11 @@ from dsexplore.torch_internals.names import TorchName, internal, is_there
 active_function_modes: Callable[[], list[Any]] = internal("torch.overrides:_get_current_function_mode_stack")
 """Return the function modes that are active in this thread, outermost first."""
 
+is_any_function_mode_active: Callable[[], bool] = internal(
+    "torch._C:_is_torch_function_mode_enabled", otherwise=lambda: True
+)
+"""Return False if no function mode is active in this thread."""
+
 _push = internal("torch.overrides:_push_mode")
 _pop = internal("torch.overrides:_pop_mode")
 

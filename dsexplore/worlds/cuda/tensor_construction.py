@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from dsexplore.torch_internals.autograd import DESCRIBE_SAVED, SAVE_ON_CPU_INIT
 from dsexplore.torch_internals.dtensor import DTENSOR_INIT, FROM_LOCAL, TO_LOCAL
 from dsexplore.torch_internals.fake_tensors import FAKE_DEVICE, FAKE_DISPATCH
-from dsexplore.torch_internals.function_modes import active_function_modes
+from dsexplore.torch_internals.function_modes import active_function_modes, is_any_function_mode_active
 from dsexplore.torch_internals.patches import Change, Entry, Parts, Patch, Patches
 from dsexplore.torch_internals.tensors import GROUP_BY_DEVICE, MAKE_SUBCLASS, MAKE_WRAPPER, no_torch_function
 from dsexplore.worlds.cuda.device_marks import CPU, device_of, place, place_parts
@@ -95,7 +95,7 @@ def _device_of_fake(original: property, parts: Parts) -> property:
 
     def device(tensor: Any) -> torch.device:
         seen: torch.device | None = tensor._dsexplore_cuda_device
-        if seen is None or not active_function_modes():
+        if seen is None or not is_any_function_mode_active():
             return true_device(tensor)
         return seen if mode in active_function_modes() else true_device(tensor)
 
