@@ -230,7 +230,7 @@ class _Groups:
 
     @property
     def unlisted(self) -> frozenset[GroupId]:
-        """The groups whose ranks no dump lists, other than the default one."""
+        """Groups whose ranks no dump lists, other than the default one."""
         return frozenset(self._guessed)
 
     def notes(self) -> list[str]:
