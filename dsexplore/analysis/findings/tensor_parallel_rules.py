@@ -145,14 +145,19 @@ def _keep_shards(group: EventGroup) -> str:
 
 # Redistributes that the program did not ask for: an op on DTensors met placements that it cannot compute with.
 
-_NEEDED = ("aten.linalg_vector_norm", "aten.reciprocal")
-"""Ops that sum the Partial norm of clip_grad_norm_ over the ranks, up to torch 2.9 the second: a few bytes, and nothing
-else would do."""
+_NEEDED = "aten.linalg_vector_norm"
+"""The op whose Partial result clip_grad_norm_ sums over the ranks: a few bytes, and nothing else would do."""
+_NEEDED_OF_A_NUMBER = "aten.reciprocal"
+"""The same up to torch 2.9, which sums the norm, one number, where it divides by it."""
+_NUMBER = 8
+"""Bytes of one number at most."""
 
 
 def implicit_redistributes(evidence: Evidence) -> Iterator[Finding]:
     """Yield implicit redistributes outside the optimizer, which has rules of its own."""
     is_needed = evidence.texts("cause", lambda cause: cause.startswith(_NEEDED))
+    is_of_number = pl.col("message_bytes") <= _NUMBER
+    is_needed |= evidence.texts("cause", lambda cause: cause.startswith(_NEEDED_OF_A_NUMBER)) & is_of_number
     asked = pl.col("implicit") & (pl.col("phase") != "optimizer") & ~is_needed
     implicit = evidence.events.filter(asked & (pl.col("wire_bytes") > 0)).with_columns(pl.col("trigger").alias("owner"))
     yield from evidence.findings(

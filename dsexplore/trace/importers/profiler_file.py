@@ -137,7 +137,8 @@ class _Parts:
     def sort_last(self, kinds: _EventKinds) -> None:
         """Add the last event if it is a launch or a compute kernel; all others are parsed with the end of the file."""
         begin, pid, behind = self.last.partition(_PID)
-        if pid and kinds[begin] in (_Kind.LAUNCH, _Kind.KERNEL):
+        kind = kinds[begin]  # which notes its category, too
+        if pid and kind in (_Kind.LAUNCH, _Kind.KERNEL):
             with suppress(ValueError):
                 _, end = json.JSONDecoder(strict=False).raw_decode(text := '{"pid"' + behind.decode(errors="replace"))
                 part = begin + pid + text[len('{"pid"') : end].encode() + b", "

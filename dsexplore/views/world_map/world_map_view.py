@@ -8,6 +8,7 @@ from typing import Any
 import polars as pl
 
 from dsexplore.analysis.world_map import BETWEEN, INSIDE, Level, WorldMap
+from dsexplore.trace.steps import in_steps
 from dsexplore.trace.unknown_sizes import what_is_unknown
 from dsexplore.units import format_bytes, format_count, format_seconds
 from dsexplore.views.page import html
@@ -272,7 +273,7 @@ def _unknown(world: WorldMap) -> str:
     """Return half a sentence on bytes after start-up that are not known; empty if all are, or time is shown."""
     if world.running is not None:
         return ""
-    events = world.tables.events.filter(pl.col("phase") != "start-up")
+    events = in_steps(world.tables.events)
     return what_is_unknown(events.filter(pl.col(f"{world.sizes}_bytes").is_null()), events.height)
 
 
