@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from dsexplore.torch_internals.autograd import RUN_BACKWARD
-from dsexplore.torch_internals.function_modes import active_function_modes
+from dsexplore.torch_internals.function_modes import inside_mode
 from dsexplore.torch_internals.patches import Entry, Parts, Patch
 from dsexplore.torch_internals.pipelining import INFER_FORWARD, INFER_SHAPES
 
@@ -91,18 +91,6 @@ class ComparedMode(TorchFunctionMode):
         return result if in_place else _result_to_double(result)
 
 
-def _entered_in_backward(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
-    mode = parts[ComparedMode]
-
-    def run(*args: Any, **kwargs: Any) -> Any:
-        if mode in active_function_modes():
-            return original(*args, **kwargs)
-        with mode:
-            return original(*args, **kwargs)
-
-    return run
-
-
 def _marked_as_inferring(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
     mode = parts[ComparedMode]
 
@@ -124,7 +112,7 @@ PATCHES: tuple[Entry, ...] = (
         RUN_BACKWARD,
         "torch takes modes off while it runs, which hooks of FSDP and of the program and what checkpointing computes "
         "again find in forward",
-        _entered_in_backward,
+        lambda original, parts: inside_mode(parts[ComparedMode], original),
         by_code=True,
     ),
 )

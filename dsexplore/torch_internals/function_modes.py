@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from dsexplore.torch_internals.names import TorchName, internal, is_there
+
+Result = TypeVar("Result")
 
 active_function_modes: Callable[[], list[Any]] = internal("torch.overrides:_get_current_function_mode_stack")
 """Return the function modes that are active in this thread, outermost first."""
@@ -39,6 +41,21 @@ def enter_function_mode_below(mode: Any) -> None:
         above.append(_pop())
     for other in (mode, *reversed(above)):
         _push(other)
+
+
+def inside_mode(mode: Any, run: Callable[..., Result]) -> Callable[..., Result]:
+    """Return a function that calls another inside of a mode, which it enters unless it is active in this thread.
+
+    Torch takes modes off while it runs backward, so hooks and functions of Python do not meet them there.
+    """
+
+    def inside(*args: Any, **kwargs: Any) -> Result:
+        if mode in active_function_modes():
+            return run(*args, **kwargs)
+        with mode:
+            return run(*args, **kwargs)
+
+    return inside
 
 
 takes_default_device: Callable[[], Collection[Any]] = internal(

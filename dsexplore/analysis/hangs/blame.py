@@ -43,7 +43,7 @@ from dsexplore.analysis.hangs.misdirected import misdirected
 from dsexplore.analysis.hangs.mismatches import Mismatch, mismatches, signature
 from dsexplore.analysis.hangs.odd_ranks import stopped_unseen, went_past
 from dsexplore.analysis.hangs.rank_calls import Instance, InstanceId, JobCalls, RankCall
-from dsexplore.analysis.hangs.standing import Standing, odd_ones
+from dsexplore.analysis.hangs.standing import Standing, odd_ones, outnumbered
 from dsexplore.analysis.hangs.unlike_groups import unlike_groups
 from dsexplore.analysis.hangs.wavefront import Wavefront
 
@@ -317,12 +317,7 @@ def _made_otherwise(front: Wavefront, circle: set[int]) -> set[int]:
     made: dict[str, dict[tuple[int, ...], set[int]]] = {}
     for rank, (call, *_) in front.heads.items():
         made.setdefault(call.group.made_as, {}).setdefault(call.group.ranks, set()).add(rank)
-    odd = set()
-    for sides in made.values():
-        most, *others = sorted(sides.values(), key=len, reverse=True)
-        if others and len(most) > max(map(len, others)):
-            odd |= set().union(*others) & circle
-    return odd
+    return circle & set().union(*(outnumbered(sides.values()) for sides in made.values()))
 
 
 def _outvoted(heads: Sequence[RankCall], circle: set[int]) -> set[int]:
@@ -335,8 +330,7 @@ def _outvoted(heads: Sequence[RankCall], circle: set[int]) -> set[int]:
     sides: dict[tuple[object, ...], set[int]] = {}
     for call in heads:
         sides.setdefault((call.group, *call.token), set()).add(call.rank)
-    most, *others = sorted(sides.values(), key=len, reverse=True)
-    return circle - most if others and len(most) > max(map(len, others)) else set()
+    return outnumbered(sides.values())
 
 
 def _unmet(message: Instance) -> Blame:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import PurePath
 from typing import NamedTuple
 
@@ -64,10 +64,18 @@ def odd_ones(standing: Mapping[int, Standing]) -> tuple[int, ...]:
     sides: dict[Standing, list[int]] = defaultdict(list)
     for rank, place in sorted(standing.items()):
         sides[place].append(rank)
-    most, *others = sorted(sides.values(), key=len, reverse=True)
-    if others and len(most) > max(map(len, others)):
-        return tuple(sorted(rank for ranks in others for rank in ranks))
-    return ()
+    return tuple(sorted(outnumbered(sides.values())))
+
+
+def outnumbered(sides: Iterable[Collection[int]]) -> set[int]:
+    """Return the ranks of all sides but the largest; none where no side is larger than each other one.
+
+    Example:
+        >>> sorted(outnumbered([{0, 1, 2}, {3}, {4}]))
+        [3, 4]
+    """
+    most, *others = sorted(sides, key=len, reverse=True)
+    return set().union(*others) if others and len(most) > len(others[0]) else set()
 
 
 def places_text(standing: Mapping[int, Standing], first: Iterable[int] = ()) -> str:

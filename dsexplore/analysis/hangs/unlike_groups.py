@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
 from dsexplore.analysis.hangs.rank_calls import GroupId, JobCalls, RankCall
-from dsexplore.analysis.hangs.standing import Standing
+from dsexplore.analysis.hangs.standing import Standing, outnumbered
 
 NEW_GROUP = "new_group"
 
@@ -76,9 +76,7 @@ def _of_contradiction(waiting: list[RankCall], standing: dict[int, Standing]) ->
             possible = [group for group in sides if rank in group.ranks]
             if len(possible) == 1:
                 votes[possible[0]].add(rank)
-        most, *others = sorted(votes.values(), key=len, reverse=True)
-        odd = set().union(*others) if others and len(most) > max(map(len, others)) else set()
-        return UnlikeGroups(tuple(calls), standing, tuple(sorted(odd)))
+        return UnlikeGroups(tuple(calls), standing, tuple(sorted(outnumbered(votes.values()))))
     return None
 
 

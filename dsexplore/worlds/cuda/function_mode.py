@@ -24,9 +24,9 @@ from torch.overrides import TorchFunctionMode
 from dsexplore.torch_internals.autograd import RUN_BACKWARD
 from dsexplore.torch_internals.function_modes import (
     DEFAULT_DEVICE,
-    active_function_modes,
     default_device,
     enter_function_mode_below,
+    inside_mode,
     remove_function_mode,
     take_back_default_device,
     takes_default_device,
@@ -172,18 +172,6 @@ def _with_class(tensor: Any, cls: type[Tensor]) -> Any:
     return tensor
 
 
-def _in_backward(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
-    mode = parts[StandInMode]
-
-    def run_backward(*args: Any, **kwargs: Any) -> Any:
-        if mode in active_function_modes():
-            return original(*args, **kwargs)
-        with mode:
-            return original(*args, **kwargs)
-
-    return run_backward
-
-
 def _in_threads(original: Callable[[threading.Thread], None], parts: Parts) -> Callable[[threading.Thread], None]:
     mode = parts[StandInMode]
 
@@ -233,7 +221,7 @@ PATCHES: tuple[Entry, ...] = (
     Patch(
         RUN_BACKWARD,
         "hooks and backward functions of Python run below function modes",
-        _in_backward,
+        lambda original, parts: inside_mode(parts[StandInMode], original),
         when="cuda device",
         by_code=True,
     ),
