@@ -27,62 +27,10 @@ from typing import Any, Literal
 
 from dsexplore.cost.cluster import Cluster
 from dsexplore.cost.decode_attention import decode_seconds, decodes
-
-
-@dataclass(frozen=True)
-class Generation:
-    """The constants that all GPUs of one generation share, and that cluster files do not have.
-
-    Attributes:
-        multiprocessors: how many work at a time.
-        attention: the part of the stated bf16 FLOP/s that FlashAttention-2 reaches forward, on long sequences.
-        attention_backward: the same backward.
-        channels: multiprocessors that the communication library's kernels hold while a collective runs.
-        cudnn: what cuDNN's attention reaches forward and backward; None where nobody published that it is faster.
-        burst: the part of the stated bf16 FLOP/s that products reach before the GPU is at the limit of its power; 0
-            where no table of single kernels was published.
-        start: seconds that a single product takes besides.
-        host_link: B/s from a GPU to the CPU's memory, each way: 16 lanes of PCIe, of which large copies reach 80 %.
-    """
-
-    multiprocessors: int
-    attention: float
-    attention_backward: float
-    channels: int
-    cudnn: tuple[float, float] | None = None
-    host_link: float = 0.0
-    burst: float = 0.0
-    start: float = 0.0
-
+from dsexplore.cost.gpu_generations import GENERATIONS
 
 Attention = Literal["flash-2", "cudnn"]
 """The attention kernels that run: those of FlashAttention-2, or of cuDNN where they are faster."""
-
-_PCIE = {version: 0.8 * 16 * lane for version, lane in {3: 0.985e9, 4: 1.969e9, 5: 3.938e9}.items()}
-"""B/s of 16 lanes by version of PCIe, of which large copies reach about 80 %."""
-
-GENERATIONS: Mapping[str, Generation] = MappingProxyType(
-    {
-        # Burst and start: vLLM's linear layers of aiconfigurator-core 0.12.0 (systems/data/*/gemm/vllm), see _SPLIT.
-        # V100 datasheet; attention as on Ampere, where nothing better is published.
-        "volta": Generation(80, 0.45, 0.40, 16, host_link=_PCIE[3]),
-        # A100 whitepaper: 108. FlashAttention-2 (arXiv 2307.08691), figures 4 to 6, head width 128, causal, 8k to 16k:
-        # 190 of 312 TFLOP/s forward, 172 backward. NCCL on 8 A100: 24 channels of one block each.
-        "ampere": Generation(108, 0.61, 0.55, 24, host_link=_PCIE[4], burst=0.88, start=3.3e-6),
-        # L40S datasheet: 142; attention as FlashAttention-2 on Ampere.
-        "ada": Generation(142, 0.55, 0.48, 16, host_link=_PCIE[4]),
-        # H100 whitepaper: 132. FlashAttention-3 (arXiv 2407.08608), figures 5 and 6, H100 SXM, head width 128, 16k, of
-        # 989 TFLOP/s: FlashAttention-2 has 335 forward, causal, and 322 backward; cuDNN 539 and 516. NCCL on 8 H100: 16
-        # channels with NVLS, 24 with rings.
-        "hopper": Generation(132, 0.34, 0.325, 20, (0.545, 0.52), _PCIE[5], burst=0.92, start=2.6e-6),
-        # B200: 148. cuDNN's attention there, as FlashAttention-2 does not run on it.
-        "blackwell": Generation(148, 0.50, 0.42, 20, host_link=_PCIE[5], burst=0.80, start=2e-6),
-        # MI300X datasheet: 304 compute units. FlashAttention-2 for ROCm (rocm.blogs.amd.com): about a third.
-        "cdna3": Generation(304, 0.33, 0.25, 32, host_link=_PCIE[5]),
-        # A CPU's ranks compute one product at a time on all their cores.
-        "cpu": Generation(1, 0.50, 0.40, 0),
-    }
-)
 
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "tf32": "tf32", "float32": "fp32", "float64": "fp32"}
 _TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.93), (128, 64, 0.80), (64, 128, 0.80), (64, 64, 0.62))
@@ -182,14 +130,12 @@ def kernel_seconds(
         return speed.memory * (_memory_seconds(traffic, cluster) / share + count * _fixed(cluster))
     if kind == "attention":
         if cluster.generation != "cpu" and decodes(row["shape"]):
-            generation, memory = GENERATIONS[cluster.generation], cluster.memory
-            rate = stated_rate(row["dtype"], cluster) * generation.attention
-            copies = memory.bandwidth * memory.achievable
-            return speed.attention * decode_seconds(row, generation.multiprocessors, rate, copies)
+            return speed.attention * _decode_seconds(row, cluster)
         arithmetic = speed.attention * int(row["flops"]) / _attention_rate(row, cluster, attention)
     else:
         shape, alignment = tuple(row["shape"]), row["op"].partition(", ")[2]
-        arithmetic = speed.matmul * int(row["flops"]) / _product_rate(row["dtype"], shape, alignment, cluster)
+        rate = _product_rate(row["dtype"], shape, alignment, cluster)
+        arithmetic = speed.matmul * int(row["flops"]) / rate
         if _has_burst(row["dtype"], shape, alignment, cluster):
             sustained = max(arithmetic, speed.memory * _memory_seconds(traffic, cluster)) + count * _fixed(cluster)
             alone = count * product_alone(shape, row["dtype"], traffic / count, cluster, speed)
@@ -260,8 +206,9 @@ def product_alone(shape: tuple[int, ...], dtype: str, traffic: float, cluster: C
     generation = GENERATIONS[cluster.generation]
     burst = generation.burst * (_FP8_BURST if dtype.startswith("float8") and "fp8" in cluster.compute.dense else 1.0)
     arithmetic = speed.matmul * _tiled_steps(shape, generation.multiprocessors) / (stated_rate(dtype, cluster) * burst)
-    is_split = _tiled_steps(shape, generation.multiprocessors, (1,)) > _tiled_steps(shape, generation.multiprocessors)
-    joining = speed.memory * _JOINING * is_split
+    joining = 0.0
+    if _tiled_steps(shape, generation.multiprocessors, (1,)) > _tiled_steps(shape, generation.multiprocessors):
+        joining = speed.memory * _JOINING
     memory = speed.memory * _memory_seconds(traffic, cluster)
     return float((arithmetic**3 + memory**3) ** (1 / 3)) + joining + speed.memory * generation.start
 
@@ -359,13 +306,22 @@ def _product_rate(dtype: str, shape: tuple[int, ...], alignment: str, cluster: C
     return best * _ORDINARY * shape_efficiency(shape, cluster.generation) * aligned
 
 
+def _decode_seconds(row: Mapping[str, Any], cluster: Cluster) -> float:
+    generation, memory = GENERATIONS[cluster.generation], cluster.memory
+    rate = stated_rate(row["dtype"], cluster) * generation.attention
+    return decode_seconds(row, generation.multiprocessors, rate, memory.bandwidth * memory.achievable)
+
+
 def _attention_rate(row: Mapping[str, Any], cluster: Cluster, kernels: Attention) -> float:
     generation = GENERATIONS[cluster.generation]
-    flash = generation.attention, generation.attention_backward
-    part = ((generation.cudnn or flash) if kernels == "cudnn" else flash)["backward" in row["op"]]
+    parts = generation.attention, generation.attention_backward
+    if kernels == "cudnn" and generation.cudnn is not None:
+        parts = generation.cudnn
+    part = parts["backward" in row["op"]]
     batch, heads, queries, keys, width = map(int, row["shape"])
     blocks = batch * heads * -(-queries // _TILE)
-    filled = blocks / (-(-blocks // generation.multiprocessors) * generation.multiprocessors)
+    waves = -(-blocks // generation.multiprocessors)
+    filled = blocks / (waves * generation.multiprocessors)
     narrow = min(1.0, 0.5 + width / 256)  # as the same figures show for heads of 64
     used = queries / (-(-queries // _TILE) * _TILE) * keys / (-(-keys // _TILE) * _TILE)
     return stated_rate(row["dtype"], cluster) * part * narrow * filled * used

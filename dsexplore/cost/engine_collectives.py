@@ -12,7 +12,7 @@ import os
 
 from dsexplore.cost.cluster import Cluster
 from dsexplore.cost.collective_duration import collective_time
-from dsexplore.cost.compute import GENERATIONS
+from dsexplore.cost.gpu_generations import GENERATIONS
 from dsexplore.cost.range import Range
 from dsexplore.errors import UsageError
 from dsexplore.signatures import names_arguments

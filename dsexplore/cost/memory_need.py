@@ -21,7 +21,7 @@ from typing import Literal, Self
 import polars as pl
 
 from dsexplore.cost.cluster import Cluster
-from dsexplore.cost.compute import GENERATIONS
+from dsexplore.cost.gpu_generations import GENERATIONS
 from dsexplore.cost.peak_memory import PeakMemory
 from dsexplore.trace.tables import Tables
 from dsexplore.units import format_bytes, format_seconds, format_share

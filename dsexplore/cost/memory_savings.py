@@ -20,7 +20,8 @@ from collections.abc import Iterator, Sequence
 
 from dsexplore.cost.cluster import Cluster
 from dsexplore.cost.collective_duration import collective_time
-from dsexplore.cost.compute import GENERATIONS, KERNEL_GAP
+from dsexplore.cost.compute import KERNEL_GAP
+from dsexplore.cost.gpu_generations import GENERATIONS
 from dsexplore.cost.memory_need import Saving
 from dsexplore.cost.peak_memory import PeakMemory, layer_of
 from dsexplore.cost.rank_program import Collective, StepProgram

@@ -13,9 +13,10 @@ import polars as pl
 
 from dsexplore.cost.async_tp import in_pieces
 from dsexplore.cost.cluster import Cluster
-from dsexplore.cost.compute import GENERATIONS, Attention, slowed_by_communication
+from dsexplore.cost.compute import Attention, slowed_by_communication
 from dsexplore.cost.expense import Expense, expense_of
 from dsexplore.cost.expert_balance import of_busiest_rank
+from dsexplore.cost.gpu_generations import GENERATIONS
 from dsexplore.cost.measured_points import contradictions
 from dsexplore.cost.memory_need import MemoryNeed, Saving, outside_bytes
 from dsexplore.cost.memory_savings import Savings

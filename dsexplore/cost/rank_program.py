@@ -130,7 +130,7 @@ class Options:
         overlap: whether communication may run beside compute.
         step: which step of the trace; None for the last of those that train most and, of these, evaluate least.
         async_tp: whether collectives of tensor parallelism run in pieces beside their products; see `in_pieces`.
-        attention: which kernels compute attention; see `dsexplore.cost.compute.Generation`.
+        attention: which kernels compute attention; see `dsexplore.cost.gpu_generations.Generation`.
         expandable_segments: whether the allocator's segments can grow, as with
             ``PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True``.
         expert_imbalance: how many times as many tokens as the mean the busiest rank of experts has, where the trace has

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,23 +30,34 @@ def load_with_journals(paths: Sequence[Path]) -> Tables:
     if not journals:
         return load_several(paths)
     files = [file for path in paths for file in (sorted(path.glob("*.parquet")) if path.is_dir() else [path])]
-    saved = {ranks: tables for tables in readable(files, read_file, problems) if (ranks := ranks_of(tables))}
+    ends: dict[Path, tuple[str, ...]] = {}
+
+    def read(file: Path) -> Tables:
+        tables = read_file(file)
+        ends[file] = tables.info.ends
+        return tables
+
+    saved = {ranks: tables for tables in readable(files, read, problems) if (ranks := ranks_of(tables))}
     ends_now = {journal.info.rank: journal.end_now() for journal in journals}
-    are_known_by_others = not all(ends_now.values()) if not saved else not _was_last_saved_while_it_ran(files)
+    # Where all are gone, their launcher may have ended them: who saved last would have noted an earlier end.
+    are_all_gone = _was_last_saved_while_it_ran(files, ends) if saved else all(ends_now.values())
     for journal in journals:
         rank, end = journal.info.rank, journal.noted
         before = saved.get((rank,))
         if before is None or before.info.attempt != journal.info.attempt or before.events.height < journal.events:
-            # Where all are gone, their launcher may have ended them: who saved last would have noted an earlier end.
-            saved[rank,] = journal.tables(end or (ends_now[rank] if are_known_by_others else ""))
+            saved[rank,] = journal.tables(end or ("" if are_all_gone else ends_now[rank]))
         elif end:
             saved[rank,] = replace(before, info=replace(before.info, ends=(end,)))
     tables = merge_as_they_come(saved.values(), "reading traces", len(saved), is_whole=True, same_attempt=True)
     return replace(tables, info=replace(tables.info, notes=(*tables.info.notes, *problems)))
 
 
-def _was_last_saved_while_it_ran(files: Sequence[Path]) -> bool:
-    """Return True if the file that was written last is of a rank whose block still ran."""
-    times = {file: file.stat().st_mtime_ns for file in files}
-    latest = max(times, key=lambda file: times[file])
-    return any(set(tables.info.ends) == {RUNNING} for tables in readable([latest], read_file, []))
+def _was_last_saved_while_it_ran(files: Sequence[Path], ends: Mapping[Path, Sequence[str]]) -> bool:
+    """Return True if the file that was written last is of a rank whose block still ran.
+
+    Args:
+        files: of all ranks.
+        ends: how the ranks of each readable file ended.
+    """
+    latest = max(files, key=lambda file: file.stat().st_mtime_ns)
+    return set(ends.get(latest, ())) == {RUNNING}

@@ -1,4 +1,7 @@
-"""How long kernels take."""
+"""How long kernels take.
+
+Modules: ``cost/compute.py``, ``cost/gpu_generations.py``.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,6 @@ from hypothesis import strategies as st
 
 from dsexplore.cost.cluster import Cluster, known_clusters
 from dsexplore.cost.compute import (
-    GENERATIONS,
     SPEEDS,
     Speed,
     host_seconds,
@@ -18,6 +20,7 @@ from dsexplore.cost.compute import (
     shape_efficiency,
     slowest_of,
 )
+from dsexplore.cost.gpu_generations import GENERATIONS
 
 H100 = Cluster.load("dgx-h100")
 

@@ -1,0 +1,60 @@
+"""`GENERATIONS`: what all GPUs of one generation share, and cluster files do not have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+
+@dataclass(frozen=True)
+class Generation:
+    """The constants that all GPUs of one generation share, and that cluster files do not have.
+
+    Attributes:
+        multiprocessors: how many work at a time.
+        attention: the part of the stated bf16 FLOP/s that FlashAttention-2 reaches forward, on long sequences.
+        attention_backward: the same backward.
+        channels: multiprocessors that the communication library's kernels hold while a collective runs.
+        cudnn: what cuDNN's attention reaches forward and backward; None where nobody published that it is faster.
+        burst: the part of the stated bf16 FLOP/s that products reach before the GPU is at the limit of its power; 0
+            where no table of single kernels was published.
+        start: seconds that a single product takes besides.
+        host_link: B/s from a GPU to the CPU's memory, each way: 16 lanes of PCIe, of which large copies reach 80 %.
+    """
+
+    multiprocessors: int
+    attention: float
+    attention_backward: float
+    channels: int
+    cudnn: tuple[float, float] | None = None
+    host_link: float = 0.0
+    burst: float = 0.0
+    start: float = 0.0
+
+
+_PCIE = {version: 0.8 * 16 * lane for version, lane in {3: 0.985e9, 4: 1.969e9, 5: 3.938e9}.items()}
+"""B/s of 16 lanes by version of PCIe, of which large copies reach about 80 %."""
+
+GENERATIONS: Mapping[str, Generation] = MappingProxyType(
+    {
+        # Burst and start: vLLM's linear layers of aiconfigurator-core 0.12.0 (systems/data/*/gemm/vllm), see `_SPLIT` in compute.
+        # V100 datasheet; attention as on Ampere, where nothing better is published.
+        "volta": Generation(80, 0.45, 0.40, 16, host_link=_PCIE[3]),
+        # A100 whitepaper: 108. FlashAttention-2 (arXiv 2307.08691), figures 4 to 6, head width 128, causal, 8k to 16k:
+        # 190 of 312 TFLOP/s forward, 172 backward. NCCL on 8 A100: 24 channels of one block each.
+        "ampere": Generation(108, 0.61, 0.55, 24, host_link=_PCIE[4], burst=0.88, start=3.3e-6),
+        # L40S datasheet: 142; attention as FlashAttention-2 on Ampere.
+        "ada": Generation(142, 0.55, 0.48, 16, host_link=_PCIE[4]),
+        # H100 whitepaper: 132. FlashAttention-3 (arXiv 2407.08608), figures 5 and 6, H100 SXM, head width 128, 16k, of
+        # 989 TFLOP/s: FlashAttention-2 has 335 forward, causal, and 322 backward; cuDNN 539 and 516. NCCL on 8 H100: 16
+        # channels with NVLS, 24 with rings.
+        "hopper": Generation(132, 0.34, 0.325, 20, (0.545, 0.52), _PCIE[5], burst=0.92, start=2.6e-6),
+        # B200: 148. cuDNN's attention there, as FlashAttention-2 does not run on it.
+        "blackwell": Generation(148, 0.50, 0.42, 20, host_link=_PCIE[5], burst=0.80, start=2e-6),
+        # MI300X datasheet: 304 compute units. FlashAttention-2 for ROCm (rocm.blogs.amd.com): about a third.
+        "cdna3": Generation(304, 0.33, 0.25, 32, host_link=_PCIE[5]),
+        # A CPU's ranks compute one product at a time on all their cores.
+        "cpu": Generation(1, 0.50, 0.40, 0),
+    }
+)
