@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import torch.distributed as td
 
-from dsexplore.analysis.hangs.hang_text import difference_text
+from dsexplore.analysis.hangs.call_text import difference_text
 from dsexplore.analysis.hangs.mismatches import differences
 from dsexplore.analysis.hangs.trace_calls import job_of_trace
 from dsexplore.analysis.skew import Skew

@@ -38,7 +38,7 @@ _PCIE = {version: 0.8 * 16 * lane for version, lane in {3: 0.985e9, 4: 1.969e9, 
 
 GENERATIONS: Mapping[str, Generation] = MappingProxyType(
     {
-        # Burst and start: vLLM's linear layers of aiconfigurator-core 0.12.0 (systems/data/*/gemm/vllm), see `_SPLIT` in compute.
+        # Burst and start: vLLM's linear layers of aiconfigurator-core 0.12.0 (systems/data/*/gemm/vllm).
         # V100 datasheet; attention as on Ampere, where nothing better is published.
         "volta": Generation(80, 0.45, 0.40, 16, host_link=_PCIE[3]),
         # A100 whitepaper: 108. FlashAttention-2 (arXiv 2307.08691), figures 4 to 6, head width 128, causal, 8k to 16k:

@@ -9,7 +9,8 @@ from typing import Any, Literal, get_args
 import polars as pl
 
 from dsexplore.analysis.hangs.blame import Blame, blame
-from dsexplore.analysis.hangs.hang_text import call_line, end_note, sentence
+from dsexplore.analysis.hangs.call_text import call_line
+from dsexplore.analysis.hangs.hang_text import end_note, sentence
 from dsexplore.analysis.hangs.mismatches import Field, Mismatch, mismatches
 from dsexplore.analysis.hangs.rank_calls import JobCalls, RankCall
 from dsexplore.analysis.hangs.standing import Standing

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import PurePath
 
 from dsexplore.analysis.hangs.blame import Blame
+from dsexplore.analysis.hangs.call_text import MOST_SIDES, call_text, label_of, place
 from dsexplore.analysis.hangs.mismatches import Mismatch
 from dsexplore.analysis.hangs.rank_calls import Instance, JobCalls, RankCall
 from dsexplore.analysis.hangs.standing import Standing, places_text
@@ -13,46 +13,7 @@ from dsexplore.analysis.hangs.unlike_groups import makers
 from dsexplore.analysis.hangs.wavefront import Wavefront
 from dsexplore.units import format_bytes, format_ranks
 
-
-def place(source: str) -> str:
-    """Return the innermost line of a call, ``train.py:12``, without the folders of its file."""
-    line = source.partition(" ← ")[0]
-    return PurePath(line).name if line else ""
-
-
-def call_text(call: RankCall) -> str:
-    """Return a call in words, with its line, group and bytes: ``all_reduce (train.py:12, group dp, 4 MiB)``."""
-    details = [place(call.source), f"group {call.label}"]
-    if call.pair is not None:
-        details.append(f"rank {call.pair[0]} → {call.pair[1]}")
-    if call.message_bytes:
-        details.append(format_bytes(call.message_bytes))
-    return f"{call.op} ({', '.join(part for part in details if part)})"
-
-
-def difference_text(mismatch: Mismatch) -> str:
-    """Describe how the calls of a collective differ between ranks, as one line of a comparison of logs.
-
-    Example: ``"collective 4 of group 0 differs: ranks 0–2 all_reduce SUM of 64 B float32 at train.py:7, rank 3 made no
-        such call"``.
-    """
-    sides = [f"{format_ranks(ranks)} {_side_text(mismatch.instance, ranks)}" for ranks in mismatch.classes]
-    more = len(sides) - _MOST_SIDES
-    shown = [*sides[:_MOST_SIDES], *([f"… {more} more"] if more > 0 else [])]
-    return f"collective {mismatch.instance.id.number} of group {_label(mismatch.instance)} differs: {', '.join(shown)}"
-
-
-def _side_text(instance: Instance, ranks: Sequence[int]) -> str:
-    call = instance.calls.get(ranks[0])
-    if call is None:
-        return "made no such call"
-    size = f"of {format_bytes(call.message_bytes)}" if call.message_bytes else ""
-    root = f"root {call.root}" if call.root is not None else ""
-    line = f"at {place(call.source)}" if call.source else ""
-    return " ".join(part for part in (call.op, call.reduction, size, call.dtype, root, line) if part)
-
-
-_MOST_SIDES, _MOST_ENDS, _MOST_NOTED = 4, 3, 8
+_MOST_ENDS, _MOST_NOTED = 3, 8
 
 
 def sentence(job: JobCalls, front: Wavefront, blame: Blame, parted: Sequence[Mismatch] = ()) -> str:
@@ -184,7 +145,7 @@ def _lines_text(blame: Blame, parted: Sequence[Mismatch]) -> list[str]:
         return []
     sides = [f"{format_ranks(ranks)} at {place(first.instance.calls[ranks[0]].source)}" for ranks in first.classes]
     return [
-        f"they parted in collective {first.instance.id.number} of group {_label(first.instance)}: {', '.join(sides)}"
+        f"they parted in collective {first.instance.id.number} of group {label_of(first.instance)}: {', '.join(sides)}"
     ]
 
 
@@ -198,11 +159,6 @@ def _last_text(job: JobCalls, rank: int) -> str:
         return f"rank {rank} has called nothing that its record kept"
     last = calls.calls[-1]
     return f"the last call of rank {rank} was {call_text(last)}, which {'is in flight' if last.is_pending else 'ended'}"
-
-
-def call_line(call: RankCall) -> str:
-    """Return the innermost line of a call."""
-    return call.source.partition(" ← ")[0]
 
 
 def _extra_text(job: JobCalls, front: Wavefront, blame: Blame) -> str:
@@ -226,8 +182,8 @@ def _waits_by_call(front: Wavefront, ranks: Iterable[int]) -> list[str]:
 def _mismatch_text(parted: Mismatch, blame: Blame) -> str:
     """Say what each side called, those to blame first, in which collective, and in what they differ."""
     sides = sorted(parted.classes, key=lambda ranks: not set(ranks) <= set(blame.culprits))
-    texts = [_called_text(parted.instance, ranks) for ranks in sides[:_MOST_SIDES]]
-    texts.append(_parted_after(max(parted.instance.id.number - 1, 0), _label(parted.instance)))
+    texts = [_called_text(parted.instance, ranks) for ranks in sides[:MOST_SIDES]]
+    texts.append(_parted_after(max(parted.instance.id.number - 1, 0), label_of(parted.instance)))
     if parted.field != "op":
         texts[-1] += f", by {parted.field}{_values_text(parted)}"
     return "; ".join([*texts, _odd_text(blame)])
@@ -288,7 +244,7 @@ def _order_text(front: Wavefront, blame: Blame, lines: Sequence[str]) -> str:
     elif made := _made_text(heads):
         texts.append(made)
     elif parted.id.pair is None and not making:
-        texts.append(_parted_after(_last_common(parted, blame), _label(parted)))
+        texts.append(_parted_after(_last_common(parted, blame), label_of(parted)))
     return "; ".join([*texts, _odd_text(blame)])
 
 
@@ -348,10 +304,6 @@ def _misdirected_text(front: Wavefront, blame: Blame) -> str:
 
 def _plural(blame: Blame) -> str:
     return "" if len(blame.culprits) == 1 else "s"
-
-
-def _label(instance: Instance) -> str:
-    return next(iter(instance.calls.values())).label
 
 
 def _last_common(parted: Instance, blame: Blame) -> int:

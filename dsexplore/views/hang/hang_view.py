@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from dsexplore.analysis.hangs.call_text import place
 from dsexplore.analysis.hangs.hang_report import HangReport
-from dsexplore.analysis.hangs.hang_text import place
 from dsexplore.units import format_bytes, format_ranks
 from dsexplore.views.page import html
 from dsexplore.views.view import View

@@ -1,6 +1,6 @@
 """The word for each reason, by what differs, and what is said of it: of calls that are written down.
 
-Modules: ``analysis/hangs/hang_report.py``, ``analysis/hangs/hang_text.py``.
+Modules: ``analysis/hangs/hang_report.py``, ``analysis/hangs/hang_text.py``, ``analysis/hangs/call_text.py``.
 """
 
 from __future__ import annotations

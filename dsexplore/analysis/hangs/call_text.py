@@ -1,0 +1,62 @@
+"""Calls in words: where they stand, what they send, and how those of one collective differ between ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import PurePath
+
+from dsexplore.analysis.hangs.mismatches import Mismatch
+from dsexplore.analysis.hangs.rank_calls import Instance, RankCall
+from dsexplore.units import format_bytes, format_ranks
+
+MOST_SIDES = 4
+"""Groups of ranks that are told apart in one sentence."""
+
+
+def place(source: str) -> str:
+    """Return the innermost line of a call, ``train.py:12``, without the folders of its file."""
+    return PurePath(source.partition(" ← ")[0]).name
+
+
+def call_line(call: RankCall) -> str:
+    """Return the innermost line of a call."""
+    return call.source.partition(" ← ")[0]
+
+
+def label_of(instance: Instance) -> str:
+    """Return how its ranks name the group of a collective."""
+    return next(iter(instance.calls.values())).label
+
+
+def call_text(call: RankCall) -> str:
+    """Return a call in words, with its line, group and bytes: ``all_reduce (train.py:12, group dp, 4 MiB)``."""
+    details = [place(call.source), f"group {call.label}"]
+    if call.pair is not None:
+        details.append(f"rank {call.pair[0]} → {call.pair[1]}")
+    if call.message_bytes:
+        details.append(format_bytes(call.message_bytes))
+    return f"{call.op} ({', '.join(part for part in details if part)})"
+
+
+def difference_text(mismatch: Mismatch) -> str:
+    """Describe how the calls of a collective differ between ranks, as one line of a comparison of logs.
+
+    Example: ``"collective 4 of group 0 differs: ranks 0–2 all_reduce SUM of 64 B float32 at train.py:7, rank 3 made no
+        such call"``.
+    """
+    sides = [f"{format_ranks(ranks)} {_side_text(mismatch.instance, ranks)}" for ranks in mismatch.classes]
+    more = len(sides) - MOST_SIDES
+    shown = [*sides[:MOST_SIDES], *([f"… {more} more"] if more > 0 else [])]
+    return (
+        f"collective {mismatch.instance.id.number} of group {label_of(mismatch.instance)} differs: {', '.join(shown)}"
+    )
+
+
+def _side_text(instance: Instance, ranks: Sequence[int]) -> str:
+    call = instance.calls.get(ranks[0])
+    if call is None:
+        return "made no such call"
+    size = f"of {format_bytes(call.message_bytes)}" if call.message_bytes else ""
+    root = f"root {call.root}" if call.root is not None else ""
+    line = f"at {place(call.source)}" if call.source else ""
+    return " ".join(part for part in (call.op, call.reduction, size, call.dtype, root, line) if part)
