@@ -26,7 +26,7 @@ _listeners: list[Listener] = []
 
 
 def listen(listener: Listener) -> Callable[[], None]:
-    """Have a function called with each access that begins.
+    """Call a function with each access that begins.
 
     Returns:
         a function that ends this.

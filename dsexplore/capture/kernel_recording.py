@@ -7,7 +7,7 @@ dtype and shape.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from functools import wraps
 from itertools import chain, takewhile
@@ -32,30 +32,18 @@ from dsexplore.capture.module_entry import ModuleEntry
 from dsexplore.capture.op_costs import OpCost, cost_of, dense_tensors, read_op
 from dsexplore.capture.ops import tensors_in
 from dsexplore.capture.recorded_modules import Modules
+from dsexplore.capture.watched_ops import WatchedOps
 from dsexplore.torch_internals.autograd import AccumulateGrad, current_graph_task, current_node
-from dsexplore.torch_internals.dispatch import PlainDispatchMode, eval_frame_callback, leave_to_python, uncompiled
 from dsexplore.torch_internals.dtensor import PROPAGATE_TENSOR_META, TO_LOCAL
-from dsexplore.torch_internals.fake_tensors import FakeTensor
 from dsexplore.torch_internals.patches import Entry, Parts, Patch, Patches, install_all
 from dsexplore.torch_internals.pipelining import INPUT_PLACEHOLDER
 from dsexplore.torch_internals.tensors import RESIZE_STORAGE
 from dsexplore.trace.causes import is_fsdp2
 from dsexplore.trace.schema import Phase
 
-_PLAIN = frozenset({torch.Tensor, nn.Parameter, FakeTensor, nn.Buffer})
-_LAZY = frozenset({nn.UninitializedParameter, nn.UninitializedBuffer})
-"""Classes of tensors without a shape, which leave their ops to torch; they compute nothing."""
 _COPY_OUT = {"split_with_sizes_copy", "all_gather_copy_out"}
 """The ops by which FSDP2 copies gathered parameters out, after the compute stream has waited for the gather."""
 _FSDP_BUFFERS = {"split_with_sizes_copy", "all_gather_copy_in", "chunk_cat"}
-
-
-def _are_plain(types: Sequence[type]) -> bool:
-    """Return True if these tensor classes need no handler of their own.
-
-    In a world of fake tensors, parameters of a custom class are of a subclass of `FakeTensor`, which counts as plain.
-    """
-    return all(kind in _PLAIN or issubclass(kind, FakeTensor) for kind in types)
 
 
 class Segment(NamedTuple):
@@ -122,7 +110,7 @@ class KernelRecording:
         patches = Patches()
         self._exit.callback(patches.undo)
         install_all(PATCHES, {"always"}, patches, Parts(self))
-        self._exit.enter_context(_Watch(self))
+        self._exit.enter_context(WatchedOps(self))
 
     def stop(self) -> None:
         """End the recording of ops and memory."""
@@ -403,47 +391,3 @@ def _held_by(values: Iterable[Any]) -> list[torch.Tensor]:
         elif isinstance(value, torch.Tensor) and not is_lazy(value):
             held += dense_tensors([value])
     return held
-
-
-_DEVICE = torch.ops.prim.device.default
-_META = torch.device("meta")
-
-
-class _Watch(PlainDispatchMode):
-    """Reports each op to a `KernelRecording`."""
-
-    supports_higher_order_operators = True
-
-    def __init__(self, recording: KernelRecording) -> None:
-        super().__init__()
-        self._recording = recording
-
-    def __torch_dispatch__(
-        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        if func is _DEVICE:  # which autograd asks of tensors more often than all else is asked together
-            tensor = args[0]
-            if type(tensor) is FakeTensor:  # as its mode answers
-                return _META if tensor.fake_mode.in_kernel_invocation else tensor.fake_device
-            return func(*args)
-        if not _PLAIN.issuperset(types) and not _are_plain(types):
-            if DTensor in types:
-                self._recording.dtensor_op(func, [*args, *(kwargs or {}).values()])
-            return func(*args, **(kwargs or {})) if _LAZY.issuperset(types) else NotImplemented
-        run = _run if eval_frame_callback() is None else _run_uncompiled
-        return run(self._recording, func, args, dict(kwargs or {}))
-
-
-leave_to_python(_Watch.__torch_dispatch__.__code__)
-
-
-def _run(recording: KernelRecording, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Run an op, record it unless the recording is paused, and return its result."""
-    result = func(*args, **kwargs)
-    if not recording.paused:
-        recording.ran(func, args, kwargs, result)
-    return result
-
-
-_run_uncompiled = uncompiled(_run)
-"""As `_run`, where compiled code runs: the compiler is to leave the recording alone."""

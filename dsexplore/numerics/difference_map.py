@@ -37,7 +37,7 @@ class DifferenceMap:
     shape: tuple[int, ...]
     """Of the whole tensor."""
     dims: tuple[int, int]
-    """Those that are shown, down and across; the first is -1 for a tensor of one dim."""
+    """Dims that are shown, down and across; the first is -1 for a tensor of one dim."""
     errors: tuple[tuple[float, ...], ...]
     """A row of cells each: the largest difference relative to the tensor's root mean square; NaN where nothing is
     held."""

@@ -1,4 +1,7 @@
-"""What is computed between collectives: FLOPs, bytes, phases, waits, and memory."""
+"""What is computed between collectives: FLOPs, bytes, phases, waits, and memory.
+
+Modules: ``capture/kernel_recording.py``, ``capture/watched_ops.py``.
+"""
 
 from __future__ import annotations
 
