@@ -29,7 +29,6 @@ _DEVICE = torch.ops.prim.device.default
 _META = torch.device("meta")
 _PLAIN = frozenset({int, float, bool, str, type(None), torch.dtype, torch.layout, torch.memory_format})
 _make_subclass = internal("torch:Tensor._make_subclass")
-_warn_of_address = internal("torch._C:_set_warn_deprecated_on_mutable_data_ptr", otherwise=lambda tensor: None)
 _as_meta = internal("torch._subclasses.fake_tensor:in_kernel_invocation_manager")
 
 
@@ -162,7 +161,6 @@ class ShortKeyMode(FakeTensorMode):
         made = _make_subclass(
             FakeTensor, meta, meta.requires_grad, dispatch_device=True, device_for_backend_keys=device
         )
-        _warn_of_address(made)
         vars(made).update(attributes)
         return made
 
