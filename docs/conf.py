@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -48,17 +50,29 @@ html_copy_source = False
 html_theme_options = {"navigation_with_keys": True}
 
 
-def _copy_notebooks(source: Path, folder: Path, docs: str) -> None:
-    """Copy the notebooks of a folder; their links to pages, which begin with `docs`, and to lessons are the site's."""
+# Where the notebooks of a folder stand on the site, beside the folders that keep their place.
+_NOTEBOOKS = {HERE.parent / "notebooks": HERE / "tutorials", HERE.parent / "notebooks" / "lessons": HERE / "lessons"}
+
+
+def _copy_notebooks(source: Path, folder: Path) -> None:
+    """Copy the notebooks of a folder to the site; their relative links lead to the same files from there."""
+
+    def site_link(link: re.Match[str]) -> str:
+        target = (source / link[1]).resolve()
+        if not target.is_file():
+            return link[0]
+        on_site = _NOTEBOOKS.get(target.parent, target.parent) / target.name
+        return f"]({os.path.relpath(on_site, folder)}{link[2]}"
+
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     for notebook in sorted(source.glob("*.ipynb")):
-        text = notebook.read_text(encoding="utf-8").replace(docs, "../").replace("](lessons/", "](../lessons/")
+        text = re.sub(r"\]\(([\w./-]+\.(?:ipynb|md))(\)|#)", site_link, notebook.read_text(encoding="utf-8"))
         (folder / notebook.name).write_text(text, encoding="utf-8")
 
 
-_copy_notebooks(HERE.parent / "notebooks", HERE / "tutorials", "../docs/")
-_copy_notebooks(HERE.parent / "notebooks" / "lessons", HERE / "lessons", "../../docs/")
+for _source, _folder in _NOTEBOOKS.items():
+    _copy_notebooks(_source, _folder)
 write_reference(HERE / "reference" / "api")
 write_columns(HERE / "reference" / "columns.md")
 write_commands(HERE / "reference" / "commands.md")
