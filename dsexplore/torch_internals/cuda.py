@@ -169,3 +169,6 @@ TRITON_RUN = TorchName("triton.runtime.jit:JITFunction.run")
 CHOOSE_ATTENTION = TorchName("torch.nn.attention:_sdpa_kernel")
 CREATE_BLOCK_MASK = TorchName("torch.nn.attention.flex_attention:create_block_mask")
 COMPILE = TorchName("torch:compile")
+EXPORT = TorchName("torch.export:export")
+TREES_OF_GRAPHS = "torch._inductor.cudagraph_trees"
+"""The module with which the compiler keeps CUDA graphs; a torch without CUDA cannot import it."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -56,6 +57,18 @@ def inside_mode(mode: Any, run: Callable[..., Result]) -> Callable[..., Result]:
             return run(*args, **kwargs)
 
     return inside
+
+
+@contextmanager
+def without_mode(mode: Any) -> Iterator[None]:
+    """Take a mode off the stack of this thread in a block; then put it below all others again."""
+    was_active = mode in active_function_modes()
+    remove_function_mode(mode)
+    try:
+        yield
+    finally:
+        if was_active:
+            enter_function_mode_below(mode)
 
 
 takes_default_device: Callable[[], Collection[Any]] = internal(

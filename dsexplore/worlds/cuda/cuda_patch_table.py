@@ -9,6 +9,7 @@ from dsexplore.torch_internals.patches import Entry
 from dsexplore.worlds.cuda import (
     autocast,
     device_marks,
+    export,
     flex_masks,
     function_mode,
     gpu_kernels,
@@ -36,6 +37,7 @@ TABLE: tuple[Entry, ...] = (
     *gpu_kernels.PATCHES,
     *refused.PATCHES,
     *flex_masks.PATCHES,
+    *export.PATCHES,
     *gradients.PATCHES,
     *sent_tensors.PATCHES,
     *function_mode.PATCHES,

@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable
 from functools import partial
+from types import ModuleType
 from typing import Any, NoReturn
 
 from torch import nn
@@ -22,10 +24,11 @@ from dsexplore.torch_internals.cuda import (
     EXTENSIONS,
     GRAPHS,
     IS_CAPTURING,
+    TREES_OF_GRAPHS,
     TRITON_RUN,
 )
 from dsexplore.torch_internals.modules import OPTIMIZED_MODULE
-from dsexplore.torch_internals.patches import Entry, Parts, Patch
+from dsexplore.torch_internals.patches import Change, Entry, Parts, Patch, Patches
 
 NO_GRAPHS = "capture no CUDA graph here (frameworks have a switch for it), as a graph sends what the code in it sends"
 NO_KERNELS = "take an implementation that torch has itself (attn_implementation='sdpa', a fallback, foreach)"
@@ -96,6 +99,15 @@ def _as_compiled(model: nn.Module) -> nn.Module:
     return compiled
 
 
+def _no_trees_of_graphs(patches: Patches, parts: Parts) -> None:
+    """Let ``torch.compiler.reset`` and ``cudagraph_mark_step_begin`` import what holds no CUDA graphs."""
+    if TREES_OF_GRAPHS not in sys.modules:
+        module = ModuleType(TREES_OF_GRAPHS, "No CUDA graph is there.")
+        vars(module).update(mark_step_begin=lambda: None, reset_cudagraph_trees=lambda: None)
+        sys.modules[TREES_OF_GRAPHS] = module
+        patches.callback(sys.modules.pop, TREES_OF_GRAPHS, None)
+
+
 def _with_math(original: Callable[..., None], parts: Parts) -> Callable[..., None]:
     def choose(backends: Any, set_priority: bool = False) -> None:
         backends = list(backends)
@@ -127,6 +139,7 @@ PATCHES: tuple[Entry, ...] = (
         by_code=True,
     ),
     Patch(COMPILE, "compiled code calls no function mode", _without_compiler, when="cuda device", by_code=True),
+    Change("the compiler's CUDA graphs", "there are none to reset", _no_trees_of_graphs, when="cuda device"),
     Patch(CHOOSE_ATTENTION, "the CPU may lack the chosen kernel", _with_math, when="cuda device", by_code=True),
     *(
         Patch(

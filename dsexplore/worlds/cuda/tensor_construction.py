@@ -102,7 +102,9 @@ def _device_of_fake(original: property, parts: Parts) -> property:
     return property(device)
 
 
-def _below_function_modes(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
+def below_function_modes(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
+    """Wrap a function of torch to run below function modes, where tensors are on the CPU."""
+
     @wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
         with no_torch_function():
@@ -142,11 +144,11 @@ PATCHES: tuple[Entry, ...] = (
         MAKE_WRAPPER, "no function mode sees it, and torch has no memory on that device", _make_wrapper, "cuda device"
     ),
     Patch(FAKE_DEVICE, "no function mode sees it", _device_of_fake, when="cuda device"),
-    Patch(FAKE_DISPATCH, "it is to see where tensors truly are", _below_function_modes, when="cuda device"),
+    Patch(FAKE_DISPATCH, "it is to see where tensors truly are", below_function_modes, when="cuda device"),
     Patch(
         DESCRIBE_SAVED,
         "forward describes tensors below the function mode, recomputation within it",
-        _below_function_modes,
+        below_function_modes,
         when="cuda device",
         by_code=True,
     ),

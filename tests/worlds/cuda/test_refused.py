@@ -93,3 +93,9 @@ def test_kernels_and_extensions_that_are_imported_later_are_refused_for_as_long_
         assert kernel.run() == 1
     for name in ("triton.runtime.jit", "triton.runtime", "triton"):
         del sys.modules[name]
+
+
+def test_the_compiler_has_no_graphs_to_reset() -> None:
+    with cuda_stand_in():
+        torch.compiler.reset()
+        torch.compiler.cudagraph_mark_step_begin()

@@ -1,0 +1,78 @@
+"""`torch.export`, with which `torch.distributed.pipelining.pipeline` traces a model, where a CPU stands in for GPUs.
+
+It makes fake tensors of parameters and inputs, and calls the model on them. They have to be on the CPU, as C++ ends the
+process where autograd meets a fake tensor on ``cuda`` and no GPU is there; the model is to see them on ``cuda``. So
+torch's own code runs without the function mode, and the model's ``forward`` within it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any
+
+from torch import Tensor, nn
+
+from dsexplore.torch_internals.cuda import EXPORT
+from dsexplore.torch_internals.fake_tensors import FAKE_FROM_REAL, TRACING_DISPATCH
+from dsexplore.torch_internals.function_modes import inside_mode, without_mode
+from dsexplore.torch_internals.patches import Entry, Parts, Patch
+from dsexplore.torch_internals.tensors import no_torch_function
+from dsexplore.worlds.cuda.device_marks import device_of, place
+from dsexplore.worlds.cuda.function_mode import StandInMode
+from dsexplore.worlds.cuda.tensor_construction import below_function_modes
+from dsexplore.worlds.remarks import Remarks
+
+NOT_STRICT = "torch.export runs the model to trace it where a CPU stands in for a GPU, also with strict=True"
+
+
+def _outside_mode(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
+    mode, remarks = parts[StandInMode], parts[Remarks]
+
+    @wraps(original)
+    def export(mod: Any, *args: Any, **kwargs: Any) -> Any:
+        if not isinstance(mod, nn.Module):
+            return original(mod, *args, **kwargs)  # raises
+        if kwargs.pop("strict", False):
+            remarks.say(NOT_STRICT)
+        with _forward_inside(mode, mod), without_mode(mode):
+            return original(mod, *args, strict=False, **kwargs)
+
+    return export
+
+
+@contextmanager
+def _forward_inside(mode: StandInMode, module: nn.Module) -> Iterator[None]:
+    """Make a module's ``forward`` run inside of the mode in a block."""
+    own = vars(module).get("forward")
+    forward = module.forward
+    vars(module)["forward"] = wraps(forward)(inside_mode(mode, forward))
+    try:
+        yield
+    finally:
+        if own is None:
+            del vars(module)["forward"]
+        else:
+            vars(module)["forward"] = own
+
+
+def _like_the_real_one(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
+    @wraps(original)
+    def make(self: Any, fake_mode: Any, tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+        with no_torch_function():
+            made = original(self, fake_mode, tensor, *args, **kwargs)
+        place(made, device_of(tensor))
+        return made
+
+    return make
+
+
+PATCHES: tuple[Entry, ...] = (
+    Patch(EXPORT, "its own code is to find tensors on the CPU", _outside_mode, when="cuda device", on_import=True),
+    Patch(FAKE_FROM_REAL, "autograd takes no fake tensor on a GPU", _like_the_real_one, when="cuda device"),
+    *(
+        Patch(target, "it is to see where tensors truly are", below_function_modes, when="cuda device", on_import=True)
+        for target in TRACING_DISPATCH
+    ),
+)
