@@ -58,18 +58,20 @@ def _with_options_of_view(method: Callable[..., Result], of_view: str, kind: typ
     if view is None:
         return method
     its = getattr(view, of_view)
-    parameters = [each for each in signature(method).parameters.values() if each.kind is not Parameter.VAR_KEYWORD]
+    parameters = [
+        parameter for parameter in signature(method).parameters.values() if parameter.kind is not Parameter.VAR_KEYWORD
+    ]
     options = list(signature(its).parameters.values())[1:]  # without self
-    open_ended = any(each.kind is Parameter.VAR_KEYWORD for each in options)
-    named = [each for each in options if each.kind is not Parameter.VAR_KEYWORD]
-    names = [each.name for each in (*parameters, *named)][1:]
+    open_ended = any(option.kind is Parameter.VAR_KEYWORD for option in options)
+    named = [option for option in options if option.kind is not Parameter.VAR_KEYWORD]
+    names = [parameter.name for parameter in (*parameters, *named)][1:]
 
     def call(self: Displayable, *arguments: Any, **given: Any) -> Result:
         if len(arguments) > len(names):
             raise TypeError(f"{method.__name__}() takes {len(names)} arguments at most, not {len(arguments)}")
         unknown = {name: value for name, value in given.items() if name not in names}
         if unknown and not open_ended:
-            _view(self).refuse(method.__name__, unknown, *(each.name for each in named))
+            _view(self).refuse(method.__name__, unknown, *(option.name for option in named))
         return method(self, **dict(zip(names, arguments, strict=False)), **given)
 
     update_wrapper(call, method)

@@ -285,7 +285,7 @@ def _print_closed(closed: str) -> bool:
 def _names_simulated(options: argparse.Namespace) -> bool:
     """Return True if the options are about a simulated world."""
     asked = (options.world_size, options.mesh, options.hardware)
-    return any(each is not None for each in asked) or options.fake
+    return any(option is not None for option in asked) or options.fake
 
 
 def _is_kept(options: argparse.Namespace, kept: RankWorld | EngineCluster) -> bool:

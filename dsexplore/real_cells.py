@@ -205,13 +205,15 @@ class RealCells:
             the run, whose texts have ``In[3]`` in place of the file name of a cell.
         """
         quiet = DisplayHook.semicolon_at_end_of_expression(cell)
-        screen.finish({one.rank: RankText(one.output, "" if quiet else one.shown) for one in run.outcomes})
+        screen.finish(
+            {outcome.rank: RankText(outcome.output, "" if quiet else outcome.shown) for outcome in run.outcomes}
+        )
         trace = _with_cell_names(Trace() if run.trace is None else run.trace, message.sources)
-        trace.results = {one.rank: one.value for one in run.outcomes if one.status == "ok"}
+        trace.results = {outcome.rank: outcome.value for outcome in run.outcomes if outcome.status == "ok"}
         names = {file: file_name(file) for file in message.sources}
         outcomes = tuple(
-            replace(one, traceback=_renamed(one.traceback, names), stack=_renamed(one.stack, names))
-            for one in run.outcomes
+            replace(outcome, traceback=_renamed(outcome.traceback, names), stack=_renamed(outcome.stack, names))
+            for outcome in run.outcomes
         )
         return replace(run, trace=trace, outcomes=outcomes)
 
@@ -258,13 +260,15 @@ def _with_cell_names(trace: Trace, files: Mapping[str, str]) -> Trace:
 def failure(run: CellRun, timeout: float) -> RanksFailedError:
     """Return the error of a cell that failed on some ranks or timed out, shown without the frames of the magic."""
     lines = []
-    failed = sorted((one for one in run.outcomes if one.status in ("error", "died")), key=lambda one: one.rank)
-    first = next((one for one in run.outcomes if one.rank == run.first_failure), None)
+    failed = sorted(
+        (outcome for outcome in run.outcomes if outcome.status in ("error", "died")), key=lambda outcome: outcome.rank
+    )
+    first = next((outcome for outcome in run.outcomes if outcome.rank == run.first_failure), None)
     if first is not None:
-        same_error = [one.rank for one in failed if (one.error, one.line) == (first.error, first.line)]
+        same_error = [outcome.rank for outcome in failed if (outcome.error, outcome.line) == (first.error, first.line)]
         lines.append(f"{format_ranks(same_error)}: {first.error}{_at(first)}")
-        others = [one for one in failed if one.rank not in same_error]
-        lines += [f"rank {one.rank}: {one.error.partition(chr(10))[0]}{_at(one)}" for one in others]
+        others = [outcome for outcome in failed if outcome.rank not in same_error]
+        lines += [f"rank {outcome.rank}: {outcome.error.partition(chr(10))[0]}{_at(outcome)}" for outcome in others]
         lines += _mismatches(run)
     else:
         ends = ", and its ranks were ended" if run.why_closed else f": {_interrupted_text(run)}"
@@ -314,14 +318,16 @@ def hang_sentences(run: CellRun) -> list[str]:
     """Return a sentence on which ranks waited, and which rank caused the hang; empty if no rank waits for another."""
     if run.trace is None:
         return []
-    stacks = {one.rank: one.stack for one in run.outcomes if one.stack}
-    report = explain_trace(run.trace, stacks, {one.rank: _end(one) for one in run.outcomes}, stood="")
+    stacks = {outcome.rank: outcome.stack for outcome in run.outcomes if outcome.stack}
+    report = explain_trace(run.trace, stacks, {outcome.rank: _end(outcome) for outcome in run.outcomes}, stood="")
     return [] if report.reason == "none" else [report.sentence]
 
 
 def stack_texts(run: CellRun) -> list[str]:
     """Return where each rank was that was ended while it ran the cell."""
-    return [f"rank {one.rank} was at, innermost first:\n{one.stack}" for one in run.outcomes if one.stack]
+    return [
+        f"rank {outcome.rank} was at, innermost first:\n{outcome.stack}" for outcome in run.outcomes if outcome.stack
+    ]
 
 
 def _interrupted_text(run: CellRun) -> str:

@@ -33,10 +33,10 @@ def with_options(options: Iterable[str | Parameter]) -> Callable[[Function], Fun
 
     def shown(function: Function) -> Function:
         parameters = signature(function).parameters.values()
-        kept = [each for each in parameters if each.kind is not Parameter.VAR_KEYWORD]
-        names = {each.name for each in kept}
+        kept = [parameter for parameter in parameters if parameter.kind is not Parameter.VAR_KEYWORD]
+        names = {parameter.name for parameter in kept}
         more = [_keyword(option) for option in options]
-        its = Signature([*kept, *(each for each in more if each.name not in names)])
+        its = Signature([*kept, *(option for option in more if option.name not in names)])
         function.__signature__ = its  # type: ignore[attr-defined]  # read by inspect.signature
         return function
 
@@ -78,9 +78,13 @@ def names_arguments_of_methods(cls: type) -> None:
 
 def _refuse_unknown(function: Callable[..., Any], options: Iterable[str]) -> None:
     parameters = signature(function).parameters
-    if any(each.kind is Parameter.VAR_KEYWORD for each in parameters.values()):
+    if any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters.values()):
         return
-    names = [name for name, each in parameters.items() if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
+    names = [
+        name
+        for name, parameter in parameters.items()
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+    ]
     names = [name for name in names if name not in ("self", "cls")]
     for given in options:
         if given not in names:

@@ -144,7 +144,7 @@ class AioConfig:
 names_arguments_of_methods(AioConfig)
 
 
-with_options(each.name for each in fields(AioConfig))(AioConfig.with_)
+with_options(option.name for option in fields(AioConfig))(AioConfig.with_)
 
 
 def as_integer(value: object) -> int | None:

@@ -194,7 +194,7 @@ def _announce(args: argparse.Namespace, folders: list[str], most: str | None, ax
     plan.settings(plan.size)
     for folder in folders:
         check_space(folder, plan.bytes_of_files() // len(folders))
-    if plan.writes(own=True):
+    if plan.writes(is_scratch=True):
         limit = "without limit" if plan.most_written is None else f"up to {format_bytes(plan.most_written)} in all"
         file = format_bytes(plan.bytes_of_files())
         print(
@@ -280,27 +280,27 @@ def _sustain(args: argparse.Namespace) -> None:
     if len(args.path) != 1:
         raise UsageError("--sustained is of one disk: give one PATH, a directory")
     _check_files(args)
-    found = sustained_writes(args.path[0], args.sustained)
-    print_result(found.to_frame().write_json() if args.json else plain_text(found))
+    result = sustained_writes(args.path[0], args.sustained)
+    print_result(result.to_frame().write_json() if args.json else plain_text(result))
     if args.html:
-        found.to_html(args.html)
+        result.to_html(args.html)
 
 
 def _compare(first: str, second: str) -> None:
     """Print each setting that two saved results share, with both rates and their ratio."""
     from dsexplore.aio.result import SweepResult
 
-    one, other = SweepResult.load(first), SweepResult.load(second)
-    for name, result in ((first, one), (second, other)):
+    mine, other = SweepResult.load(first), SweepResult.load(second)
+    for name, result in ((first, mine), (second, other)):
         print(f"{name}: {result.lines()[0]}, {result.conditions.started}")
-    for sentence in one.unlike(other):
+    for sentence in mine.unlike(other):
         print(sentence)
     print(f"{'':<6}{'setting':<62}{'GB/s':>8}{'other':>8}{'ratio':>8}")
-    for row in one.compare_rows(other):
+    for row in mine.compare_rows(other):
         names = (*_AXES, *_SWITCHES)
         setting: dict[str, Any] = {name: row[name] for name in names}
         config = AioConfig(**setting)
         print(f"{row['operation']:<6}{config!s:<62}{row['gb_s']:8.2f}{row['other_gb_s']:8.2f}{row['ratio']:8.3f}")
-    for name, result in ((first, one), (second, other)):
+    for name, result in ((first, mine), (second, other)):
         if result.rounds:
             print(f"{name}: {result.best().sentence()}")

@@ -138,7 +138,7 @@ def _mount_of(path: str) -> tuple[str, str, str]:
     best = ("?", "", "?")
     for line in lines:
         fields_before, _, right = line.partition(" - ")
-        mount = re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), fields_before.split()[4])
+        mount = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), fields_before.split()[4])
         covers = path == mount or path.startswith(mount.rstrip("/") + "/")
         if covers and len(mount) >= len(best[1]):  # of mounts on one point, the last is on top
             filesystem, device = right.split()[:2]

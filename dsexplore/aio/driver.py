@@ -218,7 +218,7 @@ def drive(
                 if result != lengths[index]:
                     odd.append((index, result))
                 elif slots is not None:
-                    slots.give(index, moved=True)
+                    slots.give(index, completed=True)
                     returned = True
             if times is not None and times.is_over:
                 total = following
@@ -267,7 +267,7 @@ def _submit_rest(engine: Engine, first: int, count: int, single: bool, slots: Sl
             time.sleep(0.001)
     if slots is not None:
         for index in range(first + accepted, first + count):
-            slots.give(index, moved=False)
+            slots.give(index, completed=False)
     return accepted
 
 
@@ -317,7 +317,7 @@ def _settle(
             int(table.offsets[index]) + nbytes,
         )
         if slots is not None:
-            slots.give(index, moved=True)
+            slots.give(index, completed=True)
 
 
 def move_plainly(write: bool, fd: int, address: int, nbytes: int, offset: int) -> None:

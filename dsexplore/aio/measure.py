@@ -99,11 +99,11 @@ class _Ring:
             return None
         return self._free.popleft()
 
-    def give(self, index: int, moved: bool) -> None:
+    def give(self, index: int, completed: bool) -> None:
         requests = self._requests
         address = int(requests.addresses[index])
         self._free.append(address)
-        if moved:
+        if completed:
             self.held[address] = int(requests.offsets[index]), int(requests.lengths[index])
 
 
@@ -383,14 +383,14 @@ class Bench:
 
 def sample_of(slices: Sequence[Slice], task: Task) -> Sample:
     """Return the sample of the slices of all processes that measured a task together."""
-    latencies = sorted(latency for one in slices for latency in one.latencies)
+    latencies = sorted(latency for part in slices for latency in part.latencies)
     return Sample(
         operation=task.operation,
         config=task.config,
-        bytes=sum(one.bytes for one in slices),
-        seconds=max(one.ended for one in slices) - min(one.begun for one in slices),
-        cpu_seconds=sum(one.cpu_seconds for one in slices),
-        fsync_seconds=max(one.fsync_seconds for one in slices),
+        bytes=sum(part.bytes for part in slices),
+        seconds=max(part.ended for part in slices) - min(part.begun for part in slices),
+        cpu_seconds=sum(part.cpu_seconds for part in slices),
+        fsync_seconds=max(part.fsync_seconds for part in slices),
         p50=quantile(latencies, 0.50),
         p95=quantile(latencies, 0.95),
         p99=quantile(latencies, 0.99),

@@ -55,32 +55,32 @@ def memory_lines(references: Sequence[Reference], operations: Sequence[str]) -> 
 
 
 def advice_lines(
-    references: Sequence[Reference], operations: Sequence[str], taken: AioConfig, default: AioConfig
+    references: Sequence[Reference], operations: Sequence[str], chosen: AioConfig, default: AioConfig
 ) -> Iterator[str]:
     """Yield what the recommended setting gains on DeepSpeed's own handle, if both were run in turn."""
-    for operation, gain in _on_deepspeed(references, operations, taken, default):
+    for operation, gain in _on_deepspeed(references, operations, chosen, default):
         yield f"On DeepSpeed's own handle, this setting's {operation} rate is {gain} × the default's."
 
 
 def slower_elsewhere(
-    references: Sequence[Reference], operations: Sequence[str], taken: AioConfig, default: AioConfig
+    references: Sequence[Reference], operations: Sequence[str], chosen: AioConfig, default: AioConfig
 ) -> str:
     """Return why a setting is not recommended though it is faster here: DeepSpeed's handle is slower with it."""
-    gains = [gain.value for _, gain in _on_deepspeed(references, operations, taken, default)]
+    gains = [gain.value for _, gain in _on_deepspeed(references, operations, chosen, default)]
     together = ratio_interval(gains).value if gains else 1.0
     if together >= 1 - _TIE:
         return ""
-    return f"{taken} is faster here, but {(1 - together) * 100:.1f} % slower on DeepSpeed's own handle"
+    return f"{chosen} is faster here, but {(1 - together) * 100:.1f} % slower on DeepSpeed's own handle"
 
 
 def _on_deepspeed(
-    references: Sequence[Reference], operations: Sequence[str], taken: AioConfig, default: AioConfig
+    references: Sequence[Reference], operations: Sequence[str], chosen: AioConfig, default: AioConfig
 ) -> Iterator[tuple[str, Interval]]:
     """Yield (direction, rate of a setting relative to the default's) of DeepSpeed's handle."""
-    for operation in operations if taken != default else ():
+    for operation in operations if chosen != default else ():
         runs = {r.config: r.rates for r in references if (r.name, r.operation) == ("deepspeed", operation)}
-        if taken in runs and default in runs:
-            yield operation, _gain(runs[taken], runs[default])
+        if chosen in runs and default in runs:
+            yield operation, _gain(runs[chosen], runs[default])
 
 
 def _gain(rates: Sequence[float], others: Sequence[float]) -> Interval:

@@ -25,7 +25,7 @@ class ReplacedOperator(AbstractContextManager["ReplacedOperator"]):
 
     def __init__(self, builder: type) -> None:
         self._builder = cast("Any", builder)
-        self._own = vars(builder).get("load")
+        self._original = vars(builder).get("load")
         """DeepSpeed's method if the class itself has it, as opposed to a base."""
         theirs = self._builder.load
 
@@ -39,10 +39,10 @@ class ReplacedOperator(AbstractContextManager["ReplacedOperator"]):
 
     def close(self) -> None:
         """Restore DeepSpeed's own method."""
-        if self._own is None:
+        if self._original is None:
             del self._builder.load
         else:
-            self._builder.load = self._own
+            self._builder.load = self._original
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

@@ -195,7 +195,7 @@ class SweepResult(SavedJson, Displayable):
             # Of a round that was cut short, a part is among those that decide.
             if m.sample.config == config and m.round in self.rounds[config]:
                 slices[m.round].append(m)
-        return ratio_interval([mixed_rate(each, self.conditions.read_share) for each in slices.values()])
+        return ratio_interval([mixed_rate(rates, self.conditions.read_share) for rates in slices.values()])
 
     def to_ds_config(self) -> dict[str, dict[str, int | bool]]:
         """Return the ``"aio"`` block of the best setting, to put into a ds_config."""
@@ -251,7 +251,7 @@ class SweepResult(SavedJson, Displayable):
         if mine.processes != theirs.processes:
             lines.append(f"Processes at once are {mine.processes} and {theirs.processes}: rates are of all together.")
         if mine.further_folders != theirs.further_folders:
-            counts = [1 + len(each.further_folders) for each in (mine, theirs)]
+            counts = [1 + len(conditions.further_folders) for conditions in (mine, theirs)]
             lines.append(f"{counts[0]} and {counts[1]} directories were measured at once.")
         if mine.size != theirs.size:
             lines.append(f"Files hold {format_bytes(mine.size)} and {format_bytes(theirs.size)}.")
@@ -332,8 +332,8 @@ class SweepResult(SavedJson, Displayable):
     def _other_lines(self) -> Iterator[str]:
         """Yield the gain of huge pages, the other finalists, the references' rates, and why one did not run."""
         yield from memory_lines(self.references, self.operations)
-        taken = self.best().config if self.rounds else self.control
-        yield from advice_lines(self.references, self.operations, taken, self.control)
+        chosen = self.best().config if self.rounds else self.control
+        yield from advice_lines(self.references, self.operations, chosen, self.control)
         if self.rounds:
             yield from self._lines_of_others(self.best().config)
         for r in self.references:

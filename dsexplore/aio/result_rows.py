@@ -43,7 +43,9 @@ def shared_rows(measured: Sequence[RoundSlice], other: Sequence[RoundSlice]) -> 
     Only tensor sizes that both moved are used; all, if they share none.
     """
     sizes = shared_sizes(measured, other)
-    mine, theirs = (_medians(m for m in each if not sizes or m.sample.transfer in sizes) for each in (measured, other))
+    mine, theirs = (
+        _medians(m for m in results if not sizes or m.sample.transfer in sizes) for results in (measured, other)
+    )
     return [
         {
             "operation": operation,

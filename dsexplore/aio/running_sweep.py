@@ -167,7 +167,9 @@ class SweepRun:
     def _seconds_of_finalist(self) -> float:
         """Return the expected seconds of one setting in a round of the finals, which move whole tensors."""
         rates = {
-            operation: median(one.sample.rate for one in self.measured if one.sample.operation == operation)
+            operation: median(
+                measured.sample.rate for measured in self.measured if measured.sample.operation == operation
+            )
             for operation in self._setup.operations
         }
         parts = product(self._setup.operations, self._setup.transfers)

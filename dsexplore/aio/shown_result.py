@@ -39,9 +39,9 @@ def show(options: argparse.Namespace, measure: Callable[[], _Shown]) -> None:
     if options.html is not None and not options.html.parent.is_dir():
         raise UsageError(f"--html {options.html}: there is no folder {options.html.parent}")
     try:
-        found = measure()
+        result = measure()
     except OSError as error:
         raise UsageError(str(error)) from error
-    print_result(found.to_frame().write_json() if options.json else plain_text(found))  # type: ignore[arg-type]  # a Displayable
+    print_result(result.to_frame().write_json() if options.json else plain_text(result))  # type: ignore[arg-type]  # a Displayable
     if options.html is not None:
-        found.to_html(options.html)
+        result.to_html(options.html)

@@ -45,7 +45,7 @@ class Slots(Protocol):
     def take(self, index: int) -> int | None:
         """Return the address for a request, filled if it is a write; None if all memory is lent."""
 
-    def give(self, index: int, moved: bool) -> None:
+    def give(self, index: int, completed: bool) -> None:
         """Return the memory of a finished request; if `moved` and it is a read, copy it to its destination."""
 
 
@@ -194,8 +194,8 @@ class Stage:
             self._memory.copy_out(self._at[index], slot, self._lengths[index])
         return slot
 
-    def give(self, index: int, moved: bool) -> None:
+    def give(self, index: int, completed: bool) -> None:
         slot = self._lent.pop(index)
-        if moved and not self._write:
+        if completed and not self._write:
             self._memory.copy_in(self._at[index], slot, self._lengths[index])
         self._free.append(slot)

@@ -173,21 +173,21 @@ class Plan:
         """Return the bytes that the files of all processes take on the disk."""
         return self.size * self.processes * (1 if self.write_mode == "overwrite" else 2)
 
-    def by_each(self) -> str:
+    def of_processes(self) -> str:
         """Return words for error messages if there are several processes; else empty."""
         return f" by each of {self.processes} processes" if self.processes > 1 else ""
 
-    def writes(self, own: bool) -> bool:
-        """Return True if anything is written while settings are compared; `own`: the sweep has its own file."""
-        return own and self.read_share < 1
+    def writes(self, is_scratch: bool) -> bool:
+        """Return True if anything is written while settings are compared; `is_scratch`: the sweep made its file."""
+        return is_scratch and self.read_share < 1
 
     def check_budget(self) -> None:
         """Raise `UsageError` if the limit is below what one round writes at least."""
-        least = self.processes * (self.size + 2 * _LEAST_SIZE if self.writes(own=True) else self.size)
+        least = self.processes * (self.size + 2 * _LEAST_SIZE if self.writes(is_scratch=True) else self.size)
         if self.most_written is not None and self.most_written < least:
             raise UsageError(
                 f"max_written {format_bytes(self.most_written)} is too small: the file of {format_bytes(self.size)} is "
-                f"written once{self.by_each()}, so give at least {format_bytes(least)}, a smaller size, or an existing "
+                f"written once{self.of_processes()}, so give at least {format_bytes(least)}, a smaller size, or an existing "
                 "file to read"
             )
 
@@ -227,16 +227,16 @@ class Setup:
         self.plan, self.engine, self.bytes_written = plan, engine, 0
         self.started = datetime.now(UTC).isoformat(timespec="seconds")
         scratch = _scratch(stack, path, plan) if Path(path).is_dir() else None
-        own = scratch is not None
+        is_scratch = scratch is not None
         self.path = os.path.realpath(path) if scratch is None else scratch.path
         if scratch is not None and not plan.is_fitted:
             plan.fit(probed_rate(scratch.fd, plan.size) / plan.processes)
-        self.size = plan.size if own else _usable_size(self.path, plan.size)
+        self.size = plan.size if is_scratch else _usable_size(self.path, plan.size)
         self.settings = plan.settings(self.size)
         self.transfers = tuple(sorted({min(transfer, self.size) for transfer in plan.transfers}))
         if scratch is not None:
-            each = f"{plan.processes} × " if plan.processes > 1 else ""
-            report(Progress(0.0, f"writing {each}{format_bytes(self.size)} of random data{self._announced()}"))
+            times = f"{plan.processes} × " if plan.processes > 1 else ""
+            report(Progress(0.0, f"writing {times}{format_bytes(self.size)} of random data{self._announced()}"))
             self._fill(scratch.fd, seed)
         self.disk: Disk = replace(disk_of(self.path, direct=direct), path=path)
         direct = direct and self.disk.direct
@@ -244,10 +244,10 @@ class Setup:
         stack.callback(self.source.close)
         self.written: TransferFile | None = None
         self.renew: Callable[[], None] | None = None
-        if own:
+        if is_scratch:
             self.written, self.renew = self._write_side(stack, path, direct)
-        self.operations = _operations(plan.read_share, own)
-        self.data_share = 1.0 if own else data_share(self.source.fd)
+        self.operations = _operations(plan.read_share, is_scratch)
+        self.data_share = 1.0 if is_scratch else data_share(self.source.fd)
         drop_cached(self.source.fd)
         self.cached = cached_share(self.source.fd)
         self._seed = seed
@@ -274,7 +274,7 @@ class Setup:
 
     def _announced(self) -> str:
         """Return how much will be written, to be shown before it is."""
-        if not self.plan.writes(own=True):
+        if not self.plan.writes(is_scratch=True):
             return ""
         limit = self.plan.most_written
         return ", then more without limit" if limit is None else f", up to {format_bytes(limit)} in all"
@@ -384,6 +384,6 @@ def _check_memory(plan: Plan) -> None:
     free = free_memory()
     if plan.mode == "tensor" and free is not None and plan.size * plan.processes > free // 2:
         raise UsageError(
-            f"size {format_bytes(plan.size)} as one tensor{plan.by_each()} is more than half of the "
+            f"size {format_bytes(plan.size)} as one tensor{plan.of_processes()} is more than half of the "
             f"{format_bytes(free)} of free memory: give a smaller size, or mode='ring'"
         )

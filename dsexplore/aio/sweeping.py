@@ -108,7 +108,7 @@ def _folders(path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) ->
     Raises:
         UsageError: none is given, one is empty or given twice, or one of several is no directory.
     """
-    folders = [os.fspath(each) for each in ([path] if isinstance(path, (str, os.PathLike)) else path)]
+    folders = [os.fspath(folder) for folder in ([path] if isinstance(path, (str, os.PathLike)) else path)]
     if not folders or not all(folders):
         raise UsageError(f"path {path!r} is empty: give a directory on the disk to measure, or an existing file")
     for folder in folders if len(folders) > 1 else ():

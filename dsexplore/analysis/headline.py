@@ -76,7 +76,7 @@ class Headline(Displayable):
         self.tables = tables
 
     def __repr__(self) -> str:
-        return f"<Headline: {' '.join(str(one) for one in self.sentences) or 'nothing is sent'}>"
+        return f"<Headline: {' '.join(str(sentence) for sentence in self.sentences) or 'nothing is sent'}>"
 
     @cached_property
     def sentences(self) -> tuple[Sentence, ...]:
@@ -86,7 +86,7 @@ class Headline(Displayable):
         if events.is_empty():
             return tuple(self._io())
         parts = (self._stopped, self._late, self._axes, self._module, self._finding)
-        return (*(one for part in parts for one in part()), *filter(None, [self.time]), *self._io())
+        return (*(sentence for part in parts for sentence in part()), *filter(None, [self.time]), *self._io())
 
     @cached_property
     def skew(self) -> Skew:
@@ -360,7 +360,7 @@ class Headline(Displayable):
 
     def _finding(self) -> Iterator[Sentence]:
         """Yield the sentence about the finding that would save most, and the number of others, late ranks excluded."""
-        others = [one for one in self.findings if one.rule != "late_rank"]
+        others = [finding for finding in self.findings if finding.rule != "late_rank"]
         if not others:
             return
         first, more = others[0], len(others) - 1

@@ -24,7 +24,10 @@ def report(headline: Headline) -> list[tuple[str, str]]:
     tables = headline.tables
     made = "; ".join(note.removeprefix(_MADE_BY) for note in tables.info.notes if note.startswith(_MADE_BY))
     answers = [
-        ("What does a step send?", next((one.text for one in headline.sentences if one.about == "axes"), "Nothing.")),
+        (
+            "What does a step send?",
+            next((sentence.text for sentence in headline.sentences if sentence.about == "axes"), "Nothing."),
+        ),
         ("Which modules send it?", _modules(headline)),
         ("What does start-up alone send?", _start_up(headline)),
         ("What do forwards without gradients send?", _no_grad(headline)),

@@ -94,17 +94,17 @@ def reason_of_lateness(tables: Tables, late: LateRank) -> str:
     waited = inside.with_columns(overlap=overlap.clip(lower_bound=0))
     is_late = pl.col("rank") == late.rank
     for op, what in _FOR.items():
-        own = _median(waited.filter(is_late, op=op), windows.filter(is_late))
+        blocked = _median(waited.filter(is_late, op=op), windows.filter(is_late))
         others = _median(waited.filter(~is_late, op=op), windows.filter(~is_late))
-        if own - others > _EXPLAINS * late.late_by:
+        if blocked - others > _EXPLAINS * late.late_by:
             theirs = f"the others for {format_seconds(others)}" if others >= 1e-6 else "the others hardly"
-            return f"Before that it stands still for {what} for {format_seconds(own)}, {theirs} (medians)."
+            return f"Before that it stands still for {what} for {format_seconds(blocked)}, {theirs} (medians)."
     return ""
 
 
 def _median(waited: pl.DataFrame, windows: pl.DataFrame) -> float:
     """Return the median over steps, or collectives, of the seconds that a rank waited in their windows."""
     sums = waited.group_by("rank", "of").agg(pl.col("overlap").sum())
-    each = windows.select("rank", "of").unique().join(sums, on=["rank", "of"], how="left")
-    middle = each["overlap"].fill_null(0).median()
+    per_window = windows.select("rank", "of").unique().join(sums, on=["rank", "of"], how="left")
+    middle = per_window["overlap"].fill_null(0).median()
     return float(middle) / 1e9 if isinstance(middle, (int, float)) else 0.0

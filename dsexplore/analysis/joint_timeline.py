@@ -35,7 +35,7 @@ def joint_timeline(
     common = set(before.events["rank"]) & set(after.events["rank"])
     steps = [_last_step(tables, min(common, default=None)) for tables in (before, after)]
     timelines = [timeline_of(tables, lanes or "phase", colors) for tables in steps]
-    if len({one.order for one, tables in zip(timelines, steps, strict=True) if len(tables.events)}) > 1:
+    if len({timeline.order for timeline, tables in zip(timelines, steps, strict=True) if len(tables.events)}) > 1:
         steps = [_untimed(tables) for tables in steps]
         timelines = [timeline_of(tables, lanes or "phase", colors) for tables in steps]
     first, second = timelines
@@ -47,7 +47,9 @@ def joint_timeline(
     return replace(
         first if len(first.spans) else second,
         spans=spans.sort("begin", maintain_order=True),
-        lanes=tuple(f"{side} · {lane}" for side, one in zip(_SIDES, timelines, strict=True) for lane in one.lanes),
+        lanes=tuple(
+            f"{side} · {lane}" for side, timeline in zip(_SIDES, timelines, strict=True) for lane in timeline.lanes
+        ),
         marks=marks,
         tables=_joined(*steps),
     )

@@ -97,7 +97,7 @@ def late_ranks(arrived: pl.DataFrame) -> tuple[LateRank, ...]:
         long = late.filter(pl.col("late_by") >= SINGLE_LEAST)
         named = {rank: of_rank for (rank,), of_rank in long.group_by("rank") if _is_costly(of_rank, late, span)}
     described = [_described(rank, of_rank, arrived) for rank, of_rank in named.items()]
-    return tuple(sorted(described, key=lambda one: (-one.waited, one.rank)))
+    return tuple(sorted(described, key=lambda rank: (-rank.waited, rank.rank)))
 
 
 def jitter(arrived: pl.DataFrame) -> float:

@@ -115,7 +115,7 @@ class NumericDifference(Displayable):
         if self.by_rank:
             rows = _over_ranks(_judged(_joined(before, after, (*KEYS, "rank"))))
         else:
-            rows = _judged(_of_one_copy(_joined(_whole(before), _whole(after), KEYS)))
+            rows = _judged(_norms_per_copy(_joined(_whole(before), _whole(after), KEYS)))
         return rows.rename({"norm": "norm_before"}).select(pl.col(name).cast(kind) for name, kind in COLUMNS.items())
 
     @cached_property
@@ -168,7 +168,7 @@ class NumericDifference(Displayable):
 
     def _not_finite(self) -> list[str]:
         sides = [first_non_finite(side) for side in (self._before, self._after)]
-        return [f"{name}: {one}" for name, one in zip("AB", sides, strict=True) if one is not None]
+        return [f"{name}: {note}" for name, note in zip("AB", sides, strict=True) if note is not None]
 
 
 def numeric_difference(before: Tables, after: Tables) -> NumericDifference:
@@ -220,7 +220,7 @@ def _whole(named: pl.DataFrame) -> pl.DataFrame:
     )
 
 
-def _of_one_copy(both: pl.DataFrame) -> pl.DataFrame:
+def _norms_per_copy(both: pl.DataFrame) -> pl.DataFrame:
     """Return both sides' norms as of one copy of the tensor; rows are left out where sizes are no multiples."""
     least = pl.min_horizontal("count", "count_after")
     fits = (pl.col("count") % least == 0) & (pl.col("count_after") % least == 0)

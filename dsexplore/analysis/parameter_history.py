@@ -90,7 +90,9 @@ def parameter_history(tables: Tables, parameter: str, sizes: Sizes = "wire") -> 
         what = _what(event, row["module"], unit)
         if not what:
             continue
-        before = next((one for one in reversed(moments) if one["what"] in ("gathered", "gradient reduced")), None)
+        before = next(
+            (moment for moment in reversed(moments) if moment["what"] in ("gathered", "gradient reduced")), None
+        )
         if what == "gathered" and before is not None and before["what"] == "gathered":
             moments.append(_silent("freed", before["phase"]))
         moments.append(
@@ -116,12 +118,12 @@ def _conclude(moments: list[dict[str, Any]], called: bool, updated: bool) -> Non
         called: whether the parameter's module ran.
         updated: whether the optimizer did.
     """
-    named = {(one["what"], one["phase"]) for one in moments}
+    named = {(moment["what"], moment["phase"]) for moment in moments}
     if called and ("used", "forward") not in named:
-        ends = (one["what"] == "freed" or one["phase"] not in ("start-up", "forward") for one in moments)
+        ends = (moment["what"] == "freed" or moment["phase"] not in ("start-up", "forward") for moment in moments)
         moments.insert(next((i for i, end in enumerate(ends) if end), len(moments)), _silent("used", "forward"))
     if ("used", "backward") not in named:
-        reduced = next((i for i, one in enumerate(moments) if one["what"] == "gradient reduced"), None)
+        reduced = next((i for i, moment in enumerate(moments) if moment["what"] == "gradient reduced"), None)
         if reduced is not None:
             moments.insert(reduced, _silent("used", "backward"))
     if updated and ("updated", "optimizer") not in named:
@@ -136,11 +138,13 @@ def _silent(what: str, phase: str) -> dict[str, Any]:
 def _find(tables: Tables, name: str) -> dict[str, Any]:
     parameters = tables.parameters
     names = parameters["name"].unique(maintain_order=True).to_list()
-    fitting = [one for one in names if one == name] or [one for one in names if one.endswith(f".{name}")]
+    fitting = [candidate for candidate in names if candidate == name] or [
+        candidate for candidate in names if candidate.endswith(f".{name}")
+    ]
     if len(fitting) != 1:
         if fitting:
             raise UsageError(f"parameter_history({name!r}): several end so: {', '.join(fitting[:4])}")
-        ends = {one.partition(".")[2]: one for one in names}
+        ends = {candidate.partition(".")[2]: candidate for candidate in names}
         near = difflib.get_close_matches(name, [*names, *ends], 1, 0.5)
         hint = f"did you mean {near[0]!r}?" if near else "names are those of trace.parameters['name']"
         raise UsageError(f"parameter_history({name!r}): no such parameter: {hint}")

@@ -65,7 +65,7 @@ class PlanDifference(Displayable):
         """At most five sentences: by axis, by module, findings of one trace only, times, and where values part that
         both have recorded; none if both send the same, without values."""
         parts = (self._axes, self._module, self._findings, self._time, self._values)
-        return tuple(one for part in parts for one in part())
+        return tuple(sentence for part in parts for sentence in part())
 
     def to_frame(self, *, unchanged: bool = False) -> pl.DataFrame:
         """Return one row per module × op × axis × phase that differs; columns: `COLUMNS`.
@@ -252,8 +252,11 @@ def _changes(rows: pl.DataFrame, key: str) -> pl.DataFrame:
 
 
 def _without(findings: Findings, others: Findings) -> Findings:
-    in_others = {(one.rule, one.module, one.axis) for one in others}
-    return Findings(findings.tables, [one for one in findings if (one.rule, one.module, one.axis) not in in_others])
+    in_others = {(finding.rule, finding.module, finding.axis) for finding in others}
+    return Findings(
+        findings.tables,
+        [finding for finding in findings if (finding.rule, finding.module, finding.axis) not in in_others],
+    )
 
 
 def _compared(change: float, a: float, b: float) -> str:

@@ -80,7 +80,9 @@ def _times(events: pl.DataFrame, groups: pl.DataFrame, source: Source, steps: in
         _of_least(_messages(timed), ("name", "source_rank", "target_rank", "number")),
     ]
     of_row = timed.select("row", *_TIMES)
-    shared = pl.concat([of_row.join(one, on="row", how="semi").select("row").join(one, on="row") for one in least])
+    shared = pl.concat(
+        [of_row.join(columns, on="row", how="semi").select("row").join(columns, on="row") for columns in least]
+    )
     alone = of_row.join(shared, on="row", how="anti")
     begin, end = (np.full(len(rows), np.nan) for _ in range(2))
     for part in (alone, shared):

@@ -179,7 +179,7 @@ def range_text(low: float, high: float) -> str:
 
 def _two_digits(seconds: float, largest: float) -> str:
     """Return seconds in the unit of the largest, with two significant digits."""
-    unit, scale = next(((name, one) for name, one in _UNITS if largest >= 0.995 * one), _UNITS[-1])
+    unit, scale = next(((name, size) for name, size in _UNITS if largest >= 0.995 * size), _UNITS[-1])
     value = float(f"{seconds / scale:.2g}")
     return f"{value:,.10g} {unit}"
 

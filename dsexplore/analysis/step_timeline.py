@@ -255,9 +255,9 @@ def _with_io(spans: pl.DataFrame, tables: Tables, several: bool) -> tuple[pl.Dat
         pl.lit(None, pl.UInt32).alias("row"),
         pl.lit(None, pl.String).alias("label"),
     ).cast(dict(SPANS))  # type: ignore[arg-type]  # polars' own types
-    moved = spans.with_columns(pl.col("begin", "end") + before / 1e9)
+    shifted = spans.with_columns(pl.col("begin", "end") + before / 1e9)
     marks = tuple(name for name in (DISK, STILL) if name in set(added["mark"]))
-    return pl.concat([moved, added]).sort("begin", maintain_order=True), marks
+    return pl.concat([shifted, added]).sort("begin", maintain_order=True), marks
 
 
 def _check(name: str, given: str, kind: Any) -> None:

@@ -72,7 +72,7 @@ def rounds(tables: Tables) -> npt.NDArray[np.int64]:
         stuck = 0 if _run(world, rank) else stuck + 1
         ready.append(rank)
         if stuck > len(ready):
-            _run_alone(world, min((one for one in ready if one.rows), key=lambda one: one.next_round))
+            _run_alone(world, min((queue for queue in ready if queue.rows), key=lambda queue: queue.next_round))
             stuck = 0
     return world.found
 

@@ -129,8 +129,8 @@ class WorldMap(Displayable):
             for (_, between, axis), (size, peers) in sorted(most.items())
         ]
         return tuple(
-            each._replace(seconds=max(self._seconds_over(each.level, each.axis).values(), default=0.0))
-            for each in result
+            level._replace(seconds=max(self._seconds_over(level.level, level.axis).values(), default=0.0))
+            for level in result
         )
 
     @property
@@ -177,7 +177,7 @@ class WorldMap(Displayable):
         links = self.links.rename({"bytes": f"{self.sizes}_bytes"})
         if self.running is None:
             return links
-        seconds_of = {(each.axis, each.level): self._seconds_over(each.level, each.axis) for each in self.levels}
+        seconds_of = {(level.axis, level.level): self._seconds_over(level.level, level.axis) for level in self.levels}
         seconds = [seconds_of[axis, level].get(rank, 0.0) for rank, axis, level, *_ in self.over]
         return links.with_columns(pl.Series("seconds", seconds, dtype=pl.Float64))
 
@@ -280,7 +280,7 @@ def flows_over(tables: Tables, flows: pl.DataFrame, ranks_per_node: int, axis: s
     def goes(rank: int, rank_axis: str, group: str, peer: int | None) -> bool:
         others = members.get(group, ()) if peer is None else (peer,)
         return axis in (None, rank_axis) and any(
-            _level(rank, one, ranks_per_node) == level for one in others if one != rank
+            _level(rank, other, ranks_per_node) == level for other in others if other != rank
         )
 
     mask = [goes(*flow) for flow in flows.select("rank", _axis().alias("axis"), "group", "peer").iter_rows()]
@@ -369,7 +369,7 @@ def map_of(
             continue
         received.setdefault(axis, np.zeros(world))[peers] += size / len(peers) / steps
         for level in (INSIDE, BETWEEN):
-            there = [one for one in peers if _level(rank, one, ranks_per_node) == level]
+            there = [peer for peer in peers if _level(rank, peer, ranks_per_node) == level]
             if there:
                 link = links.setdefault((rank, axis, level), [set(), 0.0, 0])
                 link[0] |= set(there)

@@ -66,7 +66,7 @@ class Inputs:
     """Numbers the tensors that modules are called with: calls with the same tensor, unchanged, have the same number."""
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[weakref.ref[torch.Tensor], int, int]] = {}
+        self._last_seen: dict[int, tuple[weakref.ref[torch.Tensor], int, int]] = {}
 
     def number_of(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
         """Return the number of a call's first argument; 0 if it is no tensor."""
@@ -74,15 +74,15 @@ class Inputs:
         if not isinstance(tensor, torch.Tensor):
             return 0
         version = 0 if tensor.is_inference() else tensor._version
-        reference, known_version, number = self._known.get(id(tensor), (None, 0, 0))
-        if reference is None or reference() is not tensor or version != known_version:
+        reference, last_version, number = self._last_seen.get(id(tensor), (None, 0, 0))
+        if reference is None or reference() is not tensor or version != last_version:
             number = next(_numbers_of_inputs)
-            self._known[id(tensor)] = weakref.ref(tensor), version, number
+            self._last_seen[id(tensor)] = weakref.ref(tensor), version, number
         return number
 
     def forget(self) -> None:
         """Drop all tensors: no later call shares its input with an earlier one."""
-        self._known.clear()
+        self._last_seen.clear()
 
 
 _numbers_of_inputs = itertools.count(1)

@@ -98,8 +98,8 @@ class DifferingValues:
                 self._set(local, differs | placed)
                 continue
             for group in (differs - placed).intersection(groups):
-                one = Differing("activation", where[0], where[1], op, self._axes.get(group, ""), step)
-                self._say(one, id(where[1]), group)
+                difference = Differing("activation", where[0], where[1], op, self._axes.get(group, ""), step)
+                self._say(difference, id(where[1]), group)
             self._set(local, placed)
 
     def follow(
@@ -137,7 +137,7 @@ class DifferingValues:
             return
         written = _written(op, args, kwargs)
         replaces = op.name in _REPLACING or "out" in kwargs
-        read = [one for one in tensors_in(given) if not (replaces and _is_among(one, written))]
+        read = [tensor for tensor in tensors_in(given) if not (replaces and _is_among(tensor, written))]
         all_of = [self.of(tensor) for tensor in read]
         if op.name in _JOINING and not is_forward:
             differs = frozenset.intersection(*all_of) if all_of else NOWHERE
@@ -178,9 +178,9 @@ class DifferingValues:
     def _check(self, kind: Kind, parameter: Tensor, value: Tensor, holder: Holder, step: int) -> None:
         differs = self.of(local_tensor(value) if isinstance(value, DTensor) else value)
         for group in differs - self._held_apart(parameter) - self._held_apart(value):
-            found = holder(parameter)
-            if found is not None:
-                self._say(Differing(kind, "optimizer", *found, self._axes.get(group, ""), step), id(parameter), group)
+            holding = holder(parameter)
+            if holding is not None:
+                self._say(Differing(kind, "optimizer", *holding, self._axes.get(group, ""), step), id(parameter), group)
 
     def _held_apart(self, tensor: Tensor) -> Differs:
         """Return the groups among whose ranks a DTensor is sharded or Partial."""
@@ -193,15 +193,15 @@ class DifferingValues:
         """Follow the values through an op on lists of tensors, whose elements do not mix."""
         lists = [value for value in given if isinstance(value, (list, tuple)) and value]
         count = len(lists[0]) if lists else 0
-        elementwise = [each for each in lists if len(each) == count]
+        elementwise = [tensors for tensors in lists if len(tensors) == count]
         common = [self.of(value) for value in given if isinstance(value, Tensor)]
         targets = elementwise if op.name.startswith("_fused") else elementwise[:1] if op.writes else [result]
         read = elementwise[1:] if op.name == "_foreach_copy_" else elementwise
         for at in range(count):
-            parts = [self.of(each[at]) for each in read if isinstance(each[at], Tensor)]
+            parts = [self.of(tensors[at]) for tensors in read if isinstance(tensors[at], Tensor)]
             differs = NOWHERE.union(*parts, *common)
-            for each in targets:
-                self._set(each[at], differs)
+            for target in targets:
+                self._set(target[at], differs)
 
     def _set(self, tensor: Tensor, differs: Differs) -> None:
         key = id(tensor)
@@ -223,11 +223,11 @@ class DifferingValues:
             self._axes[group] = mesh.mesh_dim_names[dim] if mesh.mesh_dim_names else f"dim {dim}"
         return group
 
-    def _say(self, one: Differing, about: int, group: Group) -> None:
-        key = about, one.phase, group  # an update that differs follows from a gradient that does
+    def _say(self, difference: Differing, about: int, group: Group) -> None:
+        key = about, difference.phase, group  # an update that differs follows from a gradient that does
         if key not in self._said:
             self._said.add(key)
-            self.found.append(one)
+            self.found.append(difference)
 
 
 def _parameters(optimizer: Optimizer) -> Iterator[Tensor]:

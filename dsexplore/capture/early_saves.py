@@ -193,7 +193,7 @@ def saved_early(early: EarlySave) -> Iterator[None]:
         yield
     finally:
         with _lock:
-            watcher.saves = [each for each in watcher.saves if each is not early]
+            watcher.saves = [save for save in watcher.saves if save is not early]
             if not watcher.saves and _watcher is watcher:  # else this is a child, which has none
                 _watcher = None
                 watcher.close()
@@ -234,7 +234,7 @@ def stacks() -> str:
     frames: list[tuple[int, Any]] = [
         (number, frame) for number, frame in sys._current_frames().items() if number != threading.get_ident()
     ]
-    frames.sort(key=lambda each: each[0] != main)
+    frames.sort(key=lambda frame: frame[0] != main)
     return "\n".join(
         f"Thread {names.get(number, number)}:\n{''.join(traceback.format_stack(frame))}" for number, frame in frames
     )

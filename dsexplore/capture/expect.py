@@ -55,7 +55,7 @@ def expect_comms(*, no_implicit_redistribute: bool = False, stack_depth: int = 1
         >>> with dsexplore.simulate(4), dsexplore.expect_comms(all_reduce={"count": 1, "bytes": 1024}):
         ...     dist.all_reduce(torch.ones(256))
     """
-    expectations = [each for op, wanted in ops.items() for each in _parse(op, wanted)]
+    expectations = [expectation for op, wanted in ops.items() for expectation in _parse(op, wanted)]
     with record(stack_depth=stack_depth) as trace:
         yield trace
     _check(trace.events, expectations, no_implicit_redistribute)
@@ -102,7 +102,7 @@ def _parse(op: str, wanted: Wanted) -> list[_Expectation]:
         select(Tables(), conditions)  # refuses bad values before the block runs
         return [_Expectation(op, sizes, conditions)]
     if isinstance(wanted, Sequence) and not isinstance(wanted, str):
-        return [each for part in wanted for each in _parse(op, part)]
+        return [expectation for part in wanted for expectation in _parse(op, part)]
     raise UsageError(f"expect_comms({op}={wanted!r}): give a count, a dict such as dict(count=2, axis='tp'), or a list")
 
 

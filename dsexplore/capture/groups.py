@@ -165,8 +165,8 @@ def _name_plain(groups: list[Group], meshes: Iterable[DeviceMesh]) -> None:
     for group in groups:
         group.axis = group.description if group.description in axes else group.said_axis
         if not group.axis:
-            found = {name for along in named for name in axes_of_ranks(group.ranks, along, group.own_rank)}
-            group.axis = found.pop() if len(found) == 1 else ""
+            matching = {name for along in named for name in axes_of_ranks(group.ranks, along, group.own_rank)}
+            group.axis = matching.pop() if len(matching) == 1 else ""
         if not group.axis:
             group.axis_of_peer = axes_of_peers(along for along in named if _holds(group, along))
 

@@ -21,7 +21,7 @@ from dsexplore.trace.files import names_directory
 from dsexplore.trace.matching import is_numbered
 from dsexplore.trace.process_states import born, host_clock
 
-_MOST_KNOWN = 10_000
+_MOST_REMEMBERED = 10_000
 """Calls whose parts are remembered by identity; parts that are made anew for each call gain nothing by it."""
 
 
@@ -49,7 +49,7 @@ class JournaledCalls:
         self._stack_depth = stack_depth
         self.has_gaps = False
         """True if a call could not be written, such as one of sizes that are symbols."""
-        self._known: dict[Hashable, _JournaledKind] = {}
+        self._kind_by_identity: dict[Hashable, _JournaledKind] = {}
         """{what calls have in common, by identity where parts are mostly the same objects: the kind}."""
         self._kinds: dict[Hashable, _JournaledKind] = {}
         """{what calls have in common: the kind}."""
@@ -73,7 +73,7 @@ class JournaledCalls:
     def _write(self, issued: Issued) -> None:
         messages, of_group, sources = issued.messages, id(issued.group), issued.origin.sources
         code, offset = sources[0] if sources else (None, 0)
-        kind = self._known.get((id(messages), of_group, issued.parties, id(code), offset))
+        kind = self._kind_by_identity.get((id(messages), of_group, issued.parties, id(code), offset))
         if kind is None or kind.raw_op != issued.raw_op:
             kind = self._kind(issued)
         number = NOT_NUMBERED
@@ -94,9 +94,9 @@ class JournaledCalls:
             number = self._journal.add_kind(event_rows(issued, self._stack_depth), row)
             has_numbers = group is not None and is_numbered(issued.messages[0][0])
             kind = self._kinds[key] = _JournaledKind(number, issued.raw_op, has_numbers, (group, code))
-        if len(self._known) < _MOST_KNOWN:
-            known = (id(issued.messages), id(group), issued.parties, id(code), offset)
-            self._known[known] = kind._replace(holds=(issued.messages, group, code))
+        if len(self._kind_by_identity) < _MOST_REMEMBERED:
+            identity = (id(issued.messages), id(group), issued.parties, id(code), offset)
+            self._kind_by_identity[identity] = kind._replace(holds=(issued.messages, group, code))
         return kind
 
     def settle(self) -> None:

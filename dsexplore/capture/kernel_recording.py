@@ -239,9 +239,9 @@ class KernelRecording:
         models = self.modules.models
         if not models or models[-1] is self._newest_model:
             return
-        new = list(takewhile(lambda one: one is not self._newest_model, reversed(models)))
+        new = list(takewhile(lambda model: model is not self._newest_model, reversed(models)))
         self._newest_model = models[-1]
-        for model in filter(None, (one.reference() for one in new)):
+        for model in filter(None, (built.reference() for built in new)):
             held = _held_by(chain(nn.Module.parameters(model), nn.Module.buffers(model)))
             self.memory.met(held, "parameters")
             self.memory.assign(held, "parameters")

@@ -43,15 +43,15 @@ def memory_table(recording: KernelRecording, issued: Sequence[Issued], rank: int
     """Return one row per segment; columns: `schema.MEMORY`. Arguments as in `kernels_table`."""
     seq = _first_seq(issued)
     rows = [
-        (rank, one.step, seq[one.collectives], number, one.phase, _name(one.module), *levels.values())
-        for number, (one, levels) in enumerate(zip(recording.segments, recording.memory.rows(), strict=True))
+        (rank, segment.step, seq[segment.collectives], number, segment.phase, _name(segment.module), *levels.values())
+        for number, (segment, levels) in enumerate(zip(recording.segments, recording.memory.rows(), strict=True))
     ]
     return pl.DataFrame(rows, schema=schema.MEMORY, orient="row")
 
 
 def _first_seq(issued: Sequence[Issued]) -> list[int]:
     """Return the seq of each collective's first event, and at the end the number of events."""
-    return list(accumulate((len(one.messages) for one in issued), initial=0))
+    return list(accumulate((len(collective.messages) for collective in issued), initial=0))
 
 
 def _name(module: ModuleEntry | None) -> str:
@@ -61,7 +61,15 @@ def _name(module: ModuleEntry | None) -> str:
 def differing_table(recording: KernelRecording, rank: int) -> pl.DataFrame:
     """Return one row per tensor that differs between ranks that should hold the same; columns: `schema.DIFFERING`."""
     rows = [
-        (rank, one.step, one.kind, one.phase, _name(one.module), one.name, one.axis)
-        for one in recording.differing.found
+        (
+            rank,
+            difference.step,
+            difference.kind,
+            difference.phase,
+            _name(difference.module),
+            difference.name,
+            difference.axis,
+        )
+        for difference in recording.differing.found
     ]
     return pl.DataFrame(rows, schema=schema.DIFFERING, orient="row")

@@ -120,24 +120,24 @@ class NumericRecording:
 
     def join_steps(self) -> None:
         """Assign all summaries so far to one step."""
-        self.summarized = [replace(one, step=0) for one in self.summarized]
+        self.summarized = [replace(summary, step=0) for summary in self.summarized]
 
     def columns(self, rank: int) -> Columns:
         """Return {column of `schema.NUMERICS`: one value per summary}."""
         self.read()
-        names = {id(one.module): one.module.name for one in self.summarized}
+        names = {id(summary.module): summary.module.name for summary in self.summarized}
         floats = list(zip(*self.floats, strict=True)) or [()] * len(FLOATS)
         return {
             "rank": [rank] * len(self.summarized),
-            "step": [one.step for one in self.summarized],
+            "step": [summary.step for summary in self.summarized],
             "seq": list(range(len(self.summarized))),
-            "phase": [one.phase for one in self.summarized],
-            "module": [names[id(one.module)] for one in self.summarized],
-            "name": [one.name for one in self.summarized],
-            "call": [one.call for one in self.summarized],
-            "dtype": [one.dtype for one in self.summarized],
-            "placements": [one.placements for one in self.summarized],
-            "count": [one.count for one in self.summarized],
+            "phase": [summary.phase for summary in self.summarized],
+            "module": [names[id(summary.module)] for summary in self.summarized],
+            "name": [summary.name for summary in self.summarized],
+            "call": [summary.call for summary in self.summarized],
+            "dtype": [summary.dtype for summary in self.summarized],
+            "placements": [summary.placements for summary in self.summarized],
+            "count": [summary.count for summary in self.summarized],
             **{name: list(values) for name, values in zip(FLOATS, floats, strict=True)},
             "hash": list(self.hashes),
         }

@@ -104,7 +104,7 @@ def _role(func: OpOverload, name: str, returns: Sequence[Any]) -> int:
 
 def _are_views(returns: Sequence[Any]) -> bool:
     """Return True if everything that an op returns aliases an argument that it does not write."""
-    return bool(returns) and all(each.alias_info is not None and not each.alias_info.is_write for each in returns)
+    return bool(returns) and all(result.alias_info is not None and not result.alias_info.is_write for result in returns)
 
 
 def written_arguments(op: AtenOp, args: Sequence[Any], kwargs: dict[str, Any]) -> list[torch.Tensor]:

@@ -262,7 +262,9 @@ COMMUNICATION: dict[str, Communication] = {
     **{f"symm_mem::{name}": entry for name, entry in _SYMMETRIC_MEMORY.items()},
 }
 
-_ONE_SIDED = "one-sided access to symmetric memory, ordered by the program itself: no collective, no process group"
+_SYMMETRIC_ACCESS = (
+    "one-sided access to symmetric memory, ordered by the program itself: no collective, no process group"
+)
 _DECOMPOSES = "decomposes into the _c10d_functional op of the same name, which is recorded"
 
 NOT_COMMUNICATION: dict[str, str] = {
@@ -304,7 +306,7 @@ NOT_COMMUNICATION: dict[str, str] = {
     "symm_mem::memset32_": "writes a local signal",
     "symm_mem::stream_write_value32_": "writes a local signal",
     **{
-        f"symm_mem::{name}": _ONE_SIDED
+        f"symm_mem::{name}": _SYMMETRIC_ACCESS
         for name in (
             "memcpy_to_multicast_",
             "nccl_get",

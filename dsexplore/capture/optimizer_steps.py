@@ -137,9 +137,9 @@ def _optimizers() -> list[Optimizer]:
     """
     classes = _with_subclasses(Optimizer)
     return [
-        each
-        for each in gc.get_referrers(*classes)
-        if type(each) in classes and "param_groups" in getattr(each, "__dict__", ())
+        optimizer
+        for optimizer in gc.get_referrers(*classes)
+        if type(optimizer) in classes and "param_groups" in getattr(optimizer, "__dict__", ())
     ]
 
 

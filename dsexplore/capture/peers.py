@@ -80,7 +80,7 @@ def _of_rows(received: int, sent: int, tensor: int) -> Reader:
         row = prod(map(int, args[tensor].shape[1:]))
         n = max(len(args[received]), len(args[sent]))
         sizes = [args[which] or _even(args[tensor], n) for which in (sent, received)]
-        return _splits(*([int(size) * row for size in each] for each in sizes))
+        return _splits(*([int(size) * row for size in part_sizes] for part_sizes in sizes))
 
     return read
 

@@ -80,7 +80,7 @@ def record(
         recording.began, recording.attempt = time.time_ns(), begin_saving(save)
         recording.journal = journal = open_journal(save, recording.attempt, recording.began, stack_depth)
     trace = Trace(lambda: recorder.tables(recording), recording)
-    inner = any(type(each) is Recording for each in recorder.recordings)  # the comms log's is another kind
+    inner = any(type(recording) is Recording for recording in recorder.recordings)  # the comms log's is another kind
     recorder.open(recording)
     try:
         with ExitStack() as while_open:
@@ -208,7 +208,7 @@ class _Progress:
     def __call__(self) -> object:
         begun, over = (len(self._issued), *map(id, self._inside())), None
         if begun == self._begun:
-            over = sum(one.is_over for one in self._issued[-LATEST:])
+            over = sum(collective.is_over for collective in self._issued[-LATEST:])
             self._changes += self._over is not None and over != self._over
         self._begun, self._over = begun, over
         return begun, self._changes

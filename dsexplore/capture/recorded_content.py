@@ -132,7 +132,7 @@ def _cost_tables(recording: Recording, issued: Sequence[Issued], rank: int) -> d
 
 def _ranks(issued: Iterable[Issued]) -> list[int]:
     """Return the ranks that issued these collectives; if there are none, this process's rank."""
-    ranks = sorted({one.rank for one in issued})
+    ranks = sorted({collective.rank for collective in issued})
     if ranks:
         return ranks
     if dist.is_initialized():
@@ -183,14 +183,14 @@ def event_columns(
 def _kind_columns(kinds: Sequence[CollectiveKind]) -> Columns:
     """Return {column of `schema.EVENTS` that the events of a kind share: one value per message of each kind}."""
     places = [(kind.issued, position) for kind in kinds for position in range(len(kind.issued.messages))]
-    collectives = [one for one, _ in places]
-    messages = [one.messages[position] for one, position in places]
-    groups = [one.group for one in collectives]
+    collectives = [collective for collective, _ in places]
+    messages = [collective.messages[position] for collective, position in places]
+    groups = [collective.group for collective in collectives]
     sizes = [size_of(group) for group in groups]
     return {
-        "rank": [one.rank for one in collectives],
+        "rank": [collective.rank for collective in collectives],
         "op": [message[0] for message in messages],
-        "raw_op": [one.raw_op for one in collectives],
+        "raw_op": [collective.raw_op for collective in collectives],
         "axis": [_axis(*place) for place in places],
         "group": [group.name if group else "" for group in groups],
         "group_size": sizes,
@@ -198,7 +198,7 @@ def _kind_columns(kinds: Sequence[CollectiveKind]) -> Columns:
         "wire_bytes": [wire_bytes(*message[:2], size) for message, size in zip(messages, sizes, strict=True)],
         "dtype": _repeated(messages, _dtype),
         "shape": _repeated(messages, lambda message: tuple(map(int, message[3]))),
-        "is_async": [one.is_async for one in collectives],
+        "is_async": [collective.is_async for collective in collectives],
         "state": [kind.state for kind in kinds for _ in kind.issued.messages],
         **_parties(places),
     }
@@ -211,7 +211,7 @@ def _origin_columns(collectives: Sequence[Issued], stack_depth: int) -> Columns:
         collectives: one of each origin.
         stack_depth: how many of the user's lines to name.
     """
-    origins = [one.origin for one in collectives]
+    origins = [collective.origin for collective in collectives]
     triggers, owners = [origin.trigger for origin in origins], [origin.owner for origin in origins]
     names = {module: module.name if module else "" for module in {*triggers, *owners}}
     causes = _repeated(
@@ -222,7 +222,7 @@ def _origin_columns(collectives: Sequence[Issued], stack_depth: int) -> Columns:
         "trigger": [names[trigger] for trigger in triggers],
         "owner": [names[owner] for owner in owners],
         "implicit": [origin.is_implicit for origin in origins],
-        "cause": [one.failure or cause for one, cause in zip(collectives, causes, strict=True)],
+        "cause": [collective.failure or cause for collective, cause in zip(collectives, causes, strict=True)],
         "source": source_texts([origin.sources[:stack_depth] for origin in origins]),
         "is_object": [origin.is_object for origin in origins],
     }
@@ -246,8 +246,8 @@ def event_rows(issued: Issued, stack_depth: int) -> list[dict[str, Any]]:
 def _repeated(values: Sequence[V], make: Callable[[V], T], key: Callable[[V], Hashable] = id) -> list[T]:
     """Map values by `make`, which is called once per distinct key, as most values share theirs."""
     keys = list(map(key, values))
-    made = {each: make(value) for each, value in dict(zip(keys, values, strict=True)).items()}
-    return [made[each] for each in keys]
+    made = {key: make(value) for key, value in dict(zip(keys, values, strict=True)).items()}
+    return [made[key] for key in keys]
 
 
 def _dtype(message: Message) -> str:
@@ -265,12 +265,12 @@ def _axis(issued: Issued, position: int) -> str:
 
 def _parties(places: Sequence[tuple[Issued, int]]) -> Columns:
     """Return the columns of peer, root (both as global ranks) and split sizes."""
-    parties = [one.parties or _SAME_PARTIES for one, _ in places]
+    parties = [collective.parties or _SAME_PARTIES for collective, _ in places]
     return {
         "peer": [_peer(*place) for place in places],
-        "root": [_global_rank(one, known.root) for (one, _), known in zip(places, parties, strict=True)],
-        "send_splits": [known.send_splits for known in parties],
-        "recv_splits": [known.recv_splits for known in parties],
+        "root": [_global_rank(collective, roots.root) for (collective, _), roots in zip(places, parties, strict=True)],
+        "send_splits": [split.send_splits for split in parties],
+        "recv_splits": [split.recv_splits for split in parties],
     }
 
 
@@ -292,12 +292,12 @@ def _global_rank(issued: Issued, rank: int | None) -> int | None:
 
 def parameter_columns(parameters: Sequence[Parameter], rank: int) -> Columns:
     """Return {column of `schema.PARAMETERS`: one value per parameter of the modules met}."""
-    layouts = [one.layout for one in parameters]
-    modules = _repeated([one.module for one in parameters], lambda module: module.name)
+    layouts = [parameter.layout for parameter in parameters]
+    modules = _repeated([parameter.module for parameter in parameters], lambda module: module.name)
     return {
         "rank": [rank] * len(parameters),
         "module": modules,
-        "name": [f"{module}.{one.name}" for module, one in zip(modules, parameters, strict=True)],
+        "name": [f"{module}.{parameter.name}" for module, parameter in zip(modules, parameters, strict=True)],
         "global_shape": [layout.global_shape for layout in layouts],
         "local_shape": [layout.local_shape for layout in layouts],
         "dtype": [layout.dtype for layout in layouts],
@@ -305,9 +305,10 @@ def parameter_columns(parameters: Sequence[Parameter], rank: int) -> Columns:
         "mesh": [layout.mesh for layout in layouts],
         "global_bytes": [layout.global_bytes for layout in layouts],
         "local_bytes": [layout.local_bytes for layout in layouts],
-        "requires_grad": [one.requires_grad for one in parameters],
+        "requires_grad": [parameter.requires_grad for parameter in parameters],
         "shared_with": [
-            f"{one.shared_with.module.name}.{one.shared_with.name}" if one.shared_with else "" for one in parameters
+            f"{parameter.shared_with.module.name}.{parameter.shared_with.name}" if parameter.shared_with else ""
+            for parameter in parameters
         ],
     }
 

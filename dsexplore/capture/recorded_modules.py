@@ -135,10 +135,12 @@ class Modules:
             the only module that passes the test if none of them holds `inner`; None for none or several.
         """
         with self._lock:
-            passing = [one for one in self._met if (module := one.reference()) is not None and test(module)]
-        around = [one for one in passing if inner is not None and one.holds(inner)]
+            passing = [
+                candidate for candidate in self._met if (module := candidate.reference()) is not None and test(module)
+            ]
+        around = [candidate for candidate in passing if inner is not None and candidate.holds(inner)]
         if around:
-            return max(around, key=lambda one: len(one.path))
+            return max(around, key=lambda candidate: len(candidate.path))
         return passing[0] if len(passing) == 1 else None
 
     def _discover(self, module: nn.Module) -> ModuleEntry:

@@ -116,7 +116,7 @@ class Recorder:
             recording.earlier_calls = self._modules.calls()
             recording.earlier_differentiable = self._modules.differentiable_calls()
             self._recordings = [*self._recordings, recording]  # a new list: other threads go through the old one
-            self._stack_depth = max(each.stack_depth for each in self._recordings)
+            self._stack_depth = max(recording.stack_depth for recording in self._recordings)
 
     def keep_kernels(self, keep: bool) -> None:
         """Set whether the kernels in front of ops stay installed between recordings: installing takes milliseconds."""
@@ -144,8 +144,8 @@ class Recorder:
                 self._uninstall_if_unused()
 
     def _remove(self, recording: Recording) -> None:
-        self._recordings = [each for each in self._recordings if each is not recording]
-        self._stack_depth = max((each.stack_depth for each in self._recordings), default=1)
+        self._recordings = [kept for kept in self._recordings if kept is not recording]
+        self._stack_depth = max((recording.stack_depth for recording in self._recordings), default=1)
 
     def _uninstall_if_unused(self) -> None:
         if self._recordings:
@@ -236,7 +236,7 @@ class Recorder:
 
     def begins_io(self, op: IoOp, path: str, nbytes: int | None) -> IoAccess | None:
         """Record a read, a write or a wait that begins now, in every open recording of real ranks."""
-        recordings = [each for each in self._recordings if not each.simulated]
+        recordings = [recording for recording in self._recordings if not recording.simulated]
         if not recordings:
             return None
         try:
@@ -294,7 +294,7 @@ class Recorder:
             begin: number of collectives that it keeps.
             collectives: the collectives that follow. New batches get the next free numbers.
         """
-        before, after = ({one.batch for one in each} for each in (recording.issued[begin:], collectives))
+        before, after = ({record.batch for record in records} for records in (recording.issued[begin:], collectives))
         for _ in range(len(after) - len(before)):
             self._batches.number_of(0)
         recording.issued[begin:] = collectives
@@ -424,7 +424,7 @@ class Recorder:
         # In this order, as other threads go on: no step without its events, no event without its group.
         steps, issued = list(recording.steps), list(recording.issued)
         if not waits:
-            issued += [one for one in self.inside() if recording in one.recordings]
+            issued += [issued_inside for issued_inside in self.inside() if recording in issued_inside.recordings]
         groups = self._describe_groups()
         recording.notes += mark_given_up(issued, groups)
         return content_of(recording, steps, issued, groups, recording.modules or self._modules, waits=waits)

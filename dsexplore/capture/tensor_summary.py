@@ -97,16 +97,20 @@ def read(summaries: Sequence[Summary]) -> tuple[list[list[float]], list[int]]:
     hashes: dict[int, int] = {}
     for places in groups.values():
         chosen = [summaries[at] for at in places]
-        owner = torch.tensor([at for at, one in enumerate(chosen) for _ in one.squares])
+        owner = torch.tensor([at for at, summary in enumerate(chosen) for _ in summary.squares])
         none = torch.zeros(len(chosen), dtype=torch.float64)
         squares, lows, highs = (
             _together(parts).double()
-            for parts in ([one.squares for one in chosen], [one.lows for one in chosen], [one.highs for one in chosen])
+            for parts in (
+                [summary.squares for summary in chosen],
+                [summary.lows for summary in chosen],
+                [summary.highs for summary in chosen],
+            )
         )
         norm = none.index_add(0, owner, squares).sqrt()
         low = none.scatter_reduce(0, owner, lows, "amin", include_self=False)
         high = none.scatter_reduce(0, owner, highs, "amax", include_self=False)
-        bits = _together([one.bits for one in chosen])
+        bits = _together([summary.bits for summary in chosen])
         hashed = torch.zeros(len(chosen), dtype=_HASH).index_add(0, owner, bits)
         counts = torch.tensor([summary.elements for summary in chosen], dtype=torch.float64)
         products = torch.stack([summary.products for summary in chosen]).cpu().double()
@@ -118,7 +122,7 @@ def read(summaries: Sequence[Summary]) -> tuple[list[list[float]], list[int]]:
 
 def _together(parts: Sequence[Sequence[Tensor]]) -> Tensor:
     """Return the numbers of all tensors' parts, from their device at once."""
-    return torch.stack([part for of_one in parts for part in of_one]).cpu()
+    return torch.stack([part for parts_of_kind in parts for part in parts_of_kind]).cpu()
 
 
 def _square(values: Tensor) -> Tensor:

@@ -87,7 +87,7 @@ def _differences(calls: Sequence[Call], earlier: Earlier, by_store: bool) -> lis
         return []
     compared = [call for call in calls if call[0] in chunks and call[1] // CHUNK == chunks[call[0]]]
     tables = tables_of(list(exchange(sent_calls(compared, own_rank()), by_store).values()))
-    texts = [difference_text(found) for found in differences(job_of_trace(tables))]
+    texts = [difference_text(difference) for difference in differences(job_of_trace(tables))]
     more = len(texts) - _MOST_DIFFERENCES
     return [*texts[:_MOST_DIFFERENCES], *([f"… and {more:,} more"] if more > 0 else [])]
 

@@ -60,6 +60,6 @@ def _first_tensors(args: Sequence[Any]) -> Sequence[Any]:
     for value in args:
         if isinstance(value, torch.Tensor):
             return ([[value]],)
-        if isinstance(value, (list, tuple)) and value and all(isinstance(one, torch.Tensor) for one in value):
+        if isinstance(value, (list, tuple)) and value and all(isinstance(tensor, torch.Tensor) for tensor in value):
             return ([value],)
     return ()

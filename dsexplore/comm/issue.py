@@ -94,7 +94,7 @@ def _contiguous(spelling: Spelling, args: Sequence[Any]) -> bool:
             for tensor in value:
                 if not isinstance(tensor, torch.Tensor):
                     continue
-                if not tensor.is_contiguous() or _is_freed(tensor) or _is_taken_raw(spelling, tensor):
+                if not tensor.is_contiguous() or _is_freed(tensor) or _bypasses_its_class(spelling, tensor):
                     return False
     return True
 
@@ -107,7 +107,7 @@ def _is_freed(tensor: torch.Tensor) -> bool:
     return storage.nbytes() < tensor.nbytes or (tensor.nbytes > 0 and not tensor.is_meta and not storage.data_ptr())
 
 
-def _is_taken_raw(spelling: Spelling, tensor: torch.Tensor) -> bool:
+def _bypasses_its_class(spelling: Spelling, tensor: torch.Tensor) -> bool:
     """Return True for a subclass in a list per rank: torch takes its memory there, and does not ask its class."""
     return type(tensor) not in _PLAIN and spelling.op in _LISTS_PER_RANK and not active_dispatch_modes()
 
@@ -190,7 +190,9 @@ def stage(spelling: Spelling, args: tuple[Any, ...], name: str, live: Any) -> tu
 
     def staged(tensor: Any, written: bool, many: bool) -> Any:
         if not isinstance(tensor, torch.Tensor) or tensor.is_contiguous():
-            if isinstance(tensor, torch.Tensor) and (_is_freed(tensor) or (many and _is_taken_raw(spelling, tensor))):
+            if isinstance(tensor, torch.Tensor) and (
+                _is_freed(tensor) or (many and _bypasses_its_class(spelling, tensor))
+            ):
                 _refuse(tensor, name, live)
             return tensor
         copy = tensor.detach().contiguous()
@@ -202,7 +204,9 @@ def stage(spelling: Spelling, args: tuple[Any, ...], name: str, live: Any) -> tu
     for position in spelling.tensors:
         value, written = args[position], position in spelling.writes
         many = isinstance(value, (list, tuple))
-        changed[position] = [staged(one, written, many) for one in value] if many else staged(value, written, many)
+        changed[position] = (
+            [staged(tensor, written, many) for tensor in value] if many else staged(value, written, many)
+        )
     return tuple(changed), copies
 
 

@@ -64,8 +64,8 @@ class Printer:
     def print_over(self) -> None:
         """Print the followed collectives that have completed."""
         with self._lock:
-            over = [one for one in self._running if one.is_over]
-            self._running = [one for one in self._running if one not in over]
+            over = [call for call in self._running if call.is_over]
+            self._running = [call for call in self._running if call not in over]
         _print(over)
 
     def print_rest(self) -> None:
@@ -277,7 +277,7 @@ class LogContent:
         """Return the lines that can be compared with those of other ranks by their numbers."""
         in_use().stopwatch.settle()
         elsewhere = self._earlier.out_of_place
-        return list(records_of([one for one in self._recording.issued if one not in elsewhere]))
+        return list(records_of([issued for issued in self._recording.issued if issued not in elsewhere]))
 
     def to_frame(self) -> pl.DataFrame:
         """Return the table of `summary` as a polars frame."""

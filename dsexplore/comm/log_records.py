@@ -129,10 +129,10 @@ class LogRecording(Recording):
             oldest = self.issued[:_DROPPED_AT_ONCE]
             if len(self.issued) < self.most + _DROPPED_AT_ONCE:
                 return  # another thread has dropped them meanwhile
-            running = [one for one in oldest if not one.is_over]
+            running = [call for call in oldest if not call.is_over]
             kept = set(running)
             self.issued[: len(oldest)] = running
-            self.forget([one for one in oldest if one not in kept], running)
+            self.forget([call for call in oldest if call not in kept], running)
 
 
 @contextmanager

@@ -211,5 +211,5 @@ def _handles(
         parts = call.parts() if call is not None and call.issued else [None] * len(works)
         pairs = zip(works, parts, copies, strict=True)
         return [Handle(work, "batch_isend_irecv", group, part, copy) for work, part, copy in pairs]
-    together = [copy for one in copies for copy in one]
+    together = [copy for copied in copies for copy in copied]
     return [Handle(work, "batch_isend_irecv", group, call, together) for work in works]

@@ -112,15 +112,15 @@ class CommModeModuleTracker:
             for name in tree
             if name in alive
         }
-        return {name: own for name, own in parameters.items() if own}
+        return {name: parameters_of_module for name, parameters_of_module in parameters.items() if parameters_of_module}
 
     @property
     def sharding_dict(self) -> dict[str, tuple[Placement, ...]]:
         """{parameter: placements}, for DTensors of modules that still exist."""
         return {
             f"{name}.{key}": data.placements
-            for name, own in self.module_parameters_dict.items()
-            for key, data in own.items()
+            for name, parameters in self.module_parameters_dict.items()
+            for key, data in parameters.items()
             if isinstance(data, DTensor)
         }
 

@@ -329,7 +329,7 @@ class _TracedMeshes:
     def traced(self, job: _Job) -> None:
         """Predict the mesh of a finished job if that was its last one."""
         mesh = job.text
-        if mesh not in self._predicted and all(one.is_done for one in self._jobs[mesh]):
+        if mesh not in self._predicted and all(job.is_done for job in self._jobs[mesh]):
             self._predicted[mesh] = _predicted(self._jobs[mesh], self._machine)
 
     def candidates(self) -> list[MeshCandidate]:

@@ -181,9 +181,9 @@ def _heated(busy: float) -> float:
 
 def _has_burst(dtype: str, shape: tuple[int, ...], alignment: str, cluster: Cluster) -> bool:
     """Return True if it is known how fast single products of such numbers are."""
-    known = dtype in ("bfloat16", "float16") or dtype.startswith("float8")
+    is_measured_dtype = dtype in ("bfloat16", "float16") or dtype.startswith("float8")
     ordinary = not alignment or cluster.generation not in ("hopper", "blackwell")
-    return bool(known and ordinary and len(shape) == 4 and GENERATIONS[cluster.generation].burst)
+    return bool(is_measured_dtype and ordinary and len(shape) == 4 and GENERATIONS[cluster.generation].burst)
 
 
 def product_alone(shape: tuple[int, ...], dtype: str, traffic: float, cluster: Cluster, speed: Speed) -> float:

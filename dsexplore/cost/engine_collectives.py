@@ -65,6 +65,6 @@ def _kernel_seconds(size: float, ranks: int, cluster: Cluster) -> float:
     flag = cluster.node.latency
     rate = cluster.node.bandwidth * cluster.node.achievable * _READ
     start = GENERATIONS[cluster.generation].start or _START
-    one = start + 2 * flag + size * (ranks - 1) / rate
+    one_shot = start + 2 * flag + size * (ranks - 1) / rate
     two = start + 3 * flag + size * bus_factor("all_reduce", ranks) / rate
-    return min(one, two)
+    return min(one_shot, two)

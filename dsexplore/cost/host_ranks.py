@@ -66,8 +66,8 @@ class Costs(NamedTuple):
 
     def byte_seconds(self, work: HostWork, size: float) -> float:
         """Return the seconds of a collective that its bytes take."""
-        moved = work.moved * size
-        return moved * statistics.median(interpolated(*curve, moved) for curve in self.units)
+        nbytes = work.moved * size
+        return nbytes * statistics.median(interpolated(*curve, nbytes) for curve in self.units)
 
 
 def work(op: str, ranks: int) -> HostWork:
@@ -155,12 +155,12 @@ def shortest_seconds(table: Measured) -> float | None:
 
 def _units(tables: Sequence[Measured], overhead: float, latency: float, large: float) -> Iterator[UnitCurve]:
     for table in tables:
-        steps, moved = work(table.op, table.ranks_per_node)
+        steps, share = work(table.op, table.ranks_per_node)
         start = overhead + steps * latency
         points = [
-            (moved * size, (seconds - start) / (moved * size))
+            (share * size, (seconds - start) / (share * size))
             for size, seconds in zip(table.message_bytes, table.seconds, strict=True)
-            if seconds > STARTED * start and moved * size >= LEAST_BYTES
+            if seconds > STARTED * start and share * size >= LEAST_BYTES
         ]
         if points and points[-1][0] * NEAR < LARGE:
             points.append((LARGE, large))

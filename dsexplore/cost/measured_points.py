@@ -208,12 +208,12 @@ def contradictions(cluster: Cluster) -> tuple[str, ...]:
 def _other_link(cluster: Cluster, table: Measured, link: Link, which: str) -> str:
     """Say from which cluster of this package, with another bandwidth, a table is copied; empty for none."""
     other = measured_on(cluster, table)
-    known = other.node if which == "node" else other.network
-    if known is None or known.bandwidth * known.achievable == link.bandwidth * link.achievable:
+    link_there = other.node if which == "node" else other.network
+    if link_there is None or link_there.bandwidth * link_there.achievable == link.bandwidth * link.achievable:
         return ""
     return (
-        f"its times of {table.op} are those of {other.name}, which has {format_rate(known.bandwidth)}: they are scaled "
-        "by what the two links differ, so remove those tables, or measure your own"
+        f"its times of {table.op} are those of {other.name}, which has {format_rate(link_there.bandwidth)}: they are "
+        "scaled by what the two links differ, so remove those tables, or measure your own"
     )
 
 

@@ -139,5 +139,5 @@ class Savings:
 
 def _numbered_layer(module: str) -> str:
     """Return the path of a module up to its first number: ``"Llama.layers.3"`` of ``"Llama.layers.3.mlp"``."""
-    found = re.match(r".*?\.\d+(?=\.|$)", module)
-    return found.group(0) if found else module
+    match = re.match(r".*?\.\d+(?=\.|$)", module)
+    return match.group(0) if match else module

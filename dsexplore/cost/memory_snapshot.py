@@ -109,13 +109,15 @@ def _peak(content: Any, device: int | None) -> MemorySnapshot:
     sizes: Counter[int] = Counter()
     for segment in segments:
         sizes[segment.get("device", 0)] += segment["total_size"]
-    known = sorted({*sizes, *(number for number, events in enumerate(traces) if events)})
+    devices = sorted({*sizes, *(number for number, events in enumerate(traces) if events)})
     if device is None:
-        device = sizes.most_common(1)[0][0] if sizes else (known[0] if known else 0)
-    elif device not in known:
-        raise UsageError(f"the snapshot has no memory of GPU {device}: it has {', '.join(map(str, known)) or 'none'}")
+        device = sizes.most_common(1)[0][0] if sizes else (devices[0] if devices else 0)
+    elif device not in devices:
+        raise UsageError(f"the snapshot has no memory of GPU {device}: it has {', '.join(map(str, devices)) or 'none'}")
     events = traces[device] if device < len(traces) else []
-    return _AllocatorHistory([one for one in segments if one.get("device", 0) == device], events).peak(device)
+    return _AllocatorHistory([segment for segment in segments if segment.get("device", 0) == device], events).peak(
+        device
+    )
 
 
 class _AllocatorHistory:
@@ -221,9 +223,9 @@ def beside_snapshot(prediction: Prediction, snapshot: MemorySnapshot | str | os.
         >>> beside_snapshot(trace.predict("h100"), snapshot).filter(what="unknown")["allocated"].item()
         512
     """
-    taken = snapshot if isinstance(snapshot, MemorySnapshot) else read_memory_snapshot(snapshot)
-    measured = _by_use(taken, prediction)
-    measured[GAPS] = taken.gaps
+    blocks = snapshot if isinstance(snapshot, MemorySnapshot) else read_memory_snapshot(snapshot)
+    measured = _by_use(blocks, prediction)
+    measured[GAPS] = blocks.gaps
     memory = prediction.memory
     predicted = dict(memory.causes.iter_rows())
     predicted[GAPS] = memory.most - memory.outside - int(memory)
@@ -245,11 +247,11 @@ def _by_use(snapshot: MemorySnapshot, prediction: Prediction) -> Counter[str]:
     tables = prediction.tables
     sizes = {_rounded(size) for size in tables.parameters["local_bytes"].to_list()}
     layers = _Layers(dict(tables.modules.select("module", "type").unique().iter_rows()))
-    found: Counter[str] = Counter()
+    sizes_of_uses: Counter[str] = Counter()
     for stack, blocks in snapshot.blocks.items():
         for size, count in blocks.items():
-            found[_use(stack, size in sizes, layers)] += size * count
-    return found
+            sizes_of_uses[_use(stack, size in sizes, layers)] += size * count
+    return sizes_of_uses
 
 
 def _rounded(size: int) -> int:
@@ -285,26 +287,26 @@ class _Layers:
 
     def __init__(self, types: Mapping[str, str]) -> None:
         self._chains = {module: tuple(_classes_down_to(module, types)) for module in types}
-        self._found: dict[tuple[str, ...], str] = {}
+        self._layer_of_classes: dict[tuple[str, ...], str] = {}
 
     def of(self, stack: Sequence[Frame]) -> str:
         """Return the layer of the innermost module; empty if the classes are not known, or those of several layers."""
         classes = tuple(
             name for file, line, function in reversed(stack) if function == "forward" and (name := class_at(file, line))
         )
-        if classes not in self._found:
+        if classes not in self._layer_of_classes:
             here = {layer_of(module) for module, chain in self._chains.items() if classes and _ends(chain, classes)}
-            self._found[classes] = here.pop() if len(here) == 1 else ""
-        return self._found[classes]
+            self._layer_of_classes[classes] = here.pop() if len(here) == 1 else ""
+        return self._layer_of_classes[classes]
 
 
 def _classes_down_to(module: str, types: Mapping[str, str]) -> Iterator[str]:
     """Yield the classes of a module and of those around it, the root's first, as they were before `fully_shard`."""
     parts = module.split(".")
     for count in range(1, len(parts) + 1):
-        known = types.get(".".join(parts[:count]))
-        if known is not None:
-            yield known.removeprefix("FSDP")
+        class_name = types.get(".".join(parts[:count]))
+        if class_name is not None:
+            yield class_name.removeprefix("FSDP")
 
 
 def _ends(chain: Sequence[str], classes: Sequence[str]) -> bool:

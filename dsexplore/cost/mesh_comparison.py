@@ -53,16 +53,16 @@ class MeshComparison(Displayable):
 
     def __init__(self, cluster: Cluster, candidates: Sequence[MeshCandidate], notes: Sequence[str] = ()) -> None:
         self.cluster = cluster
-        kept = [one for one in candidates if not one.dropped]
+        kept = [candidate for candidate in candidates if not candidate.dropped]
         # A mesh that barely fits may take several times as long as predicted: it comes after those that fit.
-        out = [one for one in candidates if one.dropped]
-        self.candidates = (*sorted(kept, key=_expected), *sorted(out, key=lambda one: one.mesh))
+        out = [candidate for candidate in candidates if candidate.dropped]
+        self.candidates = (*sorted(kept, key=_expected), *sorted(out, key=lambda candidate: candidate.mesh))
         self.notes = tuple(notes)
 
     @property
     def ranking(self) -> list[MeshCandidate]:
         """Meshes that fit, the fastest first."""
-        return [one for one in self.candidates if not one.dropped]
+        return [candidate for candidate in self.candidates if not candidate.dropped]
 
     @property
     def best(self) -> Prediction:
@@ -103,7 +103,10 @@ class MeshComparison(Displayable):
             ``tied`` with the next faster or slower mesh; ``dropped``: why it is excluded.
         """
         tied = {mesh for group in self.tied for mesh in group}
-        rows = [(one.mesh, *_numbers(one.prediction), one.mesh in tied, one.dropped) for one in self.candidates]
+        rows = [
+            (candidate.mesh, *_numbers(candidate.prediction), candidate.mesh in tied, candidate.dropped)
+            for candidate in self.candidates
+        ]
         times = dict.fromkeys(("step", "low", "high", "compute", "exposed", "idle"), pl.Float64)
         spent = dict.fromkeys(("gpu_hours", "energy", "money"), pl.Float64)
         columns = {"mesh": pl.String, **times, "memory": pl.Int64, **spent, "tied": pl.Boolean, "dropped": pl.String}
@@ -144,7 +147,7 @@ def _numbers(prediction: Prediction | None) -> tuple[Any, ...]:
     parts = (prediction.compute.expected, prediction.exposed.expected, prediction.idle.expected)
     spent = prediction.expense()
     ranges = (spent.gpu_hours, spent.energy, spent.money)
-    expected = (one.expected if one is not None else None for one in ranges)
+    expected = (value.expected if value is not None else None for value in ranges)
     return (step.expected, step.low, step.high, *parts, int(prediction.memory), *expected)
 
 
@@ -189,7 +192,7 @@ def perturbed_constants(cluster: Cluster) -> Iterator[Cluster]:
 
 def _scaled_tables(cluster: Cluster, factor: float) -> tuple[tuple[Measured, ...], tuple[Measured, ...]]:
     """Return the measured tables for links inside a node `factor` times faster, and for links between nodes so."""
-    faster = [replace(one, seconds=tuple(time / factor for time in one.seconds)) for one in cluster.measured]
+    faster = [replace(times, seconds=tuple(time / factor for time in times.seconds)) for times in cluster.measured]
     pairs = list(zip(cluster.measured, faster, strict=True))
     near = tuple(scaled if table.nodes == 1 else table for table, scaled in pairs)
     return near, tuple(scaled if table.nodes > 1 else table for table, scaled in pairs)

@@ -144,7 +144,9 @@ class PipelineTimes:
     def _bubble(self, position: int, end: int) -> float:
         """Return the seconds that a rank of the pipeline waits for other stages."""
         placed = self.placed(end)
-        return max(one.end for one in placed) - sum(one.end - one.start for one in placed if one.rank == position)
+        return max(action.end for action in placed) - sum(
+            action.end - action.start for action in placed if action.rank == position
+        )
 
     def _stage_times(self, end: int) -> tuple[dict[int, float], dict[int, float]]:
         """Return the seconds of one microbatch's forward and backward, by stage."""
@@ -183,9 +185,10 @@ def _transfer(program: StepProgram, end: int) -> float:
 
 def _nearest(position: int, candidates: list[int], size: int) -> int:
     """Return the traced stage that represents a stage; middle stages are represented by middle stages if possible."""
-    middle = [one for one in candidates if 0 < one < size - 1]
+    middle = [place for place in candidates if 0 < place < size - 1]
     if position in candidates:
         return position
     return min(
-        middle or [one for one in candidates if one < size - 1] or candidates, key=lambda one: abs(one - position)
+        middle or [place for place in candidates if place < size - 1] or candidates,
+        key=lambda place: abs(place - position),
     )

@@ -57,8 +57,8 @@ def messages_of_actions(schedule: Schedule, tables: Tables) -> list[tuple[Action
 def _sending(schedule: Schedule, sender: int, receiver: int, phase: str) -> list[Action]:
     """Return the actions of one rank whose results go to another, in execution order."""
     onward, kinds = (1, "F") if phase == "forward" else (-1, "BI")
-    there = {one.stage for one in schedule.order[receiver]}
-    return [one for one in schedule.order[sender] if one.kind in kinds and one.stage + onward in there]
+    there = {action.stage for action in schedule.order[receiver]}
+    return [action for action in schedule.order[sender] if action.kind in kinds and action.stage + onward in there]
 
 
 def _receiving(schedule: Schedule, sender: int, receiver: int, phase: str) -> list[Action]:
@@ -191,22 +191,22 @@ def timeline_of_stages(schedule: Schedule, placed: list[ScheduledAction], order:
         order: which of the two.
         tables: the trace.
     """
-    end = max(one.end for one in placed)
+    end = max(action.end for action in placed)
     lanes = tuple(_lane(schedule, rank) for rank in range(len(schedule.order)))
     rows, waited = [], 0.0
     for rank, lane in enumerate(lanes):
-        of_rank = sorted((one for one in placed if one.rank == rank), key=lambda one: one.start)
+        of_rank = sorted((action for action in placed if action.rank == rank), key=lambda action: action.start)
         gaps = _gaps(of_rank, end)
         waited += sum(last - first for first, last in gaps)
         rows += [_span(lane, first, last, WAITING, "waits for other stages") for first, last in gaps]
-        warm = next((one.start for one in of_rank if one.action.kind in "BI"), end)
+        warm = next((action.start for action in of_rank if action.action.kind in "BI"), end)
         rows.append(_span(lane, of_rank[0].start, warm, WARM_UP, "warm-up, until the stage's first backward"))
-        rows += [_of_action(lane, one) for one in of_rank]
+        rows += [_of_action(lane, action) for action in of_rank]
     below = pl.col("mark") != WARM_UP
     spans = pl.DataFrame(rows, schema=SPANS).sort(pl.col("begin"), below, maintain_order=True)
-    marks = (WAITING, WARM_UP, *dict.fromkeys(_PHASES[one.action.kind] for one in placed))
+    marks = (WAITING, WARM_UP, *dict.fromkeys(_PHASES[action.action.kind] for action in placed))
     share = waited / (end * len(lanes)) if end else 0.0
-    kinds = {one.action.kind for one in placed}
+    kinds = {action.action.kind for action in placed}
     letters = ", ".join(f"{kind} {word}" for kind, word in _WORDS.items() if kind in kinds)
     verdict = f"Stages wait {format_share(share, 1)} of the time, the pipeline's bubble ({schedule.name})."
     note = f"{letters} of the microbatch with this number"
@@ -233,7 +233,7 @@ def _lane(schedule: Schedule, rank: int) -> str:
 
 def _gaps(actions: list[ScheduledAction], end: float) -> list[tuple[float, float]]:
     """Return the idle intervals of a rank, between the first and last action of any rank."""
-    edges = [0.0, *(edge for one in actions for edge in (one.start, one.end)), end]
+    edges = [0.0, *(edge for action in actions for edge in (action.start, action.end)), end]
     return [(first, last) for first, last in zip(edges[::2], edges[1::2], strict=True) if last - first > 1e-9 * end]
 
 

@@ -69,7 +69,7 @@ class Prediction(Displayable):
 
     @cached_property
     def _slowest(self) -> RankTimes:
-        return max(self._ranks, key=lambda one: one.step(EXPECTED))
+        return max(self._ranks, key=lambda rank: rank.step(EXPECTED))
 
     @property
     def rank(self) -> int:
@@ -134,8 +134,8 @@ class Prediction(Displayable):
         """Most memory that a rank needs, and when."""
         has_streams = any(
             isinstance(item, Collective) and item.rule == "fsdp gather"
-            for one in self._ranks
-            for item in one.program.items
+            for rank in self._ranks
+            for item in rank.program.items
         )
         return peak_memory(self.tables.memory, self.tables.kernels, self._ranks[0].program.step, has_streams)
 
@@ -145,9 +145,9 @@ class Prediction(Displayable):
         outside = outside_bytes(self.tables, self.peak.rank, self.cluster, self.ranks_per_domain)
 
         def savings() -> tuple[Saving, ...]:
-            one = self._slowest
-            played = one.played(EXPECTED)
-            return Savings(self.tables, one.program, played, self.peak, self.cluster, self.ranks_per_domain).found()
+            slowest = self._slowest
+            played = slowest.played(EXPECTED)
+            return Savings(self.tables, slowest.program, played, self.peak, self.cluster, self.ranks_per_domain).found()
 
         available = int(self.cluster.memory.size)
         return MemoryNeed.of(self.peak, outside, available, self.options.expandable_segments, savings)
@@ -225,13 +225,13 @@ class Prediction(Displayable):
         """Return the seconds per rank in the trace: ``rank``, ``step``, ``compute``, ``exposed``, ``idle``."""
         rows = [
             (
-                one.program.rank,
-                one.step(EXPECTED),
-                one.played(EXPECTED).compute,
-                one.played(EXPECTED).exposed,
-                one.played(EXPECTED).idle + one.bubble(EXPECTED),
+                rank.program.rank,
+                rank.step(EXPECTED),
+                rank.played(EXPECTED).compute,
+                rank.played(EXPECTED).exposed,
+                rank.played(EXPECTED).idle + rank.bubble(EXPECTED),
             )
-            for one in self._ranks
+            for rank in self._ranks
         ]
         columns = {"rank": pl.Int64, **dict.fromkeys(("step", "compute", "exposed", "idle"), pl.Float64)}
         return pl.DataFrame(rows, schema=columns, orient="row")
@@ -254,7 +254,7 @@ class Prediction(Displayable):
 
     def spans_by_rank(self) -> dict[int, list[Span]]:
         """Return {rank in the trace: its predicted spans}, in seconds from the start of the rank's own step."""
-        return {one.program.rank: one.played(EXPECTED).spans for one in self._ranks}
+        return {rank.program.rank: rank.played(EXPECTED).spans for rank in self._ranks}
 
     def stages(self) -> list[ScheduledAction]:
         """Return when each pipeline stage is predicted to compute each microbatch; empty without a pipeline."""

@@ -223,7 +223,7 @@ class _ItemReader:
 
     def _in_order(self, kernels: pl.DataFrame, collectives: list[Collective]) -> list[Item]:
         """Return kernels, waits for issued collectives, and the collectives, each before the kernels that follow it."""
-        issued = [one.seq for one in collectives]
+        issued = [collective.seq for collective in collectives]
         kernels = kernels.filter((pl.col("kind") != "wait") | pl.col("waits_for").is_in(issued))
         rows = self._items(kernels)
         before = np.maximum.accumulate(kernels["before"].to_numpy())
@@ -303,7 +303,7 @@ class _ItemReader:
             else:
                 time = collective_time(op, message_bytes, size, min(per_node, size), self.cluster)
                 waiting = waiting_seconds(self.cluster, op, size) if self._share_processors else 0.0
-                low, expected, high = (max(0.0, one - waiting) for one in (time.low, time.expected, time.high))
+                low, expected, high = (max(0.0, seconds - waiting) for seconds in (time.low, time.expected, time.high))
                 self._times[key] = low, expected, high
         return self._times[key]
 

@@ -140,7 +140,9 @@ def place(
         UsageError: actions that wait for each other.
     """
     done: dict[Action, float] = {}
-    ranks = {stage: rank for rank, actions in enumerate(schedule.order) for stage in {one.stage for one in actions}}
+    ranks = {
+        stage: rank for rank, actions in enumerate(schedule.order) for stage in {action.stage for action in actions}
+    }
     waiting = [list(reversed(actions)) for actions in schedule.order]
     free = [0.0] * len(waiting)
     placed: list[ScheduledAction] = []

@@ -102,7 +102,7 @@ class SimulatedStep:
     @cached_property
     def spans(self) -> list[Span]:
         """Activities of all streams, in the order in which they were issued."""
-        return [_span(*each) for each in zip(self.what, self.starts, self.ends, strict=True)]
+        return [_span(*fields) for fields in zip(self.what, self.starts, self.ends, strict=True)]
 
     @cached_property
     def totals(self) -> Mapping[str, float]:

@@ -101,7 +101,7 @@ def _what_happened(error: Exception, answer: Answer) -> str:
         Exception: the error itself, where no line of the answer stands in its traceback, nor its call: it is ours.
     """
     code = getattr(answer, "__code__", None)
-    shown = frames_where(error.__traceback__, lambda each: each is code or is_of_the_program(each))
+    shown = frames_where(error.__traceback__, lambda frame_code: frame_code is code or is_of_the_program(frame_code))
     at = traceback.extract_tb(shown)
     if not at and not isinstance(error, TypeError):
         raise error

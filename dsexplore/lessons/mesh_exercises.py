@@ -25,12 +25,12 @@ def _groups(mesh: str) -> dict[str, list[int]]:
         return {name: dist.get_process_group_ranks(world[name].get_group()) for name in names}
 
 
-def _agrees(mesh: str, known: tuple[str, ...]) -> Requirements:
+def _agrees(mesh: str, axis_names: tuple[str, ...]) -> Requirements:
     """Require what holds of every mesh: its axes, its ranks, and that tensor parallelism stays in a node."""
     axes = dict(zip(parse_mesh(mesh).axes, parse_mesh(mesh).shape, strict=True))
     yield Requirement(
-        f"axes among {', '.join(known)}",
-        {*axes} <= {*known},
+        f"axes among {', '.join(axis_names)}",
+        {*axes} <= {*axis_names},
         f"Yours are {', '.join(axes)}: use these names, outermost first.",
     )
     ranks = math.prod(axes.values())

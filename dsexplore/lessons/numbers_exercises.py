@@ -23,7 +23,7 @@ def _as_numbers(got: object, count: int) -> list[float] | None:
 
 
 def _agree(got: Sequence[float], wanted: Sequence[float]) -> bool:
-    return all(abs(one - other) <= 1e-6 * abs(other) for one, other in zip(got, wanted, strict=True))
+    return all(abs(number - other) <= 1e-6 * abs(other) for number, other in zip(got, wanted, strict=True))
 
 
 def _loss_weights(answer: Answer) -> Requirements:
@@ -35,8 +35,8 @@ def _loss_weights(answer: Answer) -> Requirements:
         assert got is not None
         wanted = [ranks * count / total for count in counts]
         rows = [numbers(count, WIDTH, seed=at) for at, count in enumerate(counts)]
-        averaged = sum((weight * each.mean(0) for weight, each in zip(got, rows, strict=True))) / ranks
-        word = f"{counts} targets on {ranks} ranks: yours are {[round(each, 4) for each in got]}. "
+        averaged = sum((weight * losses.mean(0) for weight, losses in zip(got, rows, strict=True))) / ranks
+        word = f"{counts} targets on {ranks} ranks: yours are {[round(weight, 4) for weight in got]}. "
         if _agree(got, [1.0] * ranks):
             word += "Equal weights make a target of a small batch count more than one of a large batch."
         elif _agree(got, [count / total for count in counts]):
@@ -61,7 +61,7 @@ def _clip_factor(answer: Answer) -> Requirements:
             word += "Return one number, by which all gradients are multiplied."
         elif norm <= most:
             word += "Gradients that are small enough stay as they are: the factor is at most 1."
-        elif any(abs(got - most / each) < 1e-9 for each in shards):
+        elif any(abs(got - most / shard) < 1e-9 for shard in shards):
             word += "That is the norm of one rank's shards: ranks would scale by different factors."
         elif abs(got - most / (sum(shards) + replicated)) < 1e-9:
             word += "Norms do not add up, their squares do."
@@ -83,7 +83,7 @@ def _fused_rows(answer: Answer) -> Requirements:
     x, qkv, wo = numbers(6, WIDTH, seed=0), numbers(3 * WIDTH, WIDTH, seed=1), numbers(WIDTH, WIDTH, seed=2)
     for ranks in (2, 4):
         rows = [_rows(answer(WIDTH, ranks, rank)) for rank in range(ranks)]
-        every = sorted(row for each in rows for row in each)
+        every = sorted(row for rows_of_rank in rows for row in rows_of_rank)
         yield Requirement(
             "each row is on one rank",
             every == list(range(3 * WIDTH)),
@@ -94,19 +94,19 @@ def _fused_rows(answer: Answer) -> Requirements:
             [part * WIDTH + row for part in range(3) for row in _chunk(WIDTH, ranks, rank)] for rank in range(ranks)
         ]
         word = f"Rank 0 of {ranks} holds rows {rows[0][:12]}{'…' if len(rows[0]) > 12 else ''}. "
-        if all(each == _chunk(3 * WIDTH, ranks, rank) for rank, each in enumerate(rows)):
+        if all(rows_of_rank == _chunk(3 * WIDTH, ranks, rank) for rank, rows_of_rank in enumerate(rows)):
             word += "Cut as one, the first rank has query and no value: give it its heads of query, key and value each."
-        elif all(each[:3] == [rank, rank + ranks, rank + 2 * ranks] for rank, each in enumerate(rows)):
+        elif all(rows_of_rank[:3] == [rank, rank + ranks, rank + 2 * ranks] for rank, rows_of_rank in enumerate(rows)):
             word += "Dealt in turn, no rank has a whole head: a head's rows stand side by side."
         elif sorted(rows[0]) == wanted[0]:
             word += "The right rows in another order: first those of query, then of key, then of value."
         else:
             word += f"Query, key and value have {WIDTH} rows each, one after another: a rank holds the same of each."
         parts = [
-            _attention(x, qkv[each], wo[:, _chunk(WIDTH, ranks, rank)], HEADS // ranks)
-            if len(each) == 3 * WIDTH // ranks
+            _attention(x, qkv[rows_of_rank], wo[:, _chunk(WIDTH, ranks, rank)], HEADS // ranks)
+            if len(rows_of_rank) == 3 * WIDTH // ranks
             else x
-            for rank, each in enumerate(rows)
+            for rank, rows_of_rank in enumerate(rows)
         ]
         same = is_close(torch.stack(parts).sum(0), _attention(x, qkv, wo, HEADS))
         yield Requirement("the sum over ranks is what the whole attention computes", same, word)
@@ -126,21 +126,21 @@ def _positions(answer: Answer) -> Requirements:
     for ranks in (2, 4):
         held = [_rows(answer(LENGTH * ranks, ranks, rank)) for rank in range(ranks)]
         size = LENGTH * ranks
-        every: list[Any] = sorted(place for each in held for place in each)
+        every: list[Any] = sorted(place for positions in held for place in positions)
         word = f"{ranks} ranks, {size} positions: rank 1 has {held[1]}. "
         yield Requirement(
             "each position is on one rank",
             every == list(range(size)),
             word + "Positions count from the start of the sequence, not of the rank's part."
-            if all(each == held[0] for each in held)
+            if all(positions == held[0] for positions in held)
             else word + "Return the positions of this rank, so that all ranks together have each once.",
         )
         yield Requirement(
             "ranks have equally many",
-            len({len(each) for each in held}) == 1,
+            len({len(positions) for positions in held}) == 1,
             word + "Chunks of one size keep the ranks in step.",
         )
-        work = [sum(place + 1 for place in each) for each in held]
+        work = [sum(place + 1 for place in positions) for positions in held]
         yield Requirement(
             "a causal mask leaves all ranks the same work",
             len(set(work)) == 1,
@@ -149,7 +149,7 @@ def _positions(answer: Answer) -> Requirements:
         )
         yield Requirement(
             "two chunks, in ascending order",
-            all(each == sorted(each) and _runs(each) <= 2 for each in held),
+            all(positions == sorted(positions) and _runs(positions) <= 2 for positions in held),
             f"{word}Cut the sequence into {2 * ranks} chunks: rank i has chunk i, and chunk i from the end.",
         )
 

@@ -107,12 +107,12 @@ def _schedule(answer: Answer) -> Requirements:
         ]
         for s in range(STAGES)
     ]
-    each = sorted((kind, index) for kind in "BF" for index in range(MICROBATCHES))
+    wanted = sorted((kind, index) for kind in "BF" for index in range(MICROBATCHES))
     for stage, actions in enumerate(schedules):
         yield Requirement(
             "every microbatch once forward and once backward",
-            sorted(actions) == each,
-            f'Stage {stage} has {len(actions)} actions, of {len(each)}: ("F", i) and ("B", i) for each i.',
+            sorted(actions) == wanted,
+            f'Stage {stage} has {len(actions)} actions, of {len(wanted)}: ("F", i) and ("B", i) for each i.',
         )
     _, end, stuck = run_schedule(schedules)
     yield Requirement(

@@ -53,7 +53,7 @@ class Verdict:
         return not self.unmet
 
     def __repr__(self) -> str:
-        lines = [f"{self.exercise}: {'solved' if self.passed else 'not yet'}", *(f"  ✓ {each}" for each in self.met)]
+        lines = [f"{self.exercise}: {'solved' if self.passed else 'not yet'}", *(f"  ✓ {met}" for met in self.met)]
         return "\n".join(lines if self.passed else [*lines, f"  ✗ {self.unmet}", f"    {self.word}"])
 
 

@@ -34,7 +34,7 @@ def _memory(answer: Answer) -> Requirements:
     for parameters, ranks in ((7.5e9, 64), (1e9, 8)):
         for stage in range(4):
             shards = [ranks if stage >= first else 1 for first in (3, 2, 1)]
-            wanted = sum(size * parameters / each for size, each in zip((2, 2, 12), shards, strict=True))
+            wanted = sum(size * parameters / shard for size, shard in zip((2, 2, 12), shards, strict=True))
             got = answer(parameters, ranks, stage)
             word = _word_on_memory(got, parameters, ranks, stage)
             yield Requirement(f"stage {stage}: bytes of a rank", same_bytes(got, wanted), word)

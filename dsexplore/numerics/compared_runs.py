@@ -138,13 +138,13 @@ class _Run:
             whole: the tensor's shape.
             names: of a parameter that is tied, under which ranks of other stages have it.
         """
-        found = []
+        values = []
         for number, records in enumerate(self._calls_of_any_name(key, names)):
             for turn, record in enumerate(records[call::of]):
                 coordinates = {**coordinates_of(self._mesh, number), "call": turn}
                 holder = Holder(number, turn, coordinates)
-                found.append(self._held(holder, record, self.value(number, record), whole))
-        return _summed(found)
+                values.append(self._held(holder, record, self.value(number, record), whole))
+        return _summed(values)
 
     def _calls_of_any_name(self, key: Key, names: Sequence[str]) -> list[list[NumericRecord]]:
         calls = list(self.calls(key))
@@ -166,14 +166,14 @@ class _Run:
         rows = self.processes[holder.rank].rows.get(record.name)
         if rows is not None and record.phase in ("gradient", "optimizer"):
             dim, indices = rows
-            fixed = tuple(indices if at == dim else one for at, one in enumerate(within))
+            fixed = tuple(indices if at == dim else position for at, position in enumerate(within))
             return HeldValues(holder, value, shape, within, frozenset(), fixed), None
         weight = f"{record.module}.weight" if record.module else "weight"
         cut, columns = self.processes[holder.rank].rows.get(weight, (1, torch.arange(0)))
         is_cut = bool(shape and len(whole)) and shape[-1] < whole[-1]
         if cut == 0 and is_cut and len(columns) == shape[-1] and record.phase in ("forward", "backward"):
-            every = {one.rank: one.rows[weight][1] for one in self.processes if weight in one.rows}
-            size = 1 + max(int(each.max()) for each in every.values())
+            every = {process.rank: process.rows[weight][1] for process in self.processes if weight in process.rows}
+            size = 1 + max(int(index.max()) for index in every.values())
             return HeldValues(
                 holder, value, (*shape[:-1], size), (*within[:-1], columns), self._axes_that_cut(every)
             ), None
@@ -190,11 +190,11 @@ class _Run:
         return frozenset(cut)
 
 
-def _summed(found: Sequence[tuple[HeldValues, DTensorPlace | None]]) -> list[HeldValues]:
+def _summed(parts: Sequence[tuple[HeldValues, DTensorPlace | None]]) -> list[HeldValues]:
     """Return values with the Partial ones of DTensors reduced over the ranks that have a part of them."""
     groups: dict[tuple[object, ...], list[HeldValues]] = {}
     partial = {}
-    for held, place in found:
+    for held, place in parts:
         if place is None or not any(placement.kind == "partial" for placement in place.placements):
             continue
         where = (place.ranks == held.holder.rank).nonzero()[0].tolist()
@@ -204,10 +204,10 @@ def _summed(found: Sequence[tuple[HeldValues, DTensorPlace | None]]) -> list[Hel
         is_mean = all(p.reduce_op == "avg" for p in place.placements if p.kind == "partial")
         partial[held.holder] = key, is_mean
     result = []
-    for held, _ in found:
+    for held, _ in parts:
         if held.holder in partial:
             key, is_mean = partial[held.holder]
-            total = torch.stack([one.value for one in groups[key]]).sum(0)
+            total = torch.stack([part.value for part in groups[key]]).sum(0)
             value = total / len(groups[key]) if is_mean else total
             held = HeldValues(held.holder, value, held.shape, held.within, held.covered, held.fixed)
         result.append(held)
@@ -275,12 +275,12 @@ def _add_plain(entries: Sequence[Compared], reference: _Run, ranks: _Run) -> Non
         key = (record.step, record.phase, record.module, record.name)
         counts = {len(records) for records in ranks.calls(key) if records}
         count = counts.pop() if len(counts) == 1 else 0
-        wholes = {one.call: value for one, value in reference.wholes(key, count)}
+        wholes = {record.call: value for record, value in reference.wholes(key, count)}
         whole = wholes.get(record.call)
         if whole is not None and whole.shape == entry.whole.shape and entry.scale:
             entry.rounding = rms(whole - entry.whole) / entry.scale
         held = ranks.held(key, record.call, len(wholes), entry.whole.shape) if wholes else []
-        values = {one.holder: one.value for one in held}
+        values = {part.holder: part.value for part in held}
         errors = [
             rms(values[part.holder] - part.expected * part.factor)
             for part in entry.parts

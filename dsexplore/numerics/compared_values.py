@@ -132,12 +132,12 @@ def compare(
     """
     tried = []
     for layout in _layouts(held, whole):
-        parts = [_part(one, layout[one.holder], whole, scales) for one in held]
+        parts = [_part(part, layout[part.holder], whole, scales) for part in held]
         wrong = sum(not part.error <= allowed * abs(part.factor) for part in parts)
         if not wrong:
             return Compared(record, whole, parts, allowed, rms(whole))
         tried.append((wrong, sum(part.error for part in parts), parts))
-    tried.sort(key=lambda each: each[:2])
+    tried.sort(key=lambda attempt: attempt[:2])
     alternatives = [parts for _, _, parts in tried]
     return Compared(
         record, whole, alternatives[0] if alternatives else [], allowed, rms(whole), alternatives=alternatives
@@ -145,23 +145,23 @@ def compare(
 
 
 def _layouts(held: Sequence[HeldValues], whole: Tensor) -> list[Layout]:
-    if all(one.fixed is not None for one in held):
-        return [{one.holder: one.fixed for one in held if one.fixed is not None}]
-    shapes = {one.holder: one.shape for one in held}
-    covered = frozenset[str]().union(*(one.covered for one in held))
+    if all(part.fixed is not None for part in held):
+        return [{part.holder: part.fixed for part in held if part.fixed is not None}]
+    shapes = {part.holder: part.shape for part in held}
+    covered = frozenset[str]().union(*(part.covered for part in held))
     axes = [axis for axis in varying_axes(shapes) if axis not in covered]
     return [
-        {one.holder: composed(layout[one.holder], one.within) for one in held}
+        {part.holder: composed(layout[part.holder], part.within) for part in held}
         for layout in possible_layouts(shapes, tuple(whole.shape), axes)
     ]
 
 
-def _part(one: HeldValues, indices: Indices, whole: Tensor, scales: bool) -> Part:
+def _part(values: HeldValues, indices: Indices, whole: Tensor, scales: bool) -> Part:
     expected = block(whole, indices)
-    if expected.shape != one.value.shape:
-        return Part(one.holder, one.value, indices, expected, 1.0, math.inf)
-    factor = factor_between(one.value, expected) if scales else 1.0
-    return Part(one.holder, one.value, indices, expected, factor, rms(one.value - expected * factor))
+    if expected.shape != values.value.shape:
+        return Part(values.holder, values.value, indices, expected, 1.0, math.inf)
+    factor = factor_between(values.value, expected) if scales else 1.0
+    return Part(values.holder, values.value, indices, expected, factor, rms(values.value - expected * factor))
 
 
 def factor_between(value: Tensor, expected: Tensor) -> float:

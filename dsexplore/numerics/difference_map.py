@@ -89,8 +89,8 @@ def _shown_dims(whole: Tensor, parts: Sequence[Part]) -> tuple[int, int]:
 def _over_other_dims(worst: Tensor, dims: tuple[int, int]) -> Tensor:
     if dims[0] < 0:
         return worst.view(1, -1)
-    moved = worst.movedim(dims, (0, 1)).flatten(2) if worst.dim() > 2 else worst[..., None]
-    return _most(moved, 2)
+    rows_first = worst.movedim(dims, (0, 1)).flatten(2) if worst.dim() > 2 else worst[..., None]
+    return _most(rows_first, 2)
 
 
 def _most(values: Tensor, dim: int) -> Tensor:
@@ -104,7 +104,7 @@ def _bins(size: int, count: int) -> list[tuple[int, int]]:
 
 
 def _blocks(parts: Sequence[Part], dims: tuple[int, int], scales: tuple[float, float]) -> list[HeldBlock]:
-    found: dict[tuple[tuple[float, float], tuple[float, float]], set[int]] = {}
+    ranks_of_block: dict[tuple[tuple[float, float], tuple[float, float]], set[int]] = {}
     for group in replicas(parts):
         ranks = {part.holder.rank for part in group}
         indices = group[0].indices
@@ -115,8 +115,8 @@ def _blocks(parts: Sequence[Part], dims: tuple[int, int], scales: tuple[float, f
                     (rows[0] * scales[0], rows[1] * scales[0]),
                     (columns[0] * scales[1], columns[1] * scales[1]),
                 )
-                found.setdefault(place, set()).update(ranks)
-    return [HeldBlock(rows, columns, tuple(sorted(ranks))) for (rows, columns), ranks in sorted(found.items())]
+                ranks_of_block.setdefault(place, set()).update(ranks)
+    return [HeldBlock(rows, columns, tuple(sorted(ranks))) for (rows, columns), ranks in sorted(ranks_of_block.items())]
 
 
 def _stretches(index: Tensor) -> list[tuple[int, int]]:

@@ -92,7 +92,7 @@ def _at_start(comparison: Comparison, step: int) -> FirstDifference | None:
         return None
     match = match_of(names)
     modules = {name.rpartition(".")[0] for name in names}
-    ranks = tuple(sorted({rank for each in names.values() for rank in each}))
+    ranks = tuple(sorted({rank for ranks_of_name in names.values() for rank in ranks_of_name}))
     for entry in comparison.of("forward", step):
         if entry.record.module in modules:
             return _difference(entry, match, ranks)
@@ -111,9 +111,9 @@ def _in_forward(comparison: Comparison, step: int) -> FirstDifference | None:
             continue
         if entry.is_right:
             chain = [
-                (one, match)
-                for one, match in chain
-                if match.reason not in MADE_WHOLE or (before is not None and one.record.module not in before)
+                (entry, match)
+                for entry, match in chain
+                if match.reason not in MADE_WHOLE or (before is not None and entry.record.module not in before)
             ]
             continue
         match = explain(entry, comparison)
@@ -166,13 +166,13 @@ def _is_scaled_sum(entry: Compared, axes: set[str], scale: float) -> bool:
 def _axes_of_data(comparison: Comparison, step: int) -> set[str]:
     """Return the axes whose ranks, or calls in turn, have different rows of the model's output."""
     parts = [part for entry in comparison.of("backward", step)[:1] for part in entry.parts]
-    found = set()
+    axes = set()
     for first, second in combinations(parts, 2):
         places = first.holder.coordinates, second.holder.coordinates
         differing = [axis for axis in places[0] if places[0][axis] != places[1][axis]]
         if len(differing) == 1 and not same_indices(first.indices[:-1], second.indices[:-1]):
-            found.add(differing[0])
-    return found
+            axes.add(differing[0])
+    return axes
 
 
 def _outermost(entry: Compared, entries: Sequence[Compared]) -> Compared:
@@ -192,16 +192,16 @@ def _in_parameters(comparison: Comparison, step: int) -> FirstDifference | None:
         wrong = [(entry, explain(entry, comparison)) for entry in reversed(entries) if not entry.is_right]
         if not wrong:
             continue
-        if _all_alike(entries, wrong):
+        if _have_a_common_reason(entries, wrong):
             entry, match = wrong[0]
-            ranks = tuple(sorted({rank for one, _ in wrong for rank in one.wrong_ranks}))
-            error = max(one.relative_error() for one, _ in wrong)
+            ranks = tuple(sorted({rank for entry, _ in wrong for rank in entry.wrong_ranks}))
+            error = max(entry.relative_error() for entry, _ in wrong)
             return FirstDifference(entry.phase, "", "parameters", step, ranks, match, error)
         return _difference(*wrong[0])
     return None
 
 
-def _all_alike(entries: Sequence[Compared], wrong: Sequence[tuple[Compared, Match | None]]) -> bool:
+def _have_a_common_reason(entries: Sequence[Compared], wrong: Sequence[tuple[Compared, Match | None]]) -> bool:
     """Return True if all parameters are wrong, but those that do not change, for one reason or all for none known."""
     reasons = {match.reason if match is not None else None for _, match in wrong}
     changing = [entry for entry in entries if not _is_zero(entry)]

@@ -32,12 +32,16 @@ def put_in(model: nn.Module, weights: Weights, record: RunRecord) -> dict[str, s
         first, as with experts of which each rank holds some.
     """
     model = plain_model(model)
-    own = {name: local_part(parameter)[0] for name, parameter in parameters_of(model, {}) if not _is_dtensor(parameter)}
-    names = _renamed_modules(own, weights)
+    weights_here = {
+        name: local_part(parameter)[0] for name, parameter in parameters_of(model, {}) if not _is_dtensor(parameter)
+    }
+    names = _renamed_modules(weights_here, weights)
     parameters = dict(parameters_of(model, names))
-    own = {name: local_part(parameter)[0] for name, parameter in parameters.items() if not _is_dtensor(parameter)}
-    record.unsynchronized = _unsynchronized(own, weights)
-    record.rows = _rows_of_shards(own, weights)
+    weights_here = {
+        name: local_part(parameter)[0] for name, parameter in parameters.items() if not _is_dtensor(parameter)
+    }
+    record.unsynchronized = _unsynchronized(weights_here, weights)
+    record.rows = _rows_of_shards(weights_here, weights)
     for name, parameter in parameters.items():
         whole = weights.get(name)
         if whole is None or name in record.unsynchronized:
@@ -74,7 +78,7 @@ def _grid(indices: Sequence[Tensor], shape: Sequence[int]) -> tuple[Tensor, ...]
 def dtensor_indices(place: DTensorPlace, rank: int) -> tuple[Tensor, ...]:
     """Return the indices of each dim of a DTensor that a rank of its mesh holds."""
     coordinates = (place.ranks == rank).nonzero()[0].tolist()
-    found = []
+    indices = []
     for dim, size in enumerate(place.shape):
         cuts = [
             (Cut(parts, placement.pieces), coordinate)
@@ -82,21 +86,21 @@ def dtensor_indices(place: DTensorPlace, rank: int) -> tuple[Tensor, ...]:
             if placement.cuts and placement.dim % len(place.shape) == dim
         ]
         ranges = held_ranges(size, [cut for cut, _ in cuts], [coordinate for _, coordinate in cuts])
-        found.append(torch.cat([torch.arange(start, end) for start, end in ranges] or [torch.arange(0)]))
-    return tuple(found)
+        indices.append(torch.cat([torch.arange(start, end) for start, end in ranges] or [torch.arange(0)]))
+    return tuple(indices)
 
 
 def _digest(value: Tensor) -> str:
     return hashlib.sha256(value.double().contiguous().numpy().tobytes()).hexdigest()
 
 
-def _renamed_modules(own: Weights, weights: Weights) -> dict[str, str]:
+def _renamed_modules(weights_here: Weights, weights: Weights) -> dict[str, str]:
     """Return modules whose parameters are those of another module of the reference, with its path."""
     names: dict[str, str] = {}
     by_value: dict[str, list[str]] = {}
     for name, value in weights.items():
         by_value.setdefault(_digest(value), []).append(name)
-    for name, value in own.items():
+    for name, value in weights_here.items():
         same = by_value.get(_digest(value), [])
         if same and name not in same and len(same) == 1 and value.unique().numel() > 1:
             module, _, last = name.rpartition(".")
@@ -106,10 +110,12 @@ def _renamed_modules(own: Weights, weights: Weights) -> dict[str, str]:
     return names
 
 
-def _unsynchronized(own: Weights, weights: Weights) -> tuple[str, ...]:
+def _unsynchronized(weights_here: Weights, weights: Weights) -> tuple[str, ...]:
     """Return the parameters of which this rank holds other values than the lowest rank that holds them as a replica."""
     mine = {
-        name: _digest(value) for name, value in own.items() if name in weights and value.shape == weights[name].shape
+        name: _digest(value)
+        for name, value in weights_here.items()
+        if name in weights and value.shape == weights[name].shape
     }
     every: list[dict[str, str]] = [{} for _ in range(dist.get_world_size())]
     dist.all_gather_object(every, mine)
@@ -117,22 +123,22 @@ def _unsynchronized(own: Weights, weights: Weights) -> tuple[str, ...]:
     return tuple(name for name, digest in mine.items() if digest != first[name])
 
 
-def _rows_of_shards(own: Weights, weights: Weights) -> dict[str, tuple[int, Tensor]]:
+def _rows_of_shards(weights_here: Weights, weights: Weights) -> dict[str, tuple[int, Tensor]]:
     """Return the dim that each plain shard cuts, and the indices that it holds."""
     rows: dict[str, tuple[int, Tensor]] = {}
     ambiguous = []
-    for name, value in own.items():
+    for name, value in weights_here.items():
         whole = weights.get(name)
         if whole is None or whole.dim() != value.dim():
             continue
         cut = [dim for dim in range(whole.dim()) if whole.shape[dim] != value.shape[dim]]
         if len(cut) != 1 or value.shape[cut[0]] > whole.shape[cut[0]]:
             continue
-        found = matching_indices(value.double(), whole, cut[0])
-        if found is None:
+        indices = matching_indices(value.double(), whole, cut[0])
+        if indices is None:
             ambiguous.append((name, cut[0], value.shape[cut[0]], whole.shape[cut[0]]))
         else:
-            rows[name] = cut[0], found
+            rows[name] = cut[0], indices
     for name, dim, size, of in ambiguous:
         module = name.rpartition(".")[0]
         like = [
@@ -168,7 +174,7 @@ def matching_indices(part: Tensor, whole: Tensor, dim: int, tolerance: float = 1
     near = torch.searchsorted(sorted_keys.values, keys).clamp(max=len(of) - 1)
     before = (near - 1).clamp(min=0)
     is_before = (sorted_keys.values[before] - keys).abs() < (sorted_keys.values[near] - keys).abs()
-    found = torch.where(is_before, before, near)
-    if bool(((sorted_keys.values[found] - keys).abs() > spacing).any()):
+    places = torch.where(is_before, before, near)
+    if bool(((sorted_keys.values[places] - keys).abs() > spacing).any()):
         return None
-    return sorted_keys.indices[found]
+    return sorted_keys.indices[places]

@@ -77,7 +77,7 @@ class NumericsReport(Displayable):
         return self.tensors
 
 
-def report_of(comparison: Comparison, found: FirstDifference | None, notes: tuple[str, ...]) -> NumericsReport:
+def report_of(comparison: Comparison, difference: FirstDifference | None, notes: tuple[str, ...]) -> NumericsReport:
     """Return the report on a comparison."""
     model = next((record.model for record in comparison.ranks if record.model), "model")
     frame = tensors_of(comparison)
@@ -85,35 +85,40 @@ def report_of(comparison: Comparison, found: FirstDifference | None, notes: tupl
     if skipped:
         modules = format_count(skipped, "module")
         notes = (*notes, f"not compared: tensors of {modules}, whose shapes on the ranks fit in no layout")
-    is_parameter = found is not None and found.phase in ("gradient", "optimizer") and found.name != "parameters"
+    is_parameter = (
+        difference is not None and difference.phase in ("gradient", "optimizer") and difference.name != "parameters"
+    )
     return NumericsReport(
-        same=found is None,
-        module=None if found is None else found.module,
-        phase=None if found is None else found.phase,
-        ranks=() if found is None else found.ranks,
-        reason=None if found is None or found.match is None else found.match.reason,
-        sentence=_sentence(comparison, found, model, frame),
+        same=difference is None,
+        module=None if difference is None else difference.module,
+        phase=None if difference is None else difference.phase,
+        ranks=() if difference is None else difference.ranks,
+        reason=None if difference is None or difference.match is None else difference.match.reason,
+        sentence=_sentence(comparison, difference, model, frame),
         tensors=frame,
-        step=None if found is None else found.step,
-        parameter=found.name if found is not None and is_parameter else None,
-        change=found.match.change if found is not None and found.match is not None else "",
+        step=None if difference is None else difference.step,
+        parameter=difference.name if difference is not None and is_parameter else None,
+        change=difference.match.change if difference is not None and difference.match is not None else "",
         model=model,
         mesh=str(comparison.mesh),
         world_size=comparison.mesh.size,
-        difference=_difference(comparison, found),
+        difference=_difference(comparison, difference),
         notes=notes,
     )
 
 
-def _difference(comparison: Comparison, found: FirstDifference | None) -> DifferenceMap | None:
+def _difference(comparison: Comparison, difference: FirstDifference | None) -> DifferenceMap | None:
     """Return the map of the tensor that a report names; of all parameters, of the one that differs most."""
-    if found is None:
+    if difference is None:
         return None
     entries = [
         entry
-        for entry in comparison.of(found.phase, found.step)
+        for entry in comparison.of(difference.phase, difference.step)
         if not entry.is_right
-        and (found.name == "parameters" or (entry.record.module, entry.record.name) == (found.module, found.name))
+        and (
+            difference.name == "parameters"
+            or (entry.record.module, entry.record.name) == (difference.module, difference.name)
+        )
     ]
     return difference_map(max(entries, key=lambda entry: entry.relative_error())) if entries else None
 
@@ -135,34 +140,34 @@ def tensors_of(comparison: Comparison) -> pl.DataFrame:
     return pl.DataFrame(rows, schema=TENSORS, orient="row")
 
 
-def _sentence(comparison: Comparison, found: FirstDifference | None, model: str, frame: pl.DataFrame) -> str:
+def _sentence(comparison: Comparison, difference: FirstDifference | None, model: str, frame: pl.DataFrame) -> str:
     precision = "in float64" if comparison.is_exact else "in the program's own dtypes"
-    if found is None:
+    if difference is None:
         steps = len(comparison.steps)
         compared = frame.filter(pl.col("compared")).height
         return (
             f"The same numbers: on {comparison.mesh}, {model} computes in {steps} step{'s' if steps > 1 else ''} what "
             f"it computes on one process ({compared:,} tensors compared {precision})."
         )
-    return f"{_place(comparison, found, model)} {_looks(found)}"
+    return f"{_place(comparison, difference, model)} {_looks(difference)}"
 
 
-def _place(comparison: Comparison, found: FirstDifference, model: str) -> str:
-    module = f"{model}.{found.module}" if found.module else model
-    is_one = found.name != "parameters"
+def _place(comparison: Comparison, difference: FirstDifference, model: str) -> str:
+    module = f"{model}.{difference.module}" if difference.module else model
+    is_single = difference.name != "parameters"
     what = {
         "forward": f"the output of {module} differs",
         "backward": f"the gradient of {module}'s output differs",
-        "gradient": f"the gradient of {found.name} differs" if is_one else f"all gradients of {module} differ",
-        "optimizer": f"what the optimizer adds to {found.name if is_one else 'all parameters'} differs",
-    }[found.phase]
-    size = f" by {found.error:.2g} of its size" if math.isfinite(found.error) else ""
-    ranks = "all ranks" if len(found.ranks) == comparison.mesh.size > 1 else format_ranks(found.ranks)
-    return f"The numbers part first in {found.phase} of step {found.step}: {what}{size} on {ranks}."
+        "gradient": f"the gradient of {difference.name} differs" if is_single else f"all gradients of {module} differ",
+        "optimizer": f"what the optimizer adds to {difference.name if is_single else 'all parameters'} differs",
+    }[difference.phase]
+    size = f" by {difference.error:.2g} of its size" if math.isfinite(difference.error) else ""
+    ranks = "all ranks" if len(difference.ranks) == comparison.mesh.size > 1 else format_ranks(difference.ranks)
+    return f"The numbers part first in {difference.phase} of step {difference.step}: {what}{size} on {ranks}."
 
 
-def _looks(found: FirstDifference) -> str:
-    if found.match is None:
+def _looks(difference: FirstDifference) -> str:
+    if difference.match is None:
         return "It parts here, reason unknown."
-    looks = found.match.looks_like
-    return f"{looks[0].upper()}{looks[1:]} ({found.match.reason}): {found.match.change}."
+    looks = difference.match.looks_like
+    return f"{looks[0].upper()}{looks[1:]} ({difference.match.reason}): {difference.match.change}."

@@ -142,13 +142,13 @@ def _made(program: Program, arguments: tuple[DeviceMesh, ...]) -> tuple[nn.Modul
 
 
 def _start(model: nn.Module, names: dict[str, str], rounding: Rounding | None) -> dict[str, Tensor]:
-    found = {}
+    weights = {}
     for name, parameter in parameters_of(plain_model(model), names):
         if rounding is not None:
             with torch.no_grad():
                 parameter.copy_(rounding(parameter))
-        found[name] = local_part(parameter)[0]
-    return found
+        weights[name] = local_part(parameter)[0]
+    return weights
 
 
 def _tied(model: nn.Module, names: dict[str, str]) -> tuple[tuple[str, ...], ...]:

@@ -134,18 +134,18 @@ class ObservedRun:
         """Return the modules whose outputs this one is computed of, and note that it is this module's."""
         if self._makers is None or tensor.grad_fn is None:
             return None
-        found: dict[str, None] = {}
+        sources: dict[str, None] = {}
         seen, nodes = {tensor.grad_fn}, [tensor.grad_fn]
         while nodes:
             node = nodes.pop()
             if node in self._makers:
-                found[self._makers[node]] = None
+                sources[self._makers[node]] = None
                 continue
-            after = [one for one, _ in node.next_functions if one is not None and one not in seen]
+            after = [function for function, _ in node.next_functions if function is not None and function not in seen]
             seen.update(after)
             nodes += after
         self._makers[tensor.grad_fn] = name
-        return tuple(found)
+        return tuple(sources)
 
     def _gradient(self, name: str, label: str, call: int, inside: tuple[str, ...], gradient: Tensor) -> Tensor | None:
         self._add("backward", name, label, call, inside, gradient)
@@ -186,9 +186,9 @@ def plain_model(model: nn.Module) -> nn.Module:
 def parameters_of(model: nn.Module, names: dict[str, str]) -> Iterator[tuple[str, nn.Parameter]]:
     """Yield all parameters with their names in the reference; those that are tied under each of their names."""
     for path, parameter in model.named_parameters(remove_duplicate=False):
-        module, _, own = without_wrappers(path).rpartition(".")
+        module, _, name = without_wrappers(path).rpartition(".")
         module = names.get(module, module)
-        yield f"{module}.{own}" if module else own, parameter
+        yield f"{module}.{name}" if module else name, parameter
 
 
 def local_part(tensor: Tensor) -> tuple[Tensor, DTensorPlace | None]:

@@ -123,11 +123,11 @@ def head_and_tail(size: int, parts: int) -> list[Tensor]:
 
 def block(whole: Tensor, indices: Indices) -> Tensor:
     """Return the elements at those indices of each dim."""
-    found = whole
+    selected = whole
     for dim, index in enumerate(indices):
         if len(index) != whole.shape[dim] or not bool((index == torch.arange(len(index))).all()):
-            found = found.index_select(dim, index)
-    return found
+            selected = selected.index_select(dim, index)
+    return selected
 
 
 def composed(outer: Indices, inner: Indices) -> Indices:
@@ -137,7 +137,7 @@ def composed(outer: Indices, inner: Indices) -> Indices:
 
 def same_indices(first: Indices, second: Indices) -> bool:
     """Return True if two parts hold the same elements."""
-    return all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
+    return all(torch.equal(indices, other) for indices, other in zip(first, second, strict=True))
 
 
 def varying_axes(holders: Iterable[Holder]) -> list[str]:

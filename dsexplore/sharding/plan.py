@@ -94,7 +94,7 @@ def _named_parameters(model: nn.Module) -> list[_Named]:
     for name, tensor in model.named_parameters(remove_duplicate=False):
         tensors[id(tensor)] = tensor
         names.setdefault(id(tensor), []).append(without_wrappers(name))
-    return [(own[0], tensors[key], tuple(dict.fromkeys(own[1:]))) for key, own in names.items()]
+    return [(paths[0], tensors[key], tuple(dict.fromkeys(paths[1:]))) for key, paths in names.items()]
 
 
 def _of_mapping(shown: Mapping[Any, Any], mesh: Any, dtype: torch.dtype) -> Sharding:
@@ -133,7 +133,7 @@ def _of_tensors(title: str, tensors: Sequence[_Named], mesh: Any) -> Sharding:
     if lazy:
         raise UsageError(f"{lazy[0]} has no shape yet: run the model once, or give it its sizes, before it is shown")
     meshes = [_mesh(tensor) for _, tensor, _ in tensors]
-    on_mesh = [each for each in meshes if each is not None]
+    on_mesh = [mesh for mesh in meshes if mesh is not None]
     if on_mesh and mesh is not None:
         raise UsageError("mesh= is for plans and plain tensors: DTensors have their own, so leave it out")
     readings: list[tuple[Reading, ...]] = []
@@ -142,7 +142,7 @@ def _of_tensors(title: str, tensors: Sequence[_Named], mesh: Any) -> Sharding:
     else:
         shown = _mesh_of_plan(mesh) if mesh is not None else _world()
     following = iter(readings)
-    axes = [() if each is None else next(following) for each in meshes]
+    axes = [() if mesh is None else next(following) for mesh in meshes]
     placed = [_placed(*named, at) for named, at in zip(tensors, axes, strict=True)]
     return Sharding(title, shown, placed, _notes(placed, shown, bool(on_mesh)))
 

@@ -160,7 +160,9 @@ def _planned(before: PlacedTensor, after: PlacedTensor) -> list[tuple[int, Place
         ranks = torch.arange(math.prod(axis.size for axis in before.axes)).reshape([axis.size for axis in before.axes])
         mesh = mesh_without_groups(ranks, tuple(f"axis{number}" for number in range(len(before.axes))))
         whole = torch.empty(before.shape, dtype=before.dtype, device="meta")
-        steps = plan_redistribution(mesh, whole, *(list(map(_of_torch, one.placements)) for one in (before, after)))
+        steps = plan_redistribution(
+            mesh, whole, *(list(map(_of_torch, tensor.placements)) for tensor in (before, after))
+        )
     return [(step.axis, read(step.before), read(step.after), step.shape) for step in steps]
 
 

@@ -10,6 +10,7 @@ import argparse
 import ast
 import inspect
 import json
+from collections import Counter
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -71,7 +72,9 @@ def looked_up_later(source: str) -> list[tuple[str, str, str | None]]:
         asked = [ast.unparse(call.func), *(argument.id for argument in call.args if isinstance(argument, ast.Name))]
         texts = [argument.value for argument in call.args if isinstance(argument, ast.Constant)]
         if {"internal", "TorchName"} & set(asked) and texts and isinstance(texts[0], str):
-            named = {each.arg: each.value.value for each in call.keywords if isinstance(each.value, ast.Constant)}
+            named = {
+                keyword.arg: keyword.value.value for keyword in call.keywords if isinstance(keyword.value, ast.Constant)
+            }
             since, until = named.get("since", OLDEST), named.get("until")
             result.append((texts[0], str(since), None if until is None else str(until)))
     return result
@@ -154,7 +157,7 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     names = load_door()
     if options.names:
-        for name in sorted(names, key=lambda each: each.path):
+        for name in sorted(names, key=lambda name: name.path):
             print(f"{name.path}  {name.since} to {name.until or 'the newest'}")
     recorded = read_signatures()
     if options.record:
@@ -163,10 +166,10 @@ def main(argv: list[str] | None = None) -> int:
     different = differences(names, recorded)
     for difference in different:
         print(difference)
+    kinds = Counter(difference.kind for difference in different)
     print(
         f"torch {torch.__version__}: {len(names)} names, {len(private_names(names))} of them private, "
-        f"{sum(each.kind == 'missing' for each in different)} missing, "
-        f"{sum(each.kind == 'unexpected' for each in different)} unexpected, "
-        f"{sum(each.kind == 'signature' for each in different)} with other arguments than in torch {nearest(recorded)}"
+        f"{kinds['missing']} missing, {kinds['unexpected']} unexpected, "
+        f"{kinds['signature']} with other arguments than in torch {nearest(recorded)}"
     )
     return 1 if different else 0

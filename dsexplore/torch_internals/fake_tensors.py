@@ -30,7 +30,7 @@ _exceptions = [
     internal(f"torch._subclasses.fake_tensor:{name}")
     for name in ("DataDependentOutputException", "DynamicOutputShapeException", "UnsupportedOperatorException")
 ]
-VALUES_NEEDED: tuple[type[Exception], ...] = tuple(each for each in _exceptions if is_there(each))
+VALUES_NEEDED: tuple[type[Exception], ...] = tuple(exception for exception in _exceptions if is_there(exception))
 """The exceptions for an op that needs the values of fake tensors; the op is their ``func``."""
 
 has_symbolic_sizes: Callable[[Any], bool] = attrgetter("_has_symbolic_sizes_strides")

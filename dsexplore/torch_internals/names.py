@@ -126,9 +126,9 @@ def internal(path: str, *, since: str = OLDEST, until: str | None = None, otherw
     return value if otherwise is None or is_there(value) else otherwise
 
 
-def is_there(found: Any) -> bool:
+def is_there(value: Any) -> bool:
     """Return False for what `internal` gives for a name that the installed torch does not have."""
-    return not isinstance(found, Missing)
+    return not isinstance(value, Missing)
 
 
 def needed(value: T, needed_for: str) -> T:

@@ -23,7 +23,7 @@ _MAYBE_UNKNOWN = {
 }
 """{table: columns in which a value may be missing}."""
 _RANKS = ("rank", "ranks", "peer", "root")
-_FROM_ONE = ("group_size", "size")
+_POSITIVE = ("group_size", "size")
 _SIGNED = ("before", "segment", "seq", "batch", "waits_for", "start", "end")
 """Columns whose values may be negative: places in an order, and moments."""
 _ANY_NUMBER = ("norm", "mean", "min", "max", "projection", "hash")
@@ -93,8 +93,8 @@ def _out_of_bounds(name: str, column: str, facts: dict[str, Any], world_size: in
     least, most = facts.get("least"), facts.get("most")
     if least is None or most is None:
         return
-    above = {"depth": _DEEPEST, **dict.fromkeys(_RANKS, world_size - 1), **dict.fromkeys(_FROM_ONE, MOST_RANKS)}
-    below = -MOST_TIME if column in _SIGNED else int(column in _FROM_ONE)
+    above = {"depth": _DEEPEST, **dict.fromkeys(_RANKS, world_size - 1), **dict.fromkeys(_POSITIVE, MOST_RANKS)}
+    below = -MOST_TIME if column in _SIGNED else int(column in _POSITIVE)
     for value in (least, most):
         if not below <= value <= above.get(column, MOST_TIME):
             yield f"in its table {name}, {column} is {value}, and may be {below} to {above.get(column, MOST_TIME)}"

@@ -235,10 +235,10 @@ def _read_directory(source: Path) -> Tables:
     files = sorted(source.glob("*.parquet"))
     if not files:
         other = next((file for file in sorted(source.iterdir()) if file.is_file()), None)
-        found = (
+        content = (
             f"{other.name} is {kind_not_read(other)}" if other else f"a trace directory holds {rank_file(0)} and so on"
         )
-        raise TraceFileError(f"{source} has no trace files: {found}")
+        raise TraceFileError(f"{source} has no trace files: {content}")
     problems: list[str] = []
     parts = readable(files, read_file, problems)
     try:
@@ -253,8 +253,8 @@ def _read_directory(source: Path) -> Tables:
 def _read_archive(archive: Path) -> Tables:
     with unpacked(archive) as folder:
         inner = folder
-        while len(found := list(inner.iterdir())) == 1 and found[0].is_dir():
-            inner = found[0]
+        while len(members := list(inner.iterdir())) == 1 and members[0].is_dir():
+            inner = members[0]
         try:
             return load(inner)
         except TraceFileError as error:
@@ -359,7 +359,7 @@ def info_from_json(text: str) -> TraceInfo:
 def _typed(name: str, value: Any, kind: type) -> Any:
     if kind is tuple:
         member = int if name in ("ranks", "clock_offsets", "clock_residuals", "began") else str
-        if isinstance(value, list) and all(type(each) is member for each in value):
+        if isinstance(value, list) and all(type(element) is member for element in value):
             return tuple(value)
     elif type(value) is kind:
         return value

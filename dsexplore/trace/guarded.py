@@ -48,7 +48,7 @@ def readable(files: Iterable[Path], read: Callable[[Path], T], problems: list[st
         TraceFileError: that of the first file, if all are wrong.
     """
     first: TraceFileError | None = None
-    is_one_read = False
+    is_any_read = False
     for file in files:
         try:
             content = guarded(file, partial(read, file))
@@ -56,9 +56,9 @@ def readable(files: Iterable[Path], read: Callable[[Path], T], problems: list[st
             first = first or error
             problems.append(str(error))
             continue
-        is_one_read = True
+        is_any_read = True
         yield content
-    if first is not None and not is_one_read:
+    if first is not None and not is_any_read:
         raise first
 
 

@@ -29,8 +29,8 @@ def checked_ranks(ranks: Iterable[int]) -> tuple[int, ...]:
     Raises:
         ValueError: one of them is negative or not below `MOST_RANKS`.
     """
-    found = tuple(ranks)
-    for rank in found:
+    checked = tuple(ranks)
+    for rank in checked:
         if not 0 <= rank < MOST_RANKS:
             raise ValueError(f"rank {rank} is none of a job's, which has up to {MOST_RANKS:,}")
-    return found
+    return checked

@@ -204,7 +204,7 @@ def _located(matches: pl.DataFrame) -> Iterator[_Record]:
         *(pl.when(is_together).then(name).cast(pl.Float64).alias(name) for name in ("start", "end")),
     )
     for (group,), of_group in lists.group_by("same_group", maintain_order=True):
-        calls, starts, ends = ([one.to_numpy() for one in of_group[name]] for name in ("call", "start", "end"))
+        calls, starts, ends = ([column.to_numpy() for column in of_group[name]] for name in ("call", "start", "end"))
         longest = max(range(len(calls)), key=lambda i: len(calls[i]))
         places = [
             _place(calls[i], ends[i], calls[longest], ends[longest], starts[i], starts[longest])
@@ -289,11 +289,11 @@ def _contradiction(starts: Array, ends: Array, longest_starts: Array, longest_en
     start, other_start = _pairs(starts, longest_starts, place)
     end, other_end = _pairs(ends, longest_ends, place)
     least, most = start - other_end, end - other_start
-    is_known = ~np.isnan(least + most)
-    if not is_known.any():
+    is_bounded = ~np.isnan(least + most)
+    if not is_bounded.any():
         return 0.0
-    span = float(np.ptp(other_end[is_known]))
-    return max(0.0, float(least[is_known].max() - most[is_known].min()) - _INEXACT - _DRIFT * span)
+    span = float(np.ptp(other_end[is_bounded]))
+    return max(0.0, float(least[is_bounded].max() - most[is_bounded].min()) - _INEXACT - _DRIFT * span)
 
 
 def _by_ends(ends: Array, longest_ends: Array, places: Sequence[int]) -> int | None:

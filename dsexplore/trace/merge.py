@@ -76,7 +76,7 @@ def _with_offsets(info: TraceInfo, offsets: Mapping[int, ClockOffset]) -> TraceI
     return replace(
         info,
         clocks=tuple(
-            info.clocks[0] if clock.offset else own for own, clock in zip(info.clocks, of_ranks, strict=False)
+            info.clocks[0] if clock.offset else name for name, clock in zip(info.clocks, of_ranks, strict=False)
         ),
         clock_offsets=tuple(map(add, info.clock_offsets or zeros, (clock.offset for clock in of_ranks))),
         clock_residuals=tuple(map(add, info.clock_residuals or zeros, (clock.residual for clock in of_ranks))),
@@ -190,7 +190,7 @@ def merge_tables(
     """
     if not parts:
         raise UsageError("merge was given no traces: give one or more, each of another rank")
-    by_ranks = sorted(((ranks_of(part), part) for part in parts), key=lambda one: one[0])
+    by_ranks = sorted(((ranks_of(part), part) for part in parts), key=lambda pair: pair[0])
     parts = [part for _, part in by_ranks]
     info = _merged_info(by_ranks, cut, ranks if is_whole or len(parts) > 1 else ())
     if len(parts) == 1:

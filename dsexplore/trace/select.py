@@ -44,8 +44,8 @@ def _condition(tables: Tables, name: str, wanted: Any) -> pl.Expr:
         raise UsageError(f"where({name}=…): no such column; columns are module, row, {', '.join(schema.EVENTS)}{near}")
     values = [wanted] if name == "shape" and _is_shape(wanted) else _several(wanted)
     if name in _OF_MODULES:
-        known = _names(tables, name)
-        values = [name for value in values for name in _names_meant(known, value)]
+        names = _names(tables, name)
+        values = [name for value in values for name in _names_meant(names, value)]
     return _is_in(tables, name, [_as_column_value(name, value) for value in values])
 
 
@@ -80,11 +80,11 @@ def _at_rows(wanted: Any) -> pl.Expr:
     return pl.int_range(pl.len(), dtype=pl.Int64).is_in(positions.implode())
 
 
-def _names_meant(known: Set[str], value: Any) -> list[Any]:
+def _names_meant(names: Set[str], value: Any) -> list[Any]:
     """Return the names that match a shell pattern; `value` itself if it is one of the names or no pattern."""
-    if not isinstance(value, str) or value in known or not _is_pattern(value):
+    if not isinstance(value, str) or value in names or not _is_pattern(value):
         return [value]
-    return [name for name in known if fnmatchcase(name, value)]
+    return [name for name in names if fnmatchcase(name, value)]
 
 
 def _is_pattern(text: str) -> bool:
@@ -176,7 +176,7 @@ def _names(tables: Tables, name: str) -> set[str]:
         names = {*tables.modules["module"], *tables.parameters["module"].unique(), *sent[0], *sent[1]}
     else:
         return set()
-    return {one for one in names if one}
+    return {name for name in names if name}
 
 
 def _axes(mesh: str) -> list[str]:

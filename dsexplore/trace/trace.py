@@ -195,7 +195,7 @@ class Trace(Analyses):
         """
         if isinstance(path, (str, os.PathLike)):
             return cls(files.load(path))
-        return cls(files.load_several([Path(one) for one in path]))
+        return cls(files.load_several([Path(file) for file in path]))
 
     @staticmethod
     def merge(traces: Iterable[Trace]) -> Trace:

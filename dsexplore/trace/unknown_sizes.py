@@ -42,16 +42,16 @@ def known_sum(sizes: pl.Expr) -> pl.Expr:
     return pl.when((sizes.len() == 0) | sizes.is_not_null().any()).then(sizes.sum())
 
 
-def format_sum(known: float, unknown: float) -> str:
+def format_sum(nbytes: float, unknown: float) -> str:
     """Return a sum of sizes as text: ``3 MiB``, ``≥ 3 MiB`` if some are unknown, or ``size unknown``.
 
     Args:
-        known: the sum of the known ones, in bytes.
+        nbytes: the sum of the known ones, in bytes.
         unknown: how many are not known.
     """
-    if unknown and not known:
+    if unknown and not nbytes:
         return format_bytes(None)
-    return f"{'≥ ' if unknown else ''}{format_bytes(known)}"
+    return f"{'≥ ' if unknown else ''}{format_bytes(nbytes)}"
 
 
 def what_is_unknown(events: pl.DataFrame, count: int) -> str:

@@ -178,9 +178,9 @@ def _row(
 ) -> tuple[Any, ...]:
     """Return a row of `COLUMNS`; a missing source is that of the pair's last message in that direction."""
     sources = [
-        one["source"] if one else last[0]["source"] if last else ""
-        for one, last in ((sent, last_sent), (received, last_received))
+        call["source"] if call else last[0]["source"] if last else ""
+        for call, last in ((sent, last_sent), (received, last_received))
     ]
-    sizes = [one["message_bytes"] if one else None for one in (sent, received)]
+    sizes = [call["message_bytes"] if call else None for call in (sent, received)]
     group = (sent or received or {}).get("group", "")
     return (op, sender, receiver, group, *sizes, *sources)

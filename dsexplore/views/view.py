@@ -26,16 +26,16 @@ class View:
         """Return `html` wrapped in one self-contained HTML document."""
         return html.page(self.title, self.html())
 
-    def refuse(self, method: str, options: dict[str, Any], *known: str) -> None:
+    def refuse(self, method: str, options: dict[str, Any], *options_known: str) -> None:
         """Raise if a method of the viewed object was given an option that it does not take.
 
         Raises:
             UsageError: ``options`` is not empty.
         """
         if options:
-            takes = f"it takes {', '.join(known)}" if known else "it takes none"
+            takes = f"it takes {', '.join(options_known)}" if options_known else "it takes none"
             given = next(iter(options))
-            near = argument_meant(given, known)
+            near = argument_meant(given, options_known)
             raise UsageError(f"{method}() of this {self.title} has no option {given!r}: {takes}{near}")
 
     def figure(self) -> Any:

@@ -88,7 +88,7 @@ def commtrace(
         translated(),
         recorded(
             current_world(),
-            is_own=simulates,
+            made_world=simulates,
             save=save,
             stack_depth=stack_depth,
             timeout=timeout,
@@ -103,7 +103,7 @@ def commtrace(
 def recorded(
     world: World | None,
     *,
-    is_own: bool,
+    made_world: bool,
     save: str | os.PathLike[str] | None = None,
     stack_depth: int = 1,
     timeout: float | None = None,
@@ -116,7 +116,7 @@ def recorded(
 
     Args:
         world: the simulated world that is open, if any.
-        is_own: whether the world was opened for this block, so that a block which sends nothing is remarkable.
+        made_world: whether the world was opened for this block, so that a block which sends nothing is remarkable.
         save: as for `commtrace`.
         stack_depth: as for `commtrace`.
         timeout: as for `commtrace`.
@@ -138,7 +138,7 @@ def recorded(
     def notes(events: int) -> list[str]:
         if world is None:
             return []
-        silent = has_ended and is_own and not events and world.size > 1
+        silent = has_ended and made_world and not events and world.size > 1
         return world.remarks.notes() + ([reason(world.size, world.rank, world.used)] if silent else [])
 
     spec, target = ("", "") if world is None else (str(world.spec), world.target)

@@ -85,7 +85,7 @@ def test_a_stage_lends_each_slot_once_and_keeps_its_memory() -> None:
     assert len(set(lent)) == 8
     assert all(address is not None and address % 4096 == 0 for address in lent)
     assert stage.take(8) is None
-    stage.give(2, moved=True)
+    stage.give(2, completed=True)
     assert stage.take(8) == lent[2]
     stage.prepare(memory, 0, requests)
     assert {stage.take(index) for index in range(8)} == set(lent)

@@ -58,7 +58,7 @@ def checkpoint_cost(
     )
     written, held = _shares_of_ranks(sharding, assumed)
     together = min(ranks_per_node, sharding.mesh.size)
-    methods = [_cost(each, rates, whole, written, held, together, overhead) for each in rates.methods]
+    methods = [_cost(method, rates, whole, written, held, together, overhead) for method in rates.methods]
     return CheckpointCost(
         sharding.title,
         rates.disk,

@@ -72,11 +72,13 @@ class MethodRates:
     def seconds(self, nbytes: float, tensors: float = TENSORS) -> SaveTime:
         """Return the expected seconds of a checkpoint of so many bytes and tensors by one process."""
         overhead, of_bytes = self.overhead(tensors), self._seconds_of_bytes()
-        return SaveTime(*(more + nbytes * each for more, each in zip(overhead, of_bytes, strict=True)))
+        return SaveTime(*(more + nbytes * per_byte for more, per_byte in zip(overhead, of_bytes, strict=True)))
 
     def overhead(self, tensors: float) -> SaveTime:
         """Return the seconds that a checkpoint of so many tensors takes besides its bytes."""
-        return SaveTime(*(base + tensors * each for base, each in zip(self.fixed, self.per_tensor, strict=True)))
+        return SaveTime(
+            *(base + tensors * per_tensor for base, per_tensor in zip(self.fixed, self.per_tensor, strict=True))
+        )
 
     @property
     def write_rate(self) -> float:
@@ -119,8 +121,8 @@ class CheckpointRates:
         for method in self.methods:
             if method.name == name:
                 return method
-        known = ", ".join(method.name for method in self.methods)
-        raise UsageError(f"method {name!r} was not measured: there is {known}")
+        names = ", ".join(method.name for method in self.methods)
+        raise UsageError(f"method {name!r} was not measured: there is {names}")
 
     @property
     def write_limit(self) -> float:
@@ -185,17 +187,19 @@ def measure_rates(
             for name in (*usable[turn:], *usable[:turn]):
                 for key, saved in states.items():
                     with TemporaryDirectory(prefix=".dsexplore-checkpoint-", dir=folder) as made:
-                        taken = save_and_load(name, saved, Path(made), clock)
+                        time = save_and_load(name, saved, Path(made), clock)
                     if number > 0:
-                        times[name][key].append(taken)
+                        times[name][key].append(time)
                 work.advance(1, name)
     with Scratch(folder, 0) as file:  # facts on a disk are those of a file on it
         os.pwrite(file.fd, bytes(4096), 0)
         disk = disk_of(file.path)
     notes = tuple(f"{name} is not measured: {reason}." for name in methods if (reason := why_no_method(name)))
     rates = [
-        MethodRates(name, nbytes, tuple(taken[0]), len(state), *overhead_of(taken[TENSORS], taken[_MANY]))
-        for name, taken in times.items()
+        MethodRates(
+            name, nbytes, tuple(save_times[0]), len(state), *overhead_of(save_times[TENSORS], save_times[_MANY])
+        )
+        for name, save_times in times.items()
     ]
     return CheckpointRates(disk, tuple(rates), notes)
 
@@ -204,9 +208,9 @@ def overhead_of(few: Sequence[SaveTime], many: Sequence[SaveTime]) -> tuple[Save
     """Return the seconds of a checkpoint without tensors, and of each tensor: a line through two medians."""
     fixed, per_tensor = [], []
     for some, more in zip(zip(*few, strict=True), zip(*many, strict=True), strict=True):
-        each = max((median(more) - median(some)) / (_MANY - TENSORS), 0.0)
-        per_tensor.append(each)
-        fixed.append(max(median(some) - TENSORS * each, 0.0))
+        seconds = max((median(more) - median(some)) / (_MANY - TENSORS), 0.0)
+        per_tensor.append(seconds)
+        fixed.append(max(median(some) - TENSORS * seconds, 0.0))
     return SaveTime(*fixed), SaveTime(*per_tensor)
 
 

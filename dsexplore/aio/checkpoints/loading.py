@@ -94,9 +94,9 @@ def _saved(model: nn.Module, folder: str | os.PathLike[str]) -> Iterator[list[Ch
 def _measure(title: str, checkpoints: Sequence[Checkpoint], rounds: int, clock: Clock) -> Loading:
     """Measure each checkpoint after the other; `clock` returns seconds."""
     disk = disk_of(checkpoints[0].files[0])
-    total = sum(rounds * (2 * len(loaders_of(each)) + 1) for each in checkpoints)
+    total = sum(rounds * (2 * len(loaders_of(checkpoint)) + 1) for checkpoint in checkpoints)
     with track("loading", total, "loads") as work:
-        measured = [_measure_checkpoint(each, rounds, clock, work) for each in checkpoints]
+        measured = [_measure_checkpoint(checkpoint, rounds, clock, work) for checkpoint in checkpoints]
     return Loading(title, disk, measured, list(_notes(checkpoints)))
 
 
@@ -130,8 +130,10 @@ def _measure_checkpoint(checkpoint: Checkpoint, rounds: int, clock: Clock, work:
             warm[loader.name].append(load_once(loader, checkpoint, targets, clock))
             work.advance(2, loader.name)
     times = [
-        LoaderTimes(each.name, each.maps, tuple(cold[each.name]), tuple(warm[each.name]), _largest(cached[each.name]))
-        for each in loaders
+        LoaderTimes(
+            loader.name, loader.maps, tuple(cold[loader.name]), tuple(warm[loader.name]), _largest(cached[loader.name])
+        )
+        for loader in loaders
     ]
     return CheckpointTimes(checkpoint, tuple(times), tuple(limit))
 
@@ -178,8 +180,8 @@ def drop_files(checkpoint: Checkpoint) -> float | None:
 
 
 def _largest(shares: Sequence[float | None]) -> float | None:
-    known = [share for share in shares if share is not None]
-    return max(known) if len(known) == len(shares) else None
+    measured = [share for share in shares if share is not None]
+    return max(measured) if len(measured) == len(shares) else None
 
 
 def _read_through_cache(checkpoint: Checkpoint) -> None:

@@ -58,12 +58,12 @@ class LoaderTimes:
     @property
     def cold_seconds(self) -> float:
         """Median of the cold loads."""
-        return median([each.seconds for each in self.cold])
+        return median([load.seconds for load in self.cold])
 
     @property
     def warm_seconds(self) -> float:
         """Median of the warm loads."""
-        return median([each.seconds for each in self.warm])
+        return median([load.seconds for load in self.warm])
 
     @property
     def waiting(self) -> float:
@@ -72,7 +72,7 @@ class LoaderTimes:
 
     def is_surely_faster_than(self, other: LoaderTimes) -> bool:
         """Return True if it is faster by a tenth, and its slowest cold load beats the other's fastest."""
-        slowest, fastest = max(each.seconds for each in self.cold), min(each.seconds for each in other.cold)
+        slowest, fastest = max(load.seconds for load in self.cold), min(load.seconds for load in other.cold)
         return self.cold_seconds < other.cold_seconds * (1 - _MATTERS) and slowest < fastest
 
 
@@ -95,8 +95,8 @@ class CheckpointTimes:
     def best(self) -> LoaderTimes:
         """Customary call, unless another is surely faster from a cold disk: then the fastest of these."""
         usual = self.loaders[0]
-        faster = [each for each in self.loaders[1:] if each.is_surely_faster_than(usual)]
-        return min(faster, key=lambda each: each.cold_seconds, default=usual)
+        faster = [loader for loader in self.loaders[1:] if loader.is_surely_faster_than(usual)]
+        return min(faster, key=lambda loader: loader.cold_seconds, default=usual)
 
     def is_at_limit(self, times: LoaderTimes) -> bool:
         """Return True if a cold load takes hardly longer than the disk needs for the files."""
@@ -129,24 +129,24 @@ class Loading(Displayable):
         for times in self.measured:
             if times.checkpoint.kind == kind:
                 return times
-        known = ", ".join(times.checkpoint.kind for times in self.measured)
-        raise UsageError(f"format {kind!r} was not measured: there is {known}")
+        kinds = ", ".join(times.checkpoint.kind for times in self.measured)
+        raise UsageError(f"format {kind!r} was not measured: there is {kinds}")
 
     @property
     def best(self) -> tuple[CheckpointTimes, LoaderTimes]:
         """Checkpoint and the call to load it with, from a cold disk."""
-        return min(((each, each.best) for each in self.measured), key=lambda pair: pair[1].cold_seconds)
+        return min(((times, times.best) for times in self.measured), key=lambda pair: pair[1].cold_seconds)
 
     def verdict(self) -> str:
         """Return what to load with, and what that gains."""
         times, best = self.best
-        taken = f"{best.name} of {times.checkpoint.kind}" if len(self.measured) > 1 else best.name
+        best_loader = f"{best.name} of {times.checkpoint.kind}" if len(self.measured) > 1 else best.name
         usual = times.loaders[0]
         cold = f"{format_seconds(best.cold_seconds)} cold, {format_seconds(best.warm_seconds)} warm"
         if best is usual:
-            return f"Load with {taken}: {cold}; nothing measured is reliably faster."
+            return f"Load with {best_loader}: {cold}; nothing measured is reliably faster."
         gain = usual.cold_seconds / best.cold_seconds
-        return f"Load with {taken}: {cold}; {gain:.2g} times as fast as {usual.name} from a cold disk."
+        return f"Load with {best_loader}: {cold}; {gain:.2g} times as fast as {usual.name} from a cold disk."
 
     def lines(self) -> list[str]:
         """Return the verdict, where the time goes, what to change, and notes, as sentences."""
@@ -168,7 +168,7 @@ class Loading(Displayable):
 
     def _changes(self) -> Iterator[str]:
         times, best = self.best
-        copying = median([each.fill for each in best.warm])
+        copying = median([load.fill for load in best.warm])
         if not best.maps and copying > _MATTERS * best.cold_seconds:
             yield (
                 f"Copying into the parameters takes {format_seconds(copying)} of it: load_state_dict(…, assign=True) "
@@ -187,16 +187,16 @@ class Loading(Displayable):
             )
 
     def _doubts(self) -> Iterator[str]:
-        cached = [each.still_cached for times in self.measured for each in times.loaders]
-        known = [share for share in cached if share is not None]
+        cached = [loader.still_cached for times in self.measured for loader in times.loaders]
+        measured = [share for share in cached if share is not None]
         if not self.disk.direct:
             yield f"No direct I/O ({self.disk.why_buffered}): the limit is that of reading through the page cache."
-        if known and max(known) > _CACHED:
+        if measured and max(measured) > _CACHED:
             yield (
-                f"Up to {format_share(max(known), 1)} of the files stayed in the page cache, because the filesystem "
+                f"Up to {format_share(max(measured), 1)} of the files stayed in the page cache, because the filesystem "
                 "keeps them or another program has them open: cold times are too short by as much."
             )
-        if len(known) < len(cached):
+        if len(measured) < len(cached):
             yield "This system does not say whether files left the page cache: cold times may be too short."
 
     def _rows(self) -> list[tuple[CheckpointTimes, LoaderTimes]]:
@@ -219,8 +219,8 @@ class Loading(Displayable):
                 "bytes": times.checkpoint.nbytes,
                 "cold": loader.cold_seconds,
                 "warm": loader.warm_seconds,
-                "cold_call": median([each.call for each in loader.cold]),
-                "warm_call": median([each.call for each in loader.warm]),
+                "cold_call": median([load.call for load in loader.cold]),
+                "warm_call": median([load.call for load in loader.warm]),
                 "waiting": loader.waiting,
                 "disk": times.disk_seconds,
                 "rate": times.checkpoint.nbytes / loader.cold_seconds,

@@ -64,7 +64,7 @@ def measure(
     batches = iter(loader)
     for number in range(skipped):
         _next(batches, number)
-    own, workers = look()
+    before, workers = look()
     begun = looked = clock()
     seen = workers
     count = samples = nbytes = 0
@@ -79,7 +79,7 @@ def measure(
         if now - looked >= _BETWEEN_LOOKS:
             looked, seen = now, {**seen, **look()[1]}
     took = clock() - begun
-    own_after, workers_after = look()
+    after, workers_after = look()
     if not workers_after:  # they end with their data set
         workers_after = seen
     if not count:
@@ -90,7 +90,7 @@ def measure(
         nbytes=nbytes,
         seconds=took,
         workers=len(workers_after),
-        own=used_between(own, own_after),
+        own=used_between(before, after),
         of_workers=used_between(workers, workers_after),
         step_seconds=step_seconds,
         processors=len(os.sched_getaffinity(0)),

@@ -30,5 +30,5 @@ def run(options: argparse.Namespace) -> None:
     if name not in names:
         raise UsageError(f"{file} has no {name!r}: give the name of a loader at its top level, or of a function")
     loader = names[name]
-    taken = loader() if callable(loader) else loader
-    show(options, lambda: feeding(taken, options.seconds, step_seconds=options.step_seconds))
+    data_loader = loader() if callable(loader) else loader
+    show(options, lambda: feeding(data_loader, options.seconds, step_seconds=options.step_seconds))

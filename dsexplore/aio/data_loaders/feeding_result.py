@@ -89,8 +89,8 @@ class Feeding(Displayable):
             return "workers" if self.workers else "this process"
         if self.own.cpu_seconds >= _BUSY * self.seconds:
             return "this process"
-        moved = max(self.own.read + self.of_workers.read, self.nbytes)
-        return "disk" if self.own.from_disk + self.of_workers.from_disk > _FEW * moved else "neither"
+        nbytes = max(self.own.read + self.of_workers.read, self.nbytes)
+        return "disk" if self.own.from_disk + self.of_workers.from_disk > _FEW * nbytes else "neither"
 
     def verdict(self) -> str:
         """Return whether a step waits for input, and what limits the loader."""

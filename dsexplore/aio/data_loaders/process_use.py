@@ -25,7 +25,7 @@ class ProcessUse(NamedTuple):
 
 def use_of(pids: Iterable[int]) -> dict[int, ProcessUse]:
     """Return the use of each process, its threads included, that is still there and that this user may look at."""
-    found = {}
+    uses = {}
     for pid in pids:
         with suppress(OSError):
             folder = Path(f"/proc/{pid}")
@@ -33,8 +33,8 @@ def use_of(pids: Iterable[int]) -> dict[int, ProcessUse]:
             lines = (folder / "io").read_text(encoding="ascii").splitlines()
             counts = {name: int(value) for name, _, value in (line.partition(": ") for line in lines)}
             cpu = (int(fields[11]) + int(fields[12])) / _TICKS
-            found[pid] = ProcessUse(cpu, counts["rchar"], counts["read_bytes"], _queued(folder))
-    return found
+            uses[pid] = ProcessUse(cpu, counts["rchar"], counts["read_bytes"], _queued(folder))
+    return uses
 
 
 def _queued(process: Path) -> float:
@@ -48,15 +48,15 @@ def _queued(process: Path) -> float:
 
 def children_of(parent: int) -> list[int]:
     """Return the processes that any thread of a process has started, and theirs."""
-    found: list[int] = []
+    children: list[int] = []
     waiting = [parent]
     while waiting:
         for file in Path(f"/proc/{waiting.pop()}/task").glob("*/children"):
             with suppress(OSError):
                 started = [int(word) for word in file.read_text(encoding="ascii").split()]
-                found += started
+                children += started
                 waiting += started
-    return found
+    return children
 
 
 def used_between(before: dict[int, ProcessUse], after: dict[int, ProcessUse]) -> ProcessUse:

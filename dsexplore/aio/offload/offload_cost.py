@@ -96,9 +96,9 @@ class OffloadCost(Displayable):
 
     def lines(self) -> list[str]:
         """Return the verdict, what is moved, what would halve it, and the assumptions, as sentences."""
-        return [self.verdict(), *self._moved(), *self._changes(), *self.notes]
+        return [self.verdict(), *self._traffic(), *self._changes(), *self.notes]
 
-    def _moved(self) -> Iterator[str]:
+    def _traffic(self) -> Iterator[str]:
         for swap in self.swaps:
             yield (
                 f"{swap.what[0].upper()}{swap.what[1:]}: a node reads {format_bytes(swap.read)} in "

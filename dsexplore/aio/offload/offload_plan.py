@@ -42,7 +42,7 @@ def offload_cost(
     result = disk if isinstance(disk, SweepResult) else _swept(disk)
     rates = _rates(result)
     together = min(ranks_per_node, sharding.mesh.size)
-    numel, nbytes = (together * each for each in _of_largest_rank(sharding))
+    numel, nbytes = (together * count for count in _of_largest_rank(sharding))
     states = numel * bytes_per_parameter
     read, written = states / rates[0], states / rates[1]
     swaps = [Swap("optimizer states", states, states, read, written, read + written)]

@@ -58,4 +58,4 @@ def findings(tables: Tables, skew: Skew | None = None) -> Findings:
         return Findings(tables, [])
     evidence = Evidence(tables, skew)
     rules = [value_errors] if tables.events.is_empty() else RULES.values()
-    return Findings(tables, [one for rule in rules for one in rule(evidence)])
+    return Findings(tables, [finding for rule in rules for finding in rule(evidence)])

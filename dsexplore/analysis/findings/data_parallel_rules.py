@@ -31,7 +31,7 @@ def small_fsdp(evidence: Evidence) -> Iterator[Finding]:
     """
     sent = evidence.events.filter(evidence.texts("cause", FSDP_GATHERS.__contains__))
     owners = set(sent["owner"].unique().cast(pl.String))
-    is_inside_another = evidence.texts("owner", lambda owner: any(owner.startswith(f"{one}.") for one in owners))
+    is_inside_another = evidence.texts("owner", lambda owner: any(owner.startswith(f"{module}.") for module in owners))
     largest = pl.col("message_bytes").max().over("rank", "axis")
     small = (
         (pl.col("message_bytes") < SMALL) & (pl.col("message_bytes") * SHARE <= largest) & (pl.col("wire_bytes") > 0)
@@ -48,7 +48,7 @@ def small_fsdp(evidence: Evidence) -> Iterator[Finding]:
 
 def _why_small(group: EventGroup) -> str:
     return (
-        f"{group.calls} of {format_bytes(group.each)} for an FSDP group of its own: sharding it frees next "
+        f"{group.calls} of {format_bytes(group.largest_bytes)} for an FSDP group of its own: sharding it frees next "
         "to no memory, and each gather takes as long as an empty one"
     )
 
@@ -82,7 +82,7 @@ def freed_too_soon(evidence: Evidence) -> Iterator[Finding]:
 
 def _why_freed(group: EventGroup) -> str:
     return (
-        f"{group.calls} of {format_bytes(group.each)} could be saved: its parameters are freed after forward "
+        f"{group.calls} of {format_bytes(group.largest_bytes)} could be saved: its parameters are freed after forward "
         "and gathered again at once, as backward begins with them"
     )
 
@@ -120,7 +120,7 @@ def reduced_in_fp32(evidence: Evidence) -> Iterator[Finding]:
 
 def _why_fp32(group: EventGroup) -> str:
     return (
-        f"{group.calls} of {format_bytes(group.each)} in float32 of gradients of 16-bit parameters: "
+        f"{group.calls} of {format_bytes(group.largest_bytes)} in float32 of gradients of 16-bit parameters: "
         "twice the bytes, for a more exact sum"
     )
 

@@ -32,8 +32,8 @@ class EventGroup:
     axis: str
     calls: str
     """Count per rank and step, and op: ``"3 all_gathers"``."""
-    each: int
-    """Wire bytes of the largest."""
+    largest_bytes: int
+    """Wire bytes of the largest event."""
     causes: list[str]
 
 
@@ -159,7 +159,9 @@ class Evidence:
         """
         if flagged.is_empty():
             return
-        part, part_of_calls = (_expression(one) for one in (spare, spare if spare_calls is None else spare_calls))
+        part, part_of_calls = (
+            _expression(measure) for measure in (spare, spare if spare_calls is None else spare_calls)
+        )
         totals = (
             _with_places(flagged)
             .with_columns(spared=pl.col("wire_bytes") * part, spared_calls=part_of_calls)
@@ -283,8 +285,8 @@ def after_a_sibling(evidence: Evidence) -> pl.DataFrame:
         rows of `Evidence.events`, with ``parent``: the common parent module.
     """
     now, before = evidence.repeats(("rank", "step", "axis"), ("op", "phase", "group", "dtype", "shape", "cause"))
-    have_one_input = evidence.tables.with_columns(now.select("row"), "same_input")["same_input"].fill_null(False)
-    now, before = now.filter(have_one_input), before.filter(have_one_input)
+    have_same_input = evidence.tables.with_columns(now.select("row"), "same_input")["same_input"].fill_null(False)
+    now, before = now.filter(have_same_input), before.filter(have_same_input)
     triggers = [frame["trigger"].cast(pl.String) for frame in (now, before)]
     parents = [trigger.str.replace(r"\.[^.]*$", "") for trigger in triggers]
     siblings = (parents[0] == parents[1]) & (triggers[0] != triggers[1])

@@ -80,7 +80,9 @@ class Findings(Displayable, Sequence[Finding]):
 
     def __init__(self, tables: Tables, findings: Sequence[Finding]) -> None:
         self.tables = tables
-        self._sorted = sorted(findings, key=lambda one: (-one.weight, one.rule, one.module, one.source, one.axis))
+        self._sorted = sorted(
+            findings, key=lambda finding: (-finding.weight, finding.rule, finding.module, finding.source, finding.axis)
+        )
 
     def __len__(self) -> int:
         """Return the number of findings."""
@@ -93,11 +95,12 @@ class Findings(Displayable, Sequence[Finding]):
         return iter(self._sorted)
 
     def __repr__(self) -> str:
-        return f"<Findings: {len(self)}{' of ' + ', '.join(dict.fromkeys(one.rule for one in self)) if self else ''}>"
+        rules = ", ".join(dict.fromkeys(finding.rule for finding in self))
+        return f"<Findings: {len(self)}{f' of {rules}' if rules else ''}>"
 
     def to_frame(self) -> pl.DataFrame:
         """Return one row per finding; columns: `COLUMNS`."""
-        rows = [{name: getattr(one, name) for name in COLUMNS} for one in self]
+        rows = [{name: getattr(finding, name) for name in COLUMNS} for finding in self]
         return pl.DataFrame(rows, schema=COLUMNS)
 
     def trace(self, index: int) -> Trace:

@@ -30,12 +30,12 @@ def optimizer_gathers(evidence: Evidence) -> Iterator[Finding]:
     )
     # what one rank sends whole, or all ranks send in parts, can be one message
     together = pl.len().over("rank", "step", "group", "op", "dtype", "root")
-    one_by_one = sent.filter((pl.col("cause") == "") & (pl.col("message_bytes") < _SMALL))
+    small = sent.filter((pl.col("cause") == "") & (pl.col("message_bytes") < _SMALL))
     yield from evidence.findings(
         "optimizer_gathers",
-        one_by_one.filter(together > 1),
-        _why_one_by_one,
-        _send_as_one,
+        small.filter(together > 1),
+        _why_small_calls,
+        _send_in_bulk,
         spare=0.0,
         spare_calls=1 - 1 / together,
         by=("axis", "place", "op"),
@@ -50,7 +50,7 @@ _SMALL = 1024 * 1024
 def _why_gathers(group: EventGroup) -> str:
     by = f" by {', '.join(group.causes[:3])}" if any(group.causes) else ""
     return (
-        f"{group.calls} of at most {format_bytes(group.each)} in the optimizer{by}: the update needs whole tensors, "
+        f"{group.calls} of at most {format_bytes(group.largest_bytes)} in the optimizer{by}: the update needs whole tensors, "
         "and gathers shards for every op that reads them"
     )
 
@@ -62,16 +62,16 @@ def _make_whole_once(_group: EventGroup) -> str:
     )
 
 
-def _why_one_by_one(group: EventGroup) -> str:
+def _why_small_calls(group: EventGroup) -> str:
     who = (
         "each rank updates some parameters and sends them whole to all others"
         if "broadcast" in group.calls
         else "each rank updates its part, and the program gathers the parts of all ranks"
     )
-    return f"{group.calls} of at most {format_bytes(group.each)} in the optimizer, one by one: {who}"
+    return f"{group.calls} of at most {format_bytes(group.largest_bytes)} in the optimizer, one by one: {who}"
 
 
-def _send_as_one(group: EventGroup) -> str:
+def _send_in_bulk(group: EventGroup) -> str:
     if "broadcast" in group.calls:
         return "ZeroRedundancyOptimizer(…, parameters_as_bucket_view=True), which sends what a rank updates as one"
     return (
@@ -115,7 +115,7 @@ def _repeated(implicit: pl.DataFrame) -> pl.DataFrame:
 
 def _why_reduces(group: EventGroup) -> str:
     return (
-        f"{group.calls} of at most {format_bytes(group.each)} in the optimizer: gradients are Partial "
+        f"{group.calls} of at most {format_bytes(group.largest_bytes)} in the optimizer: gradients are Partial "
         f"on {group.axis or 'their group'}, and each of {', '.join(group.causes[:3])} reduces them anew"
     )
 

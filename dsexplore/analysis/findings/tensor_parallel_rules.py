@@ -39,7 +39,7 @@ def gathered_again(evidence: Evidence) -> Iterator[Finding]:
 
 def _why_gathered(group: EventGroup) -> str:
     return (
-        f"{group.calls} of {format_bytes(group.each)} on {group.axis or 'no axis'} could be saved: its modules "
+        f"{group.calls} of {format_bytes(group.largest_bytes)} on {group.axis or 'no axis'} could be saved: its modules "
         "gather the same input one after the other, and scatter its gradient as often"
     )
 
@@ -79,7 +79,7 @@ def siblings_reduce(evidence: Evidence) -> Iterator[Finding]:
 
 def _why_siblings(group: EventGroup) -> str:
     return (
-        f"{group.calls} of {format_bytes(group.each)} on {group.axis or 'no axis'} could be saved: its "
+        f"{group.calls} of {format_bytes(group.largest_bytes)} on {group.axis or 'no axis'} could be saved: its "
         "modules each reduce the gradient of the same input, where their sum could be reduced once"
     )
 
@@ -131,7 +131,7 @@ def all_reduce_of_shards(evidence: Evidence) -> Iterator[Finding]:
 
 def _why_shards(group: EventGroup) -> str:
     return (
-        f"{group.calls} of {format_bytes(group.each)} on {group.axis or 'no axis'}, each followed by an all_gather of "
+        f"{group.calls} of {format_bytes(group.largest_bytes)} on {group.axis or 'no axis'}, each followed by an all_gather of "
         "as many bytes: if that gathers shards of the result, a reduce_scatter would have sent half as much"
     )
 
@@ -172,7 +172,7 @@ def implicit_redistributes(evidence: Evidence) -> Iterator[Finding]:
 
 def _why_implicit(group: EventGroup) -> str:
     cause = f": {group.causes[0]}" if group.causes[0] else ""
-    return f"{group.calls} of at most {format_bytes(group.each)} that the program did not ask for{cause}"
+    return f"{group.calls} of at most {format_bytes(group.largest_bytes)} that the program did not ask for{cause}"
 
 
 def _state_layouts(group: EventGroup) -> str:
@@ -200,12 +200,12 @@ def repeated_collectives(evidence: Evidence) -> Iterator[Finding]:
     steps = evidence.steps
     once = [name for name, calls in evidence.calls.items() if calls is not None and calls <= steps]
     # a module that is called several times sends the same each time: only what one call repeats is meant
-    is_in_one_call = evidence.texts("trigger", {"", *once}.__contains__)
+    is_in_same_call = evidence.texts("trigger", {"", *once}.__contains__)
     # what stands between the two is of another rank or step, or nothing
     in_a_row = now["seq"] - before["seq"] == 1
     asked = (
         ~evidence.texts("op", ("send", "recv", "barrier").__contains__)
-        & is_in_one_call
+        & is_in_same_call
         & (pl.col("phase") != "optimizer")
         & (pl.col("wire_bytes") > 0)
         & ~pl.col("implicit")
@@ -225,7 +225,7 @@ def repeated_collectives(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _why_repeated(group: EventGroup) -> str:
-    size = format_bytes(group.each)
+    size = format_bytes(group.largest_bytes)
     return f"{group.calls} of {size}, each sent right after an equal one: the same op, group, shape and line"
 
 

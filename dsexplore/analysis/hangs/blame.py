@@ -118,12 +118,12 @@ def blame(job: JobCalls, front: Wavefront, mismatched: Iterable[Mismatch] | None
 
 def _outside(job: JobCalls) -> Blame | None:
     """Return whom ranks wait for that stand outside all recorded calls; None if they are not known to stand."""
-    running = {rank: known for rank, known in job.ranks.items() if known.end is None and known.has_evidence}
-    if job.stood is None or not running or not all(known.stack for known in running.values()):
+    running = {rank: calls for rank, calls in job.ranks.items() if calls.end is None and calls.has_evidence}
+    if job.stood is None or not running or not all(calls.stack for calls in running.values()):
         return None
-    standing = {rank: Standing.of(known.stack) for rank, known in running.items()}
+    standing = {rank: Standing.of(calls.stack) for rank, calls in running.items()}
     waits = any(place.call for place in standing.values())
-    left = sorted(rank for rank, known in job.ranks.items() if known.end is not None)
+    left = sorted(rank for rank, calls in job.ranks.items() if calls.end is not None)
     unseen = sorted(job.ranks.keys() - running.keys() - set(left))
     culprits = tuple(left) if left and waits else odd_ones(standing)
     suspects = () if culprits else tuple(sorted({*unseen, *running}))
@@ -132,12 +132,12 @@ def _outside(job: JobCalls) -> Blame | None:
 
 def _unlike(job: JobCalls, front: Wavefront, parted: Container[InstanceId]) -> Blame | None:
     idle = [rank for rank in front.awaited if _is_idle(job, rank, parted)]
-    found = unlike_groups(job, [calls[0] for calls in front.heads.values()], idle)
-    if found is None:
+    unlike = unlike_groups(job, [calls[0] for calls in front.heads.values()], idle)
+    if unlike is None:
         return None
-    instances = tuple({job.instance_of(call).id: job.instance_of(call) for call in found.calls}.values())
-    suspects = () if found.odd else tuple(sorted({*found.makers, *(call.rank for call in found.calls)}))
-    return Blame("order", found.odd, suspects, instances)
+    instances = tuple({job.instance_of(call).id: job.instance_of(call) for call in unlike.calls}.values())
+    suspects = () if unlike.odd else tuple(sorted({*unlike.makers, *(call.rank for call in unlike.calls)}))
+    return Blame("order", unlike.odd, suspects, instances)
 
 
 def _missing(

@@ -195,14 +195,14 @@ class _Groups:
         self._dumps = tuple(dumps)
         self._by_name: dict[str, list[GroupId]] = defaultdict(list)
         self._descriptions: dict[GroupId, str] = {}
-        self._own: dict[tuple[int, str], GroupId] = {}
+        self._group_of_name: dict[tuple[int, str], GroupId] = {}
         self._names: dict[GroupId, tuple[str, str]] = {}
         self._guessed: list[GroupId] = []
         for dump in self._dumps:
             for name, (description, ranks) in dump.groups.items():
                 if ranks:
                     self._add(GroupId(name, ranks), description)
-                    self._own[dump.rank, name] = GroupId(name, ranks)
+                    self._group_of_name[dump.rank, name] = GroupId(name, ranks)
         self._add_unlisted()
 
     def _add(self, group: GroupId, description: str) -> None:
@@ -250,7 +250,7 @@ class _Groups:
 
     def of(self, rank: int, name: str) -> GroupId:
         """Return the group that `rank` calls `name`."""
-        group_id = self._own.get((rank, name))
+        group_id = self._group_of_name.get((rank, name))
         if group_id is not None:
             return group_id
         with_rank = [group for group in self._by_name[name] if rank in group.ranks]

@@ -50,9 +50,9 @@ class ExpectedCalls:
         judged = list(calls)
         elsewhere = {
             call.token
-            for rank, known in self._job.ranks.items()
+            for rank, calls_of_rank in self._job.ranks.items()
             if rank not in judged[0].group.ranks
-            for call in known.calls
+            for call in calls_of_rank.calls
         }
         unheard = {call.rank for call in judged if call.token not in elsewhere}
         return unheard if len(unheard) < len(judged) else set()
@@ -75,8 +75,8 @@ class ExpectedCalls:
     @cached_property
     def _ranks_of_kind(self) -> dict[str, set[int]]:
         ranks: dict[str, set[int]] = defaultdict(set)
-        for known in self._job.ranks.values():
-            for kind, group in {(call.kind, call.group) for call in known.calls}:
+        for calls_of_rank in self._job.ranks.values():
+            for kind, group in {(call.kind, call.group) for call in calls_of_rank.calls}:
                 ranks[kind].update(group.ranks)
         return ranks
 
@@ -126,7 +126,7 @@ class ExpectedCalls:
 
     @cached_property
     def _message_codes(self) -> set[str]:
-        calls = (call for known in self._job.ranks.values() for call in known.calls if call.is_message)
+        calls = (call for calls_of_rank in self._job.ranks.values() for call in calls_of_rank.calls if call.is_message)
         return set(map(self._code, calls))
 
     @cached_property
@@ -140,16 +140,16 @@ class ExpectedCalls:
     def _texts(self) -> dict[int, str]:
         """{rank: one character per call, after one for the start of the program if that is known}."""
         return {
-            rank: ("\x01" if known.is_whole else "") + "".join(map(self._code, known.calls))
-            for rank, known in self._job.ranks.items()
-            if known.has_evidence
+            rank: ("\x01" if calls_of_rank.is_whole else "") + "".join(map(self._code, calls_of_rank.calls))
+            for rank, calls_of_rank in self._job.ranks.items()
+            if calls_of_rank.has_evidence
         }
 
     @cached_property
     def _places(self) -> dict[int, dict[int, int]]:
         """{rank: {position of a call: its index in the rank's text}}."""
         return {
-            rank: {call.position: at + known.is_whole for at, call in enumerate(known.calls)}
-            for rank, known in self._job.ranks.items()
-            if known.has_evidence
+            rank: {call.position: at + calls_of_rank.is_whole for at, call in enumerate(calls_of_rank.calls)}
+            for rank, calls_of_rank in self._job.ranks.items()
+            if calls_of_rank.has_evidence
         }

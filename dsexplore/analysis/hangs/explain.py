@@ -64,7 +64,7 @@ def _explained(paths: Paths) -> HangReport:
             raise FileNotFoundError(f"nothing at {source}: give the folder that the ranks wrote to")
         check_kind_of_path(source)
     files_of = (foreign_files(source) if source.is_dir() else [source] for source in sources)
-    kinds = {file: kind_of_file(file) for found in files_of for file in found}
+    kinds = {file: kind_of_file(file) for files in files_of for file in files}
     if "recorder" in kinds.values():
         return report_of(job_of_dumps(read_dumps([file for file, kind in kinds.items() if kind != "profiler"])))
     profile = next((file for file, kind in kinds.items() if kind == "profiler"), None)
@@ -82,7 +82,7 @@ def _explained_server(given: Sequence[Any]) -> HangReport:
         raise UsageError(f"explain_hang was given {len(given)} places, an address among them: give the address alone")
     server = read_debug_server(given[0])
     job = job_of_dumps(server.dumps)
-    ranks = {rank: replace(known, stack=server.stacks.get(rank, "")) for rank, known in job.ranks.items()}
+    ranks = {rank: replace(calls, stack=server.stacks.get(rank, "")) for rank, calls in job.ranks.items()}
     return report_of(replace(job, ranks=ranks))
 
 

@@ -208,18 +208,20 @@ def report_of(job: JobCalls) -> HangReport:
         culprits=blamed.culprits,
         sentence=sentence(job, front, blamed, parted),
         waiting=_waiting(front, parted),
-        mismatches=pl.DataFrame([row for one in parted for row in _sides(one)], schema=MISMATCHES, orient="row"),
+        mismatches=pl.DataFrame(
+            [row for mismatch in parted for row in _sides(mismatch)], schema=MISMATCHES, orient="row"
+        ),
         reason=reason_of(job, front, blamed),
         suspects=blamed.suspects,
         lines=_lines(job, front, blamed),
-        stacks={rank: known.stack for rank, known in job.ranks.items() if known.stack},
+        stacks={rank: calls.stack for rank, calls in job.ranks.items() if calls.stack},
         world_size=job.world_size,
         notes=(*job.notes, *end_note(job, blamed)),
     )
 
 
 def _waiting(front: Wavefront, parted: Sequence[Mismatch]) -> pl.DataFrame:
-    sides = {(one.instance.id, rank): ranks for one in parted for ranks in one.classes for rank in ranks}
+    sides = {(mismatch.instance.id, rank): ranks for mismatch in parted for ranks in mismatch.classes for rank in ranks}
     rows = []
     for rank, calls in sorted(front.heads.items()):
         call = calls[0]

@@ -48,7 +48,7 @@ def sentence(job: JobCalls, front: Wavefront, blame: Blame, parted: Sequence[Mis
 def _outside_text(job: JobCalls, blame: Blame) -> str:
     """Say where ranks stand that are in no recorded call, and how the others ended."""
     standing = {
-        rank: Standing.of(known.stack) for rank, known in job.ranks.items() if known.stack and known.end is None
+        rank: Standing.of(calls.stack) for rank, calls in job.ranks.items() if calls.stack and calls.end is None
     }
     left = [rank for rank in job.ranks if job.ranks[rank].end is not None]
     unseen = [rank for rank in blame.suspects if not job.ranks[rank].has_evidence]
@@ -69,7 +69,7 @@ def _whom_text(blame: Blame) -> str:
 
 def _missing_text(job: JobCalls, front: Wavefront, blame: Blame) -> str:
     accused = blame.culprits or blame.suspects
-    first = next((one for one in blame.instances if set(one.absent) & set(accused)), blame.instances[0])
+    first = next((instance for instance in blame.instances if set(instance.absent) & set(accused)), blame.instances[0])
     waits_in = [call for call in first.pending if call.rank not in accused] or first.pending
     waiting = format_ranks(call.rank for call in waits_in)
     verb = "waits" if len(waits_in) == 1 else "wait"
@@ -131,8 +131,8 @@ def end_note(job: JobCalls, blame: Blame) -> list[str]:
     """Return notes on ranks that raised an exception but are not to blame, as others often fail after one has."""
     raised = [
         rank
-        for rank, known in job.ranks.items()
-        if known.end is not None and known.end.how == "raised" and rank not in blame.culprits
+        for rank, calls in job.ranks.items()
+        if calls.end is not None and calls.end.how == "raised" and rank not in blame.culprits
     ]
     return [_end_text(job, rank) for rank in raised[:_MOST_NOTED]]
 
@@ -140,7 +140,9 @@ def end_note(job: JobCalls, blame: Blame) -> list[str]:
 def _lines_text(blame: Blame, parted: Sequence[Mismatch]) -> list[str]:
     """Say from which lines ranks of a blamed group first called one op differently: one text, or none."""
     groups = {instance.id.group for instance in blame.instances}
-    first = next((one for one in parted if one.field == "line" and one.instance.id.group in groups), None)
+    first = next(
+        (mismatch for mismatch in parted if mismatch.field == "line" and mismatch.instance.id.group in groups), None
+    )
     if first is None:
         return []
     sides = [f"{format_ranks(ranks)} at {place(first.instance.calls[ranks[0]].source)}" for ranks in first.classes]

@@ -38,7 +38,7 @@ def misdirected(job: JobCalls, heads: Iterable[RankCall]) -> Misdirected | None:
         heads: the calls in which ranks wait.
     """
     alone = [call for call in heads if call.pair is not None and _is_alone(job.instance_of(call), call)]
-    pairs = [(sent, received) for sent in alone for received in alone if _are_one_message(sent, received)]
+    pairs = [(sent, received) for sent in alone for received in alone if _could_be_a_message(sent, received)]
     for sent, received in pairs:
         odd = [call for call in (received, sent) if _has_left_usual_peer(job, call)]
         if len(odd) == 1:
@@ -59,7 +59,7 @@ def _is_alone(instance: Instance, call: RankCall) -> bool:
     return instance.calls.keys() == {call.rank} and bool(instance.absent) and not instance.id.part
 
 
-def _are_one_message(sent: RankCall, received: RankCall) -> bool:
+def _could_be_a_message(sent: RankCall, received: RankCall) -> bool:
     """Return True if two calls of one group could be a message, but name another peer at one of the ends."""
     if sent.op != "send" or received.op != "recv" or sent.group != received.group or sent.rank == received.rank:
         return False
@@ -73,12 +73,18 @@ def _peer(call: RankCall) -> int:
 
 def _before(job: JobCalls, call: RankCall) -> list[RankCall]:
     """Return the calls that a rank made at the same line before."""
-    same = (one for one in job.ranks[call.rank].calls if one.position < call.position and one.pair is not None)
-    return [one for one in same if (one.op, one.source, one.group) == (call.op, call.source, call.group)]
+    same = (
+        earlier
+        for earlier in job.ranks[call.rank].calls
+        if earlier.position < call.position and earlier.pair is not None
+    )
+    return [
+        earlier for earlier in same if (earlier.op, earlier.source, earlier.group) == (call.op, call.source, call.group)
+    ]
 
 
 def _has_left_usual_peer(job: JobCalls, call: RankCall) -> bool:
-    peers = [_peer(one) for one in _before(job, call)]
+    peers = [_peer(earlier) for earlier in _before(job, call)]
     return len(peers) >= _USUAL and len(set(peers)) == 1 and peers[0] != _peer(call)
 
 
@@ -88,7 +94,7 @@ def _is_first(job: JobCalls, call: RankCall) -> bool:
 
 def _has_gone_on(job: JobCalls, rank: int) -> bool:
     """Return True if a rank is in a later call, or past its program: nothing but the message itself held it up."""
-    known = job.ranks.get(rank)
-    if known is None or not known.has_evidence:
+    calls = job.ranks.get(rank)
+    if calls is None or not calls.has_evidence:
         return False
-    return known.end.how == "ended" if known.end is not None else bool(known.pending)
+    return calls.end.how == "ended" if calls.end is not None else bool(calls.pending)

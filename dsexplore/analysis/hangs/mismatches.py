@@ -74,7 +74,7 @@ def differences(job: JobCalls) -> list[Mismatch]:
     """
     result = []
     for instances in _by_group(job):
-        first = next((one for one in instances if one.absent or _field(one)), None)
+        first = next((instance for instance in instances if instance.absent or _field(instance)), None)
         if first is not None:
             sides = [*_classes(first), *([first.absent] if first.absent else [])]
             sides.sort(key=lambda ranks: (-len(ranks), ranks))

@@ -50,7 +50,7 @@ def kinds(groups: Mapping[GroupId, str]) -> dict[GroupId, str]:
     """
     kinds_of = {}
     count_of_ranks: dict[tuple[str, tuple[int, ...]], int] = defaultdict(int)
-    for group, described in sorted(groups.items(), key=lambda one: (len(one[0].name), one[0].name)):
+    for group, described in sorted(groups.items(), key=lambda pair: (len(pair[0].name), pair[0].name)):
         steps = {after - before for before, after in zip(group.ranks, group.ranks[1:], strict=False)}
         kinds_of[group] = f"{described} {len(group.ranks)} {sorted(steps)} {count_of_ranks[described, group.ranks]}"
         count_of_ranks[described, group.ranks] += 1
@@ -241,12 +241,15 @@ class JobCalls:
     @cached_property
     def has_begins(self) -> bool:
         """True if it is recorded which calls the devices have started: the recorder does so if torch takes times."""
-        return any(call.state == "started" for known in self.ranks.values() for call in known.pending)
+        return any(call.state == "started" for calls_of_rank in self.ranks.values() for call in calls_of_rank.pending)
 
     def knows_all(self, ranks: Iterable[int]) -> bool:
         """Return True if all calls of these ranks are known, starting at the first."""
         calls = [self.ranks.get(rank) for rank in ranks]
-        return all(one is not None and one.is_whole and one.has_evidence for one in calls)
+        return all(
+            calls_of_rank is not None and calls_of_rank.is_whole and calls_of_rank.has_evidence
+            for calls_of_rank in calls
+        )
 
     def _absent(self, instance: Instance) -> Iterable[int]:
         group, _, number, part = instance.id

@@ -66,7 +66,7 @@ def job_of_trace(
             end=ended.get(rank),
         )
     notes = [note for note in tables.info.notes if not note.startswith(_ENDED_EARLY)]
-    said = [found[1] for note in tables.info.notes if (found := _STOOD.search(note))]
+    said = [match[1] for note in tables.info.notes if (match := _STOOD.search(note))]
     return _settled(JobCalls(calls_of, len(calls_of), tuple(notes), said[0] if stood is None and said else stood))
 
 
@@ -76,12 +76,13 @@ def _settled(job: JobCalls) -> JobCalls:
     Its process may have been gone before it noted that; what has ended nowhere is where it was.
     """
     ranks = dict(job.ranks)
-    for rank, known in job.ranks.items():
-        if known.end is not None and known.pending:
+    for rank, calls_of_rank in job.ranks.items():
+        if calls_of_rank.end is not None and calls_of_rank.pending:
             calls = [
-                call._replace(state="completed") if _has_ended_elsewhere(job, call) else call for call in known.calls
+                call._replace(state="completed") if _has_ended_elsewhere(job, call) else call
+                for call in calls_of_rank.calls
             ]
-            ranks[rank] = replace(known, calls=calls)
+            ranks[rank] = replace(calls_of_rank, calls=calls)
     return replace(job, ranks=ranks)
 
 

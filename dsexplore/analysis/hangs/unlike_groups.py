@@ -34,13 +34,13 @@ class UnlikeGroups(NamedTuple):
 
 def makers(job: JobCalls) -> dict[int, Standing]:
     """Return the ranks that run and stand in ``new_group``, each with its place."""
-    standing = {rank: Standing.of(known.stack) for rank, known in job.ranks.items() if _may_stand(job, rank)}
+    standing = {rank: Standing.of(calls.stack) for rank, calls in job.ranks.items() if _may_stand(job, rank)}
     return {rank: place for rank, place in standing.items() if place.call == NEW_GROUP}
 
 
 def _may_stand(job: JobCalls, rank: int) -> bool:
-    known = job.ranks[rank]
-    return bool(known.stack) and known.end is None and not known.pending
+    calls = job.ranks[rank]
+    return bool(calls.stack) and calls.end is None and not calls.pending
 
 
 def unlike_groups(job: JobCalls, heads: Iterable[RankCall], idle: Collection[int]) -> UnlikeGroups | None:

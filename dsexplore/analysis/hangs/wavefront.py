@@ -62,7 +62,7 @@ class Wavefront:
     @cached_property
     def unseen(self) -> set[int]:
         """Ranks that left no record."""
-        return {rank for rank, known in self.job.ranks.items() if not known.has_evidence}
+        return {rank for rank, calls in self.job.ranks.items() if not calls.has_evidence}
 
     @cached_property
     def circles(self) -> list[set[int]]:
@@ -113,7 +113,7 @@ class Wavefront:
     @cached_property
     def together(self) -> list[Instance]:
         """Instances in which all ranks wait, each in its first pending call: no rank is missing."""
-        return [one for one in self._unexplained if one.id.pair is None and not one.absent]
+        return [instance for instance in self._unexplained if instance.id.pair is None and not instance.absent]
 
     @cached_property
     def unmet(self) -> list[Instance]:
@@ -123,9 +123,11 @@ class Wavefront:
         considered, which send and receive on the host.
         """
         return [
-            one
-            for one in self._unexplained
-            if one.id.pair is not None and len(one.pending) == 2 and all(call.has_tag for call in one.pending)
+            instance
+            for instance in self._unexplained
+            if instance.id.pair is not None
+            and len(instance.pending) == 2
+            and all(call.has_tag for call in instance.pending)
         ]
 
     @cached_property
@@ -134,7 +136,7 @@ class Wavefront:
 
         All other ranks wait there, each in its first pending call.
         """
-        return [one for one in self._unexplained if one.absent]
+        return [instance for instance in self._unexplained if instance.absent]
 
     @cached_property
     def _unexplained(self) -> list[Instance]:

@@ -43,7 +43,7 @@ def explain(entry: Compared, comparison: Comparison) -> Match | None:
     layouts = entry.alternatives[:MOST_LAYOUTS] or [entry.parts]
     for rule in RULES:
         for parts in layouts:
-            found = rule(parts, entry, comparison)
-            if found is not None:
-                return found
+            match = rule(parts, entry, comparison)
+            if match is not None:
+                return match
     return None

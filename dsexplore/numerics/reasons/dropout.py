@@ -44,11 +44,11 @@ def different_draws(comparison: Comparison) -> Iterator[tuple[Compared, tuple[in
             zeros = {
                 part.holder.rank: drawn.get((entry.record.module, part.holder.call, part.holder.rank)) for part in group
             }
-            known = {rank: draw for rank, draw in zeros.items() if draw is not None}
-            first = next(iter(known.values()), None)
-            if first is None or all(torch.equal(first, draw) for draw in known.values()):
+            draws = {rank: draw for rank, draw in zeros.items() if draw is not None}
+            first = next(iter(draws.values()), None)
+            if first is None or all(torch.equal(first, draw) for draw in draws.values()):
                 continue
-            ranks = tuple(sorted(known))
+            ranks = tuple(sorted(draws))
             looks = "these ranks hold the same activation, and drop different elements of it"
             yield entry, ranks, Match("dropout", looks, CHANGE)
             break

@@ -22,12 +22,12 @@ def rule(parts: Sequence[Part], entry: Compared, comparison: Comparison) -> Matc
     entries = comparison.of("gradient", entry.record.step)
     norm = _norm_of_reference(entries)
     factors = {rank: _factor(rank, entries) for rank in {part.holder.rank for part in parts}}
-    known = {rank: factor for rank, factor in factors.items() if factor is not None}
-    if not known or not _is_round(norm):
+    comparable = {rank: factor for rank, factor in factors.items() if factor is not None}
+    if not comparable or not _is_round(norm):
         return _clipped_first(entries, comparison, entry.record.step, norm) if _is_round(norm) else None
-    if len(known) < len(factors):
+    if len(comparable) < len(factors):
         return None
-    shown = ", ".join(f"{factor:.3g} on rank {rank}" for rank, factor in sorted(known.items())[:4])
+    shown = ", ".join(f"{factor:.3g} on rank {rank}" for rank, factor in sorted(comparable.items())[:4])
     return Match(
         "local norm",
         f"all gradients of a rank have one factor ({shown}), and the reference's are clipped to {norm:.2g}",

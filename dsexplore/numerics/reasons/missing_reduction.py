@@ -31,9 +31,9 @@ def rule(parts: Sequence[Part], entry: Compared, comparison: Comparison) -> Matc
 def factor_of_sum(parts: Sequence[Part], axes: Collection[str], entry: Compared) -> float | None:
     """Return how many times the reference the sum of replicas over these axes is; None where it is no multiple."""
     factors = [_factor(summed, entry) for group in replicas(parts) for summed in _gathered(group, axes)]
-    known = [factor for factor in factors if factor is not None]
-    is_common = len(known) == len(factors) and all(is_close(factor, known[0]) for factor in known)
-    return known[0] if known and is_common else None
+    comparable = [factor for factor in factors if factor is not None]
+    is_common = len(comparable) == len(factors) and all(is_close(factor, comparable[0]) for factor in comparable)
+    return comparable[0] if comparable and is_common else None
 
 
 def _gathered(group: Sequence[Part], axes: Collection[str]) -> Iterator[list[Part]]:

@@ -19,7 +19,7 @@ def moved_slices(parts: Sequence[Part], entry: Compared) -> Iterator[tuple[int, 
     for dim in range(entry.whole.dim()):
         if entry.whole.shape[dim] < 2:
             continue
-        found = []
+        matched = []
         for part in parts:
             if part.value.shape != part.expected.shape:
                 return
@@ -28,9 +28,9 @@ def moved_slices(parts: Sequence[Part], entry: Compared) -> Iterator[tuple[int, 
             indices = matching_indices(part.value / part.factor, among, dim, TOLERANCE)
             if indices is None:
                 break
-            found.append((part, indices))
+            matched.append((part, indices))
         else:
-            yield dim, found
+            yield dim, matched
 
 
 def runs_text(indices: Tensor, most: int = 3) -> str:

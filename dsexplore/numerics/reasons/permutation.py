@@ -14,11 +14,11 @@ from dsexplore.numerics.reasons.moved_slices import moved_slices, runs_text
 
 def rule(parts: Sequence[Part], entry: Compared, comparison: Comparison) -> Match | None:
     """Look for a dim along which the ranks hold the reference's slices in another order."""
-    for dim, found in moved_slices(parts, entry):
-        moved = [(part, indices) for part, indices in found if not torch.equal(indices, part.indices[dim])]
-        if not moved:
+    for dim, matched in moved_slices(parts, entry):
+        misplaced = [(part, indices) for part, indices in matched if not torch.equal(indices, part.indices[dim])]
+        if not misplaced:
             continue
-        part, indices = moved[0]
+        part, indices = misplaced[0]
         is_last = dim == entry.whole.dim() - 1
         what = "columns" if is_last else "rows"
         looks = (

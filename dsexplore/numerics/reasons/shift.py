@@ -18,12 +18,12 @@ FARTHEST = 3
 
 def rule(parts: Sequence[Part], entry: Compared, comparison: Comparison) -> Match | None:
     """Look for a dim along which ranks hold neighboring slices of the reference from another position on."""
-    for dim, found in moved_slices(parts, entry):
+    for dim, matched in moved_slices(parts, entry):
         if dim == entry.whole.dim() - 1 and dim:
             continue  # features have no positions
-        moved = [(part, indices) for part, indices in found if not torch.equal(indices, part.indices[dim])]
-        if moved and all(_is_run(indices, entry.whole.shape[dim]) for _, indices in moved):
-            part, indices = moved[0]
+        misplaced = [(part, indices) for part, indices in matched if not torch.equal(indices, part.indices[dim])]
+        if misplaced and all(_is_run(indices, entry.whole.shape[dim]) for _, indices in misplaced):
+            part, indices = misplaced[0]
             return _match(
                 f"rank {part.holder.rank} has positions {runs_text(indices)} of dim {dim} where "
                 f"{runs_text(part.indices[dim])} belong"

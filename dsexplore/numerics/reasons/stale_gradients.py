@@ -17,7 +17,7 @@ def rule(parts: Sequence[Part], entry: Compared, comparison: Comparison) -> Matc
     total, first = entry.whole, entry.record.step
     while first:
         first -= 1
-        before = [one for one in comparison.of("gradient", first) if one.record.name == entry.record.name]
+        before = [earlier for earlier in comparison.of("gradient", first) if earlier.record.name == entry.record.name]
         if not before or before[0].whole.shape != total.shape:
             return None
         total = total + before[0].whole

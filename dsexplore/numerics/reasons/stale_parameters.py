@@ -12,10 +12,10 @@ from dsexplore.units import format_ranks
 
 def unsynchronized(comparison: Comparison) -> dict[str, tuple[int, ...]]:
     """Return {parameter: the ranks that hold other values than the first rank has}, before the first step."""
-    found: dict[str, tuple[int, ...]] = {}
-    for name, rank in _each(comparison):
-        found[name] = (*found.get(name, ()), rank)
-    return found
+    ranks_of_parameter: dict[str, tuple[int, ...]] = {}
+    for name, rank in _unsynchronized_parameters(comparison):
+        ranks_of_parameter[name] = (*ranks_of_parameter.get(name, ()), rank)
+    return ranks_of_parameter
 
 
 def match_of(names: dict[str, tuple[int, ...]]) -> Match:
@@ -30,7 +30,7 @@ def match_of(names: dict[str, tuple[int, ...]]) -> Match:
     )
 
 
-def _each(comparison: Comparison) -> Iterator[tuple[str, int]]:
+def _unsynchronized_parameters(comparison: Comparison) -> Iterator[tuple[str, int]]:
     for record in comparison.ranks:
         for name in record.unsynchronized:
             yield name, record.rank

@@ -22,7 +22,7 @@ def rule(parts: Sequence[Part], entry: Compared, comparison: Comparison) -> Matc
         return None
     counts = [rows_with_gradient(part) for part in shown]
     products = [part.factor * count for part, count in zip(shown, counts, strict=True)]
-    if not all(is_close(one, products[0]) for one in products):
+    if not all(is_close(product, products[0]) for product in products):
         return None
     sizes = ", ".join(f"rank {part.holder.rank} {count}" for part, count in zip(shown, counts, strict=True))
     looks = f"ranks have means over different numbers of rows ({sizes}), weighted alike"

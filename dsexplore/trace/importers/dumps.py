@@ -55,15 +55,17 @@ def ranks_of_files(contents: Mapping[Path, Any]) -> Guess:
         *(lambda file, at=at: _nth_number(stems[file], at) for at in range(-1, -most - 1, -1)),
         lambda file: next(iter(possible[file])) if len(possible[file]) == 1 else None,
     ]
-    found = []
+    assignments = []
     for guess in guesses:
         ranks = {file: guess(file) for file in contents}
-        known = {file: rank for file, rank in ranks.items() if rank is not None and rank < MOST_RANKS}
-        if len(known) == len(contents) and len(set(known.values())) == len(known):
-            found.append(known)
-    fitting = [ranks for ranks in found if all(not possible[f] or rank in possible[f] for f, rank in ranks.items())]
-    if found:
-        return (fitting or found)[0]
+        numbered = {file: rank for file, rank in ranks.items() if rank is not None and rank < MOST_RANKS}
+        if len(numbered) == len(contents) and len(set(numbered.values())) == len(numbered):
+            assignments.append(numbered)
+    fitting = [
+        ranks for ranks in assignments if all(not possible[f] or rank in possible[f] for f, rank in ranks.items())
+    ]
+    if assignments:
+        return (fitting or assignments)[0]
     name = next(iter(contents)).name
     raise TraceFileError(
         f"the names of {len(contents)} dumps, {name} first, do not say which rank each is from: rename them so that "
@@ -118,13 +120,13 @@ def _written(content: Any) -> int | None:
     return rank if isinstance(rank, int) and 0 <= rank < MOST_RANKS else None
 
 
-def _number(found: re.Match[str] | None) -> int | None:
-    return int(found[1]) if found else None
+def _number(match: re.Match[str] | None) -> int | None:
+    return int(match[1]) if match else None
 
 
 def _nth_number(stem: str, at: int) -> int | None:
-    found = re.findall(r"\d+", stem)
-    return int(found[at]) if -at <= len(found) else None
+    numbers = re.findall(r"\d+", stem)
+    return int(numbers[at]) if -at <= len(numbers) else None
 
 
 @dataclass(frozen=True)
@@ -184,15 +186,15 @@ def _ranks(contents: dict[Path, Any]) -> dict[Path, int]:
         return ranks_of_files(with_content)
 
 
-def tables_of_dumps(found: Dumps) -> Tables:
+def tables_of_dumps(dumps: Dumps) -> Tables:
     """Merge all dumps into one trace; its notes name the files that are left out."""
-    world_size = found.world_size
-    parts = (guarded(dump.file, partial(tables_of, dump, world_size)) for dump in found.dumps)
-    merged = merge_as_they_come(parts, "reading flight-recorder dumps", len(found.dumps))
-    notes = [note for note in merged.info.notes if not _is_cut(found) or note not in unmatched.notes(merged)]
-    return replace(merged, info=replace(merged.info, notes=(*notes, *found.unreadable)))
+    world_size = dumps.world_size
+    parts = (guarded(dump.file, partial(tables_of, dump, world_size)) for dump in dumps.dumps)
+    merged = merge_as_they_come(parts, "reading flight-recorder dumps", len(dumps.dumps))
+    notes = [note for note in merged.info.notes if not _is_cut(dumps) or note not in unmatched.notes(merged)]
+    return replace(merged, info=replace(merged.info, notes=(*notes, *dumps.unreadable)))
 
 
-def _is_cut(found: Dumps) -> bool:
+def _is_cut(dumps: Dumps) -> bool:
     """Return True if a dump lacks its first entries, among which a message's other end may have been."""
-    return any(not dump.entries or dump.entries[0].record > 0 for dump in found.dumps)
+    return any(not dump.entries or dump.entries[0].record > 0 for dump in dumps.dumps)

@@ -41,7 +41,7 @@ class EventRanges:
 
     def around(self, moments: Sequence[Moment]) -> list[tuple[Event, ...]]:
         """Return for each moment the events of its thread that were running, outermost first."""
-        found: list[tuple[Event, ...]] = [()] * len(moments)
+        enclosing: list[tuple[Event, ...]] = [()] * len(moments)
         of_thread: dict[object, list[int]] = defaultdict(list)
         for place, (thread, _) in enumerate(moments):
             if thread in self._events:
@@ -50,18 +50,18 @@ class EventRanges:
             places.sort(key=lambda place: moments[place][1])
             around = _around(self._events[thread], [moments[place][1] for place in places])
             for place, events in zip(places, around, strict=True):
-                found[place] = events
-        return found
+                enclosing[place] = events
+        return enclosing
 
     def within(self, event: Event) -> list[Event]:
         """Return the events of the same thread that began while `event` was running, in order of time."""
         events = self._events.get(thread_of(event), [])
         at = bisect_left(events, begin_of(event), key=begin_of)
-        end, found = end_of(event), []
+        end, inner = end_of(event), []
         while at < len(events) and begin_of(events[at]) <= end:
-            found.append(events[at])
+            inner.append(events[at])
             at += 1
-        return found
+        return inner
 
 
 def _around(events: Sequence[Event], moments: Sequence[float]) -> Iterable[tuple[Event, ...]]:

@@ -89,7 +89,7 @@ def _event(node: Mapping[str, Any], ends: Mapping[int, int]) -> Event:
         if isinstance(attribute, dict) and "name" in attribute
     }
     number = int(node["id"])
-    told = {name: attributes[key] for key, name in _ARGUMENTS.items() if key in attributes}
+    arguments = {name: attributes[key] for key, name in _ARGUMENTS.items() if key in attributes}
     inputs = node.get("inputs") if isinstance(node.get("inputs"), dict) else {}
     return {
         "ph": "X",
@@ -99,7 +99,7 @@ def _event(node: Mapping[str, Any], ends: Mapping[int, int]) -> Event:
         "tid": str(attributes.get("tid", 0)),
         "ts": number,
         "dur": ends[number] - number + 0.5,
-        "args": {**_tensors(inputs or {}), **_older(node, inputs or {}), **told},
+        "args": {**_tensors(inputs or {}), **_older(node, inputs or {}), **arguments},
     }
 
 

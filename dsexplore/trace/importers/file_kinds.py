@@ -73,8 +73,8 @@ def kind_not_read(file: Path) -> str:
     begin = unpacked_beginning(file)
     if by_suffix or not begin.strip():
         return by_suffix or "empty: copy or record it again"
-    if known := next((kind for mark, kind in _BY_BEGINNING if begin.startswith(mark)), ""):
-        return known
+    if known_kind := next((kind for mark, kind in _BY_BEGINNING if begin.startswith(mark)), ""):
+        return known_kind
     if is_tar(begin):
         return "a tar archive: give the file itself, not its folder"
     if begin[:1] in b"{[":

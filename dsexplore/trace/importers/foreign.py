@@ -71,11 +71,11 @@ def _ranks(traces: dict[Path, ProfilerFile]) -> tuple[dict[Path, int], list[str]
     if len(traces) == 1:
         file, trace = next(iter(traces.items()))
         rank = trace.distributed.get("rank")
-        known = rank if isinstance(rank, int) else rank_in_name(file.name)
-        known = known if known is not None and 0 <= known < MOST_RANKS else None
-        notes = [] if known is not None else [f"{file.name} does not say its rank: it is taken for rank 0"]
-        return {file: known or 0}, notes
-    if all(one["rank"] is None for one in said.values()) and not is_named_by_rank(traces):
+        number = rank if isinstance(rank, int) else rank_in_name(file.name)
+        number = number if number is not None and 0 <= number < MOST_RANKS else None
+        notes = [] if number is not None else [f"{file.name} does not say its rank: it is taken for rank 0"]
+        return {file: number or 0}, notes
+    if all(traced["rank"] is None for traced in said.values()) and not is_named_by_rank(traces):
         note = "the files do not say their ranks: they are numbered in the order of their names"
         return {file: rank for rank, file in enumerate(sorted(traces))}, [note]
     return ranks_of_files(said), []
@@ -132,8 +132,8 @@ def foreign_files(source: Path) -> list[Path]:
     """
     if not source.is_dir():
         return [source] if kind_of_file(source) in _OF_TOOLS else []
-    for found in (source.iterdir(), source.rglob("*")):
-        files = sorted(file for file in found if file.is_file() and not file.name.startswith("."))
+    for entries in (source.iterdir(), source.rglob("*")):
+        files = sorted(file for file in entries if file.is_file() and not file.name.startswith("."))
         kinds = {file: kind_of_file(file) for file in files}
         if any(kind in _OF_TIMES for kind in kinds.values()):
             return [file for file, kind in kinds.items() if kind in (*_OF_TOOLS, "empty")]
@@ -173,10 +173,10 @@ def load_foreign(files: Sequence[Path]) -> Tables:
         tables, problems = load_profiles(profiles, is_whole=len(files) > 1)
         problems += [f"{file} {_LEFT_OUT['inspector']}" for file in logs]
     else:
-        found = read_dumps(files)
-        for problem in found.unreadable:
+        dumps = read_dumps(files)
+        for problem in dumps.unreadable:
             warn(problem)
-        return tables_of_dumps(found)
+        return tables_of_dumps(dumps)
     problems = [
         *problems,
         *(f"{file} {_LEFT_OUT[kind]}" for file, kind in kinds.items() if kind in ("empty", "recorder")),

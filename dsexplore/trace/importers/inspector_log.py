@@ -131,11 +131,11 @@ def _call(line: Mapping[str, Any]) -> InspectorCall:
 
 def _span(kernels: Iterable[Mapping[str, Any]]) -> tuple[int | None, int | None]:
     """Return when the first of a collective's kernels began and the last one ended; None if that is not known."""
-    times = [(int(one.get("kernel_start_ts") or 0), int(one.get("kernel_stop_ts") or 0)) for one in kernels]
-    known = [(start * 1_000, stop * 1_000) for start, stop in times if 0 < start <= stop <= MOST_TIME // 1_000]
-    if not known:
+    times = [(int(kernel.get("kernel_start_ts") or 0), int(kernel.get("kernel_stop_ts") or 0)) for kernel in kernels]
+    measured = [(start * 1_000, stop * 1_000) for start, stop in times if 0 < start <= stop <= MOST_TIME // 1_000]
+    if not measured:
         return None, None
-    return min(start for start, _ in known), max(stop for _, stop in known)
+    return min(start for start, _ in measured), max(stop for _, stop in measured)
 
 
 def tables_of_inspector(logs: Sequence[InspectorLog]) -> list[Tables]:
@@ -154,12 +154,12 @@ def tables_of_inspector(logs: Sequence[InspectorLog]) -> list[Tables]:
     members: dict[str, dict[int, int]] = defaultdict(dict)
     placed: list[tuple[int, InspectorCall]] = []
     for log in logs:
-        own = [(call.place if call.size == world else ranks[log.file], call) for call in log.calls]
-        kept = [(rank, call) for rank, call in own if rank is not None]
+        calls = [(call.place if call.size == world else ranks[log.file], call) for call in log.calls]
+        kept = [(rank, call) for rank, call in calls if rank is not None]
         for rank, call in kept:
             members[call.communicator][call.place] = rank
         placed += kept
-        notes += _notes(log, len(own) - len(kept))
+        notes += _notes(log, len(calls) - len(kept))
     by_rank: dict[int, list[InspectorCall]] = defaultdict(list)
     for rank, call in placed:
         by_rank[rank].append(call)
@@ -191,8 +191,8 @@ def _ranks_of(call: InspectorCall, members: Mapping[str, Mapping[int, int]], wor
     """Return the ranks of a communicator in its order; empty if the files of some are missing."""
     if call.size == world:
         return tuple(range(world))
-    known = members[call.communicator]
-    return tuple(known[place] for place in range(call.size)) if len(known) == call.size else ()
+    ranks = members[call.communicator]
+    return tuple(ranks[place] for place in range(call.size)) if len(ranks) == call.size else ()
 
 
 def _row(rank: int, position: int, call: InspectorCall, ranks: Sequence[int]) -> tuple[Any, ...]:
@@ -215,7 +215,7 @@ def _notes(log: InspectorLog, skipped: int) -> Iterator[str]:
     for call in log.calls:
         if call.number is not None:
             numbers[call.communicator, call.place].add(call.number)
-    missing = sum(max(found) - min(found) + 1 - len(found) for found in numbers.values())
+    missing = sum(max(present) - min(present) + 1 - len(present) for present in numbers.values())
     if missing:
         yield f"{name} lacks {format_count(missing, 'collective')} between those that it has, by their numbers"
     untimed = [call for call in log.calls if call.end is None]

@@ -66,8 +66,8 @@ def _check(data: bytes) -> None:
     """
     size, at, run = len(data), 0, _harmless(len(data))
     while at < size:
-        if (found := run.match(data, at)) is not None and found.end() > at:
-            at = found.end()
+        if (match := run.match(data, at)) is not None and match.end() > at:
+            at = match.end()
             continue
         code = data[at]
         if code == _END or code in _NAMING:
@@ -129,8 +129,8 @@ def _check_size(content: Any, most: int) -> None:
             count += len(value) * times
             for member in value.values() if type(value) is dict else value:
                 if type(member) in _CONTAINERS:
-                    known = below.get(id(member))
-                    below[id(member)] = member, times if known is None else times + known[1]
+                    counted = below.get(id(member))
+                    below[id(member)] = member, times if counted is None else times + counted[1]
         if count > most:
             raise pickle.UnpicklingError(f"its values use each other more than {most:,} times")
         if not below:

@@ -138,7 +138,7 @@ def _of_kernel(event: Event, exposed: int | None, launch: Launch, base: int) -> 
     arguments = arguments_of(event)
     if "Collective name" not in arguments:
         described = (arguments_of(op) for op in launch.ops)
-        arguments = {**next((one for one in described if "Collective name" in one), {}), **arguments}
+        arguments = {**next((event for event in described if "Collective name" in event), {}), **arguments}
     start = nanoseconds(event["ts"], base)
     tensors, of = _first_tensors(launch.ops)
     return ProfilerCall(
@@ -188,12 +188,12 @@ def _first_tensors(ops: Iterable[Event], works: Iterable[Event] = ()) -> tuple[t
         ops: that describe one collective.
         works: that implement it, of which only a dtype is taken.
     """
-    found = [(tensors, event["name"]) for event in ops if (tensors := _tensors(event))]
-    if not found:
+    inputs = [(tensors, event["name"]) for event in ops if (tensors := _tensors(event))]
+    if not inputs:
         return (), ""
-    tensors, of = next(((one, name) for one, name in found if "::" in name), found[0])
-    dtypes = chain((one for one, _ in found), map(_tensors, works))
-    dtype = next((kind for one in dtypes for _, kind in one if kind), "")
+    tensors, of = next(((shapes, name) for shapes, name in inputs if "::" in name), inputs[0])
+    dtypes = chain((shapes for shapes, _ in inputs), map(_tensors, works))
+    dtype = next((kind for shapes in dtypes for _, kind in shapes if kind), "")
     return tuple((elements, kind or dtype) for elements, kind in tensors), of
 
 
@@ -234,7 +234,7 @@ def _on_cpu(trace: ProfilerFile) -> Iterable[ProfilerCall]:
             raw_op=event["name"],
             start=nanoseconds(event["ts"], trace.base),
             end=max((_end_of(work, trace.base) for work in mine), default=None),
-            arguments=next((arguments_of(one) for one in within if one["name"] == DESCRIPTION), {}),
+            arguments=next((arguments_of(event) for event in within if event["name"] == DESCRIPTION), {}),
             tensors=tensors,
             thread=thread_of(event),
             issued=begin_of(event),
@@ -248,7 +248,7 @@ def _on_cpu(trace: ProfilerFile) -> Iterable[ProfilerCall]:
 
 
 def _ranges_in(ranges: EventRanges, event: Event) -> list[Event]:
-    return [one for one in ranges.within(event) if one["name"] != DESCRIPTION]
+    return [inner for inner in ranges.within(event) if inner["name"] != DESCRIPTION]
 
 
 def _is_backends_range(event: Event) -> bool:

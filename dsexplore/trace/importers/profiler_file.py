@@ -73,12 +73,12 @@ class _EventKinds(dict[bytes, _Kind]):
         self.categories: set[str] = set()
 
     def __missing__(self, begin: bytes) -> _Kind:
-        found = _BEGIN.match(begin)
+        match = _BEGIN.match(begin)
         kind = _Kind.EVENT
-        if found:
-            category = (found[1] or b"").decode(errors="replace")
+        if match:
+            category = (match[1] or b"").decode(errors="replace")
             self.categories.add(category)
-            kind = _kind(category, found[2].decode(errors="replace"))
+            kind = _kind(category, match[2].decode(errors="replace"))
         self[begin] = kind
         return kind
 
@@ -172,9 +172,9 @@ class ProfilerFile:
         """Return {correlation: the launch with that number}; damaged launches are left out."""
         wanted: dict[int, bytes] = {}
         for text in self.launches:
-            found = _CORRELATION.search(text)
-            if found and int(found[1]) in correlations:
-                wanted[int(found[1])] = text[: text.rfind(b"}")]  # what follows is the next event's
+            match = _CORRELATION.search(text)
+            if match and int(match[1]) in correlations:
+                wanted[int(match[1])] = text[: text.rfind(b"}")]  # what follows is the next event's
         try:
             events = json.loads(_objects(wanted.values()), strict=False)
         except ValueError:
@@ -187,7 +187,7 @@ class ProfilerFile:
         Args:
             threads: ``(pid, tid)`` of each.
         """
-        found: list[Event] = []
+        events_found: list[Event] = []
         damaged = 0
         for thread in self.ranges.keys() & threads:
             texts = self.ranges[thread]
@@ -195,9 +195,9 @@ class ProfilerFile:
                 events, without = _events(_texts(texts))
             except ValueError:
                 events, without = [], len(texts)
-            found += _complete(self.file, events)
+            events_found += _complete(self.file, events)
             damaged += without
-        return found, damaged
+        return events_found, damaged
 
 
 def read_profiler_file(file: Path) -> ProfilerFile:
@@ -211,7 +211,7 @@ def read_profiler_file(file: Path) -> ProfilerFile:
         head, last = parts.head or b"", parts.last
         events, damaged = _parsed(head, parts.events, last)
         kernels = pl.read_json(_objects(parts.kernels), schema=_KERNELS)
-        threads = [(one.get("pid"), one.get("tid")) for one in json.loads(_objects(parts.ranges))]
+        threads = [(event.get("pid"), event.get("tid")) for event in json.loads(_objects(parts.ranges))]
     except (OSError, EOFError, zlib.error) as error:
         raise TraceFileError(f"{file} cannot be read ({error}): copy or record it again") from error
     except (ValueError, RecursionError, pl.exceptions.PolarsError, pl.exceptions.PanicException):
@@ -227,26 +227,26 @@ def read_profiler_file(file: Path) -> ProfilerFile:
 
 
 def _cut(blocks: Iterable[bytes]) -> _Parts:
-    found, kinds = _Parts(), _EventKinds()
+    parts, kinds = _Parts(), _EventKinds()
     rest = b""
     for block in blocks:
         *whole, rest = (rest + block).split(_MARK)
-        if found.head is None and whole:
-            found.head = whole.pop(0)
-        found.sort(whole, kinds)
-    if found.head is None:
-        found.head = rest
+        if parts.head is None and whole:
+            parts.head = whole.pop(0)
+        parts.sort(whole, kinds)
+    if parts.head is None:
+        parts.head = rest
     else:
-        found.last = rest
-        found.sort_last(kinds)
-    found.categories = frozenset(kinds.categories)
-    return found
+        parts.last = rest
+        parts.sort_last(kinds)
+    parts.categories = frozenset(kinds.categories)
+    return parts
 
 
 def _objects(texts: Collection[bytes]) -> bytes:
     """Return a JSON list of the objects in `texts`, each starting after ``"pid"``, with or without a trailing comma."""
-    each = b'},{"pid"'.join([text.rstrip(b", \t\r\n") for text in texts])
-    return b'[{"pid"' + each + b"}]" if texts else b"[]"
+    joined = b'},{"pid"'.join([text.rstrip(b", \t\r\n") for text in texts])
+    return b'[{"pid"' + joined + b"}]" if texts else b"[]"
 
 
 def is_kept(category: str, name: str) -> bool:
@@ -394,7 +394,7 @@ def _distributed(ends: bytes) -> dict[str, Any]:
         return {}
     try:
         text = _NO_VALUE.sub(r"\1null", ends[opening:].decode(errors="replace"))
-        found, _ = json.JSONDecoder(strict=False).raw_decode(text)
+        content, _ = json.JSONDecoder(strict=False).raw_decode(text)
     except ValueError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return content if isinstance(content, dict) else {}

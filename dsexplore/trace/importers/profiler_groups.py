@@ -55,7 +55,7 @@ class ProfilerGroups:
     """
 
     def __init__(self, trace: ProfilerFile, rank: int, world_size: int) -> None:
-        self._known = _listed(trace, world_size)
+        self._groups = _listed(trace, world_size)
         self._file = trace.file.name
         self._rank = rank
         self.world_size = world_size
@@ -69,35 +69,35 @@ class ProfilerGroups:
         size = int(arguments.get("Group size") or 0)
         size = size if 0 < size <= MOST_RANKS else 0
         name = str(arguments["Process Group Name"]) if "Process Group Name" in arguments else self._unnamed(size)
-        known = self._known.get(name, _Group())
-        ranks = listed(arguments.get("Process Group Ranks")) or known.ranks or _evenly_spaced(arguments, size)
+        group = self._groups.get(name, _Group())
+        ranks = listed(arguments.get("Process Group Ranks")) or group.ranks or _evenly_spaced(arguments, size)
         if ranks and not 0 <= min(ranks) <= max(ranks) < len(self._world):
             ranks = ()
         if not ranks and size == len(self._world):
             ranks = self._world
-        description = str(arguments.get("Process Group Description") or known.description)
-        size = size or len(ranks) or known.size
+        description = str(arguments.get("Process Group Description") or group.description)
+        size = size or len(ranks) or group.size
         self._of_unknown_size += not size
-        self._known[name] = _Group(description, known.backend, ranks, size)
-        return name, axis_of(description), ranks, self._known[name].size
+        self._groups[name] = _Group(description, group.backend, ranks, size)
+        return name, axis_of(description), ranks, self._groups[name].size
 
     def _unnamed(self, size: int) -> str:
         """Return the name of the group of a collective that gives at most the group's size."""
-        if not size and not self._known and len(self._world) > 1:
+        if not size and not self._groups and len(self._world) > 1:
             self._assumed += 1
             size = len(self._world)
-        fitting = {name: group.ranks for name, group in self._known.items() if not size or group.size == size}
+        fitting = {name: group.ranks for name, group in self._groups.items() if not size or group.size == size}
         if fitting and len(set(fitting.values())) == 1:
             return next(iter(fitting))
         if size and size == len(self._world):
-            self._known.setdefault("", _Group(ranks=self._world, size=size))
+            self._groups.setdefault("", _Group(ranks=self._world, size=size))
             return ""
         return f"{size} ranks, of rank {self._rank}" if size else f"a group of rank {self._rank}"
 
     def rows(self, calls: Sequence[ProfilerCall]) -> Iterable[tuple[Any, ...]]:
         """Yield the rows of the groups table."""
         on_gpu = any(call.is_kernel for call in calls)
-        for name, group in self._known.items():
+        for name, group in self._groups.items():
             timing = "cuda" if on_gpu else "work"
             size = len(group.ranks) or group.size or 1
             yield name, axis_of(group.description), "", list(group.ranks), size, group.backend, timing
@@ -107,8 +107,8 @@ class ProfilerGroups:
         if self._assumed:
             yield f"{self._file} names no groups: its collectives are taken to be of all {len(self._world)} ranks"
         if self._of_unknown_size:
-            found = f"{self._of_unknown_size:,} of its collectives"
-            yield f"{self._file} does not say how many ranks {found} have: their wire bytes are unknown"
+            count = f"{self._of_unknown_size:,} of its collectives"
+            yield f"{self._file} does not say how many ranks {count} have: their wire bytes are unknown"
 
 
 def _evenly_spaced(arguments: Mapping[str, Any], size: int) -> Ranks:
@@ -136,7 +136,7 @@ def axis_of(description: str) -> str:
 
 def _listed(trace: ProfilerFile, world_size: int) -> dict[str, _Group]:
     """Return {name: group} of the file's ``distributedInfo``, which lists no ranks for a group of all ranks."""
-    found = {}
+    groups = {}
     for group in trace.distributed.get("pg_config") or ():
         if isinstance(group, dict):
             name = str(group.get("pg_name", group.get("name", "")))
@@ -146,5 +146,5 @@ def _listed(trace: ProfilerFile, world_size: int) -> dict[str, _Group]:
             checked_ranks([*ranks, size - 1] if size else [])
             if not ranks and size and size == world_size:
                 ranks = tuple(range(size))
-            found[name] = _Group(str(group.get("pg_desc", "")), backend, ranks, size)
-    return found
+            groups[name] = _Group(str(group.get("pg_desc", "")), backend, ranks, size)
+    return groups

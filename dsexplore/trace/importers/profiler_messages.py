@@ -82,12 +82,12 @@ def _possible(value: object) -> int | None:
 def _of_tensors(call: ProfilerCall, group_size: int) -> int | None:
     """Return the elements of the whole message according to the tensors of an op; None if they do not say it."""
     elements = max((count for count, _ in call.tensors if count <= MOST_ELEMENTS), default=None)
-    if elements is None or not _gives_its_own_part(call):
+    if elements is None or not _is_part_of_rank(call):
         return elements
     return elements * group_size or None  # lists of all ranks' parts are not in the file
 
 
-def _gives_its_own_part(call: ProfilerCall) -> bool:
+def _is_part_of_rank(call: ProfilerCall) -> bool:
     """Return True if the op's tensors are one rank's part of a larger message."""
     if call.tensors_of.startswith("c10d::"):
         return not call.tensors_of.endswith("base_") and call.op in _IN_PARTS

@@ -95,6 +95,6 @@ def notes_on_sizes(events: pl.DataFrame, name: str) -> Iterable[str]:
         name: of the file.
     """
     unsized, untyped = events.filter(IS_UNSIZED), events.filter(HAS_UNKNOWN_DTYPE)
-    for found, what in ((unsized, "size"), (untyped, "dtype")):
-        if len(found):
-            yield f"{name} does not say the {what} of {len(found):,} of its collectives: sums are without them"
+    for missing, what in ((unsized, "size"), (untyped, "dtype")):
+        if len(missing):
+            yield f"{name} does not say the {what} of {len(missing):,} of its collectives: sums are without them"

@@ -112,8 +112,8 @@ def _steps(events: Iterable[Event]) -> list[tuple[float, float, int]]:
     """
     on_cpu, on_gpu = list[tuple[float, float, int]](), list[tuple[float, float, int]]()
     for event in events:
-        if event["name"].startswith("ProfilerStep#") and (found := _STEP.match(event["name"])):
-            step = begin_of(event), end_of(event), int(found[1])
+        if event["name"].startswith("ProfilerStep#") and (match := _STEP.match(event["name"])):
+            step = begin_of(event), end_of(event), int(match[1])
             (on_cpu if is_on_cpu(event) else on_gpu).append(step)
     return sorted(on_cpu or on_gpu)
 
@@ -125,23 +125,23 @@ def _is_range(event: Event) -> bool:
 
 def _place(names: Sequence[str], has_modules: bool) -> Place:
     modules = tuple(name.removeprefix(_MODULE) for name in names if name.startswith(_MODULE))
-    own = tuple(name for name in names if not name.startswith((_MODULE, *_NOT_THE_PROGRAMS, *_BACKWARD)))
+    modules_named = tuple(name for name in names if not name.startswith((_MODULE, *_NOT_THE_PROGRAMS, *_BACKWARD)))
     is_backward = any(name.startswith(_BACKWARD) for name in names)
     owner, cause = "", ""
     for name in names:
-        if found := _FSDP.match(name):
-            owner, cause = found[2] or owner, f"FSDP {found[1]}"
-            is_backward = is_backward or "backward" in found[1]
+        if match := _FSDP.match(name):
+            owner, cause = match[2] or owner, f"FSDP {match[1]}"
+            is_backward = is_backward or "backward" in match[1]
     phase: Phase = "other"
     if any(name.startswith(_OPTIMIZER) for name in names):
         phase = "optimizer"
     elif is_backward:
         phase = "recompute" if modules else "backward"
-    elif modules or any("forward" in name.lower() for name in own):
+    elif modules or any("forward" in name.lower() for name in modules_named):
         phase = "forward"
     if not has_modules:
-        modules = own
-    return Place(0, phase, modules, own, owner, cause)
+        modules = modules_named
+    return Place(0, phase, modules, modules_named, owner, cause)
 
 
 def tables_of_profile(trace: ProfilerFile, rank: int, world_size: int) -> Tables:

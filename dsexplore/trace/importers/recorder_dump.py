@@ -214,16 +214,16 @@ class RecorderDump:
         Sends, receives and monitored barriers are counted (``op_id``) and not written, at least up to torch 2.15. One
         that follows the last recorded call leaves no trace.
         """
-        known: dict[str, set[int]] = defaultdict(set)
+        numbers_of_group: dict[str, set[int]] = defaultdict(set)
         for entry in self.entries:
             if entry.raw_op.startswith("gloo") and entry.call_number is not None:
-                known[entry.group].add(entry.call_number)
+                numbers_of_group[entry.group].add(entry.call_number)
         if self.is_of_active:
             return ()
         missing = (
-            set(range(min(found), max(found))) - found
-            for found in known.values()
-            if _SPARSE * len(found) > max(found) - min(found)
+            set(range(min(present), max(present))) - present
+            for present in numbers_of_group.values()
+            if _SPARSE * len(present) > max(present) - min(present)
         )
         return tuple(sorted(number for numbers in missing for number in numbers))
 
@@ -278,7 +278,7 @@ def _from_json(data: bytes) -> Any:
     If that fails, as with a bracket in a file's name, everything is parsed as usual.
     """
     stacks: dict[bytes, int] = {}
-    shorter = _STACK.sub(lambda found: b'"frames":%d' % stacks.setdefault(found[1], len(stacks)), data)
+    shorter = _STACK.sub(lambda match: b'"frames":%d' % stacks.setdefault(match[1], len(stacks)), data)
     try:
         frames = [json.loads(stack) for stack in stacks]
         content = json.loads(shorter)
@@ -305,7 +305,7 @@ def dump_of(file: Path, content: Any, rank: int) -> RecorderDump:
     try:
         entries = entries_of(content)
         entries.sort(key=lambda entry: entry.record)
-        status = {int(number): _status(one) for number, one in (content.get("pg_status") or {}).items()}
+        status = {int(number): _status(entry) for number, entry in (content.get("pg_status") or {}).items()}
         return RecorderDump(
             file,
             rank,

@@ -22,9 +22,9 @@ Sizes = tuple[tuple[int, ...], ...]
 """The shape of each tensor."""
 
 _PEERS = re.compile(r"(\d+)\s*(->|<-)\s*(\d+)")
-_OWN_FILES = ("/dsexplore/capture/", "/dsexplore/comm/")
+_DSEXPLORE_FILES = ("/dsexplore/capture/", "/dsexplore/comm/")
 """In a job that dsexplore records, our frames are between torch's."""
-_LIBRARY_FILES = ("/torch/", *_OWN_FILES, "<frozen", "/contextlib.py", "/threading.py", "/runpy.py")
+_LIBRARY_FILES = ("/torch/", *_DSEXPLORE_FILES, "<frozen", "/contextlib.py", "/threading.py", "/runpy.py")
 _LONGEST_MS = 1e12
 LIBRARIES_WITHOUT_ENDS = ("gloo", "mpi", "ucc")
 
@@ -108,9 +108,9 @@ def entries_of(content: Mapping[str, Any]) -> list[RecorderEntry]:
     """
     sources: dict[int, str] = {}
     """{id of a stack: its source line}; many entries share a stack."""
-    known: dict[bytes, _EntryFields] = {}
+    repeated_fields: dict[bytes, _EntryFields] = {}
     """{the dump's values: the parsed fields}."""
-    found = []
+    entries = []
     for index, entry in enumerate(content.get("entries") or ()):
         if not isinstance(entry, dict):
             raise TypeError(f"entries[{index}] is {reprlib.repr(entry)}")
@@ -119,11 +119,11 @@ def entries_of(content: Mapping[str, Any]) -> list[RecorderEntry]:
         if source is None:
             source = sources[id(frames)] = _source(frames)
         key = marshal.dumps(list(map(entry.get, _KEYS_OF_REPEATED)), 2)  # lists are no keys
-        repeated = known.get(key)
+        repeated = repeated_fields.get(key)
         if repeated is None:
-            repeated = known[key] = _repeated(index, entry)
-        found.append(_entry_of(index, entry, source, repeated))
-    return found
+            repeated = repeated_fields[key] = _repeated(index, entry)
+        entries.append(_entry_of(index, entry, source, repeated))
+    return entries
 
 
 def _entry_of(index: int, entry: Mapping[str, Any], source: str, repeated: _EntryFields) -> RecorderEntry:
@@ -227,8 +227,8 @@ def _sizes(sizes: Any) -> Sizes:
     if listed and not isinstance(listed[0], (list, tuple)):
         listed = [listed]  # the shape of the only tensor
     shapes = tuple(tuple(map(int, shape)) for shape in listed)
-    is_known = all(length >= 0 for shape in shapes for length in shape) and all(map(_is_possible, shapes))
-    return shapes if is_known else ()
+    is_complete = all(length >= 0 for shape in shapes for length in shape) and all(map(_is_possible, shapes))
+    return shapes if is_complete else ()
 
 
 def _is_possible(shape: tuple[int, ...]) -> bool:

@@ -83,7 +83,7 @@ def calibration_figure(calibration: Calibration, op: str) -> Any:
     figure = go.Figure()
     figure.add_scatter(
         x=sizes + sizes[::-1],
-        y=[found.high * 1e6 for found in predicted] + [found.low * 1e6 for found in predicted[::-1]],
+        y=[seconds.high * 1e6 for seconds in predicted] + [seconds.low * 1e6 for seconds in predicted[::-1]],
         fill="toself",
         mode="lines",
         line={"width": 0, "color": INK},
@@ -93,11 +93,11 @@ def calibration_figure(calibration: Calibration, op: str) -> Any:
     )
     figure.add_scatter(
         x=sizes,
-        y=[found.expected * 1e6 for found in predicted],
+        y=[seconds.expected * 1e6 for seconds in predicted],
         mode="lines",
         line={"color": INK, "dash": "dash"},
         name=f"predicted by {calibration.base.name}",
-        customdata=[f"{op} of {format_bytes(size)}: {found}" for size, found in zip(sizes, predicted, strict=True)],
+        customdata=[f"{op} of {format_bytes(size)}: {seconds}" for size, seconds in zip(sizes, predicted, strict=True)],
         hovertemplate="%{customdata}<extra></extra>",
     )
     measured = {

@@ -52,7 +52,11 @@ class MeshComparisonView(View):
     @property
     def _verdict(self) -> str:
         """Fastest mesh, and by how much; empty if none fits."""
-        steps = [(each.mesh, each.prediction.step) for each in self._comparison.ranking if each.prediction is not None]
+        steps = [
+            (candidate.mesh, candidate.prediction.step)
+            for candidate in self._comparison.ranking
+            if candidate.prediction is not None
+        ]
         if not steps:
             return "No mesh can be taken."
         (best, step), *others = steps
@@ -98,37 +102,43 @@ class MeshComparisonView(View):
 
         if options:
             raise UsageError(f"figure() of a comparison has no option {next(iter(options))!r}: it takes none")
-        one = self._comparison
+        comparison = self._comparison
         figure = go.Figure()
-        fits = [each for each in one.candidates if each.prediction is not None and not each.dropped]
-        out = [each for each in one.candidates if each.prediction is not None and each.dropped]
+        fits = [
+            candidate
+            for candidate in comparison.candidates
+            if candidate.prediction is not None and not candidate.dropped
+        ]
+        out = [
+            candidate for candidate in comparison.candidates if candidate.prediction is not None and candidate.dropped
+        ]
         for name, part, color, symbol in (("fits", fits, SHADE, "circle"), ("does not fit", out, GREY, "x")):
-            predictions = [each.prediction for each in part if each.prediction is not None]
+            predictions = [candidate.prediction for candidate in part if candidate.prediction is not None]
             figure.add_scatter(
-                x=[each.memory / 2**30 for each in predictions],
-                y=[each.step.expected for each in predictions],
+                x=[prediction.memory / 2**30 for prediction in predictions],
+                y=[prediction.step.expected for prediction in predictions],
                 error_y={
                     "type": "data",
                     "symmetric": False,
-                    "array": [each.step.high - each.step.expected for each in predictions],
-                    "arrayminus": [each.step.expected - each.step.low for each in predictions],
+                    "array": [prediction.step.high - prediction.step.expected for prediction in predictions],
+                    "arrayminus": [prediction.step.expected - prediction.step.low for prediction in predictions],
                 },
                 mode="markers+text",
-                text=[html.escape(each.mesh, 30) for each in part],
+                text=[html.escape(candidate.mesh, 30) for candidate in part],
                 textposition="middle right",
                 name=name,
                 marker={"color": color, "symbol": symbol, "size": 10},
-                customdata=[each.mesh for each in part],
+                customdata=[candidate.mesh for candidate in part],
                 hovertemplate="%{customdata}<br>%{y:.3g} s, %{x:.1f} GiB<extra></extra>",
             )
-        size = int(one.cluster.memory.size)
+        size = int(comparison.cluster.memory.size)
         if size <= 2 * max(
-            (each.prediction.memory for each in (*fits, *out) if each.prediction is not None), default=0
+            (candidate.prediction.memory for candidate in (*fits, *out) if candidate.prediction is not None), default=0
         ):
             figure.add_vline(size / 2**30, line_dash="dot", line_color=ALARM, annotation_text="memory")
         figure.update_xaxes(title=f"GiB of one GPU, predicted, of {format_bytes(size)}", rangemode="tozero")
         figure.update_yaxes(title="seconds per step, predicted", type="log")
-        title = html.escape(f"meshes on {one.cluster.title}, predicted", 120)
+        title = html.escape(f"meshes on {comparison.cluster.title}, predicted", 120)
         figure.update_layout(legend=LEGEND_ABOVE)
         margin = {"l": 80, "r": 40, "t": 90, "b": 50}
         return themed(figure, title={"text": title, "font": {"size": 14}}, height=420, margin=margin)
@@ -155,7 +165,7 @@ def _explorer(comparison: MeshComparison, twin: MeshComparisonView) -> Any:
     from dsexplore.views.widgets.part_widgets import PlotWidget
 
     box = LiveBox(twin)
-    predicted = [each.mesh for each in comparison.candidates if each.prediction is not None]
+    predicted = [candidate.mesh for candidate in comparison.candidates if candidate.prediction is not None]
     below = ipywidgets.VBox()
 
     def select(mesh: str) -> None:

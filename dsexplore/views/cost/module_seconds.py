@@ -37,7 +37,7 @@ def module_seconds(prediction: Prediction) -> list[ModuleRow]:
     def inside(folds: list[Fold], depth: int, times: int) -> Iterator[tuple[Fold, int, int, dict[str, float]]]:
         for fold in folds:
             held = stood_for.rows(fold)
-            parts = {name: float(of_each[held].sum()) for name, of_each in seconds.items()}
+            parts = {name: float(of_modules[held].sum()) for name, of_modules in seconds.items()}
             if any(parts.values()):
                 count = times * len(fold.rows)
                 yield fold, depth, count, parts

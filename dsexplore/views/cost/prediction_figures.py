@@ -23,14 +23,14 @@ _MOST_SPANS = 6_000
 """Maximal number of spans that are drawn one by one."""
 
 
-def timeline(one: Prediction) -> Any:
+def timeline(prediction: Prediction) -> Any:
     """Return the chart of one rank's streams, colored by phase; hovering shows module and op."""
-    return _lanes(one, stream_timeline(one), f"rank {one.rank}")
+    return _lanes(prediction, stream_timeline(prediction), f"rank {prediction.rank}")
 
 
-def memory(one: Prediction) -> Any:
+def memory(prediction: Prediction) -> Any:
     """Return stacked bytes by use through the step, with the memory of the GPU as a line."""
-    curve = one.peak.curve
+    curve = prediction.peak.curve
     figure = go.Figure()
     where = [f"{html.printable(module)} {phase}" for module, phase in curve.select("module", "phase").iter_rows()]
     for use in USES:
@@ -44,7 +44,7 @@ def memory(one: Prediction) -> Any:
             customdata=where,
             hovertemplate="%{customdata}<br>%{y:.2f} GiB<extra>" + use + "</extra>",
         )
-    most, size = max(curve.select(pl.sum_horizontal(*USES)).to_series(), default=0), int(one.cluster.memory.size)
+    most, size = max(curve.select(pl.sum_horizontal(*USES)).to_series(), default=0), int(prediction.cluster.memory.size)
     if size <= 2 * most:
         figure.add_hline(size / 2**30, line_dash="dot", annotation_text="memory of the GPU")
     figure.update_xaxes(title="program order, in parts between collectives")
@@ -52,33 +52,33 @@ def memory(one: Prediction) -> Any:
     figure.update_layout(legend=LEGEND_ABOVE)
     return _titled(
         figure,
-        one,
-        f"{format_bytes(one.memory)} of {format_bytes(size)} on rank {one.peak.rank}, most {one.peak.where}",
+        prediction,
+        f"{format_bytes(prediction.memory)} of {format_bytes(size)} on rank {prediction.peak.rank}, most {prediction.peak.where}",
         360,
     )
 
 
-def stages(one: Prediction) -> Any:
+def stages(prediction: Prediction) -> Any:
     """Return the chart of which microbatch each stage of a pipeline computes when.
 
     Raises:
         UsageError: the step has no pipeline.
     """
-    if one.schedule is None:
+    if prediction.schedule is None:
         raise UsageError("this step has no pipeline, so it has no stages to draw: draw kind='timeline'")
-    timeline = timeline_of_stages(one.schedule, one.stages(), "predicted", one.tables)
-    return _lanes(one, timeline, "stages of the pipeline")
+    timeline = timeline_of_stages(prediction.schedule, prediction.stages(), "predicted", prediction.tables)
+    return _lanes(prediction, timeline, "stages of the pipeline")
 
 
-def _lanes(one: Prediction, timeline: Timeline, what: str) -> Any:
+def _lanes(prediction: Prediction, timeline: Timeline, what: str) -> Any:
     state = TimelineState(timeline, columns_of(len(timeline.lanes)), _MOST_SPANS, None, FIGURE_LANES)
     spec = timeline_spec(state)
     figure = go.Figure(finished({**spec, "layout": {**spec["layout"], "legend": LEGEND_ABOVE}}))
-    return _titled(figure, one, what, spec["layout"]["height"])
+    return _titled(figure, prediction, what, spec["layout"]["height"])
 
 
-def _titled(figure: Any, one: Prediction, what: str, height: int) -> Any:
-    title = html.escape(f"predicted on {one.cluster.title}: {what}", 160)
+def _titled(figure: Any, prediction: Prediction, what: str, height: int) -> Any:
+    title = html.escape(f"predicted on {prediction.cluster.title}: {what}", 160)
     margin = {"l": 130, "r": 30, "t": 90, "b": 50}
     above_legend = {"y": 1.0, "yref": "container", "yanchor": "top", "pad": {"t": 8}}
     return themed(figure, title={"text": title, "font": {"size": 14}, **above_legend}, height=height, margin=margin)

@@ -90,16 +90,18 @@ class PredictionView(View):
     @property
     def _verdict(self) -> str:
         """Step's time with its range, what most of it is, and whether its memory fits."""
-        one = self._prediction
-        parts = {name: getattr(one, name).expected for name in PARTS}
+        prediction = self._prediction
+        parts = {name: getattr(prediction, name).expected for name in PARTS}
         largest = max(parts, key=lambda name: parts[name])
         share = (
-            f", {format_share(parts[largest], one.step.expected)} of it {_WORDS[largest]}" if one.step.expected else ""
+            f", {format_share(parts[largest], prediction.step.expected)} of it {_WORDS[largest]}"
+            if prediction.step.expected
+            else ""
         )
-        size = int(one.cluster.memory.size)
-        fits = {"fits": "fit in", "fits barely": "barely fit in"}.get(one.memory.verdict, "do not fit in")
-        memory = f"{format_bytes(one.memory)} {fits} {format_bytes(size)} of memory"
-        return f"A step takes {one.step}{share}{high_end(one)}; {memory}."
+        size = int(prediction.cluster.memory.size)
+        fits = {"fits": "fit in", "fits barely": "barely fit in"}.get(prediction.memory.verdict, "do not fit in")
+        memory = f"{format_bytes(prediction.memory)} {fits} {format_bytes(size)} of memory"
+        return f"A step takes {prediction.step}{share}{high_end(prediction)}; {memory}."
 
     def page(self, measured: Any = None, **options: Any) -> str:
         """Return a document with many more modules than a notebook's output holds.
@@ -149,13 +151,13 @@ class PredictionView(View):
         if options:
             raise UsageError(f"explore() of a prediction has no option {next(iter(options))!r}: it takes none")
         kinds = [kind for kind in KINDS if kind != "stages" or self._prediction.schedule is not None]
-        return explorer(self._prediction, kinds, self, lambda one: PredictionView(one).html(drawn=False))
+        return explorer(self._prediction, kinds, self, lambda prediction: PredictionView(prediction).html(drawn=False))
 
 
-def high_end(one: Prediction) -> str:
+def high_end(prediction: Prediction) -> str:
     """Return which part of the step makes the high end of its range, for the end of a sentence; empty if none does."""
-    ranges = {name: getattr(one, name) for name in PARTS}
-    name = max(ranges, key=lambda each: ranges[each].high - ranges[each].expected)
+    ranges = {name: getattr(prediction, name) for name in PARTS}
+    name = max(ranges, key=lambda name: ranges[name].high - ranges[name].expected)
     if ranges[name].high <= ranges[name].expected:
         return ""
     return f" (the high end: {_WORDS[name]} up to {format_seconds(ranges[name].high)})"
@@ -218,10 +220,10 @@ def _modules(prediction: Prediction, most: int) -> str:
     return html.table(("module", "", *_PARTS), cells, left=(0, 1)) + more
 
 
-def _comparison_html(one: Prediction, measured: Trace) -> str:
+def _comparison_html(prediction: Prediction, measured: Trace) -> str:
     """Return the modules and phases in which prediction and measurement differ most."""
     columns = pl.col("communication_measured", "exposed_measured", "between_measured")
-    frame = beside(one, measured).with_columns(is_measured=pl.any_horizontal(columns > 0).fill_null(False))
+    frame = beside(prediction, measured).with_columns(is_measured=pl.any_horizontal(columns > 0).fill_null(False))
     left_out = frame.filter(~pl.col("is_measured")).height
     frame = frame.filter("is_measured").head(_MOST_ROWS)
     shown = ("exposed", "exposed_measured", "compute", "between_measured", "communication", "communication_measured")

@@ -68,8 +68,8 @@ def _op(shown: ClickedFigure, click: dict[str, Any]) -> Picked | None:
 def _size(shown: ClickedFigure, click: dict[str, Any]) -> Picked | None:
     op, low = click["customdata"]
     sizes = shown.codes.tables.events["message_bytes"]
-    known = sizes.fill_null(-1).to_numpy()
-    within = known < 0 if low is None else (known >= int(low)) & (known < max(2 * int(low), 1))
+    nbytes = sizes.fill_null(-1).to_numpy()
+    within = nbytes < 0 if low is None else (nbytes >= int(low)) & (nbytes < max(2 * int(low), 1))
     return Picked(shown.mask & within & shown.codes.mask({"op": str(op)}), f"{op}, {tally.size_range(low)}")
 
 

@@ -333,7 +333,7 @@ class Explorer(LiveView):
         """Offer the names that contain what is typed into the search box."""
         self.widget.found = [[hit.kind, hit.text, hit.name] for hit in self._search.complete(str(event["text"]))]
 
-    def _on_found(self, event: dict[str, Any]) -> None:
+    def _on_hit(self, event: dict[str, Any]) -> None:
         hit = self._search.hit(str(event["kind"]), str(event["name"]))
         if hit is not None:
             self._selecting.hit(hit)
@@ -372,7 +372,7 @@ _REACTIONS: dict[str, Callable[[Explorer, dict[str, Any]], None]] = {
     "again": lambda explorer, _: explorer._on_selected(),
     "complete": Explorer._on_typed,
     "search": lambda explorer, event: explorer.search(str(event["text"]).strip()),
-    "found": Explorer._on_found,
+    "found": Explorer._on_hit,
     "go": lambda explorer, event: explorer._history.go(1 if event["by"] > 0 else -1),
     "finding": lambda explorer, event: explorer._selecting.finding(int(event["index"])),
     "hardware": Explorer._on_hardware,

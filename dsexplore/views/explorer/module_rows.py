@@ -133,8 +133,8 @@ class ModuleRows:
         missing = None
         if passed.unknown is not None:
             no = self._codes.columns(passed.unknown)
-            known = np.zeros((1 + len(times), len(tree)))
-            missing = folded(np.vstack([known, no.bytes, bars, no.axes, no.phases, no.own, bars, bars]))
+            zeros = np.zeros((1 + len(times), len(tree)))
+            missing = folded(np.vstack([zeros, no.bytes, bars, no.axes, no.phases, no.own, bars, bars]))
         self.widget.set_values(signed(folded(columns), missing))
 
 

@@ -46,8 +46,8 @@ class NameSearch:
         ``Net.layers.0.up``.
         """
         words = text.lower().split()
-        found = [number for number, known in enumerate(self._lowered) if all(word in known for word in words)]
-        return [self._hits[number] for number in sorted(found, key=lambda number: self._rank(number, text.lower()))][
+        matches = [number for number, name in enumerate(self._lowered) if all(word in name for word in words)]
+        return [self._hits[number] for number in sorted(matches, key=lambda number: self._rank(number, text.lower()))][
             :MOST
         ]
 

@@ -48,8 +48,8 @@ def python_line(chosen: Chosen, variable: str) -> str:
     """
     codes = chosen.codes
     if chosen.picked is not None:
-        found = _described(codes, chosen.picked.mask)
-        return "" if found is None else _written(variable, found)
+        described = _described(codes, chosen.picked.mask)
+        return "" if described is None else _written(variable, described)
     filters = chosen.passed.filters
     conditions = [_of_filters(filters), _of_modules(codes, chosen.rows.chosen)]
     if filters.picks:
@@ -91,9 +91,9 @@ def _of_modules(codes: EventCodes, rows: list[int]) -> Conditions:
 def _joint(names: list[str]) -> str:
     """Return one shell pattern for names that differ in some of their parts: ``Net.layers.*.up``."""
     parts = [name.split(".") for name in names]
-    if len({len(each) for each in parts}) > 1:
+    if len({len(names) for names in parts}) > 1:
         return ""
-    return ".".join(escape(each[0]) if len(set(each)) == 1 else "*" for each in zip(*parts, strict=True))
+    return ".".join(escape(names[0]) if len(set(names)) == 1 else "*" for names in zip(*parts, strict=True))
 
 
 def _described(codes: EventCodes, mask: Mask) -> Conditions | None:
@@ -119,10 +119,10 @@ def _of_values(codes: EventCodes, mask: Mask) -> Conditions | None:
         if codes.tables.events[name].null_count():  # sizes that a file does not tell
             continue
         facet = codes.facets[name]
-        found = np.bincount(facet.codes[mask], minlength=len(facet.labels)) > 0
-        if not found.all():
-            held[name] = [label for label, kept in zip(facet.labels, found.tolist(), strict=True) if kept]
-            tests[name] = found[facet.codes]
+        is_present = np.bincount(facet.codes[mask], minlength=len(facet.labels)) > 0
+        if not is_present.all():
+            held[name] = [label for label, kept in zip(facet.labels, is_present.tolist(), strict=True) if kept]
+            tests[name] = is_present[facet.codes]
     count = int(mask.sum())
 
     def enough(names: list[str]) -> bool:
@@ -139,7 +139,11 @@ def _of_values(codes: EventCodes, mask: Mask) -> Conditions | None:
 
 def _written(variable: str, *conditions: Mapping[str, Any]) -> str:
     """Return the calls of `Trace.where` as Python."""
-    calls = [", ".join(f"{name}={_literal(value)}" for name, value in each.items()) for each in conditions if each]
+    calls = [
+        ", ".join(f"{name}={_literal(value)}" for name, value in condition.items())
+        for condition in conditions
+        if condition
+    ]
     return variable + "".join(f".where({arguments})" for arguments in calls)
 
 
@@ -150,9 +154,9 @@ def _literal(value: Any) -> str:
     if not isinstance(value, (list, tuple, set)):
         return repr(value)
     values = list(value)
-    if values and all(isinstance(each, range) for each in values):
+    if values and all(isinstance(value, range) for value in values):
         if len(values) == 1:
             return repr(values[0])
-        parts = [f"*{each!r}" if len(each) > 1 else str(each.start) for each in values]
+        parts = [f"*{value!r}" if len(value) > 1 else str(value.start) for value in values]
         return f"[{', '.join(parts)}]"
-    return _literal(values[0]) if len(values) == 1 else f"[{', '.join(_literal(each) for each in values)}]"
+    return _literal(values[0]) if len(values) == 1 else f"[{', '.join(_literal(value) for value in values)}]"

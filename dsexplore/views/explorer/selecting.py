@@ -71,10 +71,10 @@ class Selecting:
     def named(self, text: str) -> None:
         """Select what has this name, else the first name that contains it; see `Explorer.search`."""
         exact = self.search.exact(text) if text else None
-        known = not text or Passed(self.codes, Filters(module=text)).is_known
-        found = self.search.complete(text) if exact is None and not known else []
-        if exact is not None or found:
-            self.hit(exact or found[0])
+        is_complete = not text or Passed(self.codes, Filters(module=text)).is_known
+        hits = self.search.complete(text) if exact is None and not is_complete else []
+        if exact is not None or hits:
+            self.hit(exact or hits[0])
         else:
             self.drawing.widget.pattern = text
 

@@ -57,8 +57,8 @@ class TabPanels:
         """Return the findings about the selection, whichever of them is selected; all if it has all events."""
         chosen = self.chosen
         mask = chosen.around(FINDINGS, chosen.rows.chosen) if chosen.picked is None else chosen.picked.mask
-        shown = [i for i, one in enumerate(self.findings) if one.is_wrong or mask[one.rows].any()]
-        found = Findings(self.findings.tables, [self.findings[i] for i in shown])
+        shown = [i for i, finding in enumerate(self.findings) if finding.is_wrong or mask[finding.rows].any()]
+        concerning = Findings(self.findings.tables, [self.findings[i] for i in shown])
         pick = chosen.passed.filters.picks.get(FINDINGS)
         selected = [pick is not None and set(np.flatnonzero(pick.mask)) == set(self.findings[i].rows) for i in shown]
         marks = [
@@ -69,7 +69,7 @@ class TabPanels:
         if len(shown) == len(self.findings):
             count = f"{len(shown):,} finding{'' if len(shown) == 1 else 's'}, largest saving first"
         note = f'<p><b>{count}</b> <span class="dim">a row selects its events; bytes are per rank and step</span></p>'
-        return (note if len(self.findings) else "") + findings_table(found, attributes=marks)
+        return (note if len(self.findings) else "") + findings_table(concerning, attributes=marks)
 
     def _parameters(self) -> str:
         """Return the followed parameter with its shards, above the parameters of the selected modules."""

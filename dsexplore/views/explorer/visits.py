@@ -33,10 +33,10 @@ class Visit:
         """Return True if both select the same: masks are compared by identity."""
         by_value = ("selected", "folding", "extent", "ranks", "link")
         return all(
-            getattr(self, one.name) == getattr(other, one.name)
-            if one.name in by_value
-            else getattr(self, one.name) is getattr(other, one.name)
-            for one in fields(self)
+            getattr(self, field.name) == getattr(other, field.name)
+            if field.name in by_value
+            else getattr(self, field.name) is getattr(other, field.name)
+            for field in fields(self)
         )
 
 

@@ -28,7 +28,7 @@ class LoadingView(View):
         verdict, *more = self._loading.lines()
         rows = [(HEAD[0], HEAD[1], HEAD[2], HEAD[5])]
         for times in self._loading.measured:
-            rows += [(*_named(times, each, self._loading), *_seconds(times, each)) for each in times.loaders]
+            rows += [(*_named(times, loader, self._loading), *_seconds(times, loader)) for loader in times.loaders]
         width = max(len(row[0]) for row in rows)
         table = [f"  {row[0]:<{width}}{row[1]:>10}{row[2]:>10}{row[3]:>12}" for row in rows]
         return "\n".join(
@@ -61,11 +61,11 @@ class LoadingView(View):
     def _table(self) -> str:
         rows = []
         for times in self._loading.measured:
-            for each in times.loaders:
-                cold, warm, alone = _seconds(times, each)
-                copying = sum(one.fill for one in each.warm) / len(each.warm)
-                rate = format_rate(times.checkpoint.nbytes / each.cold_seconds)
-                (name,) = _named(times, each, self._loading)
+            for loader in times.loaders:
+                cold, warm, alone = _seconds(times, loader)
+                copying = sum(load.fill for load in loader.warm) / len(loader.warm)
+                rate = format_rate(times.checkpoint.nbytes / loader.cold_seconds)
+                (name,) = _named(times, loader, self._loading)
                 rows.append((html.name(name), cold, warm, format_seconds(copying), html.escape(rate), alone))
         return f"<details><summary>Seconds</summary>{html.table(HEAD, rows)}</details>"
 
@@ -83,10 +83,10 @@ class LoadingView(View):
         waiting: list[float] = []
         disk: list[float] = []
         for times in self._loading.measured:
-            for each in times.loaders:
-                names.append(_named(times, each, self._loading)[0])
-                warm.append(min(each.warm_seconds, each.cold_seconds))
-                waiting.append(each.waiting)
+            for loader in times.loaders:
+                names.append(_named(times, loader, self._loading)[0])
+                warm.append(min(loader.warm_seconds, loader.cold_seconds))
+                waiting.append(loader.waiting)
                 disk.append(0.0)
             names.append(f"{_LIMIT}: {times.checkpoint.kind}" if len(self._loading.measured) > 1 else _LIMIT)
             warm.append(0.0)
@@ -104,7 +104,7 @@ class LoadingView(View):
             figure.add_bar(
                 orientation="h",
                 x=values,
-                y=[html.escape(each, 60) for each in names],
+                y=[html.escape(name, 60) for name in names],
                 name=name,
                 marker={"color": color},
                 hovertemplate="%{y}<br>%{x:.3g} s " + name + "<extra></extra>",
@@ -120,10 +120,10 @@ class LoadingView(View):
         return still_figure(figure)
 
 
-def _named(times: CheckpointTimes, each: LoaderTimes, loading: Loading) -> tuple[str]:
+def _named(times: CheckpointTimes, loader: LoaderTimes, loading: Loading) -> tuple[str]:
     """Return the name of a call; with its format where several were measured."""
-    return (f"{times.checkpoint.kind}: {each.name}" if len(loading.measured) > 1 else each.name,)
+    return (f"{times.checkpoint.kind}: {loader.name}" if len(loading.measured) > 1 else loader.name,)
 
 
-def _seconds(times: CheckpointTimes, each: LoaderTimes) -> tuple[str, str, str]:
-    return format_seconds(each.cold_seconds), format_seconds(each.warm_seconds), format_seconds(times.disk_seconds)
+def _seconds(times: CheckpointTimes, loader: LoaderTimes) -> tuple[str, str, str]:
+    return format_seconds(loader.cold_seconds), format_seconds(loader.warm_seconds), format_seconds(times.disk_seconds)

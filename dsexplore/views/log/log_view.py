@@ -99,7 +99,7 @@ def _headline(lines: list[Line]) -> str:
     spent: dict[str, float] = {}
     for line in lines:
         spent[shown_name(line)] = spent.get(shown_name(line), 0.0) + line.total
-    name = max(spent, key=lambda each: spent[each])
+    name = max(spent, key=lambda op: spent[op])
     if not spent[name]:
         return head
     of_name = sum(line.count for line in lines if shown_name(line) == name)

@@ -71,8 +71,8 @@ def _outlines(shown: DifferenceMap, rows: int, columns: int) -> str:
     parts = []
     for block in shown.blocks:
         ranks = format_ranks(block.ranks)
-        left, width = (100 * each / columns for each in (block.columns[0], block.columns[1] - block.columns[0]))
-        top, high = (100 * each / rows for each in (block.rows[0], block.rows[1] - block.rows[0]))
+        left, width = (100 * edge / columns for edge in (block.columns[0], block.columns[1] - block.columns[0]))
+        top, high = (100 * edge / rows for edge in (block.rows[0], block.rows[1] - block.rows[0]))
         label = f"<span>{html.escape(ranks, 0)}</span>" if len(shown.blocks) <= _MOST_LABELS else ""
         parts.append(
             f'<i title="{html.escape(ranks, 0)}" style="left:{left:.4g}%;top:{top:.4g}%;width:{width:.4g}%;'

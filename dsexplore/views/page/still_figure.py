@@ -176,16 +176,16 @@ def _labels(labeled: Sequence[_Point], along: _Scale, down: _Scale, at_ends: boo
         down: scale of y.
         at_ends: whether all stand right of the picture; else left of marks in its right half, and right of others.
     """
-    drawn, taken = "", list[tuple[float, float, float]]()
+    drawn, occupied = "", list[tuple[float, float, float]]()
     room = _HEIGHT - _BOTTOM - _LINE * len(labeled)
     for number, point in enumerate(sorted(labeled, key=lambda point: down.at(point.y))):
         x, y = along.at(point.x), down.at(point.y)
         wide, leftward = _LETTER * min(len(point.label), 30), not at_ends and x > WIDTH / 2
         begin = x - 8 - wide if leftward else x + 8
         place = min(y, max(_TOP, room + _LINE * number)) if at_ends else y
-        while any(abs(place - row) < _LINE and begin < high and low < begin + wide for low, high, row in taken):
+        while any(abs(place - row) < _LINE and begin < high and low < begin + wide for low, high, row in occupied):
             place += 1
-        taken.append((begin, begin + wide, place))
+        occupied.append((begin, begin + wide, place))
         anchor = f'x="{x - 8}" text-anchor="end"' if leftward else f'x="{x + 8}"'
         line = f'<path class="grid" d="M{x} {y}L{x + 6} {place:.1f}"/>' if abs(place - y) > _LINE / 2 else ""
         drawn += f'{line}<text {anchor} y="{place + 4:.1f}">{html.escape(point.label, 30)}</text>'

@@ -105,9 +105,9 @@ def axis_number(name: str) -> int:
     words = name.lower().split("_")
     if "replicate" in words:
         return _REPLICAS
-    for known in (name.lower(), words[0]):
-        if known in _AXES_BY_NAME:
-            return _AXES_BY_NAME[known]
+    for name_or_word in (name.lower(), words[0]):
+        if name_or_word in _AXES_BY_NAME:
+            return _AXES_BY_NAME[name_or_word]
     numbered = _NUMBERED.fullmatch(name)
     place = int(numbered[1]) if numbered else zlib.crc32(name.encode("utf-8", "replace"))
     return _OF_OTHER_NAMES[place % len(_OF_OTHER_NAMES)]

@@ -57,10 +57,10 @@ class RankSample:
 
     def holding(self, tensor: PlacedTensor, places: Sequence[tuple[int, Place]]) -> list[int]:
         """Return the indices into `numbers` of the ranks with these coordinates on the tensor's axes."""
-        own = self._coordinates_of(tensor)
+        coordinates = self._coordinates_of(tensor)
         held = np.ones(len(self), dtype=bool)
         for number, (low, high) in places:
-            held &= (own[number] >= low) & (own[number] < high)
+            held &= (coordinates[number] >= low) & (coordinates[number] < high)
         return [int(index) for index in np.flatnonzero(held)]
 
     def empty(self, tensor: PlacedTensor) -> list[int]:
@@ -153,8 +153,8 @@ class DrawnMesh:
         """Return True if the chosen rank holds a block, or one of the shards folded into it."""
         if self._chosen is None:
             return False
-        own = [int(axis([np.array(place) for place in self._chosen])) for axis in tensor.axes]
-        return all(low <= own[number] < high for number, (low, high) in block.places)
+        coordinates = [int(axis([np.array(place) for place in self._chosen])) for axis in tensor.axes]
+        return all(low <= coordinates[number] < high for number, (low, high) in block.places)
 
     def without(self, tensor: PlacedTensor) -> RankGroup | None:
         """Return the ranks that hold nothing of a tensor, or None if each rank holds some of it."""

@@ -84,7 +84,7 @@ def _name(tensors: tuple[PlacedTensor, ...], pattern: str) -> str:
     if len(tensors) == 1:
         return tensors[0].name
     parts = zip(pattern.split("."), *(tensor.name.split(".") for tensor in tensors), strict=True)
-    return ".".join(part if len(set(own)) > 1 else own[0] for part, *own in parts)
+    return ".".join(part if len(set(parts_there)) > 1 else parts_there[0] for part, *parts_there in parts)
 
 
 def model_html(drawn_mesh: DrawnMesh) -> str:

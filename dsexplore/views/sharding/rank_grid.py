@@ -85,7 +85,7 @@ def _row(drawn_mesh: DrawnMesh, start: int, across: int, nothing: set[int]) -> s
         if before is not None and at[-1] > before + 1:
             cells.append("…")
         before = at[-1]
-        where = ", ".join(place_text(axis, (own, own + 1)) for axis, own in zip(axes, at, strict=True))
+        where = ", ".join(place_text(axis, (place, place + 1)) for axis, place in zip(axes, at, strict=True))
         mark, text = (" o", "∅ ") if index in nothing else ("", "")
         cells.append(
             f'<label class="h{index}{mark}" title="{html.escape(where, 120)}">'

@@ -59,7 +59,7 @@ class RedistributionView(View):
 
 def _headline(shown: Redistribution) -> str:
     tensor = shown.before
-    placed = [", ".join(map(str, one.placements)) for one in (tensor, shown.after)]
+    placed = [", ".join(map(str, placed_tensor.placements)) for placed_tensor in (tensor, shown.after)]
     mesh = ", ".join(f"{axis.name}={axis.size}" for axis in tensor.axes)
     sent = [step for step in shown.steps if step.op]
     needs = (

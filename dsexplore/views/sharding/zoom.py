@@ -87,7 +87,7 @@ class Zoom:
 
 
 def zoom(
-    tensor: PlacedTensor, drawn: Picture, at: Sequence[int] | None = None, whose: str = "the first shards"
+    tensor: PlacedTensor, drawn: Picture, at: Sequence[int] | None = None, shards: str = "the first shards"
 ) -> Zoom | None:
     """Return a window on some shards of the folded dims; None if no dim is folded, or shards are not contiguous.
 
@@ -118,7 +118,7 @@ def zoom(
     blocks = tuple(block_of(row, column, others) for row in shown_rows for column in shown_columns)
     panel = Panel(drawn.panels[0].fixed, blocks, places)
     return Zoom(
-        rows, columns, Picture(drawn.rows, drawn.columns, (panel,), 0, tuple(shown_rows), tuple(shown_columns)), whose
+        rows, columns, Picture(drawn.rows, drawn.columns, (panel,), 0, tuple(shown_rows), tuple(shown_columns)), shards
     )
 
 

@@ -100,7 +100,7 @@ def window(skew: Skew, most_collectives: int = MOST_COLLECTIVES, most_lanes: int
 
 
 def _ranks(skew: Skew, shown: pl.DataFrame, most: int) -> list[int]:
-    late = [one.rank for one in skew.late_ranks]
+    late = [late_rank.rank for late_rank in skew.late_ranks]
     waited = (
         shown.group_by("rank")
         .agg((pl.col("took") - pl.col("duration")).sum().alias("waited"))

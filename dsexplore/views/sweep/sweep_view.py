@@ -157,7 +157,7 @@ def _settings_table(result: SweepResult) -> str:
     means = {config: ratio_interval(list(ratios.values())) for config, ratios in result.rounds.items()}
     ranked = sorted(means, key=lambda config: -means[config].value)[:_MOST_ROWS]
     by_config = {point.config: point for point in points(result, directions(result)[-1])}
-    widest = max((each.high for each in means.values() if each.high < inf), default=0.0)
+    widest = max((mean.high for mean in means.values() if mean.high < inf), default=0.0)
     rows = [
         [
             html.escape(str(config)) + (" (default)" if config == result.control else ""),

@@ -56,7 +56,7 @@ class TimelineState:
         self.colors = colors_of(timeline)
         self._fixed = {
             "lanes": [html.plain(lane, 80) for lane in timeline.lanes[:most_lanes]],
-            "marks": [[one.name, one.letter, one.fill, one.ink] for one in self.colors],
+            "marks": [[color.name, color.letter, color.fill, color.ink] for color in self.colors],
             "key": key_order(self.colors),
             "axis": html.unparted(axis_text(timeline)),
             "words": WORDS[timeline.sizes],

@@ -167,8 +167,8 @@ def span_texts(timeline: Timeline, at: npt.NDArray[np.int64]) -> list[str]:
     texts = []
     for span, (name, mark, size, begin, end, row) in zip(at.tolist(), spans.iter_rows(), strict=True):
         unsized = "" if row is None else format_bytes(None)
-        moved = unsized if size is None else format_bytes(size) if mark == DISK else sized(size)
-        parts = [plain(name), plain(mark), moved, messages.get(span, "")]
+        size_text = unsized if size is None else format_bytes(size) if mark == DISK else sized(size)
+        parts = [plain(name), plain(mark), size_text, messages.get(span, "")]
         if row is not None:
             owner, cause, peer, source = (next(columns[column]) for column in _EVENT)
             from_peer = "" if peer is None else f"peer rank {peer}"

@@ -68,8 +68,8 @@ class TimelineView(View):
         timeline = self._timeline
         if timeline.order != "measured" or len(timeline.lanes) < 2 or not _RANK.fullmatch(timeline.lanes[0]):
             return None
-        found = skew(timeline.tables)
-        return found if found.is_timed and not found.arrivals.is_empty() else None
+        result = skew(timeline.tables)
+        return result if result.is_timed and not result.arrivals.is_empty() else None
 
     @cached_property
     def _stages(self) -> Timeline | None:

@@ -25,14 +25,14 @@ WORDS = {
 }
 
 
-def signed(known: Sizes, unknown: npt.NDArray[Any] | None) -> Sizes:
+def signed(sizes: Sizes, unknown: npt.NDArray[Any] | None) -> Sizes:
     """Return sums of bytes as numbers whose sign says if sizes are missing: −x is at least x, and −0 wholly unknown.
 
     Args:
-        known: the sums of the known sizes.
+        sizes: sums of the known sizes.
         unknown: how many sizes are unknown in each sum; None for none in any.
     """
-    return known if unknown is None else np.where(unknown > 0, -known, known)
+    return sizes if unknown is None else np.where(unknown > 0, -sizes, sizes)
 
 
 def size_text(size: float) -> str:

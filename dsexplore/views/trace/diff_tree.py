@@ -151,15 +151,15 @@ class DiffRows:
         axes = [(float(x) * times, float(y) * times) for x, y in zip(a.axes[:, row], b.axes[:, row], strict=True)]
         apart = [(float(a.apart[phase, row]) * times, float(b.apart[phase, row]) * times) for phase in self._apart]
         sent = any((*counts, *(size for both in apart for size in both)))
-        only_moved = sent and counts[0] == counts[1] and sizes[0] == sizes[1] and all(x == y for x, y in apart)
+        same_totals = sent and counts[0] == counts[1] and sizes[0] == sizes[1] and all(x == y for x, y in apart)
         return (
             name
             + _number(sizes[0], format_bytes)
             + outline.cell(self._bars(axes), "spine")
             + _number(sizes[1], format_bytes)
-            + _delta(*sizes, format_bytes, only_moved)
+            + _delta(*sizes, format_bytes, same_totals)
             + "".join(_number(count, count_text) for count in counts)
-            + _delta(*counts, count_text, only_moved)
+            + _delta(*counts, count_text, same_totals)
             + self._times(fold)
             + "".join(_delta(x, y, format_bytes, False) for x, y in (*axes, *apart))
         )
@@ -202,16 +202,16 @@ class DiffRows:
             )
             for op, axis, phase, count, count_after, size, size_after in changes[:_MOST_ROWS]
         ]
-        each_text = ", each" if times > 1 else ""
-        head = ("", "collective", "axis", "phase", f"count{each_text}", f"bytes{each_text}", f"± bytes{each_text}")
+        per_call = ", each" if times > 1 else ""
+        head = ("", "collective", "axis", "phase", f"count{per_call}", f"bytes{per_call}", f"± bytes{per_call}")
         more = f'<p class="dim">… and {len(changes) - _MOST_ROWS:,} more.</p>' if len(changes) > _MOST_ROWS else ""
         named = html.name(self.tree.names[row])
-        each = (
+        collectives = (
             f'<p class="dim">Each of the {times:,} has this, and their sum stands in the row; named here: {named}</p>'
             if times > 1
             else ""
         )
-        return each + html.table(head, rows, left=(0, 1, 2, 3)) + more
+        return collectives + html.table(head, rows, left=(0, 1, 2, 3)) + more
 
 
 def _side(tree: ModuleTree, rows: pl.DataFrame, size: str, when: str) -> _Side:
@@ -265,10 +265,10 @@ def _number(value: float, write: Callable[[float], str]) -> str:
     return outline.cell(write(value)) if value else outline.cell("–", "z")
 
 
-def _delta(before: float, after: float, write: Callable[[float], str], only_moved: bool) -> str:
+def _delta(before: float, after: float, write: Callable[[float], str], same_totals: bool) -> str:
     """Return the cell of a change with its sign; ``moved``: the sum is equal, but the collectives in it are not."""
     if before == after:
-        return outline.cell(_sign(0, 0) if only_moved else "–", "delta" if only_moved else "delta z")
+        return outline.cell(_sign(0, 0) if same_totals else "–", "delta" if same_totals else "delta z")
     return outline.cell(f"{_sign(before, after)} {write(abs(after - before))}", "delta")
 
 

@@ -154,12 +154,12 @@ class TraceDiffView(View):
         ids = iter([anchor])
         return "".join(
             drawings.part(
-                f"Findings of {side} alone: {len(found):,}{PER}",
-                f"<div>{findings_table(found, _MOST_FINDINGS)}</div>",
+                f"Findings of {side} alone: {len(findings):,}{PER}",
+                f"<div>{findings_table(findings, _MOST_FINDINGS)}</div>",
                 anchor=next(ids, ""),
             )
-            for side, found in sides
-            if len(found)
+            for side, findings in sides
+            if len(findings)
         )
 
     def _in_time(self, anchor: str) -> str:

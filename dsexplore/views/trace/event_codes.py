@@ -148,7 +148,7 @@ class EventCodes:
         """Return the modules that match a pattern, as `Trace.where` finds them: as owner or as trigger."""
         test, text = module_test([pattern]), certain_text(pattern)
         names = self.tree.names, self._triggered_elsewhere[1].labels
-        return Matched(*(np.array([text in name and bool(test(name)) for name in known], bool) for known in names))
+        return Matched(*(np.array([text in name and bool(test(name)) for name in labels], bool) for labels in names))
 
     def in_modules(self, matched: Matched) -> Mask:
         """Return the mask of events owned or triggered by these modules."""
@@ -262,9 +262,9 @@ class EventCodes:
         per_axis = np.bincount(axis.take(at), size * in_steps, axes * n).reshape(axes, n)
         per_phase = np.bincount(phase.take(at), size, phases * n).reshape(phases, n)
         count = np.bincount(sums.pivot.owner.take(at), sums.counts.take(at) * in_steps, n)
-        own_sums = per_axis.sum(axis=0)
-        below = self.tree.with_children(np.vstack([count, own_sums, per_axis, per_phase]))
-        return Columns(below[0], below[1], own_sums, below[2 : 2 + axes], below[2 + axes :])
+        bytes_of_modules = per_axis.sum(axis=0)
+        below = self.tree.with_children(np.vstack([count, bytes_of_modules, per_axis, per_phase]))
+        return Columns(below[0], below[1], bytes_of_modules, below[2 : 2 + axes], below[2 + axes :])
 
     def took(self, mask: Mask) -> Sizes | None:
         """Return (modules,) seconds of the collectives in steps, including the modules inside; None if unmeasured."""

@@ -86,7 +86,7 @@ class _Joined:
     def receivers_of(self, target: int) -> list[int]:
         """Return the ranks that a target stands for."""
         name = self.targets[target]
-        held = (ranks for ranks, own in zip(self.found.receivers, self.target_of, strict=True) if own == name)
+        held = (ranks for ranks, axis in zip(self.found.receivers, self.target_of, strict=True) if axis == name)
         return sorted(rank for ranks in held for rank in ranks)
 
 

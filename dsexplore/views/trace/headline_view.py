@@ -31,17 +31,17 @@ class FindingsView(View):
 
     def text(self) -> str:
         """Return two or three lines per finding: what, where, and what to try."""
-        found = self._findings
-        lines = [f"Findings: {len(found)}" if len(found) else f"Findings: none. {NOTHING}"]
-        for one in found[:MOST_FINDINGS]:
-            where = ", ".join(html.plain(part, 80) for part in (one.module, one.source) if part)
+        findings = self._findings
+        lines = [f"Findings: {len(findings)}" if len(findings) else f"Findings: none. {NOTHING}"]
+        for finding in findings[:MOST_FINDINGS]:
+            where = ", ".join(html.plain(part, 80) for part in (finding.module, finding.source) if part)
             lines += [
-                f"  {html.plain(one.why, 300)}",
-                f"    {where}; {sizes(one)}",
-                f"    try: {html.plain(one.change, 400)}",
+                f"  {html.plain(finding.why, 300)}",
+                f"    {where}; {sizes(finding)}",
+                f"    try: {html.plain(finding.change, 400)}",
             ]
         return "\n".join(
-            [*lines, *([f"  … and {len(found) - MOST_FINDINGS:,} more"] if len(found) > MOST_FINDINGS else [])]
+            [*lines, *([f"  … and {len(findings) - MOST_FINDINGS:,} more"] if len(findings) > MOST_FINDINGS else [])]
         )
 
     def html(self) -> str:
@@ -50,23 +50,23 @@ class FindingsView(View):
         return html.fragment(f"<p><b>Findings</b> {count}</p>{findings_table(self._findings)}")
 
 
-def sizes(one: Finding) -> str:
+def sizes(finding: Finding) -> str:
     """Return the bytes of a finding, per what, and how many the change would save."""
-    spared = f", of which the change would save {format_bytes(one.spare_bytes)}" if one.spare_bytes else ""
-    return f"{format_bytes(one.wire_bytes)} on the wire per {one.per}{spared}"
+    spared = f", of which the change would save {format_bytes(finding.spare_bytes)}" if finding.spare_bytes else ""
+    return f"{format_bytes(finding.wire_bytes)} on the wire per {finding.per}{spared}"
 
 
-def findings_part(found: Findings, most: int = MOST_FINDINGS, opened: bool = False, anchor: str = "") -> str:
+def findings_part(findings: Findings, most: int = MOST_FINDINGS, opened: bool = False, anchor: str = "") -> str:
     """Return the findings as a collapsible section; empty if there are none.
 
     Args:
-        found: the findings.
+        findings: to list.
         most: maximal number of findings shown.
         opened: whether the section is open at first.
         anchor: id of the table.
     """
-    table = f"<div>{findings_table(found, most)}</div>" if len(found) else ""
-    return drawings.part(f"Findings: {len(found):,}{PER}", table, opened, anchor)
+    table = f"<div>{findings_table(findings, most)}</div>" if len(findings) else ""
+    return drawings.part(f"Findings: {len(findings):,}{PER}", table, opened, anchor)
 
 
 def findings_table(findings: Findings, most: int = MOST_FINDINGS, attributes: Iterable[str] = ()) -> str:
@@ -132,7 +132,7 @@ class HeadlineView(View):
 
     def text(self) -> str:
         """Return the sentences."""
-        return "\n".join(html.plain(one.text, 500) for one in self._headline.sentences) or "Nothing is sent."
+        return "\n".join(html.plain(sentence.text, 500) for sentence in self._headline.sentences) or "Nothing is sent."
 
     def html(self) -> str:
         """Return the bar and the sentences."""
@@ -180,8 +180,8 @@ def live_headline(
         axes,
         prediction,
     )
-    found = findings_part(headline.findings) if with_findings else ""
-    return f'<div class="dsx">{shown}{found}</div>' if shown else ""
+    findings = findings_part(headline.findings) if with_findings else ""
+    return f'<div class="dsx">{shown}{findings}</div>' if shown else ""
 
 
 def _predicted(prediction: Prediction | None) -> str:

@@ -155,13 +155,13 @@ class _TraceSource:
         body = collectives_html(kinds, every, self._codes.column, times) if every else ""
         if module in self._placements:
             body += parameters_html(module, self._parameters.filter(pl.col("module") == module))
-        each = (
+        collectives = (
             f'<p class="dim">Each of the {times:,} has this, and their sum stands in the row; named here: '
             f"{html.name(module)}</p>"
             if times > 1 and body
             else ""
         )
-        return each + body
+        return collectives + body
 
 
 def _sizes_of(sent: Columns, row: int) -> Sizes:

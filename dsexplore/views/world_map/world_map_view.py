@@ -227,7 +227,7 @@ def _cell(world: WorldMap, cell: DrawnRank, groups: dict[int, int], place: str, 
 
 
 def _table(world: WorldMap, look: Look) -> str:
-    drawn_levels = [(each.axis, world.named(each.level), each.peers, _value(world, each)) for each in world.levels]
+    drawn_levels = [(level.axis, world.named(level.level), level.peers, _value(world, level)) for level in world.levels]
     if not look.live:
         drawn_levels = _merged(drawn_levels) if world.running is not None else drawn_levels
     top = max((value for *_, value in drawn_levels), default=0) or 1

@@ -35,7 +35,7 @@ def _put_on_path(patches: Patches, parts: Parts) -> None:
 
 def _take_off_path(folder: str) -> None:
     """Take a folder off the path, which the program may have changed meanwhile."""
-    kept = [each for each in os.environ.get("PATH", os.defpath).split(os.pathsep) if each != folder]
+    kept = [entry for entry in os.environ.get("PATH", os.defpath).split(os.pathsep) if entry != folder]
     os.environ["PATH"] = os.pathsep.join(kept)
 
 

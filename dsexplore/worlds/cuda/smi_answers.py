@@ -71,7 +71,7 @@ def answer(answers: Answers, arguments: Sequence[str]) -> int:
     parser.add_argument("--format", default="csv")
     options, _ = parser.parse_known_args(arguments)
     try:
-        indices = range(answers.count) if options.id is None else [int(each) for each in options.id.split(",")]
+        indices = range(answers.count) if options.id is None else [int(index) for index in options.id.split(",")]
     except ValueError:
         indices = [answers.count]
     if any(not 0 <= index < answers.count for index in indices):

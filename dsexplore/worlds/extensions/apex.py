@@ -46,8 +46,8 @@ def multi_tensor_l2norm(
 ) -> tuple[Tensor, Tensor]:
     """Return the norm of all tensors together, ``(1,)``, and that of each if asked, else nothing; fp32."""
     norms = [tensor.float().norm() for tensor in tensor_lists[0]]
-    each = torch.stack(norms) if norms else noop_flag.new_zeros(0, dtype=torch.float32)
-    return each.norm().reshape(1), each if per_tensor else each.new_empty(0)
+    norm_of_tensors = torch.stack(norms) if norms else noop_flag.new_zeros(0, dtype=torch.float32)
+    return norm_of_tensors.norm().reshape(1), norm_of_tensors if per_tensor else norm_of_tensors.new_empty(0)
 
 
 def multi_tensor_scale(chunk_size: int, noop_flag: Tensor, tensor_lists: Lists, scale: float | Tensor) -> None:
@@ -120,9 +120,11 @@ EXTENSIONS: dict[str, Names] = {
         "normalization.fused_layer_norm.fused_rms_norm_affine": fused_rms_norm_affine,
         "parallel.DistributedDataParallel": DistributedDataParallel,
         "parallel.distributed.DistributedDataParallel": DistributedDataParallel,
-        **{f"amp.{each.__name__}": each for each in (initialize, master_params, scale_loss)},
+        **{f"amp.{function.__name__}": function for function in (initialize, master_params, scale_loss)},
         "multi_tensor_apply.multi_tensor_applier": _APPLIER,
         "multi_tensor_apply.MultiTensorApply": MultiTensorApply,
     },
-    "amp_C": {each.__name__: each for each in (multi_tensor_l2norm, multi_tensor_scale, multi_tensor_axpby)},
+    "amp_C": {
+        function.__name__: function for function in (multi_tensor_l2norm, multi_tensor_scale, multi_tensor_axpby)
+    },
 }

@@ -96,9 +96,9 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
     if isinstance(value, Tensor):
         return value.to(dtype) if value.is_floating_point() else value
     if isinstance(value, (list, tuple)):
-        return type(value)(_cast(each, dtype) for each in value)
+        return type(value)(_cast(element, dtype) for element in value)
     if isinstance(value, dict):
-        return {key: _cast(each, dtype) for key, each in value.items()}
+        return {key: _cast(element, dtype) for key, element in value.items()}
     return value
 
 

@@ -165,8 +165,8 @@ def _two_results(attention: Callable[..., Attention]) -> Callable[..., Tensor | 
 
 
 _FUNCTIONS: Names = {
-    each.__name__: each
-    for each in (
+    function.__name__: function
+    for function in (
         flash_attn_func,
         flash_attn_varlen_func,
         flash_attn_qkvpacked_func,

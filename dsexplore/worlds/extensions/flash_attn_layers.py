@@ -211,8 +211,8 @@ class CrossEntropyLoss(nn.Module):
 
 NAMES: Names = {
     **{
-        f"layers.rotary.{each.__name__}": each
-        for each in (apply_rotary_emb, apply_rotary_emb_qkv_, apply_rotary_emb_kv_, RotaryEmbedding)
+        f"layers.rotary.{function.__name__}": function
+        for function in (apply_rotary_emb, apply_rotary_emb_qkv_, apply_rotary_emb_kv_, RotaryEmbedding)
     },
     "layers.rotary.apply_rotary_emb_func": apply_rotary_emb,
     "ops.triton.rotary.apply_rotary": apply_rotary_emb,

@@ -42,6 +42,6 @@ def pad_input(hidden_states: Tensor, indices: Tensor, batch: int, seqlen: int) -
 
 
 NAMES: Names = {
-    f"bert_padding.{each.__name__}": each
-    for each in (index_first_axis, index_put_first_axis, index_first_axis_residual, unpad_input, pad_input)
+    f"bert_padding.{function.__name__}": function
+    for function in (index_first_axis, index_put_first_axis, index_first_axis_residual, unpad_input, pad_input)
 }

@@ -24,7 +24,7 @@ def layer_norm(
 ) -> Tensor:
     """Return the layer norm over the dims of the weight, the last one without it, in ``dtype`` or that of ``x``."""
     shape = x.shape[-1:] if weight is None else weight.shape
-    weight, bias = (None if each is None else each.float() for each in (weight, bias))
+    weight, bias = (None if parameter is None else parameter.float() for parameter in (weight, bias))
     return torch_layer_norm(x.float(), shape, weight, bias, epsilon).to(dtype or x.dtype)
 
 

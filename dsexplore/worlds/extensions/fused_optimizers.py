@@ -128,7 +128,9 @@ class PlainLAMB(torch.optim.Optimizer):
 
     def _clip(self) -> Tensor:
         """Return what gradients are divided by, so that their norm is at most ``max_grad_norm``."""
-        gradients = [each.grad for group in self.param_groups for each in group["params"] if each.grad is not None]
+        gradients = [
+            parameter.grad for group in self.param_groups for parameter in group["params"] if parameter.grad is not None
+        ]
         largest = self.defaults["max_grad_norm"]
         if not gradients or not largest:
             return torch.ones(())

@@ -56,7 +56,7 @@ def unpermute(permuted: Tensor, row_id_map: Tensor, probs: Tensor | None = None)
     return weighted.sum(1).to(permuted.dtype)
 
 
-_FUNCTIONS: Names = {each.__name__: each for each in (gmm, permute, unpermute)}
+_FUNCTIONS: Names = {function.__name__: function for function in (gmm, permute, unpermute)}
 
 EXTENSIONS: dict[str, Names] = {
     "grouped_gemm": {**{f"ops.{name}": value for name, value in _FUNCTIONS.items()}, **_FUNCTIONS},

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
-_OWN = str(Path(__file__).parents[2])
+_PACKAGE = str(Path(__file__).parents[2])
 _QUESTION = importlib.util.find_spec.__code__
 _FROZEN = "<frozen "
 """The files of Python's own import."""
@@ -24,7 +24,7 @@ _EXITS = {"exit", "quit", "_exit"}
 
 def importer_of(frame: FrameType | None) -> FrameType | None:
     """Return the frame of the program that imports what is searched for in a frame, or asks for it."""
-    while frame is not None and frame.f_code.co_filename.startswith((_FROZEN, _OWN)):
+    while frame is not None and frame.f_code.co_filename.startswith((_FROZEN, _PACKAGE)):
         frame = frame.f_back
     return frame
 
@@ -32,9 +32,9 @@ def importer_of(frame: FrameType | None) -> FrameType | None:
 def is_needed(frame: FrameType | None) -> bool:
     """Return whether the import that is under way in a frame ends the program if it fails."""
     is_import = True
-    while frame is not None and frame.f_code.co_filename.startswith(_OWN):
+    while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
         frame = frame.f_back
-    while frame is not None and not frame.f_code.co_filename.startswith(_OWN):
+    while frame is not None and not frame.f_code.co_filename.startswith(_PACKAGE):
         if frame.f_code is _QUESTION:
             return False
         if frame.f_code.co_filename.startswith(_FROZEN):

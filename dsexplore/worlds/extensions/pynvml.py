@@ -123,7 +123,7 @@ _ZEROS = ("PowerUsage", "Temperature", "ClockInfo", "TotalEnergyConsumption", "E
 
 EXTENSIONS: dict[str, Names] = {
     "pynvml": {
-        **{each.__name__: each for each in _FUNCTIONS},
+        **{function.__name__: function for function in _FUNCTIONS},
         **{f"nvmlDeviceGet{name}": _zero for name in _ZEROS},
         "nvmlInitWithFlags": nvmlInit,
         "nvmlShutdown": nvmlInit,

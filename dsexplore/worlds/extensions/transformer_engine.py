@@ -74,8 +74,8 @@ def checkpoint(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
 
 
 _LAYERS: Names = {
-    each.__name__: each
-    for each in (
+    function.__name__: function
+    for function in (
         Linear,
         LayerNormLinear,
         LayerNormMLP,

@@ -18,7 +18,7 @@ _VERSION = 2
 """The version of flash attention that has stand-ins of all names which transformers imports."""
 
 
-def _found(original: Callable[..., bool], _parts: Parts) -> Callable[..., bool]:
+def _is_available(original: Callable[..., bool], _parts: Parts) -> Callable[..., bool]:
     return lambda *args, **kwargs: _is_missing() or original(*args, **kwargs)
 
 
@@ -40,7 +40,7 @@ PATCHES: tuple[Entry, ...] = (
     Patch(
         TRANSFORMERS_HAS_FLASH,
         "it looks for an installed package",
-        _found,
+        _is_available,
         when="cuda traffic",
     ),
     Patch(

@@ -51,10 +51,10 @@ def cross_entropy_of_shards(
     local = labels - first
     is_here = (local >= 0) & (local < words)
     chosen = logits.gather(-1, local.clamp(0, words - 1).unsqueeze(-1)).squeeze(-1) * is_here
-    taken = (1 - smoothing) * chosen + smoothing * logits.sum(-1) / (words * ranks)
+    target_logits = (1 - smoothing) * chosen + smoothing * logits.sum(-1) / (words * ranks)
     if ranks > 1 and group is not None:
-        taken = _SummedInForward.apply(taken, group)  # type: ignore[no-untyped-call] # torch's
-    return (lse - taken).masked_fill(labels == ignored, 0), lse
+        target_logits = _SummedInForward.apply(target_logits, group)  # type: ignore[no-untyped-call] # torch's
+    return (lse - target_logits).masked_fill(labels == ignored, 0), lse
 
 
 def _with_gradient(local: Tensor, total: Tensor) -> Tensor:

@@ -143,9 +143,9 @@ EXTENSIONS: dict[str, Names] = {
             f"ops.{kernel}": None
             for kernel in ("MemoryEfficientAttentionFlashAttentionOp", "MemoryEfficientAttentionOp")
         },
-        **{f"ops.{each.__name__}": each for each in (AttentionBias, xformers_masks.LowerTriangularMask)},
-        **{f"ops.fmha.{each.__name__}": each for each in (AttentionBias, xformers_masks.LowerTriangularMask)},
-        **{f"ops.fmha.attn_bias.{each.__name__}": each for each in xformers_masks.CLASSES},
+        **{f"ops.{mask.__name__}": mask for mask in (AttentionBias, xformers_masks.LowerTriangularMask)},
+        **{f"ops.fmha.{mask.__name__}": mask for mask in (AttentionBias, xformers_masks.LowerTriangularMask)},
+        **{f"ops.fmha.attn_bias.{mask.__name__}": mask for mask in xformers_masks.CLASSES},
         "ops.fmha.BlockDiagonalMask": xformers_masks.BlockDiagonalMask,
         "ops.fmha.BlockDiagonalCausalMask": xformers_masks.BlockDiagonalCausalMask,
     }

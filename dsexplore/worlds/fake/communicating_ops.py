@@ -41,7 +41,7 @@ def _communicates(function: FunctionType, seen: set[CodeType]) -> bool:
     functions = [
         value for value in values if isinstance(value, FunctionType) and value.__module__ == function.__module__
     ]
-    return any(_communicates(each, seen) for each in functions)
+    return any(_communicates(function, seen) for function in functions)
 
 
 def _is_torchs(value: Any) -> bool:

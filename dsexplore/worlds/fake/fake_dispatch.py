@@ -179,7 +179,7 @@ class SimulationMode(ShortKeyMode):
     def _all_fake(self, result: Any, device: torch.device) -> Any:
         """Return a result with each meta tensor replaced by a fake tensor on a device."""
         if isinstance(result, (list, tuple)):
-            return type(result)(self._all_fake(each, device) for each in result)
+            return type(result)(self._all_fake(element, device) for element in result)
         return self.fake_tensor(result, device) if type(result) is torch.Tensor else result
 
     def _of_fsdp(

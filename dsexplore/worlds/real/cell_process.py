@@ -120,7 +120,7 @@ def run_cell(
         if cell.names:
             namespace.update(pickle.loads(cell.names))
         body, last = marshal.loads(cell.code)
-        recording = recorded(current_world(), is_own=False, save=cell.save or None, saves_end=False)
+        recording = recorded(current_world(), made_world=False, save=cell.save or None, saves_end=False)
         with translated(), recording as trace, _reported_first(handler), while_it_runs():
             value = _execute(body, last, namespace)
     except BaseException as error:  # SystemExit and KeyboardInterrupt of the cell are its failures too

@@ -201,9 +201,9 @@ class EngineCluster:
         if missing:
             raise UsageError(f"no engine for {format_ranks(missing)} of {self.size}: start the engines' job again")
         resolve(self.size, self.mesh or None, 0)
-        before = {one.engine: one for one in self._ranks}
+        before = {rank.engine: rank for rank in self._ranks}
         ranks = [before.get(by_rank[rank][-1]) or EngineRank(rank, by_rank[rank][-1]) for rank in range(self.size)]
-        loading = [self._start(one, _load) for one in ranks if one.engine not in before]
+        loading = [self._start(rank, _load) for rank in ranks if rank.engine not in before]
         for answer in loading:
             answer.get(timeout=LOAD_WAIT)
         self._ranks, self._described, self._seen = ranks, described, set(engines)

@@ -25,7 +25,7 @@ def pack_program(program: Callable[..., Any] | str, args: Sequence[Any], namespa
     except ImportError as error:
         hint = "pip install cloudpickle, or give the program as source text without namespace"
         raise UsageError(f"functions and objects are sent to ranks with cloudpickle: {hint}") from error
-    modules = {sys.modules.get(getattr(each, "__module__", "") or "") for each in map(_inner, (program, *args))}
+    modules = {sys.modules.get(getattr(value, "__module__", "") or "") for value in map(_inner, (program, *args))}
     by_value = [module for module in modules if module is not None and _is_of_the_user(module)]
     for module in by_value:
         cloudpickle.register_pickle_by_value(module)

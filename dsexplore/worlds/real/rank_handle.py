@@ -236,7 +236,7 @@ class RankHandle:
             time.sleep(0.005)
             stack = self._stack_text()
         lines = stack.splitlines(keepends=True)
-        self._stack = "".join(line for line in lines if not any(own in line for own in _DSEXPLORE_FRAMES))
+        self._stack = "".join(line for line in lines if not any(path in line for path in _DSEXPLORE_FRAMES))
 
     def _stack_text(self) -> str:
         return contents(self._stack_file.fileno())[self._stack_begin :].decode(errors="replace")

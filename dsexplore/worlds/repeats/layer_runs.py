@@ -86,9 +86,9 @@ class LayerRuns:
             raise CannotSkip("layers are not reached one after another")
         skipped = count - len(layers)
         before, after = (0, skipped)[::step]
-        for at, own in enumerate(range(len(layers))[::step]):
+        for at, index in enumerate(range(len(layers))[::step]):
             shifts = [*range(before, after, step), after] if at == _REPEATED else [before if at < _REPEATED else after]
-            self._periods[first + at + 1] = _Period(mark.container, own, skipped, shifts)
+            self._periods[first + at + 1] = _Period(mark.container, index, skipped, shifts)
         compared = range(_REPEATED, _REPEATED + 1 if skipped else count - 1)
         self.times |= {first + at + 1: skipped for at in compared}
 

@@ -61,7 +61,9 @@ def repeated_layers(mode: FakeTensorMode, stage: nn.Module | None = None) -> lis
 
 def _has_parameters_of(module: nn.Module, mode: FakeTensorMode) -> bool:
     """Return True if any parameter is a fake tensor of the mode, or a DTensor with such a shard."""
-    return any(isinstance(each, FakeTensor) and each.fake_mode is mode for each in map(plain, module.parameters()))
+    return any(
+        isinstance(tensor, FakeTensor) and tensor.fake_mode is mode for tensor in map(plain, module.parameters())
+    )
 
 
 def plain(tensor: torch.Tensor) -> torch.Tensor:
@@ -119,7 +121,9 @@ def _settings(thing: Any) -> Iterator[Any]:
     for name, value in sorted(vars(thing).items()):
         if value is None or isinstance(value, (bool, int, float, str, torch.dtype, type)):
             yield from (name, value)
-        elif isinstance(value, (tuple, list)) and all(isinstance(each, (bool, int, float, str)) for each in value):
+        elif isinstance(value, (tuple, list)) and all(
+            isinstance(element, (bool, int, float, str)) for element in value
+        ):
             yield from (name, tuple(value))
         elif callable(value) and not isinstance(value, nn.Module):
             yield from (name, _name(value))

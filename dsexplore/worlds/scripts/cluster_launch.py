@@ -22,7 +22,7 @@ from dsexplore.worlds.remarks import Remarks
 
 _NAMES = ("--local_rank", "--local-rank")
 _ENVIRONMENT = type(os.environ)
-_READERS = {each.__code__.co_filename for each in (os.getenv, Mapping.get, Mapping.__contains__)}
+_READERS = {reader.__code__.co_filename for reader in (os.getenv, Mapping.get, Mapping.__contains__)}
 """The files of what stands between a program and its environment."""
 
 

@@ -216,7 +216,7 @@ class Search:
     def _gaps(self, axis: Axis) -> list[tuple[int, int]]:
         """Return pairs of neighboring played coordinates whose ranks differ, with unplayed coordinates in between."""
         played = self._played_along(axis)
-        return [(low, high) for (low, one), (high, other) in pairwise(played) if high - low > 1 and one != other]
+        return [(low, high) for (low, before), (high, other) in pairwise(played) if high - low > 1 and before != other]
 
     def _played_along(self, axis: Axis) -> list[tuple[int, str]]:
         """Return the played coordinates of an axis (the others are the base's) with their digests."""

@@ -101,14 +101,14 @@ def _outcome(played: Players, rank: int, names: Mapping[str, Progression]) -> Ou
     tables = played.tables(rank)
     end = next(end for end in played.ends if end.rank == rank)
     shapes, explained = sharded_shapes(tables, rank, names)
-    digest, whole = (f"{one} {end.status} {end.traceback}" for one in digests(tables, explained))
+    digest, whole = (f"{text} {end.status} {end.traceback}" for text in digests(tables, explained))
     return Outcome(digest, shapes, whole)
 
 
 def _standing_for(played: Players, distinct: Distinct) -> Trace:
     """Merge the traces of the representatives, and record the ranks that each stands for."""
-    trace = played.merged(one.played for one in distinct.classes)
-    texts = {one.played: ranks_text(one.ranks) for one in distinct.classes}
+    trace = played.merged(rank_class.played for rank_class in distinct.classes)
+    texts = {rank_class.played: ranks_text(rank_class.ranks) for rank_class in distinct.classes}
     info = trace.info
     return Trace(replace(trace.tables, info=replace(info, stands_for=tuple(texts[rank] for rank in info.ranks))))
 

@@ -181,7 +181,7 @@ def _record(execute: Callable[[], None], setting: Setting, world: World) -> Play
         with (
             recorded(
                 world,
-                is_own=True,
+                made_world=True,
                 save=save,
                 stack_depth=setting.stack_depth,
                 costs=setting.costs,

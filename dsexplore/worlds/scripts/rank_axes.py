@@ -81,7 +81,7 @@ def axes_of(groups: Iterable[GroupFound], spec: Mesh, world_size: int) -> list[A
     for group in groups:
         for stride, size in group.progressions:
             wanted = {stride, stride * size}
-            if all(_fits(one, borders, world_size) for one in wanted):
+            if all(_fits(ranks, borders, world_size) for ranks in wanted):
                 borders |= wanted
     ordered = sorted(borders)
     names = {group.progressions: group.name for group in reversed(groups) if group.name}

@@ -76,8 +76,8 @@ def _count_joined(count: Callable[[Join], float], parts: Parts) -> Callable[[Joi
 def _common_rank(find: Callable[..., int], _parts: Parts) -> Callable[..., int]:
     @wraps(find)
     def find_common_rank(model: DistributedDataParallel, input_rank: int, rank_cond: bool) -> int:
-        found = find(model, input_rank, rank_cond)
-        return dist.get_world_size(model.process_group) - 1 if rank_cond else found  # all end together: the largest
+        rank = find(model, input_rank, rank_cond)
+        return dist.get_world_size(model.process_group) - 1 if rank_cond else rank  # all end together: the largest
 
     return find_common_rank
 

@@ -23,7 +23,11 @@ def _spread(original: Callable[..., ShardedTensorMetadata], _parts: Parts) -> Ca
         gathered_metadatas: Sequence[ShardedTensorMetadata | None], *args: Any, **kwargs: Any
     ) -> ShardedTensorMetadata:
         local = gathered_metadatas[0]
-        if local is not None and len(local.shards_metadata) == 1 and all(each == local for each in gathered_metadatas):
+        if (
+            local is not None
+            and len(local.shards_metadata) == 1
+            and all(metadata == local for metadata in gathered_metadatas)
+        ):
             gathered_metadatas = _side_by_side(local, len(gathered_metadatas))
         return original(gathered_metadatas, *args, **kwargs)
 

@@ -54,7 +54,9 @@ class SimulatedStore(dist.Store):  # type: ignore[name-defined, misc] # torch's 
     def compare_set(self, key: str, expected: Any, desired: Any) -> bytes:
         """Replace a value where it is the expected one, or where there is none and ``expected`` is empty; return the
         value after that."""
-        expected, desired = (one if isinstance(one, bytes) else str(one).encode() for one in (expected, desired))
+        expected, desired = (
+            value if isinstance(value, bytes) else str(value).encode() for value in (expected, desired)
+        )
         if self._values.get(key, b"") == expected:
             self._values[key] = desired
         current: bytes = self._values.get(key, expected)

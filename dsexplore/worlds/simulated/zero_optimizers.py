@@ -69,7 +69,7 @@ def state_of(optimizer: Any, rank: int) -> dict[str, Any]:
     state: dict[int, dict[str, Any]] = {}
     groups: list[dict[str, Any]] = []
     for local_group, group in zip(local_state["param_groups"], optimizers.zero_partition(optimizer, rank), strict=True):
-        first = sum(len(each["params"]) for each in groups)
+        first = sum(len(group["params"]) for group in groups)
         numbers = list(range(first, first + len(group["params"])))
         groups.append({**local_group, "params": numbers})
         if like is not None:
