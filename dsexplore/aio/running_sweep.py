@@ -29,7 +29,7 @@ _FEWEST_SLICES = 48
 _MEMORY_TURNS = 5
 """How often each kind of memory is measured, one after the other."""
 _MOST_FOR_MEMORY = 0.25
-"""Largest fraction of a sweep's time that comparing kinds of memory may take; it is left out if it would take more."""
+"""Largest fraction of a sweep's time that comparing kinds of memory may take; it is omitted if it would take more."""
 _REFERENCE_NOTES = {
     "fio": "libaio, depth × block of ordinary memory per job, 1 s",
     "deepspeed": "one locked tensor of the whole size, as DeepSpeed allocates it",
@@ -55,7 +55,7 @@ class SweepRun:
     ) -> None:
         self.measured: list[RoundSlice] = []
         self.spent = False
-        """True if something was left out because of the limit of bytes to write."""
+        """True if something was omitted because of the limit of bytes to write."""
         self.bytes_written = 0
         self._setup, self._bench, self._plan, self._report, self._shuffle = setup, bench, plan, report, shuffle
         self._begun = begun
@@ -193,7 +193,7 @@ class SweepRun:
     def round(self, configs: Sequence[AioConfig]) -> dict[AioConfig, float]:
         """Measure settings and the control in shuffled order; return {setting: mixed rate relative to the control}.
 
-        Settings for which the descent has no time are left out.
+        Settings for which the descent has no time are omitted.
         """
         self._round += 1
         order = [*dict.fromkeys([CONTROL, *configs])]

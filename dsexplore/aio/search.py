@@ -100,7 +100,7 @@ def _fitting(
 ) -> AioConfig | None:
     """Return the setting, or else the same with the next lower depth of the axes that fits; None if there is none.
 
-    Depth is searched first, and its gain may be luck: larger blocks would then be left out.
+    Depth is searched first, and its gain may be luck: larger blocks would then be omitted.
     """
     smaller = sorted((depth for depth in axes[c.AIO_QUEUE_DEPTH] if depth < config.queue_depth), reverse=True)
     candidates = (config.with_(**{c.AIO_QUEUE_DEPTH: depth}) for depth in (config.queue_depth, *smaller))
@@ -152,7 +152,7 @@ def strongest(scores: Mapping[AioConfig, float], control: AioConfig, count: int 
     """Return `count` finalists: half by the highest scores, half the cheapest with nearly as high scores.
 
     A score rests on one measurement, so the highest are partly luck; the cheapest of many equal ones are the same from
-    sweep to sweep. The control is left out: it is measured in every round anyway.
+    sweep to sweep. The control is omitted: it is measured in every round anyway.
     """
     ranked = sorted((config for config in scores if config != control), key=lambda config: -scores[config])
     near = [config for config in ranked if scores[config] >= scores[ranked[0]] * _NEAR]

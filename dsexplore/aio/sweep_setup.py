@@ -187,8 +187,8 @@ class Plan:
         if self.most_written is not None and self.most_written < least:
             raise UsageError(
                 f"max_written {format_bytes(self.most_written)} is too small: the file of {format_bytes(self.size)} is "
-                f"written once{self.of_processes()}, so give at least {format_bytes(least)}, a smaller size, or an existing "
-                "file to read"
+                f"written once{self.of_processes()}, so give at least {format_bytes(least)}, a smaller size, or an "
+                "existing file to read"
             )
 
 

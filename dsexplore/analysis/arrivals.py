@@ -50,7 +50,7 @@ _LEAST_SHARE_OF_DELAY = 0.5
 def arrivals(tables: Tables) -> pl.DataFrame:
     """Return one row per rank and collective that at least two ranks measured.
 
-    Once the ranks of a group called different ops, the rest of that group's collectives is left out: their numbers no
+    Once the ranks of a group called different ops, the rest of that group's collectives is omitted: their numbers no
     longer tell which belong together.
 
     Args:

@@ -40,7 +40,7 @@ def report(headline: Headline) -> list[tuple[str, str]]:
 
 
 def memory(tables: Tables) -> str:
-    """Estimate the memory of the rank that holds most, from its parameters, and say what the estimate leaves out."""
+    """Estimate the memory of the rank that holds most, from its parameters, and say what the estimate omits."""
     held = tables.parameters.filter(pl.col("shared_with") == "")
     if held.is_empty():
         return "No estimate: the trace holds no parameters, as no module of the program ran while it was recorded."

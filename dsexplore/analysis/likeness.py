@@ -2,7 +2,7 @@
 
 A peer becomes its distance in the group, a root its position in it, and a group its axis, its size and the distances
 between its members. Steps, ops, modules, bytes, shapes, causes and source lines stay as they are. Times, notes and the
-names of groups are left out, and parameters' local shapes where the caller can compute them.
+names of groups are omitted, and parameters' local shapes where the caller can compute them.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def digests(tables: Tables, explained: Collection[str] = ()) -> tuple[str, str]:
 
     Args:
         tables: the trace of one rank.
-        explained: names of parameters whose local shapes the first digest leaves out; the second one has them all.
+        explained: names of parameters whose local shapes the first digest omits; the second one has them all.
     """
     unexplained, whole = hashlib.sha256(), hashlib.sha256()
     for line in lines(tables):

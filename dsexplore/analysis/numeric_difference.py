@@ -221,7 +221,7 @@ def _whole(named: pl.DataFrame) -> pl.DataFrame:
 
 
 def _norms_per_copy(both: pl.DataFrame) -> pl.DataFrame:
-    """Return both sides' norms as of one copy of the tensor; rows are left out where sizes are no multiples."""
+    """Return both sides' norms as of one copy of the tensor; rows are omitted where sizes are no multiples."""
     least = pl.min_horizontal("count", "count_after")
     fits = (pl.col("count") % least == 0) & (pl.col("count_after") % least == 0)
     return both.filter(fits).with_columns(
@@ -233,7 +233,7 @@ def _norms_per_copy(both: pl.DataFrame) -> pl.DataFrame:
 
 
 def _judged(both: pl.DataFrame) -> pl.DataFrame:
-    """Add whether the bits, and norm and mean but for rounding, are the same."""
+    """Add whether the bits, and norm and mean up to rounding, are the same."""
     eps = pl.max_horizontal(pl.col(name).replace_strict(_EPS, default=1.0) for name in ("dtype", "dtype_after"))
     norm = pl.max_horizontal("norm", "norm_after")
     of_norm = (pl.col("norm") - pl.col("norm_after")).abs() / norm

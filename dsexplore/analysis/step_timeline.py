@@ -35,7 +35,7 @@ def message_ties(tables: Tables, spans: pl.DataFrame) -> pl.DataFrame:
     """Return one row per send and the receive that takes its message. Columns: `TIES`.
 
     Messages between two ranks of one group arrive in the order in which they are sent: the first send matches the first
-    receive. Sends to ranks that are not in the trace are left out.
+    receive. Sends to ranks that are not in the trace are omitted.
 
     Args:
         tables: the trace.

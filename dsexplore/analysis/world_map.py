@@ -2,7 +2,7 @@
 
 What a collective sends is shared equally among the other ranks of its group, as if every pair of them were linked: the
 trace knows the least that a rank must send, and not the ring or tree that a library chooses. A message from point to
-point goes to its peer. What is sent at start-up is left out, and the rest is per step.
+point goes to its peer. What is sent at start-up is omitted, and the rest is per step.
 
 Where times are known the map may be shaded by seconds: those of a step in which collectives ran that a rank takes part
 in, or that go over a link; see `dsexplore.analysis.running_times`.

@@ -89,7 +89,7 @@ def kind_of_issuer(frame: FrameType | None) -> int:
 def meaningful(frame: FrameType | None) -> Iterator[tuple[int, FrameType]]:
     """Yield (kind, frame) for the meaningful frames of a stack, innermost first.
 
-    Frames of kind `PLUMBING` and `INTERNAL`, which make up most of a stack, are left out.
+    Frames of kind `PLUMBING` and `INTERNAL`, which make up most of a stack, are omitted.
     """
     while frame is not None:
         code = frame.f_code

@@ -19,7 +19,7 @@ def mark_given_up(issued: Sequence[Issued], groups: Iterable[Group]) -> list[str
     """Mark as failed what ended because its group was given up.
 
     Of the group's collectives this is the one that took longest, and those after it: the first that did not end by
-    itself stood until the watchdog came. The group's first collective is left out unless there are no others: it may
+    itself stood until the watchdog came. The group's first collective is omitted unless there are no others: it may
     have taken long, as it made the communicator. As long as one still stands, what has ended did so by itself: the
     watchdog notes the error first, and leaves time for the flight recorder before it aborts.
 

@@ -57,7 +57,7 @@ class JournaledCalls:
         """{identity of a group: number of its next collective}."""
 
     def add(self, issued: Issued) -> None:
-        """Write a collective that is about to be issued, or has been; one that cannot be written is left out."""
+        """Write a collective that is about to be issued, or has been; one that cannot be written is omitted."""
         try:
             self._write(issued)
         except Exception:  # the program's own call goes on

@@ -383,7 +383,7 @@ def _use_before(tensor: torch.Tensor, phase: Phase) -> Use:
 
 
 def _held_by(values: Iterable[Any]) -> list[torch.Tensor]:
-    """Return the dense tensors in which tensors are held, as a DTensor's local one; other values are left out."""
+    """Return the dense tensors in which tensors are held, as a DTensor's local one; other values are omitted."""
     held: list[torch.Tensor] = []
     for value in values:
         if hasattr(type(value), "__tensor_flatten__"):

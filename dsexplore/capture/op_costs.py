@@ -48,7 +48,7 @@ class OpCost(NamedTuple):
 
     kind: Kind
     op: str
-    """``"mm"``; for attention with the suffix ``", causal"`` if half of the scores are left out."""
+    """``"mm"``; for attention with the suffix ``", causal"`` if half of the scores are omitted."""
     dtype: str
     """The dtype; ``"tf32"`` for products of float32 numbers that are multiplied as such, see `multiplies_in_tf32`."""
     shape: tuple[int, ...] = ()
@@ -122,7 +122,7 @@ def written_arguments(op: AtenOp, args: Sequence[Any], kwargs: dict[str, Any]) -
 def dense_tensors(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Return tensors with the indices and values of sparse ones in their place.
 
-    Tensors in oneDNN's own layout are left out: their memory is that library's.
+    Tensors in oneDNN's own layout are omitted: their memory is that library's.
     """
     dense: list[torch.Tensor] = []
     for tensor in tensors:

@@ -55,7 +55,7 @@ def axis_of_description(description: str, groups: Iterable[dist.ProcessGroup]) -
 
     Args:
         description: as given to ``new_group``.
-        groups: those of this process. An axis whose own group has one rank is left out of a group along several.
+        groups: those of this process. An axis whose own group has one rank is omitted of a group along several.
     """
     words = _words(description)
     axes = _axes(words)
@@ -103,7 +103,7 @@ def axes_of_ranks(ranks: Sequence[int], along: Mapping[str, Sequence[int]], own_
 
 
 def axes_of_peers(meshes: Iterable[Mapping[str, Sequence[int]]]) -> dict[int, str]:
-    """Return {rank: axis that it shares with this process}; ranks for which meshes name two axes are left out.
+    """Return {rank: axis that it shares with this process}; ranks for which meshes name two axes are omitted.
 
     Example: a program that sends to the next pipeline stage within the group of all ranks sends along ``pp``.
 

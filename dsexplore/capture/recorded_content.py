@@ -318,7 +318,7 @@ def module_columns(modules: Iterable[ModuleEntry], earlier_calls: Mapping[int, i
 
     Args:
         modules: parents before children.
-        earlier_calls: calls to leave out, by id of the entry.
+        earlier_calls: calls to omit, by id of the entry.
     """
     listed = list(modules)
     names = [module.name for module in listed]

@@ -133,7 +133,7 @@ def configure(
     verbose: bool | None = None,
     debug: bool | None = None,
 ) -> None:
-    """Set up the comms logger; what is left out stays as it is.
+    """Set up the comms logger; what is omitted stays as it is.
 
     Args:
         deepspeed_config: a ds_config as a dict or the path of its JSON file, a `CommsLoggerConfig`, or the

@@ -76,7 +76,7 @@ class SweepConditions:
         dtype: of the elements.
         software: versions of torch and of the library, or what a file that was read says.
         started: when, as text.
-        remarks: what was left out and why.
+        remarks: what was omitted and why.
         processors: that the processes of one machine may run on; None where a file does not say.
     """
 

@@ -23,7 +23,7 @@ from dsexplore.worlds.simulate import simulate
 class Play:
     """What one rank did.
 
-    A simulated rank receives nothing: what the others would have added is left out, and what they would have sent is
+    A simulated rank receives nothing: what the others would have added is omitted, and what they would have sent is
     what this rank has. So an all_reduce leaves its tensor as it is, and an all_gather repeats the rank's own part.
     """
 
@@ -100,7 +100,7 @@ def layers(count: int, width: int) -> nn.Sequential:
 
 
 def is_close(got: object, wanted: Tensor) -> bool:
-    """Return True if an answer is a tensor of these numbers and this shape, but for rounding."""
+    """Return True if an answer is a tensor of these numbers and this shape, up to rounding."""
     if not isinstance(got, Tensor) or got.shape != wanted.shape:
         return False
     return torch.allclose(got.detach(), wanted, rtol=1e-4, atol=1e-5 * float(wanted.abs().max()))

@@ -58,7 +58,7 @@ class Verdict:
 
 
 def same_bytes(got: object, wanted: float) -> bool:
-    """Return True if an answer is a number and equal to the wanted one, but for rounding."""
+    """Return True if an answer is a number and equal to the wanted one, up to rounding."""
     return (
         isinstance(got, (int, float)) and not isinstance(got, bool) and abs(got - wanted) <= 1e-6 * abs(wanted) + 1e-9
     )

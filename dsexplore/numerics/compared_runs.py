@@ -23,7 +23,7 @@ Key = tuple[int, str, str, str]
 RELATIVE = 1e-9
 """Differences that float64 does not exceed by rounding: seven digits above its own."""
 ABSOLUTE = 1e-12
-"""The same of values that are zero but for rounding, relative to the largest ones of their phase."""
+"""The same of values that are zero up to rounding, relative to the largest ones of their phase."""
 SPREAD = 1000.0
 """How many times the spread of the reference under other roundings is still rounding."""
 PLAIN_EPS, PLAIN_SPREAD = 8.0, 10.0

@@ -19,7 +19,7 @@ def expect_same_numbers(
     tolerance: float | None = None,
     timeout: float = 120.0,
 ) -> NumericsReport:
-    """Fail unless a parallel plan computes what the model computes on one process, but for rounding.
+    """Fail unless a parallel plan computes what the model computes on one process, up to rounding.
 
     Args:
         reference: see `compare_numerics`.

@@ -63,7 +63,7 @@ class _Axis:
 def join(meshes: Sequence[Any]) -> tuple[Mesh, list[tuple[Reading, ...]]]:
     """Return the joint mesh of several ``DeviceMesh``, and for each of them the readings of its axes.
 
-    Ranks on axes that none of the meshes has (other pipeline stages, say) are left out: what they hold is unknown.
+    Ranks on axes that none of the meshes has (other pipeline stages, say) are omitted: what they hold is unknown.
 
     Args:
         meshes: at least one ``DeviceMesh``; all of them contain this process's rank.

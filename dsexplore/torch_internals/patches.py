@@ -221,7 +221,7 @@ class Patch:
             rather than set the attribute.
         on_import: wait until a program imports the module, also where it is torch's own, as those that load slowly.
         needed_for: what cannot be had without the replacement, as the user asks for it (``"fake=True"``): where a
-            version that should have the name does not, that is refused; None where the entry is left out.
+            version that should have the name does not, that is refused; None where the entry is omitted.
     """
 
     target: TorchName
@@ -236,7 +236,7 @@ class Patch:
         """Replace the name until `patches` are undone.
 
         Returns:
-            A sentence on what was left out, where the installed torch should have the name and does not; else None.
+            A sentence on what was omitted, where the installed torch should have the name and does not; else None.
 
         Raises:
             UsageError: the same, and something that was asked for cannot be had without it.
@@ -286,7 +286,7 @@ class Kernel:
     only_if_missing: bool = False
 
     def install(self, patches: Patches, parts: Parts) -> str | None:
-        """Register the kernel until `patches` are undone; an op that the installed torch lacks is left out."""
+        """Register the kernel until `patches` are undone; an op that the installed torch lacks is omitted."""
         if not has_op(self.op):
             return None
         namespace, _, name = self.op.partition("::")
@@ -335,7 +335,7 @@ def install_all(table: Iterable[Entry], when: set[When], patches: Patches, parts
         parts: what the entries share.
 
     Returns:
-        A sentence for each entry that the installed torch made us leave out, and that it was expected to have.
+        A sentence for each entry that the installed torch made us omit, and that it was expected to have.
 
     Raises:
         UsageError: something that was asked for cannot be had on the installed torch.

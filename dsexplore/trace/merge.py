@@ -124,7 +124,7 @@ def merge_as_they_come(
         what: the activity shown by the progress bar and the warning, such as ``reading trace/``.
         total: number of parts; None if unknown.
         is_whole: see `merge_tables`.
-        same_attempt: leave out files of earlier attempts of the job.
+        same_attempt: omit files of earlier attempts of the job.
     """
     so_far: list[Tables] = []
     cut = ""

@@ -77,7 +77,7 @@ def simulate(
     groups and placements are those of the real program; **values are not** (each rank sees its own shard only).
 
     Args:
-        world_size: number of ranks; may be left out where ``mesh`` says it, or be the mesh.
+        world_size: number of ranks; may be omitted where ``mesh`` says it, or be the mesh.
         mesh: the axes, outermost first: ``"dp=2,tp=4"``, a mapping, or a ``DeviceMesh``. Without one
             the mesh has a single axis without a name.
         rank: the rank to play.

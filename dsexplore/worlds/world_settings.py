@@ -86,7 +86,7 @@ class WorldSettings:
         return "nccl" if self.target == "cuda" else "gloo"
 
     def resolved(self) -> WorldSettings:
-        """Return the settings with what was left out.
+        """Return the settings with defaults in place of what was omitted.
 
         Raises:
             UsageError: they do not fit together.

@@ -119,7 +119,7 @@ class Evidence:
 
         Args:
             lane: columns that an event and its predecessor have in common; events of other lanes may lie between them.
-            equal: columns in which both must be equal, also of the events that `events` leaves out; the results have
+            equal: columns in which both must be equal, also of the events that `events` omits; the results have
                 them.
         """
         events, earlier = self.events, self.earlier(lane)

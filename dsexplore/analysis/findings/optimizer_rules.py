@@ -50,8 +50,8 @@ _SMALL = 1024 * 1024
 def _why_gathers(group: EventGroup) -> str:
     by = f" by {', '.join(group.causes[:3])}" if any(group.causes) else ""
     return (
-        f"{group.calls} of at most {format_bytes(group.largest_bytes)} in the optimizer{by}: the update needs whole tensors, "
-        "and gathers shards for every op that reads them"
+        f"{group.calls} of at most {format_bytes(group.largest_bytes)} in the optimizer{by}: the update needs whole "
+        "tensors, and gathers shards for every op that reads them"
     )
 
 

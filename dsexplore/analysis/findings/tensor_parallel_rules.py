@@ -39,8 +39,8 @@ def gathered_again(evidence: Evidence) -> Iterator[Finding]:
 
 def _why_gathered(group: EventGroup) -> str:
     return (
-        f"{group.calls} of {format_bytes(group.largest_bytes)} on {group.axis or 'no axis'} could be saved: its modules "
-        "gather the same input one after the other, and scatter its gradient as often"
+        f"{group.calls} of {format_bytes(group.largest_bytes)} on {group.axis or 'no axis'} could be saved: its "
+        "modules gather the same input one after the other, and scatter its gradient as often"
     )
 
 
@@ -131,8 +131,9 @@ def all_reduce_of_shards(evidence: Evidence) -> Iterator[Finding]:
 
 def _why_shards(group: EventGroup) -> str:
     return (
-        f"{group.calls} of {format_bytes(group.largest_bytes)} on {group.axis or 'no axis'}, each followed by an all_gather of "
-        "as many bytes: if that gathers shards of the result, a reduce_scatter would have sent half as much"
+        f"{group.calls} of {format_bytes(group.largest_bytes)} on {group.axis or 'no axis'}, each followed by an "
+        "all_gather of as many bytes: if that gathers shards of the result, a reduce_scatter would have sent half as "
+        "much"
     )
 
 

@@ -37,7 +37,7 @@ Reason = Literal[
 * ``stale gradients``: gradients of earlier steps are still in those of this one;
 * ``unequal batches``: means over different numbers of elements are averaged with equal weights;
 * ``local norm``: gradients are clipped by the norm of a part of them;
-* ``padding``: positions that the reference leaves out are counted in.
+* ``padding``: positions that the reference omits are counted in.
 """
 REASONS: tuple[Reason, ...] = get_args(Reason)
 
@@ -62,12 +62,12 @@ LENIENCE = 1000.0
 
 
 def is_near(value: Tensor, expected: Tensor, entry: Compared, factor: float = 1.0) -> bool:
-    """Return True if values are those expected but for rounding."""
+    """Return True if values are those expected up to rounding."""
     if value.shape != expected.shape:
         return False
     return rms(value - expected) <= LENIENCE * entry.allowed * max(abs(factor), 1.0)
 
 
 def is_close(first: float, second: float) -> bool:
-    """Return True if two factors are the same but for rounding."""
+    """Return True if two factors are the same up to rounding."""
     return abs(first - second) <= 1e-5 * max(abs(first), abs(second))

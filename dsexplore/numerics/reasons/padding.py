@@ -1,4 +1,4 @@
-"""Positions that the reference leaves out are counted in."""
+"""Positions that the reference omits are counted in."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ _BLOCK = 1 << 20
 def unpacked(archive: Path) -> Iterator[Path]:
     """Unpack a tar file, gzipped or not, into a folder that is removed afterwards.
 
-    Only files are unpacked, under their names without ``..``; links and hidden files are left out.
+    Only files are unpacked, under their names without ``..``; links and hidden files are omitted.
 
     Raises:
         TraceFileError: it cannot be read, or unpacks to much more than any trace does.

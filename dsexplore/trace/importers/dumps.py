@@ -136,7 +136,7 @@ class Dumps:
     dumps: tuple[RecorderDump, ...]
     """Sorted by rank."""
     unreadable: tuple[str, ...] = ()
-    """Error of each file that is left out."""
+    """Error of each file that is omitted."""
 
     @property
     def world_size(self) -> int:
@@ -145,7 +145,7 @@ class Dumps:
 
 
 def read_dumps(files: Sequence[Path]) -> Dumps:
-    """Read the dumps of one job; a file that cannot be read is left out, and its error kept in `Dumps.unreadable`.
+    """Read the dumps of one job; a file that cannot be read is omitted, and its error kept in `Dumps.unreadable`.
 
     Raises:
         TraceFileError: none can be read, or the ranks of the dumps cannot be determined.
@@ -176,7 +176,7 @@ def read_dumps(files: Sequence[Path]) -> Dumps:
 
 
 def _ranks(contents: dict[Path, Any]) -> dict[Path, int]:
-    """Return {file: rank}; empty files are left out if they alone have no rank in their names."""
+    """Return {file: rank}; empty files are omitted if they alone have no rank in their names."""
     try:
         return ranks_of_files(contents)
     except TraceFileError:
@@ -187,7 +187,7 @@ def _ranks(contents: dict[Path, Any]) -> dict[Path, int]:
 
 
 def tables_of_dumps(dumps: Dumps) -> Tables:
-    """Merge all dumps into one trace; its notes name the files that are left out."""
+    """Merge all dumps into one trace; its notes name the files that are omitted."""
     world_size = dumps.world_size
     parts = (guarded(dump.file, partial(tables_of, dump, world_size)) for dump in dumps.dumps)
     merged = merge_as_they_come(parts, "reading flight-recorder dumps", len(dumps.dumps))

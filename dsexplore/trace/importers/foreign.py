@@ -26,7 +26,7 @@ from dsexplore.user_warnings import warn
 
 
 def load_profiles(files: Sequence[Path], *, is_whole: bool = False) -> tuple[Tables, list[str]]:
-    """Read several ranks' files as one trace on one clock; also return an error for each file that is left out.
+    """Read several ranks' files as one trace on one clock; also return an error for each file that is omitted.
 
     Args:
         files: of one job.
@@ -159,7 +159,7 @@ def _load_logs(files: Sequence[Path], *, is_whole: bool) -> tuple[Tables, list[s
 
 
 def load_foreign(files: Sequence[Path]) -> Tables:
-    """Read the files of one job as one trace, with a warning for each file that is left out.
+    """Read the files of one job as one trace, with a warning for each file that is omitted.
 
     Raises:
         TraceFileError: none can be read.

@@ -48,7 +48,7 @@ class ComputeTime:
 
     Args:
         kernels: compute kernels with ``pid`` (the GPU's number, as text), ``ts`` and ``dur`` in microseconds; rows with
-            a null are left out.
+            a null are omitted.
     """
 
     def __init__(self, kernels: pl.DataFrame) -> None:

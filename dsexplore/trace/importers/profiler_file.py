@@ -160,7 +160,7 @@ class ProfilerFile:
     """Compute kernels: ``pid`` (the GPU's number) as text, ``ts`` and ``dur`` of each; null if the file has no
     number."""
     damaged: int = 0
-    """Number of events that were left out as invalid JSON, not counting ranges."""
+    """Number of events that were omitted as invalid JSON, not counting ranges."""
     ranges: Mapping[tuple[Any, Any], Sequence[bytes]] = field(default_factory=dict)
     """{(process, thread): text of the ranges of modules and autograd nodes that are not in `events`}."""
     launches: Sequence[bytes] = ()
@@ -169,7 +169,7 @@ class ProfilerFile:
     """The categories of all events in the file: ``cpu_op``, ``kernel``, ``cuda_runtime``, …"""
 
     def launches_of(self, correlations: Collection[int]) -> dict[int, Event]:
-        """Return {correlation: the launch with that number}; damaged launches are left out."""
+        """Return {correlation: the launch with that number}; damaged launches are omitted."""
         wanted: dict[int, bytes] = {}
         for text in self.launches:
             match = _CORRELATION.search(text)

@@ -23,7 +23,7 @@ def notes_of(calls: Sequence[ProfilerCall], trace: ProfilerFile, damaged: int) -
     Args:
         calls: the collectives that were read from it.
         trace: the file.
-        damaged: number of its events that were left out.
+        damaged: number of its events that were omitted.
     """
     yield from _on_kernels(calls)
     name = trace.file.name

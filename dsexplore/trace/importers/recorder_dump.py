@@ -40,13 +40,13 @@ from dsexplore.units import format_count
 # where the members are messages. Members and end share both sequence numbers. Which of them a call of messages raises
 # depends on torch: ``collective_seq_id`` up to 2.8, ``p2p_seq_id`` after that.
 #
-# A dump of what is active leaves out what has ended, and so the end of a call, while its members stay, as they never
+# A dump of what is active omits what has ended, and so the end of a call, while its members stay, as they never
 # end.
 # Such a call differs from one in flight by the record that is missing behind its members.
 
 _MOST_NAMED = 4
 _SPARSE = 1_000
-"""How many numbers a record may leave out, on average, before they are no numbers of calls."""
+"""How many numbers a record may omit, on average, before they are no numbers of calls."""
 _ENDS = ("coalesced", "ALLGATHER_coalesced", "REDUCE_SCATTER_coalesced")
 
 

@@ -1,6 +1,6 @@
 """One entry of a flight-recorder dump: the fields of all formats, and what differs between them.
 
-Numbers may be text, a time of 0 is none, ``process_group`` was once ``pg_name``, frames are left out on request, and
+Numbers may be text, a time of 0 is none, ``process_group`` was once ``pg_name``, frames are omitted on request, and
 gloo records no ends, only that it let go of a collective (``retired``).
 """
 

@@ -53,7 +53,8 @@ def memory(prediction: Prediction) -> Any:
     return _titled(
         figure,
         prediction,
-        f"{format_bytes(prediction.memory)} of {format_bytes(size)} on rank {prediction.peak.rank}, most {prediction.peak.where}",
+        f"{format_bytes(prediction.memory)} of {format_bytes(size)} on rank {prediction.peak.rank}, "
+        f"most {prediction.peak.where}",
         360,
     )
 

@@ -204,7 +204,7 @@ def stacked_bar(parts: Iterable[tuple[str, str, float, str]], top: float) -> str
     """Return a bar of several segments; each segment wider than 4 % of the column shows its letter.
 
     Args:
-        parts: (class, letter, value, attributes of its tag) per segment; segments of value 0 are left out.
+        parts: (class, letter, value, attributes of its tag) per segment; segments of value 0 are omitted.
         top: value of a bar as wide as its column.
     """
     segments = "".join(

@@ -32,7 +32,7 @@ class RankText:
 
 
 def together(texts: Mapping[int, RankText]) -> list[tuple[tuple[int, ...], RankText]]:
-    """Return (ranks, text) for each distinct text, by lowest rank; ranks that wrote nothing are left out."""
+    """Return (ranks, text) for each distinct text, by lowest rank; ranks that wrote nothing are omitted."""
     ranks: dict[RankText, list[int]] = {}
     for rank, text in sorted(texts.items()):
         if text.output or text.value:

@@ -31,7 +31,7 @@ class Stretch:
 
 
 def stretches(tensor: PlacedTensor, dim: int, most: int) -> list[Stretch]:
-    """Return one dim from end to end, in at most about ``most`` stretches; those of empty ranks are left out."""
+    """Return one dim from end to end, in at most about ``most`` stretches; those of empty ranks are omitted."""
     size = tensor.shape[dim]
     numbers = [i for i, placement in enumerate(tensor.placements) if placement.cuts and placement.dim == dim]
     cuts = [Cut(tensor.axes[i].size, tensor.placements[i].pieces) for i in numbers]
@@ -226,7 +226,7 @@ def _runs(stretches: Sequence[Stretch], number: int) -> tuple[Run, ...]:
 def boundaries(cuts: Sequence[AxisCuts]) -> dict[int, int]:
     """Return {index at which a run begins: position in ``cuts`` of the outermost axis that cuts there}.
 
-    The first index of the dim is left out.
+    The first index of the dim is omitted.
     """
     outermost: dict[int, int] = {}
     for place, axis in enumerate(cuts):

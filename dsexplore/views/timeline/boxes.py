@@ -18,7 +18,7 @@ Indices = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
 MOST_LANES = 256
-"""Maximal number of lanes that are drawn; the spans of further lanes are left out."""
+"""Maximal number of lanes that are drawn; the spans of further lanes are omitted."""
 _LOW = 0.25
 """Height of a gap, as a fraction of the lane's."""
 _LEAST_SHARE = 0.06
@@ -87,7 +87,7 @@ class Coded:
     Args:
         timeline: the timeline that holds the spans.
         kind: (spans,) a small number per span; spans of equal number are usually shown or hidden together.
-        most_lanes: maximal number of lanes; the spans of further lanes are left out.
+        most_lanes: maximal number of lanes; the spans of further lanes are omitted.
     """
 
     def __init__(

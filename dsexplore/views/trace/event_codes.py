@@ -364,12 +364,12 @@ class EventCodes:
 
     @cached_property
     def _is_outside(self) -> Mask:
-        """(phases,) mask of those that figures per step leave out."""
+        """(phases,) mask of those that figures per step omit."""
         return np.array([label in OUTSIDE_STEPS for label in self.facets["phase"].labels], bool)
 
     @cached_property
     def outside_steps(self) -> Mask:
-        """(events,) mask of those that figures per step leave out."""
+        """(events,) mask of those that figures per step omit."""
         mask: Mask = self._is_outside[self.facets["phase"].codes]
         return mask
 

@@ -81,7 +81,7 @@ class _OutlineRow:
 
 @dataclass(frozen=True)
 class Outline:
-    """The tree of modules as HTML, and how much of it is left out."""
+    """The tree of modules as HTML, and how much of it is omitted."""
 
     html: str
     hidden: int

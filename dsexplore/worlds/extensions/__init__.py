@@ -2,5 +2,5 @@
 
 A program that imports ``flash_attn`` at its top runs where no such package can be built. `registry` holds what stands
 in for which package, `stand_in_modules` lets ``import`` find it while a simulated world of GPUs is open, and
-`needed_imports` leaves out the imports that a program can do without, as those take its own alternative.
+`needed_imports` omits the imports that a program can do without, as those take its own alternative.
 """

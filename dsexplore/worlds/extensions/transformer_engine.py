@@ -67,7 +67,7 @@ def fp8_model_init(*args: Any, **options: Any) -> Iterator[None]:
 
 
 def checkpoint(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    """Run a function, and again in backward; options of Transformer Engine's own are left out."""
+    """Run a function, and again in backward; options of Transformer Engine's own are omitted."""
     of_engine = ("distribute_saved_activations", "get_rng_state_tracker", "tp_group", "use_reentrant")
     kept = {name: value for name, value in options.items() if name not in of_engine}
     return torch_checkpoint(function, *args, use_reentrant=options.get("use_reentrant", True), **kept)

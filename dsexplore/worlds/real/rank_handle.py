@@ -56,7 +56,7 @@ class Pipe:
 
     @property
     def text(self) -> str:
-        """Output that has been read, with one line in place of what was left out."""
+        """Output that has been read, with one line in place of what was omitted."""
         if not self._left_out or self._keep is None:
             return self.data.decode(errors="replace")
         parts = self.data[: self._keep], self.data[self._keep :]

@@ -178,7 +178,7 @@ class Players:
         return Trace.load(file).tables if file.exists() else Tables()
 
     def merged(self, ranks: Iterable[int]) -> Trace:
-        """Merge the traces of these ranks; ranks without a trace are left out."""
+        """Merge the traces of these ranks; ranks without a trace are omitted."""
         files = [Path(self.folder, rank_file(rank)) for rank in ranks]
         traces = [Trace.load(file) for file in files if file.exists()]
         return Trace.merge(traces) if traces else Trace()

@@ -43,7 +43,7 @@ def run(
     Args:
         script: its path; or, with ``module``, the dotted name of a module.
         arguments: the script's own.
-        world_size: number of ranks; may be left out where ``mesh`` has it.
+        world_size: number of ranks; may be omitted where ``mesh`` has it.
         mesh: names for the axes, outermost first: ``"dp=8,tp=8"``.
         rank: the rank to play.
         ranks: several ranks to play instead, each in a process of its own, merged into one trace: ``[0, 8]``,
