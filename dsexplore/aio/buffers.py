@@ -34,7 +34,6 @@ HUGE_PAGE = 2 << 20
 _PATTERN = 1 << 20
 """Number of random words that are generated; the rest is derived from them."""
 _MADV_HUGEPAGE = getattr(mmap, "MADV_HUGEPAGE", None)
-_MADV_COLLAPSE = 25
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -83,10 +82,6 @@ class Buffer:
             raise _lock_error(ctypes.get_errno(), len(self))
         return self
 
-    def unlock(self) -> None:
-        """Undo `lock`; no effect if it is not locked."""
-        _munlock(self.address, len(self))
-
     def __len__(self) -> int:
         """Return the mapped bytes: `nbytes` rounded up to whole huge pages."""
         return len(self._whole)
@@ -114,14 +109,6 @@ def _lock_error(code: int, nbytes: int) -> OSError:
         f"cannot lock {format_bytes(nbytes)} of memory (mlock): {os.strerror(code or errno.ENOMEM)}; the limit "
         f"RLIMIT_MEMLOCK is {limit}: raise it (ulimit -l), or use a smaller or an ordinary tensor",
     )
-
-
-def collapse(address: int, nbytes: int) -> bool:
-    """Ask the kernel to move memory onto huge pages in place (Linux 6.1); return True if it did for all of it."""
-    low, high = -(-address // HUGE_PAGE) * HUGE_PAGE, (address + nbytes) // HUGE_PAGE * HUGE_PAGE
-    if high <= low:
-        return False
-    return bool(_libc.madvise(ctypes.c_void_p(low), ctypes.c_size_t(high - low), _MADV_COLLAPSE) == 0)
 
 
 def huge_share(address: int, nbytes: int) -> float | None:

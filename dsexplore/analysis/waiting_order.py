@@ -50,7 +50,7 @@ class _World:
     ranks: dict[int, _Rank]
     members: dict[str, list[int]]
     """{group: those of its ranks that are in the trace}."""
-    found: npt.NDArray[np.int64]
+    round_of: npt.NDArray[np.int64]
     sent: dict[_Channel, deque[int]] = field(default_factory=lambda: defaultdict(deque))
     """The rounds of messages on their way."""
     to_come: dict[_Channel, int] = field(default_factory=lambda: defaultdict(int))
@@ -72,9 +72,9 @@ def rounds(tables: Tables) -> npt.NDArray[np.int64]:
         stuck = 0 if _run(world, rank) else stuck + 1
         ready.append(rank)
         if stuck > len(ready):
-            _run_alone(world, min((queue for queue in ready if queue.rows), key=lambda queue: queue.next_round))
+            _run_alone(world, min((other for other in ready if other.rows), key=lambda other: other.next_round))
             stuck = 0
-    return world.found
+    return world.round_of
 
 
 def _world(tables: Tables) -> _World:
@@ -145,7 +145,7 @@ def _receive(world: _World, rank: _Rank) -> bool:
 def _run_alone(world: _World, rank: _Rank) -> None:
     """Run the rank's next event; the members of one coalesced call run in one round."""
     row = rank.rows.popleft()
-    world.found[row] = rank.next_round
+    world.round_of[row] = rank.next_round
     batch = world.batches[row]
     if batch is None or not rank.rows or world.batches[rank.rows[0]] != batch:
         rank.next_round += 1

@@ -20,7 +20,6 @@ from dsexplore.torch_internals.dispatch import AUTOGRAD_OF_OP
 from dsexplore.torch_internals.frames import (
     COMPILED,
     COMPILER,
-    DDP_HOOK,
     ENGINE,
     INTERNAL,
     MODULE_CALL,
@@ -55,7 +54,7 @@ _TO_AUTOGRAD = 3
 """Number of frames between an op's kernel and torch's autograd, which calls that of a functional op."""
 _MOST_LINES = 10_000
 _references: dict[int, weakref.ref[CodeType]] = {}
-"""Remove a code object from `kinds` when it is freed: programs generate code, and identities are used again."""
+"""Weak references to code objects: one that is freed leaves `kinds`, because identities are used again."""
 
 
 def kind_of(code: CodeType) -> int:
@@ -136,11 +135,6 @@ def _is_of_engine(file: str) -> bool:
     """Return True if a file belongs to one of the packages of `_ENGINES` that this process has imported."""
     packages = (sys.modules.get(name) for name in _ENGINES)
     return any(file.startswith(folder + os.sep) for package in packages for folder in getattr(package, "__path__", ()))
-
-
-def mark_ddp_hook(hook: CodeType) -> None:
-    """Classify this code as a DDP communication hook: what it sends are gradient buckets."""
-    _remember(hook, DDP_HOOK)
 
 
 def mark_start_up(code: CodeType) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Hashable
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -47,8 +48,6 @@ class JournaledCalls:
     def __init__(self, journal: CallJournal, stack_depth: int) -> None:
         self._journal = journal
         self._stack_depth = stack_depth
-        self.has_gaps = False
-        """True if a call could not be written, such as one of sizes that are symbols."""
         self._kind_by_identity: dict[Hashable, _JournaledKind] = {}
         """{what calls have in common, by identity where parts are mostly the same objects: the kind}."""
         self._kinds: dict[Hashable, _JournaledKind] = {}
@@ -57,11 +56,12 @@ class JournaledCalls:
         """{identity of a group: number of its next collective}."""
 
     def add(self, issued: Issued) -> None:
-        """Write a collective that is about to be issued, or has been; one that cannot be written is omitted."""
-        try:
+        """Write a collective that is about to be issued, or has been; omit one that cannot be written.
+
+        Such is one of sizes that are symbols.
+        """
+        with suppress(Exception):  # the program's own call goes on
             self._write(issued)
-        except Exception:  # the program's own call goes on
-            self.has_gaps = True
 
     def take_back(self, issued: Issued) -> None:
         """Remove a collective that was written and then refused, as for a tensor of a wrong shape."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -244,12 +244,6 @@ class Modules:
         """Return {id of an entry: number of its calls so far}."""
         with self._lock:
             return {id(module): module.calls for module in self._met}
-
-    def add_calls(self, more: Mapping[int, int]) -> None:
-        """Add calls that were not seen: {id of an entry: number of calls}."""
-        with self._lock:
-            for module in self._met:
-                module.calls += more.get(id(module), 0)
 
     def in_order(self) -> Iterator[ModuleEntry]:
         """Yield all modules, each model's in the order of ``named_modules``, parents before children."""

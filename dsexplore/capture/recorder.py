@@ -286,19 +286,6 @@ class Recorder:
             for recording in self._recordings:
                 recording.add(again)
 
-    def hold_instead(self, recording: Recording, begin: int, collectives: Sequence[Issued]) -> None:
-        """Replace the last collectives of a recording by others.
-
-        Args:
-            recording: an open one.
-            begin: number of collectives that it keeps.
-            collectives: the collectives that follow. New batches get the next free numbers.
-        """
-        before, after = ({record.batch for record in records} for records in (recording.issued[begin:], collectives))
-        for _ in range(len(after) - len(before)):
-            self._batches.number_of(0)
-        recording.issued[begin:] = collectives
-
     def _describe(
         self, raw_op: str, entry: Communication, args: Sequence[Any], group: Group | None, caller: FrameType
     ) -> Issued:
