@@ -30,7 +30,7 @@ from dsexplore.numerics.reasons.dropout import different_draws
 from dsexplore.numerics.reasons.factor import common_factor
 from dsexplore.numerics.reasons.match import Match, Reason, is_close
 from dsexplore.numerics.reasons.missing_reduction import factor_of_sum
-from dsexplore.numerics.reasons.stale_parameters import match_of, unsynchronized
+from dsexplore.numerics.reasons.stale_values import match_of, unsynchronized
 
 MADE_WHOLE: tuple[Reason, ...] = ("missing reduction",)
 """What a right plan may have for a while."""

@@ -1,4 +1,4 @@
-"""Ranks hold different values of a parameter that each has whole: from the start on, or as some do not update it."""
+"""Values of another step: gradients that were not zeroed, parameters that some ranks have not updated or received."""
 
 from __future__ import annotations
 
@@ -6,8 +6,26 @@ from collections.abc import Iterator, Sequence
 
 from dsexplore.numerics.compared_runs import Comparison
 from dsexplore.numerics.compared_values import Compared, Part
-from dsexplore.numerics.reasons.match import Match
+from dsexplore.numerics.part_layouts import block
+from dsexplore.numerics.reasons.match import Match, is_near
 from dsexplore.units import format_ranks
+
+
+def stale_gradients(parts: Sequence[Part], entry: Compared, comparison: Comparison) -> Match | None:
+    """Look for the sum of the reference's gradients of the steps before."""
+    if entry.phase != "gradient" or not entry.record.step:
+        return None
+    total, first = entry.whole, entry.record.step
+    while first:
+        first -= 1
+        before = [earlier for earlier in comparison.of("gradient", first) if earlier.record.name == entry.record.name]
+        if not before or before[0].whole.shape != total.shape:
+            return None
+        total = total + before[0].whole
+        if all(is_near(part.value, block(total, part.indices), entry) for part in parts):
+            looks = f"it is the sum of the reference's of steps {first} to {entry.record.step}"
+            return Match("stale gradients", looks, "call optimizer.zero_grad() in each step, after optimizer.step()")
+    return None
 
 
 def unsynchronized(comparison: Comparison) -> dict[str, tuple[int, ...]]:
@@ -36,7 +54,7 @@ def _unsynchronized_parameters(comparison: Comparison) -> Iterator[tuple[str, in
             yield name, record.rank
 
 
-def rule(parts: Sequence[Part], entry: Compared, comparison: Comparison) -> Match | None:
+def stale_parameters(parts: Sequence[Part], entry: Compared, comparison: Comparison) -> Match | None:
     """Look for a parameter that some ranks update right and others not at all, as where these wait for it in vain."""
     if entry.phase != "optimizer" or not entry.scale:
         return None
