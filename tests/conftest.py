@@ -115,7 +115,7 @@ def rank_server() -> None:
 
 @pytest.fixture
 def gloo(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A gloo world of one rank in this process."""
+    """Yield a gloo world of one rank in this process."""
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # torch replaces it for good
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield
@@ -124,7 +124,7 @@ def gloo(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def shell(monkeypatch: pytest.MonkeyPatch) -> Iterator[InteractiveShell]:
-    """A notebook's shell: its cells' files are named by their content, so that a cell keeps its file."""
+    """Yield a notebook's shell: its cells' files are named by their content, so that a cell keeps its file."""
     from ipykernel.compiler import XCachingCompiler
 
     yield from shell_with(monkeypatch, compiler_class=XCachingCompiler)
@@ -151,7 +151,7 @@ def notebook(plain_shell: InteractiveShell) -> Iterator[Notebook]:
 
 
 def shell_with(monkeypatch: pytest.MonkeyPatch, **options: Any) -> Iterator[InteractiveShell]:
-    """The one shell of this process, until a test has ended."""
+    """Yield the one shell of this process, until a test has ended."""
     from IPython.core.interactiveshell import InteractiveShell
 
     monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])  # which a shell replaces
@@ -160,7 +160,8 @@ def shell_with(monkeypatch: pytest.MonkeyPatch, **options: Any) -> Iterator[Inte
 
 
 def differences(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
-    """What is held afterwards and was not before; except for `SLOW`, also what was held before and is not now."""
+    """Return what is held afterwards and was not before; except for `SLOW`, also what was held before and is not
+    now."""
     changed = {what: (before[what], after[what]) for what in after if before[what] != after[what]}
     was, now = changed.pop("replaced names", ({}, {}))
     for name in was.keys() & now.keys():  # a test may be the first to import a module
@@ -201,20 +202,20 @@ def held() -> dict[str, Any]:
 
 
 def names_of_gpus() -> set[str]:
-    """What ``torch._C`` and `torch.Tensor` hold for GPUs; other names come with whatever is imported."""
+    """Return what ``torch._C`` and `torch.Tensor` hold for GPUs; other names come with whatever is imported."""
     names = {"torch._C": vars(torch._C), "torch.Tensor": vars(torch.Tensor)}
     of_gpus = ("_cuda_", "_accelerator_", "_get_accelerator", "__getattr__", "_dsexplore", "_make_", "record_stream")
     return {f"{owner}.{name}" for owner, held in names.items() for name in held if name.startswith(of_gpus)}
 
 
 def autocast_of(device: str) -> tuple[bool, torch.dtype, bool]:
-    """Whether autocast is on, in which dtype, and whether softmax is cast on that device."""
+    """Return whether autocast is on, in which dtype, and whether softmax is cast on that device."""
     cast = torch._C._dispatch_has_kernel_for_dispatch_key("aten::softmax.int", f"Autocast{device.upper()}")
     return torch.is_autocast_enabled(device), torch.get_autocast_dtype(device), cast
 
 
 def global_hooks() -> dict[str, list[Any]]:
-    """The hooks on every module and on every optimizer, by the registry that holds them."""
+    """Return the hooks on every module and on every optimizer, by the registry that holds them."""
     registries = {
         f"{owner}.{name}": registry
         for owner in HOOK_OWNERS
@@ -275,7 +276,7 @@ def child_processes() -> set[str]:
 
 
 def temporary_files() -> set[str]:
-    """What stands at the top of the folder for temporary files."""
+    """Return what stands at the top of the folder for temporary files."""
     return {entry.name for entry in Path(tempfile.gettempdir()).iterdir() if not entry.name.startswith(OF_OTHERS)}
 
 

@@ -101,12 +101,12 @@ class ReturnNone(Operator):  # type: ignore[misc]  # cosmic-ray is not there whe
     """``return value`` → ``return None``."""
 
     def mutation_positions(self, node: Any) -> Iterator[tuple[Position, Position]]:
-        """The returned expression, where it is not None anyway."""
+        """Yield the returned expression, where it is not None anyway."""
         if isinstance(node, ReturnStmt) and len(node.children) == 2 and node.children[1].get_code().strip() != "None":
             yield node.children[1].start_pos, node.children[1].end_pos
 
     def mutate(self, node: Any, index: int) -> Any:
-        """The statement with None in place of its expression."""
+        """Return the statement with None in place of its expression."""
         node.children[1] = Keyword("None", node.children[1].start_pos, prefix=" ")
         return node
 
@@ -117,7 +117,7 @@ class ReturnNone(Operator):  # type: ignore[misc]  # cosmic-ray is not there whe
 
 
 def operators() -> dict[str, Operator]:
-    """The changes that are made, by name."""
+    """Return the changes that are made, by name."""
     return {"ReturnNone": ReturnNone(), **{name: get_operator(f"core/{name}")() for name in OPERATORS}}
 
 
@@ -141,12 +141,12 @@ class Mutant:
         return f"{self.path}:{self.operator}:{self.occurrence}:{digest}"
 
     def code(self) -> str:
-        """The text of the changed file."""
+        """Return the text of the changed file."""
         code: str = mutate_code(self.original, operators()[self.operator], self.occurrence)
         return code
 
     def is_python(self) -> bool:
-        """Whether the changed file is Python: a ``*`` or ``/`` between parameters is no operator."""
+        """Return whether the changed file is Python: a ``*`` or ``/`` between parameters is no operator."""
         try:
             ast.parse(self.code())
         except SyntaxError:
@@ -154,13 +154,13 @@ class Mutant:
         return True
 
     def diff(self) -> str:
-        """The changed lines, before and after."""
+        """Return the changed lines, before and after."""
         lines = difflib.unified_diff(self.original.splitlines(), self.code().splitlines(), lineterm="", n=0)
         return "\n".join(line for line in lines if line[:1] in "+-" and line[:3] not in ("+++", "---"))
 
 
 def places(path: Path) -> list[list[Mutant]]:
-    """For each place of a file that can be changed, the mutants that differ there."""
+    """Return, for each place of a file that can be changed, the mutants that differ there."""
     source = path.read_text(encoding="utf-8")
     nodes = list(ast_nodes(get_ast(source)))
     unchanged = list(left_alone(ast.parse(source)))
@@ -175,7 +175,7 @@ def places(path: Path) -> list[list[Mutant]]:
 
 
 def left_alone(tree: ast.Module) -> Iterator[tuple[Position, Position]]:
-    """Where a change would alter nothing that runs, from and up to (line, column)."""
+    """Yield where a change would alter nothing that runs, from and up to (line, column)."""
     for node in ast.walk(tree):
         match node:
             case ast.FunctionDef() | ast.AsyncFunctionDef():
@@ -203,7 +203,7 @@ def left_alone(tree: ast.Module) -> Iterator[tuple[Position, Position]]:
 
 
 def is_type_alias(value: ast.expr) -> bool:
-    """Whether a module's assignment names a type: ``Callable[..., Any]``, ``int | str``."""
+    """Return whether a module's assignment names a type: ``Callable[..., Any]``, ``int | str``."""
     parts = list(ast.walk(value))
     return all(isinstance(part, OF_TYPES) for part in parts) and any(
         isinstance(part, ast.Subscript | ast.BinOp) for part in parts
@@ -214,12 +214,12 @@ OF_TYPES = (ast.Name, ast.Attribute, ast.Subscript, ast.Tuple, ast.List, ast.Con
 
 
 def extent(node: ast.expr | ast.stmt) -> tuple[Position, Position]:
-    """Where a node begins and ends, as (line, column)."""
+    """Return where a node begins and ends, as (line, column)."""
     return (node.lineno, node.col_offset), (node.end_lineno or node.lineno, node.end_col_offset or 0)
 
 
 def sources(room: str) -> list[Path]:
-    """The files of a room; of ``units`` the one file ``units.py``."""
+    """Return the files of a room; of ``units`` the one file ``units.py``."""
     single = PACKAGE / f"{room}.py"
     found = [single] if single.exists() else sorted((PACKAGE / room).rglob("*.py"))
     if not found:
@@ -236,7 +236,7 @@ def draw(rooms: Sequence[str], count: int, seed: int) -> list[Mutant]:
 
 
 def files_of(path: str, nearest_alone: bool) -> list[str]:
-    """The test files of a module's room, nearest first; or the nearest alone, where there are any.
+    """Return the test files of a module's room, nearest first; or the nearest alone, where there are any.
 
     Nearest are those named like the module and those that import it, else those that name one of its functions or
     classes, else those of its folder.
@@ -370,7 +370,7 @@ def end(run: subprocess.Popen[str], copy: Path) -> None:
 
 
 def processes_of(copy: Path) -> list[int]:
-    """The processes that inherited the environment of a test run in that copy."""
+    """Return the processes that inherited the environment of a test run in that copy."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it has ended, or is another user's
@@ -422,7 +422,7 @@ class Unchanged:
             return [test for test, fails in self._fails.items() if fails]
 
     def fails(self, test: str) -> bool:
-        """Whether a test fails on the unchanged package; it runs there once."""
+        """Return whether a test fails on the unchanged package; it runs there once."""
         with self._lock:
             known = self._fails.get(test)
         if known is None:
@@ -469,7 +469,7 @@ def run_all(mutants: Sequence[Mutant], folder: Path, given: argparse.Namespace) 
 
 
 def tested(mutant: Mutant, tests: Sequence[str], copies: Copies, unchanged: Unchanged) -> tuple[str, list[str]]:
-    """How the tests of a room end on a mutant, without those that fail anyway; and the tests that failed."""
+    """Return how the tests of a room end on a mutant, without those that fail anyway; and the tests that failed."""
     while True:
         left_out = unchanged.failing
         outcome, text = copies.test([*tests, *(f"--deselect={test}" for test in left_out)], mutant)
@@ -482,7 +482,7 @@ SHOWN = {"failed": "noticed", "time limit": "time limit", "passed": "NOT NOTICED
 
 
 def report(mutants: Sequence[Mutant], results: dict[str, dict[str, Any]]) -> str:
-    """A table by room, and each mutant that no test noticed with its change."""
+    """Return a table by room, and each mutant that no test noticed with its change."""
     rows: dict[str, dict[str, int]] = {}
     for mutant in mutants:
         room = Path(mutant.path).with_suffix("").parts[1]

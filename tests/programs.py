@@ -21,7 +21,7 @@ def python(program: str, *, folder: Path = ROOT, timeout: float = 240) -> subpro
 
 
 def printed(program: str) -> str:
-    """What a program prints; fails the test, with its standard error, where it does not end well."""
+    """Return what a program prints; fails the test, with its standard error, where it does not end well."""
     done = python(program)
     assert done.returncode == 0, done.stderr
     return done.stdout

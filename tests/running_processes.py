@@ -14,13 +14,13 @@ LOOKS = 3
 
 
 def is_running(pid: int) -> bool:
-    """Whether a process is there and has not ended; one whose parent has not asked how it ended has."""
+    """Return whether a process is there and has not ended; one whose parent has not asked how it ended has."""
     return state_of(pid) not in ("", "Z")
 
 
 def is_waiting(pid: int) -> bool:
-    """Whether every thread of a process sleeps, at several looks in a row: it waits for another, and not for a turn on
-    a busy machine, in which a thread that could go on counts as running."""
+    """Return whether every thread of a process sleeps, at several looks in a row: it waits for another, and not for a
+    turn on a busy machine, in which a thread that could go on counts as running."""
     for _ in range(LOOKS):
         if {_state(thread) for thread in Path(f"/proc/{pid}/task").glob("*")} != {"S"}:
             return False
@@ -29,13 +29,13 @@ def is_waiting(pid: int) -> bool:
 
 
 def state_of(pid: int) -> str:
-    """The letter of a process's state: ``S`` where it sleeps, ``T`` where it is stopped, ``Z`` where it has ended and
-    nobody has asked how; empty where it is gone."""
+    """Return the letter of a process's state: ``S`` where it sleeps, ``T`` where it is stopped, ``Z`` where it has
+    ended and nobody has asked how; empty where it is gone."""
     return _state(Path(f"/proc/{pid}"))
 
 
 def has_come(rank: RankHandle) -> bool:
-    """Whether a rank has printed ``here`` and waits now, or is stopped, or has finished or ended."""
+    """Return whether a rank has printed ``here`` and waits now, or is stopped, or has finished or ended."""
     rank.read()
     if rank.status is not None or rank.is_over or rank.look_whether_stopped():
         return True
@@ -48,7 +48,7 @@ def wait_until_all_have_come(ranks: Sequence[RankHandle], deadline: float) -> No
 
 
 def _state(process: Path) -> str:
-    """The letter of the state of a process or thread; empty where it is gone."""
+    """Return the letter of the state of a process or thread; empty where it is gone."""
     try:
         return (process / "stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):  # gone before the file is opened, or read

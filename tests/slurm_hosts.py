@@ -49,7 +49,7 @@ GresTypes=gpu
 
 
 def batch_script() -> str:
-    """The script of the page."""
+    """Return the script of the page."""
     section = PAGE.read_text().partition("## Slurm")[2].partition("\n## ")[0]
     found = re.search(r"```\n(#!.*?)```", section, re.DOTALL)
     if found is None:

@@ -63,17 +63,17 @@ ON_PURPOSE = {"constants": "as in deepspeed.constants and deepspeed.comm.constan
 
 
 def room_of(path: Path) -> str:
-    """The room of a module's file."""
+    """Return the room of a module's file."""
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
 def module_of(path: Path) -> str:
-    """The dotted name of a module's file: ``trace.files``; of a package its folder: ``trace``."""
+    """Return the dotted name of a module's file: ``trace.files``; of a package its folder: ``trace``."""
     return ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__")
 
 
 def imported_modules(source: str, modules: set[str]) -> Iterator[str]:
-    """Those of our modules that a module imports anywhere in it: in functions and under TYPE_CHECKING too."""
+    """Yield those of our modules that a module imports anywhere in it: in functions and under TYPE_CHECKING too."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -87,7 +87,7 @@ def imported_modules(source: str, modules: set[str]) -> Iterator[str]:
 
 
 def circle(graph: dict[str, set[str]]) -> list[str]:
-    """One circle of imports, from a module back to itself; empty where there is none."""
+    """Return one circle of imports, from a module back to itself; empty where there is none."""
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
@@ -159,7 +159,7 @@ def later():
 
 
 def room_circle(room: str) -> list[str]:
-    """One circle of imports among the modules of a room; empty where there is none."""
+    """Return one circle of imports among the modules of a room; empty where there is none."""
     paths = {module_of(path): path for path in PACKAGE.rglob("*.py") if room_of(path) == room}
     names = set(paths)
     return circle({name: {*imported_modules(path.read_text(encoding="utf-8"), names)} for name, path in paths.items()})

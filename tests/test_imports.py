@@ -21,7 +21,7 @@ HEAVY = ("plotly", "ipywidgets", "anywidget", "ipyparallel", "pandas", "IPython"
 
 
 def run(program: str) -> object:
-    """What a fresh interpreter prints as JSON."""
+    """Return what a fresh interpreter prints as JSON."""
     return json.loads(printed(program))
 
 
@@ -70,7 +70,7 @@ def test_scripts_beside_the_package_import_names_that_it_has() -> None:
 
 
 def has(statement: ast.ImportFrom, name: str) -> bool:
-    """Whether a module has a name, or a module of that name."""
+    """Return whether a module has a name, or a module of that name."""
     found = importlib.import_module(str(statement.module))
     if hasattr(found, name) or not hasattr(found, "__path__"):
         return hasattr(found, name)
@@ -78,7 +78,7 @@ def has(statement: ast.ImportFrom, name: str) -> bool:
 
 
 def errors_raised() -> set[str]:
-    """The names of the error classes that the package defines; private ones end where they begin."""
+    """Return the names of the error classes that the package defines; private ones end where they begin."""
     trees = [ast.parse(path.read_text(encoding="utf-8")) for path in (ROOT / "dsexplore").rglob("*.py")]
     names = {node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
     return {name for name in names if name.endswith("Error") and not name.startswith("_")}

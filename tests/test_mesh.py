@@ -21,7 +21,7 @@ def device_mesh(names: tuple[str, ...] | None) -> DeviceMesh:
 
 
 def unopened(ranks: torch.Tensor, names: tuple[str, ...] | None) -> DeviceMesh:
-    """A mesh without process groups."""
+    """Return a mesh without process groups."""
     return DeviceMesh("cpu", ranks, mesh_dim_names=names, _init_backend=False, _rank=0)
 
 

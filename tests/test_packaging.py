@@ -41,7 +41,7 @@ def pins() -> dict[str, Version]:
 
 
 def tracked_files() -> list[Path]:
-    """All text that is part of the project."""
+    """Return all text that is part of the project."""
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False)
     if listed.returncode:
         pytest.fail("not a git checkout: run the tests from one")
@@ -146,7 +146,7 @@ def test_a_release_is_checked_for_what_it_must_and_must_not_hold(tmp_path: Path)
 
 
 def wanted_files() -> set[str]:
-    """The names of a release's files."""
+    """Return the names of a release's files."""
     return {f"dsexplore-{dsexplore.__version__}{end}" for end in ("-py3-none-any.whl", ".tar.gz")}
 
 

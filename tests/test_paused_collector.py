@@ -12,7 +12,7 @@ from dsexplore.paused_collector import no_collection
 
 @pytest.fixture(params=[True, False])
 def is_enabled(request: pytest.FixtureRequest) -> Iterator[bool]:
-    """Whether the collector runs before the pause."""
+    """Yield whether the collector runs before the pause."""
     (gc.enable if request.param else gc.disable)()
     yield request.param
     gc.enable()

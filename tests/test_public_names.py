@@ -30,7 +30,7 @@ def public(names: list[str]) -> set[str]:
 
 
 def shown_results() -> dict[str, set[str]]:
-    """What Tab completes on a result, by class."""
+    """Return what Tab completes on a result, by class."""
     with dsexplore.simulate(2), dsexplore.commtrace() as trace:
         dist.all_reduce(torch.ones(4))
     made = {

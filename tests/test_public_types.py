@@ -34,7 +34,7 @@ SHOWN_BY_NAME = ("__init__", "__call__", "__enter__", "__getitem__", "__iter__")
 
 @cache
 def names_for_type_checkers(module: str) -> dict[str, Any]:
-    """What the annotations of a module can name."""
+    """Return what the annotations of a module can name."""
     found = import_module(module)
     names = dict(vars(found))
     for node in ast.walk(ast.parse(Path(str(found.__file__)).read_text(encoding="utf-8"))):
@@ -47,7 +47,7 @@ def names_for_type_checkers(module: str) -> dict[str, Any]:
 
 
 def parts(annotation: Any) -> Iterator[Any]:
-    """A type and the types inside it; an array's shape is numpy's own matter."""
+    """Yield a type and the types inside it; an array's shape is numpy's own matter."""
     yield annotation
     if getattr(typing.get_origin(annotation), "__module__", "") == "numpy":
         return
@@ -124,7 +124,7 @@ class Types:
 
 
 def function_of(value: Any) -> Callable[..., Any] | None:
-    """The function of what stands in a class: a method of any kind, a property."""
+    """Return the function of what stands in a class: a method of any kind, a property."""
     if isinstance(value, (staticmethod, classmethod)):
         return value.__func__
     if isinstance(value, property):
@@ -155,7 +155,7 @@ def with_any(types: dict[str, Any], but: Callable[[Any], bool] = lambda _: False
 
 
 def takes_a_function(annotation: Any) -> bool:
-    """Whether what a function takes is a function, of which it asks nothing."""
+    """Return whether what a function takes is a function, of which it asks nothing."""
     return any(typing.get_origin(each) is Callable or "Callable" in str(each) for each in parts(annotation))
 
 

@@ -48,7 +48,7 @@ class Notebook:
         self.names = shell.user_ns
 
     def run(self, cell: str) -> tuple[BaseException | None, str]:
-        """The error of a cell, and what it showed."""
+        """Return the error of a cell, and what it showed."""
         with capture_output() as captured:
             result = self.shell.run_cell(textwrap.dedent(cell), store_history=True)
         return result.error_before_exec or result.error_in_exec, captured.stdout + captured.stderr
@@ -145,7 +145,7 @@ def test_an_error_on_all_ranks_leaves_the_kept_world_open(notebook: Notebook) ->
 
 @pytest.fixture
 def go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A file that is there once each rank of a cell has printed ``here`` and waits."""
+    """Return a file that is there once each rank of a cell has printed ``here`` and waits."""
     wait_for_all, go = rank_world.wait_for_all, tmp_path / "go"
 
     def tell_once_all_wait(ranks: Sequence[rank_handle.RankHandle], deadline: float, *more: Any) -> int | None:
@@ -264,7 +264,7 @@ def test_a_rank_that_sleeps_is_named_with_its_line(hang: Hang) -> None:
 
 @pytest.fixture
 def all_end_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The others get as long as they need to find out that a peer is gone."""
+    """Give the other ranks as long as they need to find out that a peer is gone."""
     monkeypatch.setattr(rank_world, "GRACE", 60.0)
 
 

@@ -25,7 +25,7 @@ from dsexplore.views.explorer.explorer import Explorer
 
 
 def shown_classes() -> list[type]:
-    """The classes that have a view."""
+    """Return the classes that have a view."""
     homes = [home.partition(":") for home in VIEWS]
     return [getattr(import_module(module), name) for module, _, name in homes]
 
@@ -80,7 +80,7 @@ MADE_BY_US = {"SweepResult", "SustainedWrites", "CheckpointRates", "Feeding", "R
 
 
 def arguments() -> Iterator[tuple[str, Callable[..., object], str]]:
-    """The arguments of all public functions and classes: where they are, what is called, and the argument."""
+    """Yield the arguments of all public functions and classes: where they are, what is called, and the argument."""
     for module in (dsexplore, dsexplore.cost, aio, comm):
         for name in module.__all__:
             shown = getattr(module, name)

@@ -64,7 +64,7 @@ def test_code_is_the_users_unless_it_is_installed_or_ours() -> None:
 
 
 def raised(error: Exception) -> Exception:
-    """An error with the frames that it has where torch calls a model's forward."""
+    """Return an error with the frames that it has where torch calls a model's forward."""
     module = nn.Linear(1, 1)
 
     def refuse() -> None:

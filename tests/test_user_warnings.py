@@ -20,7 +20,7 @@ from dsexplore.user_warnings import warn
 
 
 def place(caught: list[warnings.WarningMessage]) -> tuple[str, str]:
-    """The file of the only warning, and the text of its line."""
+    """Return the file of the only warning, and the text of its line."""
     (one,) = caught
     return one.filename, Path(one.filename).read_text(encoding="utf-8").splitlines()[one.lineno - 1].strip()
 

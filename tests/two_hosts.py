@@ -95,7 +95,7 @@ def hosts() -> Iterator[None]:
 
 
 def lines_of(section: str) -> list[str]:
-    """The shell lines of a section of the page, in order."""
+    """Return the shell lines of a section of the page, in order."""
     text = PAGE.read_text().partition(f"## {section}")[2].partition("\n## ")[0]
     blocks = re.findall(r"```\n(.*?)```", text, re.DOTALL)
     return [line for block in blocks for line in block.splitlines() if line.startswith(("ipcontroller", "torchrun"))]
@@ -141,7 +141,7 @@ class Notebook:
         return self.until("done", "failed:")
 
     def until(self, *ends: str) -> list[str]:
-        """The lines up to one that begins so."""
+        """Return the lines up to one that begins so."""
         assert self.process.stdout is not None
         found = []
         for line in self.process.stdout:
@@ -175,7 +175,7 @@ class Site:
 
 @contextmanager
 def site(name: str) -> Iterator[Site]:
-    """The hosts with a folder of that name; afterwards hosts, processes and folder are gone."""
+    """Yield the hosts with a folder of that name; afterwards hosts, processes and folder are gone."""
     folder = Path(tempfile.mkdtemp(prefix=f"dsexplore-{name}-"))
     made = Site(folder)
     with ExitStack() as opened:

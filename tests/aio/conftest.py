@@ -21,7 +21,8 @@ from tests.waiting import wait_until
 
 @pytest.fixture(params=[*ENGINES, "linux-aio in Python", "io_uring in Python"])
 def backend(request: pytest.FixtureRequest) -> str:
-    """Each engine in turn, without its loop in C, too; one that the system lacks is reported as such, not as passed."""
+    """Return an engine, each in turn, without its loop in C, too; one that the system lacks is reported as such, not as
+    passed."""
     name, _, loop = request.param.partition(" in ")
     reason = why_not(name)
     if reason is not None:
@@ -74,7 +75,7 @@ def open_files() -> Iterator[None]:
 
 
 def descriptors() -> set[tuple[str, str]]:
-    """The open descriptors of this process, each with what it is open on."""
+    """Return the open descriptors of this process, each with what it is open on."""
     found = set()
     for link in Path("/proc/self/fd").iterdir():
         with suppress(FileNotFoundError):  # the descriptor that lists this folder
@@ -105,7 +106,7 @@ def mounted(tmp_path: Path) -> Iterator[Callable[..., Path]]:
 
 @pytest.fixture
 def loop_disk(tmp_path: Path) -> Iterator[Path]:
-    """A 24 MiB ext4 filesystem on a loop device: direct I/O on a disk that fills."""
+    """Yield a 24 MiB ext4 filesystem on a loop device: direct I/O on a disk that fills."""
     image, point = tmp_path / "disk.img", tmp_path / "disk"
     point.mkdir()
     with image.open("wb") as file:

@@ -19,7 +19,7 @@ QUICK = {"size": "16MiB", "seconds": 1.0, "queue_depth": [2], "block_size": [1 <
 
 
 def children() -> set[int]:
-    """The processes that this one has started and not waited for."""
+    """Return the processes that this one has started and not waited for."""
     return {int(word) for task in Path("/proc/self/task").iterdir() for word in (task / "children").read_text().split()}
 
 

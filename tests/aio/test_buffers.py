@@ -21,7 +21,7 @@ def test_buffers_are_aligned_zeroed_and_as_long_as_asked() -> None:
 
 
 def refused() -> int:
-    """How often the kernel had no huge page for whoever asked."""
+    """Return how often the kernel had no huge page for whoever asked."""
     counted = dict(line.split() for line in Path("/proc/vmstat").read_text().splitlines())
     return int(counted["thp_fault_fallback"])
 

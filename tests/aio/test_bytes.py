@@ -23,7 +23,7 @@ FEW = settings(max_examples=60)
 
 
 def memory(kind: str, nbytes: int) -> torch.Tensor:
-    """A byte tensor that is aligned and on huge pages, ordinary, or at an odd address."""
+    """Return a byte tensor that is aligned and on huge pages, ordinary, or at an odd address."""
     if kind == "aligned":
         return torch.from_numpy(Buffer(nbytes).bytes) if nbytes else torch.empty(0, dtype=torch.uint8)
     if kind == "odd":

@@ -47,14 +47,14 @@ FEW = settings(max_examples=80)
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache."""
+    """Return an empty cache."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv(compiled_loop.SWITCH, raising=False)
     return tmp_path / "dsexplore"
 
 
 def found() -> str:
-    """What a new process says of the library: ``None``, or why there is none."""
+    """Return what a new process says of the library: ``None``, or why there is none."""
     return printed("from dsexplore.aio.backends import compiled_loop; print(compiled_loop.why_not())").strip()
 
 
@@ -179,7 +179,7 @@ class Scripted:
         self._library = ctypes.CDLL(str(path))
 
     def engine(self, name: str, depth: int, **script: int) -> Any:
-        """An engine whose calls in C go by the script."""
+        """Return an engine whose calls in C go by the script."""
         for key in ("refused", "halved", "interrupted", "submissions", "waits"):
             c_int.in_dll(self._library, key).value = script.get(key, 0)
         engine: Any = open_engine(name, depth)
@@ -252,7 +252,7 @@ class Ring(Slots):
             self.last[address] = index
 
     def blocks(self) -> np.ndarray[Any, Any]:
-        """Of each request, the number of the block that it used."""
+        """Return, of each request, the number of the block that it used."""
         return (self.requests.addresses - self.buffer.address) // BLOCK
 
 

@@ -84,7 +84,7 @@ def read_all(
 
 
 def shortened(odd: list[int]) -> Callable[[Requests], None]:
-    """A change that takes the last byte from some requests."""
+    """Return a change that takes the last byte from some requests."""
 
     def change(requests: Requests) -> None:
         requests.lengths[odd] -= 1
@@ -93,7 +93,7 @@ def shortened(odd: list[int]) -> Callable[[Requests], None]:
 
 
 def without_ends(content: bytes, odd: list[int]) -> bytes:
-    """What is read by requests that were `shortened`."""
+    """Return what is read by requests that were `shortened`."""
     expected = bytearray(content)
     for index in odd:
         expected[min((index + 1) * BLOCK, NBYTES) - 1] = 0

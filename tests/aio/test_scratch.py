@@ -23,7 +23,7 @@ def test_a_sweep_checks_the_space_before_it_writes(loop_disk: Path) -> None:
 
 @pytest.fixture
 def without_proc(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A system on which open files cannot be reached through /proc."""
+    """Simulate a system on which open files cannot be reached through /proc."""
     monkeypatch.setattr(Path, "exists", lambda _: False)
 
 

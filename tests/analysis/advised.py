@@ -360,7 +360,7 @@ WITHOUT_A_CHANGE = {"late_rank": "the trace does not show which change"}
 
 
 def trace_of(program: Program, subject: Subject, odd: bool) -> Trace:
-    """The trace of rank 0, of one step."""
+    """Return the trace of rank 0, of one step."""
     torch.manual_seed(0)
     with dsexplore.commtrace(world_size=RANKS, costs=program is value_errors) as trace:
         program(subject, odd)

@@ -15,7 +15,7 @@ from dsexplore.trace.trace import Trace
 
 
 def row(seq: int, **columns: Any) -> dict[str, Any]:
-    """An event of a Trace: an all_reduce of module ``Net.a`` over axis tp, but for the given columns."""
+    """Return an event of a Trace: an all_reduce of module ``Net.a`` over axis tp, but for the given columns."""
     plain = {
         "rank": 0, "step": 0, "seq": seq, "op": "all_reduce", "phase": "forward", "trigger": "", "owner": "Net.a",
         "axis": "tp", "group": "g", "group_size": 4, "message_bytes": 1024, "wire_bytes": 1536, "implicit": False,
@@ -25,14 +25,14 @@ def row(seq: int, **columns: Any) -> dict[str, Any]:
 
 
 def trace_of(*rows: dict[str, Any], stands_for: tuple[str, ...] = ()) -> Trace:
-    """A trace with these events, of a world of eight ranks."""
+    """Return a trace with these events, of a world of eight ranks."""
     ranks = tuple(sorted({each["rank"] for each in rows}))
     info = TraceInfo(world_size=8, ranks=ranks, stands_for=stands_for)
     return Trace(Tables(pl.DataFrame(rows, schema=schema.EVENTS), info=info))
 
 
 def two_messages(rank: int) -> Trace:
-    """What one simulated rank of two records where rank 0 sends twice and rank 1 receives twice."""
+    """Return what one simulated rank of two records where rank 0 sends twice and rank 1 receives twice."""
     with dsexplore.simulate(2, rank=rank), dsexplore.commtrace() as trace:
         for _ in range(2):
             if rank == 0:

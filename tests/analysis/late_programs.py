@@ -54,7 +54,7 @@ class Program:
         return {**found, "all": list(range(self.ranks))}
 
     def trace(self) -> Tables:
-        """What the ranks would record, put on one clock as far as that can be."""
+        """Return what the ranks would record, put on one clock as far as that can be."""
         draw = np.random.default_rng(self.seed)
         events = pl.DataFrame(
             list(self._events(draw)),
@@ -129,7 +129,7 @@ _COMMON = {
 
 
 def drawn(seed: int) -> Program:
-    """A program of so many kinds; three of four have a late rank."""
+    """Return a program of so many kinds; three of four have a late rank."""
     draw = np.random.default_rng(seed)
     ranks, jitter = int(draw.integers(2, 17)), 10 ** draw.uniform(-5, -2.5)
     how = str(draw.choice(LATE))
@@ -152,7 +152,7 @@ def drawn(seed: int) -> Program:
 
 
 def is_right(program: Program) -> bool:
-    """Whether the late rank is named and no other, and none where there is none."""
+    """Return whether the late rank is named and no other, and none where there is none."""
     expected = [] if program.late_rank is None else [program.late_rank]
     return [late.rank for late in Skew(program.trace()).late_ranks] == expected
 

@@ -206,7 +206,7 @@ def reduced_in_fp32(odd: bool) -> None:
 
 
 def wrapped(model: Net, *, kept: int = 1, precision: MixedPrecision | None = None) -> nn.Module:
-    """The model under FSDP1, layer by layer; the last ``kept`` of them are not freed after forward."""
+    """Return the model under FSDP1, layer by layer; the last ``kept`` of them are not freed after forward."""
     cpu = torch.device("cpu")
     for index, layer in enumerate(model.layers):
         is_kept = index >= len(model.layers) - kept
@@ -284,7 +284,7 @@ PROGRAMS: dict[str, tuple[str, Program]] = {
 
 
 def trace_of(name: str, odd: bool) -> Trace:
-    """The trace of rank 0 of four; each program is one step."""
+    """Return the trace of rank 0 of four; each program is one step."""
     torch.manual_seed(0)
     with dsexplore.commtrace(world_size=4) as trace:
         PROGRAMS[name][1](odd)

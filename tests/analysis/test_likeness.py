@@ -15,7 +15,7 @@ GROUP = {"rank": 0, "step": 0, "seq": 0, "op": "send", "raw_op": "c10d::send", "
 
 
 def tables(rank: int, ranks: list[int], **changed: Any) -> Tables:
-    """A rank that sends to the next one of its group."""
+    """Return a rank that sends to the next one of its group."""
     empty: dict[str, Any] = dict.fromkeys(schema.EVENTS)
     place = ranks.index(rank)
     row = {

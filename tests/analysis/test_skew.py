@@ -30,7 +30,7 @@ class Happened:
 
 
 def tables_of(happened: list[Happened], ahead: dict[int, int] | None = None) -> Tables:
-    """What ranks record whose clocks are ``ahead`` by so many ns."""
+    """Return what ranks record whose clocks are ``ahead`` by so many ns."""
     rows = []
     for one in happened:
         end = max(one.starts.values()) + one.took

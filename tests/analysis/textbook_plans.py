@@ -155,7 +155,7 @@ def zero_1() -> None:
 
 
 def zero_1_of_a_flat_tensor() -> None:
-    """As Megatron's distributed optimizer: one reduce_scatter, the update of a part, one all_gather."""
+    """Train as Megatron's distributed optimizer: one reduce_scatter, the update of a part, one all_gather."""
     model = planted.Net()
     flat = torch.cat([p.detach().flatten() for p in model.parameters()])
 
@@ -208,7 +208,7 @@ def steps_by_hand() -> None:
 
 
 def two_models() -> None:
-    """A generator and a discriminator: the latter's gradients are reduced twice, and of two losses."""
+    """Train a generator and a discriminator: the latter's gradients are reduced twice, and of two losses."""
     generator, discriminator = (DistributedDataParallel(planted.Net(), init_sync=False) for _ in range(2))
     optimizers = [torch.optim.AdamW(one.parameters()) for one in (generator, discriminator)]
     made = generator(planted.batch())

@@ -81,7 +81,7 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(scope="session")
 def chromium_arguments() -> dict[str, Any]:
-    """What another Chromium is launched with."""
+    """Return what another Chromium is launched with."""
     return {"executable_path": chromium(), "args": ARGUMENTS}
 
 
@@ -103,7 +103,7 @@ class Requests:
 
 
 def new_page(browser: Any) -> Any:
-    """A page with a profile of its own, and with what went wrong in it and what it asked for."""
+    """Return a page with a profile of its own, and with what went wrong in it and what it asked for."""
     context = browser.new_context(viewport=VIEWPORT, permissions=["clipboard-read", "clipboard-write"])
     context.set_default_timeout(LONG)
     opened = context.new_page()
@@ -115,7 +115,7 @@ def new_page(browser: Any) -> Any:
 
 @pytest.fixture
 def fresh_page(browser: Any) -> Iterator[Any]:
-    """A page that nothing was loaded into."""
+    """Yield a page that nothing was loaded into."""
     opened = new_page(browser)
     yield opened
     opened.context.close()
@@ -123,7 +123,7 @@ def fresh_page(browser: Any) -> Iterator[Any]:
 
 @pytest.fixture
 def page(fresh_page: Any) -> Any:
-    """The page of a test; files whose tests open notebooks put `lab_page` in its place."""
+    """Return the page of a test; files whose tests open notebooks put `lab_page` in its place."""
     return fresh_page
 
 
@@ -134,7 +134,7 @@ class Lab:
         self.folder, self.address, self.pid = folder, address, pid
 
     def write(self, name: str, cells: list[str]) -> Path:
-        """A notebook of code cells."""
+        """Write a notebook of code cells."""
         made = [
             {"cell_type": "code", "id": f"c{i}", "metadata": {}, "source": c, "outputs": [], "execution_count": None}
             for i, c in enumerate(cells)
@@ -194,7 +194,7 @@ class Lab:
         assert error is None, error.inner_text()
 
     def evaluate(self, page: Any, expression: str) -> Any:
-        """A Python expression in the open notebook's kernel, through JSON, after all that the page did before.
+        """Evaluate a Python expression in the open notebook's kernel, through JSON, after all that the page did before.
 
         While the kernel has a message of a widget, ipywidgets keeps the next until its end is heard: the first request
         is answered after that, and the second one asks behind all messages.
@@ -251,14 +251,14 @@ def one_lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 
 @pytest.fixture
 def lab(one_lab: Lab) -> Iterator[Lab]:
-    """The JupyterLab of all tests; the kernels of each end with it."""
+    """Yield the JupyterLab of all tests; the kernels of each end with it."""
     yield one_lab
     one_lab.end_kernels()
 
 
 @pytest.fixture(scope="session")
 def pages_of_lab(browser: Any) -> Iterator[list[Any]]:
-    """Where a test leaves JupyterLab's page for the next one: empty, or that page."""
+    """Yield where a test leaves JupyterLab's page for the next one: empty, or that page."""
     pages: list[Any] = []
     yield pages
     for page in pages:
@@ -289,7 +289,7 @@ def lab_page(lab: Lab, browser: Any, pages_of_lab: list[Any]) -> Iterator[Any]:
 
 
 def running_lab(tmp_path_factory: Any) -> Iterator[Lab]:
-    """A JupyterLab on a free port, with settings, workspaces and notebooks of its own; stopped at the end."""
+    """Yield a JupyterLab on a free port, with settings, workspaces and notebooks of its own; stopped at the end."""
     folder, home = tmp_path_factory.mktemp("notebooks"), tmp_path_factory.mktemp("jupyter")
     for name, values in SETTINGS.items():
         path = home / "settings" / "@jupyterlab" / f"{name}.jupyterlab-settings"
@@ -336,7 +336,7 @@ def running_lab(tmp_path_factory: Any) -> Iterator[Lab]:
 
 
 def _address(server: subprocess.Popen[bytes], home: Path) -> str:
-    """Where the server listens, when it does: it takes another port where its own was taken meanwhile."""
+    """Return where the server listens, when it does: it takes another port where its own was taken meanwhile."""
     deadline = time.monotonic() + LONG / 1e3
     told = home / "run" / f"jpserver-{server.pid}.json"
     while time.monotonic() < deadline and server.poll() is None:
@@ -380,7 +380,7 @@ def make_timed() -> Callable[..., Trace]:
 
 @pytest.fixture(scope="session")
 def kinds() -> list[str]:
-    """The kinds of figure, in the order of the list to choose from."""
+    """Return the kinds of figure, in the order of the list to choose from."""
     from dsexplore.views.trace.figures import KINDS
 
     return list(KINDS)

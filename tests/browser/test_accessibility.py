@@ -80,7 +80,7 @@ async ([source, state, manager]) => {
 
 
 def axe() -> str:
-    """The source of axe-core."""
+    """Return the source of axe-core."""
     try:
         return (importlib.resources.files("axe_playwright_python") / "axe.min.js").read_text("utf-8")
     except ModuleNotFoundError:
@@ -89,7 +89,7 @@ def axe() -> str:
 
 @pytest.fixture(scope="module")
 def page(browser: Any) -> Iterator[Any]:
-    """One page for all of these, which takes scripts where the view's own policy lets none run."""
+    """Yield one page for all of these, which takes scripts where the view's own policy lets none run."""
     context = browser.new_context(bypass_csp=True, viewport={"width": 1280, "height": 900})
     context.set_default_timeout(120_000)
     opened = context.new_page()
@@ -114,7 +114,7 @@ class ResidualNetForCausalLM(nn.Module):
 
 @pytest.fixture(scope="module")
 def recorded() -> Trace:
-    """A step of a small model with tensor parallelism and FSDP."""
+    """Return a step of a small model with tensor parallelism and FSDP."""
     with dsexplore.simulate(mesh="dp=2,tp=4") as mesh:
         torch.manual_seed(0)
         net = ResidualNetForCausalLM()
@@ -131,7 +131,7 @@ def recorded() -> Trace:
 
 @pytest.fixture(scope="module")
 def shown(recorded: Trace, make_layered: Any, make_timed: Any) -> dict[str, Any]:
-    """An object per kind of view."""
+    """Return an object per kind of view."""
     log = CommsLogger(CommsLoggerConfig(enabled=True), epoch=0)
     log.append("all_reduce", "all_reduce", latency=4.0, msg_size=8_000_000, group_size=8)
     log.append("barrier", "barrier", latency=0.5, msg_size=0, group_size=8)
@@ -269,7 +269,7 @@ CUT = """async () => {
 
 @pytest.fixture(scope="module")
 def narrow(browser: Any, chromium_arguments: dict[str, Any]) -> Iterator[Any]:
-    """A page whose scroll bars are drawn, as those of people's browsers are."""
+    """Yield a page whose scroll bars are drawn, as those of people's browsers are."""
     with_bars = browser.browser_type.launch(
         **chromium_arguments, ignore_default_args=["--hide-scrollbars"], timeout=120_000
     )

@@ -229,7 +229,7 @@ def test_a_click_on_what_goes_between_ranks_names_the_mark(
 
 
 def written(page: Any, function: str, numbers: list[float]) -> list[str]:
-    """What a function of the explorer's script makes of each number."""
+    """Return what a function of the explorer's script makes of each number."""
     page.goto("about:blank")
     module = "import(URL.createObjectURL(new Blob([source], { type: 'text/javascript' })))"
     script = f"async ([source, numbers]) => numbers.map((await {module}).{function})"

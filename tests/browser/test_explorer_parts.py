@@ -33,7 +33,7 @@ def opened(lab: Any, page: Any, make_layered: Any) -> Any:
 
 
 def explore(trace: Trace, lab: Any, page: Any) -> Any:
-    """The page with the explorer of a trace."""
+    """Return the page with the explorer of a trace."""
     trace.save(lab.folder / "parts.trace")
     page.set_viewport_size({"width": 1280, "height": 1500})
     lab.write("parts.ipynb", [CELL])

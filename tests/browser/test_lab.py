@@ -26,7 +26,7 @@ def page(lab_page: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def explored(one_lab: Any, make_layered: Any) -> str:
-    """The cells that explore a small trace."""
+    """Return the cells that explore a small trace."""
     make_layered(8, odd=3).save(one_lab.folder / "layered.trace")
     return "import dsexplore\ntrace = dsexplore.load('layered.trace')\nexplorer = trace.explore()\nexplorer"
 

@@ -34,7 +34,7 @@ for lab in running_lab(SimpleNamespace(mktemp=made)):
 
 
 def ended(pid: int, seconds: float) -> bool:
-    """Whether a process ends within some time."""
+    """Return whether a process ends within some time."""
     try:
         process = os.pidfd_open(pid)
     except ProcessLookupError:

@@ -35,7 +35,7 @@ SIZE = re.compile(r"([\d.,]+) (B|KiB|MiB|GiB)\b")
 
 
 def size_in(text: str) -> tuple[float, float]:
-    """The first size in a text, as bytes, and half a unit of its last digit."""
+    """Return the first size in a text, as bytes, and half a unit of its last digit."""
     found = SIZE.search(text)
     assert found, text
     number, unit = found[1].replace(",", ""), UNITS[found[2]]
@@ -43,8 +43,8 @@ def size_in(text: str) -> tuple[float, float]:
 
 
 def static_and_live(page: Any, trace: Trace, folder: Path) -> tuple[str, str, str]:
-    """The headline of what a step sends, the numbers of the tree's rows without parents in
-    the static page, and the explorer's status."""
+    """Return the headline of what a step sends, the numbers of the tree's rows without parents in the static page, and
+    the explorer's status."""
     page.goto(trace.to_html(folder / "shown.html").as_uri())
     verdicts = page.locator(".verdict, .headline p").all_inner_texts()
     bytes_at = page.locator(".row.head .c").all_inner_texts().index("bytes")

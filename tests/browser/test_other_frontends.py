@@ -57,7 +57,7 @@ SEEN = """() => ["dsx-twin", "dsx-live", "tl"].map((name) => {
 
 @contextmanager
 def serving(folder: Path, *command: str) -> Iterator[str]:
-    """A server of pages in a folder, and its address."""
+    """Yield a server of pages in a folder, and its address."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -46,7 +46,7 @@ with dsexplore.simulate(mesh="dp=2,tp=4", fake=True) as mesh:
 
 @pytest.fixture
 def sharp(browser: Any) -> Iterator[Any]:
-    """A page with four pixels where others have one."""
+    """Yield a page with four pixels where others have one."""
     context = browser.new_context(viewport={"width": 1360, "height": 1900}, device_scale_factor=2)
     context.set_default_timeout(180_000)
     yield context.new_page()
@@ -54,7 +54,7 @@ def sharp(browser: Any) -> Iterator[Any]:
 
 
 def top_of(view: Any) -> dict[str, float]:
-    """The place of a static view's headline, timeline and tree."""
+    """Return the place of a static view's headline, timeline and tree."""
     whole, tree = view.bounding_box(), view.locator(".tree").bounding_box()
     return {**whole, "height": tree["y"] + tree["height"] - whole["y"] + 6}
 

@@ -50,7 +50,7 @@ class Quiet(SimpleHTTPRequestHandler):
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    """Where the site is served on this machine: browsers load no search index from a file."""
+    """Yield where the site is served on this machine: browsers load no search index from a file."""
     if not (SITE / "searchindex.js").exists():
         pytest.skip("no site is built: make docs")
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(SITE)))

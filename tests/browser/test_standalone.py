@@ -38,7 +38,8 @@ def columns(explorer: Any, title: str) -> list[float]:
 
 
 def compare(page: Any, explorer: Any) -> None:
-    """The page has what Python answers in a notebook: every column of the tree, the events, and how many."""
+    """Assert that the page has what Python answers in a notebook: every column of the tree, the events, and how
+    many."""
     for title, *_ in explorer.widget.titles:
         assert page.evaluate(COLUMN, title) == pytest.approx(columns(explorer, title), rel=1e-6), title
     assert len(page.evaluate(CHOSEN)) == len(explorer.selection)

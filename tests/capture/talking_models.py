@@ -50,5 +50,5 @@ def x(**options: Any) -> torch.Tensor:
 
 
 def forward_and_backward(*names: str) -> list[tuple[str, str]]:
-    """One event each way per module that ran, backward in reverse."""
+    """Return one event each way per module that ran, backward in reverse."""
     return [*(("forward", name) for name in names), *(("backward", name) for name in reversed(names))]

@@ -46,7 +46,7 @@ def trace(
 
 
 def of_block(recorded: Trace, layer: int) -> Collectives:
-    """What the recorder saw for one block: in its name or the name of a module inside it."""
+    """Return what the recorder saw for one block: in its name or the name of a module inside it."""
     block = f"Llama.layers.{layer}"
     rows = recorded.events.select("owner", "phase", "op", "axis", "message_bytes").iter_rows()
     return Counter(tuple(rest) for owner, *rest in rows if f"{owner}.".startswith(f"{block}."))

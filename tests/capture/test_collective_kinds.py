@@ -31,7 +31,7 @@ def origin(offset: int = 0) -> Origin:
 
 
 def redistributed(before: Placement) -> Origin:
-    """The origin of an all-gather of a DTensor."""
+    """Return the origin of an all-gather of a DTensor."""
     return origin()._replace(redistribute=Redistribute("redistribute", (before,), (Replicate(),)))
 
 

@@ -43,7 +43,7 @@ class Event:
 
 
 def on_device(number: int) -> list[Any]:
-    """The arguments of an op on a tensor of that device, as far as `device_of` looks at them."""
+    """Return the arguments of an op on a tensor of that device, as far as `device_of` looks at them."""
     tensor = torch.empty(0).as_subclass(OnDevice)
     tensor.number = number
     return [[tensor]]
@@ -148,7 +148,8 @@ class TestBatches:
 
     @pytest.fixture(autouse=True)
     def works(self, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-        """The works that ``ProcessGroup._end_coalescing`` returns, one after the other; waits for them do nothing."""
+        """Return the works that ``ProcessGroup._end_coalescing`` returns, one after the other; waits for them do
+        nothing."""
         works: list[Any] = []
         monkeypatch.setattr(dist.ProcessGroup, "_start_coalescing", lambda _group, _device: None)
         monkeypatch.setattr(dist.ProcessGroup, "_end_coalescing", lambda _group, _device: works.pop(0))

@@ -218,7 +218,8 @@ def test_ranks_that_wait_too_long_leave_a_record_and_go_on(tmp_path: Path) -> No
         trace, stack = folder / rank_file(0), folder / stack_file(0)
 
         def is_saved() -> bool:
-            """On a busy machine the first collective may take too long, too, and be saved alone."""
+            """Return whether the second collective is saved: on a busy machine the first collective may take too
+            long, too, and be saved alone."""
             both = trace.exists() and stack.exists() and len(dsexplore.load(trace)) == 2
             return both and stack.stat().st_mtime_ns >= trace.stat().st_mtime_ns
 

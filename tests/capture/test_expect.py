@@ -59,7 +59,7 @@ def test_it_decorates(mesh: DeviceMesh) -> None:
 
 
 def line_of(text: str) -> int:
-    """The number of the line of this file that ends with a comment."""
+    """Return the number of the line of this file that ends with a comment."""
     with open(__file__, encoding="utf-8") as file:  # noqa: PTH123 # one line of it
         return next(number for number, line in enumerate(file, 1) if line.rstrip().endswith(f"# {text}"))
 

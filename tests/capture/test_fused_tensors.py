@@ -33,14 +33,14 @@ def counted(memory: LiveMemory) -> int:
 
 
 def made(memory: LiveMemory, size: int) -> torch.Tensor:
-    """A tensor of so many bytes that a kernel wrote."""
+    """Return a tensor of so many bytes that a kernel wrote."""
     tensor = torch.empty(size, dtype=torch.uint8)
     memory.made([tensor], "activations")
     return tensor
 
 
 def fused(memory: LiveMemory, size: int, *sources: torch.Tensor, region: int = REGION) -> torch.Tensor:
-    """A tensor of so many bytes that a fused op computes."""
+    """Return a tensor of so many bytes that a fused op computes."""
     tensor = torch.empty(size, dtype=torch.uint8)
     memory.made_fused([tensor], sources, region)
     return tensor

@@ -20,7 +20,7 @@ def group(error: str) -> Group:
 
 
 def issued(of: Group, *times: tuple[int, int | None]) -> list[Issued]:
-    """One all_reduce for each start and end, in seconds."""
+    """Return one all_reduce for each start and end, in seconds."""
     found = []
     for start, end in times:
         message = ("all_reduce", 4, None, (1,))

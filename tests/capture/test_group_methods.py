@@ -40,7 +40,7 @@ pytestmark = pytest.mark.usefixtures("gloo")
 
 @pytest.fixture
 def past_kernels(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The methods whose collectives pass the kernels by."""
+    """Return the methods whose collectives pass the kernels by."""
     seen: list[str] = []
     original = observed_op.pass_kernels_by
 

@@ -23,7 +23,7 @@ COLUMNS = ("rank", "seq", "op", "raw_op", "group", "message_bytes", "dtype", "so
 
 @pytest.fixture
 def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A process group of one real rank."""
+    """Yield a process group of one real rank."""
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # torch leaves its own
     dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
     yield

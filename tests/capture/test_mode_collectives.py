@@ -67,7 +67,7 @@ def world() -> Iterator[None]:
 
 @pytest.fixture
 def called(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The code of the frames from which the stacks of what the mode reports were read."""
+    """Return the code of the frames from which the stacks of what the mode reports were read."""
     seen: list[str] = []
     original = frame_kinds.caller_of_op
 

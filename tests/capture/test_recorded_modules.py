@@ -22,7 +22,7 @@ PARTS = ("", ".w1", ".w3", ".w2")
 
 
 def stacked(depth: int = 2) -> nn.Sequential:
-    """That many feed-forward layers."""
+    """Return that many feed-forward layers."""
     return nn.Sequential(*(FeedForward() for _ in range(depth)))
 
 
@@ -132,7 +132,7 @@ def test_a_module_added_after_the_first_call_is_found(modules: Modules) -> None:
 
 
 def node_names(modules: Modules, output: torch.Tensor) -> list[str]:
-    """The module of every autograd node behind a tensor, outermost first."""
+    """Return the module of every autograd node behind a tensor, outermost first."""
     names, nodes = [], [output.grad_fn]
     while nodes:
         node = nodes.pop(0)

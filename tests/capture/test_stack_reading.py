@@ -124,7 +124,7 @@ def x() -> torch.Tensor:
 
 
 def events_of(program: Program) -> pl.DataFrame:
-    """The events of a program that runs for the third time, when everything has been met before."""
+    """Return the events of a program that runs for the third time, when everything has been met before."""
     with record() as trace:
         for _ in range(3):
             program()

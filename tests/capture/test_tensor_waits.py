@@ -22,7 +22,7 @@ def has_kernel() -> bool:
 
 @pytest.fixture
 def ticking(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A recorder whose waits take as many ns as they read the clock: one."""
+    """Make a recorder whose waits take as many ns as they read the clock: one."""
     ticking = Recorder()
     readings = count(0)
     ticking._tensor_waits = TensorWaits(lambda: next(readings))

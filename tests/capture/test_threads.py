@@ -39,7 +39,7 @@ def restless() -> Iterator[None]:
 
 
 def run(*programs: Callable[[], None], meanwhile: Callable[[], object] = bool) -> None:
-    """Each in a thread of its own; what happens meanwhile is called until they have ended."""
+    """Run each in a thread of its own; what happens meanwhile is called until they have ended."""
     errors: list[BaseException] = []
 
     def guarded(program: Callable[[], None]) -> None:

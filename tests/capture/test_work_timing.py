@@ -21,7 +21,7 @@ from tests.capture.works import FutureWork, SilentWork, Spanned, Timed
 
 @pytest.fixture
 def ticking(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A clock that counts its readings."""
+    """Install a clock that counts its readings."""
     readings = count(100)
     monkeypatch.setattr(recorder_in_use, "_recorder", Recorder(clock=lambda: next(readings)))
 
@@ -83,7 +83,7 @@ def test_a_work_that_is_done_has_an_end_though_its_thread_could_not_tell_yet() -
     work, event, seen = FutureWork(), Timed(start=1), list[tuple[int | None, int | None]]()
 
     def go_on(trace: Trace) -> None:
-        """What a thread that waited for the future does before its callbacks are called."""
+        """Do what a thread that waited for the future does before its callbacks are called."""
         before = event.end
         trace.tables  # noqa: B018  reading it settles
         seen.append((before, event.end))

@@ -14,7 +14,8 @@ GLOO_SWAPS_LISTS = torch_at_least("2.12")
 
 
 def every_op(module: Any) -> None:
-    """Each op that one of torch's functions issues: 24 bytes per rank, and n(n + 1)/2 elements unevenly divided."""
+    """Issue each op that one of torch's functions issues: 24 bytes per rank, and n(n + 1)/2 elements unevenly
+    divided."""
     n, rank = td.get_world_size(), td.get_rank()
     part, whole, parts = torch.ones(6), torch.ones(6 * n), [torch.ones(6) for _ in range(n)]
     module.all_reduce(part)

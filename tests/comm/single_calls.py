@@ -11,7 +11,7 @@ from dsexplore.comm.spellings import ALL_REDUCE
 
 
 def ticking() -> Callable[[], int]:
-    """A clock that is a microsecond later each time."""
+    """Return a clock that is a microsecond later each time."""
     now = 0
 
     def tick() -> int:
@@ -23,7 +23,7 @@ def ticking() -> Callable[[], int]:
 
 
 def one_logged(name: str = "all_reduce") -> tuple[LoggedCall, Issued, Record]:
-    """An asynchronous call that was issued at 0, and its line."""
+    """Return an asynchronous call that was issued at 0, and its line."""
     group = Group("0", 2, (0, 1), "gloo", "", timing="work")
     message = ("all_reduce", 8, None, ())
     issued = Issued("c10d::allreduce_", [message], group, 0, Origin("other", None, None, ()))

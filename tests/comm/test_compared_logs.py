@@ -26,7 +26,7 @@ Ranks = Callable[..., list[Any]]
 
 
 def checked(which: str) -> str:
-    """What `check` says after calls that differ between the ranks in one thing."""
+    """Return what `check` says after calls that differ between the ranks in one thing."""
     import io
 
     import torch
@@ -84,7 +84,7 @@ def test_what_differs_between_ranks_is_named_with_their_lines(
 
 
 def checked_before_the_last_call(by_summary: bool) -> str:
-    """What a comparison says while rank 0 waits for a call that rank 1 has not made."""
+    """Return what a comparison says while rank 0 waits for a call that rank 1 has not made."""
     import torch
 
     import dsexplore.comm as dist
@@ -120,7 +120,7 @@ def test_a_call_that_one_rank_has_not_made_is_named_while_the_other_waits(ranks:
 
 
 def checked_after_a_time_out(layer: str) -> str:
-    """What `check` says after calls of several kinds for which the ranks waited in vain."""
+    """Return what `check` says after calls of several kinds for which the ranks waited in vain."""
     import torch
     import torch.distributed as td
 

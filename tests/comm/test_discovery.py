@@ -16,7 +16,7 @@ TORCHRUN = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "
 
 @pytest.fixture(autouse=True)
 def no_mpi4py(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a machine without mpi4py."""
+    """Behave as on a machine without mpi4py."""
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "mpi4py" else find(name, *a))
 

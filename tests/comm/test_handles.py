@@ -97,7 +97,7 @@ def test_a_call_whose_end_nobody_saw_has_no_time(ranks: Ranks) -> None:
 
 
 def futures_waited_for(times: int) -> int:
-    """The work's own thread may tell the log only later: it has to get the interpreter first."""
+    """Return the work's own thread may tell the log only later: it has to get the interpreter first."""
     import torch
 
     import dsexplore.comm as dist

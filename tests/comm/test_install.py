@@ -93,7 +93,7 @@ _FILES = {
 
 @pytest.fixture
 def deepspeed(gloo: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A package that can be imported as ``deepspeed``, and a world of one rank."""
+    """Yield a package that can be imported as ``deepspeed``, and a world of one rank."""
     for name, text in _FILES.items():
         file = tmp_path / "deepspeed" / name
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -112,7 +112,7 @@ def logged() -> list[tuple[str, str, str]]:
 
 
 def everything(package: str) -> dict[str, Any]:
-    """Every name of a package's modules, and what it stands for."""
+    """Return every name of a package's modules, and what it stands for."""
     return {
         f"{module}.{name}": value
         for module in [name for name in sys.modules if name.split(".")[0] == package]

@@ -26,7 +26,7 @@ def test_a_list_with_a_tensor_that_is_not_contiguous_is_sent_in_copies() -> None
 
 
 def scatter_strided() -> list[float]:
-    """On a rank: what it gets of tensors that are not contiguous, in one that is."""
+    """Return, on a rank, what it gets of tensors that are not contiguous, in one that is."""
     from dsexplore import comm as dist
 
     columns = torch.arange(6.0).reshape(3, 2)
@@ -40,7 +40,7 @@ def test_a_list_that_is_not_contiguous_is_sent_whole_though_all_else_is(ranks: C
 
 
 def calls_on_tensors_without_memory() -> dict[str, str]:
-    """By kind and call, the class of the error; a signal would end this rank."""
+    """Return, by kind and call, the class of the error; a signal would end this rank."""
     import dsexplore.comm as dist
     from tests.aio.test_kinds_of_tensors import WITHOUT
 

@@ -330,7 +330,7 @@ def test_the_name_of_the_module_is_all_a_program_needs() -> None:
 
 
 def labels_of_calls_alike() -> int:
-    """On a rank: how many labels a log keeps of fifty calls that are alike and one with another name."""
+    """Return how many labels a rank's log keeps of fifty equal calls and one with another name."""
     import gc
 
     from dsexplore.comm.log_records import LoggedCall

@@ -8,7 +8,7 @@ from dsexplore import run_ranks
 
 
 def keys_after_meetings(times: int) -> tuple[list[dict[int, int]], int]:
-    """What ranks exchange that meet so often, and how many keys the world's store has afterwards."""
+    """Return what ranks exchange that meet so often, and how many keys the world's store has afterwards."""
     import torch.distributed as td
 
     from dsexplore.comm import meeting

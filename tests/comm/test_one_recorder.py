@@ -33,7 +33,7 @@ _SAID = [column for column in schema.EVENTS if column not in _OF_THE_CALL]
 
 @pytest.fixture
 def alone(gloo: None) -> Iterator[None]:
-    """A gloo world of one rank in this process, whose log ends before it does."""
+    """Yield a gloo world of one rank in this process, whose log ends before it does."""
     yield
     dist.configure(enabled=False)
 

@@ -58,7 +58,7 @@ OPS = (
 
 
 def check_ops(logged: bool, backend: bool) -> dict[str, list[str]]:
-    """On a rank: each op with dtypes, layouts and ways to wait, in all groups; what went wrong, by op."""
+    """Run, on a rank, each op with dtypes, layouts and ways to wait, in all groups; what went wrong, by op."""
     import dsexplore.comm as dist
 
     dist.configure(enabled=logged)
@@ -80,7 +80,7 @@ def check_ops(logged: bool, backend: bool) -> dict[str, list[str]]:
 
 @cache
 def run_of_all(world_size: int, logged: bool = False, backend: bool = False) -> RanksRun:
-    """One run of `check_ops`, for all the tests that look at it."""
+    """Return one run of `check_ops`, for all the tests that look at it."""
     return run_ranks(check_ops, world_size, args=(logged, backend), timeout=280, group_timeout=120)
 
 
@@ -102,12 +102,12 @@ class Case:
         self.n, self.me = len(members), members.index(module.get_rank())
 
     def data(self, member: int, size: int = 6, salt: int = 0) -> torch.Tensor:
-        """What that member holds: small whole numbers, exact in every dtype, of two dims."""
+        """Return what that member holds: small whole numbers, exact in every dtype, of two dims."""
         values = (torch.arange(size) * 3 + 5 * member + salt) % 13
         return values.reshape(2, -1).to(self.dtype)
 
     def laid_out(self, values: torch.Tensor) -> torch.Tensor:
-        """Those values in a tensor of the layout under test."""
+        """Return those values in a tensor of the layout under test."""
         if not self.strided:
             return values.clone()
         wide = torch.full((*values.shape, 3), 77, dtype=self.dtype)
@@ -307,7 +307,7 @@ def test_the_backend_object_computes_the_same(op: str) -> None:
 
 
 def send_objects(world: int) -> list[Any]:
-    """On a rank: every object collective."""
+    """Run every object collective."""
     import dsexplore.comm as dist
 
     dist.configure(enabled=True)
@@ -330,7 +330,7 @@ def send_objects(world: int) -> list[Any]:
 
 
 def gather_with_weights_only(thing: Any) -> Any:
-    """On a rank: what arrives, or the name and the text of the error."""
+    """Return, on a rank, what arrives, or the name and the text of the error."""
     import dsexplore.comm as dist
 
     gathered: list[Any] = [None] * dist.get_world_size()

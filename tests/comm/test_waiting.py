@@ -65,7 +65,7 @@ def logged(*calls: tuple[str, int, float], ranks: int = 2) -> list[Record]:
 
 
 def skew_of(*logs: list[Record]) -> Skew:
-    """The skew of the logs of several ranks."""
+    """Return the skew of the logs of several ranks."""
     return Skew(tables_of([sent_calls(last_calls(numbered(log, {})), rank) for rank, log in enumerate(logs)]))
 
 
@@ -117,7 +117,7 @@ UPSTREAM = ([3.0, 1.0, 2.0, 4.0, 1.5], [1.0, 3.0, 2.5, 2.0, 4.0])
 
 
 def waits_of_appended(latencies: tuple[list[float], ...]) -> list[Any]:
-    """On a rank: what it waited in calls that took so many milliseconds, after the log has been summed up."""
+    """Return what a rank waited in calls that took so many milliseconds, after the log has been summed up."""
     import dsexplore.comm as dist
 
     dist.configure(enabled=True)

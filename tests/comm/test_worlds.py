@@ -152,7 +152,7 @@ def test_a_recording_sees_calls_and_what_was_switched_off(ranks: Ranks) -> None:
 
 
 def same_program(module: str) -> list[float]:
-    """A program as it is written for torch, DeepSpeed or dsexplore."""
+    """Return a program as it is written for torch, DeepSpeed or dsexplore."""
     from importlib import import_module
 
     import torch

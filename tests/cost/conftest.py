@@ -16,7 +16,7 @@ from tests.cost.sharded_llama import sharded_llama
 
 
 def llama_of(mesh: str, layers: int = 2, **options: object) -> Trace:
-    """One step of the demo's Llama, of a size where products count, over the axes dp and tp."""
+    """Return one step of the demo's Llama, of a size where products count, over the axes dp and tp."""
     shape = demo.Shape(layers=layers, dim=1024, heads=8, kv_heads=4, hidden=4096, vocabulary=8192)
     with dsexplore.simulate(mesh=mesh, fake=True) as world:
         model = sharded_llama(world, shape)

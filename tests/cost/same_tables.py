@@ -20,7 +20,7 @@ def same(one: Tables, other: Tables, prepared: Callable[[pl.DataFrame], pl.DataF
 
 
 def without_shared_memory(frame: pl.DataFrame) -> pl.DataFrame:
-    """The frame without the bytes of what repeats outputs and losses, which share their memory."""
+    """Return the frame without the bytes of what repeats outputs and losses, which share their memory."""
     if "fused_bytes" not in frame.columns:
         return frame
     after = (pl.col("module") == "") & pl.col("op").is_in(["cat", "stack", "mean"])

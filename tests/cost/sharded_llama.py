@@ -8,8 +8,8 @@ from dsexplore.worlds import demo
 
 
 def sharded_llama(mesh: DeviceMesh, shape: demo.Shape) -> demo.Llama:
-    """A Llama with tensor and sequence parallelism over the axis tp and FSDP2 over dp, of those that have two ranks or
-    more."""
+    """Return a Llama with tensor and sequence parallelism over the axis tp and FSDP2 over dp, of those that have two
+    ranks or more."""
     model = demo.Llama(shape)
     if mesh["tp"].size() > 1:
         demo.shard_tensors(model, mesh["tp"], sequence_parallel=True)

@@ -30,8 +30,8 @@ def simulated() -> Trace:
 
 
 def measured(trace: Trace, steps: int) -> Trace:
-    """The same collectives with times: each begins 1 ms after the one before and takes 0.4 ms; the first step takes
-    ten times as long."""
+    """Return the same collectives with times: each begins 1 ms after the one before and takes 0.4 ms; the first step
+    takes ten times as long."""
     parts = []
     for step in range(steps):
         unit = 10_000_000 if step == 0 else 1_000_000

@@ -20,7 +20,7 @@ SIZES = tuple(1 << power for power in range(9, 25))
 
 
 def gloo(nodes: int = 1, per_node: int = 4) -> CommSweep:
-    """A made-up sweep of gloo: 50 µs and 1 GB/s, all_gather half of that."""
+    """Return a made-up sweep of gloo: 50 µs and 1 GB/s, all_gather half of that."""
     conditions = SweepConditions("gloo", "cpu", nodes, per_node, "float32", 'torch "x"', "2026-11-23T10:00:00")
     points = [
         SweepPoint(op, size, in_place, ((50e-6 + size / 1e9) * factor,), 9, 0)

@@ -53,7 +53,7 @@ collective = "6.6 us"
 
 
 def own(folder: Path, old: str = "", new: str = "") -> Path:
-    """A user's file with one part replaced."""
+    """Return a user's file with one part replaced."""
     assert old in OWN
     path = folder / "lab.toml"
     path.write_text(OWN.replace(old, new, 1) if old else OWN + new)

@@ -27,7 +27,7 @@ sizes = st.integers(0, 1 << 36)
 
 
 def bare(name: str) -> Cluster:
-    """A cluster without measured tables: the mechanism alone."""
+    """Return a cluster without measured tables: the mechanism alone."""
     return replace(Cluster.load(name), measured=(), like="")
 
 

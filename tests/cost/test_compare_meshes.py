@@ -30,7 +30,7 @@ from tests.cost.sharded_llama import sharded_llama
 
 
 def build(mesh: DeviceMesh) -> Callable[[], None]:
-    """A Llama whose four heads of keys do not divide among 8 ranks."""
+    """Return a Llama whose four heads of keys do not divide among 8 ranks."""
     shape = demo.Shape(layers=1, dim=512, heads=8, kv_heads=4, hidden=1024, vocabulary=512)
     model = sharded_llama(mesh, shape)
     tokens = torch.randint(512, (8, 513))

@@ -26,7 +26,7 @@ H100 = Cluster.load("dgx-h100")
 
 
 def row(**values: Any) -> dict[str, Any]:
-    """A row of the kernels' table."""
+    """Return a row of the kernels' table."""
     empty = dict.fromkeys(("flops", "read_bytes", "written_bytes", "fused_bytes", "fused_count"), 0)
     return {
         **empty,

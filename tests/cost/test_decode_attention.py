@@ -14,7 +14,7 @@ H100 = Cluster.load("dgx-h100")
 
 
 def row(batch: int, heads: int, kv_heads: int, queries: int, keys: int, count: int = 1) -> dict[str, Any]:
-    """A row of kernels of bf16 attention with heads of 128."""
+    """Return a row of kernels of bf16 attention with heads of 128."""
     read = 2 * 128 * batch * (heads * queries + 2 * kv_heads * keys)
     return {
         "kind": "attention",

@@ -16,13 +16,13 @@ SIZES = tuple(512 << step for step in range(18))
 
 
 def truth(op: str, size: float, ranks: int = 4) -> float:
-    """The time on a machine that does just what the model says."""
+    """Return the time on a machine that does just what the model says."""
     steps, moved = work(op, ranks)
     return OVERHEAD + steps * LATENCY + moved * size * UNIT
 
 
 def machine(*ops: str, sizes: tuple[int, ...] = SIZES, ranks: int = 4) -> Cluster:
-    """That machine, with measured times of some ops."""
+    """Return that machine, with measured times of some ops."""
     tables = (Measured(op, 1, ranks, sizes, tuple(truth(op, size, ranks) for size in sizes), "", "") for op in ops)
     return replace(Cluster.load("gloo-local"), measured=tuple(tables))
 
@@ -71,13 +71,14 @@ def test_noise_does_not_make_steps_cheaper_than_nothing() -> None:
 
 
 def slow_steps(op: str, size: float) -> float:
-    """The time on a machine whose four ranks share processors: the more steps an op has, the longer each takes."""
+    """Return the time on a machine whose four ranks share processors: the more steps an op has, the longer each
+    takes."""
     steps, moved = work(op, 4)
     return steps**1.3 * LATENCY + moved * size * UNIT
 
 
 def shared_machine(*ops: str, sizes: tuple[int, ...] = SIZES) -> Cluster:
-    """That machine, with measured times of some ops."""
+    """Return that machine, with measured times of some ops."""
     tables = (Measured(op, 1, 4, sizes, tuple(slow_steps(op, size) for size in sizes), "", "") for op in ops)
     return replace(Cluster.load("gloo-local"), measured=tuple(tables))
 

@@ -30,7 +30,7 @@ SIZES = (1 << 10, 1 << 20, 1 << 30)
 
 
 def measured(name: str, *groups: tuple[str, int, int], factor: float = 4.0) -> Cluster:
-    """A cluster on which some collectives were measured to take so many times what the mechanism says."""
+    """Return a cluster on which some collectives were measured to take so many times what the mechanism says."""
     bare = replace(Cluster.load(name), measured=(), like="")
     tables = [
         Measured(
@@ -44,7 +44,7 @@ def measured(name: str, *groups: tuple[str, int, int], factor: float = 4.0) -> C
 
 
 def factors(cluster: Cluster, op: str, group: GroupShape) -> set[float]:
-    """By what the mechanism is multiplied, inside of what was measured and above."""
+    """Return, by what, the mechanism is multiplied, inside of what was measured and above."""
     found = evidence(cluster, op, group)
     assert found is not None
     return {round(found.factor(size), 9) for size in (*SIZES, 5000, 1 << 34)}
@@ -155,7 +155,7 @@ def test_times_of_another_number_of_processes_count(ranks: int) -> None:
 
 
 def slow_pair(op: str, nodes: int = 2) -> Cluster:
-    """A cluster on which a collective of so many nodes was measured to take a second, whatever its bytes."""
+    """Return a cluster on which a collective of so many nodes was measured to take a second, whatever its bytes."""
     bare = replace(Cluster.load("dgx-h100"), measured=(), like="")
     sizes = tuple(1 << power for power in range(6, 31))
     return replace(bare, measured=(Measured(op, nodes, 8, sizes, (1.0,) * len(sizes), "a test", "2026-11-23"),))

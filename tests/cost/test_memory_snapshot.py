@@ -27,7 +27,7 @@ def frames(*lines: tuple[str, int, str]) -> list[dict[str, Any]]:
 
 
 def forward_of(cls: type) -> tuple[str, int, str]:
-    """A frame in the forward of a class."""
+    """Return a frame in the forward of a class."""
     code = cls.forward.__code__  # type: ignore[attr-defined] # of a module
     return code.co_filename, code.co_firstlineno + 1, "forward"
 
@@ -44,7 +44,7 @@ def event(action: str, address: int, size: int, stack: list[dict[str, Any]] | No
 
 
 def snapshot() -> dict[str, Any]:
-    """A GPU that held 8 MiB before its history, then 4 MiB of states and, at its peak, 16 MiB of activations."""
+    """Return a GPU that held 8 MiB before its history, then 4 MiB of states and, at its peak, 16 MiB of activations."""
     blocks = [
         {"address": 0, "size": 8 * MIB, "requested_size": 8 * MIB, "state": "active_allocated", "frames": []},
         {"address": 8 * MIB, "size": 4 * MIB, "requested_size": 4 * MIB, "state": "active_allocated", "frames": STATE},

@@ -89,7 +89,7 @@ def test_a_few_forwards_of_a_long_warm_up_give_the_trace_of_all(stage: int, micr
 
 
 def without_losses(kernels: pl.DataFrame) -> pl.DataFrame:
-    """The kernels but for those that read as many losses or outputs as there are microbatches."""
+    """Return the kernels but for those that read as many losses or outputs as there are microbatches."""
     return kernels.filter(~((pl.col("module") == "") & pl.col("op").is_in(["cat", "stack", "mean"])))
 
 

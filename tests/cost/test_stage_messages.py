@@ -45,7 +45,7 @@ SCHEDULES: dict[str, tuple[Callable[..., Any], int, int]] = {
 
 
 def record(name: str, steps: int = 1) -> Trace:
-    """All ranks of a pipeline of linear layers."""
+    """Return all ranks of a pipeline of linear layers."""
     schedule, ranks, each = SCHEDULES[name]
     traces = []
     for rank in range(ranks):

@@ -103,7 +103,7 @@ def build(
     times: int = 1,
     model: Callable[[], Stack] = lambda: Stack([Layer(number) for number in range(LAYERS)]),
 ) -> Callable[[], None]:
-    """One step of as many backwards as asked for."""
+    """Return one step of as many backwards as asked for."""
     made = model()
     shard(made, mesh, checkpointed)
     optimizer = torch.optim.AdamW(made.parameters())
@@ -156,7 +156,7 @@ NOTE = "layers and microbatches were all run"
 
 @pytest.fixture
 def skips(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """For each trace, in how many containers layers were skipped."""
+    """Return, for each trace, in how many containers layers were skipped."""
     counts: list[int] = []
     original = MarkedRecording.whole
 
@@ -177,13 +177,13 @@ def check(program: Callable[..., Any], sizes: dict[str, int], rank: int = 0, *, 
 
 
 def without_constants(frame: pl.DataFrame) -> pl.DataFrame:
-    """The frame without the bytes of constants, of which DTensor's embedding makes one for each microbatch: a recording
-    takes them for inputs, as no op makes them."""
+    """Return the frame without the bytes of constants, of which DTensor's embedding makes one for each microbatch: a
+    recording takes them for inputs, as no op makes them."""
     return frame if "inputs" not in frame.columns else frame.with_columns(pl.col("inputs") - pl.col("inputs").min())
 
 
 def without_what_differs(frame: pl.DataFrame) -> pl.DataFrame:
-    """The frame without the bytes of constants, and of outputs, which torch 2.9 joins always, of repeated
+    """Return the frame without the bytes of constants, and of outputs, which torch 2.9 joins always, of repeated
     microbatches."""
     return without_constants(without_shared_memory(frame))
 
@@ -234,12 +234,12 @@ def test_layers_of_a_dictionary_are_layers_too(skips: list[int]) -> None:
 
 
 def unlike() -> Stack:
-    """The sixth layer is wider."""
+    """Return a program in which the sixth layer is wider."""
     return Stack([Layer(number, 3 * WIDTH if number == 5 else 2 * WIDTH) for number in range(LAYERS)])
 
 
 def short() -> Stack:
-    """No layer can be skipped."""
+    """Return a program in which no layer can be skipped."""
     return Stack([Layer(number) for number in range(FIRST + LAST)])
 
 
@@ -315,7 +315,7 @@ def test_a_program_that_fails_with_a_few_layers_fails_with_all() -> None:
 
 
 def hooked(mesh: DeviceMesh) -> Callable[[], None]:
-    """A program of its own counts gradients."""
+    """Return a program that counts gradients itself."""
     model = Stack([Layer(number) for number in range(LAYERS)])
     for parameter in model.parameters():
         parameter.register_post_accumulate_grad_hook(lambda _parameter: None)

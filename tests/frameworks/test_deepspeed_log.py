@@ -25,7 +25,7 @@ LAYER_OF = {"plain": "deepspeed.comm", "before": "dsexplore.comm", "after": "dse
 
 
 def run(way: str, folder: Path, script: Path = SCRIPT) -> list[dict[str, Any]]:
-    """What each rank wrote."""
+    """Return what each rank wrote."""
     environment = {
         **os.environ,
         "PYTHONPATH": str(Path(dsexplore.__file__).parents[1]),
@@ -42,7 +42,7 @@ def run(way: str, folder: Path, script: Path = SCRIPT) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
-    """By the way in which the log was turned on: what each rank wrote."""
+    """Return, by the way in which the log was turned on, what each rank wrote."""
     return {way: run(way, tmp_path_factory.mktemp(way)) for way in LAYER_OF}
 
 

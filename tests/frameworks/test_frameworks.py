@@ -139,7 +139,7 @@ class Case:
         return " ".join((self.script.removesuffix(".py"), *self.arguments))
 
     def line(self, folder: Path) -> tuple[str, ...]:
-        """The command line behind that of dsexplore, or of Python: the script, or the module, and arguments."""
+        """Return the command line behind that of dsexplore, or of Python: the script, or the module, and arguments."""
         if self.script.endswith(".py"):
             return str(HERE / "scripts" / self.script), *self.arguments
         _, model, *arguments = (*self.script.split(), *self.arguments)
@@ -147,12 +147,13 @@ class Case:
 
 
 def titan(model: str, *arguments: str, **known: Any) -> Case:
-    """A case of torchtitan, whose one step leaves CUDA graphs out, as dsexplore asks in its error."""
+    """Return a case of torchtitan, whose one step leaves CUDA graphs out, as dsexplore asks in its error."""
     return Case(f"torchtitan {model}", arguments, "torchtitan", only_on_gpus="torchtitan asks for GPUs", **known)
 
 
 def lightning(script: str, gradients: int) -> tuple[Case, Case]:
-    """The cases of a script of Lightning, whose gradients DDP reduces and FSDP scatters: so many bytes of all steps."""
+    """Return the cases of a script of Lightning, whose gradients DDP reduces and FSDP scatters: so many bytes of all
+    steps."""
     return (
         Case(script, ("ddp",), "lightning", expected={"all_reduce": gradients}),
         Case(
@@ -164,8 +165,8 @@ def lightning(script: str, gradients: int) -> tuple[Case, Case]:
 
 
 def fully_sharded(parameters: int) -> dict[str, int]:
-    """What torchtitan's one step sends: parameters are gathered forward and backward in bf16, gradients reduced in
-    fp32."""
+    """Return what torchtitan's one step sends: parameters are gathered forward and backward in bf16, gradients reduced
+    in fp32."""
     return {"all_gather fsdp": 2 * 2 * parameters, "reduce_scatter fsdp": 4 * parameters}
 
 
@@ -352,7 +353,7 @@ CASES = (
 
 
 def environment() -> dict[str, str]:
-    """One thread a rank, loopback only, and dsexplore from this tree."""
+    """Return the environment: one thread a rank, loopback only, and dsexplore from this tree."""
     return {
         **os.environ,
         "PYTHONPATH": str(Path(dsexplore.__file__).parents[1]),
@@ -388,7 +389,7 @@ def simulated(case: Case, folder: Path, *options: str, variables: Mapping[str, s
 
 
 def on_real_ranks(case: Case, folder: Path) -> pl.DataFrame:
-    """The events of rank 0 of four processes."""
+    """Return the events of rank 0 of four processes."""
     launcher = ("torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS))
     launcher += ("--log-dir", str(folder / "logs"))
     traced = (str(HERE / "on_each_rank.py"), str(folder / "real"), *case.line(folder))
@@ -408,7 +409,7 @@ def counted() -> Iterator[dict[tuple[Case, str], int]]:
 
 
 def version_of(package: str) -> str:
-    """The version of an installed package, of those for one framework too."""
+    """Return the version of an installed package, of those for one framework too."""
     found = distributions(name=package, path=[*sys.path, *map(str, FOLDERS.values())])
     return next(one.version for one in found)
 

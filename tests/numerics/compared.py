@@ -37,7 +37,7 @@ def entry_of(
 
 
 def comparison_of(mesh: str, *entries: Compared) -> Comparison:
-    """A comparison of these entries."""
+    """Return a comparison of these entries."""
     return Comparison(parse_mesh(mesh), list(entries), [], is_exact=True)
 
 

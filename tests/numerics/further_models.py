@@ -97,7 +97,7 @@ class SmallLlama(nn.Module):
 
 
 def llama() -> SmallLlama:
-    """A small Llama, with the same weights in every process."""
+    """Return a small Llama, with the same weights in every process."""
     torch.manual_seed(0)
     return SmallLlama()
 
@@ -117,7 +117,7 @@ class Convolutions(nn.Module):
 
 
 def images_and_classes() -> tuple[Tensor, Tensor]:
-    """A batch of images, the same in every process."""
+    """Return a batch of images, the same in every process."""
     generator = torch.Generator().manual_seed(5)
     return torch.randn(8, 3, 8, 8, generator=generator), torch.randint(0, 10, (8,), generator=generator)
 
@@ -145,7 +145,7 @@ class Encoder(nn.Module):
 
 
 def encoder(dropout: float = 0.0) -> Encoder:
-    """An encoder, with the same weights in every process."""
+    """Return an encoder, with the same weights in every process."""
     torch.manual_seed(0)
     return Encoder(dropout)
 

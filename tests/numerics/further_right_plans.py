@@ -158,7 +158,7 @@ class TiedStage(nn.Module):
 def by_schedule(
     mesh: DeviceMesh, stage: Any, schedule_of: Any, after: Any = lambda _stage: None, **options: Any
 ) -> Trained:
-    """A model of two stages that a schedule of torch trains, in four microbatches."""
+    """Return a model of two stages that a schedule of torch trains, in four microbatches."""
     rank = mesh.get_local_rank()
     model = stage(rank)
     whole = PipelineStage(model, rank, 2, torch.device("cpu"), group=mesh.get_group())

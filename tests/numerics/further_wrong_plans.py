@@ -48,7 +48,7 @@ def llama_sgd() -> Trained:
 
 
 def by_rows(mesh: DeviceMesh, model: nn.Module, **options: Any) -> Trained:
-    """A model that is trained on part of the batch, with gradients averaged by hand."""
+    """Return a model that is trained on part of the batch, with gradients averaged by hand."""
     data = part_of_batch(mesh, "dp", *tokens_and_targets())
     return trained(model, *data, **{"before_optimizer": partial(reduce_gradients, model, mesh["dp"]), **options})
 
@@ -147,7 +147,7 @@ def hsdp_without_replicas(mesh: DeviceMesh) -> Trained:
 
 
 def same_batch(mesh: DeviceMesh) -> Trained:
-    """A sampler that gives all ranks the same rows."""
+    """Return a sampler that gives all ranks the same rows."""
     tokens, targets = tokens_and_targets()
     return trained(DistributedDataParallel(llama()), tokens[:4], targets[:4])
 
@@ -218,7 +218,7 @@ def loss_still_scaled(mesh: DeviceMesh) -> Trained:
 
 
 def bias_of_each_rank(mesh: DeviceMesh) -> Trained:
-    """A row-parallel layer that adds its bias before the sum."""
+    """Return a row-parallel layer that adds its bias before the sum."""
     model: Any = tensor_parallel(seeded(), mesh["tp"])
     layer = model.layers[0].feed_forward.down
 
@@ -262,7 +262,7 @@ class OutputChannels(nn.Module):
 
 
 def mask_of_first_rows(mesh: DeviceMesh) -> Trained:
-    """Each rank hides the padding of the first rows of the whole batch."""
+    """Return a plan in which each rank hides the padding of the first rows of the whole batch."""
     model = DistributedDataParallel(encoder())
     return trained(model, *part_of_batch(mesh, "dp", *tokens_and_targets()), optimizer=adam)
 
@@ -329,7 +329,7 @@ def vocabulary_in_parts(mesh: DeviceMesh) -> Trained:
 
 
 def embedding_of_rank(mesh: DeviceMesh) -> Trained:
-    """An embedding that each rank has made for itself."""
+    """Return an embedding that each rank has made for itself."""
     model = llama()
     torch.manual_seed(dist.get_rank())
     nn.init.normal_(model.embedding.weight)
@@ -343,7 +343,7 @@ def dropped_by_rank(mesh: DeviceMesh) -> Trained:
 
 
 def averaged_over_all_ranks(mesh: DeviceMesh) -> Trained:
-    """A DTensor plan beside a hook that averages gradients over all ranks, tp among them."""
+    """Return a DTensor plan beside a hook that averages gradients over all ranks, tp among them."""
     model: Any = llama()
     for layer in model.layers:
         parallelize_module(layer, mesh["tp"], TP_PLAN)

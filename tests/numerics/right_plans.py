@@ -54,7 +54,7 @@ def adam(parameters: Any) -> torch.optim.Optimizer:
 
 
 def plain(**options: Any) -> Trained:
-    """The reference of most plans."""
+    """Return the reference of most plans."""
     return trained(seeded(**options), *tokens_and_targets(), optimizer=adam)
 
 

@@ -87,12 +87,12 @@ class Transformer(nn.Module):
 
 
 def blocks(model: nn.Module) -> Iterable[Any]:
-    """The layers of a `Transformer`."""
+    """Return the layers of a `Transformer`."""
     return model.layers  # type: ignore[return-value]
 
 
 def tokens_and_targets(*, padded: bool = False) -> tuple[Tensor, Tensor]:
-    """A batch, the same in every process; with padding the later targets of later rows are to be ignored."""
+    """Return a batch, the same in every process; with padding the later targets of later rows are to be ignored."""
     generator = torch.Generator().manual_seed(3)
     tokens = torch.randint(0, VOCABULARY, (BATCH, LENGTH), generator=generator)
     targets = torch.randint(0, VOCABULARY, (BATCH, LENGTH), generator=generator)
@@ -103,7 +103,7 @@ def tokens_and_targets(*, padded: bool = False) -> tuple[Tensor, Tensor]:
 
 
 def seeded(**options: Any) -> Transformer:
-    """A model with the same weights in every process."""
+    """Return a model with the same weights in every process."""
     torch.manual_seed(0)
     return Transformer(**options)
 
@@ -122,7 +122,7 @@ def trained(
     before_optimizer: Callable[[], Any] = lambda: None,
     optimizer: Callable[[Iterable[Any]], torch.optim.Optimizer] = lambda ps: torch.optim.SGD(ps, lr=0.1),
 ) -> Trained:
-    """A model with a function that trains it for one step."""
+    """Return a model with a function that trains it for one step."""
     made = optimizer(model.parameters())
 
     def step() -> None:
@@ -135,7 +135,7 @@ def trained(
 
 
 def part_of_batch(mesh: DeviceMesh, axis: str, *tensors: Tensor, dim: int = 0) -> tuple[Tensor, ...]:
-    """This rank's contiguous part of each tensor."""
+    """Return this rank's contiguous part of each tensor."""
     size, rank = mesh[axis].size(), mesh[axis].get_local_rank()
     return tuple(tensor.chunk(size, dim)[rank] for tensor in tensors)
 
@@ -225,7 +225,7 @@ class RowParallel(nn.Module):
 
 
 def rows_of(weight: Tensor, mesh: DeviceMesh, groups: int) -> Tensor:
-    """This rank's part of each of so many groups of a weight's rows."""
+    """Return this rank's part of each of so many groups of a weight's rows."""
     parts = [group.chunk(mesh.size())[mesh.get_local_rank()] for group in weight.detach().chunk(groups)]
     return torch.cat(parts).clone()
 

@@ -38,7 +38,7 @@ from tests.numerics.trained_model import (
 
 
 def sgd(**options: Any) -> Trained:
-    """The reference of most plans."""
+    """Return the reference of most plans."""
     return trained(seeded(**options), *tokens_and_targets())
 
 
@@ -62,7 +62,7 @@ GITHUB = "https://github.com"
 
 
 def data_parallel(mesh: DeviceMesh, change: Callable[[Any], Any] = lambda model: None, **options: Any) -> Trained:
-    """A model that is trained on part of the batch, with gradients averaged by hand."""
+    """Return a model that is trained on part of the batch, with gradients averaged by hand."""
     model = seeded()
     change(model)
     data = part_of_batch(mesh, "dp", *tokens_and_targets())
@@ -70,7 +70,7 @@ def data_parallel(mesh: DeviceMesh, change: Callable[[Any], Any] = lambda model:
 
 
 def megatron_with(mesh: DeviceMesh, change: Callable[[Any, DeviceMesh], Any], **options: Any) -> Trained:
-    """A model that is cut along tp, with a change to it."""
+    """Return a model that is cut along tp, with a change to it."""
     model = tensor_parallel(seeded(**options), mesh["tp"])
     change(model, mesh)
     data = part_of_batch(mesh, "dp", *tokens_and_targets())
@@ -218,7 +218,7 @@ class OutOfOrder(nn.Module):
 def context_parallel(
     mesh: DeviceMesh, *, positions: bool = True, mask: str = "whole", tokens_of: int = 0, without: str = " "
 ) -> Trained:
-    """A model of which each rank has part of the sequence.
+    """Return a model of which each rank has part of the sequence.
 
     Args:
         mesh: of one axis.

@@ -28,7 +28,7 @@ class Plan:
 
 @st.composite
 def plans(draw: st.DrawFn, most_dims: int = 4, most_axes: int = 4) -> Plan:
-    """Any tensor, 0-d and empty ones included, on any small mesh of 1 to 4 axes."""
+    """Return any tensor, 0-d and empty ones included, on any small mesh of 1 to 4 axes."""
     shape = tuple(draw(st.lists(st.integers(0, 13), max_size=most_dims)))
     sizes = draw(st.lists(st.integers(1, 5), min_size=1, max_size=most_axes))
     return Plan(
@@ -51,7 +51,7 @@ def any_plan() -> st.SearchStrategy[Plan]:
 
 
 def indices_by_torch(plan: Plan, coordinates: tuple[int, ...]) -> torch.Tensor:
-    """The flat indices in the local tensor of one rank, cut by torch's placements one after the other."""
+    """Return the flat indices in the local tensor of one rank, cut by torch's placements one after the other."""
     local = torch.arange(math.prod(plan.shape)).reshape(plan.shape)
     for placement, parts, coordinate in zip(plan.placements, plan.mesh.values(), coordinates, strict=True):
         if isinstance(placement, (Shard, _StridedShard)):
@@ -66,7 +66,7 @@ def by_torch() -> Callable[[Plan, tuple[int, ...]], torch.Tensor]:
 
 @pytest.fixture(scope="session")
 def by_ranges() -> Callable[..., torch.Tensor]:
-    """The same from the ranges of each dim."""
+    """Return the same from the ranges of each dim."""
 
     def take(shape: tuple[int, ...], ranges: Any) -> torch.Tensor:
         whole = np.arange(math.prod(shape)).reshape(shape)

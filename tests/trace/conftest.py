@@ -71,7 +71,7 @@ def events_frame(rows: list[dict[str, Any]]) -> pl.DataFrame:
 
 
 def parameters_frame(ranks: tuple[int, ...]) -> pl.DataFrame:
-    """One sharded weight of the attention, on every rank."""
+    """Return one sharded weight of the attention, on every rank."""
     module = "Llama.layers.0.attn"
     rows = [
         (rank, module, f"{module}.weight", [8, 8], [4, 8], "float32", "S(0), R", "dp=2,tp=2", 256, 128, True, "")
@@ -87,7 +87,7 @@ def groups_frame(**ranks: list[int]) -> pl.DataFrame:
 
 
 def build(rows: list[dict[str, Any]], ranks: tuple[int, ...] = (0,), **info: Any) -> Tables:
-    """A trace of those events, with the modules of a small Llama that all ran once."""
+    """Return a trace of those events, with the modules of a small Llama that all ran once."""
     return Tables(
         events=events_frame(rows),
         parameters=parameters_frame(ranks),
@@ -139,7 +139,7 @@ def event_rows(ranks: tuple[int, ...]) -> st.SearchStrategy[list[dict[str, Any]]
 
 @st.composite
 def any_tables(draw: st.DrawFn, ranks: tuple[int, ...] = (0, 1, 2, 3)) -> Tables:
-    """Any trace, its events in the order of ranks."""
+    """Return any trace, its events in the order of ranks."""
     rows = sorted(draw(event_rows(ranks)), key=lambda row: row["rank"])
     notes = tuple(draw(st.lists(_text, max_size=2, unique=True)))
     return build(rows, ranks, notes=notes, simulated=draw(st.booleans()), mesh=draw(st.sampled_from(["", "dp=2,tp=2"])))

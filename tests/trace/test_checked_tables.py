@@ -26,7 +26,7 @@ EVENTS = [
 
 
 def changed(tables: Tables, table: str, column: str, value: Any) -> Tables:
-    """The tables with a value in the first row of one column."""
+    """Return the tables with a value in the first row of one column."""
     frame: pl.DataFrame = getattr(tables, table)
     values = pl.Series(column, [value, *frame[column].to_list()[1:]], dtype=frame.schema[column])
     return replace(tables, **{table: frame.with_columns(values)})

@@ -22,7 +22,7 @@ Make = Callable[..., Tables]
 
 
 def timeline(trace: Trace, path: Path) -> tuple[dict[str, Any], list[dict[str, Any]], dict[tuple[int, int], str]]:
-    """The whole document, its slices, and the names of its tracks."""
+    """Return the whole document, its slices, and the names of its tracks."""
     document = json.loads(trace.to_perfetto(path).read_text(encoding="utf-8"))
     slices = [event for event in document["traceEvents"] if event["ph"] == "X"]
     tracks = {

@@ -188,7 +188,7 @@ def test_a_text_that_looks_like_the_digest_s_place_changes_nothing(tmp_path: Pat
 
 
 def written(path: Path, tables: Tables, **changes: str | None) -> Path:
-    """A trace file with other metadata."""
+    """Return a trace file with other metadata."""
     metadata = {**files._metadata(tables), **{f"dsexplore.{key}": value for key, value in changes.items()}}
     files._write_with_digest(tables.events, {key: value for key, value in metadata.items() if value is not None}, path)
     return path

@@ -22,7 +22,7 @@ Call = tuple[str, int, int]
 
 
 def tables(of_rank: list[list[Call]], *, first: list[int] | None = None, clocks: list[int] | None = None) -> Tables:
-    """The records of several ranks of one group.
+    """Return the records of several ranks of one group.
 
     Args:
         of_rank: what each recorded.
@@ -41,13 +41,13 @@ def tables(of_rank: list[list[Call]], *, first: list[int] | None = None, clocks:
 
 
 def numbers(of_rank: list[list[Call]], rank: int = 1, *, clocks: list[int] | None = None) -> list[int]:
-    """The numbers of the collectives that one rank recorded, of `tables` with these records."""
+    """Return the numbers of the collectives that one rank recorded, of `tables` with these records."""
     found = tables(of_rank, clocks=clocks)
     return numbered(found.events, found.groups).filter(rank=rank)["number"].to_list()
 
 
 def ends(found: pl.DataFrame, clocks: list[int]) -> list[list[int]]:
-    """By number: the moments at which the collective with that number ended, clocks taken off."""
+    """Return, by number, the moments at which the collective with that number ended, clocks taken off."""
     by_number = found.sort("rank").group_by("number").agg("rank", "end").sort("number")
     return [
         sorted({end - clocks[rank] for rank, end in zip(ranks, moments, strict=True)})
@@ -57,7 +57,7 @@ def ends(found: pl.DataFrame, clocks: list[int]) -> list[list[int]]:
 
 @st.composite
 def jobs(draw: st.DrawFn) -> tuple[list[Call], list[tuple[int, int]], list[int]]:
-    """A training loop, the part of it that each of three ranks recorded, and the ranks' clocks."""
+    """Return a training loop, the part of it that each of three ranks recorded, and the ranks' clocks."""
     step = draw(st.lists(st.sampled_from(KINDS), min_size=1, max_size=4))
     program = step * draw(st.integers(12, 16))
     gaps = sorted(draw(st.lists(st.integers(1, 10**4), min_size=len(program), max_size=len(program), unique=True)))
@@ -80,7 +80,7 @@ def test_a_collective_is_the_same_wherever_records_begin_and_end(job: Any, has_n
 
 
 def loop(steps: int, *, jitter: int = 0) -> list[Call]:
-    """A step of two collectives, which takes longer each time by as many ns squared."""
+    """Return a step of two collectives, which takes longer each time by as many ns squared."""
     ends = [10**8 * i + jitter * (i // 2) ** 2 for i in range(2 * steps)]
     return [(op, 64, end) for op, end in zip(["all_gather", "all_reduce"] * steps, ends, strict=True)]
 

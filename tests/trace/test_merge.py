@@ -123,7 +123,7 @@ SECOND = 1_000_000_000
 
 
 def with_ends(make: Make, ahead: int, rank: int, clock: str = "") -> Tables:
-    """What one rank of three records of ten collectives, by a clock that is so many nanoseconds ahead."""
+    """Return what one rank of three records of ten collectives, by a clock that is so many nanoseconds ahead."""
     row = {"rank": rank, "group": "tp", "op": "all_reduce", "group_size": 3}
     rows = [{**row, "start": at + ahead, "end": at + ahead + 9} for at in range(0, 500, 50)]
     return make(rows, ranks=(rank,), clocks=(clock,) if clock else (), world_size=3)

@@ -77,7 +77,7 @@ def test_a_group_of_unknown_size_leaves_the_wire_bytes_open(tmp_path: Path) -> N
 
 
 def texts_of(found: Trace) -> dict[str, str]:
-    """Every place that shows sizes."""
+    """Return every place that shows sizes."""
     codes = EventCodes(found.tables)
     rows = ModuleRows(codes, TreeWidget(**rows_of(codes)))
     chosen = Chosen(codes, rows, Passed(codes, Filters()))

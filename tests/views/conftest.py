@@ -11,5 +11,5 @@ from tests.views import traces as samples
 
 @pytest.fixture(scope="session")
 def traces() -> ModuleType:
-    """The module ``traces.py`` beside this file."""
+    """Return the module ``traces.py`` beside this file."""
     return samples

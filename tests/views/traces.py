@@ -56,7 +56,7 @@ def parameter(module_name: str, own: str = "weight", **columns: Any) -> dict[str
 
 
 def layered(layers: int, odd: int | None = None) -> Trace:
-    """A model of equal layers, each with three collectives; layer ``odd`` sends one more."""
+    """Return a model of equal layers, each with three collectives; layer ``odd`` sends one more."""
     modules = [module("Net", kind="Net"), module("Net.layers", "Net", "ModuleList")]
     events, parameters = [], []
     for layer in range(layers):
@@ -148,7 +148,8 @@ def timed(ranks: int = 2, steps: int = 2) -> Trace:
 
 
 def of_names(names: list[str], mesh: str | None = None) -> Trace:
-    """One root module per name, each with one collective, one parameter, and an axis, group and source of that name."""
+    """Return one root module per name, each with one collective, one parameter, and an axis, group and source of that
+    name."""
     events = [
         event(n, i, axis=n, group=n, cause=n, source=n, op="all_reduce", implicit=True) for i, n in enumerate(names)
     ]

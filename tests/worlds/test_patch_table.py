@@ -45,7 +45,7 @@ def value_of(name: TorchName) -> tuple[int, list[CodeType | None]]:
 
 @contextmanager
 def world_of_all_entries(gpu: str) -> Iterator[None]:
-    """A simulated world in which every entry holds."""
+    """Yield a simulated world in which every entry holds."""
     with dsexplore.simulate(4, fake=True, hardware=gpu):
         yield
 

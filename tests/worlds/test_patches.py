@@ -19,7 +19,7 @@ Change = tuple[str, Callable[..., Any], Callable[..., Any]]
 
 @pytest.fixture
 def changes(monkeypatch: pytest.MonkeyPatch) -> list[Change]:
-    """All functions that a world replaces: name, torch's own, the world's."""
+    """Return all functions that a world replaces: name, torch's own, the world's."""
     made: list[Change] = []
     function, attribute = Patches.function, Patches.attribute
 
@@ -43,7 +43,7 @@ def changes(monkeypatch: pytest.MonkeyPatch) -> list[Change]:
 
 
 def has_signature(function: Callable[..., Any]) -> bool:
-    """Whether a function says what it takes: those of C++ do not."""
+    """Return whether a function says what it takes: those of C++ do not."""
     try:
         inspect.signature(function)
     except ValueError:
@@ -57,7 +57,7 @@ def parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
 
 
 def own(function: Callable[..., Any]) -> inspect.Signature:
-    """The signature of the replacement itself, whatever it is said to wrap."""
+    """Return the signature of the replacement itself, whatever it is said to wrap."""
     if isinstance(function, staticmethod):
         function = function.__func__
     return inspect.signature(function, follow_wrapped=False)

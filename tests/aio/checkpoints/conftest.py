@@ -70,5 +70,5 @@ FORMATS: dict[str, Callable[[State, Path], Path]] = {
 
 @pytest.fixture(params=FORMATS)
 def saved(request: pytest.FixtureRequest, state: State, tmp_path: Path) -> Path:
-    """The path of the state in each format in turn."""
+    """Return the path of the state in each format in turn."""
     return FORMATS[request.param](state, tmp_path / "saved")

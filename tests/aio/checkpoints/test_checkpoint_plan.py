@@ -27,7 +27,7 @@ RATES = CheckpointRates(
 
 
 def cost(mesh: str = "dp=4", **options: object) -> CheckpointCost:
-    """Of 100 million parameters in bfloat16, sharded over dp, and their two states: 600 MB."""
+    """Return the cost of 100 million parameters in bfloat16, sharded over dp, and their two states: 600 MB."""
     plan = dsexplore.sharding((100 * MB,), "S(0)" if "," not in mesh else "R, S(0)", mesh, torch.bfloat16)
     return plan.checkpoint(RATES, **options)  # type: ignore[arg-type]
 

@@ -20,7 +20,8 @@ def feeding(
     processors: int = 8,
     queued: float = 0.0,
 ) -> Feeding:
-    """Of 100 batches of 32 samples and 1 MiB in 10 s, with so many seconds of processor and MiB from a disk."""
+    """Return the feeding of 100 batches of 32 samples and 1 MiB in 10 s, with so many seconds of processor and MiB from
+    a disk."""
     use = ProcessUse(of_workers, 100 * MIB, disk * MIB, queued if workers else 0.0)
     this = ProcessUse(own, 0, 0, 0.0 if workers else queued)
     return Feeding(100, 3200, 100 * MIB, 10.0, workers, this, use, step, processors)

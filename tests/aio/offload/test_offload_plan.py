@@ -19,7 +19,7 @@ SWEPT = result_of([{AioConfig(): (7.0, 5.5)}] * 3)
 
 
 def cost(mesh: str = "dp=8", **options: object) -> OffloadCost:
-    """Of 8.03 billion parameters in bfloat16, sharded over dp."""
+    """Return the cost of 8.03 billion parameters in bfloat16, sharded over dp."""
     plan = dsexplore.sharding((8_030_000_000,), "S(0)", mesh, torch.bfloat16)
     return plan.offload(SWEPT, **options)  # type: ignore[arg-type]
 

@@ -36,12 +36,12 @@ class Hang:
 
 
 def of(rank: int, groups: tuple[Group, ...]) -> Group:
-    """The group of a rank."""
+    """Return the group of a rank."""
     return next(group for group in groups if rank in group.ranks)
 
 
 def step(rank: int) -> Iterator[Step]:
-    """One training step: two in the tensor-parallel group, a reduction over data-parallel ranks."""
+    """Yield the calls of one training step: two in the tensor-parallel group, a reduction over data-parallel ranks."""
     yield Collective(of(rank, TP), "_all_gather_base", 512, line=10)
     yield Collective(of(rank, TP), "all_reduce", 512, line=11)
     yield Collective(of(rank, DP), "all_reduce", 4096, line=12)
@@ -202,7 +202,7 @@ def pipeline(rank: int) -> Iterator[Step]:
 
 
 def batched_pipeline(rank: int) -> Iterator[Step]:
-    """The same with sends and receives in one coalesced call, round a ring."""
+    """Yield the same calls with sends and receives in one coalesced call, round a ring."""
     for i in range(6):
         if rank == 3 and i == 4:
             yield STOP

@@ -115,7 +115,7 @@ def come_to_rest(
 
 
 def _numbered(rank: int, program: Program) -> dict[int, list[Any]]:
-    """By op: what it meets others in."""
+    """Return, by op, what it meets others in."""
     counts: dict[Any, int] = defaultdict(int)
 
     def following(*key: Any) -> int:
@@ -180,7 +180,7 @@ def recorded(
     empty: Sequence[int] = (),
     lost: Sequence[int] = (),
 ) -> dict[int, dict[str, Any]]:
-    """By rank: its dump."""
+    """Return, by rank, its dump."""
     found = {}
     for rank, program in enumerate(job.programs):
         own = [group for group in groups if rank in group.ranks]

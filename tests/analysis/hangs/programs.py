@@ -177,7 +177,7 @@ def dumps(
     with_frames: bool = True,
     version: str = "2.10",
 ) -> dict[int, dict[str, Any]]:
-    """By rank: what its flight recorder would have held.
+    """Return, by rank, what its flight recorder would have held.
 
     Args:
         keep: entries of the ring buffer.

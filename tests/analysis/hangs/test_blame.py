@@ -133,8 +133,8 @@ def test_a_rank_that_its_backend_aborts_in_a_mismatch_is_not_the_reason() -> Non
 
 
 def waits_for_a_message(sent: int) -> HangReport:
-    """Of four ranks that reduce in five steps, in the last of which rank 1 waits for a message of rank 0 that it does
-    not send; in that many steps before, it did."""
+    """Return the waits for a message of four ranks that reduce in five steps, in the last of which rank 1 waits for a
+    message of rank 0 that it does not send; in that many steps before, it did."""
     world = Group("0", (0, 1, 2, 3), "world")
 
     def program(rank: int) -> Iterator[Step]:

@@ -22,7 +22,8 @@ def waits(call: dict[str, Any]) -> dict[str, Any]:
 
 
 def calls(sent: Sequence[int], received: Sequence[int], third: Sequence[dict[str, Any]]) -> dict[int, Any]:
-    """Of ranks 0, 1, 2: rank 0 sends to these, rank 1 receives from these; each waits in its last message."""
+    """Return the calls of ranks 0, 1, 2: rank 0 sends to these, rank 1 receives from these; each waits in its last
+    message."""
     of_first = [message("send", peer) for peer in sent]
     of_second = [message("recv", peer) for peer in received]
     return {

@@ -13,8 +13,8 @@ LINES = ("", "train.py:7")
 
 
 def report(op: str, roots: Sequence[int | None], waiting: Sequence[int]) -> HangReport:
-    """Of a job whose ranks reduce together, then call a collective with these roots, in which some wait; the others
-    wait in a barrier behind it."""
+    """Return the report of a job whose ranks reduce together, then call a collective with these roots, in which some
+    wait; the others wait in a barrier behind it."""
     group = GroupId("0", tuple(range(len(roots))))
     ranks = {}
     for rank, root in enumerate(roots):

@@ -23,7 +23,7 @@ Calls = Mapping[int, Sequence[dict[str, Any]]]
 
 
 def report(calls: Calls, *, backend: str = "gloo", stacks: Mapping[int, str] | None = None, **info: Any) -> HangReport:
-    """Of calls of all ranks of one group, by rank; they have ended unless they say otherwise."""
+    """Return the report of calls of all ranks of one group, by rank; they have ended unless they say otherwise."""
     ranks = tuple(calls)
     plain = {"group": "0", "group_size": len(ranks), "state": "completed", "raw_op": "c10d::allreduce_"}
     rows = [{**plain, "rank": rank, **call} for rank, of_rank in calls.items() for call in of_rank]

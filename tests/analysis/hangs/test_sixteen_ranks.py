@@ -25,7 +25,7 @@ Job = tuple[list[Program], list[Group]]
 
 
 def grid(*axes: tuple[str, int]) -> tuple[dict[str, dict[int, Group]], list[Group]]:
-    """By axis and rank: the group of ranks along the axis; and all groups, the one of all ranks first."""
+    """Return by axis and rank the group of ranks along the axis; and all groups, the one of all ranks first."""
     everyone = Group("0", tuple(RANKS), "default_pg")
     groups = [everyone]
     found: dict[str, dict[int, Group]] = {"all": dict.fromkeys(RANKS, everyone)}
@@ -46,7 +46,7 @@ def grid(*axes: tuple[str, int]) -> tuple[dict[str, dict[int, Group]], list[Grou
 def job_of(
     axes: tuple[tuple[str, int], ...], train: Callable[[Program, dict[str, Group], int], None], steps: int = 3
 ) -> Job:
-    """A job of some steps, after each of which all ranks reduce a loss and wait for their devices.
+    """Return a job of some steps, after each of which all ranks reduce a loss and wait for their devices.
 
     Args:
         train: adds the rest of a step to a rank's program, given its groups by axis, and the rank.
@@ -111,7 +111,7 @@ def experts() -> Job:
 
 
 def pipeline(stages: int) -> Job:
-    """One forward, one backward; tensor parallel pairs."""
+    """Return the calls of one forward, one backward; tensor parallel pairs."""
 
     def train(program: Program, own: dict[str, Group], rank: int) -> None:
         line = own["pp"]
@@ -177,7 +177,7 @@ def pairwise(jobs: Iterable[str], cases: Iterable[str], dumps: Iterable[str]) ->
 
 
 def drawn(name: str, *more: object) -> tuple[random.Random, list[Program], list[Group]]:
-    """What draws the places of a test, the same in each run of it, and the programs and groups of a job."""
+    """Return what draws the places of a test, the same in each run of it, and the programs and groups of a job."""
     return random.Random(" ".join(map(str, (name, *more)))), *JOBS[name]()
 
 
@@ -188,24 +188,24 @@ def report(job: Rest, groups: Sequence[Group], **how: Any) -> HangReport:
 
 
 def report_of_files(left: Mapping[int, Any]) -> HangReport:
-    """Of what each rank's file holds."""
+    """Return the report of what each rank's file holds."""
     dumps = [dump_of(Path(f"dump_{rank}"), content, rank) for rank, content in left.items()]
     return report_of(job_of_dumps(Dumps(tuple(dumps))))
 
 
 def late(program: Program, draw: random.Random) -> int:
-    """An op that is issued, not in the first third."""
+    """Return an op that is issued, not in the first third."""
     return draw.choice([at for at in program.issued() if at > len(program.ops) // 3])
 
 
 def late_call(program: Program, draw: random.Random) -> int:
-    """A collective, not in the first third."""
+    """Return a collective, not in the first third."""
     first = len(program.ops) // 3
     return draw.choice([at for at in program.issued() if at > first and program.ops[at].kind == "call"])
 
 
 def assert_blamed_or_suspected(found: HangReport, rank: int) -> None:
-    """A rank is the one culprit, or there is none and the rank is a suspect."""
+    """Assert that a rank is the one culprit, or that there is none and the rank is a suspect."""
     assert found.culprits in ((), (rank,))
     assert found.culprits or rank in found.suspects
 

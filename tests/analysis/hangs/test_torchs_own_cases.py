@@ -22,7 +22,7 @@ REASON = {"op": "other collective", "size": "other size", "dtype": "other dtype"
 def entry(
     record: int, name: str, size: int = 4, *, out: Any = None, state: str = "completed", **more: Any
 ) -> dict[str, Any]:
-    """An entry as those tests make it: numbers as text, one dtype for all tensors, no times."""
+    """Return an entry as those tests make it: numbers as text, one dtype for all tensors, no times."""
     return {
         "record_id": record,
         "profiling_name": f"nccl:{name}",

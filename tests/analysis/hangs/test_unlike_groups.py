@@ -26,7 +26,8 @@ def waits(rank: int, group: GroupId, number: int = 1) -> RankCall:
 
 
 def report(*ranks: GroupId | str, number: int = 1, before: tuple[GroupId, ...] = ()) -> HangReport:
-    """Of ranks that wait in a group each, or stand elsewhere, and have called in the groups `before`."""
+    """Return the report of ranks that wait in a group each, or stand elsewhere, and have called in the groups
+    `before`."""
     everyone = GroupId("0", tuple(range(len(ranks))))
     jobs = {}
     for rank, what in enumerate(ranks):

@@ -34,7 +34,7 @@ def world() -> Iterator[Callable[..., DeviceMesh]]:
 
 @pytest.fixture
 def sizes() -> SimpleNamespace:
-    """The models' sizes, for formulas."""
+    """Return the models' sizes, for formulas."""
     return SimpleNamespace(
         d=D,
         ffn=FFN,
@@ -51,19 +51,19 @@ def sizes() -> SimpleNamespace:
 
 @pytest.fixture
 def llama() -> type[Llama]:
-    """The Llama-shaped model's class."""
+    """Return the Llama-shaped model's class."""
     return Llama
 
 
 @pytest.fixture
 def block() -> type[Block]:
-    """Its block's class."""
+    """Return its block's class."""
     return Block
 
 
 @pytest.fixture
 def tokens() -> torch.Tensor:
-    """One batch for it."""
+    """Return one batch for it."""
     return torch.zeros(BATCH, SEQ, dtype=torch.long)
 
 

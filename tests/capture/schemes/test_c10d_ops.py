@@ -101,7 +101,7 @@ WIRE = {
 
 @pytest.fixture
 def group(world: Callable[..., DeviceMesh]) -> dist.ProcessGroup:
-    """The default group of a world of four."""
+    """Return the default group of a world of four."""
     return world(f"dp={N}").get_group()
 
 

@@ -55,7 +55,7 @@ def step(model: Any, sizes: SimpleNamespace) -> Trace:
 
 
 def graphs() -> int:
-    """How many graphs have been compiled."""
+    """Return how many graphs have been compiled."""
     return counters["stats"]["unique_graphs"]
 
 

@@ -34,7 +34,7 @@ P = sum(PARAMETERS)
 
 
 def buckets(cap: int) -> list[int]:
-    """The docstring's rule, on the parameters' bytes."""
+    """Return the docstring's rule, on the parameters' bytes."""
     closed, filling = [], 0
     for size in reversed(PARAMETERS):
         filling += size
@@ -59,7 +59,7 @@ def step(ddp: nn.Module) -> Trace:
 
 
 def steps(count: int = 3) -> list[list[tuple[Any, ...]]]:
-    """What each step communicates, in a process of any world."""
+    """Return what each step communicates, in a process of any world."""
     ddp = model()
     columns = ("op", "raw_op", "phase", "owner", "message_bytes", "dtype", "cause", "is_async")
     return [step(ddp).events.select(columns).rows() for _ in range(count)]
@@ -142,7 +142,7 @@ def compressed_rows(rows: int, columns: int) -> int:
 
 
 def hooks() -> dict[str, tuple[Callable[[], tuple[Any, Any]], str, int]]:
-    """By name: the state and the hook, the dtype that they send, and the bytes of a step in closed form."""
+    """Return, by name, the state and the hook, the dtype that they send, and the bytes of a step in closed form."""
     matrices = [(o, i) for i, o in pairwise(WIDTHS)]
     biases = sum(o for o, _ in matrices) * 4
 
@@ -165,7 +165,7 @@ def hooks() -> dict[str, tuple[Callable[[], tuple[Any, Any]], str, int]]:
 
 
 def hooked(name: str) -> list[list[tuple[Any, ...]]]:
-    """What three steps with a hook send, in a process of any world."""
+    """Return what three steps with a hook send, in a process of any world."""
     state, hook = hooks()[name][0]()
     ddp = DistributedDataParallel(layers(), bucket_cap_mb=25)
     ddp.register_comm_hook(state, hook)

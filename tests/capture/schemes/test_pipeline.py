@@ -62,7 +62,7 @@ def run(
     shape: tuple[int, ...],
     per_rank: int = 1,
 ) -> Trace:
-    """One step of a schedule on this rank's stages."""
+    """Run one step of a schedule on this rank's stages."""
     rank, ranks = mesh.get_local_rank(), mesh.size()
     example = torch.zeros(shape, requires_grad=True)
     stages = [
@@ -237,7 +237,7 @@ REAL = 2
 
 
 def events(mesh: DeviceMesh, per_rank: int) -> list[tuple[Any, ...]]:
-    """What one step sends on this rank, in order."""
+    """Return what one step sends on this rank, in order."""
     schedule = Schedule1F1B if per_rank == 1 else ScheduleInterleaved1F1B
     trace = run(mesh, lambda: nn.Linear(5, 5), schedule, (3, 5), per_rank)
     columns = ("op", "phase", "trigger", "message_bytes", "cause", "batch", "is_async")

@@ -176,7 +176,7 @@ def test_as_many_lines_of_the_program_as_asked_for(four: DeviceMesh, column: Any
         output.backward()
 
     def line(function: Callable[..., Any]) -> int:
-        """The last line of a function of two or more."""
+        """Return the last line of a function of two or more."""
         return max(number for *_, number in function.__code__.co_lines() if number is not None)
 
     of_pair, of_talker = line(Pair.forward), line(Talker.forward)

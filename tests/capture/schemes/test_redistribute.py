@@ -27,7 +27,7 @@ R, P, S0, S1 = Replicate(), Partial(), Shard(0), Shard(1)
 
 
 def tensor(mesh: DeviceMesh, *placements: Any) -> DTensor:
-    """A tensor of 16 × 24 with those placements."""
+    """Return a tensor of 16 × 24 with those placements."""
     shape = [ROWS, COLUMNS]
     for axis, placement in enumerate(placements):
         if isinstance(placement, Shard):
@@ -74,7 +74,7 @@ def test_explicit(
 
 
 def reduced(x: torch.Tensor, mesh: DeviceMesh) -> torch.Tensor:
-    """What a redistribute of a partial tensor issues, without one."""
+    """Return what a redistribute of a partial tensor issues, without one."""
     return all_reduce(x, "sum", mesh) * 1
 
 

@@ -30,7 +30,7 @@ def columns(rank: int) -> Tensor:
 
 
 def explained(rows: list[Tensor], phase: Phase = "forward", *, is_dtensor: bool = False) -> Match | None:
-    """What the rule says where ranks hold these rows of a layer before one whose columns are cut in chunks."""
+    """Return what the rule says where ranks hold these rows of a layer before one whose columns are cut in chunks."""
     whole = values(4, WIDTH)
     wrong = entry(phase, WO, "output", whole, [values(4, WIDTH, seed=rank + 1) for rank in range(RANKS)])
     size = max(int(index.max()) for index in rows) + 1

@@ -31,7 +31,7 @@ GONE = frontend.Response(503, "ConnectionError: refused\nand more")
 
 
 def page(name: str, answers: list[Any]) -> str:
-    """A page of the debug server with what each rank answered."""
+    """Return a page of the debug server with what each rank answered."""
     templates = {
         "base.html": frontend.BASE_TEMPLATE,
         "raw": frontend.RAW_RESP_TEMPLATE,
@@ -45,7 +45,7 @@ def page(name: str, answers: list[Any]) -> str:
 
 
 def pages(recorder: str, gone: tuple[int, ...] = ()) -> Callable[[str], str]:
-    """The pages of a job of four ranks, of which rank 2 loads data; that recorder has its collectives."""
+    """Return the pages of a job of four ranks, of which rank 2 loads data; that recorder has its collectives."""
     held = dumps(run(slow_loader, 4), ALL4)
     ranks = [GONE if rank in gone else frontend.Response(200, json.dumps(dump)) for rank, dump in held.items()]
     stacks = [GONE if rank in gone else frontend.Response(200, STACK.format(line=rank)) for rank in held]

@@ -57,7 +57,7 @@ def profile(rank: int = 1, arguments: dict[str, Any] | None = None, **changes: A
 
 
 def shared(depth: int = 40) -> list[Any]:
-    """A list of a few kilobytes that one walks through in 2**depth steps."""
+    """Return a list of a few kilobytes that one walks through in 2**depth steps."""
     value: list[Any] = [1]
     for _ in range(depth):
         value = [value, value]

@@ -17,7 +17,7 @@ SEND_RECV = "ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(ncclDevComm*, unsigned l
 
 
 def launched(kernel: str, ts: float, number: int, *around: dict[str, Any]) -> list[dict[str, Any]]:
-    """A kernel as files of torch 2.0 have it, its number the launch's, and the launch with what is around it."""
+    """Return a kernel as files of torch 2.0 have it, its number the launch's, and the launch with what is around it."""
     launch = event("cudaLaunchKernel", "cuda_runtime", ts=ts, dur=2, tid=3, correlation=number)
     launch["args"]["External id"] = number
     run = event(kernel, ts=ts + 50, dur=20, correlation=number)

@@ -25,7 +25,7 @@ STAMP = 1_748_030_377_748_202
 def line(
     coll: str = "AllReduce", number: int = 1, size: int = 4096, rank: int = 0, ranks: int = 2, **more: Any
 ) -> dict[str, Any]:
-    """One line as format v4.0 of NCCL Inspector has it; verbose if ``times`` are given."""
+    """Return one line as format v4.0 of NCCL Inspector has it; verbose if ``times`` are given."""
     kind = "p2p" if coll in ("Send", "Recv") else "coll"
     perf = {kind: coll, f"{kind}_sn": number, f"{kind}_msg_size_bytes": size, f"{kind}_exec_time_us": 250}
     if kind == "p2p":
@@ -108,7 +108,7 @@ def test_a_process_with_several_gpus_writes_one_file(tmp_path: Path) -> None:
 
 
 def node(number: int, name: str, parent: int, dims: Any = (), kinds: Any = (), **attributes: Any) -> dict[str, Any]:
-    """One node as format 1.1.1-chakra.0.0.4 of torch's execution traces has it."""
+    """Return one node as format 1.1.1-chakra.0.0.4 of torch's execution traces has it."""
     told = {"tid": 1, **attributes}
     return {
         "id": number,
@@ -204,7 +204,7 @@ def test_what_is_wrong_in_an_archive_is_said_of_it(tmp_path: Path) -> None:
 
 
 def declared(size: int) -> bytes:
-    """A tar file whose only member says to be of that size."""
+    """Return a tar file whose only member says to be of that size."""
     member = tarfile.TarInfo("rank0.json")
     member.size = size
     return member.tobuf(tarfile.GNU_FORMAT) + b"{}" + b"\0" * 510

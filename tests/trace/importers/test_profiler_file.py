@@ -39,7 +39,7 @@ def written(path: Path, content: Any, *, sort: bool = False) -> Path:
 
 
 def read_names(read: ProfilerFile) -> list[str]:
-    """The names of all that is kept: the ranges first, those of a file of another form among the events."""
+    """Return the names of all that is kept: the ranges first, those of a file of another form among the events."""
     return [event["name"] for event in (*read.ranges_on({(1, 1)})[0], *read.events)]
 
 

@@ -392,7 +392,8 @@ def test_old_files_of_gloo_have_works_and_no_ops(tmp_path: Path) -> None:
 def op_and_works(
     name: str, sizes: tuple[list[int], ...], works: list[tuple[str, float, int]], ts: float = 100
 ) -> list[dict[str, Any]]:
-    """An op of c10d's with the sizes of its tensors, and works of gloo's as torch 2.13 names them: begin and size."""
+    """Return an op of c10d's with the sizes of its tensors, and works of gloo's as torch 2.13 names them: begin and
+    size."""
     op = event(name, "cpu_op", ts=ts, dur=40, tid=3)
     kind = "float" if name.endswith("base_") else "TensorList"
     op["args"] |= {

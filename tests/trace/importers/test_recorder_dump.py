@@ -18,7 +18,7 @@ from dsexplore.trace.trace import load
 
 
 def entry(name: str = "nccl:all_reduce", record: int = 0, **changes: Any) -> dict[str, Any]:
-    """An entry as torch 2.13 writes it; a change to ``...`` leaves the field out."""
+    """Return an entry as torch 2.13 writes it; a change to ``...`` leaves the field out."""
     full = {
         "record_id": record,
         "pg_id": 0,
@@ -62,7 +62,7 @@ def entries(content: dict[str, Any]) -> tuple[RecorderEntry, ...]:
 
 
 def text(value: Any) -> Any:
-    """The same with every number as text, as torch's JSON of some versions has them."""
+    """Return the same with every number as text, as torch's JSON of some versions has them."""
     if isinstance(value, dict):
         return {key: text(each) for key, each in value.items()}
     if isinstance(value, list):

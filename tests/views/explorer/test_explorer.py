@@ -36,12 +36,12 @@ def column(explorer: Any, title: str) -> list[float]:
 
 
 def send(explorer: Any, message: dict[str, Any]) -> None:
-    """What the browser sends when something is clicked or zoomed."""
+    """Send what the browser sends when something is clicked or zoomed."""
     explorer.widget._handle_custom_msg(message, [])
 
 
 def selected_module(explorer: Any) -> str:
-    """The fully qualified name of the selected row, put together from what the browser has."""
+    """Return the fully qualified name of the selected row, put together from what the browser has."""
     structure = np.frombuffer(explorer.widget.structure, np.int32).reshape(-1, 4)
     parts, row = [], explorer.widget.selected
     while row >= 0:
@@ -294,7 +294,7 @@ def test_names_are_text_in_every_figure_and_table(traces: ModuleType, kind: str,
 
 
 def _texts(part: Any, key: str = "") -> Iterator[str]:
-    """Every text of a figure that plotly shows; customdata is only handed back."""
+    """Yield every text of a figure that plotly shows; customdata is only handed back."""
     if isinstance(part, dict):
         for name, value in part.items():
             if name != "customdata":

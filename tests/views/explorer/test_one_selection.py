@@ -21,12 +21,12 @@ from tests.views.explorer.test_selection import PICKS, fsdp
 
 
 def send(explorer: Any, **message: Any) -> None:
-    """What the browser sends."""
+    """Send what the browser sends."""
     explorer.widget._handle_custom_msg(message, [])
 
 
 def found_by_line(explorer: Any, trace: Trace) -> Any:
-    """The events that the line of Python finds."""
+    """Return the events that the line of Python finds."""
     assert explorer.line
     return eval(explorer.line, {"trace": trace}).events
 

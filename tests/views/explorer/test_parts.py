@@ -19,7 +19,7 @@ from dsexplore.units import format_seconds
 
 
 def send(explorer: Any, **message: Any) -> None:
-    """What the browser sends."""
+    """Send what the browser sends."""
     explorer.widget._handle_custom_msg(message, [])
 
 
@@ -30,14 +30,14 @@ def count_of_root(explorer: Any) -> float:
 
 
 def panel(explorer: Any, tab: str) -> str:
-    """What a tab shows, once it is opened."""
+    """Return what a tab shows, once it is opened."""
     explorer.widget.tab = tab
     shown: str = explorer.widget.panel
     return shown
 
 
 def lanes_of(explorer: Any) -> dict[str, int]:
-    """How many boxes each lane of the timeline has."""
+    """Return how many boxes each lane of the timeline has."""
     explorer.widget.tab = "timeline"
     drawn = explorer.widget.timeline
     lanes = np.frombuffer(drawn["boxes"]["lane"], np.uint16).tolist()

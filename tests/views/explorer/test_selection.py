@@ -25,7 +25,7 @@ STEP = (
 
 
 def send(explorer: Any, **message: Any) -> None:
-    """What the browser sends."""
+    """Send what the browser sends."""
     explorer.widget._handle_custom_msg(message, [])
 
 
@@ -154,7 +154,7 @@ def _cells(found: tally.Flows) -> dict[tuple[int, int], float]:
 
 
 def _ends(explorer: Any) -> tuple[list[int], list[int]]:
-    """The ranks that the chosen mark's name says."""
+    """Return the ranks that the chosen mark's name says."""
     names = explorer.widget.status.partition("<bdi>")[2].partition("</bdi>")[0]
     return tuple(_numbers(part) for part in names.split(" to "))  # type: ignore[return-value]  # of two
 

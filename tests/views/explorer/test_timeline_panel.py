@@ -26,7 +26,7 @@ BY_KIND = [
 
 @pytest.fixture
 def codes(trace: Trace) -> EventCodes:
-    """The events of a trace, each two hundred times, so that they are drawn in columns."""
+    """Return the events of a trace, each two hundred times, so that they are drawn in columns."""
     often = pl.concat([trace.events] * 200).with_columns(seq=pl.int_range(pl.len(), dtype=pl.Int64))
     return EventCodes(replace(trace.tables, events=often))
 

@@ -17,7 +17,7 @@ from tests.comm.single_calls import ticking
 
 @pytest.fixture
 def log() -> CommsLogger:
-    """A log of three ops on two groups."""
+    """Return a log of three ops on two groups."""
     log = CommsLogger(CommsLoggerConfig(enabled=True), clock=ticking(), epoch=0)
     log.append("all_reduce", "all_reduce", latency=4.0, msg_size=8_000_000, group_size=8)
     log.append("all_reduce", "all_reduce", latency=2.0, msg_size=8_000_000, group_size=8)

@@ -20,7 +20,8 @@ WHOLE = values(4, 8, 6)
 
 
 def report(error: float, module: str = "layers.0.mlp<b>") -> NumericsReport:
-    """Of a model whose module is wrong by a relative error, on one of two ranks, and all that comes after it."""
+    """Return the report of a model whose module is wrong by a relative error, on one of two ranks, and all that comes
+    after it."""
     noise = WHOLE + error * values(4, 8, 6, seed=2)
     rows: list[tuple[Phase, str, str, tuple[str, ...], torch.Tensor]] = [
         ("forward", "layers.0.norm", "output", ("", "layers.0"), WHOLE),

@@ -20,7 +20,7 @@ PLOTLY = "application/vnd.plotly.v1+json"
 
 @pytest.fixture(params=["plotly_mimetype", "plotly_mimetype+notebook"])
 def renderer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The renderers that are the default in JupyterLab and VS Code."""
+    """Return the renderers that are the default in JupyterLab and VS Code."""
     monkeypatch.setattr(pio.renderers, "default", request.param)
     return str(request.param)
 

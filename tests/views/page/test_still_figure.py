@@ -14,7 +14,7 @@ from dsexplore.views.page.still_figure import WIDTH, still_figure
 
 
 def circles(shown: str) -> list[tuple[float, float]]:
-    """The centres of the circles in the chart itself, not in its key."""
+    """Return the centres of the circles in the chart itself, not in its key."""
     chart = shown[shown.index('class="still"') :]
     return [(float(x), float(y)) for x, y in re.findall(r'<circle cx="(.*?)" cy="(.*?)"', chart)]
 
@@ -149,7 +149,7 @@ def test_texts_stand_beside_their_points_and_inside() -> None:
 
 
 def places_of(figure: go.Figure) -> list[tuple[float, float]]:
-    """Where the texts that begin with a letter and a number stand."""
+    """Return where the texts that begin with a letter and a number stand."""
     found = re.findall(r'<text x="([\d.]+)"(?: text-anchor="end")? y="([\d.]+)">[a-z]\d</text>', still_figure(figure))
     return [(float(x), float(y)) for x, y in found]
 

@@ -69,7 +69,7 @@ def lab(rgb: Matrix) -> Matrix:
 
 
 def ciede2000(one: Matrix, other: Matrix) -> float:
-    """The difference of two colors in L*a*b* (Sharma, Wu and Dalal, 2005)."""
+    """Return the difference of two colors in L*a*b* (Sharma, Wu and Dalal, 2005)."""
     (l1, a1, b1), (l2, a2, b2) = one, other
     mean = (np.hypot(a1, b1) + np.hypot(a2, b2)) / 2
     g = 0.5 * (1 - np.sqrt(mean**7 / (mean**7 + 25.0**7)))
@@ -93,7 +93,7 @@ def ciede2000(one: Matrix, other: Matrix) -> float:
 
 
 def contrast(one: str, other: str) -> float:
-    """The ratio of WCAG 2: 1 for equal colors, 21 for black on white."""
+    """Return the ratio of WCAG 2: 1 for equal colors, 21 for black on white."""
     luminance = sorted(float(TO_XYZ[1] @ linear(color)) + 0.05 for color in (one, other))
     return luminance[1] / luminance[0]
 

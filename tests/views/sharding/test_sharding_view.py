@@ -52,7 +52,7 @@ class Tags(HTMLParser):
 
 
 def boxes(html: str) -> list[dict[str, float]]:
-    """The blocks of the picture of all, without those of a zoom."""
+    """Return the blocks of the picture of all, without those of a zoom."""
     found = Tags(html).found
     zoomed = next(
         (i for i, (_, attrs) in enumerate(found) if "the first shards" in (attrs.get("aria-label") or "")), None

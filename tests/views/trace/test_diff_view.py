@@ -25,7 +25,7 @@ def text_of(shown: object) -> str:
 
 
 def tree_of(shown: object) -> str:
-    """The text of the tree alone."""
+    """Return the text of the tree alone."""
     html = shown._repr_mimebundle_()["text/html"]  # type: ignore[attr-defined]
     tree = html[html.index('role="region"') :].partition('<details class="part"')[0]
     return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", tree))

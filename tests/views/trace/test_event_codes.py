@@ -112,7 +112,7 @@ def test_columns_are_sums_over_each_subtree(trace: Trace) -> None:
 
 
 def place(column: str) -> pl.Expr:
-    """The place in the model, as polars finds it."""
+    """Return the place in the model, as polars finds it."""
     named = pl.when(pl.col(column) == "").then(pl.lit("(outside any module)")).otherwise(pl.col(column))
     return named.str.replace_all(r"\.\d+(\.|$)", ".*${1}")
 

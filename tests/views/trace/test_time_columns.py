@@ -81,7 +81,7 @@ def test_a_folded_line_sums_modules_that_take_different_times(trace: Trace, pred
 
 
 def heads_of(page: str) -> str:
-    """The text of the tree's first row."""
+    """Return the text of the tree's first row."""
     row = page[page.index('class="row head"') :].partition("</div>")[0]
     return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", "", row))
 
@@ -132,7 +132,7 @@ def test_the_explorer_shows_predicted_seconds_that_no_filter_changes(trace: Trac
 
 
 def shown(explorer: Any, title: str) -> list[float]:
-    """A column of the explorer's tree."""
+    """Return a column of the explorer's tree."""
     place = explorer.widget.columns[[each[0] for each in explorer.widget.titles].index(title)]
     values = np.frombuffer(explorer.widget.values, np.float32).reshape(-1, len(explorer.widget.labels))
     found: list[float] = values[place].tolist() if place >= 0 else [0.0] * len(explorer.widget.labels)

@@ -13,7 +13,7 @@ LOW, HIGH = torch.float16, torch.float32
 
 
 def dtypes(x: torch.Tensor) -> dict[str, torch.dtype]:
-    """What each op makes of a linear layer's output, by its name."""
+    """Return what each op makes of a linear layer's output, by its name."""
     low = F.linear(x, x)
     made = {
         "linear": low,

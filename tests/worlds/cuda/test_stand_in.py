@@ -256,7 +256,7 @@ class TestGpus:
             assert (torch.version.hip is None) == (gpu.vendor == "nvidia")
 
     def own_file(self, folder: Path, old: str, new: str) -> str:
-        """The path of a file that says what the one of an H100 does, but for one text."""
+        """Return the path of a file that says what the one of an H100 does, but for one text."""
         path = folder / "mine.toml"
         known = GPUS.path("h100")
         path.write_text(known.read_text().replace(old, new))

@@ -35,7 +35,7 @@ Sent = list[tuple[Any, ...]]
 
 
 def sent_by(script: str, monkeypatch: pytest.MonkeyPatch, *arguments: str, rank: int = 9, fake: bool = False) -> Sent:
-    """What a script sends on one of 64 ranks: op, message bytes and group size, in order."""
+    """Return what a script sends on one of 64 ranks: op, message bytes and group size, in order."""
     monkeypatch.setattr(sys, "argv", [script, *arguments])
     with dsexplore.commtrace(world_size=64, rank=rank, hardware="h100", fake=fake) as trace:
         runpy.run_path(str(SCRIPTS / script), run_name="__main__")

@@ -16,7 +16,7 @@ AMP: Any = EXTENSIONS["amp_C"]
 
 
 def trained(kind: Any, **options: Any) -> list[torch.Tensor]:
-    """The parameters of a layer after three steps."""
+    """Return the parameters of a layer after three steps."""
     torch.manual_seed(0)
     layer = nn.Linear(4, 3)
     optimizer = kind(layer.parameters(), **options)

@@ -32,7 +32,7 @@ FLAG = torch.zeros(1, dtype=torch.int32)
 
 
 def steps(optimizer: Any, weight: nn.Parameter) -> Tensor:
-    """The weight after three steps of torch's."""
+    """Return the weight after three steps of torch's."""
     for step in range(3):
         weight.grad = torch.tensor([1.0, -2.0, 3.0]) * (step + 1)
         optimizer.step()
@@ -40,7 +40,7 @@ def steps(optimizer: Any, weight: nn.Parameter) -> Tensor:
 
 
 def ours(update: Any) -> Tensor:
-    """The weight after three steps."""
+    """Return the weight after three steps."""
     weight, states = torch.ones(3), (torch.zeros(3), torch.zeros(3))
     for step in range(3):
         update(step + 1, weight, torch.tensor([1.0, -2.0, 3.0]) * (step + 1), *states)

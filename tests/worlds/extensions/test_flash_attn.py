@@ -49,7 +49,7 @@ def written_out(q: Tensor, k: Tensor, v: Tensor, seen: Tensor | None = None, cap
 
 
 def places(queries: int, keys: int) -> Tensor:
-    """How far each key is to the right of each query, whose last is at the last key."""
+    """Return how far each key is to the right of each query, whose last is at the last key."""
     return torch.arange(keys)[None] - torch.arange(queries)[:, None] - (keys - queries)
 
 

@@ -19,7 +19,7 @@ NOTE = "flash_attn is not installed: a stand-in with the same shapes ran"
 
 @pytest.fixture(autouse=True)
 def registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a test registers is forgotten."""
+    """Forget what a test registers."""
     monkeypatch.setattr(registry, "_factories", dict(registry._factories))
 
 

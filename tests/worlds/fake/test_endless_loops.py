@@ -32,7 +32,7 @@ dist.all_reduce(torch.empty(count))
 
 
 def iterations(loop: str, tmp_path: Path, **options: object) -> tuple[int, tuple[str, ...]]:
-    """How often a loop ran, which the program sends, and the notes of its trace."""
+    """Return how often a loop ran, which the program sends, and the notes of its trace."""
     path = tmp_path / "train.py"
     path.write_text(START + loop + END)
     trace = dsexplore.run(path, world_size=2, fake=True, **options)  # type: ignore[arg-type]

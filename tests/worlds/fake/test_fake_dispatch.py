@@ -34,7 +34,7 @@ def train(mesh: DeviceMesh, steps: int = 2) -> nn.Module:
 
 
 def described(result: Any, args: Sequence[Any] = ()) -> Any:
-    """All that the results of an op are, and which arguments share their memory."""
+    """Return all that the results of an op are, and which arguments share their memory."""
     if isinstance(result, (list, tuple)):
         return [described(each, args) for each in result]
     if not isinstance(result, torch.Tensor):

@@ -36,7 +36,7 @@ MANY = 1 << 34
 
 @pytest.fixture(params=["cuda", "cpu"])
 def device(request: pytest.FixtureRequest) -> Iterator[str]:
-    """The device of a world of fake tensors, which is open."""
+    """Yield the device of a world of fake tensors, which is open."""
     with simulate(8, fake=True, hardware="h100" if request.param == "cuda" else None):
         yield request.param
 

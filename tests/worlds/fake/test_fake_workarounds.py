@@ -16,7 +16,7 @@ from dsexplore.worlds.simulate import simulate
 
 
 def waits_late(mesh: DeviceMesh) -> None:
-    """A gather, a product that does not need it, and one that does."""
+    """Run a gather, a product that does not need it, and one that does."""
     x = torch.ones(8, 8, requires_grad=True)
     gathered = functional.all_gather_tensor(x, 0, mesh)
     own = x @ x

@@ -34,7 +34,7 @@ def fake() -> Iterator[None]:
 
 
 def numbers() -> torch.Tensor:
-    """A function that a compiler is to understand."""
+    """Return a function that a compiler is to understand."""
     return torch.tensor([1, 2])
 
 

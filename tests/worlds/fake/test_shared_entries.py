@@ -35,7 +35,7 @@ def described() -> list[Any]:
 
 @pytest.fixture
 def dispatched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The ops that torch's own mode was asked for, in a process that has had no world before."""
+    """Return the ops that torch's own mode was asked for, in a process that has had no world before."""
     monkeypatch.setattr(fake_dispatch, "_kept", {})
     found: list[str] = []
     original = FakeTensorMode.dispatch

@@ -61,7 +61,7 @@ CALLS = [
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The ops that torch's own mode is asked for, in a process that has had no world before."""
+    """Return the ops that torch's own mode is asked for, in a process that has had no world before."""
     names: list[str] = []
     dispatch = FakeTensorMode.dispatch
 

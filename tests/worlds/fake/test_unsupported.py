@@ -15,7 +15,7 @@ from dsexplore.worlds.simulate import simulate
 
 @torch.library.custom_op("dsexplore_test_unsupported::double", mutates_args=())
 def double(x: torch.Tensor) -> torch.Tensor:
-    """An op without a function for shapes."""
+    """Return an op without a function for shapes."""
     return x * 2
 
 

@@ -21,6 +21,6 @@ optimizer.step()
 
 
 def cell_of(body: str, last: str = "None") -> Cell:
-    """A cell that brings no names, and whose value is that of its last expression."""
+    """Return a cell that brings no names, and whose value is that of its last expression."""
     codes = compile(body, "cell", "exec"), compile(last, "cell", "eval")
     return Cell(marshal.dumps(codes), "cell", {"cell": body}, b"", "")

@@ -16,7 +16,7 @@ from dsexplore.worlds.real.messages import Cell
 
 @pytest.fixture(autouse=True)
 def handler() -> Iterator[Any]:
-    """The handler of SIGTERM before the cell, which is put back."""
+    """Yield the handler of SIGTERM before the cell, which is put back."""
     before = signal.getsignal(signal.SIGTERM)
     yield before
     signal.signal(signal.SIGTERM, before)

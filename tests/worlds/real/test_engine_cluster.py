@@ -33,7 +33,7 @@ START = (
 
 
 def free_port() -> int:
-    """A port that nobody is given by the system before the engines open it: those begin at 32768 on Linux."""
+    """Return a port that nobody is given by the system before the engines open it: those begin at 32768 on Linux."""
     for port in random.sample(range(20_000, 30_000), 100):
         try:
             socket.create_server(("127.0.0.1", port)).close()
@@ -79,7 +79,7 @@ class Site:
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
-    """A controller and two engines."""
+    """Yield a controller and two engines."""
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
     monkeypatch.setenv("TMPDIR", str(tmp_path))  # of engines that are killed while they run a cell
     for name, value in {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "MASTER_ADDR": "127.0.0.1"}.items():
@@ -141,7 +141,7 @@ open(begun, 'w').close()
 
 
 def check_errors(cluster: EngineCluster, begun: Path) -> None:
-    """One rank raises once the other is in the middle of the cell."""
+    """Check that all end where one rank raises once the other is in the middle of the cell."""
     failed = cluster.run(cell_of(f"begun = {str(begun)!r}\n{FAILING}{SLOW}"), timeout=240)
     assert failed.first_failure == 1
     assert [outcome.error for outcome in failed.outcomes] == ["KeyboardInterrupt", "ValueError: no good"]
@@ -164,7 +164,7 @@ def check_interrupt(cluster: EngineCluster) -> None:
 
 
 def check_a_cell_that_has_not_begun(cluster: EngineCluster, ran: Path) -> None:
-    """One rank raises while the other's engine is still at work for somebody else."""
+    """Check that all end where one rank raises while the other's engine is still at work for somebody else."""
 
     def work_on(begun: str) -> None:
         import pathlib
@@ -190,7 +190,7 @@ def check_a_cell_that_has_not_begun(cluster: EngineCluster, ran: Path) -> None:
 
 
 def check_engine_in_a_collective(cluster: EngineCluster) -> None:
-    """The time is up once one rank has finished and the other waits inside a collective."""
+    """Check a cell whose time is up once one rank has finished and the other waits inside a collective."""
     (pid,) = cluster.run(cell_of("import os", "os.getpid()"), ranks=[0]).values
 
     def hold(ranks: Sequence[EngineRank]) -> None:
@@ -212,7 +212,8 @@ def check_engine_in_a_collective(cluster: EngineCluster) -> None:
 
 
 def check_other_engines(cluster: EngineCluster, site: Site) -> None:
-    """The job is started again, long before the controller knows that its engines are gone, one inside a collective."""
+    """Check cells when the job is started again, long before the controller knows that its engines are gone, one
+    inside a collective."""
     site.end(site.started[:0:-1])
     site.start_engines(in_order=False)
     assert cluster.run(cell_of(START, "x[0].item()"), timeout=240).values == [3.0, 3.0]

@@ -151,7 +151,7 @@ def test_a_rank_that_died_is_to_blame_however_late_that_is_seen(
 
 @pytest.fixture
 def ends_in_the_hang(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The time of a run is up once each rank has finished, or has printed ``here`` and waits."""
+    """End the time of a run once each rank has finished, or has printed ``here`` and waits."""
     wait_for_all = launcher.wait_for_all
 
     def wait_for_the_hang(ranks: Sequence[rank_handle.RankHandle], deadline: float, grace: float) -> int | None:

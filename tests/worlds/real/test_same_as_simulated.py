@@ -101,7 +101,7 @@ def world(rank_server: None) -> Iterator[RankWorld]:
 
 
 def content(trace: Trace) -> dict[str, Any]:
-    """What was sent, over which groups, by which modules, and where parameters are: all but names and times."""
+    """Return what was sent, over which groups, by which modules, and where parameters are: all but names and times."""
     groups = {row["group"]: (row["axis"], row["mesh"], tuple(row["ranks"])) for row in trace.groups.to_dicts()}
     own = ("start", "end", "waited", "state", "group")
     events = [

@@ -122,7 +122,7 @@ def traced(
     microbatches: int = MICROBATCHES,
     steps: int = 1,
 ) -> tuple[Tables, int]:
-    """The tables of steps of one stage, and in how many containers layers were skipped."""
+    """Return the tables of steps of one stage, and in how many containers layers were skipped."""
     with simulate(mesh=f"pp={STAGES},dp=2,tp=2", rank=index * 4, fake=True) as mesh:
         model = wrap(make(), mesh)
         example = torch.zeros(1, SEQUENCE, WIDTH, requires_grad=index > 0)

@@ -69,7 +69,7 @@ def replicated(module: nn.Module, mesh: Any) -> nn.Module:
 def traced(
     index: int, kind: type[Any], wrap: Wrap, inner: nn.Module, *, skips: bool, steps: int = 1, stages: int = STAGES
 ) -> Tables:
-    """The tables of one stage."""
+    """Return the tables of one stage."""
     with simulate(mesh=f"pp={stages},dp=2", rank=index * 2, fake=True) as mesh:
         module = wrap(nn.Sequential(nn.Linear(4, 4), inner), mesh)
         example = torch.zeros(1, 4, requires_grad=index > 0)

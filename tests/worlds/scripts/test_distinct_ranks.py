@@ -53,7 +53,7 @@ def find(
 
 
 def check(result: Distinct, does: Does) -> None:
-    """Each rank does what the played rank that describes it does."""
+    """Assert that each rank does what the played rank that describes it does."""
     for one in result.classes:
         assert {str(does(rank)) for rank in one.ranks} == {str(does(one.played))}
 

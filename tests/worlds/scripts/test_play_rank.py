@@ -55,7 +55,7 @@ def write(folder: Path, text: str) -> Path:
 
 
 def gradients(trace: Trace) -> list[int]:
-    """The step of each all-reduce of a gradient bucket."""
+    """Return the step of each all-reduce of a gradient bucket."""
     return trace.where(op="all_reduce", phase="backward").events["step"].to_list()
 
 

@@ -38,7 +38,7 @@ COLUMNS = ["op", "message_bytes", "group_size", "dtype", "shape", "phase", "peer
 
 
 def on_real_ranks(script: str) -> Any:
-    """What a rank sends, recorded in it."""
+    """Return what a rank sends, recorded in it."""
     import runpy
 
     with dsexplore.commtrace() as trace:

@@ -41,7 +41,7 @@ def same_as_rank_0(lst):
 
 @pytest.fixture(autouse=True)
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A package that checks as DeepSpeed does."""
+    """Yield a package that checks as DeepSpeed does."""
     folder = tmp_path / "deepspeed"
     (folder / "runtime" / "zero").mkdir(parents=True)
     for each in (folder, folder / "runtime", folder / "runtime" / "zero"):

@@ -78,7 +78,7 @@ def test_a_step_of_an_optimizer_is_what_it_was(
 
 
 def whole(mesh: DeviceMesh, placements: Sequence[Placement]) -> DTensor:
-    """A tensor of 8 × 8 of which each rank has what its placements say."""
+    """Return a tensor of 8 × 8 of which each rank has what its placements say."""
     size = [8, 8]
     for placement in placements:
         if isinstance(placement, Shard):
@@ -87,7 +87,8 @@ def whole(mesh: DeviceMesh, placements: Sequence[Placement]) -> DTensor:
 
 
 def results(compute: Callable[[list[Any], list[Any]], Any], shards: list[Any], partial: list[bool]) -> Any:
-    """What an op on two lists sends and returns: parameters with these shards, and gradients, some of them partial."""
+    """Return what an op on two lists sends and returns: parameters with these shards, and gradients, some of them
+    partial."""
     with dsexplore.simulate(mesh="dp=2,tp=2") as mesh:
         params = [whole(mesh, placements) for placements in shards]
         grads = [

@@ -27,7 +27,7 @@ INITIALIZE = "_initialize_pipeline_distributed_state"
 
 @pytest.fixture
 def initialized(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The stages that torch's own method gets, on a torch that has it in place of the vote."""
+    """Return the stages that torch's own method gets, on a torch that has it in place of the vote."""
     stages: list[Any] = []
     monkeypatch.delattr(PipelineStage, "_warmup_forward_vote", raising=False)
     monkeypatch.setattr(

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 def of(rank: int, size: int, *whole: Any) -> list[tuple[list[int], list[int], int | None]]:
-    """Where the shards of a tensor lie whose rows are cut into parts of 5: offsets, sizes and rank of each."""
+    """Return where the shards of a tensor lie whose rows are cut into parts of 5: offsets, sizes and rank of each."""
     shard = Shard.from_tensor_and_offsets(torch.ones(size, 2), [5 * rank, 0], rank)
     made = init_from_local_shards([shard], *whole)
     shards = made.metadata().shards_metadata

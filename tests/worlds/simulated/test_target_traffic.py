@@ -31,7 +31,8 @@ def sent(trace: Trace, *columns: str) -> list[tuple[Any, ...]]:
 
 
 def redistributed(trace: Trace, *columns: str) -> list[tuple[Any, ...]]:
-    """What a program's redistributions send; up to torch 2.11 an uneven gradient is gathered to be copied, besides."""
+    """Return what a program's redistributions send; up to torch 2.11 an uneven gradient is gathered to be copied,
+    besides."""
     asked = trace.events["cause"].str.starts_with("redistribute")
     return trace.events.filter(asked).select(*columns).rows()
 
