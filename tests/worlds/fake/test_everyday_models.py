@@ -29,7 +29,7 @@ SMALL: dict[str, Any] = {
 
 
 def vision_transformer() -> nn.Module:
-    """Return a model whose constructor draws with ``trunc_normal_``, which draws again until all values are in its bounds."""
+    """Return a model whose constructor draws with ``trunc_normal_``, again until all values are in its bounds."""
     config = transformers.ViTConfig(**SMALL, image_size=16, patch_size=8, num_labels=10)
     return transformers.ViTForImageClassification(config)
 
