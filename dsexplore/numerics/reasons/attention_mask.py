@@ -9,8 +9,7 @@ from torch import Tensor
 
 from dsexplore.numerics.compared_runs import Comparison
 from dsexplore.numerics.compared_values import Compared, Part
-from dsexplore.numerics.reasons.match import LENIENCE, Match
-from dsexplore.numerics.reasons.moved_slices import runs_text
+from dsexplore.numerics.reasons.match import LENIENCE, Match, runs_text
 
 
 def rule(parts: Sequence[Part], entry: Compared, comparison: Comparison) -> Match | None:

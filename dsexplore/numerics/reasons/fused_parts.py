@@ -10,8 +10,7 @@ from torch import Tensor
 from dsexplore.numerics.compared_runs import Comparison
 from dsexplore.numerics.compared_values import Compared, Part
 from dsexplore.numerics.initial_weights import dtensor_indices
-from dsexplore.numerics.reasons.match import Match
-from dsexplore.numerics.reasons.moved_slices import runs_text
+from dsexplore.numerics.reasons.match import Match, runs_text
 
 
 def rule(parts: Sequence[Part], entry: Compared, comparison: Comparison) -> Match | None:

@@ -71,3 +71,16 @@ def is_near(value: Tensor, expected: Tensor, entry: Compared, factor: float = 1.
 def is_close(first: float, second: float) -> bool:
     """Return True if two factors are the same up to rounding."""
     return abs(first - second) <= 1e-5 * max(abs(first), abs(second))
+
+
+def runs_text(indices: Tensor, most: int = 3) -> str:
+    """Return indices as ranges in their order: ``0:4, 8:12``."""
+    numbers = indices.tolist()
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1]:
+            runs[-1][1] += 1
+        else:
+            runs.append([number, number + 1])
+    shown = ", ".join(str(start) if end == start + 1 else f"{start}:{end}" for start, end in runs[:most])
+    return f"{shown}, …" if len(runs) > most else shown

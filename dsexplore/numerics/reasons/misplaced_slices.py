@@ -11,7 +11,7 @@ from dsexplore.numerics.compared_runs import Comparison
 from dsexplore.numerics.compared_values import Compared, Part
 from dsexplore.numerics.initial_weights import matching_indices
 from dsexplore.numerics.part_layouts import block
-from dsexplore.numerics.reasons.match import Match, is_near
+from dsexplore.numerics.reasons.match import Match, is_near, runs_text
 
 _TOLERANCE = 1e-8
 
@@ -35,19 +35,6 @@ def _matched_slices(parts: Sequence[Part], entry: Compared) -> Iterator[tuple[in
             yield dim, matched
 
 
-def _runs_text(indices: Tensor, most: int = 3) -> str:
-    """Return indices as ranges in their order: ``0:4, 8:12``."""
-    numbers = indices.tolist()
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][1]:
-            runs[-1][1] += 1
-        else:
-            runs.append([number, number + 1])
-    shown = ", ".join(str(start) if end == start + 1 else f"{start}:{end}" for start, end in runs[:most])
-    return f"{shown}, …" if len(runs) > most else shown
-
-
 def permutation(parts: Sequence[Part], entry: Compared, comparison: Comparison) -> Match | None:
     """Look for a dim along which the ranks hold the reference's slices in another order."""
     for dim, matched in _matched_slices(parts, entry):
@@ -58,8 +45,8 @@ def permutation(parts: Sequence[Part], entry: Compared, comparison: Comparison) 
         is_last = dim == entry.whole.dim() - 1
         what = "columns" if is_last else "rows"
         looks = (
-            f"the {what} are right in another order: rank {part.holder.rank} has {_runs_text(indices)} of dim {dim} "
-            f"where {_runs_text(part.indices[dim])} belongs"
+            f"the {what} are right in another order: rank {part.holder.rank} has {runs_text(indices)} of dim {dim} "
+            f"where {runs_text(part.indices[dim])} belongs"
         )
         change = (
             "cut each of the parts that are joined in this dim (as query, key and value), then join what a rank has "
@@ -84,8 +71,8 @@ def shift(parts: Sequence[Part], entry: Compared, comparison: Comparison) -> Mat
         if misplaced and all(_is_run(indices, entry.whole.shape[dim]) for _, indices in misplaced):
             part, indices = misplaced[0]
             return _shift_match(
-                f"rank {part.holder.rank} has positions {_runs_text(indices)} of dim {dim} where "
-                f"{_runs_text(part.indices[dim])} belong"
+                f"rank {part.holder.rank} has positions {runs_text(indices)} of dim {dim} where "
+                f"{runs_text(part.indices[dim])} belong"
             )
     for dim in range(entry.whole.dim() - 1):
         for by in [sign * far for far in range(1, _FARTHEST + 1) for sign in (1, -1)]:
