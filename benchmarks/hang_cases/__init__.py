@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hang_cases.case import PREFACE, Case
+from hang_cases.in_libraries import IN_LIBRARIES
 from hang_cases.messages import MESSAGES
 from hang_cases.missing import MISSING
 from hang_cases.not_hung import NOT_HUNG
@@ -11,4 +12,4 @@ from hang_cases.outside import OUTSIDE
 
 __all__ = ["CASES", "PREFACE", "Case"]
 
-CASES = [*NOT_HUNG, *MISSING, *OTHERWISE, *MESSAGES, *OUTSIDE]
+CASES = [*NOT_HUNG, *MISSING, *OTHERWISE, *MESSAGES, *OUTSIDE, *IN_LIBRARIES]

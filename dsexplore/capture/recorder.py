@@ -48,7 +48,7 @@ from dsexplore.capture.stack_reading import DDP_BUCKET, DDP_UNUSED, StackReading
 from dsexplore.capture.stopwatch import Stopwatch
 from dsexplore.capture.substrate import KernelSubstrate, Substrate
 from dsexplore.capture.tensor_waits import TensorWaits
-from dsexplore.capture.work_timing import Clock, fail
+from dsexplore.capture.work_timing import Clock, fail, is_failure
 from dsexplore.io_accesses import IoOp
 from dsexplore.torch_internals.frames import ENGINE
 from dsexplore.trace.tables import Tables
@@ -223,7 +223,7 @@ class Recorder:
     def raised(self, pending: Issued, error: BaseException) -> None:
         """Add a collective to its recordings if its backend failed, else drop it; see `observed_op.Observer`."""
         self._inside.pop(get_ident(), None)
-        if isinstance(error, dist.DistError):
+        if is_failure(error):
             fail(pending, error)
             for recording in pending.recordings:
                 recording.add(pending)

@@ -19,6 +19,7 @@ Nothing waits for any of them, so overlap stays as it was. The ends of works are
 
 from __future__ import annotations
 
+import re
 import threading
 import weakref
 from collections import deque
@@ -104,6 +105,18 @@ def _end(event: Timed, future: Any, clock: Clock) -> None:
     else:
         if event.end is None:  # no other thread said so while the clock was read
             event.end = now
+
+
+_OF_TRANSPORT = re.compile(r"\[(?!enforce )[^\]]*/gloo/transport/[^\]]*:\d+\] ")
+"""The beginning of a message of gloo's about a connection: closed by a peer that is gone, or out of time."""
+
+
+def is_failure(error: BaseException) -> bool:
+    """Return True if a backend could not communicate; False if it refused the call, as for a tensor of a wrong shape.
+
+    Gloo raises plain errors for both; those of its connections name the file that they come from.
+    """
+    return isinstance(error, dist.DistError) or _OF_TRANSPORT.match(str(error)) is not None
 
 
 def fail(event: Timed, error: BaseException) -> None:

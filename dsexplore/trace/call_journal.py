@@ -270,6 +270,11 @@ def _tables(info: JournalInfo, kinds: Sequence[Mapping[str, Any]], data: bytes, 
     )
 
 
+def is_of_one_job(attempt: str, other: str) -> bool:
+    """Return True if two names of attempts, see `TraceInfo.attempt`, are of one, whatever their blocks."""
+    return attempt.rpartition(" ")[0] == other.rpartition(" ")[0]
+
+
 def _end_of_process(info: JournalInfo) -> str:
     return end_of_process(info.pid, info.born) if info.clock and info.clock == host_clock() else ""
 
@@ -281,13 +286,13 @@ def note_ends(folder: Path, attempt: str) -> None:
 
     Args:
         folder: of the journals.
-        attempt: of the job.
+        attempt: of the job; a rank may have ended in an earlier block of it.
     """
     for file in journals_in(folder):
         with suppress(OSError, TraceFileError, ValueError, struct.error), file.open("rb+") as opened:
             head = opened.read(_KINDS_AT)
             info = _info(head[_INFO_AT : _INFO_AT + _HEAD.unpack_from(head, 0)[4]])
-            if info.pid == os.getpid() or info.attempt != attempt or head[_END_AT]:
+            if info.pid == os.getpid() or head[_END_AT] or not is_of_one_job(info.attempt, attempt):
                 continue
             text = _end_of_process(info).encode()
             if text:

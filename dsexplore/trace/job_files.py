@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dsexplore.trace.call_journal import journals_in, read_journal
+from dsexplore.errors import TraceFileError
+from dsexplore.trace.call_journal import journal_file, journals_in, read_journal
 from dsexplore.trace.ends import RUNNING
-from dsexplore.trace.files import load_several, read_file
+from dsexplore.trace.files import load_several, rank_file, read_file
 from dsexplore.trace.guarded import readable
-from dsexplore.trace.merge import merge_as_they_come, ranks_of
-from dsexplore.trace.tables import Tables
+from dsexplore.trace.merge import is_of_earlier_block, merge_as_they_come, ranks_of
+from dsexplore.trace.tables import Tables, TraceInfo
 
 
 def load_with_journals(paths: Sequence[Path]) -> Tables:
@@ -50,6 +52,44 @@ def load_with_journals(paths: Sequence[Path]) -> Tables:
             saved[rank,] = replace(before, info=replace(before.info, ends=(end,)))
     tables = merge_as_they_come(saved.values(), "reading traces", len(saved), is_whole=True, same_attempt=True)
     return replace(tables, info=replace(tables.info, notes=(*tables.info.notes, *problems)))
+
+
+@dataclass(frozen=True)
+class EarlierBlock:
+    """The last thing that a rank saved, where it left nothing of the block that the others are in."""
+
+    end: str
+    """How that block ended, see `dsexplore.trace.ends`."""
+    last_line: str
+    """Of its last call, ``"train.py:5"``; empty if there is none."""
+    waits_in_call: bool
+    """True if that block has not ended, and a call of it neither."""
+
+
+def earlier_blocks(paths: Sequence[Path], info: TraceInfo) -> dict[int, EarlierBlock]:
+    """Return by rank what ranks left of an earlier block of this attempt of the job, and of no later one.
+
+    Args:
+        paths: of the job's files.
+        info: of the trace that was read from them.
+    """
+    folders = [path for path in paths if path.is_dir()]
+    absent = [] if not info.attempt else sorted(set(range(info.world_size)) - set(info.ranks))
+    found: dict[int, EarlierBlock] = {}
+    for folder, rank in ((folder, rank) for folder in folders for rank in absent):
+        parts: list[Tables] = []
+        with suppress(OSError, TraceFileError):
+            parts.append(read_file(folder / rank_file(rank)))
+        with suppress(OSError, TraceFileError):
+            journal = read_journal(folder / journal_file(rank))
+            parts.append(journal.tables(journal.noted))
+        of_block = [part for part in parts if is_of_earlier_block(part.info, info.attempt)]
+        ends = [end for part in of_block for end in part.info.ends if end not in ("", RUNNING)]
+        if of_block:
+            calls = max((part.events for part in of_block), key=len)
+            last = calls["source"][-1].partition(" ← ")[0] if calls.height else ""
+            found[rank] = EarlierBlock(ends[-1] if ends else RUNNING, last, not ends and "scheduled" in calls["state"])
+    return found
 
 
 def _was_last_saved_while_it_ran(files: Sequence[Path], ends: Mapping[Path, Sequence[str]]) -> bool:

@@ -19,6 +19,7 @@ import polars as pl
 from dsexplore.errors import UsageError
 from dsexplore.progress import track
 from dsexplore.trace import unmatched
+from dsexplore.trace.call_journal import is_of_one_job
 from dsexplore.trace.clocks import ClockOffset, aligned, clock_offsets
 from dsexplore.trace.represented_ranks import joined
 from dsexplore.trace.tables import Tables, TraceInfo
@@ -157,15 +158,27 @@ def of_newest_attempt(parts: Sequence[Tables]) -> list[Tables]:
         return list(parts)
     attempt = newest.info.attempt
     kept = [part for part in parts if part.info.attempt in ("", attempt)]
-    ranks = [rank for part in parts if part.info.attempt not in ("", attempt) for rank in part.info.ranks]
-    if not ranks:
+    earlier = [part.info for part in parts if part.info.attempt not in ("", attempt)]
+    of_blocks = [rank for info in earlier if is_of_earlier_block(info, attempt) for rank in info.ranks]
+    of_attempts = [rank for info in earlier if not is_of_earlier_block(info, attempt) for rank in info.ranks]
+    notes = [f"the file of {format_ranks(of_blocks)} is of {_EARLIER_BLOCK}, and left out"] if of_blocks else []
+    if of_attempts:
+        notes.append(f"the file of {format_ranks(of_attempts)} is of an earlier attempt of the job, and left out")
+    blocks = attempt.rpartition(" ")[2]
+    if blocks.isdecimal() and int(blocks) > 1:
+        notes.append(f"{int(blocks):,} blocks of the job were saved there: this is the last, in place of those before")
+    if not notes:
         return kept
-    others = {part.info.attempt for part in parts} - {"", attempt}
-    is_of_job = all(other.rpartition(" ")[0] == attempt.rpartition(" ")[0] for other in others)
-    which = "an earlier block that was saved there" if is_of_job else "an earlier attempt of the job"
-    note = f"the file of {format_ranks(ranks)} is of {which}, and left out"
     first = kept[0]
-    return [replace(first, info=replace(first.info, notes=(*first.info.notes, note))), *kept[1:]]
+    return [replace(first, info=replace(first.info, notes=(*first.info.notes, *notes))), *kept[1:]]
+
+
+_EARLIER_BLOCK = "an earlier block that was saved there"
+
+
+def is_of_earlier_block(info: TraceInfo, attempt: str) -> bool:
+    """Return True if a file is of the attempt of the job that `attempt` names, and of another block of it."""
+    return info.attempt != attempt and is_of_one_job(info.attempt, attempt)
 
 
 def merge_tables(

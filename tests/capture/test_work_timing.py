@@ -13,7 +13,7 @@ from dsexplore.capture import recorder_in_use
 from dsexplore.capture.record import record
 from dsexplore.capture.recorder import Recorder
 from dsexplore.capture.stopwatch import Stopwatch
-from dsexplore.capture.work_timing import InFlight, end_at_completion, timing_of
+from dsexplore.capture.work_timing import InFlight, end_at_completion, is_failure, timing_of
 from dsexplore.trace.trace import Trace
 from dsexplore.worlds.simulate import simulate
 from tests.capture.works import FutureWork, SilentWork, Spanned, Timed
@@ -166,3 +166,18 @@ class TestWaiting:
         for event in (early, late, Timed(start=3)):
             works.add(event, FutureWork())
         assert (early.waited, late.waited) == (0, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "fails"),
+    [
+        ("[/src/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:1", True),
+        ("[..\\third_party/gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 4000ms for send", True),
+        ("ProcessGroupGloo::scatter: Incorrect input list size 2", False),
+        ("[enforce fail at /src/gloo/transport/tcp/pair.cc:500] op.nbytes == size", False),
+        ("a file [/src/gloo/transport/tcp/pair.cc:553] of ours", False),
+    ],
+)
+def test_gloos_errors_of_a_connection_are_no_refusals(text: str, fails: bool) -> None:
+    assert is_failure(RuntimeError(text)) == fails
+    assert is_failure(dist.DistError(text))

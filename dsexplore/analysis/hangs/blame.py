@@ -113,7 +113,8 @@ def blame(job: JobCalls, front: Wavefront, mismatched: Iterable[Mismatch] | None
     )
     answers = [answer for answer in attempts if answer is not None] or _without_evidence(job, front)
     sure = next((answer for answer in answers if answer.culprits), None)
-    return sure or next(iter(answers), Blame("unknown", suspects=tuple(sorted(front.heads))))
+    earlier = [rank for rank in front.awaited if job.ranks[rank].waits_earlier]
+    return sure or next(iter(answers), Blame("unknown", suspects=tuple(sorted({*front.heads, *earlier}))))
 
 
 def _outside(job: JobCalls) -> Blame | None:
@@ -201,10 +202,11 @@ def _is_idle(job: JobCalls, rank: int, parted: Container[InstanceId]) -> bool:
     if calls is None:
         return False
     if calls.end is None:
-        return calls.has_evidence and not calls.pending
+        return calls.has_evidence and not calls.pending and not calls.waits_earlier
     if calls.end.how == "raised":
         return not any(map(_has_failed, calls.pending))
-    return not (calls.end.how == "killed" and any(job.instance_of(call).id in parted for call in calls.pending))
+    last = [*calls.pending, *calls.last_of_aborted]
+    return not (calls.end.how == "killed" and any(job.instance_of(call).id in parted for call in last))
 
 
 def _has_failed(call: RankCall) -> bool:
@@ -227,8 +229,7 @@ def _mismatch(job: JobCalls, mismatch: Mismatch, expected: ExpectedCalls) -> Bla
         calls = mismatch.instance.calls.values()
         odd = expected.unheard_of(calls) or expected.deviating(calls, _last_together(job, mismatch.instance))
         culprits = odd if len(odd) < len(mismatch.instance.calls) else ()
-    everyone = tuple(sorted(mismatch.instance.calls))
-    suspects = () if culprits else everyone
+    suspects = () if culprits else tuple(sorted(rank for ranks in mismatch.classes for rank in ranks))
     return Blame("mismatch", tuple(sorted(culprits)), suspects, (mismatch.instance,), mismatch)
 
 

@@ -21,7 +21,7 @@ from dsexplore.trace.guarded import check_kind_of_path
 from dsexplore.trace.importers.debug_server import is_address, read_debug_server
 from dsexplore.trace.importers.dumps import read_dumps
 from dsexplore.trace.importers.foreign import foreign_files, kind_of_file
-from dsexplore.trace.job_files import load_with_journals
+from dsexplore.trace.job_files import earlier_blocks, load_with_journals
 from dsexplore.trace.tables import Tables
 from dsexplore.trace.trace import Trace
 
@@ -73,8 +73,10 @@ def _explained(paths: Paths) -> HangReport:
             f"{profile} is a profiler trace, which is written after all has ended: give flight-recorder "
             "dumps, or what commtrace(save=…) wrote"
         )
-    tables = _tables(sources)
-    return report_of(job_of_trace(tables, _stacks(sources, tables)))
+    tables = _of_real_ranks(load_with_journals(sources))
+    earlier = earlier_blocks(sources, tables.info)
+    standing = [rank for rank, block in earlier.items() if block.end == RUNNING]
+    return report_of(job_of_trace(tables, _stacks(sources, tables, standing), earlier=earlier))
 
 
 def _explained_server(given: Sequence[Any]) -> HangReport:
@@ -103,13 +105,18 @@ def explain_trace(
     return report_of(job_of_trace(trace.tables, stacks, ends, stood))
 
 
-def _stacks(sources: Iterable[Path], tables: Tables) -> dict[int, str]:
+def _stacks(sources: Iterable[Path], tables: Tables, earlier: Iterable[int]) -> dict[int, str]:
     """Return by rank the stack of the main thread that ``commtrace(save=…)`` left beside a trace, innermost call first.
 
     A rank whose block has ended since, or whose trace is not there, stands there no more.
+
+    Args:
+        sources: folders and files.
+        tables: what was read from them.
+        earlier: further ranks, which are still in an earlier block.
     """
     ended = {rank for rank, end in zip(tables.info.ranks, tables.info.ends, strict=False) if end not in ("", RUNNING)}
-    standing = set(tables.info.ranks) - ended
+    standing = (set(tables.info.ranks) - ended).union(earlier)
     folders = [source if source.is_dir() else source.parent for source in sources]
     stacks = {}
     for file in (file for folder in folders for file in sorted(folder.glob("rank-*.stack.txt"))):
@@ -128,10 +135,6 @@ _INSTALLED = re.compile(r'"/[^"]*/(?:site-packages|dist-packages|lib/python3\.\d
 """The part of an installed file's path before that in its package, which dots stand for."""
 _DSEXPLORE_FRAME = re.compile(rf'"(?:{re.escape(str(Path(__file__).parents[2]))}/|<string>")')
 """A frame of dsexplore's launcher, or the one that started it."""
-
-
-def _tables(sources: list[Path]) -> Tables:
-    return _of_real_ranks(load_with_journals(sources))
 
 
 def _of_real_ranks(tables: Tables) -> Tables:

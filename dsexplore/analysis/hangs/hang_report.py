@@ -12,7 +12,7 @@ from dsexplore.analysis.hangs.blame import Blame, blame
 from dsexplore.analysis.hangs.call_text import call_line
 from dsexplore.analysis.hangs.hang_text import end_note, sentence
 from dsexplore.analysis.hangs.mismatches import Field, Mismatch, mismatches
-from dsexplore.analysis.hangs.rank_calls import JobCalls, RankCall
+from dsexplore.analysis.hangs.rank_calls import JobCalls
 from dsexplore.analysis.hangs.standing import Standing
 from dsexplore.analysis.hangs.wavefront import Wavefront
 from dsexplore.display import Displayable
@@ -91,13 +91,14 @@ def reason_of(job: JobCalls, front: Wavefront, blamed: Blame) -> Reason:
 
 
 def _of_missing(job: JobCalls, blamed: Blame) -> Reason:
-    ends = {end.how for rank in blamed.culprits if (end := job.ranks[rank].end) is not None}
+    accused = [job.ranks[rank] for rank in blamed.culprits]
+    ends = {known.end.how for known in accused if known.end is not None}
     for how in _HOW:
         if how in ends:
             return how
     if blamed.kind == "outside":
         return "outside a collective"
-    is_elsewhere = any(job.ranks[rank].stack for rank in blamed.culprits if not job.ranks[rank].pending)
+    is_elsewhere = any(known.stack and not known.pending for known in accused)
     return "outside a collective" if is_elsewhere else "did not come"
 
 
@@ -254,15 +255,18 @@ def _lines(job: JobCalls, front: Wavefront, blamed: Blame) -> dict[int, str]:
 def _line(job: JobCalls, front: Wavefront, blamed: Blame, rank: int) -> str:
     """Return the line where a culprit stands."""
     calls = job.ranks[rank]
+    parted = blamed.mismatch.instance.calls.get(rank) if blamed.mismatch is not None else None
+    if parted is not None and blamed.kind == "mismatch":
+        return call_line(parted)
     if calls.end is not None and calls.end.line:
         return calls.end.line
     if calls.stack and not calls.pending:
         return Standing.of(calls.stack).line
-    call: RankCall | None = None
-    if blamed.mismatch is not None:
-        call = blamed.mismatch.instance.calls.get(rank)
+    call = parted
     if call is None and rank in front.heads:
         call = front.heads[rank][0]
     if call is None and calls.calls:
         call = calls.calls[-1]
-    return call_line(call) if call is not None else ""
+    if call is None:
+        return calls.earlier.last_line if calls.earlier is not None else ""
+    return call_line(call)

@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterable, Sequence
 
 from dsexplore.analysis.hangs.blame import Blame
 from dsexplore.analysis.hangs.call_text import MOST_SIDES, call_text, label_of, place
-from dsexplore.analysis.hangs.mismatches import Mismatch
+from dsexplore.analysis.hangs.mismatches import Mismatch, differing_parts
 from dsexplore.analysis.hangs.rank_calls import Instance, JobCalls, RankCall
 from dsexplore.analysis.hangs.standing import Standing, places_text
 from dsexplore.analysis.hangs.unlike_groups import makers
 from dsexplore.analysis.hangs.wavefront import Wavefront
+from dsexplore.trace.ends import ENDED_BLOCK
 from dsexplore.units import format_bytes, format_ranks
 
 _MOST_ENDS, _MOST_NOTED = 3, 8
@@ -153,8 +154,13 @@ def _lines_text(blame: Blame, parted: Sequence[Mismatch]) -> list[str]:
 
 def _last_text(job: JobCalls, rank: int) -> str:
     calls = job.ranks[rank]
-    if calls.stack:
-        return f"rank {rank} was {Standing.of(calls.stack).text}"
+    at = Standing.of(calls.stack).text if calls.stack else ""
+    if calls.earlier is not None:
+        if calls.earlier.end == ENDED_BLOCK:
+            return f"rank {rank} had ended an earlier block, and began no later one"
+        return f"rank {rank} was still in an earlier block{f', {at}' if at else ''}"
+    if at:
+        return f"rank {rank} was {at}"
     if not calls.has_evidence:
         return f"rank {rank} left no record"
     if not calls.calls:
@@ -206,10 +212,23 @@ def _values_text(parted: Mismatch) -> str:
         "dtype": lambda call: call.dtype or "unknown",
         "reduction": lambda call: call.reduction or "unknown",
     }
+    if parted.field == "size":
+        return _parts_text(parted.instance)
     if parted.field not in read:
         return ""
     sides = [(read[parted.field](parted.instance.calls[ranks[0]]), ranks) for ranks in parted.classes]
     return " (" + "; ".join(f"{value} for {format_ranks(ranks)}" for value, ranks in sides) + ")"
+
+
+def _parts_text(instance: Instance) -> str:
+    """Return the parts of an all_to_all that differ: `` (rank 1 sends 4 elements to rank 0, which expects 2)``."""
+    parts = differing_parts(instance)
+    texts = [
+        f"rank {part.sender} sends {part.sent:,} elements to rank {part.receiver}, which expects {part.expected:,}"
+        for part in parts[:MOST_SIDES]
+    ]
+    more = [f"… {len(parts) - MOST_SIDES} more"] if len(parts) > MOST_SIDES else []
+    return f" ({'; '.join([*texts, *more])})" if texts else ""
 
 
 def _parted_after(number: int, label: str) -> str:
@@ -319,7 +338,9 @@ def _last_common(parted: Instance, blame: Blame) -> int:
 def _device_text(front: Wavefront, blame: Blame) -> str:
     if not blame.instances:
         waits: Sequence[str] = _waits_by_call(front, front.heads)
-        return "; ".join([*waits[:4], "the evidence does not say for whom"])
+        earlier = [rank for rank in blame.suspects if front.job.ranks[rank].waits_earlier]
+        lasts = [_last_text(front.job, rank) for rank in earlier[:_MOST_ENDS]]
+        return "; ".join([*waits[:4], *lasts, "the evidence does not say for whom"])
     instance = blame.instances[0]
     call = next(iter(instance.calls.values()))
     if set(blame.culprits) & front.overtaken.keys():

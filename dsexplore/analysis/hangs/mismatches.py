@@ -11,6 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+import numpy as np
+
 from dsexplore.analysis.hangs.rank_calls import GroupId, Instance, JobCalls, RankCall
 
 Field = Literal["op", "size", "root", "dtype", "reduction", "line", "count"]
@@ -60,7 +62,7 @@ def mismatches(job: JobCalls) -> list[Mismatch]:
         called = [instance for instance in instances if len(instance.calls) > 1]
         differing = [instance for instance in called if _field(instance)]
         if differing:
-            result.append(_described(differing[0], called, differing))
+            result.append(_described(job, differing[0], called, differing))
         elif job.waiting and (parted := _parted_lines(called)) is not None:
             result.append(parted)
     return sorted(result, key=lambda mismatch: min(call.position for call in mismatch.instance.calls.values()))
@@ -94,13 +96,24 @@ def _by_group(job: JobCalls) -> list[list[Instance]]:
     ]
 
 
-def _described(first: Instance, instances: list[Instance], differing: list[Instance]) -> Mismatch:
+def _described(job: JobCalls, first: Instance, instances: list[Instance], differing: list[Instance]) -> Mismatch:
     hang = any(instance.pending for instance in instances if instance.id.number >= first.id.number)
-    got_through = not first.pending and differing[-1] is not instances[-1]
+    aborted = any(call is last for rank, call in first.calls.items() for last in job.ranks[rank].last_of_aborted)
+    got_through = not first.pending and not aborted and differing[-1] is not instances[-1]
     sides = _classes(first)
-    if len(sides) == 1:  # an all_to_all whose sums differ: nobody says who is wrong
-        sides = [(rank,) for rank in sorted(first.calls)]
+    if len(sides) == 1:  # an all_to_all whose parts or sums differ
+        sides = _sides_of_parts(differing_parts(first)) or [(rank,) for rank in sorted(first.calls)]
     return Mismatch(first, tuple(sides), _field(first) or "size", hang and not got_through)
+
+
+def _sides_of_parts(parts: Sequence[Part]) -> list[tuple[int, ...]]:
+    """Return the ranks between which parts differ, one in all of several parts last; each alone where there is none."""
+    ends = [{part.sender, part.receiver} for part in parts]
+    ranks = set().union(*ends)
+    odd = set(ranks).intersection(*ends) if len(ends) > 1 else set()
+    if len(odd) == 1 and len(ranks) > 2:
+        return [tuple(sorted(ranks - odd)), tuple(odd)]
+    return [(rank,) for rank in sorted(ranks)]
 
 
 def _classes(instance: Instance) -> list[tuple[int, ...]]:
@@ -158,6 +171,8 @@ def signature(call: RankCall) -> Signature:
 def _field(instance: Instance) -> Field | None:
     """Return the property in which the ranks' calls differ; None where none does."""
     calls = instance.calls.values()
+    if differing_parts(instance):
+        return "size"
     unlike = {(*call.token, call.received, call.root, call.has_equal_parts, call.reduction): call for call in calls}
     difference = _differing([signature(call) for call in unlike.values()]) if len(unlike) > 1 else None
     if difference:
@@ -192,6 +207,40 @@ def _is_torn(call: RankCall) -> bool:
 
 def _differ(values: Iterable[object]) -> bool:
     return len({value for value in values if value is not None}) > 1
+
+
+class Part(NamedTuple):
+    """A part of an uneven all_to_all that one rank sends and another expects in another size."""
+
+    sender: int
+    receiver: int
+    sent: int
+    """Elements."""
+    expected: int
+
+
+def differing_parts(instance: Instance) -> list[Part]:
+    """Return the parts of an uneven all_to_all of which both ends are known and differ.
+
+    Example: rank 1 sends ``[4, 2, 2]`` elements where rank 0 receives ``[2, 2, 2]``: ``Part(1, 0, 4, 2)``.
+    """
+    members, calls = instance.id.group.ranks, instance.calls
+    if all(call.send_splits is None and call.recv_splits is None for call in calls.values()):
+        return []
+    ranks = [rank for rank in members if rank in calls]
+    places = [members.index(rank) for rank in ranks]
+    sent = np.array([_shares(calls[rank], calls[rank].send_splits) for rank in ranks])[:, places]
+    expected = np.array([_shares(calls[rank], calls[rank].recv_splits) for rank in ranks])[:, places].T
+    differ = np.argwhere((sent != expected) & (sent >= 0) & (expected >= 0))
+    return [Part(ranks[i], ranks[j], int(sent[i, j]), int(expected[i, j])) for i, j in differ]
+
+
+def _shares(call: RankCall, splits: tuple[int, ...] | None) -> tuple[int, ...]:
+    """Return the elements of a call for each rank of its group, equal ones without splits; -1 where that is unknown."""
+    count = len(call.group.ranks)
+    if splits is None and call.sent is not None and call.op == "all_to_all":
+        splits = (call.sent // count,) * count
+    return splits if splits is not None and len(splits) == count else (-1,) * count
 
 
 def _sums_differ(instance: Instance) -> bool:

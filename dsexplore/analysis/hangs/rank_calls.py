@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import Literal, NamedTuple
 
 from dsexplore.trace.ends import KILLED, RUNNING, STOPPED, UNSAVED, WITHOUT_SAVING
+from dsexplore.trace.job_files import EarlierBlock
 from dsexplore.trace.schema import State
 from dsexplore.units import format_ranks
 
@@ -103,6 +104,10 @@ class RankCall(NamedTuple):
     """For a message, True if its library matches messages by tags, which no record keeps."""
     reduction: str = ""
     """``SUM``, ``MAX``, …; empty for an op without one, and where that is not known."""
+    send_splits: tuple[int, ...] | None = None
+    """Of an uneven all_to_all, the elements for each rank of the group; None elsewhere, and where that is not known."""
+    recv_splits: tuple[int, ...] | None = None
+    """The same of what it receives."""
     record: int | None = None
     """Number of calls that the rank had recorded before, including those missing from its dump; None if not counted."""
     kind: str = ""
@@ -176,11 +181,24 @@ class RankCalls:
     """The stack of the rank when it was ended, innermost call first; empty if unknown."""
     end: RankEnd | None = None
     """End of the rank; None if it was ended with the job, or if unknown."""
+    earlier: EarlierBlock | None = None
+    """The block that the rank saved last, if it saved nothing of the later one that others are in."""
 
     @cached_property
     def pending(self) -> list[RankCall]:
         """Calls that have not completed, in program order."""
         return [call for call in self.calls if call.is_pending]
+
+    @property
+    def waits_earlier(self) -> bool:
+        """True if the rank waits in a call of an earlier block, and in none that is in the trace."""
+        return self.earlier is not None and self.earlier.waits_in_call
+
+    @property
+    def last_of_aborted(self) -> list[RankCall]:
+        """Last call of a rank that SIGABRT ended: gloo aborts a rank that gets another size than it expects."""
+        is_aborted = self.end is not None and self.end.text == f"{KILLED}SIGABRT"
+        return list(self.calls[-1:]) if is_aborted else []
 
     @cached_property
     def highest(self) -> dict[GroupId, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,13 +12,15 @@ import polars as pl
 import torch
 
 from dsexplore.analysis.hangs.rank_calls import WITH_TAGS, GroupId, JobCalls, RankCall, RankCalls, RankEnd, kinds
+from dsexplore.trace.ends import ENDED_BLOCK, RUNNING
+from dsexplore.trace.job_files import EarlierBlock
 from dsexplore.trace.merge import ranks_of
 from dsexplore.trace.schema import State
 from dsexplore.trace.tables import Tables
 
 _COLUMNS = (
     *("rank", "seq", "op", "raw_op", "axis", "group", "message_bytes", "dtype", "source", "batch", "peer", "root"),
-    *("start", "end", "state", "is_object", "group_seq"),
+    *("start", "end", "state", "is_object", "group_seq", "send_splits", "recv_splits"),
 )
 _ENDED_EARLY = "the recording ended early"
 """The beginning of a note that does not name its rank, of which `TraceInfo.ends` says more."""
@@ -31,6 +33,7 @@ def job_of_trace(
     stacks: Mapping[int, str] | None = None,
     ends: Mapping[int, RankEnd | None] | None = None,
     stood: str | None = None,
+    earlier: Mapping[int, EarlierBlock] | None = None,
 ) -> JobCalls:
     """Return the calls of each rank, from the merged trace of all ranks.
 
@@ -39,6 +42,7 @@ def job_of_trace(
         stacks: by rank, where it was when it was ended.
         ends: by rank, how it ended by itself, where that is known better than by the trace.
         stood: see `JobCalls.stood`; None for what the trace's notes say.
+        earlier: by rank without calls in the trace, what it left of an earlier block.
     """
     ended = {rank: RankEnd.of(text) for rank, text in zip(tables.info.ranks, tables.info.ends, strict=False)}
     ended |= ends or {}
@@ -65,9 +69,18 @@ def job_of_trace(
             stack=(stacks or {}).get(rank, ""),
             end=ended.get(rank),
         )
+    calls_of |= {rank: _before_block(calls_of[rank], block) for rank, block in (earlier or {}).items()}
     notes = [note for note in tables.info.notes if not note.startswith(_ENDED_EARLY)]
     said = [match[1] for note in tables.info.notes if (match := _STOOD.search(note))]
     return _settled(JobCalls(calls_of, len(calls_of), tuple(notes), said[0] if stood is None and said else stood))
+
+
+def _before_block(known: RankCalls, block: EarlierBlock) -> RankCalls:
+    """Return what is known of a rank that has not begun the block: it is at its end, or in an earlier one."""
+    end = None if block.end in (RUNNING, ENDED_BLOCK) else RankEnd.of(block.end)
+    if end is not None:
+        end = end._replace(text=f"{end.text}, in an earlier block")
+    return replace(known, has_evidence=True, is_whole=True, end=end, earlier=block)
 
 
 def _settled(job: JobCalls) -> JobCalls:
@@ -125,6 +138,8 @@ def _calls(
                 created=row["start"],
                 has_equal_parts=any(part in row["raw_op"] for part in _WITH_EQUAL_PARTS),
                 has_tag=row["group"] in with_tags,
+                send_splits=_splits(row["send_splits"]),
+                recv_splits=_splits(row["recv_splits"]),
                 reduction=row.get("reduction", ""),
             )
         )
@@ -141,6 +156,10 @@ def _elements(row: Mapping[str, Any]) -> int | None:
     kind = getattr(torch, row["dtype"], None) if row["dtype"] else None
     size: int = row["message_bytes"]
     return size // kind.itemsize if isinstance(kind, torch.dtype) else size
+
+
+def _splits(sizes: Sequence[int] | None) -> tuple[int, ...] | None:
+    return None if sizes is None else tuple(sizes)
 
 
 def _state(row: Mapping[str, Any]) -> State:

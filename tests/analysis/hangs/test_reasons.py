@@ -191,6 +191,43 @@ def test_a_rank_that_was_killed_in_a_call_is_the_reason_though_it_had_come() -> 
     assert "elsewhere" not in found.sentence
 
 
+PARTS = {"op": "all_to_all", "source": "train.py:5", "message_bytes": 24, "send_splits": [2, 2, 2]}
+ABORTED = ("was killed by SIGABRT", "raised RuntimeError (Connection closed by peer) at train.py:7", "running")
+
+
+def all_to_all(sent: Mapping[int, Sequence[int]], received: Mapping[int, Sequence[int]], ends: Any) -> HangReport:
+    """Of three ranks in an all_to_all of two elements for each other one but where it is said, and then all_reduce."""
+    even, rows = [2, 2, 2], {}
+    for rank in range(3):
+        splits = {"send_splits": list(sent.get(rank, even)), "recv_splits": list(received.get(rank, even))}
+        size = 4 * max(map(sum, splits.values()))
+        rows[rank] = [FIRST, {**PARTS, **splits, "message_bytes": size}, WAITS]
+    return report({**rows, 0: rows[0][:2]} if ends is ABORTED else rows, ends=ends)
+
+
+def test_a_rank_that_its_backend_aborts_in_an_all_to_all_is_not_to_blame_for_a_part_of_another_size() -> None:
+    found = all_to_all({1: [4, 2, 2]}, {}, ABORTED)
+    assert (found.culprits, found.suspects, found.reason) == ((), (0, 1), "other size")
+    assert found.lines == {0: "train.py:5", 1: "train.py:5"}
+    assert "(rank 1 sends 4 elements to rank 0, which expects 2); the evidence does not say" in found.sentence
+
+
+@pytest.mark.parametrize("sent", [{1: [4, 2, 3]}, {1: [0, 2, 9]}])
+def test_a_rank_of_which_all_parts_differ_is_the_odd_one(sent: Mapping[int, Sequence[int]]) -> None:
+    found = all_to_all(sent, {}, ABORTED)
+    assert (found.culprits, found.reason, found.lines) == ((1,), "other size", {1: "train.py:5"})
+
+
+def test_a_rank_that_is_aborted_after_an_all_to_all_whose_parts_fit_is_to_blame() -> None:
+    found = all_to_all({1: [4, 2, 2]}, {0: [2, 4, 2]}, ABORTED)
+    assert (found.culprits, found.reason) == ((0,), "killed")
+
+
+def test_parts_that_differ_and_that_all_ranks_got_through_are_not_the_reason() -> None:
+    found = all_to_all({1: [4, 2, 2]}, {}, ("running", "running", "running"))
+    assert found.reason != "other size"
+
+
 def test_a_call_of_a_killed_rank_has_ended_where_it_has_on_another() -> None:
     """Its process was gone before the file of its calls said so."""
     ends = ("running", "running", "was killed by SIGKILL")

@@ -130,3 +130,31 @@ def test_ranks_that_make_their_groups_in_another_order_hang_outside_all_collecti
     found = job(OUTSIDE)
     assert (found.culprits, found.reason, found.lines) == ((1,), "outside a collective", {1: "<rank cell>:6"})
     assert "rank 1 in new_group (<rank cell>:6), ranks 0, 2 in new_group (<rank cell>:8)" in found.sentence
+
+
+IN_RECV = """
+import os, threading, time, torch, torch.distributed as dist, dsexplore
+with dsexplore.commtrace(save=folder, timeout=1.5):
+    dist.all_reduce(torch.ones(8))
+    if rank == 1:
+        threading.Timer(0.5, os.kill, (os.getpid(), 9)).start()
+        dist.recv(torch.ones(8), 0)
+    while rank == 0 and not os.path.exists(gone):
+        time.sleep(0.01)
+    while True:
+        try:
+            dist.send(torch.ones(8), 1)
+        except RuntimeError:
+            open(gone, "w").close()
+            raise
+"""
+
+
+def test_a_rank_whose_send_finds_no_peer_any_more_is_not_to_blame(job: Job, tmp_path: Path) -> None:
+    """Rank 2 finds out that rank 1 is gone; rank 0 sends to it no earlier."""
+    found = job(IN_RECV, gone=str(tmp_path / "gone"))
+    assert (found.culprits, found.reason, found.lines) == ((1,), "killed", {1: "<rank cell>:7"})
+    assert [note.partition(" (")[0] for note in found.notes if "raised" in note] == [
+        "rank 0 raised RuntimeError",
+        "rank 2 raised RuntimeError",
+    ]

@@ -1,0 +1,89 @@
+"""Hangs in the second of two blocks with one ``save=``, of ranks that left nothing but the first: where they are.
+
+Modules: ``trace/job_files.py``, ``analysis/hangs/trace_calls.py``, ``analysis/hangs/explain.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dsexplore
+from dsexplore.analysis.hangs.hang_report import HangReport
+
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("rank_server")]
+
+BLOCKS = """
+import os, torch, torch.distributed as dist, dsexplore
+for block in range(2):
+    with dsexplore.commtrace(save=folder, timeout=1.5):
+        dist.all_reduce(torch.ones(8))
+        if rank == 2 and block == 0:
+            {then}
+"""
+EARLIER = "the file of rank 2 is of an earlier block that was saved there, and left out"
+LAST = "2 blocks of the job were saved there: this is the last, in place of those before"
+
+
+@pytest.fixture
+def explained(tmp_path: Path) -> Callable[[str], HangReport]:
+    """Run two blocks on three ranks, in the first of which rank 2 does something, and explain the folder."""
+
+    def run(then: str) -> HangReport:
+        program = BLOCKS.format(then=then)
+        dsexplore.run_ranks(program, 3, namespace={"folder": str(tmp_path)}, timeout=8, grace=6)
+        return dsexplore.explain_hang(tmp_path)
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("then", "reason", "line", "said"),
+    [
+        ("raise ValueError('x')", "raised", 7, "rank 2 raised ValueError (x) at <rank cell>:7, in an earlier block: "),
+        ("os._exit(3)", "ended", 5, "rank 2 ended with exit code 3, without saving its trace, in an earlier block: "),
+        ("os.kill(os.getpid(), 19)", "stopped", 5, "rank 2 was stopped (by SIGSTOP or a debugger), in an earlier "),
+        ("import time; time.sleep(60)", "outside a collective", 7, "still in an earlier block, at <rank cell>:7"),
+    ],
+)
+def test_what_became_of_a_rank_in_an_earlier_block_is_said_with_its_line(
+    explained: Callable[[str], HangReport], then: str, reason: str, line: int, said: str
+) -> None:
+    report = explained(then)
+    assert (report.culprits, report.reason, report.lines) == ((2,), reason, {2: f"<rank cell>:{line}"})
+    assert said in report.sentence
+    assert "ranks 0, 1 wait for it in all_reduce (<rank cell>:5, group 0, 32 B), collective 1" in report.sentence
+    assert EARLIER in report.notes
+
+
+def test_a_rank_that_waits_for_another_in_an_earlier_block_is_not_accused(
+    explained: Callable[[str], HangReport],
+) -> None:
+    report = explained("dist.recv(torch.ones(1), 0)")
+    assert (report.culprits, report.suspects, report.reason) == ((), (0, 1, 2), "unknown")
+    assert report.lines[2] == "<rank cell>:7"
+    assert "rank 2 was still in an earlier block, in recv (<rank cell>:7)" in report.sentence
+
+
+def test_a_rank_that_began_no_later_block_had_ended_the_earlier_one(explained: Callable[[str], HangReport]) -> None:
+    report = explained("break")
+    assert (report.culprits, report.reason) == ((2,), "did not come")
+    assert "rank 2 had ended an earlier block, and began no later one" in report.sentence
+
+
+@pytest.mark.parametrize("ranks", [(0, 1), (0,)])
+def test_of_several_blocks_it_is_said_that_the_last_is_there(tmp_path: Path, ranks: Sequence[int]) -> None:
+    program = (
+        "import dsexplore, torch.distributed as dist\nfor _ in range(blocks):\n"
+        "    with dsexplore.commtrace(save=folder):\n        dist.barrier()"
+    )
+    notes: dict[int, Any] = {}
+    for blocks in (1, 2):
+        folder = tmp_path / str(blocks)
+        dsexplore.run_ranks(program, len(ranks), namespace={"folder": str(folder), "blocks": blocks}).check()
+        notes[blocks] = dsexplore.load(folder).info.notes
+    assert LAST in notes[2]
+    assert not any("saved there" in note for note in notes[1])
