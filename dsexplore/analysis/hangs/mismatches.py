@@ -106,7 +106,7 @@ def _described(job: JobCalls, first: Instance, instances: list[Instance], differ
     return Mismatch(first, tuple(sides), _field(first) or "size", hang and not got_through)
 
 
-def _sides_of_parts(parts: Sequence[Part]) -> list[tuple[int, ...]]:
+def _sides_of_parts(parts: Sequence[UnlikePart]) -> list[tuple[int, ...]]:
     """Return the ranks between which parts differ, one in all of several parts last; each alone where there is none."""
     ends = [{part.sender, part.receiver} for part in parts]
     ranks = set().union(*ends)
@@ -209,7 +209,7 @@ def _differ(values: Iterable[object]) -> bool:
     return len({value for value in values if value is not None}) > 1
 
 
-class Part(NamedTuple):
+class UnlikePart(NamedTuple):
     """A part of an uneven all_to_all that one rank sends and another expects in another size."""
 
     sender: int
@@ -219,10 +219,10 @@ class Part(NamedTuple):
     expected: int
 
 
-def differing_parts(instance: Instance) -> list[Part]:
+def differing_parts(instance: Instance) -> list[UnlikePart]:
     """Return the parts of an uneven all_to_all of which both ends are known and differ.
 
-    Example: rank 1 sends ``[4, 2, 2]`` elements where rank 0 receives ``[2, 2, 2]``: ``Part(1, 0, 4, 2)``.
+    Example: rank 1 sends ``[4, 2, 2]`` elements where rank 0 receives ``[2, 2, 2]``: ``UnlikePart(1, 0, 4, 2)``.
     """
     members, calls = instance.id.group.ranks, instance.calls
     if all(call.send_splits is None and call.recv_splits is None for call in calls.values()):
@@ -232,7 +232,7 @@ def differing_parts(instance: Instance) -> list[Part]:
     sent = np.array([_shares(calls[rank], calls[rank].send_splits) for rank in ranks])[:, places]
     expected = np.array([_shares(calls[rank], calls[rank].recv_splits) for rank in ranks])[:, places].T
     differ = np.argwhere((sent != expected) & (sent >= 0) & (expected >= 0))
-    return [Part(ranks[i], ranks[j], int(sent[i, j]), int(expected[i, j])) for i, j in differ]
+    return [UnlikePart(ranks[i], ranks[j], int(sent[i, j]), int(expected[i, j])) for i, j in differ]
 
 
 def _shares(call: RankCall, splits: tuple[int, ...] | None) -> tuple[int, ...]:

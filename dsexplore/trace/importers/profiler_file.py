@@ -283,9 +283,15 @@ def _parsed(head: bytes, kept: Sequence[bytes], last: bytes) -> tuple[list[Event
     if not ending[end_of_final:].lstrip().startswith("]"):
         raise ValueError("the list of events has no end")
     events, damaged = _events(texts)
-    if any(event.get("ph") == "X" and "name" not in event for event in events):
-        raise ValueError("an event whose name is before its ph")
+    if any(event.get("ph") == "X" and not _has_torchs_order(event) for event in events):
+        raise ValueError("an event of which category and name do not follow its ph")
     return [*events, final] if _is_kept(final) else events, damaged
+
+
+def _has_torchs_order(event: Event) -> bool:
+    keys = iter(event)
+    following = next(keys), next(keys, "")
+    return following == ("ph", "name") or (following == ("ph", "cat") and next(keys, "") == "name")
 
 
 def _texts(parts: Iterable[bytes]) -> list[str]:

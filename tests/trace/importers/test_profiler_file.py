@@ -99,6 +99,17 @@ def test_events_that_have_their_name_first_are_read(tmp_path: Path) -> None:
     assert read_names(read_profiler_file(written(tmp_path / "trace.json", {**WHOLE, "traceEvents": first}))) == KEPT
 
 
+@pytest.mark.parametrize(
+    "first", [("ph", "pid"), ("ph", "args", "ts"), ("pid", "ph"), ("ph", "tid", "name"), ("args",)]
+)
+def test_keys_of_events_have_any_order(tmp_path: Path, first: tuple[str, ...]) -> None:
+    """The mark that begins an event in torch's files is ``ph``, and category and name are before ``pid``."""
+    events = [{**{key: event[key] for key in first if key in event}, **event} for event in EVENTS]
+    read = read_profiler_file(written(tmp_path / "trace.json", {**WHOLE, "traceEvents": events}))
+    assert read_names(read) == KEPT
+    assert read.kernels.drop_nulls().rows() == [("0", 2, 3), ("0", 12, 3)]
+
+
 def test_a_plain_list_of_events_is_read(tmp_path: Path) -> None:
     read = read_profiler_file(written(tmp_path / "old.json", EVENTS))
     assert read_names(read) == KEPT

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from dsexplore.errors import UsageError
+from dsexplore.real_cells import failure
 from dsexplore.worlds.real import engine_cluster
 from dsexplore.worlds.real.engine_cluster import EngineCluster, EngineRank
 from dsexplore.worlds.real.messages import CellReport
@@ -105,7 +106,7 @@ def test_engines_are_ranks(site: Site, tmp_path: Path, monkeypatch: pytest.Monke
         check_interrupt(cluster)
         check_a_cell_that_has_not_begun(cluster, tmp_path / "ran")
         with monkeypatch.context() as impatient:
-            impatient.setattr(engine_cluster, "INTERRUPT_WAIT", 1.0)  # of an engine that does not come back
+            impatient.setattr(engine_cluster, "INTERRUPT_WAIT", 5.0)  # of an engine that does not come back
             check_engine_in_a_collective(cluster)
         check_other_engines(cluster, site)
         check_lost_engine(cluster)
@@ -190,23 +191,25 @@ def check_a_cell_that_has_not_begun(cluster: EngineCluster, ran: Path) -> None:
 
 
 def check_engine_in_a_collective(cluster: EngineCluster) -> None:
-    """Check a cell whose time is up once one rank has finished and the other waits inside a collective."""
+    """The time is up once one rank sleeps and the other waits inside a collective."""
     (pid,) = cluster.run(cell_of("import os", "os.getpid()"), ranks=[0]).values
 
     def hold(ranks: Sequence[EngineRank]) -> None:
         def hangs() -> bool:
             for rank in ranks:
                 rank.look()
-            return all_have_come(ranks) and ranks[1].answer.ready() and is_waiting(pid)
+            return all_have_come(ranks) and is_waiting(pid)
 
         wait_until(hangs)
 
     cell = cell_of(
-        "work = dist.all_reduce(x, async_op=True) if rank == 0 else None\nprint('here', flush=True)\n"
-        "if work is not None:\n    work.wait()"
+        "import time\nwork = dist.all_reduce(x, async_op=True) if rank == 0 else None\nprint('here', flush=True)\n"
+        "if work is not None:\n    work.wait()\nfor _ in range(10000):\n    time.sleep(0.1)"
     )
     waiting = cluster.run(cell, timeout=0.01, on_output=hold)
-    assert [outcome.status for outcome in waiting.outcomes] == ["stuck", "ok"]
+    assert [outcome.status for outcome in waiting.outcomes] == ["stuck", "error"]
+    said = "rank 1 left it when interrupted (cell line 7); rank 0 still runs it, and does not answer, as inside a"
+    assert said in str(failure(waiting, 0.01))
     with pytest.raises(UsageError, match="an earlier cell still runs on rank 0"):
         cluster.run(cell_of(""))
 
