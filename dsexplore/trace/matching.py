@@ -111,7 +111,10 @@ def is_beyond_chance(spread: float, width: float, within: int, count: int) -> bo
     """
     if within < 2 or width <= spread:
         return False
-    return math.comb(count, within) * (spread / width) ** (within - 1) < _CHANCE
+    if spread == 0:
+        return True
+    choices = math.lgamma(count + 1) - math.lgamma(within + 1) - math.lgamma(count - within + 1)
+    return choices + (within - 1) * math.log(spread / width) < math.log(_CHANCE)
 
 
 def _with_groups(events: pl.DataFrame, groups: pl.DataFrame) -> pl.DataFrame:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dsexplore.trace.matching import _place, late_records, matched, numbered
+from dsexplore.trace.matching import _place, is_beyond_chance, late_records, matched, numbered
 from dsexplore.trace.tables import Tables
 from tests.trace.conftest import build
 
@@ -182,3 +183,20 @@ def test_what_has_no_part_in_every_rank_does_not_count(op: str) -> None:
     calls = [("all_reduce", 64, 1_000), ("all_gather", 64, 2_000)]
     found = numbered(tables([[(op, 8, 500), *calls], calls, calls]).events, GROUPS)
     assert found["number"].to_list() == [0, 1] * 3
+
+
+@pytest.mark.parametrize("count", [4, 40, 2_000, 3_000_000])
+def test_chance_is_judged_of_any_number_of_values(count: int) -> None:
+    within = count // 2 + 1
+    assert is_beyond_chance(1e-9, 1.0, within, count)
+    assert is_beyond_chance(0.0, 1.0, within, count)
+    assert not is_beyond_chance(0.9, 1.0, within, count)
+    assert not is_beyond_chance(1.0, 1.0, within, count)
+
+
+def test_chance_is_as_the_number_of_choices_says() -> None:
+    for count in range(4, 60):
+        for spread in (0.01, 0.1, 0.3):
+            within = count // 2 + 1
+            chance = math.comb(count, within) * spread ** (within - 1)
+            assert is_beyond_chance(spread, 1.0, within, count) == (chance < 1e-6), (count, spread)
