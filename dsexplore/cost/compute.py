@@ -7,8 +7,9 @@ A kernel takes the longer of its arithmetic and its memory traffic (the roofline
   time, so its last wave is partly empty: see ``dl-performance-matrix-multiplication`` at docs.nvidia.com. That is of a
   GPU that has computed for a while. One that has not is not at the limit of its power yet, and its clocks are higher:
   see `product_alone`.
-* Attention: the stated FLOP/s × what published kernels reach. Torch takes FlashAttention-2 for bf16.
-  Of few queries, the bytes of keys and values: see `dsexplore.cost.decode_attention`.
+* Attention: the stated FLOP/s × what published kernels reach, in blocks of queries: see
+  `dsexplore.cost.block_attention`. Torch takes FlashAttention-2 for bf16. Of few queries, the bytes of keys and values:
+  see `dsexplore.cost.decode_attention`.
 * Memory: bytes read and written once per op at the bandwidth that copies reach; of compiled modules, ops between two
   products are one kernel that moves what goes in and out.
 
@@ -25,6 +26,7 @@ from statistics import NormalDist
 from types import MappingProxyType
 from typing import Any, Literal
 
+from dsexplore.cost.block_attention import block_attention_seconds
 from dsexplore.cost.cluster import Cluster
 from dsexplore.cost.decode_attention import decode_seconds, decodes
 from dsexplore.cost.gpu_generations import GENERATIONS
@@ -131,7 +133,7 @@ def kernel_seconds(
     if kind == "attention":
         if cluster.generation != "cpu" and decodes(row["shape"]):
             return speed.attention * _decode_seconds(row, cluster)
-        arithmetic = speed.attention * int(row["flops"]) / _attention_rate(row, cluster, attention)
+        arithmetic = speed.attention * _attention_seconds(row, cluster, attention)
     else:
         shape, alignment = tuple(row["shape"]), row["op"].partition(", ")[2]
         rate = _product_rate(row["dtype"], shape, alignment, cluster)
@@ -312,19 +314,24 @@ def _decode_seconds(row: Mapping[str, Any], cluster: Cluster) -> float:
     return decode_seconds(row, generation.multiprocessors, rate, memory.bandwidth * memory.achievable)
 
 
-def _attention_rate(row: Mapping[str, Any], cluster: Cluster, kernels: Attention) -> float:
+def _attention_seconds(row: Mapping[str, Any], cluster: Cluster, kernels: Attention) -> float:
     generation = GENERATIONS[cluster.generation]
     parts = generation.attention, generation.attention_backward
     if kernels == "cudnn" and generation.cudnn is not None:
         parts = generation.cudnn
-    part = parts["backward" in row["op"]]
+    backward = "backward" in row["op"]
     batch, heads, queries, keys, width = map(int, row["shape"])
+    narrow = min(1.0, 0.5 + width / 256)  # as the same figures show for heads of 64
+    rate = stated_rate(row["dtype"], cluster) * parts[backward] * narrow
+    if not backward and cluster.generation != "cpu":
+        count, causal = int(row["count"]), row["op"].endswith(", causal")
+        one = int(row["flops"]) / count
+        return count * block_attention_seconds(row["shape"], one, causal, generation.multiprocessors, rate)
     blocks = batch * heads * -(-queries // _TILE)
     waves = -(-blocks // generation.multiprocessors)
     filled = blocks / (waves * generation.multiprocessors)
-    narrow = min(1.0, 0.5 + width / 256)  # as the same figures show for heads of 64
     used = queries / (-(-queries // _TILE) * _TILE) * keys / (-(-keys // _TILE) * _TILE)
-    return stated_rate(row["dtype"], cluster) * part * narrow * filled * used
+    return float(int(row["flops"]) / (rate * filled * used))
 
 
 @lru_cache(maxsize=4096)
