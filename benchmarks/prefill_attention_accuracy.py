@@ -3,8 +3,8 @@
 ``data/prefill_attention_perf.csv`` has 60 rows in bf16, causal, without windows or a past, drawn by chance, of each
 table of vLLM, SGLang and TensorRT-LLM on A100, H100, H200, B200 and L40S in NVIDIA's aiconfigurator-core 0.12.0 (PyPI,
 Apache-2.0, systems/data/*/attention/*/context_attention_perf.parquet). These calls write the keys and values of the
-prompt into a cache besides, which is predicted as the copy that it is. On Hopper they are FlashAttention-3's or TensorRT's, for
-which cuDNN's stand here.
+prompt into a cache besides, which is predicted as the copy that it is. On Hopper they are FlashAttention-3's or
+TensorRT's, for which cuDNN's stand here.
 
 vLLM's tables of A100, H100 and B200 were looked at for the mechanism that is there now. Of the others the median errors
 of the mechanism before it were known, 17 to 79 %, and no row was looked at; these rows are a new draw.

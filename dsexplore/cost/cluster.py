@@ -29,7 +29,10 @@ class Link:
         short_bandwidth: B/s of the protocol for short messages, which sends a flag with each word (NCCL's LL).
         ramp: seconds by which a message of 32 MiB takes longer than latency and bandwidth say, while pipelines fill.
         pod: of a network, how many consecutive ranks of a job its switches join at full bandwidth; 0 for all.
-        oversubscription: of a network, how many times less bandwidth there is between pods than in them.
+        oversubscription: of a network, how many times less bandwidth there is between pods, and between rails, than in
+            them.
+        rails: of a network, over how many switches the ranks of a node are spread in turn, so that the ranks of one
+            place in their nodes share a switch; 0 where the ranks of a node share one.
     """
 
     bandwidth: float
@@ -39,6 +42,7 @@ class Link:
     ramp: float
     pod: float = 0
     oversubscription: float = 1.0
+    rails: float = 0
 
 
 @dataclass(frozen=True)

@@ -110,10 +110,10 @@ def _rungs(cluster: Cluster, op: str, group: GroupShape) -> tuple[GroupShape | N
     here = {table.nodes for table in cluster.measured if table.op == op and table.ranks_per_node == group.per_node}
     rungs = sorted(here | {1 << power for power in range(group.nodes.bit_length() + 1)})
     lower = [nodes for nodes in rungs if nodes < group.nodes and nodes * group.per_node > 1]
-    below = GroupShape(lower[-1], group.per_node) if lower else None
+    below = group._replace(nodes=lower[-1]) if lower else None
     if group.nodes in rungs:
         return below, None
-    return below, GroupShape(min(nodes for nodes in rungs if nodes > group.nodes), group.per_node)
+    return below, group._replace(nodes=min(nodes for nodes in rungs if nodes > group.nodes))
 
 
 def _not_below(curve: Curve, fewer: Curve) -> Curve:

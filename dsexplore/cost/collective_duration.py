@@ -22,6 +22,8 @@ def collective_time(
     world_size: int,
     ranks_per_node: int | None = None,
     hardware: Cluster | str | os.PathLike[str] = "h100",
+    *,
+    aligned: bool = True,
 ) -> Range:
     """Return the seconds that a collective takes once all ranks have begun it.
 
@@ -33,6 +35,8 @@ def collective_time(
             mesh axis of stride 1, 1 of 8 for one of stride 8. By default as many as a job of `world_size` has
             there, 8 on a DGX H100. If ranks are not a multiple of it, the last node counts as full.
         hardware: a GPU (``"h100"`` means ``"dgx-h100"``), a cluster, the path of a cluster's file, or a `Cluster`.
+        aligned: whether the group's ranks have the same places on each node, as those of a mesh axis have where its
+            stride or the group fills nodes: on a network with rails others cross the switches above these.
 
     Returns:
         the expected time, and the range that holds four of five measured times.
@@ -47,7 +51,7 @@ def collective_time(
     """
     if not message_bytes >= 0:
         raise UsageError(f"message_bytes {message_bytes} is not a size: give bytes, 0 or more")
-    curve = collective_curve(op, world_size, ranks_per_node, hardware)
+    curve = collective_curve(op, world_size, ranks_per_node, hardware, aligned=aligned)
     return Range.exactly(0.0) if curve is None else curve.at(message_bytes)
 
 
@@ -56,6 +60,8 @@ def collective_curve(
     world_size: int,
     ranks_per_node: int | None = None,
     hardware: Cluster | str | os.PathLike[str] = "h100",
+    *,
+    aligned: bool = True,
 ) -> Curve | None:
     """Return the times of a collective at all sizes, with their known error; None for a group of one rank.
 
@@ -77,7 +83,7 @@ def collective_curve(
         )
     if world_size == 1:
         return None
-    group = GroupShape(-(-world_size // per_node), per_node)
+    group = GroupShape(-(-world_size // per_node), per_node, aligned)
     if group.nodes > 1 and machine.network is None:
         raise UsageError(
             f"{machine.name} is one {machine.domain_kind} of {machine.ranks_per_domain} ranks, without a network: a "

@@ -48,10 +48,18 @@ PAIRWISE_NETWORK = 0.75
 
 
 class GroupShape(NamedTuple):
-    """The ranks of a collective: `per_node` ranks on each of `nodes` nodes."""
+    """The ranks of a collective: `per_node` ranks on each of `nodes` nodes.
+
+    Attributes:
+        nodes: nodes, or NVLink domains.
+        per_node: ranks on each of them.
+        aligned: whether the ranks have the same places on each node, so that rings and trees stay on the rails of a
+            network that has them.
+    """
 
     nodes: int
     per_node: int
+    aligned: bool = True
 
     @property
     def ranks(self) -> int:
@@ -143,13 +151,15 @@ def _is_direct(cluster: Cluster, ranks: int) -> bool:
 
 
 def _network(cluster: Cluster, group: GroupShape) -> Link:
-    """Return the network that a group of several nodes has: between pods there may be less bandwidth than in one.
+    """Return the network that a group of several nodes has: between pods, and between rails, there may be less.
 
-    Only a part of the ranks send to another pod at a time in a ring, but those hold up all others.
+    Only a part of the ranks send to another pod at a time in a ring, but those hold up all others. In a pod, a message
+    between ranks of one rail passes one switch, and others pass those above.
     """
     network = cluster.network
     assert network is not None  # collective_time refuses groups of several nodes elsewhere
-    if not network.pod or group.nodes * cluster.ranks_per_domain <= network.pod:
+    in_pod = not network.pod or group.nodes * cluster.ranks_per_domain <= network.pod
+    if in_pod and (group.aligned or not network.rails):
         return network
     less = network.oversubscription
     return replace(network, bandwidth=network.bandwidth / less, short_bandwidth=network.short_bandwidth / less)
@@ -198,6 +208,9 @@ def _pairwise(cluster: Cluster, op: str, size: float, group: GroupShape) -> Iter
     network = _network(cluster, group)
     outside = size * (ranks - group.per_node) / ranks
     away = outside / (network.bandwidth * network.achievable * PAIRWISE_NETWORK)
+    if network.rails and network is cluster.network:  # each rank's adapter sends all of it, the switches above a part
+        rails = min(group.per_node, network.rails)
+        away *= max(1.0, network.oversubscription * (rails - 1) / rails)
     inside = wire_bytes / (rank_bandwidth(cluster, group.per_node) if group.per_node > 1 else math.inf)
     yield start + network.latency + max(away, inside) + _ramp(network.ramp, size)
 

@@ -49,11 +49,11 @@ GENERATIONS: Mapping[str, Generation] = MappingProxyType(
         "ada": Generation(142, 0.55, 0.48, 16, host_link=_PCIE[4]),
         # H100 whitepaper: 132. FlashAttention-3 (arXiv 2407.08608), figures 5 and 6, H100 SXM, head width 128, 16k, of
         # 989 TFLOP/s: FlashAttention-2 has 335 forward, causal, and 322 backward; cuDNN 539 and 516. NCCL on 8 H100: 16
-        # channels with NVLS, 24 with rings. Forward, cuDNN of torch 2.11 computed 530 TFLOP/s of 4 × 32 heads × 4,096 on
-        # an H100 (benchmarks/data/gpu_steps.json, 8 layers of 8b): 593 in the middle of its blocks.
+        # channels with NVLS, 24 with rings. Forward, cuDNN of torch 2.11 computed 530 TFLOP/s of 4 × 32 heads × 4,096
+        # on an H100 (benchmarks/data/gpu_steps.json, 8 layers of 8b): 593 in the middle of its blocks.
         "hopper": Generation(132, 0.34, 0.325, 20, (0.60, 0.52), _PCIE[5], burst=0.92, start=2.6e-6),
-        # B200: 148. cuDNN's attention there, as FlashAttention-2 does not run on it; forward as vLLM's table of B200 has
-        # it (aiconfigurator-core 0.12.0, systems/data/b200_sxm/attention/vllm/0.24.0).
+        # B200: 148. cuDNN's attention there, as FlashAttention-2 does not run on it; forward as vLLM's table of B200
+        # has it (aiconfigurator-core 0.12.0, systems/data/b200_sxm/attention/vllm/0.24.0).
         "blackwell": Generation(148, 0.58, 0.42, 20, host_link=_PCIE[5], burst=0.80, start=2e-6),
         # MI300X datasheet: 304 compute units. FlashAttention-2 for ROCm (rocm.blogs.amd.com): about a third.
         "cdna3": Generation(304, 0.33, 0.25, 32, host_link=_PCIE[5]),

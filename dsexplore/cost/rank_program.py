@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -268,13 +268,13 @@ class _ItemReader:
         return self._costs[key]
 
     def _collective(self, row: Mapping[str, Any], rank: int, waited: set[int]) -> Collective:
-        size, per_node = self._parties(row, rank)
+        size, per_node, aligned = self._parties(row, rank)
         message_bytes = row["message_bytes"]
         if row["op"] == "all_to_all" and row["send_splits"] is None:
             message_bytes = round(message_bytes * self.options.expert_imbalance)
         return Collective(
             seq=row["seq"],
-            seconds=self._seconds(row["op"], message_bytes, size, per_node),
+            seconds=self._seconds(row["op"], message_bytes, size, per_node, aligned),
             stream=_stream(row),
             link="node" if per_node >= size else "network",
             rule=_rule(row, waited),
@@ -287,21 +287,38 @@ class _ItemReader:
             ranks=row["group_size"],
         )
 
-    def _parties(self, row: Mapping[str, Any], rank: int) -> tuple[int, int]:
-        """Return how many ranks take part, and how many of them are in this rank's domain; a message has two ranks."""
-        if row["op"] in ("send", "recv"):
-            return 2, 2 if row["peer"] is not None and row["peer"] // self.domain == rank // self.domain else 1
-        ranks = self.groups.get(row["group"]) or list(range(row["group_size"]))
-        return row["group_size"], max(1, sum(other // self.domain == rank // self.domain for other in ranks))
+    def _parties(self, row: Mapping[str, Any], rank: int) -> tuple[int, int, bool]:
+        """Return how many ranks take part, how many of them are in this rank's domain, and whether they keep to rails.
 
-    def _seconds(self, op: str, message_bytes: int, size: int, per_node: int) -> Times:
-        key = op, message_bytes, size, per_node
+        A message has two ranks.
+        """
+        if row["op"] in ("send", "recv"):
+            if row["peer"] is None:
+                return 2, 1, True
+            near = row["peer"] // self.domain == rank // self.domain
+            return 2, 2 if near else 1, self._keep_to_rails([rank, row["peer"]])
+        ranks = self.groups.get(row["group"]) or list(range(row["group_size"]))
+        here = max(1, sum(other // self.domain == rank // self.domain for other in ranks))
+        return row["group_size"], here, self._keep_to_rails(ranks)
+
+    def _keep_to_rails(self, ranks: Sequence[int]) -> bool:
+        """Return True if the ranks have the same places on each domain, or the network has no rails."""
+        network = self.cluster.network
+        if network is None or not network.rails:
+            return True
+        rails: dict[int, set[int]] = {}
+        for rank in ranks:
+            rails.setdefault(rank // self.domain, set()).add(rank % self.domain % int(network.rails))
+        return len({frozenset(places) for places in rails.values()}) == 1
+
+    def _seconds(self, op: str, message_bytes: int, size: int, per_node: int, aligned: bool) -> Times:
+        key = op, message_bytes, size, per_node, aligned
         if key not in self._times:
             if op not in OPS:
                 self.notes[f"{op} is not a collective whose time is known: left out of the prediction"] = None
                 self._times[key] = (0.0, 0.0, 0.0)
             else:
-                time = collective_time(op, message_bytes, size, min(per_node, size), self.cluster)
+                time = collective_time(op, message_bytes, size, min(per_node, size), self.cluster, aligned=aligned)
                 waiting = waiting_seconds(self.cluster, op, size) if self._share_processors else 0.0
                 low, expected, high = (max(0.0, seconds - waiting) for seconds in (time.low, time.expected, time.high))
                 self._times[key] = low, expected, high

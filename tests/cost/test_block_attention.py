@@ -68,7 +68,12 @@ def test_short_prompts_take_their_start_and_few_heads_the_longest_block() -> Non
 
 
 @given(
-    st.integers(1, 64), st.integers(1, 64), st.integers(1, 5000), st.integers(1, 5000), st.booleans(), st.integers(1, 99)
+    st.integers(1, 64),
+    st.integers(1, 64),
+    st.integers(1, 5000),
+    st.integers(1, 5000),
+    st.booleans(),
+    st.integers(1, 99),
 )
 def test_more_is_never_faster(batch: int, heads: int, queries: int, keys: int, causal: bool, more: int) -> None:
     times = seconds(batch, heads, queries, keys, 128, causal)

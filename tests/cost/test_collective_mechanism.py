@@ -186,3 +186,31 @@ def test_between_pods_there_is_less_bandwidth(op: str) -> None:
     assert mechanism_time(shared, op, size, TWO) == mechanism_time(open_network, op, size, TWO)
     slower = mechanism_time(shared, op, size, FOUR) / mechanism_time(open_network, op, size, FOUR)
     assert slower == pytest.approx(2.0, rel=0.01)
+
+
+RAILS = replace(NETWORK, rails=8, oversubscription=4.0)
+
+
+@pytest.mark.parametrize("op", ["all_reduce", "all_gather", "reduce_scatter", "send"])
+def test_ranks_of_one_rail_cross_no_spine_and_others_pay_its_oversubscription(op: str) -> None:
+    open_network, size = cluster(), 1 << 32
+    railed = replace(open_network, network=RAILS)
+    for group in (TWO, GroupShape(4, 1)):
+        same, crossing = (mechanism_time(railed, op, size, group._replace(aligned=one)) for one in (True, False))
+        assert same == mechanism_time(open_network, op, size, group)
+        assert 1 < crossing / same < 4.01
+    alone = [mechanism_time(railed, op, size, GroupShape(4, 1, one)) for one in (True, False)]
+    assert alone[1] / alone[0] == pytest.approx(4.0, rel=0.01)
+
+
+def test_a_pairwise_exchange_pays_for_the_peers_on_other_rails() -> None:
+    """Of eight ranks a node, seven are on other rails: what crosses takes 4 × 7/8 times as long as the adapter."""
+    open_network, size = cluster(), 1 << 34
+    railed = replace(open_network, network=RAILS)
+    slower = mechanism_time(railed, "all_to_all", size, TWO) / mechanism_time(open_network, "all_to_all", size, TWO)
+    assert slower == pytest.approx(3.5, rel=0.01)
+    alone = GroupShape(4, 1)
+    assert mechanism_time(railed, "all_to_all", size, alone) == mechanism_time(open_network, "all_to_all", size, alone)
+    pods = replace(open_network, network=replace(RAILS, pod=16))
+    beyond = mechanism_time(pods, "all_to_all", size, FOUR) / mechanism_time(open_network, "all_to_all", size, FOUR)
+    assert beyond == pytest.approx(4.0, rel=0.01)

@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 import torch
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.nn.functional import all_to_all_single
 from torch.utils.checkpoint import checkpoint
 
 import dsexplore
@@ -231,6 +233,40 @@ def test_other_choices_are_compared_beside_the_mesh(cache: Path) -> None:
     assert by_choice[8192, True].memory < by_choice[8192, False].memory
     assert by_choice[4096, False].memory < by_choice[8192, False].memory
     assert found.best.expected_step == min(one.expected_step for one in by_choice.values())
+
+
+def with_experts(mesh: DeviceMesh, reshard: bool) -> Callable[[], None]:
+    """Four experts after one another, divided over ``ep``, and layers sharded over ``fsdp``, regathered or kept."""
+    group, parts = mesh.get_group("ep"), mesh["ep"].size()
+    layers = torch.nn.ModuleList(torch.nn.Linear(512, 512) for _ in range(2))
+    for layer in layers:
+        fully_shard(layer, mesh=mesh["fsdp"], reshard_after_forward=reshard)
+    experts = torch.nn.ModuleList(torch.nn.Linear(512, 512) for _ in range(4 // parts))
+
+    def step() -> None:
+        tokens = torch.randn(4096 // mesh.size(), 512)
+        for layer in layers:
+            tokens = layer(tokens)
+        sent = all_to_all_single(torch.empty_like(tokens), tokens, group=group)
+        done = torch.cat([expert(part) for expert, part in zip(experts, sent.chunk(len(experts)), strict=True)])
+        all_to_all_single(torch.empty_like(done), done, group=group).sum().backward()
+
+    return step
+
+
+@pytest.mark.processes
+def test_experts_are_an_axis_and_resharding_a_choice(cache: Path) -> None:
+    found = compare_meshes(
+        with_experts, 4, axes=("fsdp", "ep"), choices={"reshard": [True, False]}, cache=cache, processes=1
+    )
+    assert {one.mesh for one in found.ranking} == {
+        f"fsdp={4 // ep},ep={ep},reshard={reshard}" for ep in (1, 2, 4) for reshard in (True, False)
+    }
+    for ep in (2, 4):
+        mesh = f"fsdp={4 // ep},ep={ep},reshard=True"
+        assert "ep" in found[mesh].by_axis()["axis"]
+    gathers = {one: found[f"fsdp=2,ep=2,reshard={one}"].by_module().filter(phase="backward") for one in (True, False)}
+    assert gathers[True]["exposed"].sum() > gathers[False]["exposed"].sum()
 
 
 @pytest.mark.parametrize("values", [[], "ab"])

@@ -5,6 +5,7 @@ Modules: ``cost/collective_duration.py``, ``cost/measured_points.py``, ``cost/pr
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -63,6 +64,48 @@ def test_a_better_link_never_makes_a_collective_slower(
     )
     for end in ("low", "expected", "high"):
         assert getattr(after, end) <= getattr(before, end) * TOLERANCE
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    clusters,
+    ops,
+    st.floats(3, 35),
+    st.sampled_from([1, 2, 8]),
+    st.sampled_from([2, 3, 16]),
+    st.sampled_from([{"rails": 8}, {"pod": 16}, {"rails": 8, "pod": 16}]),
+    st.booleans(),
+    st.floats(1, 8),
+    factors,
+)
+def test_more_oversubscription_never_makes_a_collective_faster(
+    name: str,
+    op: str,
+    power: float,
+    per_node: int,
+    nodes: int,
+    fabric: dict[str, int],
+    aligned: bool,
+    less: float,
+    factor: float,
+) -> None:
+    cluster = Cluster.load(name)
+    if cluster.network is None:
+        return
+    times = [
+        collective_time(
+            op,
+            2.0**power,
+            per_node * nodes,
+            per_node,
+            replace(cluster, network=replace(cluster.network, oversubscription=oversubscription, **fabric)),
+            aligned=aligned,
+        )
+        for oversubscription in (1.0, less, less * factor)
+    ]
+    for before, after in itertools.pairwise(times):
+        for end in ("low", "expected", "high"):
+            assert getattr(after, end) >= getattr(before, end) / TOLERANCE
 
 
 @pytest.mark.parametrize("name", ["dgx-h100", "gcp-a3-mega"])

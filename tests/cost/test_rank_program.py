@@ -58,6 +58,24 @@ def test_a_message_goes_over_the_link_between_its_two_ends() -> None:
     assert sent[0].seconds < sent[1].seconds == sent[2].seconds == sent[3].seconds
 
 
+def test_groups_with_other_places_on_each_node_leave_their_rails() -> None:
+    """Sixteen ranks on two nodes: an axis of stride eight keeps to its rail, neighbors across the nodes do not."""
+    with dsexplore.commtrace(world_size=16, fake=True, costs=True) as trace:
+        tensor = torch.ones(1 << 24) * 2
+        for ranks in ([0, 8], [0, 9], [0, 1, 8, 9], [0, 1, 8, 10], list(range(16))):
+            dist.all_reduce(tensor, group=dist.new_group(ranks))
+        for peer in (8, 15):
+            dist.send(tensor, peer)
+    assert DGX.network is not None
+    railed = replace(DGX, network=replace(DGX.network, rails=8, oversubscription=4.0))
+    open_network, rails = (
+        [item.seconds[1] for item in programs(trace.tables, one, Options())[0].items if isinstance(item, Collective)]
+        for one in (DGX, railed)
+    )
+    pairs = zip(open_network, rails, strict=True)
+    assert [ours > 1.5 * free for free, ours in pairs] == [False, True, False, True, False, False, True]
+
+
 def _products(world_size: int, *, sends: bool) -> list[tuple[float, float, float]]:
     """Seconds of the one product of a rank, in a world where something is sent besides, or nothing."""
     with dsexplore.commtrace(world_size=world_size, fake=True, costs=True) as trace:
