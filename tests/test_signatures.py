@@ -14,7 +14,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 import dsexplore
 from dsexplore import aio, comm
-from dsexplore.comm import calls, objects, p2p, ranks
+from dsexplore.comm import calls, coalesced_calls, objects, p2p, ranks
 from dsexplore.display import Displayable
 from dsexplore.errors import UsageError
 from dsexplore.trace import schema

@@ -18,7 +18,8 @@ from dsexplore.analysis.findings.all_rules import findings
 from dsexplore.analysis.findings.finding import Findings
 from dsexplore.analysis.io_waits import io_sentence
 from dsexplore.analysis.skew import Skew
-from dsexplore.analysis.traffic_purposes import listed, purposes_of, weighed, wire_text
+from dsexplore.analysis.step_times import StepTimes, nanoseconds_under_way, step_times
+from dsexplore.analysis.traffic_purposes import listed, purposes_of, source_line_of, weighed, wire_text
 from dsexplore.display import Displayable
 from dsexplore.trace import measured_time
 from dsexplore.trace.ends import ENDED_EARLY
@@ -28,7 +29,7 @@ from dsexplore.trace.steps import IN_A_STEP, SteadySteps, steady_steps
 from dsexplore.trace.tables import Tables
 from dsexplore.trace.trace import Trace
 from dsexplore.trace.unknown_sizes import known_sum, what_is_unknown
-from dsexplore.units import format_bytes, format_count, format_seconds, format_share
+from dsexplore.units import format_bytes, format_count, format_share
 
 COLUMNS: dict[str, pl.DataType] = {
     "axis": pl.String(),  # mesh axis; "" for groups that are no axis
@@ -55,18 +56,6 @@ class Sentence:
 
     def __str__(self) -> str:
         return self.text
-
-
-@dataclass(frozen=True)
-class StepTimes:
-    """Seconds of a step, means over ranks and steps."""
-
-    span: float
-    """From the start of the first collective to the end of the last."""
-    under_way: float
-    """In which at least one collective is under way."""
-    exposed: float
-    """In which the program waits in a collective's call; where no call waits, stands still for one later (`waited`)."""
 
 
 class Headline(Displayable):
@@ -180,7 +169,7 @@ class Headline(Displayable):
         )
         timed = self._timed
         under_way = (
-            {axis: _under_way(timed.filter(pl.col("axis") == axis)) / 1e6 for axis in sums["axis"]}
+            {axis: nanoseconds_under_way(timed.filter(pl.col("axis") == axis)) / 1e6 for axis in sums["axis"]}
             if measured_time.is_timed(timed)
             else {}
         )
@@ -346,7 +335,7 @@ class Headline(Displayable):
         its_owners = placed.filter(place=place)["owner"]
         events = self._coded.filter(pl.col("owner").is_in(its_owners.implode()))
         many = f" (×{modules:,})" if modules > 1 else ""
-        where = place if place != OUTSIDE else f"what runs outside any module ({_line(events)})"
+        where = place if place != OUTSIDE else f"what runs outside any module ({source_line_of(events)})"
         part = f"{format_bytes(size / self.ranks / self.steps)} ({format_share(size, total)})"
         if size == total:
             sent = f"All {'that is known of it' if self.unknown else 'of it'} is for {where}{many}"
@@ -378,18 +367,7 @@ class Headline(Displayable):
     @cached_property
     def times(self) -> StepTimes | None:
         """Time that collectives run per step, mean over ranks and steps; None if nothing was measured."""
-        timed = self.timed_events
-        if timed.is_empty():
-            return None
-        share = max(timed["rank"].n_unique(), 1) * self.steps * 1e9
-        of_steps = timed.group_by("rank", "step").agg((pl.col("end").max() - pl.col("start").min()).alias("span"))
-        under_way, exposed = _under_way(timed), _under_way(timed.filter(~pl.col("is_async")))
-        stood = exposed or min(float(timed["waited"].sum() or 0), under_way)
-        return StepTimes(float(of_steps["span"].sum()) / share, under_way / share, stood / share)
-
-    @property
-    def _how_it_waits(self) -> str:
-        return "stands still" if self.timed_events["is_async"].all() else "waits in the call"
+        return step_times(self.timed_events, self.steps)
 
     @property
     def time(self) -> Sentence | None:
@@ -397,16 +375,9 @@ class Headline(Displayable):
         times = self.times
         if times is None:
             return None
-        waits = (
-            f"; for {format_seconds(times.exposed)} of it the program {self._how_it_waits}, exposed"
-            if times.exposed
-            else "; what of it compute hides is not known, as no call waits for its collective"
+        return Sentence(
+            "time", times.sentence(is_async=bool(self.timed_events["is_async"].all())), _positions(self.timed_events)
         )
-        text = (
-            f"Collectives are under way for {format_seconds(times.under_way)} of the {format_seconds(times.span)} from "
-            f"a step's first to the end of its last{waits}."
-        )
-        return Sentence("time", text, _positions(self.timed_events))
 
     def _io(self) -> Iterator[Sentence]:
         """Yield the sentence about how long the program stands still for its disk and its input."""
@@ -420,24 +391,9 @@ def headline(tables: Tables) -> Headline:
     return Headline(tables)
 
 
-def _under_way(events: pl.DataFrame) -> float:
-    """Return the nanoseconds in which at least one of these collectives runs, summed over ranks."""
-    timed = events.select("rank", "start", "end").drop_nulls(["start", "end"]).sort("rank", "start")
-    before = pl.col("end").cum_max().shift(1).over("rank").fill_null(0)
-    length = (pl.col("end") - pl.max_horizontal(pl.col("start"), before)).clip(lower_bound=0)
-    return float(timed.select(length.sum()).item())
-
-
 def _sends(events: pl.DataFrame) -> bool:
     """Return True if something of them is sent, or may be, as its size is unknown."""
     return bool((events["wire_bytes"].fill_null(1) > 0).any())
-
-
-def _line(events: pl.DataFrame) -> str:
-    """Return the source line that sends most bytes."""
-    sums = events.group_by("source").agg(pl.col("wire_bytes").sum()).cast({"source": pl.String})
-    sums = sums.sort("wire_bytes", "source")
-    return str(sums["source"][-1]).partition(" ← ")[0] or "no line"
 
 
 def _positions(events: pl.DataFrame) -> npt.NDArray[np.int64]:

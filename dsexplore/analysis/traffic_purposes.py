@@ -56,3 +56,10 @@ def listed(parts: Iterable[str]) -> str:
     """Join names to a list in words: ``["a", "b", "c"]`` → ``"a, b and c"``."""
     *first, last = parts
     return f"{', '.join(first)} and {last}" if first else last
+
+
+def source_line_of(events: pl.DataFrame) -> str:
+    """Return the source line that sends most bytes."""
+    sums = events.group_by("source").agg(pl.col("wire_bytes").sum()).cast({"source": pl.String})
+    sums = sums.sort("wire_bytes", "source")
+    return str(sums["source"][-1]).partition(" ← ")[0] or "no line"

@@ -6,6 +6,7 @@ import gc
 import re
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -68,6 +69,14 @@ class Groups:
             if not entry[1].description.startswith("mesh_"):  # else its axis stays in the description
                 _meet(entry[1], process_group)
         return entry[1]
+
+    def find_among(self, args: Iterable[Any]) -> Group | None:
+        """Return the group that is the first of an op's arguments to be one; None if none is."""
+        for arg in args:
+            if isinstance(arg, (dist.ProcessGroup, torch.ScriptObject)):
+                with suppress(RuntimeError):  # a work, or another object of TorchScript
+                    return self.find(arg)
+        return None
 
     def add_mesh(self, mesh: DeviceMesh) -> None:
         """Remember a mesh that a parameter or a redistribute lies on: its axes name its groups."""

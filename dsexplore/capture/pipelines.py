@@ -16,13 +16,28 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from dsexplore.capture.ops import tensors_in
+from dsexplore.capture.stack_reading import StackReading
 from dsexplore.torch_internals.dtensor import local_tensor
 from dsexplore.torch_internals.fake_tensors import storage_number
 from dsexplore.torch_internals.pipelining import count_microbatches, is_schedule, stages_of
 from dsexplore.trace.schema import Phase
 
 
-def place(frames: Sequence[dict[str, Any]], op: str, args: Sequence[Any]) -> tuple[nn.Module | None, Phase]:
+def place(reading: StackReading, op: str, args: Sequence[Any]) -> tuple[nn.Module | None, Phase]:
+    """Return the stage's module and the phase of a collective that a pipeline schedule issues; no module for FSDP's.
+
+    Args:
+        reading: of the stack, with the variables of a schedule's frames.
+        op: as `_of_message` takes it.
+        args: the raw op's arguments.
+    """
+    if reading.owner is not None:
+        return None, _of_fsdp(reading.schedule, reading.cause)
+    stage, phase = _of_message(reading.schedule, op, args)
+    return stage, "no-grad forward" if phase == "forward" and not torch.is_grad_enabled() else phase
+
+
+def _of_message(frames: Sequence[dict[str, Any]], op: str, args: Sequence[Any]) -> tuple[nn.Module | None, Phase]:
     """Return the stage's module and the phase of a message.
 
     Args:
@@ -41,7 +56,7 @@ def place(frames: Sequence[dict[str, Any]], op: str, args: Sequence[Any]) -> tup
     return None, "other"
 
 
-def phase_of_fsdp(frames: Sequence[dict[str, Any]], cause: str) -> Phase:
+def _of_fsdp(frames: Sequence[dict[str, Any]], cause: str) -> Phase:
     """Return the phase of FSDP's collectives that a schedule issues outside the stages' modules and autograd.
 
     A schedule gathers a stage's parameters ahead of the stage's next computation, and reduces its gradients after the

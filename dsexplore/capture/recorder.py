@@ -15,7 +15,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from itertools import count
 from threading import get_ident
@@ -24,7 +23,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from dsexplore import io_accesses
 from dsexplore.capture import frame_kinds, pipelines
@@ -298,7 +296,10 @@ class Recorder:
             and frame_kinds.kind_of_issuer(caller) == ENGINE
         ):
             reading.cause = DDP_UNUSED  # no gradient is a whole number
-        stage = self._place_in_schedule(reading, messages[0][0], args) if reading.schedule else None
+        stage = None
+        if reading.schedule:
+            self._note_schedule(reading)
+            stage, reading.phase = pipelines.place(reading, messages[0][0], args)
         read_parties = PARTIES.get(raw_op)
         issued = Issued(
             raw_op,
@@ -317,21 +318,6 @@ class Recorder:
         if self._early is not None and is_own(issued):
             self._early.add(issued, args)
         return issued
-
-    def _place_in_schedule(self, reading: StackReading, op: str, args: Sequence[Any]) -> nn.Module | None:
-        """Fill in the phase of a collective that a pipeline schedule issues.
-
-        Returns:
-            The stage that sends or receives; None for a collective of FSDP.
-        """
-        self._note_schedule(reading)
-        if reading.owner is not None:
-            reading.phase = pipelines.phase_of_fsdp(reading.schedule, reading.cause)
-            return None
-        stage, reading.phase = pipelines.place(reading.schedule, op, args)
-        if reading.phase == "forward" and not torch.is_grad_enabled():
-            reading.phase = "no-grad forward"
-        return stage
 
     def _note_schedule(self, reading: StackReading) -> None:
         """Note the running pipeline schedule in the recordings of costs."""
@@ -366,11 +352,7 @@ class Recorder:
     def _guess_group(self, raw_op: str, entry: Communication, args: Sequence[Any]) -> Group | None:
         """Return the group of an unknown op: the first of its arguments that is one."""
         self.warn_once(raw_op, f"dsexplore does not know the communication op {raw_op}: recorded as {entry.op}")
-        for arg in args:
-            if isinstance(arg, (dist.ProcessGroup, torch.ScriptObject)):
-                with suppress(RuntimeError):  # a work, or another object of TorchScript
-                    return self._groups.find(arg)
-        return None
+        return self._groups.find_among(args)
 
     def warn_once(self, about: str, message: str) -> None:
         """Warn and add a note to every open recording, once per subject until the last recording has ended."""

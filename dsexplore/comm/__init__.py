@@ -16,11 +16,9 @@ from dsexplore.comm import launch as _launch
 from dsexplore.comm.bandwidth import bandwidth as bandwidth
 from dsexplore.comm.calls import all_gather as all_gather
 from dsexplore.comm.calls import all_gather_base as all_gather_base
-from dsexplore.comm.calls import all_gather_coalesced as all_gather_coalesced
 from dsexplore.comm.calls import all_gather_into_tensor as all_gather_into_tensor
 from dsexplore.comm.calls import all_gather_single as all_gather_single
 from dsexplore.comm.calls import all_reduce as all_reduce
-from dsexplore.comm.calls import all_reduce_coalesced as all_reduce_coalesced
 from dsexplore.comm.calls import all_to_all as all_to_all
 from dsexplore.comm.calls import all_to_all_single as all_to_all_single
 from dsexplore.comm.calls import barrier as barrier
@@ -35,6 +33,8 @@ from dsexplore.comm.calls import reduce_scatter_tensor as reduce_scatter_tensor
 from dsexplore.comm.calls import scatter as scatter
 from dsexplore.comm.coalesce import coalescing_manager as coalescing_manager
 from dsexplore.comm.coalesce import get_coalescing_manager as get_coalescing_manager
+from dsexplore.comm.coalesced_calls import all_gather_coalesced as all_gather_coalesced
+from dsexplore.comm.coalesced_calls import all_reduce_coalesced as all_reduce_coalesced
 from dsexplore.comm.constants import *  # noqa: F403 - DeepSpeed has its constants here too
 from dsexplore.comm.custom import timed_op as timed_op
 from dsexplore.comm.deepspeed_names import allgather_fn as allgather_fn

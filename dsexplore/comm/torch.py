@@ -18,7 +18,7 @@ import torch
 import torch.distributed as td
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from dsexplore.comm import calls, objects, p2p, ranks, switches, versions
+from dsexplore.comm import calls, coalesced_calls, objects, p2p, ranks, switches, versions
 from dsexplore.comm.coalesce import get_coalescing_manager
 from dsexplore.comm.constants import MPI_BACKEND, NCCL_BACKEND
 from dsexplore.comm.faults import explain
@@ -211,7 +211,7 @@ class TorchBackend(Backend):
 
     all_reduce = staticmethod(calls.all_reduce)
     inference_all_reduce = staticmethod(calls.inference_all_reduce)
-    all_reduce_coalesced = staticmethod(calls.all_reduce_coalesced)
+    all_reduce_coalesced = staticmethod(coalesced_calls.all_reduce_coalesced)
     reduce = staticmethod(calls.reduce)
     reduce_scatter = staticmethod(calls.reduce_scatter)
     broadcast = staticmethod(calls.broadcast)
@@ -219,7 +219,7 @@ class TorchBackend(Backend):
     all_gather = staticmethod(calls.all_gather)
     all_gather_into_tensor = staticmethod(calls.all_gather_into_tensor)
     all_gather_base = staticmethod(calls.all_gather_base)
-    all_gather_coalesced = staticmethod(calls.all_gather_coalesced)
+    all_gather_coalesced = staticmethod(coalesced_calls.all_gather_coalesced)
     all_gather_object = staticmethod(objects.all_gather_object)
     all_to_all_single = staticmethod(calls.all_to_all_single)
     all_to_all = staticmethod(calls.all_to_all)

@@ -1,6 +1,6 @@
 """Every op on real ranks against plain tensor arithmetic.
 
-Modules: ``comm/calls.py``, ``comm/p2p.py``, ``comm/objects.py``, ``comm/coalesce.py``.
+Modules: ``comm/calls.py``, ``comm/coalesced_calls.py``, ``comm/p2p.py``, ``comm/objects.py``, ``comm/coalesce.py``.
 """
 
 from __future__ import annotations
