@@ -31,7 +31,7 @@ class Documented(Exception):
 
 
 class _ShownAsSentence(Documented):
-    """An error of which IPython shows only the user's own frames and the message, not those of torch and dsexplore."""
+    """An error that IPython shows with the user's own frames and the message alone, without torch's and dsexplore's."""
 
     def _render_traceback_(self) -> list[str]:
         from dsexplore.tracebacks import lines_of_the_program

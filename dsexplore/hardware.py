@@ -48,7 +48,7 @@ GPU_OF = {
     "oci-h100": "h100",
     "rtx4090": "l40s",
 }
-"""The GPU that a cluster means where a GPU is asked for: its own, or the nearest of which the properties are known."""
+"""The GPU that a cluster means where a GPU is asked for: its own, or the nearest with known properties."""
 
 GPU_OF_GENERATION = {
     "ada": "l40s",

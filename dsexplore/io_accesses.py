@@ -36,5 +36,5 @@ def listen(listener: Listener) -> Callable[[], None]:
 
 
 def begins(op: IoOp, path: str = "", nbytes: int | None = None) -> Access | None:
-    """Report an access that begins now; return what is to be told its end, or None if nobody listens."""
+    """Report an access that begins now; return the object to notify of its end, or None if nobody listens."""
     return _listeners[-1](op, path, nbytes) if _listeners else None

@@ -45,7 +45,7 @@ def storage_of(tensor: Any) -> Any:
 
 
 def described(tensor: Any) -> str:
-    """Return words for a tensor in error messages, as far as it has a shape."""
+    """Return words for a tensor in error messages, with its shape if it has one."""
     try:
         return f"a tensor of shape {tuple(tensor.shape)}"
     except (RuntimeError, ValueError):  # nested tensors, and parameters that are not initialized

@@ -45,7 +45,7 @@ def is_of_the_program(code: CodeType) -> bool:
 def lines_of_the_program(error: BaseException) -> list[str]:
     """Return the lines that IPython shows for a dsexplore error: the frames of the user's program, and the message.
 
-    A closed world's model raises a hundred frames deep inside torch, none of which helps. If closing the world raised
+    A closed world's model raises a hundred frames deep inside torch; none of them helps. If closing the world raised
     the error again, the original is shown.
     """
     from IPython.core.getipython import get_ipython

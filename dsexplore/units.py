@@ -55,7 +55,7 @@ def format_rate_range(low: float, high: float) -> str:
 
 
 def _scaled(value: float, base: int, units: tuple[str, ...]) -> str:
-    """Return a number with three digits in the largest unit of which there is one at least."""
+    """Return a number with three digits in the largest unit that it has at least one of."""
     power = 0
     while abs(value) >= base * 0.9995 and power < len(units) - 1:
         value, power = value / base, power + 1

@@ -55,11 +55,11 @@ class TransferJob:
     8192–10,099 plainly.
 
     Args:
-        shares: number of threads, each of which calls `run` once.
+        shares: number of threads; each calls `run` once.
         validate: read the bytes again at the end, and compare them.
         watch: stops the transfer at a deadline, and records what was moved until then.
         rings: memory that each thread's requests use in turn, instead of their places in ``memory``.
-        access: is told when the transfer has ended.
+        access: notified when the transfer has ended.
     """
 
     def __init__(

@@ -148,7 +148,7 @@ class Stage:
     """Slots that requests borrow if the caller's memory is misaligned or on another device.
 
     A write's slot is filled when it is taken; a read's is copied out after its request has finished, with the next one
-    in flight already: there are slots for two full queues, as far as memory allows. One stage belongs to one thread,
+    in flight already: there are slots for two full queues, if memory allows. One stage belongs to one thread,
     which keeps its memory from transfer to transfer.
     """
 

@@ -72,7 +72,7 @@ _FILE_SHARE = 0.04
 """Fraction of the time in which a file must be written: the requests in flight, a quarter of it at most, then take a
 hundredth, and the sweep can end in time."""
 _TENSORS = (32 << 20, 512 << 20)
-"""Default bytes of the tensors to move, as far as they fit the file."""
+"""Default bytes of the tensors to move, those that fit the file."""
 
 
 class Plan:

@@ -26,7 +26,7 @@ def make_durable(fd: int) -> None:
 
 
 class Alignment(NamedTuple):
-    """Bytes of which offsets, lengths and addresses of direct requests on a file must be multiples."""
+    """Alignment, in bytes, of offsets, lengths and addresses of direct requests on a file."""
 
     memory: int
     offset: int

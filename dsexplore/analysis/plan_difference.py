@@ -241,7 +241,7 @@ def _mean_of(side: Headline) -> str:
 
 
 def _last_of(side: Headline) -> int:
-    """Return the number of whole steps of which the last alone is meant; 1 where there is no other."""
+    """Return the number of whole steps before and with the last, which alone is meant; 1 where there is no other."""
     return side.steady.whole if side.steps == 1 else 1
 
 

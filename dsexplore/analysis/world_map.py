@@ -77,7 +77,7 @@ class WorldMap(Displayable):
     over: tuple[tuple[int, str, str, int, int, int], ...]
     """The rows of `links`: numbers of a few, which polars' threads would take longer to hand over than to compute."""
     senders: tuple[int, ...]
-    """The ranks of which events are recorded."""
+    """Ranks with recorded events."""
     sizes: Sizes = "wire"
     """The kind of these bytes."""
     axis: str | None = None

@@ -31,7 +31,7 @@ class CollectiveKinds:
     A model's layers issue the same few kinds, each from origins of its own.
 
     Args:
-        issued: in program order; origins that are alike are one object, as `Origins` makes them.
+        issued: in program order; equal origins are one object, as `Origins` makes them.
         waits: see `Issued.read_clock`.
     """
 

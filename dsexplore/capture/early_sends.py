@@ -1,4 +1,4 @@
-"""`EarlySends`: what a program sends itself before any module runs, of which a model's parameters are start-up."""
+"""`EarlySends`: what a program sends itself before any module runs; its model's parameters among that are start-up."""
 
 from __future__ import annotations
 

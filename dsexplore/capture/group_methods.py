@@ -55,7 +55,7 @@ _METHODS: dict[str, tuple[str, type, Callable[..., tuple[Any, ...]]]] = {
     ALL_GATHER.attribute: ("c10d::_allgather_base_", ALL_GATHER_OPTIONS, _all_gather),
     REDUCE_SCATTER.attribute: ("c10d::_reduce_scatter_base_", REDUCE_SCATTER_OPTIONS, _reduce_scatter),
 }
-"""{method: (op that it calls, type of its last argument, the op's arguments as far as anything is read from them)}."""
+"""{method: (op that it calls, type of its last argument, the op's arguments that are read)}."""
 
 
 class GroupMethods:
@@ -72,7 +72,7 @@ class GroupMethods:
         for name, observed in _functions.items() if CAN_PASS_KEYS_BY else ():
             now = vars(dist.ProcessGroup)[name]
             inner = unwrap(now, stop=partial(is_, observed))
-            if not isinstance(inner, FunctionType):  # neither ours nor one of which nothing is known
+            if not isinstance(inner, FunctionType):  # neither ours nor an unknown one
                 _replaced[name] = now
                 setattr(dist.ProcessGroup, name, observed)
 

@@ -1,7 +1,7 @@
 """The work of a program between its collectives: FLOPs, bytes moved and bytes held, per module and phase.
 
 A dispatch mode sees every aten op, which costs a fake step about a third of its time; so it is entered only where a
-recording asks for costs. Ops that are alike become one row: same place between two collectives, same module, phase, op,
+recording asks for costs. Equal ops become one row: same place between two collectives, same module, phase, op,
 dtype and shape.
 """
 
@@ -53,7 +53,7 @@ class Segment(NamedTuple):
     collectives: int
     """Number of collectives issued before it."""
     phase: Phase
-    """The phase of its last op; `module` likewise."""
+    """Phase of its last op."""
     module: ModuleEntry | None
 
 
@@ -194,7 +194,7 @@ class KernelRecording:
     def _meet(self, tensor: torch.Tensor, phase: Phase) -> None:
         """Count a tensor that no recorded op made as there before the recording, unless it is likely to be newer.
 
-        So are numbers, of which torch makes a tensor for an op (``x[mask] = 0``), and the batches of later steps, which
+        So are numbers that torch makes a tensor of for an op (``x[mask] = 0``), and the batches of later steps, which
         a loader's worker or numpy makes.
         """
         use = _use_before(tensor, phase)

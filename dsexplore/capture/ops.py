@@ -80,7 +80,7 @@ def forget_messages() -> None:
 
 
 def _message_of_tensor(op: str, parts: int, tensor: torch.Tensor) -> tuple[Message]:
-    """Build the one message of an op: a buffer of `parts` equal parts, one of which is this tensor."""
+    """Build the one message of an op: a buffer of `parts` equal parts; this tensor is one of them."""
     if tensor.layout is not torch.strided:
         return (_message(op, parts * nbytes(tensor), tensor),)
     try:

@@ -25,7 +25,7 @@ class EnoughSteps(BaseException):
 
 
 class StepCounter:
-    """Counts a program's steps, in each of which an optimizer steps once at most.
+    """Counts a program's steps: in each, an optimizer steps at most once.
 
     An optimizer that has stepped in the program's step and steps again takes the next one; any other makes the step
     longer. So two optimizers that take turns take the same steps, and one that steps after every third step of another,

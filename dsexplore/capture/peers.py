@@ -1,6 +1,7 @@
 """Between whom a message goes: the peer of a send or recv, the root of a rooted collective, and uneven split sizes.
 
-Most collectives go between all ranks of their group, alike: for their ops `PARTIES` has no entry, and nothing is read.
+Most collectives involve all ranks of their group in the same way: for their ops `PARTIES` has no entry, and nothing is
+read.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def _of_rows(received: int, sent: int, tensor: int) -> Reader:
 
     Args:
         received: position of the sizes to receive; an empty list means even.
-        sent: position of the sizes to send; likewise.
+        sent: position of the sizes to send.
         tensor: position of a tensor with such rows.
     """
 

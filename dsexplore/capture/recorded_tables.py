@@ -24,7 +24,7 @@ Columns = dict[str, list[Any]]
 
 @dataclass(frozen=True)
 class EventColumns:
-    """The events of a recording, of which many have most of their columns in common."""
+    """The events of a recording; many share most of their columns."""
 
     of_kinds: Columns
     """{column of `schema.EVENTS` that the events of a kind share: one value per message of each kind}."""

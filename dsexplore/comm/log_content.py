@@ -142,7 +142,9 @@ def _waits(skew: Skew, rank: int) -> dict[tuple[Any, ...], tuple[float, float, l
     late = arrived.filter("is_late").group_by("instance").agg(late="rank")
     of_all = pl.col("count") == pl.col("members").list.len()
     of_rank = arrived.filter((pl.col("rank") == rank) & of_all).join(late, on="instance", how="left")
-    name = pl.col("group").str.replace(r"@\d+$", "")  # merging adds it where two ranks name another group alike
+    name = pl.col("group").str.replace(
+        r"@\d+$", ""
+    )  # merging adds it where two ranks use one name for different groups
     waited = pl.col("took") - pl.col("duration")
     return {
         (group, tuple(ranks), number): (duration, seconds, late_ranks or [])

@@ -241,7 +241,7 @@ class CommsLogger(LogContent):
         """Record that a call has returned and its collectives have completed."""
         in_use().end_label(call)
         self._print(call)
-        if self.logs_all and len(call.issued) == 1 and call.is_plain:  # a log keeps many calls that are alike
+        if self.logs_all and len(call.issued) == 1 and call.is_plain:  # a log keeps many equal calls
             key = call.layer, call.spelling.name, call.name, call.reduction
             call.issued[0].label = self._calls.setdefault(key, call)
 

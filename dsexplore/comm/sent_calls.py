@@ -26,7 +26,7 @@ from dsexplore.trace.tables import Tables, TraceInfo
 MOST_CALLS = 2_000
 """Number of calls of each group that are sent, the last ones."""
 _APART = 10**9
-"""Nanoseconds between two measurements made elsewhere, of which only the durations are known."""
+"""Nanoseconds between two measurements made elsewhere that have durations alone."""
 
 Series = tuple[str, tuple[int, ...]]
 """Group name and ranks shared by calls that are numbered together."""

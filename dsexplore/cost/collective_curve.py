@@ -26,7 +26,7 @@ class Uncertainty:
 
     Attributes:
         below: how far times are shorter, as a fraction of the prediction.
-        above: how far they are longer, likewise.
+        above: how far they are longer.
         why: the source of the error, in words.
     """
 

@@ -44,7 +44,7 @@ def decode_seconds(row: Mapping[str, Any], processors: int, rate: float, bandwid
 
 
 def _heads_of_keys(shape: Sequence[int], read_bytes: float, item_size: int) -> int:
-    """Return how many heads the keys have, told from the bytes of queries, keys and values together."""
+    """Return the number of heads of the keys, computed from the bytes of queries, keys and values together."""
     batch, heads, queries, keys, width = shape
     rest = read_bytes / item_size - batch * heads * queries * width
     return min(heads, max(1, round(rest / (2 * batch * keys * width))))

@@ -33,7 +33,7 @@ LOAD: dict[str, pl.DataType] = {
 
 @names_arguments
 def expert_load(trace: Trace) -> pl.DataFrame:
-    """Return what each rank of experts is sent, as far as a trace says it: columns `LOAD`.
+    """Return what each rank of experts is sent, where a trace says it: columns `LOAD`.
 
     Counted are the first of each two all_to_alls with uneven splits, by axis, which bring the tokens to their experts.
     Where only some ranks were recorded, it is what these sent.

@@ -21,7 +21,7 @@ class Generation:
         burst: the part of the stated bf16 FLOP/s that products reach before the GPU is at the limit of its power; 0
             where no table of single kernels was published.
         start: seconds that a single product takes besides.
-        host_link: B/s from a GPU to the CPU's memory, each way: 16 lanes of PCIe, of which large copies reach 80 %.
+        host_link: B/s from a GPU to the CPU's memory, each way: 16 lanes of PCIe; large copies reach 80 % of it.
     """
 
     multiprocessors: int
@@ -35,7 +35,7 @@ class Generation:
 
 
 _PCIE = {version: 0.8 * 16 * lane for version, lane in {3: 0.985e9, 4: 1.969e9, 5: 3.938e9}.items()}
-"""B/s of 16 lanes by version of PCIe, of which large copies reach about 80 %."""
+"""B/s of 16 lanes by version of PCIe; large copies reach about 80 % of it."""
 
 GENERATIONS: Mapping[str, Generation] = MappingProxyType(
     {

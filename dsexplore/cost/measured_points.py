@@ -178,7 +178,7 @@ def _content(table: Measured) -> tuple[object, ...]:
 
 
 _BELIEVED = (0.6, 2.5)
-"""Measured over expected seconds of large messages, outside of which the links of a file cannot be those measured."""
+"""Measured over expected seconds of large messages, outside that range, the links of a file are not those measured."""
 _LARGE = 64 << 20
 """Message bytes from which bandwidth alone decides."""
 

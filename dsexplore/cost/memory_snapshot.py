@@ -4,7 +4,7 @@
 ``_record_memory_history`` was on, what was allocated and freed since, each with the frames of its stack. Reading it
 needs neither torch's GPU build nor a GPU; a pickle that names a class or a function is refused.
 
-What a block is for is told from its frames, the first rule that holds:
+The use of a block follows from its frames, by the first rule that holds:
 
 | frames | for |
 |---|---|

@@ -101,7 +101,7 @@ def _of_rank(tables: Tables, rank: int, present: int, count: int) -> dict[str, p
 
 
 def _begins(events: pl.DataFrame, phase: str, microbatches: int) -> Sequence[int]:
-    """Return the seq of the first receive of each microbatch; empty if they cannot be told apart."""
+    """Return the seq of the first receive of each microbatch; empty if they cannot be distinguished."""
     receives = events.filter(op="recv", phase=phase)["seq"].to_list()
     per_microbatch, remainder = divmod(len(receives), microbatches)
     return receives[::per_microbatch] if per_microbatch and not remainder else []

@@ -32,7 +32,7 @@ from dsexplore.trace.tables import Tables
 from dsexplore.units import format_share
 
 _MUCH_WAITING = 0.25
-"""Share of a step from which a reader is told that the GPU waits for the CPU."""
+"""Share of a step from which a note says that the GPU waits for the CPU."""
 
 
 class Prediction(Displayable):

@@ -18,7 +18,7 @@ class Range:
 
     Ranges add end by end, as errors of one model go the same way: ``Range(1, 2, 3) + Range(1, 1, 1)`` is
     ``Range(2, 3, 4)``. A plain number counts as a range without width. ``<`` and ``sorted`` compare what is
-    expected; `overlaps` says whether two ranges can be told apart.
+    expected; `overlaps` says whether two ranges cannot be distinguished.
 
     Attributes:
         low: lower end.

@@ -124,7 +124,7 @@ def _in_forward(comparison: Comparison, step: int) -> FirstDifference | None:
 
 
 def _upstream_of(entry: Compared, upstream: dict[str, set[str]]) -> set[str] | None:
-    """Return the modules of which an output is computed, and add it to those of all outputs; None if unknown."""
+    """Return the modules that an output is computed from, and add it to those of all outputs; None if unknown."""
     sources = entry.record.sources
     if sources is None:
         return None

@@ -29,7 +29,7 @@ def put_in(model: nn.Module, weights: Weights, record: RunRecord) -> dict[str, s
 
     Returns:
         {path of a module: its path in the reference}, where a rank names another part of the reference as its own
-        first, as with experts of which each rank holds some.
+        first, as with experts that are divided among ranks.
     """
     model = plain_model(model)
     weights_here = {
@@ -111,7 +111,7 @@ def _renamed_modules(weights_here: Weights, weights: Weights) -> dict[str, str]:
 
 
 def _unsynchronized(weights_here: Weights, weights: Weights) -> tuple[str, ...]:
-    """Return the parameters of which this rank holds other values than the lowest rank that holds them as a replica."""
+    """Return the parameters whose values differ from those on the lowest rank with the same replica."""
     mine = {
         name: _digest(value)
         for name, value in weights_here.items()

@@ -1,4 +1,4 @@
-"""`Sharding`: which rank holds what of which tensor."""
+"""`Sharding`: the part of each tensor that each rank holds."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ class RankGroup:
 
 
 def blocks_of(mesh: Mesh, tensors: Iterable[PlacedTensor]) -> Blocks:
-    """Return the fewest blocks of a mesh on each of which every tensor has one local shape."""
+    """Return the fewest blocks of a mesh such that within a block, every tensor has one local shape."""
     borders: list[set[int]] = [{0} for _ in mesh.axes]
     for placements in {(tensor.shape, tensor.placements, tensor.axes): tensor for tensor in tensors}.values():
         for dim in placements.cut_dims():

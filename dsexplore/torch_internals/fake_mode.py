@@ -151,7 +151,7 @@ class ShortKeyMode(FakeTensorMode):
     def fake_tensor(self, meta: torch.Tensor, device: torch.device) -> Any:
         """Return the fake tensor on a device that has the shape and the memory of a meta tensor.
 
-        The first one on a device is made by torch. Others get its attributes, none of which depends on the shape.
+        The first one on a device is made by torch. Others get its attributes; none depends on the shape.
         """
         attributes = self._attributes.get(device)
         if attributes is None:

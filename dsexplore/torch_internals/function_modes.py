@@ -74,7 +74,7 @@ def without_mode(mode: Any) -> Iterator[None]:
 takes_default_device: Callable[[], Collection[Any]] = internal(
     "torch.utils._device:_device_constructors", otherwise=tuple
 )
-"""Return the functions that make a tensor on the default device unless they are told another."""
+"""Return the functions that make a tensor on the default device unless given another."""
 
 _set_default = internal("torch:_GLOBAL_DEVICE_CONTEXT")
 

@@ -72,7 +72,7 @@ class JournalInfo:
 
 
 class JournaledCall(Protocol):
-    """A call of which one can ask whether it is over."""
+    """A call that says whether it is over."""
 
     @property
     def is_over(self) -> bool:
@@ -169,14 +169,14 @@ class ReadJournal:
 
     info: JournalInfo
     events: int
-    """How many events were written, of which the ring holds the last."""
+    """Number of events written; the ring holds the last of them."""
     noted: str
     """How its process ended, as a rank that outlived it saw; empty if none did."""
     calls: Tables
     """Of the calls in the ring; those that are not known to have ended are ``scheduled``."""
 
     def end_now(self) -> str:
-        """Return how its process has ended, as far as can be seen here and now; empty if it runs, or elsewhere."""
+        """Return how its process ended, if that shows on this host; empty if it runs, or ran on another host."""
         return _end_of_process(self.info)
 
     def tables(self, end: str) -> Tables:

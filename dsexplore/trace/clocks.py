@@ -66,7 +66,7 @@ def clock_offsets(
     Args:
         events: the events of all ranks.
         groups: the groups table of the same trace.
-        clocks: {rank: name of its clock}, as far as known; ranks that share a clock get one offset.
+        clocks: {rank: name of its clock} where known; ranks that share a clock get one offset.
     """
     clocks = clocks or {}
     measured = numbered(events, groups).filter(

@@ -18,7 +18,7 @@ STOPPED = "was stopped (by SIGSTOP or a debugger)"
 WITHOUT_SAVING = "without saving its trace"
 """Part of the text for a process that is gone, with its exit code."""
 UNSAVED = "ended without saving its trace (by os._exit, or by a signal such as SIGKILL)"
-"""The text for a process that is gone, of which nobody saw how."""
+"""Text for a process that is gone without anybody having seen how it ended."""
 _LONGEST = 200
 """Number of characters of an error's text that are kept."""
 

@@ -42,7 +42,7 @@ def guarded(file: Path, read: Callable[[], T]) -> T:
 
 
 def readable(files: Iterable[Path], read: Callable[[Path], T], problems: list[str]) -> Iterator[T]:
-    """Yield ``read(file)`` of each file of which nothing is wrong, and add the errors of the others to `problems`.
+    """Yield ``read(file)`` of each readable file, and add the errors of the others to `problems`.
 
     Raises:
         TraceFileError: that of the first file, if all are wrong.

@@ -123,7 +123,7 @@ def _with_groups(events: pl.DataFrame, groups: pl.DataFrame) -> pl.DataFrame:
         "group",
         pl.col("ranks").alias("members"),
         pl.concat_str(
-            # Two ranks may name a group alike that is another; merging then adds "@rank" to one of the names.
+            # Two ranks may use one name for different groups; merging then adds "@rank" to one of the names.
             pl.col("group").str.replace(r"@\d+$", ""),
             pl.col("ranks").cast(pl.List(pl.String)).list.join(","),
             separator=" ",

@@ -1,4 +1,4 @@
-"""Sets of ranks as compact text, for traces in which one rank represents others that behave alike.
+"""Sets of ranks as compact text, for traces in which one rank represents others that do the same.
 
 Worked example: 0, 1, 2, 3, 8, 16, 24 is written ``0-3, 8-24/8``: from 0 to 3, and every eighth from 8 to 24.
 """

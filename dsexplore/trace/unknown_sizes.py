@@ -7,13 +7,13 @@ import polars as pl
 from dsexplore.units import format_bytes, format_count
 
 IS_UNSIZED = pl.col("message_bytes").is_null() & (pl.col("shape").list.sum() == 0)
-"""Mask of the events of which neither bytes nor elements are known."""
+"""Mask of the events with neither bytes nor elements."""
 
 HAS_UNKNOWN_DTYPE = pl.col("message_bytes").is_null() & (pl.col("shape").list.sum() > 0)
-"""Mask of the events whose number of elements is known, but not the dtype."""
+"""Mask of the events with a number of elements, but no dtype."""
 
 HAS_UNKNOWN_RANKS = pl.col("message_bytes").is_not_null() & pl.col("wire_bytes").is_null()
-"""Mask of the events whose message is known, but not how many ranks share it."""
+"""Mask of the events with message bytes, but no number of ranks."""
 
 _WAS_ZERO = (
     (pl.col("message_bytes") == 0)

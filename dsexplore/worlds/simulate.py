@@ -82,7 +82,7 @@ def simulate(
             the mesh has a single axis without a name.
         rank: the rank to play.
         fake: run the block on fake tensors, which have shapes but no memory: for models that do not fit here.
-        ranks_per_node: ranks on each node, 8 unless given, of which ``LOCAL_RANK`` and its kin follow.
+        ranks_per_node: ranks on each node, 8 unless given; ``LOCAL_RANK`` and the like follow from it.
         hardware: the machine whose traffic is shown and which ``torch.cuda`` describes: a GPU (``"h100"``) or a cluster
             (``"dgx-h100"``) with NCCL, for which the CPU stands in, or ``"cpu"``, CPUs with gloo; see
             `dsexplore.worlds.simulated.target_traffic`. None: an H100, for which the

@@ -1,8 +1,8 @@
 """``dsexplore.aio.loading``: how fast a checkpoint loads, with what people use, beside the disk's limit.
 
 Each round loads with each call once from a cold disk and once warm, in turn, so that a disk whose rate drifts treats
-all of them alike. What a call returns is copied into tensors that are there already, because a call that maps a file
-returns before its bytes are read.
+all of them in the same way. What a call returns is copied into tensors that are there already, because a call that
+maps a file returns before its bytes are read.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ COLUMNS: dict[str, pl.DataType] = {
     "count": pl.Float64(),  # collectives
     "message_bytes": pl.Int64(),
     "wire_bytes": pl.Int64(),
-    "spare_bytes": pl.Int64(),  # wire bytes that the change would spare, as far as the trace can show
+    "spare_bytes": pl.Int64(),  # wire bytes that the change would save, by what the trace shows
     "spare_seconds": pl.Float64(),  # seconds of waiting, of all ranks in all steps, that it would spare
     "why": pl.String(),
     "change": pl.String(),  # what to try
@@ -50,7 +50,7 @@ class Finding:
     message_bytes: int
     wire_bytes: int
     spare_bytes: int
-    """Wire bytes that the change would spare, as far as the trace can show."""
+    """Wire bytes that the change would save, by what the trace shows."""
     spare_calls: float
     """Collectives that the change would spare."""
     why: str

@@ -92,7 +92,7 @@ def _reduce_once(group: EventGroup) -> str:
     )
 
 
-# An all_reduce of which each rank keeps a shard only: a reduce_scatter sends half as much.
+# An all_reduce whose result each rank keeps a shard of: a reduce_scatter sends half as much.
 #
 # Partial → Replicate is an all_reduce; Replicate → Shard sends nothing, and is seen when the shards are gathered
 # again.

@@ -1,4 +1,4 @@
-"""The ranks that a hang is due to, as far as the evidence says; `hang_report` has a word for each reason.
+"""The ranks that cause a hang, according to the evidence; `hang_report` has a word for each reason.
 
 In this order:
 

@@ -10,7 +10,7 @@ from dsexplore.analysis.hangs.rank_calls import Instance, RankCall
 from dsexplore.units import format_bytes, format_ranks
 
 MOST_SIDES = 4
-"""Groups of ranks that are told apart in one sentence."""
+"""Groups of ranks that one sentence distinguishes."""
 
 
 def place(source: str) -> str:

@@ -276,7 +276,7 @@ class _Groups:
     def counted(self, dump: RecorderDump, what: int) -> Mapping[GroupId, int]:
         """Return {group: last sequence number that the rank counted}, for groups without messages.
 
-        Groups with messages count differently, and so does gloo, of which nothing is returned.
+        Groups with messages count differently, and so does gloo: nothing is returned for them.
 
         Args:
             dump: of the rank.
@@ -291,7 +291,7 @@ class _Groups:
         }
 
     def replicas(self, dump: RecorderDump, world: int) -> frozenset[int]:
-        """Return the ranks that run the same program as this one, as far as groups tell.
+        """Return the ranks that run the same program as this one, judged by their groups.
 
         These are the members of its groups that neither exchange messages, as stages of a pipeline do, nor span the
         world.

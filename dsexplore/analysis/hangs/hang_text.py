@@ -270,7 +270,7 @@ def _order_text(front: Wavefront, blame: Blame, lines: Sequence[str]) -> str:
 
 
 def _made_text(heads: Sequence[RankCall]) -> str:
-    """Say of which ranks each rank made the group in which it waits; empty unless they made one of different ranks."""
+    """Say which ranks each rank put into the group that it waits in; empty if all put in the same ones."""
     groups = {call.group for call in heads}
     if len(groups) == len({group.made_as for group in groups}):
         return ""
@@ -328,7 +328,7 @@ def _plural(blame: Blame) -> str:
 
 
 def _last_common(parted: Instance, blame: Blame) -> int:
-    """Return the number of the group's last collective that all ranks called alike."""
+    """Return the number of the group's last collective that all ranks called in the same way."""
     for instance in blame.instances:
         if instance.id.pair is None and set(instance.absent) & set(blame.culprits):
             return instance.id.number - 1

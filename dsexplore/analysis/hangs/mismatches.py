@@ -129,7 +129,7 @@ def _most_first(sides: Iterable[Sequence[int]]) -> list[tuple[int, ...]]:
 
 
 def _parted_lines(instances: Sequence[Instance]) -> Mismatch | None:
-    """Return the first collective that ranks called from different lines, one of which all had called together before.
+    """Return the first collective that ranks called from different lines, after they had called one of these together.
 
     Example: three ranks call a barrier at line 7 three times; then ranks 0 and 1 call it at line 7, rank 2 at line 8.
         Ranks that use different lines from the start, as a broadcast's root may, have not diverged.

@@ -165,7 +165,7 @@ class RankCalls:
     calls: Sequence[RankCall] = ()
     """In program order."""
     has_evidence: bool = True
-    """False for a rank of which nothing is known, as it left no file or an empty one."""
+    """False for a rank that left no file, or an empty one."""
     has_empty_file: bool = False
     """True if the rank left an empty file: it was asked for its calls, and wrote none."""
     is_whole: bool = True
@@ -175,7 +175,7 @@ class RankCalls:
     completed: Mapping[GroupId, int] = field(default_factory=dict)
     """{group: last sequence number that the recorder saw complete, including calls that it no longer has}."""
     replicas: frozenset[int] = frozenset()
-    """The ranks that run the same program, as far as groups tell: members of its groups without messages, except those
+    """The ranks that run the same program, judged by groups: members of its groups without messages, except those
     of all ranks."""
     stack: str = ""
     """The stack of the rank when it was ended, innermost call first; empty if unknown."""
@@ -218,7 +218,7 @@ class Instance:
     calls: dict[int, RankCall] = field(default_factory=dict)
     """By rank, of those whose call is known."""
     absent: tuple[int, ...] = ()
-    """The ranks that take part in it and have not issued it, as far as is known."""
+    """Ranks that take part in it and, by all records, have not issued it."""
 
     @property
     def pending(self) -> list[RankCall]:
@@ -242,7 +242,7 @@ class JobCalls:
 
     @cached_property
     def instances(self) -> dict[InstanceId, Instance]:
-        """All collectives and messages of which at least one rank's call is known."""
+        """All collectives and messages with a recorded call of at least one rank."""
         by_id: dict[InstanceId, Instance] = {}
         for rank in self.ranks.values():
             for call, identity in _identities(self, rank):

@@ -53,7 +53,7 @@ def _is_of_the_program(file: str) -> bool:
 
 
 def odd_ones(standing: Mapping[int, Standing]) -> tuple[int, ...]:
-    """Return the ranks for which the others wait, as far as the places say; empty if they do not.
+    """Return the ranks that the others wait for, judged by where they stand; empty if that does not show.
 
     Ranks that wait in torch.distributed wait for those that are elsewhere. Where all or none of them do, those that
     stand where fewest do are odd.

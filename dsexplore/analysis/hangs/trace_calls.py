@@ -23,7 +23,7 @@ _COLUMNS = (
     *("start", "end", "state", "is_object", "group_seq", "send_splits", "recv_splits"),
 )
 _ENDED_EARLY = "the recording ended early"
-"""The beginning of a note that does not name its rank, of which `TraceInfo.ends` says more."""
+"""Start of a note without a rank; `TraceInfo.ends` says more."""
 _STOOD = re.compile(r"no collective (?:had )?be(?:gan|gun) or ended for ([0-9.e+]+ s)")
 _WITH_EQUAL_PARTS = ("base", "tensor", "single")
 

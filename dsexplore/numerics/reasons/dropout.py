@@ -37,7 +37,7 @@ def _differs_in_zeros(part: Part, entry: Compared) -> bool:
 
 
 def different_draws(comparison: Comparison) -> Iterator[tuple[Compared, tuple[int, ...], Match]]:
-    """Yield the outputs of dropout that replicas hold, of which these dropped different elements, with the ranks."""
+    """Yield replicated outputs of dropout whose replicas dropped different elements, with the ranks."""
     drawn = {(draw.module, draw.call, record.rank): draw.zeros for record in comparison.draws for draw in record.draws}
     for entry in comparison.of("forward", 0):
         for group in replicas(entry.parts):

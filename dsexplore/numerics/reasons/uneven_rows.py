@@ -61,7 +61,7 @@ _BY_SHARE = (
 
 
 def unequal_batches(parts: Sequence[Part], entry: Compared, comparison: Comparison) -> Match | None:
-    """Look for gradients of outputs that are right on each rank but for a factor: one over its number of rows."""
+    """Look for gradients of outputs that are right on each rank up to a factor, one over its number of rows."""
     if entry.phase != "backward" or any(part.error > entry.allowed * abs(part.factor) for part in parts):
         return None
     shown = [part for part in parts if part.expected.numel() and bool(part.expected.any())]

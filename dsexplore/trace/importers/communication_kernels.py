@@ -1,6 +1,6 @@
-"""Kernels that communicate, by their names: of which library they are, and which collective they do.
+"""Kernels that communicate, by name: their library, and the collective that they do.
 
-Besides NCCL, libraries send from kernels of their own, of which torch.distributed knows nothing. Their names are those
+Besides NCCL, libraries send from kernels of their own, unknown to torch.distributed. Their names are those
 of their sources: DeepEP (``deep_ep::intranode::dispatch``), NVSHMEM, torch's symmetric memory
 (``multimem_all_reduce_kernel``), the all_reduces of inference engines (``vllm::cross_device_reduce_1stage``, SGLang's
 of the same name, TensorRT-LLM's ``oneShotAllReduceKernel``), AMD's ``quickreduce`` and MORI, Transformer Engine's

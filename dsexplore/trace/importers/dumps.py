@@ -140,7 +140,7 @@ class Dumps:
 
     @property
     def world_size(self) -> int:
-        """Number of ranks of the job, as far as the dumps say."""
+        """Number of ranks of the job according to the dumps."""
         return world_size_of(self.dumps)
 
 

@@ -2,7 +2,7 @@
 
 A file is JSON with ``nodes``, each an op or a named range with its number, that of the one around it (``ctrl_deps``),
 the shapes and types of its inputs and attributes. They are read as a profiler trace whose clock counts nodes, so that
-what is said of a collective there is said here; then its times are unknown.
+its description of a collective is used here; the times are unknown.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ def _ranks(traces: dict[Path, ProfilerFile]) -> tuple[dict[Path, int], list[str]
 Kind = Literal["", "empty", "data", "recorder", "profiler", "execution", "inspector", "archive"]
 """``recorder``: a dump of torch's flight recorder; ``profiler``: a trace of torch's profiler; ``execution``: an
 execution trace of torch; ``inspector``: a log of NCCL Inspector; ``archive``: a tar file; ``data``: JSON or a pickle of
-none of these, as far as its beginning says; ``""``: anything else."""
+none of these, judged by its beginning; ``""``: anything else."""
 
 _OF_TOOLS = ("recorder", "profiler", "execution", "inspector")
 _OF_TIMES = ("profiler", "execution", "inspector")
@@ -103,7 +103,7 @@ _LEFT_OUT = {
 
 
 def kind_of_file(file: Path) -> Kind:
-    """Return the tool that wrote a file, as far as the beginning of its content says."""
+    """Return the tool that wrote a file, recognized by the beginning of its content."""
     try:
         begin = unpacked_beginning(file)
     except OSError:

@@ -186,7 +186,7 @@ def _first_tensors(ops: Iterable[Event], works: Iterable[Event] = ()) -> tuple[t
 
     Args:
         ops: that describe one collective.
-        works: that implement it, of which only a dtype is taken.
+        works: that implement it; only a dtype is read from them.
     """
     inputs = [(tensors, event["name"]) for event in ops if (tensors := _tensors(event))]
     if not inputs:
@@ -324,7 +324,7 @@ def _of_work(work: Event, base: int) -> ProfilerCall:
 
 
 def _described(event: Event, ranges: EventRanges, base: int) -> ProfilerCall:
-    """Return the call for a collective of which the file has only the CPU's part: it has no duration."""
+    """Return the call for a collective with nothing but its CPU part in the file: it has no duration."""
     arguments = arguments_of(event)
     ops = [event, *_ranges_in(ranges, event)]
     tensors, of = _first_tensors(ops)

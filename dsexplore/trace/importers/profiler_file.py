@@ -28,7 +28,7 @@ from dsexplore.trace.importers.packed import blocks_of, content_of
 Event = dict[str, Any]
 
 _RANGES = ("nn.Module: ", "autograd::engine::evaluate_function")
-"""Start of the names of CPU ranges of which a file has very many."""
+"""Start of the names of the most frequent CPU ranges."""
 _OP_CATEGORIES = ("cpu_op", "Operator")
 _NAMES = (
     *("record_param_comms", "c10d::", "gloo:", "nccl:"),

@@ -112,7 +112,7 @@ class ProfilerGroups:
 
 
 def _evenly_spaced(arguments: Mapping[str, Any], size: int) -> Ranks:
-    """Return the ranks of a large group, of which the file gives the first rank and the stride.
+    """Return the ranks of a large group, from the first rank and the stride in the file.
 
     Empty if the text of the ranks, cut as in ``"[0, 2, 4, ...]"``, contradicts them.
     """

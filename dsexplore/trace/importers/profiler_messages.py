@@ -1,4 +1,4 @@
-"""Message bytes, dtype and elements of a profiled collective, as far as the file says them."""
+"""Message bytes, dtype and elements of a profiled collective; unknown where the file does not say."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from dsexplore.trace.limits import MOST_ELEMENTS
 _IN_WHOLE = ("all_reduce", "broadcast", "reduce", "send", "recv")
 _IN_PARTS = ("all_gather", "gather", "reduce_scatter", "scatter")
 _COUNTED_PER_RANK = ("all_gather", "reduce_scatter", "all_to_all")
-"""Collectives of which NCCL counts the part of one rank."""
+"""Collectives whose count, in NCCL's interface, is one rank's part."""
 
 
 def message_of(call: ProfilerCall, group_size: int) -> tuple[int | None, str, int | None]:
     """Return message bytes, dtype and number of elements of the whole message.
 
-    They are None, empty and None as far as neither the collective's arguments nor the tensors of an op say them.
+    None, empty and None where neither the collective's arguments nor the tensors of an op say so.
 
     Args:
         call: the collective.
@@ -61,7 +61,7 @@ def _stated(call: ProfilerCall, group_size: int) -> int | None:
 
 
 def whole_of(op: str, count: int | None, group_size: int) -> int | None:
-    """Return the size of the whole message of which NCCL's profiling interface gives a count.
+    """Return the size of the whole message, from the count in NCCL's profiling interface.
 
     Args:
         op: the plain name of the collective.

@@ -364,7 +364,7 @@ def _status(status: Mapping[str, Any]) -> tuple[int, int, int]:
 def _ended_messages(entries: Sequence[RecorderEntry], status: Mapping[int, tuple[int, int, int]]) -> dict[str, int]:
     """Return {group: number of its last completed message} for groups that have only sent messages.
 
-    A group has one count of what completed, of collectives and messages alike.
+    A group has one count of completed calls, for collectives and messages together.
     """
     by_group: dict[str, list[RecorderEntry]] = defaultdict(list)
     for entry in entries:

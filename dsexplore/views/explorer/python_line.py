@@ -23,7 +23,7 @@ Conditions = dict[str, Any]
 """Arguments of `Trace.where`."""
 
 _COLUMNS = ("rank", "step", "phase", "op", "axis", "group", "owner", "cause", "source", "message_bytes")
-"""Columns whose values can describe events, the first of which are kept where fewer do."""
+"""Columns whose values can describe events; the first are kept where fewer do."""
 _MOST_RUNS = 2_000
 """Runs of consecutive positions that a line lists at most."""
 _SHORT = 120

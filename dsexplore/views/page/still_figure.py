@@ -161,7 +161,7 @@ def _chart(figure: Any, traces: Sequence[Any]) -> str:
 
 
 def _line_ends(traces: Sequence[Any], points: list[list[_Point]]) -> list[_Point]:
-    """Return the last points of lines of which they alone have labels, which then stand right of the picture."""
+    """Return the last points of lines that label nothing else; these labels stand right of the picture."""
     lines = [of for trace, of in zip(traces, points, strict=True) if "lines" in (trace.mode or "")]
     ends = [of[-1] for of in lines if of and of[-1].label and not any(point.label for point in of[:-1])]
     return ends if len(ends) == sum(bool(point.label) for of in points for point in of) else []

@@ -96,7 +96,7 @@ def _row(drawn_mesh: DrawnMesh, start: int, across: int, nothing: set[int]) -> s
 
 
 def lit_style(drawn_mesh: DrawnMesh, tensors: Sequence[PlacedTensor]) -> str:
-    """Return CSS that highlights what a rank holds, and marks the tensors of which it holds nothing."""
+    """Return CSS that highlights what a rank holds, and marks the tensors that it holds nothing of."""
     sample = drawn_mesh.sample
     if drawn_mesh.mesh.size == 1:
         return ""

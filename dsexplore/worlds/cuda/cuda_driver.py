@@ -64,7 +64,7 @@ def device_properties(gpu: Gpu, index: int) -> DeviceProperties:
 
 
 class Driver:
-    """The GPUs of one node, of which one is current; torch calls the methods with arguments of its own.
+    """The GPUs of one node; one is current. torch calls the methods with arguments of its own.
 
     Args:
         gpu: the model of all of them.

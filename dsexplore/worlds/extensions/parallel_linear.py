@@ -43,7 +43,7 @@ def summed(tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 
 class _Column(torch.autograd.Function):
-    """A layer of which each rank has some of the outputs."""
+    """A layer whose outputs are divided among ranks."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, group: dist.ProcessGroup, is_divided: bool) -> Tensor:
@@ -65,7 +65,7 @@ class _Column(torch.autograd.Function):
 
 
 class _Row(torch.autograd.Function):
-    """The sum of the outputs of a layer of which each rank has some of the inputs."""
+    """The sum of the outputs of a layer whose inputs are divided among ranks."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup, is_divided: bool) -> Tensor:

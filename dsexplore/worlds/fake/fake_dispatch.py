@@ -185,7 +185,7 @@ class SimulationMode(ShortKeyMode):
     def _of_fsdp(
         self, func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any], key: Key
     ) -> Any:
-        """Return the result of an FSDP2 op, most of which fill tensors and return nothing."""
+        """Return the result of an FSDP2 op; most fill tensors and return nothing."""
         if func.name() == "fsdp::all_gather_copy_in":
             _, gathered, _, length, rank = args
             place = (gathered, 0, length * rank, length * (rank + 1))

@@ -18,7 +18,7 @@ from dsexplore.torch_internals.fake_tensors import without_fake_mode
 
 
 class ListMode(TorchFunctionMode):
-    """A function mode that reads fake tensors in lists of which a tensor is made."""
+    """A function mode that reads the fake tensors in a list that becomes a tensor."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

@@ -4,7 +4,7 @@ A training script reads values all the time: it logs ``loss.item()``, skips a st
 as many tokens to an expert as the router chose. Fake tensors know shapes only, so torch ends such a script. Here a read
 returns an invented value, and each read is reported with its line.
 
-What is invented follows from what made the tensor, as far as `value_rules` can tell; ``nonzero``, masks,
+What is invented follows from what made the tensor, where `value_rules` knows; ``nonzero``, masks,
 ``bincount`` and ``histc`` give balanced sizes.
 """
 

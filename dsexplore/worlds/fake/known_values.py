@@ -167,7 +167,7 @@ def forget(tensor: Any) -> None:
 
 
 def mixed(share: float, mean: float, other: float) -> float:
-    """Return the weighted mean of two means, either of which may be infinite; `share` is the weight of the first."""
+    """Return the weighted mean of two means, which may be infinite; `share` is the weight of the first."""
     if share in (0.0, 1.0):
         return mean if share else other
     return other + (mean - other) * share if math.isfinite(other) else other

@@ -62,7 +62,7 @@ def _inherit_tolist(patches: Patches, _parts: Parts) -> None:
 
 
 def _element(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
-    """Wrap ``tensor.storage()[0]`` to read a value of which only the type is known."""
+    """Wrap ``tensor.storage()[0]`` to read a value from its type alone."""
 
     def element(storage: TypedStorage | UntypedStorage, /, *args: Any, **kwargs: Any) -> Any:
         index = args[0] if args else kwargs.get("idx")
@@ -95,7 +95,7 @@ def _address(_original: Callable[..., int], _parts: Parts) -> Callable[..., int]
 
 
 def _same_storage(_original: Callable[..., bool], _parts: Parts) -> Callable[..., bool]:
-    """Return a function that tells if two tensors share memory, without their addresses, of which torch warns."""
+    """Return a function that says if two tensors share memory, without their addresses, since torch warns of these."""
 
     def same_storage(a: torch.Tensor, b: torch.Tensor) -> bool:
         first, second = (local_tensor(x) if isinstance(x, DTensor) else x for x in (a, b))

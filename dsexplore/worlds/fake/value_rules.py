@@ -1,4 +1,4 @@
-"""What is known of the result of an op on fake tensors, as far as it follows from what is known of its arguments.
+"""Known values of the result of an op on fake tensors, derived from those of its arguments.
 
 Where all values are known and few, the op is run on them. Else a pointwise op is run on a typical element of each
 argument; ops that reduce, choose, join or communicate have a rule each; what any other op writes to is forgotten. See
@@ -61,12 +61,12 @@ class OpCall(NamedTuple):
 
 
 Rule = Callable[[OpCall], Any]
-"""Returns what is known of a result: its values as a real tensor, an `Element`, or None; or of each of several."""
+"""Returns the known values of a result, a real tensor, an `Element` or None; for several results one each."""
 Note = Callable[[Any, Sequence[Any], Mapping[str, Any], Any], None]
 
 
 def note(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> None:
-    """Record what is known of the result of an op on fake tensors, and of what the op wrote to."""
+    """Record the known values of the result of an op on fake tensors, and of the tensors that it wrote to."""
     if func not in _notes:
         _notes[func] = _note_of(func)
     noted = _notes[func]

@@ -286,7 +286,7 @@ class _RanksRun:
         return RanksRun(outcomes, time.monotonic() - self._began, reason, first_failure)
 
     def in_turn(self, ranks: Iterator[RankHandle], together: int, on_end: Callable[[RankOutcome[Any]], None]) -> None:
-        """Wait until all ranks have ended, of which so many run at a time: taking one from the iterator starts it."""
+        """Wait until all ranks have ended; so many run at a time, and taking one from the iterator starts it."""
         with self._noting_stacks(), selectors.DefaultSelector() as selector:
 
             def start_next() -> None:

@@ -46,7 +46,7 @@ class MarkedRecording:
     """The recording that was opened last, with marks of what is skipped."""
 
     containers: list[Sequence[nn.Module]] = field(default_factory=list)
-    """The layers of each container of which some are skipped; empty where none are after all."""
+    """Layers of each container with skipped ones; empty where none are after all."""
     microbatches: list[tuple[int, int]] = field(default_factory=list)
     """For each step of a schedule, how many microbatches ran, and how many there are."""
     marks: list[_Mark] = field(default_factory=list)

@@ -97,7 +97,7 @@ def _is_same(value: Any, other: Any, apart: int) -> bool:
 
 
 def _description(layer: nn.Module) -> list[Any] | None:
-    """Describe a layer but for its tensors' values; None if hooks wait for gradients, or FSDP2 is told to prefetch."""
+    """Describe a layer but for its tensors' values; None if hooks wait for gradients or FSDP2 prefetches explicitly."""
     parts: list[Any] = []
     for name, module in layer.named_modules():
         parts += [name, type(module), *_settings(module), [list(map(_name, hooks)) for hooks in hooks_of(module)]]
@@ -154,7 +154,7 @@ def _is_torchs(function: Any) -> bool:
 
 
 def _parts(function: Any, seen: set[int]) -> Iterator[Any]:
-    """Yield a function and the functions that it closes over, wraps or is bound to, as far as Python shows them."""
+    """Yield a function and the functions that it closes over, wraps or is bound to, where Python shows them."""
     if id(function) in seen:
         return
     seen.add(id(function))

@@ -7,14 +7,14 @@ program. So the search plays rank 0, and then
 * the first, second and last rank along all other axes at once. Where those differ, the first and the last along each
   axis alone, and then the ranks between them are halved until each change is found;
 * for each condition on the rank, in the program or common in frameworks, ranks for which it holds and for which it does
-  not: the first and the last of those that are alike otherwise;
+  not: the first and the last of those that are equal otherwise;
 * one rank for each combination of what made a difference, and for each different size of shards;
 * a rank in the middle of everything, as a check.
 
 Ranks are compared by the digests of their traces. A rank that was not played is described by the played one that has
 the same stage, conditions and shards. So the result rests on this: what differs along an axis differs
-in the same way whatever the other coordinates are, two ranks between which an axis shows no change are alike, and the
-program has no other dependence on the rank than those. Every played rank is checked against it.
+in the same way whatever the other coordinates are, two ranks without a change between them along an axis are equal, and
+the program has no other dependence on the rank than those. Every played rank is checked against it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Outcome:
 
     Attributes:
         digest: of its trace; equal for ranks that do the same.
-        shapes: how its parameters are sharded, as far as their local shapes are not in the digest.
+        shapes: how its parameters are sharded, for those whose local shapes are not in the digest.
         whole: a digest with all local shapes.
     """
 
@@ -235,7 +235,7 @@ class Search:
         return classes
 
     def _typical(self, keys: Numbers) -> Numbers:
-        """Return for each rank the played rank that represents it as far as axes matter."""
+        """Return for each rank the played rank that represents it, by axes alone."""
         self._play_typical(keys)
         described = self._representatives(keys)
         return np.array([described[key] for key in keys.tolist()])

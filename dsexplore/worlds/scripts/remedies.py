@@ -11,7 +11,7 @@ _OF_GPUS = re.compile(r"Could not run '(aten::\w+)' with arguments from the 'CPU
 _EXTENSIONS = frozenset(
     {"apex", "deep_ep", "deep_gemm", "flash_attn", "flash_attn_interface", "transformer_engine", "xformers"}
 )
-"""Packages that are extensions for GPUs, each of which has a form in torch that scripts can be told to take."""
+"""Packages that are extensions for GPUs; scripts have an option to use torch's form of each instead."""
 
 
 def remedy_for(error: BaseException, *, has_cuda: bool, rank: int, is_alone: bool) -> str:

@@ -89,7 +89,7 @@ def _take_numbers(options: argparse.Namespace, launched: Launched) -> None:
 
 
 def _world_size(options: argparse.Namespace) -> int | None:
-    """Return the number of ranks from world size, mesh, nodes and ranks per node, as far as given."""
+    """Return the number of ranks from those of world size, mesh, nodes and ranks per node that are given."""
     size: int | None = options.world_size
     per_node = options.ranks_per_node
     if size is None and options.mesh is None and per_node is not None:

@@ -1,6 +1,6 @@
 """Optimizers on a simulated GPU: torch's loops over whole lists of parameters, as on a real one.
 
-Where it is told neither ``foreach`` nor ``fused``, ``torch.optim`` updates the parameters of a GPU with
+Given neither ``foreach`` nor ``fused``, ``torch.optim`` updates the parameters of a GPU with
 ``torch._foreach_*`` ops, and those of a CPU one after another. The first needs room for intermediate results of all
 parameters at once, as large as the parameters. Fake tensors are of a class that torch does not expect there, and count
 as tensors here. Of a list in which DTensors and plain tensors are mixed, these ops end in an error of torch; here such

@@ -1,4 +1,4 @@
-"""Ways to communicate that no recorder sees, symmetric memory and torchcomms: a program that takes them is told so."""
+"""Ways to communicate that no recorder sees, symmetric memory and torchcomms: they raise an error or make a remark."""
 
 from __future__ import annotations
 
