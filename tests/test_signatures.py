@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import re
 from collections.abc import Callable, Iterator
 from importlib import import_module
@@ -73,7 +74,8 @@ def test_functions_that_hand_options_on_name_them() -> None:
     assert {"queue_depth", "thread_count"} < set(options_of(aio.sweep))
 
 
-WITHOUT_ANOTHER_FRAME = {*vars(calls), *vars(p2p), *vars(objects), *vars(ranks), "allgather_fn", "reduce_scatter_fn"}
+_MODULES = (calls, coalesced_calls, p2p, objects, ranks)
+WITHOUT_ANOTHER_FRAME = {*itertools.chain.from_iterable(map(vars, _MODULES)), "allgather_fn", "reduce_scatter_fn"}
 """Calls of `comm` without a decorator: a frame more is a hundredth of a call of 8 B, and the log names the caller."""
 MADE_BY_US = {"SweepResult", "SustainedWrites", "CheckpointRates", "Feeding", "Range", "NumericsReport"}
 """Classes of results, which users do not make."""
