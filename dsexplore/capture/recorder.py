@@ -22,7 +22,6 @@ from types import FrameType
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from dsexplore import io_accesses
 from dsexplore.capture import frame_kinds, pipelines
