@@ -50,7 +50,7 @@ class TorchName:
 
     @property
     def private_part(self) -> str:
-        """The private part of the path: up to the last name with an underscore, or the name of a private module.
+        """Private part of the path: up to the last name with an underscore, or the name of a private module.
 
         Attributes of a class are no names apart from it, unless they are private themselves. Empty for a public name.
 
