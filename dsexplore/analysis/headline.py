@@ -24,7 +24,7 @@ from dsexplore.display import Displayable
 from dsexplore.trace import measured_time
 from dsexplore.trace.ends import ENDED_EARLY
 from dsexplore.trace.numbered_modules import OUTSIDE, place_of
-from dsexplore.trace.schema import OUTSIDE_STEPS, Phase
+from dsexplore.trace.schema import NO_AXIS, OUTSIDE_STEPS, Phase
 from dsexplore.trace.steps import IN_A_STEP, SteadySteps, steady_steps
 from dsexplore.trace.tables import Tables
 from dsexplore.trace.trace import Trace
@@ -255,7 +255,7 @@ class Headline(Displayable):
         before += f"; between steps {between} per rank were sent" if _sends(outside["between steps"]) else ""
         before = f"{self._more}{before}"
         unknown = self.unknown
-        parts = [(axis or "no axis", size) for axis, size in frame.select("axis", "wire_bytes").iter_rows() if size]
+        parts = [(axis or NO_AXIS, size) for axis, size in frame.select("axis", "wire_bytes").iter_rows() if size]
         if not parts and unknown:
             yield Sentence("axes", f"What {what.lower()} sends is not known: {unknown}{before}.", rows)
             return

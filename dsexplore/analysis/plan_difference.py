@@ -19,7 +19,7 @@ from dsexplore.analysis.traffic_purposes import listed, purpose_of
 from dsexplore.display import Displayable
 from dsexplore.trace.diff import KEYS
 from dsexplore.trace.numbered_modules import OUTSIDE, place_of
-from dsexplore.trace.schema import IN_STEPS
+from dsexplore.trace.schema import IN_STEPS, NO_AXIS
 from dsexplore.trace.tables import Tables
 from dsexplore.units import format_bytes, format_count, format_seconds, format_share
 
@@ -127,7 +127,7 @@ class PlanDifference(Displayable):
         in_steps = rows.filter(IN_STEPS)
         a, b = (float(side.to_frame()["wire_bytes"].sum()) for side in (self.before, self.after))
         changes = [
-            (axis or "no axis", size)
+            (axis or NO_AXIS, size)
             for axis, size in _changes(in_steps, "axis").iter_rows()
             if abs(size) >= 0.5  # bytes, not rounding
         ]

@@ -16,7 +16,7 @@ from dsexplore.analysis.waiting_order import rounds
 from dsexplore.display import Displayable
 from dsexplore.errors import UsageError
 from dsexplore.trace import measured_time, schema
-from dsexplore.trace.schema import IN_STEPS
+from dsexplore.trace.schema import IN_STEPS, NO_AXIS
 from dsexplore.trace.tables import Tables
 from dsexplore.trace.trace import Trace
 from dsexplore.units import format_count
@@ -85,15 +85,15 @@ SPANS: dict[str, pl.DataType] = {
 _TIMES: dict[Order, str] = {
     "measured": "measured",
     "program order": "simulated, in program order",
-    "rounds": "simulated, in rounds",
+    "rounds": "simulated, in the earliest order that ranks can run in",
     "predicted": "predicted",
-    "slots": "in slots of its schedule",
+    "slots": "in the time of forwards, by its schedule",
 }
 HELD: dict[str, pl.DataType] = {
     "span": pl.Int64(),  # of the timeline's spans
     "row": pl.Int64(),  # of the trace's events
 }
-NO_AXIS, NO_MODULE = "no axis", "outside any module"
+NO_MODULE = "outside any module"
 WAITING, WARM_UP = "waiting", "warm-up"
 """Marks of a pipeline's stages: a gap (of the bubble), and the time before the stage's first backward."""
 DISK, STILL = "disk", "stands still"
@@ -139,7 +139,7 @@ class Timeline(Displayable):
 
     def __repr__(self) -> str:
         rows = self.spans["row"].drop_nulls().n_unique()
-        what = format_count(rows, "collective") if rows else format_count(self.spans.height, "span")
+        what = format_count(rows, "collective") if rows else format_count(self.spans.height, "part")
         axes = self.tables.events["axis"].replace("", None).drop_nulls().n_unique()
         of = f" on {axes} axes" if axes > 1 else ""
         ranks = format_count(len(self.tables.info.ranks), "rank")

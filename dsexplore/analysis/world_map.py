@@ -25,13 +25,13 @@ from dsexplore.analysis.step_timeline import Sizes
 from dsexplore.display import Displayable
 from dsexplore.errors import UsageError
 from dsexplore.mesh import parse_mesh
+from dsexplore.trace.schema import NO_AXIS
 from dsexplore.trace.steps import in_steps
 from dsexplore.trace.tables import Tables
 from dsexplore.trace.trace import Trace
 from dsexplore.units import format_count
 
 INSIDE, BETWEEN = "inside a node", "between nodes"
-NO_AXIS = "no axis"
 Shade = Literal["bytes", "seconds"]
 Box = Literal["node", "domain"]
 NO_TIMES = "no collective of this trace has a measured duration"

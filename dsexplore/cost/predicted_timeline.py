@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 import polars as pl
 
-from dsexplore.analysis.step_timeline import HELD, NO_AXIS, SPANS, TIES, WAITING, WARM_UP, Order, Sizes, Timeline
+from dsexplore.analysis.step_timeline import HELD, SPANS, TIES, WAITING, WARM_UP, Order, Sizes, Timeline
 from dsexplore.cost.cluster import Cluster
 from dsexplore.cost.prediction import Prediction, predict
 from dsexplore.cost.schedules import Action, Schedule, ScheduledAction, place, read_schedule
@@ -19,7 +19,7 @@ from dsexplore.cost.stream_simulation import COMPUTE, GAPS
 from dsexplore.errors import UsageError
 from dsexplore.trace import schema
 from dsexplore.trace.causes import PIPELINE_SCHEDULE
-from dsexplore.trace.schema import IN_STEPS
+from dsexplore.trace.schema import IN_STEPS, NO_AXIS
 from dsexplore.trace.tables import Tables
 from dsexplore.units import format_seconds, format_share
 

@@ -26,6 +26,9 @@ OUTSIDE_STEPS: tuple[Phase, ...] = ("start-up", "no-grad forward", "between step
 IN_STEPS = ~pl.col("phase").is_in(OUTSIDE_STEPS)
 """Mask of the rows, in a table with a column ``phase``, that figures per step count."""
 
+NO_AXIS = "no mesh"
+"""What stands for the axis of groups that are not an axis of a mesh."""
+
 Timing = Literal["none", "host", "work", "cuda"]
 """How start and end were measured. ``none``: a simulation, start and end are null; ``host``: the host clock
 around the call; ``work``: from issue to the completion of the work; ``cuda``: CUDA events on the stream."""

@@ -27,16 +27,16 @@ def trace() -> Trace:
 
 def test_one_simulated_rank_is_in_program_order(trace: Trace) -> None:
     timeline = trace.timeline(lanes="axis", sizes="message")
-    assert (timeline.order, timeline.lanes) == ("program order", ("tp", "dp", "no axis"))
+    assert (timeline.order, timeline.lanes) == ("program order", ("tp", "dp", "no mesh"))
     assert timeline.spans.select("lane", "begin", "end", "bytes").rows() == [
         ("tp", 0.0, 1.0, 1024),
         ("dp", 1.0, 2.0, 256),
-        ("no axis", 2.0, 3.0, 16),
+        ("no mesh", 2.0, 3.0, 16),
     ]
 
 
 def test_phases_are_color_by_axis_unless_asked(trace: Trace) -> None:
-    assert trace.timeline().marks == ("tp", "dp", "no axis")
+    assert trace.timeline().marks == ("tp", "dp", "no mesh")
     assert trace.timeline(colors="op").marks == ("all_reduce", "broadcast")
 
 

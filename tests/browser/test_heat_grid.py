@@ -111,7 +111,7 @@ def test_names_of_columns_that_do_not_fit_stand_upright_inside_the_figure(
 
 @pytest.mark.parametrize("rows", [1, 2, 9])
 def test_its_scale_stands_close_below_and_what_is_said_of_a_cell_has_room(page: Any, rows: int) -> None:
-    drawn(page, spec_of([[1024.0 * (i + 1)] for i in range(rows)], ["no axis"]), 1)
+    drawn(page, spec_of([[1024.0 * (i + 1)] for i in range(rows)], ["no mesh"]), 1)
     low = "(place) => document.querySelector(place).getBoundingClientRect().bottom"
     assert 0 < page.evaluate(low, ".dsx-ramp") - page.evaluate(low, ".dsx-under") < 80
     for row in range(rows):

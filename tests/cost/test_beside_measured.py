@@ -70,6 +70,32 @@ def test_the_page_names_the_modules_where_both_part(simulated: Trace, tmp_path: 
     assert "Predicted beside" not in simulated.predict().to_html(f"{tmp_path}/alone.html").read_text()
 
 
+def test_the_page_says_how_long_a_step_took_and_whether_that_was_predicted(simulated: Trace, tmp_path: Path) -> None:
+    """Steps begin one second apart, which no prediction of so small a step reaches."""
+    page = simulated.predict().to_html(tmp_path / "page.html", measured=measured(simulated, 3)).read_text()
+    said = "Measured: 1 s from a step's first collective to the next step's, longer than the predicted "
+    assert page.replace("&#x27;", "'").count(said) == 1
+    alone = simulated.predict().to_html(tmp_path / "alone.html", measured=measured(simulated, 1)).read_text()
+    assert "to the end of its last" in alone
+
+
+def test_a_wait_that_nobody_recorded_is_unknown(simulated: Trace, tmp_path: Path) -> None:
+    """Of an asynchronous collective for which no call waits it is not known how long the program stood still."""
+    trace = measured(simulated, 3)
+    unseen = trace.events.with_columns(is_async=pl.lit(True), waited=pl.lit(None, pl.Int64))
+    trace = Trace(replace(trace.tables, events=unseen))
+    prediction = simulated.predict()
+    frame = beside(prediction, trace)
+    called = pl.col("communication_measured") > 0
+    assert (
+        frame.filter(called).select("exposed_measured", "off").null_count().row(0) == (frame.filter(called).height,) * 2
+    )
+    assert frame.filter(~called).select("exposed_measured", "off").null_count().row(0) == (0, 0)
+    page = prediction.to_html(tmp_path / "page.html", measured=trace).read_text()
+    assert ">unknown<" in page
+    assert "what is exposed is unknown and counts as compute" in page
+
+
 def test_a_trace_without_times_cannot_stand_beside(simulated: Trace) -> None:
     with pytest.raises(UsageError, match="no measured times"):
         beside(simulated.predict(), simulated)

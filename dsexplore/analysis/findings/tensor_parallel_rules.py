@@ -10,6 +10,7 @@ import polars as pl
 
 from dsexplore.analysis.findings.evidence import BY_PLACE, EventGroup, Evidence, after_a_sibling, equal_rows
 from dsexplore.analysis.findings.finding import Finding
+from dsexplore.trace.schema import NO_AXIS
 from dsexplore.units import format_bytes
 
 # Several modules gather the same input: what is gathered for the first is already whole for the others.
@@ -39,7 +40,7 @@ def gathered_again(evidence: Evidence) -> Iterator[Finding]:
 
 def _why_gathered(group: EventGroup) -> str:
     return (
-        f"{group.calls} of {format_bytes(group.largest_bytes)} on {group.axis or 'no axis'} could be saved: its "
+        f"{group.calls} of {format_bytes(group.largest_bytes)} on {group.axis or NO_AXIS} could be saved: its "
         "modules gather the same input one after the other, and scatter its gradient as often"
     )
 
@@ -79,7 +80,7 @@ def siblings_reduce(evidence: Evidence) -> Iterator[Finding]:
 
 def _why_siblings(group: EventGroup) -> str:
     return (
-        f"{group.calls} of {format_bytes(group.largest_bytes)} on {group.axis or 'no axis'} could be saved: its "
+        f"{group.calls} of {format_bytes(group.largest_bytes)} on {group.axis or NO_AXIS} could be saved: its "
         "modules each reduce the gradient of the same input, where their sum could be reduced once"
     )
 
@@ -131,7 +132,7 @@ def all_reduce_of_shards(evidence: Evidence) -> Iterator[Finding]:
 
 def _why_shards(group: EventGroup) -> str:
     return (
-        f"{group.calls} of {format_bytes(group.largest_bytes)} on {group.axis or 'no axis'}, each followed by an "
+        f"{group.calls} of {format_bytes(group.largest_bytes)} on {group.axis or NO_AXIS}, each followed by an "
         "all_gather of as many bytes: if that gathers shards of the result, a reduce_scatter would have sent half as "
         "much"
     )

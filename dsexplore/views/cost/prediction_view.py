@@ -7,7 +7,7 @@ from typing import Any
 
 import polars as pl
 
-from dsexplore.cost.beside_measured import beside
+from dsexplore.cost.beside_measured import beside, measured_sentence
 from dsexplore.cost.predicted_timeline import stream_timeline, timeline_of_stages
 from dsexplore.cost.prediction import Prediction
 from dsexplore.errors import UsageError
@@ -61,12 +61,13 @@ class PredictionView(View):
             lines += [f"  to need less: {html.plain(str(saving), 200)}" for saving in prediction.memory.savings[:3]]
         return "\n".join(lines)
 
-    def html(self, most: int = _MOST_ROWS, drawn: bool = True) -> str:
+    def html(self, most: int = _MOST_ROWS, drawn: bool = True, measured: Trace | None = None) -> str:
         """Return the headline, bars, the streams in time, tables by module and by axis, and memory over the step.
 
         Args:
             most: maximal number of modules in the table.
             drawn: whether streams and memory are drawn, too.
+            measured: see `page`.
         """
         prediction = self._prediction
         head = f'<p>A step on {html.escape(prediction.cluster.title)} <span class="tag">predicted</span></p>'
@@ -74,6 +75,7 @@ class PredictionView(View):
         body = [
             head,
             html.verdict(self._verdict),
+            _beside(prediction, measured) if measured is not None else "",
             _totals(prediction),
             timeline_drawing.drawing(stream_timeline(prediction)) if drawn else "",
             html.details(
@@ -112,8 +114,7 @@ class PredictionView(View):
             options: none.
         """
         self.refuse("to_html", options, "measured")
-        parted = _comparison_html(self._prediction, measured) if measured is not None else ""
-        return html.page(self.title, self.html(_MOST_ROWS_OF_PAGE) + parted)
+        return html.page(self.title, self.html(_MOST_ROWS_OF_PAGE, measured=measured))
 
     def figure(self, kind: str = "timeline", **options: Any) -> Any:
         """Return a plotly figure.
@@ -220,8 +221,8 @@ def _modules(prediction: Prediction, most: int) -> str:
     return html.table(("module", "", *_PARTS), cells, left=(0, 1)) + more
 
 
-def _comparison_html(prediction: Prediction, measured: Trace) -> str:
-    """Return the modules and phases in which prediction and measurement differ most."""
+def _beside(prediction: Prediction, measured: Trace) -> str:
+    """Return how long a step took where it was measured, and the modules and phases that differ most."""
     columns = pl.col("communication_measured", "exposed_measured", "between_measured")
     frame = beside(prediction, measured).with_columns(is_measured=pl.any_horizontal(columns > 0).fill_null(False))
     left_out = frame.filter(~pl.col("is_measured")).height
@@ -229,18 +230,24 @@ def _comparison_html(prediction: Prediction, measured: Trace) -> str:
     shown = ("exposed", "exposed_measured", "compute", "between_measured", "communication", "communication_measured")
     rows = []
     for row in frame.iter_rows(named=True):
-        seconds = [format_seconds(row[name]) for name in shown]
-        off = f"{'+' if row['off'] >= 0 else '−'}{format_seconds(abs(row['off']))}"
+        seconds = ["unknown" if row[name] is None else format_seconds(row[name]) for name in shown]
+        off = "unknown" if row["off"] is None else f"{'+' if row['off'] >= 0 else '−'}{format_seconds(abs(row['off']))}"
         rows.append((html.name(row["module"] or "(outside modules)"), html.escape(row["phase"]), *seconds, off))
     measures = ("exposed", "compute", "communication")
     head = ("module", "phase", *(f"{name}, {how}" for name in measures for how in ("predicted", "measured")))
+    waits = (
+        " Where no call waits for its collective, what is exposed is unknown and counts as compute."
+        if frame["exposed_measured"].null_count()
+        else ""
+    )
     hidden = f" {format_count(left_out, 'row')} of modules that call none are left out." if left_out else ""
     said = (
         '<p class="dim">Times are measured at collectives: what a rank computes between two of them counts as compute '
-        f"of the module that calls the second one.{hidden}</p>"
+        f"of the module that calls the second one.{waits}{hidden}</p>"
     )
     body = html.table((*head, "predicted − measured"), rows, left=(0, 1)) + said
-    return html.fragment(html.details("Predicted beside measured, largest differences first", body, opened=True), STYLE)
+    said = html.verdict(measured_sentence(prediction, measured))
+    return said + html.details("Predicted beside measured, largest differences first", body, opened=True)
 
 
 def _busy(parts: Mapping[str, float]) -> float:

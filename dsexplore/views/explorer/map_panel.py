@@ -11,11 +11,12 @@ import polars as pl
 
 from dsexplore.analysis.running_times import FlowSeconds, RunningTimes, measured_times
 from dsexplore.analysis.step_timeline import Sizes
-from dsexplore.analysis.world_map import FLOW, NO_AXIS, NO_TIMES, WorldMap, flows_over, flows_with, map_of
+from dsexplore.analysis.world_map import FLOW, NO_TIMES, WorldMap, flows_over, flows_with, map_of
 from dsexplore.cost.predicted_map import times_of
 from dsexplore.cost.prediction import Prediction
 from dsexplore.errors import UsageError
 from dsexplore.trace import measured_time
+from dsexplore.trace.schema import NO_AXIS
 from dsexplore.views.explorer.clicked_marks import Picked
 from dsexplore.views.trace.event_codes import EventCodes
 from dsexplore.views.trace.event_lines import EventLines, event_lines

@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from dsexplore.trace.schema import NO_AXIS
 from dsexplore.views.explorer.filters import Passed
 from dsexplore.views.page import html
 from dsexplore.views.page.theme import axis_number
 from dsexplore.views.trace.byte_sizes import signed
 from dsexplore.views.trace.event_codes import EventCodes
-from dsexplore.views.trace.module_tree import NO_AXIS, OTHER_AXES, Folding, ModuleTree, ranges
+from dsexplore.views.trace.module_tree import OTHER_AXES, Folding, ModuleTree, ranges
 from dsexplore.views.trace.pivot import Sizes
 from dsexplore.views.trace.time_columns import TimeColumn, measured_columns
 from dsexplore.views.widgets.part_widgets import TreeWidget

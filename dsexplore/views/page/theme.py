@@ -13,6 +13,8 @@ import zlib
 from dataclasses import dataclass
 from typing import Any
 
+from dsexplore.trace.schema import NO_AXIS
+
 ALARM = "#e01b3b"
 """What costs time that need not be spent: exposed communication, a late rank, a limit that is passed."""
 SHADE = "#12707a"
@@ -91,7 +93,7 @@ _AXES_BY_NAME = {
     **dict.fromkeys(("cp", "context", "ring", "ulysses"), _CONTEXT),
     **dict.fromkeys(("pp", "pipe", "pipeline", "stage"), _PIPELINE),
     **dict.fromkeys(("ep", "etp", "expert", "experts"), _EXPERT),
-    **dict.fromkeys(("", "world", "no axis", "other axes"), _WORLD),
+    **dict.fromkeys(("", "world", NO_AXIS, "other axes"), _WORLD),
 }
 _OF_OTHER_NAMES = (_OTHER, _REPLICAS, _CONTEXT)
 _NUMBERED = re.compile(r"\D*?_?(\d+)")
@@ -118,7 +120,7 @@ def axis_mark(name: str) -> Mark:
     words = [word for word in re.split(r"[^\w]|_", name) if word]
     both = (words[0], words[-1] if words[-1].isdigit() else words[1]) if len(words) > 1 else ()
     letters = "".join(word[0] for word in both) if both else name[:2]
-    return Mark(letters if name not in ("", "no axis") else "–", *AXES[axis_number(name)])
+    return Mark(letters if name not in ("", NO_AXIS) else "–", *AXES[axis_number(name)])
 
 
 MEMORY: dict[str, Mark] = {

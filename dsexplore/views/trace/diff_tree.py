@@ -12,7 +12,7 @@ import polars as pl
 
 from dsexplore.analysis.plan_difference import SIZES, PlanDifference, count_text
 from dsexplore.cost.prediction import Prediction
-from dsexplore.trace.schema import IN_STEPS, OUTSIDE_STEPS
+from dsexplore.trace.schema import IN_STEPS, NO_AXIS, OUTSIDE_STEPS
 from dsexplore.trace.tables import Tables
 from dsexplore.trace.trace import TraceDiff
 from dsexplore.units import format_bytes, format_seconds
@@ -21,7 +21,7 @@ from dsexplore.views.page.theme import ALARM, GREY, SHADE, axis_number
 from dsexplore.views.trace import outline
 from dsexplore.views.trace.byte_sizes import column_of
 from dsexplore.views.trace.facets import Facets
-from dsexplore.views.trace.module_tree import NO_AXIS, OTHER_AXES, Fold, Folds, ModuleTree, module_tree, signatures
+from dsexplore.views.trace.module_tree import OTHER_AXES, Fold, Folds, ModuleTree, module_tree, signatures
 from dsexplore.views.trace.pivot import Sizes
 from dsexplore.views.trace.time_columns import StoodFor, seconds_cell, step_seconds
 

@@ -10,7 +10,7 @@ import polars as pl
 from dsexplore.analysis.joint_timeline import joint_timeline, rank_and_step
 from dsexplore.analysis.plan_difference import DifferenceSentence, PlanDifference, count_text
 from dsexplore.cost.prediction import Prediction
-from dsexplore.trace.schema import IN_STEPS, OUTSIDE_STEPS
+from dsexplore.trace.schema import IN_STEPS, NO_AXIS, OUTSIDE_STEPS
 from dsexplore.trace.trace import TraceDiff
 from dsexplore.units import format_bytes, format_change
 from dsexplore.views.page import html
@@ -20,7 +20,7 @@ from dsexplore.views.trace import diff_tree, drawings, headline_view, outline
 from dsexplore.views.trace.byte_sizes import MESSAGE, WIRE, WORDS, column_of, summed_over
 from dsexplore.views.trace.diff_tree import DiffRows, signed_bytes
 from dsexplore.views.trace.headline_view import PER, findings_table
-from dsexplore.views.trace.module_tree import MOST_AXES, NO_AXIS, OTHER_AXES
+from dsexplore.views.trace.module_tree import MOST_AXES, OTHER_AXES
 from dsexplore.views.view import View
 
 _BUDGET, _PAGE_BUDGET, _LEAST = 64_000, 1_500_000, 12_000

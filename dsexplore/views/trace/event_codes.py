@@ -19,13 +19,13 @@ import polars as pl
 
 from dsexplore.trace import measured_time
 from dsexplore.trace.numbered_modules import place_of
-from dsexplore.trace.schema import OUTSIDE_STEPS
+from dsexplore.trace.schema import NO_AXIS, OUTSIDE_STEPS
 from dsexplore.trace.select import certain_text, module_test
 from dsexplore.trace.tables import Tables
 from dsexplore.views.trace.byte_sizes import WIRE, column_of
 from dsexplore.views.trace.event_lines import EventLines, event_lines
 from dsexplore.views.trace.facets import Facet, Facets, facet
-from dsexplore.views.trace.module_tree import NO_AXIS, Folding, ModuleTree, module_tree
+from dsexplore.views.trace.module_tree import Folding, ModuleTree, module_tree
 from dsexplore.views.trace.pivot import Codes, Mask, Pivot, PivotSums, Sizes, find_pivot
 from dsexplore.views.trace.tally import Grid, grid
 

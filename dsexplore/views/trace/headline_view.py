@@ -9,11 +9,12 @@ import polars as pl
 from dsexplore.analysis.findings.finding import Finding, Findings
 from dsexplore.analysis.headline import Headline, Sentence
 from dsexplore.cost.prediction import Prediction
+from dsexplore.trace.schema import NO_AXIS
 from dsexplore.units import format_bytes, format_seconds
 from dsexplore.views.page import html
 from dsexplore.views.page.theme import AXIS_STYLE, axis_mark, axis_number
 from dsexplore.views.trace import drawings
-from dsexplore.views.trace.module_tree import MOST_AXES, NO_AXIS, OTHER_AXES
+from dsexplore.views.trace.module_tree import MOST_AXES, OTHER_AXES
 from dsexplore.views.view import View
 
 MOST_FINDINGS = 30

@@ -16,12 +16,9 @@ import numpy.typing as npt
 import polars as pl
 
 from dsexplore.trace.numbered_modules import OUTSIDE
-from dsexplore.trace.schema import IN_STEPS
+from dsexplore.trace.schema import IN_STEPS, NO_AXIS
 from dsexplore.trace.tables import Tables
 from dsexplore.views.trace.facets import Facet, row_numbers
-
-NO_AXIS = "no axis"
-"""Label of groups that are not an axis of a mesh."""
 
 OTHER_AXES = "other axes"
 MOST_AXES = 6

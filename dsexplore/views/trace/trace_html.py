@@ -14,7 +14,7 @@ from dsexplore.trace.tables import Tables
 from dsexplore.trace.totals import totals
 from dsexplore.trace.trace import Trace
 from dsexplore.trace.unknown_sizes import format_sum
-from dsexplore.units import format_count
+from dsexplore.units import format_bytes, format_count
 from dsexplore.views.page import html
 from dsexplore.views.skew import skew_view
 from dsexplore.views.timeline import timeline_drawing
@@ -36,6 +36,8 @@ _ROWS, _NOTES = 8, 3
 """Numbers of (op, axis) lines and of notes in a trace's text."""
 _TIMELINE_LANES, _TIMELINE_COLUMNS = 6, 96
 _SKEW_COLLECTIVES, _SKEW_LANES = 24, 6
+_ROUNDED = 1e-9
+"""Tolerance within which two sums of bytes are equal."""
 _TWIN_STYLE = headline_view.STYLE + outline.STYLE + timeline_drawing.STYLE + skew_view.STYLE
 _STYLE = _TWIN_STYLE + drawings.STYLE
 _NOT_REAL = "Simulated ranks: counts, sizes and placements are real, computed values and times are not."
@@ -103,9 +105,8 @@ def trace_html(
         _header(tables)
         + _headline(headline, names, codes.tree.axes, prediction)
         + answers
-        + _timeline(codes)
-        + _skew(headline, names.get("skew", ""))
-        + _sizes_note(codes)
+        + _in_time(codes, headline, names.get("skew", ""))
+        + _sizes_note(codes, headline)
     )
     around = html.fragment(head + sent, _STYLE)
     tree = tree_html(codes, budget - len(around.encode()), modules, _times(codes, prediction))
@@ -120,14 +121,14 @@ def _times(codes: EventCodes, prediction: Prediction | None) -> list[TimeColumn]
 def twin_html(codes: EventCodes, headline: Headline, prediction: Prediction | None = None) -> str:
     """Return the short static view that a notebook stores next to the explorer: headline, timeline and tree."""
     said = headline_html(headline, lambda _: "", codes.tree.axes, prediction)
-    head = _header(codes.tables) + said + _timeline(codes) + _sizes_note(codes)
+    head = _header(codes.tables) + said + _in_time(codes, headline) + _sizes_note(codes, headline)
     return html.fragment(head + tree_html(codes, _TWIN_BUDGET, None, _times(codes, prediction)), _TWIN_STYLE)
 
 
 def figure_html(headline: Headline, kind: str, sizes: str = WIRE) -> str:
     """Return the headline, and the section that shows what the figure of this kind shows."""
     codes = EventCodes(headline.tables, sizes=sizes)
-    head = _header(codes.tables) + headline_html(headline, lambda _: "", codes.tree.axes) + _sizes_note(codes)
+    head = _header(codes.tables) + headline_html(headline, lambda _: "", codes.tree.axes) + _sizes_note(codes, headline)
     return html.fragment(head + still_html(codes, kind), headline_view.STYLE + drawings.STYLE)
 
 
@@ -136,19 +137,27 @@ def _headline(headline: Headline, names: dict[str, str], axes: list[str], predic
     return headline_html(headline, lambda i: headline_view.link_to(names[said[i].about], said[i]), axes, prediction)
 
 
-def _timeline(codes: EventCodes) -> str:
+def _in_time(codes: EventCodes, headline: Headline, anchor: str = "") -> str:
+    """Return the sections of the timeline and of who waits for whom: open is the one that shows the verdict."""
+    if headline.skew.late_ranks:
+        return _skew(headline, anchor, True) + _timeline(codes, False)
+    return _timeline(codes, True) + _skew(headline, anchor, False)
+
+
+def _timeline(codes: EventCodes, opened: bool) -> str:
     """Return the section of the timeline, or ``""`` if nothing was sent."""
     if not len(codes):
         return ""
     shown = timeline_of(codes.tables, sizes="wire" if codes.kind_of_sizes == WIRE else "message")
     drawn = timeline_drawing.drawing(shown, _TIMELINE_LANES, _TIMELINE_COLUMNS)
-    return f'<details class="tl-part" open><summary>{html.escape(whole(shown))}</summary>{drawn}</details>'
+    tag = f'<details class="tl-part"{" open" * opened}>'
+    return f"{tag}<summary>{html.escape(whole(shown))}</summary>{drawn}</details>"
 
 
-def _skew(headline: Headline, anchor: str) -> str:
+def _skew(headline: Headline, anchor: str, opened: bool) -> str:
     """Return the section of who waits for whom, or ``""`` if fewer than two ranks were measured."""
     drawn = skew_view.drawing(headline.skew, _SKEW_COLLECTIVES, _SKEW_LANES)
-    return drawings.part("Who waits for whom", drawn and f"<div>{drawn}</div>", False, anchor)
+    return drawings.part("Who waits for whom", drawn and f"<div>{drawn}</div>", opened, anchor)
 
 
 def _answers(headline: Headline) -> str:
@@ -161,7 +170,7 @@ _APART = {"no-grad forward": "forwards without gradients", "between steps": "wha
 """Phases outside steps that few traces have, and their names in sentences."""
 
 
-def _sizes_note(codes: EventCodes) -> str:
+def _sizes_note(codes: EventCodes, headline: Headline) -> str:
     """Return the sentence on what all sizes below it are, and what they are summed over."""
     if not len(codes):
         return ""
@@ -169,11 +178,21 @@ def _sizes_note(codes: EventCodes) -> str:
     labels = codes.facets["phase"].labels
     parts = ["start-up", *(words for phase, words in _APART.items() if phase in labels)]
     apart = f"{listed(parts)} are each in their own" if len(parts) > 1 else "start-up is in its own"
+    over = f"{summed_over(codes.tables)}{_product(codes, headline)}"
     return (
-        f'<p class="dim">Sizes are {WORDS[codes.kind_of_sizes]}, {summed_over(codes.tables)}; {apart} '
+        f'<p class="dim">Sizes are {WORDS[codes.kind_of_sizes]}, {over}; {apart} '
         f'column only. <code>to_html(path, sizes="{other}")</code> and <code>figure(sizes="{other}")</code> show the '
         "others.</p>"
     )
+
+
+def _product(codes: EventCodes, headline: Headline) -> str:
+    """Return how the headline's bytes per rank and step make up the sum below it; empty where they do not exactly."""
+    each, many = float(headline.to_frame()["wire_bytes"].sum()), headline.ranks * headline.steps
+    whole = float(in_steps(codes.tables.events)["wire_bytes"].sum())
+    if codes.kind_of_sizes != WIRE or many < 2 or not whole or abs(each * many - whole) > _ROUNDED * whole:
+        return ""
+    return f": {many:,} × {format_bytes(each)} = {format_bytes(whole)}"
 
 
 def _summary(tables: Tables) -> str:

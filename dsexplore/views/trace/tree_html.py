@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from dsexplore.trace.schema import OUTSIDE_STEPS
+from dsexplore.trace.schema import NO_AXIS, OUTSIDE_STEPS
 from dsexplore.units import format_bytes
 from dsexplore.views.page import html
 from dsexplore.views.page.theme import axis_number
 from dsexplore.views.trace import outline
 from dsexplore.views.trace.byte_sizes import Sizes, is_partial, signed, size_text, summed_over
 from dsexplore.views.trace.event_codes import Columns, EventCodes
-from dsexplore.views.trace.module_tree import NO_AXIS, OTHER_AXES, Fold, ranges
+from dsexplore.views.trace.module_tree import OTHER_AXES, Fold, ranges
 from dsexplore.views.trace.time_columns import StoodFor, TimeColumn
 
 LEAST = 12_000

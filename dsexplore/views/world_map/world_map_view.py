@@ -227,9 +227,11 @@ def _cell(world: WorldMap, cell: DrawnRank, groups: dict[int, int], place: str, 
 
 
 def _table(world: WorldMap, look: Look) -> str:
-    drawn_levels = [(level.axis, world.named(level.level), level.peers, _value(world, level)) for level in world.levels]
-    if not look.live:
-        drawn_levels = _merged(drawn_levels) if world.running is not None else drawn_levels
+    drawn_levels = _levels(world)
+    if not look.live and world.running is not None:
+        drawn_levels = _merged(drawn_levels)
+        if len(drawn_levels) == 1:
+            return ""  # the sentence above it says the same
     top = max((value for *_, value in drawn_levels), default=0) or 1
     rows = []
     for axis, links, peers, value in drawn_levels:
@@ -245,6 +247,10 @@ def _table(world: WorldMap, look: Look) -> str:
         if look.live
     ]
     return html.table(head, rows, left=(0, 1, 4), attributes=marks)
+
+
+def _levels(world: WorldMap) -> list[tuple[str, str, int, float]]:
+    return [(level.axis, world.named(level.level), level.peers, _value(world, level)) for level in world.levels]
 
 
 def _value(world: WorldMap, level: Level) -> float:
@@ -293,6 +299,14 @@ def _total(world: WorldMap) -> str:
         unknown = _unknown(world)
         more = f" More may be sent: {html.escape(unknown)}." if unknown else ""
         return html.verdict(f"Per rank and step {inside} stay {near}, {between} go {far}.{more}")
+    waiting = ", waiting for late ranks left out" if world.running.times.source == "measured" else ""
     if inside == between:
-        return html.verdict(f"Collectives run {inside} of a step on each rank, over links {near} and {far}.")
-    return html.verdict(f"Per rank and step collectives run {inside} over links {near}, {between} {far}.")
+        over = f"; each of them goes over links {far}" if _cross_nodes(world) else f", {near} and {far} alike"
+        return html.verdict(f"Collectives take {inside} of a step per rank{waiting}{over}.")
+    return html.verdict(f"Per rank and step collectives run {inside} over links {near}, {between} {far}{waiting}.")
+
+
+def _cross_nodes(world: WorldMap) -> bool:
+    """Return True if the collectives of every axis go over links of both levels."""
+    levels = _levels(world)
+    return 2 * len(_merged(levels)) == len(levels)

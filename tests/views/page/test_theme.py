@@ -165,7 +165,7 @@ def test_marks_and_ink_stand_out_on_light_and_on_dark_pages(background: str) -> 
         (("cp",), 3),
         (("pp",), 4),
         (("ep", "etp"), 5),
-        (("", "no axis", "other axes", "world"), 6),
+        (("", "no mesh", "other axes", "world"), 6),
         (("dim_0", "dim_3"), 7),
     ],
 )

@@ -15,6 +15,7 @@ import dsexplore
 from dsexplore.analysis.skew import Skew
 from dsexplore.errors import UsageError
 from dsexplore.trace.trace import Trace
+from dsexplore.units import format_bytes
 from dsexplore.views.skew.skew_view import window
 from tests.analysis.late_programs import Program
 
@@ -126,3 +127,19 @@ def test_a_page_of_the_trace_has_the_picture() -> None:
     (link,) = re.findall(r'href="#([^"]+)">who waits', shown)
     assert shown.count(f'id="{link}"') == 1
     assert "Who waits for whom" in shown
+
+
+def test_a_trace_with_a_late_rank_opens_who_waits_and_one_without_its_timeline() -> None:
+    for program, opened in ((LATE, "Who waits for whom"), (replace(LATE, late_rank=None), "Timeline of")):
+        shown = Trace(program.trace())._repr_mimebundle_()["text/html"]
+        sections = re.findall(r'<details class="(?:part|tl-part)"( open|)><summary>([^<]*)</summary>', shown)
+        in_time = [(bool(is_open), title) for is_open, title in sections if title.startswith(("Who waits", "Timeline"))]
+        assert [title.startswith(opened) for is_open, title in in_time if is_open] == [True]
+        assert len(in_time) == 2
+
+
+def test_a_trace_says_how_its_bytes_per_rank_and_step_make_up_the_sums() -> None:
+    trace = Trace(LATE.trace())
+    shown = trace._repr_mimebundle_()["text/html"]
+    each = trace.headline().to_frame()["wire_bytes"].sum()
+    assert f"summed over 4 ranks and 6 steps: 24 × {format_bytes(each)} = {format_bytes(24 * each)}" in shown

@@ -104,7 +104,7 @@ def test_columns_are_sums_over_each_subtree(trace: Trace) -> None:
         assert sent.count[row] == below.height
         assert sent.bytes[row] == below["wire_bytes"].sum()
         assert sent.own[row] == own["wire_bytes"].sum()
-        for axis, label in (("dp", "dp"), ("tp", "tp"), ("", "no axis")):
+        for axis, label in (("dp", "dp"), ("tp", "tp"), ("", "no mesh")):
             held = below.filter(axis=axis)["wire_bytes"].sum()
             assert sent.axes[codes.tree.axes.index(label), row] == held
         for phase, sizes in zip(("forward", "backward"), sent.phases, strict=True):
@@ -146,7 +146,7 @@ def test_places_are_what_polars_groups(trace: Trace, facets: dict[str, str], mod
     grid = codes.places(codes.sums(codes.mask(facets)), rows)
     cells = [(row, column) for row in grid.rows for column in grid.columns]
     found = {cell: value for cell, value in zip(cells, grid.values.ravel().tolist(), strict=True) if value}
-    assert found == {(row, axis or "no axis"): size for row, axis, size in sums.iter_rows()}
+    assert found == {(row, axis or "no mesh"): size for row, axis, size in sums.iter_rows()}
     for totals in (grid.values.sum(axis=1).tolist(), grid.values.sum(axis=0).tolist()):
         assert totals == sorted(totals, reverse=True)
 
