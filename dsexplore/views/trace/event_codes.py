@@ -120,15 +120,8 @@ class EventCodes:
 
     def prepare(self) -> None:
         """Compute in advance what the first filter or selection would wait for."""
-        _ = (
-            self._triggered_elsewhere,
-            self._cell,
-            self._columns_of,
-            self._causes,
-            self._kinds,
-            self.total,
-            self._first_of,
-        )
+        _ = self._triggered_elsewhere, self._cell, self._columns_of, self._causes, self._kinds
+        _ = self.total, self._first_of
 
     # Which events
 
