@@ -320,7 +320,8 @@ def hang_sentences(run: CellRun) -> list[str]:
         return []
     stacks = {outcome.rank: outcome.stack for outcome in run.outcomes if outcome.stack}
     report = explain_trace(run.trace, stacks, {outcome.rank: _end(outcome) for outcome in run.outcomes}, stood="")
-    return [] if report.reason == "none" else [report.sentence]
+    says_nothing = report.reason == "none" or (report.reason == "unknown" and report.waiting.is_empty())
+    return [] if says_nothing else [report.sentence]
 
 
 def stack_texts(run: CellRun) -> list[str]:

@@ -87,7 +87,8 @@ def blame(job: JobCalls, front: Wavefront, mismatched: Iterable[Mismatch] | None
         mismatched: its `mismatches`, where they are known already.
     """
     if not job.waiting:
-        return _outside(job) or Blame("none")
+        untold = tuple(sorted(rank for rank, known in job.ranks.items() if not known.tells_whether_it_waits))
+        return _outside(job) or (Blame("unknown", suspects=untold) if untold else Blame("none"))
     missed = misdirected(job, [call for calls in front.heads.values() for call in calls])
     if missed is not None:
         ends = (missed.sent.rank, missed.received.rank)

@@ -29,6 +29,8 @@ def sentence(job: JobCalls, front: Wavefront, blame: Blame, parted: Sequence[Mis
     if blame.kind == "none":
         ended = sum(len(rank.calls) for rank in job.ranks.values())
         return f"nothing hangs: no rank waits, all {ended:,} recorded calls ended"
+    if not job.waiting and blame.kind == "unknown":
+        return _untold_text(job, blame)
     if blame.kind == "outside":
         return _outside_text(job, blame)
     if blame.kind in ("missing", "no evidence"):
@@ -44,6 +46,15 @@ def sentence(job: JobCalls, front: Wavefront, blame: Blame, parted: Sequence[Mis
     if blame.kind == "order":
         return _order_text(front, blame, _lines_text(blame, parted))
     return _device_text(front, blame)
+
+
+def _untold_text(job: JobCalls, blame: Blame) -> str:
+    """Say that no recorded call waits, and of which ranks there is no record of calls."""
+    known = [rank for rank in job.ranks if rank not in blame.suspects]
+    ended = sum(len(job.ranks[rank].calls) for rank in known)
+    of_known = f"all {ended:,} recorded calls of {format_ranks(known)} ended; " if known else ""
+    who, it = format_ranks(blame.suspects), "it waits" if len(blame.suspects) == 1 else "they wait"
+    return f"{of_known}{who} left no readable record of calls: the evidence does not say whether {it}"
 
 
 def _outside_text(job: JobCalls, blame: Blame) -> str:
@@ -347,7 +358,8 @@ def _device_text(front: Wavefront, blame: Blame) -> str:
         return _overtaken_text(front, blame, instance, call)
     if not blame.culprits and instance.id.group in front.job.unlisted and front.unseen:
         return _unlisted_text(front, instance)
-    text = f"all of {format_ranks(instance.calls)} called {call_text(call)}{_number(instance)}, and it has not ended"
+    came = instance.calls.keys() | (set(instance.id.group.ranks) - set(instance.absent))
+    text = f"all of {format_ranks(came)} called {call_text(call)}{_number(instance)}, and it has not ended"
     if not blame.culprits:
         return text + ": the evidence does not say on which rank"
     states = {instance.calls[rank].state for rank in blame.culprits if rank in instance.calls}

@@ -190,6 +190,12 @@ class RankCalls:
         return [call for call in self.calls if call.is_pending]
 
     @property
+    def tells_whether_it_waits(self) -> bool:
+        """False if the rank left no record, or counted calls that had not completed and of which it has none."""
+        counted = any(number > self.completed.get(group, -1) for group, number in self.enqueued.items())
+        return self.has_evidence and (bool(self.calls) or not counted)
+
+    @property
     def waits_earlier(self) -> bool:
         """True if the rank waits in a call of an earlier block, and in none that is in the trace."""
         return self.earlier is not None and self.earlier.waits_in_call

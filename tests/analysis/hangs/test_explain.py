@@ -124,6 +124,34 @@ def test_nothing_hangs(tmp_path: Path) -> None:
     assert report.waiting.is_empty()
 
 
+@pytest.mark.parametrize("left", [None, b"", b'{"entries": [{}], "pg_config": {}}', b"{", "counted"])
+def test_where_a_rank_left_no_readable_record_it_is_not_said_that_nothing_hangs(
+    tmp_path: Path, left: bytes | str | None
+) -> None:
+    def good(_rank: int) -> Any:
+        for _ in range(3):
+            yield Collective(ALL4[0])
+
+    folder = write(dumps(run(good, 4), ALL4), tmp_path / "dumps")
+    file = folder / "_dump_2"
+    assert file.exists()
+    if left is None:
+        file.unlink()
+    elif isinstance(left, bytes):
+        file.write_bytes(left)
+    else:
+        content = pickle.loads(file.read_bytes())
+        content["entries"] = []
+        content["pg_status"] = {"0": {"last_enqueued_collective": 3, "last_completed_collective": 2}}
+        file.write_bytes(pickle.dumps(content))
+    report = dsexplore.explain_hang(folder)
+    assert (report.culprits, report.suspects, report.reason) == ((), (2,), "unknown")
+    assert report.sentence == (
+        "all 9 recorded calls of ranks 0, 1, 3 ended; rank 2 left no readable record of calls: "
+        "the evidence does not say whether it waits"
+    )
+
+
 def test_bad_input(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(FileNotFoundError, match=r"nothing at .*nowhere: give the folder that the ranks wrote to"):
         dsexplore.explain_hang(tmp_path / "nowhere")
