@@ -181,3 +181,19 @@ def test_weak_scaling_on_racks_is_in_order_and_groups_are_not_cut(traced_layers:
         exposed.append(by_launcher.exposed.expected)
     assert exposed == sorted(exposed)
     assert exposed[1] > 1.5 * exposed[0]
+
+
+def test_weak_scaling_of_thousands_is_in_order_and_pods_cost_beyond_their_ranks(
+    traced_layers: Callable[..., Trace],
+) -> None:
+    """The same layers and rows per rank on 512 to 8,192 ranks, on an open network, and with pods of 2,048."""
+    cluster = Cluster.load("dgx-h100")
+    assert cluster.network is not None
+    pods = replace(cluster, network=replace(cluster.network, pod=2048, oversubscription=7.0))
+    traces = [traced_layers(3, width=8192, dp=ranks) for ranks in (512, 1024, 2048, 4096, 8192)]
+    by_network = [[trace.predict(one).expected_step for trace in traces] for one in (cluster, pods)]
+    for steps in by_network:
+        assert steps == sorted(steps)
+    free, limited = by_network
+    assert limited[:3] == free[:3]
+    assert all(ours > 1.5 * theirs for ours, theirs in zip(limited[3:], free[3:], strict=True))
