@@ -1,7 +1,7 @@
 """How far predicted steps are off published ones. Run: python benchmarks/predicted_step.py [--only WORD] [FILE.csv]
 
 ``data/published_steps.csv`` has throughputs and memories that others measured on Llama-like models; a file of the
-same columns may be given instead. Each row is built in plain torch (`parallel_llama`), traced on fake tensors as one
+same columns may be given instead, as ``data/llama_3_405b.csv`` of Llama 3 on 512 to 16,384 GPUs. Each row is built in plain torch (`parallel_llama`), traced on fake tensors as one
 rank of a simulated world (of a pipeline: one rank of the first, a middle and the last stage), and predicted for its
 cluster. Nothing here or in the package is fitted to these rows.
 
@@ -213,7 +213,7 @@ class Errors:
 
     def add(self, row: Row, prediction: Prediction, ours: float) -> str:
         """Count a row, of which `ours` are the predicted seconds; returns its line."""
-        seconds = f"{ours:7.2f} s, published in another precision"
+        seconds = f"{ours:7.2f} s, no such step published"
         if row.step is not None:
             self.steps[row.source].append((row.step, ours))
             scale = ours / prediction.step.expected
