@@ -1,9 +1,10 @@
 """How far predicted steps are off published ones. Run: python benchmarks/predicted_step.py [--only WORD] [FILE.csv]
 
 ``data/published_steps.csv`` has throughputs and memories that others measured on Llama-like models; a file of the
-same columns may be given instead, as ``data/llama_3_405b.csv`` of Llama 3 on 512 to 16,384 GPUs. Each row is built in plain torch (`parallel_llama`), traced on fake tensors as one
-rank of a simulated world (of a pipeline: one rank of the first, a middle and the last stage), and predicted for its
-cluster. Nothing here or in the package is fitted to these rows.
+same columns may be given instead, as ``data/llama_3_405b.csv`` of Llama 3 on 512 to 16,384 GPUs. Each row is built in
+plain torch (`parallel_llama`), traced on fake tensors as one rank of a simulated world (of a pipeline: one rank of the
+first, a middle and the last stage), and predicted for its cluster. Nothing here or in the package is fitted to these
+rows.
 
 Goals: the median error of the step at most 15 %, of memory at most 10 %, the rank correlation of the configurations
 of a source at least 0.9.
