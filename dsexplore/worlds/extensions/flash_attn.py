@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from dsexplore.errors import UsageError
-from dsexplore.worlds.extensions import flash_attn_layers, flash_attn_padding
+from dsexplore.worlds.extensions import flash_attn_kernels, flash_attn_layers, flash_attn_padding
 from dsexplore.worlds.extensions.plain_attention import Form, attend, log_sum_exp, packed_mask
 from dsexplore.worlds.extensions.registry import Names
 
@@ -154,6 +154,23 @@ def _third_of_packed(
     )
 
 
+def _third_of_qkv(
+    qkv: Tensor,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    *descale: Tensor | None,
+    num_heads_q: int | None = None,
+    **named: Any,
+) -> Attention:
+    """Compute attention of ``(batch, length, 3, heads, width)``, or of heads of queries, keys and values in one dim."""
+    if num_heads_q is None:
+        q, k, v = qkv.unbind(2)
+    else:
+        others = (qkv.shape[2] - num_heads_q) // 2
+        q, k, v = qkv.split([num_heads_q, others, others], dim=2)
+    return _third(q, k, v, softmax_scale, causal, **named)
+
+
 def _two_results(attention: Callable[..., Attention]) -> Callable[..., Tensor | tuple[Tensor, Tensor]]:
     """Return a form of FlashAttention 3, which returns the output and, if asked, the log-sum-exp."""
 
@@ -176,7 +193,13 @@ _FUNCTIONS: Names = {
         flash_attn_with_kvcache,
     )
 }
-_THIRD: Names = {"flash_attn_func": _two_results(_third), "flash_attn_varlen_func": _two_results(_third_of_packed)}
+_THIRD: Names = {
+    "flash_attn_func": _two_results(_third),
+    "flash_attn_varlen_func": _two_results(_third_of_packed),
+    "flash_attn_qkvpacked_func": _two_results(_third_of_qkv),
+    "flash_attn_with_kvcache": flash_attn_with_kvcache,
+    **flash_attn_kernels.NAMES_OF_THIRD,
+}
 _INSTEAD_OF_UNPADDED: Names = {
     "flash_attn_unpadded_func": flash_attn_varlen_func,
     "flash_attn_unpadded_qkvpacked_func": flash_attn_varlen_qkvpacked_func,
@@ -189,6 +212,7 @@ EXTENSIONS: dict[str, Names] = {
         "__version__": "2.8.3",
         **_FUNCTIONS,
         **{f"flash_attn_interface.{name}": value for name, value in {**_FUNCTIONS, **_INSTEAD_OF_UNPADDED}.items()},
+        **flash_attn_kernels.NAMES,
         **flash_attn_padding.NAMES,
         **flash_attn_layers.NAMES,
     },

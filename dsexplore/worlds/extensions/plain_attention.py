@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -63,6 +63,52 @@ def log_sum_exp(query: Tensor, key: Tensor, form: Form, mask: Tensor | None = No
     """Return the logarithm of the sum of the exponentials of each query's scores, ``(batch, heads, queries)``."""
     query, key = (tensor.transpose(1, 2) for tensor in (query, _grouped(query, key)[0]))
     return _scores(query, key, form, mask).logsumexp(-1)
+
+
+def gradients_of_attention(
+    out_gradient: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    sums: Tensor,
+    form: Form,
+    mask: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of query, key and value, as kernels compute them: with the sums that they are given.
+
+    Ring attention gives those of all keys with a part of them.
+
+    Args:
+        out_gradient: of `out`.
+        query: as for `attend`.
+        key: as for `attend`.
+        value: as for `attend`.
+        out: attention, of all keys.
+        sums: the logarithms of the sums of exponentials of all keys' scores, ``(batch, heads, queries)``.
+        form: as for `attend`; its dropout is not repeated.
+        mask: as for `attend`.
+    """
+    wide = torch.promote_types(query.dtype, torch.float32)
+    grouped = _grouped(query, key, value)
+    q, k, v, o, g = (each.transpose(1, 2).to(wide) for each in (query, *grouped, out, out_gradient))
+    scores = _scores(q, k, form, mask)
+    weights = (scores - sums.to(wide).unsqueeze(-1)).exp()
+    of_scores = weights * (g @ v.transpose(-1, -2) - (g * o).sum(-1, keepdim=True))
+    if form.softcap:
+        plain = _scores(q, k, replace(form, alibi_slopes=None, causal=False, window=(-1, -1)), None)
+        of_scores = of_scores * (1 - (plain / form.softcap).square())
+    of_scores = of_scores * _scale(query, form)
+    gradients = of_scores @ k, of_scores.transpose(-1, -2) @ q, weights.transpose(-1, -2) @ g
+    return tuple(
+        _summed_by_group(gradient.transpose(1, 2), of).to(of.dtype)
+        for gradient, of in zip(gradients, (query, key, value), strict=True)
+    )  # type: ignore[return-value]
+
+
+def _summed_by_group(gradient: Tensor, of: Tensor) -> Tensor:
+    """Sum over the heads of queries that share a head of keys or values."""
+    return gradient.unflatten(2, (of.shape[2], -1)).sum(3)
 
 
 def segments(ends: Tensor, length: int) -> tuple[Tensor, Tensor]:
@@ -136,9 +182,12 @@ def _sees_nothing(bias: Tensor) -> Tensor:
 
 
 def _scores(query: Tensor, key: Tensor, form: Form, mask: Tensor | None) -> Tensor:
-    scale = form.scale if form.scale is not None else query.shape[-1] ** -0.5
     wide = torch.promote_types(query.dtype, torch.float32)
-    scores = (query.to(wide) @ key.to(wide).transpose(-1, -2)) * scale
+    scores = (query.to(wide) @ key.to(wide).transpose(-1, -2)) * _scale(query, form)
     if form.softcap:
         scores = form.softcap * torch.tanh(scores / form.softcap)
     return scores + _bias(query, key, form, mask).to(wide)
+
+
+def _scale(query: Tensor, form: Form) -> float:
+    return form.scale if form.scale is not None else query.shape[-1] ** -0.5

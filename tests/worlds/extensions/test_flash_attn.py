@@ -119,6 +119,67 @@ class TestAttention:
             leaves,
         )
 
+    @pytest.mark.parametrize("options", [{}, {"causal": True}, {"softcap": 1.5}, {"window_size": (2, 1)}])
+    def test_forward_and_backward_apart_are_autograds(self, options: dict[str, Any]) -> None:
+        leaves = tensors((2, 5, 4, 8), (2, 5, 2, 8), (2, 5, 2, 8))
+        out = FLASH["flash_attn_func"](*leaves, **options)
+        direction = torch.randn_like(out)
+        expected = torch.autograd.grad(out, leaves, direction)
+        plain = [leaf.detach() for leaf in leaves]
+        window, cap = options.get("window_size", (-1, -1)), options.get("softcap", 0.0)
+        common = (0.0, None, options.get("causal", False), *window, cap, None, False)
+        below, sums, *_ = FLASH["flash_attn_interface._flash_attn_forward"](*plain, *common)
+        assert_close(below, out.detach())
+        written = [torch.empty_like(leaf) for leaf in plain]
+        FLASH["flash_attn_interface._wrapped_flash_attn_backward"](direction, *plain, below, sums, *written, *common)
+        assert_close(written, [*expected])
+        third, third_sums, *_ = THIRD["_flash_attn_forward"](*plain, **options)
+        assert_close([third, third_sums], [below, sums])
+        *written, _ = THIRD["_flash_attn_backward"](
+            direction, *plain, third, third_sums, dq=written[0] * 0, dk=written[1] * 0, dv=written[2] * 0, **options
+        )
+        assert_close(written, [*expected])
+
+    def test_backward_of_some_keys_with_the_sums_of_all_adds_up(self) -> None:
+        leaves = tensors((2, 5, 4, 8), (2, 6, 4, 8), (2, 6, 4, 8))
+        out, sums, _ = FLASH["flash_attn_func"](*leaves, return_attn_probs=True)
+        direction = torch.randn_like(out)
+        expected = torch.autograd.grad(out, leaves, direction)
+        q, k, v = (leaf.detach() for leaf in leaves)
+        parts = []
+        for keys in (slice(0, 3), slice(3, 6)):
+            written = [torch.empty_like(each) for each in (q, k[:, keys], v[:, keys])]
+            some = (k[:, keys], v[:, keys], out.detach(), sums.detach(), *written)
+            FLASH["flash_attn_interface._flash_attn_backward"](
+                direction, q, *some, 0.0, None, False, -1, -1, 0.0, None, False
+            )
+            parts.append(written)
+        (dq, dk, dv), (more_dq, more_dk, more_dv) = parts
+        assert_close([dq + more_dq, torch.cat([dk, more_dk], 1), torch.cat([dv, more_dv], 1)], [*expected])
+
+    def test_forward_and_backward_of_packed_batches_apart(self) -> None:
+        leaves, ends = tensors((7, 4, 8), (7, 2, 8), (7, 2, 8)), torch.tensor([0, 3, 7])
+        out = FLASH["flash_attn_varlen_func"](*leaves, ends, ends, 4, 4, causal=True)
+        direction = torch.randn_like(out)
+        plain = [leaf.detach() for leaf in leaves]
+        places = (ends, ends, 4, 4, 0.0, None, True)
+        below, sums, *_ = FLASH["flash_attn_interface._flash_attn_varlen_forward"](*plain, *places)
+        assert (below.shape, sums.shape) == (out.shape, (4, 7))
+        written = [torch.empty_like(leaf) for leaf in plain]
+        FLASH["flash_attn_interface._flash_attn_varlen_backward"](
+            direction, *plain, below, sums, *written, *places, -1, -1, 0.0, None, False
+        )
+        assert_close(written, [*torch.autograd.grad(out, leaves, direction)])
+
+    def test_of_what_is_packed_for_the_third(self) -> None:
+        packed = THIRD["flash_attn_qkvpacked_func"]
+        equal(packed, lambda qkv: written_out(*qkv.unbind(2)), tensors((2, 5, 3, 4, 8)))
+        equal(
+            lambda qkv: packed(qkv, causal=True, num_heads_q=4),
+            lambda qkv: written_out(*qkv.split([4, 2, 2], 2), places(5, 5) <= 0),
+            tensors((2, 5, 8, 8)),
+        )
+
     def test_returns_the_sums_where_asked(self) -> None:
         q, k, v = tensors((2, 5, 4, 8), (2, 5, 4, 8), (2, 5, 4, 8))
         _, lse, _ = FLASH["flash_attn_func"](q, k, v, return_attn_probs=True)
