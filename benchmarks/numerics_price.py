@@ -2,10 +2,14 @@
 
 Bounds, on two cores: `compare_numerics` of a Llama of four layers on 4 ranks takes at most 10 s, once the process from
 which ranks are forked has imported torch; and a step on the CPU under ``commtrace(numerics=True)`` at most 1.05 times
-the CPU time of the step alone (median of pairs, with quartiles). A summary's time grows with a tensor's elements, a
-layer's also with its width: the price is printed for two widths.
+the CPU time of the step alone (median of pairs, with quartiles), on one thread: threads that wait for one another spin,
+which counts as CPU time where other programs run.
 
-Usage: python benchmarks/numerics_price.py [--rounds 9] [--widths 512 1024]
+A summary's time grows with a tensor's elements, a layer's also with its width and with the tokens of a step, so the
+price is printed for several: width x tokens x layers. People train models of a width of 1,024 or more on some thousand
+tokens in a step of each rank; smaller ones are printed to show what is dear.
+
+Usage: python benchmarks/numerics_price.py [--rounds 5] [--shapes 512x1024x4 1024x4096x1]
 """
 
 from __future__ import annotations
@@ -22,16 +26,15 @@ from torch.distributed.device_mesh import DeviceMesh
 
 import dsexplore
 
-LAYERS = 4
 BATCH = 4
+SHAPES = ("512x1024x4", "1024x1024x2", "512x4096x2", "1024x4096x1", "2048x1024x1")
 Trained = tuple[torch.nn.Module, Callable[[], Any]]
 
 
-def trained_shape(width: int) -> Shape:
-    """The Llama that trains, of that width."""
-    return Shape(
-        layers=LAYERS, width=width, heads=8, key_value_heads=8, hidden=3 * width, vocabulary=2048, sequence=256
-    )
+def trained_shape(text: str) -> Shape:
+    """The Llama that trains, of that width, tokens in a step, and layers."""
+    width, tokens, layers = map(int, text.split("x"))
+    return Shape(layers, width, heads=8, key_value_heads=8, hidden=3 * width, vocabulary=2048, sequence=tokens // BATCH)
 
 
 def training(model: Llama, shape: Shape) -> Trained:
@@ -68,10 +71,10 @@ def cpu_seconds(step: Callable[[], Any]) -> float:
     return time.process_time() - began
 
 
-def price_of_summaries(width: int, rounds: int) -> str:
+def price_of_summaries(text: str, rounds: int) -> str:
     """What summaries add to a step, in a sentence."""
     torch.manual_seed(0)
-    shape = trained_shape(width)
+    shape = trained_shape(text)
     _, step = training(Llama(shape), shape)
     step()
     ratios = []
@@ -82,7 +85,8 @@ def price_of_summaries(width: int, rounds: int) -> str:
         ratios.append(summarized / alone)
     low, middle, high = statistics.quantiles(ratios, n=4)
     return (
-        f"width {width}: a step with {trace.numerics.height} summaries takes {middle:.3f} of the step alone "
+        f"width {shape.width:,}, {BATCH * shape.sequence:,} tokens, {shape.layers} layers: a step of {alone:.1f} s "
+        f"with {trace.numerics.height} summaries takes {middle:.3f} of the step alone "
         f"({low:.3f} to {high:.3f}, {rounds} pairs; at most 1.05)"
     )
 
@@ -90,11 +94,14 @@ def price_of_summaries(width: int, rounds: int) -> str:
 def main() -> None:
     """Print both prices."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=9, help="pairs of steps")
-    parser.add_argument("--widths", type=int, nargs="*", default=(512, 1024), help="of the Llama that trains")
+    parser.add_argument("--rounds", type=int, default=5, help="pairs of steps")
+    parser.add_argument("--shapes", nargs="*", default=SHAPES, help="of Llamas that train: width x tokens x layers")
     options = parser.parse_args()
-    for width in options.widths:
-        print(price_of_summaries(width, options.rounds), flush=True)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    for shape in options.shapes:
+        print(price_of_summaries(shape, options.rounds), flush=True)
+    torch.set_num_threads(threads)
     began = time.perf_counter()
     dsexplore.run_ranks(int, 1)
     print(f"the process that ranks are forked from, once: {time.perf_counter() - began:.1f} s", flush=True)

@@ -32,7 +32,7 @@ def entry_of(
         for rank, value in enumerate(values)
     ]
     name = "output" if phase in ("forward", "backward") else "weight"
-    record = NumericRecord(0, phase, "", name, 0, (), whole)
+    record = NumericRecord(0, phase, module, name, 0, (), whole)
     return compare(record, whole, held, ALLOWED, scales=phase == "backward")
 
 

@@ -15,22 +15,32 @@ from dsexplore.mesh import parse_mesh
 from dsexplore.torch_internals.names import torch_at_least
 from tests.numerics.further_right_plans import FURTHER_RIGHT_PLANS
 from tests.numerics.further_wrong_plans import FURTHER_WRONG_PLANS
+from tests.numerics.outsider_right_plans import OUTSIDER_RIGHT_PLANS
+from tests.numerics.outsider_wrong_plans import OUTSIDER_WRONG_PLANS
 from tests.numerics.right_plans import RIGHT_PLANS, RightPlan, ddp, megatron, plain
 from tests.numerics.trained_model import Trained, seeded, tensor_parallel, tokens_and_targets, trained
 from tests.numerics.wrong_plans import WRONG_PLANS, WrongPlan
 
 pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("rank_server")]
-FAST = {"TP", "DDP with accumulation", "PP", "EP", "dropout", "bf16", "experts of tokens"}
+FAST = {"TP", "DDP with accumulation", "PP", "EP", "dropout", "bf16", "experts of tokens"} | {
+    "CP in zigzag",
+    "top two experts by all_to_all",
+}
 FAST_FAULTS = {"joined in turn", "rotary", "head made later", "three and five", "shards clipped"} | {
     "vocabulary in parts",
     "clipped before",
     "own half updated",
     "padding attended",
+    "tokens alone in zigzag",
+    "rows of experts not sorted back",
+    "heads come back backwards",
 }
 
 
 @pytest.mark.parametrize(
-    "plan", [plan for plan in (*RIGHT_PLANS, *FURTHER_RIGHT_PLANS) if plan.name in FAST], ids=lambda plan: plan.name
+    "plan",
+    [plan for plan in (*RIGHT_PLANS, *FURTHER_RIGHT_PLANS, *OUTSIDER_RIGHT_PLANS) if plan.name in FAST],
+    ids=lambda plan: plan.name,
 )
 def test_a_right_plan_raises_no_alarm(plan: RightPlan) -> None:
     report = compared(plan.reference, plan.parallel, plan.mesh)
@@ -44,7 +54,7 @@ def test_a_right_plan_raises_no_alarm(plan: RightPlan) -> None:
 
 @pytest.mark.parametrize(
     "plan",
-    [plan for plan in (*WRONG_PLANS, *FURTHER_WRONG_PLANS) if plan.name in FAST_FAULTS],
+    [plan for plan in (*WRONG_PLANS, *FURTHER_WRONG_PLANS, *OUTSIDER_WRONG_PLANS) if plan.name in FAST_FAULTS],
     ids=lambda plan: plan.name,
 )
 def test_the_place_and_the_reason_of_a_fault_are_named(plan: WrongPlan) -> None:

@@ -9,9 +9,11 @@ from dsexplore.numerics.reasons import (
     dropout,
     factor,
     fused_parts,
+    given_input,
     local_norm,
     misplaced_slices,
     missing_reduction,
+    partial_softmax,
     stale_values,
     uneven_rows,
 )
@@ -23,6 +25,7 @@ RULES: tuple[Rule, ...] = (
     stale_values.stale_gradients,
     stale_values.stale_parameters,
     missing_reduction.rule,
+    partial_softmax.rule,
     misplaced_slices.shift,
     misplaced_slices.permutation,
     uneven_rows.padding,
@@ -30,6 +33,7 @@ RULES: tuple[Rule, ...] = (
     dropout.rule,
     attention_mask.rule,
     fused_parts.rule,
+    given_input.rule,
 )
 MOST_LAYOUTS = 12
 """Layouts of one tensor that each rule looks at, those that agree best."""

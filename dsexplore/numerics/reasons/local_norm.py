@@ -1,4 +1,4 @@
-"""Gradients are clipped by the norm of a part of them."""
+"""Gradients are clipped, or updates scaled, by the norm of a part of them."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import math
 from collections.abc import Sequence
 
 from dsexplore.numerics.compared_runs import Comparison
-from dsexplore.numerics.compared_values import Compared, Part
-from dsexplore.numerics.reasons.match import Match, is_near
+from dsexplore.numerics.compared_values import Compared, Part, factor_between
+from dsexplore.numerics.part_layouts import block, rms
+from dsexplore.numerics.reasons.match import Match, is_close, is_near
 
 CHANGE = (
     "clip by the norm of all gradients: sum the squares of the parts over the ranks that hold different ones, and "
@@ -17,6 +18,8 @@ CHANGE = (
 
 def rule(parts: Sequence[Part], entry: Compared, comparison: Comparison) -> Match | None:
     """Look for one factor of all gradients of each rank, where the reference's gradients are clipped."""
+    if entry.phase == "optimizer":
+        return _of_update(parts, entry)
     if entry.phase != "gradient":
         return None
     entries = comparison.of("gradient", entry.record.step)
@@ -60,6 +63,39 @@ def _clipped_first(entries: Sequence[Compared], comparison: Comparison, step: in
         f"{math.sqrt(squares):.2g}: as the mean of gradients that each rank has clipped by its own norm"
     )
     return Match("local norm", looks, "reduce gradients over the ranks first, then clip by the norm of all")
+
+
+def _of_update(parts: Sequence[Part], entry: Compared) -> Match | None:
+    """Look for updates that each rank scales by norms of its shard, where the reference has those of the parameter.
+
+    So do LARS and LAMB by the norm of the parameter over that of the update, and Adafactor by that of the update.
+    """
+    before = entry.record.value.double() - entry.whole
+    by_update, by_both = [], []
+    for part in parts:
+        if part.value.shape != part.expected.shape or not part.expected.numel() or not bool(part.expected.any()):
+            return None
+        factor = factor_between(part.value, part.expected)
+        if not is_near(part.value, part.expected * factor, entry, factor):
+            return None
+        of_update = rms(entry.whole) / rms(part.expected)
+        of_parameter = rms(block(before, part.indices)) / rms(before) if bool(before.any()) else 0.0
+        by_update.append((factor, of_update))
+        by_both.append((factor, of_update * of_parameter))
+    if all(is_close(factor, by_update[0][0]) for factor, _ in by_update):
+        return None
+    for norms, pairs in (("the update", by_update), ("the parameter and of the update", by_both)):
+        if all(is_close(factor, expected) for factor, expected in pairs):
+            shown = ", ".join(
+                f"{pair[0]:.3g} on rank {part.holder.rank}" for pair, part in zip(pairs[:4], parts, strict=False)
+            )
+            looks = f"a rank's shard has one factor ({shown}), by the norm of its part of {norms}"
+            change = (
+                "take the norms of whole parameters: sum the squares of the shards over the ranks that hold them, or "
+                "let the optimizer compute with DTensors"
+            )
+            return Match("local norm", looks, change)
+    return None
 
 
 def _factor(rank: int, entries: Sequence[Compared]) -> float | None:

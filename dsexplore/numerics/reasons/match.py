@@ -28,7 +28,7 @@ Reason = Literal[
 """In the order of this list:
 
 * ``factor``: n times or 1/n of what is right: summed where it should be averaged, reduced twice, or scaled twice;
-* ``missing reduction``: each rank has its part, and their sum or mean is right;
+* ``missing reduction``: each rank has its part, and their sum or mean is right; or a softmax of its own columns;
 * ``permutation``: the right rows, columns or heads in another order;
 * ``shift``: what is right at other positions, as of another rank's chunk;
 * ``mask``: right at some positions of a sequence, or in some sequences, alone;
@@ -36,7 +36,7 @@ Reason = Literal[
 * ``stale parameters``: ranks began with different parameters, or some do not get an update;
 * ``stale gradients``: gradients of earlier steps are still in those of this one;
 * ``unequal batches``: means over different numbers of elements are averaged with equal weights;
-* ``local norm``: gradients are clipped by the norm of a part of them;
+* ``local norm``: gradients are clipped by the norm of a part of them, or updates scaled by norms of shards;
 * ``padding``: positions that the reference omits are counted in.
 """
 REASONS: tuple[Reason, ...] = get_args(Reason)

@@ -4,28 +4,53 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from torch import Tensor
+
 from dsexplore.numerics.compared_runs import Comparison
-from dsexplore.numerics.compared_values import Compared, Part
+from dsexplore.numerics.compared_values import Compared, Part, factor_between
 from dsexplore.numerics.part_layouts import block
-from dsexplore.numerics.reasons.match import Match, is_near
+from dsexplore.numerics.reasons.match import Match, is_close, is_near
 from dsexplore.units import format_ranks
 
 
 def stale_gradients(parts: Sequence[Part], entry: Compared, comparison: Comparison) -> Match | None:
-    """Look for the sum of the reference's gradients of the steps before."""
+    """Look for the reference's gradient of this step with a share of those of the steps before.
+
+    The share is 1 where nothing is zeroed, and 1/2 where one of two ranks whose gradients are averaged zeroes nothing.
+    """
     if entry.phase != "gradient" or not entry.record.step:
         return None
-    total, first = entry.whole, entry.record.step
+    earlier, first = entry.whole.new_zeros(entry.whole.shape), entry.record.step
     while first:
         first -= 1
-        before = [earlier for earlier in comparison.of("gradient", first) if earlier.record.name == entry.record.name]
-        if not before or before[0].whole.shape != total.shape:
+        before = [one for one in comparison.of("gradient", first) if one.record.name == entry.record.name]
+        if not before or before[0].whole.shape != earlier.shape:
             return None
-        total = total + before[0].whole
-        if all(is_near(part.value, block(total, part.indices), entry) for part in parts):
-            looks = f"it is the sum of the reference's of steps {first} to {entry.record.step}"
-            return Match("stale gradients", looks, "call optimizer.zero_grad() in each step, after optimizer.step()")
+        earlier = earlier + before[0].whole
+        share = _stale_share(parts, earlier, entry)
+        if share is not None:
+            of = "" if is_close(share, 1) else f"{share:.3g} of "
+            steps = f"steps {first} to {entry.record.step - 1}" if first < entry.record.step - 1 else f"step {first}"
+            looks = f"it is the reference's and {of}that of {steps}"
+            change = "call optimizer.zero_grad() in each step, after optimizer.step(), for all parameters on all ranks"
+            return Match("stale gradients", looks, change)
     return None
+
+
+def _stale_share(parts: Sequence[Part], earlier: Tensor, entry: Compared) -> float | None:
+    """Return how much of the earlier gradients all parts have beside what is right; None where they have others."""
+    shares = []
+    for part in parts:
+        if part.value.shape != part.expected.shape:
+            return None
+        stale = block(earlier, part.indices)
+        if not bool(stale.any()):
+            continue
+        share = factor_between(part.value - part.expected, stale)
+        if not share > 0 or not is_near(part.value, part.expected + share * stale, entry):
+            return None
+        shares.append(share)
+    return shares[0] if shares and all(is_close(share, shares[0]) for share in shares) else None
 
 
 def unsynchronized(comparison: Comparison) -> dict[str, tuple[int, ...]]:

@@ -131,7 +131,12 @@ def at_step(step: int, whole: Tensor, parts: list[Tensor]) -> Compared:
 
 def test_the_sum_of_steps_is_of_stale_gradients() -> None:
     before = at_step(0, WHOLE, [WHOLE] * 2)
-    for value, reason in ((WHOLE + PARTIAL, "stale gradients"), (WHOLE + 2 * PARTIAL, None)):
+    for value, reason in (
+        (WHOLE + PARTIAL, "stale gradients"),
+        (WHOLE / 2 + PARTIAL, "stale gradients"),
+        (WHOLE + 2 * PARTIAL, None),
+        (PARTIAL - WHOLE, None),
+    ):
         entry = at_step(1, PARTIAL, [value] * 2)
         match = explain(entry, comparison_of("dp=2", before, entry))
         assert (match.reason if match is not None else None) == reason
@@ -189,6 +194,102 @@ def test_factors_of_clipped_gradients_are_a_local_norm() -> None:
     match = explained(clipped, parts, "dp=2", "gradient")
     assert match is not None
     assert match.reason == "local norm"
+
+
+def test_rows_of_which_several_are_the_same_are_found_in_another_order() -> None:
+    rows = values(3, 6)[torch.tensor([0, 1, 2, 0, 1, 2, 2, 1])]
+    swapped = rows.clone()
+    swapped[[1, 2]] = rows[[2, 1]]
+    match = explained(rows, [swapped] * 2, "ep=2")
+    assert match is not None
+    assert match.reason == "permutation"
+    once_more = rows.clone()
+    once_more[0] = rows[1]  # as often is none of them there
+    assert explained(rows, [once_more] * 2, "ep=2") is None
+
+
+def test_rows_that_are_zero_have_not_moved() -> None:
+    rows = values(8, 6)
+    rows[6:] = 0
+    wrong = rows.clone()
+    wrong[:2] = 0
+    assert explained(rows, [wrong[:4], wrong[4:]], "dp=2") is None
+
+
+def gradient_of_logits(logits: Tensor, sums: Tensor, targets: Tensor) -> Tensor:
+    return logits.exp() / sums - torch.nn.functional.one_hot(targets, logits.shape[-1])
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_a_softmax_of_own_columns_lacks_a_reduction(own: bool) -> None:
+    logits, targets = values(5, 12), torch.tensor([0, 3, 7, 11, 5])
+    right = gradient_of_logits(logits, logits.exp().sum(-1, keepdim=True), targets)
+    parts = []
+    for at in range(2):
+        columns = slice(6 * at, 6 * at + 6)
+        other = logits.exp().sum(-1, keepdim=True) * values(5, 1, seed=at).abs()  # of no columns at all
+        sums = logits[:, columns].exp().sum(-1, keepdim=True) if own else other
+        mine = torch.nn.functional.one_hot(targets, 12)[:, columns]
+        parts.append(logits[:, columns].exp() / sums - mine)
+    match = explained(right, parts, "tp=2", "backward")
+    assert (match.reason if match is not None else None) == ("missing reduction" if own else None)
+
+
+@pytest.mark.parametrize("kind", ["trust", "clip", "none"])
+def test_updates_scaled_by_norms_of_shards_are_a_local_norm(kind: str) -> None:
+    before, gradient = values(4, 6), values(4, 6, seed=1)
+
+    def update(parameter: Tensor, gradient: Tensor) -> Tensor:
+        rms = gradient.square().mean().sqrt()
+        return {"trust": gradient * parameter.norm() / gradient.norm(), "clip": gradient / rms}.get(
+            kind, gradient * parameter.abs().max()
+        )
+
+    whole = update(before, gradient)
+    parts = [update(one, other) for one, other in zip(before.chunk(2), gradient.chunk(2), strict=True)]
+    entry = entry_of(whole, parts, "dp=2", "optimizer")
+    entry = replace(entry, record=replace(entry.record, value=before + whole))
+    match = explain(entry, comparison_of("dp=2", entry))
+    assert (match.reason if match is not None else None) == (None if kind == "none" else "local norm")
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"), [("turned", "permutation"), ("part", "missing reduction"), ("other", None)]
+)
+def test_the_input_of_a_linear_layer_is_asked_about(kind: str, reason: str | None) -> None:
+    weight, bias, given = values(8, 6), values(8, seed=1), values(4, 5, 6, seed=2)
+    cut = torch.arange(6) < 3
+    of_ranks = {
+        "turned": [given.roll(3, -1)] * 2,
+        "part": [given * cut, given * ~cut],
+        "other": [values(4, 5, 6, seed=3)] * 2,
+    }[kind]
+    entry = entry_of(given @ weight.T + bias, [one @ weight.T + bias for one in of_ranks], "tp=2", module="wo")
+    comparison = comparison_of("tp=2", entry)
+    for name, value in (("weight", weight), ("bias", bias)):
+        held = entry_of(torch.zeros_like(value), [torch.zeros_like(value)] * 2, "tp=2", "optimizer", "wo")
+        comparison.entries.append(replace(held, record=replace(held.record, name=f"wo.{name}", value=value)))
+    match = explain(entry, comparison)
+    assert (match.reason if match is not None else None) == reason
+    assert match is None or match.looks_like.startswith("in its input")
+
+
+@pytest.mark.parametrize(("positions", "reason"), [([0, 1, 2, 3], "shift"), ([0, 1, 6, 7], None)])
+def test_sources_with_other_positions_are_a_shift(positions: list[int], reason: str | None) -> None:
+    tokens, places = values(2, 8, 6), values(8, 6, seed=1)
+    dealt = [torch.tensor([0, 1, 6, 7]), torch.tensor([2, 3, 4, 5])]
+    mine = torch.tensor(positions)
+    other = torch.tensor([at for at in range(8) if at not in positions])
+    entries = [
+        entry_of(tokens, [tokens[:, rows] for rows in dealt], "cp=2", module="embedding"),
+        entry_of(places, [places[mine], places[other]], "cp=2", module="positions"),
+    ]
+    assert all(entry.is_right for entry in entries)
+    noise = values(2, 4, 6, seed=7)
+    last = entry_of(tokens + places, [noise, noise + 1], "cp=2", module="norm")
+    last = replace(last, record=replace(last.record, sources=("embedding", "positions")))
+    match = explain(last, comparison_of("cp=2", *entries, last))
+    assert (match.reason if match is not None else None) == reason
 
 
 @pytest.mark.parametrize("phase", ["forward", "backward", "gradient", "optimizer"])
