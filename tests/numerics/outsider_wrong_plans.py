@@ -319,7 +319,9 @@ OUTSIDER_WRONG_PLANS = (
         adapters,
     ),
     WrongPlan("replicas counted twice", "local norm", replicas_counted_twice, ("",), "gradient", "tp=2", clipped),
-    WrongPlan("trusted by norms of shards", "local norm", norms_of_shards, ("",), "optimizer", "dp=2", trusted),
+    WrongPlan(
+        "trusted by norms of shards", "local norm", norms_of_shards, ("", "output"), "optimizer", "dp=2", trusted
+    ),
     WrongPlan("scheduled for each rank", "factor", scheduled, ("",), "optimizer", "dp=2", scheduled),
     WrongPlan(
         "drawn again in backward",
