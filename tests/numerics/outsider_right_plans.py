@@ -324,10 +324,10 @@ class Moved(torch.autograd.Function):
 
 
 def _moved(x: Tensor, mesh: DeviceMesh, joined: int, cut: int) -> Tensor:
-    going = [part.contiguous() for part in x.chunk(mesh.size(), cut)]
-    coming = [torch.empty_like(part) for part in going]
-    dist.all_to_all(coming, going, group=mesh.get_group())
-    return torch.cat(coming, joined)
+    going = torch.stack(x.chunk(mesh.size(), cut))
+    coming = torch.empty_like(going)
+    dist.all_to_all_single(coming, going, group=mesh.get_group())
+    return torch.cat(coming.unbind(), joined)
 
 
 def ulysses(mesh: DeviceMesh, *, backwards: bool = False) -> Trained:
