@@ -23,7 +23,7 @@ from tests.numerics.outsider_wrong_plans import OUTSIDER_WRONG_PLANS
 from tests.numerics.right_plans import RIGHT_PLANS
 from tests.numerics.wrong_plans import WRONG_PLANS
 
-SETS = {
+SETS: dict[str, tuple[Any, Any]] = {
     "first": (WRONG_PLANS, RIGHT_PLANS),
     "further": (FURTHER_WRONG_PLANS, FURTHER_RIGHT_PLANS),
     "outsider": (OUTSIDER_WRONG_PLANS, OUTSIDER_RIGHT_PLANS),

@@ -77,7 +77,8 @@ def price_of_summaries(text: str, rounds: int) -> str:
     shape = trained_shape(text)
     _, step = training(Llama(shape), shape)
     step()
-    ratios, least = [], [float("inf"), float("inf")]
+    ratios: list[float] = []
+    least = [float("inf"), float("inf")]
     for _ in range(rounds):
         alone = cpu_seconds(step)
         with dsexplore.commtrace(numerics=True) as trace:

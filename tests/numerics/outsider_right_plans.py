@@ -282,7 +282,7 @@ def images_and_texts() -> tuple[Tensor, Tensor]:
 
 
 def trained_towers(
-    model: Any, images: Tensor, texts: Tensor, gather: Callable[[Tensor], Tensor], reduce: Callable[[], Any]
+    model: Any, images: Tensor, texts: Tensor, *, gather: Callable[[Tensor], Tensor], reduce: Callable[[], Any]
 ) -> Trained:
     optimizer = adam(model.parameters())
 
@@ -299,14 +299,16 @@ def trained_towers(
 
 
 def towers() -> Trained:
-    return trained_towers(made(Towers), *images_and_texts(), lambda x: x, lambda: None)
+    return trained_towers(made(Towers), *images_and_texts(), gather=lambda x: x, reduce=lambda: None)
 
 
 def gathered_towers(mesh: DeviceMesh) -> Trained:
     """Each rank computes the loss of all pairs; gradients come back through the gather."""
     model = made(Towers)
     data = part_of_batch(mesh, "dp", *images_and_texts())
-    return trained_towers(model, *data, lambda x: Gathered.apply(x, mesh, 0), partial(reduce_gradients, model, mesh))
+    return trained_towers(
+        model, *data, gather=lambda x: Gathered.apply(x, mesh, 0), reduce=partial(reduce_gradients, model, mesh)
+    )
 
 
 class Moved(torch.autograd.Function):

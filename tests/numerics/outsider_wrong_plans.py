@@ -97,7 +97,7 @@ def gathered_without_gradient(mesh: DeviceMesh) -> Trained:
         return torch.cat(parts)
 
     data = part_of_batch(mesh, "dp", *images_and_texts())
-    return trained_towers(model, *data, gather, partial(reduce_gradients, model, mesh))
+    return trained_towers(model, *data, gather=gather, reduce=partial(reduce_gradients, model, mesh))
 
 
 def rows_not_sorted_back(model: Any) -> None:
