@@ -1,13 +1,14 @@
-"""The gallery's rules find what they are for: labels on one another, faint marks, empty drawings.
+"""The gallery's rules, on a sample of its views: nothing cut off, no labels on one another, no faint marks.
 
 Modules: ``views/``.
 
-``docs/pictures.py FOLDER`` asks them of every view, at every width, light and dark.
+``docs/pictures.py FOLDER`` asks the same of every view, at every width, light and dark.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,13 +18,41 @@ from tests.browser.picture_rules import EMPTY, FAINT, OVERLAP
 
 pytestmark = pytest.mark.browser
 
+SAMPLE = ("timeline pipeline", "predicted timeline", "trace nothing", "log", "redistribution", "communication sweep")
+LOOKS = ((320, "light"), (1440, "dark"))
+
+
+@pytest.fixture(scope="module")
+def views(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Callable[[], Any]]:
+    return dict(pictures.views(str(tmp_path_factory.mktemp("sweep"))))
+
+
+@pytest.fixture(scope="module")
+def with_bars(browser: Any, chromium_arguments: dict[str, Any]) -> Iterator[Any]:
+    """A browser whose scroll bars are drawn, as those of people's browsers are."""
+    opened = browser.browser_type.launch(
+        **chromium_arguments, ignore_default_args=["--hide-scrollbars"], timeout=180_000
+    )
+    yield opened
+    opened.close()
+
 
 @pytest.fixture
-def page(browser: Any) -> Iterator[Any]:
-    context = browser.new_context(bypass_csp=True)
+def page(with_bars: Any) -> Iterator[Any]:
+    context = with_bars.new_context(bypass_csp=True)
     context.set_default_timeout(180_000)
     yield context.new_page()
     context.close()
+
+
+@pytest.mark.parametrize("name", SAMPLE)
+def test_a_sample_of_the_gallery_breaks_no_rule(name: str, views: Any, page: Any, tmp_path: Path) -> None:
+    view = views[name]()
+    for width, theme in LOOKS:
+        page.set_viewport_size({"width": width, "height": 900})
+        page.emulate_media(color_scheme=theme)
+        pictures.show(page, view, tmp_path / "shown.html")
+        assert pictures.faults_of(page) == [], (width, theme)
 
 
 @pytest.mark.parametrize(

@@ -231,7 +231,7 @@ PARTED = """
 
 INDENTS = """
 () => [...document.querySelectorAll('.key')].map(
-  (swatch) => Math.round(swatch.getBoundingClientRect().left - swatch.closest('p').getBoundingClientRect().left))
+  (swatch) => Math.round(swatch.getBoundingClientRect().left - swatch.closest('p,.keyed').getBoundingClientRect().left))
 """
 
 

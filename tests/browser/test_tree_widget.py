@@ -318,7 +318,7 @@ def test_columns_that_do_not_fit_come_with_a_button(
     )
     assert page.evaluate(f"{cells} <= {inside}")
     page.click(".dsx-wide")
-    assert heads()[-3:] == ["own", "all params", "per rank"]
+    assert heads()[-3:] == ["self", "all params", "per rank"]
 
 
 def test_under_a_filter_the_columns_that_hold_nothing_make_room(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 
 import polars as pl
@@ -53,6 +54,22 @@ def test_its_collectives_are_events_so_that_a_range_is_a_trace(llama: Trace) -> 
     assert 0 < len(explorer.selection) < sent.height
 
 
+def test_its_collectives_are_drawn_as_long_as_they_take(llama: Trace) -> None:
+    """A lane of collectives looks as empty as it is: a box each, from its begin, as wide as its time."""
+    timeline = llama.timeline(hardware="dgx-h100")
+    first, last = extent(timeline)
+    lanes = re.findall(r'<svg viewBox="0 0 160 12".*?</svg>', timeline._repr_mimebundle_()["text/html"], re.S)
+    assert len(lanes) == len(timeline.lanes)
+    for name, drawn in list(zip(timeline.lanes, lanes, strict=True))[1:]:
+        marks = sorted((float(at), float(width)) for at, width in re.findall(r"M([\d.e-]+) [\d.]+h([\d.e-]+)v", drawn))
+        spans = timeline.spans.filter(lane=name).sort("begin")
+        widths = 160 * (spans["end"] - spans["begin"]) / (last - first)
+        assert [at for at, _ in marks] == pytest.approx(
+            (160 * (spans["begin"] - first) / (last - first)).to_list(), abs=0.05
+        )
+        assert [width for _, width in marks] == pytest.approx([max(width - 0.2, 0.2) for width in widths], abs=0.01)
+
+
 def test_stages_compute_each_microbatch_and_wait_for_one_another() -> None:
     timeline = pipeline().timeline(lanes="stage")
     assert timeline.lanes == ("stage 0", "stage 1", "stage 2", "stage 3")
@@ -74,7 +91,7 @@ def test_the_bubble_is_seen_however_many_microbatches_there_are(microbatches: in
     timeline = pipeline(microbatches=microbatches).timeline(lanes="stage")
     html = timeline._repr_mimebundle_()["text/html"]
     for name in ("waiting", "warm-up"):
-        assert f"</span>{name}</span>" in html  # in the key
+        assert f"</span> {name}</span>" in html  # in the key
     drawn = boxes(Coded(timeline), extent(timeline))
     colors = colors_of(timeline)
     assert {"waiting", "warm-up", "forward", "backward"} == {colors[mark].name for mark in drawn.mark}
@@ -114,7 +131,7 @@ def test_what_cannot_be_drawn_is_refused(llama: Trace, options: dict[str, str], 
         llama.timeline(**options)  # type: ignore[arg-type]  # on purpose
 
 
-def test_a_stream_that_is_busy_for_a_third_of_a_column_is_a_third_as_high() -> None:
+def test_a_stream_that_is_busy_for_a_third_of_a_column_shows_it_beside_waiting() -> None:
     """Kernels of 1 ms, each after 2 ms of waiting, and a long wait at the end: drawn in columns of 30 ms."""
     kernels = [(3.0 * i, 3.0 * i + 1, "forward") for i in range(100)]
     gaps = [(begin + 1, begin + (3 if i < 99 else 303), WAITING) for i, (begin, *_) in enumerate(kernels)]
@@ -123,6 +140,8 @@ def test_a_stream_that_is_busy_for_a_third_of_a_column_is_a_third_as_high() -> N
         pl.DataFrame(rows, schema=SPANS), ("compute",), ("forward", WAITING), "predicted", "phase", Tables()
     )
     drawn = boxes(Coded(timeline), (0.0, 600.0), columns=20, most=0)
-    assert drawn.mark.tolist() == [0] * 9 + [1]
-    assert drawn.level.tolist() == pytest.approx([1 / 3] * 9 + [0.25])
+    assert drawn.mark.tolist() == [1, 0] * 10 + [1] * 10  # waiting up to the top, the kernels' share in front of it
+    assert drawn.level.tolist() == pytest.approx([1, 1 / 3] * 10 + [1] * 10)
     assert drawn.end[-1] == 1
+    whole = boxes(Coded(timeline), (0.0, 600.0))
+    assert set(whole.level.tolist()) == {1.0}  # true widths, where each is drawn

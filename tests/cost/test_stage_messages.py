@@ -153,7 +153,7 @@ def test_both_keys_list_a_pipelines_gaps_last(recorded: dict[str, Trace]) -> Non
     drawn = timeline.explore().widget.timeline
     assert [drawn["marks"][place][0] for place in drawn["key"]] == names
     html = timeline._repr_mimebundle_()["text/html"]
-    assert re.findall(r'<span class="named"><span[^>]*>[^<]*</span>([^<]*)', html) == names
+    assert re.findall(r'<span class="named"><span[^>]*>[^<]*</span> ([^<]*)', html) == names
 
 
 def test_the_timeline_of_a_pipelines_ranks_concludes_how_long_its_stages_wait(recorded: dict[str, Trace]) -> None:

@@ -17,14 +17,14 @@ from dsexplore.units import format_bytes, format_count, format_seconds, format_s
 from dsexplore.views.cost.module_seconds import module_seconds
 from dsexplore.views.page import html
 from dsexplore.views.page.still_figure import still_figure
-from dsexplore.views.page.theme import ALARM, SERIES
+from dsexplore.views.page.theme import ALARM, SERIES, WAITING
 from dsexplore.views.timeline import timeline_drawing
 from dsexplore.views.timeline.timeline_drawing import timeline_html
 from dsexplore.views.trace import outline
 from dsexplore.views.view import View
 
 KINDS = ("timeline", "memory", "stages")
-PARTS = {"compute": SERIES[0], "exposed": ALARM, "idle": "#9aa4ad"}
+PARTS = {"compute": SERIES[2], "exposed": ALARM, "idle": WAITING}
 """Parts of a step, with their colors."""
 _WORDS = {"compute": "compute", "exposed": "exposed communication", "idle": "idle"}
 _PARTS = ("compute", "communication", "exposed", "idle")

@@ -163,7 +163,7 @@ def _titles(codes: EventCodes, predicted: Sequence[TimeColumn]) -> list[list[str
     """Return [title, unit, explanation] of each column, in the order of `ModuleRows.fill`."""
     axes = [axis if axis in (NO_AXIS, OTHER_AXES) else f"on {axis}" for axis in codes.tree.axes]
     phases = [str(phase) for phase in codes.facets["phase"].labels]
-    sizes = (*axes, *phases, "own", "all params", "per rank")
+    sizes = (*axes, *phases, "self", "all params", "per rank")
     times = [[column.title, "seconds", column.explanation] for column in (*measured_columns(codes), *predicted)]
     first = [["count", "count", ""], *times, ["bytes", "bytes", ""], ["share", "bar", ""]]
     return [*first, *([title, "bytes", ""] for title in sizes)]

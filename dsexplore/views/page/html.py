@@ -38,6 +38,9 @@ text-align:left}
 .dsx .dim{color:var(--dsx-dim)}
 .dsx.dsx .verdict{font-weight:600;font-size:calc(var(--dsx-size)*15/13);max-width:1000px;overflow-wrap:anywhere}
 .dsx .verdict .to{font-weight:400}
+.dsx .how>summary{display:inline-block;min-width:1.5em;text-align:center;border:1px solid var(--dsx-dim);
+border-radius:1em}
+.dsx .how>summary::-webkit-details-marker{display:none}
 .dsx .scroll{overflow-x:auto;max-width:100%}
 .dsx .scroll::-webkit-scrollbar{height:9px}
 .dsx .scroll::-webkit-scrollbar-thumb{background:var(--dsx-dim);border-radius:5px;forced-color-adjust:none}
@@ -54,7 +57,7 @@ background:none;color:inherit;white-space:nowrap}
 .dsx.dsx.dsx tbody tr{background:none}
 .dsx.dsx.dsx tr:hover>td{background:var(--dsx-shade)}
 .dsx .key{display:inline-block;min-width:15px;padding:0 3px;text-align:center;font-size:var(--dsx-tiny);
-margin-right:3px;forced-color-adjust:none}
+forced-color-adjust:none}
 .dsx .times,.dsx .tag{border:1px solid var(--dsx-line);border-radius:3px;padding:0 4px;font-size:var(--dsx-tiny)}
 .dsx .tag{border:1px dashed currentColor;padding:0 3px}
 .dsx .bar{display:flex;height:calc(var(--dsx-size)*16/13);min-width:2px}
@@ -118,6 +121,11 @@ def details(title: str, body: str, opened: bool = False) -> str:
     return f"<details{' open' if opened else ''}><summary>{escape(title)}</summary>{body}</details>"
 
 
+def how(text: str) -> str:
+    """Return how to read a picture, HTML that stands behind a "?" until it is asked for."""
+    return f'<details class="how"><summary title="How to read it">?</summary><p class="dim">{text}</p></details>'
+
+
 def sentences(lines: Iterable[str], longest: int = 300) -> str:
     """Return a paragraph of each sentence."""
     return "".join(f"<p>{prose(line, longest)}</p>" for line in lines)
@@ -127,7 +135,7 @@ def axis_key(axis: str, longest: int = LONGEST_NAME) -> str:
     """Return a mesh axis in its color, with its name beside it where the letters in it are not the whole name."""
     letters = theme.axis_mark(axis).letter
     swatch = f'<span class="key a{theme.axis_number(axis)}">{escape(letters)}</span>'
-    return swatch if letters == axis else f"{swatch}{name(axis, longest)}"
+    return swatch if letters == axis else f"{swatch} {name(axis, longest)}"
 
 
 def parted(text: object, longest: int = LONGEST_NAME) -> str:
@@ -209,7 +217,7 @@ def stacked_bar(parts: Iterable[tuple[str, str, float, str]], top: float) -> str
     """
     segments = "".join(
         f'<span class="{kind}" style="width:{100 * value / top:.3g}%"{more}>'
-        f"{letter if value / top > 0.04 else ''}</span>"
+        f"{letter if value / top > 0.04 else ''}</span> "
         for kind, letter, value, more in parts
         if value
     )

@@ -20,6 +20,8 @@ ALARM = "#e01b3b"
 SHADE = "#12707a"
 """The hue of bytes and time, from the paper's color at zero."""
 GREY = "#6b6b6b"
+WAITING = "#8a8a8a"
+"""Time in which a rank, a stage or a stream waits, in every view."""
 SERIES = ("#374d70", "#92875c", "#6f7093", "#80959f", "#6e644f", "#bdb888", "#b2b4d5", "#474b1b")
 """Muted colors of what has no color by its name: lines of ops and settings, phases, microbatches."""
 INK = "#767676"

@@ -202,7 +202,7 @@ def _fitting(texts: Sequence[str], pixels: float) -> str:
 def _bracket(kind: str, text: str, start: float, length: float, side: Side, inwards: float) -> str:
     left, top = (side.left + inwards, side.top + start) if side.down else (side.left + start, side.top + inwards)
     size = f"{'height' if side.down else 'width'}:{max(length - 1, 2):.1f}px"
-    return f'<span class="{kind}" style="left:{left:.1f}px;top:{top:.1f}px;{size}">{html.escape(text, 40)}</span>'
+    return f'<span class="{kind}" style="left:{left:.1f}px;top:{top:.1f}px;{size}">{html.escape(text, 40)}</span> '
 
 
 def cut_lines(cuts: Sequence[AxisCuts], side: Side) -> str:

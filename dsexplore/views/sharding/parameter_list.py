@@ -117,7 +117,7 @@ def _memory_html(shown: Sharding) -> str:
     groups = memory_groups(shown.mesh, shown.tensors, assumed)
     top = max(sum(groups[0].value), 1)
     rows = [_memory_row(group, top) for group in groups[:MOST_GROUPS]]
-    key = " ".join(f'<span class="key m{part[0]}">{MEMORY[part].letter}</span>{part}' for part in PARTS)
+    key = " ".join(f'<span class="key m{part[0]}">{MEMORY[part].letter}</span> {part}' for part in PARTS)
     more = f"{len(groups) - len(rows):,} more groups of ranks: see memory(). " if len(groups) > len(rows) else ""
     table = html.table(("ranks", "how many", "", *PARTS, "total"), rows, left=(), wrap=(0,), bar=2)
     note = f'<p class="dim">{more}{html.escape(str(assumed), 0)}</p>'

@@ -62,14 +62,14 @@ def rank_grid(drawn_mesh: DrawnMesh, tensors: Sequence[PlacedTensor]) -> str:
     width = 14 + 7 * (len(str(sample.numbers.max())) + 2 * bool(nothing))
     return (
         f'<form method="dialog"><fieldset class="ranks" style="--w:{width}px"><legend>Ranks by '
-        f'{axis_key(drawn_mesh)}<span class="dim">Point at a rank, or choose one, to highlight its shards.{part}{empty}'
-        f"</span></legend>{rows}</fieldset></form>"
+        f'{axis_key(drawn_mesh)} <span class="dim">Point at a rank, or choose one, to highlight its shards.'
+        f"{part}{empty}</span></legend>{rows}</fieldset></form>"
     )
 
 
 def axis_key(drawn_mesh: DrawnMesh) -> str:
     """Return the names of the mesh's axes in their colors."""
-    return "".join(
+    return " ".join(
         f'<span class="axis {axis_class(name)}">{html.name(name, 30)} {size:,}</span>'
         for name, size in zip(drawn_mesh.mesh.axes, drawn_mesh.mesh.shape, strict=True)
     )

@@ -61,7 +61,7 @@ class PanelDrawing:
         inside = self._blocks() + self._cut_lines() + over + lens
         return (
             f'<div class="pic" role="img" aria-label="{html.escape(self._spoken(), 0)}" style="{room}">'
-            + (f'<span class="t" style="left:{left:.0f}px;top:0">{html.escape(self._head(), 0)}</span>')
+            + (f'<span class="t" style="left:{left:.0f}px;top:0">{html.escape(self._head(), 0)}</span> ')
             + self._brackets(left, top)
             + self._ticks(left, top)
             + f'{behind}<div class="front" style="left:{left:.0f}px;top:{top:.0f}px;{size}">{inside}</div>{empty}</div>'
@@ -201,11 +201,11 @@ class PanelDrawing:
         texts = []
         if self.drawn.columns is not None:
             for at, x in self._spaced(columns_of, self.first_column, self.frame.columns, self.frame.width, _DIGIT):
-                texts.append(f'<span class="t" style="left:{left + x:.0f}px;top:{top - 13:.0f}px">{at:,}</span>')
+                texts.append(f'<span class="t" style="left:{left + x:.0f}px;top:{top - 13:.0f}px">{at:,}</span> ')
         if self.drawn.rows is not None:
             for at, y in self._spaced(rows_of, self.first_row, self.frame.rows, self.frame.height, 0):
                 place = f"right:calc(100% - {left - 4:.0f}px);top:{top + y - 6:.0f}px"
-                texts.append(f'<span class="t" style="{place}">{at:,}</span>')
+                texts.append(f'<span class="t" style="{place}">{at:,}</span> ')
         return "".join(texts)
 
     def _spaced(

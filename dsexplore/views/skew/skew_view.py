@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +11,9 @@ import polars as pl
 from dsexplore.analysis.skew import Skew
 from dsexplore.units import format_count, format_seconds
 from dsexplore.views.page import html
-from dsexplore.views.page.theme import ALARM, GREY, LEGEND_ABOVE, SHADE, themed, tint
+from dsexplore.views.page.theme import ALARM, LEGEND_ABOVE, SHADE, WAITING, themed
+from dsexplore.views.timeline.timeline_drawing import TICKS_STYLE, axis_html
+from dsexplore.views.timeline.timeline_text import round_numbers
 from dsexplore.views.view import View
 
 # Drawing of a skew: a lane per rank over time, with waiting, transfer and lateness in different colors.
@@ -25,12 +26,12 @@ _WIDTH, _HEIGHT = 1000, 12
 _MOST_LABELS = 6
 _LEAST_DRAWN = 1.5
 """Minimal width of a mark, in the drawing's units."""
-_LABEL_SHARE = 0.2
+_LABEL_SHARE = 0.27
 """Fraction of a lane's width that a label of lateness needs."""
-_TICKS = 4
 
-WAITING = f"color-mix(in srgb,{GREY} 38%,transparent)"
-STYLE = """
+STYLE = (
+    TICKS_STYLE
+    + """
 .dsx .skew{display:grid;grid-template-columns:max-content minmax(0,1fr);gap:3px 8px;align-items:center;
 font-size:var(--dsx-small)}
 .dsx .skew .lane{position:relative;height:26px;background:var(--dsx-shade)}
@@ -39,14 +40,11 @@ font-size:var(--dsx-small)}
 white-space:nowrap;transform:translateX(-100%);padding-right:2px}
 .dsx .skew .lane b.r{transform:none}
 .dsx .skew .late{font-weight:600}
-.dsx .skew .ticks{position:relative;height:1.4em;color:var(--dsx-dim);font-size:var(--dsx-tiny)}
-.dsx .skew .ticks span{position:absolute;transform:translateX(-50%);white-space:nowrap}
-.dsx .skew .ticks .f{transform:none}
-.dsx .skew .ticks .e{transform:translateX(-100%)}
 .dsx .keys i{display:inline-block;width:14px;height:9px;margin:0 4px 0 0;vertical-align:0;forced-color-adjust:none}
 .dsx .keys span{margin-right:14px;white-space:nowrap}
 .dsx .keys i.l{height:3px;vertical-align:3px}
 """
+)
 _KEYS = (("", SHADE, "transfer"), ("", WAITING, "waiting for a rank that comes later"))
 _LATE_KEY = ("l", ALARM, "late")
 
@@ -125,14 +123,13 @@ def drawing(skew: Skew, most_collectives: int = MOST_COLLECTIVES, most_lanes: in
     parts = drawn.arrived.partition_by("rank", as_dict=True)
     lanes = "".join(_lane(rank, parts[(rank,)], drawn, rank in late) for rank in drawn.ranks)
     more = f'<p class="dim">{drawn.hidden_ranks:,} more ranks are not drawn.</p>' if drawn.hidden_ranks > 0 else ""
-    ticks = _ticks(drawn.last - drawn.first)
+    length = drawn.last - drawn.first
+    marks = [(at / (length or 1.0), format_seconds(at)) for at in round_numbers(0.0, length)]
     shown = (*_KEYS, _LATE_KEY) if late else _KEYS
     keys = "".join(
-        f'<span><i class="{kind}" style="background:{color}"></i>{text}</span>' for kind, color, text in shown
+        f'<span><i class="{kind}" style="background:{color}"></i>{text}</span> ' for kind, color, text in shown
     )
-    return (
-        f'<p class="keys">{keys}</p><div class="skew">{lanes}<span></span><div class="ticks">{ticks}</div></div>{more}'
-    )
+    return f'<p class="keys">{keys}</p><div class="skew">{lanes}<span></span>{axis_html(marks)}</div>{more}'
 
 
 def _lane(rank: int, of_rank: pl.DataFrame, drawn: Window, is_late: bool) -> str:
@@ -165,7 +162,7 @@ def _lane(rank: int, of_rank: pl.DataFrame, drawn: Window, is_late: bool) -> str
         f'aria-label="{html.escape(spoken)}">{paths}</svg>'
     )
     name = f'<span class="late">rank {rank}</span>' if is_late else f"<span>rank {rank}</span>"
-    return f'{name}<div class="lane">{picture}{_labels(labels, span)}</div>'
+    return f'{name} <div class="lane">{picture}{_labels(labels, span)}</div>'
 
 
 def _box(begin: float, length: float, span: float, top: float, height: float) -> str:
@@ -185,26 +182,7 @@ def _labels(labels: Iterable[tuple[float, float]], span: float) -> str:
         side = ' class="r"' if is_at_left else ""
         shown.append(f'<b{side} style="left:{100 * share:.1f}%">+{html.escape(format_seconds(late_by))}</b>')
         free = share + _LABEL_SHARE * is_at_left
-    return "".join(shown)
-
-
-def _ticks(span: float) -> str:
-    """Return round numbers of seconds at their positions on the axis."""
-    step = _round_step(span / _TICKS) if span > 0 else 1.0
-    numbers = [step * number for number in range(math.floor(span / step + 1e-9) + 1)]
-    texts = ((100 * seconds / (span or 1.0), format_seconds(seconds)) for seconds in numbers)
-    return "".join(
-        f'<span{_TICK_ENDS.get(round(at), "")} style="left:{at:.1f}%">{html.escape(text)}</span>' for at, text in texts
-    )
-
-
-_TICK_ENDS = {0: ' class="f"', 100: ' class="e"'}
-
-
-def _round_step(least: float) -> float:
-    """Return the smallest of 1, 2 and 5 times a power of ten that is at least ``least``."""
-    power = 10.0 ** math.floor(math.log10(least))
-    return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= least * (1 - 1e-9))
+    return " ".join(shown)
 
 
 def foot(skew: Skew, drawn: Window | None) -> str:
@@ -325,7 +303,7 @@ class SkewView(View):
         late = rows.filter("is_late")
         figure = go.Figure()
         for name, color, part, base, length in (
-            ("waiting", tint(GREY, 0.4), rows, rows["at"], rows["wait"]),
+            ("waiting", WAITING, rows, rows["at"], rows["wait"]),
             ("transfer", SHADE, rows, rows["at"] + rows["wait"], rows["duration"]),
             ("late", ALARM, late, late["at"] - late["late_by"], late["late_by"]),
         ):

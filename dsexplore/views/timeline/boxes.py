@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -21,8 +21,8 @@ MOST_LANES = 256
 """Maximal number of lanes that are drawn; the spans of further lanes are omitted."""
 _LOW = 0.25
 """Height of a gap, as a fraction of the lane's."""
-_LEAST_SHARE = 0.06
-"""Minimal height of a column, as a fraction of the lane's, in which a stream is hardly busy."""
+_LEAST_SHARE = 1e-3
+"""Share of a column's time below which a mark is not drawn."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,9 @@ class Boxes:
     mark: Indices
     """Index into `mark_colors.colors_of`; in a column, the mark with most bytes."""
     level: Numbers
-    """Height: 0 for no bytes, 1 for the largest span of the whole timeline; in a column, of the spans' mean."""
+    """Height: 0 for no bytes, 1 for the largest span of the whole timeline; in a column, of the spans' mean.
+
+    Boxes of one column that lie on one another reach down to the lane: the tallest is first."""
     count: Indices
     """Number of spans that a box stands for."""
     bytes: Numbers
@@ -52,7 +54,7 @@ class Boxes:
     @property
     def one_by_one(self) -> bool:
         """True if each box is one span."""
-        return not len(self.span) or bool(self.span[0] >= 0)
+        return bool((self.span >= 0).all())
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,8 @@ class Coded:
         self.hides_lanes = len(timeline.lanes) > self.shape[0]
         self.low = timeline.marks.index(WAITING) if WAITING in timeline.marks else -1
         """Mark of gaps, −1 if there is none."""
-        self.has_busy_lane = timeline.has_busy_lane
+        self.busy_lanes = np.unique(self.lane[self.mark == self.low]) if timeline.has_busy_lane else self.lane[:0]
+        """Lanes that at each time either work or wait."""
         self._cells: dict[tuple[float, float, int], _Cells] = {}
         self._sums: tuple[tuple[float, float, int], _AddedUp] | None = None
 
@@ -191,6 +194,7 @@ def boxes(
     most: int = 1500,
     shown: Mask | None = None,
     kinds: Mask | None = None,
+    stacked: bool = False,
 ) -> Boxes:
     """Return the boxes of one window.
 
@@ -201,16 +205,32 @@ def boxes(
         most: maximal number of spans that are drawn individually.
         shown: (spans,) mask of the spans to draw; None for all.
         kinds: (kinds,) mask of the kinds in ``shown``, if it contains all spans of each; else None.
+        stacked: whether a column shows each mark by its share of the bytes, instead of the one with most; beside a
+            lane that is always busy, ``most`` spans of the other lanes are drawn individually.
     """
     kept = spans.inside(window, shown)
     if np.count_nonzero(kept) <= most:
         return _single_boxes(spans, np.flatnonzero(kept) + spans.slice_of(window).start, window)
-    return _in_columns(spans, window, columns, kept, kinds)
+    drawn = _in_columns(spans, window, columns, kept, kinds, stacked)
+    if not len(spans.busy_lanes):
+        return drawn
+    at = np.flatnonzero(kept) + spans.slice_of(window).start
+    others = at[~np.isin(spans.lane[at], spans.busy_lanes)]
+    rest = (
+        _single_boxes(spans, others, window)
+        if stacked and len(others) <= most
+        else _taken(drawn, np.flatnonzero(~np.isin(drawn.lane, spans.busy_lanes)))
+    )
+    return _joined([rest, *(_busy(spans, int(number), window, columns, kept) for number in spans.busy_lanes)])
 
 
 def _single_boxes(spans: Coded, at: Indices, window: tuple[float, float]) -> Boxes:
     first, width = window[0], window[1] - window[0]
-    level = np.where(spans.flat[at], np.where(spans.mark[at] == spans.low, _LOW, 1.0), _level(spans.bytes[at], spans))
+    level = np.where(
+        spans.flat[at],
+        np.where((spans.mark[at] == spans.low) & ~np.isin(spans.lane[at], spans.busy_lanes), _LOW, 1.0),
+        _level(spans.bytes[at], spans),
+    )
     return Boxes(
         np.clip((spans.begin[at] - first) / width, 0, 1),
         np.clip((spans.end[at] - first) / width, 0, 1),
@@ -224,7 +244,12 @@ def _single_boxes(spans: Coded, at: Indices, window: tuple[float, float]) -> Box
 
 
 def _in_columns(
-    spans: Coded, window: tuple[float, float], columns: int, kept: Mask, kinds: Mask | None = None
+    spans: Coded,
+    window: tuple[float, float],
+    columns: int,
+    kept: Mask,
+    kinds: Mask | None,
+    stacked: bool,
 ) -> Boxes:
     """Return a box per lane and column in which a span begins, extended to the last end of these spans.
 
@@ -256,36 +281,72 @@ def _in_columns(
     end = (column + 1) / columns
     if len(in_columns.long):
         _reach(end, spans, window, kept, (in_columns, held, marks))
-    if spans.has_busy_lane:
-        length = (spans.end[part] - spans.begin[part])[kept]
-        spent = np.bincount(in_columns.cell[kept], length, minlength=cells).reshape(shape)[held]
-        busiest, flat = _busy(spent, spans.low, (window[1] - window[0]) / columns)
-        most = np.where(total > 0, most, busiest)
-    else:
-        flat = np.where(most == spans.low, _LOW, 1.0) if spans.flat.any() else np.zeros(len(held))
+    flat = np.where(most == spans.low, _LOW, 1.0) if spans.flat.any() else np.zeros(len(held))
     level = np.where(total > 0, _level(total / count, spans), flat)
     none = np.full(len(held), -1, np.int64)
+    summed = total
     if spans.unknown is not None:
         at = np.flatnonzero(kept)
         missing = np.bincount(in_columns.cell.take(at) // marks, spans.unknown[part].take(at), lanes * columns)
-        total = signed(total, missing[held])
-    return Boxes(column / columns, end, lane, most, level, count, total, none)
+        summed = signed(total, missing[held])
+    drawn = Boxes(column / columns, end, lane, most, level, count, summed, none)
+    return _stacked(drawn, totals[held]) if stacked else drawn
 
 
-def _busy(spent: npt.NDArray[Any], low: int, width: float) -> tuple[Indices, Numbers]:
-    """Return mark and height per column of a lane that is busy or waits; the height is the busy fraction.
+def _taken(drawn: Boxes, at: Indices) -> Boxes:
+    return Boxes(*(getattr(drawn, each.name)[at] for each in fields(Boxes)))
+
+
+def _joined(parts: list[Boxes]) -> Boxes:
+    return Boxes(*(np.concatenate([getattr(part, each.name) for part in parts]) for each in fields(Boxes)))
+
+
+def _stacked(drawn: Boxes, totals: Numbers) -> Boxes:
+    """Return a box per mark in place of each box, on top of those of the marks before it.
 
     Args:
-        spent: (n, marks) total length of the spans that begin in a column, by mark.
-        low: mark of gaps.
-        width: width of a column.
+        drawn: (n,) one box per column.
+        totals: (n, marks) bytes.
     """
-    gaps = spent[:, low].copy()
-    busy = spent.copy()
-    busy[:, low] = 0
-    share = busy.sum(axis=1) / width
-    waits = (share == 0) | (gaps > width)  # a gap that begins there reaches into other columns
-    return np.where(waits, low, busy.argmax(axis=1)), np.where(waits, _LOW, np.clip(share, _LEAST_SHARE, 1.0))
+    whole = totals.sum(axis=1)
+    reach = totals.cumsum(axis=1) / np.where(whole > 0, whole, 1)[:, None]
+    at, mark = (part[::-1] for part in np.nonzero(totals))
+    of_marks = _taken(drawn, at)
+    of_marks = replace(of_marks, mark=mark, level=of_marks.level * reach[at, mark])
+    return _joined([_taken(drawn, np.flatnonzero(whole == 0)), of_marks])
+
+
+def _busy(spans: Coded, lane: int, window: tuple[float, float], columns: int, kept: Mask) -> Boxes:
+    """Return the boxes of a lane that works or waits: in each column, each mark is as high as its share of the time.
+
+    The last mark, that of waiting, is on top; the spans of one lane do not overlap.
+    """
+    part, marks = spans.slice_of(window), spans.shape[1]
+    edges = np.linspace(*window, columns + 1)
+    in_lane = kept & (spans.lane[part] == lane)
+    shares, counts, order = [], [], [*(mark for mark in range(marks) if mark != spans.low), spans.low]
+    for mark in order:
+        at = np.flatnonzero(in_lane & (spans.mark[part] == mark)) + part.start
+        places = np.stack([spans.begin[at], spans.end[at]], axis=1).ravel()
+        passed = np.repeat(np.cumsum(spans.end[at] - spans.begin[at]), 2)
+        passed[::2] -= spans.end[at] - spans.begin[at]
+        lengths = np.diff(np.interp(edges, places, passed)) if len(at) else np.zeros(columns)
+        shares.append(lengths * columns / (window[1] - window[0]))
+        counts.append(np.histogram(spans.begin[at], edges)[0])
+    share, count = np.stack(shares, axis=1), np.stack(counts, axis=1)
+    column, place = np.nonzero(share > _LEAST_SHARE)
+    tallest_first = np.lexsort((-place, column))
+    column, place = column[tallest_first], place[tallest_first]
+    return Boxes(
+        column / columns,
+        (column + 1) / columns,
+        np.full(len(column), lane, np.int64),
+        np.asarray(order, np.int64)[place],
+        np.clip(share.cumsum(axis=1)[column, place], 0, 1),
+        np.maximum(count[column, place], 1).astype(np.int64),
+        np.zeros(len(column)),
+        np.full(len(column), -1, np.int64),
+    )
 
 
 def _reach(

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dsexplore.analysis.step_timeline import DISK, STILL, WAITING, WARM_UP, Timeline
-from dsexplore.views.page import html
+from dsexplore.views.page import html, theme
 from dsexplore.views.page.theme import GREY, SERIES, axis_mark, phase_mark, tint
 
 MOST_MARKS = 24
 _IN_TURN = tuple(zip(SERIES[:6], ("#fff", "#000", "#fff", "#000", "#fff", "#000"), strict=True))
-_PALE = "#949494"
 _OTHERS = (GREY, "#000")
 """Color from the seventh mark on, because nobody can distinguish more than six."""
 
@@ -27,12 +26,12 @@ class Color:
 
 
 _GAPS = {
-    WAITING: Color(WAITING, "–", _PALE, "#000"),
+    WAITING: Color(WAITING, "–", theme.WAITING, "#000"),
     WARM_UP: Color(WARM_UP, "↑", tint(GREY, 0.2), "currentColor"),
 }
 
 
-_IO = {DISK: Color(DISK, "d", GREY, "#000"), STILL: Color(STILL, "–", _PALE, "#000")}
+_IO = {DISK: Color(DISK, "d", GREY, "#000"), STILL: Color(STILL, "–", theme.WAITING, "#000")}
 
 
 def is_gap(color: Color) -> bool:

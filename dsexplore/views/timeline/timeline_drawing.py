@@ -20,9 +20,20 @@ _BETWEEN = 0.2
 """Distance, in columns, between boxes that stand for one span each."""
 _MOST_TIES, _MOST_KEYS = 200, 8
 
-STYLE = """
-.dsx .named{display:inline-block}
-.dsx .tl{display:grid;grid-template-columns:minmax(90px,max-content) minmax(0,1fr);gap:3px 8px;align-items:center}
+TICKS_STYLE = """
+.dsx .ticks{position:relative;height:1.4em;color:var(--dsx-dim);font-size:var(--dsx-tiny);container-type:inline-size}
+.dsx .ticks span{position:absolute;transform:translateX(-50%);white-space:nowrap}
+.dsx .ticks .f{transform:none}
+.dsx .ticks .e{transform:translateX(-100%)}
+@container (max-width:280px){.dsx .ticks span:nth-child(even){display:none}}
+"""
+STYLE = (
+    TICKS_STYLE
+    + """
+.dsx .named{display:inline-block;margin-right:6px}
+.dsx .keyed>.how{display:inline-block}
+.dsx .keyed>.how[open]{display:block}
+.dsx .tl{display:grid;grid-template-columns:fit-content(34%) minmax(0,1fr);gap:3px 8px;align-items:center}
 .dsx .tl>span{font-size:var(--dsx-small);overflow:hidden;text-overflow:ellipsis;white-space:nowrap;max-width:260px;
 grid-column:1}
 .dsx .tl>svg,.dsx .tl>.l{width:100%;height:18px;background:var(--dsx-shade);grid-column:2;position:relative}
@@ -33,9 +44,22 @@ text-align:center}
 .dsx .tl-part{margin-bottom:8px;max-width:1000px}
 .dsx .tl-part>summary{font-weight:600}
 .dsx .tl>.ties{background:none;height:0;min-height:100%;pointer-events:none;fill:none;stroke:currentColor;opacity:.6}
-.dsx .tl>div:last-child{display:flex;justify-content:space-between;font-size:var(--dsx-tiny);color:var(--dsx-dim);
-grid-column:2}
+.dsx .tl>.ticks{grid-column:2}
+.dsx .tl{container-type:inline-size}
+@container (max-width:520px){.dsx .tl>.l>i>b{display:none}}
 """
+)
+_AT_END = 0.95
+"""Fraction of the axis from which a tick's label ends at the tick."""
+
+
+def axis_html(marked: list[tuple[float, str]], more: str = "") -> str:
+    """Return an axis with (position, text) of its ticks; ``more``: attributes of its tag."""
+    drawn = []
+    for at, text in marked:
+        end = ' class="f"' if at <= 0 else ' class="e"' if at > _AT_END else ""
+        drawn.append(f'<span{end} style="left:{100 * at:.1f}%">{html.escape(text)}</span>')
+    return f'<div class="ticks"{more}>{" ".join(drawn)}</div>'
 
 
 def timeline_html(timeline: Timeline) -> str:
@@ -61,35 +85,37 @@ def drawing(timeline: Timeline, most_lanes: int = LANES, columns: int = COLUMNS)
     if others > _MOST_KEYS:
         key[_MOST_KEYS:others] = [f"and {others - _MOST_KEYS:,} more "]
     lanes = _lanes(timeline, colors, most_lanes, columns)
-    return f'<p class="dim">{html.prose(axis_text(timeline), 600)}. {"".join(key)}</p>{lanes}'
+    rules = html.how(f"{html.prose(axis_text(timeline), 600)}.")
+    return f'<div class="dim keyed">{"".join(key)}{rules}</div>{lanes}'
 
 
 def _key(color: Color) -> str:
     swatch = f'<span class="key" style="background:{color.fill};color:{color.ink}">{html.escape(color.letter)}</span>'
-    name = "" if color.letter == color.name else html.escape(color.name, 30)
+    name = "" if color.letter == color.name else f" {html.escape(color.name, 30)}"
     return f'<span class="named">{swatch}{name}</span> '
 
 
 def _lanes(timeline: Timeline, colors: list[Color], most_lanes: int, columns: int) -> str:
     spans, (first, last) = Coded(timeline, most_lanes=most_lanes), extent(timeline)
-    lane_boxes = boxes(spans, (first, last), columns, most=_MOST_SINGLE)
+    lane_boxes = boxes(spans, (first, last), columns, most=_MOST_SINGLE, stacked=True)
     labeled = lane_boxes.one_by_one and timeline.spans["label"].null_count() < len(timeline.spans)
     totals, rows = lane_totals(timeline), []
     for number, lane in enumerate(timeline.lanes[:most_lanes]):
         spoken = f"{html.escape(lane, 60)}: {totals.get(lane, 'nothing')}"
         place_of = f'style="grid-row:{number + 1}" role="img" aria-label="{spoken}"'
-        rows.append(f'<span style="grid-row:{number + 1}">{html.name(lane, 60)}</span>')
+        rows.append(f'<span style="grid-row:{number + 1}">{html.name(lane, 60)}</span> ')
         if labeled:
             rows.append(f'<div class="l" {place_of}>{_labeled(timeline, lane_boxes, number, colors)}</div>')
         else:
             strip = f'viewBox="0 0 {columns} {_LANE}" preserveAspectRatio="none"'
-            paths = (_singly if lane_boxes.one_by_one else _paths)(lane_boxes, number, colors, columns)
+            are_spans = bool((lane_boxes.span[lane_boxes.lane == number] >= 0).all())
+            paths = (_singly if are_spans else _paths)(lane_boxes, number, colors, columns)
             rows.append(f"<svg {strip} {place_of}>{paths}</svg>")
     drawn, hidden = len(timeline.lanes[:most_lanes]), len(timeline.lanes) - most_lanes
     more = f'<p class="dim">{hidden:,} more lanes are not drawn.</p>' if hidden > 0 else ""
-    axis = "".join(f"<span>{html.escape(text)}</span>" for _, text in ticks(timeline, first, last))
+    axis = axis_html(ticks(timeline, first, last), f' style="grid-row:{drawn + 1}"')
     ties = _ties(timeline, drawn)
-    return f'<div class="tl">{"".join(rows)}{ties}<div style="grid-row:{drawn + 1}">{axis}</div></div>{more}'
+    return f'<div class="tl">{"".join(rows)}{ties}{axis}</div>{more}'
 
 
 def _labeled(timeline: Timeline, lane_boxes: Boxes, lane: int, colors: list[Color]) -> str:
@@ -105,7 +131,7 @@ def _labeled(timeline: Timeline, lane_boxes: Boxes, lane: int, colors: list[Colo
             f'<i style="{look};background:{color.fill};color:{color.ink};font-style:normal" '
             f'title="{html.escape(names[span], 90)}">{label}</i>'
         )
-    return "".join(boxes_of_lane)
+    return " ".join(boxes_of_lane)
 
 
 def _ties(timeline: Timeline, lanes: int) -> str:
@@ -163,5 +189,6 @@ def _paths(lane_boxes: Boxes, lane: int, colors: list[Color], columns: int) -> s
 
 
 def _filled(runs: dict[int, list[str]], colors: list[Color]) -> str:
-    """Return the SVG paths of boxes' outlines, given by the index of their color."""
-    return "".join(f'<path fill="{colors[mark].fill}" d="{"".join(parts)}"/>' for mark, parts in sorted(runs.items()))
+    """Return the SVG paths of boxes' outlines, given by the index of their color; the tallest of a column lie below."""
+    below = sorted(runs, key=lambda mark: (not is_gap(colors[mark]), -mark))
+    return "".join(f'<path fill="{colors[mark].fill}" d="{"".join(runs[mark])}"/>' for mark in below)

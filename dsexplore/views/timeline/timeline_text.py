@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
-from math import ceil, floor
+from math import ceil, floor, log10
 from typing import Any
 
 import numpy as np
@@ -38,6 +38,7 @@ _LENGTHS = {
 """{`Timeline.order`: what the title says about the length of the axis}."""
 _LINES = 12
 _TICKS = 5
+"""Number of ticks, one more at most."""
 _NEAR = 1e-9
 """Tolerance within which a position counts as a whole number."""
 _EVENT = ("owner", "cause", "peer", "source")
@@ -53,15 +54,22 @@ def _is_timed(timeline: Timeline) -> bool:
 
 
 def ticks(timeline: Timeline, first: float, last: float) -> list[tuple[float, str]]:
-    """Return (position, text) of a window's ticks; the position is a fraction of the window.
+    """Return (position, text) of a window's ticks, at round numbers; the position is a fraction of the window."""
+    width = last - first
+    places = [at for at in round_numbers(first, last) if _is_timed(timeline) or at == floor(at)] or [
+        float(floor(first))
+    ]
+    return [(min(max((at - first) / width, 0.0), 1.0), place(timeline, at)) for at in places]
 
-    If an axis without time shows few whole numbers, each of them has one tick.
-    """
-    step = (last - first) / (_TICKS - 1)
-    places = [first + step * number for number in range(_TICKS)]
-    if step < 1 and not _is_timed(timeline):
-        places = [float(at) for at in range(ceil(first - _NEAR), floor(last + _NEAR) + 1)] or [floor(first)]
-    return [(min(max((at - first) / (last - first), 0.0), 1.0), place(timeline, at)) for at in places]
+
+def round_numbers(first: float, last: float) -> list[float]:
+    """Return some multiples of 1, 2 or 5 times a power of ten from ``first`` to ``last``."""
+    least = (last - first) / _TICKS
+    if least <= 0:
+        return [first]
+    power = 10.0 ** floor(log10(least))
+    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= least * (1 - _NEAR))
+    return [step * number for number in range(ceil(first / step - _NEAR), floor(last / step + _NEAR) + 1)]
 
 
 def whole(timeline: Timeline) -> str:

@@ -200,7 +200,7 @@ def _bars(difference: PlanDifference, axes: list[str]) -> str:
     marks = {axis: (f"a{axis_number(axis)}", html.escape(axis_mark(axis).letter)) for axis in axes}
     rows = "".join(
         f"<b>{name}</b>{html.stacked_bar(((*marks[axis], size, '') for axis, size in sums.items()), top)}"
-        f"<span>{format_bytes(sum(sums.values()))}</span>"
+        f"<span>{format_bytes(sum(sums.values()))}</span> "
         for name, sums in zip("AB", held, strict=True)
     )
     words = " · ".join(

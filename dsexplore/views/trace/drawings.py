@@ -42,7 +42,7 @@ def phase_key(phases: Sequence[str]) -> str:
     return (
         '<p class="dim">'
         + " ".join(
-            f'<span class="key p{_INDEX.get(p, _OTHER)}">{phase_mark(p).letter}</span>{html.escape(p)}' for p in phases
+            f'<span class="key p{_INDEX.get(p, _OTHER)}">{phase_mark(p).letter}</span> {html.escape(p)}' for p in phases
         )
         + "</p>"
     )
@@ -61,7 +61,7 @@ def heatmap(grid: Grid, write: Callable[[float], str], corner: str = "") -> str:
         for row, values in zip(grid.rows, grid.signed, strict=True)
     )
     return (
-        '<div class="scroll"><table class="heat"><thead><tr>'
+        '<div class="scroll" tabindex="0"><table class="heat"><thead><tr>'
         f'<th class="l">{html.escape(corner)}</th>{head}</tr></thead>'
         f"<tbody>{body}</tbody></table></div>{scale(top, write) if grid.values.max() > 0 else ''}"
     )
@@ -70,7 +70,7 @@ def heatmap(grid: Grid, write: Callable[[float], str], corner: str = "") -> str:
 def scale(top: float, write: Callable[[float], str]) -> str:
     """Return the color bar of a heatmap, from 0 to its largest value."""
     cells = "".join(f'<span style="{heat(_shade(i, 6))}"></span>' for i in range(7))
-    return f'<p class="dim scale">0<span>{cells}</span>{write(top)}</p>'
+    return f'<p class="dim scale">0 <span>{cells}</span> {write(top)}</p>'
 
 
 def _heat_cell(value: float, top: float, write: Callable[[float], str]) -> str:

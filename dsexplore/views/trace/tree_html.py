@@ -63,6 +63,7 @@ class _TraceSource:
         self._whole = float(self._sent.own.sum()) or 1.0
         unknown = codes.unknown(codes.every)
         self._unknown = None if unknown is None else codes.columns(unknown)
+        self._repeats = self._same_as_bytes()
         self._parameters = codes.tables.parameters
         self._placements = {
             str(module): list(dict.fromkeys(placements))
@@ -70,6 +71,17 @@ class _TraceSource:
             .agg(pl.col("placements"))
             .iter_rows()
         }
+
+    def _same_as_bytes(self) -> list[bool]:
+        """Return of the columns own, axes and phases whether each says in every row what the column of bytes says."""
+        tables = [self._sent] if self._unknown is None else [self._sent, self._unknown]
+        return [
+            all(np.array_equal(columns[place], columns[0]) for columns in (_all_sizes(one) for one in tables))
+            for place in range(1, len(_all_sizes(self._sent)))
+        ]
+
+    def _kept(self, columns: Iterable[Any]) -> list[Any]:
+        return [column for column, repeats in zip(columns, self._repeats, strict=True) if not repeats]
 
     def titles(self) -> list[tuple[str, str, str]]:
         """Return the columns after the module; bytes and counts are sums over recorded ranks and steps."""
@@ -86,14 +98,13 @@ class _TraceSource:
             (str(phase), f"{kind} in this phase, {inside}{alone.get(phase, '')}", "")
             for phase in self._codes.facets["phase"].labels
         ]
+        own = ("self", f"{kind} of the module itself, without the modules inside", "")
         return [
             ("count", f"collectives, {inside}", ""),
             ("bytes", f"{kind} in steps, {inside}", ""),
             ("share", "of all that is sent in steps, by axis in the colors of the headline", "thinbar"),
-            ("own", f"{kind} of the module itself, without the modules inside", ""),
             *(column.head for column in self._times),
-            *axes,
-            *phases,
+            *self._kept([own, *axes, *phases]),
             ("all params", "bytes of all its parameters, of all ranks together, with the modules inside", ""),
             ("per rank", "bytes of its parameters that one rank holds", ""),
             ("placements", "how the module's own parameters are placed; all of them stand in its table", "wide"),
@@ -119,9 +130,8 @@ class _TraceSource:
             + outline.cell(f"{count:,}" if count else "–", "" if count else "z")
             + _size(sizes[0])
             + outline.cell(self._thin(row, times), "thinbar")
-            + _size(sizes[1])
             + "".join(column.cell(self._stood_for.rows(fold)) for column in self._times)
-            + "".join(map(_size, sizes[2:]))
+            + "".join(map(_size, [*self._kept(sizes[1:-2]), *sizes[-2:]]))
             + self._placed(tree.names[row])
         )
 
@@ -166,7 +176,11 @@ class _TraceSource:
 
 def _sizes_of(sent: Columns, row: int) -> Sizes:
     """Return the bytes of one row of the tree: with the modules inside, own, on each axis, in each phase."""
-    return np.concatenate([[sent.bytes[row], sent.own[row]], sent.axes[:, row], sent.phases[:, row]])
+    return _all_sizes(sent)[:, row]
+
+
+def _all_sizes(sent: Columns) -> Sizes:
+    return np.concatenate([[sent.bytes, sent.own], sent.axes, sent.phases])
 
 
 def _size(size: float) -> str:

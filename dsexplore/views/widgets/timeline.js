@@ -6,7 +6,7 @@ const WHEEL = 1.25, PAN = 0.2;
 
 export function timeline({ model, el }) {
   el.classList.add("dsx-timeline");
-  const title = element("p"), verdict = element("p", "verdict"), key = element("p", "dim"), rows = element("div", "rows"), bar = element("p");
+  const title = element("p"), verdict = element("p", "verdict"), key = element("div", "dim keyed"), rows = element("div", "rows"), bar = element("p");
   const canvas = element("canvas"), tip = element("div", "tip"), status = element("span", "dim");
   const whole = element("button", "", "whole timeline"), none = element("button", "", "clear the selection");
   canvas.tabIndex = 0;
@@ -259,14 +259,18 @@ export function timeline({ model, el }) {
     const wanted = JSON.stringify([axis, marks, order]);
     if (wanted === keyed) return;
     keyed = wanted;
-    key.replaceChildren(axis && `${axis}. `, ...order.flatMap((place) => {
+    const how = element("details", "how"), rules = element("summary", "", "?");
+    rules.title = "How to read it";
+    how.append(rules, `${axis}.`);
+    key.replaceChildren(...order.flatMap((place) => {
       const [name, letter, color, ink] = marks[place];
       const made = element("span", "key", letter);
       Object.assign(made.style, { background: color, color: ink });
       const named = element("span", "named");
       named.append(made, name === letter ? "" : name);
       return [named, " "];
-    }));
+    }), how);
+    how.hidden = !axis;
   }
 
   function show(changed) {

@@ -179,7 +179,7 @@ def _rules(world: WorldMap) -> str:
         if world.running is None
         else html.escape(_about_seconds(world), 1000)
     )
-    return f'<details><summary>How to read the map</summary><p class="dim">{framed}{outlined} {about}</p></details>'
+    return html.how(f"{framed}{outlined} {about}")
 
 
 def _nodes_html(world: WorldMap, look: Look) -> str:

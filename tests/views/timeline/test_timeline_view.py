@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from types import ModuleType
 
 import numpy as np
@@ -17,6 +18,7 @@ from dsexplore.trace.tables import Tables
 from dsexplore.trace.trace import Trace
 from dsexplore.views.timeline.boxes import Coded, boxes, extent
 from dsexplore.views.timeline.timeline_explorer import TimelineExplorer
+from dsexplore.views.timeline.timeline_text import round_numbers
 from tests.analysis.late_programs import Program
 
 spans_lists = st.lists(
@@ -80,6 +82,23 @@ def test_columns_are_the_same_of_kinds_as_of_spans(
 def test_a_column_has_the_mark_of_most_bytes() -> None:
     found = boxes(Coded(of([("a", 0, 1, "x", 5), ("a", 1, 1, "y", 3), ("a", 2, 1, "y", 4)])), (0, 3), 1, 0)
     assert (found.mark.tolist(), found.count.tolist(), found.bytes.tolist()) == ([1], [3], [12])
+
+
+def test_a_stacked_column_shows_each_mark_by_its_share_of_the_bytes() -> None:
+    timeline = of([("a", 0, 1, "x", 5), ("a", 1, 1, "y", 15), ("a", 2, 1, "y", 20)])
+    alone = boxes(Coded(timeline), (0, 3), 1, 0)
+    found = boxes(Coded(timeline), (0, 3), 1, 0, stacked=True)
+    assert found.mark.tolist() == [1, 0]  # the tallest first, and the others in front of it
+    assert found.level.tolist() == pytest.approx([alone.level[0], alone.level[0] * 5 / 40])
+
+
+def test_ticks_stand_at_round_numbers() -> None:
+    for first, last in ((0.0, 0.0847), (3.1, 17.4), (0.0, 45.0), (0.0, 1.0)):
+        found = round_numbers(first, last)
+        assert 3 <= len(found) <= 7
+        assert all(first <= at <= last * (1 + 1e-9) for at in found)
+        steps = {f"{later - before:.3g}".replace(".", "").lstrip("0")[0] for before, later in pairwise(found)}
+        assert steps <= {"1", "2", "5"}
 
 
 def test_the_drawing_is_small_and_says_what_it_is(traces: ModuleType) -> None:

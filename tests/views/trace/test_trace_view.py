@@ -76,7 +76,7 @@ def test_the_columns_add_up(traces: ModuleType) -> None:
     trace = traces.layered(8, odd=3)
     text = shown(trace).text
     assert "25 collectives of rank 0 of 8 (dp=2,tp=4), simulated" in text
-    assert "count bytes share own on tp on dp forward backward all params per rank placements" in text
+    assert "count bytes share self on tp on dp forward backward all params per rank placements" in text
     assert "Net 25 110 KiB  – 78 KiB 32 KiB 86 KiB 24 KiB 128 KiB 32 KiB" in text
     assert "×7 Σ 7 Block 21 91 KiB  28 KiB 63 KiB 28 KiB 70 KiB 21 KiB 112 KiB 28 KiB" in text
     assert "up Linear 2 9 KiB  9 KiB 9 KiB – 6 KiB 3 KiB 8 KiB 2 KiB R, S(0)" in text
