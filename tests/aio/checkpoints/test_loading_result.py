@@ -50,7 +50,9 @@ def test_what_limits_is_said() -> None:
     at_limit = loading(USUAL, disk_seconds=4.0).lines()
     assert at_limit[1].endswith("it is the limit.")
     assert at_limit[2].startswith("Only fewer bytes")
+    assert loading(USUAL).lines()[1].endswith("it waits for requests.")
     busy = loading(loader("torch.load", [4.0], 3.0)).lines()
+    assert busy[1].endswith("most is the processor's work.")
     assert busy[2] == "75 % of it is the processor's work, which a faster disk does not shorten."
 
 

@@ -32,7 +32,7 @@ def test_the_sentence_stands_above_a_lane_per_rank() -> None:
     assert f'<p class="verdict">{SENTENCE}</p>' in shown
     assert re.findall(r'<span class="late">(rank \d)</span>', shown) == ["rank 1"]
     assert len(re.findall(r'class="lane"', shown)) == 4
-    assert shown.count("+200 ms</b>") + shown.count("+201 ms</b>") >= 3
+    assert shown.count("+200 ms</b>") + shown.count("+201 ms</b>") >= 2
     assert 'aria-label="rank 0: waits 1.2' in shown
     assert 'aria-label="rank 1: waits 0 s' in shown
     assert "all ranks on one clock" in shown

@@ -34,6 +34,6 @@ def test_no_line_ends_before_a_percent_sign() -> None:
 def test_many_axes_share_a_color(traces: ModuleType) -> None:
     trace = traces.of_names([f"n{i}" for i in range(9)])
     for html in (trace._repr_mimebundle_()["text/html"], trace.headline()._repr_mimebundle_()["text/html"]):
-        words = re.findall(r'<span class="key (a\d)">([\w]+)</span>(?:<bdi>([\w ]+)</bdi>)? (\d+) KiB', html)
+        words = re.findall(r'<span class="key (a\d)">([\w]+)</span>(?: <bdi>([\w ]+)</bdi>)? (\d+) KiB', html)
         named = [(f"a{axis_number(f'n{i}')}", f"n{i}", "", "6") for i in range(5)]
         assert words == [*named, ("a6", "oa", "other axes", "24")]

@@ -82,4 +82,4 @@ def test_heatmaps_of_the_page_begin_at_nothing_and_have_a_bar(traces: ModuleType
     assert len(shades) == 2
     assert 0 <= max(shades) - min(shades) <= 5  # a tenth of the larger, as of the bytes
     assert min(shades) > 30
-    assert '<p class="dim scale">0<span>' in table
+    assert '<p class="dim scale">0 <span>' in table

@@ -150,5 +150,5 @@ def test_measured_times_are_sums_that_follow_the_filters(tmp_path: Path) -> None
     explorer.filter(phase="backward")
     assert shown(explorer, "time")[0] == pytest.approx(len(timed.where(phase="backward")) * 5e-4, rel=1e-5)
     page = timed.to_html(tmp_path / "timed.html").read_text()
-    assert "bytes share self time on" in heads_of(page)
+    assert "bytes share time self forward" in heads_of(page)
     assert f'<span class="c">{format_seconds(len(timed) * 5e-4)}</span>' in page
