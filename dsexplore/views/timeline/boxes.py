@@ -272,7 +272,7 @@ def _in_columns(
         cell, many, sizes = in_columns.cell.take(at), None, spans.bytes[part].take(at)
     shape, cells = (lanes * columns, marks), lanes * columns * marks
     counts = np.bincount(cell, many, minlength=cells).reshape(shape).astype(np.int64)
-    totals = np.bincount(cell, sizes, minlength=cells).reshape(shape)
+    totals = np.asarray(np.bincount(cell, sizes, minlength=cells).reshape(shape), np.float64)
     count = counts.sum(axis=1)
     held = np.flatnonzero(count)
     count, total = count[held], totals[held].sum(axis=1)

@@ -108,7 +108,8 @@ def gradients_of_attention(
 
 def _summed_by_group(gradient: Tensor, of: Tensor) -> Tensor:
     """Sum over the heads of queries that share a head of keys or values."""
-    return gradient.unflatten(2, (of.shape[2], -1)).sum(3)
+    summed: Tensor = gradient.unflatten(2, (of.shape[2], -1)).sum(3)
+    return summed
 
 
 def segments(ends: Tensor, length: int) -> tuple[Tensor, Tensor]:

@@ -236,6 +236,8 @@ class RankHandle:
             time.sleep(0.005)
             stack = self._stack_text()
         lines = stack.splitlines(keepends=True)
+        if _most_frames(stack) and _OUTERMOST not in lines[-1] and lines[-1].strip() != "...":
+            lines.append("  ...\n")  # Python 3.13 does not write it
         self._stack = "".join(line for line in lines if not any(path in line for path in _DSEXPLORE_FRAMES))
 
     def _stack_text(self) -> str:
@@ -334,6 +336,8 @@ def wait_for_all(
     return min(failures, key=lambda rank: rank.failed_at).rank if failures else None
 
 
+_MOST_FRAMES = 100
+"""Number of frames that faulthandler writes at most."""
 _OUTERMOST = '"<string>"'
 """The file of a rank's outermost frame: the server was started by ``python -c``."""
 _DSEXPLORE_FRAMES = (
@@ -351,9 +355,14 @@ _DSEXPLORE_FRAMES = (
 
 
 def is_whole_stack(stack: str) -> bool:
-    """Return True if a stack that is being written has its last line: the outermost frame, or dots if it is deep."""
+    """Return True if a stack that is being written has its last line, of the outermost frame or the last that fits."""
     *_, last = ["", *stack.splitlines(keepends=True)]
-    return last.endswith("\n") and (_OUTERMOST in last or last.strip() == "...")
+    return last.endswith("\n") and (_OUTERMOST in last or _most_frames(stack))
+
+
+def _most_frames(stack: str) -> bool:
+    """Return True if a stack has as many frames as faulthandler writes."""
+    return stack.count("\n  File ") >= _MOST_FRAMES
 
 
 def contents(descriptor: int) -> bytes:
