@@ -79,7 +79,7 @@ class Script:
     refused: str = ""
     """Part of the error that it ends with; empty for a script that runs."""
     needs: str = ""
-    """What it needs that is no part of Python; such a script is listed, and not run."""
+    """What it needs to run anywhere with these versions, such as an older torch; it is listed, and not run."""
 
     @property
     def name(self) -> str:
@@ -275,31 +275,51 @@ def _result(script: Script, results: Path) -> Outcome | None:
 
 def page(outcomes: Sequence[tuple[Script, Outcome | None]]) -> str:
     """Return the page of the documentation: what ran, what a step sent, and what does not run."""
-    ran = [(script, outcome) for script, outcome in outcomes if outcome is not None and not script.refused]
+    ran = [(script, outcome) for script, outcome in outcomes if outcome is not None and not _does_not_run(script)]
     right = [(script, outcome) for script, outcome in ran if not verdict(script, outcome)]
-    checked = sum(bool(script.bytes) for script, _ in right)
-    repositories = len({script.repository for script, _ in right})
     lines = [
         "# Public scripts that run unmodified",
         "",
         "`benchmarks/public_scripts.py` fetches these training scripts, which nobody here wrote, at a commit, runs",
         "them with `dsexplore run` and arguments that make them small, on stand-ins of the data that they read, and",
-        f"writes this page. {len(right)} scripts of {repositories} repositories run; {checked} have a closed form",
-        "of the message bytes of one steady step, to which they are equal. A program without an optimizer is one step.",
+        *_counts(outcomes, right),
         "",
         "| repository, commit | command | collectives a step | message bytes a step | closed form |",
         "|---|---|---|---|---|",
     ]
     lines += [_row(script, outcome) for script, outcome in right]
-    others = [
-        (script, script.needs or script.refused or verdict(script, outcome or Outcome(1, "", 0)))
-        for script, outcome in outcomes
-        if (script, outcome) not in right
-    ]
-    if others:
-        lines += ["", "What does not run, and why:", ""]
-        lines += [f"- `{script.repository}` `{script.path}`: {why}" for script, why in others]
+    others = [(script, outcome) for script, outcome in outcomes if (script, outcome) not in right]
+    titles = {True: "What runs nowhere with the versions tried, and why:", False: "What does not run here, and why:"}
+    for has_needs, title in titles.items():
+        listed = [(script, outcome) for script, outcome in others if bool(script.needs) is has_needs]
+        if listed:
+            lines += ["", title, ""]
+            lines += [
+                f"- `{script.repository}` `{script.path}`: "
+                f"{script.needs or script.refused or verdict(script, outcome or Outcome(1, '', 0))}"
+                for script, outcome in listed
+            ]
     return "\n".join(lines) + "\n"
+
+
+def _does_not_run(script: Script) -> bool:
+    return bool(script.needs or script.refused)
+
+
+def _counts(outcomes: Sequence[tuple[Script, Outcome | None]], right: Sequence[tuple[Script, Outcome]]) -> list[str]:
+    """Return how many scripts were tried, how many can run with these versions, and how many of these do."""
+    possible = [script for script, _ in outcomes if not script.needs]
+    repositories = len({script.repository for script, _ in right})
+    return [
+        f"writes this page. {len(right)} scripts of {repositories} repositories run; "
+        f"{sum(bool(script.bytes) for script, _ in right)} have a closed form",
+        "of the message bytes of one steady step, to which they are equal. A program without an optimizer is one step.",
+        "",
+        f"Tried were {len(outcomes)} scripts, none of which brings CUDA source of its own. "
+        f"{len(outcomes) - len(possible)} of them need an older torch or",
+        f"library, or a repair, on any machine; of the other {len(possible)}, "
+        f"{len(right)} run: {100 * len(right) // len(possible)} %.",
+    ]
 
 
 def _row(script: Script, outcome: Outcome) -> str:

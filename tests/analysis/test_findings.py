@@ -247,3 +247,21 @@ def test_the_group_of_the_whole_model_is_not_left_out_because_it_is_small() -> N
         fully_shard(model, mesh=mesh)
         model(planted.batch()).sum().backward()
     assert list(trace.findings()) == []
+
+
+@pytest.mark.parametrize(("discriminator", "generator", "rules"), [(2, 1, []), (2, 2, ["reduced_each_microbatch"] * 2)])
+def test_a_model_that_reduces_oftener_than_another_has_no_microbatches(
+    discriminator: int, generator: int, rules: list[str]
+) -> None:
+    """A GAN's discriminator is reduced for real and made samples; both are only where both see several microbatches."""
+    with dsexplore.simulate(2):
+        models = [DistributedDataParallel(torch.nn.Linear(4, 4).cuda()) for _ in range(2)]
+        optimizers = [torch.optim.SGD(model.parameters(), 0.1) for model in models]
+        with dsexplore.commtrace() as trace:
+            for _ in range(3):
+                for model, optimizer, times in zip(models, optimizers, (discriminator, generator), strict=True):
+                    for _ in range(times):
+                        model(torch.ones(2, 4, device="cuda")).sum().backward()
+                    optimizer.step()
+    assert [one.rule for one in trace.findings()] == rules
+    assert all(one.spare_bytes * 2 == one.wire_bytes for one in trace.findings())

@@ -35,3 +35,15 @@ def test_the_page_counts_its_rows() -> None:
         len(repositories),
         sum("none known" not in line for line in rows),
     ]
+
+
+def test_the_page_says_how_many_of_those_that_can_run_do() -> None:
+    text = PAGE.replace("\n", " ")
+    tried = re.search(r"Tried were (\d+) scripts.* (\d+) of them need .* of the other (\d+), (\d+) run: (\d+) %", text)
+    assert tried
+    count, lacking, possible, ran, percent = map(int, tried.groups())
+    assert (count, lacking) == (len(SCRIPTS), sum("needs" in script for script in SCRIPTS))
+    assert possible == count - lacking
+    assert ran == sum(line.startswith("| [") for line in PAGE.splitlines())
+    assert percent == 100 * ran // possible >= 90
+    assert text.count(" - `") == count - ran

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import polars as pl
 import torch
@@ -171,32 +171,47 @@ def _of_fsdp(evidence: Evidence) -> Iterator[Finding]:
 
 
 def _of_ddp(evidence: Evidence) -> Iterator[Finding]:
-    """Yield DDP buckets of ranks that reduce more elements per step than they have gradients.
+    """Yield DDP buckets of models that reduce more elements per step than they have gradients.
 
-    Bucket sizes do not tell repetition, since two buckets (as of equal layers) may have one size.
+    Bucket sizes do not tell repetition, since two buckets (as of equal layers) may have one size. Of several models all
+    have to repeat alike: where one reduces oftener than another, as a GAN's discriminator, an optimizer's step may lie
+    between, and the gradients are not those of microbatches.
     """
     is_bucket = (pl.col("cause") == "DDP gradient bucket") & (pl.col("op") == "all_reduce")  # hooks may send others
     buckets = evidence.events.filter(is_bucket & evidence.of_ended_steps)
     if buckets.is_empty():
         return
+    buckets = buckets.with_columns(model=pl.col("owner").cast(pl.String))
+    models = sorted(buckets["model"].unique(), key=len)
     learnt = evidence.tables.parameters.filter(pl.col("requires_grad") & (pl.col("shared_with") == ""))
-    elements = dict(
-        learnt.with_columns((pl.col("local_bytes") // _ITEM).alias("elements"))
-        .group_by("rank")
-        .agg(pl.col("elements").sum())
-        .iter_rows()
+    elements = learnt.select("rank", _model_of(models), elements=pl.col("local_bytes") // _ITEM)
+    held = elements.group_by("rank", "model").agg(pl.col("elements").sum())
+    sent = (pl.col("message_bytes") // _ITEM).sum().over("rank", "step", "model")
+    counted = buckets.join(held, on=["rank", "model"], how="left", maintain_order="left").with_columns(
+        times=(sent / pl.col("elements")).round()
     )
-    held = pl.col("rank").replace_strict(elements, default=0, return_dtype=pl.Int64)
-    sent = (pl.col("message_bytes") // _ITEM).sum().over("rank", "step")
-    times = (sent / held).round()
+    least, most = pl.col("times").min().over("rank", "step"), pl.col("times").max().over("rank", "step")
+    repeated = counted.filter((least > 1) & (least == most))
     yield from evidence.findings(
         "reduced_each_microbatch",
-        buckets.filter((held > 0) & (times > 1)),
+        repeated.drop("model", "elements"),
         _why_per_microbatch,
         _change_ddp,
-        spare=1 - 1 / times,
+        spare=1 - 1 / pl.col("times"),
         by=("place", "op", "axis"),
     )
+
+
+def _model_of(models: Sequence[str]) -> pl.Expr:
+    """Return which of several models holds a parameter, the innermost; of a single one all are."""
+    if len(models) == 1:
+        return pl.lit(models[0]).alias("model")
+    held: pl.Expr = pl.lit("")
+    for model in models:  # the shorter paths first
+        held = (
+            pl.when(pl.col("module").cast(pl.String).str.starts_with(f"{model}.")).then(pl.lit(model)).otherwise(held)
+        )
+    return held.alias("model")
 
 
 def _why_per_microbatch(group: EventGroup) -> str:
