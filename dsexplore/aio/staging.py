@@ -46,7 +46,7 @@ class Slots(Protocol):
         """Return the address for a request, filled if it is a write; None if all memory is lent."""
 
     def give(self, index: int, completed: bool) -> None:
-        """Return the memory of a finished request; if `moved` and it is a read, copy it to its destination."""
+        """Return the memory of a finished request; if `completed` and it is a read, copy it to its destination."""
 
 
 class SlotPool(Protocol):

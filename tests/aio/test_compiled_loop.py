@@ -244,11 +244,11 @@ class Ring(Slots):
     def take(self, index: int) -> int | None:
         return self.free.pop(0) if self.free else None
 
-    def give(self, index: int, moved: bool) -> None:
+    def give(self, index: int, completed: bool) -> None:
         address = int(self.requests.addresses[index])
         assert address not in self.free
         self.free.append(address)
-        if moved:
+        if completed:
             self.last[address] = index
 
     def blocks(self) -> np.ndarray[Any, Any]:

@@ -313,9 +313,9 @@ class Pieces(Slots):
         self.lent[index] = self.free.pop()
         return self.lent[index]
 
-    def give(self, index: int, moved: bool) -> None:
+    def give(self, index: int, completed: bool) -> None:
         self.free.append(self.lent.pop(index))
-        self.given.append(moved)
+        self.given.append(completed)
 
 
 @pytest.mark.parametrize("overlap", [True, False])

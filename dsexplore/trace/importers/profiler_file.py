@@ -284,7 +284,7 @@ def _parsed(head: bytes, kept: Sequence[bytes], last: bytes) -> tuple[list[Event
         raise ValueError("the list of events has no end")
     events, damaged = _events(texts)
     if any(event.get("ph") == "X" and not _has_torchs_order(event) for event in events):
-        raise ValueError("an event of which category and name do not follow its ph")
+        raise ValueError("not as torch writes it")
     return [*events, final] if _is_kept(final) else events, damaged
 
 
