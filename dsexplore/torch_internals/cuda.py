@@ -81,6 +81,12 @@ _ANSWERS: dict[str, tuple[str, ...]] = {
 """By method of a driver: the functions of ``torch._C`` that it answers, with their arguments."""
 
 _OF_A_DEVICE = ("_cuda_", "_nccl_", "_accelerator_")
+_SETTINGS = (
+    "_cuda_get_cudnn_benchmark_limit",
+    "_cuda_set_cudnn_benchmark_limit",
+    "_cuda_get_conv_benchmark_empty_cache",
+)
+"""Functions of a CUDA build that need no driver; a CPU build, where cuDNN is not available, is never asked for them."""
 
 
 def provide_driver(patches: Patches, driver: Any) -> None:
@@ -96,7 +102,8 @@ def provide_driver(patches: Patches, driver: Any) -> None:
     """
     answers = {name: getattr(driver, method) for method, names in _ANSWERS.items() for name in names}
     for name, function in list(vars(torch._C).items()):
-        if name.startswith(_OF_A_DEVICE) and name not in answers and isinstance(function, BuiltinFunctionType):
+        is_of_driver = name.startswith(_OF_A_DEVICE) and name not in _SETTINGS
+        if is_of_driver and name not in answers and isinstance(function, BuiltinFunctionType):
             delattr(torch._C, name)
             patches.callback(setattr, torch._C, name, function)
     for name, answer in answers.items():
@@ -169,6 +176,6 @@ TRITON_RUN = TorchName("triton.runtime.jit:JITFunction.run")
 CHOOSE_ATTENTION = TorchName("torch.nn.attention:_sdpa_kernel")
 CREATE_BLOCK_MASK = TorchName("torch.nn.attention.flex_attention:create_block_mask")
 COMPILE = TorchName("torch:compile")
-EXPORT = TorchName("torch.export:export")
+EXPORTS = (TorchName("torch.export:export"), TorchName("torch.export:export_for_training", until="2.10"))
 TREES_OF_GRAPHS = "torch._inductor.cudagraph_trees"
 """The module with which the compiler keeps CUDA graphs; a torch without CUDA cannot import it."""

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from dsexplore.torch_internals.cuda import EXPORT
+from dsexplore.torch_internals.cuda import EXPORTS
 from dsexplore.torch_internals.fake_tensors import FAKE_FROM_REAL, TRACING_DISPATCH
 from dsexplore.torch_internals.function_modes import inside_mode, without_mode
 from dsexplore.torch_internals.patches import Entry, Parts, Patch
@@ -57,20 +57,25 @@ def _forward_inside(mode: StandInMode, module: nn.Module) -> Iterator[None]:
             vars(module)["forward"] = own
 
 
-def _like_the_real_one(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
+def _on_same_device(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
     @wraps(original)
     def make(self: Any, fake_mode: Any, tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
         with no_torch_function():
             made = original(self, fake_mode, tensor, *args, **kwargs)
-        place(made, device_of(tensor))
+        device = device_of(tensor)
+        if device is not None:  # values of integers, which real tensors keep for fake ones, have no device
+            place(made, device)
         return made
 
     return make
 
 
 PATCHES: tuple[Entry, ...] = (
-    Patch(EXPORT, "its own code is to find tensors on the CPU", _outside_mode, when="cuda device", on_import=True),
-    Patch(FAKE_FROM_REAL, "autograd takes no fake tensor on a GPU", _like_the_real_one, when="cuda device"),
+    *(
+        Patch(target, "its own code is to find tensors on the CPU", _outside_mode, when="cuda device", on_import=True)
+        for target in EXPORTS
+    ),
+    Patch(FAKE_FROM_REAL, "autograd takes no fake tensor on a GPU", _on_same_device, when="cuda device"),
     *(
         Patch(target, "it is to see where tensors truly are", below_function_modes, when="cuda device", on_import=True)
         for target in TRACING_DISPATCH

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import dsexplore
+from dsexplore.torch_internals.names import torch_at_least
 from dsexplore.worlds.cuda.export import NOT_STRICT
 from dsexplore.worlds.cuda.stand_in import cuda_stand_in
 
@@ -104,6 +105,7 @@ def test_a_strict_export_is_traced_alike_and_said() -> None:
         assert torch.export.export(model, (tokens,), strict=True).module()(tokens).is_cuda
 
 
+@pytest.mark.skipif(not torch_at_least("2.12"), reason="up to torch 2.11 an export that fails leaves a hook")
 def test_what_cannot_be_exported_raises_as_torch_does_and_leaves_the_model() -> None:
     class Refusing(nn.Module):
         def forward(self, x: Tensor) -> Tensor:

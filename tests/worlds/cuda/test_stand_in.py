@@ -200,6 +200,15 @@ class TestBlock:
         with pytest.raises((AssertionError, RuntimeError)):
             torch.zeros(2, device="cuda")
 
+    def test_flags_of_cudnn_are_set_and_taken_back(self) -> None:
+        with cuda_stand_in():
+            before = torch.backends.cudnn.deterministic
+            with torch.backends.cudnn.flags(enabled=True, deterministic=not before):
+                out = nn.Conv1d(2, 2, 1, device="cuda")(torch.ones(1, 2, 3, device="cuda"))
+                assert torch.backends.cudnn.deterministic is not before
+            assert out.is_cuda
+            assert torch.backends.cudnn.deterministic is before
+
     @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, SystemExit])
     def test_leaves_nothing_behind_after_an_error(self, error: type[BaseException]) -> None:
         with pytest.raises(error), cuda_stand_in():

@@ -51,8 +51,7 @@ def test_recv_without_a_source_returns_a_rank_and_says_so() -> None:
 
 
 def join_twice(ranks: int, **options: Any) -> tuple[list[str], list[str]]:
-    """Return the notes on `Join` of a program that trains in two such blocks, and its warnings of it, with their
-    lines."""
+    """Return the notes on `Join` of a program that trains in two such blocks, and its warnings with their lines."""
     with simulate(ranks), dsexplore.commtrace() as trace, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         model = DistributedDataParallel(nn.Linear(4, 4))
