@@ -68,9 +68,6 @@ TRANSFORMERS_IS_FAKE = TorchName("transformers.utils.import_utils:is_fake_tensor
 
 FAKE_DEVICE = TorchName("torch._subclasses.fake_tensor:FakeTensor.device")
 FAKE_DISPATCH = TorchName("torch._subclasses.fake_tensor:FakeTensorMode.dispatch")
-TRACING_DISPATCH = (
-    TorchName("torch.fx.experimental.proxy_tensor:ProxyTorchDispatchMode.__torch_dispatch__"),
-    TorchName("torch._subclasses.functional_tensor:FunctionalTensorMode.__torch_dispatch__"),
-)
-"""What the modes with which `torch.export` traces a program do with an op."""
-FAKE_FROM_REAL = TorchName("torch._subclasses.fake_tensor:FakeTensorConverter.from_real_tensor")
+TRACING_DISPATCH = TorchName("torch.fx.experimental.proxy_tensor:ProxyTorchDispatchMode.__torch_dispatch__")
+"""What the mode with which `torch.export` traces a program does with an op."""
+FAKE_FROM_REAL = TorchName("torch._subclasses.fake_tensor:FakeTensorMode.from_tensor")

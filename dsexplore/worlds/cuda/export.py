@@ -59,12 +59,10 @@ def _forward_inside(mode: StandInMode, module: nn.Module) -> Iterator[None]:
 
 def _on_same_device(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
     @wraps(original)
-    def make(self: Any, fake_mode: Any, tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+    def make(self: Any, tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
         with no_torch_function():
-            made = original(self, fake_mode, tensor, *args, **kwargs)
-        device = device_of(tensor)
-        if device is not None:  # values of integers, which real tensors keep for fake ones, have no device
-            place(made, device)
+            made = original(self, tensor, *args, **kwargs)
+        place(made, device_of(tensor))
         return made
 
     return make
@@ -76,8 +74,11 @@ PATCHES: tuple[Entry, ...] = (
         for target in EXPORTS
     ),
     Patch(FAKE_FROM_REAL, "autograd takes no fake tensor on a GPU", _on_same_device, when="cuda device"),
-    *(
-        Patch(target, "it is to see where tensors truly are", below_function_modes, when="cuda device", on_import=True)
-        for target in TRACING_DISPATCH
+    Patch(
+        TRACING_DISPATCH,
+        "it is to see where tensors truly are",
+        below_function_modes,
+        when="cuda device",
+        on_import=True,
     ),
 )

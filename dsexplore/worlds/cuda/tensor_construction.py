@@ -21,6 +21,9 @@ from dsexplore.torch_internals.tensors import GROUP_BY_DEVICE, MAKE_SUBCLASS, MA
 from dsexplore.worlds.cuda.device_marks import CPU, device_of, place, place_parts
 from dsexplore.worlds.cuda.function_mode import StandInMode
 
+_DEVICE = 6
+"""Position of the device among a wrapper's arguments after its class."""
+
 
 def _make_subclass(original: Callable[..., Tensor], parts: Parts) -> Any:
     @wraps(original)
@@ -34,10 +37,15 @@ def _make_subclass(original: Callable[..., Tensor], parts: Parts) -> Any:
 
 def _make_wrapper(original: Callable[..., Tensor], parts: Parts) -> Any:
     @wraps(original)
-    def make(cls: type, *args: Any, device: Any = None, **kwargs: Any) -> Tensor:
+    def make(cls: type, *args: Any, **kwargs: Any) -> Tensor:
+        device = args[_DEVICE] if len(args) > _DEVICE else kwargs.get("device")
         if device is None or torch.device(device).type != "cuda":
-            return original(cls, *args, device=device, **kwargs)
-        made = original(cls, *args, device=CPU, **kwargs)
+            return original(cls, *args, **kwargs)
+        if len(args) > _DEVICE:
+            args = (*args[:_DEVICE], CPU, *args[_DEVICE + 1 :])
+        else:
+            kwargs["device"] = CPU
+        made = original(cls, *args, **kwargs)
         place(made, torch.device(device))
         return made
 

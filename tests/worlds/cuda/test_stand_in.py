@@ -200,6 +200,14 @@ class TestBlock:
         with pytest.raises((AssertionError, RuntimeError)):
             torch.zeros(2, device="cuda")
 
+    def test_a_wrapper_takes_its_device_by_position_or_by_name(self) -> None:
+        by_position = (None, None, None, torch.float32, torch.strided, "cuda")
+        with cuda_stand_in():
+            made = Tensor._make_wrapper_subclass(Tensor, (2, 3), *by_position)  # type: ignore[attr-defined]
+            named = Tensor._make_wrapper_subclass(Tensor, (2, 3), device="cuda")  # type: ignore[attr-defined]
+            on_cpu = Tensor._make_wrapper_subclass(Tensor, (2, 3))  # type: ignore[attr-defined]
+            assert [tensor.device.type for tensor in (made, named, on_cpu)] == ["cuda", "cuda", "cpu"]
+
     def test_flags_of_cudnn_are_set_and_taken_back(self) -> None:
         with cuda_stand_in():
             before = torch.backends.cudnn.deterministic
