@@ -6,6 +6,7 @@ import io
 import pickle
 import threading
 import warnings
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -201,12 +202,15 @@ class TestBlock:
             torch.zeros(2, device="cuda")
 
     def test_a_wrapper_takes_its_device_by_position_or_by_name(self) -> None:
-        by_position = (None, None, None, torch.float32, torch.strided, "cuda")
+        class Wrapper(Tensor):
+            @classmethod
+            def __torch_dispatch__(cls, *_: object) -> None:
+                raise NotImplementedError
+
         with cuda_stand_in():
-            made = Tensor._make_wrapper_subclass(Tensor, (2, 3), *by_position)  # type: ignore[attr-defined]
-            named = Tensor._make_wrapper_subclass(Tensor, (2, 3), device="cuda")  # type: ignore[attr-defined]
-            on_cpu = Tensor._make_wrapper_subclass(Tensor, (2, 3))  # type: ignore[attr-defined]
-            assert [tensor.device.type for tensor in (made, named, on_cpu)] == ["cuda", "cuda", "cpu"]
+            make = partial(torch.Tensor._make_wrapper_subclass, Wrapper, (2, 3))  # type: ignore[attr-defined]
+            made = make(None, None, None, torch.float32, torch.strided, "cuda"), make(device="cuda"), make()
+            assert [tensor.device.type for tensor in made] == ["cuda", "cuda", "cpu"]
 
     def test_flags_of_cudnn_are_set_and_taken_back(self) -> None:
         with cuda_stand_in():
