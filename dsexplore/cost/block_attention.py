@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dsexplore.capture.op_costs import causal_pairs
-
 BLOCK = 128
 """Queries of a block."""
 _KEYS = 64
@@ -46,6 +44,8 @@ def block_attention_seconds(shape: Sequence[int], flops: float, causal: bool, pr
         >>> 3 < seconds(4096) / seconds(2048) < 4  # four times the FLOPs
         True
     """
+    from dsexplore.capture.op_costs import causal_pairs  # here, as it loads torch's formulas of FLOPs
+
     batch, heads, queries, keys, _ = map(int, shape)
     blocks = -(-queries // BLOCK)
     whole = -(-keys // _KEYS) * _KEYS
