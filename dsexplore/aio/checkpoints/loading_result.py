@@ -21,7 +21,6 @@ _MATTERS = 0.1
 """Relative gain from which another call is advised, if all its times are below all those of the customary one."""
 _AT_LIMIT = 1.15
 """A load that takes no longer than this multiple of the disk's own time is limited by the disk."""
-PROCESSOR = "most is the processor's work"
 _CACHED = 0.01
 """Fraction of the files that may still be cached in a cold load."""
 
@@ -103,11 +102,9 @@ class CheckpointTimes:
         """Return True if a cold load takes hardly longer than the disk needs for the files."""
         return times.cold_seconds <= self.disk_seconds * _AT_LIMIT
 
-    def why_so_long(self, times: LoaderTimes) -> str:
-        """Return what limits a cold load: the disk, the processor, or requests that come one by one."""
-        if self.is_at_limit(times):
-            return "it is the limit"
-        return PROCESSOR if times.warm_seconds > times.cold_seconds / 2 else "it waits for requests"
+    def is_busy(self, times: LoaderTimes) -> bool:
+        """Return True if most of a cold load is the processor's work, and not the disk's."""
+        return not self.is_at_limit(times) and times.warm_seconds > times.cold_seconds / 2
 
 
 class Loading(Displayable):
@@ -170,7 +167,9 @@ class Loading(Displayable):
                 yield f"{cold}, and no less when the file is in memory; {need}: the processor is the limit."
                 continue
             warm = f"{format_seconds(usual.warm_seconds)} remain when the file is in memory"
-            yield f"{cold}, of which {warm}; {need}: {times.why_so_long(usual)}."
+            limit = "it is the limit" if times.is_at_limit(usual) else "it waits for requests"
+            limit = "most is the processor's work" if times.is_busy(usual) else limit
+            yield f"{cold}, of which {warm}; {need}: {limit}."
 
     def _changes(self) -> Iterator[str]:
         times, best = self.best
@@ -182,7 +181,7 @@ class Loading(Displayable):
             )
         if times.is_at_limit(best):
             yield "Only fewer bytes (a smaller dtype), a faster disk, or files on several disks would be faster."
-        elif times.why_so_long(best) == PROCESSOR:
+        elif times.is_busy(best):
             share = format_share(best.warm_seconds, max(best.cold_seconds, best.warm_seconds))
             yield f"{share} of it is the processor's work, which a faster disk does not shorten."
         if best.name == DIRECT and best.warm_seconds > 1.1 * times.loaders[0].warm_seconds:

@@ -143,8 +143,7 @@ def _third_forward(
 ) -> Results:
     """Compute attention as FlashAttention 3 does, and no gradients."""
     form = Form(softmax_scale, causal, _window(window_size, window_size_left, window_size_right), softcap)
-    ends = (cu_seqlens_q, cu_seqlens_k) if cu_seqlens_q is not None and cu_seqlens_k is not None else None
-    return _forward(q, k, v, form, ends)
+    return _forward(q, k, v, form, _ends(cu_seqlens_q, cu_seqlens_k))
 
 
 def _third_backward(
@@ -175,15 +174,19 @@ def _third_backward(
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor]:
     """Write the gradients of FlashAttention 3's forward, and return them with the sums of ``dout * out``."""
     form = Form(softmax_scale, causal, _window(window_size, window_size_left, window_size_right), softcap)
-    ends = (cu_seqlens_q, cu_seqlens_k) if cu_seqlens_q is not None and cu_seqlens_k is not None else None
+    ends = _ends(cu_seqlens_q, cu_seqlens_k)
     return dq, dk, dv, _backward(dout, q, k, v, out, softmax_lse, (dq, dk, dv), form, ends)
+
+
+Ends = tuple[Tensor, Tensor]
+
+
+def _ends(queries: Tensor | None, keys: Tensor | None) -> Ends | None:
+    return None if queries is None or keys is None else (queries, keys)
 
 
 def _window(both: tuple[int, int], left: int, right: int) -> tuple[int, int]:
     return both if (left, right) == (-1, -1) else (left, right)
-
-
-Ends = tuple[Tensor, Tensor]
 
 
 @torch.no_grad()
