@@ -28,7 +28,7 @@ NO_VERBS = {"The", "A", "An", "By", "That", "Those", "What", "Whether", "Which",
 NO_VERBS |= {"All", "Any", "As", "Each", "Every", "For", "From", "If", "In", "It", "Its", "No", "Nothing", "Of", "On"}
 NO_VERBS |= {"One", "Some", "These", "This", "With", "None", "True", "False", "Called", "Returns"}
 LONG = 40
-"""Lines of a function, without its docstring, from which it is counted as long."""
+"""Most lines of a function, from the first statement behind its docstring; with more it is counted as long."""
 NO_CODE = {
     tokenize.COMMENT,
     tokenize.NL,
@@ -111,7 +111,8 @@ def size_of(commit: str) -> Size:
                 is_property = any("property" in ast.unparse(decorator) for decorator in node.decorator_list)
                 size.verbs += re.split(r"[ ,]", docstring)[0] not in ({"The", "A", "An"} if is_property else NO_VERBS)
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno is not None:
-                length = node.end_lineno - node.body[0].lineno + (ast.get_docstring(node) is None)
+                code = node.body[1:] if ast.get_docstring(node) is not None else node.body
+                length = node.end_lineno - code[0].lineno + 1 if code else 0
                 size.long_functions += length > LONG
             size.private_names += any(map(has_listed_word, names_defined(node)))
             size.variables += isinstance(node, ast.arg) and node.arg in WORDS

@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -16,17 +15,14 @@ import torch.distributed as td
 from dsexplore.comm import spellings as s
 from dsexplore.comm.handles import WorkHandle
 from dsexplore.comm.issue import issue
-from dsexplore.comm.reduce_op import Reduction, to_torch
+from dsexplore.comm.reduce_op import SUM, Reduction, to_torch
 from dsexplore.comm.versions import has_barrier_timeout
 from dsexplore.errors import UsageError
-
-_SUM = td.ReduceOp.SUM
-Tensors = Sequence[torch.Tensor]
 
 
 def all_reduce(
     tensor: torch.Tensor,
-    op: Reduction = _SUM,
+    op: Reduction = SUM,
     group: td.ProcessGroup | None = None,
     async_op: bool = False,
     prof: bool = False,
@@ -45,7 +41,7 @@ def all_reduce(
 
 def inference_all_reduce(
     tensor: torch.Tensor,
-    op: Reduction = _SUM,
+    op: Reduction = SUM,
     group: td.ProcessGroup | None = None,
     async_op: bool = False,
     prof: bool = False,
@@ -68,7 +64,7 @@ def inference_all_reduce(
 def reduce(
     tensor: torch.Tensor,
     dst: int | None = None,
-    op: Reduction = _SUM,
+    op: Reduction = SUM,
     group: td.ProcessGroup | None = None,
     async_op: bool = False,
     group_dst: int | None = None,
@@ -189,7 +185,7 @@ def all_gather_base(
 def reduce_scatter(
     output: torch.Tensor,
     input_list: list[torch.Tensor],
-    op: Reduction = _SUM,
+    op: Reduction = SUM,
     group: td.ProcessGroup | None = None,
     async_op: bool = False,
     prof: bool = False,
@@ -209,7 +205,7 @@ def reduce_scatter(
 def reduce_scatter_tensor(
     output: torch.Tensor | None = None,
     input: torch.Tensor | None = None,  # noqa: A002 - torch's name
-    op: Reduction = _SUM,
+    op: Reduction = SUM,
     group: td.ProcessGroup | None = None,
     async_op: bool = False,
     prof: bool = False,
@@ -234,7 +230,7 @@ def reduce_scatter_tensor(
 def reduce_scatter_single(
     output: torch.Tensor,
     input: torch.Tensor,  # noqa: A002 - torch's name
-    op: Reduction = _SUM,
+    op: Reduction = SUM,
     group: td.ProcessGroup | None = None,
     async_op: bool = False,
     prof: bool = False,

@@ -14,16 +14,13 @@ from dsexplore.comm.coalesce import coalescing_manager
 from dsexplore.comm.faults import explain
 from dsexplore.comm.handles import WorkHandle
 from dsexplore.comm.issue import issue, live_group, switched_off
-from dsexplore.comm.reduce_op import Reduction, to_torch
+from dsexplore.comm.reduce_op import SUM, Reduction, to_torch
 from dsexplore.errors import UsageError
-
-_SUM = td.ReduceOp.SUM
-Tensors = Sequence[torch.Tensor]
 
 
 def all_reduce_coalesced(
-    tensors: Tensors | torch.Tensor,
-    op: Reduction = _SUM,
+    tensors: Sequence[torch.Tensor] | torch.Tensor,
+    op: Reduction = SUM,
     group: td.ProcessGroup | None = None,
     async_op: bool = False,
     prof: bool = False,
@@ -43,7 +40,7 @@ def all_reduce_coalesced(
 
 def all_gather_coalesced(
     output_tensors: Sequence[torch.Tensor | list[torch.Tensor]],
-    input_tensors: Tensors,
+    input_tensors: Sequence[torch.Tensor],
     group: td.ProcessGroup | None = None,
     async_op: bool = False,
     prof: bool = False,

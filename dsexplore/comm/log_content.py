@@ -41,15 +41,13 @@ from dsexplore.units import format_bytes
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-# The lines of a verbose log: one for each message, on rank 0, once its call has completed.
-#
-# A call through this package has completed when it returns, or when its handle says so. A collective that reached
-# torch
-# another way calls nothing when it ends, so its line is printed with the next call that the log sees, or at the end.
-
 
 class Printer:
-    """Prints each message of the log once."""
+    """Prints the lines of a verbose log: each message once, on rank 0, when its call has completed.
+
+    A call through this package has completed when it returns, or when its handle says so. torch does not report the end
+    of a collective that was issued otherwise; its line is printed with the next call that the log sees, or at the end.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -13,7 +13,7 @@ import torch.distributed as td
 
 from dsexplore.errors import UsageError
 
-_SUM = td.ReduceOp.SUM
+SUM = td.ReduceOp.SUM
 
 
 class ReduceOp(Enum):
@@ -48,7 +48,7 @@ Reduction = ReduceOp | td.ReduceOp | td.ReduceOp.RedOpType
 
 def to_torch(op: Any) -> Any:
     """Return torch's reduction for one of DeepSpeed's or of `ReduceOp`; anything else is returned unchanged."""
-    if op is _SUM:  # most are, and a look at its classes would cost an 8 B call of gloo one percent
+    if op is SUM:  # most are, and a look at its classes would cost an 8 B call of gloo one percent
         return op
     if isinstance(op, ReduceOp):
         return op.torch
@@ -59,7 +59,7 @@ def to_torch(op: Any) -> Any:
 
 def reduction_name(op: Any) -> str:
     """Return ``SUM``, ``MAX``, … for a reduction in any of torch's forms; empty for anything else."""
-    if op is _SUM:  # most are, and torch's enumeration takes a microsecond to give a name
+    if op is SUM:  # most are, and torch's enumeration takes a microsecond to give a name
         return "SUM"
     if isinstance(op, str):
         return op.upper()

@@ -101,7 +101,6 @@ __all__ = [
 ]
 
 _log = logging.getLogger("dsexplore.comm")
-_SUM = td.ReduceOp.SUM
 
 
 class TorchBackend(Backend):

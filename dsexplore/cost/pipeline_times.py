@@ -42,20 +42,15 @@ class RankTimes:
         return played.end - played.receiving + self.bubble(end)
 
 
-# The trace of a pipeline's step with more or fewer microbatches than it has.
-#
-# But for the first ones, each pair of a backward and a forward of a 1F1B schedule does what the one before it did,
-# with
-# its messages. Two pairs are compared, row by row; where they are equal but for the numbers that count on, one of
-# them is
-# repeated, or others are dropped. A pair is what lies between two receives: of gradients, or on the last stage of
-# activations.
-
 _PARTS = ("events", "kernels", "memory")
 
 
 def with_microbatches(tables: Tables, count: int) -> Tables | None:
     """Return the trace of the same step with another number of microbatches.
+
+    After warm-up, each backward-forward pair of a 1F1B schedule repeats the pair before it, with its messages. Pairs
+    are compared row by row; equal ones are duplicated or dropped. A pair is what lies between two receives: of
+    gradients, or on the last stage of activations.
 
     Args:
         tables: of one or more ranks; `TraceInfo.schedule` says how many microbatches they have.
@@ -75,7 +70,7 @@ def with_microbatches(tables: Tables, count: int) -> Tables | None:
         ranks = [_of_rank(tables, rank, present, count) for rank in tables.kernels["rank"].unique().sort()]
     except CannotSkip:
         return None
-    # The list of actions is that of the number before.
+    # the list of actions is that of the original number
     schedule = json.dumps({**described, "microbatches": count, "order": {}})
     calls = pl.when(pl.col("calls") % present == 0).then(pl.col("calls") // present * count).otherwise("calls")
     return replace(

@@ -1,4 +1,4 @@
-"""Estimate the offsets between the ranks' clocks from the ends of their collectives.
+"""Put the ranks of a trace on one clock: estimate offsets from the ends of collectives, and subtract them.
 
 A collective that needs all ranks of a group, such as an all_reduce, ends on all of them at nearly the same moment, no
 matter which rank was late. If two ranks' clocks differ, the ends of their common collectives therefore differ by that
@@ -20,12 +20,15 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from operator import add
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
 from dsexplore.trace.matching import AT_BEST, LEAST_IN_COMMON, TOGETHER, is_beyond_chance, numbered
+from dsexplore.trace.tables import Tables, TraceInfo
+from dsexplore.units import format_seconds
 
 SAME = ("same_group", "number", "op", "message_bytes")
 """Columns that are equal on all ranks of one collective."""
@@ -34,6 +37,12 @@ LEAST_REFINED = 64
 """Number of common collectives from which an offset is refined."""
 PARTS = 16
 """Number of parts of the record from which the uncertainty of an offset is estimated."""
+LEAST_COLLECTIVES = 3
+"""Number of common collectives from which an offset is applied."""
+LEAST_OFFSET = 500_000
+"""Offsets up to this many nanoseconds are not applied: a process may need as long to notice an end."""
+_NAMED = 4
+"""Number of shifted ranks that the note names."""
 
 Times = npt.NDArray[np.float64]
 
@@ -56,6 +65,72 @@ class ClockOffset:
     None if starts are unknown. The residual covers random errors only, not a rank that always notices ends late."""
     is_sure: bool = False
     """True if the clock certainly differs from the first rank's: neither equal clocks nor chance explain the ends."""
+
+
+_NO_OFFSET = ClockOffset(0, 0, 0, 0)
+
+
+def align(tables: Tables, *, shares_clock: bool = False) -> Tables:
+    """Return the tables with the times of all ranks on the first rank's clock; the info holds offsets and errors.
+
+    Ranks that share a clock, such as those of one host, are shifted together, and only where their clock certainly
+    differs (`ClockOffset.is_sure`) and by more than `LEAST_OFFSET`. A trace of one rank, or one whose clocks have no
+    measured collective in common, is returned unchanged.
+
+    Args:
+        tables: the tables of several ranks.
+        shares_clock: True if all ranks share a clock although the info does not name it.
+    """
+    info = tables.info
+    if shares_clock or (len(set(info.clocks)) == 1 and all(info.clocks)):
+        return replace(tables, info=_with_offsets(info, {}))
+    clocks = clock_offsets(tables.events, tables.groups, dict(zip(info.ranks, info.clocks, strict=False)))
+    if len(clocks) < 2:
+        return tables
+    offsets = {rank: _beyond_noise(clock) for rank, clock in clocks.items()}
+    shifted = {rank: clock for rank, clock in offsets.items() if clock.offset}
+    info = _with_offsets(info, offsets)
+    if not shifted:
+        return replace(tables, info=info)
+    return replace(
+        tables,
+        info=replace(info, notes=(*info.notes, _note(shifted))),
+        events=aligned(tables.events, shifted),
+        io=aligned(tables.io, shifted),
+    )
+
+
+def _with_offsets(info: TraceInfo, offsets: Mapping[int, ClockOffset]) -> TraceInfo:
+    """Return `info` with these offsets recorded; a shifted rank is given the name of the first rank's clock."""
+    of_ranks = [offsets.get(rank, _NO_OFFSET) for rank in info.ranks]
+    zeros = (0,) * len(of_ranks)
+    return replace(
+        info,
+        clocks=tuple(
+            info.clocks[0] if clock.offset else name for name, clock in zip(info.clocks, of_ranks, strict=False)
+        ),
+        clock_offsets=tuple(map(add, info.clock_offsets or zeros, (clock.offset for clock in of_ranks))),
+        clock_residuals=tuple(map(add, info.clock_residuals or zeros, (clock.residual for clock in of_ranks))),
+    )
+
+
+def _beyond_noise(clock: ClockOffset) -> ClockOffset:
+    is_significant = clock.is_sure and abs(clock.offset) > LEAST_OFFSET and clock.collectives >= LEAST_COLLECTIVES
+    return clock if is_significant else replace(clock, offset=0)
+
+
+def _note(shifted: Mapping[int, ClockOffset]) -> str:
+    named = [
+        f"rank {rank} by {format_seconds(-clock.offset / 1e9)} ({_doubt(clock)})"
+        for rank, clock in list(shifted.items())[:_NAMED]
+    ]
+    more = f" and {len(shifted) - len(named)} more" if len(shifted) > len(named) else ""
+    return f"clocks were aligned by the ends of collectives: {', '.join(named)}{more}"
+
+
+def _doubt(clock: ClockOffset) -> str:
+    residual = f"± {format_seconds(clock.residual / 1e9)}"
+    return residual if clock.limit is None else f"{residual} by chance, {format_seconds(clock.limit / 1e9)} at most"
 
 
 def clock_offsets(

@@ -3,15 +3,14 @@
 Events and parameters carry their rank and are concatenated in the order of ranks. Modules and groups have no rank: a
 module becomes one row with the largest number of calls on any rank, and parents come before children. Each process
 names its process groups itself, so two ranks may use one name for different groups; then the later one is renamed
-``name@rank``, in its events too. Measured times are put on the first rank's clock, see
-`dsexplore.trace.merge`. Messages that one rank sends and the other does not receive are listed in the notes.
+``name@rank``, in its events too. Measured times are put on the first rank's clock (`dsexplore.trace.clocks`). Messages
+that one rank sends and the other does not receive are listed in the notes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from operator import add
 from typing import Any
 
 import polars as pl
@@ -20,88 +19,11 @@ from dsexplore.errors import UsageError
 from dsexplore.progress import track
 from dsexplore.trace import unmatched
 from dsexplore.trace.call_journal import is_of_one_job
-from dsexplore.trace.clocks import ClockOffset, aligned, clock_offsets
+from dsexplore.trace.clocks import align
 from dsexplore.trace.represented_ranks import joined
 from dsexplore.trace.tables import Tables, TraceInfo
-from dsexplore.units import format_ranks, format_seconds
+from dsexplore.units import format_ranks
 from dsexplore.user_warnings import warn
-
-# Put the times of a merged trace on one clock where the ranks' clocks differ by more than noise.
-#
-# The ends of one collective also differ by the time a process needs to notice the end, milliseconds on a busy host.
-# So
-# times are shifted only where the clocks certainly differ (`ClockOffset.is_sure`) and by more than `LEAST_OFFSET`.
-# Ranks
-# known to share a clock, such as the ranks of one host, are never shifted against each other.
-
-LEAST_COLLECTIVES = 3
-LEAST_OFFSET = 500_000
-"""Offsets up to this many nanoseconds are not applied: a process may need as long to notice an end."""
-_NAMED = 4
-_SAME = ClockOffset(0, 0, 0, 0)
-
-
-def align(tables: Tables, *, shares_clock: bool = False) -> Tables:
-    """Return the tables with the times of all ranks on the first rank's clock; the info holds offsets and errors.
-
-    Ranks that share a clock are shifted together. A trace of one rank, or one without measured collectives shared by
-    ranks of different clocks, is returned unchanged.
-
-    Args:
-        tables: the tables of several ranks.
-        shares_clock: True if all ranks share a clock although the info does not name it.
-    """
-    info = tables.info
-    if shares_clock or (len(set(info.clocks)) == 1 and all(info.clocks)):
-        return replace(tables, info=_with_offsets(info, {}))
-    clocks = clock_offsets(tables.events, tables.groups, dict(zip(info.ranks, info.clocks, strict=False)))
-    if len(clocks) < 2:
-        return tables
-    offsets = {rank: _beyond_noise(clock) for rank, clock in clocks.items()}
-    shifted = {rank: clock for rank, clock in offsets.items() if clock.offset}
-    info = _with_offsets(info, offsets)
-    if not shifted:
-        return replace(tables, info=info)
-    return replace(
-        tables,
-        info=replace(info, notes=(*info.notes, _note(shifted))),
-        events=aligned(tables.events, shifted),
-        io=aligned(tables.io, shifted),
-    )
-
-
-def _with_offsets(info: TraceInfo, offsets: Mapping[int, ClockOffset]) -> TraceInfo:
-    """Return `info` with these offsets recorded; a shifted rank is given the name of the first rank's clock."""
-    of_ranks = [offsets.get(rank, _SAME) for rank in info.ranks]
-    zeros = (0,) * len(of_ranks)
-    return replace(
-        info,
-        clocks=tuple(
-            info.clocks[0] if clock.offset else name for name, clock in zip(info.clocks, of_ranks, strict=False)
-        ),
-        clock_offsets=tuple(map(add, info.clock_offsets or zeros, (clock.offset for clock in of_ranks))),
-        clock_residuals=tuple(map(add, info.clock_residuals or zeros, (clock.residual for clock in of_ranks))),
-    )
-
-
-def _beyond_noise(clock: ClockOffset) -> ClockOffset:
-    is_significant = clock.is_sure and abs(clock.offset) > LEAST_OFFSET and clock.collectives >= LEAST_COLLECTIVES
-    return clock if is_significant else replace(clock, offset=0)
-
-
-def _note(shifted: Mapping[int, ClockOffset]) -> str:
-    named = [
-        f"rank {rank} by {format_seconds(-clock.offset / 1e9)} ({_doubt(clock)})"
-        for rank, clock in list(shifted.items())[:_NAMED]
-    ]
-    more = f" and {len(shifted) - len(named)} more" if len(shifted) > len(named) else ""
-    return f"clocks were aligned by the ends of collectives: {', '.join(named)}{more}"
-
-
-def _doubt(clock: ClockOffset) -> str:
-    residual = f"± {format_seconds(clock.residual / 1e9)}"
-    return residual if clock.limit is None else f"{residual} by chance, {format_seconds(clock.limit / 1e9)} at most"
-
 
 _NO_TRACE = " ranks left no trace: "
 

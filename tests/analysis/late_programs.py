@@ -15,7 +15,7 @@ import polars as pl
 
 from dsexplore.analysis.skew import Skew
 from dsexplore.trace import schema
-from dsexplore.trace.merge import align
+from dsexplore.trace.clocks import align
 from dsexplore.trace.tables import Tables, TraceInfo
 
 EPOCH = 1_700_000_000 * 10**9

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dsexplore.errors import UsageError
 from dsexplore.trace import schema
-from dsexplore.trace.merge import align
+from dsexplore.trace.clocks import align
 from dsexplore.trace.tables import Tables, TraceInfo
 from dsexplore.trace.trace import Trace
 

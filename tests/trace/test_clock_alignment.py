@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dsexplore.trace.merge import align
+from dsexplore.trace.clocks import align
 from dsexplore.trace.tables import Tables
 from dsexplore.units import format_seconds
 from tests.trace.conftest import build

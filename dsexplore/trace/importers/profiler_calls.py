@@ -34,17 +34,14 @@ from dsexplore.trace.importers.kernel_launches import (
 from dsexplore.trace.importers.op_names import plain_dtype, plain_op
 from dsexplore.trace.importers.profiler_file import Event, ProfilerFile, is_kernel
 
-# How long kernels computed on a profiled GPU while something else ran there.
-#
-# Worked example: kernels compute from 0 to 10 µs and, on another stream, from 5 to 20 µs. A collective from 15 to 30
-# µs
-# overlaps with 5 µs of computation, and is exposed for the other 10: nothing of the program ran then.
-
 Times = npt.NDArray[np.float64]
 
 
 class ComputeTime:
-    """The computation in one file, by device.
+    """The compute kernels in one file, by device: how long they ran while something else did.
+
+    Worked example: kernels compute from 0 to 10 µs and, on another stream, from 5 to 20 µs. A collective from 15 to
+    30 µs overlaps with 5 µs of computation, and is exposed for the other 10, in which nothing of the program ran.
 
     Args:
         kernels: compute kernels with ``pid`` (the GPU's number, as text), ``ts`` and ``dur`` in microseconds; rows with

@@ -34,15 +34,13 @@ from dsexplore.units import format_count
 
 # Coalesced calls in a flight-recorder dump: several collectives or messages that NCCL starts together.
 #
-# torch records each member when it is asked for, without a state of its own, and after them one more entry, named
-# ``nccl:coalesced`` or ``nccl:ALLGATHER_coalesced``: it has the state of the call, no sizes, and ``is_p2p`` false,
-# also
-# where the members are messages. Members and end share both sequence numbers. Which of them a call of messages raises
-# depends on torch: ``collective_seq_id`` up to 2.8, ``p2p_seq_id`` after that.
+# torch records each member when it is issued, without a state of its own, and after them one more entry, named
+# ``nccl:coalesced`` or ``nccl:ALLGATHER_coalesced``. That one has the state of the call and no sizes, and ``is_p2p`` is
+# false in it even where the members are messages. Members and end share both sequence numbers. Which of the two a call
+# of messages increments depends on torch: ``collective_seq_id`` up to 2.8, ``p2p_seq_id`` after that.
 #
-# A dump of what is active omits what has ended, and so the end of a call, while its members stay, as they never
-# end.
-# Such a call differs from one in flight by the record that is missing behind its members.
+# A dump of active entries only omits the end of a completed call but keeps its members, which never end. Such a call
+# differs from one in flight by the record that is missing after its members.
 
 _MOST_NAMED = 4
 _SPARSE = 1_000
