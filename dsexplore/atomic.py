@@ -10,7 +10,7 @@ from pathlib import Path
 
 @contextmanager
 def writing(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Yield a temporary path beside `path`, moved there if the block succeeds and removed if it raises.
+    """Yield a temporary path next to `path`, moved there if the block succeeds and removed if it raises.
 
     A reader sees the old file or the new one, never half of one, also after Ctrl-C.
     """

@@ -1,6 +1,6 @@
 """The public errors, all exported by ``dsexplore``: each says what is wrong and what to do, and where to read more.
 
-Only `RanksFailedError` is defined elsewhere, beside the run that it reports (`dsexplore.worlds.real.run_ranks`).
+Only `RanksFailedError` is defined elsewhere, with the run that it reports (`dsexplore.worlds.real.run_ranks`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""For how long a program stands still for its disk and for its input, and in which module.
+"""The time that a program blocks on its disk and its input, by module.
 
-What is measured: of a wait, from the call until what it waited for was there; of input, from the call of ``next`` on a
-``DataLoader`` until the batch was there.
+A wait is measured from the call until its transfer is complete; input from the call of ``next`` on a ``DataLoader``
+until the batch has arrived.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ COLUMNS: dict[str, pl.DataType] = {
 _STILL = ("wait", "input")
 _FOR = {"wait": "the disk", "input": "input"}
 _EXPLAINS = 0.5
-"""The part of a rank's lateness that it must have stood still longer than the others, for that to be its reason."""
+"""The share of a rank's lateness by which it must have blocked longer than the others, for that to be the reason."""
 
 
 def io_waits(tables: Tables) -> pl.DataFrame:
-    """Return one row per module and phase in which the program stood still, the longest first; columns: `COLUMNS`."""
+    """Return one row per module and phase in which the program blocked, the longest first; columns: `COLUMNS`."""
     ended = tables.io.filter(pl.col("op").is_in(_STILL)).drop_nulls("end")
     seconds = (pl.col("end") - pl.col("start")).sum() / 1e9 / _ranks(tables)
     sums = ended.group_by("op", "module", "phase").agg(pl.len().alias("count"), seconds.alias("seconds"))
@@ -35,7 +35,7 @@ def io_waits(tables: Tables) -> pl.DataFrame:
 
 
 def io_sentence(tables: Tables) -> str:
-    """Return for how long the program stands still for its disk and its input; empty if neither was recorded."""
+    """Return a sentence on the time that the program blocks on disk and input; empty if neither was recorded."""
     waits, span = io_waits(tables), _span(tables)
     ranks = _ranks(tables)
     who = "A rank" if ranks > 1 else "The program"
@@ -71,11 +71,11 @@ def _span(tables: Tables) -> float:
 
 
 def reason_of_lateness(tables: Tables, late: LateRank) -> str:
-    """Return that a late rank stood still for its disk or input before it came late; empty if that is not the reason.
+    """Return a sentence if a late rank blocked on its disk or input before it came late; empty if it did not.
 
-    Compared is what it stood still between its collective before and the one to which it came late, with the same of
-    the other ranks: what all of them wait for makes none late. Of several in a step, the sum counts, as those that
-    follow one another are late for the same reason.
+    The time that it blocked between its previous collective and the late one is compared with the same time of the
+    other ranks, because a wait that all have in common makes none late. Late collectives of one step are summed, since
+    consecutive ones are late for the same reason.
     """
     still = tables.io.filter(pl.col("op").is_in(_STILL)).drop_nulls("end")
     if still.is_empty():

@@ -69,7 +69,7 @@ class NonFinite:
 
 
 def first_non_finite(numerics: pl.DataFrame) -> NonFinite | None:
-    """Return where the first NaN or infinity was made, in program order; None if there is none.
+    """Return the place of the first NaN or infinity in program order; None if there is none.
 
     Args:
         numerics: see `schema.NUMERICS`.

@@ -99,7 +99,7 @@ class Skew(Displayable):
         return " ".join(map(self._late_text, self.late_ranks[:_NAMED])) + self._others_text()
 
     def _late_text(self, late: LateRank) -> str:
-        """Return one late rank as a sentence, and what it stood still for before, if that is why."""
+        """Return a sentence on one late rank, with the disk or input that it blocked on, if that is the reason."""
         return " ".join(filter(None, [late_text(late), reason_of_lateness(self.tables, late)]))
 
     def _others_text(self) -> str:
@@ -140,7 +140,7 @@ class Skew(Displayable):
 
 
 def skew(tables: Tables) -> Skew:
-    """Return who came late to the collectives of a trace, and how long the others waited."""
+    """Return the ranks that came late to the collectives of a trace, and how long the others waited."""
     return Skew(tables)
 
 

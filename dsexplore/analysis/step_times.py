@@ -1,4 +1,4 @@
-"""For how much of a step collectives run, and for how much of that the program stands still."""
+"""The share of a step in which collectives run, and the share of that in which the program waits."""
 
 from __future__ import annotations
 

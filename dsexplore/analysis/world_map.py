@@ -196,7 +196,7 @@ class WorldMap(Displayable):
         return np.sum([np.zeros(self.world_size), *chosen], axis=0)  # type: ignore[no-any-return]  # of an array
 
     def to_shades(self, axis: str | None = None) -> npt.NDArray[np.float64]:
-        """Return what shades each rank, shape (world,): the bytes of `to_each`, or seconds per step.
+        """Return the quantity that shades each rank, shape (world,): the bytes of `to_each`, or seconds per step.
 
         The seconds of a rank are those in which collectives ran that include both it and a recorded rank.
 

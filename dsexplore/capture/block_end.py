@@ -31,7 +31,7 @@ _blocks: Counter[str] = Counter()
 
 
 def end_of(error: BaseException | None) -> str:
-    """Return how a block ended, as `TraceInfo.ends` has it.
+    """Return the reason a block ended, in the form of `TraceInfo.ends`.
 
     Args:
         error: the exception that ended it; None if it completed.

@@ -69,7 +69,7 @@ class EarlySave:
             self.save(f"saved while its block ran: no collective began or ended for {self.timeout:g} s")
 
     def stood(self, now: float) -> float:
-        """Return for how many seconds nothing has progressed; 0 if that is less than ``timeout``, or not looked at.
+        """Return the seconds since the last progress; 0 if they are fewer than ``timeout``, or not measured.
 
         Args:
             now: as in `look`.

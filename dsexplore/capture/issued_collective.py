@@ -1,4 +1,4 @@
-"""One collective as it was issued. Names and texts are made later, when a table is."""
+"""One collective as it was issued. Names and texts are made later, together with the tables."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ class Issued:
     ends_at_return: bool = False
     """True if ``end`` is the time at which the op returned: its work has no future that says when it was over."""
     waited: int | None = None
-    """Nanoseconds for which the program stood still for it; None where that was not seen."""
+    """Nanoseconds that the program was blocked by it; None if that was not observed."""
     input: int = 0
     """The number of the tensor that its trigger was called with, as of `ModuleCall`."""
     failure: str = ""

@@ -374,7 +374,7 @@ def _is_weight(tensor: torch.Tensor) -> bool:
 
 
 def _use_before(tensor: torch.Tensor, phase: Phase) -> Use:
-    """Return what a tensor is for that was there before the recording, by the phase of the first op that meets it."""
+    """Return the purpose of a tensor made before the recording, judged by the phase of the first op that uses it."""
     if phase == "optimizer":
         return "optimizer"
     if _is_weight(tensor):

@@ -116,7 +116,7 @@ def _begin(called: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
 
 def _report(observer: ModuleCalls, thread_calls: ThreadCalls, depth: int, result: Any) -> None:
-    """Report what a module returned; what a module inside a wrapper returned is reported of the wrapper alone."""
+    """Report a module's result; that of a module inside a wrapper is reported once, for the wrapper."""
     call = thread_calls.open[depth]
     module = call.module
     if module is None or (depth and thread_calls.open[depth - 1].module is module and call.called != id(module)):

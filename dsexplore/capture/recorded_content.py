@@ -84,7 +84,7 @@ def content_of(
 
 
 def _info(recording: Recording, count: int, steps: int, ranks: Sequence[int], groups: Sequence[Group]) -> TraceInfo:
-    """Return what the trace of a recording says of itself.
+    """Return the `TraceInfo` of a recording.
 
     Args:
         recording: the recording.

@@ -54,7 +54,7 @@ class OuterCalls:
             calls.append(issued)
 
     def forwards(self, issued: int) -> list[int]:
-        """Return how many collectives had been issued at each end of a forward of the root module.
+        """Return the number of collectives issued by the end of each forward of the root module.
 
         It is the end of a step where nothing is trained: a generation's prefill, and each token.
 

@@ -1,4 +1,4 @@
-"""How long a program stands still in ``wait_tensor`` for a functional collective, as DTensor issues them.
+"""The time that a program blocks in ``wait_tensor`` for a functional collective, the kind that DTensor issues.
 
 ``Work.wait`` is not called there: torch keeps the work by the storage of the tensor that the collective returned, and
 waits for it in C++. So a kernel stands in front of ``wait_tensor``, put there when the first functional collective that

@@ -51,7 +51,7 @@ class Timed(Protocol):
 
 
 def timing_of(backend: str) -> Timing:
-    """Return how a backend's collectives are timed."""
+    """Return the way in which a backend's collectives are timed."""
     if backend == "fake" or backend.endswith(":fake"):
         return "none"
     return "cuda" if "nccl" in backend else "work"

@@ -33,7 +33,7 @@ Digests = Mapping[Series, tuple[int, int, Mapping[int, bytes]]]
 
 
 def compare(records: Sequence[Record], earlier: Earlier) -> tuple[Skew, list[str]]:
-    """Return how long ranks waited for each other, and where their calls differ, which the skew's notes say too.
+    """Return the skew of the logged ranks; its notes list the calls in which they differ.
 
     Args:
         records: of this rank, without `Earlier.out_of_place`.
@@ -116,7 +116,7 @@ def _digest(texts: Sequence[str], begin: int) -> bytes:
 
 
 def _agreed(record: Record) -> str:
-    """Return what all ranks must agree on in a call; objects and parts of an all_to_all may differ in size."""
+    """Return the part of a call that all ranks must agree on; objects and all_to_all parts may differ in size."""
     parties = record.issued.parties
     has_same_size = record.op != "all_to_all" and not record.is_object
     size, root = record.bytes if has_same_size else "", parties.root if parties is not None else None

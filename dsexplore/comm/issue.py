@@ -115,7 +115,7 @@ def _bypasses_its_class(spelling: Spelling, tensor: torch.Tensor) -> bool:
 def _issue_with_care(
     spelling: Spelling, args: tuple[Any, ...], live: Any, is_async: bool, prof: bool, log_name: str, debug: str | None
 ) -> WorkHandle | None:
-    """Make a call with switches, copies of tensors that are not contiguous, batches, the log and handles."""
+    """Issue a call with all that it may need: switches, contiguous copies, batches, the log and handles."""
     if spelling.op in switches.off:
         return switched_off(spelling, live, prof, log_name)
     args, copies = stage(spelling, args, spelling.name, live)
@@ -145,7 +145,7 @@ def _issue_with_care(
 
 
 def _call_labeled(call: LoggedCall, args: tuple[Any, ...], live: Any) -> Any:
-    """Make a call whose collectives the recorder labels when they reach its kernels."""
+    """Issue a call whose collectives the recorder labels when they reach its kernels."""
     outer, current.label = current.label, call
     try:
         if call.spelling.is_custom:

@@ -30,7 +30,7 @@ OWN_OP = "dsexplore.comm."
 
 
 class LoggedCall(Label):
-    """One call through this package; or all calls of one kind that reached torch another way.
+    """One call through this package, or all calls of one kind that bypassed it.
 
     Args:
         spelling: the function that was called.

@@ -1,4 +1,4 @@
-"""Tensor parallelism whose collectives run in pieces beside the products that make or use what they move.
+"""Async tensor parallelism: collectives run in pieces, overlapped with the matrix products around them.
 
 Torch does so for compiled modules with symmetric memory (``torch._inductor.config._micro_pipeline_tp``), Megatron with
 ``--tp-comm-overlap``. A product begins on the rank's own part while the others' are under way, so of an all_gather
@@ -21,7 +21,7 @@ _SMALL = ("memory", "dispatch")
 
 
 def in_pieces(items: Sequence[Item]) -> list[Item]:
-    """Return the program with collectives inside a node split in two where matrix products can run beside them."""
+    """Return the program with each collective inside a node split in two if a matrix product can overlap it."""
     program = list(items)
     seq = max((item.seq for item in program if isinstance(item, Collective)), default=0)
     position = 0

@@ -24,7 +24,7 @@ from dsexplore.signatures import names_arguments, with_options
 
 @dataclass
 class Calibration(Displayable):
-    """Measured collectives beside what a cluster file predicts for them.
+    """Measured collectives, each with the time that a cluster file predicts.
 
     Attributes:
         sweep: what was measured.

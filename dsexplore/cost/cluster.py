@@ -193,7 +193,7 @@ class Cluster:
         return "node" if self.ranks_per_domain == self.ranks_per_node else "NVLink domain"
 
     def domain_of_job(self, world_size: int, ranks_per_node: int | None = None) -> int:
-        """Return how many consecutive ranks of a job share the fast links.
+        """Return the number of consecutive ranks of a job that share the fast links.
 
         A scheduler fills the domains of a job evenly, so that its groups of equal size are not cut at their edges: 128
         ranks are placed as 2 x 64 on racks of 72. Where even domains would be less than half full, as for 148 ranks,

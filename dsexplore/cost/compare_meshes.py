@@ -215,7 +215,7 @@ _folder: tempfile.TemporaryDirectory[str] | None = None
 
 
 def _illegal(sizes: Mapping[str, int], machine: Cluster, keep: Callable[[Mapping[str, int]], bool | str] | None) -> str:
-    """Say why a mesh is not traced; empty if it is."""
+    """Return the reason why a mesh is not traced; empty if it is."""
     tp = sizes.get(_INSIDE_NODE, 1)
     if tp > machine.ranks_per_domain:
         return f"tp={tp} leaves the {machine.domain_kind} of {machine.ranks_per_domain} ranks"

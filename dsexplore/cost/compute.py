@@ -177,7 +177,7 @@ _COOL, _HOT = 1e-3, 1e-2
 
 
 def _heated(busy: float) -> float:
-    """Return how far a GPU is from its highest clocks to those that it can keep, 0 to 1."""
+    """Return how hot a GPU runs: 0 at its highest clocks, 1 at those that it can sustain."""
     return min(1.0, max(0.0, log(max(busy, 1e-12) / _COOL) / log(_HOT / _COOL)))
 
 

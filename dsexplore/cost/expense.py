@@ -38,7 +38,7 @@ class Expense:
 
 
 def expense_of(seconds: Range, ranks: int, cluster: Cluster) -> Expense:
-    """Return what so many ranks take in a time.
+    """Return GPU hours, energy and price of a number of ranks over a time.
 
     Args:
         seconds: how long they run.

@@ -33,7 +33,7 @@ LOAD: dict[str, pl.DataType] = {
 
 @names_arguments
 def expert_load(trace: Trace) -> pl.DataFrame:
-    """Return what each rank of experts is sent, where a trace says it: columns `LOAD`.
+    """Return the bytes sent to each rank of experts, if the trace records them; columns: `LOAD`.
 
     Counted are the first of each two all_to_alls with uneven splits, by axis, which bring the tokens to their experts.
     Where only some ranks were recorded, it is what these sent.
@@ -73,7 +73,7 @@ def _item_size(dtype: str) -> int:
 
 @names_arguments
 def imbalance(load: pl.DataFrame) -> float:
-    """Return how many times the mean the busiest rank of the worst axis has; 1 where nothing is known.
+    """Return the load of the busiest rank over the mean, for the worst axis; 1 if it is unknown.
 
     Examples:
         >>> imbalance(pl.DataFrame([("ep", 0, 30, 60), ("ep", 1, 10, 20)], schema=LOAD, orient="row"))

@@ -206,7 +206,7 @@ def contradictions(cluster: Cluster) -> tuple[str, ...]:
 
 
 def _other_link(cluster: Cluster, table: Measured, link: Link, which: str) -> str:
-    """Say from which cluster of this package, with another bandwidth, a table is copied; empty for none."""
+    """Return a warning if a table is copied from a cluster of this package with another bandwidth; else empty."""
     other = measured_on(cluster, table)
     link_there = other.node if which == "node" else other.network
     if link_there is None or link_there.bandwidth * link_there.achievable == link.bandwidth * link.achievable:
@@ -218,7 +218,7 @@ def _other_link(cluster: Cluster, table: Measured, link: Link, which: str) -> st
 
 
 def _other_time(cluster: Cluster, table: Measured) -> str:
-    """Say by how much the largest message of a table is slower or faster than its links allow; empty if it is not."""
+    """Return a warning if a table's largest message is slower or faster than its links allow; else empty."""
     size, seconds = table.message_bytes[-1], table.seconds[-1]
     group = GroupShape(table.nodes, table.ranks_per_node)
     if size < _LARGE or group.ranks < 2 or cluster.topology == "pcie" or cluster.name in known_clusters():

@@ -1,4 +1,4 @@
-"""Snapshots of torch's allocator beside a prediction: what the memory was for when most of it was allocated.
+"""Compare a snapshot of torch's allocator with a prediction: what the memory was for at the peak.
 
 ``torch.cuda.memory._dump_snapshot`` writes a pickle of plain containers: segments with their blocks, and, where
 ``_record_memory_history`` was on, what was allocated and freed since, each with the frames of its stack. Reading it

@@ -35,7 +35,7 @@ def predicted_world_map(
 
 
 def times_of(prediction: Prediction) -> RunningTimes:
-    """Return when each collective of the predicted step runs on the streams of its rank; other steps have no times."""
+    """Return when each collective of the predicted step runs on its rank's streams; other steps have no times."""
     rows = [
         (rank, span.seq, span.start, span.end)
         for rank, spans in prediction.spans_by_rank().items()

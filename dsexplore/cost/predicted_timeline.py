@@ -152,7 +152,7 @@ def stream_timeline(prediction: Prediction, colors: str = "phase", sizes: Sizes 
 
 
 def _verdict(prediction: Prediction) -> str:
-    """Say for how much of the step the compute stream waits, and for what."""
+    """Return a sentence on how much of the step the compute stream waits, and for what."""
     waited: dict[str, float] = defaultdict(float)
     for span in prediction.spans:
         if span.kind in GAPS:

@@ -217,7 +217,7 @@ class _ItemReader:
         return StepProgram(rank, step, items, list(self.notes))
 
     def _multiplying(self, kernels: pl.DataFrame) -> float:
-        """Return the least seconds for which products keep the GPU busy in the step."""
+        """Return the fewest seconds that matrix products keep the GPU busy in the step."""
         products = kernels.filter(kind="matmul").group_by("dtype").agg(pl.sum("flops"))
         return float(sum(flops / stated_rate(dtype, self.cluster) for dtype, flops in products.iter_rows()))
 
@@ -288,7 +288,7 @@ class _ItemReader:
         )
 
     def _parties(self, row: Mapping[str, Any], rank: int) -> tuple[int, int, bool]:
-        """Return how many ranks take part, how many of them are in this rank's domain, and whether they keep to rails.
+        """Return the number of ranks that take part, of those in this rank's domain, and whether they keep to rails.
 
         A message has two ranks.
         """

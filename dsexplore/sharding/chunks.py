@@ -34,7 +34,7 @@ class Cut:
 
 
 def part_size(size: Any, cut: Cut, coordinate: Any) -> Any:
-    """Return how many of `size` indices a coordinate holds; numbers, or numpy arrays that broadcast together."""
+    """Return the number of `size` indices that a coordinate holds; numbers, or numpy arrays that broadcast."""
     piece = -(-size // cut.pieces)
     whole = size // np.maximum(piece, 1)
     return whole * _chunk_size(piece, cut.parts, coordinate) + _chunk_size(size - whole * piece, cut.parts, coordinate)

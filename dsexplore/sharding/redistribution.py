@@ -155,7 +155,7 @@ def _others(sizes: Sequence[int], dim: int) -> int:
 
 
 def _planned(before: PlacedTensor, after: PlacedTensor) -> list[tuple[int, Placement, Placement, tuple[int, ...]]]:
-    """Return for each step the number of the axis, its placement before and after, and the shape that it splits."""
+    """Return (axis number, placement before, placement after, shape that it splits) per step."""
     with without_modes():
         ranks = torch.arange(math.prod(axis.size for axis in before.axes)).reshape([axis.size for axis in before.axes])
         mesh = mesh_without_groups(ranks, tuple(f"axis{number}" for number in range(len(before.axes))))

@@ -60,7 +60,7 @@ class PlacedTensor:
         return sorted({placement.dim for placement in self.placements if placement.cuts})
 
     def dim_size(self, dim: int, coordinates: Sequence[Any]) -> Any:
-        """Return how many indices of a dim the rank at those coordinates holds; numbers, or arrays that broadcast."""
+        """Return the number of indices of a dim held at those coordinates; numbers, or arrays that broadcast."""
         size: Any = self.shape[dim]
         for cut, axis in self.cuts(dim):
             size = part_size(size, cut, axis(coordinates))

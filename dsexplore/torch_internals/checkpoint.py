@@ -83,7 +83,7 @@ VALIDATE_GLOBAL_PLAN = TorchName("torch.distributed.checkpoint.default_planner:_
 
 
 def answer_of_valid_plan(validate: Any) -> bool | list[str]:
-    """Return what `VALIDATE_GLOBAL_PLAN` says of plans without fault: no errors; True up to torch 2.11."""
+    """Return the result of `VALIDATE_GLOBAL_PLAN` for valid plans: no errors; True up to torch 2.11."""
     return True if validate.__annotations__["return"] in (bool, "bool") else []
 
 
@@ -95,5 +95,5 @@ WRAPPER_METHODS = {
 
 
 def tensor_info(tensor: torch.Tensor) -> Any:
-    """Return what is sent of a tensor in a state dict before its values: size and dtype."""
+    """Return the description that is sent before a state dict's tensor: size and dtype."""
     return internal("torch.distributed._state_dict_utils:_TensorInfo")(tensor.size(), tensor.dtype)

@@ -23,7 +23,7 @@ class CountedOps(NamedTuple):
 
 
 def counted_ops() -> CountedOps:
-    """Return what torch's mode knows of ops."""
+    """Return the op tables of torch's mode."""
     return CountedOps(
         internal(f"{_MODULE}:NATIVE_TO_PY_MAPPING"),
         frozenset(make_mode().comm_registry),

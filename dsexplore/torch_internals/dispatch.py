@@ -1,4 +1,4 @@
-"""The dispatcher: keys, kernels, ops, dispatch modes; and the compiler, which looks at frames beside it."""
+"""The dispatcher (keys, kernels, ops, dispatch modes), and how torch.compile's frame evaluation is kept away."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def ops_defined_in_python() -> Iterable[str]:
 
 
 def remove_kernels(library: torch.library.Library) -> None:
-    """Take back all that was registered through a library."""
+    """Unregister everything that was registered through a library."""
     library._destroy()
 
 
@@ -130,7 +130,7 @@ AUTOGRAD_OF_OP: CodeType | None = next(
 eval_frame_callback: Callable[[], Any] = internal(
     "torch._C._dynamo.eval_frame:get_eval_frame_callback", otherwise=lambda: None
 )
-"""Return what the compiler looks at frames of this thread with; None where it looks at none."""
+"""Return the compiler's frame callback of this thread; None if there is none."""
 
 uncompiled: Callable[[Any], Any] = internal("torch._compile:_disable_dynamo", otherwise=torch.compiler.disable)
 """Return a function that the compiler leaves alone, with all that it calls. The compiler is not imported for it."""

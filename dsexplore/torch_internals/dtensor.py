@@ -170,7 +170,7 @@ INIT_DEVICE_MESH = TorchName("torch.distributed.device_mesh:init_device_mesh")
 
 
 def change_device_type(mesh: DeviceMesh, device_type: str) -> None:
-    """Make a mesh one of another type of device, before it is used."""
+    """Change the device type of a mesh that has not been used."""
     name = "_device_type" if hasattr(mesh, "_device_type") else "device_type"
     vars(mesh)[name] = device_type
     vars(mesh)["_hash"] = None  # torch works it out anew
@@ -195,7 +195,7 @@ def forget_mesh(mesh: DeviceMesh) -> None:
 
 
 def custom_handlers() -> dict[Any, Callable[..., Any]]:
-    """Return the functions that run ops on DTensors in the place of the rules for sharding, by op."""
+    """Return {op: function that runs it on DTensors, bypassing sharding propagation}."""
     dispatcher = internal("torch.distributed.tensor:DTensor._op_dispatcher")
     handlers: dict[Any, Callable[..., Any]] = dispatcher._custom_op_handlers
     return handlers

@@ -116,7 +116,7 @@ class ShortKeyMode(FakeTensorMode):
         return super()._cache_key(*given) if key is None else key
 
     def kept_under(self, key: Key) -> Any:
-        """Return what torch keeps of the result of the call with that key, for `result_of`; None where nothing."""
+        """Return torch's cache entry for the call with that key, for `result_of`; None if there is none."""
         kept: Any = self.cache.get(key)  # type: ignore[call-overload] # a key of ours
         infos = getattr(kept, "output_infos", None)  # torch keeps also that it can keep nothing
         if infos is None or any(info.metadata and (info.metadata.is_conj or info.metadata.is_neg) for info in infos):

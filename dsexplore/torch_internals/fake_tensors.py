@@ -51,7 +51,7 @@ def fake_description(op: str) -> Any:
 
 
 def share_constant(tensor: Any, source: Any) -> None:
-    """Give a fake tensor the constant of the tensor whose data it has taken; a write to either then drops both."""
+    """Share the constant of the tensor whose data a fake tensor has taken; a write to either then drops both."""
     tensor.constant = source.constant if isinstance(source, FakeTensor) else None
     if tensor.constant is not None:
         tensor.fake_mode.fake_tensor_converter.add_constant_storage_mapping(tensor)

@@ -25,7 +25,7 @@ _pop = internal("torch.overrides:_pop_mode")
 
 
 def remove_function_mode(mode: Any) -> None:
-    """Take a mode off the stack of this thread, also from below modes that a program left open."""
+    """Remove a mode from this thread's stack, also from below modes that a program left open."""
     above = []
     while mode in active_function_modes():
         top = _pop()
@@ -36,7 +36,7 @@ def remove_function_mode(mode: Any) -> None:
 
 
 def enter_function_mode_below(mode: Any) -> None:
-    """Put a mode below all others of this thread, so that the blocks of these end as they would without it."""
+    """Push a mode below all others of this thread, so that their blocks exit as without it."""
     above = []
     while active_function_modes():
         above.append(_pop())
@@ -61,7 +61,7 @@ def inside_mode(mode: Any, run: Callable[..., Result]) -> Callable[..., Result]:
 
 @contextmanager
 def without_mode(mode: Any) -> Iterator[None]:
-    """Take a mode off the stack of this thread in a block; then put it below all others again."""
+    """Remove a mode from this thread's stack for a block; then push it below all others again."""
     was_active = mode in active_function_modes()
     remove_function_mode(mode)
     try:
@@ -80,7 +80,7 @@ _set_default = internal("torch:_GLOBAL_DEVICE_CONTEXT")
 
 
 def default_device() -> torch.device:
-    """Return where new tensors are made; torch 2.9 fails to say so once a default was taken back."""
+    """Return the default device; torch 2.9 raises once a default was reset."""
     try:
         return torch.get_default_device()
     except AttributeError:
@@ -88,7 +88,7 @@ def default_device() -> torch.device:
 
 
 def take_back_default_device() -> None:
-    """Make new tensors on the CPU, as before any default was set."""
+    """Reset the default device to the CPU."""
     torch.set_default_device(None)
     if is_there(_set_default):
         vars(_set_default).pop("device_context", None)  # the None by which torch 2.9 fails

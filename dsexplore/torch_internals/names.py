@@ -93,7 +93,7 @@ class TorchName:
         return held
 
     def get(self) -> Any:
-        """Return what the name stands for, or a `Missing` class where the installed torch has no such name."""
+        """Return the named object, or a `Missing` class if the installed torch has none."""
         owner = self.owner()
         if isinstance(owner, Missing) or not self.attribute:
             return owner
@@ -132,7 +132,7 @@ def is_there(value: Any) -> bool:
 
 
 def needed(value: T, needed_for: str) -> T:
-    """Return what `internal` gave.
+    """Return the object that `internal` found; raise if it is missing.
 
     Args:
         value: what `internal` gave.

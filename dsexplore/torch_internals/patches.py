@@ -59,7 +59,7 @@ class _ChangingLoader(Loader):
         self._loader, self._change = loader, change
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        """Return what the module's own loader creates."""
+        """Create the module with its own loader."""
         return self._loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
@@ -112,7 +112,7 @@ class Patches:
             self._stack.callback(setattr, owner, name, original)
 
     def inherited(self, owner: type, name: str) -> None:
-        """Make a class have what its base classes hold under a name, in place of its own."""
+        """Replace a class attribute by the one that its base classes have."""
         original = vars(owner)[name]
         delattr(owner, name)
         self._stack.callback(setattr, owner, name, original)
@@ -204,7 +204,7 @@ class Parts:
         return cast("T", self._parts[kind])
 
     def add(self, part: object) -> None:
-        """Hold that object as the part of its type."""
+        """Register an object under its type."""
         self._parts[type(part)] = part
 
 

@@ -20,7 +20,7 @@ def is_schedule(candidate: Any) -> bool:
 
 
 def count_microbatches(schedule: Any) -> int:
-    """Return how many microbatches a schedule makes of a batch."""
+    """Return the number of microbatches of a schedule."""
     count: int = schedule._n_microbatches
     return count
 
@@ -56,13 +56,13 @@ def lacks_shapes(stage: Any, has_backward: bool) -> bool:
 
 
 def set_shape_inference(stage: Any, is_on: bool) -> None:
-    """Make a stage find out its shapes, or take those that it was given."""
+    """Set whether a stage infers its shapes or uses those it was given."""
     mode = internal("torch.distributed.pipelining._utils:InferenceMode", since="2.12")
     stage._inference_mode = mode.DYNAMIC if is_on else mode.STATIC
 
 
 def output_message(stage: Any) -> Any:
-    """Return what a stage that knows its shapes sends to the next one: the description of its outputs."""
+    """Return the message that a stage sends to the next one once it knows its shapes: metadata of its outputs."""
     message = internal("torch.distributed.pipelining._utils:_StageForwardMeta", since="2.12")
     if is_there(message):
         return message(forward_metas=stage._stage_meta.outputs)
@@ -74,7 +74,7 @@ def output_message(stage: Any) -> Any:
 
 
 def gradient_message(stage: Any) -> Any:
-    """Return what the next stage sends back if each output that needs a gradient gets one like itself."""
+    """Return the next stage's answer if each output that requires grad gets a gradient like itself."""
     message = internal("torch.distributed.pipelining._utils:_StageBackwardMeta", since="2.12")
     outputs = stage._stage_meta.outputs
     return message(tuple(replace(meta, requires_grad=False) if meta.requires_grad else None for meta in outputs))
@@ -82,7 +82,7 @@ def gradient_message(stage: Any) -> Any:
 
 @contextmanager
 def shortened(schedule: Any, microbatches: int, stages: int) -> Iterator[None]:
-    """Make a schedule's step run so many microbatches, in the block, as if the pipeline had so many stages."""
+    """Run fewer microbatches in a schedule's step for the block, as if the pipeline had that many stages."""
     before = schedule._n_microbatches, schedule._num_stages
     schedule._n_microbatches, schedule._num_stages = microbatches, stages
     try:

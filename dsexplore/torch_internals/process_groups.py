@@ -181,7 +181,7 @@ def skip_group_numbers(count: int) -> None:
 
 
 def replace_fake_backend(patches: Patches, create: Callable[[int, int], Any]) -> None:
-    """Make groups of the backend "fake" by a function of rank and size."""
+    """Create groups of the backend "fake" by calling a function with rank and size."""
     internal("torch.testing._internal.distributed.fake_pg")  # registers torch's own
     plugin = _new_plugin(lambda common, _options: create(common.group_rank, common.group_size), True)
     patches.item(dist.Backend._plugins, "FAKE", plugin)

@@ -41,12 +41,12 @@ def count_elements(storage: torch.TypedStorage) -> int:
 
 
 def version_of(tensor: torch.Tensor) -> int:
-    """Return how often a tensor has been written in place; -1 where torch does not count, as in inference mode."""
+    """Return a tensor's version, the count of in-place writes; -1 if torch keeps none, as in inference mode."""
     return -1 if tensor.is_inference() else tensor._version
 
 
 def mark_as_parameter(tensor: torch.Tensor) -> None:
-    """Make a tensor pass for an ``nn.Parameter`` in ``isinstance``, as parameters that are subclasses do."""
+    """Make ``isinstance(tensor, nn.Parameter)`` true, as it is for parameters that are tensor subclasses."""
     vars(tensor)["_is_param"] = True
 
 

@@ -176,7 +176,7 @@ class ReadJournal:
     """Of the calls in the ring; those that are not known to have ended are ``scheduled``."""
 
     def end_now(self) -> str:
-        """Return how its process ended, if that shows on this host; empty if it runs, or ran on another host."""
+        """Return how the process ended, if this host can tell; empty if it runs, or ran on another host."""
         return _end_of_process(self.info)
 
     def tables(self, end: str) -> Tables:
@@ -280,7 +280,7 @@ def _end_of_process(info: JournalInfo) -> str:
 
 
 def note_ends(folder: Path, attempt: str) -> None:
-    """Write into journals of other processes of this host that these have ended or stand still.
+    """Note in the journals of other processes on this host that these have ended or are stopped.
 
     When the journals are read later, the launcher has ended all.
 

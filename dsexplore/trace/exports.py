@@ -81,7 +81,7 @@ def _timed(events: pl.DataFrame, measured: bool) -> pl.DataFrame:
 
 
 def _lanes(events: pl.DataFrame) -> pl.Series:
-    """Return for each event the number of the first free track of its rank and group, from 0."""
+    """Return the first free track of each event's rank and group, from 0."""
     lanes = [0] * events.height
     busy: dict[tuple[int, str], list[int]] = {}
     ordered = events.with_row_index().sort("ts", "dur", "index")

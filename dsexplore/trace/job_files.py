@@ -67,7 +67,7 @@ class EarlierBlock:
 
 
 def earlier_blocks(paths: Sequence[Path], info: TraceInfo) -> dict[int, EarlierBlock]:
-    """Return by rank what ranks left of an earlier block of this attempt of the job, and of no later one.
+    """Return {rank: its files of an earlier block of this attempt of the job} for ranks without later ones.
 
     Args:
         paths: of the job's files.

@@ -1,4 +1,4 @@
-"""What no job exceeds: values of a file beyond these are not taken for facts, nor is memory reserved for them."""
+"""Upper bounds on values in files: larger ones are damage, and no memory is reserved for them."""
 
 from __future__ import annotations
 

@@ -284,7 +284,7 @@ def _pairs(ours: Array, theirs: Array, place: int) -> tuple[Array, Array]:
 
 
 def _contradiction(starts: Array, ends: Array, longest_starts: Array, longest_ends: Array, place: int) -> float:
-    """Return by how many ns the times contradict each other at `place` for any clock offset; 0 if they do not.
+    """Return the nanoseconds by which times at `place` contradict each other for any clock offset; 0 if none.
 
     No rank ends a collective before every rank has begun it. So the other clock is ahead of the first rank's by at
     least each start minus the first rank's end, and by at most each end minus the first rank's start.

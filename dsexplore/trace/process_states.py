@@ -1,4 +1,4 @@
-"""Whether a process of this host runs, stands still, or is gone, and by what it was ended."""
+"""The state of a process of this host: it runs, is stopped, or is gone, and what ended it."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def host_clock() -> str:
 
 
 def born(pid: int) -> int:
-    """Return when a process was started, in ticks since the host was; 0 if it is gone."""
+    """Return the start of a process in ticks since boot; 0 if it is gone."""
     fields = _fields(pid)
     return int(fields[_BORN]) if len(fields) > _BORN else 0
 
 
 def end_of_process(pid: int, started: int) -> str:
-    """Return how a process ended, as `dsexplore.trace.ends` has it; empty if it runs.
+    """Return how a process ended, in the words of `dsexplore.trace.ends`; empty if it runs.
 
     Args:
         pid: of a process of this host.

@@ -265,7 +265,7 @@ class Trace(Analyses):
 
 
 def step_marks(trace: Trace, call: str = "step_marks(trace)") -> StepMarks:
-    """Return what marks the steps of a trace's recording; its ``of_optimizers`` counts until `Trace.step` is called.
+    """Return the step marks of a trace's recording; ``of_optimizers`` counts until `Trace.step` is called.
 
     Args:
         trace: of a recording that runs.

@@ -55,7 +55,7 @@ def format_sum(nbytes: float, unknown: float) -> str:
 
 
 def what_is_unknown(events: pl.DataFrame, count: int) -> str:
-    """Say what is not known of the wire bytes of some events: ``the size of 3 of its 12 collectives is unknown``.
+    """Return a sentence on the unknown wire bytes of some events: ``the size of 3 of its 12 collectives is unknown``.
 
     Empty if all is known.
 

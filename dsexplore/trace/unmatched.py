@@ -114,7 +114,7 @@ def _messages(rows: Iterable[Row], ranks: set[int], members: dict[str, list[int]
 
 
 def _without_fitting(sent: Sequence[Row], received: Sequence[Row]) -> tuple[list[Row], list[Row]]:
-    """Return the sends and the receives for which the other list has none of the same size."""
+    """Return the sends and the receives without a counterpart of the same size."""
     fitting = Counter(row["message_bytes"] for row in sent) & Counter(row["message_bytes"] for row in received)
     return _beyond(sent, fitting.copy()), _beyond(received, fitting.copy())
 

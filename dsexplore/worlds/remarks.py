@@ -25,7 +25,7 @@ class Remarks:
 
     @contextmanager
     def silent(self) -> Iterator[None]:
-        """Make no remark inside of the block: on what torch reads there and we replace by what is known."""
+        """Suppress remarks in the block, in which torch reads values that are replaced by known ones."""
         before, self._is_silent = self._is_silent, True
         try:
             yield

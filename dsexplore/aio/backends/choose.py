@@ -53,7 +53,7 @@ def choose(name: str | None = None) -> str:
 
 
 def loop_of(name: str) -> str:
-    """Return what keeps the queues of an engine full: ``C``, or ``Python`` with the reason."""
+    """Return which loop keeps an engine's queues full: ``C``, or ``Python`` with the reason."""
     if name == "threads":
         return "Python"
     reason = compiled_loop.why_not()

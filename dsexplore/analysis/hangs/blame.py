@@ -119,7 +119,7 @@ def blame(job: JobCalls, front: Wavefront, mismatched: Iterable[Mismatch] | None
 
 
 def _outside(job: JobCalls) -> Blame | None:
-    """Return whom ranks wait for that stand outside all recorded calls; None if they are not known to stand."""
+    """Return the ranks outside all recorded calls that others wait for; None unless they are known to be stuck."""
     running = {rank: calls for rank, calls in job.ranks.items() if calls.end is None and calls.has_evidence}
     if job.stood is None or not running or not all(calls.stack for calls in running.values()):
         return None
@@ -170,7 +170,7 @@ def _missing(
 
 
 def _died_inside(job: JobCalls, front: Wavefront, parted: Container[InstanceId]) -> dict[int, Instance]:
-    """Return the ranks that are gone, or stand still, in a call in which others wait too, each with that call.
+    """Return {rank that is gone or stopped: its call, in which others wait too}.
 
     Args:
         job: the evidence of all ranks.

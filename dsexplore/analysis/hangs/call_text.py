@@ -24,7 +24,7 @@ def call_line(call: RankCall) -> str:
 
 
 def label_of(instance: Instance) -> str:
-    """Return how its ranks name the group of a collective."""
+    """Return the name that its ranks give to the group of a collective."""
     return next(iter(instance.calls.values())).label
 
 

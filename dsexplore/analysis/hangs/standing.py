@@ -79,7 +79,7 @@ def outnumbered(sides: Iterable[Collection[int]]) -> set[int]:
 
 
 def places_text(standing: Mapping[int, Standing], first: Iterable[int] = ()) -> str:
-    """Return where ranks stand: ``ranks 0, 1 in new_group (train.py:52), rank 2 at train.py:53``.
+    """Return the places of ranks as text: ``ranks 0, 1 in new_group (train.py:52), rank 2 at train.py:53``.
 
     Args:
         standing: by rank.

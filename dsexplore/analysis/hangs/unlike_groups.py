@@ -1,12 +1,12 @@
-"""Groups that ranks made of different ranks, and groups that some ranks still make while others wait in them.
+"""Process groups that ranks create with different members, or that some ranks still create while others wait in them.
 
-``new_group`` is called by all ranks, and waits for them. So a rank that stands in it waits too, though in no recorded
-call: whom it waits for is said by the groups that the others have made.
+All ranks call ``new_group``, which waits for all of them. So a rank inside it waits too, although in no recorded call;
+the groups that the others have created show which ranks it waits for.
 
-Worked example: rank 1 makes a group of ranks 0 and 1 where ranks 0 and 2 make it of all three. Rank 0 waits in the
-group of three, rank 1 in that of two, and rank 2 still stands in ``new_group``. Rank 2 is a member of the first group
-alone, so two ranks make it of three, and rank 1 is the odd one. Where rank 0 stands in ``new_group`` as well, rank 1 is
-the only one that has gone on.
+Worked example: rank 1 creates a group of ranks 0 and 1 where ranks 0 and 2 create it with all three. Rank 0 waits in
+the group of three, rank 1 in that of two, and rank 2 is still in ``new_group``. Rank 2 is a member of the first group
+only, so two ranks create it with three members, and rank 1 is the odd one. If rank 0 is in ``new_group`` as well,
+rank 1 is the only one that went on.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ NEW_GROUP = "new_group"
 
 
 class UnlikeGroups(NamedTuple):
-    """Ranks that do not make a group as the others do."""
+    """Ranks that create a group with other members than most ranks do."""
 
     calls: tuple[RankCall, ...]
     """The calls that wait in it, one per rank."""
     makers: dict[int, Standing]
-    """Ranks that stand in ``new_group``, each with its place."""
+    """Ranks that are inside ``new_group``, each with its place."""
     odd: tuple[int, ...]
-    """The fewer ranks; empty where as many do one as the other."""
+    """The minority; empty if both sides are equally many."""
 
 
 def makers(job: JobCalls) -> dict[int, Standing]:
-    """Return the ranks that run and stand in ``new_group``, each with its place."""
+    """Return the running ranks that are inside ``new_group``, each with its place."""
     standing = {rank: Standing.of(calls.stack) for rank, calls in job.ranks.items() if _may_stand(job, rank)}
     return {rank: place for rank, place in standing.items() if place.call == NEW_GROUP}
 
@@ -44,16 +44,16 @@ def _may_stand(job: JobCalls, rank: int) -> bool:
 
 
 def unlike_groups(job: JobCalls, heads: Iterable[RankCall], idle: Collection[int]) -> UnlikeGroups | None:
-    """Return who makes a group otherwise than most, where others wait for ranks that stand in ``new_group``.
+    """Return the ranks that create a group differently from most, if ranks wait for others inside ``new_group``.
 
     Args:
         job: the evidence of all ranks.
         heads: the call that each waiting rank waits in.
-        idle: ranks that others wait for and that wait in no recorded call.
+        idle: ranks that others wait for and that are in no recorded call.
 
     Returns:
-        None if one of `idle` is elsewhere, or if the groups that ranks wait in do not contradict each other and no more
-        ranks make one than wait.
+        None if one of `idle` is elsewhere, or if the groups that ranks wait in agree and no more ranks create one than
+        wait.
     """
     standing = makers(job)
     if not idle or not standing.keys() >= set(idle):
@@ -63,7 +63,7 @@ def unlike_groups(job: JobCalls, heads: Iterable[RankCall], idle: Collection[int
 
 
 def _of_contradiction(waiting: list[RankCall], standing: dict[int, Standing]) -> UnlikeGroups | None:
-    """Compare groups that one name stands for on different ranks; a maker counts to the one group that it is in."""
+    """Compare the groups of one name on different ranks; a rank in ``new_group`` votes for the one that lists it."""
     by_name: dict[str, dict[GroupId, list[RankCall]]] = defaultdict(lambda: defaultdict(list))
     for call in waiting:
         by_name[call.group.made_as][call.group].append(call)
@@ -81,7 +81,7 @@ def _of_contradiction(waiting: list[RankCall], standing: dict[int, Standing]) ->
 
 
 def _of_unfinished(job: JobCalls, waiting: list[RankCall], standing: dict[int, Standing]) -> UnlikeGroups | None:
-    """Compare the ranks that make a group, at one line, with those that wait in one where none of these has called."""
+    """Compare the ranks inside ``new_group`` at one line with those that wait in a group unused by the former."""
     if len(set(standing.values())) > 1 or len(standing) < len(waiting):
         return None
     called = {call.group for rank in standing for call in job.ranks[rank].calls}

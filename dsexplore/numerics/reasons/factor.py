@@ -1,4 +1,4 @@
-"""All values are n times or 1/n of what is right."""
+"""Values that are n times or 1/n of the reference's."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from dsexplore.numerics.compared_values import Compared, Part, factor_between
 from dsexplore.numerics.reasons.match import Match, is_close, is_near
 
 MOST = 4096
+"""Largest factor that is taken for a number of ranks."""
 MOST_SCALE = 2**24
-"""Of a loss: larger factors than `MOST` are powers of two."""
+"""Largest factor of a loss scale; factors above `MOST` must be powers of two."""
 
 
 def rule(parts: Sequence[Part], entry: Compared, comparison: Comparison) -> Match | None:
-    """Look for one factor of all ranks that is n or 1/n, or of what a module adds to each row."""
+    """Look for one factor, n or 1/n, of the values of all ranks, or of the bias that a module adds to each row."""
     factor = common_factor(parts, entry)
     if factor is None:
         return _of_bias(parts, entry, comparison)
@@ -46,7 +47,7 @@ def rule(parts: Sequence[Part], entry: Compared, comparison: Comparison) -> Matc
 
 
 def _of_bias(parts: Sequence[Part], entry: Compared, comparison: Comparison) -> Match | None:
-    """Look for a module's bias in its output n times: added by each rank before a sum over these."""
+    """Look for a bias that is n times in a module's output, because each rank added it before a sum over ranks."""
     factors = set()
     name = f"{entry.record.module}.bias".removeprefix(".")
     for part in parts:
@@ -68,7 +69,7 @@ def _of_bias(parts: Sequence[Part], entry: Compared, comparison: Comparison) -> 
 
 
 def common_factor(parts: Sequence[Part], entry: Compared) -> float | None:
-    """Return the factor by which all parts differ from the reference; None where they differ otherwise."""
+    """Return the factor between all parts and the reference; None if no single factor explains the difference."""
     factors = []
     for part in parts:
         if part.value.shape != part.expected.shape:

@@ -1,4 +1,4 @@
-"""A layer is cut otherwise than the next one: joined query, key and value as if they were one, or another part."""
+"""Layers whose shards do not fit together, such as fused query, key and value that were sharded as one matrix."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from dsexplore.numerics.reasons.match import Match, runs_text
 
 
 def rule(parts: Sequence[Part], entry: Compared, comparison: Comparison) -> Match | None:
-    """Look for a layer in the same module whose rows on a rank do not go with this one's columns.
+    """Look for a layer of the same module whose rows on a rank do not match this layer's columns.
 
-    Where it has n times as many rows as this one has columns, a rank that holds some columns needs the same ones of
-    each of the n parts, as of query, key and value; where it has fewer, as keys of grouped queries, the same share.
+    If the other layer has n times as many rows as this one has columns, a rank needs the rows with its columns' numbers
+    in each of the n parts (query, key, value). If it has fewer, as keys of grouped queries, it needs the same share.
 
     Worked example: 16 columns of ``wo``, 48 rows of ``qkv``, two ranks: with columns 0 to 7 go rows 0 to 7, 16 to 23
     and 32 to 39. A rank that holds rows 0 to 23 has all of query and half of key. Of 8 rows of ``wv``, rows 0 to 3.
@@ -46,7 +46,7 @@ def rule(parts: Sequence[Part], entry: Compared, comparison: Comparison) -> Matc
 
 
 def _needed(columns: tuple[Tensor, int], rows: int) -> Tensor | None:
-    """Return which of so many rows go with columns, in ascending order; None where sizes are no multiples."""
+    """Return the rows that match the held columns, ascending; None if neither size is a multiple of the other."""
     held, size = columns
     if rows % size == 0:
         return torch.cat([held.sort().values + part * size for part in range(rows // size)])

@@ -18,12 +18,12 @@ def thread_of(event: Event) -> object:
 
 
 def begin_of(event: Event) -> float:
-    """Return when an event began, in the file's microseconds."""
+    """Return the start of an event, in the file's microseconds."""
     return float(event["ts"])
 
 
 def end_of(event: Event) -> float:
-    """Return when an event ended, in the file's microseconds."""
+    """Return the end of an event, in the file's microseconds."""
     return begin_of(event) + float(event.get("dur", 0))
 
 
@@ -40,7 +40,7 @@ class EventRanges:
             self._events[thread_of(event)].append(event)
 
     def around(self, moments: Sequence[Moment]) -> list[tuple[Event, ...]]:
-        """Return for each moment the events of its thread that were running, outermost first."""
+        """Return the events that were running at each moment on its thread, outermost first."""
         enclosing: list[tuple[Event, ...]] = [()] * len(moments)
         of_thread: dict[object, list[int]] = defaultdict(list)
         for place, (thread, _) in enumerate(moments):

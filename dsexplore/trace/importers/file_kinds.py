@@ -63,7 +63,7 @@ def unpacked_beginning(file: Path) -> bytes:
 
 
 def kind_not_read(file: Path) -> str:
-    """Return what kind of file one is that is not read, and what to do: ``a Perfetto protobuf: export it as JSON``.
+    """Return the kind of an unsupported file, and the remedy: ``a Perfetto protobuf: export it as JSON``.
 
     Raises:
         OSError: it cannot be read.

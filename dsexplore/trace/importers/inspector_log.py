@@ -130,7 +130,7 @@ def _call(line: Mapping[str, Any]) -> InspectorCall:
 
 
 def _span(kernels: Iterable[Mapping[str, Any]]) -> tuple[int | None, int | None]:
-    """Return when the first of a collective's kernels began and the last one ended; None if that is not known."""
+    """Return start of the first and end of the last kernel of a collective; None if unknown."""
     times = [(int(kernel.get("kernel_start_ts") or 0), int(kernel.get("kernel_stop_ts") or 0)) for kernel in kernels]
     measured = [(start * 1_000, stop * 1_000) for start, stop in times if 0 < start <= stop <= MOST_TIME // 1_000]
     if not measured:

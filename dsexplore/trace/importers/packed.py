@@ -41,7 +41,7 @@ def blocks_of(file: Path) -> Iterator[bytes]:
 
 
 def most_unpacked(file: Path) -> int:
-    """Return how many bytes a compressed file may unpack to."""
+    """Return the maximal number of bytes that a compressed file may unpack to."""
     return max(_ALWAYS, _MOST_TIMES * file.stat().st_size)
 
 

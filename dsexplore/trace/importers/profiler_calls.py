@@ -53,7 +53,7 @@ class ComputeTime:
         self._devices = {device: _covered(of_device.to_numpy()) for (device,), of_device in devices.items()}
 
     def exposed(self, events: Sequence[Event]) -> list[int | None]:
-        """Return for each event the ns in which its GPU computed nothing; None if that GPU has no compute kernels."""
+        """Return the nanoseconds of each event during which its GPU computed nothing; None without compute kernels."""
         exposed_ns: list[int | None] = [None] * len(events)
         for device, compute in self._devices.items():
             on_device = [at for at, event in enumerate(events) if str(event.get("pid")) == device and "dur" in event]

@@ -242,12 +242,12 @@ class Explorer(LiveView):
 
     @_in_single_message
     def back(self) -> None:
-        """Return to what was selected before."""
+        """Go back to the selection before this one."""
         self._history.go(-1)
 
     @_in_single_message
     def forward(self) -> None:
-        """Return to what was selected before `back`."""
+        """Go forward to the selection that `back` left."""
         self._history.go(1)
 
     # What the browser changes

@@ -40,7 +40,7 @@ class NameSearch:
         self._codes = codes
 
     def complete(self, text: str) -> list[Hit]:
-        """Return what contains all words of a text, at most `MOST`: the shortest names first.
+        """Return at most `MOST` hits whose names contain all words of a text, the shortest names first.
 
         Worked example: ``"step 1"`` finds the step, because the kind belongs to the text; ``"layers up"`` finds
         ``Net.layers.0.up``.
@@ -52,13 +52,13 @@ class NameSearch:
         ]
 
     def exact(self, text: str) -> Hit | None:
-        """Return what has this name and is no module: a value of a filter, else a parameter or a source line."""
+        """Return the hit of this name that is no module: a filter's value, else a parameter or a source line."""
         return next(
             (hit for hit in self._hits if hit.kind != MODULE and text in (hit.name, f"{hit.kind} {hit.name}")), None
         )
 
     def hit(self, kind: str, name: str) -> Hit | None:
-        """Return what has this kind and name."""
+        """Return the hit of this kind and name."""
         return next((hit for hit in self._hits if hit.kind == kind and hit.name == name), None)
 
     def _rank(self, number: int, text: str) -> tuple[bool, bool, int, int]:

@@ -131,7 +131,7 @@ def _cell(cell: ErrorCell | None, phase: str) -> str:
 
 
 def _place(error: float) -> float:
-    """Return where an error is on the scale, in percent."""
+    """Return the position of an error on the scale, in percent."""
     if error <= 0:
         return 0.0
     exponent = HIGHEST if math.isinf(error) or math.isnan(error) else math.log10(error)

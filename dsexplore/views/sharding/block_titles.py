@@ -105,7 +105,7 @@ class Titles:
         return [html.escape(line, 400) for line in lines]
 
     def _held(self, coordinates: Sequence[int]) -> tuple[list[int], list[list[Range]]]:
-        """Return lengths and ranges per dim of what the rank at these coordinates on the tensor's axes holds."""
+        """Return length and ranges per dim of the shard at these coordinates on the tensor's axes."""
         at = [0] * len(self.mesh.shape)
         for coordinate, axis in zip(coordinates, self.tensor.axes, strict=True):
             for number, divisor, modulus, weight in axis.terms:

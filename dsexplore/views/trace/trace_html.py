@@ -211,7 +211,7 @@ def _summary(tables: Tables) -> str:
 
 
 def _stood_for_text(tables: Tables) -> str:
-    """Return what totals are summed over if a trace's ranks stand for others, else ``""``."""
+    """Return the ranks that totals are summed over if the trace's ranks represent others, else ``""``."""
     info = tables.info
     return f", summed over the {info.ranks_stood_for:,} ranks that are stood for" if info.stands_for else ""
 

@@ -73,7 +73,7 @@ class _TraceSource:
         }
 
     def _same_as_bytes(self) -> list[bool]:
-        """Return of the columns own, axes and phases whether each says in every row what the column of bytes says."""
+        """Return [own, *axes, *phases]: True for a column whose every row equals the column of bytes."""
         tables = [self._sent] if self._unknown is None else [self._sent, self._unknown]
         return [
             all(np.array_equal(columns[place], columns[0]) for columns in (_all_sizes(one) for one in tables))

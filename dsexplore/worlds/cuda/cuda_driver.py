@@ -126,7 +126,7 @@ class Driver:
         return True
 
     def arch_flags(self) -> str:
-        """Return the architecture for which torch's kernels are compiled."""
+        """Return the architectures that torch's kernels are compiled for."""
         return self._gpu.gcn_arch_name.split(":")[0] or f"sm_{self._gpu.major}{self._gpu.minor}"
 
     def accelerator(self, check: bool | None = None) -> torch.device:
@@ -134,7 +134,7 @@ class Driver:
         return torch.device("cuda")
 
     def capability(self, device: int) -> dict[str, Any]:
-        """Return what the accelerator can do."""
+        """Return the capabilities of the accelerator."""
         return {"supported_dtypes": set(DTYPES)}
 
     def default_generator(self, device: int) -> torch.Generator:
@@ -147,7 +147,7 @@ class Driver:
         return major << 32 | minor << 16 | patch
 
     def nccl_version_suffix(self) -> bytes:
-        """Return what follows the version of NCCL."""
+        """Return the suffix of NCCL's version."""
         return b""
 
     def current_stream(self, index: int) -> tuple[int, int, int]:

@@ -134,7 +134,7 @@ def _moving(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
 
 
 class _Method:
-    """A method of `Tensor` in the place of another one, and equal to it.
+    """A method that replaces one of `Tensor`, and compares equal to it.
 
     torch hands the method to ``__torch_function__`` of subclasses, which look it up among those that they know.
     """

@@ -93,7 +93,7 @@ def _of_data(mode: StandInMode, func: Any, args: Args, kwargs: Kwargs) -> Any:
 
 
 def _with_new_memory(result: Tensor, data: Any, source: torch.device | None) -> Tensor:
-    """Return what ``as_tensor`` or ``asarray`` made, as a copy if it has the memory of data on another device."""
+    """Return the result of ``as_tensor`` or ``asarray``, copied if it shares memory with data on another device."""
     device = device_of(result)
     if device == source or (isinstance(data, Tensor) and not _share_memory(result, data)):
         return result

@@ -96,7 +96,7 @@ def flash_attn_varlen_kvpacked_func(
 
 
 def flash_attn_with_kvcache(*args: object, **named: object) -> Tensor:
-    """Raise UsageError: programs import it beside the others, and generation alone calls it.
+    """Raise UsageError: programs import it with the others, but only generation calls it.
 
     Raises:
         UsageError: always.

@@ -160,7 +160,7 @@ def cross_entropy_loss(
     inplace_backward: bool = False,
     process_group: dist.ProcessGroup | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return the losses of the rows of ``(batch, words)``, and what ``lse_square_scale`` adds to them, both fp32."""
+    """Return the losses of the rows of ``(batch, words)``, and the z-losses of ``lse_square_scale``, both fp32."""
     logits = logits.float() * logit_scale
     loss, lse = cross_entropy_of_shards(logits, labels, label_smoothing, ignore_index, process_group)
     z_loss = (lse_square_scale * lse.square()).masked_fill(labels == ignore_index, 0)

@@ -127,7 +127,7 @@ class PlainLAMB(torch.optim.Optimizer):
         return loss
 
     def _clip(self) -> Tensor:
-        """Return what gradients are divided by, so that their norm is at most ``max_grad_norm``."""
+        """Return the divisor that limits the gradients' norm to ``max_grad_norm``."""
         gradients = [
             parameter.grad for group in self.param_groups for parameter in group["params"] if parameter.grad is not None
         ]

@@ -160,7 +160,7 @@ class LigerFusedLinearCrossEntropyLoss(nn.Module):
 
 
 def _changing_nothing(name: str) -> Callable[..., None]:
-    """Return what replaces a function that puts kernels into a model, and leaves the model as it is."""
+    """Return a replacement for a function that puts kernels into a model; it does nothing."""
 
     def apply(*args: Any, **options: Any) -> None:
         world = current_world()
@@ -171,7 +171,7 @@ def _changing_nothing(name: str) -> Callable[..., None]:
 
 
 def _function(forward: Callable[..., Any]) -> type:
-    """Return what has an ``apply``, as autograd functions have."""
+    """Return an object with an ``apply``, like an autograd function."""
     return type(forward.__name__, (), {"apply": staticmethod(forward)})
 
 

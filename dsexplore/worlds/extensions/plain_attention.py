@@ -113,7 +113,7 @@ def _summed_by_group(gradient: Tensor, of: Tensor) -> Tensor:
 
 
 def segments(ends: Tensor, length: int) -> tuple[Tensor, Tensor]:
-    """Return to which sequence each token of a packed batch belongs, and its place counted from that sequence's end.
+    """Return each packed token's sequence number, and its position counted from that sequence's end.
 
     Args:
         ends: ``(sequences + 1,)``: where the sequences begin, and the last one ends.
@@ -126,7 +126,7 @@ def segments(ends: Tensor, length: int) -> tuple[Tensor, Tensor]:
 
 
 def packed_mask(query_ends: Tensor, queries: int, key_ends: Tensor, keys: int, form: Form) -> Tensor:
-    """Return what each query of a packed batch sees, True, ``(1, 1, queries, keys)``: keys of its own sequence."""
+    """Return the mask of a packed batch, ``(1, 1, queries, keys)``: True for keys of the query's own sequence."""
     of_query, query_place = segments(query_ends, queries)
     of_key, key_place = segments(key_ends, keys)
     distance = key_place[None, :] - query_place[:, None]
@@ -166,7 +166,7 @@ def _distance(query: Tensor, key: Tensor) -> Tensor:
 
 
 def _bias(query: Tensor, key: Tensor, form: Form, mask: Tensor | None) -> Tensor:
-    """Return what is added to the scores, ``(batch or 1, heads or 1, queries, keys)``."""
+    """Return the bias added to the scores, ``(batch or 1, heads or 1, queries, keys)``."""
     bias = torch.zeros((), dtype=query.dtype, device=query.device)
     if mask is not None and mask.dtype != torch.bool:
         bias = mask.to(query.dtype)

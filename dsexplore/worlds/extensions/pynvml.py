@@ -53,12 +53,12 @@ def nvmlDeviceGetCount() -> int:
 
 
 def nvmlDeviceGetHandleByIndex(index: int) -> int:
-    """Return what the other functions take for a GPU."""
+    """Return the handle that the other functions take for a GPU."""
     return _handle(int(index))
 
 
 def nvmlDeviceGetHandleByUUID(uuid: str | bytes) -> int:
-    """Return what the other functions take for a GPU."""
+    """Return the handle that the other functions take for a GPU."""
     return _handle(int((uuid.decode() if isinstance(uuid, bytes) else uuid).rpartition("-")[2]))
 
 

@@ -80,7 +80,7 @@ def registered_package(module: str) -> str | None:
 
 
 def names_of(package: str) -> Names:
-    """Return what stands in for the names of a registered package.
+    """Return {name: stand-in} of a registered package.
 
     Raises:
         UsageError: a factory of it returned something else.

@@ -93,7 +93,7 @@ class _StandInFinder(MetaPathFinder):
             self._remarks.note(f"{package} is not installed: the program took its own alternative")
 
     def names(self, package: str) -> Names:
-        """Return what stands in for the names of a package."""
+        """Return {name: stand-in} of a package."""
         if package not in self._names:
             self._names[package] = names_of(package)
             self._remarks.note(f"{package} is not installed: a stand-in with the same shapes ran")
@@ -114,7 +114,7 @@ class _Loader(Loader):
         self._finder, self._package = finder, package
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        """Create a module that tells what it lacks."""
+        """Create a module that names what it lacks."""
         module = _StandInModule(spec.name, f"What stands in for {spec.name}, which is not installed.")
         module._package = self._package
         return module

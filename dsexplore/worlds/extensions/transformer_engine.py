@@ -1,4 +1,4 @@
-"""Stand-ins for ``transformer_engine.pytorch``: what it offers beside its layers, and its names.
+"""Stand-ins for ``transformer_engine.pytorch``: its functions, and the table of all its names.
 
 Names and signatures are those of https://github.com/NVIDIA/TransformerEngine. Nothing is computed in FP8.
 """

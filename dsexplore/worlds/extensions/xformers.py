@@ -101,7 +101,7 @@ def swiglu(
     *,
     op: object = None,
 ) -> Tensor:
-    """Return what `SwiGLU` does with these weights and biases."""
+    """Compute `SwiGLU` with these weights and biases."""
     linear = nn.functional.linear
     return linear(silu(linear(x, w1, b1)) * linear(x, w2, b2), w3, b3)
 

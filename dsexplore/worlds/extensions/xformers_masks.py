@@ -14,18 +14,18 @@ Mask = TypeVar("Mask", bound="BlockDiagonalMask")
 
 
 class AttentionBias:
-    """What queries see, and what is added to their scores."""
+    """The keys that queries see, and the bias added to their scores."""
 
     form = Form()
 
     def seen_by(self, query: Tensor, key: Tensor) -> Tensor:
-        """Return what queries ``(batch, queries, heads, width)`` see of the keys, ``(1, 1, queries, keys)``."""
+        """Return which keys queries ``(batch, queries, heads, width)`` see, as a mask ``(1, 1, queries, keys)``."""
         return self.materialize((1, 1, query.shape[1], key.shape[1]), device=query.device, dtype=torch.bool)
 
     def materialize(
         self, shape: Sequence[int], dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
     ) -> Tensor:
-        """Return what is added to scores of this shape; True and False of what is seen for ``dtype=torch.bool``."""
+        """Return the bias added to scores of this shape; for ``dtype=torch.bool`` the mask of visible keys."""
         seen = self._seen(shape[-2], shape[-1], torch.device(device)).expand(*shape)
         if dtype == torch.bool:
             return seen
@@ -50,12 +50,12 @@ class LowerTriangularMask(AttentionBias):
         return torch.ones(queries, keys, dtype=torch.bool, device=device).tril()
 
     def add_bias(self, bias: Tensor) -> LowerTriangularMaskWithTensorBias:
-        """Return this mask with what is added to the scores."""
+        """Return this mask with a bias for the scores."""
         return LowerTriangularMaskWithTensorBias(bias)
 
 
 class LowerTriangularMaskWithTensorBias(LowerTriangularMask):
-    """A causal mask with what is added to the scores.
+    """A causal mask with a bias for the scores.
 
     Args:
         bias: ``(batch, heads, queries, keys)``.
@@ -65,7 +65,7 @@ class LowerTriangularMaskWithTensorBias(LowerTriangularMask):
         self._bias = bias
 
     def seen_by(self, query: Tensor, key: Tensor) -> Tensor:
-        """Return what is added to the scores."""
+        """Return the bias added to the scores."""
         seen = super().seen_by(query, key)
         return self._bias.masked_fill(~seen, float("-inf"))
 

@@ -1,4 +1,4 @@
-"""Custom ops that communicate inside, such as those of context parallelism around FlexAttention.
+"""Custom ops whose implementation communicates, such as those of context parallelism for FlexAttention.
 
 What a custom op returns for fake tensors is described by a function that makes the result and sends nothing. So where
 the Python function that implements the op calls collectives, it is that function which runs on fake tensors.

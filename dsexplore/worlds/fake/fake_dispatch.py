@@ -204,7 +204,7 @@ class SimulationMode(ShortKeyMode):
 
 
 def _needs_invention(args: Sequence[Any]) -> bool:
-    """Return True if torch has no value for the tensor that is read; it keeps those of small constants."""
+    """Return True if torch has no value for the tensor that is read; it has those of small constants."""
     return isinstance(args[0], FakeTensor) and args[0].constant is None
 
 

@@ -70,7 +70,7 @@ class _Uninitialized:
 
     @property
     def shape(self) -> Any:
-        """Raise torch's error in the program; return the shape, which is that of no element, in the fake mode."""
+        """Raise torch's error in the program; in the fake mode return the shape of an empty tensor."""
         owner: Any = UninitializedTensorMixin
         if active_fake_mode() is None:  # the mode has called, and left itself
             owner = Tensor

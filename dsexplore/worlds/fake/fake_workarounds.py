@@ -1,15 +1,15 @@
-"""Functions of torch that do other things on fake tensors than a program needs, or take too long there.
+"""Replacements for functions of torch that fail, misbehave or take too long on fake tensors.
 
-Measured on torch 2.13, where under ``FakeTensorMode``
+Observed on torch 2.13 under ``FakeTensorMode``:
 
 * ``module.to(dtype)`` raises, because a parameter cannot be swapped while the mode refers to it: here the parameter
-  takes the new data and stays the same object, as on real tensors;
+  gets the new data and stays the same object, as on real tensors;
 * ``fully_shard`` makes one fake tensor per rank and parameter, minutes at thousands of ranks: here the chunks are made
   when asked for;
-* ``nn.init.trunc_normal_`` draws until all values lie between its bounds, for ever: here it draws once;
-* a functional collective is waited for at once, as in a program that is compiled: here where its result is first used,
-  as on real tensors;
-* workers of a `DataLoader` have no memory that they could share: here it reads in the program's own process.
+* ``nn.init.trunc_normal_`` redraws until all values lie within its bounds, forever: here it draws once;
+* a functional collective is waited for at once, as under torch.compile: here the wait comes with the first use of its
+  result, as on real tensors;
+* workers of a `DataLoader` have no memory to share: here it reads in the program's own process.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class Chunks(Sequence[torch.Tensor]):
 
 
 def _draw_once(original: Callable[..., torch.Tensor], _parts: Parts) -> Callable[..., torch.Tensor]:
-    """Return the ``trunc_normal_`` that ends: torch's draws again until no value lies outside of its bounds."""
+    """Wrap ``trunc_normal_`` to draw once: torch's redraws until no value is out of bounds, which never ends."""
     parameters = signature(original)
 
     def trunc_normal(*args: Any, **kwargs: Any) -> torch.Tensor:

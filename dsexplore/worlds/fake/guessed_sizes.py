@@ -1,4 +1,4 @@
-"""Ops on fake tensors whose results depend on values: what is read, and sizes, balanced where nobody knows them.
+"""Ops on fake tensors whose results depend on values; sizes that are unknown are assumed to be balanced.
 
 Elements that are chosen, masks and counts are evenly spread, and a program's trace says that sizes were guessed.
 Lengths that the program gave itself are known.

@@ -50,7 +50,7 @@ class Inventor:
         """Number of values and sizes that were invented."""
 
     def value(self, tensor: torch.Tensor) -> Any:
-        """Return what ``tensor.item()`` returns."""
+        """Return the result of ``tensor.item()``."""
         exact = values_of(tensor)
         if exact is not None and exact.numel() == 1:
             with on_real_tensors():

@@ -78,7 +78,7 @@ class EngineRank:
         """The ipyparallel result of the running cell."""
 
     def outcome(self) -> tuple[RankOutcome[Any], bytes]:
-        """Return how the cell ended, and its pickled trace."""
+        """Return the outcome of the cell, and its pickled trace."""
         from ipyparallel.error import TaskAborted  # an optional package, which every cluster has loaded
 
         self.look()

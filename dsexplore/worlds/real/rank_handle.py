@@ -249,7 +249,7 @@ class RankHandle:
         return bool(Standing.of(self._stack).call)
 
     def release(self) -> None:
-        """Leave a rank that finished to end by itself."""
+        """Let a finished rank exit by itself."""
         if self.status == "ok":
             with suppress(OSError):
                 self._channel.shutdown(socket.SHUT_WR)
@@ -275,7 +275,7 @@ class RankHandle:
         return self.outcome(exit_code)
 
     def outcome(self, exit_code: int | None = None) -> RankOutcome[Any]:
-        """Return how the program, or the last cell, ended."""
+        """Return the outcome of the program, or of the last cell."""
         how = how_it_ended(exit_code) if self.status == "died" and exit_code is not None else ""
         report = self.report if self.report is not None and self.status != "stuck" else Report(False, error=how)
         cell = report if isinstance(report, CellReport) else None

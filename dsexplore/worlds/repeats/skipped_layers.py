@@ -199,13 +199,13 @@ class SkippedLayers:
         return call
 
     def _fill_gradients(self) -> None:
-        """Give parameters of skipped layers gradients that lie in memory like those of a layer that was run."""
+        """Set gradients of skipped layers' parameters, with the memory layout of those of a layer that ran."""
         layers = self._skipped_layers().items()
         self._recording.make(lambda: [tensor for layer, other in layers for tensor in _fill_like(layer, other)])
 
 
 def _fill_like(layer: nn.Module, other: nn.Module) -> Iterable[torch.Tensor]:
-    """Give parameters without gradients such as those of another layer have; return a plain tensor for each storage."""
+    """Set missing gradients, modeled on those of another layer; return a plain tensor for each storage."""
     made: dict[int, torch.Tensor] = {}
     for parameter, like in zip(layer.parameters(), other.parameters(), strict=True):
         gradient = like.grad

@@ -91,7 +91,7 @@ class _Skipped:
 
     @contextmanager
     def _short(self, schedule: Any, keeps_losses: bool) -> Iterator[tuple[int, int]]:
-        """Make a schedule run some of its microbatches in the block; yield how many, and how many there are."""
+        """Run only some of a schedule's microbatches in the block; yield their number, and that of all."""
         (stage,), count = stages_of(schedule), count_microbatches(schedule)
         warm_up = count
         if type(schedule).__name__ == "Schedule1F1B":

@@ -64,7 +64,7 @@ def cluster_variables(rank: int, world_size: int, ranks_per_node: int) -> dict[s
 
 @contextmanager
 def launched_on_a_cluster(variables: Mapping[str, str], local_rank: int, remarks: Remarks) -> Iterator[None]:
-    """Supply the block's program with what it reads of schedulers and older launchers.
+    """Supply the block's program with the variables of schedulers and older launchers.
 
     Args:
         variables: of `cluster_variables`.
@@ -83,7 +83,7 @@ def launched_on_a_cluster(variables: Mapping[str, str], local_rank: int, remarks
 
 
 def _supplying(read: Callable[..., str], variables: Mapping[str, str], remarks: Remarks) -> Callable[..., str]:
-    """Return what reads a variable, which answers the script's own code as a scheduler's process would be answered."""
+    """Wrap a read of a variable so that the script's own code sees what a scheduler's process would."""
 
     @wraps(read)
     def supplied(environment: Any, name: str) -> str:
@@ -105,7 +105,7 @@ def _is_of_script(frame: FrameType | None) -> bool:
 
 
 def _with_local_rank(parse: Callable[..., Any], local_rank: int, remarks: Remarks) -> Callable[..., Any]:
-    """Return what parses arguments, which finds ``--local_rank`` among those of a script that asks for it."""
+    """Wrap argument parsing so that it finds ``--local_rank`` if the script declares it."""
 
     @wraps(parse)
     def parsed(parser: argparse.ArgumentParser, args: Sequence[str] | None = None, namespace: Any = None) -> Any:

@@ -1,4 +1,4 @@
-"""The ranks of a world that do something else than the others, found by playing few of them.
+"""The ranks of a world that do something different from the others, found by playing few of them.
 
 What a rank sends can depend on its coordinates, on the shards that it holds, and on conditions on its number in the
 program. So the search plays rank 0, and then
@@ -235,7 +235,7 @@ class Search:
         return classes
 
     def _typical(self, keys: Numbers) -> Numbers:
-        """Return for each rank the played rank that represents it, by axes alone."""
+        """Return the played rank that represents each rank, judged by axes alone."""
         self._play_typical(keys)
         described = self._representatives(keys)
         return np.array([described[key] for key in keys.tolist()])

@@ -164,7 +164,7 @@ def _play_until(program: Program, setting: Setting, rank: int, stage: int, sent_
 
 
 def _answer_of(program: Program, setting: Setting, stage: int, sent_values: dict[int, Any]) -> Any:
-    """Return what a stage of the rank sends on, or None if the program ends first; runs in a process of its own."""
+    """Return the message that a stage of the rank sends on, or None if the program ends first."""
     stages = replace(earlier_stages(program, setting), known=sent_values, wanted=stage)
     error = play(program, setting, stages=stages).error
     if isinstance(error, ShapesKnown):

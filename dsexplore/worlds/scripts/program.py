@@ -138,7 +138,7 @@ def _is_ours(code: CodeType) -> bool:
 
 
 def exit_status(error: BaseException | None) -> Any:
-    """Return what Python exits with after an error that ends a script: a status, or the text of ``sys.exit``."""
+    """Return the exit status, or text, that Python gives for an error that ends a script."""
     if error is None:
         return 0
     if isinstance(error, SystemExit):

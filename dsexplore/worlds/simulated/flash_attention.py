@@ -1,4 +1,4 @@
-"""Attention of DTensors as on a GPU: flash attention, for which torch has sharding rules and a ring.
+"""Attention of DTensors as on a GPU: flash attention, which has sharding rules and ring attention in torch.
 
 On a CPU ``F.scaled_dot_product_attention`` calls an op of its own, for which DTensor has no rule: attention of sharded
 heads, and all of context parallelism, would end in an error. Mirrors the choice in

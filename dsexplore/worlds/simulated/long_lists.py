@@ -69,7 +69,7 @@ class _TensorKinds:
         return cls(firsts, kind_of)
 
     def for_all(self, specs: Any) -> Any:
-        """Return the specs of all tensors that an op returns, from those of the first tensor of each kind."""
+        """Return the specs of all results of an op, derived from those of the first tensor of each kind."""
         return type(specs)(specs[kind] for kind in self.kind_of) if _is_list(specs) else specs
 
 

@@ -70,7 +70,7 @@ class Objects:
     def sent(
         self, name: str, arguments: dict[str, Any], source: int | None, objects: Sequence[Any] | None
     ) -> list[bytes] | None:
-        """Return what the source of a call sends, pickled; None if unknown.
+        """Return the pickled objects that the source of a call sends; None if unknown.
 
         Args:
             name: of the function.

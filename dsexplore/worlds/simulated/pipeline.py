@@ -51,7 +51,7 @@ class StageShapes:
     found: Callable[[Any], None] = lambda _stage: None
 
     def of_stage_before(self, stage: Any) -> Any:
-        """Return what the stage before a stage sends on.
+        """Return the message that the preceding stage sends.
 
         Raises:
             UsageError: nobody can answer.

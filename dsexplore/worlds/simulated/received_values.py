@@ -1,9 +1,8 @@
-"""Values that other ranks have a part in, and that the program reads: on a real cluster it may go another way then.
+"""Remark once when the program reads a value to which other ranks contribute: a real cluster may branch differently.
 
-What a simulated rank receives is zeros, or a copy of its own part; what it reduces is its own. Where a line of the
-program reads such a tensor (``if flag.item():``, ``int(count)``, ``if flag == 1:``), this is remarked once, with the
-lines. Tensors are known by their storage, so that views of them count too, and results of comparisons with them. What
-is computed from them otherwise is not followed.
+A simulated rank receives zeros or a copy of its own part, and the result of its reductions is its own input. If a line
+of the program reads such a tensor (``if flag.item():``, ``int(count)``, ``if flag == 1:``), one remark names the lines.
+Tensors are identified by storage, so views count too. Of values computed from them, only comparisons are followed.
 """
 
 from __future__ import annotations

@@ -103,7 +103,7 @@ class SetUpCalls:
         return self.chosen_backend(group) or self._target_backend
 
     def shown_backend(self, group: dist.ProcessGroup | None) -> str:
-        """Return what ``get_backend`` answers to a program: the backend chosen, else "nccl" or "fake"."""
+        """Return the result of ``get_backend``: the backend that the program chose, else "nccl" or "fake"."""
         return self.chosen_backend(group) or self._shown_backend
 
 

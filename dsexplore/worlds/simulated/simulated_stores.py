@@ -137,7 +137,7 @@ def _tcp_store(original: type, parts: Parts) -> type:
     stores = parts[_Stores]
 
     class TCPStore(SimulatedStore):
-        """A store in the place of ``torch.distributed.TCPStore``."""
+        """A store that replaces ``torch.distributed.TCPStore``."""
 
         libuvBackend = True
 
@@ -156,7 +156,7 @@ def _file_store(original: type, parts: Parts) -> type:
     stores = parts[_Stores]
 
     class FileStore(SimulatedStore):
-        """A store in the place of ``torch.distributed.FileStore``."""
+        """A store that replaces ``torch.distributed.FileStore``."""
 
         def __new__(cls, *args: Any, **kwargs: Any) -> Any:
             return super().__new__(cls) if stores.is_open else original(*args, **kwargs)
