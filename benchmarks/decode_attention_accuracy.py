@@ -8,15 +8,11 @@ was written; the others were not, and nothing was changed after their errors wer
 
 from __future__ import annotations
 
-import csv
-from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from gemm_accuracy import MACHINES, line
-
-from dsexplore.cost import Cluster
-from dsexplore.cost.compute import SPEEDS, kernel_seconds
+from published_kernels import Row, compare
 
 DATA = Path(__file__).with_name("data") / "decode_attention_perf.csv"
 SEEN = ("a100-sxm vllm 0.14.0", "h100-sxm vllm 0.24.0")
@@ -38,22 +34,17 @@ def attention(batch: int, heads: int, kv_heads: int, keys: int, width: int) -> d
     }
 
 
-def main() -> None:
-    """Print a line for each table, and for those that were unseen together."""
-    machines = MACHINES | {"l40s": "8xl40s"}
-    tables: dict[str, list[tuple[float, tuple[float, ...]]]] = defaultdict(list)
-    with DATA.open(encoding="utf-8", newline="") as lines:
-        for row in csv.DictReader(lines):
-            cluster = Cluster.load(machines[row["machine"]])
-            one = attention(*(int(row[name]) for name in ("batch", "heads", "kv_heads", "keys", "width")))
-            predicted = tuple(kernel_seconds(one, cluster, speed, False) for speed in SPEEDS)
-            name = f"{row['machine']} {row['library']}"
-            seen = "seen" if name in SEEN else "unseen"
-            for table in (f"{name}, {seen}", f"all {seen}"):
-                tables[table].append((float(row["microseconds"]) * 1e-6, predicted))
-    for name, pairs in sorted(tables.items(), key=lambda item: item[0].startswith("all")):
-        print(f"{name:36}{line(pairs)}")
+def kernels(row: Row) -> list[dict[str, Any]]:
+    """Return the one kernel of a row."""
+    return [attention(*(int(row[name]) for name in ("batch", "heads", "kv_heads", "keys", "width")))]
+
+
+def lines(_row: Row, name: str, _measured: float) -> Iterator[str]:
+    """Yield the table of a row, and all that were seen or unseen."""
+    seen = "seen" if name in SEEN else "unseen"
+    yield f"{name}, {seen}"
+    yield f"all {seen}"
 
 
 if __name__ == "__main__":
-    main()
+    compare(DATA, kernels, lines)

@@ -12,23 +12,22 @@ of the mechanism before it were known, 17 to 79 %, and no row was looked at; the
 
 from __future__ import annotations
 
-import csv
-from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from gemm_accuracy import MACHINES, line
-
-from dsexplore.cost import Cluster
-from dsexplore.cost.compute import SPEEDS, kernel_seconds
+from published_kernels import Row, compare
 
 DATA = Path(__file__).with_name("data") / "prefill_attention_perf.csv"
 SEEN = ("a100-sxm vllm 0.14.0", "h100-sxm vllm 0.24.0", "b200-sxm vllm 0.24.0")
 BANDS = {"below 30 µs": 30e-6, "30 to 100 µs": 100e-6, "0.1 to 1 ms": 1e-3, "longer": float("inf")}
 
 
-def kernels(batch: int, heads: int, kv_heads: int, queries: int, width: int) -> list[dict[str, Any]]:
+def kernels(row: Row) -> list[dict[str, Any]]:
     """Return the rows of `schema.KERNELS` of one causal bf16 attention, and of the copy of its keys and values."""
+    batch, heads, kv_heads, queries, width = (
+        int(row[name]) for name in ("batch", "heads", "kv_heads", "queries", "width")
+    )
     own, kept = 2 * batch * heads * queries * width, 2 * 2 * batch * kv_heads * queries * width
     both = {"dtype": "bfloat16", "count": 1, "phase": "forward"}
     attention = {
@@ -43,26 +42,14 @@ def kernels(batch: int, heads: int, kv_heads: int, queries: int, width: int) -> 
     return [attention | both, cache | both]
 
 
-def main() -> None:
-    """Print a line for each table, and for those that were unseen together."""
-    machines = MACHINES | {"l40s": "8xl40s"}
-    tables: dict[str, list[tuple[float, tuple[float, ...]]]] = defaultdict(list)
-    with DATA.open(encoding="utf-8", newline="") as lines:
-        for row in csv.DictReader(lines):
-            cluster = Cluster.load(machines[row["machine"]])
-            both = kernels(*(int(row[name]) for name in ("batch", "heads", "kv_heads", "queries", "width")))
-            predicted = tuple(
-                sum(kernel_seconds(one, cluster, speed, False, "cudnn") for one in both) for speed in SPEEDS
-            )
-            true = float(row["microseconds"]) * 1e-6
-            name = f"{row['machine']} {row['library']}"
-            seen = "seen" if name in SEEN else "unseen"
-            band = next(band for band, least in BANDS.items() if true < least)
-            for table in (f"{name}, {seen}", f"all {seen}", *([f"all unseen, {band}"] if seen == "unseen" else [])):
-                tables[table].append((true, predicted))
-    for name, pairs in sorted(tables.items(), key=lambda item: item[0].startswith("all")):
-        print(f"{name:36}{line(pairs)}")
+def lines(_row: Row, name: str, measured: float) -> Iterator[str]:
+    """Yield the table of a row, all that were seen or unseen, and for an unseen one how long it takes."""
+    seen = "seen" if name in SEEN else "unseen"
+    yield f"{name}, {seen}"
+    yield f"all {seen}"
+    if seen == "unseen":
+        yield f"all unseen, {next(band for band, most in BANDS.items() if measured < most)}"
 
 
 if __name__ == "__main__":
-    main()
+    compare(DATA, kernels, lines, attention="cudnn")

@@ -8,8 +8,8 @@ A kernel takes the longer of its arithmetic and its memory traffic (the roofline
   GPU that has computed for a while. One that has not is not at the limit of its power yet, and its clocks are higher:
   see `product_alone`.
 * Attention: the stated FLOP/s × what published kernels reach, in blocks of queries: see
-  `dsexplore.cost.block_attention`. Torch takes FlashAttention-2 for bf16. Of few queries, the bytes of keys and values:
-  see `dsexplore.cost.decode_attention`.
+  `dsexplore.cost.attention_time`. Torch takes FlashAttention-2 for bf16. With few queries, the bytes of keys and values
+  count.
 * Memory: bytes read and written once per op at the bandwidth that copies reach; of compiled modules, ops between two
   products are one kernel that moves what goes in and out.
 
@@ -26,9 +26,8 @@ from statistics import NormalDist
 from types import MappingProxyType
 from typing import Any, Literal
 
-from dsexplore.cost.block_attention import block_attention_seconds
+from dsexplore.cost.attention_time import block_attention_seconds, decode_seconds, decodes
 from dsexplore.cost.cluster import Cluster
-from dsexplore.cost.decode_attention import decode_seconds, decodes
 from dsexplore.cost.gpu_generations import GENERATIONS
 
 Attention = Literal["flash-2", "cudnn"]

@@ -1,4 +1,7 @@
-"""Attention of many queries: blocks of 128, whose number and whose keys decide how long it takes."""
+"""Attention of many queries: blocks of 128, whose number and whose keys decide how long it takes.
+
+Modules: ``cost/attention_time.py``.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsexplore.cost.block_attention import block_attention_seconds
+from dsexplore.cost.attention_time import block_attention_seconds
 from dsexplore.cost.cluster import Cluster
 from dsexplore.cost.compute import Speed, kernel_seconds
 

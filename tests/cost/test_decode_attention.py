@@ -1,4 +1,7 @@
-"""Attention of few queries: as long as keys are read, with heads that share keys in one tile."""
+"""Attention of few queries: as long as keys are read, with heads that share keys in one tile.
+
+Modules: ``cost/attention_time.py``.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from dsexplore.cost.attention_time import decodes
 from dsexplore.cost.cluster import Cluster
 from dsexplore.cost.compute import Speed, kernel_seconds
-from dsexplore.cost.decode_attention import decodes
 
 H100 = Cluster.load("dgx-h100")
 

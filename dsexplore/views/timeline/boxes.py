@@ -219,7 +219,7 @@ def boxes(
     rest = (
         _single_boxes(spans, others, window)
         if stacked and len(others) <= most
-        else _taken(drawn, np.flatnonzero(~np.isin(drawn.lane, spans.busy_lanes)))
+        else _select(drawn, np.flatnonzero(~np.isin(drawn.lane, spans.busy_lanes)))
     )
     return _joined([rest, *(_busy(spans, int(number), window, columns, kept) for number in spans.busy_lanes)])
 
@@ -293,7 +293,7 @@ def _in_columns(
     return _stacked(drawn, totals[held]) if stacked else drawn
 
 
-def _taken(drawn: Boxes, at: Indices) -> Boxes:
+def _select(drawn: Boxes, at: Indices) -> Boxes:
     return Boxes(*(getattr(drawn, each.name)[at] for each in fields(Boxes)))
 
 
@@ -311,9 +311,9 @@ def _stacked(drawn: Boxes, totals: Numbers) -> Boxes:
     whole = totals.sum(axis=1)
     reach = totals.cumsum(axis=1) / np.where(whole > 0, whole, 1)[:, None]
     at, mark = (part[::-1] for part in np.nonzero(totals))
-    of_marks = _taken(drawn, at)
+    of_marks = _select(drawn, at)
     of_marks = replace(of_marks, mark=mark, level=of_marks.level * reach[at, mark])
-    return _joined([_taken(drawn, np.flatnonzero(whole == 0)), of_marks])
+    return _joined([_select(drawn, np.flatnonzero(whole == 0)), of_marks])
 
 
 def _busy(spans: Coded, lane: int, window: tuple[float, float], columns: int, kept: Mask) -> Boxes:

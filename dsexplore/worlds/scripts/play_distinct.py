@@ -22,7 +22,7 @@ from dsexplore.worlds.scripts.play_ranks import (
     written_by_several,
 )
 from dsexplore.worlds.scripts.program import Program
-from dsexplore.worlds.scripts.rank_axes import Axis, GroupFound, Progression, axes_of
+from dsexplore.worlds.scripts.rank_axes import Axis, ObservedGroup, Progression, axes_of
 from dsexplore.worlds.scripts.rank_conditions import WorldLayout, conditions_on_rank
 from dsexplore.worlds.scripts.shard_shapes import sharded_shapes
 
@@ -91,7 +91,7 @@ def _search(played: Players, setting: Setting, work: Work) -> Distinct | None:
     return Search(world.size, axes, tests, play, outcome_of).run()
 
 
-def _names(groups: Sequence[GroupFound], axes: Sequence[Axis]) -> dict[str, Progression]:
+def _names(groups: Sequence[ObservedGroup], axes: Sequence[Axis]) -> dict[str, Progression]:
     """Return {axis name: stride and size}, including flattened axes."""
     named = {group.name: group.progressions[0] for group in groups if group.name and len(group.progressions) == 1}
     return {**named, **{axis.name: (axis.stride, axis.size) for axis in axes}}

@@ -23,9 +23,9 @@ from dsexplore.trace.tables import Tables
 from dsexplore.trace.trace import Trace
 from dsexplore.worlds.real.run_ranks import RankOutcome, run_in_turn
 from dsexplore.worlds.repeats.layer_runs import CannotSkip
+from dsexplore.worlds.scripts.observed_world import ObservedWorld, observe_world
 from dsexplore.worlds.scripts.play_rank import Setting, earlier_stages, play
 from dsexplore.worlds.scripts.program import Program, exit_status
-from dsexplore.worlds.scripts.world_found import WorldFound, look_around
 from dsexplore.worlds.simulated import shared_objects
 from dsexplore.worlds.simulated.shared_objects import SharedObjects
 
@@ -46,7 +46,7 @@ class ScriptEnd:
     """Traceback of the script's error; empty if it completed."""
     written: tuple[str, ...] = ()
     """Files that it opened for writing."""
-    found: WorldFound = field(default_factory=WorldFound)
+    found: ObservedWorld = field(default_factory=ObservedWorld)
     """Facts about its world that were observed on this rank."""
     cannot_skip: str = ""
     """Why it has to be played again in full; empty if not needed."""
@@ -206,13 +206,13 @@ def _play_rank(program: Program, setting: Setting, rank: int, objects: SharedObj
     """Play a rank in a process of its own, in the folder of the shared objects."""
     folder = objects.folder
     written: dict[str, None] = {}
-    worlds: list[WorldFound] = []  # one, once the program has ended
+    worlds: list[ObservedWorld] = []  # one, once the program has ended
     setting = replace(setting, rank=rank, is_one_of_several=True, save=Path(folder, rank_file(rank)))
     with _watched_files(lambda path: written.setdefault(path), folder):
         played = play(
             program,
             setting,
-            lambda trace: worlds.append(look_around(trace, sys.modules["__main__"])),
+            lambda trace: worlds.append(observe_world(trace, sys.modules["__main__"])),
             earlier_stages(program, setting, folder),
             objects,
         )

@@ -22,7 +22,7 @@ Progression = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class GroupFound:
+class ObservedGroup:
     """A process group that a played rank is in."""
 
     name: str
@@ -68,7 +68,7 @@ def progressions(ranks: Sequence[int]) -> tuple[Progression, ...] | None:
     return tuple(result) or None
 
 
-def axes_of(groups: Iterable[GroupFound], spec: Mesh, world_size: int) -> list[Axis]:
+def axes_of(groups: Iterable[ObservedGroup], spec: Mesh, world_size: int) -> list[Axis]:
     """Return the axes of a world, outermost first, without axes of one rank.
 
     Args:
@@ -101,10 +101,10 @@ def axes_of(groups: Iterable[GroupFound], spec: Mesh, world_size: int) -> list[A
     return axes[::-1]
 
 
-def _of_mesh(spec: Mesh) -> list[GroupFound]:
+def _of_mesh(spec: Mesh) -> list[ObservedGroup]:
     groups, stride = [], 1
     for name, size in zip(reversed(spec.axes), reversed(spec.shape), strict=True):
-        groups.append(GroupFound(name, ((stride, size),)))
+        groups.append(ObservedGroup(name, ((stride, size),)))
         stride *= size
     return groups
 

@@ -10,7 +10,7 @@ from dsexplore.errors import UsageError
 from dsexplore.mesh import parse_mesh
 from dsexplore.sharding.chunks import Cut
 from dsexplore.worlds.scripts.distinct_ranks import MOST_PLAYED, Distinct, Outcome, Search
-from dsexplore.worlds.scripts.rank_axes import Axis, GroupFound, axes_of
+from dsexplore.worlds.scripts.rank_axes import Axis, ObservedGroup, axes_of
 from dsexplore.worlds.scripts.rank_conditions import RankTest
 from dsexplore.worlds.scripts.shard_shapes import ShardedShape
 
@@ -22,7 +22,7 @@ def axes(mesh: str, pipeline: str = "") -> list[Axis]:
     stride = 1
     groups = []
     for name, size in zip(reversed(spec.axes), reversed(spec.shape), strict=True):
-        groups.append(GroupFound(name, ((stride, size),), name == pipeline))
+        groups.append(ObservedGroup(name, ((stride, size),), name == pipeline))
         stride *= size
     return axes_of(groups, spec, spec.size)
 

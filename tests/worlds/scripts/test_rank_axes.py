@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import pytest
 
 from dsexplore.mesh import Mesh, parse_mesh
-from dsexplore.worlds.scripts.rank_axes import Axis, GroupFound, axes_of, progressions
+from dsexplore.worlds.scripts.rank_axes import Axis, ObservedGroup, axes_of, progressions
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ def test_regular_groups(ranks: Iterable[int], found: object) -> None:
 
 
 def test_the_borders_of_all_groups_cut_the_world() -> None:
-    groups = [GroupFound("tp", ((1, 8),)), GroupFound("", ((1, 1024),)), GroupFound("pp", ((1024, 16),), True)]
+    groups = [ObservedGroup("tp", ((1, 8),)), ObservedGroup("", ((1, 1024),)), ObservedGroup("pp", ((1024, 16),), True)]
     assert axes_of(groups, Mesh(), 16384) == [
         Axis("pp", 1024, 16, True),
         Axis("ranks 8 apart", 8, 128),
@@ -40,7 +40,7 @@ def test_names_come_from_the_mesh_that_the_user_named() -> None:
 
 
 def test_a_group_that_does_not_fit_the_others_cuts_nothing() -> None:
-    groups = [GroupFound("a", ((1, 4),)), GroupFound("b", ((3, 2),))]
+    groups = [ObservedGroup("a", ((1, 4),)), ObservedGroup("b", ((3, 2),))]
     assert [axis.name for axis in axes_of(groups, Mesh(), 8)] == ["ranks 4 apart", "a"]
 
 

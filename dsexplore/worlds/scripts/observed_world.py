@@ -1,4 +1,4 @@
-"""The facts about its world that a played rank shows: the groups that it is in, and the program's own source files."""
+"""What a played rank shows of its world: the groups that it is in, and the program's own source files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dsexplore.torch_internals.frames import TORCH
 from dsexplore.torch_internals.process_groups import registered_groups
 from dsexplore.torch_internals.processes import NOT_PRELOADED
 from dsexplore.trace.trace import Trace
-from dsexplore.worlds.scripts.rank_axes import GroupFound, progressions
+from dsexplore.worlds.scripts.rank_axes import ObservedGroup, progressions
 
 _NOT_THE_PROGRAM = (
     *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
@@ -27,8 +27,8 @@ _PRELOADED = ("torch.", "sympy.", "mpmath.", "networkx.", "dsexplore.worlds.")
 
 
 @dataclass(frozen=True)
-class WorldFound:
-    """The facts about its world that a rank shows, as plain data.
+class ObservedWorld:
+    """What one rank shows of its world, as plain data.
 
     Attributes:
         groups: those that the rank is in, of two ranks or more, where they are laid out regularly.
@@ -36,12 +36,12 @@ class WorldFound:
         modules: what torch imports only when it is needed, and this program needed.
     """
 
-    groups: tuple[GroupFound, ...] = ()
+    groups: tuple[ObservedGroup, ...] = ()
     files: tuple[str, ...] = ()
     modules: tuple[str, ...] = ()
 
 
-def look_around(trace: Trace, main: object) -> WorldFound:
+def observe_world(trace: Trace, main: object) -> ObservedWorld:
     """Describe the world that is open, after a program has run in it.
 
     Args:
@@ -52,10 +52,10 @@ def look_around(trace: Trace, main: object) -> WorldFound:
     files = [str(script)] if script else []
     files += [file for file in _files() if file not in files]
     modules = sorted(name for name in sys.modules if name.startswith(_PRELOADED) and not name.startswith(NOT_PRELOADED))
-    return WorldFound(tuple(_groups(trace)), tuple(files), tuple(modules))
+    return ObservedWorld(tuple(_groups(trace)), tuple(files), tuple(modules))
 
 
-def _groups(trace: Trace) -> Iterator[GroupFound]:
+def _groups(trace: Trace) -> Iterator[ObservedGroup]:
     tables = trace.tables
     axes = dict(tables.groups.select("group", "axis").iter_rows())
     messages = set(trace.where(op=["send", "recv"]).events["group"])
@@ -64,7 +64,7 @@ def _groups(trace: Trace) -> Iterator[GroupFound]:
         if progression is not None:
             described = group.group_desc.removeprefix("mesh_") if group.group_desc.startswith("mesh_") else ""
             name = axes.get(group.group_name, "") or described.replace("default", "")
-            yield GroupFound(name, progression, group.group_name in messages)
+            yield ObservedGroup(name, progression, group.group_name in messages)
 
 
 def _files() -> Iterator[str]:
