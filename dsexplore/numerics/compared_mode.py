@@ -2,12 +2,13 @@
 
 In float64 rounding is far below anything that a fault does, so what two runs still disagree on is a fault. Random
 numbers are drawn in the dtype that the program asked for and then converted, so that each precision sees the same ones.
-Dropout is off, as its draws cannot be the same for a whole batch and for its parts; `DrawMode` looks at them apart.
+Dropout is off, as its draws cannot be the same for a whole batch and for its parts; `draw_mode` looks at them apart.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from inspect import signature
 from typing import Any
 
 import torch
@@ -20,16 +21,36 @@ from dsexplore.torch_internals.function_modes import inside_mode
 from dsexplore.torch_internals.patches import Entry, Parts, Patch
 from dsexplore.torch_internals.pipelining import INFER_FORWARD, INFER_SHAPES
 
+OFF_BY_DEFAULT = frozenset({F.alpha_dropout, F.feature_alpha_dropout})
+"""Dropout whose ``training`` is False unless it is given."""
+_OF_MANY_HEADS = tuple(signature(F.multi_head_attention_forward).parameters)
 LOWER = frozenset({torch.float32, torch.float16, torch.bfloat16})
 """Dtypes that float64 replaces."""
 CASTS = frozenset({Tensor.float, Tensor.half, Tensor.bfloat16})
 DROPOUTS = frozenset(
     {F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout, torch.dropout}
 )
+ATTENTION = frozenset({F.scaled_dot_product_attention, F.multi_head_attention_forward})
+"""Functions that drop weights which nobody sees."""
 RANDOM_IN_PLACE = frozenset(
     getattr(Tensor, name)
     for name in ("uniform_", "normal_", "bernoulli_", "exponential_", "cauchy_", "log_normal_", "geometric_")
 )
+RANDOM = RANDOM_IN_PLACE | {
+    getattr(torch, name)
+    for name in (
+        "bernoulli",
+        "rand",
+        "rand_like",
+        "randn",
+        "randn_like",
+        "normal",
+        "multinomial",
+        "randint",
+        "randperm",
+    )
+}
+"""What draws other than by dropout."""
 
 
 class ComparedMode(TorchFunctionMode):
@@ -42,8 +63,12 @@ class ComparedMode(TorchFunctionMode):
     def __init__(self, exact: bool) -> None:
         super().__init__()
         self._exact = exact
-        self.has_dropout = False
-        """Whether the program has called dropout in training."""
+        self.running_module: Callable[[], str | None] = lambda: None
+        """Returns the path of the module that runs; None outside of the model."""
+        self.dropped: dict[tuple[str, str], float] = {}
+        """See `RunRecord.dropped`."""
+        self.draws = False
+        """Whether the model draws random numbers in training, by dropout or otherwise."""
         self.infers_shapes = False
         """Whether a stage of a pipeline finds out its shapes, with a call of its module that is not the program's."""
 
@@ -52,19 +77,24 @@ class ComparedMode(TorchFunctionMode):
     ) -> Any:
         """Call a function of torch without dropout, in float64 if wanted."""
         kwargs = dict(kwargs or {})
+        if func in DROPOUTS or func in ATTENTION:
+            self._note(func, dropped_share(func, args, kwargs))
+        elif func in RANDOM and self.running_module() is not None:
+            self.draws = True
         if func in DROPOUTS:
-            return self._without_dropout(func, args, kwargs)
+            return args[0] if args else kwargs["input"]
         if func is F.scaled_dot_product_attention:
             args, kwargs = self._attention_without_dropout(args, kwargs)
         elif func is F.multi_head_attention_forward and kwargs.get("training", True):
             kwargs["training"] = False
         return self._raised(func, args, kwargs) if self._exact else func(*args, **kwargs)
 
-    def _without_dropout(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        named = dict(zip(("input", "p", "training", "inplace"), args, strict=False), **kwargs)
-        if named.get("p", 0.5) and named.get("training", named.get("train", True)):
-            self.has_dropout = True
-        return named["input"]
+    def _note(self, func: Any, share: float) -> None:
+        module = self.running_module()
+        self.draws |= share > 0
+        if module is not None:
+            key = module, func.__name__
+            self.dropped[key] = max(self.dropped.get(key, 0.0), share)
 
     def _attention_without_dropout(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -104,6 +134,18 @@ def _marked_as_inferring(original: Callable[..., Any], parts: Parts) -> Callable
     return run
 
 
+def dropped_share(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:
+    """Return the share of elements that a call of dropout or attention drops; 0 out of training."""
+    if func is F.multi_head_attention_forward:
+        named = dict(zip(_OF_MANY_HEADS, args, strict=False), **kwargs)
+        return float(named.get("dropout_p", 0.0)) if named.get("training", True) else 0.0
+    if func is F.scaled_dot_product_attention:
+        return float(kwargs.get("dropout_p", args[4] if len(args) > 4 else 0.0))
+    named = dict(zip(("input", "p", "training"), args, strict=False), **kwargs)
+    is_training = named.get("training", named.get("train", func not in OFF_BY_DEFAULT))
+    return float(named.get("p", 0.5)) if is_training else 0.0
+
+
 _INFERS = "it calls a stage's module on zeros, which is no call of the program's"
 PATCHES: tuple[Entry, ...] = (
     Patch(INFER_SHAPES, _INFERS, _marked_as_inferring, on_import=True),
@@ -117,27 +159,6 @@ PATCHES: tuple[Entry, ...] = (
     ),
 )
 """Functions that are replaced while two runs are compared."""
-
-
-class DrawMode(TorchFunctionMode):
-    """Reports the elements that dropout sets to zero.
-
-    Args:
-        report: called with them after each call of dropout that draws.
-    """
-
-    def __init__(self, report: Callable[[Tensor], None]) -> None:
-        super().__init__()
-        self._report = report
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        """Call a function of torch."""
-        result = func(*args, **(kwargs or {}))
-        if func in DROPOUTS and result is not args[0]:
-            self._report((result == 0) & (args[0] != 0))
-        return result
 
 
 def _drawn_lower(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -42,7 +42,8 @@ class Comparison:
     is_exact: bool
     """Whether the runs that are compared computed in float64."""
     draws: list[RunRecord] = field(default_factory=list)
-    """With dropout, where the program has some."""
+    """With dropout, where the program draws random numbers."""
+    reference: RunRecord | None = None
 
     @cached_property
     def steps(self) -> list[int]:
@@ -83,7 +84,7 @@ def compare_runs(folder: Path, mesh: Mesh, tolerance: float | None, is_exact: bo
         _add_plain(entries, _Run([load_run(file_of(folder, PLAIN))], mesh), plain)
     has_draws = file_of(folder, DRAWS, 0).exists()
     draws = [load_run(file_of(folder, DRAWS, rank)) for rank in range(mesh.size)] if has_draws else []
-    return Comparison(mesh, entries, ranks, is_exact, draws)
+    return Comparison(mesh, entries, ranks, is_exact, draws, reference.processes[0])
 
 
 class _Run:

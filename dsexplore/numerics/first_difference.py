@@ -26,7 +26,7 @@ from dsexplore.numerics.compared_values import Compared
 from dsexplore.numerics.numeric_records import Phase
 from dsexplore.numerics.part_layouts import same_indices
 from dsexplore.numerics.reasons.all_reasons import explain
-from dsexplore.numerics.reasons.dropout import different_draws
+from dsexplore.numerics.reasons.dropout import DrawnOtherwise, drawn_again, drawn_otherwise
 from dsexplore.numerics.reasons.factor import common_factor
 from dsexplore.numerics.reasons.match import Match, Reason, is_close
 from dsexplore.numerics.reasons.missing_reduction import factor_of_sum
@@ -59,10 +59,11 @@ def first_difference(comparison: Comparison) -> FirstDifference | None:
             return (
                 _at_start(comparison, step)
                 or _in_forward(comparison, step)
+                or next((_of_draw(step, place) for place in drawn_again(comparison, step)), None)
                 or _in_backward(comparison, step)
                 or _in_parameters(comparison, step)
             )
-    return _in_dropout(comparison)
+    return next((_of_draw(step, place) for step, place in drawn_otherwise(comparison)), None)
 
 
 def _is_wrong(comparison: Comparison, step: int) -> bool:
@@ -208,7 +209,5 @@ def _have_a_common_reason(entries: Sequence[Compared], wrong: Sequence[tuple[Com
     return len(entries) > 1 and len(wrong) >= len(changing) and len(reasons) == 1
 
 
-def _in_dropout(comparison: Comparison) -> FirstDifference | None:
-    for entry, ranks, match in different_draws(comparison):
-        return FirstDifference("forward", entry.record.module, entry.record.name, 0, ranks, match, float("nan"))
-    return None
+def _of_draw(step: int, place: DrawnOtherwise) -> FirstDifference:
+    return FirstDifference(place.phase, place.module, "output", step, place.ranks, place.match, float("nan"))

@@ -49,11 +49,17 @@ class NumericRecord:
 
 @dataclass(frozen=True)
 class Draw:
-    """The elements that one call of dropout set to zero on a rank."""
+    """What one call of a random function drew on a rank, inside of a module."""
 
+    step: int
     module: str
     call: int
-    zeros: torch.Tensor
+    function: str
+    values: torch.Tensor
+    """Of dropout the elements that it set to zero; of attention, which hides them, the generator's state before it."""
+    is_dtensor: bool
+    is_recomputed: bool
+    """Whether it ran in backward, in what is computed again there."""
 
 
 @dataclass
@@ -75,7 +81,8 @@ class RunRecord:
     tied: tuple[tuple[str, ...], ...] = ()
     """Names of each parameter that has several."""
     draws: list[Draw] = field(default_factory=list)
-    has_dropout: bool = False
+    dropped: dict[tuple[str, str], float] = field(default_factory=dict)
+    """{(module, function): the largest share that its calls of that dropout drop; 0 out of training}."""
 
     def save(self, path: Path) -> None:
         """Write this to a file."""

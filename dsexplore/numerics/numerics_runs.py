@@ -17,9 +17,11 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from dsexplore.errors import UsageError
 from dsexplore.mesh import Mesh
 from dsexplore.model_names import class_name
-from dsexplore.numerics.compared_mode import PATCHES, ComparedMode, DrawMode
+from dsexplore.numerics import compared_mode, draw_mode
+from dsexplore.numerics.compared_mode import ComparedMode
+from dsexplore.numerics.draw_mode import DrawMode
 from dsexplore.numerics.initial_weights import put_in
-from dsexplore.numerics.numeric_records import Draw, RunRecord, load_run
+from dsexplore.numerics.numeric_records import RunRecord, load_run
 from dsexplore.numerics.observed_run import ObservedRun, Rounding, local_part, parameters_of, plain_model
 from dsexplore.torch_internals.patches import Parts, Patches, install_all
 
@@ -58,7 +60,7 @@ def play_reference(program: Program, steps: int, folder: Path) -> str:
 
 
 def play_rank(program: Program, mesh: Mesh, steps: int, folder: Path, runs: Sequence[str]) -> None:
-    """Run a rank of the parallel program several times, and once more with dropout if a rank has some.
+    """Run a rank of the parallel program several times, and once more with dropout if a rank draws random numbers.
 
     Args:
         program: called with the mesh.
@@ -67,13 +69,13 @@ def play_rank(program: Program, mesh: Mesh, steps: int, folder: Path, runs: Sequ
         folder: of all records.
         runs: `EXACT`, `PLAIN` or both; the ranks get the initial weights of the reference's run of that name.
     """
-    has_dropout = False
+    draws = False
     for run in runs:
-        has_dropout |= _play_on_mesh(program, mesh, steps, folder, run, run)
-    with_dropout = torch.tensor(int(has_dropout))
-    dist.all_reduce(with_dropout, dist.ReduceOp.MAX)
-    if with_dropout:
-        _play_on_mesh(program, mesh, 1, folder, DRAWS, PLAIN)
+        draws |= _play_on_mesh(program, mesh, steps, folder, run, run)
+    draw = torch.tensor(int(draws))
+    dist.all_reduce(draw, dist.ReduceOp.MAX)
+    if draw:
+        _play_on_mesh(program, mesh, steps, folder, DRAWS, PLAIN)
 
 
 def _play_on_mesh(program: Program, mesh: Mesh, steps: int, folder: Path, run: str, weights: str) -> bool:
@@ -90,14 +92,16 @@ def _play(
     weights: dict[str, Tensor] | None,
     file: Path,
 ) -> bool:
-    """Run a program, write its record, and return True if it has called dropout in training."""
+    """Run a program, write its record, and return True if its model draws random numbers in training."""
     record = RunRecord(rank=dist.get_rank() if arguments else 0)
     with ExitStack() as stack:
         mode = ComparedMode(exact=run in (EXACT, ROUNDED))
+        draws = DrawMode(lambda function, values: observed.drew(function, values))
+        patches = Patches()
+        stack.callback(patches.undo)
+        of_mode = draw_mode.PATCHES if run == DRAWS else compared_mode.PATCHES
+        install_all(of_mode, {"always"}, patches, Parts(mode, draws))
         if run != DRAWS:
-            patches = Patches()
-            stack.callback(patches.undo)
-            install_all(PATCHES, {"always"}, patches, Parts(mode))
             stack.enter_context(mode)
         torch.manual_seed(SEED)
         model, step = _made(program, arguments)
@@ -114,17 +118,18 @@ def _play(
         record.start = _start(model, names, rounding)
         record.tied = _tied(model, names)
         stack.enter_context(observed.hooks())
+        mode.running_module = observed.running_module
         if run == DRAWS:
-            stack.enter_context(DrawMode(lambda zeros: _note_draw(observed, zeros)))
+            stack.enter_context(draws)
         for _ in range(steps):
             step()
             observed.end_step()
     record.model = class_name(plain_model(model))
-    record.has_dropout = mode.has_dropout
+    record.dropped = mode.dropped
     if run == DRAWS:
         record.records.clear()
     record.save(file)
-    return mode.has_dropout
+    return mode.draws
 
 
 def _made(program: Program, arguments: tuple[DeviceMesh, ...]) -> tuple[nn.Module, Callable[[], Any]]:
@@ -156,8 +161,3 @@ def _tied(model: nn.Module, names: dict[str, str]) -> tuple[tuple[str, ...], ...
     for name, parameter in parameters_of(plain_model(model), names):
         by_parameter.setdefault(id(parameter), []).append(name)
     return tuple(tuple(every) for every in by_parameter.values() if len(every) > 1)
-
-
-def _note_draw(observed: ObservedRun, zeros: Tensor) -> None:
-    module, call = observed.current_module()
-    observed.record.draws.append(Draw(module, call, local_part(zeros)[0]))

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from dsexplore.capture.ops import tensors_in
-from dsexplore.numerics.numeric_records import DTensorPlace, NumericRecord, Phase, RunRecord
+from dsexplore.numerics.numeric_records import Draw, DTensorPlace, NumericRecord, Phase, RunRecord
 from dsexplore.placement_text import read
 from dsexplore.torch_internals.autograd import current_graph_task
 from dsexplore.torch_internals.dtensor import local_tensor
@@ -69,6 +69,8 @@ class ObservedRun:
         self._passes_over = passes_over
         self._calls: Counter[str] = Counter()
         self._open: list[str] = []
+        self._open_again: list[str] = []
+        """Modules that run in backward, where they are computed again."""
         self._makers: dict[Any, str] | None = {} if keeps_sources else None
         """{autograd node of an output: path of the module}."""
         self._with_gradient: set[str] = set()
@@ -83,6 +85,7 @@ class ObservedRun:
                 is_leaf = not any(True for _ in module.children())
                 handles.append(module.register_forward_pre_hook(partial(self._begins, name)))
                 handles.append(module.register_forward_hook(partial(self._returned, name, is_leaf)))
+                handles.append(module.register_forward_hook(partial(self._left, name), always_call=True))
         try:
             yield
         finally:
@@ -100,14 +103,34 @@ class ObservedRun:
         if self._makers is not None:
             self._makers.clear()
 
-    def current_module(self) -> tuple[str, int]:
-        """Return the path of the module that runs, and the number of its call."""
-        name = self._open[-1] if self._open else ""
-        return name, self._calls[name]
+    def running_module(self) -> str | None:
+        """Return the path of the module that runs; None outside of all, or where what runs is not the program's."""
+        if self._passes_over():
+            return None
+        running = self._open_again if current_graph_task() != -1 else self._open
+        return running[-1] if running else None
+
+    def drew(self, function: str, values: Tensor) -> None:
+        """Record what a random function drew, inside of a module or in what is computed again."""
+        module, is_recomputed = self.running_module(), current_graph_task() != -1
+        if module is None and not (is_recomputed and torch.is_grad_enabled()):
+            return  # of data, of initial values, or of gradients
+        module = module or ""
+        value, place = local_part(values)
+        call = 0 if is_recomputed else self._calls[module]
+        self.record.draws.append(Draw(self.step, module, call, function, value, place is not None, is_recomputed))
 
     def _begins(self, name: str, _module: nn.Module, _args: Any) -> None:
         if not self._is_passed_over():
             self._open.append(name)
+            self._open_again.clear()
+        elif not self._passes_over():
+            self._open_again.append(name)
+
+    def _left(self, name: str, _module: nn.Module, _args: Any, _output: Any) -> None:
+        """Note that a module that was computed again is done, also where this is ended early."""
+        if current_graph_task() != -1 and name in self._open_again:
+            del self._open_again[len(self._open_again) - 1 - self._open_again[::-1].index(name) :]
 
     def _is_passed_over(self) -> bool:
         """Return True in a module that is computed again in backward, and in what `passes_over` says."""
