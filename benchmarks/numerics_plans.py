@@ -2,10 +2,11 @@
 
 Bounds: of 34 faulty plans of ten kinds the place is right in 32 and the reason in 28, as of 30 in 28 and 24; of the
 other sets, the place in 9 of 10 and the reason in 4 of 5; no alarm in any right plan. The set ``further`` has other
-models and frameworks' ways; ``outsider`` was written by somebody who had not read the rules. Some of the plans restate
-faults of public trackers, whose addresses are printed.
+models and frameworks' ways; ``outsider`` was written by somebody who had not read the rules; ``later`` has dropout that
+parts otherwise than by seed, pools, packed documents and stages in turn. Some of the plans restate faults of public
+trackers, whose addresses are printed.
 
-Usage: python benchmarks/numerics_plans.py [--set first|further|outsider] [NAME …]
+Usage: python benchmarks/numerics_plans.py [--set first|further|outsider|later] [NAME …]
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from dsexplore import NumericsReport, compare_numerics
 from dsexplore.mesh import parse_mesh
 from tests.numerics.further_right_plans import FURTHER_RIGHT_PLANS
 from tests.numerics.further_wrong_plans import FURTHER_WRONG_PLANS
+from tests.numerics.later_right_plans import LATER_RIGHT_PLANS
+from tests.numerics.later_wrong_plans import LATER_WRONG_PLANS
 from tests.numerics.outsider_right_plans import OUTSIDER_RIGHT_PLANS
 from tests.numerics.outsider_wrong_plans import OUTSIDER_WRONG_PLANS
 from tests.numerics.right_plans import RIGHT_PLANS
@@ -27,6 +30,7 @@ SETS: dict[str, tuple[Any, Any]] = {
     "first": (WRONG_PLANS, RIGHT_PLANS),
     "further": (FURTHER_WRONG_PLANS, FURTHER_RIGHT_PLANS),
     "outsider": (OUTSIDER_WRONG_PLANS, OUTSIDER_RIGHT_PLANS),
+    "later": (LATER_WRONG_PLANS, LATER_RIGHT_PLANS),
 }
 
 

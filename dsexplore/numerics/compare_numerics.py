@@ -39,7 +39,8 @@ def compare_numerics(
     Both run here, the plan on local ranks (gloo, CPU). Its parameters get the reference's initial values. Outputs of
     modules, their gradients, gradients of parameters and what optimizers add to these are compared in float64, in which
     rounding is too small to be taken for a fault; the same in the program's own dtypes is shown beside them. Dropout is
-    off meanwhile; whether replicas draw the same is looked at in a run of its own.
+    off meanwhile; in a run of its own it is looked at whether replicas draw the same, and backward, where it computes
+    again, what forward drew.
 
     .. code-block:: python
 

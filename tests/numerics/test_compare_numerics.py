@@ -15,6 +15,8 @@ from dsexplore.mesh import parse_mesh
 from dsexplore.torch_internals.names import torch_at_least
 from tests.numerics.further_right_plans import FURTHER_RIGHT_PLANS
 from tests.numerics.further_wrong_plans import FURTHER_WRONG_PLANS
+from tests.numerics.later_right_plans import LATER_RIGHT_PLANS
+from tests.numerics.later_wrong_plans import LATER_WRONG_PLANS
 from tests.numerics.outsider_right_plans import OUTSIDER_RIGHT_PLANS
 from tests.numerics.outsider_wrong_plans import OUTSIDER_WRONG_PLANS
 from tests.numerics.right_plans import RIGHT_PLANS, RightPlan, ddp, megatron, plain
@@ -25,6 +27,9 @@ pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("rank_server")]
 FAST = {"TP", "DDP with accumulation", "PP", "EP", "dropout", "bf16", "experts of tokens"} | {
     "CP in zigzag",
     "top two experts by all_to_all",
+    "recomputed in part, with dropout",
+    "own draws of own features",
+    "optimizer in backward",
 }
 FAST_FAULTS = {"joined in turn", "rotary", "head made later", "three and five", "shards clipped"} | {
     "vocabulary in parts",
@@ -34,12 +39,23 @@ FAST_FAULTS = {"joined in turn", "rotary", "head made later", "three and five", 
     "tokens alone in zigzag",
     "rows of experts not sorted back",
     "heads come back backwards",
+    "drawn again in backward",
+    "left in evaluation",
+    "same draws of own features",
+    "own generator drawn again",
+    "drawn again by hand",
+    "gate and up cut as one",
+    "largest over padding",
 }
 
 
 @pytest.mark.parametrize(
     "plan",
-    [plan for plan in (*RIGHT_PLANS, *FURTHER_RIGHT_PLANS, *OUTSIDER_RIGHT_PLANS) if plan.name in FAST],
+    [
+        plan
+        for plan in (*RIGHT_PLANS, *FURTHER_RIGHT_PLANS, *OUTSIDER_RIGHT_PLANS, *LATER_RIGHT_PLANS)
+        if plan.name in FAST
+    ],
     ids=lambda plan: plan.name,
 )
 def test_a_right_plan_raises_no_alarm(plan: RightPlan) -> None:
@@ -54,7 +70,11 @@ def test_a_right_plan_raises_no_alarm(plan: RightPlan) -> None:
 
 @pytest.mark.parametrize(
     "plan",
-    [plan for plan in (*WRONG_PLANS, *FURTHER_WRONG_PLANS, *OUTSIDER_WRONG_PLANS) if plan.name in FAST_FAULTS],
+    [
+        plan
+        for plan in (*WRONG_PLANS, *FURTHER_WRONG_PLANS, *OUTSIDER_WRONG_PLANS, *LATER_WRONG_PLANS)
+        if plan.name in FAST_FAULTS
+    ],
     ids=lambda plan: plan.name,
 )
 def test_the_place_and_the_reason_of_a_fault_are_named(plan: WrongPlan) -> None:
@@ -62,6 +82,12 @@ def test_the_place_and_the_reason_of_a_fault_are_named(plan: WrongPlan) -> None:
     assert report.module in plan.places
     assert (report.phase, report.reason, report.step) == (plan.phase, plan.reason, 0)
     assert report.change in report.sentence
+
+
+def test_draws_of_later_steps_are_compared() -> None:
+    plan = next(plan for plan in LATER_WRONG_PLANS if plan.name == "sampled by the first rank")
+    report = compared(plan.reference, plan.parallel, plan.mesh)
+    assert (report.module, report.phase, report.reason, report.step) == ("layers.0.drop", "forward", "dropout", 1)
 
 
 def compared(reference: Any, parallel: Any, mesh: str, **options: Any) -> NumericsReport:

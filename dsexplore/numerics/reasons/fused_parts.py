@@ -18,27 +18,36 @@ def rule(parts: Sequence[Part], entry: Compared, comparison: Comparison) -> Matc
 
     If the other layer has n times as many rows as this one has columns, a rank needs the rows with its columns' numbers
     in each of the n parts (query, key, value). If it has fewer, as keys of grouped queries, it needs the same share.
+    A module without a weight, as of activations or dropout, has the columns of a sibling that takes as many.
 
     Worked example: 16 columns of ``wo``, 48 rows of ``qkv``, two ranks: with columns 0 to 7 go rows 0 to 7, 16 to 23
     and 32 to 39. A rank that holds rows 0 to 23 has all of query and half of key. Of 8 rows of ``wv``, rows 0 to 3.
     """
     if entry.phase != "forward" or not entry.wrong_ranks:
         return None
-    rank, module = entry.wrong_ranks[0], entry.record.module
-    columns = _held(comparison, f"{module}.weight", rank, 1)
-    if columns is None:
-        return None
-    parent = module.rpartition(".")[0]
-    for name in _weights_of(comparison, parent):
+    weights = _weights_of(comparison, entry.record.module.rpartition(".")[0])
+    own = f"{entry.record.module}.weight"
+    for weight in [own] if own in weights else weights:
+        columns = _held(comparison, weight, entry.wrong_ranks[0], 1)
+        if columns is not None and (weight == own or columns[1] == entry.whole.shape[-1]):
+            match = _cut_otherwise(comparison, entry.wrong_ranks[0], weight, columns)
+            if match is not None:
+                return match
+    return None
+
+
+def _cut_otherwise(comparison: Comparison, rank: int, weight: str, columns: tuple[Tensor, int]) -> Match | None:
+    """Return what to say of a layer whose rows on a rank do not go with columns of a weight there; None for none."""
+    for name in _weights_of(comparison, weight.removesuffix(".weight").rpartition(".")[0]):
         rows = _held(comparison, name, rank, 0)
-        if name == f"{module}.weight" or rows is None:
+        if name == weight or rows is None:
             continue
         needed = _needed(columns, rows[1])
         if needed is None or len(rows[0]) != len(needed) or torch.equal(rows[0].sort().values, needed):
             continue
         looks = (
             f"rank {rank} holds rows {runs_text(rows[0])} of {name}, which has {_ratio(rows[1], columns[1])} as "
-            f"{module}.weight has columns, and of these {runs_text(columns[0])}"
+            f"{weight} has columns, and of these {runs_text(columns[0])}"
         )
         parts_of = f"each of the {rows[1] // columns[1]} parts of " if rows[1] > columns[1] else ""
         return Match("permutation", looks, f"cut {parts_of}{name} as those columns are cut")

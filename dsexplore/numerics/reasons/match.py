@@ -32,7 +32,7 @@ Reason = Literal[
 * ``permutation``: the right rows, columns or heads in another order;
 * ``shift``: what is right at other positions, as of another rank's chunk;
 * ``mask``: right at some positions of a sequence, or in some sequences, alone;
-* ``dropout``: ranks that should drop the same elements drop others;
+* ``dropout``: ranks that should drop the same elements drop others, or backward others than forward;
 * ``stale parameters``: ranks began with different parameters, or some do not get an update;
 * ``stale gradients``: gradients of earlier steps are still in those of this one;
 * ``unequal batches``: means over different numbers of elements are averaged with equal weights;

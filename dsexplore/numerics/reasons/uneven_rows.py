@@ -13,7 +13,9 @@ _WITHOUT_PADDING = "leave padding out of the loss and of the number that it is d
 
 
 def padding(parts: Sequence[Part], entry: Compared, comparison: Comparison) -> Match | None:
-    """Look for gradients at rows where the reference has none, or for a mean that counts these rows."""
+    """Look for gradients at rows where the reference has none, or for a mean or a pool that counts these rows."""
+    if entry.phase == "forward":
+        return _in_pool(entry, comparison)
     if entry.phase == "backward":
         return _with_gradient_of_padding(parts, entry)
     if entry.phase not in ("gradient", "optimizer"):
@@ -43,6 +45,47 @@ def _with_gradient_of_padding(parts: Sequence[Part], entry: Compared) -> Match |
     if not count:
         return None
     return Match("padding", f"{count} rows have a gradient that the reference leaves out", _WITHOUT_PADDING)
+
+
+def _in_pool(entry: Compared, comparison: Comparison) -> Match | None:
+    """Look for an output without positions, computed of ends of sequences from which the reference takes nothing.
+
+    What a module takes from a position is seen by the gradient there of the output that it is computed of.
+    """
+    for source in comparison.of("backward", entry.record.step):
+        if source.record.module not in (entry.record.sources or ()) or source.whole.dim() != 3:
+            continue
+        if entry.whole.dim() >= 3 or len(entry.whole) != len(source.whole):
+            continue
+        counts = [_count_of_ends(part) for part in source.parts]
+        if any(count is None for count in counts) or not any(counts):
+            continue
+        looks = (
+            f"it takes {sum(filter(None, counts))} positions in, at ends of sequences, that the reference leaves out"
+        )
+        return Match("padding", looks, "give each rank the mask or the lengths of its rows, and pool over these alone")
+    return None
+
+
+def _count_of_ends(part: Part) -> int | None:
+    """Return at how many positions a part has a gradient beyond those of the reference; None if it lacks these.
+
+    Of the positions before the reference's last one (or after its first one) most have a gradient in both: where a
+    single position is taken, as the last one, nothing is left out as padding.
+    """
+    if part.value.shape != part.expected.shape:
+        return None
+    count = 0
+    for value, expected in zip(part.value.any(-1), part.expected.any(-1), strict=True):
+        places = expected.nonzero().flatten()
+        if not len(places):
+            return None
+        first, last = int(places[0]), int(places[-1]) + 1
+        inside = value[first:last]
+        if (first and last < len(expected)) or 2 * len(places) < last - first or not bool(inside.any()):
+            return None
+        count += int(value.sum()) - int(inside.sum())
+    return count
 
 
 def _share_of_rows(comparison: Comparison, step: int) -> float | None:

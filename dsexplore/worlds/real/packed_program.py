@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import io
 import pickle
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -30,13 +32,27 @@ def pack_program(program: Callable[..., Any] | str, args: Sequence[Any], namespa
     for module in by_value:
         cloudpickle.register_pickle_by_value(module)
     try:
-        packed: bytes = cloudpickle.dumps((program, dict(namespace or {}) if isinstance(program, str) else tuple(args)))
+        return _pickled((program, dict(namespace or {}) if isinstance(program, str) else tuple(args)))
     except Exception as error:
         raise UsageError(f"the program cannot be sent to its ranks: {error}; pass plain data and functions") from error
     finally:
         for module in by_value:
             cloudpickle.unregister_pickle_by_value(module)
-    return packed
+
+
+def _pickled(value: Any) -> bytes:
+    """Pickle a value with cloudpickle; modules of a class of their own, as ``torch.ops``, travel by name."""
+    import cloudpickle
+
+    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
+        def reducer_override(self, obj: Any) -> Any:
+            if isinstance(obj, ModuleType) and type(obj) is not ModuleType and sys.modules.get(obj.__name__) is obj:
+                return importlib.import_module, (obj.__name__,)
+            return super().reducer_override(obj)
+
+    file = io.BytesIO()
+    Pickler(file).dump(value)
+    return file.getvalue()
 
 
 def _inner(program: Any) -> Any:
