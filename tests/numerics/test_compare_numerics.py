@@ -24,6 +24,8 @@ from tests.numerics.trained_model import Trained, seeded, tensor_parallel, token
 from tests.numerics.wrong_plans import WRONG_PLANS, WrongPlan
 
 pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("rank_server")]
+ALL_RIGHT_PLANS = (*RIGHT_PLANS, *FURTHER_RIGHT_PLANS, *OUTSIDER_RIGHT_PLANS, *LATER_RIGHT_PLANS)
+ALL_WRONG_PLANS = (*WRONG_PLANS, *FURTHER_WRONG_PLANS, *OUTSIDER_WRONG_PLANS, *LATER_WRONG_PLANS)
 FAST = {"TP", "DDP with accumulation", "PP", "EP", "dropout", "bf16", "experts of tokens"} | {
     "CP in zigzag",
     "top two experts by all_to_all",
