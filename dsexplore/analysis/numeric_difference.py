@@ -43,6 +43,9 @@ COLUMNS: dict[str, pl.DataType] = {
 _EPS = {"float64": 2.0**-52, "float32": 2.0**-23, "bfloat16": 2.0**-7, "float16": 2.0**-10}
 _ROUNDINGS, _MOST = 1000.0, 0.02
 """How many units in the last place a norm may differ by rounding, and what it may not in any dtype."""
+_OF_LARGEST, _MOST_OF_LARGEST = 8.0, 1e-4
+"""How many units in the last place of the largest values of a phase others may differ by, which cancellation leaves, and
+which share of these at most."""
 _PHASES = ("no-grad forward", "forward", "backward", "gradient")
 
 
@@ -240,13 +243,21 @@ def _judged(both: pl.DataFrame) -> pl.DataFrame:
     of_mean = (pl.col("mean") - pl.col("mean_after")).abs() / (norm / pl.col("count").sqrt())
     both_odd = pl.col("norm").is_finite().not_() & pl.col("norm_after").is_finite().not_()
     difference = pl.when(both_odd | (norm == 0)).then(0.0).otherwise(pl.max_horizontal(of_norm, of_mean))
+    root = pl.col("count").sqrt()
+    largest = (norm / root).filter(norm.is_finite()).max().over("step", "phase")
+    apart = pl.max_horizontal(
+        (pl.col("norm") - pl.col("norm_after")).abs() / root, (pl.col("mean") - pl.col("mean_after")).abs()
+    )
+    is_left = (apart <= pl.min_horizontal(eps * _OF_LARGEST, pl.lit(_MOST_OF_LARGEST)) * largest).fill_null(
+        value=False
+    ) & apart.is_finite()
     same_hash = (pl.col("hash") == pl.col("hash_after")).fill_null(value=False)
     same_order = pl.col("projection").eq_missing(pl.col("projection_after")) & pl.col("hash").is_not_null()
     return (
         both.with_columns(difference=difference.fill_nan(float("inf")))
         .with_columns(
             same_bits=same_hash & same_order,
-            same=pl.col("difference") <= pl.min_horizontal(eps * _ROUNDINGS, pl.lit(_MOST)),
+            same=(pl.col("difference") <= pl.min_horizontal(eps * _ROUNDINGS, pl.lit(_MOST))) | is_left,
             reordered=same_hash & ~same_order,
         )
         .with_columns(same=pl.col("same") & ~pl.col("reordered"))

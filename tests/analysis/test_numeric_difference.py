@@ -55,6 +55,13 @@ def test_rounding_is_no_difference_but_is_said() -> None:
     assert found.sentence.startswith("The same but for rounding: bits differ first in forward of step 0, layers.0")
 
 
+@pytest.mark.parametrize(("norm", "same"), [(1.0001e-4, True), (3e-4, False)])
+def test_what_cancellation_leaves_is_judged_by_the_largest_values_of_the_phase(norm: float, same: bool) -> None:
+    large = {"phase": "gradient", "module": "Llama.norm", "name": "weight"}
+    small = {**large, "module": "Llama.layers.1", "norm": 1e-4, "mean": 0.0}
+    assert difference(run(large, small), run(large, {**small, "norm": norm, "hash": 8})).same is same
+
+
 @pytest.mark.parametrize(
     "parts",
     [
