@@ -44,7 +44,7 @@ _EPS = {"float64": 2.0**-52, "float32": 2.0**-23, "bfloat16": 2.0**-7, "float16"
 _ROUNDINGS, _MOST = 1000.0, 0.02
 """How many units in the last place a norm may differ by rounding, and what it may not in any dtype."""
 _OF_LARGEST, _MOST_OF_LARGEST = 8.0, 1e-4
-"""How many units in the last place of the largest values of a phase others may differ by, which cancellation leaves, and
+"""How many units in the last place of the largest values of a phase others may differ by, as cancellation leaves, and
 which share of these at most."""
 _PHASES = ("no-grad forward", "forward", "backward", "gradient")
 
