@@ -21,7 +21,7 @@ import numpy as np
 import polars as pl
 from playwright.sync_api import sync_playwright
 
-from docs import pictures
+from docs import pictured_programs
 from dsexplore.trace import schema
 from dsexplore.trace.tables import Tables, TraceInfo
 from dsexplore.trace.trace import Trace
@@ -282,7 +282,7 @@ def timeline_and_map(trace: Trace) -> None:
 
 def static_view_of_126_layers() -> bool:
     """Print the size of the static view of a real model's step; False where it is larger than the goal."""
-    view = pictures.llama(126)._repr_mimebundle_()["text/html"]
+    view = pictured_programs.llama(126)._repr_mimebundle_()["text/html"]
     missing = [part for part in ('class="headline"', 'class="tl"', 'class="thin"') if part not in view]
     size, met = len(view.encode()), len(view.encode()) <= GOALS["static view"] and not missing
     print(

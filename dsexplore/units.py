@@ -70,11 +70,12 @@ def format_seconds(seconds: float) -> str:
         return "0 s"
     for unit, scale in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
         if size >= 0.9995 * scale:  # three digits of less are not 1,000 of the next unit
-            return f"{_three_digits(seconds / scale)} {unit}"
-    return f"{_three_digits(seconds / 1e-9)} ns"
+            return f"{format_number(seconds / scale)} {unit}"
+    return f"{format_number(seconds / 1e-9)} ns"
 
 
-def _three_digits(number: float) -> str:
+def format_number(number: float) -> str:
+    """Return a number with three significant digits, without exponent: ``1284`` → ``"1,280"``."""
     rounded = f"{number:.3g}"
     return f"{float(rounded):,.0f}" if abs(number) >= 999.5 else rounded
 

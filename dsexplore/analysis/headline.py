@@ -20,6 +20,7 @@ from dsexplore.analysis.io_waits import io_sentence
 from dsexplore.analysis.skew import Skew
 from dsexplore.analysis.step_times import StepTimes, nanoseconds_under_way, step_times
 from dsexplore.analysis.traffic_purposes import listed, purposes_of, source_line_of, weighed, wire_text
+from dsexplore.analysis.uneven_sends import most_sent, uneven_sends
 from dsexplore.display import Displayable
 from dsexplore.trace import measured_time
 from dsexplore.trace.ends import ENDED_EARLY
@@ -40,6 +41,8 @@ COLUMNS: dict[str, pl.DataType] = {
 }
 _MOST_AXES = 4
 _MOST_STEPS = 3
+_UNEVEN = 1.25
+"""Share of an even split from which a rank is named that uneven all_to_alls send more."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,7 @@ class Sentence:
     """One sentence of a headline, and the events that it is about."""
 
     about: str
-    """``stopped``, ``skew``, ``axes``, ``module``, ``finding``, ``time`` or ``io``."""
+    """``stopped``, ``skew``, ``axes``, ``experts``, ``module``, ``finding``, ``time`` or ``io``."""
     text: str
     rows: npt.NDArray[np.int64] = field(repr=False, compare=False)
     """The events that the sentence is about, as positions in `Trace.events`."""
@@ -69,12 +72,12 @@ class Headline(Displayable):
 
     @cached_property
     def sentences(self) -> tuple[Sentence, ...]:
-        """At most seven sentences: where the recording stopped, late ranks, axes, modules, findings, exposed time, and
-        how long the program stands still for its disk and its input."""
+        """At most eight sentences: where the recording stopped, late ranks, axes, experts with uneven traffic, modules,
+        findings, exposed time, and how long the program stands still for its disk and its input."""
         events = self.tables.events
         if events.is_empty():
             return tuple(self._io())
-        parts = (self._stopped, self._late, self._axes, self._module, self._finding)
+        parts = (self._stopped, self._late, self._axes, self._experts, self._module, self._finding)
         return (*(sentence for part in parts for sentence in part()), *filter(None, [self.time]), *self._io())
 
     @cached_property
@@ -113,32 +116,18 @@ class Headline(Displayable):
         """Wire bytes per rank that were sent before the first step."""
         return self._bytes_of("start-up")
 
-    @property
-    def start_up_events(self) -> pl.DataFrame:
-        """Events before the first step, with ``weight`` as in `step_events`."""
-        return self._events_of("start-up")
-
     @cached_property
     def no_grad_bytes(self) -> float:
         """Wire bytes per rank that forwards without gradients sent, in all steps together."""
         return self._bytes_of("no-grad forward")
-
-    @property
-    def no_grad_events(self) -> pl.DataFrame:
-        """Events of forwards without gradients, with ``weight`` as in `step_events`."""
-        return self._events_of("no-grad forward")
 
     @cached_property
     def between_bytes(self) -> float:
         """Wire bytes per rank between steps: state dicts, whole parameters, and what followed the last step once."""
         return self._bytes_of("between steps")
 
-    @property
-    def between_events(self) -> pl.DataFrame:
-        """Events between steps, with ``weight`` as in `step_events`."""
-        return self._events_of("between steps")
-
-    def _events_of(self, phase: Phase) -> pl.DataFrame:
+    def events_of(self, phase: Phase) -> pl.DataFrame:
+        """Return the events of a phase, with ``weight`` as in `step_events`."""
         return self._weighed(self.tables.events.filter(pl.col("phase") == phase))
 
     @cached_property
@@ -322,6 +311,12 @@ class Headline(Displayable):
             for step, size in more.items()
         ]
         return f"; {listed(parts)}"
+
+    def _experts(self) -> Iterator[Sentence]:
+        """Yield the sentence about the rank that uneven all_to_alls send most, if that is far more than to others."""
+        most = most_sent(uneven_sends(self.tables))
+        if most is not None and most.times >= _UNEVEN:
+            yield Sentence("experts", f"{most}.", np.flatnonzero(self.tables.events["send_splits"].is_not_null()))
 
     def _module(self) -> Iterator[Sentence]:
         """Yield the sentence about the place in the model that sends most, and why."""

@@ -86,7 +86,7 @@ def _modules(headline: Headline) -> str:
 
 def _start_up(headline: Headline) -> str:
     """Say what is sent before the first step, by cause."""
-    events = headline.start_up_events
+    events = headline.events_of("start-up")
     if events.is_empty():
         return "Nothing."
     parts = _largest(events, ("cause", "op"), headline.ranks, 4)
@@ -96,7 +96,7 @@ def _start_up(headline: Headline) -> str:
 
 def _no_grad(headline: Headline) -> str:
     """Say what forwards without gradients (evaluations, teachers, rollouts) send, by module; empty if nothing."""
-    events = headline.no_grad_events
+    events = headline.events_of("no-grad forward")
     if events.is_empty():
         return ""
     placed = events.with_columns(place_of(pl.col("owner")).alias("place"))
@@ -108,7 +108,7 @@ def _no_grad(headline: Headline) -> str:
 
 def _between(headline: Headline) -> str:
     """Say what is sent between steps, such as by state dicts, by source line; empty if there is nothing."""
-    events = headline.between_events
+    events = headline.events_of("between steps")
     if events.is_empty():
         return ""
     parts = [f"{line or 'no line'} {size}" for (line,), size in _largest(events, ("source",), headline.ranks, 4)]

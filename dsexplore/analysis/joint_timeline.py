@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import polars as pl
@@ -10,6 +11,8 @@ from dsexplore.analysis.step_timeline import ColorKind, LaneKind, Timeline, axes
 from dsexplore.trace.merge import merge_modules
 from dsexplore.trace.schema import IN_STEPS
 from dsexplore.trace.tables import Tables
+from dsexplore.trace.unknown_sizes import format_sum
+from dsexplore.units import format_change, format_count, format_seconds
 
 _SIDES = ("A", "B")
 
@@ -52,7 +55,32 @@ def joint_timeline(
         ),
         marks=marks,
         tables=_joined(*steps),
+        verdict=_verdict(steps, spans if first.order == "measured" else None),
     )
+
+
+def _verdict(steps: Sequence[Tables], spans: pl.DataFrame | None) -> str:
+    """Return a sentence on what A and B send in the steps that are drawn and, where they are measured, how long that takes.
+
+    Args:
+        steps: events that are drawn of each side.
+        spans: of both sides, measured; None in program order.
+    """
+    counts = [tables.events.height for tables in steps]
+    if not any(counts):
+        return ""
+    sums = [int(tables.events["wire_bytes"].sum()) for tables in steps]
+    unknown = [tables.events["wire_bytes"].null_count() for tables in steps]
+    change = f" ({format_change(sums[1] / sums[0] - 1)})" if sums[0] and sums[0] != sums[1] and not any(unknown) else ""
+    sides = [
+        f"{format_sum(size, missing)} on the wire in {format_count(count, 'collective')}"
+        for size, missing, count in zip(sums, unknown, counts, strict=True)
+    ]
+    said = f"In this step A sends {sides[0]}, B {sides[1]}{change}"
+    if spans is not None and all(counts):
+        last = spans.group_by(pl.col("lane").str.head(1).alias("side")).agg(pl.col("end").max()).sort("side")["end"]
+        said += f"; all that is drawn takes {format_seconds(last[0])} in A, {format_seconds(last[1])} in B"
+    return f"{said}."
 
 
 def rank_and_step(timeline: Timeline) -> str:

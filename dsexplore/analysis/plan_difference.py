@@ -19,7 +19,7 @@ from dsexplore.analysis.traffic_purposes import listed, purpose_of
 from dsexplore.display import Displayable
 from dsexplore.trace.diff import KEYS
 from dsexplore.trace.numbered_modules import OUTSIDE, place_of
-from dsexplore.trace.schema import IN_STEPS, NO_AXIS
+from dsexplore.trace.schema import IN_STEPS, NO_AXIS, OUTSIDE_STEPS
 from dsexplore.trace.tables import Tables
 from dsexplore.units import format_bytes, format_count, format_seconds, format_share
 
@@ -224,7 +224,7 @@ def plan_difference(before: Tables, after: Tables) -> PlanDifference:
 def _per_share(side: Headline) -> pl.DataFrame:
     """Count and bytes per module × op × axis × phase, per rank and step; those of `OUTSIDE_STEPS` per rank."""
     totals = []
-    apart = pl.concat([side.start_up_events, side.no_grad_events, side.between_events])
+    apart = pl.concat([side.events_of(phase) for phase in OUTSIDE_STEPS])
     for events, share in ((side.step_events, side.ranks * side.steps), (apart, side.ranks)):
         numbers = [
             pl.col("weight").sum().alias("count"),

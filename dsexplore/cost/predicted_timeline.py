@@ -25,6 +25,8 @@ from dsexplore.units import format_seconds, format_share
 
 _MESSAGE_KEYS = ("rank", "step", "op", "phase", "group", "peer")
 """Messages that agree in these columns arrive in the order in which the sender's actions send them."""
+_LEAST_SHARE = 1e-9
+"""Share of a step below which a difference of its parts is rounding."""
 
 
 def messages_of_actions(schedule: Schedule, tables: Tables) -> list[tuple[Action, int]]:
@@ -152,14 +154,22 @@ def stream_timeline(prediction: Prediction, colors: str = "phase", sizes: Sizes 
 
 
 def _verdict(prediction: Prediction) -> str:
-    """Return a sentence on how much of the step the compute stream waits, and for what."""
-    waited: dict[str, float] = defaultdict(float)
-    for span in prediction.spans:
-        if span.kind in GAPS:
-            waited["collectives" if span.op else "the CPU, which launches kernels"] += span.end - span.start
-    words = [f"{format_seconds(seconds)} for {what}" for what, seconds in sorted(waited.items()) if seconds > 0]
-    share = format_share(sum(waited.values()), prediction.step.expected)
-    return f"Compute waits {share} of the step: {' and '.join(words)}." if words else "Compute never waits."
+    """Return a sentence on how long the GPU does not compute in a step, and why, with the seconds of the prediction."""
+    step, bubble = prediction.step.expected, prediction.bubble.expected
+    parts = {
+        "is idle, waiting for the CPU that launches kernels": prediction.idle.expected - bubble,
+        "is idle, waiting for other stages": bubble,
+        "waits for collectives (exposed communication)": prediction.exposed.expected,
+    }
+    largest_first = sorted(parts.items(), key=lambda part: -part[1])
+    words = [
+        f"{what}: {format_seconds(seconds)} ({format_share(seconds, step)})"
+        for what, seconds in largest_first
+        if seconds > _LEAST_SHARE * step
+    ]
+    if not words:
+        return "Compute fills the step."
+    return f"In a step of {format_seconds(step)} the GPU {'; it '.join(words)}."
 
 
 def stage_timeline(tables: Tables, hardware: Cluster | str | os.PathLike[str] | None = None) -> Timeline:

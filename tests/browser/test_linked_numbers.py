@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from docs import pictures
+from docs import pictured_programs as programs
 from dsexplore.trace.schema import IN_STEPS
 from dsexplore.trace.trace import Trace
 from tests.browser.test_accessibility import draw
@@ -21,14 +21,14 @@ from tests.views import traces
 pytestmark = pytest.mark.browser
 
 PROGRAMS: dict[str, Callable[[], Trace]] = {
-    "llama": pictures.llama,
-    "mixtral": pictures.mixtral,
-    "pipeline": pictures.pipeline,
-    "ddp": pictures.real_ddp,
-    "64 ranks": lambda: pictures.llama(2, "dp=8,tp=8"),
+    "llama": programs.llama,
+    "mixtral": programs.mixtral,
+    "pipeline": programs.pipeline,
+    "ddp": programs.real_ddp,
+    "64 ranks": lambda: programs.llama(2, "dp=8,tp=8"),
     "2,000 modules": lambda: traces.layered(650),
     "long names": lambda: traces.of_names([f"{'a_long_name_' * 8}{i}" for i in range(4)]),
-    "nothing": pictures.nothing,
+    "nothing": programs.nothing,
 }
 UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 SIZE = re.compile(r"([\d.,]+) (B|KiB|MiB|GiB)\b")

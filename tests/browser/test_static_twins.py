@@ -5,6 +5,7 @@ Modules: ``views/widgets/live.py``.
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.browser.conftest import chromium
 from tests.browser.test_accessibility import draw
 
 pytestmark = pytest.mark.browser
@@ -83,6 +85,41 @@ def test_exported_each_twin_is_seen(lab: Any, page: Any, saved: None) -> None:
     exported.goto((lab.folder / "twins_exported.html").as_uri())
     twins = exported.locator(".dsx-twin")
     assert [twin.is_visible() for twin in twins.all()] == [True] * sum(LIVE.values())
+
+
+PRINT = """
+import json, sys
+from functools import partialmethod
+from nbconvert import WebPDFExporter
+from playwright.async_api import BrowserType, Page
+
+async def noted(page, **options):
+    seen = await page.evaluate("[...document.querySelectorAll('.dsx-twin')].map((twin) => twin.checkVisibility())")
+    print(json.dumps([seen, [request for request in asked if not request.startswith(("file:", "data:"))]]))
+    return await printed(page, **options)
+
+asked, printed, visited = [], Page.pdf, Page.goto
+async def watched(page, *given, **options):
+    page.on("request", lambda request: asked.append(request.url))
+    return await visited(page, *given, **options)
+
+Page.pdf, Page.goto = noted, watched
+BrowserType.launch = partialmethod(BrowserType.launch, executable_path=sys.argv[1])
+document, _ = WebPDFExporter(disable_sandbox=True).from_filename(sys.argv[2])
+open(sys.argv[3], "wb").write(document)
+"""
+"""What ``nbconvert --to webpdf`` does, with the Chromium that is there; prints what its page shows and asks for."""
+
+
+def test_printed_as_a_pdf_each_twin_is_seen(lab: Any, page: Any, saved: None) -> None:
+    ran(lab, page, "twins_printed.ipynb")
+    lab.save(page)
+    target = lab.folder / "twins.pdf"
+    command = [sys.executable, "-c", PRINT, chromium(), str(lab.folder / "twins_printed.ipynb"), str(target)]
+    seen, asked = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    assert seen == [True] * sum(LIVE.values())
+    assert not [url for url in asked if "widget" in url or "dsx" in url]
+    assert target.read_bytes().startswith(b"%PDF")
 
 
 TWINS = """(behind) => {

@@ -13,7 +13,7 @@ from dsexplore.analysis.step_timeline import SPANS, WAITING, WARM_UP, Timeline
 from dsexplore.errors import UsageError
 from dsexplore.trace.tables import Tables, TraceInfo
 from dsexplore.trace.trace import Trace
-from dsexplore.units import format_seconds
+from dsexplore.units import format_seconds, format_share
 from dsexplore.views.timeline.boxes import Coded, boxes, extent
 from dsexplore.views.timeline.mark_colors import colors_of
 
@@ -37,9 +37,23 @@ def test_a_stream_is_a_lane_and_spans_are_those_of_the_prediction(llama: Trace) 
     assert timeline.spans["end"].max() == predicted.timeline()["end"].max()
     assert str(predicted.step) in timeline.note
     gaps = timeline.spans.filter(mark=WAITING).with_columns(seconds=pl.col("end") - pl.col("begin"))
-    for what, named in (("the CPU, which launches kernels", True), ("collectives", False)):
-        seconds = gaps.filter(pl.col("name").str.contains("CPU") == named)["seconds"].sum()
-        assert (f"{format_seconds(seconds)} for {what}" in timeline.verdict) == (seconds > 0)
+    idle = gaps.filter(pl.col("name").str.contains("CPU"))["seconds"].sum()
+    assert (idle, gaps["seconds"].sum() - idle) == pytest.approx((predicted.idle.expected, predicted.exposed.expected))
+
+
+@pytest.mark.parametrize("axes", ["dp=4,tp=2", "dp=2,tp=4"])
+def test_it_says_the_same_shares_of_the_step_as_the_prediction(traced_llama: Callable[..., Trace], axes: str) -> None:
+    trace = traced_llama(axes)
+    predicted = trace.predict("dgx-h100")
+    verdict = trace.timeline(hardware="dgx-h100").verdict
+    assert verdict.startswith(f"In a step of {format_seconds(predicted.step.expected)} the GPU ")
+    for word, part in (("is idle", predicted.idle), ("exposed communication", predicted.exposed)):
+        share = format_share(part.expected, predicted.step.expected)
+        assert (word in verdict) == (part.expected > 0)
+        assert (f": {format_seconds(part.expected)} ({share})" in verdict) == (part.expected > 0)
+    largest = re.search(r", (\d+)\s%\sof it idle", predicted._repr_mimebundle_()["text/html"])
+    assert largest is not None
+    assert f"({largest[1]} %)" in verdict
 
 
 def test_its_collectives_are_events_so_that_a_range_is_a_trace(llama: Trace) -> None:

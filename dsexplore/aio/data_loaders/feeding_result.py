@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from dsexplore.aio.data_loaders.process_use import ProcessUse
 from dsexplore.display import Displayable
-from dsexplore.units import format_bytes, format_count, format_rate, format_seconds, format_share
+from dsexplore.units import format_bytes, format_count, format_number, format_rate, format_seconds, format_share
 
 if TYPE_CHECKING:
     import polars
@@ -94,7 +94,7 @@ class Feeding(Displayable):
 
     def verdict(self) -> str:
         """Return whether a step waits for input, and what limits the loader."""
-        said = f"The loader gives {self.rate:,.3g} samples/s"
+        said = f"The loader gives {format_number(self.rate)} samples/s"
         if self.stall is not None and self.step_seconds is not None:
             whole = self.step_seconds + self.stall
             waits = f"a step waits {format_seconds(self.stall)} for its batch, {format_share(self.stall, whole)} of it"
@@ -109,14 +109,15 @@ class Feeding(Displayable):
         who = format_count(self.workers, "worker") if self.workers else "This process"
         queued = self.queued_share
         waits = f" and waiting for a processor {format_share(queued, 1)}" if queued >= _FEW else ""
+        disk = format_rate(self.disk_rate) if self.disk_rate else "nothing"
         yield (
             f"{who}, busy {format_share(self.worker_share, 1)}{waits} of the time; "
-            f"{format_bytes(self.nbytes / self.batches)} per batch; {format_rate(self.disk_rate)} came from a disk."
+            f"{format_bytes(self.nbytes / self.batches)} per batch; {disk} came from a disk."
         )
         if self.most_by_processors is not None:
             yield (
-                f"{format_count(self.processors, 'processor')} could prepare {self.most_by_processors:,.3g} samples/s "
-                "if they did nothing else."
+                f"{format_count(self.processors, 'processor')} could prepare "
+                f"{format_number(self.most_by_processors)} samples/s if they did nothing else."
             )
 
     def _changes(self) -> Iterator[str]:

@@ -137,7 +137,7 @@ class MeshComparisonView(View):
         ):
             figure.add_vline(size / 2**30, line_dash="dot", line_color=ALARM, annotation_text="memory")
         figure.update_xaxes(title=f"GiB of one GPU, predicted, of {format_bytes(size)}", rangemode="tozero")
-        figure.update_yaxes(title="seconds per step, predicted", type="log")
+        figure.update_yaxes(title="seconds per step, predicted (log)", type="log")
         title = html.escape(f"meshes on {comparison.cluster.title}, predicted", 120)
         figure.update_layout(legend=LEGEND_ABOVE)
         margin = {"l": 80, "r": 40, "t": 90, "b": 50}

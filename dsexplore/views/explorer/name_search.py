@@ -52,10 +52,8 @@ class NameSearch:
         ]
 
     def exact(self, text: str) -> Hit | None:
-        """Return the hit of this name that is no module: a filter's value, else a parameter or a source line."""
-        return next(
-            (hit for hit in self._hits if hit.kind != MODULE and text in (hit.name, f"{hit.kind} {hit.name}")), None
-        )
+        """Return what has this name and is no module: a value of a filter, else a parameter or a source line."""
+        return next((hit for hit in self._others if text in (hit.name, f"{hit.kind} {hit.name}")), None)
 
     def hit(self, kind: str, name: str) -> Hit | None:
         """Return the hit of this kind and name."""
@@ -69,22 +67,24 @@ class NameSearch:
 
     @cached_property
     def _hits(self) -> list[Hit]:
-        return list(self._all())
+        return [*self._others, *(Hit(MODULE, name, html.plain(name, 200)) for name in self._codes.tree.names if name)]
 
     @cached_property
     def _lowered(self) -> list[str]:
         return [f"{hit.kind} {hit.text}".lower() for hit in self._hits]
 
-    def _all(self) -> Iterator[Hit]:
+    @cached_property
+    def _others(self) -> list[Hit]:
+        """What is no module: few names, so that looking for one of them need not wait for all modules."""
+        return list(self._no_modules())
+
+    def _no_modules(self) -> Iterator[Hit]:
         codes = self._codes
         for facet, texts in lists(codes):
             assert isinstance(facet, str)
             assert isinstance(texts, list)
             for index, text in enumerate(texts[1:], 1):
                 yield Hit(facet, str(codes.facets[facet].labels[index - 1]), text, index)
-        for name in codes.tree.names:
-            if name:
-                yield Hit(MODULE, name, html.plain(name, 200))
         for name in codes.tables.parameters["name"].unique(maintain_order=True):
             yield Hit(PARAMETER, name, html.plain(name, 200))
         for name in codes.facets["source"].labels:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dsexplore.aio.data_loaders.feeding_result import Feeding
-from dsexplore.units import format_count, format_seconds
+from dsexplore.units import format_count, format_number, format_seconds
 from dsexplore.views.page import html
 from dsexplore.views.page.still_figure import still_figure
 from dsexplore.views.page.theme import GREY, SHADE, themed
@@ -59,7 +59,7 @@ class FeedingView(View):
                 x=[rate for _, rate, _ in bars],
                 y=[name for name, _, _ in bars],
                 marker={"color": [color for _, _, color in bars]},
-                text=[f"{rate:,.3g}" for _, rate, _ in bars],
+                text=[format_number(rate) for _, rate, _ in bars],
                 textposition="none",
                 hovertemplate="%{y} %{x:.3g} samples/s<extra></extra>",
             )

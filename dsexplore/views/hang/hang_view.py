@@ -11,7 +11,7 @@ from dsexplore.units import format_bytes, format_ranks
 from dsexplore.views.page import html
 from dsexplore.views.view import View
 
-HEAD = ("ranks", "wait in", "group", "number", "bytes", "state", "line", "for")
+HEAD = ("ranks wait", "in", "for", "group", "number", "bytes", "state", "line")
 _MOST_ROWS, _MOST_ROWS_OF_PAGE = 40, 2_000
 _MOST_STACKS = 64
 
@@ -43,10 +43,11 @@ class HangView(View):
             most: maximal number of rows in the table.
         """
         report = self._report
-        parts = [f"<p><b>{_headline(report)}</b></p><p>{html.escape(report.sentence, 0)}</p>"]
+        said = report.sentence[:1].upper() + report.sentence[1:]
+        parts = [f"<p>{_headline(report)}</p>{html.verdict(said, 0)}"]
         if self._waits:
             rows = [_cells(ranks, row, report) for ranks, row in self._waits[:most]]
-            parts.append(html.table(HEAD, rows, left=(0, 1, 2, 5, 6, 7)))
+            parts.append(html.table(HEAD, rows, left=(0, 1, 2, 3, 6, 7)))
         if len(self._waits) > most:
             parts.append(
                 f'<p class="dim">… and {len(self._waits) - most:,} more calls: <code>waiting</code> has all</p>'
@@ -54,7 +55,7 @@ class HangView(View):
         parts += _mismatches(report)
         parts += [_stack(rank, stack) for rank, stack in list(report.stacks.items())[:_MOST_STACKS]]
         parts += [f'<p class="dim">{html.escape(note, 0)}</p>' for note in report.notes]
-        return html.fragment("".join(parts))
+        return html.fragment("".join(parts), html.RANKS_STYLE)
 
     def page(self, **options: Any) -> str:
         """Return a document with many more rows than a notebook's output holds."""
@@ -92,16 +93,15 @@ def _wait_text(ranks: Sequence[int], row: Row) -> str:
 
 
 def _cells(ranks: Sequence[int], row: Row, report: HangReport) -> list[str]:
-    shown = html.escape(format_ranks(ranks).partition(" ")[2])
     return [
-        f"<b>{shown}</b>" if set(ranks) & set(report.culprits) else shown,
+        html.rank_boxes(ranks, report.culprits),
         html.name(row["op"]),
+        html.rank_boxes(row["waits_for"], row["waits_for"]) if row["waits_for"] else "–",
         html.name(row["group"]),
         str(row["number"]),
         format_bytes(row["message_bytes"]) if row["message_bytes"] else "–",
         html.escape(row["state"]),
         html.name(row["source"] or "–"),
-        html.escape(format_ranks(row["waits_for"]).partition(" ")[2] if row["waits_for"] else "–"),
     ]
 
 

@@ -18,7 +18,6 @@ from dsexplore.views.view import View
 
 LOWEST, HIGHEST = -17, 1
 """Exponents of ten at the ends of the scale of errors."""
-_MOST_RANKS = 64
 _MOST_LINES = 12
 
 STYLE = f"""
@@ -34,9 +33,6 @@ gap:0 8px;align-items:center;padding:1px 0}}
 .dsx .num-wrong{{width:7px;background:{theme.ALARM};forced-color-adjust:none}}
 .dsx .num-track b{{position:absolute;top:0;padding-right:4px;font-size:var(--dsx-tiny);white-space:nowrap}}
 .dsx .num-first>.num-name,.dsx .num-first>summary>.num-name{{font-weight:700;text-decoration:underline}}
-.dsx .num-rank{{display:inline-block;min-width:2em;text-align:center;border:1px solid var(--dsx-line);
-margin:0 2px 2px 0;font-size:var(--dsx-small)}}
-.dsx .num-rank.num-bad{{background:{theme.ALARM};color:#fff;font-weight:700;forced-color-adjust:none}}
 @media (max-width:560px){{.dsx .num-node>summary,.dsx .num-leaf{{grid-template-columns:minmax(6em,1.5fr) repeat(4,1fr);
 gap:0 3px}}.dsx .num-track b{{display:none}}.dsx .num-head{{font-size:var(--dsx-tiny);overflow-wrap:anywhere}}}}
 """
@@ -73,7 +69,7 @@ class NumericsView(View):
         what = f"{report.model} on {report.mesh} ({report.world_size} local ranks) against one process"
         verdict, _, rest = report.sentence.partition(": " if report.same else ". ")
         parts = [f'<p class="dim">{html.escape(what, 0)}</p>']
-        parts.append(f"<p><b>{html.escape(verdict, 0)}.</b></p>")
+        parts.append(html.verdict(f"{verdict}."))
         parts.append(f"<p>{html.escape(rest, 0)}</p>" if rest else "")
         parts.append(self._ranks())
         if report.difference is not None:
@@ -83,18 +79,13 @@ class NumericsView(View):
         parts += self._rows(self._tree, 0)
         parts.append(f'<p class="dim">{html.escape(_foot(), 0)}</p>')
         parts += [f'<p class="dim">{html.escape(note, 0)}</p>' for note in report.notes]
-        return html.fragment("".join(parts), STYLE + PICTURE)
+        return html.fragment("".join(parts), STYLE + html.RANKS_STYLE + PICTURE)
 
     def _ranks(self) -> str:
         report = self._report
         if report.same:
             return ""
-        boxes = "".join(
-            f'<span class="num-rank{" num-bad" if rank in report.ranks else ""}">'
-            f"{rank}{'!' if rank in report.ranks else ''}</span>"
-            for rank in range(min(report.world_size, _MOST_RANKS))
-        )
-        return f"<p>Ranks that differ there: {boxes}</p>"
+        return f"<p>Ranks that differ there: {html.rank_boxes(range(report.world_size), report.ranks)}</p>"
 
     def _rows(self, node: Node, depth: int) -> Iterator[str]:
         is_first = node.path == self._report.module
@@ -146,7 +137,8 @@ def _number(error: float | None) -> str:
 
 def _foot() -> str:
     return (
-        "Grey band: what rounding may do. Red: beyond it. Errors are of a module's worst rank and tensor, relative to "
+        "Thin mark: the error. Grey band: what rounding may do. Red: an error beyond it. Errors are of a module's "
+        "worst rank and tensor, relative to "
         f"the reference's root mean square, from 1e{LOWEST} to 1e{HIGHEST} (log). Gradients of outputs are compared "
         "but for one factor, the scale of the loss."
     )

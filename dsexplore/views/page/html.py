@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import html
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from itertools import chain, repeat
 
 from dsexplore.views.page import theme
@@ -77,11 +77,16 @@ def escape(text: object, longest: int = LONGEST_NAME) -> str:
         text: any name or message.
         longest: number of characters kept; the middle of a longer text is replaced by ``…``. 0 keeps all.
     """
-    plain = printable(text)
-    if longest and len(plain) > longest:
-        head = longest * 2 // 3
-        plain = f"{plain[:head]}…{plain[len(plain) - (longest - head - 1) :]}"
-    return html.escape(plain, quote=True)
+    return html.escape(_shortened(text, longest), quote=True)
+
+
+def _shortened(text: object, longest: int) -> str:
+    """Return printable text of at most ``longest`` characters, see `escape`."""
+    whole = printable(text)
+    if not longest or len(whole) <= longest:
+        return whole
+    head = longest * 2 // 3
+    return f"{whole[:head]}…{whole[len(whole) - (longest - head - 1) :]}"
 
 
 def prose(text: object, longest: int) -> str:
@@ -131,6 +136,27 @@ def sentences(lines: Iterable[str], longest: int = 300) -> str:
     return "".join(f"<p>{prose(line, longest)}</p>" for line in lines)
 
 
+RANKS_STYLE = f"""
+.dsx .rank-boxes span{{display:inline-block;min-width:2em;text-align:center;border:1px solid var(--dsx-line);
+margin:0 2px 2px 0;font-size:var(--dsx-small)}}
+.dsx .rank-boxes .bad{{background:{theme.ALARM};color:#fff;font-weight:700;forced-color-adjust:none}}
+"""
+
+
+def rank_boxes(ranks: Sequence[int], marked: Collection[int], most: int = 64) -> str:
+    """Return a box per rank, those marked red and with "!"; needs `RANKS_STYLE`.
+
+    Args:
+        ranks: to draw, of which those marked come first where there are more than ``most``.
+        marked: the ranks that one looks for.
+        most: maximal number of boxes.
+    """
+    shown = ranks if len(ranks) <= most else sorted(sorted(ranks, key=lambda rank: rank not in marked)[:most])
+    boxes = "".join(f'<span class="bad">{rank}!</span>' if rank in marked else f"<span>{rank}</span>" for rank in shown)
+    hidden = len(ranks) - len(shown)
+    return f'<span class="rank-boxes">{boxes}</span>' + (f" and {hidden:,} more" if hidden else "")
+
+
 def axis_key(axis: str, longest: int = LONGEST_NAME) -> str:
     """Return a mesh axis in its color, with its name beside it where the letters in it are not the whole name."""
     letters = theme.axis_mark(axis).letter
@@ -145,12 +171,13 @@ def parted(text: object, longest: int = LONGEST_NAME) -> str:
 
 def plain(text: object, longest: int = LONGEST_NAME) -> str:
     """Return a name for ``text/plain``: on one line, without control characters, shortened as in `escape`."""
-    return html.unescape(escape(" ".join(str(text).split()), longest))
+    return _shortened(" ".join(str(text).split()), longest)
 
 
 def printable(text: object) -> str:
     """Return the text with control characters and lone surrogates replaced by ``�``, for a browser or a file."""
-    return _UNPRINTABLE.sub("�", str(text))
+    given = str(text)
+    return given if given.isprintable() else _UNPRINTABLE.sub("�", given)
 
 
 def content_id(*parts: object) -> str:

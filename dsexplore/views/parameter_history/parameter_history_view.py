@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import polars as pl
+
 from dsexplore.analysis.parameter_history import ParameterHistory
 from dsexplore.sharding.layout import Sharding
 from dsexplore.sharding.plan import sharding
 from dsexplore.trace.trace import Trace
-from dsexplore.units import format_bytes
+from dsexplore.trace.unknown_sizes import format_sum
+from dsexplore.units import format_bytes, format_count
 from dsexplore.views.page import html
 from dsexplore.views.sharding.sharding_view import ShardingView
 from dsexplore.views.view import View
@@ -31,7 +34,9 @@ class ParameterHistoryView(View):
     def text(self) -> str:
         """Return where the parameter lies, and a line per moment of it in the step."""
         moments = [f"  {line}" for line in moment_lines(self._history)]
-        return "\n".join([_where(self._history), *moments, f"  ({_note(self._history)})"])
+        return "\n".join(
+            [_where(self._history), f"  {_verdict(self._history)}", *moments, f"  ({_note(self._history)})"]
+        )
 
     def html(self) -> str:
         """Return the moments as a table, with the picture of the shards below it."""
@@ -63,13 +68,24 @@ def history_html(history: ParameterHistory) -> str:
         )
         for number, moment in enumerate(history.moments.iter_rows(named=True), 1)
     ]
-    head = ("", "what", "phase", "op", "axis", f"{history.sizes} bytes", "why", "source")
-    table = (
-        html.table(head, rows, left=(1, 2, 3, 4), wrap=(6, 7))
-        if len(history.trace)
-        else "<p>Nothing is sent for it.</p>"
+    titles = ("", "what", "phase", "op", "axis", f"{history.sizes} bytes", "why", "source")
+    table = html.table(titles, rows, left=(1, 2, 3, 4), wrap=(6, 7)) if len(history.trace) else ""
+    head = f"<p>{html.prose(_where(history), 400)}</p>{html.verdict(_verdict(history))}"
+    return f'{head}{table}<p class="dim">{html.escape(_note(history), 0)}</p>'
+
+
+def _verdict(history: ParameterHistory) -> str:
+    """Return how much a step sends for the parameter, and with how many others it shares that."""
+    sent = history.moments.filter(pl.col("op").fill_null("") != "")
+    if sent.is_empty():
+        return "Nothing is sent for it."
+    size, unknown = (sent[f"{history.sizes}_bytes"].sum(), sent[f"{history.sizes}_bytes"].null_count())
+    words = "on the wire" if history.sizes == "wire" else "in messages"
+    together = int(sent["with_parameters"].max() or 1)  # type: ignore[arg-type]  # of integers
+    shared = f", shared with up to {format_count(together - 1, 'other parameter')}" if together > 1 else ""
+    return (
+        f"For it a step sends {format_sum(size, unknown)} {words} in {format_count(sent.height, 'collective')}{shared}."
     )
-    return f'<p><b>{html.prose(_where(history), 400)}</b></p>{table}<p class="dim">{html.escape(_note(history), 0)}</p>'
 
 
 def _note(history: ParameterHistory) -> str:

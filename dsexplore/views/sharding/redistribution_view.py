@@ -36,7 +36,10 @@ class RedistributionView(View):
     def text(self) -> str:
         """Return the cost of the redistribution, and a line per step."""
         return "\n".join(
-            [f"Redistribute: {_headline(self._shown)}", *(f"  {_line(step)}" for step in self._shown.steps)]
+            [
+                f"Redistribute: {_what(self._shown)}: {_needs(self._shown)}",
+                *(f"  {_line(step)}" for step in self._shown.steps),
+            ]
         )
 
     def html(self) -> str:
@@ -46,9 +49,10 @@ class RedistributionView(View):
         """
         shown = self._shown
         both = Sharding(shown.name, shown.mesh, [shown.before, shown.after])
-        drawn_mesh = DrawnMesh(both)
+        drawn_mesh, needs = DrawnMesh(both), _needs(shown)
         body = (
-            f"<p><b>Redistribute</b> {html.escape(_headline(shown), 0)}</p>"
+            f"<p><b>Redistribute</b> {html.escape(_what(shown), 0)}</p>"
+            + html.verdict(f"{needs[0].upper()}{needs[1:]}.")
             + rank_grid.rank_grid(drawn_mesh, both.tensors)
             + f'<div class="way">{_part("before", shown.before, drawn_mesh)}{_steps(shown, drawn_mesh)}'
             + f'{_part("after", shown.after, drawn_mesh)}</div><p class="dim">{html.escape(_NOTE, 0)}</p>'
@@ -57,18 +61,20 @@ class RedistributionView(View):
         return html.fragment(body, style)
 
 
-def _headline(shown: Redistribution) -> str:
+def _what(shown: Redistribution) -> str:
     tensor = shown.before
     placed = [", ".join(map(str, placed_tensor.placements)) for placed_tensor in (tensor, shown.after)]
     mesh = ", ".join(f"{axis.name}={axis.size}" for axis in tensor.axes)
-    sent = [step for step in shown.steps if step.op]
-    needs = (
-        f"{_counted(sent)}, {format_bytes(sum(step.wire_bytes for step in sent))} on the wire per rank"
-        if sent
-        else "nothing is sent" + (", each rank cuts what it has" if shown.steps else ": both are the same")
+    return (
+        f"{html.plain(shown.name)} {tensor.shape} {dtype_name(tensor.dtype)} from {placed[0]} to {placed[1]} on {mesh}"
     )
-    name = html.plain(shown.name)
-    return f"{name} {tensor.shape} {dtype_name(tensor.dtype)} from {placed[0]} to {placed[1]} on {mesh}: {needs}"
+
+
+def _needs(shown: Redistribution) -> str:
+    sent = [step for step in shown.steps if step.op]
+    if sent:
+        return f"{_counted(sent)}, {format_bytes(sum(step.wire_bytes for step in sent))} on the wire per rank"
+    return "nothing is sent" + (", each rank cuts what it has" if shown.steps else ": both are the same")
 
 
 def _counted(steps: list[Step]) -> str:

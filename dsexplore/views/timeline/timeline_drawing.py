@@ -31,6 +31,7 @@ STYLE = (
     TICKS_STYLE
     + """
 .dsx .named{display:inline-block;margin-right:6px}
+.dsx .keyed{margin-bottom:4px}
 .dsx .keyed>.how{display:inline-block}
 .dsx .keyed>.how[open]{display:block}
 .dsx .tl{display:grid;grid-template-columns:fit-content(34%) minmax(0,1fr);gap:3px 8px;align-items:center}

@@ -117,6 +117,7 @@ white-space:nowrap;text-decoration:underline;cursor:pointer;font-family:inherit}
 _WORD = {
     "skew": "who waits",
     "axes": "by module and axis",
+    "experts": "by rank",
     "module": "in the tree",
     "finding": "findings",
     "time": "in time",

@@ -8,6 +8,7 @@ from functools import lru_cache
 import polars as pl
 
 from dsexplore.analysis.step_timeline import timeline_of
+from dsexplore.analysis.uneven_sends import most_sent, uneven_sends
 from dsexplore.trace.unknown_sizes import format_sum
 from dsexplore.units import format_bytes, format_count
 from dsexplore.views.page import html
@@ -37,7 +38,7 @@ def communication_html(codes: EventCodes, anchors: Mapping[str, str] | None = No
     of_section = {OF_FIGURE[kind]: anchor for kind, anchor in (anchors or {}).items()}
     return causes_part(codes.causes(codes.every, MOST_CAUSES), False) + "".join(
         drawings.part(*section(codes), anchor=of_section.get(section, ""))
-        for section in dict.fromkeys((*OF_FIGURE.values(), _experts))
+        for section in dict.fromkeys(OF_FIGURE.values())
     )
 
 
@@ -132,16 +133,21 @@ def _peers(codes: EventCodes) -> tuple[str, str]:
     return title, f"<div>{note}{drawings.heatmap(flows.grid(), format_bytes, 'to rank')}{hidden}</div>"
 
 
-def _experts(codes: EventCodes) -> tuple[str, str]:
-    """Return who is sent most by all_to_alls with uneven splits, as tokens are sent to experts."""
-    uneven = tally.uneven_sends(codes.tables)
-    if uneven.is_empty() or not uneven["bytes"].sum():
-        return "", ""
-    parts, worst = [], (0.0, "")
+def experts_part(codes: EventCodes, opened: bool, anchor: str = "") -> str:
+    """Return who is sent most by all_to_alls with uneven splits, or ``""`` if there are none.
+
+    Args:
+        codes: events of the trace.
+        opened: whether the section is open at first.
+        anchor: id of its body.
+    """
+    uneven = uneven_sends(codes.tables)
+    worst = most_sent(uneven)
+    if worst is None:
+        return ""
+    parts = []
     for (axis,), of_axis in uneven.partition_by("axis", as_dict=True, maintain_order=True).items():
-        rank, most = of_axis.select("rank", "bytes").row(0)
-        times = most * of_axis.height / (of_axis["bytes"].sum() or 1)
-        worst = max(worst, (times, f"rank {rank} is sent {times:.2g} times the mean"))
+        most = of_axis["bytes"][0]
         rows = [
             (str(rank), html.stacked_bar([(f"a{axis_number(axis)}", "", size, "")], most or 1), format_bytes(size))
             for rank, size in of_axis.head(_MOST_EXPERTS).select("rank", "bytes").iter_rows()
@@ -150,7 +156,8 @@ def _experts(codes: EventCodes) -> tuple[str, str]:
         more = f'<p class="dim">{format_count(hidden, "more rank")}.</p>' if hidden > 0 else ""
         parts.append(f"<p>{html.axis_key(axis)}</p>{html.table(('rank', '', 'message bytes'), rows, bar=1)}{more}")
     note = "Message bytes of all_to_alls with uneven splits, from recorded ranks in all their steps."
-    return f"Uneven all_to_alls: {worst[1]}", f'<div>{"".join(parts)}<p class="dim">{note}</p></div>'
+    body = f'<div>{"".join(parts)}<p class="dim">{note}</p></div>'
+    return drawings.part(str(worst), body, opened, anchor)
 
 
 def _sizes(codes: EventCodes) -> tuple[str, str]:

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import polars as pl
-import torch
 
 from dsexplore.trace.schema import IN_STEPS
 from dsexplore.trace.tables import Tables
@@ -116,25 +115,6 @@ def bus_bandwidth(events: pl.DataFrame) -> pl.DataFrame:
             (pl.col("wire_bytes") / (pl.col("end") - pl.col("start"))).median().alias("gb_per_s"),
         )
         .sort("size", "op")
-    )
-
-
-def uneven_sends(tables: Tables) -> pl.DataFrame:
-    """Return the bytes that each rank is sent by all_to_alls of the steps whose splits are uneven.
-
-    Columns: axis, rank, bytes; of an axis, the rank that is sent most first.
-    """
-    events = tables.events.filter(IN_STEPS & pl.col("send_splits").is_not_null())
-    sizes = [getattr(getattr(torch, dtype, None), "itemsize", 0) for dtype in events["dtype"]]
-    members = tables.groups.unique("group").select("group", "ranks")
-    return (
-        events.select("axis", "group", "send_splits", size=pl.Series(sizes, dtype=pl.Int64))
-        .join(members, on="group")
-        .filter(pl.col("ranks").list.len() == pl.col("send_splits").list.len())
-        .explode("send_splits", "ranks")
-        .group_by("axis", rank="ranks")
-        .agg((pl.col("send_splits") * pl.col("size")).sum().alias("bytes"))
-        .sort("axis", "bytes", "rank", descending=[False, True, False])
     )
 
 

@@ -23,7 +23,7 @@ from dsexplore.views.trace import drawings, headline_view, outline
 from dsexplore.views.trace.byte_sizes import MESSAGE, WIRE, WORDS, summed_over
 from dsexplore.views.trace.event_codes import EventCodes
 from dsexplore.views.trace.headline_view import findings_part, headline_html
-from dsexplore.views.trace.sections import communication_html, still_html
+from dsexplore.views.trace.sections import communication_html, experts_part, still_html
 from dsexplore.views.trace.time_columns import TimeColumn, measured_columns, time_columns
 from dsexplore.views.trace.tree_html import tree_html
 
@@ -99,7 +99,11 @@ def trace_html(
     names = dict(zip((sentence.about for sentence in headline.sentences), headline_view.anchors(headline), strict=True))
     modules = {sentence.module: names[sentence.about] for sentence in headline.sentences if sentence.about == "module"}
     figures = {kind: names[about] for about, kind in (("axes", "modules"), ("time", "sequence")) if about in names}
-    sent = findings_part(headline.findings, 8, True, names.get("finding", "")) + communication_html(codes, figures)
+    sent = (
+        experts_part(codes, "experts" in names, names.get("experts", ""))
+        + findings_part(headline.findings, 8, True, names.get("finding", ""))
+        + communication_html(codes, figures)
+    )
     answers = _answers(headline) if in_words and len(codes) else ""
     head = (
         _header(tables)
@@ -134,6 +138,8 @@ def figure_html(headline: Headline, kind: str, sizes: str = WIRE) -> str:
 
 def _headline(headline: Headline, names: dict[str, str], axes: list[str], prediction: Prediction | None) -> str:
     said = headline.sentences
+    if not said:
+        return html.verdict("Nothing is sent: the program called no collective.")
     return headline_html(headline, lambda i: headline_view.link_to(names[said[i].about], said[i]), axes, prediction)
 
 

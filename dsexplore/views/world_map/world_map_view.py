@@ -277,10 +277,11 @@ def _most(world: WorldMap) -> str:
 
 def _unknown(world: WorldMap) -> str:
     """Return half a sentence on bytes after start-up that are not known; empty if all are, or time is shown."""
-    if world.running is not None:
+    sizes = f"{world.sizes}_bytes"
+    if world.running is not None or not world.tables.events[sizes].null_count():
         return ""
     events = in_steps(world.tables.events)
-    return what_is_unknown(events.filter(pl.col(f"{world.sizes}_bytes").is_null()), events.height)
+    return what_is_unknown(events.filter(pl.col(sizes).is_null()), events.height)
 
 
 def _nothing(world: WorldMap) -> str:

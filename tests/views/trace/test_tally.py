@@ -5,10 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from types import ModuleType
 
-import torch
-import torch.distributed as dist
-
-import dsexplore
 from dsexplore.trace.tables import Tables, TraceInfo
 from dsexplore.trace.trace import Trace
 from dsexplore.views.trace import tally
@@ -26,17 +22,6 @@ def test_layers_of_one_place_are_one_row(traces: ModuleType) -> None:
     assert grid.rows == ["Net.layers.*.down", "Net.layers.*", "Net.layers.*.up"]
     assert grid.columns == ["tp", "dp"]
     assert grid.values.tolist() == [[8 * 6144, 0], [0, 8 * 4096], [8 * 3072, 0]]
-
-
-def test_uneven_splits_say_who_is_sent_most_and_by_how_much() -> None:
-    with dsexplore.simulate(mesh="ep=4") as mesh, dsexplore.commtrace() as trace:
-        received, sent = torch.empty(8, 2), torch.ones(8, 2)
-        for splits in ([1, 5, 1, 1], [2, 2, 2, 2]):
-            dist.all_to_all_single(received, sent, [2, 2, 2, 2], splits, group=mesh.get_group())
-    uneven = tally.uneven_sends(trace.tables)
-    assert uneven.row(0) == ("ep", 1, 5 * 2 * 4) or uneven.row(0) == ("ep", 1, 7 * 2 * 4)
-    page = trace._repr_mimebundle_()["text/html"]
-    assert "Uneven all_to_alls: rank 1 is sent" in page
 
 
 def test_many_places_end_in_all_others(traces: ModuleType) -> None:

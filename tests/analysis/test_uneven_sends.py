@@ -1,0 +1,50 @@
+"""To whom uneven all_to_alls send, and when the headline says so."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import dsexplore
+from dsexplore.analysis.uneven_sends import most_sent, uneven_sends
+from dsexplore.trace.trace import Trace
+
+
+def sent(*splits: list[int]) -> Trace:
+    """All_to_alls of one of four ranks, with these splits of what it sends."""
+    with dsexplore.simulate(mesh="ep=4") as mesh, dsexplore.commtrace() as trace:
+        for split in splits:
+            given, got = torch.ones(sum(split), 2), torch.empty(8, 2)
+            dist.all_to_all_single(got, given, [2, 2, 2, 2], split, group=mesh.get_group())
+    return trace
+
+
+def test_bytes_of_all_that_is_sent_to_a_rank() -> None:
+    uneven = uneven_sends(sent([1, 5, 1, 1], [2, 3, 2, 1]).tables)
+    assert uneven.row(0) == ("ep", 1, 8 * 2 * 4)
+    assert dict(uneven.select("rank", "bytes").rows()) == {0: 24, 1: 64, 2: 24, 3: 16}
+    most = most_sent(uneven)
+    assert most is not None
+    assert (most.rank, most.axis, most.times) == (1, "ep", pytest.approx(64 / 32))
+    assert str(most) == "Uneven all_to_alls on ep send rank 1 2 times the mean"
+
+
+@pytest.mark.parametrize("splits", [[2, 2, 2, 2], [0, 0, 0, 0]])
+def test_even_or_empty_splits_name_no_rank(splits: list[int]) -> None:
+    most = most_sent(uneven_sends(sent(splits).tables))
+    assert most is None or most.times == 1
+
+
+def test_the_headline_says_it_where_a_rank_is_sent_far_more_and_opens_the_section() -> None:
+    trace, near = sent([1, 5, 1, 1]), sent([4, 5, 4, 4])
+    assert "Uneven all_to_alls on ep send rank 1 2.5 times the mean." in [
+        str(said) for said in trace.headline().sentences
+    ]
+    page = trace._repr_mimebundle_()["text/html"]
+    (anchor,) = re.findall(r'href="#(dsx-[^"]+)">by rank<', page)
+    assert re.search(rf'<details class="part" open><summary>Uneven [^<]*</summary><div id="{anchor}">', page)
+    assert not any(said.about == "experts" for said in near.headline().sentences)
+    assert '<details class="part"><summary>Uneven all_to_alls' in near._repr_mimebundle_()["text/html"]
