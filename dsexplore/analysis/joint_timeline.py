@@ -60,7 +60,7 @@ def joint_timeline(
 
 
 def _verdict(steps: Sequence[Tables], spans: pl.DataFrame | None) -> str:
-    """Return a sentence on what A and B send in the steps that are drawn and, where they are measured, how long that takes.
+    """Return a sentence on what A and B send in the steps that are drawn, and how long measured ones take.
 
     Args:
         steps: events that are drawn of each side.
