@@ -79,13 +79,12 @@ def _verdict(history: ParameterHistory) -> str:
     sent = history.moments.filter(pl.col("op").fill_null("") != "")
     if sent.is_empty():
         return "Nothing is sent for it."
-    size, unknown = (sent[f"{history.sizes}_bytes"].sum(), sent[f"{history.sizes}_bytes"].null_count())
+    sizes = sent[f"{history.sizes}_bytes"]
+    size = format_sum(int(sizes.sum()), sizes.null_count())
     words = "on the wire" if history.sizes == "wire" else "in messages"
     together = int(sent["with_parameters"].max() or 1)  # type: ignore[arg-type]  # of integers
     shared = f", shared with up to {format_count(together - 1, 'other parameter')}" if together > 1 else ""
-    return (
-        f"For it a step sends {format_sum(size, unknown)} {words} in {format_count(sent.height, 'collective')}{shared}."
-    )
+    return f"For it a step sends {size} {words} in {format_count(sent.height, 'collective')}{shared}."
 
 
 def _note(history: ParameterHistory) -> str:
