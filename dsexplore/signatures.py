@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
 from inspect import Parameter, Signature, signature
 from types import FunctionType
@@ -58,7 +58,7 @@ def names_arguments(function: Function) -> Function:
         try:
             return function(*arguments, **options)
         except TypeError:
-            _refuse_unknown(function, options)
+            _refuse_unknown(function, arguments, options)
             raise
 
     return cast("Function", call)
@@ -76,7 +76,7 @@ def names_arguments_of_methods(cls: type) -> None:
             setattr(cls, name, kind(names_arguments(value.__func__)))
 
 
-def _refuse_unknown(function: Callable[..., Any], options: Iterable[str]) -> None:
+def _refuse_unknown(function: Callable[..., Any], arguments: Sequence[Any], options: Iterable[str]) -> None:
     parameters = signature(function).parameters
     if any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters.values()):
         return
@@ -90,6 +90,8 @@ def _refuse_unknown(function: Callable[..., Any], options: Iterable[str]) -> Non
         if given not in names:
             takes = f"it takes {', '.join(names)}" if names else "it takes none"
             name = function.__qualname__.removesuffix(".__init__")
+            if name.endswith(f".{function.__name__}") and next(iter(parameters)) == "self":
+                name = f"{type(arguments[0]).__name__}.{function.__name__}"  # not the base class that defines it
             near = argument_meant(given, names)
             raise UnknownArgumentError(f"{name}() has no argument {given!r}{near}; {takes}") from None
 

@@ -145,3 +145,9 @@ def test_tab_completes_options_and_the_question_mark_lists_them(plain_shell: Int
     asked = plain_shell.object_inspect_text("trace.explore", detail_level=0)
     assert re.search("height: '?int'? = 420", asked)
     assert "height of the tree in pixels" in asked
+
+
+@pytest.mark.parametrize("method", ["predict", "world_map", "timeline"])
+def test_a_misspelt_argument_names_the_class_that_the_user_has(method: str) -> None:
+    with pytest.raises(UsageError, match=rf"^Trace\.{method}\("):
+        getattr(Trace(), method)(hardwear="h100")
