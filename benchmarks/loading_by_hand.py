@@ -3,8 +3,8 @@
 Loads of both take turns. The fastest of ours has to be within 5 % of the fastest by hand: both do the same work (a test
 counts the pages that they touch), and other programs, a shared disk, or a host that gives memory anew only add to a
 time. The mean of the neighbors' ratios stands beside it, and scatters by what was added. By hand a file is loaded as a
-program would, its parameters filled, and nothing of this package runs but the dropping of the page cache. Run from the
-project's root, with nothing else running::
+program would, its parameters filled, and nothing of this package runs but what makes it a first load: dropped pages,
+and memory that malloc gives back. Run from the project's root, with nothing else running::
 
     python -m benchmarks.loading_by_hand DIRECTORY [--size 1GiB] [--pairs 9]
 """
@@ -26,6 +26,7 @@ import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file, save_file
 
 from dsexplore import aio
+from dsexplore.aio.buffers import give_back_free_memory
 from dsexplore.aio.statistics import ratio_interval
 from dsexplore.units import format_seconds, parse_size
 
@@ -34,8 +35,9 @@ GOAL = 0.05
 
 
 def cold_or_warm(files: list[Path], *, cold: bool) -> None:
-    """Drop the files from the page cache, or read them into it."""
+    """Drop the files from the page cache, or read them into it, and let the load take new memory."""
     gc.collect()
+    give_back_free_memory()
     for file in files:
         fd = os.open(file, os.O_RDONLY)
         os.fsync(fd)
@@ -113,12 +115,15 @@ def main() -> None:
             hand: dict[str, list[float]] = {"cold": [], "warm": []}
             ours: dict[str, list[float]] = {"cold": [], "warm": []}
             parameters = {key: torch.empty_like(tensor).zero_() for key, tensor in state.items()}
-            for _ in range(options.pairs):
-                for kind, seconds in hand.items():
-                    seconds.append(by_hand(load, files, parameters, cold=kind == "cold"))
-                times = aio.loading(path, repeats=1).measured[0].loaders[0]
-                ours["cold"].append(times.cold_seconds)
-                ours["warm"].append(times.warm_seconds)
+            for number in range(options.pairs):
+                for by in ("hand", "us") if number % 2 else ("us", "hand"):
+                    if by == "us":
+                        times = aio.loading(path, repeats=1).measured[0].loaders[0]
+                        ours["cold"].append(times.cold_seconds)
+                        ours["warm"].append(times.warm_seconds)
+                        continue
+                    for kind, seconds in hand.items():
+                        seconds.append(by_hand(load, files, parameters, cold=kind == "cold"))
             for kind, seconds in hand.items():
                 mean = ratio_interval([our / by for our, by in zip(ours[kind], seconds, strict=True)])
                 fastest = min(ours[kind]) / min(seconds)

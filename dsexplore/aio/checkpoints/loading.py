@@ -1,8 +1,8 @@
 """``dsexplore.aio.loading``: how fast a checkpoint loads, with what people use, beside the disk's limit.
 
 Each round loads with each call once from a cold disk and once warm, in turn, so that a disk whose rate drifts treats
-all of them in the same way. What a call returns is copied into tensors that are there already, because a call that
-maps a file returns before its bytes are read.
+all of them in the same way. Each loads into memory that is new, as in a program that loads once. What a call returns is
+copied into tensors that are there already, because a call that maps a file returns before its bytes are read.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from dsexplore.aio.aio_config import NEAR_LIMIT, as_integer
-from dsexplore.aio.buffers import Buffer
+from dsexplore.aio.buffers import Buffer, give_back_free_memory
 from dsexplore.aio.checkpoints.checkpoint_files import KINDS, Checkpoint, find_checkpoint, first_files
 from dsexplore.aio.checkpoints.loaders import NO_SAFETENSORS, Loader, Tensors, loaders_of, new_targets, tensors_in
 from dsexplore.aio.checkpoints.loading_result import CheckpointTimes, LoaderTimes, Loading, LoadTime
@@ -125,8 +125,10 @@ def _measure_checkpoint(checkpoint: Checkpoint, rounds: int, clock: Clock, work:
         turn = number % len(loaders)
         for loader in (*loaders[turn:], *loaders[:turn]):
             cached[loader.name].append(drop_files(checkpoint))
+            give_back_free_memory()
             cold[loader.name].append(load_once(loader, checkpoint, targets, clock))
             _read_through_cache(checkpoint)
+            give_back_free_memory()
             warm[loader.name].append(load_once(loader, checkpoint, targets, clock))
             work.advance(2, loader.name)
     times = [

@@ -90,6 +90,23 @@ def test_a_load_takes_the_memory_that_the_librarys_own_call_takes(name: str, tmp
     assert abs(ours - by_hand) <= max(by_hand // 20, 64)
 
 
+def test_each_load_takes_new_memory_whatever_malloc_kept(tmp_path: Path) -> None:
+    """Tensors of 8 MiB come from the heap, whose free pages a later load would reuse: with a clock of touched pages."""
+    each = printed(f"from {__name__} import touched\nprint(*touched({str(tmp_path)!r}))").split()
+    assert min(map(int, each)) > 0.9 * max(map(int, each))
+
+
+def touched(folder: str) -> list[int]:
+    """Return how many pages each ``torch.load`` of a measurement touches that it has not yet."""
+    many = {f"weight{number}": torch.ones(2 << 20) for number in range(6)}
+    checkpoint = find_checkpoint(FORMATS["torch.save"](many, Path(folder) / "saved"))
+    kept = [torch.ones(2 << 20) for _ in range(12)]  # malloc keeps pages once tensors were freed below a held one
+    del kept[:11]
+    (times,) = _measure("", [checkpoint], 3, lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt).measured
+    loader = times.loaders[0]
+    return [int(one.call) for one in (*loader.cold, *loader.warm)]
+
+
 def faults(name: str, folder: str) -> tuple[int, int]:
     """Return how many pages a load touches that it has not yet: of the library's own call, and of ours."""
     big = {key: torch.ones(9 << 20) for key in ("weight", "bias")}  # each large enough to be mapped by malloc
