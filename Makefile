@@ -69,7 +69,8 @@ $(VENV)/.docs: $(VENV)/.test
 
 # Their versions and ours may conflict one day, and they are many megabytes: an environment of their own.
 frameworks: $(VENV)-frameworks/.made
-	DSEXPLORE_FRAMEWORKS=1 TORCH_CPP_LOG_LEVEL=ERROR $(VENV)-frameworks/bin/python -m pytest tests/frameworks $(ARGS)
+	DSEXPLORE_FRAMEWORKS=1 TORCH_CPP_LOG_LEVEL=ERROR $(VENV)-frameworks/bin/python -m pytest \
+		--numprocesses 2 tests/frameworks $(ARGS)
 
 # The newest torch that is tested, unless the command line names others; its tests need no browser and no notebooks.
 TORCH ?= $(shell sed -n 's/^torch==//p' tests/requirements-newest-torch.txt)

@@ -9,6 +9,7 @@ as one simulated rank of four on CPUs: the same collectives, bytes, groups and o
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -398,13 +399,23 @@ def on_real_ranks(case: Case, folder: Path) -> pl.DataFrame:
 
 
 @pytest.fixture(scope="session")
-def counted() -> Iterator[dict[tuple[Case, str], int]]:
-    """Collectives of each script that passed, on ``GPUs`` and on ``CPUs``; once all have, the docs' table."""
-    counts: dict[tuple[Case, str], int] = {}
+def counted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, int]]:
+    """Collectives of each script that passed, by its name and ``GPUs`` or ``CPUs``; once all have, the docs' table.
+
+    Each process that runs some of the tests leaves what it counted in a folder of them all: the last one sees all.
+    """
+    counts: dict[str, int] = {}
     yield counts
-    if counts.keys() == {(case, "GPUs") for case in CASES} | {
-        (case, "CPUs") for case in CASES if not case.only_on_gpus
-    }:
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "")
+    own = tmp_path_factory.getbasetemp()
+    folder = own.parent if worker else own
+    new = own / "counts.json"
+    new.write_text(json.dumps(counts), encoding="utf-8")
+    new.replace(folder / f"counts-{worker}.json")
+    for file in folder.glob("counts-*.json"):
+        counts = counts | json.loads(file.read_text(encoding="utf-8"))
+    on_cpus = [case for case in CASES if not case.only_on_gpus]
+    if counts.keys() == {f"{case.name}, GPUs" for case in CASES} | {f"{case.name}, CPUs" for case in on_cpus}:
         TABLE.write_text(table(counts), encoding="utf-8")
 
 
@@ -414,27 +425,27 @@ def version_of(package: str) -> str:
     return next(one.version for one in found)
 
 
-def table(counts: Mapping[tuple[Case, str], int]) -> str:
+def table(counts: Mapping[str, int]) -> str:
     """Markdown: each script, its framework's version, and how many collectives were compared."""
     lines = [TABLE_HEAD.format(torch=version("torch"), ranks=RANKS)]
     for case in CASES:
-        on_cpus = case.only_on_gpus or str(counts[case, "CPUs"])
-        on_gpus = case.remark or str(counts[case, "GPUs"])
+        on_cpus = case.only_on_gpus or str(counts[f"{case.name}, CPUs"])
+        on_gpus = case.remark or str(counts[f"{case.name}, GPUs"])
         lines.append(f"| `{case.name}` | {case.package} {version_of(case.package)} | {on_gpus} | {on_cpus} |")
     return "\n".join(lines) + "\n" + TABLE_TAIL
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_sends_on_gpus_what_its_formula_says(case: Case, tmp_path: Path, counted: dict[tuple[Case, str], int]) -> None:
+def test_sends_on_gpus_what_its_formula_says(case: Case, tmp_path: Path, counted: dict[str, int]) -> None:
     if case.is_refused:
         with pytest.raises(AssertionError, match=case.ends_with):
             simulated(case, tmp_path)
-        counted[case, "GPUs"] = 0
+        counted[f"{case.name}, GPUs"] = 0
         return
     events = simulated(case, tmp_path).filter(pl.col("phase") != "start-up")
     assert events.height > 0
     assert {op: sent(events, op) for op in case.expected} == case.expected
-    counted[case, "GPUs"] = events.height
+    counted[f"{case.name}, GPUs"] = events.height
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if not case.is_refused], ids=lambda case: case.name)
@@ -445,9 +456,9 @@ def test_sends_as_much_on_fake_tensors_and_on_another_rank(case: Case, tmp_path:
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if not case.only_on_gpus], ids=lambda case: case.name)
-def test_sends_on_cpus_what_real_ranks_send(case: Case, tmp_path: Path, counted: dict[tuple[Case, str], int]) -> None:
+def test_sends_on_cpus_what_real_ranks_send(case: Case, tmp_path: Path, counted: dict[str, int]) -> None:
     expected = on_real_ranks(case, tmp_path).select(COLUMNS)
     assert expected.height > 0
     events = simulated(case, tmp_path, "--hardware", "cpu", variables=case.variables)
     assert events.select(COLUMNS).rows() == expected.rows()
-    counted[case, "CPUs"] = expected.height
+    counted[f"{case.name}, CPUs"] = expected.height
