@@ -16,10 +16,13 @@ LARGEST_DEPTH = 1024
 
 
 class Threads(Engine):
-    """``depth`` blocking threads behind one queue; they start as they are first needed.
+    """``depth`` blocking threads behind one queue.
+
+    The first starts here and serves alone where no more can be started: Python 3.12 starts none once the program has
+    ended and its last transfers are waited for. The others start as they are first needed.
 
     Raises:
-        OSError: a depth beyond 1024 threads (EAGAIN).
+        OSError: a depth beyond 1024 threads, or a system that starts no thread (EAGAIN).
     """
 
     name: ClassVar[str] = "threads"
@@ -37,6 +40,7 @@ class Threads(Engine):
         self._threads: list[threading.Thread] = []
         self.in_flight = 0
         self._owner = os.getpid()
+        self._start(1)
 
     def load(self, requests: Requests) -> None:
         self._write, self._fd = requests.write, requests.fd

@@ -40,7 +40,7 @@ def test_the_command_prints_json(folder: Path, tmp_path: Path, capsys: pytest.Ca
     assert read["culprits"] == [2]
     assert read["lines"] == {"2": "/job/train.py:12"}
     assert {row["rank"]: row["waits_for"] for row in read["waiting"]} == {0: [2], 1: [3], 3: [2]}
-    assert "rank 2 did not come" in page.read_text()
+    assert "Rank 2 did not come" in page.read_text()
 
 
 def test_a_reader_that_has_gone_is_no_error(folder: Path, tmp_path: Path) -> None:
@@ -52,7 +52,7 @@ def test_a_reader_that_has_gone_is_no_error(folder: Path, tmp_path: Path) -> Non
     done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, check=False, timeout=240)
     os.close(writing)
     assert (done.returncode, done.stderr) == (0, f"wrote {page}\n")
-    assert "rank 2 did not come" in page.read_text()
+    assert "Rank 2 did not come" in page.read_text()
 
 
 def test_json_and_pickle_say_the_same(folder: Path, tmp_path: Path) -> None:
