@@ -201,8 +201,8 @@ def _forget(key: int) -> None:
 def give_back_free_memory() -> None:
     """Give memory that is allocated, but free, back to the system, so that what comes next touches its pages anew.
 
-    What malloc keeps of freed tensors depends on their size and on where other objects lie: of loads alike, one that
-    reuses such pages takes half as long as one that does not.
+    What malloc keeps of freed tensors depends on their size and on where other objects lie, and a load that reuses such
+    pages takes less time than one like it that does not.
     """
     with suppress(AttributeError):  # glibc alone has it
         _libc.malloc_trim(0)
