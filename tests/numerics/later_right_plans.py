@@ -18,7 +18,7 @@ from torch.distributed.pipelining.schedules import ScheduleInterleaved1F1B
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
-from tests.numerics.right_plans import RightPlan, adam
+from tests.numerics.right_plans import RightPlan, adam, plain
 from tests.numerics.trained_model import (
     IGNORED,
     LENGTH,
@@ -367,10 +367,6 @@ def copied_twice(mesh: DeviceMesh, *, twice: bool = False) -> Trained:
         group = mesh.get_group()
         model.layers[1].feed_forward.register_forward_pre_hook(lambda _m, args: Copied.apply(args[0], group))
     return trained(model, *tokens_and_targets())
-
-
-def plain(**options: Any) -> Trained:
-    return trained(seeded(**options), *tokens_and_targets(), optimizer=adam)
 
 
 LATER_RIGHT_PLANS = (

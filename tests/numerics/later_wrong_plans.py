@@ -38,11 +38,7 @@ from tests.numerics.trained_model import (
     tokens_and_targets,
     trained,
 )
-from tests.numerics.wrong_plans import WrongPlan
-
-
-def alone(**options: Any) -> Trained:
-    return trained(seeded(**options), *tokens_and_targets())
+from tests.numerics.wrong_plans import WrongPlan, sgd
 
 
 def evaluated_by_first(mesh: DeviceMesh) -> Trained:
@@ -231,7 +227,7 @@ LATER_WRONG_PLANS = (
         ("layers.0.drop",),
         "forward",
         "tp=2",
-        partial(alone, dropout=0.2),
+        partial(sgd, dropout=0.2),
     ),
     WrongPlan(
         "left in evaluation",
@@ -240,7 +236,7 @@ LATER_WRONG_PLANS = (
         ("layers.0.drop",),
         "forward",
         "dp=2",
-        partial(alone, dropout=0.2),
+        partial(sgd, dropout=0.2),
     ),
     WrongPlan(
         "same draws of own features",
@@ -314,10 +310,10 @@ LATER_WRONG_PLANS = (
         "cp=2",
         packed,
     ),
-    WrongPlan("accumulated by FSDP2", "factor", accumulated_by_fsdp, ("",), "gradient", "dp=2", alone),
-    WrongPlan("never in sync", "missing reduction", never_in_sync, ("",), "gradient", "dp=2", alone),
+    WrongPlan("accumulated by FSDP2", "factor", accumulated_by_fsdp, ("",), "gradient", "dp=2"),
+    WrongPlan("never in sync", "missing reduction", never_in_sync, ("",), "gradient", "dp=2"),
     WrongPlan("clipped by stages", "local norm", clipped_by_stages, ("",), "gradient", "pp=2", clipped),
-    WrongPlan("embedding left out", "stale parameters", embedding_left_out, ("embedding",), "optimizer", "dp=2", alone),
+    WrongPlan("embedding left out", "stale parameters", embedding_left_out, ("embedding",), "optimizer", "dp=2"),
     WrongPlan(
         "reduced twice in backward",
         "factor",
@@ -325,6 +321,6 @@ LATER_WRONG_PLANS = (
         ("layers.1.norm_2",),
         "backward",
         "tp=2",
-        alone,
+        sgd,
     ),
 )
