@@ -53,9 +53,13 @@ def io_sentence(tables: Tables) -> str:
         module, phase, count, seconds = of_op.select("module", "phase", "count", "seconds").row(0)
         times = f"in {format_count(int(of_op['count'].sum()), 'wait')}"
         rest = "all of it" if of_op.height == 1 else f"{format_seconds(seconds)} of it in {format_count(count, 'wait')}"
-        where = f"; {rest} in {module or f'phase {phase}'}" if module or op == "wait" else ""
+        where = f"; {rest} {f'in {module}' if module else _outside(phase)}" if module or op == "wait" else ""
         said.append(f"{text}, {times}{where}{f' ({phase})' if module else ''}.")
     return " ".join(said)
+
+
+def _outside(phase: str) -> str:
+    return "outside any module" if phase == "other" else f"in phase {phase}"
 
 
 def _ranks(tables: Tables) -> int:

@@ -188,11 +188,14 @@ def stage_timeline(tables: Tables, hardware: Cluster | str | os.PathLike[str] | 
     if schedule is None:
         raise UsageError("timeline(lanes='stage'): this step has no pipeline; give other lanes, such as 'rank'")
     if hardware is not None:
-        return timeline_of_stages(schedule, predict(tables, hardware).stages(), "predicted", tables)
+        prediction = predict(tables, hardware)
+        return timeline_of_stages(schedule, prediction.stages(), "predicted", tables, prediction.expected_step)
     return timeline_of_stages(schedule, _in_slots(schedule), "slots", tables)
 
 
-def timeline_of_stages(schedule: Schedule, placed: list[ScheduledAction], order: Order, tables: Tables) -> Timeline:
+def timeline_of_stages(
+    schedule: Schedule, placed: list[ScheduledAction], order: Order, tables: Tables, step: float | None = None
+) -> Timeline:
     """Build the timeline of a pipeline's actions.
 
     Args:
@@ -200,6 +203,7 @@ def timeline_of_stages(schedule: Schedule, placed: list[ScheduledAction], order:
         placed: its actions, in seconds or slots.
         order: which of the two.
         tables: the trace.
+        step: seconds of the whole step, which has more than the schedule's actions; None in slots.
     """
     end = max(action.end for action in placed)
     lanes = tuple(_lane(schedule, rank) for rank in range(len(schedule.order)))
@@ -218,7 +222,9 @@ def timeline_of_stages(schedule: Schedule, placed: list[ScheduledAction], order:
     share = waited / (end * len(lanes)) if end else 0.0
     kinds = {action.action.kind for action in placed}
     letters = ", ".join(f"{kind} {word}" for kind, word in _WORDS.items() if kind in kinds)
-    verdict = f"Stages wait {format_share(share, 1)} of the time, the pipeline's bubble ({schedule.name})."
+    whole = "the time" if step is None else f"the schedule's {format_seconds(end)}"
+    more = "" if step is None else f" With what comes before and after it, a step takes {format_seconds(step)}."
+    verdict = f"Stages wait {format_share(share, 1)} of {whole}, the pipeline's bubble ({schedule.name}).{more}"
     note = f"{letters} of the microbatch with this number"
     ties, held = _ties(placed, lanes), _held(schedule, spans, tables)
     return Timeline(spans, lanes, marks, order, "phase", tables, ties=ties, verdict=verdict, note=note, held=held)

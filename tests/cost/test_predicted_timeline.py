@@ -9,6 +9,7 @@ from collections.abc import Callable
 import polars as pl
 import pytest
 
+from docs import pictured_programs
 from dsexplore.analysis.step_timeline import SPANS, WAITING, WARM_UP, Timeline
 from dsexplore.errors import UsageError
 from dsexplore.trace.tables import Tables, TraceInfo
@@ -98,6 +99,15 @@ def test_stages_compute_each_microbatch_and_wait_for_one_another() -> None:
     warm = spans.filter(mark=WARM_UP).select("lane", "end").rows()
     assert dict(warm)["stage 3"] == 4  # three forwards before it, and its own
     assert dict(warm)["stage 0"] == 4 + 3 * 2
+
+
+def test_predicted_stages_say_the_step_of_the_prediction_beside_the_schedule() -> None:
+    trace = pictured_programs.pipeline()
+    timeline, step = trace.timeline(lanes="stage", hardware="dgx-h100"), trace.predict("dgx-h100").step.expected
+    scheduled = float(timeline.spans["end"].max() or 0)
+    assert scheduled < step
+    assert f"of the schedule's {format_seconds(scheduled)}, the pipeline's bubble" in timeline.verdict
+    assert timeline.verdict.endswith(f"a step takes {format_seconds(step)}.")
 
 
 @pytest.mark.parametrize("microbatches", [8, 64])

@@ -83,7 +83,7 @@ class TabPanels:
                 if plan is None
                 else (
                     '<p class="dim">A rank that is chosen here is picked on the map too.</p>'
-                    f"{ShardingView(plan).html()}"
+                    f"{ShardingView(plan).picture()}"
                 )
             )
             followed = f"<div>{history_html(replace(chosen.history, sizes=sizes))}{shards}</div>"

@@ -97,14 +97,17 @@ _AXES_BY_NAME = {
     **dict.fromkeys(("ep", "etp", "expert", "experts"), _EXPERT),
     **dict.fromkeys(("", "world", NO_AXIS, "other axes"), _WORLD),
 }
-_OF_OTHER_NAMES = (_OTHER, _REPLICAS, _CONTEXT)
+_OF_OTHER_NAMES = (_OTHER, _REPLICAS, _CONTEXT, _PIPELINE, _EXPERT)
+"""Colors of names that are not known: not those of data and tensor parallel axes, which stand beside them most."""
+_HASH_SHIFT = 5
+"""Lowest bits of a name's hash that are dropped: the others part the usual pairs, such as rows and columns."""
 _NUMBERED = re.compile(r"\D*?_?(\d+)")
 
 
 def axis_number(name: str) -> int:
     """Return the index into `AXES` of an axis, which depends on its name alone: ``dp_shard`` has that of ``dp``.
 
-    Names that are not known share three colors.
+    Names that are not known share five colors.
     """
     words = name.lower().split("_")
     if "replicate" in words:
@@ -113,7 +116,7 @@ def axis_number(name: str) -> int:
         if name_or_word in _AXES_BY_NAME:
             return _AXES_BY_NAME[name_or_word]
     numbered = _NUMBERED.fullmatch(name)
-    place = int(numbered[1]) if numbered else zlib.crc32(name.encode("utf-8", "replace"))
+    place = int(numbered[1]) if numbered else zlib.crc32(name.encode("utf-8", "replace")) >> _HASH_SHIFT
     return _OF_OTHER_NAMES[place % len(_OF_OTHER_NAMES)]
 
 

@@ -41,7 +41,7 @@ class ParameterHistoryView(View):
     def html(self) -> str:
         """Return the moments as a table, with the picture of the shards below it."""
         plan = shards_of(self._history)
-        shards = ShardingView(plan).html() if plan is not None else ""
+        shards = ShardingView(plan).picture() if plan is not None else ""
         return html.fragment(history_html(self._history)) + shards
 
     def explore(self) -> Any:

@@ -95,6 +95,19 @@ def model_html(drawn_mesh: DrawnMesh) -> str:
     return _memory_html(shown) + rank_grid(drawn_mesh, shown.tensors) + _list_html(drawn_mesh)
 
 
+def verdict(shown: Sharding) -> str:
+    """Return how much memory the rank needs that needs most: as many bytes as each other where all are equal."""
+    if not shown.tensors:
+        return ""
+    worst, *others = memory_groups(shown.mesh, shown.tensors, Assumptions())
+    whole = format_bytes(sum(tensor.nbytes for tensor in shown.tensors))
+    who = f"Rank {shown.mesh.rank(worst.first)} holds most" if others else "Each rank holds"
+    return (
+        f"{who}{':' if others else ''} {format_bytes(worst.value[0])} of {whole} of parameters; "
+        f"it needs {format_bytes(sum(worst.value))} with gradients and AdamW."
+    )
+
+
 def text_lines(shown: Sharding) -> list[str]:
     """Return lines on the rank that needs most memory and the kinds of parameters that hold most."""
     if not shown.tensors:

@@ -14,7 +14,15 @@ from dsexplore.views.page import html
 from dsexplore.views.sharding import parameter_list
 from dsexplore.views.sharding.drawn_mesh import DrawnMesh
 from dsexplore.views.sharding.rank_grid import STYLE as rank_grid_style
-from dsexplore.views.sharding.rank_grid import axis_table, held_table, lit_style, meanings, rank_grid, rank_table
+from dsexplore.views.sharding.rank_grid import (
+    axis_table,
+    held_table,
+    lit_style,
+    meanings,
+    rank_grid,
+    rank_table,
+    shape_text,
+)
 from dsexplore.views.sharding.shard_picture import STYLE, picture_html
 from dsexplore.views.view import View
 
@@ -41,20 +49,26 @@ class ShardingView(View):
         return "\n".join([f"Sharding: {_model_headline(shown)}", *parameter_list.text_lines(shown)])
 
     def html(self) -> str:
-        """Return pictures, tables and bars as HTML."""
+        """Return what a rank holds, in a sentence, then pictures, tables and bars, as HTML."""
         shown = self._sharding
+        return self.picture(_verdict(shown, *shown.tensors) if len(shown) == 1 else parameter_list.verdict(shown))
+
+    def picture(self, verdict: str = "") -> str:
+        """Return the same as HTML with another conclusion, or none in a view that has its own."""
+        shown = self._sharding
+        said = html.verdict(verdict) if verdict else ""
         drawn_mesh = DrawnMesh(shown)
         lit = lit_style(drawn_mesh, shown.tensors)
         notes = "".join(f'<p class="dim">{html.escape(note, 600)}</p>' for note in shown.notes)
         if len(shown) == 1:
             (tensor,) = shown.tensors
-            head = f"<p><b>Sharding</b> {html.escape(_headline(shown, tensor), 0)}</p>"
+            head = f"<p><b>Sharding</b> {html.escape(_headline(shown, tensor), 0)}</p>{said}"
             body = (
                 axis_table(tensor, drawn_mesh) + rank_grid(drawn_mesh, shown.tensors) + picture_html(tensor, drawn_mesh)
             )
             style = STYLE + rank_grid_style + lit
             return html.fragment(head + notes + body + held_table(shown, tensor) + rank_table(shown, tensor), style)
-        head = f"<p><b>Sharding</b> {html.escape(_model_headline(shown), 0)}</p>"
+        head = f"<p><b>Sharding</b> {html.escape(_model_headline(shown), 0)}</p>{said}"
         style = STYLE + rank_grid_style + parameter_list.STYLE + lit
         return html.fragment(head + notes + parameter_list.model_html(drawn_mesh), style)
 
@@ -91,6 +105,32 @@ class ShardingView(View):
         from dsexplore.views.sharding.sharding_explorer import explorer  # ipywidgets are loaded when asked for
 
         return explorer(self._sharding, self)
+
+
+def _verdict(shown: Sharding, tensor: PlacedTensor) -> str:
+    """Return how much of the tensor a rank holds: ``Each rank holds 2 × 8, 64 B of 256 B.``"""
+    groups = shown.shapes(tensor)
+    nothing = sum(group.count for group in groups if not math.prod(group.value))
+    shapes = sorted((math.prod(group.value), group.value) for group in groups if math.prod(group.value))
+    if not shapes:
+        return ""
+    (least, smallest), (most, largest) = shapes[0], shapes[-1]
+    size, whole = tensor.dtype.itemsize, f" of {format_bytes(tensor.nbytes)}"
+    part = " (a partial value)" if any(placement.kind == "partial" for placement in tensor.placements) else ""
+    if len(shapes) == 1 and most == tensor.numel:
+        held = f"all of it, {format_bytes(most * size)}{part}"
+    elif len(shapes) == 1:
+        held = f"{shape_text(largest)}, {format_bytes(most * size)}{whole}{part}"
+    else:
+        sizes = (
+            format_bytes(most * size)
+            if least == most
+            else f"{format_bytes(least * size)} to {format_bytes(most * size)}"
+        )
+        held = f"{shape_text(smallest)} to {shape_text(largest)}, {sizes}{whole}{part}"
+    if nothing:
+        return f"{format_count(nothing, 'rank')} of {shown.mesh.size:,} hold nothing; each other holds {held}."
+    return f"Each rank holds {held}."
 
 
 def _headline(shown: Sharding, tensor: PlacedTensor) -> str:

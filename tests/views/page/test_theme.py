@@ -166,7 +166,7 @@ def test_marks_and_ink_stand_out_on_light_and_on_dark_pages(background: str) -> 
         (("pp",), 4),
         (("ep", "etp"), 5),
         (("", "no mesh", "other axes", "world"), 6),
-        (("dim_0", "dim_3"), 7),
+        (("dim_0", "dim_5"), 7),
     ],
 )
 def test_an_axis_has_the_color_of_its_name(names: tuple[str, ...], number: int) -> None:
@@ -175,8 +175,9 @@ def test_an_axis_has_the_color_of_its_name(names: tuple[str, ...], number: int) 
 
 def test_an_unknown_name_has_one_color_in_every_session() -> None:
     assert theme.axis_number("dim_1") == 1
-    assert [theme.axis_number(name) for name in ("rows", "columns", "層")] == [3, 7, 3]
-    assert {theme.axis_number(f"name {i}") for i in range(40)} == {1, 3, 7}
+    assert [theme.axis_number(name) for name in ("rows", "columns", "層")] == [5, 7, 1]
+    assert {theme.axis_number(f"name {i}") for i in range(40)} == {1, 3, 4, 5, 7}
+    assert len({theme.axis_number(f"dim_{i}") for i in range(5)}) == 5
     marks = [theme.axis_mark(name).letter for name in ("dp", "dp_shard", "dp_replicate", "dim_1", "experts", "")]
     assert marks == ["dp", "ds", "dr", "d1", "ex", "–"]
 

@@ -365,3 +365,28 @@ def test_a_folded_square_says_of_how_many_shards_and_shows_their_cuts():
     assert ">16,384 ranks<" not in html
     whole = dsexplore.sharding((4096, 4096), "R, R", "dp=128,tp=128")._repr_mimebundle_()["text/html"]
     assert "--across:" not in whole.partition("</style>")[2]
+
+
+@pytest.mark.parametrize(
+    ("shape", "placements", "mesh", "said"),
+    [
+        ((8, 8), "S(0)", "dp=4", "Each rank holds 2 × 8, 64 B of 256 B."),
+        ((8, 8), "R", "dp=4", "Each rank holds all of it, 256 B."),
+        ((8, 8), "P", "dp=4", "Each rank holds all of it, 256 B (a partial value)."),
+        ((10, 8), "S(0), S(1)", "dp=4,tp=2", "Each rank holds 1 × 4 to 3 × 4, 16 B to 48 B of 320 B."),
+        ((10, 4), "S(0)", "dp=8", "3 ranks of 8 hold nothing; each other holds 2 × 4, 32 B of 160 B."),
+        ((53248, 16384), "S(0), S(1)", "dp=2048,tp=8", "Each rank holds 26 × 2048, 208 KiB of 3.3 GiB."),
+    ],
+)
+def test_the_title_says_what_a_rank_holds(shape, placements, mesh, said):
+    html = html_of(dsexplore.sharding(shape, placements, mesh))
+    assert f'<p class="verdict">{said}</p>' in html
+
+
+def test_the_title_of_several_tensors_says_what_the_rank_with_most_needs():
+    equal = dsexplore.sharding({"a": ((8, 8), "S(0)"), "b": ((8,), "S(0)")}, mesh="dp=4")
+    assert (
+        '<p class="verdict">Each rank holds 72 B of 288 B of parameters; it needs 288 B with gradients and AdamW.</p>'
+    ) in html_of(equal)
+    uneven = dsexplore.sharding({"a": ((5, 8), "S(0)"), "b": ((8,), "S(0)")}, mesh="dp=4")
+    assert '<p class="verdict">Rank 0 holds most: 72 B of 192 B of parameters; it needs 288 B' in html_of(uneven)
