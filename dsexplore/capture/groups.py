@@ -5,9 +5,10 @@ from __future__ import annotations
 import gc
 import re
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import wraps
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from dsexplore.capture.plain_groups import axes_of_peers, axes_of_ranks, axis_of
 from dsexplore.capture.work_timing import timing_of
 from dsexplore.errors import ClosedWorldError
 from dsexplore.mesh import axis_names, mesh_text
-from dsexplore.torch_internals.dtensor import group_names, group_of_mesh, root_mesh
+from dsexplore.torch_internals.dtensor import FROM_GROUP, GET_GROUP, group_names, group_of_mesh, root_mesh
 from dsexplore.torch_internals.process_groups import backend_of, registered_groups, resolve_group
 from dsexplore.trace.schema import Timing
 
@@ -102,7 +103,7 @@ class Groups:
             if process_group is not None:
                 group.error = error_of(process_group)
         _name_parts(groups)
-        _name_plain([group for group in groups if not group.axis], meshes)
+        _name_plain([group for group in groups if not group.axis or _DIM.fullmatch(group.axis)], meshes)
         return groups
 
     def _name_axes(self, meshes: Iterable[DeviceMesh]) -> None:
@@ -125,8 +126,52 @@ class Groups:
         self._meshes.clear()
 
 
+_axes_given: weakref.WeakKeyDictionary[dist.ProcessGroup, tuple[str, str]] = weakref.WeakKeyDictionary()
+"""Axis and mesh of the groups that meshes with names have given to the program, or been made of."""
+
+
+def observe_meshes() -> Callable[[], None]:
+    """Note the axis of each group that a mesh gives to the program or is made of: the mesh may die before it is used.
+
+    Returns:
+        a function that ends this.
+    """
+
+    def get_group(mesh: DeviceMesh, *args: Any, **kwargs: Any) -> Any:
+        group = get(mesh, *args, **kwargs)
+        if group not in _axes_given:
+            _note_axes(mesh)
+        return group
+
+    def from_group(*args: Any, **kwargs: Any) -> DeviceMesh:
+        mesh: DeviceMesh = make(*args, **kwargs)
+        _note_axes(mesh)
+        return mesh
+
+    get, make = GET_GROUP.get(), FROM_GROUP.get()
+    ours = {GET_GROUP.attribute: wraps(get)(get_group), FROM_GROUP.attribute: staticmethod(wraps(make)(from_group))}
+    before = {name: vars(DeviceMesh)[name] for name in ours}
+    for name, function in ours.items():
+        setattr(DeviceMesh, name, function)
+
+    def end() -> None:
+        for name, function in ours.items():
+            if vars(DeviceMesh)[name] is function:  # else a world that has begun or ended since then has replaced it
+                setattr(DeviceMesh, name, before[name])
+
+    return end
+
+
+def _note_axes(mesh: DeviceMesh) -> None:
+    for name, axis in mesh_groups(mesh) if mesh.mesh_dim_names else ():
+        process_group = group_of_mesh(mesh, name)
+        if process_group is not None:
+            _axes_given.setdefault(process_group, (axis, mesh_text(mesh)))
+
+
 def _meet(group: Group, process_group: Any) -> None:
     """Note which axis of a mesh with names a group is, as long as that mesh is there."""
+    group.met_axis, group.met_mesh = _axes_given.get(process_group, ("", ""))
     named = [mesh for mesh in _all_meshes() if mesh.mesh_dim_names]
     for mesh in sorted(named, key=lambda mesh: -mesh.ndim):
         for name, axis in mesh_groups(mesh):
@@ -166,16 +211,16 @@ def _name_parts(groups: list[Group]) -> None:
 
 
 def _name_plain(groups: list[Group], meshes: Iterable[DeviceMesh]) -> None:
-    """Name groups that were made without a mesh by the axis in their description, or else by their ranks."""
+    """Name groups without a named axis by the axis in their description, or else by their ranks."""
     if not groups:
         return
     named = [along for mesh in meshes if mesh.mesh_dim_names and (along := _ranks_along(mesh))]
     axes = {axis for along in named for axis in along}
     for group in groups:
-        group.axis = group.description if group.description in axes else group.said_axis
+        dim, group.axis = group.axis, group.description if group.description in axes else group.said_axis
         if not group.axis:
             matching = {name for along in named for name in axes_of_ranks(group.ranks, along, group.own_rank)}
-            group.axis = matching.pop() if len(matching) == 1 else ""
+            group.axis = matching.pop() if len(matching) == 1 else dim
         if not group.axis:
             group.axis_of_peer = axes_of_peers(along for along in named if _holds(group, along))
 

@@ -27,7 +27,7 @@ from dsexplore import io_accesses
 from dsexplore.capture import frame_kinds, pipelines
 from dsexplore.capture.early_sends import EarlySends
 from dsexplore.capture.given_up_groups import mark_given_up
-from dsexplore.capture.groups import Group, Groups, own_rank, size_of
+from dsexplore.capture.groups import Group, Groups, observe_meshes, own_rank, size_of
 from dsexplore.capture.io_recording import IoAccess, observe_input
 from dsexplore.capture.issued_collective import Batches, Issued, Label, is_async
 from dsexplore.capture.labels import current
@@ -71,8 +71,8 @@ class Recorder:
         self._inside: dict[int, Issued] = {}
         """{thread: collective whose call has not returned}. The first collective of an NCCL group blocks
         in its call until all ranks have created the communicator."""
-        self._ends_io: list[Callable[[], None]] = []
-        """End the observation of reads, writes and input."""
+        self._ends: list[Callable[[], None]] = []
+        """End the observation of input, meshes, reads and writes."""
         self._lock = threading.RLock()
         self._start_anew()
 
@@ -105,7 +105,8 @@ class Recorder:
                         substrate.install(self)
                         self._substrate = substrate
                     self._stopwatch.install()
-                    self._ends_io = [observe_input(), io_accesses.listen(self.begins_io)]  # listening cannot fail
+                    # The last two cannot fail.
+                    self._ends = [observe_input(), observe_meshes(), io_accesses.listen(self.begins_io)]
                 except BaseException:
                     self._module_calls.uninstall()
                     raise
@@ -148,9 +149,9 @@ class Recorder:
         if self._recordings:
             return
         self._module_calls.uninstall()
-        for end in self._ends_io:
+        for end in self._ends:
             end()
-        self._ends_io = []
+        self._ends = []
         self._modules.release()
         if self._substrate is not None and not self._keeps_kernels:
             self._substrate.uninstall()

@@ -166,6 +166,8 @@ RNG_TRACKER = TorchName("torch.distributed.tensor._random:OffsetBasedRNGTracker"
 """The class by which random ops on DTensors share the state of a device's generator."""
 
 MESH_INIT = TorchName("torch.distributed.device_mesh:DeviceMesh.__init__")
+GET_GROUP = TorchName("torch.distributed.device_mesh:DeviceMesh.get_group")
+FROM_GROUP = TorchName("torch.distributed.device_mesh:DeviceMesh.from_group")
 INIT_DEVICE_MESH = TorchName("torch.distributed.device_mesh:init_device_mesh")
 
 

@@ -8,6 +8,7 @@ from dsexplore.analysis.headline import Headline
 from dsexplore.analysis.headline_report import report
 from dsexplore.analysis.step_timeline import timeline_of
 from dsexplore.analysis.traffic_purposes import listed
+from dsexplore.analysis.unnamed_axes import naming_notes
 from dsexplore.cost.prediction import Prediction
 from dsexplore.trace.steps import in_steps
 from dsexplore.trace.tables import Tables
@@ -71,7 +72,9 @@ def trace_text(headline: Headline) -> str:
     ]
     if sent.height > _ROWS:
         lines.append(f"  and {sent.height - _ROWS} more: trace.by_op(), trace.by_axis()")
-    lines += [f"  note: {html.plain(note, LONGEST_NOTE)}" for note in tables.info.notes[:_NOTES]]
+    lines += [
+        f"  note: {html.plain(note, LONGEST_NOTE)}" for note in (*tables.info.notes[:_NOTES], *naming_notes(tables))
+    ]
     if len(tables.info.notes) > _NOTES:
         lines.append(f"  {format_count(len(tables.info.notes) - _NOTES, 'more note')}: trace.info.notes")
     return "\n".join(lines)
@@ -233,6 +236,7 @@ def _header(tables: Tables) -> str:
     notes = [_NOT_REAL] if tables.info.simulated else []
     if tables.info.stands_for:
         notes.append(_PLAYED_ALONE.format(ranks=len(tables.info.ranks)))
+    notes += [*tables.info.notes, *naming_notes(tables)]
     lines = [f"<p><b>Trace</b> {html.escape(_summary(tables), 0)}</p>"]
-    lines += [f'<p class="dim">{html.escape(line, LONGEST_NOTE)}</p>' for line in (*notes, *tables.info.notes)]
+    lines += [f'<p class="dim">{html.escape(line, LONGEST_NOTE)}</p>' for line in notes]
     return "".join(lines)
