@@ -19,7 +19,8 @@ from dsexplore.capture.plain_groups import axes_of_peers, axes_of_ranks, axis_of
 from dsexplore.capture.work_timing import timing_of
 from dsexplore.errors import ClosedWorldError
 from dsexplore.mesh import axis_names, mesh_text
-from dsexplore.torch_internals.dtensor import FROM_GROUP, GET_GROUP, group_names, group_of_mesh, root_mesh
+from dsexplore.torch_internals.dtensor import GET_GROUP, group_names, group_of_mesh, root_mesh
+from dsexplore.torch_internals.patches import Patches
 from dsexplore.torch_internals.process_groups import backend_of, registered_groups, resolve_group
 from dsexplore.trace.schema import Timing
 
@@ -127,39 +128,27 @@ class Groups:
 
 
 _axes_given: weakref.WeakKeyDictionary[dist.ProcessGroup, tuple[str, str]] = weakref.WeakKeyDictionary()
-"""Axis and mesh of the groups that meshes with names have given to the program, or been made of."""
+"""Axis and mesh of the groups that meshes with names have given to the program."""
 
 
 def observe_meshes() -> Callable[[], None]:
-    """Note the axis of each group that a mesh gives to the program or is made of: the mesh may die before it is used.
+    """Note the axis of each group that a mesh gives to the program: the mesh may die before the group is used.
 
     Returns:
         a function that ends this.
     """
+    original = GET_GROUP.get()
 
+    @wraps(original)
     def get_group(mesh: DeviceMesh, *args: Any, **kwargs: Any) -> Any:
-        group = get(mesh, *args, **kwargs)
+        group = original(mesh, *args, **kwargs)
         if group not in _axes_given:
             _note_axes(mesh)
         return group
 
-    def from_group(*args: Any, **kwargs: Any) -> DeviceMesh:
-        mesh: DeviceMesh = make(*args, **kwargs)
-        _note_axes(mesh)
-        return mesh
-
-    get, make = GET_GROUP.get(), FROM_GROUP.get()
-    ours = {GET_GROUP.attribute: wraps(get)(get_group), FROM_GROUP.attribute: staticmethod(wraps(make)(from_group))}
-    before = {name: vars(DeviceMesh)[name] for name in ours}
-    for name, function in ours.items():
-        setattr(DeviceMesh, name, function)
-
-    def end() -> None:
-        for name, function in ours.items():
-            if vars(DeviceMesh)[name] is function:  # else a world that has begun or ended since then has replaced it
-                setattr(DeviceMesh, name, before[name])
-
-    return end
+    patches = Patches()
+    patches.attribute(DeviceMesh, GET_GROUP.attribute, get_group)
+    return patches.undo
 
 
 def _note_axes(mesh: DeviceMesh) -> None:

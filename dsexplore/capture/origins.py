@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
+from types import FrameType
 from typing import Any
 
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from dsexplore.capture.autograd_nodes import ModuleCall
+from dsexplore.capture.future_callbacks import with_callback
 from dsexplore.capture.groups import Groups
 from dsexplore.capture.issued_collective import Issued, Origin, Redistribute
 from dsexplore.capture.module_entry import ModuleEntry
 from dsexplore.capture.recorded_modules import Modules
 from dsexplore.capture.source_lines import Sources
-from dsexplore.capture.stack_reading import DDP_BUCKET, DDP_UNUSED, StackReading
+from dsexplore.capture.stack_reading import DDP_BUCKET, DDP_UNUSED, StackReading, read_stack
 from dsexplore.torch_internals.autograd import AccumulateGrad, current_node
 from dsexplore.torch_internals.ddp import is_replicated
 
@@ -66,7 +68,7 @@ class Origins:
             owner = self._owner_of_bucket(reading, trigger, prod(shape))
         elif not (cause or redistribute) and _is_called(reading, DistributedDataParallel):
             cause = "DDP buffers"
-        return Origin(
+        origin = Origin(
             reading.phase,
             trigger,
             owner or trigger,
@@ -76,6 +78,11 @@ class Origins:
             reading.is_implicit,
             reading.is_object,
         )
+        return with_callback(origin, reading.depth)
+
+    def here(self, depth: int, frame: FrameType) -> Origin:
+        """Return the origin of what is issued inside of a frame, with so many of the user's lines."""
+        return self.of(read_stack(depth, frame, self._modules))
 
     def _find_owner(self, reading: StackReading) -> ModuleEntry | None:
         """Return the module that the stack names as the owner; None if it names none.

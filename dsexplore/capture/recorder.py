@@ -26,6 +26,7 @@ import torch
 from dsexplore import io_accesses
 from dsexplore.capture import frame_kinds, pipelines
 from dsexplore.capture.early_sends import EarlySends
+from dsexplore.capture.future_callbacks import observe_callbacks
 from dsexplore.capture.given_up_groups import mark_given_up
 from dsexplore.capture.groups import Group, Groups, observe_meshes, own_rank, size_of
 from dsexplore.capture.io_recording import IoAccess, observe_input
@@ -72,7 +73,7 @@ class Recorder:
         """{thread: collective whose call has not returned}. The first collective of an NCCL group blocks
         in its call until all ranks have created the communicator."""
         self._ends: list[Callable[[], None]] = []
-        """End the observation of input, meshes, reads and writes."""
+        """End the observation of input, meshes, callbacks, reads and writes."""
         self._lock = threading.RLock()
         self._start_anew()
 
@@ -105,8 +106,8 @@ class Recorder:
                         substrate.install(self)
                         self._substrate = substrate
                     self._stopwatch.install()
-                    # The last two cannot fail.
                     self._ends = [observe_input(), observe_meshes(), io_accesses.listen(self.begins_io)]
+                    self._ends.append(observe_callbacks(lambda frame: self._origins.here(self._stack_depth, frame)))
                 except BaseException:
                     self._module_calls.uninstall()
                     raise
@@ -238,8 +239,8 @@ class Recorder:
         if not recordings:
             return None
         try:
-            reading = read_stack(self._stack_depth, sys._getframe(1), self._modules)
-            access = IoAccess(op, path, nbytes, self._origins.of(reading), self._stopwatch.now, self._stopwatch.now())
+            origin = self._origins.here(self._stack_depth, sys._getframe(1))
+            access = IoAccess(op, path, nbytes, origin, self._stopwatch.now, self._stopwatch.now())
         except Exception as fault:
             self.warn_once(f"io {op}", f"dsexplore could not describe a {op} and left it out of the trace: {fault!r}")
             return None
@@ -334,10 +335,9 @@ class Recorder:
 
     def unissued(self, raw_op: str, message: Message, process_group: Any) -> Issued:
         """Describe a message that reaches no kernel as a collective issued now; it is part of no recording yet."""
-        reading = read_stack(1, sys._getframe(1), self._modules)
         group = self._groups.find(process_group) if process_group is not None else None
         rank = group.own_rank if group is not None else own_rank()
-        issued = Issued(raw_op, [message], group, rank, self._origins.of(reading), label=current.label)
+        issued = Issued(raw_op, [message], group, rank, self._origins.here(1, sys._getframe(1)), label=current.label)
         self._origins.share_soon(issued)
         return issued
 

@@ -167,7 +167,6 @@ RNG_TRACKER = TorchName("torch.distributed.tensor._random:OffsetBasedRNGTracker"
 
 MESH_INIT = TorchName("torch.distributed.device_mesh:DeviceMesh.__init__")
 GET_GROUP = TorchName("torch.distributed.device_mesh:DeviceMesh.get_group")
-FROM_GROUP = TorchName("torch.distributed.device_mesh:DeviceMesh.from_group")
 INIT_DEVICE_MESH = TorchName("torch.distributed.device_mesh:init_device_mesh")
 
 
