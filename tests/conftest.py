@@ -28,7 +28,7 @@ from torch._library.simple_registry import singleton as registered_fakes
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from dsexplore.capture import device_timing, io_recording, kernel_recording
+from dsexplore.capture import device_timing, future_callbacks, groups, io_recording, kernel_recording
 from dsexplore.numerics import compared_mode
 from dsexplore.torch_internals.function_modes import default_device
 from dsexplore.torch_internals.names import is_there, torch_at_least
@@ -236,6 +236,8 @@ WITH_TABLES = (
     compared_mode,
     device_timing,
     first_use,
+    future_callbacks,
+    groups,
     io_recording,
     kernel_recording,
     skipped_layers,

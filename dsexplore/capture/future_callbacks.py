@@ -15,13 +15,9 @@ from threading import get_ident
 from types import FrameType
 from typing import Any
 
-import torch
-
 from dsexplore.capture.issued_collective import Origin
-
-_METHODS = ("then", "add_done_callback")
-Read = Callable[[FrameType], Origin]
-"""Returns the origin of what is issued inside of a frame."""
+from dsexplore.torch_internals.patches import Entry, Parts, Patch, Patches, install_all
+from dsexplore.torch_internals.process_groups import FUTURE_METHODS
 
 
 class _RunningCallback(threading.local):
@@ -31,32 +27,34 @@ class _RunningCallback(threading.local):
 _running = _RunningCallback()
 
 
-def observe_callbacks(read: Read) -> Callable[[], None]:
+class _Reader:
+    """Reads the origin of what is issued inside of a frame."""
+
+    def __init__(self, read: Callable[[FrameType], Origin]) -> None:
+        self.read = read
+
+
+def observe_callbacks(read: Callable[[FrameType], Origin]) -> Callable[[], None]:
     """Keep with each callback where in the program it was given to its future.
 
     Args:
-        read: called for each callback.
+        read: returns the origin of what is issued inside of a frame; called for each callback.
 
     Returns:
         a function that ends this; callbacks that were given before it still know their origin.
     """
-    future = torch.futures.Future.__mro__[1]  # the class of C++, which a work returns
-    originals = {name: getattr(future, name) for name in _METHODS}
-    for name, original in originals.items():
-        setattr(future, name, _keeping_origin(original, read))
-
-    def end() -> None:
-        for name, original in originals.items():
-            setattr(future, name, original)
-
-    return end
+    patches = Patches()
+    install_all(PATCHES, {"always"}, patches, Parts(_Reader(read)))
+    return patches.undo
 
 
-def _keeping_origin(original: Callable[..., Any], read: Read) -> Callable[..., Any]:
+def _keeping_origin(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
+    reader = parts[_Reader]
+
     @wraps(original)
     def method(future: Any, callback: Callable[[Any], Any]) -> Any:
         try:
-            origin = read(sys._getframe(1))
+            origin = reader.read(sys._getframe(1))
         except Exception:  # the callback's collectives are then without an origin, as without a recording
             return original(future, callback)
         thread = get_ident()
@@ -73,6 +71,12 @@ def _keeping_origin(original: Callable[..., Any], read: Read) -> Callable[..., A
         return original(future, called)
 
     return method
+
+
+PATCHES: tuple[Entry, ...] = tuple(
+    Patch(name, "the thread that runs a callback does not know who gave it", _keeping_origin) for name in FUTURE_METHODS
+)
+"""Functions that are replaced while callbacks are observed."""
 
 
 def with_callback(origin: Origin, depth: int) -> Origin:

@@ -20,7 +20,7 @@ from dsexplore.capture.work_timing import timing_of
 from dsexplore.errors import ClosedWorldError
 from dsexplore.mesh import axis_names, mesh_text
 from dsexplore.torch_internals.dtensor import GET_GROUP, group_names, group_of_mesh, root_mesh
-from dsexplore.torch_internals.patches import Patches
+from dsexplore.torch_internals.patches import Entry, Parts, Patch, Patches, install_all
 from dsexplore.torch_internals.process_groups import backend_of, registered_groups, resolve_group
 from dsexplore.trace.schema import Timing
 
@@ -137,8 +137,12 @@ def observe_meshes() -> Callable[[], None]:
     Returns:
         a function that ends this.
     """
-    original = GET_GROUP.get()
+    patches = Patches()
+    install_all(PATCHES, {"always"}, patches, Parts())
+    return patches.undo
 
+
+def _noting_axes(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
     @wraps(original)
     def get_group(mesh: DeviceMesh, *args: Any, **kwargs: Any) -> Any:
         group = original(mesh, *args, **kwargs)
@@ -146,9 +150,11 @@ def observe_meshes() -> Callable[[], None]:
             _note_axes(mesh)
         return group
 
-    patches = Patches()
-    patches.attribute(DeviceMesh, GET_GROUP.attribute, get_group)
-    return patches.undo
+    return get_group
+
+
+PATCHES: tuple[Entry, ...] = (Patch(GET_GROUP, "a mesh may die before the group that it gave is used", _noting_axes),)
+"""Functions that are replaced while meshes are observed."""
 
 
 def _note_axes(mesh: DeviceMesh) -> None:

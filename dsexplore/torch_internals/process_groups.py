@@ -161,6 +161,9 @@ group_of_join: Callable[[Any], dist.ProcessGroup] = attrgetter("_process_group")
 completed_future: Callable[[Callable[[], Any]], torch.futures.Future[Any]] = internal("torch:fork")
 """Call a function, and return a future that holds its result with the type that C++ expects."""
 
+FUTURE_METHODS = (TorchName("torch:Future.then"), TorchName("torch:Future.add_done_callback"))
+"""By which a program gives a callback to the future of a work; those of ``torch.futures.Future`` call them."""
+
 work_of: Callable[[torch.futures.Future[Any]], dist.Work] = internal(
     "torch._C._distributed_c10d:_create_work_from_future"
 )
