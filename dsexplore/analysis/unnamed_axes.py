@@ -10,7 +10,7 @@ import polars as pl
 from dsexplore.trace.tables import Tables
 
 _UNNAMED = r"^(dim_\d+)?$"
-_IN_THE_PROGRAM = 'a mesh made with mesh_dim_names does, or new_group(…, group_desc="dp")'
+_IN_THE_PROGRAM = 'give mesh_dim_names to the mesh, or group_desc="dp" to new_group'
 _NAMES = {1: ("dp",), 2: ("dp", "tp"), 3: ("pp", "dp", "tp")}
 
 
@@ -19,7 +19,7 @@ def naming_notes(tables: Tables) -> list[str]:
 
     A group of all ranks beside a mesh with names is along all of its axes, and needs none of its own.
 
-    Example: ``'no mesh names the group of all 8 ranks: --mesh dp=8 does, or mesh="dp=8" in Python'``.
+    Example: ``'the group of all 8 ranks has no axis name: add --mesh dp=8, or mesh="dp=8" in Python'``.
     """
     info = tables.info
     has_names = bool(info.mesh) and not info.mesh.startswith("dim_")
@@ -31,9 +31,9 @@ def naming_notes(tables: Tables) -> list[str]:
         if is_whole and has_names:
             continue
         mesh = _mesh_along(ranks or (), info.world_size) if info.simulated and not has_names else ""
-        option = f'--mesh {mesh} does, or mesh="{mesh}" in Python' if mesh else _IN_THE_PROGRAM
-        who = f"the group of all {size:,} ranks" if is_whole else f"groups of {size:,} ranks"
-        sentences[f"no mesh names {who}: {option}"] = None
+        option = f'add --mesh {mesh}, or mesh="{mesh}" in Python' if mesh else _IN_THE_PROGRAM
+        who = f"the group of all {size:,} ranks has" if is_whole else f"groups of {size:,} ranks have"
+        sentences[f"{who} no axis name: {option}"] = None
     return list(sentences)
 
 

@@ -57,7 +57,7 @@ def traced(program: Callable[[], None], mesh: str | None = None) -> Trace:
 def test_the_option_that_is_said_names_the_axis(program: Callable[[], None], mesh: str) -> None:
     trace = traced(program)
     said = naming_notes(trace.tables)
-    assert [re.findall(r"--mesh (\S+) does", note) for note in said] == [[mesh]] * len(said) != []
+    assert [re.findall(r"--mesh (\S+), or", note) for note in said] == [[mesh]] * len(said) != []
     shown = trace._repr_mimebundle_()
     assert all(f"note: {note}" in shown["text/plain"] and html.escape(note) in shown["text/html"] for note in said)
     named = traced(program, mesh)
@@ -71,7 +71,7 @@ def test_ranks_at_uneven_distances_are_named_in_the_program() -> None:
 
     (note,) = naming_notes(traced(program).tables)
     assert note == (
-        'no mesh names groups of 3 ranks: a mesh made with mesh_dim_names does, or new_group(…, group_desc="dp")'
+        'groups of 3 ranks have no axis name: give mesh_dim_names to the mesh, or group_desc="dp" to new_group'
     )
     named = traced(lambda: program("dp"))
     assert named.events["axis"].to_list() == ["dp"]
@@ -94,4 +94,4 @@ def test_real_ranks_are_named_by_the_program() -> None:
     assert dsexplore.run_ranks(on_real_ranks, 2, args=(True,)).values == [[], []]
     (note,), same = dsexplore.run_ranks(on_real_ranks, 2, args=(False,)).values
     assert same == [note]
-    assert note.startswith("no mesh names the group of all 2 ranks: a mesh made with mesh_dim_names does")
+    assert note.startswith("the group of all 2 ranks has no axis name: give mesh_dim_names to the mesh")
