@@ -27,7 +27,7 @@ class _RunningCallback(threading.local):
 _running = _RunningCallback()
 
 
-class _Reader:
+class _OriginReader:
     """Reads the origin of what is issued inside of a frame."""
 
     def __init__(self, read: Callable[[FrameType], Origin]) -> None:
@@ -44,12 +44,12 @@ def observe_callbacks(read: Callable[[FrameType], Origin]) -> Callable[[], None]
         a function that ends this; callbacks that were given before it still know their origin.
     """
     patches = Patches()
-    install_all(PATCHES, {"always"}, patches, Parts(_Reader(read)))
+    install_all(PATCHES, {"always"}, patches, Parts(_OriginReader(read)))
     return patches.undo
 
 
 def _keeping_origin(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
-    reader = parts[_Reader]
+    reader = parts[_OriginReader]
 
     @wraps(original)
     def method(future: Any, callback: Callable[[Any], Any]) -> Any:
