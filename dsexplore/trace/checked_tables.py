@@ -31,6 +31,16 @@ _ANY_NUMBER = ("norm", "mean", "min", "max", "projection", "hash")
 _DEEPEST = 10_000
 
 
+def checked_tables(tables: Tables) -> Tables:
+    """Return `tables`.
+
+    Raises:
+        ValueError: as `check_tables`.
+    """
+    check_tables(tables)
+    return tables
+
+
 def check_tables(tables: Tables) -> None:
     """Raise unless all values are ones that a recording can have.
 
@@ -45,6 +55,8 @@ def _problems(tables: Tables) -> Iterator[str]:
     yield from _of_info(tables.info)
     for name in ("events", "parameters", "modules", "groups", "kernels", "memory", "numerics", "differing", "io"):
         table: pl.DataFrame = getattr(tables, name)
+        if table.is_empty():
+            continue
         for column, facts in _facts(table).items():
             yield from _missing(name, column, facts)
             if column not in _ANY_NUMBER:

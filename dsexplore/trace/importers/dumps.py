@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from dsexplore.errors import TraceFileError
 from dsexplore.trace import unmatched
-from dsexplore.trace.guarded import guarded
+from dsexplore.trace.checked_tables import checked_tables
+from dsexplore.trace.guarded import readable
 from dsexplore.trace.importers.recorder_dump import RecorderDump, dump_of, groups_of, is_recorder_dump, read_content
 from dsexplore.trace.importers.recorder_tables import tables_of, world_size_of
 from dsexplore.trace.limits import MOST_RANKS
@@ -188,11 +188,12 @@ def _ranks(contents: dict[Path, Any]) -> dict[Path, int]:
 
 def tables_of_dumps(dumps: Dumps) -> Tables:
     """Merge all dumps into one trace; its notes name the files that are omitted."""
-    world_size = dumps.world_size
-    parts = (guarded(dump.file, partial(tables_of, dump, world_size)) for dump in dumps.dumps)
+    world_size, by_file = dumps.world_size, {dump.file: dump for dump in dumps.dumps}
+    problems = list(dumps.unreadable)
+    parts = readable(by_file, lambda file: checked_tables(tables_of(by_file[file], world_size)), problems)
     merged = merge_as_they_come(parts, "reading flight-recorder dumps", len(dumps.dumps))
     notes = [note for note in merged.info.notes if not _is_cut(dumps) or note not in unmatched.notes(merged)]
-    return replace(merged, info=replace(merged.info, notes=(*notes, *dumps.unreadable)))
+    return replace(merged, info=replace(merged.info, notes=(*notes, *problems)))
 
 
 def _is_cut(dumps: Dumps) -> bool:

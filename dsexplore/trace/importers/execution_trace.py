@@ -48,6 +48,9 @@ def read_execution_trace(file: Path) -> ProfilerFile:
     try:
         content = json.loads(content_of(file), strict=False)
         nodes = [node for node in content["nodes"] if isinstance(node, dict) and isinstance(node.get("id"), int)]
+        unnamed = [node["id"] for node in nodes if not isinstance(node.get("name"), str)]
+        if unnamed:
+            raise ValueError(f"node {unnamed[0]} has no name")
     except (OSError, EOFError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise TraceFileError(f"{file} cannot be read ({error}): copy or record it again") from error
     ends = _ends(nodes)

@@ -10,6 +10,7 @@ from typing import Literal
 
 from dsexplore.paused_collector import no_collection
 from dsexplore.progress import track
+from dsexplore.trace.checked_tables import checked_tables
 from dsexplore.trace.guarded import readable
 from dsexplore.trace.importers.dumps import is_named_by_rank, rank_in_name, ranks_of_files, read_dumps, tables_of_dumps
 from dsexplore.trace.importers.execution_trace import read_execution_trace, without_times
@@ -57,7 +58,7 @@ def _read(file: Path) -> tuple[ProfilerFile, int]:
 
 
 def _tables(trace: ProfilerFile, rank: int, world_size: int) -> Tables:
-    tables = tables_of_profile(trace, rank, world_size)
+    tables = checked_tables(tables_of_profile(trace, rank, world_size))
     return tables if kind_of_file(trace.file) == "profiler" else without_times(tables, trace)
 
 
@@ -70,9 +71,8 @@ def _ranks(traces: dict[Path, ProfilerFile]) -> tuple[dict[Path, int], list[str]
     said = {file: {"rank": trace.distributed.get("rank")} for file, trace in traces.items()}
     if len(traces) == 1:
         file, trace = next(iter(traces.items()))
-        rank = trace.distributed.get("rank")
-        number = rank if isinstance(rank, int) else rank_in_name(file.name)
-        number = number if number is not None and 0 <= number < MOST_RANKS else None
+        told = trace.distributed.get("rank"), rank_in_name(file.name)
+        number = next((rank for rank in told if isinstance(rank, int) and 0 <= rank < MOST_RANKS), None)
         notes = [] if number is not None else [f"{file.name} does not say its rank: it is taken for rank 0"]
         return {file: number or 0}, notes
     if all(traced["rank"] is None for traced in said.values()) and not is_named_by_rank(traces):

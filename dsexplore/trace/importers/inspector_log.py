@@ -34,6 +34,8 @@ from dsexplore.units import format_count, format_seconds
 
 _LONGEST_LINE = 1 << 20
 _MOST_BYTES = 1 << 50
+_LONGEST = 1e9
+"""Seconds of a collective; a longer time, or none, is damage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +83,7 @@ def read_inspector_log(file: Path) -> InspectorLog:
         for line in _lines(file):
             try:
                 calls.append(_call(json.loads(line)))
-            except (ValueError, TypeError, KeyError, RecursionError):
+            except (ValueError, TypeError, AttributeError, ArithmeticError, LookupError, RecursionError):
                 damaged += 1
                 if damaged > len(calls) + 8:
                     raise ValueError(f"{damaged:,} of its first lines are damaged") from None
@@ -106,13 +108,16 @@ def _lines(file: Path) -> Iterator[bytes]:
 def _call(line: Mapping[str, Any]) -> InspectorCall:
     header, kind = line["header"], "coll" if "coll_perf" in line else "p2p"
     perf = line[f"{kind}_perf"]
-    raw_op, size, place = str(perf[kind]), int(header["n_ranks"]), int(header["rank"])
+    raw_op, size, place = perf[kind], int(header["n_ranks"]), int(header["rank"])
     checked_ranks((place, size - 1))
+    took = float(perf[f"{kind}_exec_time_us"]) / 1e6
+    if not isinstance(raw_op, str) or header["id"] is None or not 0 <= took < _LONGEST:
+        raise ValueError(raw_op)
     op, said = plain_op(raw_op), int(perf[f"{kind}_msg_size_bytes"])
     message = said if 0 <= said <= _MOST_BYTES else None
     kernels = (perf.get("event_trace_ts") or {}).get("kernel_events") or ()
     start, end = _span(kernels)
-    name = str(header.get("comm_name", "unknown"))
+    name = str(header.get("comm_name") or "unknown")
     return InspectorCall(
         communicator=str(header["id"]),
         name="" if name == "unknown" else name,
@@ -120,22 +125,33 @@ def _call(line: Mapping[str, Any]) -> InspectorCall:
         size=size,
         op=op,
         raw_op=raw_op,
-        number=checked_number(int(perf["coll_sn"])) if kind == "coll" else None,
+        number=_count(perf["coll_sn"]) if kind == "coll" else None,
         peer=int(perf["p2p_peer"]) if kind == "p2p" and "p2p_peer" in perf else None,
         message_bytes=whole_of(op, message, size) if message else message,
         start=start,
         end=end,
-        seconds=max(0.0, float(perf[f"{kind}_exec_time_us"]) / 1e6),
+        seconds=took,
     )
 
 
+def _count(value: Any) -> int:
+    """Return a number among the collectives of a communicator.
+
+    Raises:
+        TypeError, ValueError: it is none.
+    """
+    number = checked_number(int(value))
+    if number < 0:
+        raise ValueError(f"{number} counts nothing")
+    return number
+
+
 def _span(kernels: Iterable[Mapping[str, Any]]) -> tuple[int | None, int | None]:
-    """Return start of the first and end of the last kernel of a collective; None if unknown."""
+    """Return start of the first and end of the last kernel of a collective; None if those of a kernel are unknown."""
     times = [(int(kernel.get("kernel_start_ts") or 0), int(kernel.get("kernel_stop_ts") or 0)) for kernel in kernels]
-    measured = [(start * 1_000, stop * 1_000) for start, stop in times if 0 < start <= stop <= MOST_TIME // 1_000]
-    if not measured:
+    if not times or not all(0 < start <= stop <= MOST_TIME // 1_000 for start, stop in times):
         return None, None
-    return min(start for start, _ in measured), max(stop for _, stop in measured)
+    return min(start for start, _ in times) * 1_000, max(stop for _, stop in times) * 1_000
 
 
 def tables_of_inspector(logs: Sequence[InspectorLog]) -> list[Tables]:

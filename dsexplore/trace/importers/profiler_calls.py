@@ -37,6 +37,10 @@ from dsexplore.trace.importers.profiler_file import Event, ProfilerFile, is_kern
 Times = npt.NDArray[np.float64]
 
 
+_MOST_US = 1 << 52
+"""Microseconds, since the epoch or of a duration; more are damage."""
+
+
 class ComputeTime:
     """The compute kernels in one file, by device: how long they ran while something else did.
 
@@ -49,14 +53,16 @@ class ComputeTime:
     """
 
     def __init__(self, kernels: pl.DataFrame) -> None:
-        devices = kernels.drop_nulls().partition_by("pid", as_dict=True, include_key=False)
+        possible = pl.col("ts").abs().lt(_MOST_US) & pl.col("dur").is_between(0, _MOST_US)
+        kernels = kernels.cast({"ts": pl.Float64, "dur": pl.Float64}).drop_nulls().filter(possible)
+        devices = kernels.partition_by("pid", as_dict=True, include_key=False)
         self._devices = {device: _covered(of_device.to_numpy()) for (device,), of_device in devices.items()}
 
     def exposed(self, events: Sequence[Event]) -> list[int | None]:
         """Return the nanoseconds of each event during which its GPU computed nothing; None without compute kernels."""
         exposed_ns: list[int | None] = [None] * len(events)
         for device, compute in self._devices.items():
-            on_device = [at for at, event in enumerate(events) if str(event.get("pid")) == device and "dur" in event]
+            on_device = [at for at, event in enumerate(events) if str(event.get("pid")) == device and _is_timed(event)]
             begin, took = (np.array([float(events[at][name]) for at in on_device]) for name in ("ts", "dur"))
             computed = np.interp(begin + took, *compute) - np.interp(begin, *compute)
             alone = np.rint((took - computed) * 1_000).clip(min=0)
@@ -127,6 +133,10 @@ def calls_of(trace: ProfilerFile) -> list[ProfilerCall]:
     return sorted(calls, key=lambda call: call.start)
 
 
+def _is_timed(event: Event) -> bool:
+    return abs(float(event["ts"])) < _MOST_US and 0 <= float(event.get("dur", -1)) < _MOST_US
+
+
 def _is_call(event: Event) -> bool:
     return is_kernel(str(event.get("cat", "")))
 
@@ -142,7 +152,7 @@ def _of_kernel(event: Event, exposed: int | None, launch: Launch, base: int) -> 
         op=_op(event["name"], arguments, launch.ops),
         raw_op=short_name(event["name"]),
         start=start,
-        end=start + nanoseconds(event.get("dur", 0), 0),
+        end=_end_of(event, base),
         arguments=arguments,
         tensors=tensors,
         thread=launch.thread,
@@ -230,7 +240,7 @@ def _on_cpu(trace: ProfilerFile) -> Iterable[ProfilerCall]:
             op=op,
             raw_op=event["name"],
             start=nanoseconds(event["ts"], trace.base),
-            end=max((_end_of(work, trace.base) for work in mine), default=None),
+            end=_last([_end_of(work, trace.base) for work in mine]),
             arguments=next((arguments_of(event) for event in within if event["name"] == DESCRIPTION), {}),
             tensors=tensors,
             thread=thread_of(event),
@@ -291,8 +301,15 @@ def _is_of(work: Event, sizes: Collection[int]) -> bool:
     return not tensors or tensors[0][0] in sizes
 
 
-def _end_of(event: Event, base: int) -> int:
-    return nanoseconds(event["ts"], base) + nanoseconds(event.get("dur", 0), 0)
+def _end_of(event: Event, base: int) -> int | None:
+    """Return the end of an event in ns since the epoch; None if its duration is missing or negative."""
+    took = nanoseconds(event.get("dur", -1), 0)
+    return nanoseconds(event["ts"], base) + took if took >= 0 else None
+
+
+def _last(ends: Sequence[int | None]) -> int | None:
+    """Return the last of several ends; None if one is unknown, or there are none."""
+    return max((end for end in ends if end is not None), default=None) if None not in ends else None
 
 
 def _described_once(events: Iterable[Event]) -> list[Event]:

@@ -337,7 +337,7 @@ def _parsed_whole(file: Path) -> ProfilerFile:
         raise TraceFileError(f"{file} cannot be read ({error}): copy or record it again") from error
     if isinstance(content, list):
         content = {"traceEvents": content}
-    if not isinstance(content, dict) or "traceEvents" not in content:
+    if not isinstance(content, dict) or content.get("traceEvents") is None:
         raise TraceFileError(f"{file} has no traceEvents: it is no trace of torch's profiler")
     every = [event for event in content["traceEvents"] if isinstance(event, dict)]
     events = [event for event in every if _is_kept(event)]
@@ -387,8 +387,8 @@ def _complete(file: Path, events: Iterable[Event]) -> Iterator[Event]:
     for event in events:
         if event.get("ph") != "X":
             continue
-        for name in ("name", "ts"):
-            if name not in event:
+        for name in ("name", "ts", "dur"):
+            if event.get(name, "" if name == "dur" else None) is None:
                 raise TraceFileError(f"{file} has an event without {name}: it is no trace of torch's profiler")
         yield event
 

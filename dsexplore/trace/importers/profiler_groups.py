@@ -68,7 +68,8 @@ class ProfilerGroups:
         arguments = call.arguments
         size = int(arguments.get("Group size") or 0)
         size = size if 0 < size <= MOST_RANKS else 0
-        name = str(arguments["Process Group Name"]) if "Process Group Name" in arguments else self._unnamed(size)
+        named = arguments.get("Process Group Name")
+        name = self._unnamed(size) if named is None else str(named)
         group = self._groups.get(name, _Group())
         ranks = listed(arguments.get("Process Group Ranks")) or group.ranks or _evenly_spaced(arguments, size)
         if ranks and not 0 <= min(ranks) <= max(ranks) < len(self._world):
@@ -139,12 +140,12 @@ def _listed(trace: ProfilerFile, world_size: int) -> dict[str, _Group]:
     groups = {}
     for group in trace.distributed.get("pg_config") or ():
         if isinstance(group, dict):
-            name = str(group.get("pg_name", group.get("name", "")))
-            backend = str(group.get("backend_config", trace.distributed.get("backend", "")))
+            name = str(next((named for named in map(group.get, ("pg_name", "name")) if named is not None), ""))
+            backend = str(group.get("backend_config") or trace.distributed.get("backend") or "")
             ranks = listed(group.get("ranks")) or ()
             size = len(ranks) or int(group.get("group_size") or group.get("pg_size") or 0)
             checked_ranks([*ranks, size - 1] if size else [])
             if not ranks and size and size == world_size:
                 ranks = tuple(range(size))
-            groups[name] = _Group(str(group.get("pg_desc", "")), backend, ranks, size)
+            groups[name] = _Group(str(group.get("pg_desc") or ""), backend, ranks, size)
     return groups

@@ -301,9 +301,10 @@ def dump_of(file: Path, content: Any, rank: int) -> RecorderDump:
     if content is None:
         return RecorderDump(file, rank, "", "", (), {}, {}, note=f"{file.name} is empty")
     try:
+        _check_fields(content)
         entries = entries_of(content)
         entries.sort(key=lambda entry: entry.record)
-        status = {int(number): _status(entry) for number, entry in (content.get("pg_status") or {}).items()}
+        status = {int(number): _status(number, of_group) for number, of_group in content.get("pg_status", {}).items()}
         return RecorderDump(
             file,
             rank,
@@ -321,6 +322,25 @@ def dump_of(file: Path, content: Any, rank: int) -> RecorderDump:
         raise TraceFileError(f"{file} is no dump of torch's flight recorder ({reason}): dump it again") from error
 
 
+_FIELDS = {"version": (str,), "pg_config": (Mapping,), "pg_status": (Mapping,), "entries": (list, tuple)}
+"""{field of a dump: its types}; torch writes an empty one, or none, where there is nothing to say."""
+
+
+def _check_fields(content: Mapping[str, Any]) -> None:
+    """Check that no field is null or of another type: that is damage, not an empty dump.
+
+    Raises:
+        MissingField: fields are null; the text names all.
+        TypeError: one is of another type.
+    """
+    missing = [name for name in _FIELDS if name in content and content[name] is None]
+    if missing:
+        raise MissingField(", ".join(missing))
+    for name, kinds in _FIELDS.items():
+        if name in content and not isinstance(content[name], kinds):
+            raise TypeError(f"{name} is {reprlib.repr(content[name])}")
+
+
 def groups_of(content: Mapping[str, Any]) -> dict[str, tuple[str, tuple[int, ...]]]:
     """Return {group name: (description, ranks)} of a dump; gloo's entry without name and ranks is skipped.
 
@@ -333,8 +353,8 @@ def groups_of(content: Mapping[str, Any]) -> dict[str, tuple[str, tuple[int, ...
     groups = {}
     for key, group in listed.items():
         if isinstance(group, Mapping):
-            name = str(group.get("name", key))
-            described = str(group.get("desc", "")), numbers(group.get("ranks", ""))
+            name = str(key if group.get("name") is None else group["name"])
+            described = str(group.get("desc") or ""), numbers(group.get("ranks", ""))
         else:  # before format 2.1: only the ranks
             name, described = str(key), ("", numbers(group))
         if name or described[1]:
@@ -352,11 +372,15 @@ def numbers(ranks: Any) -> tuple[int, ...]:
     return checked_ranks(int(rank) for rank in named)
 
 
-def _status(status: Mapping[str, Any]) -> tuple[int, int, int]:
-    enqueued, started, completed = (
-        int(status.get(f"last_{what}_collective", -1)) for what in ("enqueued", "started", "completed")
-    )
-    return enqueued, started, completed
+def _status(group: object, status: object) -> tuple[int, int, int]:
+    if not isinstance(status, Mapping):
+        raise TypeError(f"pg_status[{group}] is {reprlib.repr(status)}")
+    last = []
+    for name in ("last_enqueued_collective", "last_started_collective", "last_completed_collective"):
+        if status.get(name, -1) is None:
+            raise MissingField(f"pg_status[{group}].{name}")
+        last.append(int(status.get(name, -1)))
+    return last[0], last[1], last[2]
 
 
 def _ended_messages(entries: Sequence[RecorderEntry], status: Mapping[int, tuple[int, int, int]]) -> dict[str, int]:

@@ -114,15 +114,18 @@ def entries_of(content: Mapping[str, Any]) -> list[RecorderEntry]:
     for index, entry in enumerate(content.get("entries") or ()):
         if not isinstance(entry, dict):
             raise TypeError(f"entries[{index}] is {reprlib.repr(entry)}")
-        frames = entry.get("frames") or ()
-        source = sources.get(id(frames))
-        if source is None:
-            source = sources[id(frames)] = _source(frames)
-        key = marshal.dumps(list(map(entry.get, _KEYS_OF_REPEATED)), 2)  # lists are no keys
-        repeated = repeated_fields.get(key)
-        if repeated is None:
-            repeated = repeated_fields[key] = _repeated(index, entry)
-        entries.append(_entry_of(index, entry, source, repeated))
+        try:
+            frames = entry.get("frames") or ()
+            source = sources.get(id(frames))
+            if source is None:
+                source = sources[id(frames)] = _source(frames)
+            key = marshal.dumps(list(map(entry.get, _KEYS_OF_REPEATED)), 2)  # lists are no keys
+            repeated = repeated_fields.get(key)
+            if repeated is None:
+                repeated = repeated_fields[key] = _repeated(index, entry)
+            entries.append(_entry_of(index, entry, source, repeated))
+        except (TypeError, ValueError, AttributeError, ArithmeticError, LookupError) as error:
+            raise ValueError(f"entries[{index}]: {error}") from error
     return entries
 
 
@@ -140,18 +143,18 @@ def _entry_of(index: int, entry: Mapping[str, Any], source: str, repeated: _Entr
         TypeError, ValueError: the entry is invalid.
     """
     get = entry.get
-    collective, message = _integer(get("collective_seq_id", get("seq_id"))), _integer(get("p2p_seq_id"))
-    if collective is None and message is None:
+    collective, message = _count(get("collective_seq_id", get("seq_id"))), _count(get("p2p_seq_id"))
+    if collective is None and (message is None or not repeated.is_p2p):
         raise MissingField(f"entries[{index}].collective_seq_id")
     is_of_cupti = "process_group_ranks" in entry  # its timer numbers ranges of all kinds, not collectives
-    record = None if is_of_cupti else _integer(get("record_id", get("id")))
+    record = None if is_of_cupti else _count(get("record_id", get("id")))
     ended = _time(get("time_discovered_completed_ns"))
     return RecorderEntry(
         index if record is None else record,
         _sequence(repeated.is_p2p, collective, message),
         (collective or 0, message or 0),
-        _integer(get("op_id")),
-        "completed" if ended is not None else _state(entry, repeated.raw_op),
+        _count(get("op_id")),
+        "completed" if ended is not None else _state(index, entry, repeated.raw_op),
         _time(get("time_created_ns")),
         _time(get("time_discovered_started_ns")),
         ended,
@@ -170,9 +173,11 @@ def _repeated(index: int, entry: Mapping[str, Any]) -> _EntryFields:
     name, _, rest = str(raw_op).rpartition(":")[2].strip().partition(" ")
     op, peers, is_p2p = plain_op(name), _PEERS.search(rest), get("is_p2p")
     group_name, description = group if isinstance(group, (list, tuple)) else (group, "")
+    if group_name is None:
+        raise MissingField(f"entries[{index}].process_group")
     return _EntryFields(
         group=str(group_name),
-        description=str(description),
+        description=str(description or ""),
         group_number=_integer(get("pg_id")),
         op=op,
         raw_op=str(raw_op),
@@ -198,12 +203,16 @@ def _direction(peers: re.Match[str]) -> tuple[int, int]:
     return (first, second) if arrow == "->" else (second, first)
 
 
-def _state(entry: Mapping[str, Any], raw_op: str) -> State:
-    """Return the state of an entry whose end was not recorded."""
+def _state(index: int, entry: Mapping[str, Any], raw_op: str) -> State:
+    """Return the state of an entry whose end was not recorded; an unknown state is not that of a call that waits."""
     if raw_op.startswith(LIBRARIES_WITHOUT_ENDS) and entry.get("retired"):
         return "completed"
-    state = str(entry.get("state", "scheduled"))
-    return cast(State, state) if state in ("scheduled", "started", "completed") else "scheduled"
+    state = entry.get("state")
+    if state is None or entry.get("retired", False) is None:
+        raise MissingField(f"entries[{index}].{'state' if state is None else 'retired'}")
+    if state not in ("scheduled", "started", "completed"):
+        raise ValueError(f"its state is {reprlib.repr(state)}")
+    return cast(State, state)
 
 
 def _integer(value: Any) -> int | None:
@@ -212,14 +221,21 @@ def _integer(value: Any) -> int | None:
     return checked_number(value if type(value) is int else int(value))
 
 
+def _count(value: Any) -> int | None:
+    number = _integer(value)
+    if number is not None and number < 0:
+        raise ValueError(f"{number} counts nothing")
+    return number
+
+
 def _time(value: Any) -> int | None:
-    return _integer(value) or None
+    return max(_integer(value) or 0, 0) or None
 
 
 def _duration(value: Any) -> float | None:
-    """Return milliseconds; None if not finite or absurd, as torch writes if an event of the device was lost."""
+    """Return milliseconds; None if not finite, negative or absurd, as where an event of the device was lost."""
     milliseconds = math.nan if value is None else float(value)
-    return milliseconds if abs(milliseconds) < _LONGEST_MS else None
+    return milliseconds if 0 <= milliseconds < _LONGEST_MS else None
 
 
 def _sizes(sizes: Any) -> Sizes:
@@ -244,7 +260,7 @@ def _source(frames: Iterable[Any]) -> str:
     for frame in frames:
         file = frame.get("filename", "") if isinstance(frame, dict) else ""
         if file and not _is_library(file):
-            return f"{file}:{frame.get('line', 0)}"
+            return f"{file}:{frame['line']}" if frame.get("line") is not None else ""
     return ""
 
 

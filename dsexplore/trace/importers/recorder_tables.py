@@ -65,10 +65,8 @@ def _axis(description: str) -> str:
 
 def _row(rank: int, position: int, entry: RecorderEntry, members: Sequence[int]) -> tuple[Any, ...]:
     size = len(members) or 1  # of groups without a list of members, only this rank is known
-    is_part = not members and entry.op in ("all_gather", "reduce_scatter") and entry.input_sizes == entry.output_sizes
-    message = (
-        None if is_part or not is_sized(entry) else message_bytes(entry, size)
-    )  # NCCL counts the part of one of its unknown ranks
+    is_part = not members and _is_part(entry)
+    message = None if is_part or not is_sized(entry) else message_bytes(entry, size)
     sizes = entry.output_sizes if entry.op in ("all_gather", "recv") else entry.input_sizes
     shape = _first(sizes) or _first(entry.output_sizes)
     is_sent = entry.op != "barrier"
@@ -89,6 +87,12 @@ def _row(rank: int, position: int, entry: RecorderEntry, members: Sequence[int])
     )
 
 
+def _is_part(entry: RecorderEntry) -> bool:
+    """Return True if the sizes are of one rank's part only, so that the whole depends on the number of ranks."""
+    whole = {"all_gather": entry.output_sizes, "reduce_scatter": entry.input_sizes, "gather": (), "scatter": ()}
+    return entry.op in whole and (not whole[entry.op] or entry.input_sizes == entry.output_sizes)
+
+
 def is_sized(entry: RecorderEntry) -> bool:
     """Return True if the entry says what was sent: sizes, of a dtype that torch has."""
     if entry.op == "barrier":
@@ -103,7 +107,8 @@ def _times(entry: RecorderEntry) -> tuple[int | None, int | None]:
         return start, None
     if entry.duration_ms is not None:
         return entry.ended - round(entry.duration_ms * 1e6), entry.ended
-    return start, entry.ended
+    is_before = start is not None and entry.ended < start  # a clock was set, or the file is damaged
+    return start, None if is_before else entry.ended
 
 
 def _first(sizes: Sizes) -> tuple[int, ...]:

@@ -13,17 +13,20 @@ import resource
 import struct
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import dsexplore
 from dsexplore.errors import TraceFileError
+from dsexplore.trace.checked_tables import check_tables
 
 HUGE = 1 << 62
 MOST_MIB = 300
@@ -229,6 +232,108 @@ def test_pipes_devices_and_links_in_circles_are_not_waited_for(tmp_path: Path) -
     with limited():
         assert dsexplore.load(tmp_path).info.ranks == (0,)
         assert dsexplore.explain_hang(tmp_path).world_size == 2
+
+
+NULL = {name: {name: None} for name in ("version", "pg_config", "pg_status", "entries")}
+NULL["all of them"] = dict.fromkeys(NULL)
+
+
+@pytest.mark.parametrize("fields", NULL.values(), ids=NULL)
+@pytest.mark.parametrize("write", [packed, text])
+def test_a_dump_with_null_in_its_fields_is_no_empty_one(
+    tmp_path: Path, fields: dict[str, Any], write: Callable[[Any], bytes]
+) -> None:
+    (tmp_path / "dump_0").write_bytes(write(dump()))
+    (tmp_path / "dump_1").write_bytes(write(dump(**fields)))
+    said = f"dump_1 has no {', '.join(fields)}: it is no whole dump"
+    with pytest.raises(TraceFileError, match=said):
+        dsexplore.load(tmp_path / "dump_1")
+    with pytest.raises(TraceFileError, match=said):
+        dsexplore.explain_hang(tmp_path / "dump_1")
+    with pytest.warns(RuntimeWarning, match=said):
+        assert dsexplore.load(tmp_path).info.ranks == (0,)
+    assert any(said in note for note in dsexplore.explain_hang(tmp_path).notes)
+
+
+def whole_profile() -> dict[str, Any]:
+    """Return a profile with a step, a module, a launch and groups, small enough to change each of its values."""
+    content = profile(0, {"correlation": 7, "Process Group Name": "0", "Process Group Ranks": "[0, 1]", "Seq": 1})
+    content["distributedInfo"]["pg_config"] = [{"pg_name": "0", "pg_desc": "dp", "pg_size": 2, "ranks": [0, 1]}]
+    on_cpu = {"ph": "X", "pid": 1, "tid": 3, "dur": 9}
+    content["traceEvents"] += [
+        {**on_cpu, "cat": "user_annotation", "name": "ProfilerStep#1", "ts": 0.5},
+        {**on_cpu, "cat": "python_function", "name": "nn.Module: Linear_0", "ts": 0.6},
+        {**on_cpu, "cat": "cuda_runtime", "name": "cudaLaunchKernel", "ts": 0.7, "args": {"correlation": 7}},
+        {**on_cpu, "cat": "kernel", "name": "gemm", "pid": 0, "ts": 2},
+        {**on_cpu, "cat": "user_annotation", "name": "end", "ts": 20},
+    ]
+    return content
+
+
+def whole_log() -> list[dict[str, Any]]:
+    perf = {"coll": "AllReduce", "coll_sn": 1, "coll_msg_size_bytes": 64, "coll_exec_time_us": 5}
+    times = [{"kernel_start_ts": 5, "kernel_stop_ts": 9}, {"kernel_start_ts": 6, "kernel_stop_ts": 8}]
+    header = {"id": "0x1", "comm_name": "dp", "rank": 0, "n_ranks": 2}
+    message = {"p2p": "Send", "p2p_peer": 1, "p2p_msg_size_bytes": 8, "p2p_exec_time_us": 5}
+    timed = {"header": header, "coll_perf": {**perf, "event_trace_ts": {"kernel_events": times}}}
+    return [timed, {"header": header, "p2p_perf": message}]
+
+
+def whole_execution_trace() -> dict[str, Any]:
+    described = {"collective_name": "allreduce", "dtype": "Float", "in_msg_nelems": 4, "pg_name": "0", "pg_size": 2}
+    attributes = [{"name": name, "value": value} for name, value in described.items()]
+    inputs = {"values": [[1]], "shapes": [[4]], "types": ["Tensor(float)"]}
+    outer = {"id": 3, "name": "c10d::allreduce_", "ctrl_deps": 1, "inputs": inputs}
+    return {"nodes": [outer, {"id": 4, "name": "record_param_comms", "ctrl_deps": 3, "attrs": attributes}]}
+
+
+STATUS = {"0": {"last_enqueued_collective": 1, "last_started_collective": 1, "last_completed_collective": 0}}
+TIMES = {"time_created_ns": 5, "time_discovered_started_ns": 6, "time_discovered_completed_ns": 9, "duration_ms": 1e-6}
+NUMBERS = {"op_id": 1, "p2p_seq_id": 0, "pg_id": 0, "timeout_ms": 60}
+FRAMES = [{"name": "step", "filename": "train.py", "line": 3}]
+TIMED = {"output_sizes": [[4]], "output_dtypes": ["Float"], "frames": FRAMES, **TIMES, **NUMBERS}
+GLOO = {"profiling_name": "gloo:all_gather", "retired": True, "record_id": 1, "collective_seq_id": 2}
+WHOLE: dict[str, tuple[Any, Callable[[Any], bytes]]] = {
+    "dump_0": (dump(pg_status=STATUS, entries=[entry(**TIMED), entry(**{**TIMED, **GLOO})]), text),
+    "rank0.json": (whole_profile(), text),
+    "a.log": (whole_log(), lambda lines: b"\n".join(map(text, lines))),
+    "et.json": (whole_execution_trace(), text),
+}
+"""{name of a file: its content, and how that is written}."""
+
+
+def changed(content: Any, value: Any) -> Iterator[Any]:
+    """Yield the content once for each value in it that is replaced by another."""
+    for key, member in list(content.items() if isinstance(content, dict) else enumerate(content)):
+        content[key] = value
+        yield content
+        content[key] = member
+        if isinstance(member, dict | list):
+            for _ in changed(member, value):
+                yield content
+
+
+@pytest.mark.parametrize("value", [None, -1, HUGE, float("nan"), [None], {}], ids=str)
+@pytest.mark.parametrize("name", WHOLE)
+def test_no_value_of_a_file_leads_to_what_cannot_be(tmp_path: Path, name: str, value: Any) -> None:
+    content, write = deepcopy(WHOLE[name][0]), WHOLE[name][1]
+    (tmp_path / name).write_bytes(write(content))
+    assert len(dsexplore.load(tmp_path / name))
+    count, said = 0, set()
+    for hostile in changed(content, value):
+        (tmp_path / name).write_bytes(write(hostile))
+        try:
+            tables = dsexplore.load(tmp_path / name).tables
+        except TraceFileError as error:
+            said.add(str(error))
+            continue
+        count += 1
+        check_tables(tables)
+        assert tables.events.filter(pl.col("end") < pl.col("start")).is_empty()
+        texts = (*tables.events.select(pl.col(pl.String)).rows(), *tables.groups.rows(), tables.info.notes)
+        assert value is not None or "None" not in str([[cell for cell in row if cell is not None] for row in texts])
+    assert count
+    assert all(name in error for error in said)
 
 
 VALUES = st.recursive(

@@ -21,7 +21,7 @@ from dsexplore.errors import TraceFileError, UsageError
 from dsexplore.trace import importers
 from dsexplore.trace.importers.file_kinds import kind_not_read
 from tests.trace.importers.test_hostile_files import DEEP, DUMPS, dump, entry, profile, text
-from tests.trace.importers.test_other_tools import archive, line, log_of
+from tests.trace.importers.test_other_tools import archive, execution_trace, line, log_of, node
 from tests.trace.importers.test_recorder_dump import gloo
 from tests.trace.importers.test_sentences import CASES as NOTES
 from tests.trace.importers.test_sentences import LAUNCH, MARK
@@ -53,6 +53,8 @@ SAID: dict[str, Files] = {
     "pg_config is": {"dump_0": text(dump(pg_config=5))},
     "give a dump of torch's flight recorder": {"dump_0": text(dump())[:-5]},
     "it is no whole dump": {"dump_0": text(dump(entries=[{"record_id": 0}]))},
+    "its state is": {"dump_0": text(dump(entries=[entry(state="waiting")]))},
+    "node 12 has no name": {"a.json": execution_trace({**node(12, "x", 2), "name": None})},
     "is no dump of torch's flight recorder": {"dump_0": text(dump(entries=5))},
     "give one file of each rank, recorded": {"a": text(dump(rank=1)), "b": text(dump(rank=1))},
     "do not say which rank each is from": {"a": text(dump(pg_config={})), "b": text(dump(pg_config={}))},
