@@ -53,9 +53,26 @@ def test_cells_names_and_colors_are_those_of_the_figure_without_plotly(page: Any
     assert page.evaluate(names) == ["<layers>.0", "<layers>.1", "dp", "tp & cp"]
     assert page.inner_text(".dsx-ramp span >> nth=-1") == "8 KiB"
     share = "getComputedStyle(document.querySelectorAll('.dsx-heat')[3]).backgroundColor"
-    assert page.evaluate(share) == "color(srgb 0.345098 0.654902 0.709804)"  # the darkest
+    assert page.evaluate(share) == "color(srgb 0.0705882 0.439216 0.478431 / 0.6)"  # the darkest
     assert page.evaluate("typeof Plotly") == "undefined"
     assert page.errors == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_larger_values_are_farther_from_the_page_in_both_themes(page: Any, scheme: str) -> None:
+    page.emulate_media(color_scheme=scheme)
+    drawn(page, spec_of([[64, 1024, 8192]], ["dp", "tp", "pp"]), 1)
+    page.evaluate("document.documentElement.style.colorScheme = 'light dark'")
+    colors = page.evaluate(
+        """() => [...document.querySelectorAll(".dsx-heat")].map((e) => getComputedStyle(e))
+        .map(({ color, backgroundColor }) => [color, Number(backgroundColor.match(/[\\d.]+/g)[3])])"""
+    )
+    ink = {"light": "rgb(0, 0, 0)", "dark": "rgb(255, 255, 255)"}[scheme]
+    assert [color for color, _ in colors] == [ink] * 3
+    opacities = [opacity for _, opacity in colors]
+    assert opacities == sorted(opacities)
+    assert opacities[0] < 0.01
+    assert opacities[-1] == 0.6
 
 
 def test_only_cells_that_differ_are_changed_and_another_shape_is_made_anew(page: Any) -> None:

@@ -146,6 +146,10 @@ AXIS_STYLE = """
 """CSS of the thin bars in the rows of a tree, and of the parts of every bar by axis."""
 
 
+HEAT_STYLE = f":is(.dsx-grid,.dsx-scale){{--dsx-heat:{SHADE}}}\n"
+"""CSS of the hue of a widget's heatmap, which is mixed with the page's color."""
+
+
 @dataclass(frozen=True)
 class OpMark:
     """Color and marker of one op, as plotly names them."""

@@ -171,18 +171,17 @@ def _box(begin: float, length: float, span: float, top: float, height: float) ->
 
 
 def _labels(labels: Iterable[tuple[float, float]], span: float) -> str:
-    """Return labels of how late a rank comes, at the first of its late arrivals that have space for one."""
-    shown: list[str] = []
-    free = -1.0
-    for at, late_by in labels:
+    """Return labels of how late a rank comes: the largest first, as far as they have space and there are few."""
+    shown: list[tuple[float, str]] = []
+    for at, late_by in sorted(labels, key=lambda label: -label[1]):
         share = at / span
-        if share - _LABEL_SHARE < free or len(shown) == _MOST_LABELS:
-            continue
         is_at_left = share <= _LABEL_SHARE
+        first = share if is_at_left else share - _LABEL_SHARE
+        if len(shown) == _MOST_LABELS or any(abs(first - taken) < _LABEL_SHARE for taken, _ in shown):
+            continue
         side = ' class="r"' if is_at_left else ""
-        shown.append(f'<b{side} style="left:{100 * share:.1f}%">+{html.escape(format_seconds(late_by))}</b>')
-        free = share + _LABEL_SHARE * is_at_left
-    return " ".join(shown)
+        shown.append((first, f'<b{side} style="left:{100 * share:.1f}%">+{html.escape(format_seconds(late_by))}</b>'))
+    return " ".join(label for _, label in sorted(shown))
 
 
 def foot(skew: Skew, drawn: Window | None) -> str:

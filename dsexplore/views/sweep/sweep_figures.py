@@ -81,7 +81,7 @@ def _latency_curves(result: SweepResult, direction: str) -> Any:
     figure = go.Figure()
     for at, count in enumerate(thread_counts(result, direction)):
         ordered = _along_depth(result, direction, count)
-        for quantile, dash, symbol in (("p50", "solid", "circle"), ("p99", "dot", "x")):
+        for quantile, dash, symbol in (("p50", "solid", "circle"), ("p99", "dash", "x")):
             figure.add_scatter(
                 x=[p.rate / 1e9 for p in ordered],
                 y=[getattr(p, quantile) * 1e3 for p in ordered],

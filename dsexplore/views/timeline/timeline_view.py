@@ -58,7 +58,8 @@ class TimelineView(View):
         if self._stages is not None:
             return replace(timeline, verdict=self._stages.verdict)
         if late is not None:
-            return replace(timeline, verdict=" ".join(filter(None, [late.sentence, timeline.verdict])))
+            said = [late.sentence] if late.late_ranks or not timeline.verdict else []
+            return replace(timeline, verdict=" ".join(filter(None, [*said, timeline.verdict])))
         time = headline(timeline.tables).time if timeline.order == "measured" and not timeline.verdict else None
         return replace(timeline, verdict=timeline.verdict or (time.text if time else order_verdict(timeline)))
 

@@ -7,6 +7,7 @@ from typing import Any
 import traitlets
 
 from dsexplore.views.page import html
+from dsexplore.views.page.theme import HEAT_STYLE
 from dsexplore.views.trace import drawings, headline_view, outline
 from dsexplore.views.widgets import script, style
 from dsexplore.views.widgets.part_widgets import TIMELINE_SCRIPTS, TREE_SCRIPTS, PlotWidget, TreeWidget
@@ -34,7 +35,7 @@ class ExplorerWidget(TreeWidget, PlotWidget):
     """
 
     _esm = script(*EXPLORER_SCRIPTS, "marks.js", "heat_grid.js", "plot.js", "explorer.js", render="explorer")
-    _css = EXPLORER_STYLE + style("plot.css")
+    _css = EXPLORER_STYLE + style("plot.css") + HEAT_STYLE
 
     lists: traitlets.List[list[object]] = traitlets.List().tag(sync=True)
     """[facet, texts to choose from] per list; the first text is ``all``."""

@@ -1,6 +1,9 @@
 // A heatmap of few cells, each with its text, as a grid of elements of which only those that differ are changed. Plotly
 // takes longer to draw such a figure anew than all other parts of an explorer together.
 const GRIDS = new Set(["module_axis", "rank_peer"]);
+// The largest value's share of the hue: the page's text is legible on it, light and dark. Zero has the page's color.
+const MOST = 60;
+export const heatOf = (share) => `color-mix(in srgb,var(--dsx-heat) ${(MOST * share).toFixed(2)}%,transparent)`;
 
 // The heatmap of a figure that is drawn as a grid; null of any other figure.
 export function gridIn(data) {
@@ -47,8 +50,7 @@ export function heatGrid(choose) {
   function fill(cell, r, c) {
     const z = trace.z[r][c], empty = z === null || Number.isNaN(z);
     write(cell, empty ? "" : ((trace.text || [])[r] || [])[c] || "");
-    const [[, from], [, to]] = trace.colorscale, share = (100 * (z - trace.zmin)) / (trace.zmax - trace.zmin || 1);
-    const color = empty ? "" : `color-mix(in srgb,${to} ${share.toFixed(2)}%,${from})`;
+    const color = empty ? "" : heatOf((z - trace.zmin) / (trace.zmax - trace.zmin || 1));
     if (cell.dataset.drawn !== color) cell.style.backgroundColor = cell.dataset.drawn = color;
     if (empty) cell.removeAttribute("data-at");
     else put(cell, "data-at", `${r},${c}`);

@@ -71,7 +71,7 @@ class PlotWidget(AnsweringWidget):
     """Shows one figure; calls ``on_event`` with clicked marks and with the range that was zoomed to."""
 
     _esm = script("follow.js", "dom.js", "marks.js", "heat_grid.js", "plot.js", render="alone(plot)")
-    _css = style("plot.css")
+    _css = style("plot.css") + theme.HEAT_STYLE
     spec = traitlets.Dict().tag(sync=True)
     """The figure as plotly's JSON."""
     spoken = traitlets.Unicode("").tag(sync=True)

@@ -120,16 +120,17 @@ export function plot({ model, el }) {
     });
   }
   // Plotly draws a color bar anew with each figure, in a fifth of its time; this one changes only where its ends do.
-  function drawScale(data) {
+  function drawScale(data, colors) {
     const map = data.find(({ type, colorbar = {}, colorscale }) => type === "heatmap" && colorbar.ticktext && !colorbar.title && Array.isArray(colorscale));
-    const drawn = map ? JSON.stringify([map.colorscale, map.zmax, map.colorbar.ticktext]) : "";
+    const between = colors ?? (map ? map.colorscale.map(([, color]) => color) : []);
+    const drawn = map ? JSON.stringify([between, map.zmax, map.colorbar.ticktext]) : "";
     if (map) map.showscale = false;
     if ((scale.dataset.drawn || "") === drawn) return;
     scale.dataset.drawn = drawn;
     scale.replaceChildren();
     if (!map) return;
     const ramp = element("div", "dsx-ramp"), at = (tick) => `${(100 * (tick - map.zmin)) / (map.zmax - map.zmin || 1)}%`;
-    ramp.style.background = `linear-gradient(90deg,${map.colorscale.map(([share, color]) => `${color} ${100 * share}%`)})`;
+    ramp.style.background = `linear-gradient(90deg,${between})`;
     map.colorbar.ticktext.forEach((text, i) => {
       const tick = element("span", "", text);
       tick.style.left = at(map.colorbar.tickvals[i]);
@@ -164,7 +165,7 @@ export function plot({ model, el }) {
     sheet.hidden = Boolean(found);
     box.classList.toggle("dsx-gridded", Boolean(found));
     if (found) {
-      drawScale([{ ...found }]);
+      drawScale([{ ...found }], [heatOf(0), heatOf(1)]);
       grid.show(found, width ||= box.clientWidth);
     } else await figure();
     box.dataset.drawn = String(Number(box.dataset.drawn || 0) + 1);

@@ -16,7 +16,7 @@ from dsexplore.analysis.skew import Skew
 from dsexplore.errors import UsageError
 from dsexplore.trace.trace import Trace
 from dsexplore.units import format_bytes
-from dsexplore.views.skew.skew_view import window
+from dsexplore.views.skew.skew_view import _labels, window
 from tests.analysis.late_programs import Program
 
 LATE = Program(ranks=4, steps=6, jitter=1e-3, late_rank=1, late_by=0.2)
@@ -38,6 +38,11 @@ def test_the_sentence_stands_above_a_lane_per_rank() -> None:
     assert "all ranks on one clock" in shown
     words = re.sub(r"<[^>]+>", " ", shown.partition("</style>")[2])
     assert " late " in words.partition("rank 0")[0]
+
+
+def test_the_largest_lateness_has_a_label_where_not_all_have_space() -> None:
+    shown = _labels([(0.6, 0.001), (0.7, 0.03), (0.8, 0.002), (0.1, 0.004)], 1.0)
+    assert re.findall(r"\+([\d.]+ ms)", shown) == ["4 ms", "30 ms"]
 
 
 def test_waiting_and_transfer_stand_side_by_side() -> None:
