@@ -1,13 +1,15 @@
 """How far the attention of a prompt is from published tables of single kernels. Run it without arguments.
 
 ``data/prefill_attention_perf.csv`` has 60 rows in bf16, causal, without windows or a past, drawn by chance, of each
-table of vLLM, SGLang and TensorRT-LLM on A100, H100, H200, B200 and L40S in NVIDIA's aiconfigurator-core 0.12.0 (PyPI,
-Apache-2.0, systems/data/*/attention/*/context_attention_perf.parquet). These calls write the keys and values of the
-prompt into a cache besides, which is predicted as the copy that it is. On Hopper they are FlashAttention-3's or
-TensorRT's, for which cuDNN's stand here.
+table of vLLM, SGLang and TensorRT-LLM on ten GPUs in NVIDIA's aiconfigurator-core 0.12.0 (PyPI, Apache-2.0,
+systems/data/*/attention/*/context_attention_perf.parquet). These calls write the keys and values of the prompt into a
+cache besides, which is predicted as the copy that it is. TensorRT-LLM's begin with a kernel for lengths, and with one
+that rotates queries and keys (``invokeBuildDecoderInfo`` and ``invokeQKVPreprocessing`` of its attention op). On Hopper
+they are FlashAttention-3's or TensorRT's, for which cuDNN's stand here.
 
-vLLM's tables of A100, H100 and B200 were looked at for the mechanism that is there now. Of the others the median errors
-of the mechanism before it were known, 17 to 79 %, and no row was looked at; these rows are a new draw.
+The tables of `SEEN` were looked at for the mechanism that is there now. Of the other tables of A100, H200, B200 and
+L40S the errors of mechanisms before it were known. Those of B300, GB200, GB300 and RTX PRO 6000 were drawn when it was
+fixed; afterwards RTX PRO 6000 was given the constants of L40S in place of those of B200.
 """
 
 from __future__ import annotations
@@ -19,7 +21,15 @@ from typing import Any
 from published_kernels import Row, compare
 
 DATA = Path(__file__).with_name("data") / "prefill_attention_perf.csv"
-SEEN = ("a100-sxm vllm 0.14.0", "h100-sxm vllm 0.24.0", "b200-sxm vllm 0.24.0")
+SEEN = (
+    "a100-sxm trtllm 1.0.0",
+    "a100-sxm vllm 0.14.0",
+    "b200-sxm vllm 0.24.0",
+    "h100-sxm sglang 0.5.14",
+    "h100-sxm trtllm 1.3.0rc20",
+    "h100-sxm vllm 0.24.0",
+    "l40s vllm 0.24.0",
+)
 BANDS = {"below 30 µs": 30e-6, "30 to 100 µs": 100e-6, "0.1 to 1 ms": 1e-3, "longer": float("inf")}
 
 
@@ -39,7 +49,11 @@ def kernels(row: Row) -> list[dict[str, Any]]:
         "written_bytes": own,
     }
     cache = {"kind": "memory", "op": "index_put", "shape": [], "flops": 0, "read_bytes": kept, "written_bytes": kept}
-    return [attention | both, cache | both]
+    if not row["library"].startswith("trtllm"):
+        return [attention | both, cache | both]
+    rotation = cache | {"read_bytes": own + kept, "written_bytes": own + kept}
+    lengths = cache | {"read_bytes": 4 * batch, "written_bytes": 4 * batch * queries}
+    return [attention | both, rotation | both, lengths | both]
 
 
 def lines(_row: Row, name: str, measured: float) -> Iterator[str]:

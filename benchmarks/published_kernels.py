@@ -15,9 +15,13 @@ from dsexplore.cost.compute import SPEEDS, Attention, kernel_seconds
 MACHINES = {
     "a100-sxm": "dgx-a100",
     "b200-sxm": "b200",
+    "b300-sxm": "b200",
+    "gb200": "gb200-nvl72",
+    "gb300": "gb200-nvl72",
     "h100-sxm": "dgx-h100",
     "h200-sxm": "hgx-h200",
     "l40s": "8xl40s",
+    "rtx-pro-6000-server": "8xrtx-pro-6000",
 }
 """{machine of a table: cluster file with its GPU}."""
 
@@ -51,7 +55,7 @@ def compare(
             for name in lines_of(row, f"{row['machine']} {row['library']}", measured):
                 groups[name].append((measured, predicted))
     for name, pairs in sorted(groups.items(), key=lambda item: item[0].startswith("all")):
-        print(f"{name:36}{line(pairs)}")
+        print(f"{name:43}{line(pairs)}")
 
 
 def line(pairs: list[Pair]) -> str:

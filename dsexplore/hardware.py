@@ -57,6 +57,7 @@ GPU_OF_GENERATION = {
     "cdna3": "mi300x",
     "cpu": CPU,
     "hopper": "h100",
+    "rtx-blackwell": "l40s",
     "volta": "a100",
 }
 """The GPU that a user's file of a cluster means, by its ``generation``."""

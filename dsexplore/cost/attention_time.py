@@ -1,10 +1,11 @@
 """The time of attention kernels: of many queries in blocks, and of a decoder's few queries.
 
 Many queries are computed in blocks of 128, each of which goes through the keys that its queries see. A multiprocessor
-computes one block at a time, in tiles of 128 queries and 64 keys; reading queries and writing results take further
-time. In causal attention the first block sees 128 keys and the last one all, so blocks end at different times: the last
-of them computes while other multiprocessors are idle. This is the loss of short sequences, of few heads, and of
-sequences that are no multiple of 128.
+computes one block at a time, in tiles of 128 queries and 64 keys. It reads the queries before and writes the results
+after, with its part of the memory's bandwidth, and multiplies nothing meanwhile. In causal attention the first block
+sees 128 keys and the last one all, so blocks end at different times: the last of them computes while other
+multiprocessors are idle. This is the loss of short sequences, of few heads, and of sequences that are no multiple of
+128.
 
 Whole tiles would be nearly empty with the few queries of a decoder's next token. Its kernels put the query heads that
 share a head of keys into one tile, and divide the keys among multiprocessors (FlashAttention, ``flash_fwd_splitkv``):
@@ -16,21 +17,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from dsexplore.cost.gpu_generations import Generation
+
 BLOCK = 128
 """Queries of a block."""
 _KEYS = 64
 """Keys of a tile: whole tiles are computed."""
-_START = 4e-6
-"""Seconds from the start of the kernel to its first block, and from its last: of 24 blocks with two tiles each, in
-GPT-2, cuDNN's took 9.8 µs on an H100 (benchmarks/data/gpu_steps.json, 1 × 256)."""
-_BLOCK_START = 2e-6
-"""Seconds in which a block of 128 queries multiplies nothing, chosen by a look at vLLM's tables on H100 and A100, where
-it was 3 µs with the keys' way to the cache (see benchmarks/prefill_attention_accuracy.py), and at cuDNN's kernels on an
-H100 (benchmarks/data/gpu_steps.json), where it was 1.5 µs."""
-_ROWLESS = 0.2
-"""The part of that which a block takes however few queries it has."""
-_TAIL = 0.25
-"""The part of the longest block for which most multiprocessors have nothing left at the end, where each had several."""
+_TAIL = 0.5
+"""The part of the longest block for which most multiprocessors have nothing left at the end, where each had several:
+chosen with the starts of `GENERATIONS`."""
+_WIDE = 1.13
+"""FLOP/s with heads of 256 beside heads of 128, chosen with the starts of `GENERATIONS`."""
 _FEW = 32
 """Queries of a sequence up to which it counts as decoding."""
 _ROWS = 16
@@ -40,26 +37,39 @@ _DECODE_START, _WAVE = 8e-6, 2.5e-6
 and head of keys: chosen by a look at vLLM's table on H100, see benchmarks/decode_attention_accuracy.py."""
 
 
-def block_attention_seconds(shape: Sequence[int], flops: float, causal: bool, processors: int, rate: float) -> float:
-    """Return the seconds of one attention of many queries.
+def block_attention_seconds(
+    shape: Sequence[int],
+    flops: float,
+    causal: bool,
+    generation: Generation,
+    rate: float,
+    bandwidth: float,
+    start: float = 1.0,
+) -> float:
+    """Return the seconds of one attention of many queries in 16 bits.
 
     Args:
         shape: batch, heads, queries, keys, head width.
         flops: of all pairs of a query and a key that it sees.
         causal: whether query i sees the keys 0 to i only.
-        processors: multiprocessors of the GPU.
-        rate: FLOP/s of all of them in the middle of long blocks.
+        generation: of the GPU.
+        rate: FLOP/s of the whole GPU in the middle of long blocks of heads of 128.
+        bandwidth: B/s that large copies reach.
+        start: factor on the time in which the call and its blocks begin and end.
 
     Examples:
+        >>> from dsexplore.cost.gpu_generations import GENERATIONS
         >>> def seconds(queries):
         ...     flops = 4 * 32 * queries * (queries + 1) / 2 * 128
-        ...     return block_attention_seconds((1, 32, queries, queries, 128), flops, True, 132, 5e14)
+        ...     shape = (1, 32, queries, queries, 128)
+        ...     return block_attention_seconds(shape, flops, True, GENERATIONS["hopper"], 5e14, 3e12)
         >>> 3 < seconds(4096) / seconds(2048) < 4  # four times the FLOPs
         True
     """
     from dsexplore.capture.op_costs import causal_pairs  # here, as it loads torch's formulas of FLOPs
 
-    batch, heads, queries, keys, _ = map(int, shape)
+    batch, heads, queries, keys, width = map(int, shape)
+    processors = generation.multiprocessors
     blocks = -(-queries // BLOCK)
     whole = -(-keys // _KEYS) * _KEYS
     seen = whole * blocks
@@ -67,22 +77,34 @@ def block_attention_seconds(shape: Sequence[int], flops: float, causal: bool, pr
         fewer = min(blocks, whole // BLOCK)  # blocks that see fewer keys than there are
         seen = BLOCK * fewer * (fewer + 1) // 2 + whole * (blocks - fewer)
     pairs = causal_pairs(queries, keys) if causal else queries * keys
-    per_key = flops / (batch * heads * pairs) * BLOCK * processors / rate
-    filled = queries / (blocks * BLOCK)
-    start = _BLOCK_START * (_ROWLESS + (1 - _ROWLESS) * filled)
-    longest = whole * per_key + start
+    per_key = flops / (batch * heads * pairs) * BLOCK * processors / (rate * _of_width(width, generation))
+    moved = max(_ROWS, queries / blocks) * width * 2 * 2  # queries and results
+    active = min(processors, batch * heads * blocks)
+    block_start = start * (generation.block_start + moved * active / bandwidth)
+    longest = whole * per_key + block_start
     if batch * heads * blocks <= processors:
-        return _START + longest
-    busy = batch * heads * (seen * per_key + blocks * start) / processors
-    return _START + max(longest, busy + _TAIL * longest)
+        return start * generation.attention_start + longest
+    busy = batch * heads * (seen * per_key + blocks * block_start) / processors
+    return start * generation.attention_start + max(longest, busy + _TAIL * longest)
+
+
+def _of_width(width: int, generation: Generation) -> float:
+    """Return FLOP/s with heads of `width` beside those with heads of 128, which have more products per exponential."""
+    if width <= 128:
+        return max(0.25, generation.narrow + (1 - generation.narrow) * (width - 64) / 64)
+    return 1 + (_WIDE - 1) * min(1.0, (width - 128) / 128)
 
 
 def decodes(shape: Sequence[int]) -> bool:
-    """Return True if an attention of shape (batch, heads, queries, keys, head width) has few queries, and more keys."""
-    return len(shape) == 5 and shape[2] <= _FEW and shape[2] < shape[3]
+    """Return True if an attention has one query, or few to more keys.
+
+    Args:
+        shape: batch, heads, queries, keys, head width.
+    """
+    return len(shape) == 5 and (shape[2] == 1 or (shape[2] <= _FEW and shape[2] < shape[3]))
 
 
-def decode_seconds(row: Mapping[str, Any], processors: int, rate: float, bandwidth: float) -> float:
+def decode_seconds(row: Mapping[str, Any], processors: int, rate: float, bandwidth: float, start: float = 1.0) -> float:
     """Return the seconds of a row of `schema.KERNELS` whose attention decodes.
 
     Args:
@@ -90,6 +112,7 @@ def decode_seconds(row: Mapping[str, Any], processors: int, rate: float, bandwid
         processors: multiprocessors of the GPU.
         rate: FLOP/s of long attention.
         bandwidth: B/s that large copies reach.
+        start: factor on the time in which the kernels and waves of blocks begin.
     """
     count, shape = int(row["count"]), tuple(map(int, row["shape"]))
     batch, heads, queries, keys, width = shape
@@ -98,7 +121,7 @@ def decode_seconds(row: Mapping[str, Any], processors: int, rate: float, bandwid
     arithmetic = 4 * batch * kv_heads * rows * keys * width / rate
     moving = (row["read_bytes"] + row["written_bytes"]) / count / bandwidth
     waves = -(-batch * kv_heads // processors)
-    return float(count * (_DECODE_START + waves * _WAVE + max(arithmetic, moving)))
+    return float(count * (start * (_DECODE_START + waves * _WAVE) + max(arithmetic, moving)))
 
 
 def _heads_of_keys(shape: Sequence[int], read_bytes: float, item_size: int) -> int:

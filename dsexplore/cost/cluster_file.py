@@ -138,7 +138,7 @@ def _float(text: str) -> float | None:
 CLUSTERS = DataFiles(Path(__file__).with_name("clusters"), "cluster", "dgx-h100")
 KINDS = {
     "library": ("nccl", "rccl", "gloo"),
-    "generation": ("volta", "ampere", "ada", "hopper", "blackwell", "cdna3", "cpu"),
+    "generation": ("volta", "ampere", "ada", "hopper", "blackwell", "rtx-blackwell", "cdna3", "cpu"),
     "topology": ("switch", "mesh", "cube", "pcie", "host"),
 }
 """The words that a file may use, by key."""

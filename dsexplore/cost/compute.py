@@ -66,6 +66,9 @@ _LISTS_OF_TENSORS = 0.80
 """The same of ops on lists of tensors, those of optimizers among them."""
 KERNEL_GAP = 2e-6
 """Seconds from the last store of a kernel to the first load of the next on one stream."""
+_CACHED = 5.0
+"""Bandwidth of the cache beside that of the memory, on generations that have a `cache`: by the same look as
+`Generation.block_start`."""
 OPTIMIZER_TENSORS = 50
 """Parameters that one launch of a multi-tensor kernel takes: torch.optim's default on GPUs, where a CPU takes one."""
 
@@ -80,6 +83,7 @@ class Speed:
         memory: of all else.
         host: of the CPU's work for an op, beside a bare launch: torch's dispatcher and autograd, the program's Python.
         spread: by how much the times of GPUs of one kind differ: their standard deviation, as a part of their mean.
+        start: of the time in which attention and its blocks begin and end.
     """
 
     matmul: float = 1.0
@@ -87,9 +91,10 @@ class Speed:
     memory: float = 1.0
     host: float = 2.4
     spread: float = 0.015
+    start: float = 1.0
 
 
-SPEEDS = (Speed(0.88, 0.70, 0.90, 1.0, 0.0), Speed(), Speed(1.22, 1.25, 1.35, 8.0, 0.041))
+SPEEDS = (Speed(0.88, 0.70, 0.90, 1.0, 0.0, 0.65), Speed(), Speed(1.22, 1.25, 1.35, 8.0, 0.041, 1.7))
 """Low, expected and high. Products: best published rates against sustained ones under a power limit. Attention: with
 cuDNN or FlashAttention-3 against FlashAttention-2. Memory: ops that fit into the cache against strided ones. Host: a
 bare launch takes the 5 µs of the clusters' files, and steps that waited for the CPU took 22 to 39 µs for each kernel
@@ -97,7 +102,9 @@ bare launch takes the 5 µs of the clusters' files, and steps that waited for th
 their logarithms. Spread:
 "Not All GPUs Are Created Equal" (SC22, arXiv 2208.11035) measured the same programs on more than 90 % of the V100,
 RTX 5000 and MI60 of five clusters: 8 % of variation on average, 22 % at most, outliers apart. Both are read as the
-width of box plots from whisker to whisker, which is 5.4 standard deviations; for newer GPUs nothing is published."""
+width of box plots from whisker to whisker, which is 5.4 standard deviations; for newer GPUs nothing is published.
+Start: nine tenths of the rows of the tables that were looked at (benchmarks/prefill_attention_accuracy.py) are within
+0.75 and 1.7, and the low end was widened when the others were seen."""
 
 
 def kernel_seconds(
@@ -118,7 +125,7 @@ def kernel_seconds(
         attention: the implementation of attention.
         busy: seconds for which the GPU multiplies in such a step; 0 for a kernel by itself.
     """
-    kind, count = row["kind"], int(row["count"])
+    kind, count, of_one = row["kind"], int(row["count"]), float("inf")
     if kind in ("dispatch", "wait"):
         return 0.0
     traffic = int(row["read_bytes"] + row["written_bytes"])
@@ -128,11 +135,13 @@ def kernel_seconds(
         elif row["phase"] == "optimizer":
             count = -(-count // OPTIMIZER_TENSORS)
         share = 1.0 if compiled or cluster.generation == "cpu" else _share_of_bandwidth(row)
-        return speed.memory * (_memory_seconds(traffic, cluster) / share + count * _fixed(cluster))
+        return speed.memory * (
+            _memory_seconds(traffic, cluster, traffic / max(1, count)) / share + count * _fixed(cluster)
+        )
     if kind == "attention":
         if cluster.generation != "cpu" and decodes(row["shape"]):
-            return speed.attention * _decode_seconds(row, cluster)
-        arithmetic = speed.attention * _attention_seconds(row, cluster, attention)
+            return _decode_seconds(row, cluster, speed)
+        arithmetic, of_one = _attention_seconds(row, cluster, attention, speed), traffic / count
     else:
         shape, alignment = tuple(row["shape"]), row["op"].partition(", ")[2]
         rate = _product_rate(row["dtype"], shape, alignment, cluster)
@@ -142,7 +151,7 @@ def kernel_seconds(
             alone = count * product_alone(shape, row["dtype"], traffic / count, cluster, speed)
             heated = _heated(max(busy, alone))
             return float(alone ** (1 - heated) * sustained**heated)
-    return max(arithmetic, speed.memory * _memory_seconds(traffic, cluster)) + count * _fixed(cluster)
+    return max(arithmetic, speed.memory * _memory_seconds(traffic, cluster, of_one)) + count * _fixed(cluster)
 
 
 _BURSTS = (
@@ -273,8 +282,14 @@ def _fixed(cluster: Cluster) -> float:
     return min(KERNEL_GAP, cluster.launch_overhead)
 
 
-def _memory_seconds(traffic: float, cluster: Cluster) -> float:
-    return traffic / (cluster.memory.bandwidth * cluster.memory.achievable)
+def _memory_seconds(traffic: float, cluster: Cluster, of_one: float = float("inf")) -> float:
+    return traffic / _bandwidth(cluster, of_one)
+
+
+def _bandwidth(cluster: Cluster, of_one: float) -> float:
+    """Return B/s of memory traffic, of which one kernel has `of_one` bytes: the cache's where they fit."""
+    cache = GENERATIONS[cluster.generation].cache
+    return cluster.memory.bandwidth * cluster.memory.achievable * (_CACHED if of_one < cache else 1.0)
 
 
 def _share_of_bandwidth(row: Mapping[str, Any]) -> float:
@@ -307,25 +322,28 @@ def _product_rate(dtype: str, shape: tuple[int, ...], alignment: str, cluster: C
     return best * _ORDINARY * shape_efficiency(shape, cluster.generation) * aligned
 
 
-def _decode_seconds(row: Mapping[str, Any], cluster: Cluster) -> float:
-    generation, memory = GENERATIONS[cluster.generation], cluster.memory
-    rate = stated_rate(row["dtype"], cluster) * generation.attention
-    return decode_seconds(row, generation.multiprocessors, rate, memory.bandwidth * memory.achievable)
+def _decode_seconds(row: Mapping[str, Any], cluster: Cluster, speed: Speed) -> float:
+    generation, traffic = GENERATIONS[cluster.generation], int(row["read_bytes"] + row["written_bytes"])
+    rate = stated_rate(row["dtype"], cluster) * generation.attention / speed.attention
+    bandwidth = _bandwidth(cluster, traffic / int(row["count"])) / speed.attention
+    return decode_seconds(row, generation.multiprocessors, rate, bandwidth, speed.start)
 
 
-def _attention_seconds(row: Mapping[str, Any], cluster: Cluster, kernels: Attention) -> float:
+def _attention_seconds(row: Mapping[str, Any], cluster: Cluster, kernels: Attention, speed: Speed) -> float:
     generation = GENERATIONS[cluster.generation]
     parts = generation.attention, generation.attention_backward
     if kernels == "cudnn" and generation.cudnn is not None:
         parts = generation.cudnn
     backward = "backward" in row["op"]
     batch, heads, queries, keys, width = map(int, row["shape"])
-    narrow = min(1.0, 0.5 + width / 256)  # as the same figures show for heads of 64
-    rate = stated_rate(row["dtype"], cluster) * parts[backward] * narrow
+    rate = stated_rate(row["dtype"], cluster) * parts[backward]
     if not backward and cluster.generation != "cpu":
         count, causal = int(row["count"]), row["op"].endswith(", causal")
-        one = int(row["flops"]) / count
-        return count * block_attention_seconds(row["shape"], one, causal, generation.multiprocessors, rate)
+        bandwidth = _bandwidth(cluster, int(row["read_bytes"] + row["written_bytes"]) / count)
+        return count * block_attention_seconds(
+            row["shape"], int(row["flops"]) / count, causal, generation, rate / speed.attention, bandwidth, speed.start
+        )
+    rate *= min(1.0, 0.5 + width / 256) / speed.attention  # as the same figures show for heads of 64
     blocks = batch * heads * -(-queries // _TILE)
     waves = -(-blocks // generation.multiprocessors)
     filled = blocks / (waves * generation.multiprocessors)

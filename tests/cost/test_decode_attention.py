@@ -55,7 +55,13 @@ def test_each_wave_of_blocks_takes_a_time_and_more_of_anything_is_no_faster() ->
 
 @pytest.mark.parametrize(
     ("shape", "expected"),
-    [((1, 8, 1, 64, 128), True), ((1, 8, 32, 33, 64), True), ((1, 8, 64, 4096, 128), False), ((1, 8, 4, 4, 64), False)],
+    [
+        ((1, 8, 1, 64, 128), True),
+        ((1, 8, 32, 33, 64), True),
+        ((1, 8, 64, 4096, 128), False),
+        ((1, 8, 4, 4, 64), False),
+        ((1, 8, 1, 1, 64), True),
+    ],
 )
 def test_few_queries_to_more_keys_are_decoding(shape: tuple[int, ...], expected: bool) -> None:
     assert decodes(shape) is expected
