@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from types import FrameType
 from typing import Any
 
@@ -22,6 +22,16 @@ def uninterrupted() -> Iterator[None]:
     with ExitStack() as deliver:
         for number in (signal.SIGINT, signal.SIGTERM):
             _hold(number, deliver)
+        yield
+
+
+@contextmanager
+def once_interrupted() -> Iterator[None]:
+    """Drop a further Ctrl-C while what the first one asked for is done; SIGTERM is delivered after the block.
+
+    The block must end by itself soon. Outside the main thread nothing is dropped.
+    """
+    with suppress(KeyboardInterrupt), uninterrupted():
         yield
 
 

@@ -16,6 +16,7 @@ from IPython.display import display
 from dsexplore import run_cell, unloaded_magic
 from dsexplore.compare_magic import CompareMagics
 from dsexplore.errors import UsageError
+from dsexplore.interrupts import once_interrupted
 from dsexplore.magic_parser import MagicParser
 from dsexplore.real_cells import RealCells, explain_interrupt, failure
 from dsexplore.signatures import names_arguments
@@ -190,12 +191,13 @@ class CommtraceMagics(Magics):
         try:
             run = self._real.run(cell, world, ranks, timeout)
         except KeyboardInterrupt as interrupt:
-            interrupted = getattr(interrupt, "run", None)
-            self._bind_trace(options, interrupted)
-            did = "engines were interrupted" if isinstance(kept, EngineCluster) else "ranks were ended"
-            if kept is not None and kept is self._real.kept and not isinstance(kept, EngineCluster):
-                did = "ranks have left the cell, and run the next one"
-            explain_interrupt(interrupt, interrupted, f"The {did}. What was recorded until then is in `{name}`.")
+            with once_interrupted():
+                interrupted = getattr(interrupt, "run", None)
+                self._bind_trace(options, interrupted)
+                did = "engines were interrupted" if isinstance(kept, EngineCluster) else "ranks were ended"
+                if kept is not None and kept is self._real.kept and not isinstance(kept, EngineCluster):
+                    did = "ranks have left the cell, and run the next one"
+                explain_interrupt(interrupt, interrupted, f"The {did}. What was recorded until then is in `{name}`.")
             raise
         trace = self._bind_trace(options, run)
         if not run.ok:

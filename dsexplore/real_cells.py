@@ -20,6 +20,7 @@ from dsexplore.analysis.hangs.explain import explain_trace
 from dsexplore.analysis.hangs.rank_calls import RankEnd
 from dsexplore.capture.source_lines import file_name
 from dsexplore.errors import UsageError
+from dsexplore.interrupts import once_interrupted
 from dsexplore.trace.ends import STOPPED, raised
 from dsexplore.trace.trace import Trace
 from dsexplore.units import format_bytes, format_ranks, format_seconds
@@ -181,7 +182,8 @@ class RealCells:
         except KeyboardInterrupt as interrupt:
             interrupted = getattr(interrupt, "run", None)
             if isinstance(interrupted, CellRun):
-                interrupt.run = self._shown(interrupted, screen, message, cell)  # type: ignore[attr-defined]
+                with once_interrupted():
+                    interrupt.run = self._shown(interrupted, screen, message, cell)  # type: ignore[attr-defined]
             raise
         finally:
             if world is not None:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
-from queue import Empty
-from typing import Any
 
 import nbformat
 import pytest
 import torch
 import torch.distributed as dist
 from IPython.core.error import UsageError as ShellUsageError
-from jupyter_client.manager import start_new_kernel
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
@@ -20,6 +16,7 @@ import dsexplore
 from dsexplore.errors import ClosedWorldError
 from dsexplore.magics import CommtraceMagics
 from dsexplore.worlds.simulate import current_world
+from tests.kernels import running_kernel
 from tests.notebook_cells import Notebook
 from tests.programs import python
 
@@ -349,52 +346,14 @@ class TestKernel:
         assert len([line for line in notebook.cells[2].outputs[0]["traceback"] if "Traceback" in line]) <= 1
 
     def test_an_interrupt_leaves_a_kernel_that_works(self) -> None:
-        manager, client = start_new_kernel(startup_timeout=240, kernel_name="python3")
-        try:
-            kernel = Kernel(client)
-            assert kernel.run("%load_ext dsexplore")["status"] == "ok"
-            endless = (
-                f"%%commtrace --mesh dp=2,tp=4 -o cut\n{SEND}\nprint('running', flush=True)\nwhile True:\n    pass"
-            )
-            reply = kernel.run(f"%%commtrace --mesh dp=2,tp=4 -o cut\n{endless}", on_output=manager.interrupt_kernel)
+        endless = f"%%commtrace --mesh dp=2,tp=4 -o cut\n{SEND}\nprint('running', flush=True)\nwhile True:\n    pass"
+        with running_kernel() as kernel:
+            kernel.ok("%load_ext dsexplore")
+            reply = kernel.run(endless, interrupt_when=lambda shown: "running" in shown)
             assert reply["ename"] == "KeyboardInterrupt"
             assert "What was recorded until then is in `cut`" in "".join(reply["traceback"])
-            assert kernel.run("assert len(cut) == 1 and 'KeyboardInterrupt' in cut.info.notes[0]")["status"] == "ok"
-            assert kernel.run("import torch.distributed as dist; assert not dist.is_initialized()")["status"] == "ok"
-            assert kernel.run("import torch; assert type(torch.ones(1)) is torch.Tensor")["status"] == "ok"
-            assert kernel.run(f"%%commtrace --mesh dp=2,tp=4 -o t\n{SEND}")["status"] == "ok"
-            assert kernel.run("assert len(t) == 1")["status"] == "ok"
-        finally:
-            client.stop_channels()
-            manager.shutdown_kernel(now=True)
-
-
-class Kernel:
-    """A client that waits for each cell, and can act when the cell prints."""
-
-    def __init__(self, client: Any) -> None:
-        self._client = client
-
-    def run(self, cell: str, on_output: Any = None, timeout: float = 240) -> dict[str, Any]:
-        message = self._client.execute(cell)
-        deadline = time.monotonic() + timeout
-        while time.monotonic() < deadline:
-            try:
-                output = self._client.get_iopub_msg(timeout=0.2)
-            except Empty:
-                continue
-            if output["parent_header"].get("msg_id") != message:
-                continue
-            if output["msg_type"] == "stream" and on_output is not None:
-                on_output()
-                on_output = None
-            if output["msg_type"] == "status" and output["content"]["execution_state"] == "idle":
-                return self._reply(message, timeout)
-        raise TimeoutError(cell)
-
-    def _reply(self, message: str, timeout: float) -> dict[str, Any]:
-        while True:  # a kernel that starts slowly has answered more than one greeting
-            reply = self._client.get_shell_msg(timeout=timeout)
-            if reply["parent_header"].get("msg_id") == message:
-                content: dict[str, Any] = reply["content"]
-                return content
+            kernel.ok("assert len(cut) == 1 and 'KeyboardInterrupt' in cut.info.notes[0]")
+            kernel.ok("import torch.distributed as dist; assert not dist.is_initialized()")
+            kernel.ok("import torch; assert type(torch.ones(1)) is torch.Tensor")
+            kernel.ok(f"%%commtrace --mesh dp=2,tp=4 -o t\n{SEND}")
+            kernel.ok("assert len(t) == 1")

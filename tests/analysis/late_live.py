@@ -1,5 +1,7 @@
 """Programs of real ranks on gloo, of which one is late or none: ``python -m tests.analysis.late_live 20`` runs so many.
 
+A second number is the first of them, so that a long run can be done in parts.
+
 Wrong is a program of which the late rank is not named alone; or, where none is late, one of which a rank is named as
 late again and again. A single pause of a busy host is named too, and rightly so.
 """
@@ -32,10 +34,10 @@ with dsexplore.commtrace(save=folder) as trace:
 """
 
 
-def main(count: int) -> int:
-    """Run so many programs and return 1 where one was judged wrong."""
+def main(count: int = 20, first: int = 0) -> int:
+    """Run so many programs, from the seed `first` on, and return 1 where one was judged wrong."""
     wrong = 0
-    for seed in range(count):
+    for seed in range(first, first + count):
         draw = np.random.default_rng(seed)
         ranks = int(draw.choice([2, 3, 4]))
         late = int(draw.integers(ranks)) if draw.random() < 0.8 else None
@@ -53,10 +55,10 @@ def main(count: int) -> int:
         named = [found.rank for found in skew.late_ranks if late is not None or found.late >= LEAST]
         is_wrong = named != ([] if late is None else [late])
         wrong += is_wrong
-        print(f"{'WRONG ' if is_wrong else ''}{ranks} ranks, {how}: {skew.sentence}", flush=True)
+        print(f"{'WRONG ' if is_wrong else ''}{seed}: {ranks} ranks, {how}: {skew.sentence}", flush=True)
     print(f"{count} programs, {wrong} wrong")
     return 1 if wrong else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]) if len(sys.argv) > 1 else 20))
+    sys.exit(main(*map(int, sys.argv[1:])))

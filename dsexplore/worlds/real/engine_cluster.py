@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from dsexplore.errors import UsageError
+from dsexplore.interrupts import once_interrupted, uninterrupted
 from dsexplore.trace.trace import Trace
 from dsexplore.units import format_ranks
 from dsexplore.worlds.real.engine_process import EngineCell
@@ -281,9 +282,13 @@ class EngineCluster:
             self._wait(chosen, began + timeout, on_output)
         except KeyboardInterrupt as error:
             interrupt = error
-        first = next((rank.rank for rank in chosen if rank.has_failed), None)
-        self._interrupt([rank for rank in chosen if not rank.answer.ready()])
-        run = self._collect(chosen, began, first, is_all=ranks is None)
+        try:
+            with uninterrupted() if interrupt is None else once_interrupted():
+                first = next((rank.rank for rank in chosen if rank.has_failed), None)
+                self._interrupt([rank for rank in chosen if not rank.answer.ready()])
+                run = self._collect(chosen, began, first, is_all=ranks is None)
+        except KeyboardInterrupt as error:  # it came while the run was finished
+            interrupt = error
         if interrupt is not None:
             interrupt.run = run  # type: ignore[attr-defined]
             raise interrupt

@@ -26,6 +26,7 @@ from typing import Any
 import torch
 
 from dsexplore.errors import UsageError
+from dsexplore.interrupts import once_interrupted, uninterrupted
 from dsexplore.torch_internals.processes import has_cuda_context
 from dsexplore.trace import files
 from dsexplore.trace.merge import merge_tables
@@ -169,10 +170,15 @@ class RankWorld:
                 first_failure = wait_for_all(chosen, began + timeout, GRACE, lambda: on_output(chosen))
             except KeyboardInterrupt as error:
                 interrupt = error
-                interrupt_cell([rank for rank in chosen if rank.status is None])
-            run = self._finish(
-                chosen, folder, began, first_failure, is_all=ranks is None, stopped=interrupt is not None
-            )
+            try:
+                with uninterrupted() if interrupt is None else once_interrupted():
+                    if interrupt is not None:
+                        interrupt_cell([rank for rank in chosen if rank.status is None])
+                    run = self._finish(
+                        chosen, folder, began, first_failure, is_all=ranks is None, stopped=interrupt is not None
+                    )
+            except KeyboardInterrupt as error:  # it came while the run was finished
+                interrupt = error
             if interrupt is not None:
                 interrupt.run = run  # type: ignore[attr-defined]
                 raise interrupt

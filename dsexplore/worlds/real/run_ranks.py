@@ -23,7 +23,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined] # public, t
 
 from dsexplore.analysis.hangs.standing import Standing, odd_ones
 from dsexplore.errors import Documented, UsageError
-from dsexplore.interrupts import uninterrupted
+from dsexplore.interrupts import once_interrupted, uninterrupted
 from dsexplore.signatures import names_arguments
 from dsexplore.trace.ends import STOPPED
 from dsexplore.units import format_count
@@ -318,13 +318,18 @@ class _RanksRun:
         try:
             yield
         except KeyboardInterrupt as interrupt:
-            for outcome in self.close():
-                if outcome.status == "stuck":
-                    interrupt.add_note(f"rank {outcome.rank} was at:\n{outcome.stack}")
+            with once_interrupted():
+                for outcome in self.close():
+                    if outcome.status == "stuck":
+                        interrupt.add_note(f"rank {outcome.rank} was at:\n{outcome.stack}")
             raise
 
     def close(self) -> tuple[RankOutcome[Any], ...]:
         """End all ranks, with the stacks of those that had not finished; safe to call again."""
+        with uninterrupted():
+            return self._close()
+
+    def _close(self) -> tuple[RankOutcome[Any], ...]:
         ranks, self._ranks = self._ranks, []
         hung = [rank for rank in ranks if rank.status is None]
         running = [rank for rank in hung if not rank.look_whether_stopped()]  # a stopped one writes nothing
