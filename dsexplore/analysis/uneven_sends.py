@@ -22,7 +22,7 @@ class MostSent:
 
     def __str__(self) -> str:
         axis = f" on {self.axis}" if self.axis else ""
-        return f"Uneven all_to_alls{axis} send rank {self.rank} {self.times:.2g} times the mean"
+        return f"Rank {self.rank} receives {self.times:.2g} times the mean: all_to_alls{axis} are uneven"
 
 
 def most_sent(uneven: pl.DataFrame) -> MostSent | None:

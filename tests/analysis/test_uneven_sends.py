@@ -29,7 +29,7 @@ def test_bytes_of_all_that_is_sent_to_a_rank() -> None:
     most = most_sent(uneven)
     assert most is not None
     assert (most.rank, most.axis, most.times) == (1, "ep", pytest.approx(64 / 32))
-    assert str(most) == "Uneven all_to_alls on ep send rank 1 2 times the mean"
+    assert str(most) == "Rank 1 receives 2 times the mean: all_to_alls on ep are uneven"
 
 
 @pytest.mark.parametrize("splits", [[2, 2, 2, 2], [0, 0, 0, 0]])
@@ -40,11 +40,11 @@ def test_even_or_empty_splits_name_no_rank(splits: list[int]) -> None:
 
 def test_the_headline_says_it_where_a_rank_is_sent_far_more_and_opens_the_section() -> None:
     trace, near = sent([1, 5, 1, 1]), sent([4, 5, 4, 4])
-    assert "Uneven all_to_alls on ep send rank 1 2.5 times the mean." in [
+    assert "Rank 1 receives 2.5 times the mean: all_to_alls on ep are uneven." in [
         str(said) for said in trace.headline().sentences
     ]
     page = trace._repr_mimebundle_()["text/html"]
     (anchor,) = re.findall(r'href="#(dsx-[^"]+)">by rank<', page)
-    assert re.search(rf'<details class="part" open><summary>Uneven [^<]*</summary><div id="{anchor}">', page)
+    assert re.search(rf'<details class="part" open><summary>Rank 1 receives [^<]*</summary><div id="{anchor}">', page)
     assert not any(said.about == "experts" for said in near.headline().sentences)
-    assert '<details class="part"><summary>Uneven all_to_alls' in near._repr_mimebundle_()["text/html"]
+    assert '<details class="part"><summary>Rank 1 receives' in near._repr_mimebundle_()["text/html"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from math import inf
 from typing import Any
 
 from dsexplore.aio.aio_config import AioConfig
@@ -153,11 +152,11 @@ def _place(config: AioConfig) -> tuple[int, int, int]:
 
 
 def _settings_table(result: SweepResult) -> str:
-    """Return a table of the settings that the verdict is based on, fastest first."""
+    """Return a table of the settings that the verdict is based on: fastest first, those that scatter too much last."""
     means = {config: ratio_interval(list(ratios.values())) for config, ratios in result.rounds.items()}
-    ranked = sorted(means, key=lambda config: -means[config].value)[:_MOST_ROWS]
+    ranked = sorted(means, key=lambda config: (not means[config].is_narrow, -means[config].value))[:_MOST_ROWS]
     by_config = {point.config: point for point in points(result, directions(result)[-1])}
-    widest = max((mean.high for mean in means.values() if mean.high < inf), default=0.0)
+    widest = max((mean.high for mean in means.values() if mean.is_narrow), default=0.0)
     rows = [
         [
             html.escape(str(config)) + (" (default)" if config == result.control else ""),
@@ -178,7 +177,7 @@ def _settings_table(result: SweepResult) -> str:
 
 def _interval(mean: Interval, widest: float) -> str:
     """Return a mark at the mean on its interval, on a scale from 0 to the highest end; nothing for a single round."""
-    if not widest or mean.high == inf:
+    if not widest or not mean.is_narrow:
         return ""
     low, at, high = (100 * end / widest for end in (mean.low, mean.value, mean.high))
     return (

@@ -154,8 +154,8 @@ def experts_part(codes: EventCodes, opened: bool, anchor: str = "") -> str:
         ]
         hidden = of_axis.height - len(rows)
         more = f'<p class="dim">{format_count(hidden, "more rank")}.</p>' if hidden > 0 else ""
-        parts.append(f"<p>{html.axis_key(axis)}</p>{html.table(('rank', '', 'message bytes'), rows, bar=1)}{more}")
-    note = "Message bytes of all_to_alls with uneven splits, from recorded ranks in all their steps."
+        parts.append(f"<p>{html.axis_key(axis)}</p>{html.table(('rank', '', 'received'), rows, bar=1)}{more}")
+    note = "Message bytes that the recorded ranks send each rank by all_to_alls with uneven splits, in all their steps."
     body = f'<div>{"".join(parts)}<p class="dim">{note}</p></div>'
     return drawings.part(str(worst), body, opened, anchor)
 
