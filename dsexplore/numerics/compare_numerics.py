@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,29 @@ from dsexplore.errors import UsageError
 from dsexplore.mesh import Mesh, parse_mesh
 from dsexplore.numerics.compared_runs import compare_runs
 from dsexplore.numerics.first_difference import first_difference
-from dsexplore.numerics.numerics_report import NumericsReport, report_of
-from dsexplore.numerics.numerics_runs import EXACT, PLAIN, REFERENCE_RUNS, play_rank, play_reference
+from dsexplore.numerics.numeric_records import RunRecord, load_run
+from dsexplore.numerics.numerics_report import NumericsReport, report_of, tensors_of
+from dsexplore.numerics.numerics_runs import (
+    AGAIN,
+    DRAWS,
+    EXACT,
+    PLAIN,
+    REFERENCE_RUNS,
+    ROUNDED,
+    file_of,
+    play_again,
+    play_rank,
+    play_reference,
+)
+from dsexplore.numerics.repeated_reference import (
+    SAME,
+    SUSPECT,
+    changed_draw,
+    changed_weights,
+    repeated,
+    report_of_draws,
+    report_of_reference,
+)
 from dsexplore.signatures import names_arguments
 from dsexplore.worlds.real.run_ranks import RanksFailedError, run_ranks
 
@@ -40,7 +62,8 @@ def compare_numerics(
     modules, their gradients, gradients of parameters and what optimizers add to these are compared in float64, in which
     rounding is too small to be taken for a fault; the same in the program's own dtypes is shown beside them. Dropout is
     off meanwhile; in a run of its own it is looked at whether replicas draw the same, and backward, where it computes
-    again, what forward drew.
+    again, what forward drew. A reference that computes something else when it runs again is said to do so, and no plan
+    is compared with it.
 
     .. code-block:: python
 
@@ -81,6 +104,11 @@ def compare_numerics(
         ran = run_ranks(play_reference, together, args=(reference, steps, folder), backend=None, timeout=timeout)
         problem = next(filter(None, ran.values), "")
 
+        ran_again = partial(_ran_again, reference, steps, folder, timeout)
+        unlike = _own_difference(folder, ran_again, axes, is_exact=not problem)
+        if unlike is not None:
+            return unlike
+
         def play(*runs: str) -> None:
             run_ranks(play_rank, world_size, args=(parallel, axes, steps, folder, runs), timeout=timeout).check()
 
@@ -93,7 +121,37 @@ def compare_numerics(
             notes.append(f"not compared in float64, in which the program does not run: {problem}")
             play(PLAIN)
         comparison = compare_runs(folder, axes, tolerance, is_exact=not problem)
-        return report_of(comparison, first_difference(comparison), tuple(notes))
+        difference = first_difference(comparison)
+        if difference is not None and difference.match is not None and difference.match.reason == "dropout":
+            first, second = ran_again(DRAWS, 2)
+            draw = changed_draw(first, second)
+            if draw is not None:
+                return report_of_draws(first, draw, tensors_of(comparison), str(axes), world_size)
+        return report_of(comparison, difference, tuple(notes))
+
+
+def _ran_again(
+    reference: Reference, steps: int, folder: Path, timeout: float, run: str, processes: int
+) -> list[RunRecord]:
+    """Run the reference again, in so many processes, and return what each recorded."""
+    run_ranks(play_again, processes, args=(reference, steps, folder, run), backend=None, timeout=timeout).check()
+    return [load_run(file_of(folder, AGAIN, rank)) for rank in range(processes)]
+
+
+def _own_difference(
+    folder: Path, ran_again: Callable[[str, int], list[RunRecord]], mesh: Mesh, *, is_exact: bool
+) -> NumericsReport | None:
+    """Return the report on a reference that differs from itself; None for one that computes the same again."""
+    first = load_run(file_of(folder, EXACT if is_exact else PLAIN))
+    if is_exact:
+        rounded = load_run(file_of(folder, ROUNDED))
+        if all(row.is_same for row in repeated(first, rounded, SUSPECT)):
+            return None
+    (second,) = ran_again(EXACT if is_exact else PLAIN, 1)
+    rows, weights = list(repeated(first, second, SAME)), changed_weights(first, second)
+    if weights is None and all(row.is_same for row in rows):
+        return None
+    return report_of_reference(first, rows, weights, str(mesh), mesh.size)
 
 
 def _checked(world_size: int, mesh: str, steps: int, tolerance: float | None) -> Mesh:

@@ -8,7 +8,8 @@ the first place is looked for:
    rows in another order) that is made whole later; so such an output counts only if nothing right is computed of it
    before an output that is wrong. What runs inside a module whose own output is right does not count.
 2. **backward**: the first output, in the order of backward, whose gradient is wrong. One factor of all ranks is a scale
-   of the loss, which is right if gradients of parameters are.
+   of the loss, which is right if gradients of parameters are. Parts of a sum do not count if it is made before
+   gradients reach the outputs from which this one is computed.
 3. **gradient** and **optimizer**: the first parameter in the order of backward; the whole model, if all are wrong for
    the same reason.
 """
@@ -154,8 +155,25 @@ def _in_backward(comparison: Comparison, step: int) -> FirstDifference | None:
         match = explain(outermost, comparison)
         if match is not None and match.axes and set(match.axes) <= data:
             continue  # of what is the same for all data: reduced with the gradients of parameters
+        if match is not None and match.reason in MADE_WHOLE and _is_made_whole(entry, comparison, scale):
+            continue  # reduced before the modules that it is computed of; gradients of its parameters are asked next
         return _difference(outermost, match)
     return None
+
+
+def _is_made_whole(entry: Compared, comparison: Comparison, scale: float | None) -> bool:
+    """Return True if the gradients of all outputs that this one is computed of are right, in that scale of the loss."""
+    step, module = entry.record.step, entry.record.module
+    sources = {s for e in comparison.of("forward", step) if e.record.module == module for s in e.record.sources or ()}
+    of_sources = [e for e in comparison.of("backward", step) if e.record.module in sources]
+    return (
+        bool(sources)
+        and {e.record.module for e in of_sources} == sources
+        and all(
+            _is_zero(e) or ((factor := common_factor(e.parts, e)) is not None and is_close(factor, scale or 1.0))
+            for e in of_sources
+        )
+    )
 
 
 def _is_scaled_sum(entry: Compared, axes: set[str], scale: float) -> bool:

@@ -153,17 +153,36 @@ def _sentence(comparison: Comparison, difference: FirstDifference | None, model:
 
 
 def _place(comparison: Comparison, difference: FirstDifference, model: str) -> str:
-    module = f"{model}.{difference.module}" if difference.module else model
-    is_single = difference.name != "parameters"
-    what = {
+    what = place_of(difference.phase, difference.module, difference.name, model)
+    ranks = "all ranks" if len(difference.ranks) == comparison.mesh.size > 1 else format_ranks(difference.ranks)
+    return (
+        f"The numbers part first in {difference.phase} of step {difference.step}: {what}{size_of(difference.error)} on "
+        f"{ranks}."
+    )
+
+
+def place_of(phase: Phase, path: str, name: str, model: str) -> str:
+    """Return the clause that says which tensor differs; ``parameters`` are those of the whole model."""
+    module = f"{model}.{path}" if path else model
+    is_single = name != "parameters"
+    return {
         "forward": f"the output of {module} differs",
         "backward": f"the gradient of {module}'s output differs",
-        "gradient": f"the gradient of {difference.name} differs" if is_single else f"all gradients of {module} differ",
-        "optimizer": f"what the optimizer adds to {difference.name if is_single else 'all parameters'} differs",
-    }[difference.phase]
-    size = f" by {difference.error:.2g} of its size" if math.isfinite(difference.error) else ""
-    ranks = "all ranks" if len(difference.ranks) == comparison.mesh.size > 1 else format_ranks(difference.ranks)
-    return f"The numbers part first in {difference.phase} of step {difference.step}: {what}{size} on {ranks}."
+        "gradient": f"the gradient of {name} differs" if is_single else f"all gradients of {module} differ",
+        "optimizer": f"what the optimizer adds to {name if is_single else 'all parameters'} differs",
+    }[phase]
+
+
+def size_of(error: float) -> str:
+    """Return by how much a tensor differs, as the end of a clause; empty where that is no number."""
+    return f" by {share_text(error)}{' of' if error < 10 else ''} its size" if math.isfinite(error) else ""
+
+
+def share_text(error: float) -> str:
+    """Return a relative difference: ``3.2e-05``, ``24 %`` or ``12 times``."""
+    if error >= 10:
+        return f"{error:,.0f} times" if error < 1e6 else f"{error:.2g} times"
+    return f"{float(f'{100 * error:.2g}'):g} %" if error >= 0.001 else f"{error:.2g}"
 
 
 def _looks(difference: FirstDifference) -> str:

@@ -31,6 +31,8 @@ SEED = 0
 
 EXACT, ROUNDED, PLAIN, DRAWS = "exact", "rounded", "plain", "draws"
 """In float64; the same with other roundings; in the program's own dtypes; these with dropout, whose draws are kept."""
+AGAIN = "again"
+"""A run of the reference like another one."""
 
 
 def file_of(folder: Path, run: str, rank: int | None = None) -> Path:
@@ -57,6 +59,11 @@ def play_reference(program: Program, steps: int, folder: Path) -> str:
                 raise
             problem = "".join(traceback.format_exception_only(error)).strip()
     return problem
+
+
+def play_again(program: Program, steps: int, folder: Path, run: str) -> None:
+    """Run the reference as in one of its runs, and record it as that of this process."""
+    _play(program, (), steps, run, None, file_of(folder, AGAIN, int(os.environ["RANK"])))
 
 
 def play_rank(program: Program, mesh: Mesh, steps: int, folder: Path, runs: Sequence[str]) -> None:

@@ -83,6 +83,17 @@ def common_factor(parts: Sequence[Part], entry: Compared) -> float | None:
     return factors[0] if factors and all(is_close(factor, factors[0]) for factor in factors) else None
 
 
+def loss_scale(comparison: Comparison, step: int) -> float:
+    """Return how many times the reference's the loss of a rank is: the factor of the first gradient that has one; 1 for
+    none.
+
+    Where ``dp=2`` cuts the batch and each rank takes the mean over its own rows, gradients of outputs are twice the
+    reference's.
+    """
+    factors = (common_factor(entry.parts, entry) for entry in comparison.of("backward", step))
+    return next((factor for factor in factors if factor is not None), 1.0)
+
+
 def axes_of_size(mesh: Mesh, size: int) -> str:
     """Return the axes of a mesh whose ranks are so many: ``tp``, ``dp or tp``, or ``dp × tp``; empty for none."""
     axes = dict(zip(mesh.axes, mesh.shape, strict=True))

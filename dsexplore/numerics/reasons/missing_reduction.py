@@ -10,6 +10,7 @@ import torch
 from dsexplore.numerics.compared_runs import Comparison
 from dsexplore.numerics.compared_values import Compared, Part, factor_between, replicas
 from dsexplore.numerics.part_layouts import varying_axes
+from dsexplore.numerics.reasons.factor import loss_scale
 from dsexplore.numerics.reasons.match import Match, is_close, is_near
 
 
@@ -19,12 +20,14 @@ def rule(parts: Sequence[Part], entry: Compared, comparison: Comparison) -> Matc
     if any(len(group) < 2 for group in groups):
         return None
     axes = varying_axes(part.holder for part in groups[0])
+    scale = loss_scale(comparison, entry.record.step) if entry.phase == "backward" else 1.0
     for count in range(1, len(axes) + 1):
         for chosen in combinations(axes, count):
             factor = factor_of_sum(parts, chosen, entry)
             ranks = len(next(_gathered(groups[0], chosen)))
-            if factor is not None and (is_close(factor, 1) or is_close(factor, ranks)):
-                return _match("sum" if is_close(factor, 1) else "mean", chosen, entry)
+            for kind, right in (("sum", scale), ("mean", scale * ranks), ("sum", 1.0), ("mean", float(ranks))):
+                if factor is not None and is_close(factor, right):
+                    return _match(kind, chosen, entry)
     return None
 
 

@@ -15,21 +15,28 @@ _ROW, _LEAST = 14, 56
 """Pixels of a row of cells, and of the whole picture at least."""
 
 STYLE = f"""
-.dsx .dif{{position:relative;max-width:560px;background:var(--dsx-shade);border:1px solid var(--dsx-line);
-margin:2px 0 4px}}
+.dsx .dif-row{{display:flex;flex-wrap:wrap;gap:4px 16px;align-items:flex-start;margin-bottom:8px}}
+.dsx .dif-text{{flex:1 1 300px;max-width:560px}}
+.dsx .dif{{position:relative;flex:1 1 300px;max-width:560px;background:var(--dsx-shade);
+border:1px solid var(--dsx-line);margin:2px 0 4px}}
 .dsx .dif svg{{display:block;position:absolute;inset:0;width:100%;height:100%}}
 .dsx .dif path{{fill:{theme.ALARM};forced-color-adjust:none}}
 .dsx .dif i{{position:absolute;border:1px solid var(--dsx-fg);overflow:hidden;font-style:normal}}
 .dsx .dif i span{{background:var(--dsx-bg);color:var(--dsx-fg);font-size:var(--dsx-tiny);padding:0 3px;
 white-space:nowrap}}
-.dsx .dif-label{{white-space:nowrap}}
-.dsx .dif-key{{display:inline-block;width:1.1em;height:1.1em;vertical-align:text-bottom;margin:0 3px 0 10px;
+.dsx .dif-label{{white-space:nowrap;margin-right:10px}}
+.dsx .dif-key{{display:inline-block;width:1.1em;height:1.1em;vertical-align:text-bottom;margin:0 3px 0 0;
 border:1px solid var(--dsx-line);background:{theme.ALARM};forced-color-adjust:none}}
 """
 
 
-def difference_picture(shown: DifferenceMap) -> str:
-    """Return the map as HTML."""
+def difference_picture(shown: DifferenceMap, where: str) -> str:
+    """Return the map as HTML.
+
+    Args:
+        shown: the map.
+        where: a clause that says what differs.
+    """
     rows, columns = len(shown.errors), len(shown.errors[0])
     height = max(_LEAST, _ROW * rows)
     paths = "".join(
@@ -39,10 +46,12 @@ def difference_picture(shown: DifferenceMap) -> str:
     )
     spoken = f"Where the tensor of shape {list(shown.shape)} differs"
     return (
-        f'<div class="dif" style="height:{height}px" role="img" aria-label="{html.escape(spoken, 0)}">'
+        f'<div class="dif-row"><div class="dif" style="height:{height}px" role="img" '
+        f'aria-label="{html.escape(spoken, 0)}">'
         f'<svg viewBox="0 0 {columns} {rows}" preserveAspectRatio="none" aria-hidden="true">{paths}</svg>'
         f"{_outlines(shown, rows, columns)}</div>"
-        f'<p class="dim">{html.escape(_axes(shown), 0)} {_key()}</p>'
+        f'<div class="dif-text"><p><b>Where {html.escape(where, 0)}</b></p>'
+        f'<p class="dim">{html.escape(_axes(shown), 0)}</p><p>{_key()}</p></div></div>'
     )
 
 
@@ -86,8 +95,8 @@ def _axes(shown: DifferenceMap) -> str:
     across = f"dim {second} across ({shown.shape[second]:,})"
     down = f"dim {first} down ({shown.shape[first]:,}), " if first >= 0 else ""
     return (
-        f"Where this tensor {list(shown.shape)} differs: {down}{across}; outlines are what ranks hold. Largest "
-        "difference in a cell, relative to the tensor's root mean square:"
+        f"Shape {list(shown.shape)}: {down}{across}. Outlines are what ranks hold. A cell shows the largest difference "
+        "in it, of all ranks that hold it, relative to the tensor's root mean square:"
     )
 
 

@@ -57,14 +57,17 @@ def test_the_first_place_is_said_and_open() -> None:
 def test_the_text_lists_what_differs() -> None:
     lines = plain_text(report(0.1)).splitlines()
     assert lines[0] == report(0.1).sentence
-    assert lines[1].startswith("  forward of layers.0.mlp<b>: 0.09 on rank 1")
+    assert lines[1].startswith("  forward of layers.0.mlp<b>: 9")
 
 
 def test_the_same_numbers_are_said_and_nothing_is_marked() -> None:
     shown = report(1e-13)
     page = shown._repr_mimebundle_()["text/html"]
     assert shown.same
-    assert '<p class="verdict">The same numbers.</p>' in page
+    assert (
+        '<p class="verdict">The same numbers: on tp=2, Net computes in 1 step what it computes on one process.</p>'
+        in page
+    )
     assert "num-wrong" not in page.partition("</style>")[2]
     assert "Ranks that differ" not in page
 
