@@ -121,6 +121,39 @@ def test_a_tolerance_can_be_given() -> None:
     assert not compared(plain, ddp, "dp=2", steps=1, tolerance=0.0).same
 
 
+def of_fresh_data() -> Trained:
+    model = seeded()
+    tokens, targets = tokens_and_targets()
+    torch.seed()
+    return trained(model, torch.randint_like(tokens, int(tokens.max())), targets)
+
+
+def test_a_reference_that_draws_anew_in_each_run_is_said_to_and_no_plan_is_blamed() -> None:
+    report = compared(of_fresh_data, megatron, "tp=2", steps=1)
+    assert (report.same, report.phase, report.ranks, report.reason) == (False, "forward", (), None)
+    assert report.sentence.startswith("The reference itself differs between two runs: in forward of step 0")
+
+
+class FreshDropout(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        torch.seed()
+        return torch.nn.functional.dropout(x, 0.5)
+
+
+def dropped_anew(mesh: DeviceMesh | None = None) -> Trained:
+    model = seeded()
+    model.norm = torch.nn.Sequential(model.norm, FreshDropout())
+    return trained(model, *tokens_and_targets())
+
+
+def test_a_reference_whose_dropout_draws_anew_is_said_to() -> None:
+    report = compared(dropped_anew, dropped_anew, "tp=2", steps=1)
+    assert report.sentence.startswith(
+        "The reference itself differs between two runs: in forward of step 0 dropout in Transformer.norm.1 draws other"
+    )
+    assert (report.module, report.ranks, report.reason) == ("norm.1", (), None)
+
+
 def no_model(mesh: DeviceMesh | None = None) -> Any:
     return torch.zeros(2), print
 

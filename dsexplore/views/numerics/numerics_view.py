@@ -34,6 +34,7 @@ gap:0 8px;align-items:center;padding:1px 0}}
 .dsx .num-scale .num-ticks{{position:relative;display:block;height:calc(var(--dsx-size)*1.3)}}
 .dsx .num-ticks i{{position:absolute;top:0;font-style:normal;transform:translateX(-50%);white-space:nowrap}}
 .dsx .num-ticks i:first-child{{transform:none}}
+.dsx .num-ticks i:last-child{{transform:translateX(-80%)}}
 .dsx .num-name{{font-family:var(--dsx-mono);font-size:var(--dsx-small);overflow-wrap:anywhere}}
 .dsx .num-track{{position:relative;display:block;height:calc(var(--dsx-size)*1.2);background:var(--dsx-shade)}}
 .dsx .num-track i{{position:absolute;top:0;bottom:0}}
@@ -48,8 +49,7 @@ line-height:calc(var(--dsx-size)*1.2)}}
 .dsx .num-first>.num-name,.dsx .num-first>summary>.num-name{{font-weight:700;text-decoration:underline}}
 .dsx .num-here{{outline:2px solid var(--dsx-fg);outline-offset:1px}}
 @media (max-width:560px){{.dsx .num-node>summary,.dsx .num-leaf{{grid-template-columns:minmax(6em,1.5fr) repeat(4,1fr);
-gap:0 3px}}.dsx :is(.num-track b,.num-band em,.num-ticks i:nth-child(2)){{display:none}}
-.dsx .num-ticks i:last-child{{transform:translateX(-80%)}}
+gap:0 3px}}.dsx :is(.num-track b,.num-band em,.num-ticks i:not(:last-child)){{display:none}}
 .dsx .num-head{{font-size:var(--dsx-tiny);overflow-wrap:anywhere}}}}
 """
 
@@ -112,7 +112,7 @@ class NumericsView(View):
         cells = list(_all_cells(self._tree))
         compared = self._report.tensors.filter(pl.col("compared")).height
         text = [f"{compared:,} tensors compared; each mark is the error of a module's worst rank and tensor,"]
-        text.append("relative to the reference's root mean square (log scale). Grey: what rounding may do.")
+        text.append("relative to the reference's root mean square (log scale from 1e-17). Grey: what rounding may do.")
         if any(cell.is_wrong for cell in cells):
             text.append("Red: an error beyond it.")
         if any(cell.is_part for cell in cells):

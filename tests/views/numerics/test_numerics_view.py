@@ -11,9 +11,10 @@ import torch
 from dsexplore.display import plain_text
 from dsexplore.numerics.compared_runs import Comparison
 from dsexplore.numerics.compared_values import Compared
-from dsexplore.numerics.first_difference import first_difference
+from dsexplore.numerics.first_difference import FirstDifference, first_difference
 from dsexplore.numerics.numeric_records import Phase, RunRecord
 from dsexplore.numerics.numerics_report import NumericsReport, report_of
+from dsexplore.views.numerics.module_errors import error_tree
 from tests.numerics.compared import comparison_of, entry_of, values
 
 WHOLE = values(4, 8, 6)
@@ -86,3 +87,21 @@ def test_the_tensor_is_drawn_where_it_differs_with_the_ranks_that_hold_it() -> N
     assert "<path" in picture
     assert ">ranks 0, 1<" in picture
     assert 'class="dif"' not in report(1e-13)._repr_mimebundle_()["text/html"]
+
+
+def test_parts_of_a_sum_before_the_place_are_not_marked_as_wrong() -> None:
+    before = of("backward", "layers.0.norm", "output", ("", "layers.0"), values(4, 8, 6, seed=3))
+    wrong = of("gradient", "layers.0.mlp", "layers.0.mlp.weight", (), 2 * WHOLE)
+    entries = [of("forward", "layers.0.norm", "output", (), WHOLE), before, wrong]
+    comparison: Comparison = comparison_of("tp=2", *entries)
+    shown = report_of(
+        comparison, FirstDifference("gradient", "layers.0.mlp", wrong.record.name, 0, (1,), None, 1.0), ()
+    )
+    tree = error_tree(shown, 0)
+    norm, mlp = tree.children[0].children[0].children
+    assert (norm.cells["backward"].is_wrong, norm.cells["backward"].is_part) == (False, True)
+    assert mlp.cells["gradient"].is_wrong
+    assert tree.worst("gradient") == mlp.cells["gradient"]
+    page = shown._repr_mimebundle_()["text/html"].partition("</style>")[2]
+    assert page.count("num-here") == 1
+    assert "parts of a sum" in page
