@@ -25,7 +25,7 @@ _MOST_LINES = 12
 STYLE = f"""
 .dsx .num-node>summary,.dsx .num-leaf{{display:grid;grid-template-columns:minmax(9em,2fr) repeat(4,minmax(5em,1fr));
 gap:0 8px;align-items:center;padding:1px 0}}
-.dsx .num-node>summary{{list-style:none}}
+.dsx .num-node>summary{{list-style:none;min-height:24px}}
 .dsx .num-node>summary::-webkit-details-marker{{display:none}}
 .dsx .num-node>summary .num-name::before{{content:"▸";color:var(--dsx-dim);padding-right:3px}}
 .dsx .num-node[open]>summary .num-name::before{{content:"▾"}}
@@ -48,9 +48,10 @@ line-height:calc(var(--dsx-size)*1.2)}}
 .dsx .num-track b{{line-height:calc(var(--dsx-size)*1.2)}}
 .dsx .num-first>.num-name,.dsx .num-first>summary>.num-name{{font-weight:700;text-decoration:underline}}
 .dsx .num-here{{outline:2px solid var(--dsx-fg);outline-offset:1px}}
-@media (max-width:560px){{.dsx .num-node>summary,.dsx .num-leaf{{grid-template-columns:minmax(6em,1.5fr) repeat(4,1fr);
-gap:0 3px}}.dsx :is(.num-track b,.num-band em,.num-ticks i:not(:last-child)){{display:none}}
-.dsx .num-head{{font-size:var(--dsx-tiny);overflow-wrap:anywhere}}}}
+@media (max-width:560px){{.dsx .num-node>summary,.dsx .num-leaf{{grid-template-columns:repeat(4,1fr);gap:0 3px}}
+.dsx :is(.num-node>summary,.num-leaf)>:first-child{{grid-column:1/-1}}
+.dsx :is(.num-track b,.num-band em,.num-ticks i:not(:last-child)){{display:none}}
+.dsx .num-head{{font-size:var(--dsx-tiny)}}}}
 """
 
 
