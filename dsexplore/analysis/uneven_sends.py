@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import polars as pl
-import torch
 
+from dsexplore.trace.item_size import item_sizes
 from dsexplore.trace.schema import IN_STEPS
 from dsexplore.trace.tables import Tables
 
@@ -40,19 +40,32 @@ def most_sent(uneven: pl.DataFrame) -> MostSent | None:
 
 
 def uneven_sends(tables: Tables) -> pl.DataFrame:
-    """Return the bytes that each rank is sent by all_to_alls of the steps whose splits are uneven.
+    """Return what each rank is sent by all_to_alls of the steps whose splits are uneven; see `sent_to_ranks`."""
+    return sent_to_ranks(tables, tables.events.filter(IN_STEPS & pl.col("send_splits").is_not_null()))
 
-    Columns: axis, rank, bytes; of an axis, the rank that is sent most first.
+
+def sent_to_ranks(tables: Tables, events: pl.DataFrame) -> pl.DataFrame:
+    """Return what each rank is sent by all_to_alls.
+
+    Columns: axis, rank, tokens, bytes; of an axis, the rank that is sent most first. Tokens are rows of what is sent;
+    the bytes are null where the dtype of an all_to_all to a rank is unknown.
+
+    Args:
+        tables: of the trace.
+        events: its all_to_alls that have splits.
     """
-    events = tables.events.filter(IN_STEPS & pl.col("send_splits").is_not_null())
-    sizes = [getattr(getattr(torch, dtype, None), "itemsize", 0) for dtype in events["dtype"]]
     members = tables.groups.unique("group").select("group", "ranks")
+    width = pl.when(pl.col("shape").list.len() > 1).then(pl.col("shape").list.last()).otherwise(1)
+    size = pl.col("send_splits") * pl.col("size")
     return (
-        events.select("axis", "group", "send_splits", size=pl.Series(sizes, dtype=pl.Int64))
+        events.select("axis", "group", "send_splits", size=item_sizes(), width=width.fill_null(1).clip(1))
         .join(members, on="group")
         .filter(pl.col("ranks").list.len() == pl.col("send_splits").list.len())
         .explode("send_splits", "ranks")
         .group_by("axis", rank="ranks")
-        .agg((pl.col("send_splits") * pl.col("size")).sum().alias("bytes"))
-        .sort("axis", "bytes", "rank", descending=[False, True, False])
+        .agg(
+            tokens=(pl.col("send_splits") // pl.col("width")).sum(),
+            bytes=pl.when(pl.col("size").is_not_null().all()).then(size.sum()),
+        )
+        .sort("axis", "bytes", "rank", descending=[False, True, False], nulls_last=True)
     )

@@ -7,13 +7,12 @@ times larger than the mean, and so is what it computes.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 
 import polars as pl
-import torch
 
+from dsexplore.analysis.uneven_sends import sent_to_ranks
 from dsexplore.cost.rank_program import Collective, Item, Kernels
 from dsexplore.signatures import names_arguments
 from dsexplore.trace.schema import IN_STEPS
@@ -46,40 +45,25 @@ def expert_load(trace: Trace) -> pl.DataFrame:
         [3, 1]
     """
     tables = trace.tables
-    members = {group: list(ranks) for group, ranks in tables.groups.select("group", "ranks").iter_rows()}
     uneven = tables.events.filter(
         IN_STEPS, pl.col("op") == "all_to_all", pl.col("send_splits").is_not_null(), pl.col("phase").is_in(_ARRIVING)
     ).sort("rank", "seq")
-    numbers: dict[tuple[int, int, str], int] = defaultdict(int)
-    sums: dict[tuple[str, int], list[int]] = defaultdict(lambda: [0, 0])
-    for event in uneven.iter_rows(named=True):
-        key = event["rank"], event["step"], event["group"]
-        numbers[key] += 1
-        ranks = members.get(event["group"], [])
-        if numbers[key] % 2 == 0 or len(ranks) != len(event["send_splits"]):
-            continue
-        width = event["shape"][-1] if len(event["shape"] or ()) > 1 else 1
-        itemsize = _item_size(event["dtype"])
-        for rank, count in zip(ranks, event["send_splits"], strict=True):
-            sums[event["axis"], rank][0] += count // max(1, width)
-            sums[event["axis"], rank][1] += count * itemsize
-    rows = [(axis, rank, tokens, size) for (axis, rank), (tokens, size) in sorted(sums.items())]
-    return pl.DataFrame(rows, schema=LOAD, orient="row")
-
-
-def _item_size(dtype: str) -> int:
-    return int(getattr(torch, dtype).itemsize)
+    arriving = uneven.filter(pl.int_range(pl.len()).over("rank", "step", "group") % 2 == 0)
+    return sent_to_ranks(tables, arriving).sort("axis", "rank").select(pl.col(k).cast(v) for k, v in LOAD.items())
 
 
 @names_arguments
 def imbalance(load: pl.DataFrame) -> float:
     """Return the load of the busiest rank over the mean, for the worst axis; 1 if it is unknown.
 
+    Of an axis with unknown bytes, tokens count.
+
     Examples:
         >>> imbalance(pl.DataFrame([("ep", 0, 30, 60), ("ep", 1, 10, 20)], schema=LOAD, orient="row"))
         1.5
     """
-    ratios = load.group_by("axis").agg(ratio=pl.col("bytes").max() / pl.col("bytes").mean())["ratio"]
+    known = pl.when(pl.col("bytes").is_not_null().all()).then(pl.col("bytes")).otherwise(pl.col("tokens"))
+    ratios = load.group_by("axis").agg(ratio=known.max() / known.mean())["ratio"]
     return float(max([1.0, *ratios.drop_nulls().drop_nans()]))
 
 

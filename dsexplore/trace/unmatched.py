@@ -17,8 +17,8 @@ from itertools import zip_longest
 from typing import Any
 
 import polars as pl
-import torch
 
+from dsexplore.trace.item_size import item_size
 from dsexplore.trace.tables import Tables
 from dsexplore.units import format_bytes
 
@@ -159,8 +159,8 @@ def _part(row: Row, splits: str, position: int) -> int | None:
         return None
     if row[splits] is None:
         return int(row["message_bytes"]) // int(row["group_size"])
-    dtype = getattr(torch, row["dtype"])
-    return int(row[splits][position]) * int(dtype.itemsize)
+    width = item_size(row["dtype"])
+    return None if width is None else int(row[splits][position]) * width
 
 
 def _key(row: Row, members: dict[str, list[int]]) -> str:

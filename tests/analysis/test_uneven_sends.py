@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
+import polars as pl
 import pytest
 import torch
 import torch.distributed as dist
@@ -24,7 +26,7 @@ def sent(*splits: list[int]) -> Trace:
 
 def test_bytes_of_all_that_is_sent_to_a_rank() -> None:
     uneven = uneven_sends(sent([1, 5, 1, 1], [2, 3, 2, 1]).tables)
-    assert uneven.row(0) == ("ep", 1, 8 * 2 * 4)
+    assert uneven.row(0) == ("ep", 1, 8, 8 * 2 * 4)
     assert dict(uneven.select("rank", "bytes").rows()) == {0: 24, 1: 64, 2: 24, 3: 16}
     most = most_sent(uneven)
     assert most is not None
@@ -48,3 +50,12 @@ def test_the_headline_says_it_where_a_rank_is_sent_far_more_and_opens_the_sectio
     assert re.search(rf'<details class="part" open><summary>Rank 1 receives [^<]*</summary><div id="{anchor}">', page)
     assert not any(said.about == "experts" for said in near.headline().sentences)
     assert '<details class="part"><summary>Rank 1 receives' in near._repr_mimebundle_()["text/html"]
+
+
+def test_bytes_of_a_dtype_that_nobody_knows_are_unknown_and_tokens_are_not() -> None:
+    tables = sent([1, 5, 1, 1]).tables
+    events = tables.events.with_columns(dtype=pl.lit("ncclFuture8"))
+    uneven = uneven_sends(replace(tables, events=events))
+    assert dict(uneven.select("rank", "tokens").rows()) == {0: 1, 1: 5, 2: 1, 3: 1}
+    assert uneven["bytes"].to_list() == [None] * 4
+    assert most_sent(uneven) is None

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import polars as pl
-import torch
 
 from dsexplore.analysis.findings.evidence import EventGroup, Evidence
 from dsexplore.analysis.findings.finding import Finding
 from dsexplore.analysis.late_ranks import LateRank
 from dsexplore.analysis.skew import lateness_text
 from dsexplore.trace.causes import FSDP_GATHERS, FSDP_REDUCES, is_fsdp1
+from dsexplore.trace.item_size import item_sizes
 from dsexplore.trace.numbered_modules import OUTSIDE
 from dsexplore.units import format_bytes, format_seconds
 
@@ -132,16 +132,6 @@ def _reduce_in_half(group: EventGroup) -> str:
 
 # Gradients are reduced after every microbatch of a step, where reducing their sum once would do.
 
-_ITEM = (
-    pl.col("dtype")
-    .cast(pl.String)
-    .replace_strict(
-        {str(t).removeprefix("torch."): t.itemsize for t in vars(torch).values() if isinstance(t, torch.dtype)},
-        default=1,
-        return_dtype=pl.Int64,
-    )
-)
-
 
 def reduced_each_microbatch(evidence: Evidence) -> Iterator[Finding]:
     """Yield gradient reductions of DDP buckets and FSDP groups that run more than once in a step.
@@ -184,9 +174,9 @@ def _of_ddp(evidence: Evidence) -> Iterator[Finding]:
     buckets = buckets.with_columns(model=pl.col("owner").cast(pl.String))
     models = sorted(buckets["model"].unique(), key=len)
     learnt = evidence.tables.parameters.filter(pl.col("requires_grad") & (pl.col("shared_with") == ""))
-    elements = learnt.select("rank", _model_of(models), elements=pl.col("local_bytes") // _ITEM)
+    elements = learnt.select("rank", _model_of(models), elements=pl.col("local_bytes") // item_sizes())
     held = elements.group_by("rank", "model").agg(pl.col("elements").sum())
-    sent = (pl.col("message_bytes") // _ITEM).sum().over("rank", "step", "model")
+    sent = (pl.col("message_bytes") // item_sizes()).sum().over("rank", "step", "model")
     counted = buckets.join(held, on=["rank", "model"], how="left", maintain_order="left").with_columns(
         times=(sent / pl.col("elements")).round()
     )

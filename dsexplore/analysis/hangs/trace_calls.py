@@ -9,10 +9,10 @@ from dataclasses import replace
 from typing import Any
 
 import polars as pl
-import torch
 
 from dsexplore.analysis.hangs.rank_calls import WITH_TAGS, GroupId, JobCalls, RankCall, RankCalls, RankEnd, kinds
 from dsexplore.trace.ends import ENDED_BLOCK, RUNNING
+from dsexplore.trace.item_size import item_size
 from dsexplore.trace.job_files import EarlierBlock
 from dsexplore.trace.merge import ranks_of
 from dsexplore.trace.schema import State
@@ -147,15 +147,11 @@ def _calls(
 
 
 def _elements(row: Mapping[str, Any]) -> int | None:
-    """Return the number of elements of a message, or its bytes if its dtype is unknown; None for objects.
-
-    None too for a message without bytes.
-    """
-    if row["is_object"] or not row["message_bytes"]:
+    """Return the number of elements of a message; None for objects, without bytes, and if its dtype is unknown."""
+    width = item_size(row["dtype"])
+    if row["is_object"] or not row["message_bytes"] or width is None:
         return None
-    kind = getattr(torch, row["dtype"], None) if row["dtype"] else None
-    size: int = row["message_bytes"]
-    return size // kind.itemsize if isinstance(kind, torch.dtype) else size
+    return int(row["message_bytes"]) // width
 
 
 def _splits(sizes: Sequence[int] | None) -> tuple[int, ...] | None:

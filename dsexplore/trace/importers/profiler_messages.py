@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from functools import cache
-
-import torch
-
 from dsexplore.trace.importers.op_names import dtype_in_kernel, plain_dtype
 from dsexplore.trace.importers.profiler_calls import ProfilerCall
+from dsexplore.trace.item_size import item_size
 from dsexplore.trace.limits import MOST_ELEMENTS
 
 _IN_WHOLE = ("all_reduce", "broadcast", "reduce", "send", "recv")
@@ -34,7 +31,9 @@ def message_of(call: ProfilerCall, group_size: int) -> tuple[int | None, str, in
         elements = _of_tensors(call, group_size)
     if elements is None or elements > MOST_ELEMENTS:
         return None, dtype, None
-    return elements * width_of(dtype) if width_of(dtype) or not elements else None, dtype, elements
+    width = item_size(dtype)
+    message_bytes = elements * width if width else (None if elements else 0)
+    return message_bytes, dtype, elements
 
 
 def _stated(call: ProfilerCall, group_size: int) -> int | None:
@@ -94,10 +93,3 @@ def _is_part_of_rank(call: ProfilerCall) -> bool:
     if "::" in call.tensors_of:
         return call.op in ("all_gather", "gather") and len(call.tensors) == 1
     return call.op in ("all_gather", "gather")  # a range's tensors are the inputs
-
-
-@cache
-def width_of(dtype: str) -> int:
-    """Return the bytes of one element; 0 for a dtype that torch does not have."""
-    kind = getattr(torch, dtype, None)
-    return kind.itemsize if isinstance(kind, torch.dtype) else 0

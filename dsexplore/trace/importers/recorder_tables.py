@@ -8,12 +8,12 @@ from functools import lru_cache
 from typing import Any
 
 import polars as pl
-import torch
 
 from dsexplore.trace import schema
 from dsexplore.trace.collectives import wire_bytes_if_known
 from dsexplore.trace.importers.recorder_dump import RecorderDump
 from dsexplore.trace.importers.recorder_entry import RecorderEntry, Sizes
+from dsexplore.trace.item_size import item_size
 from dsexplore.trace.tables import Tables, TraceInfo
 
 
@@ -97,7 +97,10 @@ def is_sized(entry: RecorderEntry) -> bool:
     """Return True if the entry says what was sent: sizes, of a dtype that torch has."""
     if entry.op == "barrier":
         return True
-    return bool(entry.input_sizes or entry.output_sizes) and bool(_item_size(entry.input_dtypes or entry.output_dtypes))
+    return (
+        bool(entry.input_sizes or entry.output_sizes)
+        and _item_size(entry.input_dtypes or entry.output_dtypes) is not None
+    )
 
 
 def _times(entry: RecorderEntry) -> tuple[int | None, int | None]:
@@ -122,9 +125,9 @@ def numel(sizes: Sizes) -> int:
 
 
 def message_bytes(entry: RecorderEntry, group_size: int) -> int:
-    """Return S, the message bytes as `schema` counts them: the whole buffer."""
-    received = numel(entry.output_sizes) * _item_size(entry.output_dtypes or entry.input_dtypes)
-    sent = numel(entry.input_sizes) * _item_size(entry.input_dtypes or entry.output_dtypes)
+    """Return S, the message bytes of an entry that `is_sized`, as `schema` counts them: the whole buffer."""
+    received = numel(entry.output_sizes) * (_item_size(entry.output_dtypes or entry.input_dtypes) or 0)
+    sent = numel(entry.input_sizes) * (_item_size(entry.input_dtypes or entry.output_dtypes) or 0)
     match entry.op:
         case "barrier":
             return 0
@@ -143,7 +146,5 @@ def message_bytes(entry: RecorderEntry, group_size: int) -> int:
     return sent or received
 
 
-@lru_cache(maxsize=256)
-def _item_size(dtypes: Sequence[str]) -> int:
-    dtype = getattr(torch, dtypes[0], None) if dtypes else None
-    return dtype.itemsize if isinstance(dtype, torch.dtype) else 0
+def _item_size(dtypes: Sequence[str]) -> int | None:
+    return item_size(dtypes[0]) if dtypes else None
