@@ -40,7 +40,6 @@ from torch.utils.checkpoint import checkpoint
 
 RANKS = 4
 FORKS = {
-    "DDP, PowerSGD": ("trigger", "a real backend calls back in a thread of its own, in which no module is running"),
     "ZeRO's states, consolidated": ("message_bytes", "another rank's pickled states are as long as this one's here"),
     "FSDP2, saved": ("message_bytes", "the pickled plan of all ranks is as long as that of one"),
 }
