@@ -15,7 +15,8 @@ from typing import Any
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 
-from dsexplore.tracebacks import frames_where, is_not_hidden, is_of_the_program
+from dsexplore.tracebacks import frames_where, is_not_hidden
+from dsexplore.user_code import is_user_file
 
 _AWAITS = (
     "this cell awaits at its top level, which %%commtrace cannot run: write "
@@ -101,7 +102,7 @@ def _show_only_user_frames(shell: InteractiveShell, error: BaseException) -> Non
     while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
         trace = trace.tb_next
     is_ours = hasattr(error, "_render_traceback_")
-    trace = frames_where(trace, lambda code: is_not_hidden(code) and (not is_ours or is_of_the_program(code)))
+    trace = frames_where(trace, lambda code: is_not_hidden(code) and (not is_ours or is_user_file(code.co_filename)))
 
     def render() -> list[str]:
         lines: list[str] = shell.InteractiveTB.structured_traceback(type(error), error, trace, tb_offset=0)

@@ -2,21 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import sysconfig
 import traceback
 from collections.abc import Callable
-from pathlib import Path
 from types import CodeType, TracebackType
 
-_FOLDERS = tuple(
-    f"{folder}{os.sep}"
-    for folder in (
-        *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
-        Path(__file__).parent,
-    )
-)
-"""Directories of the standard library, of installed packages, and of dsexplore."""
+from dsexplore.user_code import is_user_file
 
 
 def frames_where(trace: TracebackType | None, is_shown: Callable[[CodeType], bool]) -> TracebackType | None:
@@ -36,12 +26,6 @@ def is_not_hidden(code: CodeType) -> bool:
     return "__tracebackhide__" not in code.co_varnames
 
 
-def is_of_the_program(code: CodeType) -> bool:
-    """Return True if code is the user's: in a cell, or in a file that is neither installed nor part of dsexplore."""
-    file = code.co_filename
-    return file.startswith("<ipython-input") if file.startswith("<") else not file.startswith(_FOLDERS)
-
-
 def lines_of_the_program(error: BaseException) -> list[str]:
     """Return the lines that IPython shows for a dsexplore error: the frames of the user's program, and the message.
 
@@ -53,7 +37,7 @@ def lines_of_the_program(error: BaseException) -> list[str]:
     first = error.__context__
     if type(first) is type(error) and str(first) == str(error):
         return lines_of_the_program(first)
-    trace = frames_where(error.__traceback__, lambda code: is_not_hidden(code) and is_of_the_program(code))
+    trace = frames_where(error.__traceback__, lambda code: is_not_hidden(code) and is_user_file(code.co_filename))
     shell = get_ipython()
     if shell is None or trace is None:
         return "".join(traceback.format_exception_only(error)).splitlines()

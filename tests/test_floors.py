@@ -39,6 +39,7 @@ FLOORS = (
         "torch_internals",
         "tracebacks",
         "unloaded_magic",
+        "user_code",
     },
     {"trace"},
     {"sharding"},

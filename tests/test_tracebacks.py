@@ -1,6 +1,5 @@
 """Tracebacks without the frames that say nothing to the user."""
 
-import json
 import traceback
 from types import CodeType
 
@@ -9,7 +8,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from torch import nn
 
 from dsexplore.errors import ClosedWorldError, UsageError, page_of
-from dsexplore.tracebacks import frames_where, is_not_hidden, is_of_the_program, lines_of_the_program
+from dsexplore.tracebacks import frames_where, is_not_hidden, lines_of_the_program
 
 
 def fails() -> None:
@@ -48,19 +47,6 @@ def test_nothing_is_left_where_no_frame_is_to_be_shown() -> None:
 
     assert frames_where(error_of_both().__traceback__, none_of_them) is None
     assert frames_where(None, is_not_hidden) is None
-
-
-def test_code_is_the_users_unless_it_is_installed_or_ours() -> None:
-    def of(file: str) -> CodeType:
-        return compile("1", file, "eval")
-
-    assert is_of_the_program(of("<ipython-input-3-0123>"))
-    assert is_of_the_program(of("/srv/me/train.py"))
-    assert not is_of_the_program(of("<frozen importlib._bootstrap>"))
-    assert not is_of_the_program(nn.Module.__call__.__code__)
-    assert not is_of_the_program(json.dumps.__code__)
-    assert not is_of_the_program(frames_where.__code__)
-    assert is_of_the_program(fails.__code__)
 
 
 def raised(error: Exception) -> Exception:

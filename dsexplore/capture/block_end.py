@@ -22,7 +22,7 @@ from dsexplore.torch_internals.process_groups import default_store
 from dsexplore.trace.call_journal import journal_file
 from dsexplore.trace.ends import ENDED_BLOCK, interrupted, raised, stopped_by_exit
 from dsexplore.trace.files import names_directory, rank_file, stack_file
-from dsexplore.tracebacks import is_of_the_program
+from dsexplore.user_code import is_user_file
 
 _LAUNCHER = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "SLURM_JOB_ID", "MASTER_ADDR", "MASTER_PORT")
 _KEY = "dsexplore/attempt"
@@ -51,14 +51,10 @@ def _innermost_line(trace: TracebackType | None) -> str:
     line = ""
     while trace is not None:
         code = trace.tb_frame.f_code
-        if is_of_the_program(code) or _is_cell_of_rank(code.co_filename):
+        if is_user_file(code.co_filename):
             line = f"{file_name(code.co_filename)}:{trace.tb_lineno}"
         trace = trace.tb_next
     return line
-
-
-def _is_cell_of_rank(file: str) -> bool:
-    return file.startswith("<") and not file.startswith(("<frozen", "<string>"))
 
 
 def begin_saving(save: str | os.PathLike[str]) -> str:

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import os
 import sys
-import sysconfig
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Final
 
-from dsexplore.capture.source_lines import INSTALLED, Sources
+from dsexplore.capture.source_lines import Sources
 from dsexplore.torch_internals.dispatch import AUTOGRAD_OF_OP
 from dsexplore.torch_internals.frames import (
     COMPILED,
@@ -29,11 +28,13 @@ from dsexplore.torch_internals.frames import (
     TORCH,
     kind_of_torch,
 )
+from dsexplore.user_code import INSTALLED, STANDARD_LIBRARY
 
 USER: Final = 100  # the program, and packages that it uses
 USER_HOOK: Final = 101  # a function of the program with a parameter "bucket", as DDP calls its hooks
 USER_SAVES: Final = 102  # a function of the program, or of a package, that is called as those are that save and load
-OF_USER: Final = (USER, USER_HOOK, USER_SAVES)
+OF_CALLER: Final = (USER, USER_HOOK, USER_SAVES)
+"""Code that calls torch: the user's own and that of packages such as transformers, which `user_code` tells apart."""
 
 _SCHEDULES = "torch.distributed.pipelining.schedules"  # a program that has not imported it has no pipeline
 _SAVES = {
@@ -41,7 +42,7 @@ _SAVES = {
     *(f"{verb}_{what}" for verb in ("save", "load") for what in ("checkpoint", "model", "state")),
 }
 
-_STANDARD_LIBRARY = (sysconfig.get_path("stdlib") + os.sep, sysconfig.get_path("platstdlib") + os.sep)
+_STANDARD_LIBRARY = tuple(folder + os.sep for folder in STANDARD_LIBRARY)
 _INSTALLED = tuple(folder + os.sep for folder in INSTALLED)
 _PACKAGE = str(Path(__file__).parents[1]) + os.sep
 _ENGINES = ("deepspeed", "megatron.core", "numpy")
@@ -150,7 +151,7 @@ def mark_module_call(code: CodeType) -> None:
 def inside_compiled() -> bool:
     """Return True if the current call was made by torch.compile, or by code that it compiled."""
     for kind, _ in meaningful(sys._getframe(1)):
-        if kind in OF_USER:
+        if kind in OF_CALLER:
             return False
         if kind in (COMPILED, COMPILER):
             return True
@@ -182,7 +183,7 @@ def user_lines(frame: FrameType | None, depth: int) -> Sources:
     """Return up to `depth` innermost lines of the user's code, searching outward from a frame."""
     lines: Sources = ()
     while frame is not None and len(lines) < depth:
-        if kind_of(frame.f_code) in OF_USER:
+        if kind_of(frame.f_code) in OF_CALLER:
             lines += ((frame.f_code, frame.f_lasti),)
         frame = frame.f_back
     return lines

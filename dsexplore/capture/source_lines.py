@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import sys
-import sysconfig
 from collections.abc import Iterable
 from pathlib import Path
 from types import CodeType
+
+from dsexplore.user_code import INSTALLED
 
 Source = tuple[CodeType, int]
 """Where a frame stands: its code, and the offset of the instruction, as ``f_lasti``. The line is looked up when a table
 is made, as Python reads the code's lines from the first one on to find it."""
 Sources = tuple[Source, ...]
 """The innermost first."""
-INSTALLED = (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
-"""The folders of installed packages: asking for them again takes longer than to name a file."""
 
 
 def source_texts(of_events: Iterable[Sources]) -> list[str]:

@@ -10,7 +10,8 @@ from importlib import import_module
 from dsexplore.errors import UsageError
 from dsexplore.lessons.requirement import Answer, Exercise, Verdict
 from dsexplore.near_names import argument_meant
-from dsexplore.tracebacks import frames_where, is_of_the_program
+from dsexplore.tracebacks import frames_where
+from dsexplore.user_code import is_user_file
 
 LESSONS = {
     "collectives": "Collectives and what they cost",
@@ -101,7 +102,7 @@ def _what_happened(error: Exception, answer: Answer) -> str:
         Exception: the error itself, where no line of the answer stands in its traceback, nor its call: it is ours.
     """
     code = getattr(answer, "__code__", None)
-    shown = frames_where(error.__traceback__, lambda frame_code: frame_code is code or is_of_the_program(frame_code))
+    shown = frames_where(error.__traceback__, lambda it: it is code or is_user_file(it.co_filename))
     at = traceback.extract_tb(shown)
     if not at and not isinstance(error, TypeError):
         raise error

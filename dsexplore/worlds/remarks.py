@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 
-from dsexplore.capture.frame_kinds import OF_USER, meaningful
+from dsexplore.capture.frame_kinds import OF_CALLER, meaningful
 from dsexplore.capture.source_lines import source_text
 from dsexplore.units import format_count
 
@@ -72,7 +72,7 @@ def user_frame(frame: FrameType | None) -> FrameType | None:
 
 def user_frames(frame: FrameType | None) -> Iterator[FrameType]:
     """Yield the frames of the user's program, outward from `frame`."""
-    return (outer for kind, outer in meaningful(frame) if kind in OF_USER)
+    return (outer for kind, outer in meaningful(frame) if kind in OF_CALLER)
 
 
 def _at(lines: list[str]) -> str:

@@ -13,10 +13,10 @@ from pathlib import PurePath
 from typing import NamedTuple
 
 from dsexplore.units import format_ranks
+from dsexplore.user_code import is_user_file
 
 _FRAME = re.compile(r'File "([^"]*)", line (\d+),? in ([^\n]*)')
 _WRAPPERS = frozenset({"wrapper", "inner", "_wrapper", "decorate_context", "_fn", "__enter__", "__exit__"})
-_OF_LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python", "<frozen", "<string>")
 _INSTALLED = "…/"
 """Stands for the folder of installed packages in stacks that were shortened."""
 
@@ -49,7 +49,7 @@ class Standing(NamedTuple):
 
 
 def _is_of_the_program(file: str) -> bool:
-    return not file.startswith(_INSTALLED) and not any(part in file for part in _OF_LIBRARIES)
+    return not file.startswith(_INSTALLED) and is_user_file(file)
 
 
 def odd_ones(standing: Mapping[int, Standing]) -> tuple[int, ...]:

@@ -11,10 +11,10 @@ from importlib.machinery import ModuleSpec
 from types import FrameType, ModuleType
 from typing import Any
 
-from dsexplore.capture.source_lines import INSTALLED
 from dsexplore.errors import UsageError
 from dsexplore.near_names import did_you_mean
 from dsexplore.torch_internals.patches import Change, Entry, Parts, Patches
+from dsexplore.user_code import is_user_file
 from dsexplore.worlds.extensions.needed_imports import importer_of, is_needed
 from dsexplore.worlds.extensions.registry import Names, names_of, registered_package
 from dsexplore.worlds.remarks import Remarks
@@ -89,7 +89,7 @@ class _StandInFinder(MetaPathFinder):
 
     def _note_alternative(self, package: str) -> None:
         importer = importer_of(sys._getframe(2))
-        if importer is not None and not importer.f_code.co_filename.startswith((*INSTALLED, sys.base_prefix)):
+        if importer is not None and is_user_file(importer.f_code.co_filename):
             self._remarks.note(f"{package} is not installed: the program took its own alternative")
 
     def names(self, package: str) -> Names:

@@ -1,4 +1,4 @@
-"""Programs of local ranks as bytes: functions of test files and notebooks travel by value."""
+"""Programs of local ranks as bytes: functions of the user's files and notebooks travel by value, others by name."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 from dsexplore.errors import UsageError
+from dsexplore.user_code import is_user_module
 
 
 def pack_program(program: Callable[..., Any] | str, args: Sequence[Any], namespace: Mapping[str, Any] | None) -> bytes:
-    """Pickle the program of a `RankJob`; functions of test files and notebooks are pickled by value.
+    """Pickle the program of a `RankJob`; the user's functions by value, those of installed packages by name.
 
     Raises:
         UsageError: the program cannot be pickled, or needs cloudpickle, which is not installed.
@@ -28,7 +29,7 @@ def pack_program(program: Callable[..., Any] | str, args: Sequence[Any], namespa
         hint = "pip install cloudpickle, or give the program as source text without namespace"
         raise UsageError(f"functions and objects are sent to ranks with cloudpickle: {hint}") from error
     modules = {sys.modules.get(getattr(value, "__module__", "") or "") for value in map(_inner, (program, *args))}
-    by_value = [module for module in modules if module is not None and _is_of_the_user(module)]
+    by_value = [module for module in modules if module is not None and is_user_module(module)]
     for module in by_value:
         cloudpickle.register_pickle_by_value(module)
     try:
@@ -60,7 +61,3 @@ def _inner(program: Any) -> Any:
     if isinstance(program, partial):
         return _inner(program.func)
     return program if isinstance(program, FunctionType) else None
-
-
-def _is_of_the_user(module: ModuleType) -> bool:
-    return module.__name__.partition(".")[0] not in ("dsexplore", "torch", "builtins")

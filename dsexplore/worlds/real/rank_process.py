@@ -19,10 +19,9 @@ import torch
 import torch.distributed as td
 
 from dsexplore.capture.recorder_in_use import in_use
+from dsexplore.user_code import RANK_CELL
 from dsexplore.worlds.real.cell_process import serve_cells
 from dsexplore.worlds.real.messages import LENGTH, RankJob, Report
-
-CELL = "<rank cell>"
 
 
 def become_rank(job: RankJob, output: int, channel: int, stack: int) -> NoReturn:
@@ -119,12 +118,12 @@ def _run_program(job: RankJob) -> Report:
 def run_source(source: str, namespace: dict[str, Any]) -> str:
     """Execute source text and return the ``repr`` of its last expression, "" where it ends with a statement.
 
-    Tracebacks name the file `CELL`, with the text's own line numbers and lines.
+    Tracebacks name the file `RANK_CELL`, with the text's own line numbers and lines.
     """
-    linecache.cache[CELL] = (len(source), None, source.splitlines(keepends=True), CELL)
-    tree = ast.parse(source, CELL)
+    linecache.cache[RANK_CELL] = (len(source), None, source.splitlines(keepends=True), RANK_CELL)
+    tree = ast.parse(source, RANK_CELL)
     last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
-    exec(compile(tree, CELL, "exec"), namespace)
+    exec(compile(tree, RANK_CELL, "exec"), namespace)
     if not isinstance(last, ast.Expr):
         return ""
-    return repr(eval(compile(ast.Expression(last.value), CELL, "eval"), namespace))
+    return repr(eval(compile(ast.Expression(last.value), RANK_CELL, "eval"), namespace))

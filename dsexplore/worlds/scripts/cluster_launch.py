@@ -16,8 +16,7 @@ from functools import wraps
 from types import FrameType
 from typing import Any
 
-from dsexplore.capture.frame_kinds import OF_USER, kind_of
-from dsexplore.capture.source_lines import INSTALLED
+from dsexplore.user_code import is_user_file
 from dsexplore.worlds.remarks import Remarks
 
 _NAMES = ("--local_rank", "--local-rank")
@@ -99,9 +98,7 @@ def _is_of_script(frame: FrameType | None) -> bool:
     """Return True if the program itself reads the environment, and no installed package for it."""
     while frame is not None and frame.f_code.co_filename in _READERS:
         frame = frame.f_back
-    if frame is None:
-        return False
-    return kind_of(frame.f_code) in OF_USER and not frame.f_code.co_filename.startswith(tuple(INSTALLED))
+    return frame is not None and is_user_file(frame.f_code.co_filename)
 
 
 def _with_local_rank(parse: Callable[..., Any], local_rank: int, remarks: Remarks) -> Callable[..., Any]:

@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 import sys
-import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch.distributed as dist
 
-from dsexplore.torch_internals.frames import TORCH
 from dsexplore.torch_internals.process_groups import registered_groups
 from dsexplore.torch_internals.processes import NOT_PRELOADED
 from dsexplore.trace.trace import Trace
+from dsexplore.user_code import is_user_file
 from dsexplore.worlds.scripts.rank_axes import ObservedGroup, progressions
 
-_NOT_THE_PROGRAM = (
-    *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
-    TORCH,
-    str(Path(__file__).parents[2]),
-)
-_INSTALLED = ("/site-packages/", "/dist-packages/")
-"""Parts of the paths of libraries, also of those that another environment lends to this one."""
 _PRELOADED = ("torch.", "sympy.", "mpmath.", "networkx.", "dsexplore.worlds.")
 
 
@@ -70,7 +61,5 @@ def _groups(trace: Trace) -> Iterator[ObservedGroup]:
 def _files() -> Iterator[str]:
     for module in list(sys.modules.values()):
         file = getattr(module, "__file__", None)
-        if not isinstance(file, str) or not file.endswith(".py") or file.startswith(_NOT_THE_PROGRAM):
-            continue
-        if not any(part in Path(file).as_posix() for part in _INSTALLED):
+        if isinstance(file, str) and file.endswith(".py") and is_user_file(file):
             yield file

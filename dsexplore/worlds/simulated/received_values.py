@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from dsexplore.capture.frame_kinds import OF_USER, kind_of
+from dsexplore.capture.frame_kinds import OF_CALLER, kind_of
 from dsexplore.torch_internals.patches import Entry, Parts, Patch
 from dsexplore.torch_internals.tensors import TENSOR_COMPARISONS, TENSOR_READS, no_subclass_function
 from dsexplore.worlds.remarks import Remarks
@@ -93,7 +93,7 @@ def _remark_on_read(read: Callable[..., Any], parts: Parts) -> Callable[..., Any
     @wraps(read)
     def remarked(tensor: torch.Tensor, *args: Any) -> Any:
         remark = received.remark_on(tensor)
-        if remark and kind_of(sys._getframe(1).f_code) in OF_USER:
+        if remark and kind_of(sys._getframe(1).f_code) in OF_CALLER:
             remarks.say(remark, quiet=remark is REDUCED)  # programs log such values all the time
         return read(tensor, *args)
 

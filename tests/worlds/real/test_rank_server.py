@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import pickle
+import pickletools
 import socket
 import sys
+from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from importlib.util import find_spec
 
+import polars as pl
 import pytest
 
 from dsexplore import run_ranks
@@ -136,6 +140,19 @@ def test_source_text_needs_no_cloudpickle_and_keeps_its_lines(monkeypatch: pytes
     assert pickle.loads(pack_program("1 + 1", (), None)) == ("1 + 1", {})
     with pytest.raises(UsageError, match=r"pip install cloudpickle, or give the program as source text"):
         pack_program(len, (), None)
+
+
+def test_the_users_functions_travel_by_value_and_installed_ones_by_name() -> None:
+    def strings_of(program: Callable[..., object]) -> set[object]:
+        return {argument for _, argument, _ in pickletools.genops(pack_program(program, (), None))}
+
+    assert {"polars.functions.eager", "concat"} <= strings_of(partial(pl.concat, how="vertical"))
+    assert {"dsexplore.worlds.real.rank_process", "run_source"} <= strings_of(run_source)
+    assert "the users own constant" in strings_of(_of_this_file)
+
+
+def _of_this_file() -> str:
+    return "the users own constant"
 
 
 def test_the_value_of_source_text_is_its_last_expression() -> None:
