@@ -5,6 +5,12 @@ A simulated world needs the GPU of what is named, a prediction its cluster; each
 
 from __future__ import annotations
 
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from dsexplore.data_files import DataFiles
+
 DEFAULT = "h100"
 """The hardware of simulated worlds and of predictions unless another is named."""
 CPU = "cpu"
@@ -20,35 +26,8 @@ CLUSTER_OF = {
     CPU: "gloo-local",
 }
 """The cluster that a GPU means where a cluster is asked for."""
-GPU_OF = {
-    "8xl40s": "l40s",
-    "8xrtx-pro-6000": "b200",
-    "a100-pcie": "a100",
-    "aws-p4de": "a100",
-    "aws-p5": "h100",
-    "aws-p5en": "h200",
-    "aws-p6-b200": "b200",
-    "azure-nd-a100-v4": "a100",
-    "azure-nd-h100-v5": "h100",
-    "azure-nd-h200-v5": "h200",
-    "coreweave-h100": "h100",
-    "dgx-a100": "a100",
-    "dgx-h100": "h100",
-    "dgx1-v100": "a100",
-    "gb200-nvl72": "b200",
-    "gcp-a3-high": "h100",
-    "gcp-a3-mega": "h100",
-    "gcp-a3-ultra": "h200",
-    "gcp-a4": "b200",
-    "gloo-local": CPU,
-    "h100-pcie": "h100",
-    "hgx-h200": "h200",
-    "ibm-vela": "a100",
-    "oci-a100": "a100",
-    "oci-h100": "h100",
-    "rtx4090": "l40s",
-}
-"""The GPU that a cluster means where a GPU is asked for: its own, or the nearest with known properties."""
+CLUSTERS = DataFiles(Path(__file__).parent / "cost" / "clusters", "cluster", "dgx-h100")
+"""The files of clusters, whose ``gpu`` says what is meant where a GPU is asked for: their own, or the nearest known."""
 
 GPU_OF_GENERATION = {
     "ada": "l40s",
@@ -60,7 +39,7 @@ GPU_OF_GENERATION = {
     "rtx-blackwell": "l40s",
     "volta": "a100",
 }
-"""The GPU that a user's file of a cluster means, by its ``generation``."""
+"""The GPU that a user's file of a cluster means which names none, by its ``generation``."""
 
 
 def gpu_named(hardware: str) -> str:
@@ -70,4 +49,24 @@ def gpu_named(hardware: str) -> str:
         >>> gpu_named("dgx-h100"), gpu_named("mi300x"), gpu_named("gloo-local")
         ('h100', 'mi300x', 'cpu')
     """
-    return GPU_OF.get(hardware.lower(), hardware.lower())
+    name = hardware.lower()
+    return gpu_of_file(str(CLUSTERS.path(name))) if name in CLUSTERS.names() else name
+
+
+def gpu_of_file(path: str) -> str:
+    """Return the GPU of a file: the path itself, or of a cluster's file the GPU that it or its base names.
+
+    Raises:
+        UsageError: the file, or its base, cannot be read.
+    """
+    data = CLUSTERS.read(Path(path))
+    named = data if "base" not in data else {**_base(str(data["base"])), **data}
+    gpu = named.get("gpu", GPU_OF_GENERATION.get(str(named.get("generation"))))
+    return path if gpu is None else str(gpu)
+
+
+@cache
+def _base(name: str) -> dict[str, Any]:
+    """Return the content of a cluster that another is based on, with that of its own base."""
+    data = CLUSTERS.read(CLUSTERS.path(name))
+    return {**_base(str(data["base"])), **data} if "base" in data else data

@@ -12,7 +12,7 @@ import sysconfig
 from pathlib import Path
 from types import ModuleType
 
-from dsexplore.torch_internals.frames import TORCH
+import torch
 
 INSTALLED = (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
 """The folders of installed packages: asking for them again takes longer than to name a file."""
@@ -21,7 +21,8 @@ RANK_CELL = "<rank cell>"
 """Stands for the file of a cell that runs on real ranks."""
 
 _DSEXPLORE = str(Path(__file__).parent)
-_FOLDERS = (*(folder + os.sep for folder in (*INSTALLED, *STANDARD_LIBRARY, _DSEXPLORE)), TORCH)
+_TORCH = str(Path(torch.__file__).parent)
+_FOLDERS = tuple(folder + os.sep for folder in (*INSTALLED, *STANDARD_LIBRARY, _DSEXPLORE, _TORCH))
 _OTHER_ENVIRONMENT = re.compile(r"/(?:site-packages|dist-packages|lib/python3(?:\.\d+)?)/")
 _CELLS = ("<ipython-input", "<stdin>", RANK_CELL)
 """How the names of files begin that stand for what the user typed; all others in angle brackets are generated code."""

@@ -22,6 +22,7 @@ from dsexplore.worlds.world_settings import WorldSettings
 def test_each_known_gpu_has_a_cluster_and_each_cluster_a_gpu() -> None:
     assert {Cluster.load(gpu).name for gpu in known_gpus()} <= set(known_clusters())
     assert {hardware.gpu_named(cluster) for cluster in known_clusters()} <= {*known_gpus(), hardware.CPU}
+    assert all(hardware.gpu_named(Cluster.load(gpu).name) == gpu for gpu in known_gpus())
     assert Cluster.load("h100") is Cluster.load("DGX-H100")
     assert Cluster.load("cpu").library == "gloo"
 
@@ -46,6 +47,14 @@ def test_a_cluster_of_the_user_s_means_the_gpu_of_its_generation(tmp_path: Path)
     file = tmp_path / "mine.toml"
     file.write_text('generation = "ampere"\n')
     assert WorldSettings(world_size=2, hardware=str(file)).gpu == "a100"
+
+
+@pytest.mark.parametrize(("text", "gpu"), [('gpu = "l40s"', "l40s"), ("", "h200")])
+def test_or_the_one_that_it_or_its_base_names(text: str, gpu: str, tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text(f'title = "Mine"\nbase = "gcp-a3-ultra"\n{text}\n')
+    assert WorldSettings(world_size=2, hardware=str(file)).gpu == gpu
+    assert Cluster.load(str(file)).title == "Mine"
 
 
 def test_a_cluster_names_the_gpu_that_a_program_finds() -> None:

@@ -16,9 +16,9 @@ from dsexplore.atomic import writing
 from dsexplore.comm.sweep_result import CommSweep
 from dsexplore.comm.sweep_run import sweep
 from dsexplore.cost.cluster import Cluster, Measured
-from dsexplore.cost.cluster_file import CLUSTERS
 from dsexplore.display import Displayable
 from dsexplore.errors import UsageError
+from dsexplore.hardware import CLUSTERS
 from dsexplore.signatures import names_arguments, with_options
 
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
-from dsexplore.cost.cluster_file import CLUSTERS, Price, read_cluster_file
+from dsexplore.cost.cluster_file import Price, read_cluster_file
 from dsexplore.errors import UsageError
-from dsexplore.hardware import CLUSTER_OF
+from dsexplore.hardware import CLUSTER_OF, CLUSTERS
 from dsexplore.signatures import names_arguments_of_methods
 
 

@@ -12,6 +12,7 @@ stand in where this one has none, as with ``like``. ``pod`` and ``oversubscripti
 switches join at full bandwidth, and how many times less there is between such pods; ``rails``, over how many switches
 the ranks of a node are spread, between which there is as much less. ``power`` is what the GPU of a rank
 may take, and ``price = "2.50 USD/h"`` what one rank costs in an hour, which no file of this package has.
+``gpu`` names the GPU of ``worlds/cuda/gpus`` that a simulated world has where it is given this cluster.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from dsexplore.data_files import DataFiles
 from dsexplore.errors import UsageError
+from dsexplore.hardware import CLUSTERS
 from dsexplore.trace.collectives import OPS
 
 _DECIMAL = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
@@ -135,7 +136,6 @@ def _float(text: str) -> float | None:
     return value if math.isfinite(value) else None
 
 
-CLUSTERS = DataFiles(Path(__file__).with_name("clusters"), "cluster", "dgx-h100")
 KINDS = {
     "library": ("nccl", "rccl", "gloo"),
     "generation": ("volta", "ampere", "ada", "hopper", "blackwell", "rtx-blackwell", "cdna3", "cpu"),
@@ -193,7 +193,7 @@ SECTIONS: dict[str, dict[str, Callable[[object], float]]] = {
 }
 """The tables of a file, and how each of their quantities is read."""
 _OPTIONAL = {"network", "reduction"}
-_OPTIONAL_AT_TOP = {"base", "measured", "like", "power", "price", "processors", "ranks_per_domain"}
+_OPTIONAL_AT_TOP = {"base", "gpu", "measured", "like", "power", "price", "processors", "ranks_per_domain"}
 _OPTIONAL_KEYS = {"fp16", "tf32", "fp8", "pod", "oversubscription", "rails"}
 _MEASURED = {"op", "nodes", "ranks_per_node", "bytes", "microseconds", "source", "date"}
 
@@ -246,7 +246,7 @@ class _ClusterReader:
     def values(self, data: dict[str, Any]) -> ClusterValues:
         words = {"title", *KINDS}
         self._keys("", data, {*words, "ranks_per_node", *SECTIONS.keys() - _OPTIONAL}, {*_OPTIONAL, *_OPTIONAL_AT_TOP})
-        for key in (*words, *(key for key in ("base", "like") if key in data)):
+        for key in (*words, *(key for key in ("base", "gpu", "like") if key in data)):
             if not isinstance(data[key], str) or (key in KINDS and data[key] not in KINDS[key]):
                 choice = f"one of {', '.join(KINDS[key])}" if key in KINDS else "a text"
                 raise self._wrong(key, f"{data[key]!r}: write {choice}")

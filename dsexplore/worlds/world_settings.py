@@ -13,7 +13,7 @@ from dsexplore.errors import UsageError
 from dsexplore.mesh import Mesh, MeshLike, parse_mesh
 from dsexplore.near_names import did_you_mean
 from dsexplore.units import format_count
-from dsexplore.worlds.cuda.gpu import gpu_of_file, known_gpus
+from dsexplore.worlds.cuda.gpu import known_gpus
 from dsexplore.worlds.simulated.launcher_environment import check_ranks_per_node
 
 Target = Literal["cuda", "cpu"]
@@ -63,7 +63,7 @@ class WorldSettings:
     def gpu(self) -> str:
         """GPU of the hardware: a name, or the path of a file; ``"cpu"`` for none."""
         named = known_hardware.DEFAULT if self.hardware is None else self.hardware
-        return gpu_of_file(named) if named.endswith(".toml") else known_hardware.gpu_named(named)
+        return known_hardware.gpu_of_file(named) if named.endswith(".toml") else known_hardware.gpu_named(named)
 
     @property
     def target(self) -> Target:
@@ -111,7 +111,7 @@ def check_hardware(hardware: object) -> None:
     names = [*known_gpus(), known_hardware.CPU]
     if isinstance(hardware, str) and (hardware.endswith(".toml") or known_hardware.gpu_named(hardware) in names):
         return
-    near = did_you_mean(hardware, [*names, *known_hardware.GPU_OF])
+    near = did_you_mean(hardware, [*names, *known_hardware.CLUSTERS.names()])
     raise UsageError(
         f"no hardware named {hardware!r} is known{near}: name one of {', '.join(names)}, a cluster such as "
         "'dgx-h100', or the path of a .toml file of yours"

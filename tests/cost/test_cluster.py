@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from dsexplore import UsageError
 from dsexplore.cost import Cluster, known_clusters
-from dsexplore.cost.cluster_file import BANDWIDTH, CLUSTERS, SECTIONS, SIZE, TIME, parse_quantity
+from dsexplore.cost.cluster_file import BANDWIDTH, SECTIONS, SIZE, TIME, parse_quantity
+from dsexplore.hardware import CLUSTERS
 
 REQUIRED = (
     "8xl40s",

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from dsexplore import UsageError
 from dsexplore.cost import Cluster, collective_time, known_clusters
 from dsexplore.cost.cluster import Link
-from dsexplore.cost.cluster_file import CLUSTERS
 from dsexplore.cost.measured_points import measured_on
+from dsexplore.hardware import CLUSTERS
 from dsexplore.trace.collectives import OPS
 from dsexplore.trace.trace import Trace
 

@@ -11,7 +11,6 @@ import pytest
 
 from dsexplore.cost import Cluster, collective_time, known_clusters
 from dsexplore.cost.cluster import Measured
-from dsexplore.cost.cluster_file import CLUSTERS
 from dsexplore.cost.collective_curve import (
     HOST,
     MEASURED,
@@ -25,6 +24,7 @@ from dsexplore.cost.collective_curve import (
 )
 from dsexplore.cost.collective_mechanism import GroupShape, mechanism_time
 from dsexplore.cost.measured_points import contradictions, evidence
+from dsexplore.hardware import CLUSTERS
 
 SIZES = (1 << 10, 1 << 20, 1 << 30)
 

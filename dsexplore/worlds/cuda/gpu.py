@@ -13,7 +13,6 @@ from typing import Any
 
 from dsexplore.data_files import DataFiles
 from dsexplore.errors import UsageError
-from dsexplore.hardware import GPU_OF_GENERATION
 
 GPUS = DataFiles(Path(__file__).with_name("gpus"), "GPU", "h100")
 MIB = 1 << 20
@@ -73,15 +72,6 @@ def known_gpus() -> list[str]:
     A file here says what one simulated device answers to torch; one in `dsexplore.cost`, how fast a cluster is.
     """
     return GPUS.names()
-
-
-def gpu_of_file(path: str) -> str:
-    """Return the GPU of a user's file: the path itself, or of a cluster's file the known GPU of its generation.
-
-    Raises:
-        UsageError: the file cannot be read.
-    """
-    return GPU_OF_GENERATION.get(str(GPUS.read(Path(path)).get("generation")), path)
 
 
 def read_gpu(name: str) -> Gpu:
