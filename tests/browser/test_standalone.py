@@ -49,6 +49,9 @@ def compare(page: Any, explorer: Any) -> None:
             "name => [...globalThis.dsexplore.state.timeline.boxes[name]].sort((a, b) => a - b)", name
         )
         assert drawn == pytest.approx(sorted(np.frombuffer(sent[name], np.float32).tolist()), abs=1e-6), name
+    ticks = page.evaluate("globalThis.dsexplore.state.timeline.ticks")
+    assert [text for _, text in ticks] == [text for _, text in explorer.widget.timeline["ticks"]]
+    assert [at for at, _ in ticks] == pytest.approx([at for at, _ in explorer.widget.timeline["ticks"]])
     assert page.evaluate(STATUS).startswith(explorer._chosen.summary)
 
 

@@ -27,6 +27,8 @@ _BAR, _LETTER = 22, 6.2
 _LONGEST_LABEL = 44
 _LINE = 13
 """Distance of labels below one another."""
+_RANGE = 8
+"""Width of an error bar."""
 _DASHES = {"dash": "6 4", "dot": "2 3", "dashdot": "7 3 2 3", "longdash": "11 4"}
 _SYMBOLS = {
     "square": "M-3.5-3.5h7v7h-7z",
@@ -232,9 +234,9 @@ def _values(column: Any) -> Sequence[Any]:
 
 def _mark(trace: Any, point: _Point, along: _Scale, down: _Scale) -> str:
     """Return the symbol of a point, drawn over its error bar."""
-    x = along.at(point.x)
-    bar = f'<path d="M{x} {down.at(point.low)}V{down.at(point.high)}" stroke="{html.escape(_color(trace))}"/>'
-    y = down.at(point.y)
+    x, y, top, low = along.at(point.x), down.at(point.y), down.at(point.high), down.at(point.low)
+    left, high, color = x - _RANGE / 2, low - top, html.escape(_color(trace))
+    bar = f'<rect x="{left:g}" y="{top:g}" width="{_RANGE}" height="{high:g}" fill="{color}" fill-opacity=".4"/>'
     return (bar if point.low < point.high else "") + _symbol(trace, x, y, html.escape(point.tooltip, 0))
 
 

@@ -319,7 +319,8 @@ def picture_html(
     panels = [drawing.html(window, with_empty=drawing is drawings[-1]) for drawing in drawings]
     if window is not None:
         panels.append(zoomed(drawings[0], window, *_magnified(window, frame)).html())
-    return f'<div class="scroll"><div class="pics">{"".join(panels)}</div></div>{_remarks(tensor, drawn, frame)}'
+    pictures = f'<div class="pics">{"".join(panels)}</div>'
+    return f'<div class="scroll" tabindex="0">{pictures}</div>{_remarks(tensor, drawn, frame)}'
 
 
 def _magnified(window: Zoom, whole: Frame) -> tuple[Frame, str]:

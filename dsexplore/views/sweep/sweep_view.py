@@ -129,7 +129,7 @@ def _heat_table(result: SweepResult, direction: str) -> str:
             groups += f'<tr><th scope="row">{format_bytes(block)}</th>{line}</tr>'
         groups += "</tbody>"
     table = f'<table class="sweep"><thead><tr><th scope="col">block</th>{head}</tr></thead>{groups}</table>'
-    return f'<div class="scroll">{table}</div>{_scale(top)}'
+    return f'<div class="scroll" tabindex="0">{table}</div>{_scale(top)}'
 
 
 def _scale(top: float) -> str:

@@ -138,13 +138,13 @@ class HeadlineView(View):
 
     def html(self) -> str:
         """Return the bar and the sentences."""
-        return html.fragment(headline_html(self._headline, lambda _: "") or "<p>Nothing is sent.</p>", STYLE)
+        return html.fragment(headline_html(self._headline, lambda _: ""), STYLE)
 
 
 def headline_html(
     headline: Headline, link: Callable[[int], str], axes: Sequence[str] = (), prediction: Prediction | None = None
 ) -> str:
-    """Return the bar and the sentences, or ``""`` if nothing is sent.
+    """Return the bar and the sentences; of a program that sends nothing, one that says so.
 
     Args:
         headline: headline of a trace.
@@ -153,7 +153,7 @@ def headline_html(
         prediction: prediction of the trace, whose seconds are shown next to the bytes.
     """
     if not headline.sentences:
-        return ""
+        return html.verdict("Nothing is sent: the program called no collective.")
     first, *others = [(sentence.text, link(i)) for i, sentence in enumerate(headline.sentences)]
     said = "".join(f"<p>{html.prose(text, 400)}{more}</p>" for text, more in others)
     verdict = html.verdict(first[0], 400, first[1])
@@ -183,7 +183,7 @@ def live_headline(
         prediction,
     )
     findings = findings_part(headline.findings) if with_findings else ""
-    return f'<div class="dsx">{shown}{findings}</div>' if shown else ""
+    return f'<div class="dsx">{shown}{findings}</div>'
 
 
 def _predicted(prediction: Prediction | None) -> str:

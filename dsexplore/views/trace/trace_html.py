@@ -141,8 +141,6 @@ def figure_html(headline: Headline, kind: str, sizes: str = WIRE) -> str:
 
 def _headline(headline: Headline, names: dict[str, str], axes: list[str], prediction: Prediction | None) -> str:
     said = headline.sentences
-    if not said:
-        return html.verdict("Nothing is sent: the program called no collective.")
     return headline_html(headline, lambda i: headline_view.link_to(names[said[i].about], said[i]), axes, prediction)
 
 

@@ -1,7 +1,7 @@
 // What answers the explorer's page in a file of its own, in the kernel's place: the events as columns, the filters, their
 // sums by module, and the boxes of the timeline. The numbers are those of the Python that answers in a notebook. It is a
 // second explorer because a page in a mail or a CI artifact has no kernel, and no Python that is small enough to send.
-const COLUMNS = 480, MOST = 800, LISTED = 12, SHARES = 4, MOST_TIES = 400;
+const COLUMNS = 480, MOST = 800, LISTED = 12, TICKS = 5, MOST_TIES = 400;
 const TYPES = { i4: Int32Array, i2: Uint16Array, i1: Uint8Array, f8: Float64Array, f4: Float32Array };
 
 function unpacked(value) {
@@ -263,11 +263,11 @@ class Standalone {
 
   at(share) { return this.window[0] + share * (this.window[1] - this.window[0]); }
   place(at) { return this.lanes.timed ? formatSeconds(at) : Math.round(at).toLocaleString("en"); }
-  // Where an axis without time shows few numbers, each of them has one tick.
+  // At some multiples of 1, 2 or 5 times a power of ten; an axis without time has whole numbers alone.
   ticks() {
-    const [first, last] = this.window, places = [];
-    if (this.lanes.timed || last - first >= SHARES) for (let k = 0; k <= SHARES; k++) places.push(this.at(k / SHARES));
-    else for (let at = Math.ceil(first - 1e-9); at <= last + 1e-9; at++) places.push(at);
+    const [first, last] = this.window, least = (last - first) / TICKS, power = 10 ** Math.floor(Math.log10(least)), places = [];
+    const round = [1, 2, 5, 10].find((factor) => factor * power >= least * (1 - 1e-9)) * power, step = this.lanes.timed ? round : Math.max(1, round);
+    for (let k = Math.ceil(first / step - 1e-9); k <= last / step + 1e-9; k++) places.push(k * step);
     if (!places.length) places.push(Math.floor(first));
     return places.map((at) => [Math.min(1, Math.max(0, (at - first) / (last - first))), this.place(at)]);
   }

@@ -503,6 +503,12 @@ def test_the_timeline_and_the_map_show_what_a_sentence_speaks_of(traces: ModuleT
     assert explorer.selection.events.equals(trace.events)
 
 
+def test_an_explorer_of_nothing_says_so() -> None:
+    sentence = "Nothing is sent: the program called no collective."
+    assert f'<p class="verdict">{sentence}</p>' in Trace().explore().widget.headline
+    assert sentence in Trace().headline()._repr_mimebundle_()["text/html"]
+
+
 def test_all_findings_have_a_tab_and_stand_below_the_headline_of_a_file_of_its_own(tmp_path: Path) -> None:
     with dsexplore.commtrace(world_size=4) as trace:
         planted.implicit_redistributes(True)
