@@ -57,3 +57,13 @@ class View:
     def explore(self) -> Any:
         """Return an ipywidgets application; views without an explorer raise TypeError."""
         raise TypeError(f"{self.title} has no explorer: show the object itself, or write it with to_html(path)")
+
+
+class PlottedView(View):
+    """A view whose figure is drawn as SVG where plotly cannot run."""
+
+    def still(self, figure: Any, **options: Any) -> str:
+        """Return the figure as SVG."""
+        from dsexplore.views.page.still_figure import still_figure
+
+        return still_figure(figure)

@@ -12,7 +12,7 @@ from dsexplore.units import format_bytes, format_seconds, format_share
 from dsexplore.views.comm_sweep.comm_sweep_figures import KINDS, calibration_figure, sweep_figure, value
 from dsexplore.views.page import html
 from dsexplore.views.page.still_figure import still_figure
-from dsexplore.views.view import View
+from dsexplore.views.view import PlottedView
 
 _LEVEL = 0.9
 """Fraction of an op's best bandwidth that counts as level."""
@@ -25,7 +25,7 @@ font-family:var(--dsx-mono);font-size:var(--dsx-tiny);color:inherit}
 """
 
 
-class CommSweepView(View):
+class CommSweepView(PlottedView):
     """The view of a `CommSweep`."""
 
     title = "Collectives"
@@ -93,10 +93,6 @@ class CommSweepView(View):
             raise UsageError(f"kind {kind!r} is unknown: it is one of {', '.join(KINDS)}")
         return sweep_figure(self._sweep, kind, self._sweep.ops if ops is None else ops)
 
-    def still(self, figure: Any, **options: Any) -> str:
-        """Return the figure of the sweep as SVG."""
-        return still_figure(figure)
-
     def explore(self, **options: Any) -> Any:
         """Return a choice of ops and quantity, the figure, and the point last clicked."""
         from dsexplore.views.comm_sweep.comm_sweep_explorer import explorer
@@ -105,7 +101,7 @@ class CommSweepView(View):
         return explorer(self._sweep, self)
 
 
-class CalibrationView(View):
+class CalibrationView(PlottedView):
     """The view of a `Calibration`."""
 
     title = "Calibration"
@@ -164,10 +160,6 @@ class CalibrationView(View):
         """
         _no_options(options, "op")
         return calibration_figure(self._calibration, op or self._calibration.sweep.ops[0])
-
-    def still(self, figure: Any, **options: Any) -> str:
-        """Return the figure as SVG: predicted line, its range, and measured points."""
-        return still_figure(figure)
 
     def explore(self, **options: Any) -> Any:
         """Return the explorer of the sweep."""

@@ -12,7 +12,7 @@ from dsexplore.views.cost.prediction_view import PARTS, STYLE, PredictionView, b
 from dsexplore.views.page import html
 from dsexplore.views.page.still_figure import still_figure
 from dsexplore.views.page.theme import ALARM, GREY, LEGEND_ABOVE, SHADE, themed
-from dsexplore.views.view import View
+from dsexplore.views.view import PlottedView
 
 HEAD = ("mesh", "", "step", "low", "high", "compute", "exposed", "idle", "memory")
 _MOST_ROWS = 200
@@ -20,7 +20,7 @@ _MOST_OPEN = 8
 """Maximal number of dropped meshes that are listed at once."""
 
 
-class MeshComparisonView(View):
+class MeshComparisonView(PlottedView):
     """The view of a `MeshComparison`."""
 
     title = "Choice of a mesh"
@@ -142,10 +142,6 @@ class MeshComparisonView(View):
         figure.update_layout(legend=LEGEND_ABOVE)
         margin = {"l": 80, "r": 40, "t": 90, "b": 50}
         return themed(figure, title={"text": title, "font": {"size": 14}}, height=420, margin=margin)
-
-    def still(self, figure: Any, **options: Any) -> str:
-        """Return the marks with their ranges as SVG."""
-        return still_figure(figure)
 
     def explore(self, **options: Any) -> Any:
         """Return the figure; a click on a mesh opens the explorer of its prediction below.

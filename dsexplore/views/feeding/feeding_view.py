@@ -9,10 +9,10 @@ from dsexplore.units import format_count, format_number, format_seconds
 from dsexplore.views.page import html
 from dsexplore.views.page.still_figure import still_figure
 from dsexplore.views.page.theme import GREY, SHADE, themed
-from dsexplore.views.view import View
+from dsexplore.views.view import PlottedView
 
 
-class FeedingView(View):
+class FeedingView(PlottedView):
     """The view of a `Feeding`."""
 
     title = "Data loader"
@@ -67,7 +67,3 @@ class FeedingView(View):
         figure.update_yaxes(autorange="reversed")
         figure.update_xaxes(title="samples per second", rangemode="tozero")
         return themed(figure, height=100 + 28 * len(bars), margin={"l": 160, "r": 40, "t": 30, "b": 50})
-
-    def still(self, figure: Any, **options: Any) -> str:
-        """Return the bars as SVG."""
-        return still_figure(figure)

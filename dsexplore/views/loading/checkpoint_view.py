@@ -8,13 +8,13 @@ from dsexplore.aio.checkpoints.checkpoint_cost import CheckpointCost
 from dsexplore.units import format_bytes, format_count, format_seconds
 from dsexplore.views.page import html
 from dsexplore.views.page.still_figure import still_figure
-from dsexplore.views.page.theme import LEGEND_ABOVE, SHADE, themed, tint
-from dsexplore.views.view import View
+from dsexplore.views.page.theme import SHADE, stacked_bars, tint
+from dsexplore.views.view import PlottedView
 
 HEAD = ("saved with", "by", "a step waits", "on the disk after", "load, cold", "affordable every")
 
 
-class CheckpointCostView(View):
+class CheckpointCostView(PlottedView):
     """The view of a `CheckpointCost`."""
 
     title = "Checkpoints"
@@ -66,23 +66,10 @@ class CheckpointCostView(View):
         Raises:
             UsageError: an option was given; there are none.
         """
-        import plotly.graph_objects as go
-
         self.refuse("figure", options)
         methods = self._cost.methods
         names = [html.escape(f"{method.name}, {method.writers}", 60) for method in methods]
         stalls = [method.stall for method in methods]
         rest = [max(method.save - method.stall, 0.0) for method in methods]
-        figure = go.Figure()
         series = (("a step waits", stalls, SHADE), ("written while steps go on", rest, tint(SHADE, 0.45)))
-        for name, values, color in series:
-            hover = f"%{{y}}<br>%{{x:.3g}} s {name}<extra></extra>"
-            figure.add_bar(orientation="h", x=values, y=names, name=name, marker={"color": color}, hovertemplate=hover)
-        figure.update_yaxes(autorange="reversed")
-        figure.update_xaxes(title="seconds of one checkpoint, predicted", rangemode="tozero")
-        figure.update_layout(barmode="stack", legend=LEGEND_ABOVE, showlegend=True)
-        return themed(figure, height=110 + 28 * len(names), margin={"l": 210, "r": 40, "t": 50, "b": 50})
-
-    def still(self, figure: Any, **options: Any) -> str:
-        """Return the bars as SVG."""
-        return still_figure(figure)
+        return stacked_bars(names, series, "seconds of one checkpoint, predicted", 210)

@@ -8,14 +8,14 @@ from dsexplore.aio.checkpoints.loading_result import CheckpointTimes, LoaderTime
 from dsexplore.units import format_bytes, format_count, format_rate, format_seconds
 from dsexplore.views.page import html
 from dsexplore.views.page.still_figure import still_figure
-from dsexplore.views.page.theme import GREY, LEGEND_ABOVE, SHADE, themed, tint
-from dsexplore.views.view import View
+from dsexplore.views.page.theme import GREY, SHADE, stacked_bars, tint
+from dsexplore.views.view import PlottedView
 
 HEAD = ("loaded with", "cold", "warm", "of it copying", "rate, cold", "disk alone")
 _LIMIT = "the disk alone"
 
 
-class LoadingView(View):
+class LoadingView(PlottedView):
     """The view of a `Loading`."""
 
     title = "Loading a checkpoint"
@@ -75,8 +75,6 @@ class LoadingView(View):
         Raises:
             UsageError: an option was given; there are none.
         """
-        import plotly.graph_objects as go
-
         self.refuse("figure", options)
         names: list[str] = []
         warm: list[float] = []
@@ -97,27 +95,9 @@ class LoadingView(View):
             ("waiting for the disk", waiting, SHADE),
             ("the disk alone, at its limit", disk, GREY),
         )
-        figure = go.Figure()
+        figure = stacked_bars([html.escape(name, 60) for name in names], series, "seconds, cold", 260)
         texts = [format_seconds(sum(parts)) for parts in zip(warm, waiting, disk, strict=True)]
-        for at, (name, values, color) in enumerate(series):
-            shown = {"text": texts, "textposition": "none"} if at == 0 else {}
-            figure.add_bar(
-                orientation="h",
-                x=values,
-                y=[html.escape(name, 60) for name in names],
-                name=name,
-                marker={"color": color},
-                hovertemplate="%{y}<br>%{x:.3g} s " + name + "<extra></extra>",
-                **shown,
-            )
-        figure.update_yaxes(autorange="reversed")
-        figure.update_xaxes(title="seconds, cold", rangemode="tozero")
-        figure.update_layout(barmode="stack", legend=LEGEND_ABOVE, showlegend=True)
-        return themed(figure, height=110 + 28 * len(names), margin={"l": 260, "r": 40, "t": 50, "b": 50})
-
-    def still(self, figure: Any, **options: Any) -> str:
-        """Return the bars as SVG."""
-        return still_figure(figure)
+        return figure.update_traces({"text": texts, "textposition": "none"}, 0)
 
 
 def _named(times: CheckpointTimes, loader: LoaderTimes, loading: Loading) -> tuple[str]:

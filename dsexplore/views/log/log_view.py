@@ -9,9 +9,8 @@ from dsexplore.comm.log_summary import WAITING_HEAD, CommsSummary, Line, shown_n
 from dsexplore.errors import UsageError
 from dsexplore.units import format_bytes, format_count, format_seconds, format_share
 from dsexplore.views.page import html
-from dsexplore.views.page.still_figure import still_figure
 from dsexplore.views.page.theme import DASHES, LEGEND_ABOVE, SHADE, op_mark, themed
-from dsexplore.views.view import View
+from dsexplore.views.view import PlottedView
 
 STYLE = """
 .dsx .log td{vertical-align:middle}
@@ -27,7 +26,7 @@ _MOST_LINES = 200
 _MOST_ROWS, _MOST_ROWS_OF_PAGE = 80, 2_000
 
 
-class CommsSummaryView(View):
+class CommsSummaryView(PlottedView):
     """The view of a `CommsSummary`."""
 
     title = "Comms log"
@@ -83,10 +82,6 @@ class CommsSummaryView(View):
             given = ", ".join([f"kind={kind!r}", *(f"{key}=…" for key in options)])
             raise UsageError(f"figure({given}): no such figure; kinds are {', '.join(KINDS)}, without options")
         return _time_figure(self._lines) if kind == "time" else _bandwidth_figure(self._lines)
-
-    def still(self, figure: Any, **options: Any) -> str:
-        """Return the bars or lines of the figure as SVG."""
-        return still_figure(figure)
 
 
 def _headline(lines: list[Line]) -> str:

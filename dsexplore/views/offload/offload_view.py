@@ -8,13 +8,13 @@ from dsexplore.aio.offload.offload_cost import OffloadCost
 from dsexplore.units import format_bytes, format_count, format_seconds
 from dsexplore.views.page import html
 from dsexplore.views.page.still_figure import still_figure
-from dsexplore.views.page.theme import GREY, LEGEND_ABOVE, SHADE, themed, tint
-from dsexplore.views.view import View
+from dsexplore.views.page.theme import GREY, SHADE, stacked_bars, tint
+from dsexplore.views.view import PlottedView
 
 HEAD = ("swapped", "read", "written", "reading", "writing", "longer step")
 
 
-class OffloadCostView(View):
+class OffloadCostView(PlottedView):
     """The view of an `OffloadCost`."""
 
     title = "States on a disk"
@@ -57,26 +57,11 @@ class OffloadCostView(View):
         Raises:
             UsageError: an option was given; there are none.
         """
-        import plotly.graph_objects as go
-
         self.refuse("figure", options)
         cost = self._cost
-        series = [("the step without a disk", cost.step_seconds or 0.0, GREY)]
+        series = [("the step without a disk", [cost.step_seconds or 0.0], GREY)]
         series += [
-            (f"waiting for {swap.what}", swap.exposed, color)
+            (f"waiting for {swap.what}", [swap.exposed], color)
             for swap, color in zip(cost.swaps, (SHADE, tint(SHADE, 0.45)), strict=False)
         ]
-        figure = go.Figure()
-        for name, value, color in series:
-            if value:
-                hover = f"%{{x:.3g}} s {name}<extra></extra>"
-                figure.add_bar(
-                    orientation="h", x=[value], y=["a step"], name=name, marker={"color": color}, hovertemplate=hover
-                )
-        figure.update_xaxes(title="seconds per step, predicted", rangemode="tozero")
-        figure.update_layout(barmode="stack", legend=LEGEND_ABOVE, showlegend=True)
-        return themed(figure, height=150, margin={"l": 80, "r": 40, "t": 50, "b": 50})
-
-    def still(self, figure: Any, **options: Any) -> str:
-        """Return the bar as SVG."""
-        return still_figure(figure)
+        return stacked_bars(["a step"], [part for part in series if part[1][0]], "seconds per step, predicted", 80)

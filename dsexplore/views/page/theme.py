@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 import zlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -224,3 +225,24 @@ def themed(figure: Any, **layout: Any) -> Any:
     figure.update_layout(template="none", **FIGURE, **layout)
     figure.update_xaxes(**AXIS)
     return figure.update_yaxes(**AXIS)
+
+
+def stacked_bars(names: list[str], series: Iterable[tuple[str, list[float], str]], title: str, left: int) -> Any:
+    """Return a plotly figure of horizontal bars in seconds, from top to bottom.
+
+    Args:
+        names: of the bars.
+        series: (name, seconds in each bar, color) of their parts, from left to right.
+        title: of the axis.
+        left: pixels that the names need.
+    """
+    import plotly.graph_objects as go
+
+    figure = go.Figure()
+    for name, values, color in series:
+        hover = f"%{{y}}<br>%{{x:.3g}} s {name}<extra></extra>"
+        figure.add_bar(orientation="h", x=values, y=names, name=name, marker={"color": color}, hovertemplate=hover)
+    figure.update_yaxes(autorange="reversed")
+    figure.update_xaxes(title=title, rangemode="tozero")
+    figure.update_layout(barmode="stack", legend=LEGEND_ABOVE, showlegend=True)
+    return themed(figure, height=110 + 28 * len(names), margin={"l": left, "r": 40, "t": 50, "b": 50})

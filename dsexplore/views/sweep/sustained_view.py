@@ -9,10 +9,10 @@ from dsexplore.units import format_bytes
 from dsexplore.views.page import html
 from dsexplore.views.page.still_figure import still_figure
 from dsexplore.views.page.theme import SHADE, themed
-from dsexplore.views.view import View
+from dsexplore.views.view import PlottedView
 
 
-class SustainedWritesView(View):
+class SustainedWritesView(PlottedView):
     """The view of `SustainedWrites`."""
 
     title = "Sustained writes"
@@ -57,7 +57,3 @@ class SustainedWritesView(View):
         figure.update_xaxes(title="GiB written", rangemode="tozero")
         figure.update_yaxes(title="GB/s", rangemode="tozero")
         return themed(figure, height=300, margin={"l": 60, "r": 30, "t": 30, "b": 50})
-
-    def still(self, figure: Any, **options: Any) -> str:
-        """Return the line as SVG."""
-        return still_figure(figure)
