@@ -267,7 +267,7 @@ class Standalone {
   ticks() {
     const [first, last] = this.window, least = (last - first) / TICKS, power = 10 ** Math.floor(Math.log10(least)), places = [];
     const round = [1, 2, 5, 10].find((factor) => factor * power >= least * (1 - 1e-9)) * power, step = (this.lanes.timed ? round : Math.max(1, round)) || 1;
-    for (let k = Math.ceil(first / step - 1e-9); k <= last / step + 1e-9; k++) places.push(k * step);
+    for (let k = Math.ceil(first / step - 1e-9); k <= last / step + 1e-9; k++) places.push(k * step || 0);
     if (!places.length) places.push(Math.floor(first));
     return places.map((at) => [Math.min(1, Math.max(0, (at - first) / (last - first))), this.place(at)]);
   }
