@@ -117,7 +117,7 @@ def test_error_bars_reach_from_the_least_to_the_most_and_lie_inside(kind: str) -
     for (x, low, high), (at, middle) in zip(bars, circles(shown), strict=True):
         assert x == pytest.approx(at)
         assert 0 < high < middle <= low <= 300
-    assert bars[1][1] == pytest.approx(circles(shown)[1][1]) or kind == "linear"  # a logarithmic axis has no place for −10
+    assert bars[1][1] == pytest.approx(circles(shown)[1][1]) or kind == "linear"  # log: none for −10
     assert "dp=8: 1, 10 (5 to 60)" in shown
     assert "&lt;tp=8&gt;: 2, 20" in shown
 
