@@ -1,48 +1,44 @@
-"""The ranks that cause a hang, according to the evidence; `hang_report` has a word for each reason.
+"""The ranks that cause a hang, by rules that are tried in a fixed order: each is a function, and a `Kind` of its name.
 
-In this order:
+Where no rank waits in a recorded call:
 
-1. *Missing*: ranks that others wait for and that wait for nothing themselves. In a program whose ranks call in one
-   order, such a rank is stopped by something else than a collective: it left, it slept, it was in other code. Where
-   they are most of the ranks, and their earlier steps do not have the collective that the others wait in, those others
-   called one too many. Named with them are ranks without a record that nothing held up, and ranks that wait in nothing
-   but what another rank has in flight too, which went on past it. Of other ranks without a record that are missing in
-   the same collectives, one with an empty file is named, as it had nothing in flight to write; one without a file may
-   have come, and is a suspect.
-   So is a rank whose call in flight has ended on other ranks: what it waits in is not what holds it up.
-   So is a rank whose process is gone or stopped in a call in which others wait, unless its backend aborted it there.
-   Before that come messages whose ends name different peers, see `misdirected`: whom they wait for has done its part;
-   and groups that a rank made of other ranks while those that others wait for still make it, see `unlike_groups`.
-2. *Mismatch*: ranks that called another op, size, root or dtype than the most of their group under one sequence number.
-3. *Behind*: ranks that others wait for, and whose own calls in flight do not explain it: a rank that waits for them
-   has the same calls in flight, and went on past them.
-4. *Order*: ranks that wait for each other in a circle, or in both ends of a message that do not meet. Named are the
-   ranks that called another group than most of them, if all are in both; that did not call what they called before at
-   that place; or that call more or fewer collectives of a group before the next one than most.
-5. *Device*: all ranks are in one collective. Named are the ranks whose device has not begun it, or not ended it where
-   others have, or that alone have not issued what follows.
-6. *No evidence*: ranks that others wait for and of which nothing is known, where those others are all that is known to
-   take part. They come last, as the file of a rank that did come may be lost: whatever does not end without it goes
-   first. Where no times were taken, such a loss beside a device that stands still leaves the same records as one rank
-   that died: the rank is named, as one cause is likelier than two, and the sentence has both explanations.
+1. ``_outside``: ranks that ended while others are in ``new_group`` or at a store, else those in other code than most.
 
-Where no rank waits in a recorded call though none has moved on, *outside*: ranks that ended while others wait in
-``new_group``, at the store or the like, else those that stand elsewhere than most; see `standing`.
+Otherwise the first of these two that applies answers alone, as whom the others wait for has done its part:
+
+2. ``_misdirected``: a send and a receive that name different peers.
+3. ``_unlike_groups``: ranks in ``new_group`` while others wait in a group that they made.
+
+Then the first of these that names culprits; where none does, the first that names suspects:
+
+4. ``_extra``: the few ranks in a collective that most of the job does not have there.
+5. ``_missing``: ranks that others wait for and that wait for nothing.
+6. ``_mismatch``: ranks that called another op, size, root or dtype than most of their group.
+7. ``_overtaken``: ranks whose call in flight has ended on other ranks.
+8. ``_behind``: ranks in the same calls as a rank that waits for them and went on past them.
+9. ``_circle``: ranks that wait for each other.
+10. ``_unmet``: both ends of a message that do not match.
+11. ``_device``: ranks whose device does not begin or end a collective that all have issued.
+
+Where none of these applies:
+
+12. ``_no_evidence``: ranks without a record. They come last, as the file of a rank that did come may be lost: whatever
+    does not end without it goes first.
 
 Where two sides have equally many ranks and the earlier steps do not say which of them is as usual, nobody is accused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from dsexplore.analysis.hangs.expected_calls import ExpectedCalls
+from dsexplore.analysis.hangs.hang_evidence import HangEvidence
 from dsexplore.analysis.hangs.misdirected import misdirected
 from dsexplore.analysis.hangs.mismatches import Mismatch, mismatches, signature
 from dsexplore.analysis.hangs.odd_ranks import stopped_unseen, went_past
-from dsexplore.analysis.hangs.rank_calls import Instance, InstanceId, JobCalls, RankCall
+from dsexplore.analysis.hangs.rank_calls import Instance, JobCalls, RankCall
 from dsexplore.analysis.hangs.standing import Standing, odd_ones, outnumbered
 from dsexplore.analysis.hangs.unlike_groups import unlike_groups
 from dsexplore.analysis.hangs.wavefront import Wavefront
@@ -50,17 +46,20 @@ from dsexplore.analysis.hangs.wavefront import Wavefront
 Kind = Literal[
     "none",
     "outside",
-    "missing",
-    "extra",
-    "mismatch",
-    "no evidence",
-    "order",
-    "messages",
     "misdirected",
+    "unlike_groups",
+    "extra",
+    "missing",
+    "mismatch",
+    "overtaken",
+    "behind",
+    "circle",
+    "unmet",
     "device",
+    "no_evidence",
     "unknown",
 ]
-"""Which step of the search found the culprits."""
+"""The rule that found the culprits or suspects; ``none`` where nothing hangs, ``unknown`` where no rule applies."""
 
 
 @dataclass(frozen=True)
@@ -89,37 +88,33 @@ def blame(job: JobCalls, front: Wavefront, mismatched: Iterable[Mismatch] | None
     if not job.waiting:
         untold = tuple(sorted(rank for rank, known in job.ranks.items() if not known.tells_whether_it_waits))
         return _outside(job) or (Blame("unknown", suspects=untold) if untold else Blame("none"))
-    missed = misdirected(job, [call for calls in front.heads.values() for call in calls])
-    if missed is not None:
-        ends = (missed.sent.rank, missed.received.rank)
-        instances = (job.instance_of(missed.sent), job.instance_of(missed.received))
-        odd = () if missed.odd is None else (missed.odd,)
-        return Blame("misdirected", odd, () if odd else tuple(sorted(ends)), instances)
-    expected = ExpectedCalls(job)
     all_mismatches = mismatches(job) if mismatched is None else mismatched
-    harmful = [mismatch for mismatch in all_mismatches if mismatch.is_harmful]
-    parted = {mismatch.instance.id for mismatch in harmful}
-    unlike = _unlike(job, front, parted)
-    if unlike is not None:
-        return unlike
-    attempts = (
-        _missing(job, front, expected, harmful, parted),
-        *(_mismatch(job, mismatch, expected) for mismatch in harmful),
-        _overtaken(front),
-        _behind(job, front),
-        *(_circle(job, front, circle, expected) for circle in front.circles),
-        *(_unmet(instance) for instance in front.unmet),
-        *(_device(job, front, instance) for instance in front.together if instance.id not in parted),
-        *(_not_begun(job, instance) for instance in front.for_unseen),
-    )
-    answers = [answer for answer in attempts if answer is not None] or _without_evidence(job, front)
-    sure = next((answer for answer in answers if answer.culprits), None)
+    evidence = HangEvidence(job, front, [mismatch for mismatch in all_mismatches if mismatch.is_harmful])
+    alone = _misdirected(evidence) or _unlike_groups(evidence)
+    if alone is not None:
+        return alone
+    answers = []
+    for rule in _RULES:
+        for answer in rule(evidence):
+            if answer.culprits:
+                return answer
+            answers.append(answer)
+    if answers:
+        return answers[0]
     earlier = [rank for rank in front.awaited if job.ranks[rank].waits_earlier]
-    return sure or next(iter(answers), Blame("unknown", suspects=tuple(sorted({*front.heads, *earlier}))))
+    return _no_evidence(evidence) or Blame("unknown", suspects=_ascending({*front.heads, *earlier}))
+
+
+def _ascending(ranks: Iterable[int]) -> tuple[int, ...]:
+    return tuple(sorted(ranks))
 
 
 def _outside(job: JobCalls) -> Blame | None:
-    """Return the ranks outside all recorded calls that others wait for; None unless they are known to be stuck."""
+    """Blame ranks outside all recorded calls: those that ended, else those that stand elsewhere than most.
+
+    Returns:
+        None unless all running ranks are known to be stuck, which takes their stacks.
+    """
     running = {rank: calls for rank, calls in job.ranks.items() if calls.end is None and calls.has_evidence}
     if job.stood is None or not running or not all(calls.stack for calls in running.values()):
         return None
@@ -128,110 +123,91 @@ def _outside(job: JobCalls) -> Blame | None:
     left = sorted(rank for rank, calls in job.ranks.items() if calls.end is not None)
     unseen = sorted(job.ranks.keys() - running.keys() - set(left))
     culprits = tuple(left) if left and waits else odd_ones(standing)
-    suspects = () if culprits else tuple(sorted({*unseen, *running}))
-    return Blame("outside", culprits, suspects)
+    return Blame("outside", culprits, () if culprits else _ascending({*unseen, *running}))
 
 
-def _unlike(job: JobCalls, front: Wavefront, parted: Container[InstanceId]) -> Blame | None:
-    idle = [rank for rank in front.awaited if _is_idle(job, rank, parted)]
-    unlike = unlike_groups(job, [calls[0] for calls in front.heads.values()], idle)
+def _misdirected(evidence: HangEvidence) -> Blame | None:
+    """Blame the end of a message that names another peer than before; suspect both where neither was there before."""
+    job = evidence.job
+    missed = misdirected(job, [call for calls in evidence.front.heads.values() for call in calls])
+    if missed is None:
+        return None
+    instances = (job.instance_of(missed.sent), job.instance_of(missed.received))
+    if missed.odd is None:
+        return Blame("misdirected", (), _ascending((missed.sent.rank, missed.received.rank)), instances)
+    return Blame("misdirected", (missed.odd,), (), instances)
+
+
+def _unlike_groups(evidence: HangEvidence) -> Blame | None:
+    """Blame the fewer of two sides: ranks that made a group of other ranks, or that went on while most still make it.
+
+    Applies only where all idle ranks that others wait for are inside ``new_group``.
+    """
+    front = evidence.front
+    unlike = unlike_groups(evidence.job, [calls[0] for calls in front.heads.values()], evidence.idle)
     if unlike is None:
         return None
-    instances = tuple({job.instance_of(call).id: job.instance_of(call) for call in unlike.calls}.values())
-    suspects = () if unlike.odd else tuple(sorted({*unlike.makers, *(call.rank for call in unlike.calls)}))
-    return Blame("order", unlike.odd, suspects, instances)
+    suspects = () if unlike.odd else _ascending({*unlike.makers, *(call.rank for call in unlike.calls)})
+    return Blame("unlike_groups", unlike.odd, suspects, evidence.instances_of(unlike.calls))
 
 
-def _missing(
-    job: JobCalls, front: Wavefront, expected: ExpectedCalls, harmful: list[Mismatch], parted: Container[InstanceId]
-) -> Blame | None:
-    died = _died_inside(job, front, parted)
-    idle = sorted({*died, *(rank for rank in front.awaited if _is_idle(job, rank, parted))})
+def _extra(evidence: HangEvidence) -> Iterator[Blame]:
+    """Blame the waiting ranks for one call too many.
+
+    Applies where more ranks are missing than wait, not all of the missing may still come, and their earlier steps do
+    not have the collective that the others wait in.
+    """
+    absent, waiting = {*evidence.died, *evidence.idle}, sorted(evidence.front.heads)
+    may_come = bool(absent) and all(evidence.job.ranks[rank].stack for rank in absent)  # with a stack they still run
+    if may_come or len(absent) <= len(waiting):
+        return
+    instances = (*evidence.instances_without(sorted(absent)), *evidence.died.values())
+    calls = [next(iter(instance.calls.values())) for instance in instances]
+    if not any(evidence.expected.is_expected(rank, call) for call in calls for rank in absent):
+        yield Blame("extra", tuple(waiting), instances=instances)
+
+
+def _missing(evidence: HangEvidence) -> Iterator[Blame]:
+    """Blame ranks that others wait for and that wait for nothing themselves.
+
+    In a program whose ranks call in one order, something else than a collective stops such a rank: it left, it slept,
+    it was in other code; or its process is gone or stopped in a call in which others wait. Where one rank is missing,
+    it need not be the only cause, so whatever else is wrong by itself is named with it.
+    """
+    job, front = evidence.job, evidence.front
+    idle = sorted({*evidence.died, *evidence.idle})
     if not idle:
-        return None
-    instances = (*_instances(front, idle), *died.values())
-    waiting = sorted(front.heads)
-    come_no_more = not all(job.ranks[rank].stack for rank in idle)  # those with a stack run, and may still come
-    if (
-        come_no_more
-        and len(idle) > len(waiting)
-        and not any(
-            expected.is_expected(rank, next(iter(instance.calls.values()))) for instance in instances for rank in idle
-        )
-    ):
-        return Blame("extra", tuple(waiting), instances=instances)
-    odd = {rank for mismatch in harmful for rank in mismatch.minority} - set(idle)
-    first = next((mismatch for mismatch in harmful if mismatch.minority), None)
-    unseen = _unseen_with(front, instances)
-    empty = {rank for rank in unseen if job.ranks[rank].has_empty_file}
-    culprits = {*idle, *odd, *empty, *_overtaken_waiters(job, front), *stopped_unseen(job, front), *front.overtaken}
-    suspects = unseen - culprits
-    return Blame("missing", tuple(sorted(culprits)), tuple(sorted(suspects)), instances, mismatch=first)
+        return
+    instances = (*evidence.instances_without(idle), *evidence.died.values())
+    unseen = evidence.unseen_in(instances)
+    culprits = {
+        *idle,
+        *(rank for mismatch in evidence.harmful for rank in mismatch.minority),  # no missing rank makes one call differ
+        *(rank for rank in unseen if job.ranks[rank].has_empty_file),  # had nothing in flight to write: not come either
+        *_passed_ranks(evidence),  # what they wait in did not stop the rank that is past them
+        *stopped_unseen(job, front),  # what they had to call before has ended on its other ranks
+        *front.overtaken,  # what they wait in has ended on other ranks
+    }
+    first = next((mismatch for mismatch in evidence.harmful if mismatch.minority), None)
+    # ranks without a file may have come all the same
+    yield Blame("missing", _ascending(culprits), _ascending(unseen - culprits), instances, mismatch=first)
 
 
-def _died_inside(job: JobCalls, front: Wavefront, parted: Container[InstanceId]) -> dict[int, Instance]:
-    """Return {rank that is gone or stopped: its call, in which others wait too}.
+def _mismatch(evidence: HangEvidence) -> Iterator[Blame]:
+    """Blame the fewer ranks that called otherwise under one sequence number, else those that did not before.
 
-    Args:
-        job: the evidence of all ranks.
-        front: of the same job.
-        parted: collectives that its ranks called differently: a backend may abort a rank in one.
+    Where the sizes of an ``all_to_all`` differ in their sum alone, earlier steps cannot say whose part is wrong.
     """
-    died = {}
-    for rank, (call, *_) in front.heads.items():
-        end, instance = job.ranks[rank].end, job.instance_of(call)
-        is_gone = end is not None and end.is_of_process and not _has_failed(call)
-        if is_gone and instance.id not in parted and any(other.rank != rank for other in instance.pending):
-            died[rank] = instance
-    return died
-
-
-def _unseen_with(front: Wavefront, instances: Iterable[Instance]) -> set[int]:
-    """Return the ranks without a record that are absent from any of `instances`; they may have joined it or not."""
-    return {rank for instance in instances for rank in instance.absent} & front.unseen
-
-
-def _is_idle(job: JobCalls, rank: int, parted: Container[InstanceId]) -> bool:
-    """Return True if a rank waits in no call, or ended by something else than a call.
-
-    Args:
-        job: the evidence of all ranks.
-        rank: the rank.
-        parted: collectives that its ranks called differently: a backend may abort a rank in one.
-    """
-    calls = job.ranks.get(rank)
-    if calls is None:
-        return False
-    if calls.end is None:
-        return calls.has_evidence and not calls.pending and not calls.waits_earlier
-    if calls.end.how == "raised":
-        return not any(map(_has_failed, calls.pending))
-    last = [*calls.pending, *calls.last_of_aborted]
-    return not (calls.end.how == "killed" and any(job.instance_of(call).id in parted for call in last))
-
-
-def _has_failed(call: RankCall) -> bool:
-    """Return True if a call raised, as when its peer is gone: that is why its rank ended."""
-    return call.state == "failed"
-
-
-def _instances(front: Wavefront, ranks: Iterable[int]) -> tuple[Instance, ...]:
-    """Return the instances that `ranks` are missing from, first those that a rank waits in before any other."""
-    awaited = {instance.id: instance for rank in ranks for instance in front.awaited.get(rank, ())}
-    heads = {id(call) for calls in front.heads.values() for call in calls}
-    order = sorted(awaited.values(), key=lambda instance: not any(id(call) in heads for call in instance.pending))
-    return tuple(order)
-
-
-def _mismatch(job: JobCalls, mismatch: Mismatch, expected: ExpectedCalls) -> Blame:
-    culprits: Iterable[int] = mismatch.minority
-    is_of_sums = len(set(map(signature, mismatch.instance.calls.values()))) == 1  # parts may differ, only their sum not
-    if not culprits and not is_of_sums:
-        calls = mismatch.instance.calls.values()
-        odd = expected.unheard_of(calls) or expected.deviating(calls, _last_together(job, mismatch.instance))
-        culprits = odd if len(odd) < len(mismatch.instance.calls) else ()
-    suspects = () if culprits else tuple(sorted(rank for ranks in mismatch.classes for rank in ranks))
-    return Blame("mismatch", tuple(sorted(culprits)), suspects, (mismatch.instance,), mismatch)
+    for mismatch in evidence.harmful:
+        instance, culprits = mismatch.instance, set(mismatch.minority)
+        calls = instance.calls.values()
+        differ_in_sum = len(set(map(signature, calls))) == 1
+        if not culprits and not differ_in_sum:
+            before = _last_together(evidence.job, instance)
+            odd = evidence.expected.unheard_of(calls) or evidence.expected.deviating(calls, before)
+            culprits = set(odd) if len(odd) < len(instance.calls) else set()
+        suspects = () if culprits else _ascending(rank for ranks in mismatch.classes for rank in ranks)
+        yield Blame("mismatch", _ascending(culprits), suspects, (instance,), mismatch)
 
 
 def _last_together(job: JobCalls, instance: Instance) -> dict[int, int]:
@@ -244,32 +220,40 @@ def _last_together(job: JobCalls, instance: Instance) -> dict[int, int]:
     return before
 
 
-def _without_evidence(job: JobCalls, front: Wavefront) -> list[Blame]:
-    unknown = tuple(sorted(front.unseen & front.awaited.keys()))
-    if not front.for_unseen:
-        return []
-    with_record = len(job.ranks) - len(front.unseen)
-    instances = _instances(front, unknown)
-    if len(unknown) > with_record:
-        return [Blame("no evidence", suspects=unknown, instances=instances)]
-    return [Blame("no evidence", tuple(sorted({*unknown, *_overtaken_waiters(job, front)})), instances=instances)]
+def _overtaken(evidence: HangEvidence) -> Iterator[Blame]:
+    """Blame ranks whose call in flight has ended elsewhere, though no rank ends it before all have come.
+
+    What such a rank waits in is not what holds it up: its device is.
+    """
+    overtaken = evidence.front.overtaken
+    if overtaken:
+        yield Blame("overtaken", _ascending(overtaken), instances=tuple(overtaken.values()))
 
 
-def _overtaken_waiters(job: JobCalls, front: Wavefront) -> set[int]:
-    """Return the waiting ranks that were overtaken by a rank which now waits for them.
+def _behind(evidence: HangEvidence) -> Iterator[Blame]:
+    """Blame ranks that wait in nothing but what a rank that waits for them has in flight too, and went on past."""
+    behind = sorted(_passed_ranks(evidence))
+    if behind:
+        instances = evidence.instances_without(behind)
+        yield Blame("behind", tuple(behind), _ascending(evidence.unseen_in(instances)), instances)
+
+
+def _passed_ranks(evidence: HangEvidence) -> set[int]:
+    """Return the waiting ranks that were passed by a rank which now waits for them.
 
     The other rank has issued all the pending calls of such a rank too, with equal numbers in groups of the same kind,
-    and continued. What blocks the overtaken rank did not block the other one, which is stopped by something else.
+    and continued. What blocks the passed rank did not block the other one, which is stopped by something else.
     """
     return {
         rank
-        for rank, instances in front.awaited.items()
+        for rank, instances in evidence.front.awaited.items()
         for instance in instances
-        if instance.id.pair is None and any(_is_passed(job, rank, call) for call in instance.pending)
+        if instance.id.pair is None and any(_is_passed(evidence.job, rank, call) for call in instance.pending)
     }
 
 
 def _is_passed(job: JobCalls, rank: int, further: RankCall) -> bool:
+    """Return True if all that `rank` waits in is also in flight, before `further`, on the rank of `further`."""
     calls = job.ranks.get(rank)
     if calls is None or not calls.pending:
         return False
@@ -282,33 +266,24 @@ def _place(call: RankCall) -> tuple[str, ...]:
     return (*call.token, str(call.number))
 
 
-def _overtaken(front: Wavefront) -> Blame | None:
-    if not front.overtaken:
-        return None
-    return Blame("device", tuple(sorted(front.overtaken)), instances=tuple(front.overtaken.values()))
+def _circle(evidence: HangEvidence) -> Iterator[Blame]:
+    """Blame the odd ranks of a circle, by the first of four comparisons that tells some from the rest.
 
-
-def _behind(job: JobCalls, front: Wavefront) -> Blame | None:
-    behind = sorted(_overtaken_waiters(job, front))
-    if not behind:
-        return None
-    instances = _instances(front, behind)
-    suspects = _unseen_with(front, instances)
-    return Blame("missing", tuple(behind), tuple(sorted(suspects)), instances)
-
-
-def _circle(job: JobCalls, front: Wavefront, circle: set[int], expected: ExpectedCalls) -> Blame:
-    heads = [front.heads[rank][0] for rank in sorted(circle)]
-    instances = tuple({job.instance_of(call).id: job.instance_of(call) for call in heads}.values())
-    odd = (
-        _made_otherwise(front, circle)
-        or _outvoted(heads, circle)
-        or went_past(job, front, circle)
-        or expected.deviating(heads)
-    )
-    if odd and len(odd) < len(circle):
-        return Blame("order", tuple(sorted(odd)), instances=instances)
-    return Blame("order", suspects=tuple(sorted(circle)), instances=instances)
+    They made a group of other ranks than most; called another group than most, if all are in both; called more or
+    fewer collectives of a group before the next one than most; or did not call what they called before at that place.
+    """
+    job, front = evidence.job, evidence.front
+    for circle in front.circles:
+        heads = [front.heads[rank][0] for rank in sorted(circle)]
+        odd = (
+            _made_otherwise(front, circle)
+            or _outvoted(heads, circle)
+            or went_past(job, front, circle)
+            or evidence.expected.deviating(heads)
+        )
+        is_part = bool(odd) and len(odd) < len(circle)
+        culprits, suspects = (odd, ()) if is_part else ((), circle)
+        yield Blame("circle", _ascending(culprits), _ascending(suspects), evidence.instances_of(heads))
 
 
 def _made_otherwise(front: Wavefront, circle: set[int]) -> set[int]:
@@ -335,35 +310,81 @@ def _outvoted(heads: Sequence[RankCall], circle: set[int]) -> set[int]:
     return outnumbered(sides.values())
 
 
-def _unmet(message: Instance) -> Blame:
-    return Blame("messages", suspects=tuple(sorted(message.calls)), instances=(message,))
+def _unmet(evidence: HangEvidence) -> Iterator[Blame]:
+    """Suspect both ranks of a message in which both wait: they called it differently."""
+    for message in evidence.front.unmet:
+        yield Blame("unmet", suspects=_ascending(message.calls), instances=(message,))
 
 
-def _device(job: JobCalls, front: Wavefront, instance: Instance) -> Blame:
-    calls, pending = list(instance.calls.values()), {call.rank for call in instance.pending}
-    odd: set[int] = set()
-    if any(call.state == "started" for call in instance.pending) and (blamed := _not_begun(job, instance)):
+def _device(evidence: HangEvidence) -> Iterator[Blame]:
+    """Blame ranks whose device has not begun a collective that others have, or not ended it where others have.
+
+    Only collectives that nothing else explains: all ranks are in it, or all but ranks without a record. Of the former,
+    ranks are blamed too that alone have not issued what follows.
+    """
+    for instance in evidence.front.together:
+        if instance.id not in evidence.parted:
+            yield _of_devices(evidence, instance)
+    for instance in evidence.front.for_unseen:
+        blamed = _not_begun(evidence.job, instance)
+        if blamed is not None:
+            yield blamed
+
+
+def _of_devices(evidence: HangEvidence, instance: Instance) -> Blame:
+    """Return the blame for a collective that all ranks are in: the ranks whose devices differ from most."""
+    front, pending = evidence.front, {call.rank for call in instance.pending}
+    if any(call.state == "started" for call in instance.pending) and (blamed := _not_begun(evidence.job, instance)):
         return blamed
-    if len(pending) < len(calls) and len(pending) <= len(calls) // 2:
-        odd = pending
-    elif len(behind := pending & front.awaited.keys()) <= len(calls) // 2:
-        odd = behind
+    most = len(instance.calls) // 2
+    stopped_there = pending if len(pending) < len(instance.calls) else set()  # it has ended on the others
+    without_next = pending & front.awaited.keys()
+    odd = next((ranks for ranks in (stopped_there, without_next) if ranks and len(ranks) <= most), set())
     if odd:
-        return Blame("device", tuple(sorted(odd)), instances=(instance,))
-    unseen = front.unseen if instance.id.group in job.unlisted else set()
-    return Blame("unknown", suspects=tuple(sorted({*instance.calls, *unseen})), instances=(instance,))
+        return Blame("device", _ascending(odd), instances=(instance,))
+    unseen = front.unseen if instance.id.group in evidence.job.unlisted else set()
+    return Blame("device", suspects=_ascending({*instance.calls, *unseen}), instances=(instance,))
 
 
 def _not_begun(job: JobCalls, instance: Instance) -> Blame | None:
-    """Return the ranks whose device has not started a collective that it could start.
+    """Return the blame for ranks whose device has not started a collective that it could start.
 
     Returns:
         None if the devices of all pending ranks started it, or if device starts are not recorded.
     """
     begun = {call.rank for call in instance.pending if call.state == "started"}
-    others = tuple(sorted({call.rank for call in instance.pending} - begun))
+    others = _ascending({call.rank for call in instance.pending} - begun)
     if not others or not job.has_begins:
         return None
     if begun or len(others) == 1:
         return Blame("device", others, instances=(instance,))
     return Blame("device", suspects=others, instances=(instance,))
+
+
+def _no_evidence(evidence: HangEvidence) -> Blame | None:
+    """Blame ranks without a record, where the ranks that wait for them are all that is known to take part.
+
+    Where no times were taken, a lost file beside a device that stands still leaves the same records as one rank that
+    died: the rank is named, as one cause is likelier than two, and the sentence has both explanations. Where more ranks
+    have no record than have one, they are suspects: files are missing rather than ranks.
+    """
+    front = evidence.front
+    if not front.for_unseen:
+        return None
+    unknown = sorted(front.unseen & front.awaited.keys())
+    instances = evidence.instances_without(unknown)
+    if len(unknown) > len(evidence.job.ranks) - len(front.unseen):
+        return Blame("no_evidence", suspects=tuple(unknown), instances=instances)
+    return Blame("no_evidence", _ascending({*unknown, *_passed_ranks(evidence)}), instances=instances)
+
+
+_RULES: tuple[Callable[[HangEvidence], Iterator[Blame]], ...] = (
+    _extra,
+    _missing,
+    _mismatch,
+    _overtaken,
+    _behind,
+    _circle,
+    _unmet,
+    _device,
+)

@@ -75,19 +75,19 @@ def reason_of(job: JobCalls, front: Wavefront, blamed: Blame) -> Reason:
     """
     if blamed.kind == "none":
         return "none"
-    if blamed.kind in ("missing", "no evidence", "outside"):
+    if blamed.kind in ("missing", "behind", "no_evidence", "outside"):
         return _of_missing(job, blamed)
     if blamed.kind == "extra":
         return "other collective"
     if blamed.kind == "mismatch" and blamed.mismatch is not None:
         return _OF_FIELD.get(blamed.mismatch.field, "unknown")
-    if blamed.kind == "messages":
+    if blamed.kind == "unmet":
         return _of_message(blamed)
     if blamed.kind == "misdirected":
         return "other peer"
-    if blamed.kind == "order":
+    if blamed.kind in ("circle", "unlike_groups"):
         return _of_circle(front, blamed)
-    return "device" if blamed.kind == "device" and blamed.culprits else "unknown"
+    return "device" if blamed.kind in ("device", "overtaken") and blamed.culprits else "unknown"
 
 
 def _of_missing(job: JobCalls, blamed: Blame) -> Reason:

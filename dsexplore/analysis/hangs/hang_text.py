@@ -33,17 +33,17 @@ def sentence(job: JobCalls, front: Wavefront, blame: Blame, parted: Sequence[Mis
         return _untold_text(job, blame)
     if blame.kind == "outside":
         return _outside_text(job, blame)
-    if blame.kind in ("missing", "no evidence"):
+    if blame.kind in ("missing", "behind", "no_evidence"):
         return "; ".join([_missing_text(job, front, blame), *_lines_text(blame, parted)])
     if blame.kind == "extra":
         return _extra_text(job, front, blame)
-    if blame.kind == "messages":
+    if blame.kind == "unmet":
         return _unmet_text(blame)
     if blame.kind == "misdirected":
         return _misdirected_text(front, blame)
     if blame.kind == "mismatch" and blame.mismatch is not None:
         return _mismatch_text(blame.mismatch, blame)
-    if blame.kind == "order":
+    if blame.kind in ("circle", "unlike_groups"):
         return _order_text(front, blame, _lines_text(blame, parted))
     return _device_text(front, blame)
 
@@ -89,7 +89,7 @@ def _missing_text(job: JobCalls, front: Wavefront, blame: Blame) -> str:
     with_line = next((call for call in waits_in if call.source), waits_in[0])  # a JSON dump has no frames
     where = f"{call_text(with_line)}{_number(first)}{_others(front, [first], accused)}"
     waits = f"{waiting} {verb} for {whom} in {where}"
-    if blame.kind == "no evidence":
+    if blame.kind == "no_evidence":
         return _without_record_text(job, blame, first, waits)
     ended = [rank for rank in accused if job.ranks[rank].end is not None]
     others = [rank for rank in accused if rank not in ended]
