@@ -104,7 +104,7 @@ their logarithms. Spread:
 RTX 5000 and MI60 of five clusters: 8 % of variation on average, 22 % at most, outliers apart. Both are read as the
 width of box plots from whisker to whisker, which is 5.4 standard deviations; for newer GPUs nothing is published.
 Start: nine tenths of the rows of the tables that were looked at (benchmarks/prefill_attention_accuracy.py) are within
-0.75 and 1.7, and the low end was widened when the others were seen."""
+0.75 and 1.7; 0.65 is the middle one of three that were tried when the others had been seen."""
 
 
 def kernel_seconds(
