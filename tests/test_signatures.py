@@ -77,7 +77,7 @@ def test_functions_that_hand_options_on_name_them() -> None:
 _MODULES = (calls, coalesced_calls, p2p, objects, ranks)
 WITHOUT_ANOTHER_FRAME = {*itertools.chain.from_iterable(map(vars, _MODULES)), "allgather_fn", "reduce_scatter_fn"}
 """Calls of `comm` without a decorator: a frame more is a hundredth of a call of 8 B, and the log names the caller."""
-MADE_BY_US = {"SweepResult", "SustainedWrites", "CheckpointRates", "Feeding", "Range", "NumericsReport"}
+MADE_BY_US = {"SweepResult", "SustainedWrites", "CheckpointRates", "FeedingResult", "Range", "NumericsReport"}
 """Classes of results, which users do not make."""
 
 

@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from dsexplore.aio.checkpoints.direct_reading import load_file as load_file
     from dsexplore.aio.checkpoints.direct_writing import save_file as save_file
     from dsexplore.aio.checkpoints.loading import loading as loading
-    from dsexplore.aio.checkpoints.loading_result import Loading as Loading
+    from dsexplore.aio.checkpoints.loading_result import LoadingResult as LoadingResult
     from dsexplore.aio.data_loaders.feeding import feeding as feeding
-    from dsexplore.aio.data_loaders.feeding_result import Feeding as Feeding
+    from dsexplore.aio.data_loaders.feeding_result import FeedingResult as FeedingResult
     from dsexplore.aio.handle import aio_handle as aio_handle
     from dsexplore.aio.offload.offload_cost import OffloadCost as OffloadCost
     from dsexplore.aio.replaced_operator import install as install
@@ -51,8 +51,8 @@ _HOMES = {
     "Buffer": "buffers",
     "CheckpointCost": "checkpoints.checkpoint_cost",
     "CheckpointRates": "checkpoints.checkpoint_rates",
-    "Feeding": "data_loaders.feeding_result",
-    "Loading": "checkpoints.loading_result",
+    "FeedingResult": "data_loaders.feeding_result",
+    "LoadingResult": "checkpoints.loading_result",
     "OffloadCost": "offload.offload_cost",
     "SustainedWrites": "sustained_result",
     "SweepResult": "result",

@@ -19,9 +19,11 @@ from dsexplore.progress import track
 from dsexplore.signatures import names_arguments
 from dsexplore.units import format_bytes, parse_size
 
-_LEAST = 64 << 20
-_PIECES = 64
-_MEMORY = 256 << 20
+_MIN_BYTES = 64 << 20
+"""Smallest size that is written: less says nothing of a cache."""
+_NUM_WRITES = 64
+"""Equal pieces of the file, each of which is timed."""
+_MAX_CALL_BYTES = 256 << 20
 """Bytes that are written by one call at most."""
 
 
@@ -34,28 +36,29 @@ def sustained_writes(folder: str | os.PathLike[str], size: int | str = "32GiB") 
 
     Args:
         folder: a directory on the disk.
-        size: bytes to write, which count against the drive's endurance.
+        size: bytes to write, which count against the drive's endurance. They are rounded down to 64 equal pieces of
+            whole pages: up to 64 pages of it are not written.
 
     Raises:
         UsageError: a size below 64 MiB.
         OSError: the folder cannot be written, or has no room.
     """
     nbytes = parse_size(size)
-    if nbytes < _LEAST:
-        raise UsageError(f"size {size} is too small to fill a cache: give {format_bytes(_LEAST)} or more")
+    if nbytes < _MIN_BYTES:
+        raise UsageError(f"size {size} is too small to fill a cache: give {format_bytes(_MIN_BYTES)} or more")
     return write_pieces(folder, nbytes, time.perf_counter)
 
 
 def write_pieces(folder: str | os.PathLike[str], nbytes: int, clock: Callable[[], float]) -> SustainedWrites:
-    """Write so many bytes, rounded down to whole pages, in equal pieces; `clock` returns seconds."""
-    piece = nbytes // _PIECES // PAGE * PAGE
-    memory = fill_random(Buffer(min(piece, _MEMORY)))
+    """Write `nbytes` in equal pieces, each rounded down to whole pages; `clock` returns seconds."""
+    piece = nbytes // _NUM_WRITES // PAGE * PAGE
+    memory = fill_random(Buffer(min(piece, _MAX_CALL_BYTES)))
     pieces = []
     with Scratch(folder, nbytes) as file, aio_handle.from_config(NEAR_LIMIT) as handle:
-        with track("writing", _PIECES, "pieces") as work:
-            for number in range(_PIECES):
+        with track("writing", _NUM_WRITES, "pieces") as work:
+            for number in range(_NUM_WRITES):
                 begun = clock()
-                for at in range(0, piece, _MEMORY):
+                for at in range(0, piece, _MAX_CALL_BYTES):
                     handle.sync_pwrite(memory.bytes[: piece - at], file.path, number * piece + at)
                 pieces.append((piece, clock() - begun))
                 work.advance(1)

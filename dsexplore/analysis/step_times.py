@@ -16,9 +16,9 @@ class StepTimes:
     span: float
     """From the start of the first collective to the end of the last."""
     under_way: float
-    """In which at least one collective is under way."""
+    """Seconds in which at least one collective is under way."""
     exposed: float
-    """In which the program waits in a collective's call; where no call waits, stands still for one later (`waited`)."""
+    """Seconds in which the program waits for collectives: in their calls, or later where all are asynchronous."""
 
     def sentence(self, *, is_async: bool) -> str:
         """Return these times as a sentence.
@@ -47,12 +47,12 @@ def step_times(timed: pl.DataFrame, steps: int) -> StepTimes | None:
     """
     if timed.is_empty():
         return None
-    share = max(timed["rank"].n_unique(), 1) * steps * 1e9
+    divisor = max(timed["rank"].n_unique(), 1) * steps * 1e9
     of_steps = timed.group_by("rank", "step").agg((pl.col("end").max() - pl.col("start").min()).alias("span"))
     under_way = nanoseconds_under_way(timed)
     exposed = nanoseconds_under_way(timed.filter(~pl.col("is_async")))
     stood = exposed or min(float(timed["waited"].sum() or 0), under_way)
-    return StepTimes(float(of_steps["span"].sum()) / share, under_way / share, stood / share)
+    return StepTimes(float(of_steps["span"].sum()) / divisor, under_way / divisor, stood / divisor)
 
 
 def nanoseconds_under_way(events: pl.DataFrame) -> float:

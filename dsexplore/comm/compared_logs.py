@@ -19,7 +19,7 @@ from dsexplore.analysis.hangs.mismatches import differences
 from dsexplore.analysis.hangs.trace_calls import job_of_trace
 from dsexplore.analysis.skew import Skew
 from dsexplore.capture.groups import describe_group, own_rank
-from dsexplore.comm.earlier_calls import Earlier
+from dsexplore.comm.dropped_calls import DroppedCalls
 from dsexplore.comm.log_records import Record, is_collective
 from dsexplore.comm.meeting import exchange, meet, store_of_world
 from dsexplore.comm.sent_calls import Series, last_calls, numbered, sent_calls, tables_of
@@ -32,35 +32,35 @@ Digests = Mapping[Series, tuple[int, int, Mapping[int, bytes]]]
 """{series: (number of the first call still in the log, number after the last, {chunk: digest})}."""
 
 
-def compare(records: Sequence[Record], earlier: Earlier) -> tuple[Skew, list[str]]:
+def compare(records: Sequence[Record], dropped: DroppedCalls) -> tuple[Skew, list[str]]:
     """Return the skew of the logged ranks; its notes list the calls in which they differ.
 
     Args:
-        records: of this rank, without `Earlier.out_of_place`.
-        earlier: the calls that the log dropped before them.
+        records: of this rank, without `DroppedCalls.counted_early`.
+        dropped: the calls that the log dropped before them.
 
     Raises:
         TimeoutError: some ranks have not made the call; the error names them.
     """
-    calls = list(numbered(records, earlier.numbered))
-    by_store = not meet("log_summary(show_straggler=True)", made=_made_on_world(calls, earlier))
+    calls = list(numbered(records, dropped.numbered))
+    by_store = not meet("log_summary(show_straggler=True)", made=_made_on_world(calls, dropped))
     tables = tables_of(list(exchange(sent_calls(last_calls(calls), own_rank()), by_store).values()))
-    differences = _differences(_collectives(calls), earlier, by_store)
+    differences = _differences(_collectives(calls), dropped, by_store)
     return Skew(replace(tables, info=replace(tables.info, notes=(*differences, *tables.info.notes)))), differences
 
 
-def check(records: Sequence[Record], earlier: Earlier) -> None:
+def check(records: Sequence[Record], dropped: DroppedCalls) -> None:
     """Raise if the ranks' calls differ; see `CommsLogger.check`.
 
     Args:
         records: see `compare`.
-        earlier: see `compare`.
+        dropped: see `compare`.
     """
-    calls = _collectives(numbered(records, earlier.numbered))
-    by_store = not meet("check()", made=_made_on_world(calls, earlier))
+    calls = _collectives(numbered(records, dropped.numbered))
+    by_store = not meet("check()", made=_made_on_world(calls, dropped))
     if not any(exchange(bool(records), by_store).values()):
         raise UsageError("check(): no rank has logged a call: turn the log on before, with configure(enabled=True)")
-    differences = _differences(calls, earlier, by_store)
+    differences = _differences(calls, dropped, by_store)
     if differences:
         raise MismatchError("the ranks did not make the same calls: " + "; ".join(differences))
 
@@ -70,18 +70,18 @@ def _collectives(calls: Iterable[Call]) -> list[Call]:
     return [call for call in calls if is_collective(call[2].issued)]
 
 
-def _made_on_world(calls: Iterable[Call], earlier: Earlier) -> int | None:
+def _made_on_world(calls: Iterable[Call], dropped: DroppedCalls) -> int | None:
     """Return the number of collectives this rank made on the world; None if one of them failed."""
     if store_of_world() is None:
         return 0
     world = describe_group(td.group.WORLD)
     made = [record for (name, ranks), _, record in calls if (name, ranks) == (world.name, world.ranks)]
-    return None if any(record.failed for record in made) else earlier.numbered[world.name, world.ranks] + len(made)
+    return None if any(record.failed for record in made) else dropped.numbered[world.name, world.ranks] + len(made)
 
 
-def _differences(calls: Sequence[Call], earlier: Earlier, by_store: bool) -> list[str]:
+def _differences(calls: Sequence[Call], dropped: DroppedCalls, by_store: bool) -> list[str]:
     """Return a text for the first call of each series that differs between ranks, `_MOST_DIFFERENCES` at most."""
-    sent = exchange(digests(calls, earlier.numbered), by_store)
+    sent = exchange(digests(calls, dropped.numbered), by_store)
     chunks = chunks_to_compare(sent)
     if not chunks:
         return []

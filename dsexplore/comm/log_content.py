@@ -18,7 +18,7 @@ from dsexplore.capture.issued_collective import Issued
 from dsexplore.capture.recorder_in_use import in_use
 from dsexplore.comm import compared_logs
 from dsexplore.comm.bandwidth import bandwidth, rate_text
-from dsexplore.comm.earlier_calls import Earlier
+from dsexplore.comm.dropped_calls import DroppedCalls
 from dsexplore.comm.issuing_layer import OWN
 from dsexplore.comm.log_records import LoggedCall, LogRecording, Record, recorded_of, records_of
 from dsexplore.comm.log_summary import (
@@ -213,7 +213,7 @@ class LogContent:
     def __init__(self, recording: LogRecording) -> None:
         self._recording = recording
         self._recording.forget = self._forget
-        self._earlier = Earlier()
+        self._dropped = DroppedCalls()
         self._printer = Printer()
 
     @property
@@ -236,26 +236,26 @@ class LogContent:
             raise UsageError(f"most={calls} keeps no call: give 1 or more")
         self._recording.most = calls
 
-    def _forget(self, over: Sequence[Issued], running: Sequence[Issued]) -> None:
-        self._earlier.add(over, running)
+    def _forget(self, dropped: Sequence[Issued], unfinished: Sequence[Issued]) -> None:
+        self._dropped.add(dropped, unfinished)
 
     def reset_data(self) -> None:
         """Discard all records; an op that is running gets none when it ends."""
         self._recording.issued = []
-        self._earlier = Earlier()
+        self._dropped = DroppedCalls()
 
     def has_data(self) -> bool:
         """Return True if anything was recorded."""
-        return bool(self._recording.issued or self._earlier.lines)
+        return bool(self._recording.issued or self._dropped.lines)
 
     def get_operation_names(self) -> list[str]:
         """Return the names that ops were logged under, in order of first appearance."""
-        earlier = (line.name for line in self._earlier.lines.values())
+        earlier = (line.name for line in self._dropped.lines.values())
         return list(dict.fromkeys([*earlier, *(record.name for record in self.records)]))
 
     def get_total_operations(self) -> int:
         """Return the number of recorded calls; a coalesced call counts as many as its members."""
-        return self._earlier.count + len(self.records)
+        return self._dropped.count + len(self.records)
 
     def summary(self, show_straggler: bool = False) -> CommsSummary:
         """Return the log as a table: one row per op, layer, group and message size.
@@ -264,19 +264,19 @@ class LogContent:
             show_straggler: add how long this rank waited in each line's calls, and which ranks were late. Every rank of
                 the world must then make this call.
         """
-        return self._compared().summary if show_straggler else CommsSummary(self._records(), self._earlier.lines)
+        return self._compared().summary if show_straggler else CommsSummary(self._records(), self._dropped.lines)
 
     def _compared(self) -> _Compared:
         in_place = self._in_place()
-        skew, differences = compared_logs.compare(in_place, self._earlier)
-        waits = list(call_waits(in_place, self._earlier.numbered, skew, own_rank()))
-        summary = CommsSummary(self._records(), self._earlier.lines, waiting_of_lines(waits))
+        skew, differences = compared_logs.compare(in_place, self._dropped)
+        waits = list(call_waits(in_place, self._dropped.numbered, skew, own_rank()))
+        summary = CommsSummary(self._records(), self._dropped.lines, waiting_of_lines(waits))
         return _Compared(summary, skew, waits, differences)
 
     def _in_place(self) -> list[Record]:
         """Return the lines that can be compared with those of other ranks by their numbers."""
         in_use().stopwatch.settle()
-        elsewhere = self._earlier.out_of_place
+        elsewhere = self._dropped.counted_early
         return list(records_of([issued for issued in self._recording.issued if issued not in elsewhere]))
 
     def to_frame(self) -> pl.DataFrame:
@@ -299,11 +299,11 @@ class LogContent:
         """Return the log as a `Trace`: what the recorder wrote of the calls, for the explorer, files and analyses."""
         recorded = list(recorded_of(list(self._recording.issued)))
         notes = [_NOTE]
-        if self._earlier.count:
-            notes.append(f"The {self._earlier.count:,} calls before these are in the log's summary alone.")
+        if self._dropped.count:
+            notes.append(f"The {self._dropped.count:,} calls before these are in the log's summary alone.")
         recording = replace(self._recording, issued=recorded, notes=notes)
         tables = in_use().tables(recording)
-        before = {name: count for (name, _), count in self._earlier.numbered.items()}
+        before = {name: count for (name, _), count in self._dropped.numbered.items()}
         number = pl.col("group_seq") + pl.col("group").replace_strict(before, default=0, return_dtype=pl.Int64)
         return Trace(replace(tables, events=tables.events.with_columns(number)))
 
@@ -312,7 +312,7 @@ class LogContent:
 
         The count is that of all calls, the lists are those of the last `most`.
         """
-        return raw_data(self.records, self._earlier.lines.values())
+        return raw_data(self.records, self._dropped.lines.values())
 
     @property
     def comms_dict(self) -> dict[str, dict[int, list[int | list[float]]]]:
@@ -321,7 +321,7 @@ class LogContent:
 
     def get_operation_summary(self, operation_name: str) -> dict[int, dict[str, object]] | None:
         """Return the figures of one name by message size, see `log_all`; None for a name that was not logged."""
-        return operation_summaries(self.records, self._earlier.lines.values()).get(operation_name)
+        return operation_summaries(self.records, self._dropped.lines.values()).get(operation_name)
 
     def log_all(
         self, print_log: bool = True, show_straggler: bool = False, return_dict: bool = False
@@ -346,7 +346,7 @@ class LogContent:
         if not return_dict:
             return None
         return {
-            "summary": operation_summaries(self.records, self._earlier.lines.values()),
+            "summary": operation_summaries(self.records, self._dropped.lines.values()),
             "straggler_analysis": None if compared is None else straggler_analysis(compared.waits),
             "differences": None if compared is None else compared.differences,
             "metadata": {"world_size": world_size, "rank": rank, "timestamp": datetime.now().astimezone().isoformat()},
@@ -360,7 +360,7 @@ class LogContent:
         Raises:
             TimeoutError: some ranks have not made it; the error names them.
         """
-        return compared_logs.compare(self._in_place(), self._earlier)[0]
+        return compared_logs.compare(self._in_place(), self._dropped)[0]
 
     def check(self) -> None:
         """Compare the calls that all ranks have logged: what they must agree on, and the order on each group.
@@ -373,4 +373,4 @@ class LogContent:
             TimeoutError: some ranks have not made this call; the error names them.
             UsageError: no rank has logged anything.
         """
-        compared_logs.check(self._in_place(), self._earlier)
+        compared_logs.check(self._in_place(), self._dropped)

@@ -82,7 +82,7 @@ def numbered(records: Iterable[Record], dropped: Mapping[Series, int]) -> Iterat
     """Yield the lines that involve all ranks of a group, each with its number in its series.
 
     Args:
-        records: the lines that the log still has, without `Earlier.out_of_place`.
+        records: the lines that the log still has, without `DroppedCalls.counted_early`.
         dropped: {series: number of earlier lines that the log has dropped}.
     """
     counts: Counter[Series] = Counter(dict(dropped))

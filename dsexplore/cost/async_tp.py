@@ -27,32 +27,32 @@ def in_pieces(items: Sequence[Item]) -> list[Item]:
     position = 0
     while position < len(program):
         item = program[position]
-        if isinstance(item, Collective) and _may_be_divided(item):
+        if isinstance(item, Collective) and _may_be_split(item):
             seq += 1
-            divided = _gathered if item.op == "all_gather" else _scattered
-            position = divided(program, position, item, seq)
+            split = _split_all_gather if item.op == "all_gather" else _split_reduce_scatter
+            position = split(program, position, item, seq)
         position += 1
     return program
 
 
-def _may_be_divided(item: Collective) -> bool:
+def _may_be_split(item: Collective) -> bool:
     return item.op in _OPS and item.rule in ("wait", "async") and item.link == "node" and item.ranks > 1
 
 
-def _gathered(program: list[Item], position: int, item: Collective, seq: int) -> int:
+def _split_all_gather(program: list[Item], position: int, item: Collective, seq: int) -> int:
     """Split an all_gather in place, and return the position after the changed items."""
     awaited = _position_of_wait(program, position, item)
     last = _last_product(program, awaited) if awaited is not None else None
     if awaited is None or last is None:
         return position
-    first, rest = _divided(item, seq, 1)
+    first, rest = _split(item, seq, 1)
     program[position] = first
     program.insert(last + 1, Wait(seq))
     program.insert(awaited + 1, rest)
     return last + 2
 
 
-def _scattered(program: list[Item], position: int, item: Collective, seq: int) -> int:
+def _split_reduce_scatter(program: list[Item], position: int, item: Collective, seq: int) -> int:
     """Split a reduce_scatter in place, and return the position after the changed items."""
     before = position - 1
     while before >= 0 and _is_small(program[before]):
@@ -60,14 +60,14 @@ def _scattered(program: list[Item], position: int, item: Collective, seq: int) -
     product = program[before] if before >= 0 else None
     if not isinstance(product, Kernels) or product.kind != "matmul" or product.phase != item.phase:
         return position
-    rest, last = _divided(item, seq, item.ranks - 1)
+    rest, last = _split(item, seq, item.ranks - 1)
     program[position] = replace(last, seq=item.seq, rule=item.rule)
     program.insert(position, Wait(seq))
     program.insert(before, replace(rest, seq=seq, rule="async"))
     return position + 2
 
 
-def _divided(item: Collective, seq: int, pieces: int) -> tuple[Collective, Collective]:
+def _split(item: Collective, seq: int, pieces: int) -> tuple[Collective, Collective]:
     """Split a collective in two: `pieces` of its pieces are waited for as before, the others later.
 
     Args:
@@ -76,12 +76,12 @@ def _divided(item: Collective, seq: int, pieces: int) -> tuple[Collective, Colle
         pieces: number of pieces of the first part.
     """
     part = pieces / item.ranks
-    first = replace(item, seconds=_times(item.seconds, part), message_bytes=round(item.message_bytes * part))
+    first = replace(item, seconds=_scaled(item.seconds, part), message_bytes=round(item.message_bytes * part))
     remaining = item.message_bytes - first.message_bytes
-    return first, replace(item, seq=seq, seconds=_times(item.seconds, 1 - part), message_bytes=remaining, rule="async")
+    return first, replace(item, seq=seq, seconds=_scaled(item.seconds, 1 - part), message_bytes=remaining, rule="async")
 
 
-def _times(seconds: Times, part: float) -> Times:
+def _scaled(seconds: Times, part: float) -> Times:
     low, expected, high = seconds
     return low * part, expected * part, high * part
 

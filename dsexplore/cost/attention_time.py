@@ -25,16 +25,23 @@ _KEYS = 64
 """Keys of a tile: whole tiles are computed."""
 _TAIL = 0.5
 """The part of the longest block for which most multiprocessors have nothing left at the end, where each had several:
-chosen with the starts of `GENERATIONS`."""
+fitted together with the starts of `GENERATIONS`."""
 _WIDE = 1.13
-"""FLOP/s with heads of 256 beside heads of 128, chosen with the starts of `GENERATIONS`."""
+"""FLOP/s with heads of 256 beside heads of 128, fitted together with the starts of `GENERATIONS`."""
 _FEW = 32
 """Queries of a sequence up to which it counts as decoding."""
 _ROWS = 16
 """Queries of the smallest product of tensor cores."""
-_DECODE_START, _WAVE = 8e-6, 2.5e-6
-"""Seconds in which both kernels of decoding start and join their parts, and of a wave of blocks, one for each sequence
-and head of keys: chosen by a look at vLLM's table on H100, see benchmarks/decode_attention_accuracy.py."""
+_DECODE_START = 8e-6
+"""Seconds in which both kernels of decoding start and join their parts.
+
+Source: fitted by eye to vLLM's table on H100, see benchmarks/decode_attention_accuracy.py.
+"""
+_WAVE = 2.5e-6
+"""Seconds of a wave of blocks, of which there is one for each sequence and head of keys.
+
+Source: as `_DECODE_START`.
+"""
 
 
 def block_attention_seconds(
@@ -71,21 +78,21 @@ def block_attention_seconds(
     batch, heads, queries, keys, width = map(int, shape)
     processors = generation.multiprocessors
     blocks = -(-queries // BLOCK)
-    whole = -(-keys // _KEYS) * _KEYS
-    seen = whole * blocks
+    padded_keys = -(-keys // _KEYS) * _KEYS
+    keys_seen = padded_keys * blocks
     if causal:
-        fewer = min(blocks, whole // BLOCK)  # blocks that see fewer keys than there are
-        seen = BLOCK * fewer * (fewer + 1) // 2 + whole * (blocks - fewer)
+        fewer = min(blocks, padded_keys // BLOCK)  # blocks that see fewer keys than there are
+        keys_seen = BLOCK * fewer * (fewer + 1) // 2 + padded_keys * (blocks - fewer)
     pairs = causal_pairs(queries, keys) if causal else queries * keys
-    per_key = flops / (batch * heads * pairs) * BLOCK * processors / (rate * _of_width(width, generation))
+    seconds_per_key = flops / (batch * heads * pairs) * BLOCK * processors / (rate * _of_width(width, generation))
     moved = max(_ROWS, queries / blocks) * width * 2 * 2  # queries and results
     active = min(processors, batch * heads * blocks)
     block_start = start * (generation.block_start + moved * active / bandwidth)
-    longest = whole * per_key + block_start
+    longest_block = padded_keys * seconds_per_key + block_start
     if batch * heads * blocks <= processors:
-        return start * generation.attention_start + longest
-    busy = batch * heads * (seen * per_key + blocks * block_start) / processors
-    return start * generation.attention_start + max(longest, busy + _TAIL * longest)
+        return start * generation.attention_start + longest_block
+    busy = batch * heads * (keys_seen * seconds_per_key + blocks * block_start) / processors
+    return start * generation.attention_start + max(longest_block, busy + _TAIL * longest_block)
 
 
 def _of_width(width: int, generation: Generation) -> float:

@@ -96,9 +96,9 @@ def _facts(table: pl.DataFrame) -> dict[str, dict[str, Any]]:
 
 def _missing(name: str, column: str, facts: dict[str, Any]) -> Iterator[str]:
     if facts["missing"] and column not in _MAYBE_UNKNOWN.get(name, ()):
-        yield f"in its table {name}, {facts['missing']:,} values of {column} are missing"
+        yield f"table {name}: {facts['missing']:,} values of {column} are missing"
     if facts.get("inside"):
-        yield f"in its table {name}, {column} has lists with missing values"
+        yield f"table {name}: {column} has lists with missing values"
 
 
 def _out_of_bounds(name: str, column: str, facts: dict[str, Any], world_size: int) -> Iterator[str]:
@@ -109,7 +109,7 @@ def _out_of_bounds(name: str, column: str, facts: dict[str, Any], world_size: in
     below = -MOST_TIME if column in _SIGNED else int(column in _POSITIVE)
     for value in (least, most):
         if not below <= value <= above.get(column, MOST_TIME):
-            yield f"in its table {name}, {column} is {value}, and may be {below} to {above.get(column, MOST_TIME)}"
+            yield f"table {name}: {column} is {value}, and may be {below} to {above.get(column, MOST_TIME)}"
 
 
 def _of_modules(modules: pl.DataFrame) -> Iterator[str]:
@@ -118,4 +118,4 @@ def _of_modules(modules: pl.DataFrame) -> Iterator[str]:
     below = modules.join(parents, on="parent").filter(pl.col("above") >= pl.col("depth"))
     if len(below):
         module, parent = below["module"][0], below["parent"][0]
-        yield f"in its table modules, the parent of {module!r} is {parent!r}, which is not above it"
+        yield f"table modules: the parent of {module!r} is {parent!r}, which is not above it"

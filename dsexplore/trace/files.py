@@ -323,7 +323,7 @@ def _check_columns(file: Path, name: str, table: pl.DataFrame) -> None:
     if dict(table.schema) != schema.TABLES[name]:
         wrong = sorted(set(table.schema.items()) ^ set(schema.TABLES[name].items()), key=str)
         what = f"column {wrong[0][0]!r} is missing, foreign or of another type" if wrong else "columns out of order"
-        raise TraceFileError(f"{file} is damaged: in its table {name}, {what}; copy or record it again")
+        raise TraceFileError(f"{file} is damaged: table {name}: {what}; copy or record it again")
 
 
 def _side_table(metadata: Mapping[str, str], name: str) -> pl.DataFrame:

@@ -33,8 +33,8 @@ VIEWS = {
         "dsexplore.views.loading.checkpoint_view:CheckpointCostView"
     ),
     "dsexplore.aio.offload.offload_cost:OffloadCost": "dsexplore.views.offload.offload_view:OffloadCostView",
-    "dsexplore.aio.data_loaders.feeding_result:Feeding": "dsexplore.views.feeding.feeding_view:FeedingView",
-    "dsexplore.aio.checkpoints.loading_result:Loading": "dsexplore.views.loading.loading_view:LoadingView",
+    "dsexplore.aio.data_loaders.feeding_result:FeedingResult": "dsexplore.views.feeding.feeding_view:FeedingView",
+    "dsexplore.aio.checkpoints.loading_result:LoadingResult": "dsexplore.views.loading.loading_view:LoadingView",
     "dsexplore.analysis.hangs.hang_report:HangReport": "dsexplore.views.hang.hang_view:HangView",
     "dsexplore.comm.sweep_result:CommSweep": "dsexplore.views.comm_sweep.comm_sweep_view:CommSweepView",
     "dsexplore.cost.calibrate:Calibration": "dsexplore.views.comm_sweep.comm_sweep_view:CalibrationView",

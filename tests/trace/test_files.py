@@ -226,12 +226,12 @@ def test_damaged_metadata_is_a_trace_file_error(tmp_path: Path, make: Make, chan
 def test_a_table_with_other_columns_is_a_trace_file_error(tmp_path: Path, make: Make) -> None:
     tables = make([{}])
     path = written(tmp_path / "bad.parquet", replace(tables, events=tables.events.drop("phase")))
-    with pytest.raises(TraceFileError, match="in its table events, column 'phase' is missing"):
+    with pytest.raises(TraceFileError, match="table events: column 'phase' is missing"):
         dsexplore.load(path)
     packed = io.BytesIO()
     tables.groups.cast({"size": pl.Int64}).write_parquet(packed)
     path = written(tmp_path / "bad.parquet", tables, groups=base64.b64encode(packed.getvalue()).decode())
-    with pytest.raises(TraceFileError, match="in its table groups, column 'size'"):
+    with pytest.raises(TraceFileError, match="table groups: column 'size'"):
         dsexplore.load(path)
 
 

@@ -20,7 +20,7 @@ from dsexplore.aio.aio_config import NEAR_LIMIT, as_integer
 from dsexplore.aio.buffers import Buffer, give_back_free_memory
 from dsexplore.aio.checkpoints.checkpoint_files import KINDS, Checkpoint, find_checkpoint, first_files
 from dsexplore.aio.checkpoints.loaders import NO_SAFETENSORS, Loader, Tensors, loaders_of, new_targets, tensors_in
-from dsexplore.aio.checkpoints.loading_result import CheckpointTimes, LoaderTimes, Loading, LoadTime
+from dsexplore.aio.checkpoints.loading_result import CheckpointTimes, LoaderTimes, LoadingResult, LoadTime
 from dsexplore.aio.checkpoints.saved_formats import save_as, state_of, why_not_saved
 from dsexplore.aio.disk import disk_of, drop_cached
 from dsexplore.aio.handle import aio_handle
@@ -47,7 +47,7 @@ def loading(
     *,
     repeats: int = 3,
     most: int | str = "16GiB",
-) -> Loading:
+) -> LoadingResult:
     """Measure how fast a checkpoint loads, from a cold disk and warm, and say what to change.
 
     Measured are the calls that people use (``safetensors.torch.load_file``, ``torch.load`` with and without ``mmap``,
@@ -91,13 +91,13 @@ def _saved(model: nn.Module, folder: str | os.PathLike[str]) -> Iterator[list[Ch
         yield [find_checkpoint(save_as(kind, state, Path(made))) for kind in kinds]
 
 
-def _measure(title: str, checkpoints: Sequence[Checkpoint], rounds: int, clock: Clock) -> Loading:
+def _measure(title: str, checkpoints: Sequence[Checkpoint], rounds: int, clock: Clock) -> LoadingResult:
     """Measure each checkpoint after the other; `clock` returns seconds."""
     disk = disk_of(checkpoints[0].files[0])
     total = sum(rounds * (2 * len(loaders_of(checkpoint)) + 1) for checkpoint in checkpoints)
     with track("loading", total, "loads") as work:
         measured = [_measure_checkpoint(checkpoint, rounds, clock, work) for checkpoint in checkpoints]
-    return Loading(title, disk, measured, list(_notes(checkpoints)))
+    return LoadingResult(title, disk, measured, list(_notes(checkpoints)))
 
 
 def _notes(checkpoints: Sequence[Checkpoint]) -> Iterator[str]:

@@ -30,10 +30,10 @@ class LoadTime:
     """Seconds of one load."""
 
     call: float
-    """Of the library's own calls, one per file."""
+    """Seconds in the library's own calls, one per file."""
     fill: float
-    """Of copying what they return into existing parameters, as ``load_state_dict`` does. A call that maps the file
-    reads its bytes only then. 0 if the call fills the parameters itself."""
+    """Seconds in copying what they return into existing parameters, as ``load_state_dict`` does. A call that maps the
+    file reads its bytes only then. 0 if the call fills the parameters itself."""
 
     @property
     def seconds(self) -> float:
@@ -107,7 +107,7 @@ class CheckpointTimes:
         return not self.is_at_limit(times) and times.warm_seconds > times.cold_seconds / 2
 
 
-class Loading(Displayable):
+class LoadingResult(Displayable):
     """How fast checkpoints load; made by ``dsexplore.aio.loading(...)``.
 
     Attributes:
@@ -122,7 +122,7 @@ class Loading(Displayable):
         self.measured, self.notes = tuple(measured), tuple(notes)
 
     def __repr__(self) -> str:
-        return f"<Loading of {self.title}: {format_count(len(self._rows()), 'way')} on {self.disk.label}>"
+        return f"<LoadingResult of {self.title}: {format_count(len(self._rows()), 'way')} on {self.disk.label}>"
 
     def __getitem__(self, kind: str) -> CheckpointTimes:
         """Return the loads of one format: ``"safetensors"``, ``"torch.save"`` or ``"DCP"``.
@@ -167,8 +167,10 @@ class Loading(Displayable):
                 yield f"{cold}, and no less when the file is in memory; {need}: the processor is the limit."
                 continue
             warm = f"{format_seconds(usual.warm_seconds)} remain when the file is in memory"
-            limit = "it is the limit" if times.is_at_limit(usual) else "it waits for requests"
-            limit = "most is the processor's work" if times.is_busy(usual) else limit
+            if times.is_busy(usual):
+                limit = "most is the processor's work"
+            else:
+                limit = "it is the limit" if times.is_at_limit(usual) else "it waits for requests"
             yield f"{cold}, of which {warm}; {need}: {limit}."
 
     def _changes(self) -> Iterator[str]:
@@ -184,7 +186,7 @@ class Loading(Displayable):
         elif times.is_busy(best):
             share = format_share(best.warm_seconds, max(best.cold_seconds, best.warm_seconds))
             yield f"{share} of it is the processor's work, which a faster disk does not shorten."
-        if best.name == DIRECT and best.warm_seconds > 1.1 * times.loaders[0].warm_seconds:
+        if best.name == DIRECT and best.warm_seconds > (1 + _MATTERS) * times.loaders[0].warm_seconds:
             usual = times.loaders[0]
             yield (
                 f"A file that was read or written just before is in memory: then {usual.name} takes "

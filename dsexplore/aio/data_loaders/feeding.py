@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
-from dsexplore.aio.data_loaders.feeding_result import Feeding
+from dsexplore.aio.data_loaders.feeding_result import FeedingResult
 from dsexplore.aio.data_loaders.process_use import ProcessUse, children_of, use_of, used_between
 from dsexplore.errors import UsageError
 from dsexplore.signatures import names_arguments
@@ -25,7 +25,7 @@ Look = Callable[[], tuple[dict[int, ProcessUse], dict[int, ProcessUse]]]
 @names_arguments
 def feeding(
     loader: Iterable[object], seconds: float = 10.0, *, step_seconds: float | None = None, skipped: int = 2
-) -> Feeding:
+) -> FeedingResult:
     """Take batches from a data loader as fast as it gives them, and say what limits it: the disk or the processor.
 
     Batches are dropped, nothing else runs in the meantime::
@@ -59,7 +59,7 @@ def measure(
     skipped: int,
     clock: Callable[[], float],
     look: Look,
-) -> Feeding:
+) -> FeedingResult:
     """Take batches for some seconds of `clock`; `look` returns the use of processes."""
     batches = iter(loader)
     for number in range(skipped):
@@ -84,7 +84,7 @@ def measure(
         workers_after = seen
     if not count:
         raise UsageError(f"the loader has no more than {skipped} batches: give skipped=0, or a longer one")
-    return Feeding(
+    return FeedingResult(
         batches=count,
         samples=samples,
         nbytes=nbytes,

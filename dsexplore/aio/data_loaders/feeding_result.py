@@ -22,7 +22,7 @@ _FEW = 0.01
 
 
 @dataclass(frozen=True)
-class Feeding(Displayable):
+class FeedingResult(Displayable):
     """Measured batches of a data loader; made by ``dsexplore.aio.feeding(...)``."""
 
     batches: int

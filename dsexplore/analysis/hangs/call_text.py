@@ -9,28 +9,28 @@ from dsexplore.analysis.hangs.mismatches import Mismatch
 from dsexplore.analysis.hangs.rank_calls import Instance, RankCall
 from dsexplore.units import format_bytes, format_ranks
 
-MOST_SIDES = 4
+MAX_SIDES = 4
 """Groups of ranks that one sentence distinguishes."""
 
 
-def place(source: str) -> str:
-    """Return the innermost line of a call, ``train.py:12``, without the folders of its file."""
-    return PurePath(source.partition(" ← ")[0]).name
-
-
 def call_line(call: RankCall) -> str:
-    """Return the innermost line of a call."""
+    """Return the innermost line of a call: ``src/train.py:12``."""
     return call.source.partition(" ← ")[0]
 
 
-def label_of(instance: Instance) -> str:
+def short_line(call: RankCall) -> str:
+    """Return the innermost line of a call without the folders of its file: ``train.py:12``."""
+    return PurePath(call_line(call)).name
+
+
+def group_label(instance: Instance) -> str:
     """Return the name that its ranks give to the group of a collective."""
     return next(iter(instance.calls.values())).label
 
 
 def call_text(call: RankCall) -> str:
     """Return a call in words, with its line, group and bytes: ``all_reduce (train.py:12, group dp, 4 MiB)``."""
-    details = [place(call.source), f"group {call.label}"]
+    details = [short_line(call), f"group {call.label}"]
     if call.pair is not None:
         details.append(f"rank {call.pair[0]} → {call.pair[1]}")
     if call.message_bytes:
@@ -45,11 +45,10 @@ def difference_text(mismatch: Mismatch) -> str:
         such call"``.
     """
     sides = [f"{format_ranks(ranks)} {_side_text(mismatch.instance, ranks)}" for ranks in mismatch.classes]
-    more = len(sides) - MOST_SIDES
-    shown = [*sides[:MOST_SIDES], *([f"… {more} more"] if more > 0 else [])]
-    return (
-        f"collective {mismatch.instance.id.number} of group {label_of(mismatch.instance)} differs: {', '.join(shown)}"
-    )
+    more = len(sides) - MAX_SIDES
+    shown = [*sides[:MAX_SIDES], *([f"… {more} more"] if more > 0 else [])]
+    group = group_label(mismatch.instance)
+    return f"collective {mismatch.instance.id.number} of group {group} differs: {', '.join(shown)}"
 
 
 def _side_text(instance: Instance, ranks: Sequence[int]) -> str:
@@ -58,5 +57,5 @@ def _side_text(instance: Instance, ranks: Sequence[int]) -> str:
         return "made no such call"
     size = f"of {format_bytes(call.message_bytes)}" if call.message_bytes else ""
     root = f"root {call.root}" if call.root is not None else ""
-    line = f"at {place(call.source)}" if call.source else ""
+    line = f"at {short_line(call)}" if call.source else ""
     return " ".join(part for part in (call.op, call.reduction, size, call.dtype, root, line) if part)

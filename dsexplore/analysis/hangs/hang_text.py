@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from dsexplore.analysis.hangs.blame import Blame
-from dsexplore.analysis.hangs.call_text import MOST_SIDES, call_text, label_of, place
+from dsexplore.analysis.hangs.call_text import MAX_SIDES, call_text, group_label, short_line
 from dsexplore.analysis.hangs.mismatches import Mismatch, differing_parts
 from dsexplore.analysis.hangs.rank_calls import Instance, JobCalls, RankCall
 from dsexplore.analysis.hangs.standing import Standing, places_text
@@ -157,10 +157,9 @@ def _lines_text(blame: Blame, parted: Sequence[Mismatch]) -> list[str]:
     )
     if first is None:
         return []
-    sides = [f"{format_ranks(ranks)} at {place(first.instance.calls[ranks[0]].source)}" for ranks in first.classes]
-    return [
-        f"they parted in collective {first.instance.id.number} of group {label_of(first.instance)}: {', '.join(sides)}"
-    ]
+    sides = [f"{format_ranks(ranks)} at {short_line(first.instance.calls[ranks[0]])}" for ranks in first.classes]
+    group = group_label(first.instance)
+    return [f"they parted in collective {first.instance.id.number} of group {group}: {', '.join(sides)}"]
 
 
 def _last_text(job: JobCalls, rank: int) -> str:
@@ -191,7 +190,7 @@ def _waits_by_call(front: Wavefront, ranks: Iterable[int]) -> list[str]:
     together: dict[tuple[object, ...], list[RankCall]] = {}
     for rank in sorted(ranks):
         for call in front.heads.get(rank, [])[:1]:
-            together.setdefault((call.op, call.label, place(call.source), call.message_bytes), []).append(call)
+            together.setdefault((call.op, call.label, short_line(call), call.message_bytes), []).append(call)
     return [
         f"{format_ranks(call.rank for call in calls)} {'waits' if len(calls) == 1 else 'wait'} in {call_text(calls[0])}"
         for calls in together.values()
@@ -201,8 +200,8 @@ def _waits_by_call(front: Wavefront, ranks: Iterable[int]) -> list[str]:
 def _mismatch_text(parted: Mismatch, blame: Blame) -> str:
     """Say what each side called, those to blame first, in which collective, and in what they differ."""
     sides = sorted(parted.classes, key=lambda ranks: not set(ranks) <= set(blame.culprits))
-    texts = [_called_text(parted.instance, ranks) for ranks in sides[:MOST_SIDES]]
-    texts.append(_parted_after(max(parted.instance.id.number - 1, 0), label_of(parted.instance)))
+    texts = [_called_text(parted.instance, ranks) for ranks in sides[:MAX_SIDES]]
+    texts.append(_parted_after(max(parted.instance.id.number - 1, 0), group_label(parted.instance)))
     if parted.field != "op":
         texts[-1] += f", by {parted.field}{_values_text(parted)}"
     return "; ".join([*texts, _odd_text(blame)])
@@ -236,9 +235,9 @@ def _parts_text(instance: Instance) -> str:
     parts = differing_parts(instance)
     texts = [
         f"rank {part.sender} sends {part.sent:,} elements to rank {part.receiver}, which expects {part.expected:,}"
-        for part in parts[:MOST_SIDES]
+        for part in parts[:MAX_SIDES]
     ]
-    more = [f"… {len(parts) - MOST_SIDES} more"] if len(parts) > MOST_SIDES else []
+    more = [f"… {len(parts) - MAX_SIDES} more"] if len(parts) > MAX_SIDES else []
     return f" ({'; '.join([*texts, *more])})" if texts else ""
 
 
@@ -276,7 +275,7 @@ def _order_text(front: Wavefront, blame: Blame, lines: Sequence[str]) -> str:
     elif made := _made_text(heads):
         texts.append(made)
     elif parted.id.pair is None and not making:
-        texts.append(_parted_after(_last_common(parted, blame), label_of(parted)))
+        texts.append(_parted_after(_last_common(parted, blame), group_label(parted)))
     return "; ".join([*texts, _odd_text(blame)])
 
 

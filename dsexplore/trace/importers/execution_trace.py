@@ -102,7 +102,7 @@ def _event(node: Mapping[str, Any], ends: Mapping[int, int]) -> Event:
         "tid": str(attributes.get("tid", 0)),
         "ts": number,
         "dur": ends[number] - number + 0.5,
-        "args": {**_tensors(inputs or {}), **_older(node, inputs or {}), **arguments},
+        "args": {**_tensors(inputs or {}), **_name_before_torch_2_5(node, inputs or {}), **arguments},
     }
 
 
@@ -118,7 +118,7 @@ def _tensors(inputs: Mapping[str, Any]) -> dict[str, Any]:
     return {"Input Dims": dims, "Input type": kinds} if dims else {}
 
 
-def _older(node: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
+def _name_before_torch_2_5(node: Mapping[str, Any], inputs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the collective's name, which files of torch before 2.5 have among the inputs of its description."""
     if node.get("name") != DESCRIPTION:
         return {}

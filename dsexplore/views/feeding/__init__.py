@@ -1,1 +1,1 @@
-"""How a `Feeding` looks."""
+"""How a `FeedingResult` looks."""

@@ -1,10 +1,10 @@
-"""The view of a `Feeding`: samples per second beside what processors could prepare and what steps need."""
+"""The view of a `FeedingResult`: samples per second beside what processors could prepare and what steps need."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from dsexplore.aio.data_loaders.feeding_result import Feeding
+from dsexplore.aio.data_loaders.feeding_result import FeedingResult
 from dsexplore.units import format_count, format_number, format_seconds
 from dsexplore.views.page import html
 from dsexplore.views.page.still_figure import still_figure
@@ -13,11 +13,11 @@ from dsexplore.views.view import PlottedView
 
 
 class FeedingView(PlottedView):
-    """The view of a `Feeding`."""
+    """The view of a `FeedingResult`."""
 
     title = "Data loader"
 
-    def __init__(self, feeding: Feeding) -> None:
+    def __init__(self, feeding: FeedingResult) -> None:
         self._feeding = feeding
 
     @property

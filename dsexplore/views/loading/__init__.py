@@ -1,1 +1,1 @@
-"""How a `Loading` and a `CheckpointCost` look."""
+"""How a `LoadingResult` and a `CheckpointCost` look."""

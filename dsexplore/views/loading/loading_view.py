@@ -1,10 +1,10 @@
-"""The view of a `Loading`: what to load with, a bar per call beside what the disk needs, and a table."""
+"""The view of a `LoadingResult`: what to load with, a bar per call beside what the disk needs, and a table."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from dsexplore.aio.checkpoints.loading_result import CheckpointTimes, LoaderTimes, Loading
+from dsexplore.aio.checkpoints.loading_result import CheckpointTimes, LoaderTimes, LoadingResult
 from dsexplore.units import format_bytes, format_count, format_rate, format_seconds
 from dsexplore.views.page import html
 from dsexplore.views.page.still_figure import still_figure
@@ -16,11 +16,11 @@ _LIMIT = "the disk alone"
 
 
 class LoadingView(PlottedView):
-    """The view of a `Loading`."""
+    """The view of a `LoadingResult`."""
 
     title = "Loading a checkpoint"
 
-    def __init__(self, loading: Loading) -> None:
+    def __init__(self, loading: LoadingResult) -> None:
         self._loading = loading
 
     def text(self) -> str:
@@ -100,7 +100,7 @@ class LoadingView(PlottedView):
         return figure.update_traces({"text": texts, "textposition": "none"}, 0)
 
 
-def _named(times: CheckpointTimes, loader: LoaderTimes, loading: Loading) -> tuple[str]:
+def _named(times: CheckpointTimes, loader: LoaderTimes, loading: LoadingResult) -> tuple[str]:
     """Return the name of a call; with its format where several were measured."""
     return (f"{times.checkpoint.kind}: {loader.name}" if len(loading.measured) > 1 else loader.name,)
 

@@ -30,7 +30,7 @@ from dsexplore.torch_internals.patches import Entry, Kernel, Parts
 from dsexplore.torch_internals.process_groups import completed_future, finished_work, work_of
 from dsexplore.torch_internals.tensors import no_torch_function
 from dsexplore.worlds.simulated.closed import WorldObjects
-from dsexplore.worlds.simulated.received_values import Received
+from dsexplore.worlds.simulated.received_values import TensorsFromPeers
 from dsexplore.worlds.simulated.refusals import check_call
 from dsexplore.worlds.simulated.set_up_calls import SetUpCalls
 
@@ -172,7 +172,7 @@ def _exchange_tensor(call: C10dCall) -> None:
     _copy(call.outputs, call.arguments["input"])
 
 
-Mark = Callable[[Received, Any], None]
+Mark = Callable[[TensorsFromPeers, Any], None]
 
 
 @dataclass(frozen=True)
@@ -190,7 +190,7 @@ class _Rule:
     root_sends: bool = False
 
 
-_received, _reduced = Received.add_received, Received.add_reduced
+_received, _reduced = TensorsFromPeers.add_received, TensorsFromPeers.add_reduced
 _RULES: dict[str, _Rule] = {
     "allreduce_": _Rule(_keep, _reduced),
     "allreduce_coalesced_": _Rule(_keep, _reduced),
@@ -222,7 +222,7 @@ def _kernel(op: str, rule: _Rule, key: str, parts: Parts) -> Callable[..., Any]:
     schema = schema_of(find_op(f"c10d::{op}").default)
     names = [argument.name for argument in schema.arguments]
     returns = len(schema.returns)
-    watch, received, set_up = parts[WorldObjects], parts[Received], parts[SetUpCalls]
+    watch, received, set_up = parts[WorldObjects], parts[TensorsFromPeers], parts[SetUpCalls]
     has_memory = key != _META
 
     def kernel(*args: Any) -> Any:

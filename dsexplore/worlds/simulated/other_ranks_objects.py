@@ -37,7 +37,7 @@ from dsexplore.torch_internals.process_groups import (
 )
 from dsexplore.worlds.fake.fake_workarounds import outside_fake_mode
 from dsexplore.worlds.remarks import Remarks
-from dsexplore.worlds.simulated.received_values import Received
+from dsexplore.worlds.simulated.received_values import TensorsFromPeers
 from dsexplore.worlds.simulated.shared_objects import SharedObjects
 
 _LOCAL_OBJECT = "{name} receives an object of rank {source}, {why}: this rank's own object takes its place"
@@ -55,7 +55,7 @@ class Objects:
     """
 
     def __init__(self, parts: Parts) -> None:
-        self._remarks, self._received, self._shared = parts[Remarks], parts[Received], parts[SharedObjects]
+        self._remarks, self._received, self._shared = parts[Remarks], parts[TensorsFromPeers], parts[SharedObjects]
         self._substitutes: list[Any] | None = None
 
     @contextmanager
@@ -124,7 +124,9 @@ class Objects:
                 setattr(c10d, name, function)
 
 
-def _bringing(function: Callable[..., Any], values: list[torch.Tensor], received: Received) -> Callable[..., Any]:
+def _bringing(
+    function: Callable[..., Any], values: list[torch.Tensor], received: TensorsFromPeers
+) -> Callable[..., Any]:
     is_called = False
 
     def call(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:

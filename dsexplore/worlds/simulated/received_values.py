@@ -21,16 +21,16 @@ from dsexplore.torch_internals.tensors import TENSOR_COMPARISONS, TENSOR_READS, 
 from dsexplore.worlds.remarks import Remarks
 
 RECEIVED = (
-    "a value that another rank sends was read, and no process plays that rank: on a real cluster it may be another, "
-    "and with it what the program does then"
+    "a value that another rank sends was read, and no process plays that rank: on a real cluster the value may differ, "
+    "and the program may branch differently"
 )
 REDUCED = (
     "the result of a reduction was read, which is this rank's own value here: on a real cluster it is that of all "
-    "ranks of the group, and what the program does then may differ"
+    "ranks of the group, and the program may branch differently"
 )
 
 
-class Received:
+class TensorsFromPeers:
     """The storages of tensors to which other ranks contribute; none is kept alive."""
 
     def __init__(self) -> None:
@@ -46,13 +46,13 @@ class Received:
 
     def _add(self, tensors: Any, remark: str) -> None:
         for tensor in _flattened(tensors):
-            storage = _storage_of(tensor)
+            storage = _own_storage(tensor)
             if storage is not None:
                 self._storages[storage] = remark
 
     def discard(self, tensor: torch.Tensor) -> None:
         """Remove a tensor that was overwritten with values of this rank."""
-        storage = _storage_of(tensor)
+        storage = _own_storage(tensor)
         if storage is not None:
             self._storages.pop(storage, None)
 
@@ -60,7 +60,7 @@ class Received:
         """Return the remark on a read of a tensor; empty if no other rank contributes to it."""
         if not self._storages or not isinstance(tensor, torch.Tensor):
             return ""
-        storage = _storage_of(tensor)
+        storage = _own_storage(tensor)
         return "" if storage is None else self._storages.get(storage, "")
 
     def follow(self, result: object, *sources: object) -> None:
@@ -70,7 +70,7 @@ class Received:
             self._add(result, remark)
 
 
-def _storage_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
+def _own_storage(tensor: torch.Tensor) -> torch.UntypedStorage | None:
     """Return the storage of a tensor; None for one without a storage of its own, such as a DTensor or a sparse one."""
     try:
         with no_subclass_function():
@@ -88,7 +88,7 @@ def _flattened(tensors: Any) -> Iterator[torch.Tensor]:
 
 
 def _remark_on_read(read: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
-    received, remarks = parts[Received], parts[Remarks]
+    received, remarks = parts[TensorsFromPeers], parts[Remarks]
 
     @wraps(read)
     def remarked(tensor: torch.Tensor, *args: Any) -> Any:
@@ -101,7 +101,7 @@ def _remark_on_read(read: Callable[..., Any], parts: Parts) -> Callable[..., Any
 
 
 def _follow_comparison(compare: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
-    received = parts[Received]
+    received = parts[TensorsFromPeers]
 
     @wraps(compare)
     def followed(tensor: torch.Tensor, other: Any) -> Any:
@@ -113,6 +113,6 @@ def _follow_comparison(compare: Callable[..., Any], parts: Parts) -> Callable[..
 
 
 PATCHES: tuple[Entry, ...] = (
-    *(Patch(read, "the program may go another way on a real cluster", _remark_on_read) for read in TENSOR_READS),
+    *(Patch(read, "the program may branch differently on a real cluster", _remark_on_read) for read in TENSOR_READS),
     *(Patch(compare, "the program may read its result", _follow_comparison) for compare in TENSOR_COMPARISONS),
 )

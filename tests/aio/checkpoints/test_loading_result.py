@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dsexplore.aio.checkpoints.checkpoint_files import Checkpoint
-from dsexplore.aio.checkpoints.loading_result import CheckpointTimes, LoaderTimes, Loading, LoadTime
+from dsexplore.aio.checkpoints.loading_result import CheckpointTimes, LoaderTimes, LoadingResult, LoadTime
 from dsexplore.aio.disk import Disk
 from dsexplore.errors import UsageError
 
@@ -24,9 +24,9 @@ def loader(
     )
 
 
-def loading(*loaders: LoaderTimes, disk_seconds: float = 1.0, disk: Disk = DISK) -> Loading:
+def loading(*loaders: LoaderTimes, disk_seconds: float = 1.0, disk: Disk = DISK) -> LoadingResult:
     checkpoint = Checkpoint(Path("model.pt"), "torch.save", (Path("model.pt"),), (GIB,))
-    return Loading("model.pt", disk, [CheckpointTimes(checkpoint, loaders, (GIB / disk_seconds,))])
+    return LoadingResult("model.pt", disk, [CheckpointTimes(checkpoint, loaders, (GIB / disk_seconds,))])
 
 
 USUAL = loader("torch.load", [4.0, 4.2, 4.1], 1.0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dsexplore.aio.data_loaders.feeding_result import Feeding
+from dsexplore.aio.data_loaders.feeding_result import FeedingResult
 from dsexplore.aio.data_loaders.process_use import ProcessUse
 from dsexplore.display import plain_text
 
@@ -19,12 +19,12 @@ def feeding(
     step: float | None = None,
     processors: int = 8,
     queued: float = 0.0,
-) -> Feeding:
+) -> FeedingResult:
     """Return the feeding of 100 batches of 32 samples and 1 MiB in 10 s, with so many seconds of processor and MiB from
     a disk."""
     use = ProcessUse(of_workers, 100 * MIB, disk * MIB, queued if workers else 0.0)
     this = ProcessUse(own, 0, 0, 0.0 if workers else queued)
-    return Feeding(100, 3200, 100 * MIB, 10.0, workers, this, use, step, processors)
+    return FeedingResult(100, 3200, 100 * MIB, 10.0, workers, this, use, step, processors)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What a `Feeding` looks like."""
+"""What a `FeedingResult` looks like."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a `Loading` looks like."""
+"""What a `LoadingResult` looks like."""
 
 from __future__ import annotations
 

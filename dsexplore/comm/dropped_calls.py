@@ -12,7 +12,7 @@ from dsexplore.comm.sent_calls import Series, series_of
 from dsexplore.trace.matching import is_numbered
 
 
-class Earlier:
+class DroppedCalls:
     """Sums over the calls that are no longer in the log."""
 
     def __init__(self) -> None:
@@ -20,23 +20,23 @@ class Earlier:
         """Their part of the summary."""
         self.numbered: Counter[Series] = Counter()
         """{series: number of dropped calls that involve all ranks of a group}."""
-        self.out_of_place: set[Issued] = set()
+        self.counted_early: set[Issued] = set()
         """Collectives still in the log because they have not ended, although newer ones were dropped; they count as
         earlier."""
 
-    def add(self, over: Sequence[Issued], running: Sequence[Issued] = ()) -> None:
+    def add(self, dropped: Sequence[Issued], unfinished: Sequence[Issued] = ()) -> None:
         """Add finished collectives, which the log drops, to the sums.
 
         Args:
-            over: the collectives that the log drops.
-            running: older collectives that it keeps because they have not ended.
+            dropped: the collectives that the log drops.
+            unfinished: older collectives that it keeps because they have not ended.
         """
-        for call in over:
+        for call in dropped:
             call.read_clock()
-        add_up(records_of(over), self.lines)
-        self._count(call for call in (*over, *running) if call not in self.out_of_place)
-        self.out_of_place.difference_update(over)
-        self.out_of_place.update(running)
+        add_up(records_of(dropped), self.lines)
+        self._count(call for call in (*dropped, *unfinished) if call not in self.counted_early)
+        self.counted_early.difference_update(dropped)
+        self.counted_early.update(unfinished)
 
     def _count(self, issued: Iterable[Issued]) -> None:
         self.numbered.update(series_of(record) for record in records_of(issued) if is_numbered(record.op))
