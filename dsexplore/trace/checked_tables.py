@@ -9,7 +9,7 @@ from typing import Any
 import polars as pl
 
 from dsexplore.mesh import parse_mesh
-from dsexplore.trace.limits import MOST_RANKS, MOST_TIME
+from dsexplore.trace.limits import MOST_ELEMENTS, MOST_RANKS, MOST_TIME
 from dsexplore.trace.represented_ranks import bounds_in
 from dsexplore.trace.tables import Tables, TraceInfo
 
@@ -23,6 +23,7 @@ _MAYBE_UNKNOWN = {
 }
 """{table: columns in which a value may be missing}."""
 _RANKS = ("rank", "ranks", "peer", "root")
+_SPLITS = ("send_splits", "recv_splits")
 _POSITIVE = ("group_size", "size")
 _SIGNED = ("before", "segment", "seq", "batch", "waits_for", "start", "end")
 """Columns whose values may be negative: places in an order, and moments."""
@@ -105,7 +106,7 @@ def _out_of_bounds(name: str, column: str, facts: dict[str, Any], world_size: in
     least, most = facts.get("least"), facts.get("most")
     if least is None or most is None:
         return
-    above = {"depth": _DEEPEST, **dict.fromkeys(_RANKS, world_size - 1), **dict.fromkeys(_POSITIVE, MOST_RANKS)}
+    above = {"depth": _DEEPEST, **dict.fromkeys(_SPLITS, MOST_ELEMENTS), **dict.fromkeys(_RANKS, world_size - 1), **dict.fromkeys(_POSITIVE, MOST_RANKS)}
     below = -MOST_TIME if column in _SIGNED else int(column in _POSITIVE)
     for value in (least, most):
         if not below <= value <= above.get(column, MOST_TIME):

@@ -141,8 +141,8 @@ def _parts(rows: Iterable[Row], members: dict[str, list[int]]) -> Iterator[tuple
                 for sender_call, receiver_call in zip(sending, receiving, strict=False):
                     if sender_call["send_splits"] is None and receiver_call["recv_splits"] is None:
                         continue
-                    sent = _part(sender_call, "send_splits", members[sender_call["group"]].index(receiver))
-                    received = _part(receiver_call, "recv_splits", members[receiver_call["group"]].index(sender))
+                    sent = _part(sender_call, "send_splits", members[sender_call["group"]], receiver)
+                    received = _part(receiver_call, "recv_splits", members[receiver_call["group"]], sender)
                     if None not in (sent, received) and sent != received:
                         yield _row(
                             "all_to_all",
@@ -153,14 +153,16 @@ def _parts(rows: Iterable[Row], members: dict[str, list[int]]) -> Iterator[tuple
                         )
 
 
-def _part(row: Row, splits: str, position: int) -> int | None:
+def _part(row: Row, splits: str, members: Sequence[int], rank: int) -> int | None:
     """Return the bytes of one rank's part: by the split sizes, or an equal share; None if the size is unknown."""
-    if row["message_bytes"] is None:
+    if row["message_bytes"] is None or rank not in members:
         return None
     if row[splits] is None:
         return int(row["message_bytes"]) // int(row["group_size"])
     width = item_size(row["dtype"])
-    return None if width is None else int(row[splits][position]) * width
+    if width is None or len(row[splits]) != len(members):
+        return None
+    return int(row[splits][members.index(rank)]) * width
 
 
 def _key(row: Row, members: dict[str, list[int]]) -> str:

@@ -45,6 +45,7 @@ def changed(tables: Tables, table: str, column: str, value: Any) -> Tables:
         ("events", "group_size", 0, "group_size is 0, and may be 1 to"),
         ("events", "shape", [2, None], "shape has lists with missing values"),
         ("events", "shape", [-2], "shape is -2"),
+        ("events", "send_splits", [1 << 61], f"send_splits is {1 << 61}"),
         ("groups", "ranks", [0, HUGE], f"ranks is {HUGE}"),
         ("modules", "parent", "Llama", "the parent of 'Llama' is 'Llama', which is not above it"),
         ("modules", "depth", HUGE, f"depth is {HUGE}"),

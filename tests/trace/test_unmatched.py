@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
+import polars as pl
 import pytest
 import torch
 import torch.distributed as dist
@@ -115,6 +117,25 @@ def test_parts_of_an_uneven_all_to_all(make: Any) -> None:
     uneven = [splits(0, [5, 3], None), splits(1, None, [4, 4])]
     found = unmatched(trace_of(make, uneven)).select("sender", "receiver", "sent_bytes", "received_bytes").rows()
     assert found == [(0, 0, 20, 16), (0, 1, 12, 16)]
+
+
+@pytest.mark.parametrize(
+    ("row", "ranks"),
+    [
+        ({"send_splits": [8]}, [0, 1]),
+        ({"recv_splits": []}, [0, 1]),
+        ({"dtype": ""}, [0, 1]),
+        ({"dtype": "complex"}, [0, 1]),
+        ({}, [0]),
+        ({}, [3, 2]),
+    ],
+    ids=["too few", "none", "unknown dtype", "no dtype", "group without a rank", "other group"],
+)
+def test_parts_that_are_not_known_are_no_mismatch(make: Any, row: dict[str, Any], ranks: list[int]) -> None:
+    rows = [splits(0, [1, 2], [1, 3]), splits(1, [3, 4], [2, 4])]
+    tables = trace_of(make, [{**one, **row} for one in rows])
+    tables = replace(tables, groups=tables.groups.with_columns(ranks=pl.lit(ranks, pl.List(pl.Int32))))
+    assert unmatched(tables).is_empty()
 
 
 def test_many_are_counted(make: Any) -> None:
