@@ -41,8 +41,11 @@ class SavedFormat:
         """
         if not isinstance(loaded, dict) or loaded.get("format") != self.name:
             raise UsageError(f"{name} is not a saved {self.kind}: write one with {self.writer}")
-        if loaded.get("version", 0) > self.version:
-            raise UsageError(f"{name} was saved by a newer dsexplore (version {loaded['version']}): update dsexplore")
+        version = loaded.get("version", 0)
+        if not isinstance(version, int):
+            raise UsageError(f"{name} is a damaged {self.kind}: its version is {version!r}")
+        if version > self.version:
+            raise UsageError(f"{name} was saved by a newer dsexplore (version {version}): update dsexplore")
 
 
 class SavedJson:
@@ -69,7 +72,9 @@ class SavedJson:
         try:
             values: Any = loaded
             return cls._read(values, name)
-        except (KeyError, TypeError) as error:
+        except UsageError:
+            raise
+        except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError, IndexError) as error:
             raise UsageError(f"{name} is a damaged {cls.FORMAT.kind}: {error!r}") from error
 
     @classmethod
@@ -94,6 +99,6 @@ class SavedJson:
         name = os.fspath(path)
         try:
             loaded = json.loads(Path(path).read_text(encoding="utf-8"))
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        except (ValueError, RecursionError) as error:
             raise UsageError(f"{name} is not a saved {cls.FORMAT.kind}: {error}") from error
         return cls.from_json(loaded, name)

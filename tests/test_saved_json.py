@@ -22,7 +22,7 @@ class Number(SavedJson):
 
     @classmethod
     def _read(cls, loaded: dict[str, Any], name: str) -> Self:
-        return cls(loaded["value"])
+        return cls(int(loaded["value"]))
 
 
 def test_what_was_saved_is_read(tmp_path: Path) -> None:
@@ -34,7 +34,7 @@ def test_what_was_saved_is_read(tmp_path: Path) -> None:
 
 def test_what_is_no_json_is_named(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
-    for damaged in (b"{", b"\xff"):
+    for damaged in (b"{", b"\xff", b"[" * 200_000, b"9" * 5_000):
         path.write_bytes(damaged)
         with pytest.raises(UsageError, match=r"a\.json is not a saved number: "):
             Number.load(path)
@@ -47,6 +47,12 @@ def test_what_is_no_json_is_named(tmp_path: Path) -> None:
         ({"format": "other"}, "f is not a saved number: write one with Number.save"),
         ({"format": "mine", "version": 3}, "f was saved by a newer dsexplore (version 3): update dsexplore"),
         ({"format": "mine", "version": 2}, "f is a damaged number: KeyError('value')"),
+        ({"format": "mine", "version": None}, "f is a damaged number: its version is None"),
+        ({"format": "mine", "version": "1"}, "f is a damaged number: its version is '1'"),
+        (
+            {"format": "mine", "version": 2, "value": "x"},
+            "f is a damaged number: ValueError(\"invalid literal for int() with base 10: 'x'\")",
+        ),
     ],
 )
 def test_another_format_a_newer_version_and_damage_are_refused(loaded: Any, said: str) -> None:

@@ -97,7 +97,9 @@ def read_memory_snapshot(path: str | os.PathLike[str], device: int | None = None
         raise UsageError(f"{path} is no snapshot of torch's allocator: {error}") from None
     try:
         return _peak(content, device)
-    except (KeyError, TypeError, AttributeError, IndexError) as error:
+    except UsageError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError) as error:
         raise UsageError(
             f"{path} is no snapshot of torch's allocator, as it lacks {error}: write it with "
             "torch.cuda.memory._dump_snapshot"

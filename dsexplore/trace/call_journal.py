@@ -30,6 +30,7 @@ import polars as pl
 
 from dsexplore.errors import TraceFileError
 from dsexplore.trace import schema
+from dsexplore.trace.checked_tables import checked_tables
 from dsexplore.trace.ends import RUNNING
 from dsexplore.trace.process_states import end_of_process, host_clock
 from dsexplore.trace.tables import Tables, TraceInfo
@@ -212,8 +213,11 @@ def read_journal(file: Path) -> ReadJournal:
         info = _info(data[_INFO_AT : _INFO_AT + min(of_info, _KINDS_AT - _INFO_AT)])
         kinds = [json.loads(line) for line in data[_KINDS_AT : min(_KINDS_AT + of_kinds, _RING)].splitlines()]
         end = data[_END_AT:_INFO_AT].partition(b"\0")[0].decode(errors="replace")
-        tables = _tables(info, kinds, data, count, ended)
-    except (struct.error, ValueError, TypeError, KeyError, IndexError, OSError, pl.exceptions.PolarsError) as error:
+        tables = checked_tables(_tables(info, kinds, data, count, ended))
+    except (
+        *(struct.error, ValueError, TypeError, AttributeError, ArithmeticError, LookupError, RecursionError),
+        *(OSError, pl.exceptions.PolarsError),
+    ) as error:
         reason = str(error).partition("\n")[0][:200]
         raise TraceFileError(f"{file} is no whole journal of calls ({reason}): leave it out") from error
     return ReadJournal(info, count, end, tables)

@@ -106,7 +106,12 @@ def _out_of_bounds(name: str, column: str, facts: dict[str, Any], world_size: in
     least, most = facts.get("least"), facts.get("most")
     if least is None or most is None:
         return
-    above = {"depth": _DEEPEST, **dict.fromkeys(_SPLITS, MOST_ELEMENTS), **dict.fromkeys(_RANKS, world_size - 1), **dict.fromkeys(_POSITIVE, MOST_RANKS)}
+    above = {
+        "depth": _DEEPEST,
+        **dict.fromkeys(_SPLITS, MOST_ELEMENTS),
+        **dict.fromkeys(_RANKS, world_size - 1),
+        **dict.fromkeys(_POSITIVE, MOST_RANKS),
+    }
     below = -MOST_TIME if column in _SIGNED else int(column in _POSITIVE)
     for value in (least, most):
         if not below <= value <= above.get(column, MOST_TIME):

@@ -23,6 +23,7 @@ from dsexplore.trace.call_journal import (
 )
 from dsexplore.trace.ends import RUNNING, STOPPED
 from dsexplore.trace.process_states import born, host_clock
+from tests.trace.conftest import DEFAULT
 
 GROUP = ("0", "", "", [0, 1], 2, "gloo", "work")
 
@@ -42,7 +43,7 @@ def journal(tmp_path: Path) -> CallJournal:
 
 
 def kind(journal: CallJournal, *ops: str) -> int:
-    rows = [{"op": op, "raw_op": op, "group": "0", "message_bytes": 8, "source": "train.py:1"} for op in ops]
+    rows = [{**DEFAULT, "op": op, "raw_op": op, "group": "0", "message_bytes": 8, "source": "train.py:1"} for op in ops]
     return journal.add_kind(rows, GROUP)
 
 
@@ -131,6 +132,17 @@ def test_a_damaged_journal_is_an_error_that_names_it(journal: CallJournal, damag
     journal.close(remove=False)
     journal.file.write_bytes(damage(journal.file.read_bytes()))  # type: ignore[operator]
     with pytest.raises(TraceFileError, match=journal_file(0)):
+        read_journal(journal.file)
+
+
+@pytest.mark.parametrize("column", [{"op": None}, {"peer": 2_000_000_000}, {"message_bytes": -8}, {"shape": [None]}])
+@pytest.mark.parametrize("ranks", [[0, 1], [0, 2_000_000_000], None])
+def test_a_journal_of_calls_that_cannot_be_is_an_error(
+    journal: CallJournal, column: dict[str, object], ranks: list[int] | None
+) -> None:
+    journal.add(journal.add_kind([{**DEFAULT, **column}], (*GROUP[:3], ranks, *GROUP[4:])), 0, 1, Call())
+    journal.close(remove=False)
+    with pytest.raises(TraceFileError, match=f"{journal_file(0)} is no whole journal of calls"):
         read_journal(journal.file)
 
 
