@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -292,7 +293,51 @@ def test_sources_with_other_positions_are_a_shift(positions: list[int], reason: 
     assert (match.reason if match is not None else None) == reason
 
 
+@pytest.mark.parametrize(("times", "looks"), [(2.0, "sum over tp"), (4.0, "mean over tp"), (1.0, "sum over tp")])
+def test_parts_of_gradients_of_outputs_are_summed_in_the_scale_of_the_loss(times: float, looks: str) -> None:
+    halves = WHOLE.chunk(2)
+    of_model = entry_of(WHOLE, [2 * half for half in halves for _ in range(2)], "dp=2,tp=2", "backward")
+    parts = [part for half in halves for part in (PARTIAL[:2], times * half - PARTIAL[:2])]
+    entry = entry_of(WHOLE, parts, "dp=2,tp=2", "backward", "norm")
+    match = explain(entry, comparison_of("dp=2,tp=2", of_model, entry))
+    assert match is not None
+    assert (match.reason, match.axes) == ("missing reduction", ("tp",))
+    assert looks in match.looks_like
+
+
 @pytest.mark.parametrize("phase", ["forward", "backward", "gradient", "optimizer"])
 def test_noise_has_no_reason(phase: Phase) -> None:
     assert explained(WHOLE, [PARTIAL] * 2, "dp=2", phase) is None
     assert explained(WHOLE, [WHOLE, PARTIAL], "dp=2", phase) is None
+
+
+@pytest.mark.parametrize(
+    ("of_reference", "of_ranks", "reason"),
+    [
+        (range(5), range(8), "padding"),
+        (range(3, 8), range(8), "padding"),
+        (range(5), range(5), None),  # the same positions, and other values
+        (range(8), range(8), None),
+        ([7], range(8), None),  # the last position is taken alone
+        ([0, 4], range(8), None),  # some positions are chosen, none is left out as padding
+        (range(2, 6), range(8), None),  # neither an end nor a start is left out alone
+        ([], range(8), None),
+    ],
+)
+def test_a_pool_over_ends_of_sequences_is_padding(
+    of_reference: Sequence[int], of_ranks: Sequence[int], reason: str | None
+) -> None:
+    def gradient(positions: Sequence[int]) -> Tensor:
+        whole = torch.zeros(4, 8, 6, dtype=torch.float64)
+        at = list(positions)
+        whole[:, at] = WHOLE[:, at]
+        return whole
+
+    pooled = values(4, 6)
+    entry = entry_of(pooled, [values(4, 6, seed=9).chunk(2)[rank] for rank in range(2)], "dp=2", module="pool")
+    entry = replace(entry, record=replace(entry.record, sources=("encoder",)))
+    source = entry_of(gradient(of_reference), list(gradient(of_ranks).chunk(2)), "dp=2", "backward", "encoder")
+    match = explain(entry, comparison_of("dp=2", source, entry))
+    assert (match.reason if match is not None else None) == reason
+    other = replace(source, record=replace(source.record, module="another"))
+    assert explain(entry, comparison_of("dp=2", other, entry)) is None
