@@ -75,9 +75,10 @@ def _count_of_ends(part: Part) -> int | None:
     """
     if part.value.shape != part.expected.shape:
         return None
-    count = 0
+    count = longest = 0
     for value, expected in zip(part.value.any(-1), part.expected.any(-1), strict=True):
         places = expected.nonzero().flatten()
+        longest = max(longest, len(places))
         if not len(places):
             return None
         first, last = int(places[0]), int(places[-1]) + 1
@@ -85,7 +86,7 @@ def _count_of_ends(part: Part) -> int | None:
         if (first and last < len(expected)) or 2 * len(places) < last - first or not bool(inside.any()):
             return None
         count += int(value.sum()) - int(inside.sum())
-    return count
+    return count if longest > 1 else None
 
 
 def _share_of_rows(comparison: Comparison, step: int) -> float | None:
