@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from dsexplore.cost.cluster import Cluster, known_clusters
+from dsexplore.cost.cluster import Cluster
 from dsexplore.cost.collective_mechanism import GroupShape, mechanism_time
 from dsexplore.cost.interpolation import interpolated
-from dsexplore.cost.measured_points import MeasuredFactors, evidence
+from dsexplore.cost.measured_points import evidence
 from dsexplore.cost.range import Range
+from dsexplore.cost.uncertainty import Uncertainty, uncertainty_of
 
 SMALLEST = 8.0
 PER_OCTAVE = 4
@@ -20,30 +22,6 @@ _PER_RANK = frozenset({"all_gather", "reduce_scatter", "all_to_all", "gather", "
 """Ops whose message bytes are summed over all ranks."""
 
 
-@dataclass(frozen=True)
-class Uncertainty:
-    """The known error of predictions of one kind: four of five measured times lie within it.
-
-    Attributes:
-        below: how far times are shorter, as a fraction of the prediction.
-        above: how far they are longer.
-        why: the source of the error, in words.
-    """
-
-    below: float
-    above: float
-    why: str
-
-
-MEASURED = Uncertainty(0.12, 0.25, "measured on such a cluster")
-MEASURED_NETWORK = Uncertainty(0.30, 0.30, "measured on such a cluster, over a network like its own")
-RELATED = Uncertainty(0.20, 0.25, "from measured times of a related op, group or cluster")
-MECHANISM = Uncertainty(0.20, 0.30, "from latencies and bandwidths alone")
-NETWORK = Uncertainty(0.30, 0.50, "over a network that nobody measured")
-SHARED = Uncertainty(0.20, 0.25, "measured on such a machine, whose cores other programs use too")
-SHARED_RELATED = Uncertainty(0.30, 0.45, "from measured times of other ops, on cores that other programs use too")
-HOST = Uncertainty(0.50, 7.00, "between processes of a machine that nobody measured, on fewer processors perhaps")
-PCIE = Uncertainty(0.55, 3.00, "over PCIe, with and without peer access between the GPUs, which differ five times")
 LAUNCH = 7e-6
 """Maximal seconds per rank that one process needs to launch a collective on all ranks of a node: 3.4 to 8 µs on ten
 machines of 2, 4 and 8 GPUs."""
@@ -51,8 +29,6 @@ LAUNCHED = 8
 """Maximal number of ranks that one process drives."""
 OUTSIDE = 0.01
 """Weight of a size that was not measured when decreasing times are averaged."""
-BEYOND = 4.0
-"""Factor on the largest measured size beyond which a prediction counts as related instead of measured."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +49,17 @@ class Curve:
     high: tuple[float, ...]
     error: Uncertainty
 
+    @classmethod
+    def of(cls, sizes: tuple[float, ...], ranges: Sequence[Range], error: Uncertainty) -> Curve:
+        """Build a curve from a range of seconds per size."""
+        low, expected, high = zip(*((each.low, each.expected, each.high) for each in ranges), strict=True)
+        return cls(sizes, low, expected, high, error)
+
+    @property
+    def ranges(self) -> list[Range]:
+        """Seconds at each size."""
+        return list(map(Range, self.low, self.expected, self.high))
+
     def at(self, message_bytes: float) -> Range:
         """Return the predicted seconds of a collective with this many message bytes."""
         size = max(message_bytes, self.sizes[0])
@@ -83,24 +70,20 @@ class Curve:
         return Range(low, expected, high)
 
 
+@lru_cache(maxsize=512)
 def curve(cluster: Cluster, op: str, group: GroupShape) -> Curve:
     """Return the curve of an op for a group of two or more ranks."""
-    return _curve(cluster, op, group)
-
-
-@lru_cache(maxsize=512)
-def _curve(cluster: Cluster, op: str, group: GroupShape) -> Curve:
     if group.nodes == 1:
-        return _raw(cluster, op, group)
-    below, above = _rungs(cluster, op, group)
+        return _unbounded_curve(cluster, op, group)
+    below, above = _reference_groups(cluster, op, group)
     if above is None:
-        raw = _raw(cluster, op, group)
-        return raw if below is None else _not_below(raw, _curve(cluster, op, below))
-    assert below is not None  # two nodes are always a rung, see `_rungs`
-    return _between(_curve(cluster, op, below), _curve(cluster, op, above), op, (below, group, above))
+        unbounded = _unbounded_curve(cluster, op, group)
+        return unbounded if below is None else _not_below(unbounded, curve(cluster, op, below))
+    assert below is not None  # two nodes are always a reference, see `_reference_groups`
+    return _between(curve(cluster, op, below), curve(cluster, op, above), op, (below, group, above))
 
 
-def _rungs(cluster: Cluster, op: str, group: GroupShape) -> tuple[GroupShape | None, GroupShape | None]:
+def _reference_groups(cluster: Cluster, op: str, group: GroupShape) -> tuple[GroupShape | None, GroupShape | None]:
     """Return the reference groups below and above: the next lower node count, and the next higher one or None.
 
     Reference node counts are the powers of two and those for which this op was measured; `group` needs no upper one if
@@ -108,66 +91,66 @@ def _rungs(cluster: Cluster, op: str, group: GroupShape) -> tuple[GroupShape | N
     nodes never cost less.
     """
     here = {table.nodes for table in cluster.measured if table.op == op and table.ranks_per_node == group.per_node}
-    rungs = sorted(here | {1 << power for power in range(group.nodes.bit_length() + 1)})
-    lower = [nodes for nodes in rungs if nodes < group.nodes and nodes * group.per_node > 1]
+    references = sorted(here | {1 << power for power in range(group.nodes.bit_length() + 1)})
+    lower = [nodes for nodes in references if nodes < group.nodes and nodes * group.per_node > 1]
     below = group._replace(nodes=lower[-1]) if lower else None
-    if group.nodes in rungs:
+    if group.nodes in references:
         return below, None
-    return below, group._replace(nodes=min(nodes for nodes in rungs if nodes > group.nodes))
+    return below, group._replace(nodes=min(nodes for nodes in references if nodes > group.nodes))
 
 
-def _not_below(curve: Curve, fewer: Curve) -> Curve:
+def _not_below(raised: Curve, fewer: Curve) -> Curve:
     """Return the curve, raised to that of fewer nodes wherever it is below.
 
     The bytes that cross a node's own links grow with the nodes at the same message bytes, in a ring, a tree and a
     pairwise exchange: ranks that pass messages through CPU memory do so on several nodes too.
     """
-    floors = [fewer.at(size) for size in curve.sizes]
-    return Curve(
-        curve.sizes,
-        tuple(max(a, floor.low) for a, floor in zip(curve.low, floors, strict=True)),
-        tuple(max(a, floor.expected) for a, floor in zip(curve.expected, floors, strict=True)),
-        tuple(max(a, floor.high) for a, floor in zip(curve.high, floors, strict=True)),
-        curve.error,
-    )
+    floors = map(fewer.at, raised.sizes)
+    ranges = [_by_end(max, *pair) for pair in zip(raised.ranges, floors, strict=True)]
+    return Curve.of(raised.sizes, ranges, raised.error)
 
 
 def _between(fewer: Curve, more: Curve, op: str, groups: tuple[GroupShape, GroupShape, GroupShape]) -> Curve:
     """Interpolate the curve of a node count between those of a lower and a higher one, at the same bytes per rank."""
     below, here, above = (float(group.nodes) for group in groups)
     share = math.log(here / below) / math.log(above / below)
-    scales = (below / here, above / here) if op in _PER_RANK else (1.0, 1.0)
-    pairs = [(fewer.at(size * scales[0]), more.at(size * scales[1])) for size in fewer.sizes]
-    return Curve(
-        fewer.sizes,
-        tuple(a.low * (b.low / a.low) ** share for a, b in pairs),
-        tuple(a.expected * (b.expected / a.expected) ** share for a, b in pairs),
-        tuple(a.high * (b.high / a.high) ** share for a, b in pairs),
-        more.error,
+    to_fewer, to_more = (below / here, above / here) if op in _PER_RANK else (1.0, 1.0)
+
+    def interpolate(of_fewer: float, of_more: float) -> float:
+        return of_fewer * float((of_more / of_fewer) ** share)
+
+    ranges = [_by_end(interpolate, fewer.at(size * to_fewer), more.at(size * to_more)) for size in fewer.sizes]
+    return Curve.of(fewer.sizes, ranges, more.error)
+
+
+def _by_end(function: Callable[[float, float], float], first: Range, second: Range) -> Range:
+    """Return the range whose ends are a function of the ends of two ranges."""
+    return Range(
+        function(first.low, second.low),
+        function(first.expected, second.expected),
+        function(first.high, second.high),
     )
 
 
-def _raw(cluster: Cluster, op: str, group: GroupShape) -> Curve:
-    """Return the mechanism's times scaled by measured evidence, made non-decreasing in bytes."""
+def _unbounded_curve(cluster: Cluster, op: str, group: GroupShape) -> Curve:
+    """Return the mechanism's times scaled by measured evidence, made non-decreasing in bytes.
+
+    They may still decrease with nodes.
+    """
     factors = evidence(cluster, op, group)
     sizes = tuple(SMALLEST * 2 ** (step / PER_OCTAVE) for step in range(OCTAVES * PER_OCTAVE + 1))
     seconds = [mechanism_time(cluster, op, size, group) * (factors.factor(size) if factors else 1.0) for size in sizes]
     errors = [uncertainty_of(cluster, group, factors, size) for size in sizes]
-    launch = launching(cluster, group)
+    launch = launch_seconds(cluster, group)
     measured = [factors is None or factors.reach[0] <= size <= factors.reach[1] for size in sizes]
     weights = [1.0 if inside else OUTSIDE for inside in measured]
-    return Curve(
-        sizes,
-        ascending([time * (1 - error.below) for time, error in zip(seconds, errors, strict=True)], weights),
-        ascending(seconds, weights),
-        ascending(
-            [max(time * (1 + error.above), launch) for time, error in zip(seconds, errors, strict=True)], weights
-        ),
-        uncertainty_of(cluster, group, factors, 1 << 20),
-    )
+    lows = [time * (1 - error.below) for time, error in zip(seconds, errors, strict=True)]
+    highs = [max(time * (1 + error.above), launch) for time, error in zip(seconds, errors, strict=True)]
+    low, expected, high = (ascending(values, weights) for values in (lows, seconds, highs))
+    return Curve(sizes, low, expected, high, uncertainty_of(cluster, group, factors, 1 << 20))
 
 
-def launching(cluster: Cluster, group: GroupShape) -> float:
+def launch_seconds(cluster: Cluster, group: GroupShape) -> float:
     """Return the seconds that one process needs to launch a collective on all ranks of a node; 0 for hosts.
 
     Predictions expect one process per rank. Half of all published figures are of one process that drives all GPUs of a
@@ -182,38 +165,11 @@ def ascending(values: list[float], weights: list[float]) -> tuple[float, ...]:
     ``ascending([1.0, 4.0, 1.0, 8.0], [1.0] * 4)`` is ``(1.0, 2.0, 2.0, 8.0)``: libraries that change their algorithm at
     a size are sometimes faster with more bytes, but nobody would plan with that.
     """
-    blocks: list[tuple[float, float, int]] = []
-    for value, weight in zip(values, weights, strict=True):
-        blocks.append((math.log(max(value, 1e-30)), weight, 1))
+    blocks: list[tuple[float, float, int]] = []  # of neighbors: mean logarithm, weight, count
+    for value, own_weight in zip(values, weights, strict=True):
+        blocks.append((math.log(max(value, 1e-30)), own_weight, 1))
         while len(blocks) > 1 and blocks[-2][0] > blocks[-1][0]:
-            (right, heavy, many), (left, light, more) = blocks.pop(), blocks.pop()
-            blocks.append(((left * light + right * heavy) / (light + heavy), light + heavy, more + many))
+            (mean, weight, count), (mean_before, weight_before, count_before) = blocks.pop(), blocks.pop()
+            total = weight_before + weight
+            blocks.append(((mean_before * weight_before + mean * weight) / total, total, count_before + count))
     return tuple(math.exp(mean) for mean, _, count in blocks for _ in range(count))
-
-
-@lru_cache
-def _is_shipped(name: str) -> bool:
-    """Return True if the cluster's file is part of this package, so its points were measured on another machine.
-
-    Over PCIe these say little about the user's machine.
-    """
-    return name in known_clusters()
-
-
-def uncertainty_of(cluster: Cluster, group: GroupShape, measured: MeasuredFactors | None, size: float) -> Uncertainty:
-    """Return the known error of a prediction."""
-    inside = measured is not None and measured.reach[0] / BEYOND <= size <= measured.reach[1] * BEYOND
-    if measured is not None and cluster.topology == "host" and measured.distance < 0.9:
-        return SHARED if measured.distance == 0 and inside else SHARED_RELATED
-    if cluster.topology == "pcie" and group.nodes == 1 and _is_shipped(cluster.name):
-        return PCIE
-    if measured is not None and measured.distance == 0 and inside:
-        return MEASURED if group.nodes == 1 else MEASURED_NETWORK
-    if measured is not None and measured.distance == 0 and group.nodes == 1:
-        return RELATED
-    if group.nodes > 1:
-        return MEASURED_NETWORK if measured is not None and measured.distance < 0.9 else NETWORK
-    if cluster.topology in ("pcie", "host"):
-        unmeasured = PCIE if cluster.topology == "pcie" else HOST
-        return RELATED if measured is not None and inside and measured.distance < 0.9 else unmeasured
-    return RELATED if measured is not None and inside else MECHANISM

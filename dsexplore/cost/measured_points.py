@@ -25,6 +25,10 @@ from dsexplore.units import format_bytes, format_rate
 FADING = 8.0
 """Times below the smallest measured size at which a factor counts by its root."""
 
+NEAR_RELATIVE = 0.9
+"""Distance (see `_distance`) below which measured times hold as they are: another op, a cluster like this one, or both,
+but not twice the nodes or ranks per node. Farther ones count by half, on the logarithm."""
+
 
 @dataclass(frozen=True)
 class MeasuredFactors:
@@ -144,7 +148,7 @@ def _compared(cluster: Cluster, table: Measured, group: GroupShape, distance: fl
         seconds / mechanism_time(cluster, table.op, size, group)
         for size, seconds in zip(table.message_bytes, table.seconds, strict=True)
     )
-    weight = 1.0 if distance < 0.9 else 0.5
+    weight = 1.0 if distance < NEAR_RELATIVE else 0.5
     sizes = tuple(map(float, table.message_bytes))
     return MeasuredFactors(sizes, factors, distance, weight, (sizes[0], sizes[-1]))
 

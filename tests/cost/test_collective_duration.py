@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from dsexplore import UsageError
 from dsexplore.cost import Cluster, collective_time, known_clusters
-from dsexplore.cost.collective_curve import MEASURED, NETWORK, PCIE, ascending, curve
+from dsexplore.cost.collective_curve import ascending, curve
 from dsexplore.cost.collective_mechanism import GroupShape, family, mechanism_time
 from dsexplore.cost.interpolation import interpolated
+from dsexplore.cost.uncertainty import MEASURED, NETWORK, PCIE
 from dsexplore.trace.collectives import OPS
 
 SIZED = tuple(op for op in OPS if op != "barrier")

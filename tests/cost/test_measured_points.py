@@ -11,7 +11,9 @@ import pytest
 
 from dsexplore.cost import Cluster, collective_time, known_clusters
 from dsexplore.cost.cluster import Measured
-from dsexplore.cost.collective_curve import (
+from dsexplore.cost.collective_mechanism import GroupShape, mechanism_time
+from dsexplore.cost.measured_points import contradictions, evidence
+from dsexplore.cost.uncertainty import (
     HOST,
     MEASURED,
     MEASURED_NETWORK,
@@ -22,8 +24,6 @@ from dsexplore.cost.collective_curve import (
     SHARED_RELATED,
     uncertainty_of,
 )
-from dsexplore.cost.collective_mechanism import GroupShape, mechanism_time
-from dsexplore.cost.measured_points import contradictions, evidence
 from dsexplore.hardware import CLUSTERS
 
 SIZES = (1 << 10, 1 << 20, 1 << 30)
