@@ -147,7 +147,7 @@ def experts_part(codes: EventCodes, opened: bool, anchor: str = "") -> str:
         return ""
     parts = []
     for (axis,), of_axis in uneven.partition_by("axis", as_dict=True, maintain_order=True).items():
-        most = of_axis["bytes"].max()
+        most = of_axis["bytes"][0]
         rows = [
             (str(rank), html.stacked_bar([(f"a{axis_number(axis)}", "", size or 0, "")], most or 1), format_bytes(size))
             for rank, size in of_axis.head(_MOST_EXPERTS).select("rank", "bytes").iter_rows()
