@@ -13,14 +13,14 @@ MAX_SIDES = 4
 """Groups of ranks that one sentence distinguishes."""
 
 
-def call_line(call: RankCall) -> str:
+def call_line(source: str) -> str:
     """Return the innermost line of a call: ``src/train.py:12``."""
-    return call.source.partition(" ← ")[0]
+    return source.partition(" ← ")[0]
 
 
-def short_line(call: RankCall) -> str:
+def short_line(source: str) -> str:
     """Return the innermost line of a call without the folders of its file: ``train.py:12``."""
-    return PurePath(call_line(call)).name
+    return PurePath(call_line(source)).name
 
 
 def group_label(instance: Instance) -> str:
@@ -30,7 +30,7 @@ def group_label(instance: Instance) -> str:
 
 def call_text(call: RankCall) -> str:
     """Return a call in words, with its line, group and bytes: ``all_reduce (train.py:12, group dp, 4 MiB)``."""
-    details = [short_line(call), f"group {call.label}"]
+    details = [short_line(call.source), f"group {call.label}"]
     if call.pair is not None:
         details.append(f"rank {call.pair[0]} → {call.pair[1]}")
     if call.message_bytes:
@@ -57,5 +57,5 @@ def _side_text(instance: Instance, ranks: Sequence[int]) -> str:
         return "made no such call"
     size = f"of {format_bytes(call.message_bytes)}" if call.message_bytes else ""
     root = f"root {call.root}" if call.root is not None else ""
-    line = f"at {short_line(call)}" if call.source else ""
+    line = f"at {short_line(call.source)}" if call.source else ""
     return " ".join(part for part in (call.op, call.reduction, size, call.dtype, root, line) if part)

@@ -257,7 +257,7 @@ def _line(job: JobCalls, front: Wavefront, blamed: Blame, rank: int) -> str:
     calls = job.ranks[rank]
     parted = blamed.mismatch.instance.calls.get(rank) if blamed.mismatch is not None else None
     if parted is not None and blamed.kind == "mismatch":
-        return call_line(parted)
+        return call_line(parted.source)
     if calls.end is not None and calls.end.line:
         return calls.end.line
     if calls.stack and not calls.pending:
@@ -269,4 +269,4 @@ def _line(job: JobCalls, front: Wavefront, blamed: Blame, rank: int) -> str:
         call = calls.calls[-1]
     if call is None:
         return calls.earlier.last_line if calls.earlier is not None else ""
-    return call_line(call)
+    return call_line(call.source)

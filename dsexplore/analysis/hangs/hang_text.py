@@ -157,7 +157,7 @@ def _lines_text(blame: Blame, parted: Sequence[Mismatch]) -> list[str]:
     )
     if first is None:
         return []
-    sides = [f"{format_ranks(ranks)} at {short_line(first.instance.calls[ranks[0]])}" for ranks in first.classes]
+    sides = [f"{format_ranks(ranks)} at {short_line(first.instance.calls[ranks[0]].source)}" for ranks in first.classes]
     group = group_label(first.instance)
     return [f"they parted in collective {first.instance.id.number} of group {group}: {', '.join(sides)}"]
 
@@ -190,7 +190,7 @@ def _waits_by_call(front: Wavefront, ranks: Iterable[int]) -> list[str]:
     together: dict[tuple[object, ...], list[RankCall]] = {}
     for rank in sorted(ranks):
         for call in front.heads.get(rank, [])[:1]:
-            together.setdefault((call.op, call.label, short_line(call), call.message_bytes), []).append(call)
+            together.setdefault((call.op, call.label, short_line(call.source), call.message_bytes), []).append(call)
     return [
         f"{format_ranks(call.rank for call in calls)} {'waits' if len(calls) == 1 else 'wait'} in {call_text(calls[0])}"
         for calls in together.values()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from dsexplore.analysis.hangs.call_text import place
+from dsexplore.analysis.hangs.call_text import short_line
 from dsexplore.analysis.hangs.hang_report import HangReport
 from dsexplore.units import format_bytes, format_ranks
 from dsexplore.views.page import html
@@ -84,7 +84,7 @@ def _grouped(rows: Sequence[Row]) -> list[tuple[list[int], Row]]:
 
 
 def _wait_text(ranks: Sequence[int], row: Row) -> str:
-    line = f", {place(row['source'])}" if row["source"] else ""
+    line = f", {short_line(row['source'])}" if row["source"] else ""
     size = f", {format_bytes(row['message_bytes'])}" if row["message_bytes"] else ""
     whom = f" for {format_ranks(row['waits_for'])}" if row["waits_for"] else ""
     verb = "waits" if len(ranks) == 1 else "wait"
