@@ -113,7 +113,7 @@ def _report(
 
 
 def _frame(rows: list[Repeated]) -> pl.DataFrame:
-    values = [
+    values: list[tuple[object, ...]] = [
         (r.step, r.phase, r.module, r.name, r.call, True, row.is_same, row.error, SAME, None, None, [])
         for row in rows
         for r in (row.record,)
