@@ -35,7 +35,7 @@ def is_user_file(file: str) -> bool:
         file: as ``co_filename`` of a code object, or in a stack that any machine wrote.
 
     Example:
-        >>> is_user_file("/home/me/train.py"), is_user_file("<ipython-input-3-0123>")
+        >>> is_user_file("/srv/me/train.py"), is_user_file("<ipython-input-3-0123>")
         (True, True)
         >>> is_user_file("/env/lib/python3.12/site-packages/transformers/trainer.py"), is_user_file("<string>")
         (False, False)
