@@ -9,10 +9,9 @@ import os
 import re
 import sys
 import sysconfig
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
-
-import torch
 
 INSTALLED = (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
 """The folders of installed packages: asking for them again takes longer than to name a file."""
@@ -21,8 +20,9 @@ RANK_CELL = "<rank cell>"
 """Stands for the file of a cell that runs on real ranks."""
 
 _DSEXPLORE = str(Path(__file__).parent)
-_TORCH = str(Path(torch.__file__).parent)
-_FOLDERS = tuple(folder + os.sep for folder in (*INSTALLED, *STANDARD_LIBRARY, _DSEXPLORE, _TORCH))
+_TORCH = spec.submodule_search_locations or () if (spec := find_spec("torch")) else ()
+"""Found and not imported, which takes seconds; it may be built where its sources are."""
+_FOLDERS = tuple(folder + os.sep for folder in (*INSTALLED, *STANDARD_LIBRARY, _DSEXPLORE, *_TORCH))
 _OTHER_ENVIRONMENT = re.compile(r"/(?:site-packages|dist-packages|lib/python3(?:\.\d+)?)/")
 _CELLS = ("<ipython-input", "<stdin>", RANK_CELL)
 """How the names of files begin that stand for what the user typed; all others in angle brackets are generated code."""

@@ -2,6 +2,7 @@
 
 import builtins
 import json
+import subprocess
 import sys
 from types import ModuleType
 
@@ -40,3 +41,8 @@ def test_modules() -> None:
     assert is_user_module(sys.modules[__name__])
     assert is_user_module(ModuleType("made_by_the_program"))
     assert not any(map(is_user_module, (builtins, sys, json, np, torch, torch.nn, tracebacks)))
+
+
+def test_to_ask_loads_no_torch() -> None:
+    asked = "import sys, dsexplore.user_code; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", asked], check=True, timeout=120)

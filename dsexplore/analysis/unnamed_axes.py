@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -9,7 +10,7 @@ import polars as pl
 
 from dsexplore.trace.tables import Tables
 
-_UNNAMED = r"^(dim_\d+)?$"
+_UNNAMED = re.compile(r"(dim_\d+)?")
 _IN_THE_PROGRAM = 'give mesh_dim_names to the mesh, or group_desc="dp" to new_group'
 _NAMES = {1: ("dp",), 2: ("dp", "tp"), 3: ("pp", "dp", "tp")}
 
@@ -23,7 +24,8 @@ def naming_notes(tables: Tables) -> list[str]:
     """
     info = tables.info
     has_names = bool(info.mesh) and not info.mesh.startswith("dim_")
-    unnamed = tables.events.filter(pl.col("axis").str.contains(_UNNAMED), pl.col("group_size") > 1)["group"].unique()
+    axes = [axis for axis in tables.events["axis"].unique() if axis is not None and _UNNAMED.fullmatch(axis)]
+    unnamed = tables.events.filter(pl.col("axis").is_in(axes), pl.col("group_size") > 1)["group"].unique()
     met = tables.groups.filter(pl.col("group").is_in(unnamed.implode())).sort("group")
     sentences: dict[str, None] = {}
     for size, ranks in met.select("size", "ranks").iter_rows():
