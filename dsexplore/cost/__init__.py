@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from dsexplore.cost.engine_collectives import custom_all_reduce_time as custom_all_reduce_time
     from dsexplore.cost.expert_balance import expert_load as expert_load
     from dsexplore.cost.expert_balance import imbalance as imbalance
+    from dsexplore.cost.expert_exchange import deepep_time as deepep_time
     from dsexplore.cost.memory_snapshot import beside_snapshot as beside_snapshot
     from dsexplore.cost.memory_snapshot import read_memory_snapshot as read_memory_snapshot
     from dsexplore.cost.range import Range as Range
@@ -26,6 +27,7 @@ _HOMES = {
     "beside_snapshot": "memory_snapshot",
     "collective_time": "collective_duration",
     "custom_all_reduce_time": "engine_collectives",
+    "deepep_time": "expert_exchange",
     "expert_load": "expert_balance",
     "imbalance": "expert_balance",
     "known_clusters": "cluster",
@@ -40,6 +42,7 @@ __all__ = [
     "beside_snapshot",
     "collective_time",
     "custom_all_reduce_time",
+    "deepep_time",
     "expert_load",
     "imbalance",
     "known_clusters",
