@@ -109,7 +109,7 @@ def _with_local_rank(parse: Callable[..., Any], local_rank: int, remarks: Remark
         given = list(sys.argv[1:] if args is None else args)
         asked = [name for name in _NAMES if name in parser._option_string_actions]
         is_given = any(argument.partition("=")[0] in _NAMES for argument in given)
-        if args is None and asked and not is_given:
+        if (args is None or (given and given == sys.argv[1:])) and asked and not is_given:
             remarks.note(f"{asked[0]} is supplied as older launchers pass it")
             given.insert(0, f"{asked[0]}={local_rank}")
         return parse(parser, given, namespace)

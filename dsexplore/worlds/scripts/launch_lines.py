@@ -1,15 +1,17 @@
 """Parse command lines that launch programs on clusters: ``torchrun …``, ``accelerate launch …``, ``deepspeed …``.
 
-Read are the numbers of nodes and processes, and the program; other options have no effect in a simulated world.
+Read are the numbers of nodes and processes, the program, and what accelerate passes on in environment variables; other
+options have no effect in a simulated world.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dsexplore.errors import UsageError
+from dsexplore.worlds.scripts.accelerate_launch import config_options, options_as_variables
 
 
 @dataclass(frozen=True)
@@ -24,7 +26,7 @@ class Launched:
     processes: int | None = None
     """Number of processes on all nodes together."""
     variables: tuple[tuple[str, str], ...] = ()
-    """For an option, the environment variable that passes on its value."""
+    """Environment variables that the launcher sets for its options, with their values."""
 
 
 @dataclass(frozen=True)
@@ -33,69 +35,119 @@ class _Launcher:
 
     flags: frozenset[str]
     """Options without a value."""
+    pairs: frozenset[str] = frozenset()
+    """Options with two values."""
     nodes: tuple[str, ...] = ()
     per_node: tuple[str, ...] = ()
     processes: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = ()
+    """Options that list hosts, each with its slots: ``a:0,1@b:0,1``, or a file of them."""
+    hosts_are_counted: bool = False
+    """True if they are written with numbers of slots: ``a:2,b:2``."""
     module: tuple[str, ...] = ("-m", "--module")
-    variables: tuple[tuple[str, str], ...] = ()
-    """For an option, the environment variable that passes on its value."""
-    runs_python: bool = False
-    """True if ``python`` stands before the script."""
+    starts: int | None = None
+    """Processes that it starts on a node if nothing says how many; None for one per GPU."""
+    is_accelerate: bool = False
+    runs_commands: bool = False
+    """True if any command stands behind its options: ``python train.py``, or a launcher."""
 
 
 _TORCHRUN = _Launcher(
     flags=frozenset({"--standalone", "--no-python", "--run-path", "--use-env", "--virtual-local-rank"}),
     nodes=("--nnodes",),
     per_node=("--nproc-per-node",),
+    starts=1,
+)
+_ACCELERATE = _Launcher(
+    flags=frozenset(
+        {
+            "-q",
+            *(
+                f"--{name}"
+                for name in (
+                    *("multi-gpu", "use-deepspeed", "use-fsdp", "use-megatron-lm", "use-parallelism-config", "cpu"),
+                    *("tpu", "tpu-use-cluster", "tpu-cluster", "no-tpu-cluster", "tpu-use-sudo", "downcast-bf16"),
+                    *("quiet", "no-python", "same-network", "enable-cpu-affinity", "debug", "use-mps-device"),
+                    *("use-xpu", "standalone", "dynamo-use-fullgraph", "dynamo-use-dynamic"),
+                    *("dynamo-use-regional-compilation", "fp8-use-autocast-during-eval"),
+                )
+            ),
+        }
+    ),
+    nodes=("--num-machines",),
+    processes=("--num-processes",),
+    is_accelerate=True,
+)
+_DEEPSPEED = _Launcher(
+    flags=frozenset(
+        f"--{name}"
+        for name in (
+            *("no-python", "no-local-rank", "force-multi", "bind-cores-to-rank", "no-ssh", "no-ssh-check", "save-pid"),
+            *("use-dedicated-env", "elastic-training"),
+        )
+    ),
+    nodes=("--num-nodes",),
+    per_node=("--num-gpus", "--num-accelerators"),
+    hosts=("-i", "--include", "-H", "--hostfile"),
+    module=("--module",),
 )
 _LAUNCHERS: dict[tuple[str, ...], _Launcher] = {
     ("torchrun",): _TORCHRUN,
     ("torch.distributed.run",): _TORCHRUN,
     ("torch.distributed.launch",): _TORCHRUN,
-    ("accelerate", "launch"): _Launcher(
-        flags=frozenset(
-            f"--{name}"
-            for name in (
-                *("multi-gpu", "use-deepspeed", "use-fsdp", "use-megatron-lm", "use-parallelism-config", "cpu", "tpu"),
-                *("quiet", "no-python", "same-network", "enable-cpu-affinity", "debug", "use-mps-device", "use-xpu"),
-                *("fsdp-activation-checkpointing", "standalone", "tpu-use-cluster", "dynamo-use-fullgraph"),
-            )
-        ),
-        nodes=("--num-machines",),
-        processes=("--num-processes",),
-        variables=(
-            ("--mixed-precision", "ACCELERATE_MIXED_PRECISION"),
-            ("--gradient-accumulation-steps", "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"),
-        ),
-    ),
-    ("deepspeed",): _Launcher(
+    ("accelerate", "launch"): _ACCELERATE,
+    ("accelerate-launch",): _ACCELERATE,
+    ("accelerate.commands.launch",): _ACCELERATE,
+    ("deepspeed",): _DEEPSPEED,
+    ("deepspeed.launcher.runner",): _DEEPSPEED,
+    ("srun",): _Launcher(
         flags=frozenset(
             {
-                *("--no-python", "--no-local-rank", "--force-multi", "--enable-each-rank-log", "--bind-cores-to-rank"),
-                *("--no-ssh", "--no-ssh-check", "--save-pid", "--use-dedicated-env", "--elastic-training"),
+                *("-l", "--label", "-u", "--unbuffered", "-K", "--kill-on-bad-exit", "--exclusive", "--exact"),
+                *(
+                    "-E",
+                    "--preserve-env",
+                    "--overlap",
+                    "-O",
+                    "--overcommit",
+                    "--pty",
+                    "-Q",
+                    "--quiet",
+                    "-v",
+                    "--verbose",
+                ),
             }
         ),
-        nodes=("--num-nodes",),
-        per_node=("--num-gpus", "--num-accelerators"),
-        module=("--module",),
-    ),
-    ("srun",): _Launcher(
-        flags=frozenset({"-l", "--label", "-u", "--unbuffered", "-K", "--kill-on-bad-exit", "--exclusive"}),
         nodes=("-N", "--nodes"),
         per_node=("--ntasks-per-node",),
         processes=("-n", "--ntasks"),
         module=(),
-        runs_python=True,
+        starts=1,
+        runs_commands=True,
     ),
     ("mpirun",): _Launcher(
-        flags=frozenset({"--allow-run-as-root", "--oversubscribe", "--tag-output"}),
-        per_node=("-npernode", "--npernode", "-ppn"),
+        flags=frozenset(
+            {
+                *("--allow-run-as-root", "--oversubscribe", "--nooversubscribe", "--tag-output", "--bind-to-core"),
+                *("--use-hwthread-cpus", "--report-bindings", "--display-map", "--display-allocation", "-q", "-v"),
+                *("-genvall", "-l"),
+            }
+        ),
+        pairs=frozenset({"-mca", "--mca", "-gmca", "--gmca", "-genv", "-env"}),
+        per_node=("-npernode", "--npernode", "-N", "-ppn"),
         processes=("-n", "-np", "--np", "-c"),
+        hosts=("-H", "-host", "--host", "-hosts"),
+        hosts_are_counted=True,
         module=(),
-        runs_python=True,
+        runs_commands=True,
     ),
 }
 _ALIASES = {"mpiexec": "mpirun"}
+_VARIABLES = {
+    "--mixed-precision": "ACCELERATE_MIXED_PRECISION",
+    "--gradient-accumulation-steps": "ACCELERATE_GRADIENT_ACCUMULATION_STEPS",
+}
+"""What ``accelerate launch`` passes on of its options, where accelerate is not installed and cannot say it itself."""
 
 
 def is_python(word: str) -> bool:
@@ -138,33 +190,97 @@ def _behind_python(words: Sequence[str]) -> Launched:
 
 
 def _behind_launcher(name: str, launcher: _Launcher, words: Sequence[str]) -> Launched:
-    numbers: dict[str, int | None] = {}
+    given, rest, is_module = _read_options(name, launcher, words)
+    if not rest:
+        raise UsageError(f"{name} launches no program: give a script, or -m module, behind its options")
     variables: dict[str, str] = {}
-    handed_on = dict(launcher.variables)
+    if launcher.is_accelerate:
+        given = {**config_options(given.get("--config-file")), **given}
+        variables = {_VARIABLES[option]: value for option, value in given.items() if option in _VARIABLES}
+        variables |= options_as_variables(words)
+    numbers = {
+        kind: next((_number(given[option]) for option in getattr(launcher, kind) if option in given), None)
+        for kind in ("nodes", "per_node", "processes")
+    }
+    for option in launcher.hosts:
+        if option in given:
+            listed = _on_hosts(given[option], launcher.hosts_are_counted)
+            numbers = {kind: number if number is not None else listed.get(kind) for kind, number in numbers.items()}
+    if launcher.runs_commands:
+        return _on_nodes(read_launch_line(rest), numbers, launcher.starts)
+    if numbers["per_node"] is None and numbers["processes"] is None:
+        asks_for_gpus = launcher.starts is None or any(option in given for option in launcher.per_node)
+        if asks_for_gpus:
+            numbers["nodes"] = numbers["nodes"] or 1
+        elif numbers["nodes"] is not None:
+            numbers["per_node"] = launcher.starts
+    return Launched(rest[0], tuple(rest[1:]), is_module, **numbers, variables=tuple(variables.items()))
+
+
+def _read_options(name: str, launcher: _Launcher, words: Sequence[str]) -> tuple[dict[str, str], list[str], bool]:
+    """Parse a launcher's options.
+
+    Worked example: ``-n4 --mpi=pmix python t.py`` of srun → ``{"-n": "4", "--mpi": "pmix"}``, ``["python", "t.py"]``.
+
+    Returns:
+        the value of each option; the words behind them; whether the program is a module.
+    """
+    given: dict[str, str] = {}
     rest, is_module = list(words), False
     while rest and rest[0].startswith("-"):
-        option, _, value = rest.pop(0).partition("=")
+        option, equals, value = rest.pop(0).partition("=")
+        if option == "--":
+            break
         key = option if not option.startswith("--") else f"--{option[2:].replace('_', '-')}"
         if key in launcher.module:
             is_module = True
             continue
         if key in launcher.flags:
             continue
-        if not value:
-            if not rest:
-                raise UsageError(f"{name} {option}: a value and the program are missing")
-            value = rest.pop(0)
-        for kind in ("nodes", "per_node", "processes"):
-            if key in getattr(launcher, kind):
-                numbers[kind] = _number(value)
-        if key in handed_on:
-            variables[handed_on[key]] = value
-    if not rest:
-        raise UsageError(f"{name} launches no program: give a script, or -m module, behind its options")
-    if launcher.runs_python and is_python(rest[0]):
-        behind = _behind_python(rest)
-        rest, is_module = [behind.script, *behind.arguments], behind.is_module
-    return Launched(rest[0], tuple(rest[1:]), is_module, **numbers, variables=tuple(variables.items()))
+        if not equals and key[0] != key[1:2] and key[2:].isdecimal():  # -n4, -r3
+            given[key[:2]] = key[2:]
+            continue
+        count = 2 if key in launcher.pairs else 0 if equals else 1
+        if len(rest) < count:
+            raise UsageError(f"{name} {option}: a value and the program are missing")
+        given[key] = value if equals else " ".join(rest[:count])
+        del rest[:count]
+    return given, rest, is_module
+
+
+def _on_nodes(launched: Launched, numbers: dict[str, int | None], starts: int | None) -> Launched:
+    """Return what a command launches that a scheduler starts on several nodes, be it a program or a launcher itself.
+
+    Worked example: ``srun -N 2 torchrun --nproc-per-node 8 train.py`` → 2 nodes of 8 processes.
+    """
+    if launched.nodes is not None or launched.per_node is not None or launched.processes is not None:
+        nodes = launched.nodes if launched.nodes not in (None, 1) else numbers["nodes"] or numbers["processes"]
+        return replace(launched, nodes=nodes or launched.nodes)
+    if numbers["nodes"] is not None and numbers["per_node"] is None and numbers["processes"] is None:
+        numbers = {**numbers, "per_node": starts}
+    return replace(launched, **numbers)
+
+
+def _on_hosts(text: str, are_counted: bool) -> dict[str, int | None]:
+    """Return the numbers of nodes and processes in a list of hosts.
+
+    Worked example: ``a:0,1@b:0,1`` of DeepSpeed, and ``a:2,b:2`` of MPI, are 2 nodes and 4 processes.
+
+    Args:
+        text: of the option; for DeepSpeed also a file with lines like ``a slots=2``, if there is one.
+        are_counted: whether slots are given as numbers.
+    """
+    if are_counted:
+        slots = [_number(host) if ":" in host else None for host in text.split(",")]
+    elif Path(text).is_file():
+        lines = [line.split("#")[0].strip() for line in Path(text).read_text().splitlines()]
+        slots = [_number(line.rpartition("slots=")[2]) for line in lines if line]
+    elif text[:1] in ("/", ".") or (":" not in text and "@" not in text):
+        return {}  # a file that is elsewhere
+    else:
+        slots = [len(host.partition(":")[2].split(",")) if ":" in host else None for host in text.split("@")]
+    known = [number for number in slots if number is not None]
+    return {"nodes": len(slots), "processes": sum(known) if len(known) == len(slots) else None}
 
 
 def _number(value: str) -> int | None:

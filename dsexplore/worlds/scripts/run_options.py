@@ -19,8 +19,28 @@ Run a training script, unmodified, as one rank of a simulated world or as severa
 
 Options before the script are dsexplore's, those after it are the script's."""
 
-_OF_TORCHRUN = ("--master-addr", "--master-port", "--max-restarts", "--rdzv-backend", "--rdzv-endpoint", "--rdzv-id")
-"""Rendezvous options, accepted so that torchrun's command line works, and ignored."""
+_OF_TORCHRUN = (
+    *(
+        "--master-addr",
+        "--master-port",
+        "--max-restarts",
+        "--rdzv-backend",
+        "--rdzv-endpoint",
+        "--rdzv-id",
+        "--rdzv-conf",
+    ),
+    *(
+        "--node-rank",
+        "--local-addr",
+        "--monitor-interval",
+        "--start-method",
+        "--role",
+        "--log-dir",
+        "--redirects",
+        "--tee",
+    ),
+)
+"""Options accepted so that torchrun's command line works, and ignored."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,11 +51,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option = parser.add_argument
     option("--world-size", type=int, metavar="N", help="number of ranks")
     option("--mesh", metavar="AXES", help="names for the axes, outermost first: dp=8,tp=8; says the world size too")
-    option("--nnodes", type=int, metavar="N", help="number of nodes, as torchrun's")
+    option("--nnodes", type=_most, metavar="N", help="number of nodes, as torchrun's")
     option(
         *("--nproc-per-node", "--nproc_per_node", "--ranks-per-node"),
         dest="ranks_per_node",
-        type=int,
+        type=_most,
         metavar="N",
         help="ranks on each node, as torchrun's (default: 8)",
     )
@@ -93,3 +113,11 @@ def parse_values(texts: Iterable[str]) -> dict[str, float]:
         if ":" not in line:
             raise UsageError(f"--value {text}: write a line of the script and a number, like train.py:31=0.5")
     return values
+
+
+def _most(text: str) -> int:
+    """Return a number of nodes or ranks: 4 for torchrun's range ``1:4``, 8 for ``gpu``, one rank per GPU of a node."""
+    return 8 if text in ("gpu", "auto") else int(text.rpartition(":")[2])
+
+
+_most.__name__ = "int"  # what argparse calls a wrong value of it

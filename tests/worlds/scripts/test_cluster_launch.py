@@ -69,3 +69,8 @@ def test_the_argument_of_older_launchers(tmp_path: Path, name: str) -> None:
 def test_an_argument_that_is_given_counts(tmp_path: Path) -> None:
     script = OF_ARGUMENT.format(name="--local_rank")
     assert elements(tmp_path, script, "--local_rank=2", "x") == 4 + 2 + 10
+
+
+def test_the_argument_where_the_script_hands_on_its_arguments(tmp_path: Path) -> None:
+    script = OF_ARGUMENT.format(name="--local_rank").replace("parse_args()", "parse_args(sys.argv[1:])")
+    assert elements(tmp_path, "import sys\n" + script, "x") == 4 + 3 + 10
