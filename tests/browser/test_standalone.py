@@ -52,7 +52,7 @@ def compare(page: Any, explorer: Any) -> None:
     ticks = page.evaluate("globalThis.dsexplore.state.timeline.ticks")
     assert [text for _, text in ticks] == [text for _, text in explorer.widget.timeline["ticks"]]
     assert [at for at, _ in ticks] == pytest.approx([at for at, _ in explorer.widget.timeline["ticks"]])
-    assert page.evaluate(STATUS).startswith(explorer._chosen.summary)
+    assert page.evaluate(STATUS).startswith(explorer._selected.summary)
 
 
 @pytest.mark.parametrize("which", ["layered", "timed"])
@@ -212,7 +212,7 @@ def test_a_choice_is_laid_out_once_when_all_parts_show_it(page: Any, tmp_path: P
     explorer.filter(phase="forward")
     texts = page.evaluate(LAID_OUT)
     assert len(texts) == 1
-    assert texts[0].startswith(explorer._chosen.summary)
+    assert texts[0].startswith(explorer._selected.summary)
 
 
 def test_a_link_alone_on_a_line_begins_where_the_line_does(page: Any, tmp_path: Path, make_layered: Any) -> None:

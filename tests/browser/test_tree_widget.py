@@ -17,8 +17,9 @@ import pytest
 from dsexplore.trace.select import modules_inside
 from dsexplore.trace.tables import Tables
 from dsexplore.trace.trace import Trace
-from dsexplore.views.explorer.filters import Filters, Passed
+from dsexplore.views.explorer.filters import FilteredEvents
 from dsexplore.views.explorer.module_rows import ModuleRows, rows_of
+from dsexplore.views.explorer.selection import Filters
 from dsexplore.views.trace.event_codes import EventCodes
 from dsexplore.views.widgets.part_widgets import TreeWidget
 
@@ -61,7 +62,7 @@ def draw(page: Any) -> Callable[..., Any]:
     def drawn(trace: Trace, dark: bool = False, **facets: Any) -> Any:
         codes = EventCodes(trace.tables)
         widget = TreeWidget(**rows_of(codes))
-        ModuleRows(codes, widget).fill(Passed(codes, Filters(facets)))
+        ModuleRows(codes, widget).fill(FilteredEvents(codes, Filters(facets)))
         state = {name: getattr(widget, name) for name in STATE}
         buffers = {name: base64.b64encode(getattr(widget, name)).decode() for name in ("structure", "values")}
         widget.close()

@@ -16,9 +16,10 @@ from dsexplore.analysis.plan_difference import PlanDifference
 from dsexplore.trace import schema
 from dsexplore.trace.trace import Trace, load
 from dsexplore.trace.unknown_sizes import format_sum, known_sum
-from dsexplore.views.explorer.chosen import Chosen
-from dsexplore.views.explorer.filters import Filters, Passed
+from dsexplore.views.explorer.filters import FilteredEvents
 from dsexplore.views.explorer.module_rows import ModuleRows, rows_of
+from dsexplore.views.explorer.selected_events import SelectedEvents
+from dsexplore.views.explorer.selection import Filters, Selection
 from dsexplore.views.explorer.standalone import standalone_page
 from dsexplore.views.timeline.timeline_text import timeline_text
 from dsexplore.views.trace.event_codes import EventCodes
@@ -80,14 +81,14 @@ def texts_of(found: Trace) -> dict[str, str]:
     """Return every place that shows sizes."""
     codes = EventCodes(found.tables)
     rows = ModuleRows(codes, TreeWidget(**rows_of(codes)))
-    chosen = Chosen(codes, rows, Passed(codes, Filters()))
+    selected = SelectedEvents(codes, rows, Selection())
     figures = {kind: json.dumps(figure_of(found.tables, kind), ensure_ascii=False) for kind in KINDS}
     return {
         "headline": str(found.headline()),
         "text": TraceView(found).text(),
         "html": TraceView(found).html(),
         "timeline": timeline_text(found.timeline()),
-        "status": chosen.summary,
+        "status": selected.summary,
         **{kind: figures[kind] for kind in ("modules", "ops", "sequence", "sizes")},
     }
 
@@ -124,7 +125,7 @@ def test_the_live_tree_has_signs(unknown: Trace, mixed: Trace) -> None:
     for found, expected in ((unknown, "0x80000000"), (mixed, None)):
         codes = EventCodes(found.tables)
         widget = TreeWidget(**rows_of(codes))
-        ModuleRows(codes, widget).fill(Passed(codes, Filters()))
+        ModuleRows(codes, widget).fill(FilteredEvents(codes, Filters()))
         bits = pl.Series("bits", list(memoryview(widget.values).cast("I")), pl.UInt64)
         assert (bits >= 0x80000000).any()
         assert (int(expected, 16) in bits) if expected else True

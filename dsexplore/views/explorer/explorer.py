@@ -1,8 +1,8 @@
 """`Explorer`: linked module tree, figure, timeline, world map and tables of one trace.
 
-A control changes the state (filters, selected row, clicked mark, figure), and all parts that depend on it are redrawn
-in one message. Only the visible figure and the tab that is shown are computed. `Explorer.selection` is the selected
-part of the trace, and `Explorer.line` the line of Python that finds it.
+A control or a click makes a new selection (`selecting`), which is one value (`selection`), and all parts that depend on
+it are redrawn in one message (`drawing`). Only the visible figure and the tab that is shown are computed.
+`Explorer.selection` is the selected part of the trace, and `Explorer.line` the line of Python that finds it.
 """
 
 from __future__ import annotations
@@ -21,19 +21,18 @@ from dsexplore.signatures import with_options
 from dsexplore.trace.tables import Tables
 from dsexplore.trace.trace import Trace
 from dsexplore.views.explorer import map_panel, timeline_panel
-from dsexplore.views.explorer.chosen import Chosen
 from dsexplore.views.explorer.drawing import Drawing
 from dsexplore.views.explorer.figure_panel import TITLES, FigurePanel
-from dsexplore.views.explorer.filters import FACETS, Filters, Passed, check_filters, known_names, lists
+from dsexplore.views.explorer.filters import FACETS, check_filters, known_names, menus
 from dsexplore.views.explorer.map_panel import MapPanel
 from dsexplore.views.explorer.module_rows import ModuleRows, rows_of
 from dsexplore.views.explorer.name_search import NameSearch
-from dsexplore.views.explorer.picks import Picks
 from dsexplore.views.explorer.python_line import python_line, variable_of
+from dsexplore.views.explorer.selected_events import SelectedEvents
 from dsexplore.views.explorer.selecting import Selecting
+from dsexplore.views.explorer.selection import Filters, Visits
 from dsexplore.views.explorer.tab_panels import FINDINGS, PARAMETERS, PREDICTION, TabPanels
 from dsexplore.views.explorer.timeline_panel import TimelinePanel
-from dsexplore.views.explorer.visits import History
 from dsexplore.views.page import html
 from dsexplore.views.trace.byte_sizes import WIRE
 from dsexplore.views.trace.event_codes import EventCodes
@@ -68,7 +67,8 @@ def _in_single_message(change: Change) -> Change:
             finally:
                 self._depth -= 1
             if not self._depth:
-                self._history.note()
+                self._visits.note(self._selecting.present)
+                self.widget.visits = self._visits.ahead
 
     return cast("Change", changed)
 
@@ -115,7 +115,7 @@ class Explorer(LiveView):
         self._depth = 0
         self.widget = ExplorerWidget(
             on_event=self._on_event,
-            lists=lists(self._codes),
+            lists=menus(self._codes),
             kinds=[[kind, TITLES[kind]] for kind in KINDS],
             kind=figure,
             sizes=sizes,
@@ -126,24 +126,21 @@ class Explorer(LiveView):
             headline=live_headline(self._headline, self._codes.tree.axes, self._prediction, with_findings=False),
             **rows_of(self._codes, predicted),
         )
-        self._rows = ModuleRows(self._codes, self.widget, predicted)
-        self._chosen = Chosen(self._codes, self._rows, Passed(self._codes, Filters()))
-        panels = TabPanels(self._chosen, self._headline.findings, self._prediction)
-        self._drawing = Drawing(
-            self.widget, self._chosen, self._rows, figures, lanes, shaded, panels, lambda: self.line
-        )
-        self._picks, self._search = Picks(lanes, shaded, self._chosen), NameSearch(self._codes)
-        self._selecting = Selecting(self._codes, self._headline, self._chosen, self._picks, self._search, self._drawing)
-        self._history = History(self._drawing)
-        self._drawing.everything()
+        tree = ModuleRows(self._codes, self.widget, predicted)
+        panels = TabPanels(self._codes, self._headline.findings, self._prediction)
+        self._drawing = Drawing(self._codes, self.widget, tree, figures, lanes, shaded, panels, lambda: self.line)
+        self._search = NameSearch(self._codes)
+        self._selecting = Selecting(self._codes, self._headline, self._search, self._drawing)
+        self._drawing.everything(self._selecting.present)
+        self._visits = Visits(self._selecting.present)
         self._follow()
         self._codes.prepare()
         if tab == timeline_panel.PART:
             lanes.prepare()
 
     def __repr__(self) -> str:
-        title = self._chosen.title
-        return f"<Explorer: {self._chosen.summary}{f' in {title}' if title else ''}>"
+        title = self._selected.title
+        return f"<Explorer: {self._selected.summary}{f' in {title}' if title else ''}>"
 
     # What the user calls
 
@@ -156,7 +153,7 @@ class Explorer(LiveView):
         link of the map, and the parameter.
         """
         tables = self._trace.tables
-        return Trace(replace(tables, events=self._events(self._chosen.mask)))
+        return Trace(replace(tables, events=self._events(self._selected.mask)))
 
     @property
     def line(self) -> str:
@@ -164,7 +161,7 @@ class Explorer(LiveView):
 
         Empty for scattered events that only a very long line would find: take `selection` itself.
         """
-        return python_line(self._chosen, variable_of(self._explored))
+        return python_line(self._selected, variable_of(self._explored))
 
     @_in_single_message
     def select(self, module: str | None) -> None:
@@ -173,12 +170,12 @@ class Explorer(LiveView):
         Raises:
             UsageError: no such module.
         """
-        row = -1 if module is None else self._rows.row(module)
+        row = -1 if module is None else self._drawing.tree.row(module)
         if row is None:
             raise UsageError(
                 f"select({html.plain(module)!r}): no such module; names are those of trace.modules['module']"
             )
-        self._selecting.module(row)
+        self._selecting.row(row)
 
     @with_options(FACETS)
     @_in_single_message
@@ -194,7 +191,7 @@ class Explorer(LiveView):
             UsageError: no such facet, or a phase, op, axis, group or module that does not occur in the trace.
         """
         check_filters(self._names, module, facets)
-        self._selecting.begin(Filters(dict(facets), module, implicit))
+        self._selecting.filters(Filters(dict(facets), module, implicit))
 
     @_in_single_message
     def between(self, begin: float, end: float) -> None:
@@ -207,7 +204,9 @@ class Explorer(LiveView):
         Raises:
             UsageError: the range is empty.
         """
-        self._selecting.pick(*self._picks.between(begin, end))
+        if not begin < end:
+            raise UsageError(f"between({begin!r}, {end!r}): the end must be later than the begin")
+        self._selecting.pick(timeline_panel.PART, self._drawing.lanes.range(begin, end))
 
     @_in_single_message
     def talks_to(self, *ranks: int) -> None:
@@ -218,7 +217,7 @@ class Explorer(LiveView):
         """
         if not ranks:
             raise UsageError("talks_to(): give one rank or several")
-        self._selecting.pick(*self._picks.with_ranks(ranks))
+        self._selecting.pick(map_panel.PART, self._drawing.map.with_ranks(ranks))
 
     @_in_single_message
     def parameter(self, name: str) -> None:
@@ -243,66 +242,49 @@ class Explorer(LiveView):
     @_in_single_message
     def back(self) -> None:
         """Go back to the selection before this one."""
-        self._history.go(-1)
+        self._go(-1)
 
     @_in_single_message
     def forward(self) -> None:
         """Go forward to the selection that `back` left."""
-        self._history.go(1)
+        self._go(1)
+
+    def _go(self, by: int) -> None:
+        selection = self._visits.move(by)
+        if selection is not None:
+            self._selecting.again(selection)
 
     # What the browser changes
 
     def _follow(self) -> None:
         """Observe the traits that the browser, or the user's own code, sets in the widget."""
         for trait, change in {
-            "chosen": self._on_filters,
-            "pattern": self._on_filters,
-            "implicit": self._on_filters,
-            "selected": self._on_selected,
-            "folding": self._on_folding,
-            "kind": self._on_kind,
-            "sizes": self._on_sizes,
+            "chosen": self._selecting.controls,
+            "pattern": self._selecting.controls,
+            "implicit": self._selecting.controls,
+            "selected": lambda: self._selecting.row(int(self.widget.selected)),
+            "folding": lambda: self._selecting.fold(bool(self.widget.folding)),
+            "kind": self._drawing.again,
+            "sizes": lambda: self._selecting.sizes(str(self.widget.sizes)),
             "tab": self._on_tab,
             "shade": self._on_shade,
         }.items():
-            self.widget.observe(lambda _, change=change: None if self._drawing.is_quiet else change(), trait)
+            self.widget.observe(lambda _, change=change: self._on_trait(change), trait)
+
+    def _on_trait(self, change: Callable[[], None]) -> None:
+        if not self._drawing.is_quiet:
+            self._react(change)
 
     @_in_single_message
-    def _on_filters(self) -> None:
-        self._selecting.of_controls()
+    def _react(self, change: Callable[[], None]) -> None:
+        change()
 
-    @_in_single_message
-    def _on_selected(self) -> None:
-        self._chosen.picked = None
-        self._drawing.of_rows()
-        self._drawing.tab()
-        self._drawing.describe()
-
-    @_in_single_message
-    def _on_folding(self) -> None:
-        self._rows.fill(self._chosen.passed)
-        if self.widget.selected >= 0:
-            self._on_selected()
-
-    @_in_single_message
-    def _on_kind(self) -> None:
-        self._drawing.again()
-
-    @_in_single_message
-    def _on_sizes(self) -> None:
-        """Switch all parts between wire bytes and message bytes."""
-        self._codes.use(str(self.widget.sizes))
-        self._drawing.lanes.use(str(self.widget.sizes))
-        self._selecting.filters(self._chosen.passed.filters)
-
-    @_in_single_message
     def _on_tab(self) -> None:
         """Draw the tab that is shown now."""
         if self.widget.tab not in TABS:
             raise UsageError(f"tab={self.widget.tab!r}: no such tab; tabs are {', '.join(TABS)}")
         self._drawing.tab()
 
-    @_in_single_message
     def _on_shade(self) -> None:
         """Apply the map's new shading (bytes or seconds), keeping the selection."""
         self._drawing.map.use(str(self.widget.shade))
@@ -313,21 +295,17 @@ class Explorer(LiveView):
         react = _REACTIONS.get(event["type"])
         if react is not None:
             react(self, event)
-        elif event["type"] in Picks.ASKED:
-            if event["type"] == "parameter":
-                self._drawing.quietly(tab=PARAMETERS)
-            self._selecting.pick(*self._picks.asked(event))
         elif self.widget.tab == timeline_panel.PART and self._drawing.lanes.state.react(event):
             self._drawing.timeline()
 
     def _on_zoom(self, event: dict[str, Any]) -> None:
-        self._drawing.figure.zoom(self._chosen, event.get("range"))
+        self._drawing.figure.zoom(event.get("range"))
         self._drawing.again()
 
     def _on_click(self, event: dict[str, Any]) -> None:
-        selection = self._drawing.figure.picked(self._chosen, event)
-        if selection is not None:
-            self._selecting.mark(selection)
+        mark = self._drawing.figure.pick_at(self._selected, event)
+        if mark is not None:
+            self._selecting.mark(mark)
 
     def _on_typed(self, event: dict[str, Any]) -> None:
         """Offer the names that contain what is typed into the search box."""
@@ -346,11 +324,15 @@ class Explorer(LiveView):
         self._drawing.lanes.arrange(str(event["kind"]))
         self._drawing.timeline()
 
-    def _on_clear(self) -> None:
-        self._drawing.quietly(selected=-1)
-        self.filter()
+    def _on_link(self, event: dict[str, Any]) -> None:
+        world = self._drawing.map
+        self._selecting.pick(map_panel.PART, world.over(*world.link(int(event["index"]))))
 
     # What it shows
+
+    @property
+    def _selected(self) -> SelectedEvents:
+        return self._drawing.selected
 
     @cached_property
     def _names(self) -> Tables:
@@ -369,15 +351,22 @@ _REACTIONS: dict[str, Callable[[Explorer, dict[str, Any]], None]] = {
     "zoom": Explorer._on_zoom,
     "click": Explorer._on_click,
     "sentence": lambda explorer, event: explorer._selecting.sentence(int(event["index"])),
-    "again": lambda explorer, _: explorer._on_selected(),
+    "again": lambda explorer, _: explorer._selecting.row(explorer._selecting.present.row),
     "complete": Explorer._on_typed,
     "search": lambda explorer, event: explorer.search(str(event["text"]).strip()),
     "found": Explorer._on_hit,
-    "go": lambda explorer, event: explorer._history.go(1 if event["by"] > 0 else -1),
+    "go": lambda explorer, event: explorer._go(1 if event["by"] > 0 else -1),
     "finding": lambda explorer, event: explorer._selecting.finding(int(event["index"])),
     "hardware": Explorer._on_hardware,
     "pick": lambda explorer, event: explorer._selecting.box(int(event["box"])),
     "lanes": Explorer._on_lanes,
-    "clear": lambda explorer, _: explorer._on_clear(),
+    "clear": lambda explorer, _: explorer._selecting.everything(),
+    "brush": lambda explorer, event: explorer.between(*explorer._drawing.lanes.state.range_of(event)),
+    "unbrush": lambda explorer, _: explorer._selecting.pick(timeline_panel.PART, None),
+    "cell": lambda explorer, event: explorer.talks_to(*explorer._drawing.map.cell(str(event["place"]))),
+    "link": Explorer._on_link,
+    "rank": lambda explorer, event: explorer.talks_to(int(event["rank"])),
+    "parameter": lambda explorer, event: explorer.parameter(str(event["name"])),
+    "drop": lambda explorer, event: explorer._selecting.pick(str(event["part"]), None),
 }
 """{type of a message from the browser: what it does}; the timeline's own messages are `TimelineState.react`'s."""

@@ -8,9 +8,9 @@ from typing import Any
 import polars as pl
 
 from dsexplore.trace.tables import Tables
-from dsexplore.views.explorer.chosen import Chosen
-from dsexplore.views.explorer.clicked_marks import ClickedFigure, Picked, picked
-from dsexplore.views.explorer.filters import Filters
+from dsexplore.views.explorer.clicked_marks import ClickedFigure, pick_at
+from dsexplore.views.explorer.selected_events import SelectedEvents
+from dsexplore.views.explorer.selection import Filters, Pick
 from dsexplore.views.timeline.timeline_figure import timeline_spec
 from dsexplore.views.timeline.timeline_state import TimelineState
 from dsexplore.views.trace.event_codes import EventCodes
@@ -48,7 +48,7 @@ class FigurePanel:
         if self._sequence is not None:
             self._sequence[1].show_all()
 
-    def zoom(self, chosen: Chosen, extent: list[float] | None) -> None:
+    def zoom(self, extent: list[float] | None) -> None:
         """Zoom the sequence to a part of its axis; None shows all of it."""
         state = self._state()
         scale = 1e-3 if state.timeline.order == "measured" else 1.0
@@ -63,33 +63,33 @@ class FigurePanel:
             self._sequence = sizes, sequence_state(self._codes.tables, sizes)
         return self._sequence[1]
 
-    def drawn(self, chosen: Chosen, kind: str) -> tuple[Spec, str]:
+    def drawn(self, selected: SelectedEvents, kind: str) -> tuple[Spec, str]:
         """Return the figure as plotly's JSON, and its name for screen readers."""
-        empty = why_empty(kind, filtered=bool(self.rows) or chosen.passed.filters != Filters())
-        self._spec = finished(self._of(chosen, kind), empty)
-        return self._spec, f"{TITLES[kind]} of {chosen.summary}"
+        empty = why_empty(kind, filtered=bool(self.rows) or selected.selection.filters != Filters())
+        self._spec = finished(self._of(selected, kind), empty)
+        return self._spec, f"{TITLES[kind]} of {selected.summary}"
 
-    def _of(self, chosen: Chosen, kind: str) -> Spec:
+    def _of(self, selected: SelectedEvents, kind: str) -> Spec:
         codes, tables = self._codes, self._codes.tables
         if kind == "modules":
-            return module_heatmap(
-                codes.places(chosen.passed.sums, self.rows or None, chosen.passed.unknown), codes.largest_place
-            )
+            filtered = selected.filtered
+            places = codes.places(filtered.sums, self.rows or None, filtered.unknown)
+            return module_heatmap(places, codes.largest_place)
         if kind == "sequence":
-            state, mask = self._state(), chosen.inside(self.rows)
+            state, mask = self._state(), selected.filtered.inside(self.rows)
             state.show_events(None if mask.all() else mask)
             return timeline_spec(state)
         read, sizes = tables.events.select(_READ), codes.kind_of_sizes
         if (kind, sizes) not in self._tops:
             self._tops[kind, sizes] = top_of(replace(tables, events=read), kind, sizes)
-        events = read.filter(pl.Series(chosen.inside(self.rows)))
+        events = read.filter(pl.Series(selected.filtered.inside(self.rows)))
         part = Tables(events=events, groups=tables.groups, info=tables.info)
         return figure_of(part, kind, None, sizes, self._tops[kind, sizes])
 
-    def picked(self, chosen: Chosen, click: dict[str, Any]) -> Picked | None:
+    def pick_at(self, selected: SelectedEvents, click: dict[str, Any]) -> Pick | None:
         """Return the events of a clicked mark or of a row of the table of causes, or None if there are none."""
-        mask = chosen.mask if click.get("kind") == "cause" else chosen.inside(self.rows)
+        mask = selected.mask if click.get("kind") == "cause" else selected.filtered.inside(self.rows)
         if click.get("kind") == "sequence":
             events = self._state().picked(int(click["customdata"]))
-            return Picked(*events) if events else None
-        return picked(ClickedFigure(self._codes, self._spec, mask), click)
+            return Pick(*events) if events else None
+        return pick_at(ClickedFigure(self._codes, self._spec, mask), click)

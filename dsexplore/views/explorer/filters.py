@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -13,7 +13,7 @@ from dsexplore.errors import UsageError
 from dsexplore.near_names import did_you_mean
 from dsexplore.trace.select import check_module, check_value
 from dsexplore.trace.tables import Tables
-from dsexplore.views.explorer.clicked_marks import Picked
+from dsexplore.views.explorer.selection import Filters
 from dsexplore.views.page import html
 from dsexplore.views.trace.event_codes import EventCodes, Matched
 from dsexplore.views.trace.module_tree import ranges
@@ -24,26 +24,14 @@ FACETS = ("phase", "op", "axis", "group", "step", "rank")
 _MOST_OPTIONS = 500
 
 
-@dataclass(frozen=True)
-class Filters:
-    """Conditions that events must meet to be shown."""
-
-    facets: Mapping[str, Any] = field(default_factory=dict)
-    """{phase, op, axis, group, step or rank: one value or several}."""
-    module: str = ""
-    """Shell pattern of module names, as in `Trace.where`; empty for every module."""
-    implicit: bool = False
-    """True to show only redistributes that the program did not ask for."""
-    picks: Mapping[str, Picked] = field(default_factory=dict)
-    """{part of the explorer (timeline, map, parameter): selection made in it}."""
-
-
-class Passed:
+class FilteredEvents:
     """The events that pass some filters; each result is computed when first needed."""
 
     def __init__(self, codes: EventCodes, filters: Filters) -> None:
         self._codes = codes
         self.filters = filters
+        self._last: tuple[list[int], Mask] | None = None
+        """(rows, mask) of the last `inside`: all parts of the explorer ask for the same rows."""
 
     @cached_property
     def _matched(self) -> Matched | None:
@@ -60,14 +48,41 @@ class Passed:
         return self.without("")
 
     def without(self, part: str) -> Mask:
-        """Return the mask of events that pass every filter except the selection made in ``part``.
+        """Return the mask of events that pass every filter except the pick of ``part``.
 
-        The part itself shows these, so that something else can be selected in it.
+        The part itself shows these, so that something else can be picked in it.
         """
         mask = self._unpicked
         for name, pick in self.filters.picks.items():
             mask = mask & pick.mask if name != part else mask
         return mask
+
+    def inside(self, rows: list[int]) -> Mask:
+        """Return the mask of events that pass the filters inside the modules of ``rows``; in all modules if empty."""
+        if not rows:
+            return self.mask
+        if self._last is None or self._last[0] != rows:
+            self._last = rows, self.mask & self._codes.inside(rows)
+        return self._last[1]
+
+    def around(self, part: str, rows: list[int]) -> Mask:
+        """Return the mask of events that a part shows: what was picked in the part itself does not filter it.
+
+        Args:
+            part: part of the explorer, a key of `Filters.picks`.
+            rows: rows of modules; all modules if empty.
+        """
+        if part not in self.filters.picks:
+            return self.inside(rows)
+        mask = self.without(part)
+        return mask & self._codes.inside(rows) if rows else mask
+
+    def whole(self, rows: list[int]) -> Mask | None:
+        """Return the mask of (module, axis, phase) that pass with all their events inside ``rows``.
+
+        None if the filters cannot be expressed that way.
+        """
+        return self.sums.whole_inside(self._codes.spans(rows))
 
     @cached_property
     def _unpicked(self) -> Mask:
@@ -124,10 +139,10 @@ def check_filters(tables: Tables, module: str, facets: Mapping[str, Any]) -> Non
             check_value(tables, name, value, "filter")
 
 
-def lists(codes: EventCodes) -> list[list[object]]:
+def menus(codes: EventCodes) -> list[list[object]]:
     """Return [facet, texts to choose from]; the first text is ``all``, the others are the facet's labels.
 
-    A facet with only one value needs no list.
+    A facet with only one value needs no menu.
     """
     ranks = _ranks_of_groups(codes)
     return [
@@ -137,8 +152,8 @@ def lists(codes: EventCodes) -> list[list[object]]:
     ]
 
 
-def choices(codes: EventCodes, filters: Filters) -> dict[str, int]:
-    """Return {facet: index of the chosen text in its list} for facets that are filtered by exactly one known label."""
+def menu_indices(codes: EventCodes, filters: Filters) -> dict[str, int]:
+    """Return {facet: index of its text in the menu} for facets that are filtered by exactly one known label."""
     wanted = {name: several(value)[0] for name, value in filters.facets.items() if len(several(value)) == 1}
     return {name: _labels(codes, name).index(v) + 1 for name, v in wanted.items() if v in _labels(codes, name)}
 
@@ -148,9 +163,9 @@ def several(wanted: Any) -> list[Any]:
     return list(wanted) if isinstance(wanted, (list, tuple, set)) else [wanted]
 
 
-def chosen(codes: EventCodes, choices: Mapping[str, int]) -> dict[str, Any]:
-    """Return {facet: label}, given the index of the chosen text in each list."""
-    return {name: _labels(codes, name)[index - 1] for name, index in choices.items() if index}
+def facets_at(codes: EventCodes, indices: Mapping[str, int]) -> dict[str, Any]:
+    """Return {facet: label}, given the index of the selected text in each menu."""
+    return {name: _labels(codes, name)[index - 1] for name, index in indices.items() if index}
 
 
 def _labels(codes: EventCodes, name: str) -> list[Any]:

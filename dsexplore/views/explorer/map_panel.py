@@ -17,7 +17,7 @@ from dsexplore.cost.prediction import Prediction
 from dsexplore.errors import UsageError
 from dsexplore.trace import measured_time
 from dsexplore.trace.schema import NO_AXIS
-from dsexplore.views.explorer.clicked_marks import Picked
+from dsexplore.views.explorer.selection import Pick
 from dsexplore.views.trace.event_codes import EventCodes
 from dsexplore.views.trace.event_lines import EventLines, event_lines
 from dsexplore.views.trace.module_tree import ranges
@@ -68,8 +68,6 @@ class MapPanel:
         self._shown: WorldMap | None = None
         self._tops: dict[str, float] = {}
         self._sums: dict[str, _LinkSums] = {}
-        self._ranks: tuple[int, ...] = ()
-        self._link: tuple[str, str] | None = None
 
     @cached_property
     def _in_steps(self) -> Mask:
@@ -166,21 +164,22 @@ class MapPanel:
         sizes: Sizes = "wire" if self._codes.kind_of_sizes == "wire" else "message"
         return replace(made, sizes=sizes, running=self._running(mask))
 
-    def html(self, mask: Mask, axis: str | None, whole: Mask | None = None) -> str:
+    def html(self, mask: Mask, axis: str | None, whole: Mask | None = None, pick: Pick | None = None) -> str:
         """Return the map as HTML with clickable ranks and links.
 
         Args:
             mask: see `world`.
             axis: axis whose groups are outlined.
             whole: see `world`.
+            pick: ranks or link that are drawn as selected.
         """
         unit = self._codes.kind_of_sizes if self._shade == BYTES else self._shade
         if unit not in self._tops:
             self._tops[unit] = float(self.world(self._codes.every).to_shades().max(initial=0.0))
         world = replace(self.world(mask, whole), axis=axis)
         self._shown, links = world, [(level.axis, level.level) for level in world.levels]
-        link = links.index(self._link) if self._link in links else -1
-        look = Look(self._tops[unit], True, self._ranks, link)
+        ranks, link = ((), None) if pick is None else (pick.ranks, pick.link)
+        look = Look(self._tops[unit], True, ranks, links.index(link) if link in links else -1)
         why = _NO_SECONDS if len(self.shades) == 1 else ""
         return f'<div class="dsx">{map_html(world, look)}{why}</div>'
 
@@ -195,8 +194,8 @@ class MapPanel:
         row = self._shown.levels[number]
         return row.axis, row.level
 
-    def with_ranks(self, ranks: tuple[int, ...]) -> Picked:
-        """Select the events in which one of ``ranks`` takes part together with a recorded rank.
+    def with_ranks(self, ranks: tuple[int, ...]) -> Pick:
+        """Pick the events in which one of ``ranks`` takes part together with a recorded rank.
 
         Raises:
             UsageError: no such rank.
@@ -205,25 +204,14 @@ class MapPanel:
         for rank in ranks:
             if not 0 <= rank < world.world_size:
                 raise UsageError(f"talks_to({rank}): ranks are 0 to {world.world_size - 1}")
-        self._ranks, self._link = ranks, None
         flows = flows_with(self._codes.tables, self._flows.rows, ranks)
         name = f"ranks {ranges(list(ranks), 3)}" if len(ranks) > 1 else f"rank {ranks[0]}"
-        return Picked(self._of(flows), f"{name} on the map")
+        return Pick(self._of(flows), f"{name} on the map", ranks=ranks)
 
-    def over(self, axis: str, level: str) -> Picked:
-        """Select the events on an axis that go to any rank at this level of link."""
-        self._ranks, self._link = (), (axis, level)
+    def over(self, axis: str, level: str) -> Pick:
+        """Pick the events on an axis that go to any rank at this level of link."""
         flows = flows_over(self._codes.tables, self._flows.rows, self._per_node, axis, level)
-        return Picked(self._of(flows), f"{axis} {level} on the map")
-
-    @property
-    def marked(self) -> tuple[tuple[int, ...], tuple[str, str] | None]:
-        """Selected ranks, and selected link."""
-        return self._ranks, self._link
-
-    def mark(self, ranks: tuple[int, ...] = (), link: tuple[str, str] | None = None) -> None:
-        """Draw ranks or a link as selected; neither for none."""
-        self._ranks, self._link = ranks, link
+        return Pick(self._of(flows), f"{axis} {level} on the map", link=(axis, level))
 
     def _of(self, flows: pl.Series) -> Mask:
         mask: Mask = flows.fill_null(False).to_numpy()[self._flows.line]

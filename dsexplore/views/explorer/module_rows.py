@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 
 from dsexplore.trace.schema import NO_AXIS
-from dsexplore.views.explorer.filters import Passed
+from dsexplore.views.explorer.filters import FilteredEvents
 from dsexplore.views.page import html
 from dsexplore.views.page.theme import axis_number
 from dsexplore.views.trace.byte_sizes import signed
@@ -85,55 +85,41 @@ class ModuleRows:
         self._folded = FoldedRows(codes.tree, codes.folding)
         self.widget = widget
 
-    @property
-    def selected(self) -> int:
-        """Selected row, −1 for none."""
-        return int(self.widget.selected)
-
-    @property
-    def chosen(self) -> list[int]:
-        """Rows of all modules that the selected row stands for."""
-        if self.selected < 0:
+    def members(self, row: int, folding: bool) -> list[int]:
+        """Return the rows of all modules that a row stands for; none for a negative row."""
+        if row < 0:
             return []
-        return self._folded.members(self.selected) if self.widget.folding else [self.selected]
+        return self._folded.members(row) if folding else [row]
 
-    @property
-    def names(self) -> list[str]:
-        """Fully qualified names of the modules that the selected row stands for."""
-        return [self._codes.tree.names[row] for row in self.chosen]
-
-    @property
-    def title(self) -> str:
-        """Name of the selected row: ``Net.layers.[0–30].up ×31`` if it stands for several modules."""
-        if self.selected < 0:
-            return ""
-        tree, parts, at = self._codes.tree, [], self.selected
+    def title(self, row: int, folding: bool) -> str:
+        """Return the name of a row: ``Net.layers.[0–30].up ×31`` if it stands for several modules."""
+        tree, parts, at = self._codes.tree, [], row
         while at >= 0:
-            parts.append(self._folded.label(at) if self.widget.folding else tree.labels[at])
+            parts.append(self._folded.label(at) if folding else tree.labels[at])
             at = int(tree.parents[at])
-        many = len(self.chosen)
+        many = len(self.members(row, folding))
         return ".".join(reversed(parts)) + (f" ×{many}" if many > 1 else "")
 
     def row(self, name: str) -> int | None:
         """Return the row of a module, given its fully qualified name."""
         return self._codes.tree.row_of.get(name)
 
-    def shown(self, row: int) -> int:
+    def shown(self, row: int, folding: bool) -> int:
         """Return the visible row that stands for this one."""
-        return self._folded.shown(row) if self.widget.folding else row
+        return self._folded.shown(row) if folding else row
 
-    def fill(self, passed: Passed) -> None:
+    def fill(self, filtered: FilteredEvents) -> None:
         """Show what the modules sent under a filter, and how long it took; predicted seconds are of the whole step."""
-        tree, sent = self._codes.tree, self._codes.columns(passed.sums)
+        tree, sent = self._codes.tree, self._codes.columns(filtered.sums)
         held = tree.global_bytes, tree.local_bytes
-        took = None if self._codes.seconds is None else self._codes.took(passed.mask)
+        took = None if self._codes.seconds is None else self._codes.took(filtered.mask)
         times = [*([] if took is None else [took]), *(column.seconds for column in self._predicted)]
         bars = np.zeros(len(tree))  # the browser draws them from the axes' columns
         columns = np.vstack([sent.count, *times, sent.bytes, bars, sent.axes, sent.phases, sent.own, *held])
         folded = self._folded.sums if self.widget.folding else np.copy
         missing = None
-        if passed.unknown is not None:
-            no = self._codes.columns(passed.unknown)
+        if filtered.unknown is not None:
+            no = self._codes.columns(filtered.unknown)
             zeros = np.zeros((1 + len(times), len(tree)))
             missing = folded(np.vstack([zeros, no.bytes, bars, no.axes, no.phases, no.own, bars, bars]))
         self.widget.set_values(signed(folded(columns), missing))

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from dsexplore.views.explorer.filters import lists
+from dsexplore.views.explorer.filters import menus
 from dsexplore.views.page import html
 from dsexplore.views.trace.event_codes import EventCodes
 
@@ -80,7 +80,7 @@ class NameSearch:
 
     def _no_modules(self) -> Iterator[Hit]:
         codes = self._codes
-        for facet, texts in lists(codes):
+        for facet, texts in menus(codes):
             assert isinstance(facet, str)
             assert isinstance(texts, list)
             for index, text in enumerate(texts[1:], 1):

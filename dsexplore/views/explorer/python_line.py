@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from dsexplore.trace.trace import Trace
-from dsexplore.views.explorer.chosen import Chosen
-from dsexplore.views.explorer.filters import Filters
+from dsexplore.views.explorer.selected_events import SelectedEvents
+from dsexplore.views.explorer.selection import Filters
 from dsexplore.views.trace.event_codes import EventCodes
 from dsexplore.views.trace.pivot import Mask
 
@@ -39,19 +39,19 @@ def variable_of(trace: Trace) -> str:
     return min(names, key=lambda name: name.startswith("_"), default="trace")
 
 
-def python_line(chosen: Chosen, variable: str) -> str:
+def python_line(selected: SelectedEvents, variable: str) -> str:
     """Return the line that finds the selected events; empty if they have no description that is short enough.
 
     Args:
-        chosen: the selection.
+        selected: events of the selection.
         variable: name of the explored trace.
     """
-    codes = chosen.codes
-    if chosen.picked is not None:
-        described = _described(codes, chosen.picked.mask)
+    codes, selection = selected.codes, selected.selection
+    if selection.mark is not None:
+        described = _described(codes, selection.mark.mask)
         return "" if described is None else _written(variable, described)
-    filters = chosen.passed.filters
-    conditions = [_of_filters(filters), _of_modules(codes, chosen.rows.chosen)]
+    filters = selection.filters
+    conditions = [_of_filters(filters), _of_modules(codes, selected.rows)]
     if filters.picks:
         picked = _described(codes, np.logical_and.reduce([pick.mask for pick in filters.picks.values()]))
         if picked is None:

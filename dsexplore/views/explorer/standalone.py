@@ -21,7 +21,7 @@ from dsexplore.cost.prediction import Prediction
 from dsexplore.errors import UsageError
 from dsexplore.trace.numbered_modules import OUTSIDE
 from dsexplore.trace.schema import OUTSIDE_STEPS
-from dsexplore.views.explorer.filters import FACETS, lists
+from dsexplore.views.explorer.filters import FACETS, menus
 from dsexplore.views.explorer.module_rows import rows_of
 from dsexplore.views.page import html
 from dsexplore.views.timeline.boxes import MOST_LANES, Coded
@@ -89,7 +89,7 @@ def _content(headline: Headline, sizes: str, prediction: Prediction | None) -> d
     state = {
         **rows,
         "structure": _packed(np.frombuffer(rows["structure"], np.int32), "i4"),
-        "lists": lists(codes),
+        "lists": menus(codes),
         "sizes": sizes,
         "height": 420,
         "kinds": [],

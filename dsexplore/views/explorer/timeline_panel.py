@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from dsexplore.analysis.step_timeline import LaneKind, timeline_of, with_sizes
 from dsexplore.trace.tables import Tables
-from dsexplore.views.explorer.clicked_marks import Picked
+from dsexplore.views.explorer.selection import Pick
 from dsexplore.views.timeline.timeline_state import TimelineState
 from dsexplore.views.trace.pivot import Mask
 
@@ -56,7 +56,7 @@ class TimelinePanel:
     def _remake(self, timeline: Any) -> None:
         before = self.state
         self._made = TimelineState(timeline, _COLUMNS, _MOST, self._kind)
-        self._made.window, self._made.chosen = before.window, before.chosen
+        self._made.window = before.window
 
     def prepare(self) -> None:
         """Compute in advance what the first filter would wait for."""
@@ -71,22 +71,13 @@ class TimelinePanel:
     def _first_kind(self) -> str:
         return "rank" if self.state.timeline.lanes[:1] and self.state.timeline.lanes[0].startswith("rank ") else "phase"
 
-    def range(self, begin: float, end: float) -> Picked:
-        """Select the events of a range, given in the unit of the timeline."""
-        self.state.chosen = begin, end
-        return Picked(self.state.events_between(begin, end), f"{self.state.range_text(begin, end)} of the timeline")
+    def range(self, begin: float, end: float) -> Pick:
+        """Pick the events of a range, given in the unit of the timeline."""
+        title = f"{self.state.range_text(begin, end)} of the timeline"
+        return Pick(self.state.events_between(begin, end), title, extent=(begin, end))
 
-    @property
-    def extent(self) -> tuple[float, float] | None:
-        """Selected range, in the unit of the timeline."""
-        return None if self._made is None else self._made.chosen
-
-    def mark(self, extent: tuple[float, float] | None) -> None:
-        """Draw a range as the selected one; None for no range."""
-        if self._made is not None or extent is not None:
-            self.state.chosen = extent
-
-    def brushed(self, mask: Mask) -> dict[str, Any]:
-        """Return the selected range, as the browser draws it, and its summary; ``mask``: all selected events."""
+    def brushed(self, mask: Mask, pick: Pick | None) -> dict[str, Any]:
+        """Return the picked range, as the browser draws it, and its summary; ``mask``: all selected events."""
         state = self.state
+        state.chosen = None if pick is None else pick.extent
         return {"brush": state.brush(), "status": state.describe(mask) if state.chosen is not None else ""}

@@ -493,7 +493,7 @@ def test_the_timeline_and_the_map_show_what_a_sentence_speaks_of(traces: ModuleT
     drawn = len(explorer.widget.timeline["boxes"]["begin"])
     assert drawn == len(wanted) * 4
     explorer.widget.tab = "map"
-    assert explorer.widget.panel == explorer._drawing.map.html(explorer._chosen.mask, None)
+    assert explorer.widget.panel == explorer._drawing.map.html(explorer._selected.mask, None)
     explorer.widget.tab = "timeline"
     send(explorer, {"type": "window", "begin": -1.0, "end": 2.0})
     assert len(explorer.widget.timeline["boxes"]["begin"]) == drawn, "whatever row the sentence selects"

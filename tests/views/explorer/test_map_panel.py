@@ -11,8 +11,9 @@ import pytest
 
 from dsexplore.trace.schema import OUTSIDE_STEPS
 from dsexplore.trace.trace import Trace
-from dsexplore.views.explorer.filters import Filters, Passed
+from dsexplore.views.explorer.filters import FilteredEvents
 from dsexplore.views.explorer.map_panel import MapPanel
+from dsexplore.views.explorer.selection import Filters
 from dsexplore.views.trace.event_codes import EventCodes
 from dsexplore.views.trace.event_lines import EventLines
 
@@ -33,7 +34,7 @@ def test_filters_by_module_axis_and_phase_look_at_no_event(
     codes: EventCodes, filters: dict[str, Any], module: str, sizes: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     codes.use(sizes)
-    passed, rows = Passed(codes, Filters(**filters)), [codes.tree.row_of[module]] if module else []
+    passed, rows = FilteredEvents(codes, Filters(**filters)), [codes.tree.row_of[module]] if module else []
     mask = passed.mask & codes.inside(rows) if rows else passed.mask
     panel = MapPanel(codes)
     of_events = panel.world(mask)
@@ -46,7 +47,7 @@ def test_filters_by_module_axis_and_phase_look_at_no_event(
 
 @pytest.mark.parametrize("filters", [{"facets": {"op": "all_gather"}}, {"implicit": True}])
 def test_any_other_filter_does(codes: EventCodes, filters: dict[str, Any]) -> None:
-    passed = Passed(codes, Filters(**filters))
+    passed = FilteredEvents(codes, Filters(**filters))
     assert passed.sums.whole_inside([]) is None
     sent = codes.tables.events.filter(pl.Series(passed.mask) & ~pl.col("phase").is_in(OUTSIDE_STEPS))
     assert MapPanel(codes).world(passed.mask).links["events"].sum() == sent.height

@@ -1,6 +1,6 @@
 """Selection is data: what is picked in any part of a view is its `selection`, a `Trace` of just those events.
 
-Modules: ``views/explorer/explorer.py``, ``views/explorer/chosen.py``.
+Modules: ``views/explorer/explorer.py``, ``views/explorer/selected_events.py``.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ import polars as pl
 import pytest
 
 from dsexplore.trace.trace import Trace
-from dsexplore.views.explorer.clicked_marks import Picked
-from dsexplore.views.explorer.filters import Filters, Passed
+from dsexplore.views.explorer.filters import FilteredEvents
+from dsexplore.views.explorer.selection import Filters, Pick
 from dsexplore.views.explorer.timeline_panel import TimelinePanel
 from dsexplore.views.trace.event_codes import EventCodes
 
@@ -33,7 +33,7 @@ def codes(trace: Trace) -> EventCodes:
 
 @pytest.mark.parametrize("facets", BY_KIND)
 def test_kinds_are_the_events_of_a_filter_by_axis_and_phase(codes: EventCodes, facets: dict[str, Any]) -> None:
-    kinds = Passed(codes, Filters(facets)).kinds
+    kinds = FilteredEvents(codes, Filters(facets)).kinds
     assert kinds is not None
     assert np.array_equal(kinds[codes.kind], codes.mask(facets))
 
@@ -44,17 +44,17 @@ def test_kinds_are_the_events_of_a_filter_by_axis_and_phase(codes: EventCodes, f
         Filters({"op": "all_gather"}),
         Filters(implicit=True),
         Filters(module="*.up"),
-        Filters(picks={"map": Picked(np.zeros(0, bool), "rank 1")}),
+        Filters(picks={"map": Pick(np.zeros(0, bool), "rank 1")}),
     ],
 )
 def test_any_other_filter_has_none(codes: EventCodes, filters: Filters) -> None:
-    assert Passed(codes, filters).kinds is None
+    assert FilteredEvents(codes, filters).kinds is None
 
 
 @pytest.mark.parametrize("facets", BY_KIND)
 @pytest.mark.parametrize("sizes", ["wire", "message"])
 def test_the_timeline_is_the_same_by_kinds(codes: EventCodes, facets: dict[str, Any], sizes: str) -> None:
-    passed = Passed(codes, Filters(facets))
+    passed = FilteredEvents(codes, Filters(facets))
     of_spans = TimelinePanel(codes.tables, sizes).drawn(passed.mask)
     panel = TimelinePanel(codes.tables, sizes, codes.kind)
     panel.prepare()
@@ -62,7 +62,10 @@ def test_the_timeline_is_the_same_by_kinds(codes: EventCodes, facets: dict[str, 
 
 
 def test_a_filter_by_phase_looks_at_sums_alone(codes: EventCodes) -> None:
-    passed, panel = Passed(codes, Filters({"phase": "backward"})), TimelinePanel(codes.tables, "wire", codes.kind)
+    passed, panel = (
+        FilteredEvents(codes, Filters({"phase": "backward"})),
+        TimelinePanel(codes.tables, "wire", codes.kind),
+    )
     panel.prepare()
     before = panel.drawn(passed.mask, passed.kinds)
     panel.state.spans.bytes = np.zeros(0)  # whoever looks at a span's bytes raises
@@ -72,7 +75,10 @@ def test_a_filter_by_phase_looks_at_sums_alone(codes: EventCodes) -> None:
 
 
 def test_a_part_of_the_timeline_is_drawn_of_its_spans(codes: EventCodes) -> None:
-    passed, panel = Passed(codes, Filters({"phase": "backward"})), TimelinePanel(codes.tables, "wire", codes.kind)
+    passed, panel = (
+        FilteredEvents(codes, Filters({"phase": "backward"})),
+        TimelinePanel(codes.tables, "wire", codes.kind),
+    )
     of_spans = TimelinePanel(codes.tables, "wire")
     for each in (panel, of_spans):
         each.state.zoom(100, len(codes) - 100)

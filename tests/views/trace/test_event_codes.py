@@ -13,7 +13,8 @@ import pytest
 from dsexplore.errors import UsageError
 from dsexplore.trace.tables import Tables
 from dsexplore.trace.trace import Trace
-from dsexplore.views.explorer.filters import Filters, Passed
+from dsexplore.views.explorer.filters import FilteredEvents
+from dsexplore.views.explorer.selection import Filters
 from dsexplore.views.trace.event_codes import CAUSE, SAME_COLLECTIVE, EventCodes
 
 OWNERS = ["Net", "Net.layers", "Net.layers.0", "Net.layers.0.up", "Net.layers.1", "Net.layers.1.up", ""]
@@ -54,7 +55,7 @@ def trace(request: pytest.FixtureRequest, traces: ModuleType) -> Trace:
 def test_filters_let_through_what_where_does(trace: Trace, facets: Any, module: str, implicit: bool) -> None:
     size = "message_bytes" if implicit else "wire_bytes"
     codes = EventCodes(trace.tables, sizes=size.removesuffix("_bytes"))
-    passed = Passed(codes, Filters(facets, module, implicit))
+    passed = FilteredEvents(codes, Filters(facets, module, implicit))
     wanted = {**facets, **({"module": module} if module else {}), **({"implicit": True} if implicit else {})}
     try:
         events = trace.where(**wanted).events if wanted else trace.events
