@@ -1,27 +1,27 @@
 """The target of a simulated world: the cluster that a program is written for, whose traffic the world shows.
 
 A simulation runs on CPU tensors and on groups that send nothing. In a few places torch asks for the device of a tensor
-or of a mesh, or for the name of a backend, and goes one way on a CPU and another on a GPU with NCCL. The entries here
-make torch go the target's way, so that a trace has the collectives that the target would send. Each of these forks of
-torch is one function, which names the torch source that it mirrors:
+or of a mesh, or for the name of a backend, and goes one way on CPUs with gloo and another on GPUs with NCCL. A world
+makes torch go its target's way there, so that a trace has the collectives that the target would send. These are the
+places, each with the module of this folder that sees to it:
 
-| where | on CPUs with gloo | on GPUs with NCCL |
-|---|---|---|
-| DTensor, ``S(0)→S(1)`` | all_gather of the whole tensor, then a slice | all_to_all |
-| DTensor, the first random op | nothing | broadcast of the generator's state, 16 bytes |
-| DTensor and context parallel, attention | no rule for the CPU's kernel: an error | flash attention's rules and ring |
-| FSDP1, all_gather of a flat parameter | into a list of tensors | into one tensor |
-| FSDP1, ``sync_module_states=True`` | an error | broadcast of the module |
-| ``torch.distributed.nn``: backward of ``all_gather`` | a scatter per rank, then a sum | reduce_scatter |
-| ``torch.distributed.nn``: backward of ``_all_gather_base`` | an error | reduce_scatter |
-| ``torch.distributed.nn``: ``all_to_all`` | a scatter per rank | all_to_all |
-| DDP, ``bf16_compress_hook`` | an error | all_reduce of half the bytes |
-| `SyncBatchNorm` of tensors on ``cuda`` | an error | all_gather of the statistics, all_reduce of their gradients |
-| ``torch.optim``, given neither ``foreach`` nor ``fused`` | one parameter after another | lists of all parameters |
-| all_reduce of sparse tensors | their values and indices | an error |
+| module | where | on CPUs with gloo | on GPUs with NCCL |
+|---|---|---|---|
+| this one | DTensor, ``S(0)→S(1)`` | all_gather of the whole tensor, then a slice | all_to_all |
+| this one | DTensor, the first random op | nothing | broadcast of the generator's state, 16 bytes |
+| this one | FSDP1, all_gather of a flat parameter | into a list of tensors | into one tensor |
+| this one | FSDP1, ``sync_module_states=True`` | an error | broadcast of the module |
+| this one | DDP, ``bf16_compress_hook`` | an error | all_reduce of half the bytes |
+| this one | ``torch.distributed.nn``: backward of ``all_gather`` | a scatter per rank, then a sum | reduce_scatter |
+| this one | ``torch.distributed.nn``: backward of ``_all_gather_base`` | an error | reduce_scatter |
+| this one | ``torch.distributed.nn``: ``all_to_all`` | a scatter per rank | all_to_all |
+| `flash_attention` | attention of DTensors without a mask, context parallelism | an error | flash attention, ring |
+| `sync_batch_norm` | `SyncBatchNorm` on ``cuda`` | an error | all_gather of statistics, all_reduce of gradients |
+| `foreach_optimizers` | ``torch.optim`` without ``foreach``, ``fused`` | parameter by parameter | lists of parameters |
+| `refusals` | all_reduce of sparse tensors | their values and indices | an error |
 
-Attention of DTensors with a mask is not simulated. The target ``cpu`` is what torch does on CPUs anyway, but for the
-rows of ``torch.distributed.nn``, which ask for gloo by name: a simulated group has another.
+A simulation goes the CPU's way by itself, except in the rows of ``torch.distributed.nn``, which asks for gloo by name
+where a simulated group has another, and in the last row, whose errors are those of backends that are not there.
 """
 
 from __future__ import annotations
@@ -51,6 +51,9 @@ from dsexplore.worlds.world_settings import WorldSettings
 
 Function = Callable[..., Any]
 
+_all_gather_into_tensor = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+"""The newer name where torch has it: torch 2.13 warns of the older one."""
+
 
 def _shard_dim_alltoall(original: Function, _parts: Parts) -> Function:
     """Send a DTensor that goes from one sharded dim to another by all_to_all.
@@ -76,18 +79,12 @@ def _shard_dim_alltoall(original: Function, _parts: Parts) -> Function:
 
 
 def _is_rng_supported(_original: Function, _parts: Parts) -> Function:
-    """Share generator states on a CPU mesh too, where torch makes no ``OffsetBasedRNGTracker``."""
+    """Let random ops of DTensors share the generator's state on a CPU mesh too.
+
+    Mirrors ``is_rng_supported_mesh`` in ``torch/distributed/tensor/_random.py``, which says no for a CPU: DTensor then
+    makes no ``OffsetBasedRNGTracker``.
+    """
     return lambda device_mesh: True
-
-
-def _are_we_tracing(original: Callable[[], bool], _parts: Parts) -> Callable[[], bool]:
-    def are_we_tracing() -> bool:
-        """Return True if a compiler traces; torch would mistake the world's own mode of fake tensors for one."""
-        if isinstance(active_fake_mode(), SimulationMode):
-            return is_compiling() or current_tracing_context() is not None or get_proxy_mode() is not None
-        return original()
-
-    return are_we_tracing
 
 
 class GeneratorTracker(dtensor.RngTracker):  # type: ignore[misc] # of a class that torch does not type
@@ -114,6 +111,26 @@ class GeneratorTracker(dtensor.RngTracker):  # type: ignore[misc] # of a class t
 mark_start_up(GeneratorTracker.__init__.__code__)
 
 
+def _generator_tracker(_original: type, _parts: Parts) -> type[GeneratorTracker]:
+    """Replace ``OffsetBasedRNGTracker`` in ``torch/distributed/tensor/_random.py``, which refuses a CPU mesh."""
+    return GeneratorTracker
+
+
+def _are_we_tracing(original: Callable[[], bool], _parts: Parts) -> Callable[[], bool]:
+    """Let the first random op of fake DTensors broadcast the generator's state too.
+
+    Mirrors ``_are_we_tracing`` in ``torch/distributed/_functional_collectives.py``, which takes any mode of fake
+    tensors for a compiler that traces, also that of the world: DTensor then leaves the broadcast out.
+    """
+
+    def are_we_tracing() -> bool:
+        if isinstance(active_fake_mode(), SimulationMode):
+            return is_compiling() or current_tracing_context() is not None or get_proxy_mode() is not None
+        return original()
+
+    return are_we_tracing
+
+
 def _gather_flat_parameter(original: Callable[..., torch.Tensor], _parts: Parts) -> Callable[..., torch.Tensor]:
     """Gather a flat parameter of FSDP1 into one tensor.
 
@@ -133,7 +150,11 @@ def _gather_flat_parameter(original: Callable[..., torch.Tensor], _parts: Parts)
 
 
 def _take_module_states(_original: Function, _parts: Parts) -> Function:
-    """Make FSDP1 broadcast a module's parameters and buffers where ``sync_module_states=True`` asks for it."""
+    """Make FSDP1 broadcast a module's parameters and buffers where ``sync_module_states=True`` asks for it.
+
+    Mirrors ``_check_module_states_for_sync_module_states`` in ``torch/distributed/fsdp/_init_utils.py``, which refuses
+    CPU tensors.
+    """
     return lambda module_states: None
 
 
@@ -148,17 +169,13 @@ def _check_hook(original: Callable[..., None], _parts: Parts) -> Callable[..., N
     def check(self: DistributedDataParallel, hook: Any) -> None:
         if getattr(hook, "__name__", "").startswith("bf16_compress"):
 
-            def other_name(*_args: Any) -> None: ...
+            def hook_of_another_name(*_args: Any) -> None: ...
 
-            other_name.__signature__ = inspect.signature(hook)  # type: ignore[attr-defined] # what inspect looks for
-            hook = other_name
+            hook_of_another_name.__signature__ = inspect.signature(hook)  # type: ignore[attr-defined] # read by torch
+            hook = hook_of_another_name
         original(self, hook)
 
     return check
-
-
-_all_gather_into_tensor = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
-"""The newer name where torch has it: torch 2.13 warns of the older one."""
 
 
 class DistWithBackends(ModuleType):
@@ -188,16 +205,46 @@ def _with_target_backend(_original: ModuleType, parts: Parts) -> ModuleType:
 
 PATCHES: tuple[Entry, ...] = (
     Patch(DIST_OF_NN, "torch asks for gloo by name", _with_target_backend),
-    *(
-        Patch(target, f"{where} goes another way on a CPU", make, when="cuda traffic", by_code=by_code, on_import=late)
-        for target, where, make, by_code, late in (
-            (dtensor.SHARD_DIM_ALLTOALL, "a DTensor that is sharded anew", _shard_dim_alltoall, True, False),
-            (dtensor.IS_RNG_SUPPORTED, "a random op on a DTensor", _is_rng_supported, True, False),
-            (dtensor.RNG_TRACKER, "a random op on a DTensor", lambda *_: GeneratorTracker, False, False),
-            (dtensor.IS_TRACING_IN_DISPATCH, "a random op on a fake DTensor", _are_we_tracing, False, False),
-            (fsdp.GATHER_FLAT_PARAMETER, "FSDP1", _gather_flat_parameter, False, True),
-            (fsdp.CHECK_MODULE_STATES, "FSDP1", _take_module_states, True, True),
-            (ddp.CHECK_HOOK, "a communication hook", _check_hook, False, False),
-        )
+    Patch(
+        dtensor.SHARD_DIM_ALLTOALL,
+        "a DTensor that is sharded anew goes another way on a CPU",
+        _shard_dim_alltoall,
+        when="cuda traffic",
+        by_code=True,
     ),
+    Patch(
+        dtensor.IS_RNG_SUPPORTED,
+        "a random op on a DTensor goes another way on a CPU",
+        _is_rng_supported,
+        when="cuda traffic",
+        by_code=True,
+    ),
+    Patch(
+        dtensor.RNG_TRACKER,
+        "a random op on a DTensor goes another way on a CPU",
+        _generator_tracker,
+        when="cuda traffic",
+    ),
+    Patch(
+        dtensor.IS_TRACING_IN_DISPATCH,
+        "a random op on a fake DTensor would be taken for one that a compiler traces",
+        _are_we_tracing,
+        when="cuda traffic",
+    ),
+    Patch(
+        fsdp.GATHER_FLAT_PARAMETER,
+        "FSDP1 goes another way on a CPU",
+        _gather_flat_parameter,
+        when="cuda traffic",
+        on_import=True,
+    ),
+    Patch(
+        fsdp.CHECK_MODULE_STATES,
+        "FSDP1 goes another way on a CPU",
+        _take_module_states,
+        when="cuda traffic",
+        by_code=True,
+        on_import=True,
+    ),
+    Patch(ddp.CHECK_HOOK, "a communication hook goes another way on a CPU", _check_hook, when="cuda traffic"),
 )
