@@ -46,7 +46,9 @@ class MarkedRecording:
     """The recording that was opened last, with marks of what is skipped."""
 
     containers: list[Sequence[nn.Module]] = field(default_factory=list)
-    """Layers of each container with skipped ones; empty where none are after all."""
+    """Layers of each container that repeat each other, as far as is known before they are called."""
+    not_repeating: set[int] = field(default_factory=set)
+    """Indices of containers whose calls have shown that layers differ: all of these are run."""
     microbatches: list[tuple[int, int]] = field(default_factory=list)
     """For each step of a schedule, how many microbatches ran, and how many there are."""
     marks: list[_Mark] = field(default_factory=list)
@@ -65,7 +67,20 @@ class MarkedRecording:
     @property
     def has_skipped(self) -> bool:
         """True if microbatches or layers were skipped."""
-        return any(self.containers) or any(run < count for run, count in self.microbatches)
+        return bool(self.repeating) or any(run < count for run, count in self.microbatches)
+
+    @property
+    def repeating(self) -> dict[int, Sequence[nn.Module]]:
+        """Layers of the containers with skipped ones, by index."""
+        return {number: layers for number, layers in enumerate(self.containers) if number not in self.not_repeating}
+
+    def container_number(self, layers: Sequence[nn.Module]) -> int:
+        """Return the index of a container; one that is new, or has not repeated in an earlier step, gets a new one."""
+        for number, repeating in self.repeating.items():
+            if layers == repeating:
+                return number
+        self.containers.append(layers)
+        return len(self.containers) - 1
 
     def mark(self, label: LayerMark | PartMark | list[Held]) -> None:
         """Mark a place in the program."""
@@ -105,7 +120,8 @@ class MarkedRecording:
         marks = [mark for mark in self.marks if steps is None or mark.step < steps]
         if not marks:
             return tables
-        names = [[self._recorder.modules.find(layer).name for layer in layers] for layers in self.containers]
+        find = self._recorder.modules.find
+        names = [[find(layer).name for layer in self.repeating.get(at, ())] for at in range(len(self.containers))]
         seq = list(accumulate((len(issued.messages) for issued in self._recording.issued), initial=0))
         goes_on = pl.col("segment").is_in([mark.segment for mark in marks]).alias("goes_on")
         frames = {"events": tables.events, "kernels": tables.kernels.with_columns(goes_on)}

@@ -142,7 +142,7 @@ def traced(
                 trace.step()
     if skipped is None:
         return trace.tables, 0
-    return skipped.whole(trace.tables), sum(map(bool, skipped.containers))
+    return skipped.whole(trace.tables), len(skipped.repeating)
 
 
 def check(index: int, kind: type[Any], make: Callable[[], nn.Module], wrap: Wrap, **options: Any) -> int:
