@@ -5,8 +5,8 @@ folder, and take 0.4 GB. Goals, printed beside what was measured: 64 profiler tr
 5 s; 16 flight-recorder dumps of 2,000 collectives each are analysed within 1 s; and for profiler traces of 2 and of 4
 gloo ranks of this machine, whose clocks are then shifted by up to a second, the offsets are found with a residual of at
 most 10 µs. As these ranks share one clock, by how much each offset is wrong is known, too. The time of the check of a
-large pickled dump, which is made before it is unpickled, is printed beside plain unpickling; ``--only scan`` prints
-that alone.
+large pickled dump, which is made before it is unpickled, is printed beside plain unpickling, and beside listing its
+opcodes with `pickletools.genops`; ``--only scan`` prints that alone.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import pickle
+import pickletools
 import random
 import statistics
 import tempfile
@@ -132,17 +133,25 @@ def clocks(ranks: int, folder: Path) -> tuple[float, float]:
 
 
 def scan(megabytes: float) -> str:
-    """How long a dump of that size takes to unpickle with and without the check of what it asks for."""
+    """How long a dump of that size takes to unpickle with and without the check of what it asks for.
+
+    Also how long `pickletools.genops` takes, on which the check could be built; of a part of the dump, as it is slow.
+    """
     one = json.dumps(entry(0, "0", "default_pg", 1, is_pending=False))
     count = round(megabytes * 1e6 / len(pickle.dumps(json.loads(one), 2)))
-    data = pickle.dumps({"version": "2.10", "entries": [json.loads(one) for _ in range(count)]}, 2)
+    data, part = (
+        pickle.dumps({"version": "2.10", "entries": [json.loads(one) for _ in range(entries)]}, 2)
+        for entries in (count, count // 20)
+    )
     with no_collection():
+        (_, listed), _ = seconds(lambda: sum(1 for _ in pickletools.genops(part)), 1)
         (_, plain), _ = seconds(lambda: len(pickle.loads(data)["entries"]), 1)
         (_, checked), _ = seconds(lambda: len(load_plain(data)["entries"]), 1)
     more = checked - plain
     return (
         f"unpickle a dump of {len(data) / 1e6:.0f} MB, {count:,} collectives: {plain:.2f} s of the processor, "
-        f"{checked:.2f} s with its check, which takes {more:.2f} s, {more / len(data) * 1e9:.0f} ns per byte"
+        f"{checked:.2f} s with its check, which takes {more:.2f} s, {more / len(data) * 1e9:.0f} ns per byte; "
+        f"plain unpickling {plain / len(data) * 1e9:.0f}, pickletools.genops {listed / len(part) * 1e9:.0f}"
     )
 
 

@@ -18,13 +18,36 @@ _MOST_VALUES = 10_000_000
 _DEEPEST = 200
 """Lists inside each other: those of a dump are six."""
 
-_ALONE = rb"012N\x85\x86\x87\x88\x89)(tld\]}\x8faesu\x90\x91\x94"
-"""Opcodes without an argument, as members of a regular expression's set; without the one that ends a pickle."""
-_PUT, _END = ord("r"), ord(".")
-_LENGTH = {**dict.fromkeys(b"UC\x8c\x8a", 1), **dict.fromkeys(b"XTB", 4), **dict.fromkeys(b"\x8d\x8e\x96", 8)}
-"""{opcode of a text, bytes or a number: bytes of its length}."""
-_NAMING = frozenset(b"ci\x93PQ")
-"""Opcodes of names and of objects outside the pickle, which `_Plain` refuses."""
+_ARGUMENT_BYTES = {
+    # the stack and the memo
+    **dict.fromkeys((pickle.MARK, pickle.POP, pickle.POP_MARK, pickle.DUP, pickle.MEMOIZE), 0),
+    **dict.fromkeys((pickle.BINGET, pickle.BINPUT), 1),
+    **dict.fromkeys((pickle.LONG_BINGET, pickle.LONG_BINPUT), 4),
+    # how the rest is read: the protocol, the length of the frame that follows
+    pickle.PROTO: 1,
+    pickle.FRAME: 8,
+    # None, booleans and numbers
+    **dict.fromkeys((pickle.NONE, pickle.NEWTRUE, pickle.NEWFALSE), 0),
+    pickle.BININT1: 1,
+    pickle.BININT2: 2,
+    pickle.BININT: 4,
+    pickle.BINFLOAT: 8,
+    # tuples, lists, dicts and sets of what is on the stack
+    **dict.fromkeys((pickle.EMPTY_TUPLE, pickle.TUPLE, pickle.TUPLE1, pickle.TUPLE2, pickle.TUPLE3), 0),
+    **dict.fromkeys((pickle.EMPTY_LIST, pickle.LIST, pickle.APPEND, pickle.APPENDS), 0),
+    **dict.fromkeys((pickle.EMPTY_DICT, pickle.DICT, pickle.SETITEM, pickle.SETITEMS), 0),
+    **dict.fromkeys((pickle.EMPTY_SET, pickle.ADDITEMS, pickle.FROZENSET), 0),
+}
+"""{opcode of plain data: bytes of its argument}. Refused, as no dump has them: opcodes of protocol 0 whose argument is
+a line of text (`pickle.INT`), and integers of more than 255 bytes (`pickle.LONG4`)."""
+_LENGTH_BYTES = {
+    **dict.fromkeys((pickle.SHORT_BINUNICODE, pickle.SHORT_BINSTRING, pickle.SHORT_BINBYTES, pickle.LONG1), 1),
+    **dict.fromkeys((pickle.BINUNICODE, pickle.BINSTRING, pickle.BINBYTES), 4),
+    **dict.fromkeys((pickle.BINUNICODE8, pickle.BINBYTES8, pickle.BYTEARRAY8), 8),
+}
+"""{opcode of a text, bytes or an integer: bytes of its length, after which come as many bytes as it says}."""
+_REFUSED_IN_LOADING = frozenset((pickle.GLOBAL, pickle.INST, pickle.STACK_GLOBAL, pickle.PERSID, pickle.BINPERSID))
+"""Opcodes of names and of objects outside the pickle, for which the unpickler calls a method of `_Plain`."""
 _CONTAINERS = frozenset((list, tuple, dict, set, frozenset))
 
 
@@ -57,61 +80,96 @@ def load_plain(data: bytes, most: int = _MOST_VALUES) -> Any:
 
 
 def _check(data: bytes) -> None:
-    """Check that a pickle is of plain data and reserves no more than it has.
+    """Check that a pickle has only opcodes of plain data, and that none reserves more than the pickle has.
 
-    Most opcodes are passed in runs, by a regular expression; one by one are those whose number it cannot judge.
+    The loop judges opcode by opcode. Most of them are of a few kinds that can do no harm, and one match of a regular
+    expression passes a run of these; without it the loop would answer the same, later. So would one over
+    `pickletools.genops`, which makes Python objects of each opcode and its argument and takes longer than unpickling:
+    ``python -m benchmarks.imported_files --only scan`` prints both.
 
     Raises:
-        pickle.UnpicklingError: an opcode is none of plain data, or its number is more than the pickle has.
+        pickle.UnpicklingError: an opcode is none of plain data, or its argument is more than the pickle has.
     """
-    size, at, run = len(data), 0, _harmless(len(data))
+    size, at, run = len(data), 0, _run_in(len(data))
     while at < size:
         if (match := run.match(data, at)) is not None and match.end() > at:
             at = match.end()
             continue
-        code = data[at]
-        if code == _END or code in _NAMING:
+        opcode = data[at : at + 1]
+        if opcode == pickle.STOP:
             return
-        width = 4 if code == _PUT else _LENGTH.get(code)
-        if width is None:
-            raise pickle.UnpicklingError(f"the pickle has opcode {code}, and plain data has not")
-        value = int.from_bytes(data[at + 1 : at + 1 + width], "little")
-        at += 1 + width + (value if code != _PUT else 0)
-        if at > size or (code == _PUT and value > size):
+        if opcode in _REFUSED_IN_LOADING:
+            # The unpickler comes this far, as all before it was checked, and no farther: `_Plain` refuses the opcode,
+            # with the name that it is about. What follows is never read.
+            return
+        at += 1
+        if opcode in _LENGTH_BYTES:
+            width = _LENGTH_BYTES[opcode]
+            at += width + int.from_bytes(data[at : at + width], "little")
+        elif opcode in _ARGUMENT_BYTES:
+            width = _ARGUMENT_BYTES[opcode]
+            if opcode == pickle.LONG_BINPUT and int.from_bytes(data[at : at + width], "little") > size:
+                raise pickle.UnpicklingError("the pickle asks for more than it has")
+            at += width
+        else:
+            raise pickle.UnpicklingError(f"the pickle has opcode {opcode[0]}, and plain data has not")
+        if at > size:
             raise pickle.UnpicklingError("the pickle asks for more than it has")
 
 
-def _harmless(size: int) -> re.Pattern[bytes]:
-    """Return the pattern of a run of opcodes that reserve little in a pickle of that size."""
-    return _harmless_of(min(size >> 16, 0xFFFF))
+def _run_in(size: int) -> re.Pattern[bytes]:
+    """Return the pattern of a run of harmless opcodes in a pickle of that size."""
+    return _run_below(min(1 << size.bit_length() >> 1, 1 << 32))
 
 
 @lru_cache(maxsize=8)
-def _harmless_of(size: int) -> re.Pattern[bytes]:
-    """Return the pattern of `_harmless`, given the upper 16 of the 32 bits of the pickle's size."""
-    upper, lower = divmod(size, 256)
-    places = b"".join(
-        rb"r..%b|" % (_up_to(third) + fourth)
-        for third, fourth in ((255, _up_to(upper - 1)), (lower - 1, _byte(upper)))
-        if third >= 0 and fourth
-    )
-    texts = b"|".join(_byte(length) + rb".{%d}" % length for length in range(256))
-    long_texts = b"|".join(_byte(length) + rb"\x00\x00\x00.{%d}" % length for length in range(256))
-    numbers = b"|".join(_byte(length) + rb".{%d}" % length for length in range(10))
-    return re.compile(
-        rb"(?:[%b]|[Khq\x80].|%bM..|[Jj].{4}|[G\x95].{8}|\x8a(?:%b)|[\x8cUC](?:%b)|X(?:%b)){0,65536}+"
-        % (_ALONE, places, numbers, texts, long_texts),
-        re.DOTALL,
-    )
+def _run_below(limit: int) -> re.Pattern[bytes]:
+    """Return the pattern of a run of opcodes that can do no harm in a pickle of at least `limit` bytes.
+
+    Args:
+        limit: a power of two, up to ``2**32``, so that pickles of similar sizes share a pattern.
+    """
+    alternatives = [
+        # no argument, or one of fixed width
+        _opcodes(0),
+        _opcodes(1) + rb".",
+        _opcodes(2) + rb"..",
+        _opcodes(4) + rb".{4}",
+        _opcodes(8) + rb".{8}",
+        # a place of the memo below the limit, as a pickle of so many bytes may have as many values
+        rb"%b%b" % (pickle.LONG_BINPUT, _number_below(limit)),
+        # an integer of 64 bits, which are up to nine bytes
+        rb"%b(?:%b)" % (pickle.LONG1, _counted(1, 9)),
+        # a text or bytes with a length of one byte
+        rb"[%b](?:%b)" % (pickle.SHORT_BINUNICODE + pickle.SHORT_BINSTRING + pickle.SHORT_BINBYTES, _counted(1, 255)),
+        # a short text with a length of four bytes, as protocols 1 to 3 write it
+        rb"%b(?:%b)" % (pickle.BINUNICODE, _counted(4, 255)),
+    ]
+    return re.compile(rb"(?:%b){0,65536}+" % b"|".join(alternatives), re.DOTALL)
 
 
-def _byte(value: int) -> bytes:
-    return rb"\x%02x" % value
+def _opcodes(width: int) -> bytes:
+    """Return the pattern of the opcodes with an argument of `width` bytes, but for the one that reserves memory."""
+    opcodes = [opcode for opcode, of in _ARGUMENT_BYTES.items() if of == width and opcode != pickle.LONG_BINPUT]
+    return rb"[%b]" % re.escape(b"".join(opcodes))
 
 
-def _up_to(most: int) -> bytes:
-    """Return the set of the bytes 0 to `most`; empty for none."""
-    return rb"[\x00-%b]" % _byte(most) if most >= 0 else b""
+def _number_below(limit: int) -> bytes:
+    """Return the pattern of a number of four bytes, little-endian, that is less than a power of two.
+
+    Example: below ``0x0004_0000``, the third byte is 0 to 3 and the fourth 0. Nothing matches below ``0x0001_0000``:
+    these few are left to the loop.
+    """
+    if limit >= 1 << 24:
+        return rb"...[\x00-%b]" % re.escape(bytes([(limit >> 24) - 1]))
+    if limit >= 1 << 16:
+        return rb"..[\x00-%b]\x00" % re.escape(bytes([(limit >> 16) - 1]))
+    return rb"(?!)"
+
+
+def _counted(width: int, most: int) -> bytes:
+    """Return the pattern of a length of `width` bytes, little-endian and up to `most`, and of the bytes it counts."""
+    return b"|".join(re.escape(length.to_bytes(width, "little")) + rb".{%d}" % length for length in range(most + 1))
 
 
 def _check_size(content: Any, most: int) -> None:
