@@ -44,9 +44,9 @@ def memory(tables: Tables) -> str:
     held = tables.parameters.filter(pl.col("shared_with") == "")
     if held.is_empty():
         return "No estimate: the trace holds no parameters, as no module of the program ran while it was recorded."
-    learnt = pl.col("local_bytes").filter(pl.col("requires_grad")).sum().alias("gradients")
+    trainable = pl.col("local_bytes").filter(pl.col("requires_grad")).sum().alias("gradients")
     ranks = (
-        held.group_by("rank").agg(pl.col("local_bytes").sum().alias("parameters"), learnt).sort("parameters", "rank")
+        held.group_by("rank").agg(pl.col("local_bytes").sum().alias("parameters"), trainable).sort("parameters", "rank")
     )
     rank, parameters, gradients = ranks.row(-1)
     most = ", which holds most" if ranks["parameters"].n_unique() > 1 else ", as of the others" * (ranks.height > 1)

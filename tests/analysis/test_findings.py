@@ -250,7 +250,7 @@ def test_the_group_of_the_whole_model_is_not_left_out_because_it_is_small() -> N
 
 
 @pytest.mark.parametrize(("discriminator", "generator", "rules"), [(2, 1, []), (2, 2, ["reduced_each_microbatch"] * 2)])
-def test_a_model_that_reduces_oftener_than_another_has_no_microbatches(
+def test_a_model_that_reduces_more_often_than_another_has_no_microbatches(
     discriminator: int, generator: int, rules: list[str]
 ) -> None:
     """A GAN's discriminator is reduced for real and made samples; both are only where both see several microbatches."""

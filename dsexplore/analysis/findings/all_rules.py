@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator
 from dsexplore.analysis.findings.data_parallel_rules import (
     freed_too_soon,
     large_start_up,
-    late_rank,
     reduced_each_microbatch,
     reduced_in_fp32,
     small_fsdp,
 )
 from dsexplore.analysis.findings.evidence import Evidence
 from dsexplore.analysis.findings.finding import Finding, Findings
+from dsexplore.analysis.findings.late_rank_rules import late_rank
 from dsexplore.analysis.findings.optimizer_rules import optimizer_gathers, optimizer_reduces
 from dsexplore.analysis.findings.tensor_parallel_rules import (
     all_reduce_of_shards,

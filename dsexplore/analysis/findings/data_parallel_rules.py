@@ -1,4 +1,4 @@
-"""Rules about FSDP and DDP: gathers and reductions that are too many, small or wide, start-up, and late ranks."""
+"""Rules about FSDP and DDP: gathers and reductions that are too many, small or wide, and start-up."""
 
 from __future__ import annotations
 
@@ -8,12 +8,19 @@ import polars as pl
 
 from dsexplore.analysis.findings.evidence import EventGroup, Evidence
 from dsexplore.analysis.findings.finding import Finding
-from dsexplore.analysis.late_ranks import LateRank
-from dsexplore.analysis.skew import lateness_text
 from dsexplore.trace.causes import FSDP_GATHERS, FSDP_REDUCES, is_fsdp1
 from dsexplore.trace.item_size import item_sizes
-from dsexplore.trace.numbered_modules import OUTSIDE
-from dsexplore.units import format_bytes, format_seconds
+from dsexplore.units import format_bytes
+
+
+def _is_of_fsdp(evidence: Evidence) -> pl.Expr:
+    return evidence.texts("cause", lambda cause: cause.startswith("FSDP"))
+
+
+def _is_fsdp_reduction(evidence: Evidence) -> pl.Expr:
+    is_reduction = evidence.texts("op", ("reduce_scatter", "all_reduce").__contains__)
+    return evidence.texts("cause", FSDP_REDUCES.__contains__) & is_reduction
+
 
 # FSDP of a layer too small to pay: its gather takes as long as an empty one, and frees next to nothing.
 
@@ -97,15 +104,6 @@ def _keep_gathered(group: EventGroup) -> str:
 # FSDP reduces gradients in float32, of parameters that it gathers in 16 bits: twice the bytes.
 
 
-def _is_of_fsdp(evidence: Evidence) -> pl.Expr:
-    return evidence.texts("cause", lambda cause: cause.startswith("FSDP"))
-
-
-def _is_fsdp_reduction(evidence: Evidence) -> pl.Expr:
-    is_reduction = evidence.texts("op", ("reduce_scatter", "all_reduce").__contains__)
-    return evidence.texts("cause", FSDP_REDUCES.__contains__) & is_reduction
-
-
 def reduced_in_fp32(evidence: Evidence) -> Iterator[Finding]:
     """Yield float32 reductions of FSDP groups whose parameters are gathered in 16 bits."""
     is_half = evidence.texts("dtype", ("bfloat16", "float16").__contains__)
@@ -138,11 +136,11 @@ def reduced_each_microbatch(evidence: Evidence) -> Iterator[Finding]:
 
     Only steps that ended count: where none did, several reductions may be those of several steps.
     """
-    yield from _of_fsdp(evidence)
-    yield from _of_ddp(evidence)
+    yield from _fsdp_reduced_each_microbatch(evidence)
+    yield from _ddp_reduced_each_microbatch(evidence)
 
 
-def _of_fsdp(evidence: Evidence) -> Iterator[Finding]:
+def _fsdp_reduced_each_microbatch(evidence: Evidence) -> Iterator[Finding]:
     # What one forward calls twice may reduce twice in its backward; only what forwards lie between are microbatches.
     is_forward = pl.col("phase") == "forward"
     begins = is_forward & ~is_forward.shift(1).over("rank").fill_null(False)
@@ -160,12 +158,12 @@ def _of_fsdp(evidence: Evidence) -> Iterator[Finding]:
     )
 
 
-def _of_ddp(evidence: Evidence) -> Iterator[Finding]:
-    """Yield DDP buckets of models that reduce more elements per step than they have gradients.
+def _ddp_reduced_each_microbatch(evidence: Evidence) -> Iterator[Finding]:
+    """Yield DDP buckets of models that reduce more elements in a step than they hold.
 
-    Bucket sizes do not tell repetition, since two buckets (as of equal layers) may have one size. Of several models all
-    have to repeat alike: where one reduces oftener than another, as a GAN's discriminator, an optimizer's step may lie
-    between, and the gradients are not those of microbatches.
+    Bucket sizes do not show repetition: two buckets, as of equal layers, may have one size. Steps in which one model
+    reduces more often than another, as a GAN's discriminator does, are skipped: an optimizer may step in between, so
+    that the reductions are not those of microbatches.
     """
     is_bucket = (pl.col("cause") == "DDP gradient bucket") & (pl.col("op") == "all_reduce")  # hooks may send others
     buckets = evidence.events.filter(is_bucket & evidence.of_ended_steps)
@@ -173,18 +171,14 @@ def _of_ddp(evidence: Evidence) -> Iterator[Finding]:
         return
     buckets = buckets.with_columns(model=pl.col("owner").cast(pl.String))
     models = sorted(buckets["model"].unique(), key=len)
-    learnt = evidence.tables.parameters.filter(pl.col("requires_grad") & (pl.col("shared_with") == ""))
-    elements = learnt.select("rank", _model_of(models), elements=pl.col("local_bytes") // item_sizes())
-    held = elements.group_by("rank", "model").agg(pl.col("elements").sum())
-    sent = (pl.col("message_bytes") // item_sizes()).sum().over("rank", "step", "model")
-    counted = buckets.join(held, on=["rank", "model"], how="left", maintain_order="left").with_columns(
-        times=(sent / pl.col("elements")).round()
-    )
+    held = _elements_held(evidence.tables.parameters, models)
+    counts = _elements_reduced(buckets).join(held, on=["rank", "model"], how="left")
+    times = counts.select("rank", "step", "model", times=(pl.col("reduced") / pl.col("held")).round())
     least, most = pl.col("times").min().over("rank", "step"), pl.col("times").max().over("rank", "step")
-    repeated = counted.filter((least > 1) & (least == most))
+    repeated = times.filter((least > 1) & (least == most))
     yield from evidence.findings(
         "reduced_each_microbatch",
-        repeated.drop("model", "elements"),
+        buckets.join(repeated, on=["rank", "step", "model"], maintain_order="left").drop("model"),
         _why_per_microbatch,
         _change_ddp,
         spare=1 - 1 / pl.col("times"),
@@ -192,15 +186,31 @@ def _of_ddp(evidence: Evidence) -> Iterator[Finding]:
     )
 
 
+def _elements_held(parameters: pl.DataFrame, models: Sequence[str]) -> pl.DataFrame:
+    """Return how many elements of trainable parameters each model has on each rank; columns rank, model, held."""
+    trainable = parameters.filter(pl.col("requires_grad") & (pl.col("shared_with") == ""))
+    elements = trainable.select("rank", _model_of(models), held=pl.col("local_bytes") // item_sizes())
+    return elements.group_by("rank", "model").agg(pl.col("held").sum())
+
+
+def _elements_reduced(buckets: pl.DataFrame) -> pl.DataFrame:
+    """Return how many elements each model reduces in each step; columns rank, step, model, reduced."""
+    elements = (pl.col("message_bytes") // item_sizes()).sum()
+    return buckets.group_by("rank", "step", "model").agg(elements.alias("reduced"))
+
+
 def _model_of(models: Sequence[str]) -> pl.Expr:
-    """Return which of several models holds a parameter, the innermost; of a single one all are."""
+    """Return the path of the innermost model that holds a parameter, empty for none; a single model holds all.
+
+    Args:
+        models: paths of modules, the shortest first.
+    """
     if len(models) == 1:
         return pl.lit(models[0]).alias("model")
     held: pl.Expr = pl.lit("")
-    for model in models:  # the shorter paths first
-        held = (
-            pl.when(pl.col("module").cast(pl.String).str.starts_with(f"{model}.")).then(pl.lit(model)).otherwise(held)
-        )
+    for model in models:
+        is_inside = pl.col("module").cast(pl.String).str.starts_with(f"{model}.")
+        held = pl.when(is_inside).then(pl.lit(model)).otherwise(held)
     return held.alias("model")
 
 
@@ -253,40 +263,4 @@ def _change_start_up(group: EventGroup) -> str:
     return next(
         (text for cause, text in how.items() if cause in group.causes),
         "build the model on the meta device, and let each rank initialize or load its own shard",
-    )
-
-
-# A rank that comes late to collectives again and again, for which all others of its groups wait.
-
-
-def late_rank(evidence: Evidence) -> Iterator[Finding]:
-    """Yield a finding for each late rank; bytes are those of the collectives to which it comes late."""
-    for late in evidence.skew.late_ranks:
-        events = evidence.tables.events[late.rows.tolist()]
-        share = events["rank"].n_unique() * max(events["step"].n_unique(), 1)
-        yield Finding(
-            rule="late_rank",
-            module=late.module or OUTSIDE,
-            source=late.source,
-            op=", ".join(late.ops),
-            axis=late.axis,
-            count=events.height / share,
-            message_bytes=round(int(events["message_bytes"].sum()) / share),
-            wire_bytes=round(int(events["wire_bytes"].sum()) / share),
-            spare_bytes=0,
-            spare_calls=0,
-            spare_seconds=late.waited,
-            why=f"rank {late.rank} arrives {lateness_text(late)}; the other ranks wait {format_seconds(late.waited)} "
-            "for it, added up",
-            change=_change_late_rank(late),
-            rows=late.rows,
-        )
-
-
-def _change_late_rank(late: LateRank) -> str:
-    where = f" before {late.source}" if late.source else ""
-    return (
-        f"the trace does not show which change: look at what rank {late.rank} alone does{where}, such as reading data, "
-        "logging, saving or garbage collection, and at whether its share of the work, its GPU or its "
-        "host differs from the others'"
     )
