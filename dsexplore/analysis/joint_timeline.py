@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Literal
 
 import polars as pl
 
@@ -14,8 +15,6 @@ from dsexplore.trace.tables import Tables
 from dsexplore.trace.unknown_sizes import format_sum
 from dsexplore.units import format_change, format_count, format_seconds
 
-_SIDES = ("A", "B")
-
 
 def joint_timeline(
     before: Tables, after: Tables, lanes: LaneKind | None = None, colors: ColorKind | None = None
@@ -24,7 +23,7 @@ def joint_timeline(
 
     Each side shows one rank: the lowest that both traces have, else its own lowest. Times are measured ones if both
     traces have them, else program order. Axes are sorted by their bytes in both traces together, as in the tree of the
-    difference.
+    difference. Its spans have a further column, ``side``: A or B.
 
     Args:
         before: the trace called A.
@@ -35,58 +34,54 @@ def joint_timeline(
     Raises:
         UsageError: unknown lanes or colors.
     """
-    common = set(before.events["rank"]) & set(after.events["rank"])
-    steps = [_last_step(tables, min(common, default=None)) for tables in (before, after)]
-    timelines = [timeline_of(tables, lanes or "phase", colors) for tables in steps]
-    if len({timeline.order for timeline, tables in zip(timelines, steps, strict=True) if len(tables.events)}) > 1:
-        steps = [_untimed(tables) for tables in steps]
-        timelines = [timeline_of(tables, lanes or "phase", colors) for tables in steps]
-    first, second = timelines
-    marks = tuple(dict.fromkeys((*first.marks, *second.marks)))
-    if first.color_by == "axis":
-        both = pl.concat([before.events, after.events])
-        marks = tuple(axis for axis in axes_by_bytes(both) if axis in marks)
-    spans = pl.concat([_named(first, "A", 0), _named(second, "B", first.tables.events.height)])
+    rank = min(set(before.events["rank"]) & set(after.events["rank"]), default=None)
+    tables = [_last_step(before, rank), _last_step(after, rank)]
+    of_before, of_after = (timeline_of(step, lanes or "phase", colors) for step in tables)
+    if len({timeline.order for timeline in (of_before, of_after) if len(timeline.tables.events)}) > 1:
+        tables = [_untimed(step) for step in tables]
+        of_before, of_after = (timeline_of(step, lanes or "phase", colors) for step in tables)
+    marks = tuple(dict.fromkeys((*of_before.marks, *of_after.marks)))
+    if of_before.color_by == "axis":
+        marks = tuple(axis for axis in axes_by_bytes(pl.concat([before.events, after.events])) if axis in marks)
+    spans = pl.concat([_side_spans(of_before, "A", 0), _side_spans(of_after, "B", of_before.tables.events.height)])
     return replace(
-        first if len(first.spans) else second,
+        of_before if len(of_before.spans) else of_after,
         spans=spans.sort("begin", maintain_order=True),
-        lanes=tuple(
-            f"{side} · {lane}" for side, timeline in zip(_SIDES, timelines, strict=True) for lane in timeline.lanes
-        ),
+        lanes=(*(f"A · {lane}" for lane in of_before.lanes), *(f"B · {lane}" for lane in of_after.lanes)),
         marks=marks,
-        tables=_joined(*steps),
-        verdict=_verdict(steps, spans if first.order == "measured" else None),
+        tables=_joined(*tables),
+        verdict=_verdict(tables, spans if of_before.order == "measured" else None),
     )
 
 
-def _verdict(steps: Sequence[Tables], spans: pl.DataFrame | None) -> str:
+def _verdict(tables: Sequence[Tables], spans: pl.DataFrame | None) -> str:
     """Return a sentence on what A and B send in the steps that are drawn, and how long measured ones take.
 
     Args:
-        steps: events that are drawn of each side.
+        tables: the steps that are drawn, A's and B's.
         spans: of both sides, measured; None in program order.
     """
-    counts = [tables.events.height for tables in steps]
+    counts = [side.events.height for side in tables]
     if not any(counts):
         return ""
-    sums = [int(tables.events["wire_bytes"].sum()) for tables in steps]
-    unknown = [tables.events["wire_bytes"].null_count() for tables in steps]
+    sums = [int(side.events["wire_bytes"].sum()) for side in tables]
+    unknown = [side.events["wire_bytes"].null_count() for side in tables]
     change = f" ({format_change(sums[1] / sums[0] - 1)})" if sums[0] and sums[0] != sums[1] and not any(unknown) else ""
-    sides = [
+    texts = [
         f"{format_sum(size, missing)} on the wire in {format_count(count, 'collective')}"
         for size, missing, count in zip(sums, unknown, counts, strict=True)
     ]
-    said = f"In this step A sends {sides[0]}, B {sides[1]}{change}"
+    sentence = f"In this step A sends {texts[0]}, B {texts[1]}{change}"
     if spans is not None and all(counts):
-        last = spans.group_by(pl.col("lane").str.head(1).alias("side")).agg(pl.col("end").max()).sort("side")["end"]
-        said += f"; all that is drawn takes {format_seconds(last[0])} in A, {format_seconds(last[1])} in B"
-    return f"{said}."
+        ends = dict(spans.group_by("side").agg(pl.col("end").max()).iter_rows())
+        sentence += f"; all that is drawn takes {format_seconds(ends['A'])} in A, {format_seconds(ends['B'])} in B"
+    return f"{sentence}."
 
 
-def rank_and_step(timeline: Timeline) -> str:
+def shown_ranks(timeline: Timeline) -> str:
     """Name the rank that each side of a joint timeline shows: ``rank 0``, or ``A: rank 0, B: rank 4``."""
     shown = timeline.spans.join(timeline.tables.events.with_row_index("row").select("row", "rank"), on="row")
-    ranks = dict(shown.select(pl.col("lane").str.head(1), "rank").unique(maintain_order=True).rows())
+    ranks = dict(shown.select("side", "rank").unique(maintain_order=True).iter_rows())
     if len(set(ranks.values())) <= 1:
         return f"rank {next(iter(ranks.values()))}" if ranks else "no rank"
     return ", ".join(f"{side}: rank {rank}" for side, rank in sorted(ranks.items()))
@@ -109,14 +104,21 @@ def _untimed(tables: Tables) -> Tables:
     return replace(tables, events=tables.events.with_columns(no_times), io=tables.io.clear())
 
 
-def _named(timeline: Timeline, side: str, rows_before: int) -> pl.DataFrame:
-    """Return the spans of one side, shifted to begin at 0, with its lanes and the row numbers of the joined events."""
+def _side_spans(timeline: Timeline, side: Literal["A", "B"], first_row: int) -> pl.DataFrame:
+    """Return the spans of one side, which begin at 0, with its name in their lanes and in a column ``side``.
+
+    Args:
+        timeline: of the side's step.
+        side: A or B.
+        first_row: of the side's events, in the joined events.
+    """
     first = pl.col("begin").min()
     return timeline.spans.with_columns(
         pl.format("{} · {}", pl.lit(side), pl.col("lane")).alias("lane"),
         pl.col("begin") - first,
         pl.col("end") - first,
-        pl.col("row") + rows_before,
+        pl.col("row") + first_row,
+        side=pl.lit(side),
     ).cast({"row": pl.UInt32()})
 
 

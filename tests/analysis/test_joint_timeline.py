@@ -8,7 +8,7 @@ from typing import Any
 import polars as pl
 import pytest
 
-from dsexplore.analysis.joint_timeline import rank_and_step
+from dsexplore.analysis.joint_timeline import shown_ranks
 from dsexplore.errors import UsageError
 from dsexplore.trace import schema
 from dsexplore.trace.tables import Tables, TraceInfo
@@ -39,7 +39,7 @@ def test_both_begin_at_nought_in_lanes_of_their_own() -> None:
     ]  # fmt: skip
     chosen = joint.between(0, 1, ("B · forward",))
     assert chosen.events["seq"].to_list() == [2]
-    assert rank_and_step(joint) == "rank 0"
+    assert shown_ranks(joint) == "rank 0"
 
 
 def test_axes_have_the_colors_of_the_tree_and_the_bars() -> None:
@@ -57,7 +57,7 @@ def test_of_several_ranks_and_steps_the_last_step_of_a_rank_that_both_have() -> 
     joint = before.diff(trace_of({"rank": 3, "seq": 5})).timeline()
     assert joint.tables.events.select("rank", "step", "seq").rows() == [(3, 1, 1), (3, 0, 5)]
     apart = trace_of({"rank": 1}).diff(trace_of({"rank": 2})).timeline()
-    assert rank_and_step(apart) == "A: rank 1, B: rank 2"
+    assert shown_ranks(apart) == "A: rank 1, B: rank 2"
 
 
 def test_measured_times_where_both_have_them_else_program_order() -> None:

@@ -28,7 +28,7 @@ class DiffExplorer(TimelineExplorer):
     def __init__(self, diff: TraceDiff, lanes: str | None = None, colors: str | None = None) -> None:
         self.diff = diff
         super().__init__(diff.timeline(lanes, colors))
-        rows = self.timeline.spans.filter(pl.col("lane").str.starts_with("A · "))["row"].drop_nulls()
+        rows = self.timeline.spans.filter(side="A")["row"].drop_nulls()
         self._of_before: Mask = np.zeros(self.timeline.tables.events.height, bool)
         self._of_before[rows.to_list()] = True
 

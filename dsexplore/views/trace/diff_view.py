@@ -7,7 +7,7 @@ from typing import Any
 
 import polars as pl
 
-from dsexplore.analysis.joint_timeline import joint_timeline, rank_and_step
+from dsexplore.analysis.joint_timeline import joint_timeline, shown_ranks
 from dsexplore.analysis.plan_difference import DifferenceSentence, PlanDifference, count_text
 from dsexplore.cost.prediction import Prediction
 from dsexplore.trace.schema import IN_STEPS, NO_AXIS, OUTSIDE_STEPS
@@ -169,7 +169,7 @@ class TraceDiffView(View):
         timeline = joint_timeline(before, after, colors="axis" if len(axes) <= MOST_AXES else "phase")
         if timeline.spans.is_empty():
             return ""
-        title = f"In time: the last step of {rank_and_step(timeline)}, both on one scale"
+        title = f"In time: the last step of {shown_ranks(timeline)}, both on one scale"
         return drawings.part(title, f"<div>{timeline_html(timeline)}</div>", True, anchor)
 
 
