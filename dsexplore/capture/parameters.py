@@ -33,25 +33,25 @@ class ParameterLayout:
 
 
 @dataclass(slots=True, eq=False)
-class Parameter:
-    """One parameter of a module."""
+class ParameterRecord:
+    """What is recorded of one parameter of a module."""
 
     module: ModuleEntry
     name: str
     """The parameter's name in its module, such as ``weight``."""
     layout: ParameterLayout
     requires_grad: bool
-    shared_with: Parameter | None
+    shared_with: ParameterRecord | None
     """The first parameter of the model that is the same tensor; None for that one itself."""
 
 
 @dataclass
-class Parameters:
-    """The parameters of all models met. Its caller keeps other threads out meanwhile."""
+class ParameterRecords:
+    """The records of the parameters of all models met. Its caller keeps other threads out meanwhile."""
 
-    _all: list[Parameter] = field(default_factory=list)
-    _by_name: dict[str, dict[int, Parameter]] = field(default_factory=dict)
-    """By name, and the identity of the module's entry: in this order, as a model has few names."""
+    _all: list[ParameterRecord] = field(default_factory=list)
+    _by_name: dict[str, dict[int, ParameterRecord]] = field(default_factory=dict)
+    """{name: {identity of the module's entry: record}}, by name first, as a model has few names."""
     _lazy: dict[int, weakref.ref[nn.Module]] = field(default_factory=dict)
     """Models with parameters that had no shape yet, by identity."""
     _meshes: dict[int, DeviceMesh] = field(default_factory=dict)
@@ -66,7 +66,7 @@ class Parameters:
             model: the outermost module.
             parts: all modules of the model, in the order of ``named_modules``, with their entries.
         """
-        first: dict[int, Parameter] = {}
+        first: dict[int, ParameterRecord] = {}
         for part, module in parts:
             for name, tensor in own_parameters(part).items():
                 if tensor is None:
@@ -74,16 +74,16 @@ class Parameters:
                 if is_lazy(tensor):
                     self._lazy[id(model)] = weakref.ref(model)
                     continue
-                layouts = self._by_name.get(name)
-                if layouts is None:
-                    layouts = self._by_name[name] = {}
-                read = layouts.get(id(module))
-                if read is None:
+                by_module = self._by_name.get(name)
+                if by_module is None:
+                    by_module = self._by_name[name] = {}
+                record = by_module.get(id(module))
+                if record is None:
                     shared = first.get(id(tensor))
-                    read = Parameter(module, name, self._layout(tensor), tensor.requires_grad, shared)
-                    layouts[id(module)] = read
-                    self._all.append(read)
-                first.setdefault(id(tensor), read)
+                    record = ParameterRecord(module, name, self._layout(tensor), tensor.requires_grad, shared)
+                    by_module[id(module)] = record
+                    self._all.append(record)
+                first.setdefault(id(tensor), record)
 
     def read_lazy(self, entry_of: Callable[[nn.Module], ModuleEntry | None]) -> None:
         """Read the parameters that had no shape when their model was met: its first call has given them one.
@@ -98,10 +98,10 @@ class Parameters:
                 entries = ((part, entry_of(part)) for part in model.modules())
                 self.read(model, [(part, module) for part, module in entries if module is not None])
 
-    def of(self, modules: Iterable[ModuleEntry]) -> list[Parameter]:
-        """Return all parameters, in the order of `modules`."""
+    def of(self, modules: Iterable[ModuleEntry]) -> list[ParameterRecord]:
+        """Return all records, in the order of `modules`."""
         places = {id(module): place for place, module in enumerate(modules)}
-        return sorted(self._all, key=lambda parameter: places.get(id(parameter.module), len(places)))
+        return sorted(self._all, key=lambda record: places.get(id(record.module), len(places)))
 
     def meshes(self) -> list[DeviceMesh]:
         """Return the meshes of all parameters."""

@@ -19,7 +19,7 @@ from dsexplore.capture.io_recording import io_columns
 from dsexplore.capture.issued_collective import Issued
 from dsexplore.capture.module_entry import ModuleEntry
 from dsexplore.capture.ops import Message
-from dsexplore.capture.parameters import Parameter
+from dsexplore.capture.parameters import ParameterRecord
 from dsexplore.capture.peers import Parties
 from dsexplore.capture.recorded_modules import Modules
 from dsexplore.capture.recorded_steps import Steps, step_numbers
@@ -290,7 +290,7 @@ def _global_rank(issued: Issued, rank: int | None) -> int | None:
     return issued.group.ranks[rank] if 0 <= rank < len(issued.group.ranks) else None
 
 
-def parameter_columns(parameters: Sequence[Parameter], rank: int) -> Columns:
+def parameter_columns(parameters: Sequence[ParameterRecord], rank: int) -> Columns:
     """Return {column of `schema.PARAMETERS`: one value per parameter of the modules met}."""
     layouts = [parameter.layout for parameter in parameters]
     modules = _repeated([parameter.module for parameter in parameters], lambda module: module.name)

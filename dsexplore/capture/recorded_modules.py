@@ -20,7 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from dsexplore.capture import frame_kinds
 from dsexplore.capture.autograd_nodes import NO_CALL, ModuleCall, OwnCalls, ThreadCalls, calls_of_forward
 from dsexplore.capture.module_entry import ModuleEntry
-from dsexplore.capture.parameters import Parameter, Parameters
+from dsexplore.capture.parameters import ParameterRecord, ParameterRecords
 from dsexplore.errors import ClosedWorldError
 from dsexplore.model_names import class_name
 from dsexplore.torch_internals.autograd import AccumulateGrad, current_graph_task, current_node, node_number
@@ -44,7 +44,7 @@ class Modules:
     """{id of a wrapper around a module: (wrapper, the module's entry)}."""
     _met: list[ModuleEntry] = field(default_factory=list)
     _roots: list[ModuleEntry] = field(default_factory=list)
-    _parameters: Parameters = field(default_factory=Parameters)
+    _parameters: ParameterRecords = field(default_factory=ParameterRecords)
     _threads: list[ThreadCalls] = field(default_factory=list)
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
@@ -257,7 +257,7 @@ class Modules:
             yield root
             yield from sorted(parts.get(id(root), ()), key=lambda module: module.position)
 
-    def parameters(self) -> list[Parameter]:
+    def parameters(self) -> list[ParameterRecord]:
         """Return all parameters of all models, in the order of their modules."""
         with self._lock:
             self._parameters.read_lazy(self._lookup)

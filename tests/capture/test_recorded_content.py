@@ -21,7 +21,7 @@ from dsexplore.capture.groups import Group
 from dsexplore.capture.issued_collective import Batches, Issued, Origin, Redistribute, is_async
 from dsexplore.capture.module_entry import ModuleEntry
 from dsexplore.capture.ops import COMMUNICATION
-from dsexplore.capture.parameters import Parameter, ParameterLayout
+from dsexplore.capture.parameters import ParameterLayout, ParameterRecord
 from dsexplore.capture.recorded_content import event_columns, group_rows, module_columns, parameter_columns
 from dsexplore.trace import schema
 
@@ -102,8 +102,8 @@ def test_as_many_lines_are_named_as_were_wanted() -> None:
 
 def test_a_parameter_names_the_one_that_is_the_same_tensor() -> None:
     layout = ParameterLayout((8, 8), (4, 8), "float32", "S(0), R", "dp=2,tp=2", 256, 128)
-    first = Parameter(BLOCK, "weight", layout, True, None)
-    tied = Parameter(LINEAR, "weight", layout, False, first)
+    first = ParameterRecord(BLOCK, "weight", layout, True, None)
+    tied = ParameterRecord(LINEAR, "weight", layout, False, first)
     columns = parameter_columns([first, tied], 3)
     names = ("rank", "module", "name", "shared_with", "requires_grad")
     assert list(zip(*(columns[name] for name in names), strict=True)) == [
