@@ -28,8 +28,8 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from docs import pictured_programs as programs
-from tests.aio.checkpoints.test_checkpoint_plan import cost as checkpoint_cost
 from tests.aio.checkpoints.test_loading_result import USUAL, loader, loading
+from tests.aio.checkpoints.test_predict_checkpoint import cost as checkpoint_cost
 from tests.aio.data_loaders.test_feeding_result import feeding
 from tests.aio.offload.test_offload_plan import cost as offload_cost
 from tests.browser.conftest import ARGUMENTS, chromium

@@ -26,9 +26,9 @@ from dsexplore.aio.aio_constants import AIO_USE_GDS_DEFAULT as AIO_USE_GDS_DEFAU
 if TYPE_CHECKING:
     from dsexplore.aio.aio_config import AioConfig as AioConfig
     from dsexplore.aio.buffers import Buffer as Buffer
-    from dsexplore.aio.checkpoints.checkpoint_cost import CheckpointCost as CheckpointCost
     from dsexplore.aio.checkpoints.checkpoint_rates import CheckpointRates as CheckpointRates
     from dsexplore.aio.checkpoints.checkpoint_rates import checkpoint_rates as checkpoint_rates
+    from dsexplore.aio.checkpoints.checkpoint_result import CheckpointCost as CheckpointCost
     from dsexplore.aio.checkpoints.direct_reading import load_file as load_file
     from dsexplore.aio.checkpoints.direct_writing import save_file as save_file
     from dsexplore.aio.checkpoints.loading import loading as loading
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "AioConfig": "aio_config",
     "Buffer": "buffers",
-    "CheckpointCost": "checkpoints.checkpoint_cost",
+    "CheckpointCost": "checkpoints.checkpoint_result",
     "CheckpointRates": "checkpoints.checkpoint_rates",
     "FeedingResult": "data_loaders.feeding_result",
     "LoadingResult": "checkpoints.loading_result",

@@ -23,8 +23,8 @@ from dsexplore.sharding.tensor import PlacedTensor
 from dsexplore.units import format_bytes, format_count
 
 if TYPE_CHECKING:
-    from dsexplore.aio.checkpoints.checkpoint_cost import CheckpointCost
     from dsexplore.aio.checkpoints.checkpoint_rates import CheckpointRates
+    from dsexplore.aio.checkpoints.checkpoint_result import CheckpointCost
     from dsexplore.aio.offload.offload_cost import OffloadCost
     from dsexplore.aio.result import SweepResult
 
@@ -275,7 +275,7 @@ class Sharding(Displayable):
             OSError: the folder cannot be written.
         """
         checkpoint_cost: Callable[..., CheckpointCost] = import_module(
-            "dsexplore.aio.checkpoints.checkpoint_plan"
+            "dsexplore.aio.checkpoints.predict_checkpoint"
         ).checkpoint_cost
         assumed = assume(optimizer, state_dtype)
         return checkpoint_cost(self, disk, assumed, ranks_per_node, overhead, step_seconds)

@@ -29,7 +29,7 @@ VIEWS = {
     ),
     "dsexplore.aio.sustained_result:SustainedWrites": "dsexplore.views.sweep.sustained_view:SustainedWritesView",
     "dsexplore.aio.result:SweepResult": "dsexplore.views.sweep.sweep_view:SweepView",
-    "dsexplore.aio.checkpoints.checkpoint_cost:CheckpointCost": (
+    "dsexplore.aio.checkpoints.checkpoint_result:CheckpointCost": (
         "dsexplore.views.loading.checkpoint_view:CheckpointCostView"
     ),
     "dsexplore.aio.offload.offload_cost:OffloadCost": "dsexplore.views.offload.offload_view:OffloadCostView",

@@ -10,7 +10,7 @@ from dsexplore.errors import UsageError
 from dsexplore.units import parse_size
 
 if TYPE_CHECKING:
-    from dsexplore.aio.checkpoints.checkpoint_cost import CheckpointCost
+    from dsexplore.aio.checkpoints.checkpoint_result import CheckpointCost
     from dsexplore.sharding.layout import Sharding
 
 _THOUSANDS = {"k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dsexplore.aio.checkpoints.checkpoint_cost import CheckpointCost
+from dsexplore.aio.checkpoints.checkpoint_result import CheckpointCost
 from dsexplore.units import format_bytes, format_count, format_seconds
 from dsexplore.views.page import html
 from dsexplore.views.page.still_figure import still_figure

@@ -6,7 +6,7 @@ import pytest
 
 from dsexplore.display import plain_text
 from dsexplore.views.loading.checkpoint_view import CheckpointCostView
-from tests.aio.checkpoints.test_checkpoint_plan import cost
+from tests.aio.checkpoints.test_predict_checkpoint import cost
 
 
 def test_the_text_begins_with_the_verdict() -> None:

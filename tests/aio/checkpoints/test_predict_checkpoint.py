@@ -1,6 +1,6 @@
 """Predicted checkpoints: bytes by hand, seconds from made-up rates.
 
-Modules: ``aio/checkpoints/checkpoint_plan.py``, ``aio/checkpoints/checkpoint_cost.py``, ``sharding/layout.py``.
+Modules: ``aio/checkpoints/predict_checkpoint.py``, ``aio/checkpoints/checkpoint_result.py``, ``sharding/layout.py``.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import dsexplore
-from dsexplore.aio.checkpoints.checkpoint_cost import CheckpointCost
 from dsexplore.aio.checkpoints.checkpoint_rates import CheckpointRates, MethodRates, SaveTime
+from dsexplore.aio.checkpoints.checkpoint_result import CheckpointCost
 from dsexplore.errors import UsageError
 from tests.aio.checkpoints.test_loading_result import DISK
 

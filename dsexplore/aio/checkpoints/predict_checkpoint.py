@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from dsexplore.aio.checkpoints.checkpoint_cost import CheckpointCost, MethodCost
 from dsexplore.aio.checkpoints.checkpoint_rates import (
     ASYNCHRONOUS,
     TORCH_SAVE,
@@ -22,6 +21,7 @@ from dsexplore.aio.checkpoints.checkpoint_rates import (
     MethodRates,
     checkpoint_rates,
 )
+from dsexplore.aio.checkpoints.checkpoint_result import CheckpointCost, MethodCost
 from dsexplore.errors import UsageError
 from dsexplore.sharding.rank_groups import blocks_of
 
