@@ -1,4 +1,4 @@
-"""`NumericDifference`: where two recorded runs part, rank by rank and as whole tensors, and the first NaN."""
+"""`NumericDifference`: where two recorded runs part, rank by rank and as whole tensors."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import polars as pl
 import pytest
 
-from dsexplore.analysis.numeric_difference import NumericDifference, first_non_finite
+from dsexplore.analysis.numeric_difference import NumericDifference
 from dsexplore.trace import schema
 
 NAMED = {"rank": 0, "step": 0, "seq": 0, "phase": "forward", "module": "Llama.layers.0", "name": "output", "call": 0}
@@ -86,14 +86,3 @@ def test_a_part_of_a_sum_inside_a_module_that_is_right_is_no_difference() -> Non
     before = run({"module": "Llama.mlp.down"}, {"module": "Llama.mlp"})
     assert difference(before, run(*inner, *whole)).same
     assert not difference(before, run(*inner, *({**one, "norm": 3.0} for one in whole))).same
-
-
-@pytest.mark.parametrize(("value", "word"), [(float("nan"), "NaN"), (float("inf"), "infinity")])
-def test_the_first_value_that_is_not_finite_is_named_with_module_and_rank(value: float, word: str) -> None:
-    wrong = {"max": value, "norm": value, "hash": 1}
-    after = run({}, {"rank": 1}, {"module": "Llama.layers.1"}, {"module": "Llama.layers.1", "rank": 1, **wrong})
-    first = first_non_finite(after)
-    assert first is not None
-    assert (first.module, first.phase, first.ranks, first.value) == ("Llama.layers.1", "forward", (1,), word)
-    assert f"B: The first {word} is in forward of step 0, Llama.layers.1" in difference(run({}), after).sentence
-    assert first_non_finite(run({})) is None
