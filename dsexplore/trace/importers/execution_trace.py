@@ -57,17 +57,17 @@ def read_execution_trace(file: Path) -> ProfilerFile:
     kept = (node for node in nodes if is_kept(_category(node), str(node.get("name", ""))))
     events = [_event(node, ends) for node in kept if not str(node.get("name", "")).startswith(_ROOTS)]
     groups = next((node for node in nodes if node.get("name") == _GROUPS), None)
-    return ProfilerFile(file, tuple(events), {"pg_config": _listed_groups(groups)} if groups else {}, 0)
+    listed = {"pg_config": _listed_groups(groups)} if groups else {}
+    return ProfilerFile(file, tuple(events), listed, base=0, has_times=False)
 
 
 def without_times(tables: Tables, trace: ProfilerFile) -> Tables:
     """Return the tables of an execution trace without the times that its events were given."""
     unknown = pl.lit(None, pl.Int64())
-    notes = [note for note in tables.info.notes if "durations are unknown" not in note]
     return replace(
         tables,
         events=tables.events.with_columns(start=unknown, end=unknown, waited=unknown),
-        info=replace(tables.info, notes=(f"{trace.file.name} {_NO_TIMES}", *notes)),
+        info=replace(tables.info, notes=(f"{trace.file.name} {_NO_TIMES}", *tables.info.notes)),
     )
 
 
@@ -101,7 +101,7 @@ def _event(node: Mapping[str, Any], ends: Mapping[int, int]) -> Event:
         "pid": 0,
         "tid": str(attributes.get("tid", 0)),
         "ts": number,
-        "dur": ends[number] - number + 0.5,
+        "dur": ends[number] - number + 0.5,  # it ends behind the last node in it, before the next one begins
         "args": {**_tensors(inputs or {}), **_name_before_torch_2_5(node, inputs or {}), **arguments},
     }
 

@@ -59,7 +59,7 @@ def _read(file: Path) -> tuple[ProfilerFile, int]:
 
 def _tables(trace: ProfilerFile, rank: int, world_size: int) -> Tables:
     tables = checked_tables(tables_of_profile(trace, rank, world_size))
-    return tables if kind_of_file(trace.file) == "profiler" else without_times(tables, trace)
+    return tables if trace.has_times else without_times(tables, trace)
 
 
 def _ranks(traces: dict[Path, ProfilerFile]) -> tuple[dict[Path, int], list[str]]:

@@ -167,6 +167,8 @@ class ProfilerFile:
     """Text after ``"pid"`` of each launch of a kernel."""
     categories: frozenset[str] = frozenset()
     """The categories of all events in the file: ``cpu_op``, ``kernel``, ``cuda_runtime``, …"""
+    has_times: bool = True
+    """False if the times of `events` only order them, as those of an execution trace."""
 
     def launches_of(self, correlations: Collection[int]) -> dict[int, Event]:
         """Return {correlation: the launch with that number}; damaged launches are omitted."""

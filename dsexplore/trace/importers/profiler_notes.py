@@ -29,7 +29,7 @@ def notes_of(calls: Sequence[ProfilerCall], trace: ProfilerFile, damaged: int) -
     name = trace.file.name
     if not calls:
         yield f"{name} has no collectives: {_content(trace)}"
-    elif all(call.end is None for call in calls):
+    elif trace.has_times and all(call.end is None for call in calls):
         yield f"{name} has neither kernels nor works of its collectives: their durations are unknown"
     if damaged:
         yield f"{name}: {format_count(damaged, 'damaged event')} left out"
