@@ -34,7 +34,7 @@ class StepTimes:
         )
         return (
             f"Collectives are under way for {format_seconds(self.under_way)} of the {format_seconds(self.span)} from "
-            f"a step's first to the end of its last{waits}."
+            f"the start of the step's first collective to the end of its last{waits}."
         )
 
 

@@ -130,7 +130,8 @@ def test_exposed_time_is_that_of_calls_that_wait() -> None:
         row(2, start=10 * ms, end=16 * ms, is_async=True, axis="dp"),
     )
     assert said(trace)[-1] == (
-        "Collectives are under way for 12 ms of the 16 ms from a step's first to the end of its last; "
+        "Collectives are under way for 12 ms of the 16 ms from the start of the step's first collective to the end "
+        "of its last; "
         "for 4 ms of it the program waits in the call, exposed."
     )
     assert dict(trace.headline().to_frame().select("axis", "ms").iter_rows()) == {"tp": 6.0, "dp": 6.0}
