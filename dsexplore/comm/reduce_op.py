@@ -7,7 +7,6 @@ that imports ``deepspeed.comm.reduce_op``. The collectives of `dsexplore.comm` t
 from __future__ import annotations
 
 from enum import Enum
-from typing import Any
 
 import torch.distributed as td
 
@@ -46,19 +45,22 @@ Reduction = ReduceOp | td.ReduceOp | td.ReduceOp.RedOpType
 """What calls take as ``op``."""
 
 
-def to_torch(op: Any) -> Any:
-    """Return torch's reduction for one of DeepSpeed's or of `ReduceOp`; anything else is returned unchanged."""
+def to_torch(op: Reduction) -> td.ReduceOp | td.ReduceOp.RedOpType:
+    """Return torch's reduction for a member of this enumeration or of ``deepspeed.comm``'s.
+
+    Anything else is returned unchanged: torch's own reductions, and what torch then refuses.
+    """
     if op is SUM:  # most are, and a look at its classes would cost an 8 B call of gloo one percent
         return op
     if isinstance(op, ReduceOp):
         return op.torch
     if isinstance(op, Enum) and type(op).__name__ == ReduceOp.__name__:
-        return ReduceOp[op.name].torch  # that of deepspeed.comm, which has the same names
+        return ReduceOp[op.name].torch  # a member of deepspeed.comm's enumeration, which has the same names
     return op
 
 
-def reduction_name(op: Any) -> str:
-    """Return ``SUM``, ``MAX``, … for a reduction in any of torch's forms; empty for anything else."""
+def reduction_name(op: object) -> str:
+    """Return ``SUM``, ``MAX``, … for a reduction of torch or of an enumeration; empty for anything else."""
     if op is SUM:  # most are, and torch's enumeration takes a microsecond to give a name
         return "SUM"
     if isinstance(op, str):
