@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import polars as pl
 
@@ -85,32 +85,45 @@ def report_of(comparison: Comparison, difference: FirstDifference | None, notes:
     if skipped:
         modules = format_count(skipped, "module")
         notes = (*notes, f"not compared: tensors of {modules}, whose shapes on the ranks fit in no layout")
-    is_parameter = (
-        difference is not None and difference.phase in ("gradient", "optimizer") and difference.name != "parameters"
-    )
-    return NumericsReport(
-        same=difference is None,
-        module=None if difference is None else difference.module,
-        phase=None if difference is None else difference.phase,
-        ranks=() if difference is None else difference.ranks,
-        reason=None if difference is None or difference.match is None else difference.match.reason,
-        sentence=_sentence(comparison, difference, model, frame),
+    same = NumericsReport(
+        same=True,
+        module=None,
+        phase=None,
+        ranks=(),
+        reason=None,
+        sentence=_same(comparison, model, frame),
         tensors=frame,
-        step=None if difference is None else difference.step,
-        parameter=difference.name if difference is not None and is_parameter else None,
-        change=difference.match.change if difference is not None and difference.match is not None else "",
+        step=None,
+        parameter=None,
+        change="",
         model=model,
         mesh=str(comparison.mesh),
         world_size=comparison.mesh.size,
-        difference=_difference(comparison, difference),
         notes=notes,
+    )
+    return same if difference is None else _differing(same, comparison, difference)
+
+
+def _differing(same: NumericsReport, comparison: Comparison, difference: FirstDifference) -> NumericsReport:
+    """Return the report on a comparison that differs, made from the one that says that all numbers are the same."""
+    is_parameter = difference.phase in ("gradient", "optimizer") and difference.name != "parameters"
+    return replace(
+        same,
+        same=False,
+        module=difference.module,
+        phase=difference.phase,
+        ranks=difference.ranks,
+        reason=difference.match.reason if difference.match is not None else None,
+        sentence=f"{_place(comparison, difference, same.model)} {_looks(difference)}",
+        step=difference.step,
+        parameter=difference.name if is_parameter else None,
+        change=difference.match.change if difference.match is not None else "",
+        difference=_difference_map(comparison, difference),
     )
 
 
-def _difference(comparison: Comparison, difference: FirstDifference | None) -> DifferenceMap | None:
+def _difference_map(comparison: Comparison, difference: FirstDifference) -> DifferenceMap | None:
     """Return the map of the tensor that a report names; of all parameters, of the one that differs most."""
-    if difference is None:
-        return None
     entries = [
         entry
         for entry in comparison.of(difference.phase, difference.step)
@@ -129,27 +142,31 @@ def tensors_of(comparison: Comparison) -> pl.DataFrame:
     for entry in comparison.entries:
         record, scale = entry.record, entry.scale
         rows.append(
-            (
-                *(record.step, record.phase, record.module, record.name, record.call),
-                *(entry.is_compared, entry.is_right if entry.is_compared else None),
-                entry.relative_error() if entry.is_compared else None,
-                entry.allowed / scale if scale else None,
-                *(entry.measured, entry.rounding, list(entry.wrong_ranks)),
-            )
+            {
+                "step": record.step,
+                "phase": record.phase,
+                "module": record.module,
+                "name": record.name,
+                "call": record.call,
+                "compared": entry.is_compared,
+                "same": entry.is_right if entry.is_compared else None,
+                "error": entry.relative_error() if entry.is_compared else None,
+                "allowed": entry.allowed / scale if scale else None,
+                "measured": entry.measured,
+                "rounding": entry.rounding,
+                "ranks": list(entry.wrong_ranks),
+            }
         )
-    return pl.DataFrame(rows, schema=TENSORS, orient="row")
+    return pl.DataFrame(rows, schema=TENSORS)
 
 
-def _sentence(comparison: Comparison, difference: FirstDifference | None, model: str, frame: pl.DataFrame) -> str:
+def _same(comparison: Comparison, model: str, frame: pl.DataFrame) -> str:
     precision = "in float64" if comparison.is_exact else "in the program's own dtypes"
-    if difference is None:
-        steps = len(comparison.steps)
-        compared = frame.filter(pl.col("compared")).height
-        return (
-            f"The same numbers: on {comparison.mesh}, {model} computes in {steps} step{'s' if steps > 1 else ''} what "
-            f"it computes on one process ({compared:,} tensors compared {precision})."
-        )
-    return f"{_place(comparison, difference, model)} {_looks(difference)}"
+    compared = frame.filter(pl.col("compared")).height
+    return (
+        f"The same numbers: on {comparison.mesh}, {model} computes in {format_count(len(comparison.steps), 'step')} "
+        f"what it computes on one process ({compared:,} tensors compared {precision})."
+    )
 
 
 def _place(comparison: Comparison, difference: FirstDifference, model: str) -> str:
