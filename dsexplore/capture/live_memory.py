@@ -16,7 +16,7 @@ import torch
 
 from dsexplore.capture.fused_tensors import FusedTensors
 from dsexplore.capture.held_storage import USES, Held, Use
-from dsexplore.torch_internals.fake_tensors import storage_number
+from dsexplore.torch_internals.tensors import storage_number
 
 _BEFORE = -1
 """Segment of storages that existed before the recording."""

@@ -18,8 +18,8 @@ from torch.distributed.tensor import DTensor
 from dsexplore.capture.ops import tensors_in
 from dsexplore.capture.stack_reading import StackReading
 from dsexplore.torch_internals.dtensor import local_tensor
-from dsexplore.torch_internals.fake_tensors import storage_number
 from dsexplore.torch_internals.pipelining import count_microbatches, is_schedule, stages_of
+from dsexplore.torch_internals.tensors import storage_number
 from dsexplore.trace.schema import Phase
 
 

@@ -33,7 +33,7 @@ from dsexplore.torch_internals.dispatch import (
     redispatch_of,
     remove_kernels,
 )
-from dsexplore.torch_internals.fake_tensors import FakeTensor, fake_description
+from dsexplore.torch_internals.fake_tensors import FakeTensor, registered_fake_impl
 from dsexplore.torch_internals.names import is_there, needed
 from dsexplore.torch_internals.patches import Patches
 from dsexplore.torch_internals.process_groups import LOCAL_TENSOR_COLLECTIVES, register_ops
@@ -131,7 +131,7 @@ class FakeTensorSubstrate:
 
     def install(self, observer: Observer) -> None:
         for raw_op, entry in ops.COMMUNICATION.items():
-            holder = fake_description(raw_op)
+            holder = registered_fake_impl(raw_op)
             if holder is not None:
                 described = type(holder.kernel)(_of_fake_tensors(raw_op, entry, holder.kernel, observer), __name__)
                 self._patches.callback(holder.kernels.remove, described)

@@ -22,7 +22,7 @@ from dsexplore.torch_internals.dispatch import (
     redispatch_of,
     remove_kernels,
 )
-from dsexplore.torch_internals.fake_tensors import storage_number
+from dsexplore.torch_internals.tensors import storage_number
 
 _WAITS = ("wait_tensor", "wait_tensors")
 """torch 2.13 has only the first."""

@@ -36,15 +36,14 @@ VALUES_NEEDED: tuple[type[Exception], ...] = tuple(exception for exception in _e
 has_symbolic_sizes: Callable[[Any], bool] = attrgetter("_has_symbolic_sizes_strides")
 """Return True if sizes of a fake tensor are symbols, as where the compiler traces a program."""
 
-storage_number: Callable[[Any], int] = attrgetter("_cdata")
-"""Return what identifies an untyped storage as long as it lives; fake ones have no address."""
-
 _registered = internal("torch._library.simple_registry:singleton")
 
 
-def fake_description(op: str) -> Any:
-    """Return what ``torch.library.register_fake`` registered for an op, which has ``kernel`` and ``kernels``, the
-    newest last; None where there is nothing."""
+def registered_fake_impl(op: str) -> Any:
+    """Return what ``torch.library.register_fake`` registered for an op; None if nothing was.
+
+    It has ``kernel``, the function that is called, and ``kernels``, all that were registered, the newest last.
+    """
     registered = _registered._data.get(op) if is_there(_registered) else None
     holder = registered.fake_impl if registered is not None else None
     return holder if holder is not None and holder.kernel is not None else None
@@ -58,16 +57,24 @@ def share_constant(tensor: Any, source: Any) -> None:
 
 
 FAKE_DATA = TorchName("torch._subclasses.fake_tensor:FakeTensor.data")
+"""The attribute that takes the data of another tensor."""
+
 FAKE_DEEPCOPY = TorchName("torch._subclasses.fake_tensor:FakeTensor.__deepcopy__")
 FAKE_REDUCE = TorchName("torch._subclasses.fake_tensor:FakeTensor.__reduce_ex__")
+"""The methods that copy and pickle a fake tensor."""
+
 FAKE_FORMAT = TorchName("torch._subclasses.fake_tensor:FakeTensor.__format__")
 FAKE_ARRAY = TorchName("torch._subclasses.fake_tensor:FakeTensor.__array__")
 FAKE_NUMPY = TorchName("torch._subclasses.fake_tensor:FakeTensor.numpy")
 FAKE_DATA_PTR = TorchName("torch._subclasses.fake_tensor:FakeTensor.data_ptr")
-TRANSFORMERS_IS_FAKE = TorchName("transformers.utils.import_utils:is_fake_tensor")
+"""The methods that read values or the address of the memory, neither of which a fake tensor has."""
 
 FAKE_DEVICE = TorchName("torch._subclasses.fake_tensor:FakeTensor.device")
+"""The device that a fake tensor stands on."""
+
 FAKE_DISPATCH = TorchName("torch._subclasses.fake_tensor:FakeTensorMode.dispatch")
+"""What the mode does with an op."""
+FAKE_FROM_REAL = TorchName("torch._subclasses.fake_tensor:FakeTensorMode.from_tensor")
+"""What makes a fake tensor like a real one."""
 TRACING_DISPATCH = TorchName("torch.fx.experimental.proxy_tensor:ProxyTorchDispatchMode.__torch_dispatch__")
 """What the mode with which `torch.export` traces a program does with an op."""
-FAKE_FROM_REAL = TorchName("torch._subclasses.fake_tensor:FakeTensorMode.from_tensor")

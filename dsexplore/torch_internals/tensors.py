@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -16,6 +17,9 @@ can_take_data: Callable[[torch.Tensor, torch.Tensor], bool] = internal(
     "torch:_has_compatible_shallow_copy_type", otherwise=lambda tensor, data: type(tensor) is type(data)
 )
 """Return True if ``tensor.data = data`` is possible: both are of one kind."""
+
+storage_number: Callable[[Any], int] = attrgetter("_cdata")
+"""Return what identifies an untyped storage as long as it lives; fake ones have no address."""
 
 allowed_when_uninitialized: frozenset[Any] = frozenset(
     internal("torch.nn.parameter:UninitializedTensorMixin._allowed_methods", otherwise=())

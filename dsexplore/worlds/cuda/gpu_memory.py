@@ -12,8 +12,8 @@ from typing import Any
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from dsexplore.torch_internals.fake_tensors import FakeTensor, storage_number
-from dsexplore.torch_internals.tensors import no_torch_function
+from dsexplore.torch_internals.fake_tensors import FakeTensor
+from dsexplore.torch_internals.tensors import no_torch_function, storage_number
 from dsexplore.user_warnings import warn
 from dsexplore.worlds.cuda.device_marks import device_of, tensors_alive
 from dsexplore.worlds.simulated.closed import ClosedMesh

@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dsexplore.torch_internals.fake_tensors import active_fake_mode, storage_number
+from dsexplore.torch_internals.fake_tensors import active_fake_mode
 from dsexplore.torch_internals.function_modes import foreach_functions, pack_padded_sequence, parse_to, tensor_text
+from dsexplore.torch_internals.tensors import storage_number
 from dsexplore.worlds.cuda.device_marks import CPU, device_of, place
 from dsexplore.worlds.cuda.function_mode import StandInMode, implements, moved
 from dsexplore.worlds.fake.fake_lists import with_numbers
@@ -20,14 +21,14 @@ Kwargs = dict[str, Any]
 @implements(Tensor.to)
 def _to(mode: StandInMode, func: Any, args: Args, kwargs: Kwargs) -> Any:
     target, cpu_args, cpu_kwargs = _target_of_to(args, kwargs)
-    if isinstance(target, Tensor):
-        return moved(func(*args, **kwargs), args, device_of(target))
-    if target is None:
-        return moved(func(*args, **kwargs), args, device_of(args[0]))
-    device = mode.read(target)
-    if device is not None:
-        return moved(func(*cpu_args, **cpu_kwargs), args, device)
-    return moved(func(*args, **kwargs), args, None)
+    to_args, to_kwargs = args, kwargs
+    if target is None or isinstance(target, Tensor):
+        device = device_of(args[0] if target is None else target)
+    else:
+        device = mode.read(target)
+        if device is not None:
+            to_args, to_kwargs = cpu_args, cpu_kwargs
+    return moved(func(*to_args, **to_kwargs), args, device)
 
 
 def _target_of_to(args: Args, kwargs: Kwargs) -> tuple[Any, Args, Kwargs]:
@@ -116,7 +117,7 @@ def _make_device(mode: StandInMode, func: Any, args: Args, kwargs: Kwargs) -> An
 
 @implements(parse_to)
 def _parse_to(mode: StandInMode, func: Any, args: Args, kwargs: Kwargs) -> Any:
-    """Return what ``module.to(0)`` means, likewise."""
+    """Return what ``module.to(0)`` means: torch reads a number as a device only where there is an accelerator."""
     if args and isinstance(args[0], int):
         args = (mode.read(args[0]), *args[1:])
     elif isinstance(kwargs.get("device"), int):

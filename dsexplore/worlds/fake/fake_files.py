@@ -33,10 +33,10 @@ from dsexplore.torch_internals.fake_tensors import (
     FAKE_REDUCE,
     FakeTensor,
     active_fake_mode,
-    storage_number,
     without_fake_mode,
 )
 from dsexplore.torch_internals.patches import Entry, Parts, Patch
+from dsexplore.torch_internals.tensors import storage_number
 from dsexplore.worlds.fake.fake_dispatch import entered
 from dsexplore.worlds.fake.fake_workarounds import outside_fake_mode
 from dsexplore.worlds.remarks import Remarks

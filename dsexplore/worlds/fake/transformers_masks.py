@@ -9,12 +9,12 @@ masked. The second is unknown; it is assumed that none is, with a remark.
 
 from __future__ import annotations
 
-from dsexplore.torch_internals.fake_tensors import TRANSFORMERS_IS_FAKE
+from dsexplore.torch_internals.names import TorchName
 from dsexplore.torch_internals.patches import Entry, Patch
 
 PATCHES: tuple[Entry, ...] = (
     Patch(
-        TRANSFORMERS_IS_FAKE,
+        TorchName("transformers.utils.import_utils:is_fake_tensor"),
         "it makes a mask of every token on fake tensors",
         lambda _original, _parts: lambda x: False,
         when="fake",

@@ -11,18 +11,17 @@ from torch.distributed.tensor import DTensor
 from torch.storage import TypedStorage, UntypedStorage
 
 from dsexplore.torch_internals.dtensor import local_tensor
-from dsexplore.torch_internals.fake_tensors import (
-    FAKE_ARRAY,
-    FAKE_DATA_PTR,
-    FAKE_FORMAT,
-    FAKE_NUMPY,
-    FakeTensor,
-    storage_number,
-)
+from dsexplore.torch_internals.fake_tensors import FAKE_ARRAY, FAKE_DATA_PTR, FAKE_FORMAT, FAKE_NUMPY, FakeTensor
 from dsexplore.torch_internals.fsdp import SAME_STORAGE
 from dsexplore.torch_internals.modules import CTC_LOSS
 from dsexplore.torch_internals.patches import Change, Entry, Parts, Patch, Patches
-from dsexplore.torch_internals.tensors import TENSOR_TOLIST, TYPED_ELEMENT, UNTYPED_ELEMENT, count_elements
+from dsexplore.torch_internals.tensors import (
+    TENSOR_TOLIST,
+    TYPED_ELEMENT,
+    UNTYPED_ELEMENT,
+    count_elements,
+    storage_number,
+)
 from dsexplore.worlds.fake.invented_values import Inventor
 
 

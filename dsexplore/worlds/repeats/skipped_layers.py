@@ -25,10 +25,10 @@ from torch.distributed.tensor import DTensor
 
 from dsexplore.torch_internals import fsdp, pipelining
 from dsexplore.torch_internals.autograd import current_graph_task, put_hook_first
-from dsexplore.torch_internals.fake_tensors import storage_number
 from dsexplore.torch_internals.names import TorchName
 from dsexplore.torch_internals.patches import Parts, Patch, Patches, install_all
 from dsexplore.torch_internals.process_groups import META_KERNELS_RANDOM
+from dsexplore.torch_internals.tensors import storage_number
 from dsexplore.worlds.fake.fake_dispatch import entered
 from dsexplore.worlds.repeats.layer_runs import FIRST, LAST, CannotSkip, LayerMark, Way
 from dsexplore.worlds.repeats.marked_recording import MarkedRecording
