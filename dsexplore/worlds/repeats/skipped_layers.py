@@ -97,10 +97,10 @@ class _Container:
 
 
 class _Place(NamedTuple):
-    """A layer, as its container and its index there."""
+    """A layer, as its container and its number there."""
 
     container: _Container
-    index: int
+    number: int
 
 
 class SkippedLayers:
@@ -142,7 +142,7 @@ class SkippedLayers:
             first_argument = args[0] if args else next(iter(kwargs.values()), None)
             arguments = _described((args, kwargs)) if self._is_checked else None
             is_skipped, is_recomputed = self._is_skipped(place), current_graph_task() != -1
-            if is_skipped and (is_recomputed or place.index not in place.container.unchecked):
+            if is_skipped and (is_recomputed or place.number not in place.container.unchecked):
                 self._check_arguments(place.container, arguments)
                 return first_argument
             if is_recomputed:  # by activation checkpointing, in backward, whose marks hooks of gradients make
@@ -202,14 +202,14 @@ class SkippedLayers:
         return container.number not in self._recording.not_repeating
 
     def _is_skipped(self, place: _Place | None) -> bool:
-        return place is not None and place.index in place.container.skipped and self._repeats(place.container)
+        return place is not None and place.number in place.container.skipped and self._repeats(place.container)
 
     def _place_of(self, group: Any) -> _Place | None:
         """Return the layer of one of FSDP2's groups; None for a group of no layer."""
         return self._places_of_parts.get(id(group.modules[0]))
 
     def _mark(self, place: _Place, way: Way) -> None:
-        self._recording.mark(LayerMark(place.container.number, way, place.index))
+        self._recording.mark(LayerMark(place.container.number, way, place.number))
 
     def _check_arguments(self, container: _Container, arguments: Any) -> None:
         """Check that a layer that is skipped would get what the last one before it got.
@@ -233,7 +233,7 @@ class SkippedLayers:
         signature = None
         is_new = result is not first_argument and _have_equal_form(result, first_argument)
         if is_new and before == self._visible_state():
-            graph = _graph(result, first_argument) if place.index in place.container.unchecked else []
+            graph = _graph(result, first_argument) if place.number in place.container.unchecked else []
             signature = _Signature(arguments, tuple(self._hooks) if graph else (), graph)
         self._compare(place, signature)
         return result
@@ -306,10 +306,10 @@ def _have_equal_form(value: Any, other: Any) -> bool:
 
 def _graph(result: torch.Tensor, argument: torch.Tensor) -> list[str]:
     """Return the names of the autograd nodes from `argument` to `result`."""
-    seen, names, waiting = {argument.grad_fn, None}, [], [result.grad_fn]
+    seen, names, waiting = {argument.grad_fn}, [], [result.grad_fn]
     while waiting:
         node = waiting.pop()
-        if node not in seen:
+        if node is not None and node not in seen:
             seen.add(node)
             names.append(node.name())
             waiting += [following for following, _ in node.next_functions]
