@@ -40,7 +40,10 @@ _NOTHING = {
 """Ops that start no kernel worth counting: they allocate, look, or return what they got."""
 _ROWS_ONLY = {"embedding", "index_select", "gather", "index", "take_along_dim", "nll_loss_forward", "slice_backward"}
 """Ops that read only as much of their first argument as they return."""
-_PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "_grouped_mm", "_scaled_grouped_mm"}
+_PRODUCTS = {
+    *("mm", "addmm", "bmm", "baddbmm", "_grouped_mm"),
+    *("_scaled_mm", "_scaled_mm_v2", "_scaled_grouped_mm", "_scaled_grouped_mm_v2"),
+}
 
 
 class OpCost(NamedTuple):
@@ -181,10 +184,12 @@ def cost_of(
     if name in _SOFTMAX and len(returned) == 1:
         read += softmax_reads(name, returned[0]) * moved_bytes(returned[0])
     if op.role == PRODUCT and not _has_no_rows([*tensors_in(args), *returned]):
-        shape, dtype = _product_shape(name, args)
-        alignment = alignment_of([*sources, *returned]) if shape else 16
+        matrices = _multiplied(name, args)
+        shape, dtype = _product_shape(name, *matrices)
+        alignment = alignment_of([*matrices, *returned]) if shape else 16
         full_name = name if alignment >= 16 else f"{name}, aligned to {alignment} bytes"
-        return OpCost("matmul", full_name, dtype, shape, _flops(func, args, kwargs, result), read, written)
+        flops = _flops(func, args, kwargs, result) * packed_numbers(matrices[0].dtype)
+        return OpCost("matmul", full_name, dtype, shape, flops, read, written)
     dtype = str((returned or sources)[0].dtype).removeprefix("torch.") if returned or sources else ""
     return OpCost("memory", name, dtype, (), 0, read, written)
 
@@ -253,15 +258,25 @@ def _flops(func: Any, args: Sequence[Any], kwargs: dict[str, Any], result: Any) 
     return flops
 
 
-def _product_shape(name: str, args: Sequence[Any]) -> tuple[tuple[int, ...], str]:
-    """Return (batch, m, n, k), and the dtype that is multiplied in; the shape is empty for a convolution."""
+def _multiplied(name: str, args: Sequence[Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the two tensors that a product multiplies, without scales and what is added."""
     left, right = args[1:3] if name in ("addmm", "baddbmm") else args[:2]
+    return left, right
+
+
+def _product_shape(name: str, left: torch.Tensor, right: torch.Tensor) -> tuple[tuple[int, ...], str]:
+    """Return (batch, m, n, k), and the dtype that is multiplied in; the shape is empty for a convolution."""
     is_convolution = name not in _PRODUCTS
     dtype = "tf32" if multiplies_in_tf32(left.dtype, is_convolution) else str(left.dtype).removeprefix("torch.")
     if is_convolution:
         return (), dtype
     batch = int(left.shape[0]) if left.dim() == 3 else 1
-    return (batch, int(left.shape[-2]), int(right.shape[-1]), int(left.shape[-1])), dtype
+    return (batch, int(left.shape[-2]), int(right.shape[-1]), int(left.shape[-1]) * packed_numbers(left.dtype)), dtype
+
+
+def packed_numbers(dtype: torch.dtype) -> int:
+    """Return how many numbers an element holds: 2 of ``float4_e2m1fn_x2``, whose tensors have half as many elements."""
+    return 2 if str(dtype).endswith("_x2") else 1
 
 
 def multiplies_in_tf32(dtype: torch.dtype, is_convolution: bool) -> bool:

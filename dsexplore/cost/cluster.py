@@ -65,8 +65,8 @@ class Compute:
     """Arithmetic of one rank.
 
     Attributes:
-        dense: FLOP/s of dense matrix products by dtype, ``"bf16"``, ``"fp16"``, ``"fp8"``, ``"fp32"``, ``"tf32"``:
-            as the maker states them.
+        dense: FLOP/s of dense matrix products by dtype, ``"bf16"``, ``"fp16"``, ``"fp8"``, ``"fp4"``, ``"fp32"``,
+            ``"tf32"``: as the maker states them.
         achievable: the part of them that large matrix products reach.
     """
 

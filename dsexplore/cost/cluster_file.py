@@ -187,14 +187,14 @@ SECTIONS: dict[str, dict[str, Callable[[object], float]]] = {
     "node": _LINK,
     "network": _LINK | {"pod": _count, "oversubscription": parse_factor, "rails": _number_of("switches")},
     "reduction": {"bandwidth": quantity_of(BANDWIDTH), "smallest_group": _count, "ramp": quantity_of(TIME)},
-    "compute": dict.fromkeys(("bf16", "fp16", "tf32", "fp32", "fp8"), _FLOPS) | {"achievable": parse_fraction},
+    "compute": dict.fromkeys(("bf16", "fp16", "tf32", "fp32", "fp8", "fp4"), _FLOPS) | {"achievable": parse_fraction},
     "memory": {"size": quantity_of(SIZE), "bandwidth": quantity_of(BANDWIDTH), "achievable": parse_fraction},
     "launch": {"overhead": quantity_of(TIME), "collective": quantity_of(TIME)},
 }
 """The tables of a file, and how each of their quantities is read."""
 _OPTIONAL = {"network", "reduction"}
 _OPTIONAL_AT_TOP = {"base", "gpu", "measured", "like", "power", "price", "processors", "ranks_per_domain"}
-_OPTIONAL_KEYS = {"fp16", "tf32", "fp8", "pod", "oversubscription", "rails"}
+_OPTIONAL_KEYS = {"fp16", "tf32", "fp8", "fp4", "pod", "oversubscription", "rails"}
 _MEASURED = {"op", "nodes", "ranks_per_node", "bytes", "microseconds", "source", "date"}
 
 

@@ -6,7 +6,7 @@ A kernel takes the longer of its arithmetic and its memory traffic (the roofline
   shapes reach of that × how well the shape fills the GPU. A product is cut into tiles, one per multiprocessor at a
   time, so its last wave is partly empty: see ``dl-performance-matrix-multiplication`` at docs.nvidia.com. That is of a
   GPU that has computed for a while. One that has not is not at the limit of its power yet, and its clocks are higher:
-  see `product_alone`.
+  see `dsexplore.cost.product_time`.
 * Attention: the stated FLOP/s × what published kernels reach, in blocks of queries: see
   `dsexplore.cost.attention_time`. Torch takes FlashAttention-2 for bf16. With few queries, the bytes of keys and values
   count.
@@ -21,7 +21,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from math import log
 from statistics import NormalDist
 from types import MappingProxyType
 from typing import Any, Literal
@@ -29,11 +28,11 @@ from typing import Any, Literal
 from dsexplore.cost.attention_time import block_attention_seconds, decode_seconds, decodes
 from dsexplore.cost.cluster import Cluster
 from dsexplore.cost.gpu_generations import GENERATIONS
+from dsexplore.cost.product_time import ProductFactors, heat, is_known_alone, product_alone, stated_rate
 
 Attention = Literal["flash-2", "cudnn"]
 """The attention kernels that run: those of FlashAttention-2, or of cuDNN where they are faster."""
 
-_DTYPES = {"bfloat16": "bf16", "float16": "fp16", "tf32": "tf32", "float32": "fp32", "float64": "fp32"}
 _TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.93), (128, 64, 0.80), (64, 128, 0.80), (64, 64, 0.62))
 """Rows and columns of a tile, and how fast it is beside the largest: a tile reads (rows + columns) × k numbers for
 rows × columns × k multiplications, so small ones wait for memory."""
@@ -83,7 +82,7 @@ class Speed:
         memory: of all else.
         host: of the CPU's work for an op, beside a bare launch: torch's dispatcher and autograd, the program's Python.
         spread: by how much the times of GPUs of one kind differ: their standard deviation, as a part of their mean.
-        start: of the time in which attention and its blocks begin and end.
+        start: of the time in which attention and its blocks begin and end, and other kernels that move bytes.
     """
 
     matmul: float = 1.0
@@ -135,9 +134,8 @@ def kernel_seconds(
         elif row["phase"] == "optimizer":
             count = -(-count // OPTIMIZER_TENSORS)
         share = 1.0 if compiled or cluster.generation == "cpu" else _share_of_bandwidth(row)
-        return speed.memory * (
-            _memory_seconds(traffic, cluster, traffic / max(1, count)) / share + count * _fixed(cluster)
-        )
+        moving = _memory_seconds(traffic, cluster, traffic / max(1, count)) / share
+        return speed.memory * moving + speed.start * count * _fixed(cluster)
     if kind == "attention":
         if cluster.generation != "cpu" and decodes(row["shape"]):
             return _decode_seconds(row, cluster, speed)
@@ -146,99 +144,13 @@ def kernel_seconds(
         shape, alignment = tuple(row["shape"]), row["op"].partition(", ")[2]
         rate = _product_rate(row["dtype"], shape, alignment, cluster)
         arithmetic = speed.matmul * int(row["flops"]) / rate
-        if _has_burst(row["dtype"], shape, alignment, cluster):
+        if is_known_alone(row["dtype"], shape, alignment, cluster):
             sustained = max(arithmetic, speed.memory * _memory_seconds(traffic, cluster)) + count * _fixed(cluster)
-            alone = count * product_alone(shape, row["dtype"], traffic / count, cluster, speed)
-            heated = _heated(max(busy, alone))
+            factors = ProductFactors(speed.matmul, speed.memory, speed.start)
+            alone = count * product_alone(shape, row["dtype"], traffic / count, cluster, factors)
+            heated = heat(max(busy, alone))
             return float(alone ** (1 - heated) * sustained**heated)
     return max(arithmetic, speed.memory * _memory_seconds(traffic, cluster, of_one)) + count * _fixed(cluster)
-
-
-_BURSTS = (
-    (256, 128),
-    (128, 256),
-    (128, 128),
-    (128, 192),
-    (192, 128),
-    (64, 256),
-    (256, 64),
-    (128, 64),
-    (64, 128),
-    (64, 64),
-)
-_SPLIT = (1, 2, 4, 8, 16)
-"""Tiles, and parts along k, that libraries choose from for a single product. These, and the four numbers below, were
-chosen by a look at one table, of torch's linear layers on an H100 (aiconfigurator-core 0.12.0, Apache-2.0, PyPI:
-systems/data/h100_sxm/gemm/vllm, bf16, 35,742 products); benchmarks/gemm_accuracy.py predicts the others."""
-_SMALL_TILE = 0.1
-"""Power of a tile's intensity, beside that of the largest, by which it is slower."""
-_LEAST_PART = 512
-"""Steps along k of the shortest part."""
-_BURST_PROLOGUE = 192
-"""Steps along k for which a tile multiplies nothing."""
-_JOINING = 2.5e-6
-"""Seconds in which the parts of a product that was split along k are added."""
-_FP8_BURST = 0.75
-"""FP8 beside twice the rate of bf16: it reaches the limit of power sooner."""
-_COOL, _HOT = 1e-3, 1e-2
-"""Seconds of products up to which clocks are at their highest, and from which they are at their lowest."""
-
-
-def _heated(busy: float) -> float:
-    """Return how hot a GPU runs: 0 at its highest clocks, 1 at those that it can sustain."""
-    return min(1.0, max(0.0, log(max(busy, 1e-12) / _COOL) / log(_HOT / _COOL)))
-
-
-def _has_burst(dtype: str, shape: tuple[int, ...], alignment: str, cluster: Cluster) -> bool:
-    """Return True if it is known how fast single products of such numbers are."""
-    is_measured_dtype = dtype in ("bfloat16", "float16") or dtype.startswith("float8")
-    ordinary = not alignment or cluster.generation not in ("hopper", "blackwell")
-    return bool(is_measured_dtype and ordinary and len(shape) == 4 and GENERATIONS[cluster.generation].burst)
-
-
-def product_alone(shape: tuple[int, ...], dtype: str, traffic: float, cluster: Cluster, speed: Speed) -> float:
-    """Return the seconds of one matrix product on a GPU whose clocks are at their highest.
-
-    Arithmetic and memory traffic overlap but for where they take equally long: the root of the sum of their cubes.
-
-    Args:
-        shape: batch, m, n, k.
-        dtype: of its matrices, of 16 or 8 bits.
-        traffic: bytes read and written.
-        cluster: whose GPU.
-        speed: factors on the times.
-
-    Example:
-        >>> h100 = Cluster.load("dgx-h100")
-        >>> round(product_alone((1, 4096, 4096, 4096), "bfloat16", 3 * 2 * 4096**2, h100, Speed()) * 1e6)
-        166
-    """
-    generation = GENERATIONS[cluster.generation]
-    burst = generation.burst * (_FP8_BURST if dtype.startswith("float8") and "fp8" in cluster.compute.dense else 1.0)
-    arithmetic = speed.matmul * _tiled_steps(shape, generation.multiprocessors) / (stated_rate(dtype, cluster) * burst)
-    joining = 0.0
-    if _tiled_steps(shape, generation.multiprocessors, (1,)) > _tiled_steps(shape, generation.multiprocessors):
-        joining = speed.memory * _JOINING
-    memory = speed.memory * _memory_seconds(traffic, cluster)
-    return float((arithmetic**3 + memory**3) ** (1 / 3)) + joining + speed.memory * generation.start
-
-
-@lru_cache(maxsize=4096)
-def _tiled_steps(shape: tuple[int, ...], processors: int, splits: tuple[int, ...] = _SPLIT) -> float:
-    """Return the FLOPs that a GPU could have computed while it computes a product in the best of tiles and parts."""
-    batch, m, n, k = shape
-    best = float("inf")
-    largest = 256 * 128 / (256 + 128)
-    for rows, columns in _BURSTS:
-        slower = min(1.0, (rows * columns / (rows + columns) / largest) ** _SMALL_TILE)
-        tiles = batch * -(-m // rows) * -(-n // columns)
-        for parts in splits:
-            if parts > 1 and (k < parts * _LEAST_PART or tiles * parts > 3 * processors):
-                break
-            waves = -(-tiles * parts // processors)
-            steps = -(-k // parts) + _BURST_PROLOGUE
-            best = min(best, waves * processors * 2 * rows * columns * steps / slower)
-    return best
 
 
 def host_seconds(row: Mapping[str, Any], cluster: Cluster, speed: Speed, compiled: bool) -> float:
@@ -297,15 +209,6 @@ def _share_of_bandwidth(row: Mapping[str, Any]) -> float:
     if row["phase"] == "optimizer" or row["op"].startswith("_foreach_"):
         return _LISTS_OF_TENSORS
     return _SHARES.get(row["op"], 1.0)
-
-
-def stated_rate(dtype: str, cluster: Cluster) -> float:
-    """Return the FLOP/s in the vendor's specification; for a dtype without a rate, that of the next wider one."""
-    dense = cluster.compute.dense
-    wanted = "fp8" if dtype.startswith("float8") else _DTYPES.get(dtype, "fp32")
-    if wanted not in dense:
-        wanted = "bf16" if wanted in ("fp8", "fp16") else "fp32"
-    return dense[wanted]
 
 
 def _product_rate(dtype: str, shape: tuple[int, ...], alignment: str, cluster: Cluster) -> float:

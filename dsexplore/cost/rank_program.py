@@ -12,8 +12,9 @@ import polars as pl
 
 from dsexplore.cost.cluster import Cluster
 from dsexplore.cost.collective_duration import collective_time
-from dsexplore.cost.compute import SPEEDS, Attention, host_seconds, kernel_seconds, slowest_of, stated_rate
+from dsexplore.cost.compute import SPEEDS, Attention, host_seconds, kernel_seconds, slowest_of
 from dsexplore.cost.host_ranks import waiting_seconds
+from dsexplore.cost.product_time import stated_rate
 from dsexplore.errors import UsageError
 from dsexplore.trace.causes import is_fsdp2
 from dsexplore.trace.collectives import OPS

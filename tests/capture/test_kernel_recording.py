@@ -1,6 +1,6 @@
 """What is computed between collectives: FLOPs, bytes, phases, waits, and memory.
 
-Modules: ``capture/kernel_recording.py``, ``capture/watched_ops.py``.
+Modules: ``capture/kernel_recording.py``, ``capture/watched_ops.py``, ``capture/op_costs.py``.
 """
 
 from __future__ import annotations
@@ -48,6 +48,52 @@ def test_products_have_torch_s_flops_and_their_shape() -> None:
     assert forward["shape"].to_list() == [[1, 16, 64, 32]]
     assert forward["module"].to_list() == ["Linear"]
     assert set(kernels(trace, phase="backward", kind="matmul")["module"]) == {"Linear"}
+
+
+def fp8(*shape: int) -> torch.Tensor:
+    return torch.empty(shape, dtype=torch.float8_e4m3fn, device="cuda")
+
+
+def one_scale() -> Any:
+    ones = torch.ones((), device="cuda")
+    return torch._scaled_mm(fp8(256, 512), fp8(128, 512).t(), ones, ones, out_dtype=torch.bfloat16)
+
+
+def scales_of_rows() -> Any:
+    rows, columns = torch.ones(256, 1, device="cuda"), torch.ones(1, 128, device="cuda")
+    return torch._scaled_mm(fp8(256, 512), fp8(128, 512).t(), rows, columns, out_dtype=torch.bfloat16)
+
+
+def scales_of_blocks() -> Any:
+    a, b = (torch.ones(size, device="cuda").to(torch.float8_e8m0fnu) for size in (256 * 16, 128 * 16))
+    return torch._scaled_mm(fp8(256, 512), fp8(128, 512).t(), a, b, out_dtype=torch.bfloat16)
+
+
+def functional() -> Any:
+    rows, columns = torch.ones(256, 1, device="cuda"), torch.ones(1, 128, device="cuda")
+    by_row = F.ScalingType.RowWise
+    return F.scaled_mm(fp8(256, 512), fp8(128, 512).t(), rows, by_row, columns, by_row, output_dtype=torch.bfloat16)
+
+
+def packed() -> Any:
+    a, b = (
+        torch.empty(size, 256, dtype=torch.uint8, device="cuda").view(torch.float4_e2m1fn_x2) for size in (256, 128)
+    )
+    scales = (torch.empty(size * 32, dtype=torch.float8_e4m3fn, device="cuda") for size in (256, 128))
+    return torch._scaled_mm(a, b.t(), *scales, out_dtype=torch.bfloat16)
+
+
+@pytest.mark.parametrize("multiply", [one_scale, scales_of_rows, scales_of_blocks, functional, packed])
+def test_products_of_narrow_numbers_are_of_their_matrices_whatever_their_scales(multiply: Callable[[], Any]) -> None:
+    if multiply is functional and not hasattr(F, "scaled_mm"):
+        pytest.skip("this torch has no torch.nn.functional.scaled_mm")
+    with dsexplore.simulate(2, fake=True), dsexplore.commtrace(costs=True) as trace:
+        multiply()
+    product = kernels(trace, kind="matmul")
+    assert product["shape"].to_list() == [[1, 256, 128, 512]]
+    assert product["flops"].item() == 2 * 256 * 128 * 512
+    assert product["op"].item() == ("_scaled_mm_v2" if multiply is functional else "_scaled_mm")
+    assert product["dtype"].item() == ("float4_e2m1fn_x2" if multiply is packed else "float8_e4m3fn")
 
 
 @pytest.mark.parametrize("is_causal", [False, True])

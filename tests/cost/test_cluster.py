@@ -157,7 +157,7 @@ def test_a_source_may_stand_beside_a_number(tmp_path: Path) -> None:
         ("achievable = 0.5", "achievable = 50", r"node\.achievable = 50 is not a fraction"),
         ("achievable = 0.8", "achieved = 0.8", r"lacks compute\.achievable"),
         ("ramp =", "rampe =", r"lacks node\.ramp"),
-        ('fp32 = "82 TFLOP/s"', 'fp32 = "82 TFLOP/s"\nfp4 = "1 TFLOP/s"', r"unknown compute\.fp4: known are"),
+        ('fp32 = "82 TFLOP/s"', 'fp32 = "82 TFLOP/s"\nfp2 = "1 TFLOP/s"', r"unknown compute\.fp2: known are"),
         ("ranks_per_node = 2", "ranks_per_node = 0", r"ranks_per_node = 0 is not a number of ranks"),
         (
             "ranks_per_node = 2",

@@ -97,10 +97,17 @@ def test_dtypes_have_their_own_rates_and_a_missing_one_the_next_wider() -> None:
         for name in ("float8_e4m3fn", "bfloat16", "float32")
     }
     assert seconds["float8_e4m3fn"] < seconds["bfloat16"] < seconds["float32"]
-    a100 = Cluster.load("dgx-a100")
-    assert kernel_seconds(product(8192, 8192, 8192, "float8_e4m3fn"), a100, Speed(), False) == kernel_seconds(
-        product(8192, 8192, 8192), a100, Speed(), False
-    )
+    a100, b200 = Cluster.load("dgx-a100"), Cluster.load("b200")
+    fp4, fp8, bf16 = (product(8192, 8192, 8192, name) for name in ("float4_e2m1fn_x2", "float8_e4m3fn", "bfloat16"))
+    for busy in (0.0, 1.0):
+        times = [kernel_seconds(one, b200, Speed(), False, busy=busy) for one in (fp4, fp8, bf16)]
+        assert 1.5 * times[0] < times[1] < times[2] / 1.2
+        assert kernel_seconds(fp4, H100, Speed(), False, busy=busy) == kernel_seconds(
+            fp8, H100, Speed(), False, busy=busy
+        )
+        assert kernel_seconds(fp8, a100, Speed(), False, busy=busy) == kernel_seconds(
+            bf16, a100, Speed(), False, busy=busy
+        )
 
 
 def test_tf32_has_its_own_rate_where_the_gpu_has_such_units() -> None:
