@@ -168,6 +168,14 @@ GRAPHS = (
 )
 """The classes and functions of CUDA graphs."""
 
+SENSORS = tuple(
+    TorchName(f"torch.cuda:{name}")
+    for name in ("utilization", "memory_usage", "temperature", "power_draw", "clock_rate")
+)
+"""The functions that ask a driver how a GPU fares."""
+MEMORY_USED = TorchName("torch.cuda:device_memory_used")
+PROFILE = TorchName("torch.autograd.profiler:profile.__init__")
+EMIT_NVTX = tuple(TorchName(f"torch.autograd.profiler:emit_nvtx.{name}") for name in ("__enter__", "__exit__"))
 IS_CAPTURING = TorchName("torch.cuda:is_current_stream_capturing")
 DATA_PARALLEL = TorchName("torch.nn:DataParallel.__init__")
 DATA_PARALLEL_FUNCTION = TorchName("torch.nn.parallel:data_parallel")

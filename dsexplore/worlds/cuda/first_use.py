@@ -6,7 +6,7 @@ A use is one of
   do not count, and are answered as on a CPU until then;
 * a tensor or module that is moved there, or made there: C++ allocates what is made by few ops, which have kernels here;
   functions that ask for a GPU before are replaced here;
-* a device mesh of ``cuda``.
+* a device mesh of ``cuda``; a profiler of it.
 
 Requirements on this module: nothing of torch is slower before the first use than by a look at an argument of ``to``,
 ``cuda``, ``tensor`` and ``as_tensor``; it loads nothing of the stand-in.
@@ -25,8 +25,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dsexplore.torch_internals.cuda import LAZY_INIT
+from dsexplore.torch_internals.cuda import EMIT_NVTX, LAZY_INIT, PROFILE
 from dsexplore.torch_internals.function_modes import takes_default_device
+from dsexplore.torch_internals.names import TorchName
 from dsexplore.torch_internals.patches import Change, Entry, Kernel, Parts, Patch, Patches, install_all
 from dsexplore.torch_internals.tensors import MOVE, MOVE_TO_CUDA, TENSOR_OF_DATA
 
@@ -133,6 +134,18 @@ def _moving(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
     return cuda
 
 
+def _profiling(target: TorchName, original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
+    use = parts[FirstUse]
+
+    def profiling(self_: Any, *args: Any, **kwargs: Any) -> Any:
+        if target is not PROFILE or kwargs.get("use_cuda") or kwargs.get("use_device") == "cuda":
+            use.happens()
+        now = target.get()  # the stand-in's, once it is there
+        return (original if now is profiling else now)(self_, *args, **kwargs)
+
+    return profiling
+
+
 class _Method:
     """A method that replaces one of `Tensor`, and compares equal to it.
 
@@ -198,6 +211,10 @@ PATCHES: tuple[Entry, ...] = (
     Patch(LAZY_INIT, "C++ calls it before the op that makes a first tensor", _initializing),
     *(Kernel(name, "CUDA", "it makes a tensor of C++", partial(_allocating, op)) for name, op in _ALLOCATIONS.items()),
     *(Patch(target, "it asks for a GPU before its op", _looking_at_device) for target in TENSOR_OF_DATA),
+    *(
+        Patch(target, "it asks for a GPU before any op", partial(_profiling, target))
+        for target in (PROFILE, EMIT_NVTX[0])
+    ),
     Patch(MOVE, "it asks for a GPU before its op", partial(_as_method, _looking_at_device)),
     Patch(MOVE_TO_CUDA, "it asks for a GPU before its op", partial(_as_method, _moving)),
 )

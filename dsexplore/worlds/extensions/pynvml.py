@@ -1,6 +1,7 @@
 """Stand-in for ``pynvml``: NVIDIA's figures of GPUs, of those that the world has.
 
-Names are those of the package nvidia-ml-py. Utilization, power and temperature are 0.
+Names are those of the package nvidia-ml-py. Utilization, power and temperature are 0; what is not known of the hardware
+is not supported, as NVML says of older GPUs.
 """
 
 from __future__ import annotations
@@ -11,11 +12,10 @@ from types import SimpleNamespace
 import torch
 
 from dsexplore.worlds.cuda.gpu import Gpu, read_gpu
+from dsexplore.worlds.cuda.gpu_sensors import ZERO
 from dsexplore.worlds.cuda.smi_answers import uuid_of
 from dsexplore.worlds.extensions.registry import Names
 from dsexplore.worlds.simulate import World, current_world
-
-_ZERO = "pynvml: utilization, power, temperature and clocks are answered with 0, as no GPU is there"
 
 
 class NVMLError(Exception):
@@ -86,7 +86,7 @@ def nvmlDeviceGetCudaComputeCapability(handle: int) -> tuple[int, int]:
 
 def nvmlDeviceGetUtilizationRates(handle: int) -> SimpleNamespace:
     """Return 0 %."""
-    _world().remarks.note(_ZERO)
+    _world().remarks.note(ZERO)
     return SimpleNamespace(gpu=0, memory=0)
 
 
@@ -98,13 +98,32 @@ def nvmlSystemGetCudaDriverVersion() -> int:
 
 def _zero(*args: int) -> int:
     """Return 0."""
-    _world().remarks.note(_ZERO)
+    _world().remarks.note(ZERO)
     return 0
 
 
 def _no_processes(handle: int) -> list[object]:
     """Return an empty list."""
     return []
+
+
+def nvmlDeviceGetIndex(handle: int) -> int:
+    """Return the number of the GPU on its node."""
+    return handle
+
+
+def nvmlDeviceGetPciInfo(handle: int) -> SimpleNamespace:
+    """Return where the GPU is attached: an address of its own, and no more."""
+    return SimpleNamespace(busId=f"00000000:{handle:02X}:00.0", domain=0, bus=handle, device=0)
+
+
+def _not_supported(*args: object) -> None:
+    """Answer as NVML does where a GPU lacks what is asked for.
+
+    Raises:
+        NVMLErrorNotSupported: always.
+    """
+    raise NVMLErrorNotSupported("Not Supported: it is not known of the hardware that is simulated")
 
 
 _FUNCTIONS: tuple[Callable[..., object], ...] = (
@@ -118,6 +137,18 @@ _FUNCTIONS: tuple[Callable[..., object], ...] = (
     nvmlDeviceGetCudaComputeCapability,
     nvmlDeviceGetUtilizationRates,
     nvmlSystemGetCudaDriverVersion,
+    nvmlDeviceGetIndex,
+    nvmlDeviceGetPciInfo,
+)
+_NOT_SUPPORTED = (
+    *("Serial", "BoardId", "VbiosVersion", "PersistenceMode", "ComputeMode", "NumGpuCores", "CpuAffinity", "Brand"),
+    *("MaxPcieLinkGeneration", "MaxPcieLinkWidth", "CurrPcieLinkGeneration", "CurrPcieLinkWidth", "PcieThroughput"),
+    *("PowerManagementLimit", "PowerManagementDefaultLimit", "PowerManagementLimitConstraints", "PowerState"),
+    *("MaxClockInfo", "ApplicationsClock", "SupportedMemoryClocks", "SupportedGraphicsClocks", "BAR1MemoryInfo"),
+    *("NvLinkState", "NvLinkVersion", "NvLinkCapability", "NvLinkRemotePciInfo", "NvLinkErrorCounter", "P2PStatus"),
+    *("TopologyCommonAncestor", "TopologyNearestGpus", "Architecture", "MigMode", "EccMode", "TotalEccErrors"),
+    *("EncoderUtilization", "DecoderUtilization", "PerformanceState", "FieldValues", "MemoryErrorCounter"),
+    *("MemoryAffinity", "MemoryBusWidth", "CurrentClocksThrottleReasons", "TemperatureThreshold"),
 )
 _ZEROS = ("PowerUsage", "Temperature", "ClockInfo", "TotalEnergyConsumption", "EnforcedPowerLimit", "FanSpeed")
 
@@ -125,6 +156,9 @@ EXTENSIONS: dict[str, Names] = {
     "pynvml": {
         **{function.__name__: function for function in _FUNCTIONS},
         **{f"nvmlDeviceGet{name}": _zero for name in _ZEROS},
+        **{f"nvmlDeviceGet{name}": _not_supported for name in _NOT_SUPPORTED},
+        "nvmlDeviceGetMinorNumber": nvmlDeviceGetIndex,
+        "nvmlDeviceGetPciInfo_v3": nvmlDeviceGetPciInfo,
         "nvmlInitWithFlags": nvmlInit,
         "nvmlShutdown": nvmlInit,
         "nvmlSystemGetDriverVersion": lambda: "[N/A]",
@@ -132,7 +166,20 @@ EXTENSIONS: dict[str, Names] = {
         "nvmlDeviceGetGraphicsRunningProcesses": _no_processes,
         "NVMLError": NVMLError,
         "NVMLError_NotSupported": NVMLErrorNotSupported,
-        "NVMLError_LibraryNotFound": type("NVMLError_LibraryNotFound", (NVMLError,), {}),
+        **{
+            f"NVMLError_{name}": type(f"NVMLError_{name}", (NVMLError,), {})
+            for name in (
+                "LibraryNotFound",
+                "DriverNotLoaded",
+                "Uninitialized",
+                "InvalidArgument",
+                "NotFound",
+                "Unknown",
+            )
+        },
+        **{f"NVML_P2P_CAPS_INDEX_{name}": index for index, name in enumerate(("READ", "WRITE", "NVLINK"))},
+        "NVML_NVLINK_MAX_LINKS": 18,
+        "NVML_CLOCK_GRAPHICS": 0,
         "NVML_TEMPERATURE_GPU": 0,
         "NVML_CLOCK_SM": 1,
         "NVML_CLOCK_MEM": 2,

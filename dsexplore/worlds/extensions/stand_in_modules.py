@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dis
+import importlib.util
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -18,6 +19,9 @@ from dsexplore.user_code import is_user_file
 from dsexplore.worlds.extensions.needed_imports import importer_of, is_needed
 from dsexplore.worlds.extensions.registry import Names, names_of, registered_package
 from dsexplore.worlds.remarks import Remarks
+
+_ASK_A_DRIVER = ("pynvml",)
+"""Packages that answer for the GPUs of this machine: the simulated ones' answers take their place, installed or not."""
 
 
 class MissingNameError(UsageError, ImportError):
@@ -59,6 +63,7 @@ class _StandInFinder(MetaPathFinder):
     def __init__(self, remarks: Remarks) -> None:
         self._remarks = remarks
         self._names: dict[str, Names] = {}
+        self._hidden = {name for name in _ASK_A_DRIVER if importlib.util.find_spec(name) is not None}
         self.modules: list[str] = []
         """The names of the modules that were made."""
 
@@ -78,7 +83,7 @@ class _StandInFinder(MetaPathFinder):
                 return None  # the package itself is there, and lacks it
             if not self._is_module(package, fullname):
                 raise MissingNameError(_lacks(package, fullname))
-        elif not is_needed(sys._getframe(1)):
+        elif package not in self._hidden and not is_needed(sys._getframe(1)):
             self._note_alternative(package)
             return None
         return ModuleSpec(fullname, _Loader(self, package), is_package=True)
@@ -96,17 +101,41 @@ class _StandInFinder(MetaPathFinder):
         """Return {name: stand-in} of a package."""
         if package not in self._names:
             self._names[package] = names_of(package)
-            self._remarks.note(f"{package} is not installed: a stand-in with the same shapes ran")
+            if package in _ASK_A_DRIVER:
+                self._remarks.note(f"{package} answers as the simulated GPUs")
+            else:
+                self._remarks.note(f"{package} is not installed: a stand-in with the same shapes ran")
         return self._names[package]
+
+    def find(self) -> None:
+        """Make ``import`` find the stand-ins: last, or first where they hide what is installed."""
+        self._kept = {name: sys.modules.pop(name) for name in self._hidden if name in sys.modules}
+        sys.meta_path.append(self)
+        if self._hidden:
+            sys.meta_path.insert(0, _Hiding(self, self._hidden))
 
     def forget(self) -> None:
         """Make ``import`` find none of the stand-ins any more."""
-        sys.meta_path.remove(self)
+        sys.meta_path[:] = [finder for finder in sys.meta_path if getattr(finder, "stand_ins", finder) is not self]
         for name in self.modules:
             sys.modules.pop(name, None)
             parent, _, child = name.rpartition(".")
             if parent in sys.modules:
                 vars(sys.modules[parent]).pop(child, None)
+        sys.modules.update(self._kept)
+
+
+class _Hiding(MetaPathFinder):
+    """Finds stand-ins for packages that are installed, before these are found."""
+
+    def __init__(self, stand_ins: _StandInFinder, packages: set[str]) -> None:
+        self.stand_ins, self._packages = stand_ins, packages
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return the spec of a stand-in for one of the packages, or None."""
+        return self.stand_ins.find_spec(fullname, path, target) if fullname in self._packages else None
 
 
 class _Loader(Loader):
@@ -138,7 +167,7 @@ class _Loader(Loader):
 
 def _find_stand_ins(patches: Patches, parts: Parts) -> None:
     finder = _StandInFinder(parts[Remarks])
-    sys.meta_path.append(finder)
+    finder.find()
     patches.callback(finder.forget)
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 
@@ -48,3 +50,22 @@ def test_pynvml_answers_likewise() -> None:
         assert nvml.nvmlDeviceGetUtilizationRates(handle).gpu == 0
         with pytest.raises(nvml.NVMLError):
             nvml.nvmlDeviceGetHandleByIndex(2)
+        assert nvml.nvmlDeviceGetPciInfo(handle).busId.endswith(":01:00.0")
+        with pytest.raises(nvml.NVMLError_NotSupported, match="not known"):
+            nvml.nvmlDeviceGetMaxPcieLinkGeneration(handle)
+
+
+def test_pynvml_that_is_installed_does_not_answer_for_this_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "pynvml.py").write_text("def nvmlInit():\n    raise OSError('no driver')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    installed = import_module("pynvml")
+    finders = list(sys.meta_path)
+    with simulate(2, hardware="h100"):
+        nvml = import_module("pynvml")
+        nvml.nvmlInit()
+        assert "H100" in nvml.nvmlDeviceGetName(0)
+    assert import_module("pynvml") is installed
+    assert sys.meta_path == finders
+    monkeypatch.delitem(sys.modules, "pynvml")
