@@ -32,6 +32,7 @@ from dsexplore.errors import TraceFileError
 from dsexplore.trace import schema
 from dsexplore.trace.checked_tables import checked_tables
 from dsexplore.trace.ends import RUNNING
+from dsexplore.trace.guarded import check_kind_of_path
 from dsexplore.trace.process_states import end_of_process, host_clock
 from dsexplore.trace.tables import Tables, TraceInfo
 
@@ -205,6 +206,7 @@ def read_journal(file: Path) -> ReadJournal:
     Raises:
         TraceFileError: it is none, or damaged.
     """
+    check_kind_of_path(file)
     try:
         data = file.read_bytes()
         mark, version, count, ended, of_info, of_kinds = _HEAD.unpack_from(data, 0)
@@ -254,7 +256,7 @@ def _tables(info: JournalInfo, kinds: Sequence[Mapping[str, Any]], data: bytes, 
             }
         )
     columns = {name: [row.get(name) for row in rows] for name in schema.EVENTS}
-    notes = [f"rank {info.rank} kept its last {KEPT} of {count} calls"] if first else []
+    notes = [f"rank {info.rank} kept its last {KEPT:,} of {count:,} calls"] if first else []
     return Tables(
         events=pl.DataFrame(columns, schema=schema.EVENTS),
         parameters=schema.empty("parameters"),
@@ -293,11 +295,13 @@ def note_ends(folder: Path, attempt: str) -> None:
         attempt: of the job; a rank may have ended in an earlier block of it.
     """
     for file in journals_in(folder):
-        with suppress(OSError, TraceFileError, ValueError, struct.error), file.open("rb+") as opened:
-            head = opened.read(_KINDS_AT)
-            info = _info(head[_INFO_AT : _INFO_AT + _HEAD.unpack_from(head, 0)[4]])
-            if info.pid == os.getpid() or head[_END_AT] or not is_of_one_job(info.attempt, attempt):
-                continue
-            text = _end_of_process(info).encode()
-            if text:
-                os.pwrite(opened.fileno(), text[: _INFO_AT - _END_AT - 1], _END_AT)
+        with suppress(OSError, TraceFileError, ValueError, struct.error):
+            check_kind_of_path(file)
+            with file.open("rb+") as opened:
+                head = opened.read(_KINDS_AT)
+                info = _info(head[_INFO_AT : _INFO_AT + _HEAD.unpack_from(head, 0)[4]])
+                if info.pid == os.getpid() or head[_END_AT] or not is_of_one_job(info.attempt, attempt):
+                    continue
+                text = _end_of_process(info).encode()
+                if text:
+                    os.pwrite(opened.fileno(), text[: _INFO_AT - _END_AT - 1], _END_AT)

@@ -95,7 +95,7 @@ def load_several(paths: Sequence[Path]) -> Tables:
         raise UsageError("no trace is given: give at least one file")
     if len(paths) == 1:
         return load(paths[0])
-    if all(path.exists() and not path.is_dir() and kind_of_file(path) not in ("", "data") for path in paths):
+    if all(path.is_file() and kind_of_file(path) not in ("", "data") for path in paths):
         return load_foreign(paths)
     try:
         return merge_as_they_come(map(load, paths), "reading traces", len(paths), same_attempt=True)
@@ -267,6 +267,7 @@ def read_file(file: Path) -> Tables:
     Raises:
         TraceFileError: anything is wrong with it.
     """
+    check_kind_of_path(file)
     check_digest(file)
     metadata = guarded(file, lambda: pl.read_parquet_metadata(file))
     version = _checked_version(file, metadata.get(_PREFIX + "format", ""))
@@ -281,8 +282,8 @@ def read_file(file: Path) -> Tables:
     if "inputs" not in side["memory"].columns:  # their bytes were counted as parameters
         side["memory"] = side["memory"].with_columns(inputs=pl.lit(0, dtype=schema.MEMORY["inputs"]))
     info = guarded(file, lambda: info_from_json(metadata[_PREFIX + "info"]))
-    for name, table in (("events", events), *side.items()):
-        _check_columns(file, name, table)
+    events = _with_columns_of(file, "events", events)
+    side = {name: _with_columns_of(file, name, table) for name, table in side.items()}
     if version < schema.UNKNOWN_IS_NULL:
         events = without_placeholders(events, side["groups"])
     tables = Tables(events=events, info=info, **side)
@@ -319,11 +320,17 @@ def _with_nothing_sent_by_recv(events: pl.DataFrame, version: int) -> pl.DataFra
     return events.with_columns(sent.cast(events["wire_bytes"].dtype).alias("wire_bytes"))
 
 
-def _check_columns(file: Path, name: str, table: pl.DataFrame) -> None:
-    if dict(table.schema) != schema.TABLES[name]:
-        wrong = sorted(set(table.schema.items()) ^ set(schema.TABLES[name].items()), key=str)
-        what = f"column {wrong[0][0]!r} is missing, foreign or of another type" if wrong else "columns out of order"
+def _with_columns_of(file: Path, name: str, table: pl.DataFrame) -> pl.DataFrame:
+    """Return the table of that name with its columns in the schema's order.
+
+    Raises:
+        TraceFileError: a column is not the schema's, or one of the schema's is not there.
+    """
+    wrong = sorted(set(table.schema.items()) ^ set(schema.TABLES[name].items()), key=str)
+    if wrong:
+        what = f"column {wrong[0][0]!r} is missing, foreign or of another type"
         raise TraceFileError(f"{file} is damaged: table {name}: {what}; copy or record it again")
+    return table.select(list(schema.TABLES[name]))
 
 
 def _side_table(metadata: Mapping[str, str], name: str) -> pl.DataFrame:

@@ -17,12 +17,12 @@ _LARGE = 4 * 1024 * 1024
 
 
 def check_kind_of_path(path: Path) -> None:
-    """Raise unless a path is a folder or a regular file: a pipe or a device may never end.
+    """Raise if a path is neither a folder nor a regular file: a pipe or a device may never end.
 
     Raises:
         TraceFileError: it is something else.
     """
-    if not path.is_file() and not path.is_dir():
+    if path.exists() and not path.is_file() and not path.is_dir():
         raise TraceFileError(f"{path} is a pipe, a socket or a device: give a file or a folder")
 
 
@@ -51,6 +51,7 @@ def readable(files: Iterable[Path], read: Callable[[Path], T], problems: list[st
     is_any_read = False
     for file in files:
         try:
+            check_kind_of_path(file)
             content = guarded(file, partial(read, file))
         except TraceFileError as error:
             first = first or error

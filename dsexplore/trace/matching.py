@@ -29,7 +29,7 @@ import numpy as np
 import polars as pl
 
 from dsexplore.trace.tables import Tables
-from dsexplore.units import format_seconds
+from dsexplore.units import format_count, format_seconds
 
 POINT_TO_POINT = ("send", "recv")
 TOGETHER = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
@@ -182,16 +182,17 @@ class _Record:
     @property
     def text(self) -> str:
         """Sentence on where the record begins; empty for one that begins with the others."""
+        group = f"group {self.name}" if self.name else "an unnamed group"
         if self.place is None:
             return (
-                f"rank {self.rank}'s file begins elsewhere in group {self.name} than another rank's, and times do not "
-                "say where: its collectives there are compared with no other rank's"
+                f"rank {self.rank}'s file begins elsewhere in {group} than another rank's, and times do not say where: "
+                "its collectives there are compared with no other rank's"
             )
         if not self.place:
             return ""
         within = f" (ends then agree within {format_seconds(self.within / 1e9)})" if math.isfinite(self.within) else ""
         return (
-            f"rank {self.rank}'s file begins {self.place:,} collectives of group {self.name} later than another "
+            f"rank {self.rank}'s file begins {format_count(self.place, 'collective')} of {group} later than another "
             f"rank's{within}"
         )
 

@@ -63,7 +63,8 @@ def events_frame(rows: list[dict[str, Any]]) -> pl.DataFrame:
     for given in rows:
         row = {**DEFAULT, **given}
         row["seq"] = numbers[row["rank"]] = numbers.get(row["rank"], -1) + 1
-        row.setdefault("wire_bytes", wire_bytes(row["op"], row["message_bytes"], row["group_size"]))
+        if "wire_bytes" not in row:
+            row["wire_bytes"] = wire_bytes(row["op"], row["message_bytes"], row["group_size"])
         if "owner" not in given:
             row["owner"] = row["trigger"]
         full.append({name: row[name] for name in schema.EVENTS})

@@ -86,7 +86,7 @@ def test_the_ring_keeps_the_last_calls_and_says_how_many_there_were(journal: Cal
     read = read_journal(journal.file)
     assert read.events == KEPT + 5
     assert read.tables("").events["group_seq"].to_list() == list(range(5, KEPT + 5))
-    assert read.tables("").info.notes == (f"rank 0 kept its last {KEPT} of {KEPT + 5} calls",)
+    assert read.tables("").info.notes == (f"rank 0 kept its last {KEPT:,} of {KEPT + 5:,} calls",)
     journal.close(remove=True)
 
 

@@ -1,8 +1,13 @@
 """The ranks that cause a hang, by rules that are tried in a fixed order: each is a function, and a `Kind` of its name.
 
+Before all others:
+
+0. ``_torn_message``: both ends of a message that differ in size, where the backend aborted one of them for it.
+
 Where no rank waits in a recorded call:
 
-1. ``_outside``: ranks that ended while others are in ``new_group`` or at a store, else those in other code than most.
+1. ``_outside``: ranks that ended while others are in ``new_group`` or at a store, those that a signal ended or that
+   torch's own error names, else those in other code than most.
 
 Otherwise the first of these two that applies answers alone, as whom the others wait for has done its part:
 
@@ -36,10 +41,11 @@ from typing import Literal
 
 from dsexplore.analysis.hangs.hang_evidence import HangEvidence
 from dsexplore.analysis.hangs.misdirected import misdirected
-from dsexplore.analysis.hangs.mismatches import Mismatch, mismatches, signature
+from dsexplore.analysis.hangs.mismatches import Mismatch, mismatches, signature, torn_message
 from dsexplore.analysis.hangs.odd_ranks import stopped_unseen, went_past
+from dsexplore.analysis.hangs.outside import outside
 from dsexplore.analysis.hangs.rank_calls import Instance, JobCalls, RankCall
-from dsexplore.analysis.hangs.standing import Standing, odd_ones, outnumbered
+from dsexplore.analysis.hangs.standing import outnumbered
 from dsexplore.analysis.hangs.unlike_groups import unlike_groups
 from dsexplore.analysis.hangs.wavefront import Wavefront
 
@@ -85,6 +91,9 @@ def blame(job: JobCalls, front: Wavefront, mismatched: Iterable[Mismatch] | None
         front: of the same job.
         mismatched: its `mismatches`, where they are known already.
     """
+    torn = _torn_message(job)
+    if torn is not None:
+        return torn
     if not job.waiting:
         untold = tuple(sorted(rank for rank, known in job.ranks.items() if not known.tells_whether_it_waits))
         return _outside(job) or (Blame("unknown", suspects=untold) if untold else Blame("none"))
@@ -109,21 +118,16 @@ def _ascending(ranks: Iterable[int]) -> tuple[int, ...]:
     return tuple(sorted(ranks))
 
 
-def _outside(job: JobCalls) -> Blame | None:
-    """Blame ranks outside all recorded calls: those that ended, else those that stand elsewhere than most.
+def _torn_message(job: JobCalls) -> Blame | None:
+    """Suspect both ends of a message for whose size the backend aborted one of them."""
+    message = torn_message(job)
+    return None if message is None else Blame("unmet", suspects=_ascending(message.calls), instances=(message,))
 
-    Returns:
-        None unless all running ranks are known to be stuck, which takes their stacks.
-    """
-    running = {rank: calls for rank, calls in job.ranks.items() if calls.end is None and calls.has_evidence}
-    if job.stood is None or not running or not all(calls.stack for calls in running.values()):
-        return None
-    standing = {rank: Standing.of(calls.stack) for rank, calls in running.items()}
-    waits = any(place.call for place in standing.values())
-    left = sorted(rank for rank, calls in job.ranks.items() if calls.end is not None)
-    unseen = sorted(job.ranks.keys() - running.keys() - set(left))
-    culprits = tuple(left) if left and waits else odd_ones(standing)
-    return Blame("outside", culprits, () if culprits else _ascending({*unseen, *running}))
+
+def _outside(job: JobCalls) -> Blame | None:
+    """Blame ranks outside all recorded calls."""
+    found = outside(job)
+    return None if found is None else Blame("outside", *found)
 
 
 def _misdirected(evidence: HangEvidence) -> Blame | None:

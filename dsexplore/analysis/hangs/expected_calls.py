@@ -1,6 +1,6 @@
 """The next call that a rank would have made, had it gone on as before: a program repeats its steps.
 
-The calls before a place are looked for everywhere else, on the same rank and on all others, as many of them as are
+The calls before a place are looked for everywhere else, on the same rank and on others, as many of them as are
 found; what followed there, most often, was to be expected here.
 """
 
@@ -84,6 +84,8 @@ class ExpectedCalls:
         if (rank, at) in unheard:
             return False
         text = self._texts[rank]
+        if text[at] in self._message_codes:
+            voters = {voter for voter in voters if self._messages_of[voter] == self._messages_of[rank]}
         others, also_judged = judged | {(rank, at)}, unheard | {(rank, at)}
         voters = voters | {rank}
         votes = self._votes(text, at, others, voters) or self._votes(text, at, also_judged, voters)
@@ -128,6 +130,14 @@ class ExpectedCalls:
     def _message_codes(self) -> set[str]:
         calls = (call for calls_of_rank in self._job.ranks.values() for call in calls_of_rank.calls if call.is_message)
         return set(map(self._code, calls))
+
+    @cached_property
+    def _messages_of(self) -> dict[int, set[str]]:
+        """{rank: its messages by peer}: the first stage of a pipeline does not call what the middle ones do."""
+        return {
+            rank: {f"{call.op}{call.peer_ahead}" for call in calls_of_rank.calls if call.is_message}
+            for rank, calls_of_rank in self._job.ranks.items()
+        }
 
     @cached_property
     def _codes(self) -> dict[tuple[str, ...], str]:

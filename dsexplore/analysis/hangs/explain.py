@@ -120,8 +120,8 @@ def _stacks(sources: Iterable[Path], tables: Tables, earlier: Iterable[int]) -> 
     folders = [source if source.is_dir() else source.parent for source in sources]
     stacks = {}
     for file in (file for folder in folders for file in sorted(folder.glob("rank-*.stack.txt"))):
-        rank = int(file.name[5:].partition(".")[0])
-        if rank not in standing:
+        number = file.name[5:].partition(".")[0]
+        if not number.isdecimal() or (rank := int(number)) not in standing or not file.is_file():
             continue
         text = file.read_text(encoding="utf-8", errors="replace")
         main = text.partition("\nThread ")[0]

@@ -103,7 +103,7 @@ def _of_missing(job: JobCalls, blamed: Blame) -> Reason:
 
 
 def _of_message(blamed: Blame) -> Reason:
-    first, second = blamed.instances[0].pending
+    first, second = blamed.instances[0].calls.values()
     if first.dtype != second.dtype and first.dtype and second.dtype:
         return "other dtype"
     have_sizes = first.message_bytes and second.message_bytes

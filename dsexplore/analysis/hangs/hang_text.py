@@ -38,7 +38,7 @@ def sentence(job: JobCalls, front: Wavefront, blame: Blame, parted: Sequence[Mis
     if blame.kind == "extra":
         return _extra_text(job, front, blame)
     if blame.kind == "unmet":
-        return _unmet_text(blame)
+        return _unmet_text(job, blame)
     if blame.kind == "misdirected":
         return _misdirected_text(front, blame)
     if blame.kind == "mismatch" and blame.mismatch is not None:
@@ -191,10 +191,12 @@ def _waits_by_call(front: Wavefront, ranks: Iterable[int]) -> list[str]:
     for rank in sorted(ranks):
         for call in front.heads.get(rank, [])[:1]:
             together.setdefault((call.op, call.label, short_line(call.source), call.message_bytes), []).append(call)
-    return [
-        f"{format_ranks(call.rank for call in calls)} {'waits' if len(calls) == 1 else 'wait'} in {call_text(calls[0])}"
-        for calls in together.values()
-    ]
+    texts = []
+    for calls in together.values():
+        of_all = calls[0] if len({call.pair for call in calls}) == 1 else calls[0]._replace(pair=None)
+        verb = "waits" if len(calls) == 1 else "wait"
+        texts.append(f"{format_ranks(call.rank for call in calls)} {verb} in {call_text(of_all)}")
+    return texts
 
 
 def _mismatch_text(parted: Mismatch, blame: Blame) -> str:
@@ -304,10 +306,13 @@ def _ring_text(front: Wavefront, heads: Sequence[RankCall]) -> str:
     return f"{how.get(frozenset(ops), 'each waits for the next')}: {'→'.join(map(str, ring))}"
 
 
-def _unmet_text(blame: Blame) -> str:
+def _unmet_text(job: JobCalls, blame: Blame) -> str:
     """Say that a send and a receive wait for each other but do not match, and why."""
-    sent, received = sorted(blame.instances[0].pending, key=lambda call: call.op, reverse=True)
-    texts = [f"rank {call.rank} waits in {call_text(call)}" for call in (sent, received)]
+    sent, received = sorted(blame.instances[0].calls.values(), key=lambda call: call.op, reverse=True)
+    texts = [
+        f"rank {call.rank} {'waits in' if call.is_pending else 'called'} {call_text(call)}" for call in (sent, received)
+    ]
+    ended = [_end_text(job, rank) for rank in blame.suspects if job.ranks[rank].last_of_aborted]
     sizes = [call.message_bytes for call in (sent, received)]
     if sent.dtype != received.dtype and sent.dtype and received.dtype:
         why = f"by dtype ({sent.dtype} sent, {received.dtype} received)"
@@ -315,7 +320,8 @@ def _unmet_text(blame: Blame) -> str:
         why = f"by size ({format_bytes(sizes[0])} sent, {format_bytes(sizes[1])} received)"
     else:
         why = "by tag, which the recorder does not keep, or by order"
-    return "; ".join([*texts, f"they wait for each other's message, and these differ {why}", _odd_text(blame)])
+    how = "the ends of one message differ" if ended else "they wait for each other's message, and these differ"
+    return "; ".join([*texts, f"{how} {why}", *ended, _odd_text(blame)])
 
 
 def _misdirected_text(front: Wavefront, blame: Blame) -> str:

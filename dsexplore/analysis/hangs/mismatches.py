@@ -148,6 +148,16 @@ def _parted_lines(instances: Sequence[Instance]) -> Mismatch | None:
     return None
 
 
+def torn_message(job: JobCalls) -> Instance | None:
+    """Return the first message whose ends differ in size, of a rank that SIGABRT ended: gloo aborts for that."""
+    for calls in job.ranks.values():
+        for call in calls.messages_of_aborted:
+            message = job.instance_of(call)
+            if _differ(end.message_bytes for end in message.calls.values()):
+                return message
+    return None
+
+
 def signature(call: RankCall) -> Signature:
     """Return the properties of a call that must agree on all ranks of a group."""
     op, sent, received, root = call.op, call.sent, call.received, call.root

@@ -19,6 +19,8 @@ from dsexplore.trace.schema import State
 from dsexplore.units import format_ranks
 
 _HASH = re.compile("[0-9a-f]{40}")
+_AT_ONCE = 64
+"""Last calls of a rank among which a message may be that it did not wait for."""
 WITH_TAGS = ("gloo", "mpi", "ucc")
 """The libraries whose messages have tags."""
 
@@ -127,7 +129,16 @@ class RankCall(NamedTuple):
     def token(self) -> tuple[str, ...]:
         """Call without time and rank: equal for ranks that execute the same line of a program."""
         size = self.sent if self.sent is not None else self.message_bytes  # of an all_to_all, each rank has its own
-        return (self.kind, self.op, self.dtype, "" if self.op == "all_to_all" else str(size))
+        return (self.kind, f"{self.op}{self.peer_ahead}", self.dtype, "" if self.op == "all_to_all" else str(size))
+
+    @property
+    def peer_ahead(self) -> str:
+        """How many ranks of the group the peer of a message is ahead, in a ring: ``" +1"`` for the next; else empty."""
+        ranks = self.group.ranks
+        if self.pair is None or not {*self.pair} <= {*ranks}:
+            return ""
+        peer = self.pair[0] if self.pair[0] != self.rank else self.pair[1]
+        return f" +{(ranks.index(peer) - ranks.index(self.rank)) % len(ranks)}"
 
 
 class RankEnd(NamedTuple):
@@ -203,8 +214,16 @@ class RankCalls:
     @property
     def last_of_aborted(self) -> list[RankCall]:
         """Last call of a rank that SIGABRT ended: gloo aborts a rank that gets another size than it expects."""
-        is_aborted = self.end is not None and self.end.text == f"{KILLED}SIGABRT"
-        return list(self.calls[-1:]) if is_aborted else []
+        return list(self.calls[-1:]) if self._is_aborted else []
+
+    @property
+    def messages_of_aborted(self) -> list[RankCall]:
+        """Last messages of a rank that SIGABRT ended: those of one batch, and those issued before without a wait."""
+        return [call for call in self.calls[-_AT_ONCE:] if call.pair is not None] if self._is_aborted else []
+
+    @property
+    def _is_aborted(self) -> bool:
+        return self.end is not None and self.end.text == f"{KILLED}SIGABRT"
 
     @cached_property
     def highest(self) -> dict[GroupId, int]:

@@ -103,10 +103,12 @@ _LEFT_OUT = {
 
 
 def kind_of_file(file: Path) -> Kind:
-    """Return the tool that wrote a file, recognized by the beginning of its content."""
+    """Return the tool that wrote a file, recognized by the beginning of its content; of a pipe, which has none, ""."""
     try:
-        begin = unpacked_beginning(file)
+        begin = unpacked_beginning(file) if file.is_file() else None
     except OSError:
+        return ""
+    if begin is None:
         return ""
     if is_tar(begin):
         return "archive"

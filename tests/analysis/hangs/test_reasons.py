@@ -257,3 +257,36 @@ def test_a_group_that_one_rank_makes_of_other_ranks_is_said() -> None:
     )
     assert (found.culprits, found.reason) == ((1,), "other group order")
     assert "ranks 0, 2 made it of ranks 0–2, rank 1 made it of ranks 0, 1" in found.sentence
+
+
+@pytest.mark.parametrize(
+    ("sizes", "end", "reason"),
+    [
+        ((32, 4096), "was killed by SIGABRT", "other size"),
+        ((32, 32), "was killed by SIGABRT", "none"),
+        ((32, 4096), "ended its block", "none"),
+    ],
+)
+def test_a_rank_that_gloo_aborted_for_a_message_s_size_is_one_of_both_ends(
+    sizes: tuple[int, int], end: str, reason: str
+) -> None:
+    sent = {"op": "send", "peer": 1, "message_bytes": sizes[0], "source": "train.py:3"}
+    received = {"op": "recv", "peer": 0, "message_bytes": sizes[1], "source": "train.py:5", "state": "scheduled"}
+    found = report({0: [FIRST, sent], 1: [FIRST, received], 2: [FIRST]}, ends=("ended its block", end, "running"))
+    assert (found.reason, found.suspects) == (reason, (0, 1) if reason == "other size" else ())
+    if reason == "other size":
+        assert found.lines == {0: "train.py:3", 1: "train.py:5"}
+        assert "the ends of one message differ by size (32 B sent, 4 KiB received); rank 1 was killed" in found.sentence
+
+
+def test_stages_of_a_pipeline_are_judged_by_stages_that_play_their_part() -> None:
+    """The first stage receives twice at the end of its schedule, which the middle one never does."""
+    to, back, sent_back = ({"op": op, "peer": peer} for op, peer in (("send", 1), ("recv", 1), ("send", 0)))
+    first = [to, to, back, to, back, back, {**back, **WAITS}]
+    forward = [{"op": "recv", "peer": 0}, {"op": "send", "peer": 2}]
+    middle = [*forward, *forward, {"op": "recv", "peer": 2}, sent_back, *forward]
+    middle = [*middle, *[{"op": "recv", "peer": 2}, sent_back] * 2, {"op": "recv", "peer": 0, **WAITS}]
+    last = [{"op": op, "peer": 1} for op in ("recv", "send") * 3]
+    found = report({0: first, 1: middle, 2: last}, ends=("running", "running", "ended its block"))
+    assert (found.culprits, found.suspects, found.reason) == ((), (0, 1), "messages in a circle")
+    assert found.sentence.startswith("ranks 0, 1 wait in recv (train.py:7, group 0, 1 KiB); each receives first: 0→1→0")
