@@ -9,7 +9,13 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from dsexplore.aio.data_loaders.feeding_result import FeedingResult
-from dsexplore.aio.data_loaders.process_use import ProcessUse, children_of, use_of, used_between
+from dsexplore.aio.data_loaders.process_use import (
+    ProcessUse,
+    children_of,
+    helpers_of_multiprocessing,
+    use_of,
+    used_between,
+)
 from dsexplore.errors import UsageError
 from dsexplore.signatures import names_arguments
 
@@ -79,9 +85,8 @@ def measure(
         if now - looked >= _BETWEEN_LOOKS:
             looked, seen = now, {**seen, **look()[1]}
     took = clock() - begun
-    after, workers_after = look()
-    if not workers_after:  # they end with their data set
-        workers_after = seen
+    after, last = look()
+    workers_after = {**seen, **last}  # workers end with their data set
     if not count:
         raise UsageError(f"the loader has no more than {skipped} batches: give skipped=0, or a longer one")
     return FeedingResult(
@@ -103,8 +108,9 @@ def _next(batches: object, number: int) -> None:
 
 
 def _look(others: set[int]) -> tuple[dict[int, ProcessUse], dict[int, ProcessUse]]:
-    """Return the use of this process, and of its child processes except `others`, which are no workers."""
-    return use_of([os.getpid()]), use_of([pid for pid in children_of(os.getpid()) if pid not in others])
+    """Return the use of this process, and of its child processes except `others` and helpers, which are no workers."""
+    pids = set(children_of(os.getpid())) - others - helpers_of_multiprocessing()
+    return use_of([os.getpid()]), use_of(pids)
 
 
 def samples_of(batch: object) -> int:

@@ -87,8 +87,9 @@ class FeedingResult(Displayable):
             return "other programs"
         if ready >= _BUSY:
             return "workers" if self.workers else "this process"
-        if self.own.cpu_seconds >= _BUSY * self.seconds:
-            return "this process"
+        if self.own.cpu_seconds + self.own.queued_seconds >= _BUSY * self.seconds:
+            queues = self.own.queued_seconds >= _QUEUES * (self.own.cpu_seconds + self.own.queued_seconds)
+            return "other programs" if queues else "this process"
         nbytes = max(self.own.read + self.of_workers.read, self.nbytes)
         return "disk" if self.own.from_disk + self.of_workers.from_disk > _FEW * nbytes else "neither"
 

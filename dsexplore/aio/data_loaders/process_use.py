@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -57,6 +58,14 @@ def children_of(parent: int) -> list[int]:
                 children += started
                 waiting += started
     return children
+
+
+def helpers_of_multiprocessing() -> set[int]:
+    """Return the processes that ``multiprocessing`` starts beside workers: its resource tracker and its fork server."""
+    names = {"multiprocessing.resource_tracker": "_resource_tracker", "multiprocessing.forkserver": "_forkserver"}
+    helpers = [getattr(sys.modules[module], name, None) for module, name in names.items() if module in sys.modules]
+    pids = [getattr(helper, name, None) for helper in helpers for name in ("_pid", "_forkserver_pid")]
+    return {pid for pid in pids if pid is not None}
 
 
 def used_between(before: dict[int, ProcessUse], after: dict[int, ProcessUse]) -> ProcessUse:

@@ -129,20 +129,30 @@ def parquet_shard(path: Path) -> None:
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
-    ("name", "write", "nbytes", "workers"),
-    [("tar", tar_shard, 4096, 0), ("tar", tar_shard, 4096, 2), ("parquet", parquet_shard, 16 * 8, 0)],
+    ("name", "write", "nbytes", "workers", "start"),
+    [
+        ("tar", tar_shard, 4096, 0, None),
+        ("tar", tar_shard, 4096, 2, "fork"),
+        ("tar", tar_shard, 4096, 2, "spawn"),
+        ("parquet", parquet_shard, 16 * 8, 0, None),
+    ],
 )  # polars must not be used in forked workers
 def test_files_read_by_real_workers(
-    name: str, write: Callable[[Path], None], nbytes: int, workers: int, tmp_path: Path, request: pytest.FixtureRequest
+    name: str,
+    write: Callable[[Path], None],
+    nbytes: int,
+    workers: int,
+    start: str | None,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
 ) -> None:
     files = [tmp_path / f"{number}.{name}" for number in range(4)]
     for file in files:
         write(file)
-    context = "fork" if workers else None
     other = subprocess.Popen(["sleep", "600"])  # a child of this process that is no worker
     request.addfinalizer(other.wait)
     request.addfinalizer(other.kill)
-    loader = DataLoader(Shards(files), batch_size=8, num_workers=workers, multiprocessing_context=context)
+    loader = DataLoader(Shards(files), batch_size=8, num_workers=workers, multiprocessing_context=start)
     found = aio.feeding(loader, seconds=60, step_seconds=1e-6, skipped=0)
     assert (found.batches, found.samples, found.nbytes) == (16, 128, 128 * nbytes)
     assert found.workers == workers

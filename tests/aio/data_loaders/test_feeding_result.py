@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from dsexplore.aio.data_loaders.feeding_result import FeedingResult
@@ -59,6 +61,12 @@ def test_waiting_for_a_processor_is_not_waiting_for_something_else(
     found = feeding(workers, own, of_workers, queued=queued)
     assert found.limit == limit
     assert ("waiting for a processor" in found.lines()[1]) == (queued > 1)
+
+
+@pytest.mark.parametrize(("own", "queued", "limit"), [(1.0, 8.0, "other programs"), (8.0, 1.0, "this process")])
+def test_the_process_that_takes_batches_waits_for_a_processor_too(own: float, queued: float, limit: str) -> None:
+    found = feeding(2, own, 4.0)
+    assert replace(found, own=found.own._replace(queued_seconds=queued)).limit == limit
 
 
 def test_a_step_waits_for_what_the_loader_takes_longer() -> None:
