@@ -277,7 +277,7 @@ class Setup:
         if not self.plan.writes(is_scratch=True):
             return ""
         limit = self.plan.most_written
-        return ", then more without limit" if limit is None else f", up to {format_bytes(limit)} in all"
+        return f", then over it {'without limit' if limit is None else f'up to {format_bytes(limit)} in all'}"
 
     def _fill(self, fd: int, seed: int) -> None:
         """Write random data once over the whole file, so that reads find blocks and writes overwrite them."""

@@ -93,7 +93,7 @@ def test_what_all_write_is_counted_and_bounded(tmp_path: Path) -> None:
     said: list[str] = []
     words = {**QUICK, "seconds": 20, "progress": lambda p: said.append(p.text)}
     result = sweep(tmp_path, **words, processes=2, max_written="400MiB")  # type: ignore[arg-type]
-    assert said[0] == "writing 2 × 16 MiB of random data, up to 400 MiB in all"
+    assert said[0] == "writing 2 × 16 MiB of random data, then over it up to 400 MiB in all"
     assert (32 << 20) < result.bytes_written <= 400 << 20
     assert result.spent
 

@@ -259,7 +259,7 @@ def test_no_more_is_written_than_may_be(tmp_path: Path, most: str, compared: boo
 
     before = written_by_this_process()
     result = sweep(tmp_path, **{**QUICK, "seconds": 90}, max_written=most, progress=report)  # type: ignore[arg-type]
-    assert said[0] == f"writing 32 MiB of random data, up to {most.replace('MiB', ' MiB')} in all"
+    assert said[0] == f"writing 32 MiB of random data, then over it up to {most.replace('MiB', ' MiB')} in all"
     assert written_before[0] - before < 1 << 20  # said before it is written
     assert bool(result.rounds) is compared
     assert (32 << 20) < result.bytes_written <= result.conditions.most_written  # type: ignore[operator]
