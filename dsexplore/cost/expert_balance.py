@@ -67,11 +67,16 @@ def imbalance(load: pl.DataFrame) -> float:
     return float(max([1.0, *ratios.drop_nulls().drop_nans()]))
 
 
-def of_busiest_rank(items: Sequence[Item], factor: float) -> list[Item]:
+def of_busiest_rank(items: Sequence[Item], factor: float, ridge: float) -> list[Item]:
     """Return the work of the rank of experts that has `factor` times as many tokens as the mean.
 
-    What runs between the first and the second all_to_all of each two on an axis takes that many times as long; their
-    own times are larger already.
+    What runs between the first and the second all_to_all of each two on an axis takes that many times as long, but for
+    products of so few tokens that reading the experts is what takes long; the exchanges' own times are larger already.
+
+    Args:
+        items: the work of the mean rank.
+        factor: 1 or more.
+        ridge: FLOPs of a product in the time in which a byte is read.
     """
     exchanges = [item for item in items if isinstance(item, Collective) and item.op == "all_to_all"]
     largest = {exchange.axis: 0 for exchange in exchanges}
@@ -85,6 +90,22 @@ def of_busiest_rank(items: Sequence[Item], factor: float) -> list[Item]:
                 inside ^= {item.axis}
         elif isinstance(item, Kernels) and inside:
             low, expected, high = item.seconds
-            item = replace(item, seconds=(low * factor, expected * factor, high * factor))
+            longer = _longer(item.shape, factor, ridge)
+            item = replace(item, seconds=(low * longer, expected * longer, high * longer))
         done.append(item)
     return done
+
+
+def _longer(shape: Sequence[int], factor: float, ridge: float) -> float:
+    """Return how many times as long a kernel takes with `factor` times as many rows; of 16 bits where it is a product.
+
+    Args:
+        shape: batch, m, n, k; empty unless it is a product whose shape is known.
+        factor: on m.
+        ridge: as for `of_busiest_rank`.
+    """
+    if len(shape) != 4:
+        return factor
+    _, rows, n, k = shape
+    before, after = (max(m * n * k / ridge, m * k + n * k + m * n) for m in (rows, rows * factor))
+    return after / before

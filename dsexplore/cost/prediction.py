@@ -22,10 +22,11 @@ from dsexplore.cost.memory_need import MemoryNeed, Saving, outside_bytes
 from dsexplore.cost.memory_savings import Savings
 from dsexplore.cost.peak_memory import PeakMemory, peak_memory
 from dsexplore.cost.pipeline_times import EXPECTED, HIGH, LOW, PipelineTimes, RankTimes, with_microbatches
+from dsexplore.cost.product_time import stated_rate
 from dsexplore.cost.range import Range
 from dsexplore.cost.rank_program import Collective, Options, programs
 from dsexplore.cost.schedules import ScheduledAction, read_schedule
-from dsexplore.cost.stream_simulation import GAPS, SimulatedStep, Span, is_receiving
+from dsexplore.cost.stream_simulation import SECONDS_OF_MODULES, Span, seconds_by_module
 from dsexplore.display import Displayable
 from dsexplore.errors import UsageError
 from dsexplore.trace.tables import Tables
@@ -49,8 +50,11 @@ class Prediction(Displayable):
         if options.async_tp:
             read = [replace(program, items=in_pieces(program.items)) for program in read]
         if options.expert_imbalance > 1 and not tables.events["send_splits"].is_not_null().any():
+            compute, memory = cluster.compute, cluster.memory
+            ridge = stated_rate("bfloat16", cluster) * compute.achievable / (memory.bandwidth * memory.achievable)
             read = [
-                replace(program, items=of_busiest_rank(program.items, options.expert_imbalance)) for program in read
+                replace(program, items=of_busiest_rank(program.items, options.expert_imbalance, ridge))
+                for program in read
             ]
         # Ranks of one machine send with the processors that they compute with: nothing is hidden.
         overlap = options.overlap and cluster.topology != "host"
@@ -180,13 +184,15 @@ class Prediction(Displayable):
         Columns: ``module``, ``phase``, ``compute``, ``communication``, ``exposed``, ``idle``, and ``_low`` and
             ``_high`` of compute and exposed. Their sums are those of the step; waiting for other stages has no module.
         """
-        parts = [_per_module(self._slowest.played(end), self._slowest.bubble(end)) for end in (LOW, EXPECTED, HIGH)]
+        parts = [
+            seconds_by_module(self._slowest.played(end), self._slowest.bubble(end)) for end in (LOW, EXPECTED, HIGH)
+        ]
         low, expected, high = parts
         rows = [
             {
                 "module": module,
                 "phase": phase,
-                **{name: expected[module, phase][name] for name in _COLUMNS},
+                **{name: expected[module, phase][name] for name in SECONDS_OF_MODULES},
                 **{
                     f"{name}_{suffix}": part[module, phase][name]
                     for name in ("compute", "exposed")
@@ -196,7 +202,7 @@ class Prediction(Displayable):
             for module, phase in expected
         ]
         kinds = {"module": pl.String, "phase": pl.String}
-        names = [*kinds, *_COLUMNS, "compute_low", "compute_high", "exposed_low", "exposed_high"]
+        names = [*kinds, *SECONDS_OF_MODULES, "compute_low", "compute_high", "exposed_low", "exposed_high"]
         return pl.DataFrame(rows, schema={name: kinds.get(name, pl.Float64) for name in names})
 
     def by_axis(self) -> pl.DataFrame:
@@ -275,6 +281,7 @@ class Prediction(Displayable):
         attention: Attention | None = None,
         expandable_segments: bool | None = None,
         expert_imbalance: float | None = None,
+        cuda_graphs: bool | None = None,
         batch: float = 1,
         sequence: float = 1,
     ) -> Prediction:
@@ -289,6 +296,7 @@ class Prediction(Displayable):
             attention: the implementation of attention, ``"flash-2"`` or ``"cudnn"``.
             expandable_segments: whether the allocator's segments can grow.
             expert_imbalance: tokens of the busiest rank of experts beside the mean.
+            cuda_graphs: whether CUDA graphs launch all kernels.
             batch: factor on the number of samples. A 1F1B pipeline repeats that many times as many microbatches;
                 anything else needs a new trace.
             sequence: factor on the sequence length; anything but 1 needs a new trace.
@@ -305,6 +313,7 @@ class Prediction(Displayable):
             "attention": attention,
             "expandable_segments": expandable_segments,
             "expert_imbalance": expert_imbalance,
+            "cuda_graphs": cuda_graphs,
         }
         changed = {name: value for name, value in given.items() if value is not None}
         if ranks_per_node == 0:
@@ -326,9 +335,6 @@ class Prediction(Displayable):
         return f"<Prediction: {self.step} per step on {self.cluster.name}, {self.memory / 2**30:.1f} GiB>"
 
 
-_COLUMNS = ("compute", "communication", "exposed", "idle")
-
-
 def predict(
     tables: Tables,
     hardware: Cluster | str | os.PathLike[str] = "h100",
@@ -341,6 +347,7 @@ def predict(
     attention: Attention = "flash-2",
     expandable_segments: bool = False,
     expert_imbalance: float = 1.0,
+    cuda_graphs: bool = False,
 ) -> Prediction:
     """Predict the cost of one step of a trace on a cluster; see `Trace.predict`.
 
@@ -350,7 +357,7 @@ def predict(
     if ranks_per_node is not None and (not isinstance(ranks_per_node, int) or ranks_per_node < 1):
         raise UsageError(f"ranks_per_node={ranks_per_node!r} is no number of ranks: give 1 or more")
     options = Options(
-        ranks_per_node, compiled, overlap, step, async_tp, attention, expandable_segments, expert_imbalance
+        ranks_per_node, compiled, overlap, step, async_tp, attention, expandable_segments, expert_imbalance, cuda_graphs
     )
     return Prediction(tables, as_cluster(hardware), _checked(options))
 
@@ -386,15 +393,3 @@ def _range(values: list[float]) -> Range:
     """Build a range from three simulated numbers, sorted, since more of one quantity may leave less of another."""
     low, high = min(values), max(values)
     return Range(low, min(max(values[1], low), high), high)
-
-
-def _per_module(played: SimulatedStep, bubble: float) -> dict[tuple[str, str], dict[str, float]]:
-    totals: dict[tuple[str, str], dict[str, float]] = defaultdict(lambda: dict.fromkeys(_COLUMNS, 0.0))
-    for span in played.spans:
-        if is_receiving(span):
-            continue
-        name = span.kind if span.kind in (*GAPS, "communication") else "compute"
-        totals[span.module, span.phase][name] += span.seconds
-    if bubble:
-        totals["", "other"]["idle"] += bubble
-    return totals

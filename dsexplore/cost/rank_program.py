@@ -136,6 +136,7 @@ class Options:
             ``PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True``.
         expert_imbalance: how many times as many tokens as the mean the busiest rank of experts has, where the trace has
             even all_to_alls; those with uneven splits are as they are.
+        cuda_graphs: whether CUDA graphs launch all kernels, so that none waits for the CPU.
     """
 
     ranks_per_node: int | None = None
@@ -146,6 +147,7 @@ class Options:
     attention: Attention = "flash-2"
     expandable_segments: bool = False
     expert_imbalance: float = 1.0
+    cuda_graphs: bool = False
 
 
 def _fullest_step(kernels: pl.DataFrame) -> int:
@@ -264,7 +266,8 @@ class _ItemReader:
                 slowest * kernel_seconds(row, self.cluster, speed, compiled, self.options.attention, self._busy)
                 for slowest, speed in zip(self._slowest, SPEEDS, strict=True)
             )
-            least, host, most = (host_seconds(row, self.cluster, speed, compiled) for speed in SPEEDS)
+            launched = 0.0 if self.options.cuda_graphs and self.cluster.generation != "cpu" else 1.0
+            least, host, most = (launched * host_seconds(row, self.cluster, speed, compiled) for speed in SPEEDS)
             self._costs[key] = (low, expected, high), (least, host, most)
         return self._costs[key]
 

@@ -297,3 +297,24 @@ class _Streams:
         others = [span for span in self.links.get(link, ()) if span[1] > self.now or span[1] > start]
         self.links[link] = others
         return sum(max(0.0, min(end, b) - max(start, a)) for a, b in others)
+
+
+SECONDS_OF_MODULES = ("compute", "communication", "exposed", "idle")
+
+
+def seconds_by_module(played: SimulatedStep, bubble: float) -> dict[tuple[str, str], dict[str, float]]:
+    """Return {(module, phase): {one of `SECONDS_OF_MODULES`: seconds}} of a rank's step, in the order of their begin.
+
+    Args:
+        played: the step.
+        bubble: seconds for which the rank waits for other stages, which count as idle outside of modules.
+    """
+    totals: dict[tuple[str, str], dict[str, float]] = defaultdict(lambda: dict.fromkeys(SECONDS_OF_MODULES, 0.0))
+    for span in played.spans:
+        if is_receiving(span):
+            continue
+        name = span.kind if span.kind in (*GAPS, "communication") else "compute"
+        totals[span.module, span.phase][name] += span.seconds
+    if bubble:
+        totals["", "other"]["idle"] += bubble
+    return totals

@@ -203,6 +203,7 @@ class Analyses(Displayable):
         attention: Literal["flash-2", "cudnn"] = "flash-2",
         expandable_segments: bool = False,
         expert_imbalance: float = 1.0,
+        cuda_graphs: bool = False,
     ) -> Prediction:
         """Predict how long one step of this program takes on a cluster and how much memory it needs, with ranges.
 
@@ -221,6 +222,8 @@ class Analyses(Displayable):
             expert_imbalance: how many times as many tokens as the mean the busiest rank of experts has: its messages
                 and what it computes are that much larger. All_to_alls whose uneven splits the trace has stay as they
                 are.
+            cuda_graphs: whether CUDA graphs launch all kernels, as in ``torch.cuda.graph`` or an engine's decoding: no
+                kernel waits for the CPU that launches it.
 
         Raises:
             UsageError: the trace was recorded without ``costs=True``, has no such step, or there is no such hardware.
@@ -244,6 +247,7 @@ class Analyses(Displayable):
             attention=attention,
             expandable_segments=expandable_segments,
             expert_imbalance=expert_imbalance,
+            cuda_graphs=cuda_graphs,
         )
         return prediction
 

@@ -10,7 +10,8 @@ from torch import nn
 
 import dsexplore
 from dsexplore import UsageError
-from dsexplore.cost.expert_balance import expert_load, imbalance
+from dsexplore.cost.expert_balance import expert_load, imbalance, of_busiest_rank
+from dsexplore.cost.rank_program import Collective, Kernels
 from dsexplore.trace.trace import Trace
 
 RANKS, WIDTH, TOKENS = 4, 1024, 4096
@@ -90,3 +91,44 @@ def test_even_tokens_say_nothing(even: Trace) -> None:
 def test_the_busiest_rank_has_no_less_than_the_mean(even: Trace, factor: float) -> None:
     with pytest.raises(UsageError, match="expert_imbalance="):
         even.predict(expert_imbalance=factor)
+
+
+def test_experts_of_few_tokens_take_as_long_as_they_are_read_however_many_tokens_there_are() -> None:
+    def product(rows: int) -> Kernels:
+        return Kernels((1.0, 2.0, 3.0), (0.0, 0.0, 0.0), "expert", "forward", "matmul", (16, rows, 4096, 4096))
+
+    def exchange(seq: int) -> Collective:
+        return Collective(
+            seq=seq,
+            seconds=(1.0, 1.0, 1.0),
+            stream="ep",
+            link="node",
+            rule="wait",
+            op="all_to_all",
+            axis="ep",
+            message_bytes=1 << 20,
+            module="",
+            phase="forward",
+        )
+
+    times = {
+        rows: of_busiest_rank([exchange(1), product(rows), exchange(2)], 2.0, ridge=250.0)[1].seconds[1] / 2.0
+        for rows in (4, 64, 200, 4096)
+    }
+    assert times[4] == pytest.approx(1.0, abs=0.02)
+    assert times[4] < times[64] < 1.1 < times[200] < times[4096] == pytest.approx(2.0)
+
+
+def test_a_cuda_graph_waits_for_no_cpu_and_takes_what_its_kernels_do() -> None:
+    with dsexplore.simulate("ep=4", fake=True), torch.no_grad(), dsexplore.commtrace(costs=True) as trace:
+        x, weight = (torch.empty(size, 256, dtype=torch.bfloat16) for size in (8, 256))
+        for _ in range(20):
+            x = torch.relu(x @ weight)
+        dist.all_reduce(x)
+        trace.step()
+    eager, graph = trace.predict(), trace.predict(cuda_graphs=True)
+    assert eager.idle.expected > 0.2 * eager.step.expected
+    assert graph.idle.high == 0
+    assert graph.compute.expected == pytest.approx(eager.compute.expected)
+    assert graph.step.expected == pytest.approx(graph.compute.expected + graph.exposed.expected)
+    assert eager.what_if(cuda_graphs=True).step == graph.step
