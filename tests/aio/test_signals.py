@@ -138,40 +138,52 @@ def test_a_program_that_ends_without_closing_ends(tmp_path: Path, backend: str) 
     assert np.array_equal(np.fromfile(tmp_path / "file", np.int64), np.arange(50_000))
 
 
+INTERRUPTED = """
+    import os, signal, sys, threading, weakref
+    import numpy as np
+    from dsexplore.aio import aio_handle, pool
+    drive, gate = pool.drive, threading.Event()
+    main = threading.main_thread().ident
+    def slow(*arguments):
+        while sys._current_frames()[main].f_code is not pool.Latch.wait.__code__:
+            pass
+        while not gate.wait(0.01):  # one that comes just before the lock is waited for does not wake it
+            os.kill(os.getpid(), signal.SIGINT)
+        drive(*arguments)
+    def once(*_):
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        raise KeyboardInterrupt
+    signal.signal(signal.SIGINT, once)
+    pool.drive = slow
+    handle, data, path = aio_handle(4096, 4), {data}, {path!r}
+    held = weakref.ref(data)
+    try:
+        {interrupted}
+    except KeyboardInterrupt as interrupt:
+        print(*interrupt.__notes__)
+    del data
+    kept = held()  # the handle keeps it
+    gate.set()
+    print(handle.wait(), np.array_equal(kept, np.arange(50_000)))
+"""
+"""A program that Ctrl-C meets while it waits for a transfer, which goes on only then."""
+
+
+@pytest.mark.parametrize("operation", ["write", "read"])
 @pytest.mark.parametrize(
     "interrupted",
-    ["handle.async_pwrite(data, path), handle.wait()", "handle.sync_pwrite(data, path)", "handle.write(data, path)"],
+    ["handle.async_p{}(data, path), handle.wait()", "handle.sync_p{}(data, path)", "handle.{}(data, path)"],
 )
-def test_ctrl_c_while_waiting_keeps_the_operation(tmp_path: Path, interrupted: str) -> None:
-    done = python(f"""
-        import os, signal, sys, threading
-        import numpy as np
-        from dsexplore.aio import aio_handle, pool
-        drive, gate = pool.drive, threading.Event()
-        main = threading.main_thread().ident
-        def slow(*arguments):
-            while sys._current_frames()[main].f_code is not pool.Latch.wait.__code__:
-                pass
-            while not gate.wait(0.01):  # one that comes just before the lock is waited for does not wake it
-                os.kill(os.getpid(), signal.SIGINT)
-            drive(*arguments)
-        def once(*_):
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
-            raise KeyboardInterrupt
-        signal.signal(signal.SIGINT, once)
-        pool.drive = slow
-        handle, data, path = aio_handle(4096, 4), np.arange(50_000), {str(tmp_path / "file")!r}
-        try:
-            {interrupted}
-        except KeyboardInterrupt as interrupt:
-            print(*interrupt.__notes__)
-            del data  # the handle keeps it
-            gate.set()
-            print(handle.wait())
-    """)
-    note = f"Still in flight: write of 400,000 bytes, {tmp_path / 'file'}. Call wait() before you use their buffers."
-    assert (done.stdout, done.stderr) == (f"{note}\n1\n", "")
-    assert np.array_equal(np.fromfile(tmp_path / "file", np.int64), np.arange(50_000))
+def test_ctrl_c_while_waiting_keeps_the_operation(tmp_path: Path, operation: str, interrupted: str) -> None:
+    path = tmp_path / "file"
+    data = "np.arange(50_000)"
+    if operation == "read":
+        np.arange(50_000).tofile(path)
+        data = "np.zeros(50_000, np.int64)"
+    done = python(INTERRUPTED.format(data=data, path=str(path), interrupted=interrupted.format(operation)))
+    note = f"Still in flight: {operation} of 400,000 bytes, {path}. Call wait() before you use their buffers."
+    assert (done.stdout, done.stderr) == (f"{note}\n1 True\n", "")
+    assert np.array_equal(np.fromfile(path, np.int64), np.arange(50_000))
 
 
 SWEEP = """
