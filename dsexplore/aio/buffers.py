@@ -15,6 +15,7 @@ import os
 import threading
 import weakref
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -35,6 +36,8 @@ HUGE_PAGE = 2 << 20
 _PATTERN = 1 << 20
 """Number of random words that are generated; the rest is derived from them."""
 _MADV_HUGEPAGE = getattr(mmap, "MADV_HUGEPAGE", None)
+_GPU_DRIVERS = ("/dev/nvidiactl", "/dev/kfd")
+"""What is there where CUDA's driver or ROCm's runs."""
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -90,6 +93,37 @@ class Buffer:
     def huge_share(self) -> float | None:
         """Return the fraction of the resident pages that are huge, 0 to 1; None if the system does not say."""
         return huge_share(self.address, len(self))
+
+
+class PinnedBuffer(Buffer):
+    """``nbytes`` of memory that torch pins: page-locked, and known to the driver of the GPU.
+
+    Raises:
+        RuntimeError: torch has no GPU to pin memory for; see `can_pin`.
+    """
+
+    def __init__(self, nbytes: int) -> None:
+        self._whole = _pinned_bytes(nbytes)
+        self.bytes = self._whole[:nbytes]
+        self.address = self._whole.ctypes.data
+        self.nbytes = nbytes
+
+
+def can_pin() -> bool:
+    """Return True if torch can pin memory for a GPU; without the driver of one, torch is not imported to ask it."""
+    if find_spec("torch") is None or not any(Path(device).exists() for device in _GPU_DRIVERS):
+        return False
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def _pinned_bytes(nbytes: int) -> NDArray[np.uint8]:
+    """Return memory that torch pins; the array keeps it."""
+    import torch
+
+    memory: NDArray[np.uint8] = torch.empty(max(nbytes, 1), dtype=torch.uint8, pin_memory=True).numpy()
+    return memory
 
 
 def _advise(mapping: mmap.mmap, advice: int) -> None:

@@ -160,7 +160,7 @@ class Bench:
         write_target: None if the file must not be written.
         renew: called before each write slice, to make the file fresh again; None overwrites it in place.
         before_read: called before each read slice.
-        huge: memory on huge pages; False for ordinary ones.
+        huge: memory on huge pages; False for ordinary ones. Or ``memory`` of ``size`` bytes, for tensor mode.
         turn: where in the file the first slice begins; processes that read one file begin at different places.
         clock: seconds; looked at by several threads.
     """
@@ -176,6 +176,7 @@ class Bench:
         renew: Callable[[], None] | None = None,
         before_read: Callable[[], None] | None = None,
         huge: bool = True,
+        memory: Buffer | None = None,
         turn: int = 0,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -184,7 +185,7 @@ class Bench:
         self._targets = {"read": target, "write": write_target}
         self._renew, self._before_read, self._clock = renew, before_read, clock
         self._pools: OrderedDict[tuple[int, int], Pool] = OrderedDict()
-        self._arena, self._huge = Buffer(size if mode == "tensor" else 0, huge=huge), huge
+        self._arena, self._huge = memory or Buffer(size if mode == "tensor" else 0, huge=huge), huge
         self._turn = turn
         self._check = Buffer(1 << 20)
 

@@ -12,12 +12,15 @@ from dsexplore.units import format_rate
 
 MEMORIES = ("huge pages", "ordinary pages")
 """Names of the references that are our own engine on tensors of either kind."""
+PINNED = "pinned memory"
+"""Name of the reference on memory that torch pins, where there is a GPU."""
 _TIE = 0.01
 """Relative difference on DeepSpeed's handle that is no reason against a setting."""
 _HOW = (
     "Tensors of this package's new_cpu_locked_tensor have them, and torch's own with THP_MEM_ALLOC_ENABLE=1 in the "
     "environment; DeepSpeed's do not."
 )
+_HOW_PINNED = "torch.empty(…, pin_memory=True) pins it, as DeepSpeed's pin_memory does for states in host memory."
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,20 +41,21 @@ class Reference:
 
 
 def memory_lines(references: Sequence[Reference], operations: Sequence[str]) -> Iterator[str]:
-    """Yield a sentence for each direction in which huge pages are surely faster, and one on how to get them."""
-    is_faster = False
-    for operation in operations:
-        runs = {r.name: r.rates for r in references if r.operation == operation}
-        if not all(name in runs for name in MEMORIES):
-            continue
-        huge, ordinary = (runs[name] for name in MEMORIES)
-        gain = _gain(huge, ordinary)
-        if gain.value >= 1 + MATTERS and gain.low > 1:
-            is_faster = True
-            rates = f"{format_rate(median(huge))}, not {format_rate(median(ordinary))}"
-            yield f"Huge pages {operation} {gain.value:.2g} times as fast as ordinary ones: {rates}."
-    if is_faster:
-        yield _HOW
+    """Yield a sentence for each memory and direction that is surely faster than ordinary pages, and how to get it."""
+    for name, words, how in ((MEMORIES[0], "Huge pages {}", _HOW), (PINNED, "Pinned memory {}s", _HOW_PINNED)):
+        is_faster = False
+        for operation in operations:
+            runs = {r.name: r.rates for r in references if r.operation == operation}
+            if name not in runs or MEMORIES[1] not in runs:
+                continue
+            faster, ordinary = runs[name], runs[MEMORIES[1]]
+            gain = _gain(faster, ordinary)
+            if gain.value >= 1 + MATTERS and gain.low > 1:
+                is_faster = True
+                rates = f"{format_rate(median(faster))}, not {format_rate(median(ordinary))}"
+                yield f"{words.format(operation)} {gain.value:.2g} times as fast as ordinary pages: {rates}."
+        if is_faster:
+            yield how
 
 
 def advice_lines(

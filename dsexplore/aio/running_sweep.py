@@ -12,8 +12,9 @@ from statistics import median
 from dsexplore.aio import search
 from dsexplore.aio.aio_config import NEAR_LIMIT, AioConfig
 from dsexplore.aio.bench_processes import BenchTogether
+from dsexplore.aio.buffers import can_pin
 from dsexplore.aio.measure import Bench, Operation, Sample
-from dsexplore.aio.reference_rates import MEMORIES, Reference
+from dsexplore.aio.reference_rates import MEMORIES, PINNED, Reference
 from dsexplore.aio.references import run_deepspeed, run_fio
 from dsexplore.aio.result import SweepResult
 from dsexplore.aio.rounds import RoundSlice, mixed_rate
@@ -68,7 +69,8 @@ class SweepRun:
         """Seconds after which the descent ends, also amid a round: on a slow disk one can take longer than all else."""
         self._steps = self._all_steps = 0
         compares_memories = plan.mode == "tensor" and plan.processes == 1
-        self._memory_slices = len(MEMORIES) * _MEMORY_TURNS if compares_memories else 0
+        self._memories = (*MEMORIES, PINNED) if compares_memories and can_pin() else MEMORIES
+        self._memory_slices = len(self._memories) * _MEMORY_TURNS if compares_memories else 0
         self._written_by_slice = 0
         """Most bytes written by any slice, including its warm-up."""
         self._slice_seconds = 0.0
@@ -262,14 +264,18 @@ class SweepRun:
             self.bytes_written += bench.bytes_written
 
     def memories(self, result: SweepResult) -> None:
-        """Measure the best setting on ordinary and on huge pages in turn."""
+        """Measure the best setting on ordinary and on huge pages in turn, and on pinned memory where there is a GPU."""
         setup, plan = self._setup, self._plan
-        if not self._memory_slices or not memory_suffices(setup.size):
+        if not self._memory_slices or not memory_suffices((len(self._memories) - 1) * setup.size):
             return
         best = result.best().config if result.rounds else CONTROL
-        other = setup.new_bench("huge" if plan.memory == "ordinary" else "ordinary")
-        benches = [other, setup.bench] if plan.memory == "ordinary" else [setup.bench, other]
+        others: list[Bench] = []
         try:
+            others.append(setup.new_bench("huge" if plan.memory == "ordinary" else "ordinary"))
+            benches = [others[0], setup.bench] if plan.memory == "ordinary" else [setup.bench, others[0]]
+            if PINNED in self._memories:
+                others.append(setup.new_bench("pinned"))
+                benches.append(others[1])
             for operation in setup.operations:
                 if operation == "write" and self._memory_slices * self._written_by_slice > self._left():
                     continue
@@ -278,13 +284,14 @@ class SweepRun:
                     [bench.measure(best, operation, plan.slice, most=share).rate for bench in benches]
                     for _ in range(_MEMORY_TURNS)
                 ]
-                for name, bench, rates in zip(MEMORIES, benches, zip(*turns, strict=True), strict=True):
+                for name, bench, rates in zip(self._memories, benches, zip(*turns, strict=True), strict=True):
                     huge = bench.buffer.huge_share()
                     note = "share of huge pages unknown" if huge is None else f"{format_share(huge, 1)} huge pages"
                     result.references.append(Reference(name, operation, best, tuple(rates), note))
         finally:
-            other.close()
-            self.bytes_written += other.bytes_written
+            for other in others:
+                other.close()
+                self.bytes_written += other.bytes_written
 
     def reference(self, result: SweepResult, name: str) -> None:
         """Run fio or DeepSpeed's handle with the best setting and the default."""

@@ -17,7 +17,7 @@ from dsexplore.aio import search
 from dsexplore.aio.aio_config import AioConfig, as_integer
 from dsexplore.aio.aio_constants import PAGE
 from dsexplore.aio.backends.choose import loop_of
-from dsexplore.aio.buffers import Buffer, fill_random
+from dsexplore.aio.buffers import Buffer, PinnedBuffer, fill_random
 from dsexplore.aio.disk import Disk, cached_share, data_share, disk_of, drop_cached
 from dsexplore.aio.measure import Bench, Mode, Operation
 from dsexplore.aio.pool import Pool, TransferJob
@@ -255,7 +255,7 @@ class Setup:
         stack.callback(self.bench.close)
 
     def new_bench(self, memory: str) -> Bench:
-        """Return a bench on the file whose memory has ``ordinary`` or ``huge`` pages; the caller closes it."""
+        """Return a bench on the file; its memory is ``ordinary``, ``huge`` or ``pinned``. The caller closes it."""
         source = self.source
         bench = Bench(
             self.engine,
@@ -266,6 +266,7 @@ class Setup:
             renew=self.renew,
             before_read=None if source.direct else (lambda: _drop(source)),
             huge=memory == "huge",
+            memory=PinnedBuffer(self.size) if memory == "pinned" else None,
             turn=self._seed,
         )
         if self.plan.mode == "tensor":

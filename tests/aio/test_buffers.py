@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dsexplore.aio import aio_handle
+from dsexplore.aio import aio_handle, buffers
 from dsexplore.aio.buffers import HUGE_PAGE, Buffer
 from dsexplore.errors import UsageError
 from tests.programs import printed
@@ -36,6 +36,15 @@ def test_buffers_lie_on_huge_pages_where_the_kernel_gives_them() -> None:
         assert 0.5 < (huge.huge_share() or 0) <= 1.0
     if "[madvise]" in setting:
         assert ordinary.huge_share() == 0.0
+
+
+@pytest.mark.parametrize(("drivers", "available"), [((), True), (("/dev/null",), False), (("/dev/null",), True)])
+def test_memory_is_pinned_where_a_driver_and_torch_say_that_there_is_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, drivers: tuple[str, ...], available: bool
+) -> None:
+    monkeypatch.setattr(buffers, "_GPU_DRIVERS", drivers)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: available)
+    assert buffers.can_pin() == bool(drivers and available)
 
 
 def test_locked_tensor_has_the_dtype_and_is_pinned_for_every_handle() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dsexplore.aio import AioConfig
-from dsexplore.aio.reference_rates import MEMORIES, Reference, advice_lines, memory_lines, slower_elsewhere
+from dsexplore.aio.reference_rates import MEMORIES, PINNED, Reference, advice_lines, memory_lines, slower_elsewhere
 
 DEFAULT = AioConfig()
 OTHER = AioConfig(queue_depth=4)
@@ -27,12 +27,20 @@ def test_the_gain_of_huge_pages_is_said_where_it_is_sure() -> None:
     gain, how = memory_lines(runs, ["read", "write"])
     assert (
         gain
-        == "Huge pages read 1.9 times as fast as ordinary ones: 3.80 GB/s (3.54 GiB/s), not 2.00 GB/s (1.86 GiB/s)."
+        == "Huge pages read 1.9 times as fast as ordinary pages: 3.80 GB/s (3.54 GiB/s), not 2.00 GB/s (1.86 GiB/s)."
     )
     assert "THP_MEM_ALLOC_ENABLE=1" in how
     assert list(memory_lines(runs, ["write"])) == []
     assert list(memory_lines(of_memory("read", (4e9, 1e9, 4e9), (2e9, 2e9, 2e9)), ["read"])) == []  # scatters
     assert list(memory_lines(runs[:1], ["read"])) == []
+
+
+def test_the_gain_of_pinned_memory_is_said_beside() -> None:
+    runs = of_memory("write", (2e9, 2.1e9, 1.9e9), (2e9, 1.9e9, 2.1e9))
+    runs.append(Reference(PINNED, "write", DEFAULT, (3e9, 3.1e9, 2.9e9), ""))
+    gain, how = memory_lines(runs, ["read", "write"])
+    assert gain.startswith("Pinned memory writes 1.5 times as fast as ordinary pages: 3.00 GB/s")
+    assert "pin_memory=True" in how
 
 
 def test_advice_is_checked_on_deepspeeds_own_handle() -> None:

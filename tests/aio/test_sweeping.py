@@ -11,13 +11,15 @@ import os
 import random
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 
 from dsexplore.aio import AioConfig, SweepResult, running_sweep, search, sweep, sweeping
 from dsexplore.aio.backends.choose import loop_of
 from dsexplore.aio.measure import Bench, Operation, Sample
-from dsexplore.aio.reference_rates import MEMORIES
+from dsexplore.aio.reference_rates import MEMORIES, PINNED
 from dsexplore.aio.references import why_no_reference
 from dsexplore.aio.sweep_setup import Plan, Progress, Setup
 from dsexplore.errors import UsageError
@@ -58,6 +60,23 @@ def test_both_kinds_of_memory_are_measured(tmp_path: Path, monkeypatch: pytest.M
     assert SweepResult.from_json(result.to_json()).conditions.memory == result.conditions.memory == memory
     with pytest.raises(UsageError, match="memory 'fast' is unknown: 'ordinary' pages or 'huge' ones"):
         sweep(tmp_path, memory="fast")
+
+
+def test_pinned_memory_is_measured_where_there_is_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here is none: memory that is not pinned stands in for what torch would pin."""
+    pinned: list[int] = []
+
+    def allocate(nbytes: int) -> np.ndarray[Any, Any]:
+        pinned.append(nbytes)
+        return np.zeros(nbytes, np.uint8)
+
+    monkeypatch.setattr("dsexplore.aio.buffers._pinned_bytes", allocate)
+    monkeypatch.setattr(running_sweep, "can_pin", lambda: True)
+    monkeypatch.setattr(running_sweep, "_MOST_FOR_MEMORY", 100.0)
+    result = sweep(tmp_path, **QUICK, progress=False)  # type: ignore[arg-type]
+    measured = {(r.name, r.operation): len(r.rates) for r in result.references if r.name != "ring"}
+    assert measured == dict.fromkeys(itertools.product((*MEMORIES, PINNED), ("read", "write")), 5)
+    assert pinned == [result.conditions.size]
 
 
 def test_a_slow_disk_is_probed_before_its_file_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
