@@ -5,11 +5,12 @@ A simulated world needs the GPU of what is named, a prediction its cluster; each
 
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from dsexplore.data_files import DataFiles
+from dsexplore.errors import UsageError
 
 DEFAULT = "h100"
 """The hardware of simulated worlds and of predictions unless another is named."""
@@ -59,14 +60,30 @@ def gpu_of_file(path: str) -> str:
     Raises:
         UsageError: the file, or its base, cannot be read.
     """
-    data = CLUSTERS.read(Path(path))
-    named = data if "base" not in data else {**_base(str(data["base"])), **data}
+    named: dict[str, Any] = {}
+    for _, data in reversed(list(with_bases(Path(path)))):
+        named |= data
     gpu = named.get("gpu", GPU_OF_GENERATION.get(str(named.get("generation"))))
     return path if gpu is None else str(gpu)
 
 
-@cache
-def _base(name: str) -> dict[str, Any]:
-    """Return the content of a cluster that another is based on, with that of its own base."""
-    data = CLUSTERS.read(CLUSTERS.path(name))
-    return {**_base(str(data["base"])), **data} if "base" in data else data
+def with_bases(path: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Yield path and content of a cluster's file, then of its base, then of that one's.
+
+    Raises:
+        UsageError: one cannot be read, or is the base of itself.
+    """
+    read = [path]
+    yield path, (data := CLUSTERS.read(path))
+    while "base" in data:
+        name = data["base"]
+        try:
+            base = CLUSTERS.path(name) if isinstance(name, str) else None
+            data = {} if base is None else CLUSTERS.read(base)
+        except UsageError as error:
+            raise UsageError(f"the cluster file {read[-1]} has base = {name!r}: {error}") from None
+        if base is None or base in read:
+            what = "write a text" if base is None else "it is the base of itself"
+            raise UsageError(f"the cluster file {read[-1]} has base = {name!r}: {what}")
+        read.append(base)
+        yield base, data

@@ -4,12 +4,88 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
+import reprlib
+import types
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from dsexplore.atomic import writing
 from dsexplore.errors import UsageError
+
+T = TypeVar("T")
+_MOST = 1 << 62
+"""Largest number of a saved result: none of ours is negative, infinite or beyond."""
+
+
+def value_of(kind: type[T], value: object, where: str) -> T:
+    """Return a JSON value as a type: a number, a text, a tuple, list or dict of these, or a dataclass of these.
+
+    Args:
+        kind: the type, as an annotation has it.
+        value: what `json.loads` returned.
+        where: the name of the value, for errors.
+
+    Raises:
+        ValueError: it is another one; the message names it: ``points[3].calls is -1, and must be a whole number``.
+
+    Examples:
+        >>> value_of(tuple[int, ...], [1, 2], "sizes")
+        (1, 2)
+        >>> value_of(tuple[int, ...], [1, "2"], "sizes")
+        Traceback (most recent call last):
+        ValueError: sizes[1] is '2', and must be a whole number of 0 or more
+    """
+    return cast("T", _value_of(kind, value, where))
+
+
+def _value_of(kind: Any, value: Any, where: str) -> Any:
+    origin, arguments = get_origin(kind), get_args(kind)
+    if is_dataclass(kind):
+        return _dataclass_of(kind, value, where)
+    if origin in (Union, types.UnionType):
+        (inner,) = (argument for argument in arguments if argument is not types.NoneType)
+        return None if value is None else _value_of(inner, value, where)
+    if origin in (tuple, list) and isinstance(value, (tuple, list)):
+        return origin(_value_of(arguments[0], element, f"{where}[{at}]") for at, element in enumerate(value))
+    if origin is dict and isinstance(value, dict):
+        return {key: _value_of(arguments[1], element, f"{where}[{key!r}]") for key, element in value.items()}
+    if origin is Literal and value in arguments:
+        return value
+    if kind in (bool, str) and type(value) is kind:
+        return value
+    if kind in (int, float) and type(value) in (int, kind) and 0 <= value <= _MOST:
+        return value
+    meant = _WORDS.get(origin or kind) or f"one of {', '.join(map(repr, arguments))}"
+    raise ValueError(f"{where} is {reprlib.repr(value)}, and must be {meant}")
+
+
+_WORDS: Mapping[Any, str] = {
+    bool: "true or false",
+    dict: "an object",
+    float: "a number of 0 or more",
+    int: "a whole number of 0 or more",
+    list: "a list",
+    str: "a text",
+    tuple: "a list",
+}
+
+
+def _dataclass_of(kind: Any, value: Any, where: str) -> Any:
+    if not isinstance(value, dict):
+        raise ValueError(f"{where} is {reprlib.repr(value)}, and must be an object")
+    hints, known = get_type_hints(kind), {field.name: field for field in fields(kind)}
+    for name in value.keys() - known.keys():
+        raise ValueError(f"{where}.{name} is not known: {', '.join(known)} are")
+    for name, field in known.items():
+        if name not in value and field.default is MISSING and field.default_factory is MISSING:
+            raise ValueError(f"{where}.{name} is missing")
+    read = {name: _value_of(hints[name], element, f"{where}.{name}") for name, element in value.items()}
+    try:
+        return kind(**read)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +151,12 @@ class SavedJson:
         except UsageError:
             raise
         except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError, IndexError) as error:
-            raise UsageError(f"{name} is a damaged {cls.FORMAT.kind}: {error!r}") from error
+            reason = str(error) if isinstance(error, ValueError) else repr(error)
+            raise UsageError(f"{name} is a damaged {cls.FORMAT.kind}: {reason}") from error
 
     @classmethod
     def _read(cls, loaded: dict[str, Any], name: str) -> Self:
-        """Build a result from plain values; raises KeyError or TypeError if they are damaged."""
+        """Build a result from plain values; raises ValueError, KeyError or TypeError if they are damaged."""
         raise NotImplementedError
 
     def save(self, path: str | os.PathLike[str]) -> Path:

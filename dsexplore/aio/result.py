@@ -19,7 +19,7 @@ from dsexplore.aio.rounds import Rounds, RoundSlice, by_transfer, lowest_ratios,
 from dsexplore.aio.statistics import Interval, median, ratio_interval
 from dsexplore.display import Displayable
 from dsexplore.errors import UsageError
-from dsexplore.saved_json import SavedFormat, SavedJson
+from dsexplore.saved_json import SavedFormat, SavedJson, value_of
 from dsexplore.units import format_bytes, format_count, format_rate, format_rate_range, format_share
 
 if TYPE_CHECKING:
@@ -276,17 +276,15 @@ class SweepResult(SavedJson, Displayable):
 
     @classmethod
     def _read(cls, loaded: dict[str, Any], name: str) -> Self:
-        return cls(
-            disk=Disk(**loaded["disk"]),
-            conditions=_conditions(loaded["conditions"]),
-            control=AioConfig(**loaded["control"]),
-            measured=[RoundSlice(m["phase"], m["round"], _sample(m["sample"])) for m in loaded["measured"]],
-            references=[_reference(r) for r in loaded["references"]],
-            bytes_written=loaded["bytes_written"],
-            elapsed=loaded["elapsed"],
-            interrupted=loaded["interrupted"],
-            spent=loaded.get("spent", False),
-        )
+        values = {key: value for key, value in loaded.items() if key not in cls.FORMAT.header()}
+        result = value_of(cls, values, "the result")
+        for at, slice_ in enumerate(result.measured):
+            if not (slice_.sample.bytes and slice_.sample.seconds):
+                raise ValueError(f"measured[{at}] has moved 0 bytes, or in 0 s")
+        for at, reference in enumerate(result.references):
+            if not reference.rates:
+                raise ValueError(f"references[{at}].rates has no rate")
+        return result
 
     def __str__(self) -> str:
         return "\n".join([*self.lines(), *self._other_lines()])
@@ -373,16 +371,3 @@ def _direction_lines(name: str, samples: list[Sample]) -> Iterator[str]:
 
 def _sizes(transfers: Sequence[int]) -> str:
     return ", ".join(map(format_bytes, transfers)) or "sizes not recorded"
-
-
-def _conditions(values: dict[str, Any]) -> Conditions:
-    lists = {name: tuple(values.get(name, ())) for name in ("transfers", "further_folders")}
-    return Conditions(**{**values, **lists})
-
-
-def _sample(values: dict[str, Any]) -> Sample:
-    return Sample(**{**values, "config": AioConfig(**values["config"])})
-
-
-def _reference(values: dict[str, Any]) -> Reference:
-    return Reference(**{**values, "config": AioConfig(**values["config"]), "rates": tuple(values["rates"])})

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from dsexplore.comm.sweep_result import CommSweep, SweepConditions, SweepPoint
 from dsexplore.errors import UsageError
+from dsexplore.units import format_count
 
 PROGRAMS = {
     "all_reduce": "all_reduce",
@@ -22,10 +23,13 @@ PROGRAMS = {
     "sendrecv": "send",
 }
 """{name of a program of nccl-tests, without ``_perf``: its op}."""
-_NUMBER = r"[0-9.]+(?:e[-+]?\d+)?"
-_WRONG = r"(?:N/A|[0-9.]+(?:e[-+]?\d+)?)"
+_NUMBER = r"\d{1,18}(?:\.\d*)?(?:e[-+]?\d{1,2})?"
+_WRONG = rf"(?:N/A|{_NUMBER})"
 _HALF = rf"\s+({_NUMBER})\s+({_NUMBER})\s+({_NUMBER})\s+({_WRONG})"
-_ROW = re.compile(rf"(?:^|[\s:>])(\d+)\s+(\d+)\s+([a-z]\w+)(?:\s+[a-z]\w+)?(?:\s+-?\d+)?{_HALF}{_HALF}(?:\s+#.*|\s*)$")
+_ROW = re.compile(
+    rf"(?:^|[\s:>])(\d{{1,18}})\s+(\d{{1,18}})\s+([a-z]\w+)(?:\s+[a-z]\w+)?(?:\s+-?\d+)?{_HALF}{_HALF}(?:\s+#.*|\s*)$"
+)
+_LIKE_A_ROW = re.compile(r"(?:^|[\s:>])\d+\s+\d+\s+(?:bfloat16|double|float|half|u?int\d*|f8\w*|fp8\w*)\s")
 _RANK = re.compile(r"Rank\s+(\d+)\s.*\bon\s+(\S+)\s+device")
 _STARTS = re.compile(r"(?:Collective test starting:|/|\s|^)(" + "|".join(PROGRAMS) + r")_perf")
 
@@ -54,9 +58,10 @@ def read_nccl_tests(path: str | os.PathLike[str], op: str | None = None) -> Comm
     kind = re.search(r"library=(\d+)", text)
     software = version.group(0) if version else f"NCCL {kind.group(1)}" if kind else "nccl-tests"
     types = {match.group(3) for match in map(_ROW.search, text.splitlines()) if match}
-    conditions = SweepConditions(
-        "nccl", "cuda", len(counts), max(counts), sorted(types)[0], f"{software}, from {Path(path).name}", "", ()
-    )
+    unread = [line for line in text.splitlines() if _LIKE_A_ROW.search(line) and not _ROW.search(line)]
+    remarks = [f"{format_count(len(unread), 'damaged row')} left out: {unread[0].strip()[:120]}"] if unread else []
+    source = f"{software}, from {Path(path).name}"
+    conditions = SweepConditions("nccl", "cuda", len(counts), max(counts), sorted(types)[0], source, "", tuple(remarks))
     return CommSweep(conditions, points)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from dsexplore.comm.bandwidth import bandwidth
 from dsexplore.display import Displayable
 from dsexplore.errors import UsageError
-from dsexplore.saved_json import SavedFormat, SavedJson
+from dsexplore.saved_json import SavedFormat, SavedJson, value_of
 from dsexplore.trace.collectives import OPS
 from dsexplore.units import format_bytes
 
@@ -176,17 +176,16 @@ class CommSweep(SavedJson, Displayable):
 
     @classmethod
     def _read(cls, loaded: dict[str, Any], name: str) -> Self:
-        conditions = loaded["conditions"]
-        unknown = {point["op"] for point in loaded["points"]} - {*OPS}
-        if unknown:
-            raise UsageError(f"{name} has {sorted(unknown)}, which are no collectives: known are {', '.join(OPS)}")
-        return cls(
-            SweepConditions(**{**conditions, "remarks": tuple(conditions["remarks"])}),
-            [
-                SweepPoint(**{**point, **{key: tuple(point.get(key, ())) for key in ("rounds", "quartiles")}})
-                for point in loaded["points"]
-            ],
-        )
+        conditions = value_of(SweepConditions, loaded["conditions"], "conditions")
+        points = value_of(list[SweepPoint], loaded["points"], "points")
+        for at, point in enumerate(points):
+            if point.op not in OPS:
+                raise UsageError(
+                    f"{name} has points[{at}].op = {point.op!r}, which is no collective: known are {', '.join(OPS)}"
+                )
+            if not point.rounds or not all((*point.rounds, *point.quartiles)):
+                raise ValueError(f"points[{at}] has no time in its rounds or quartiles, or one of 0 s")
+        return cls(conditions, points)
 
     def lines(self) -> list[str]:
         """Return the sweep as text lines: conditions, the best bandwidth of each op, wrong results and remarks."""

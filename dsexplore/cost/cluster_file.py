@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from dsexplore.errors import UsageError
-from dsexplore.hardware import CLUSTERS
+from dsexplore.hardware import CLUSTERS, with_bases
 from dsexplore.trace.collectives import OPS
 
 _DECIMAL = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
@@ -222,18 +222,25 @@ def read_cluster_file(path: Path) -> ClusterValues:
     Raises:
         UsageError: it cannot be read, lacks a key, has an unknown one, or a value that cannot be used.
     """
-    return _ClusterReader(path).values(_with_base(CLUSTERS.read(path)))
+    (base, data), *further = reversed(list(with_bases(path)))
+    for file, content in further:
+        data = _over_base(content, base, data)
+        base = file
+    return _ClusterReader(path).values(data)
 
 
-def _with_base(data: dict[str, Any]) -> dict[str, Any]:
-    """Return the content of a file with what its base says besides, but for the base's measured times."""
-    name = data.get("base")
-    if not isinstance(name, str):
-        return data
-    base = _with_base(CLUSTERS.read(CLUSTERS.path(name)))
-    tables = {key: {**base.get(key, {}), **data[key]} for key in SECTIONS if isinstance(data.get(key), dict)}
-    kept = {key: value for key, value in base.items() if key not in ("measured", "title", "like", "base")}
-    return {"like": CLUSTERS.path(name).stem, **kept, **data, **tables}
+def _over_base(data: dict[str, Any], base: Path, below: dict[str, Any]) -> dict[str, Any]:
+    """Return the content of a file with what its base says besides, but for the base's measured times.
+
+    Args:
+        data: of the file.
+        base: the file of its base.
+        below: content of the base.
+    """
+    own = {key: data[key] for key in SECTIONS if isinstance(data.get(key), dict)}
+    tables = {key: {**below[key], **table} for key, table in own.items() if isinstance(below.get(key), dict)}
+    kept = {key: value for key, value in below.items() if key not in ("measured", "title", "like", "base")}
+    return {"like": base.stem, **kept, **data, **tables}
 
 
 class _ClusterReader:

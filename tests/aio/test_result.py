@@ -16,6 +16,7 @@ from dsexplore.aio.reference_rates import Reference
 from dsexplore.aio.result import Conditions
 from dsexplore.aio.rounds import RoundSlice, mix
 from dsexplore.errors import UsageError
+from tests.damaged import assert_named, damaged
 
 CONTROL, DEEP = AioConfig(), AioConfig(queue_depth=32)
 
@@ -315,7 +316,7 @@ def test_save_and_load(better: SweepResult, tmp_path: Path) -> None:
         ("{", "is not a saved sweep"),
         ("[1]", "is not a saved sweep: write one"),
         ('{"format": "dsexplore sweep", "version": 99}', "newer dsexplore"),
-        ('{"format": "dsexplore sweep", "version": 1}', "is a damaged sweep: KeyError"),
+        ('{"format": "dsexplore sweep", "version": 1}', "is a damaged sweep: the result.disk is missing"),
     ],
 )
 def test_files_that_are_no_sweeps(tmp_path: Path, text: str, message: str) -> None:
@@ -324,6 +325,21 @@ def test_files_that_are_no_sweeps(tmp_path: Path, text: str, message: str) -> No
     with pytest.raises(UsageError, match=message) as caught:
         SweepResult.load(path)
     assert str(path) in str(caught.value)
+
+
+def test_one_wrong_value_is_read_or_refused_by_the_name_of_file_and_key(better: SweepResult) -> None:
+    refused: list[tuple[str, str]] = []
+    for where, wrong in damaged(json.loads(json.dumps(better.to_json()))):
+        try:
+            loaded = SweepResult.from_json(wrong, "sweep.json")
+        except UsageError as error:
+            refused.append((where, str(error)))
+            continue
+        loaded.to_frame(slices=True)
+        if len(loaded.measured) == len(better.measured):
+            str(loaded)
+    assert_named(refused)
+    assert len(refused) > 500
 
 
 def test_the_rate_of_the_setting_to_take_has_an_interval(better: SweepResult) -> None:

@@ -21,6 +21,7 @@ from dsexplore import UsageError
 from dsexplore.comm.nccl_tests_file import read_nccl_tests
 from dsexplore.comm.sweep_ops import IN_PLACE, SWEPT, Ranks, prepare
 from dsexplore.comm.sweep_result import CommSweep, SweepConditions, SweepPoint
+from tests.damaged import assert_named, damaged
 
 CONDITIONS = SweepConditions("nccl", "cuda", 1, 8, "float32", "torch 2.13", "2026-11-23T10:00:00", ("a remark",))
 
@@ -215,6 +216,38 @@ def test_the_table_and_the_lines_say_the_spread() -> None:
     assert "Means are" not in str(CommSweep(CONDITIONS, [quiet]))
 
 
+def test_one_wrong_value_is_read_or_refused_by_the_name_of_file_and_key() -> None:
+    refused: list[tuple[str, str]] = []
+    for where, wrong in damaged(json.loads(json.dumps(small().to_json()))):
+        try:
+            loaded = CommSweep.from_json(wrong, "sweep.json")
+        except UsageError as error:
+            refused.append((where, str(error)))
+            continue
+        str(loaded)
+        loaded.to_frame()
+    assert_named(refused)
+    assert len(refused) > 100
+
+
+HALF = "316.2  106.12  198.97      0"
+ROW = f"33554432  8388608  float  sum  -1  {HALF}  {HALF}"
+
+
+@pytest.mark.parametrize("wrong", ["", "-1", "1e999", "nan", "x", "9" * 400, "1.2.3"])
+def test_a_row_of_nccl_tests_with_a_wrong_field_is_left_out_and_said(tmp_path: Path, wrong: str) -> None:
+    """Fields 3 and 4 are the reduction and the root, which other ops have not."""
+    rank = "#  Rank  0 Group  0 Pid  1 on  node1 device  0 [0x01] NVIDIA H100"
+    for at in (5, 6, 7, 8, 9, 12):
+        fields = ROW.split()
+        fields[at] = wrong
+        (tmp_path / "out.txt").write_text("\n".join([rank, ROW, "  ".join(fields)]), encoding="utf-8")
+        found = read_nccl_tests(tmp_path / "out.txt", "all_reduce")
+        assert len(found.points) == 2
+        assert found.conditions.remarks[0].startswith("1 damaged row left out: 33554432  8388608  float")
+        assert CommSweep.from_json(json.loads(json.dumps(found.to_json()))) == found
+
+
 def test_the_table_is_that_of_nccl_tests() -> None:
     lines = small().table("all_reduce").splitlines()
     measured = "time algbw busbw #wrong"
@@ -258,7 +291,7 @@ def test_saved_and_read_again(tmp_path: Path) -> None:
     assert frame["busbw"].max() == pytest.approx(466.33 / 4, abs=0.01)
     assert frame["quiet_seconds"].to_list() == pytest.approx([20e-6, 20e-6, 4029.4e-6, 4029.4e-6] * 2)
     path.write_text(path.read_text().replace('"all_gather"', '"<b>"'), encoding="utf-8")
-    with pytest.raises(UsageError, match="are no collectives"):
+    with pytest.raises(UsageError, match="is no collective"):
         CommSweep.load(path)
     path.write_text("{}", encoding="utf-8")
     with pytest.raises(UsageError, match="not a saved sweep of collectives"):

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from dsexplore import UsageError
 from dsexplore.cost import Cluster, known_clusters
 from dsexplore.cost.cluster_file import BANDWIDTH, SECTIONS, SIZE, TIME, parse_quantity
-from dsexplore.hardware import CLUSTERS
+from dsexplore.hardware import CLUSTERS, gpu_of_file
+from tests.damaged import damaged, toml
 
 REQUIRED = (
     "8xl40s",
@@ -287,3 +288,34 @@ def test_a_pod_is_a_number_of_ranks(tmp_path: Path, pod: str, message: str) -> N
     path.write_text(f'title = "mine"\nbase = "dgx-h100"\n[network]\npod = {pod}\n', encoding="utf-8")
     with pytest.raises(UsageError, match=message):
         Cluster.load(path)
+
+
+@pytest.mark.parametrize("base", ["mine.toml", "other.toml"])
+def test_a_file_that_is_the_base_of_itself_is_refused(
+    tmp_path: Path, base: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.toml").write_text(f'title = "mine"\nbase = "{base}"\n', encoding="utf-8")
+    Path("other.toml").write_text('title = "other"\nbase = "mine.toml"\n', encoding="utf-8")
+    for read in (lambda: Cluster.load("mine.toml"), lambda: gpu_of_file("mine.toml")):
+        with pytest.raises(UsageError, match=r"toml has base = '\w+.toml': it is the base of itself"):
+            read()
+
+
+@pytest.mark.parametrize("name", ["dgx-h100", "gloo-local", "aws-p5"])
+def test_one_wrong_value_is_read_or_refused_by_the_name_of_file_and_key(tmp_path: Path, name: str) -> None:
+    content = tomllib.loads(CLUSTERS.path(name).read_text(encoding="utf-8"))
+    content["measured"] = content.get("measured", [])[:1]
+    file = tmp_path / "mine.toml"
+    refused: list[tuple[str, str]] = []
+    for where, wrong in damaged(content):
+        file.write_text(toml(wrong), encoding="utf-8")
+        try:
+            str(Cluster.load(str(file)))
+            gpu_of_file(str(file))
+        except UsageError as error:
+            refused.append((where, str(error)))
+    of_two = ("value", "base", "bytes", "microseconds")  # said by the key above, or by the other one
+    assert [pair for pair in refused if "mine.toml" not in pair[1]] == []
+    assert [(key, said) for key, said in refused if key not in said and key not in of_two] == []
+    assert len(refused) > 100
