@@ -138,7 +138,7 @@ def main() -> None:
             for number in range(options.pairs):
                 for by in ("hand", "us") if number % 2 else ("us", "hand"):
                     if by == "us":
-                        times = aio.loading(path, repeats=1).measured[0].loaders[0]
+                        times = aio.loading(path, rounds=1).measured[0].loaders[0]
                         ours["cold"].append(times.cold_seconds)
                         ours["warm"].append(times.warm_seconds)
                         continue

@@ -40,7 +40,7 @@ from dsexplore.cost import collective_time
 from dsexplore.cost.compare_meshes import trace_rank
 from dsexplore.cost.prediction import Prediction
 from dsexplore.cost.schedules import Schedule, interleaved_1f1b, place
-from dsexplore.trace.trace import Trace
+from dsexplore.trace.trace import Trace, load
 
 DATA = Path(__file__).with_name("data")
 MODELS = {
@@ -122,7 +122,7 @@ def trace_of(row: Row, kept: Path | None) -> Trace:
     text = f"{MODELS[row.model]} {row.run} {row.sizes}"
     file = kept / f"{row.model}-{hashlib.sha1(text.encode()).hexdigest()[:12]}.parquet" if kept else None
     if file is not None and file.exists():
-        return Trace.load(file)
+        return load(file)
     stages = row.sizes["pp"]
     per_stage = row.sizes["dp"] * row.sizes["cp"] * row.sizes["tp"]
     program = partial(build, MODELS[row.model], row.run)

@@ -147,7 +147,7 @@ def run(script: Script, place: Path, data: Path, work: Path) -> Outcome:
     names = {"checkout": place, "data": data}
     arguments = [word.format(**names) for word in shlex.split(script.arguments)]
     saved, printed, step = work / "trace.parquet", work / "printed.txt", work / "step.json"
-    options = [*shlex.split(script.options), "-o", str(saved)]
+    options = [*shlex.split(script.options), "--save", str(saved)]
     environment = {key: value.format(**names) for key, value in script.environment.items()}
     search = [str(place / script.python_path)] if script.python_path else []
 

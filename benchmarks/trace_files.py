@@ -33,7 +33,7 @@ from dsexplore.capture.record import record
 from dsexplore.trace import schema
 from dsexplore.trace.collectives import wire_bytes
 from dsexplore.trace.tables import Tables, TraceInfo
-from dsexplore.trace.trace import Trace
+from dsexplore.trace.trace import Trace, load
 from dsexplore.worlds.simulate import simulate
 
 LOAD_GOAL_S = 1.0
@@ -110,9 +110,9 @@ def measured(trace: Trace, folder: Path, repeats: int) -> list[tuple[str, float,
     file = folder / "large.parquet"
     rows: list[tuple[str, float, float | None]] = [
         ("save", seconds(lambda: trace.save(file), 1), None),
-        ("load", seconds(lambda: Trace.load(file), repeats), LOAD_GOAL_S),
+        ("load", seconds(lambda: load(file), repeats), LOAD_GOAL_S),
     ]
-    loaded = Trace.load(file)
+    loaded = load(file)
     for name in ("by_module", "by_op", "by_axis", "by_phase"):
         rows.append((name, seconds(getattr(loaded, name), repeats), TOTALS_GOAL_S))
     rows += [
@@ -128,7 +128,7 @@ def measured(trace: Trace, folder: Path, repeats: int) -> list[tuple[str, float,
 def apart(file: Path) -> None:
     """Print what a fresh process needs for a file: seconds, those of the processor, and its peak memory so far."""
     steps: dict[str, Callable[[Any], Any]] = {
-        "load": lambda _: Trace.load(file),
+        "load": lambda _: load(file),
         "findings": lambda trace: (trace, len(trace.findings()))[0],
         "headline": lambda trace: (trace, len(trace.headline().sentences))[0],
         "view": lambda trace: (trace, trace._repr_mimebundle_())[0],

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import MethodType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from dsexplore.signatures import names_arguments_of_methods
+from dsexplore.signatures import names_arguments_of_methods, refuse_unknown
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -62,20 +62,16 @@ def _with_options_of_view(method: Callable[..., Result], of_view: str, kind: typ
         parameter for parameter in signature(method).parameters.values() if parameter.kind is not Parameter.VAR_KEYWORD
     ]
     options = list(signature(its).parameters.values())[1:]  # without self
-    open_ended = any(option.kind is Parameter.VAR_KEYWORD for option in options)
-    named = [option for option in options if option.kind is not Parameter.VAR_KEYWORD]
-    names = [parameter.name for parameter in (*parameters, *named)][1:]
+    names = [parameter.name for parameter in (*parameters, *options)][1:]
 
     def call(self: Displayable, *arguments: Any, **given: Any) -> Result:
         if len(arguments) > len(names):
             raise TypeError(f"{method.__name__}() takes {len(names)} arguments at most, not {len(arguments)}")
-        unknown = {name: value for name, value in given.items() if name not in names}
-        if unknown and not open_ended:
-            _view(self).refuse(method.__name__, unknown, *(option.name for option in named))
+        refuse_unknown(call, (self, *arguments), given)
         return method(self, **dict(zip(names, arguments, strict=False)), **given)
 
     update_wrapper(call, method)
-    call.__signature__ = Signature([*parameters, *named])  # type: ignore[attr-defined]  # read by inspect.signature
+    call.__signature__ = Signature([*parameters, *options])  # type: ignore[attr-defined]  # read by inspect.signature
     call.__doc__ = "\n\n".join(text for text in (getdoc(method), getdoc(its)) if text)
     return call
 

@@ -18,6 +18,8 @@ _RENAMED = {
     **dict.fromkeys(("cluster", "device", "gpu", "target", "machine"), "hardware"),
     **dict.fromkeys(("ranks", "nproc", "num_ranks", "size"), "world_size"),
     **dict.fromkeys(("every_layer", "in_full"), "skip_repeats"),
+    **dict.fromkeys(("colors", "colour", "colours", "colour_by"), "color_by"),
+    **dict.fromkeys(("repeats", "repeat"), "rounds"),
 }
 """Names of arguments that people give, and the ones meant, which other letters make."""
 
@@ -26,8 +28,8 @@ def argument_meant(given: str, candidates: Iterable[str]) -> str:
     """Return `` (did you mean 'hardware'?)`` for an argument that a function has not; empty if none is like it.
 
     Example:
-        >>> argument_meant("gpu", ["world_size", "hardware"]), argument_meant("colors", ["lanes", "colors"])
-        (" (did you mean 'hardware'?)", " (did you mean 'colors'?)")
+        >>> argument_meant("gpu", ["world_size", "hardware"]), argument_meant("lane", ["lanes", "color_by"])
+        (" (did you mean 'hardware'?)", " (did you mean 'lanes'?)")
     """
     candidates = list(candidates)
     renamed = _RENAMED.get(given)

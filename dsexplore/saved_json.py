@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal, Self, TypeVar, Union, cast, get_args,
 
 from dsexplore.atomic import writing
 from dsexplore.errors import UsageError
+from dsexplore.signatures import names_arguments
 
 T = TypeVar("T")
 _MOST = 1 << 62
@@ -134,6 +135,7 @@ class SavedJson:
         raise NotImplementedError
 
     @classmethod
+    @names_arguments
     def from_json(cls, loaded: object, name: str = "this value") -> Self:
         """Build a result from what `to_json` returned.
 
@@ -159,6 +161,7 @@ class SavedJson:
         """Build a result from plain values; raises ValueError, KeyError or TypeError if they are damaged."""
         raise NotImplementedError
 
+    @names_arguments
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the result as JSON and return the path."""
         with writing(path) as unfinished:
@@ -166,6 +169,7 @@ class SavedJson:
         return Path(path)
 
     @classmethod
+    @names_arguments
     def load(cls, path: str | os.PathLike[str]) -> Self:
         """Read a saved result.
 

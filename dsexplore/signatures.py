@@ -58,7 +58,7 @@ def names_arguments(function: Function) -> Function:
         try:
             return function(*arguments, **options)
         except TypeError:
-            _refuse_unknown(function, arguments, options)
+            refuse_unknown(function, arguments, options)
             raise
 
     return cast("Function", call)
@@ -76,7 +76,17 @@ def names_arguments_of_methods(cls: type) -> None:
             setattr(cls, name, kind(names_arguments(value.__func__)))
 
 
-def _refuse_unknown(function: Callable[..., Any], arguments: Sequence[Any], options: Iterable[str]) -> None:
+def refuse_unknown(function: Callable[..., Any], arguments: Sequence[Any], options: Iterable[str]) -> None:
+    """Raise if a function was called with a keyword argument that it does not take.
+
+    Args:
+        function: what was called.
+        arguments: positional arguments; the first of a method is its object, whose class is named.
+        options: names of the keyword arguments.
+
+    Raises:
+        UnknownArgumentError: naming the argument that was meant, and those that the function takes.
+    """
     parameters = signature(function).parameters
     if any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters.values()):
         return

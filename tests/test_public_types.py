@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import os
 import textwrap
 import typing
 from collections.abc import Callable, Iterator, Mapping
@@ -23,9 +24,11 @@ import pytest
 from torch.distributed.device_mesh import DeviceMesh
 
 import dsexplore
+from dsexplore.cost.cluster import Cluster, HardwareLike
 from dsexplore.display import OptionsOfView
 from dsexplore.mesh import MeshLike
 from dsexplore.sharding.plan import sharding
+from dsexplore.views import view_class
 
 MODULES = ("dsexplore", "dsexplore.comm", "dsexplore.aio", "dsexplore.cost", "dsexplore.lessons")
 SHOWN_BY_NAME = ("__init__", "__call__", "__enter__", "__getitem__", "__iter__")
@@ -41,8 +44,9 @@ def names_for_type_checkers(module: str) -> dict[str, Any]:
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
             imports = [each for each in node.body if isinstance(each, (ast.Import, ast.ImportFrom))]
             exec(compile(ast.Module(imports, []), module, "exec"), names)
-    if names.get("MeshLike") is MeshLike:  # a text, which imports no DeviceMesh
-        names["MeshLike"] = eval(MeshLike, {"Mapping": Mapping, "DeviceMesh": DeviceMesh})
+    for name, text in {"MeshLike": MeshLike, "HardwareLike": HardwareLike}.items():  # texts, which import nothing
+        if names.get(name) is text:
+            names[name] = eval(text, {"Mapping": Mapping, "DeviceMesh": DeviceMesh, "Cluster": Cluster, "os": os})
     return names
 
 
@@ -62,7 +66,12 @@ class Types:
     def __init__(self) -> None:
         self.results: dict[str, Any] = {}
         self.parameters: dict[str, Any] = {}
-        self._seen: set[object] = set()
+        self._seen: set[type] = set()
+
+    @property
+    def classes(self) -> set[type]:
+        """Public classes, and those of what they hold and return."""
+        return self._seen
 
     def follow(self, name: str, shown: Any) -> None:
         """Add a public function, class or value, and the classes that it returns or holds."""
@@ -84,6 +93,10 @@ class Types:
                 if function is not None and (not name.startswith("_") or name in SHOWN_BY_NAME):
                     self._follow_function(f"{home.__name__}.{name}", function)
             self._follow_attributes(home)
+        view = view_class(shown)
+        for method in ("page", "figure", "explore") if view is not None else ():
+            for name, annotation in self._parameters(getattr(view, method)).items():
+                self.parameters[f"{shown.__name__}.{method}({name})"] = annotation
 
     def _follow_attributes(self, home: type) -> None:
         """Add what ``__init__`` assigns with an annotation: ``self.results: Mapping[int, object] = {}``."""
@@ -101,14 +114,21 @@ class Types:
     def _follow_function(self, name: str, shown: Any) -> None:
         function = inspect.unwrap(shown)
         if isinstance(function, FunctionType) and function.__module__.startswith("dsexplore"):
-            code = function.__code__
-            named = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-            for parameter, annotation in function.__annotations__.items():
-                found = self._read(annotation, function.__module__)
-                if parameter == "return":
-                    self._add_result(name, found)
-                elif parameter in named:  # not *args and **options
-                    self.parameters[f"{name}({parameter})"] = found
+            if "return" in function.__annotations__:
+                self._add_result(name, self._read(function.__annotations__["return"], function.__module__))
+            for parameter, annotation in self._parameters(function).items():
+                self.parameters[f"{name}({parameter})"] = annotation
+
+    def _parameters(self, shown: Any) -> dict[str, Any]:
+        """Return the types of a function's parameters, but not of ``*args`` and ``**options``."""
+        function = inspect.unwrap(shown)
+        code = function.__code__
+        named = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+        return {
+            name: self._read(annotation, function.__module__)
+            for name, annotation in function.__annotations__.items()
+            if name in named
+        }
 
     def _read(self, annotation: Any, module: str) -> Any:
         if not isinstance(annotation, str):

@@ -6,7 +6,9 @@ import inspect
 import itertools
 import re
 from collections.abc import Callable, Iterator
+from functools import partial
 from importlib import import_module
+from types import FunctionType
 from typing import Any
 
 import pytest
@@ -16,7 +18,7 @@ from IPython.core.interactiveshell import InteractiveShell
 import dsexplore
 from dsexplore import aio, comm
 from dsexplore.comm import calls, coalesced_calls, objects, p2p, ranks
-from dsexplore.display import Displayable
+from dsexplore.display import Displayable, OptionsOfView
 from dsexplore.errors import UsageError
 from dsexplore.trace import schema
 from dsexplore.trace.collectives import OPS
@@ -55,9 +57,11 @@ def test_the_options_are_those_of_the_view() -> None:
 
 
 def test_an_unknown_option_is_named_with_the_one_that_was_meant() -> None:
-    with pytest.raises(UsageError, match=r"explore\(\) of this Trace has no option 'heigth'.*did you mean 'height'"):
+    with pytest.raises(UsageError, match=r"Trace\.explore\(\) has no argument 'heigth' \(did you mean 'height'"):
         Trace().explore(heigth=3)
-    with pytest.raises(UsageError, match=r"to_html\(\) of this Trace has no option 'size': it takes sizes"):
+    with pytest.raises(
+        UsageError, match=r"Trace\.to_html\(\) has no argument 'size' \(did you mean 'sizes'\?\); it takes path, sizes"
+    ):
         Trace().to_html("never written", size="wire")
     with pytest.raises(TypeError, match="3 arguments at most, not 4"):
         Trace().figure("ops", None, "wire", 3)
@@ -77,6 +81,11 @@ def test_functions_that_hand_options_on_name_them() -> None:
 _MODULES = (calls, coalesced_calls, p2p, objects, ranks)
 WITHOUT_ANOTHER_FRAME = {*itertools.chain.from_iterable(map(vars, _MODULES)), "allgather_fn", "reduce_scatter_fn"}
 """Calls of `comm` without a decorator: a frame more is a hundredth of a call of 8 B, and the log names the caller."""
+_PACKAGES = (dsexplore.cost, dsexplore.lessons, aio, comm)
+ANSWER_BY_THEMSELVES = {"Trace.where", "AioConfig.with_", "CommsLogger.figure", "aio_handle.pread", "aio_handle.pwrite"}
+"""Methods that read the object before they refuse, asked below, and two whose ``async`` is no name in Python."""
+HOOKS = {f"CommsLogger.{name}" for name in ("append", "begin", "begin_custom", "end", "fail", "label_of", "wants")}
+"""What the log is told by each call, where a frame more would count."""
 MADE_BY_US = {"SweepResult", "SustainedWrites", "CheckpointRates", "FeedingResult", "Range", "NumericsReport"}
 """Classes of results, which users do not make."""
 
@@ -107,6 +116,43 @@ def test_a_misspelt_argument_is_answered_with_the_one_that_was_meant() -> None:
                 silent.append(f"{where}({name}): {error}")
     assert silent == []
     assert count > 200
+
+
+def methods() -> Iterator[tuple[str, Callable[..., object], str]]:
+    """Yield the arguments of methods of public classes and of those that have a view: name, method, argument."""
+    exported = [getattr(module, name) for module in (dsexplore, *_PACKAGES) for name in module.__all__]
+    classes = {each for each in (*exported, *shown_classes()) if inspect.isclass(each)}
+    for shown in sorted(classes, key=lambda shown: shown.__qualname__):
+        for name in dir(shown) if shown.__name__ not in {*MADE_BY_US, "TorchBackend", "Noop"} else ():
+            method, where = getattr(shown, name), f"{shown.__name__}.{name}"
+            home = getattr(inspect.unwrap(method), "__module__", None) or "" if inspect.isroutine(method) else ""
+            if name.startswith("_") or where in ANSWER_BY_THEMSELVES | HOOKS or not home.startswith("dsexplore."):
+                continue
+            is_plain = isinstance(inspect.getattr_static(shown, name), (FunctionType, OptionsOfView))
+            called = partial(method, shown.__new__(shown)) if is_plain else method
+            for each in inspect.signature(method).parameters.values():
+                if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY) and each.name != "self":
+                    yield where, called, each.name
+
+
+def test_a_misspelt_argument_of_a_method_is_answered_with_the_one_that_was_meant() -> None:
+    silent, count = [], 0
+    for where, method, argument in methods():
+        count += 1
+        try:
+            method(**{f"{argument[:-1]}_{argument[-1]}": None})
+        except Exception as error:
+            if f"did you mean {argument!r}" not in str(error):
+                silent.append(f"{where}({argument}): {error}")
+    assert silent == []
+    assert count > 150
+    for ask, near in {
+        lambda: Trace().where(axiss="tp"): "axis",
+        lambda: aio.AioConfig().with_(block_sise=512): "block_size",
+        lambda: comm.CommsLogger().figure(knid="time"): "kind",
+    }.items():
+        with pytest.raises(UsageError, match=f"did you mean '{near}'"):
+            ask()
 
 
 def test_no_public_function_ends_in_options_that_it_does_not_name() -> None:

@@ -71,6 +71,9 @@ class Buffer:
         self.address: int = self._whole.ctypes.data
         self.nbytes = nbytes
 
+    def __repr__(self) -> str:
+        return f"<Buffer of {format_bytes(self.nbytes)}>"
+
     def populate(self) -> Buffer:
         """Touch all pages, so that the kernel allocates them now and not during a measurement."""
         self._whole[:: mmap.PAGESIZE] = 0

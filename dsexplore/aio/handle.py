@@ -74,6 +74,7 @@ class aio_handle:
         _handles.add(self)
 
     @classmethod
+    @names_arguments
     def from_config(cls, config: AioConfig, *, backend: str | None = None) -> Self:
         """Create a handle with the settings of an ``"aio"`` block; warns of ``use_gds``, which is not used."""
         if config.use_gds:
@@ -131,6 +132,7 @@ class aio_handle:
         """Return the multiple that DeepSpeed requires of sizes, 512 bytes per thread; other sizes work here too."""
         return self._config.thread_count * SECTOR
 
+    @names_arguments
     def read(self, buffer: object, filename: File, validate: bool = False, file_offset: int = 0) -> int:
         """Fill `buffer` from the file in one thread; return 0 when done.
 
@@ -139,6 +141,7 @@ class aio_handle:
         """
         return self._alone(buffer, filename, validate, file_offset, write=False)
 
+    @names_arguments
     def write(self, buffer: object, filename: File, validate: bool = False, file_offset: int = 0) -> int:
         """Write `buffer` to the file in one thread; return 0 when done.
 
@@ -167,18 +170,22 @@ class aio_handle:
         later, offset = _async_and_offset("pwrite", args, named, file_offset)
         return self._parallel(buffer, filename, validate, later, offset, write=True)
 
+    @names_arguments
     def sync_pread(self, buffer: object, filename: File, file_offset: int = 0) -> int:
         """Fill `buffer`; return the number of completed operations, including those pending before."""
         return self._parallel(buffer, filename, False, False, file_offset, write=False)
 
+    @names_arguments
     def sync_pwrite(self, buffer: object, filename: File, file_offset: int = 0) -> int:
         """Write `buffer`; return the number of completed operations, including those pending before."""
         return self._parallel(buffer, filename, False, False, file_offset, write=True)
 
+    @names_arguments
     def async_pread(self, buffer: object, filename: File, file_offset: int = 0) -> int:
         """Start to fill `buffer`, which the handle keeps alive, and return 0. Call `wait` before using the buffer."""
         return self._parallel(buffer, filename, False, True, file_offset, write=False)
 
+    @names_arguments
     def async_pwrite(
         self, buffer: object, filename: File | None = None, file_offset: int = 0, *, fd: int | None = None
     ) -> int:
@@ -206,6 +213,7 @@ class aio_handle:
                 raise UsageError("wait() has nothing to wait for: call async_pread or async_pwrite before it")
             return self._wait()
 
+    @names_arguments
     def new_cpu_locked_tensor(self, num_elem: int, example_tensor: torch.Tensor) -> torch.Tensor:
         """Return a page-locked tensor on huge pages, shape ``(num_elem,)``, with the dtype of `example_tensor`.
 
@@ -214,6 +222,7 @@ class aio_handle:
         """
         return new_locked_tensor(num_elem, example_tensor)
 
+    @names_arguments
     def free_cpu_locked_tensor(self, tensor: torch.Tensor) -> bool:
         """Unlock a tensor of `new_cpu_locked_tensor`; return False if it is none.
 
@@ -222,6 +231,7 @@ class aio_handle:
         storage_of(tensor)
         return free_locked_tensor(tensor)
 
+    @names_arguments
     def is_pinned(self, buffer: torch.Tensor) -> bool:
         """Return True if a tensor is page-locked, by torch or by any handle's `new_cpu_locked_tensor`."""
         if getattr(buffer, "is_cpu", None) is False:

@@ -185,7 +185,7 @@ class Timeline(Displayable):
 
 
 def timeline_of(
-    tables: Tables, lanes: LaneKind | None = None, colors: ColorKind | None = None, sizes: Sizes = "wire"
+    tables: Tables, lanes: LaneKind | None = None, color_by: ColorKind | None = None, sizes: Sizes = "wire"
 ) -> Timeline:
     """Build the timeline of a trace.
 
@@ -193,18 +193,18 @@ def timeline_of(
         tables: the trace.
         lanes: what each lane is: phase, axis, module (the blocks that the model repeats), op, rank, or collective (an
             op on an axis, or on a group without one). None: ranks if there are several, else phases.
-        colors: what each color is: phase, axis, op or rank. None: the phase; the axis where lanes are phases.
+        color_by: what each color is: phase, axis, op or rank. None: the phase; the axis where lanes are phases.
         sizes: which bytes the spans have, wire or message.
 
     Raises:
-        UsageError: unknown lanes, colors or sizes.
+        UsageError: unknown lanes, color_by or sizes.
     """
     events = tables.events
     several = events["rank"].n_unique() > 1
     lanes = lanes or ("rank" if several else "phase")
-    colors = colors or ("axis" if lanes == "phase" else "phase")
+    color_by = color_by or ("axis" if lanes == "phase" else "phase")
     _check("lanes", lanes, LaneKind)
-    _check("colors", colors, ColorKind)
+    _check("color_by", color_by, ColorKind)
     _check("sizes", sizes, Sizes)
     order, begin, end = _places(tables, several)
     spans = (
@@ -213,7 +213,7 @@ def timeline_of(
             _key(lanes, several).alias("lane"),
             begin.alias("begin"),
             end.alias("end"),
-            _key(colors, False).alias("mark"),
+            _key(color_by, False).alias("mark"),
             pl.col("op").alias("name"),
             pl.col(f"{sizes}_bytes").alias("bytes"),
             "row",
@@ -222,14 +222,14 @@ def timeline_of(
         .cast(dict(SPANS))  # type: ignore[arg-type]  # polars' own types
         .sort("begin", maintain_order=True)
     )
-    marks = axes_by_bytes(events) if colors == "axis" else _in_order(spans["mark"], colors)
+    marks = axes_by_bytes(events) if color_by == "axis" else _in_order(spans["mark"], color_by)
     said = ""
     if tables.io.height and (order == "measured" or events.is_empty()):
         order, said = "measured", io_sentence(tables)
         spans, further = _with_io(spans, tables, several)
         marks = (*marks, *further)
     ties = message_ties(tables, spans) if several else pl.DataFrame(schema=TIES)
-    return Timeline(spans, _in_order(spans["lane"], lanes), marks, order, colors, tables, sizes, ties, said)
+    return Timeline(spans, _in_order(spans["lane"], lanes), marks, order, color_by, tables, sizes, ties, said)
 
 
 def _with_io(spans: pl.DataFrame, tables: Tables, several: bool) -> tuple[pl.DataFrame, tuple[str, ...]]:

@@ -34,7 +34,7 @@ from dsexplore.comm.ranks import is_initialized
 from dsexplore.comm.sent_calls import Series, numbered
 from dsexplore.display import plain_text
 from dsexplore.errors import UsageError
-from dsexplore.signatures import with_options
+from dsexplore.signatures import names_arguments, with_options
 from dsexplore.trace.trace import Trace
 from dsexplore.units import format_bytes
 
@@ -257,6 +257,7 @@ class LogContent:
         """Return the number of recorded calls; a coalesced call counts as many as its members."""
         return self._dropped.count + len(self.records)
 
+    @names_arguments
     def summary(self, show_straggler: bool = False) -> CommsSummary:
         """Return the log as a table: one row per op, layer, group and message size.
 
@@ -319,10 +320,12 @@ class LogContent:
         """`get_raw_data` as of now, under the name that it has in DeepSpeed's logger."""
         return self.get_raw_data()
 
+    @names_arguments
     def get_operation_summary(self, operation_name: str) -> dict[int, dict[str, object]] | None:
         """Return the figures of one name by message size, see `log_all`; None for a name that was not logged."""
         return operation_summaries(self.records, self._dropped.lines.values()).get(operation_name)
 
+    @names_arguments
     def log_all(
         self, print_log: bool = True, show_straggler: bool = False, return_dict: bool = False
     ) -> Mapping[str, object] | None:

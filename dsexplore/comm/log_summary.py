@@ -17,7 +17,7 @@ from dsexplore.capture.groups import Group
 from dsexplore.comm.bandwidth import bandwidth, rate_text
 from dsexplore.comm.log_records import SWITCHED_OFF, Record
 from dsexplore.display import Displayable
-from dsexplore.units import format_bytes, format_seconds
+from dsexplore.units import format_bytes, format_count, format_seconds
 
 COLUMNS: dict[str, pl.DataType] = {
     "name": pl.String(),  # what the op was logged under
@@ -212,6 +212,10 @@ class CommsSummary(Displayable):
             ]
             lines.append("  ".join(cells).rstrip())
         return "\n".join(lines) if rows else "nothing was logged"
+
+    def __repr__(self) -> str:
+        compared = ", ranks compared" if self.is_compared else ""
+        return f"<CommsSummary of {format_count(len(self.lines), 'line')}{compared}>"
 
     def __str__(self) -> str:
         """Return `text`, for ``print``."""

@@ -45,6 +45,7 @@ from dsexplore.comm.logger_config import CommsLoggerConfig
 from dsexplore.comm.meeting import register
 from dsexplore.comm.spellings import Spelling
 from dsexplore.signatures import names_arguments
+from dsexplore.units import format_count
 
 Value = TypeVar("Value")
 
@@ -112,11 +113,16 @@ class CommsLogger(LogContent):
         self._calls: dict[tuple[str, ...], LoggedCall] = {}
         self.configure(config or CommsLoggerConfig())
 
+    def __repr__(self) -> str:
+        calls = format_count(self._dropped.count + len(self._recording.issued), "call")
+        return f"<CommsLogger: {'on' if self.is_on else 'off'}, {calls} recorded>"
+
     @property
     def config(self) -> CommsLoggerConfig:
         """Settings of the log; ``enabled``, ``prof_all``, … can also be set one by one."""
         return self._config
 
+    @names_arguments
     def configure(self, config: CommsLoggerConfig | Mapping[str, object] | str | os.PathLike[str]) -> None:
         """Apply a configuration, or that of a ds_config or its JSON file; what has been recorded stays."""
         if not isinstance(config, CommsLoggerConfig):
@@ -157,11 +163,13 @@ class CommsLogger(LogContent):
         """Record only the ops that were requested by name or with ``prof=True``."""
         self.prof_all = False
 
+    @names_arguments
     def start_profiling_op(self, op_name_list: str | Iterable[str]) -> None:
         """Record these ops too: plain names, spellings, or the calls' ``log_name``."""
         wanted = [op_name_list] if isinstance(op_name_list, str) else list(op_name_list)
         self.prof_ops = list(dict.fromkeys([*self.prof_ops, *wanted]))
 
+    @names_arguments
     def stop_profiling_op(self, op_name_list: str | Iterable[str]) -> None:
         """Stop recording these ops by name."""
         unwanted = {op_name_list} if isinstance(op_name_list, str) else set(op_name_list)

@@ -48,7 +48,7 @@ def sweep(
     group: td.ProcessGroup | None = None,
     *,
     ops: Sequence[str] = SWEPT,
-    sizes: Sequence[int | str] | None = None,
+    message_bytes: Sequence[int | str] | None = None,
     smallest: int | str = SMALLEST,
     largest: int | str = LARGEST,
     factor: int = 2,
@@ -63,7 +63,7 @@ def sweep(
     Args:
         group: a process group; None for the world.
         ops: which, from `SWEPT`.
-        sizes: message bytes to measure; None goes from `smallest` to `largest` by `factor`.
+        message_bytes: sizes to measure; None goes from `smallest` to `largest` by `factor`.
         smallest: message bytes to begin with: a number, or text such as ``"4KiB"``.
         largest: the most message bytes; less where the machine's memory does not suffice, which a remark says.
         factor: from one size to the next.
@@ -77,7 +77,7 @@ def sweep(
         UsageError: no process group, a simulated one, an unknown op, or sizes that cannot be.
     """
     ranks = _ranks(group, dtype)
-    bytes_wanted = _sizes(sizes, smallest, largest, factor)
+    bytes_wanted = _sizes(message_bytes, smallest, largest, factor)
     _check(ops, rounds)
     where, remarks = _places(ranks)
     kept, too_large = _that_fit(bytes_wanted, ranks, where[1])
@@ -126,10 +126,12 @@ def _check(ops: Sequence[str], rounds: int) -> None:
         raise UsageError(f"rounds {rounds} is not a number of rounds: give 1 or more")
 
 
-def _sizes(sizes: Sequence[int | str] | None, smallest: int | str, largest: int | str, factor: int) -> list[int]:
+def _sizes(
+    message_bytes: Sequence[int | str] | None, smallest: int | str, largest: int | str, factor: int
+) -> list[int]:
     try:
-        if sizes is not None:
-            wanted = sorted({parse_size(size) for size in sizes})
+        if message_bytes is not None:
+            wanted = sorted({parse_size(size) for size in message_bytes})
         else:
             low, high = parse_size(smallest), parse_size(largest)
             if factor < 2:

@@ -11,11 +11,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
+from typing import TypeAlias
 
 from dsexplore.cost.cluster_file import Price, read_cluster_file
 from dsexplore.errors import UsageError
 from dsexplore.hardware import CLUSTER_OF, CLUSTERS
 from dsexplore.signatures import names_arguments_of_methods
+
+HardwareLike: TypeAlias = "Cluster | str | os.PathLike[str]"
+"""The machine that is predicted for: the name of a GPU or a cluster, the path of a cluster's file, or a `Cluster`."""
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
-
-from dsexplore.cost.cluster import Cluster
+from dsexplore.cost.cluster import Cluster, HardwareLike
 from dsexplore.cost.collective_curve import Curve, curve
 from dsexplore.cost.collective_mechanism import GroupShape
 from dsexplore.cost.measured_points import contradictions
@@ -21,7 +19,7 @@ def collective_time(
     message_bytes: float,
     world_size: int,
     ranks_per_node: int | None = None,
-    hardware: Cluster | str | os.PathLike[str] = "h100",
+    hardware: HardwareLike = "h100",
     *,
     aligned: bool = True,
 ) -> Range:
@@ -59,7 +57,7 @@ def collective_curve(
     op: str,
     world_size: int,
     ranks_per_node: int | None = None,
-    hardware: Cluster | str | os.PathLike[str] = "h100",
+    hardware: HardwareLike = "h100",
     *,
     aligned: bool = True,
 ) -> Curve | None:

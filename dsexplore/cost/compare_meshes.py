@@ -21,7 +21,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from dsexplore.cost.cluster import Cluster
+from dsexplore.cost.cluster import Cluster, HardwareLike
 from dsexplore.cost.mesh_comparison import MeshCandidate, MeshComparison, text_of
 from dsexplore.cost.prediction import as_cluster, predict
 from dsexplore.errors import UsageError
@@ -93,7 +93,7 @@ _FOREVER = 1e6
 def compare_meshes(
     build: Build,
     world_size: int,
-    hardware: Cluster | str | os.PathLike[str] = "h100",
+    hardware: HardwareLike = "h100",
     axes: Sequence[str] = ("pp", "dp", "tp", "cp"),
     *,
     choices: Mapping[str, Sequence[Choice]] | None = None,

@@ -8,9 +8,7 @@ shots, and at the end. Longer messages are left to NCCL.
 
 from __future__ import annotations
 
-import os
-
-from dsexplore.cost.cluster import Cluster
+from dsexplore.cost.cluster import Cluster, HardwareLike
 from dsexplore.cost.collective_duration import collective_time
 from dsexplore.cost.gpu_generations import GENERATIONS
 from dsexplore.cost.range import Range
@@ -27,14 +25,12 @@ _BELOW, _ABOVE = 0.25, 0.55
 
 
 @names_arguments
-def custom_all_reduce_time(
-    message_bytes: float, ranks: int, hardware: Cluster | str | os.PathLike[str] = "h100"
-) -> Range:
+def custom_all_reduce_time(message_bytes: float, world_size: int, hardware: HardwareLike = "h100") -> Range:
     """Return the seconds of an all_reduce in an inference engine, launched by a CUDA graph.
 
     Args:
         message_bytes: of the tensor that is reduced.
-        ranks: of one node.
+        world_size: number of ranks, of one node.
         hardware: a GPU, a cluster, the path of a cluster's file, or a `Cluster`.
 
     Returns:
@@ -54,10 +50,10 @@ def custom_all_reduce_time(
             f"{machine.name} has no switch over which each GPU reads the memory of all others: engines take NCCL "
             "there, whose time is that of collective_time"
         )
-    library = collective_time("all_reduce", message_bytes, ranks, ranks, machine)
-    if ranks == 1:
+    library = collective_time("all_reduce", message_bytes, world_size, world_size, machine)
+    if world_size == 1:
         return library
-    return Range.within(_kernel_seconds(message_bytes, ranks, machine), _BELOW, _ABOVE).at_most(library)
+    return Range.within(_kernel_seconds(message_bytes, world_size, machine), _BELOW, _ABOVE).at_most(library)
 
 
 def _kernel_seconds(size: float, ranks: int, cluster: Cluster) -> float:

@@ -13,11 +13,10 @@ between nodes, that benchmarks/deepep_accuracy.py names.
 
 from __future__ import annotations
 
-import os
 from math import comb, inf, log2
 from typing import Literal
 
-from dsexplore.cost.cluster import Cluster
+from dsexplore.cost.cluster import Cluster, HardwareLike
 from dsexplore.cost.collective_mechanism import rank_bandwidth
 from dsexplore.cost.gpu_generations import GENERATIONS
 from dsexplore.cost.range import Range
@@ -60,7 +59,7 @@ def deepep_time(
     top_k: int,
     ranks: int,
     ranks_per_node: int | None = None,
-    hardware: Cluster | str | os.PathLike[str] = "h100",
+    hardware: HardwareLike = "h100",
     *,
     low_latency: bool = False,
     token_bytes: float | None = None,

@@ -59,6 +59,11 @@ class MeshComparison(Displayable):
         self.candidates = (*sorted(kept, key=_expected), *sorted(out, key=lambda candidate: candidate.mesh))
         self.notes = tuple(notes)
 
+    def __repr__(self) -> str:
+        dropped = len(self.candidates) - len(self.ranking)
+        fastest = f", fastest {self.ranking[0].mesh}" if self.ranking else ""
+        return f"<MeshComparison of {len(self.ranking)} meshes on {self.cluster.name}{fastest}; {dropped} dropped>"
+
     @property
     def ranking(self) -> list[MeshCandidate]:
         """Meshes that fit, the fastest first."""

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import os
-
 import polars as pl
 
 from dsexplore.analysis.running_times import RunningTimes, predicted_times
 from dsexplore.analysis.step_timeline import Sizes
 from dsexplore.analysis.world_map import Box, Shade, WorldMap, world_map
-from dsexplore.cost.cluster import Cluster
+from dsexplore.cost.cluster import HardwareLike
 from dsexplore.cost.prediction import Prediction, predict
 from dsexplore.trace.tables import Tables
 
 
 def predicted_world_map(
     tables: Tables,
-    hardware: Cluster | str | os.PathLike[str],
+    hardware: HardwareLike,
     ranks_per_node: int | None = None,
     sizes: Sizes = "wire",
     axis: str | None = None,

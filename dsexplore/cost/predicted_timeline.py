@@ -5,14 +5,13 @@ Without hardware the stages of a pipeline are in slots: a forward takes one, a b
 
 from __future__ import annotations
 
-import os
 from collections import defaultdict
 from typing import Any, get_args
 
 import polars as pl
 
 from dsexplore.analysis.step_timeline import HELD, SPANS, TIES, WAITING, WARM_UP, Order, Sizes, Timeline
-from dsexplore.cost.cluster import Cluster
+from dsexplore.cost.cluster import HardwareLike
 from dsexplore.cost.prediction import Prediction, predict
 from dsexplore.cost.schedules import Action, Schedule, ScheduledAction, place, read_schedule
 from dsexplore.cost.stream_simulation import COMPUTE, GAPS
@@ -81,15 +80,15 @@ _WORDS = {"F": "forward", "B": "backward", "I": "backward to the input", "W": "b
 
 def predicted_timeline(
     tables: Tables,
-    hardware: Cluster | str | os.PathLike[str] | None,
+    hardware: HardwareLike | None,
     lanes: str | None = None,
-    colors: str | None = None,
+    color_by: str | None = None,
     sizes: Sizes = "wire",
 ) -> Timeline:
     """Build the timeline of a predicted step, or of a pipeline's schedule; see `Trace.timeline`.
 
     Raises:
-        UsageError: unknown lanes, colors, sizes or hardware; stages of a step without a pipeline; a trace without
+        UsageError: unknown lanes, color_by, sizes or hardware; stages of a step without a pipeline; a trace without
             costs.
     """
     if lanes not in (None, *LANES):
@@ -97,21 +96,21 @@ def predicted_timeline(
     if sizes not in get_args(Sizes):
         raise UsageError(f"timeline(sizes={sizes!r}): no such sizes; they are {', '.join(get_args(Sizes))}")
     if lanes == "stage":
-        if colors not in (None, "phase"):
-            raise UsageError(f"timeline(lanes='stage', colors={colors!r}): stages are colored by phase")
+        if color_by not in (None, "phase"):
+            raise UsageError(f"timeline(lanes='stage', color_by={color_by!r}): stages are colored by phase")
         return stage_timeline(tables, hardware)
-    if colors not in (None, *_COLORS):
-        raise UsageError(f"timeline(colors={colors!r}, hardware=…): predicted colors are {', '.join(_COLORS)}")
+    if color_by not in (None, *_COLORS):
+        raise UsageError(f"timeline(color_by={color_by!r}, hardware=…): predicted colors are {', '.join(_COLORS)}")
     assert hardware is not None
-    return stream_timeline(predict(tables, hardware), colors or "phase", sizes)
+    return stream_timeline(predict(tables, hardware), color_by or "phase", sizes)
 
 
-def stream_timeline(prediction: Prediction, colors: str = "phase", sizes: Sizes = "wire") -> Timeline:
+def stream_timeline(prediction: Prediction, color_by: str = "phase", sizes: Sizes = "wire") -> Timeline:
     """Build the timeline of the slowest rank's streams: one lane for kernels, and one per stream of collectives.
 
     Args:
         prediction: of the step.
-        colors: what the colors stand for: phase, axis or op; gaps of the compute stream are `WAITING`.
+        color_by: what the colors stand for: phase, axis or op; gaps of the compute stream are `WAITING`.
         sizes: which bytes the collectives have.
     """
     events = prediction.tables.events
@@ -121,7 +120,7 @@ def stream_timeline(prediction: Prediction, colors: str = "phase", sizes: Sizes 
     for span in prediction.spans:
         gap = span.kind in GAPS
         row, size = sent.get(span.seq, (None, None))
-        key = {"phase": span.phase, "axis": span.axis or NO_AXIS, "op": span.op or "kernels"}[colors]
+        key = {"phase": span.phase, "axis": span.axis or NO_AXIS, "op": span.op or "kernels"}[color_by]
         waits = f"waits for {span.op}" if span.op else "waits for the CPU, which launches kernels"
         rows.append(
             {
@@ -145,7 +144,7 @@ def stream_timeline(prediction: Prediction, colors: str = "phase", sizes: Sizes 
         lanes,
         tuple(marks),
         "predicted",
-        colors,
+        color_by,
         prediction.tables,
         sizes,
         verdict=_verdict(prediction),
@@ -172,7 +171,7 @@ def _verdict(prediction: Prediction) -> str:
     return f"In a step of {format_seconds(step)} the GPU {'; it '.join(words)}."
 
 
-def stage_timeline(tables: Tables, hardware: Cluster | str | os.PathLike[str] | None = None) -> Timeline:
+def stage_timeline(tables: Tables, hardware: HardwareLike | None = None) -> Timeline:
     """Build the timeline of a pipeline: the microbatches that each stage computes, and its waits for other stages.
 
     Args:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,7 +11,7 @@ from typing import Any, get_args
 import polars as pl
 
 from dsexplore.cost.async_tp import in_pieces
-from dsexplore.cost.cluster import Cluster
+from dsexplore.cost.cluster import Cluster, HardwareLike
 from dsexplore.cost.compute import Attention, slowed_by_communication
 from dsexplore.cost.expense import Expense, expense_of
 from dsexplore.cost.expert_balance import of_busiest_rank
@@ -273,7 +272,7 @@ class Prediction(Displayable):
     def what_if(
         self,
         *,
-        hardware: Cluster | str | os.PathLike[str] | None = None,
+        hardware: HardwareLike | None = None,
         ranks_per_node: int | None = None,
         overlap: bool | None = None,
         compiled: bool | None = None,
@@ -337,7 +336,7 @@ class Prediction(Displayable):
 
 def predict(
     tables: Tables,
-    hardware: Cluster | str | os.PathLike[str] = "h100",
+    hardware: HardwareLike = "h100",
     *,
     ranks_per_node: int | None = None,
     compiled: bool | None = None,
@@ -384,7 +383,7 @@ def _needs_trace(name: str, factor: float) -> UsageError:
     )
 
 
-def as_cluster(hardware: Cluster | str | os.PathLike[str]) -> Cluster:
+def as_cluster(hardware: HardwareLike) -> Cluster:
     """Return a cluster itself, or load the one of that name or file."""
     return hardware if isinstance(hardware, Cluster) else Cluster.load(hardware)
 

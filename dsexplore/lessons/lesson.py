@@ -10,6 +10,7 @@ from importlib import import_module
 from dsexplore.errors import UsageError
 from dsexplore.lessons.requirement import Answer, Exercise, Verdict
 from dsexplore.near_names import argument_meant
+from dsexplore.signatures import names_arguments
 from dsexplore.tracebacks import frames_where
 from dsexplore.user_code import is_user_file
 
@@ -39,6 +40,7 @@ class Lesson:
         tasks = [f"  {name}: {exercise.task}" for name, exercise in self.exercises.items()]
         return "\n".join([self.title, *tasks])
 
+    @names_arguments
     def check(self, exercise: str, answer: Answer) -> Verdict:
         """Play an answer on simulated ranks and say which requirements it meets.
 

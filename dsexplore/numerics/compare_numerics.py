@@ -12,7 +12,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from dsexplore.errors import UsageError
-from dsexplore.mesh import Mesh, parse_mesh
+from dsexplore.mesh import Mesh, MeshLike, parse_mesh
 from dsexplore.numerics.compared_runs import compare_runs
 from dsexplore.numerics.first_difference import first_difference
 from dsexplore.numerics.numeric_records import RunRecord, load_run
@@ -50,8 +50,8 @@ def compare_numerics(
     reference: Reference,
     parallel: Parallel,
     *,
-    world_size: int = 4,
-    mesh: str = "dp=2,tp=2",
+    world_size: int | None = None,
+    mesh: MeshLike = "dp=2,tp=2",
     steps: int = 2,
     tolerance: float | None = None,
     timeout: float = 120.0,
@@ -83,7 +83,7 @@ def compare_numerics(
         reference: returns the model and a function that trains it for one step. Seed in it, and use the same data as
             in ``parallel``.
         parallel: called with the mesh on each rank; returns that rank's model and step.
-        world_size: number of ranks.
+        world_size: number of ranks; None for those of the mesh.
         mesh: their axes, outermost first.
         steps: number of steps to compare.
         tolerance: relative difference that is allowed; None, the default, allows what rounding does.
@@ -110,7 +110,7 @@ def compare_numerics(
             return unlike
 
         def play(*runs: str) -> None:
-            run_ranks(play_rank, world_size, args=(parallel, axes, steps, folder, runs), timeout=timeout).check()
+            run_ranks(play_rank, axes.size, args=(parallel, axes, steps, folder, runs), timeout=timeout).check()
 
         if not problem:
             try:
@@ -126,7 +126,7 @@ def compare_numerics(
             first, second = ran_again(DRAWS, 2)
             draw = changed_draw(first, second)
             if draw is not None:
-                return report_of_draws(first, draw, tensors_of(comparison), str(axes), world_size)
+                return report_of_draws(first, draw, tensors_of(comparison), str(axes), axes.size)
         return report_of(comparison, difference, tuple(notes))
 
 
@@ -154,11 +154,11 @@ def _own_difference(
     return report_of_reference(first, rows, weights, str(mesh), mesh.size)
 
 
-def _checked(world_size: int, mesh: str, steps: int, tolerance: float | None) -> Mesh:
+def _checked(world_size: int | None, mesh: MeshLike, steps: int, tolerance: float | None) -> Mesh:
     axes = parse_mesh(mesh)
     if not axes.axes:
         raise UsageError("mesh is empty: name the axes of the ranks, as mesh='dp=2,tp=2'")
-    if axes.size != world_size:
+    if world_size not in (None, axes.size):
         raise UsageError(f"mesh {axes} has {axes.size} ranks and world_size is {world_size}: make them equal")
     if steps < 1:
         raise UsageError(f"steps {steps} is no number of steps: give 1 or more")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dsexplore.errors import ExpectationError
+from dsexplore.mesh import MeshLike
 from dsexplore.numerics.compare_numerics import Parallel, Reference, compare_numerics
 from dsexplore.numerics.numerics_report import NumericsReport
 from dsexplore.signatures import names_arguments
@@ -13,8 +14,8 @@ def expect_same_numbers(
     reference: Reference,
     parallel: Parallel,
     *,
-    world_size: int = 4,
-    mesh: str = "dp=2,tp=2",
+    world_size: int | None = None,
+    mesh: MeshLike = "dp=2,tp=2",
     steps: int = 2,
     tolerance: float | None = None,
     timeout: float = 120.0,
@@ -24,7 +25,7 @@ def expect_same_numbers(
     Args:
         reference: see `compare_numerics`.
         parallel: see `compare_numerics`.
-        world_size: number of ranks.
+        world_size: number of ranks; None for those of the mesh.
         mesh: their axes, outermost first.
         steps: number of steps to compare.
         tolerance: relative difference that is allowed; None, the default, allows what rounding does.

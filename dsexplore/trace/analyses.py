@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Literal
 
 import polars as pl
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from dsexplore.analysis.skew import Skew
     from dsexplore.analysis.step_timeline import Timeline
     from dsexplore.analysis.world_map import WorldMap
-    from dsexplore.cost.cluster import Cluster
+    from dsexplore.cost.cluster import HardwareLike
     from dsexplore.cost.prediction import Prediction
 
 
@@ -100,10 +99,10 @@ class Analyses(Displayable):
     def timeline(
         self,
         lanes: str | None = None,
-        colors: str | None = None,
+        color_by: str | None = None,
         *,
         sizes: str = "wire",
-        hardware: Cluster | str | os.PathLike[str] | None = None,
+        hardware: HardwareLike | None = None,
     ) -> Timeline:
         """Return a `dsexplore.analysis.step_timeline.Timeline`: the step's collectives over time, in lanes.
 
@@ -116,18 +115,18 @@ class Analyses(Displayable):
                 op on an axis. None: ranks where there are several, else phases. ``stage``: the schedule of a pipeline.
                 With hardware: ``stream``, the compute stream and the streams of collectives (None is the same), or
                 ``stage``.
-            colors: what the colors say: ``phase``, ``axis``, ``op`` or ``rank``.
+            color_by: what the colors say: ``phase``, ``axis``, ``op`` or ``rank``.
             sizes: which bytes the spans have, ``wire`` or ``message``.
             hardware: the machine that a step is predicted on, as `predict` takes it.
 
         Raises:
-            UsageError: no such lanes, colors, sizes or hardware; no pipeline; hardware without ``costs=True``.
+            UsageError: no such lanes, color_by, sizes or hardware; no pipeline; hardware without ``costs=True``.
 
         Examples:
             >>> trace.timeline(lanes="op")
             <Timeline of 2 collectives, 1 rank, simulated, in program order>
         """
-        options = {"lanes": lanes, "colors": colors, "sizes": sizes}
+        options = {"lanes": lanes, "color_by": color_by, "sizes": sizes}
         timeline: Timeline
         if hardware is not None or lanes == "stage":
             timeline = run_pass("predicted_timeline", self.tables, **options, hardware=hardware)
@@ -142,7 +141,7 @@ class Analyses(Displayable):
         sizes: str = "wire",
         axis: str | None = None,
         shade: str | None = None,
-        hardware: Cluster | str | os.PathLike[str] | None = None,
+        hardware: HardwareLike | None = None,
     ) -> WorldMap:
         """Return a `dsexplore.analysis.world_map.WorldMap`: the ranks that each rank communicates with, by node.
 
@@ -193,7 +192,7 @@ class Analyses(Displayable):
 
     def predict(
         self,
-        hardware: Cluster | str | os.PathLike[str] = "h100",
+        hardware: HardwareLike = "h100",
         *,
         ranks_per_node: int | None = None,
         compiled: bool | None = None,

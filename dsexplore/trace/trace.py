@@ -177,26 +177,6 @@ class Trace(Analyses):
         """
         return files.save(self.tables, path)
 
-    @classmethod
-    def load(cls, path: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> Trace:
-        """Read a file, a directory with one file per rank, or several files, which are merged.
-
-        No code from a file is ever run. Ctrl-C while a directory is read returns the ranks read so far; a warning and
-        the trace's notes say so.
-
-        Raises:
-            FileNotFoundError: nothing is there.
-            TraceFileError: a file that is truncated, damaged, foreign or from a newer version; a directory without
-                trace files, or with files that do not belong to one recording.
-
-        Examples:
-            >>> dsexplore.Trace.load(trace.save("step.parquet"))
-            <Trace: 2 collectives of rank 0, world of 4>
-        """
-        if isinstance(path, (str, os.PathLike)):
-            return cls(files.load(path))
-        return cls(files.load_several([Path(file) for file in path]))
-
     @staticmethod
     def merge(traces: Iterable[Trace]) -> Trace:
         """Merge the traces of several ranks of one recording; see `dsexplore.trace.merge`.
@@ -287,7 +267,18 @@ def finish(trace: Trace, tables: Callable[[], Tables]) -> None:
 
 @names_arguments
 def load(path: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> Trace:
-    """Read a trace: one file, a directory with one file per rank, or several files; see `Trace.load`.
+    """Read a trace: one file, a directory with one file per rank, or several files, which are merged.
+
+    No code from a file is ever run. Ctrl-C while a directory is read returns the ranks read so far; a warning and the
+    trace's notes say so.
+
+    Args:
+        path: a file or directory that was saved, profiler traces, or dumps of the flight recorder; or several files.
+
+    Raises:
+        FileNotFoundError: nothing is there.
+        TraceFileError: a file that is truncated, damaged, foreign or from a newer version; a directory without trace
+            files, or with files that do not belong to one recording.
 
     Examples:
         >>> with dsexplore.commtrace(world_size=4, save="ranks") as trace:
@@ -295,7 +286,9 @@ def load(path: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> Tra
         >>> dsexplore.load("ranks")
         <Trace: 1 collective of rank 0, world of 4>
     """
-    return Trace.load(path)
+    if isinstance(path, (str, os.PathLike)):
+        return Trace(files.load(path))
+    return Trace(files.load_several([Path(file) for file in path]))
 
 
 @dataclass(frozen=True)
@@ -365,21 +358,21 @@ class TraceDiff(Displayable):
         difference: NumericDifference = run_pass("diff numerics", self.before.tables, after=self.after.tables)
         return difference
 
-    def timeline(self, lanes: str | None = None, colors: str | None = None) -> Timeline:
+    def timeline(self, lanes: str | None = None, color_by: str | None = None) -> Timeline:
         """Return a `dsexplore.analysis.step_timeline.Timeline` of both last steps on one scale, A's lanes above B's.
 
         Args:
             lanes: as of `Trace.timeline`, of one rank of each; None for phases.
-            colors: as of `Trace.timeline`.
+            color_by: as of `Trace.timeline`.
 
         Raises:
-            UsageError: no such lanes or colors.
+            UsageError: no such lanes or color_by.
 
         Examples:
             >>> diff.timeline()
             <Timeline of 3 collectives, 1 rank, simulated, in program order>
         """
-        options = {"after": self.after.tables, "lanes": lanes, "colors": colors}
+        options = {"after": self.after.tables, "lanes": lanes, "colors": color_by}
         timeline: Timeline = run_pass("diff timeline", self.before.tables, **options)
         return timeline
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from dsexplore.errors import UsageError
-from dsexplore.near_names import argument_meant
 from dsexplore.views.page import html
 
 
@@ -25,18 +23,6 @@ class View:
     def page(self) -> str:
         """Return `html` wrapped in one self-contained HTML document."""
         return html.page(self.title, self.html())
-
-    def refuse(self, method: str, options: dict[str, Any], *options_known: str) -> None:
-        """Raise if a method of the viewed object was given an option that it does not take.
-
-        Raises:
-            UsageError: ``options`` is not empty.
-        """
-        if options:
-            takes = f"it takes {', '.join(options_known)}" if options_known else "it takes none"
-            given = next(iter(options))
-            near = argument_meant(given, options_known)
-            raise UsageError(f"{method}() of this {self.title} has no option {given!r}: {takes}{near}")
 
     def figure(self) -> Any:
         """Return a ``plotly.graph_objects.Figure``; views without a figure raise TypeError."""

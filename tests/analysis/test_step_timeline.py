@@ -37,14 +37,14 @@ def test_one_simulated_rank_is_in_program_order(trace: Trace) -> None:
 
 def test_phases_are_color_by_axis_unless_asked(trace: Trace) -> None:
     assert trace.timeline().marks == ("tp", "dp", "no mesh")
-    assert trace.timeline(colors="op").marks == ("all_reduce", "broadcast")
+    assert trace.timeline(color_by="op").marks == ("all_reduce", "broadcast")
 
 
 def test_phases_are_in_the_order_of_a_step(trace: Trace) -> None:
     phases = pl.Series("phase", ["optimizer", "backward", "forward"])
     shown = Trace(replace(trace.tables, events=trace.events.with_columns(phases)))
     assert shown.timeline(lanes="phase").lanes == ("forward", "backward", "optimizer")
-    assert shown.timeline(lanes="axis", colors="phase").marks == ("forward", "backward", "optimizer")
+    assert shown.timeline(lanes="axis", color_by="phase").marks == ("forward", "backward", "optimizer")
 
 
 def test_a_range_is_a_trace(trace: Trace) -> None:
@@ -91,7 +91,7 @@ def test_several_simulated_ranks_wait_for_one_another() -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("given", [{"lanes": "layer"}, {"colors": "size"}])
+@pytest.mark.parametrize("given", [{"lanes": "layer"}, {"color_by": "size"}])
 def test_other_lanes_and_colors_are_refused(trace: Trace, given: dict[str, str]) -> None:
     with pytest.raises(UsageError, match="they are phase, axis"):
         trace.timeline(**given)

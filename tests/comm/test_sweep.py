@@ -50,7 +50,7 @@ def with_slow_calls() -> dict[str, Any]:
     from dsexplore.comm import sweep
 
     looks = count()
-    short = {"sizes": [1024], "ops": ["all_reduce"], "in_place": False, "rounds": 1, "seconds": 0.0}
+    short = {"message_bytes": [1024], "ops": ["all_reduce"], "in_place": False, "rounds": 1, "seconds": 0.0}
 
     def clock() -> float:
         look = next(looks)
@@ -72,7 +72,7 @@ def with_a_wrong_result() -> dict[str, Any]:
 
     td.all_reduce = broken
     try:
-        return sweep(sizes=[1024], ops=["all_reduce"], rounds=1, seconds=0.0).to_json()
+        return sweep(message_bytes=[1024], ops=["all_reduce"], rounds=1, seconds=0.0).to_json()
     finally:
         td.all_reduce = original
 
@@ -87,7 +87,7 @@ def of_a_subgroup() -> dict[str, Any] | str:
             sweep(group)
         except UsageError as error:
             return str(error)
-    return sweep(group, sizes=["4KiB"], rounds=1, seconds=0.0).to_json()
+    return sweep(group, message_bytes=["4KiB"], rounds=1, seconds=0.0).to_json()
 
 
 @pytest.mark.parametrize("size", [2, 3, 8])
@@ -101,7 +101,9 @@ def test_the_expected_sum_is_that_of_all_ranks_inputs(size: int) -> None:
 
 @pytest.mark.processes
 def test_all_ops_on_real_ranks() -> None:
-    run = dsexplore.run_ranks(lambda: on_each_rank(sizes=[8, "4KiB"], rounds=2, seconds=0.0055), 2, timeout=240).check()
+    run = dsexplore.run_ranks(
+        lambda: on_each_rank(message_bytes=[8, "4KiB"], rounds=2, seconds=0.0055), 2, timeout=240
+    ).check()
     assert run.values[0] == run.values[1]
     result = CommSweep.from_json(run.values[0])
     assert result.ops == list(SWEPT)
@@ -118,7 +120,7 @@ def test_all_ops_on_real_ranks() -> None:
 
 @pytest.mark.processes
 def test_a_call_that_takes_longer_than_its_time_is_made_four_times_in_a_round() -> None:
-    short = {"sizes": [1024], "ops": ["all_reduce"], "in_place": False, "rounds": 2, "seconds": 0.0}
+    short = {"message_bytes": [1024], "ops": ["all_reduce"], "in_place": False, "rounds": 2, "seconds": 0.0}
     run = dsexplore.run_ranks(lambda: on_each_rank(**short), 2, timeout=240).check()
     (point,) = CommSweep.from_json(run.values[0]).points
     assert point.calls == 2 * 4
@@ -154,12 +156,12 @@ def test_without_ranks_it_is_refused() -> None:
     [
         ({"ops": ["all_sum"]}, "ops .'all_sum'. cannot be swept"),
         ({"ops": []}, "cannot be swept"),
-        ({"sizes": [0]}, "message bytes above 0"),
+        ({"message_bytes": [0]}, "message bytes above 0"),
         ({"smallest": "1MiB", "largest": "1KiB"}, "no size between 1MiB and 1KiB"),
         ({"largest": "much"}, "'much' is not a number of bytes"),
         ({"factor": 1}, "factor 1 does not lead"),
         ({"rounds": 0}, "rounds 0"),
-        ({"sizes": [1 << 50]}, "do not fit the memory"),
+        ({"message_bytes": [1 << 50]}, "do not fit the memory"),
     ],
 )
 def test_what_cannot_be_swept_is_refused(

@@ -218,7 +218,7 @@ def test_views(compared: MeshComparison, tmp_path: Path) -> None:
     box = compared.explore()
     box.select(compared.ranking[1].mesh)
     assert box.selection == compared.ranking[1].mesh
-    with pytest.raises(UsageError, match="no option 'kind'"):
+    with pytest.raises(UsageError, match="no argument 'kind'"):
         compared.figure(kind="bars")
 
 

@@ -82,7 +82,7 @@ def test_a_step_is_predicted_with_the_kernels_that_are_named(
 ) -> None:
     script, saved = tmp_path / "train.py", tmp_path / "step.parquet"
     script.write_text(SHARDED)
-    given = ["--world-size", "8", "--fake", "--predict", "-o", str(saved)]
+    given = ["--world-size", "8", "--fake", "--predict", "--save", str(saved)]
     assert main(["run", *given, *line, str(script)]) == 0
     trace = dsexplore.load(saved)
     predicted = trace.predict("dgx-h100", **options)

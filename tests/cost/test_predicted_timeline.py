@@ -58,7 +58,7 @@ def test_it_says_the_same_shares_of_the_step_as_the_prediction(traced_llama: Cal
 
 
 def test_its_collectives_are_events_so_that_a_range_is_a_trace(llama: Trace) -> None:
-    timeline = llama.timeline(hardware="dgx-h100", colors="op")
+    timeline = llama.timeline(hardware="dgx-h100", color_by="op")
     sent = timeline.spans.filter(pl.col("row").is_not_null())
     events = llama.events[sent["row"].to_list()]
     assert sent["name"].to_list() == events["op"].to_list()
@@ -146,7 +146,7 @@ def test_stages_are_drawn_with_their_labels_and_lines() -> None:
     [
         ({"lanes": "stage"}, "no pipeline"),
         ({"lanes": "rank", "hardware": "dgx-h100"}, "predicted lanes are stream, stage"),
-        ({"colors": "rank", "hardware": "dgx-h100"}, "predicted colors are phase, axis, op"),
+        ({"color_by": "rank", "hardware": "dgx-h100"}, "predicted colors are phase, axis, op"),
         ({"sizes": "all", "hardware": "dgx-h100"}, "no such sizes"),
     ],
 )

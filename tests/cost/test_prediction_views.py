@@ -96,7 +96,7 @@ def test_figures_that_cannot_be_are_refused(prediction: Prediction) -> None:
     for options, message in (
         ({"kind": "pie"}, "kind 'pie' is unknown"),
         ({"kind": "stages"}, "no pipeline"),
-        ({"color": 1}, "no option 'color'"),
+        ({"color": 1}, "no argument 'color'"),
     ):
         with pytest.raises(UsageError, match=message):
             prediction.figure(**options)

@@ -384,7 +384,7 @@ def simulated(case: Case, folder: Path, *options: str, variables: Mapping[str, s
         variables = {"PYTHONPATH": os.pathsep.join((environment()["PYTHONPATH"], str(FOLDERS[case.package])))}
     file = folder / "simulated.parquet"
     size = ("--mesh", case.mesh) if case.mesh else ("--world-size", str(RANKS))
-    run("dsexplore", "run", *size, *options, "-o", str(file), *case.line(folder), variables=variables)
+    run("dsexplore", "run", *size, *options, "--save", str(file), *case.line(folder), variables=variables)
     events = dsexplore.load(file).events
     return events.filter(~pl.col("cause").str.starts_with("aten.any")) if case.package == "torchtitan" else events
 

@@ -58,7 +58,7 @@ def test_a_directory_of_rank_files_gives_back_every_table(tmp_path: Path, traces
     tables = data.draw(traces())
     Trace(tables).save(tmp_path / "ranks")
     assert sorted(file.name for file in (tmp_path / "ranks").iterdir()) == [files.rank_file(rank) for rank in range(4)]
-    assert_same(Trace.load(tmp_path / "ranks").tables, tables)
+    assert_same(dsexplore.load(tmp_path / "ranks").tables, tables)
 
 
 SPLITTING = """
@@ -86,7 +86,7 @@ def test_splitting_takes_no_more_memory_than_the_trace() -> None:
 
 
 def test_an_empty_trace_is_saved_too(tmp_path: Path) -> None:
-    assert len(Trace.load(Trace().save(tmp_path / "none.parquet"))) == 0
+    assert len(dsexplore.load(Trace().save(tmp_path / "none.parquet"))) == 0
 
 
 def test_any_parquet_reader_opens_the_events(tmp_path: Path, make: Make) -> None:
@@ -106,14 +106,14 @@ def test_any_parquet_reader_opens_the_events(tmp_path: Path, make: Make) -> None
 def test_a_suffix_makes_it_one_file(tmp_path: Path, make: Make, path: str, is_directory: bool) -> None:
     target = Trace(make([{}])).save(f"{tmp_path}/{path}")
     assert target.is_dir() == is_directory
-    assert len(Trace.load(target)) == 1
+    assert len(dsexplore.load(target)) == 1
 
 
 def test_saving_again_replaces_the_file(tmp_path: Path, make: Make) -> None:
     path = tmp_path / "one.parquet"
     Trace(make([{}] * 3)).save(path)
     Trace(make([{}])).save(path)
-    assert len(Trace.load(path)) == 1
+    assert len(dsexplore.load(path)) == 1
 
 
 def test_saving_fewer_ranks_over_more_is_refused(tmp_path: Path, make: Make) -> None:
@@ -138,7 +138,7 @@ def test_an_interrupted_save_leaves_the_old_file(
         Trace(make([{}] * 2)).save(path)
     monkeypatch.undo()
     assert list(tmp_path.iterdir()) == [path]
-    assert len(Trace.load(path)) == 1
+    assert len(dsexplore.load(path)) == 1
 
 
 @FEW
@@ -184,7 +184,7 @@ def test_foreign_parquet_is_a_trace_file_error(tmp_path: Path) -> None:
 def test_a_text_that_looks_like_the_digest_s_place_changes_nothing(tmp_path: Path, make: Make) -> None:
     look_alike = file_digest._MARK.decode("latin-1") + "0" * 64
     tables = make([{"source": look_alike, "cause": look_alike}], notes=(look_alike,))
-    assert_same(Trace.load(Trace(tables).save(tmp_path / "one.parquet")).tables, tables)
+    assert_same(dsexplore.load(Trace(tables).save(tmp_path / "one.parquet")).tables, tables)
 
 
 def written(path: Path, tables: Tables, **changes: str | None) -> Path:
@@ -305,7 +305,7 @@ def test_a_recv_of_an_older_file_sends_nothing(tmp_path: Path, make: Make, versi
 
 def test_a_file_of_the_first_format_still_loads(tmp_path: Path) -> None:
     """Written before events had peers, roots and split sizes, and traces a target: those are null, and empty."""
-    trace = Trace.load(Path(__file__).parent / "data" / "format_1.parquet")
+    trace = dsexplore.load(Path(__file__).parent / "data" / "format_1.parquet")
     assert trace.events.select("op", "phase", "axis").rows() == [
         ("all_reduce", "other", "tp"),
         ("send", "other", ""),
@@ -316,4 +316,4 @@ def test_a_file_of_the_first_format_still_loads(tmp_path: Path) -> None:
     assert trace.events.select("peer", "root", "send_splits", "recv_splits").null_count().row(0) == (4, 4, 4, 4)
     assert trace.events["state"].null_count() == 4
     assert trace.info.target == ""
-    assert_same(Trace.load(trace.save(tmp_path / "again.parquet")).tables, trace.tables)
+    assert_same(dsexplore.load(trace.save(tmp_path / "again.parquet")).tables, trace.tables)

@@ -176,6 +176,6 @@ def test_simulated_ranks_that_are_merged(tmp_path: Any) -> None:
     assert note.startswith("rank 0 sends 16 B to rank 1 at ")
     assert ", which receives 12 B at " in note
     assert note.count("test_unmatched.py:") == 2
-    again = Trace.load(bad.save(tmp_path / "ranks"))
+    again = dsexplore.load(bad.save(tmp_path / "ranks"))
     assert again.info.notes == bad.info.notes
     assert again.unmatched().equals(bad.unmatched())

@@ -34,7 +34,13 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--parameters", default="8B", metavar="N", help="of the model: 8B, 350M, 8.03e9 (%(default)s)")
     add("--dtype", default="bfloat16", help="of the parameters (%(default)s)")
-    add("--ranks", type=int, default=8, metavar="N", help="over which they are sharded (%(default)s)")
+    add(
+        "--world-size",
+        type=int,
+        default=8,
+        metavar="N",
+        help="number of ranks that shard them (%(default)s)",
+    )
     add("--ranks-per-node", type=int, default=8, metavar="N", help="that share the disk (%(default)s)")
 
 
@@ -44,7 +50,7 @@ def run(options: argparse.Namespace) -> None:
 
     from dsexplore.aio.checkpoints.checkpoint_rates import checkpoint_rates
 
-    plan = plan_of(options.parameters, options.ranks, options.dtype)
+    plan = plan_of(options.parameters, options.world_size, options.dtype)
     state_dtype = None if options.state_dtype is None else getattr(torch, options.state_dtype, None)
     if options.state_dtype is not None and not isinstance(state_dtype, torch.dtype):
         raise UsageError(f"--state-dtype {options.state_dtype} is no dtype of torch: give float32 or bfloat16")
@@ -62,7 +68,7 @@ def run(options: argparse.Namespace) -> None:
     show(options, measure)
 
 
-def plan_of(parameters: str, ranks: int, dtype: str) -> Sharding:
+def plan_of(parameters: str, world_size: int, dtype: str) -> Sharding:
     """Return so many parameters, ``"8B"``, sharded evenly over some ranks.
 
     Raises:
@@ -71,9 +77,9 @@ def plan_of(parameters: str, ranks: int, dtype: str) -> Sharding:
     from dsexplore.sharding.layout import Sharding
     from dsexplore.sharding.plan import sharding
 
-    if ranks < 1:
-        raise UsageError(f"--ranks {ranks} is no number of ranks: give 1 or more")
-    plan = sharding((_count(parameters),), "S(0)", f"dp={ranks}", dtype)
+    if world_size < 1:
+        raise UsageError(f"--world-size {world_size} is no number of ranks: give 1 or more")
+    plan = sharding((_count(parameters),), "S(0)", f"dp={world_size}", dtype)
     return Sharding(f"{parameters} parameters", plan.mesh, plan.tensors)
 
 

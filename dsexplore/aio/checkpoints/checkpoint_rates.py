@@ -136,9 +136,7 @@ class CheckpointRates:
 
 
 @names_arguments
-def checkpoint_rates(
-    folder: str | os.PathLike[str], size: int | str = "512MiB", *, repeats: int = 3
-) -> CheckpointRates:
+def checkpoint_rates(folder: str | os.PathLike[str], size: int | str = "512MiB", *, rounds: int = 3) -> CheckpointRates:
     """Measure how fast a disk takes and gives checkpoints, by each way to save them.
 
     Measured are ``torch.save``, ``torch.distributed.checkpoint.save`` and ``async_save``, and
@@ -148,23 +146,23 @@ def checkpoint_rates(
     Args:
         folder: where to write; the disk that is measured.
         size: bytes of each checkpoint. A disk with a cache is faster on small ones: take a size like yours.
-        repeats: checkpoints by each method, in turn, besides a first one that does not count; medians count.
+        rounds: checkpoints by each method, in turn, besides a first one that does not count; medians count.
 
     Raises:
-        UsageError: a size below 4 MiB, or no number of repeats.
+        UsageError: a size below 4 MiB, or no number of rounds.
         OSError: the folder cannot be written, or has no room.
     """
     import torch
 
-    rounds, nbytes = as_integer(repeats), parse_size(size)
-    if rounds is None or rounds < 1:
-        raise UsageError(f"repeats {repeats!r} is no number of checkpoints: give a whole number, at least 1")
+    times, nbytes = as_integer(rounds), parse_size(size)
+    if times is None or times < 1:
+        raise UsageError(f"rounds {rounds!r} is no number of checkpoints: give a whole number, at least 1")
     if nbytes < _LEAST:
         raise UsageError(f"size {size} is too small to measure a disk with: give {format_bytes(_LEAST)} or more")
     check_space(os.fspath(folder), nbytes)
     numel = nbytes // TENSORS // 4
     state = {f"weight{number}": torch.randn(numel) for number in range(TENSORS)}
-    return measure_rates(folder, state, rounds, time.perf_counter)
+    return measure_rates(folder, state, times, time.perf_counter)
 
 
 def measure_rates(

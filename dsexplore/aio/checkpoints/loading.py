@@ -45,8 +45,8 @@ def loading(
     path_or_model: str | os.PathLike[str] | nn.Module,
     folder: str | os.PathLike[str] = ".",
     *,
-    repeats: int = 3,
-    most: int | str = "16GiB",
+    rounds: int = 3,
+    max_read: int | str = "16GiB",
 ) -> LoadingResult:
     """Measure how fast a checkpoint loads, from a cold disk and warm, and say what to change.
 
@@ -62,8 +62,8 @@ def loading(
             one of these or with a checkpoint of ``torch.distributed.checkpoint``; or a model, whose state dict is saved
             in each of the three formats, and removed afterwards.
         folder: where a model's checkpoints are written; the disk that is measured.
-        repeats: cold and warm loads with each call; medians are shown.
-        most: bytes of shards that are read; of more, the first ones stand for the others.
+        rounds: cold and warm loads with each call; medians are shown.
+        max_read: bytes of shards to read; of more, the first ones stand for the others.
 
     Raises:
         FileNotFoundError: there is no such path, or a shard that an index names is missing.
@@ -71,14 +71,14 @@ def loading(
             into free memory, or a model without memory.
         OSError: the disk fails, or has no room for a model's checkpoints.
     """
-    rounds = as_integer(repeats)
-    if rounds is None or rounds < 1:
-        raise UsageError(f"repeats {repeats!r} is no number of loads: give a whole number, at least 1")
+    times = as_integer(rounds)
+    if times is None or times < 1:
+        raise UsageError(f"rounds {rounds!r} is no number of loads: give a whole number, at least 1")
     if isinstance(path_or_model, (str, os.PathLike)):
-        checkpoint = first_files(find_checkpoint(path_or_model), parse_size(most))
-        return _measure(str(checkpoint.path), [checkpoint], rounds, time.perf_counter)
+        checkpoint = first_files(find_checkpoint(path_or_model), parse_size(max_read))
+        return _measure(str(checkpoint.path), [checkpoint], times, time.perf_counter)
     with _saved(path_or_model, folder) as checkpoints:
-        return _measure(type(path_or_model).__name__, checkpoints, rounds, time.perf_counter)
+        return _measure(type(path_or_model).__name__, checkpoints, times, time.perf_counter)
 
 
 @contextmanager
@@ -105,7 +105,7 @@ def _notes(checkpoints: Sequence[Checkpoint]) -> Iterator[str]:
         if checkpoint.left_out:
             read, of_all = len(checkpoint.files), len(checkpoint.files) + checkpoint.left_out
             size = format_bytes(checkpoint.nbytes)
-            yield f"Of {of_all} shards, the first {read} were read ({size}); most= reads more."
+            yield f"Of {of_all} shards, the first {read} were read ({size}); max_read= reads more."
     if why_not_saved("safetensors") is not None:
         yield NO_SAFETENSORS
 

@@ -15,9 +15,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a .safetensors file, a file of torch.save, the .index.json of shards, or a folder with one of these or "
         "with a checkpoint of torch.distributed.checkpoint; it is only read",
     )
-    parser.add_argument("--repeats", type=int, default=3, metavar="N", help="loads with each call (%(default)s)")
+    parser.add_argument("--rounds", type=int, default=3, metavar="N", help="loads with each call (%(default)s)")
     parser.add_argument(
-        "--most", type=parse_size, default="16GiB", metavar="SIZE", help="bytes of shards that are read (%(default)s)"
+        "--max-read",
+        type=parse_size,
+        default="16GiB",
+        metavar="SIZE",
+        help="bytes of shards to read (%(default)s)",
     )
     add_output_arguments(parser)
 
@@ -26,4 +30,4 @@ def run(options: argparse.Namespace) -> None:
     """Run ``dsexplore loading``."""
     from dsexplore.aio.checkpoints.loading import loading
 
-    show(options, lambda: loading(options.path, repeats=options.repeats, most=options.most))
+    show(options, lambda: loading(options.path, rounds=options.rounds, max_read=options.max_read))

@@ -30,7 +30,7 @@ Look = Callable[[], tuple[dict[int, ProcessUse], dict[int, ProcessUse]]]
 
 @names_arguments
 def feeding(
-    loader: Iterable[object], seconds: float = 10.0, *, step_seconds: float | None = None, skipped: int = 2
+    loader: Iterable[object], seconds: float = 10.0, *, step_seconds: float | None = None, warmup: int = 2
 ) -> FeedingResult:
     """Take batches from a data loader as fast as it gives them, and say what limits it: the disk or the processor.
 
@@ -42,7 +42,7 @@ def feeding(
         loader: a ``torch.utils.data.DataLoader``, or anything that yields batches. Its first pass begins anew.
         seconds: for how long batches are taken; less if the loader ends.
         step_seconds: of a training step without waiting for input, to say whether it waits.
-        skipped: first batches that do not count, while workers start and fill their queues.
+        warmup: number of first batches that do not count, while workers start and fill their queues.
 
     Raises:
         UsageError: nothing to iterate over, a duration or number out of range, or a loader that ends too early.
@@ -55,20 +55,20 @@ def feeding(
         raise UsageError(f"{type(loader).__name__} yields no batches: give a DataLoader")
     persistent = getattr(loader, "persistent_workers", False)  # they may run since an earlier pass
     others = set() if persistent else set(children_of(os.getpid()))
-    return measure(loader, seconds, step_seconds, skipped, time.perf_counter, partial(_look, others))
+    return measure(loader, seconds, step_seconds, warmup, time.perf_counter, partial(_look, others))
 
 
 def measure(
     loader: Iterable[object],
     seconds: float,
     step_seconds: float | None,
-    skipped: int,
+    warmup: int,
     clock: Callable[[], float],
     look: Look,
 ) -> FeedingResult:
     """Take batches for some seconds of `clock`; `look` returns the use of processes."""
     batches = iter(loader)
-    for number in range(skipped):
+    for number in range(warmup):
         _next(batches, number)
     before, workers = look()
     begun = looked = clock()
@@ -88,7 +88,7 @@ def measure(
     after, last = look()
     workers_after = {**seen, **last}  # workers end with their data set
     if not count:
-        raise UsageError(f"the loader has no more than {skipped} batches: give skipped=0, or a longer one")
+        raise UsageError(f"the loader has no more than {warmup} batches: give warmup=0, or a longer one")
     return FeedingResult(
         batches=count,
         samples=samples,
@@ -104,7 +104,7 @@ def measure(
 
 def _next(batches: object, number: int) -> None:
     if next(batches, None) is None:  # type: ignore[call-overload]  # an iterator
-        raise UsageError(f"the loader ended after {number} batches: give skipped=0, or a longer one")
+        raise UsageError(f"the loader ended after {number} batches: give warmup=0, or a longer one")
 
 
 def _look(others: set[int]) -> tuple[dict[int, ProcessUse], dict[int, ProcessUse]]:

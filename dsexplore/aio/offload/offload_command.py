@@ -31,7 +31,7 @@ def run(options: argparse.Namespace) -> None:
     from dsexplore.aio.result import SweepResult
     from dsexplore.aio.sweeping import sweep
 
-    plan = plan_of(options.parameters, options.ranks, options.dtype)
+    plan = plan_of(options.parameters, options.world_size, options.dtype)
 
     def measure() -> OffloadCost:
         saved = Path(options.folder).is_file()

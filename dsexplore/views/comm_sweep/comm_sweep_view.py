@@ -78,7 +78,7 @@ class CommSweepView(PlottedView):
         fastest, slowest = (f"{op} ({best[op]:.3g} GB/s)" for op in (ranked[0], ranked[-1]))
         return f"{reached}; fastest is {fastest}, slowest {slowest}."
 
-    def figure(self, kind: str = "busbw", ops: list[str] | None = None, **options: Any) -> Any:
+    def figure(self, kind: str = "busbw", ops: list[str] | None = None) -> Any:
         """Return a line per op by message size.
 
         Args:
@@ -86,18 +86,16 @@ class CommSweepView(PlottedView):
             ops: names of ops; None for all.
 
         Raises:
-            UsageError: an unknown kind, op or option.
+            UsageError: an unknown kind or op.
         """
-        _no_options(options, "kind and ops")
         if kind not in KINDS:
             raise UsageError(f"kind {kind!r} is unknown: it is one of {', '.join(KINDS)}")
         return sweep_figure(self._sweep, kind, self._sweep.ops if ops is None else ops)
 
-    def explore(self, **options: Any) -> Any:
+    def explore(self) -> Any:
         """Return a choice of ops and quantity, the figure, and the point last clicked."""
         from dsexplore.views.comm_sweep.comm_sweep_explorer import explorer
 
-        _no_options(options, "none")
         return explorer(self._sweep, self)
 
 
@@ -149,23 +147,17 @@ class CalibrationView(PlottedView):
             )
         return html.fragment("".join(body), STYLE)
 
-    def figure(self, op: str | None = None, **options: Any) -> Any:
+    def figure(self, op: str | None = None) -> Any:
         """Return measured times of one op over those that the base cluster predicted.
 
         Args:
             op: name of the op; None for the first one.
 
         Raises:
-            UsageError: the op was not measured, or an option is unknown.
+            UsageError: the op was not measured.
         """
-        _no_options(options, "op")
         return calibration_figure(self._calibration, op or self._calibration.sweep.ops[0])
 
-    def explore(self, **options: Any) -> Any:
+    def explore(self) -> Any:
         """Return the explorer of the sweep."""
-        return CommSweepView(self._calibration.sweep).explore(**options)
-
-
-def _no_options(options: dict[str, Any], valid: str) -> None:
-    if options:
-        raise UsageError(f"there is no option {next(iter(options))!r}: it takes {valid}")
+        return CommSweepView(self._calibration.sweep).explore()

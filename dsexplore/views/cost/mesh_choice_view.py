@@ -6,7 +6,6 @@ import json
 from typing import Any
 
 from dsexplore.cost.mesh_comparison import MeshCandidate, MeshComparison
-from dsexplore.errors import UsageError
 from dsexplore.units import format_bytes, format_seconds
 from dsexplore.views.cost.prediction_view import PARTS, STYLE, PredictionView, bar, high_end
 from dsexplore.views.page import html
@@ -92,16 +91,10 @@ class MeshComparisonView(PlottedView):
         table = html.table(HEAD, rows, left=(0, 1))
         return html.fragment(f'<div class="prediction">{head}{drawn}{table}{remarks}{dropped}</div>', STYLE)
 
-    def figure(self, **options: Any) -> Any:
-        """Return a plotly figure: step time with its range against memory, one mark per mesh.
-
-        Raises:
-            UsageError: an option was given; there are none.
-        """
+    def figure(self) -> Any:
+        """Return a plotly figure: step time with its range against memory, one mark per mesh."""
         import plotly.graph_objects as go
 
-        if options:
-            raise UsageError(f"figure() of a comparison has no option {next(iter(options))!r}: it takes none")
         comparison = self._comparison
         figure = go.Figure()
         fits = [
@@ -143,14 +136,8 @@ class MeshComparisonView(PlottedView):
         margin = {"l": 80, "r": 40, "t": 90, "b": 50}
         return themed(figure, title={"text": title, "font": {"size": 14}}, height=420, margin=margin)
 
-    def explore(self, **options: Any) -> Any:
-        """Return the figure; a click on a mesh opens the explorer of its prediction below.
-
-        Raises:
-            UsageError: an option was given; there are none.
-        """
-        if options:
-            raise UsageError(f"explore() of a comparison has no option {next(iter(options))!r}: it takes none")
+    def explore(self) -> Any:
+        """Return the figure; a click on a mesh opens the explorer of its prediction below."""
         return _explorer(self._comparison, self)
 
 

@@ -105,18 +105,16 @@ class PredictionView(View):
         memory = f"{format_bytes(prediction.memory)} {fits} {format_bytes(size)} of memory"
         return f"A step takes {prediction.step}{share}{high_end(prediction)}; {memory}."
 
-    def page(self, measured: Any = None, **options: Any) -> str:
+    def page(self, measured: Trace | None = None) -> str:
         """Return a document with many more modules than a notebook's output holds.
 
         Args:
             measured: a trace of the same program on real ranks; adds where prediction and measurement differ, per
                 module.
-            options: none.
         """
-        self.refuse("to_html", options, "measured")
         return html.page(self.title, self.html(_MOST_ROWS_OF_PAGE, measured=measured))
 
-    def figure(self, kind: str = "timeline", **options: Any) -> Any:
+    def figure(self, kind: str = "timeline") -> Any:
         """Return a plotly figure.
 
         Args:
@@ -124,12 +122,10 @@ class PredictionView(View):
                 which microbatch each stage of a pipeline computes when. All of them are predicted.
 
         Raises:
-            UsageError: an unknown kind or option, or stages of a step without a pipeline.
+            UsageError: an unknown kind, or stages of a step without a pipeline.
         """
         from dsexplore.views.cost import prediction_figures  # plotly is loaded when a figure is drawn
 
-        if options:
-            raise UsageError(f"figure() of a prediction has no option {next(iter(options))!r}: it takes kind")
         if kind not in KINDS:
             raise UsageError(f"kind {kind!r} is unknown: it is one of {', '.join(KINDS)}")
         return getattr(prediction_figures, kind)(self._prediction)
@@ -145,12 +141,10 @@ class PredictionView(View):
             timeline_of_stages(prediction.schedule, prediction.stages(), "predicted", prediction.tables)
         )
 
-    def explore(self, **options: Any) -> Any:
+    def explore(self) -> Any:
         """Return controls for the arguments of `Prediction.what_if`: cluster, overlap, kernels, batch and so on."""
         from dsexplore.views.cost.prediction_explorer import explorer
 
-        if options:
-            raise UsageError(f"explore() of a prediction has no option {next(iter(options))!r}: it takes none")
         kinds = [kind for kind in KINDS if kind != "stages" or self._prediction.schedule is not None]
         return explorer(self._prediction, kinds, self, lambda prediction: PredictionView(prediction).html(drawn=False))
 

@@ -15,6 +15,7 @@ from typing import Any, TypeVar, cast
 import polars as pl
 
 from dsexplore.analysis.headline import Headline
+from dsexplore.cost.cluster import HardwareLike
 from dsexplore.errors import UsageError
 from dsexplore.near_names import did_you_mean
 from dsexplore.signatures import with_options
@@ -101,7 +102,7 @@ class Explorer(LiveView):
         height: int = 420,
         sizes: str = WIRE,
         tab: str = timeline_panel.PART,
-        hardware: Any = None,
+        hardware: HardwareLike | None = None,
     ) -> None:
         _check_options(figure, height, tab)
         self._explored = trace

@@ -37,15 +37,10 @@ class FeedingView(PlottedView):
         head = html.conclusion(self._what, "measured", verdict)
         return html.fragment(f"{head}{still_figure(self.figure())}{html.sentences(more)}")
 
-    def figure(self, **options: Any) -> Any:
-        """Return a plotly figure: a bar of samples per second, as measured, as possible and as needed.
-
-        Raises:
-            UsageError: an option was given; there are none.
-        """
+    def figure(self) -> Any:
+        """Return a plotly figure: a bar of samples per second, as measured, as possible and as needed."""
         import plotly.graph_objects as go
 
-        self.refuse("figure", options)
         feeding = self._feeding
         bars = [("the loader gives", feeding.rate, SHADE)]
         if feeding.step_seconds:

@@ -57,9 +57,8 @@ class HangView(View):
         parts += [f'<p class="dim">{html.escape(note, 0)}</p>' for note in report.notes]
         return html.fragment("".join(parts), html.RANKS_STYLE)
 
-    def page(self, **options: Any) -> str:
+    def page(self) -> str:
         """Return a document with many more rows than a notebook's output holds."""
-        self.refuse("to_html", options)
         return html.page(self.title, self.html(_MOST_ROWS_OF_PAGE))
 
 

@@ -60,13 +60,8 @@ class CheckpointCostView(PlottedView):
         table = html.table(HEAD, rows, left=(0, 1))
         return html.fragment(f"{head}{still_figure(self.figure())}<p>{html.prose(size, 400)}</p>{table}{notes}")
 
-    def figure(self, **options: Any) -> Any:
-        """Return a plotly figure: a bar of seconds per method, in what a step waits for and the rest.
-
-        Raises:
-            UsageError: an option was given; there are none.
-        """
-        self.refuse("figure", options)
+    def figure(self) -> Any:
+        """Return a plotly figure: a bar of seconds per method, in what a step waits for and the rest."""
         methods = self._cost.methods
         names = [html.escape(f"{method.name}, {method.writers}", 60) for method in methods]
         stalls = [method.stall for method in methods]

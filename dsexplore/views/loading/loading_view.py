@@ -69,13 +69,8 @@ class LoadingView(PlottedView):
                 rows.append((html.name(name), cold, warm, format_seconds(copying), html.escape(rate), alone))
         return f"<details><summary>Seconds</summary>{html.table(HEAD, rows)}</details>"
 
-    def figure(self, **options: Any) -> Any:
-        """Return a plotly figure: a bar of seconds per call, cold, in what remains when warm and waiting for the disk.
-
-        Raises:
-            UsageError: an option was given; there are none.
-        """
-        self.refuse("figure", options)
+    def figure(self) -> Any:
+        """Return a plotly figure: a bar of seconds per cold load: what is left when warm, and the wait for the disk."""
         names: list[str] = []
         warm: list[float] = []
         waiting: list[float] = []

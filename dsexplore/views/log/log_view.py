@@ -63,24 +63,21 @@ class CommsSummaryView(PlottedView):
     def _waiting(self, line: Line) -> list[str]:
         return [html.escape(cell, 200) for cell in waiting_cells(line)] if self._is_compared else []
 
-    def page(self, **options: Any) -> str:
+    def page(self) -> str:
         """Return a document with many more rows than a notebook's output holds."""
-        self.refuse("to_html", options)
         return html.page(self.title, self.html(_MOST_ROWS_OF_PAGE))
 
-    def figure(self, kind: str = "time", **options: Any) -> Any:
+    def figure(self, kind: str = "time") -> Any:
         """Return a plotly figure.
 
         Args:
             kind: ``time``, a bar of milliseconds for each line; or ``bandwidth``, bus bandwidth by message size.
-            options: none.
 
         Raises:
-            UsageError: no such kind, or an option was given.
+            UsageError: no such kind.
         """
-        if kind not in KINDS or options:
-            given = ", ".join([f"kind={kind!r}", *(f"{key}=…" for key in options)])
-            raise UsageError(f"figure({given}): no such figure; kinds are {', '.join(KINDS)}, without options")
+        if kind not in KINDS:
+            raise UsageError(f"figure(kind={kind!r}): no such figure; kinds are {', '.join(KINDS)}")
         return _time_figure(self._lines) if kind == "time" else _bandwidth_figure(self._lines)
 
 

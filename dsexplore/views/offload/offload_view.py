@@ -51,13 +51,8 @@ class OffloadCostView(PlottedView):
         notes = "".join(f'<p class="dim">{html.prose(line, 400)}</p>' for line in cost.notes)
         return html.fragment(f"{head}{still_figure(self.figure())}{html.table(HEAD, rows)}{said}{notes}")
 
-    def figure(self, **options: Any) -> Any:
-        """Return a plotly figure: the seconds of a step, in its own time and what each swap adds.
-
-        Raises:
-            UsageError: an option was given; there are none.
-        """
-        self.refuse("figure", options)
+    def figure(self) -> Any:
+        """Return a plotly figure: the seconds of a step, in its own time and what each swap adds."""
         cost = self._cost
         series = [("the step without a disk", [cost.step_seconds or 0.0], GREY)]
         series += [

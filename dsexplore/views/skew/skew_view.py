@@ -240,9 +240,8 @@ class SkewView(View):
         """Return the sentence, the drawing, and a table of the ranks that the others waited for longest."""
         return self._html(_MOST_ROWS)
 
-    def page(self, **options: Any) -> str:
+    def page(self) -> str:
         """Return a document with more collectives, lanes and rows than a notebook's output holds."""
-        self.refuse("to_html", options)
         return html.page(self.title, self._html(_MOST_ROWS_OF_PAGE, _MOST_COLLECTIVES_OF_PAGE, _MOST_LANES_OF_PAGE))
 
     def _html(self, rows: int, *drawn: int) -> str:
@@ -280,14 +279,12 @@ class SkewView(View):
         rest = f'<p class="dim">{more:,} more ranks: <code>to_frame(by="rank")</code></p>' if more > 0 else ""
         return f"<details><summary>Each rank</summary>{html.table(HEAD, rows, left=(5,))}{rest}</details>"
 
-    def figure(self, **options: Any) -> Any:
+    def figure(self) -> Any:
         """Return a plotly figure of the same: a bar per rank and collective, with waiting and transfer apart.
 
         Raises:
-            UsageError: an option was given.
             TypeError: there are no times.
         """
-        self.refuse("figure", options)
         if not self._has_rows:
             raise TypeError(f"no figure: {self._skew.sentence}")
         import plotly.graph_objects as go

@@ -35,15 +35,10 @@ class SustainedWritesView(PlottedView):
         head = html.conclusion(self._what, "measured", verdict)
         return html.fragment(f"{head}{still_figure(self.figure())}{html.sentences(more)}")
 
-    def figure(self, **options: Any) -> Any:
-        """Return a plotly figure: GB/s of each piece over the GiB written.
-
-        Raises:
-            UsageError: an option was given; there are none.
-        """
+    def figure(self) -> Any:
+        """Return a plotly figure: GB/s of each piece over the GiB written."""
         import plotly.graph_objects as go
 
-        self.refuse("figure", options)
         frame = self._writes.to_frame()
         figure = go.Figure(
             go.Scatter(

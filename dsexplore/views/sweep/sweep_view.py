@@ -67,7 +67,7 @@ class SweepView(View):
         body.append(_section("How it was measured", _conditions_table(result)))
         return html.fragment("".join(body), STYLE)
 
-    def figure(self, kind: str = "heatmap", operation: str | None = None, **options: Any) -> Any:
+    def figure(self, kind: str = "heatmap", operation: str | None = None) -> Any:
         """Return a plotly figure.
 
         Args:
@@ -76,10 +76,8 @@ class SweepView(View):
             operation: ``"read"``, ``"write"`` or ``"mix"``; None takes the mix, or the only direction measured.
 
         Raises:
-            UsageError: an unknown kind, direction or option.
+            UsageError: an unknown kind or direction.
         """
-        if options:
-            raise UsageError(f"figure() of a sweep has no option {next(iter(options))!r}: it takes kind and operation")
         if kind not in KINDS:
             raise UsageError(f"kind {kind!r} is unknown: it is one of {', '.join(KINDS)}")
         chosen = operation or directions(self._result)[-1]
@@ -95,12 +93,10 @@ class SweepView(View):
         title = f"<p>{html.escape(chosen)}: GB/s by block size and queue depth</p>"
         return html.fragment(title + _heat_table(self._result, chosen), STYLE)
 
-    def explore(self, **options: Any) -> Any:
+    def explore(self) -> Any:
         """Return a choice of figures; a click on a point shows the ``"aio"`` block of its setting, to copy."""
         from dsexplore.views.sweep.sweep_explorer import explorer
 
-        if options:
-            raise UsageError(f"explore() of a sweep has no option {next(iter(options))!r}: it takes none")
         return explorer(self._result, self)
 
 

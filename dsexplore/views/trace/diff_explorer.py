@@ -22,12 +22,12 @@ class DiffExplorer(TimelineExplorer):
     Args:
         diff: the difference to explore.
         lanes: as in `TraceDiff.timeline`.
-        colors: as in `TraceDiff.timeline`.
+        color_by: as in `TraceDiff.timeline`.
     """
 
-    def __init__(self, diff: TraceDiff, lanes: str | None = None, colors: str | None = None) -> None:
+    def __init__(self, diff: TraceDiff, lanes: str | None = None, color_by: str | None = None) -> None:
         self.diff = diff
-        super().__init__(diff.timeline(lanes, colors))
+        super().__init__(diff.timeline(lanes, color_by))
         rows = self.timeline.spans.filter(side="A")["row"].drop_nulls()
         self._of_before: Mask = np.zeros(self.timeline.tables.events.height, bool)
         self._of_before[rows.to_list()] = True

@@ -9,6 +9,7 @@ import polars as pl
 
 from dsexplore.analysis.joint_timeline import joint_timeline, shown_ranks
 from dsexplore.analysis.plan_difference import DifferenceSentence, PlanDifference, count_text
+from dsexplore.cost.cluster import HardwareLike
 from dsexplore.cost.prediction import Prediction
 from dsexplore.trace.schema import IN_STEPS, NO_AXIS, OUTSIDE_STEPS
 from dsexplore.trace.trace import TraceDiff
@@ -66,7 +67,7 @@ class TraceDiffView(View):
             )
         return "\n".join(lines)
 
-    def html(self, budget: int = _BUDGET, sizes: str = WIRE, hardware: Any = None) -> str:
+    def html(self, budget: int = _BUDGET, sizes: str = WIRE, hardware: HardwareLike | None = None) -> str:
         """Return the sentences, the differing part of the joined tree, findings, and both traces on one time scale.
 
         Args:
@@ -100,7 +101,7 @@ class TraceDiffView(View):
         drawn_view = html.fragment(f'{head}{tree}<p class="dim">{cut}</p>{below}', STYLE)
         return html.with_unique_ids(drawn_view, names.values())
 
-    def page(self, sizes: str = WIRE, hardware: Any = None) -> str:
+    def page(self, sizes: str = WIRE, hardware: HardwareLike | None = None) -> str:
         """Return a document with many more modules than a notebook's output holds.
 
         Args:
@@ -109,23 +110,23 @@ class TraceDiffView(View):
         """
         return html.page(self.title, self.html(_PAGE_BUDGET, sizes, hardware))
 
-    def explore(self, lanes: str | None = None, colors: str | None = None) -> Any:
+    def explore(self, lanes: str | None = None, color_by: str | None = None) -> Any:
         """Return the static view with a live timeline of one step of both traces on one scale.
 
         ``.selection`` is the `Trace` of what is selected, ``.before`` and ``.after`` that of each side.
 
         Args:
             lanes: as in `TraceDiff.timeline`.
-            colors: as in `TraceDiff.timeline`.
+            color_by: as in `TraceDiff.timeline`.
 
         Raises:
-            UsageError: no such lanes or colors.
+            UsageError: no such lanes or color_by.
         """
         from dsexplore.views.trace.diff_explorer import DiffExplorer  # anywidget is loaded when asked for
 
-        return DiffExplorer(self._diff, lanes, colors)
+        return DiffExplorer(self._diff, lanes, color_by)
 
-    def _predicted(self, hardware: Any) -> tuple[Prediction, ...]:
+    def _predicted(self, hardware: HardwareLike | None) -> tuple[Prediction, ...]:
         """Return the predictions of both traces, or an empty tuple without a cluster."""
         if hardware is None:
             return ()

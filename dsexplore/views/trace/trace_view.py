@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import Any
 
 from dsexplore.analysis.headline import Headline
+from dsexplore.cost.cluster import HardwareLike
 from dsexplore.trace.trace import Trace
 from dsexplore.views.page import html
 from dsexplore.views.trace.byte_sizes import WIRE
@@ -34,7 +35,7 @@ class TraceView(View):
         """Return the summary, the module tree, and what was sent."""
         return trace_html(self._headline)
 
-    def page(self, sizes: str = WIRE, hardware: Any = None, interactive: bool = False) -> str:
+    def page(self, sizes: str = WIRE, hardware: HardwareLike | None = None, interactive: bool = False) -> str:
         """Return a document with many more modules than a notebook's output holds.
 
         Args:
@@ -81,7 +82,7 @@ class TraceView(View):
         height: int = 420,
         sizes: str = WIRE,
         tab: str = "timeline",
-        hardware: Any = None,
+        hardware: HardwareLike | None = None,
     ) -> Any:
         """Return linked filters, tree, figure, timeline, map and tables; ``.selection`` has the selected events.
 

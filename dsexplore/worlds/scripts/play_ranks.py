@@ -20,7 +20,7 @@ from dsexplore.errors import UsageError
 from dsexplore.progress import Work, track
 from dsexplore.trace.files import rank_file
 from dsexplore.trace.tables import Tables
-from dsexplore.trace.trace import Trace
+from dsexplore.trace.trace import Trace, load
 from dsexplore.worlds.real.run_ranks import RankOutcome, run_in_turn
 from dsexplore.worlds.repeats.layer_runs import CannotSkip
 from dsexplore.worlds.scripts.observed_world import ObservedWorld, observe_world
@@ -175,12 +175,12 @@ class Players:
     def tables(self, rank: int) -> Tables:
         """Load the tables that a rank recorded; empty if it left none."""
         file = Path(self.folder, rank_file(rank))
-        return Trace.load(file).tables if file.exists() else Tables()
+        return load(file).tables if file.exists() else Tables()
 
     def merged(self, ranks: Iterable[int]) -> Trace:
         """Merge the traces of these ranks; ranks without a trace are omitted."""
         files = [Path(self.folder, rank_file(rank)) for rank in ranks]
-        traces = [Trace.load(file) for file in files if file.exists()]
+        traces = [load(file) for file in files if file.exists()]
         return Trace.merge(traces) if traces else Trace()
 
 

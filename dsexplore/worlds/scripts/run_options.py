@@ -14,7 +14,7 @@ Run a training script, unmodified, as one rank of a simulated world or as severa
   dsexplore run --world-size 64 train.py --lr 0.1
   dsexplore run --nnodes 8 --nproc-per-node 8 -m package.train
   dsexplore run --steps 2 torchrun --nproc-per-node 4 train.py   (or accelerate launch, deepspeed, srun, mpirun)
-  dsexplore run --mesh dp=8,tp=8 --fake --steps 2 -o step.parquet --html step.html train.py
+  dsexplore run --mesh dp=8,tp=8 --fake --steps 2 --save step.parquet --html step.html train.py
   dsexplore run --world-size 64 --fake --predict train.py
 
 Options before the script are dsexplore's, those after it are the script's."""
@@ -87,7 +87,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     option("--predict", action="store_true", help="also predict the step on that hardware")
     option("--steps", type=int, metavar="N", help="end the script after N optimizer steps")
-    option("-o", dest="save", metavar="FILE", help="save the trace: a file (step.parquet), or a folder")
+    option("--save", metavar="FILE", help="save the trace: a file (step.parquet), or a folder")
     option("--html", type=Path, metavar="FILE", help="write the report there")
     option("-m", dest="module", action="store_true", help="run a module, as python -m does")
     for name in _OF_TORCHRUN:

@@ -12,7 +12,7 @@ from dsexplore.cli import main
 
 def test_the_command_prints_the_verdict_and_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = tmp_path / "page.html"
-    words = ["checkpoint", str(tmp_path), "--parameters", "8B", "--ranks", "64", "--size", "4MiB"]
+    words = ["checkpoint", str(tmp_path), "--parameters", "8B", "--world-size", "64", "--size", "4MiB"]
     assert main([*words, "--state-dtype", "float32", "--html", str(page)]) == 0
     text = capsys.readouterr().out
     assert text.startswith("checkpoints of 8B parameters, 74.5 GiB on 64 ranks, to ")
@@ -23,7 +23,8 @@ def test_the_command_prints_the_verdict_and_the_page(tmp_path: Path, capsys: pyt
 
 
 @pytest.mark.parametrize(
-    "words", [["--parameters", "many"], ["--ranks", "0"], ["--state-dtype", "f"], ["--size", "1"], ["--dtype", "f"]]
+    "words",
+    [["--parameters", "many"], ["--world-size", "0"], ["--state-dtype", "f"], ["--size", "1"], ["--dtype", "f"]],
 )
 def test_the_command_says_what_is_wrong(words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["checkpoint", str(tmp_path), *words]) == 2

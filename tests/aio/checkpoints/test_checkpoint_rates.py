@@ -90,7 +90,7 @@ def test_an_unknown_method_is_refused(tmp_path: Path) -> None:
         rates["tar"]
 
 
-@pytest.mark.parametrize(("size", "repeats", "said"), [("1MiB", 1, "too small"), ("8MiB", 0, "repeats 0")])
-def test_what_cannot_be_measured_is_refused(size: str, repeats: int, said: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("size", "rounds", "said"), [("1MiB", 1, "too small"), ("8MiB", 0, "rounds 0")])
+def test_what_cannot_be_measured_is_refused(size: str, rounds: int, said: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=said):
-        aio.checkpoint_rates(tmp_path, size, repeats=repeats)
+        aio.checkpoint_rates(tmp_path, size, rounds=rounds)

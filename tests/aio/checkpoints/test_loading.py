@@ -162,7 +162,7 @@ def test_the_calls_are_those_that_people_use(state: State, tmp_path: Path) -> No
 def test_a_model_is_saved_in_each_format_and_removed(tmp_path: Path) -> None:
     model = torch.nn.Linear(8, 8)
     model.tied = model.weight
-    found = aio.loading(model, tmp_path, repeats=1)
+    found = aio.loading(model, tmp_path, rounds=1)
     assert [times.checkpoint.kind for times in found.measured] == ["safetensors", "torch.save", "DCP"]
     assert list(tmp_path.iterdir()) == []
     assert found.title == "Linear"
@@ -174,13 +174,13 @@ def test_without_safetensors_its_files_load_nevertheless(
     path = FORMATS["safetensors"](state, tmp_path / "saved")
     for module in (loading_module.loaders_of.__globals__, vars(saved_formats)):
         monkeypatch.setitem(module, "find_spec", lambda name: None)
-    found = aio.loading(path, repeats=1)
+    found = aio.loading(path, rounds=1)
     assert [each.name for each in found["safetensors"].loaders] == ["dsexplore.aio.load_file"]
     assert any("pip install 'dsexplore[checkpoints]'" in line for line in found.lines())
 
 
 def test_shards_that_are_left_out_are_said(state: State, tmp_path: Path) -> None:
-    found = aio.loading(FORMATS["shards"](state, tmp_path / "saved"), repeats=1, most=1)
+    found = aio.loading(FORMATS["shards"](state, tmp_path / "saved"), rounds=1, max_read=1)
     assert any(line.startswith("Of 2 shards, the first 1 were read") for line in found.lines())
 
 
@@ -194,8 +194,8 @@ class Other:
         (torch.nn.Identity(), {}, "holds nothing"),
         (torch.nn.Linear(2, 2, device="meta"), {}, "meta device"),
         (3, {}, "neither a path nor a model"),
-        ("saved.pt", {"repeats": 0}, "repeats 0"),
-        ("saved.pt", {"repeats": 1.5}, r"repeats 1\.5"),
+        ("saved.pt", {"rounds": 0}, "rounds 0"),
+        ("saved.pt", {"rounds": 1.5}, r"rounds 1\.5"),
         ({"a": Other()}, {}, "more than tensors and plain values"),
         ({"a": 3}, {}, "holds no tensors"),
     ],

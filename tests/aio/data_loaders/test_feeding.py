@@ -153,7 +153,7 @@ def test_files_read_by_real_workers(
     request.addfinalizer(other.wait)
     request.addfinalizer(other.kill)
     loader = DataLoader(Shards(files), batch_size=8, num_workers=workers, multiprocessing_context=start)
-    found = aio.feeding(loader, seconds=60, step_seconds=1e-6, skipped=0)
+    found = aio.feeding(loader, seconds=60, step_seconds=1e-6, warmup=0)
     assert (found.batches, found.samples, found.nbytes) == (16, 128, 128 * nbytes)
     assert found.workers == workers
     assert found.limit in ("workers", "this process", "processors", "other programs", "disk", "neither")

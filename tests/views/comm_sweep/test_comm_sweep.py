@@ -44,7 +44,7 @@ def test_figures(sweep: CommSweep) -> None:
     assert len(sweep.figure().data) == 4
     with pytest.raises(UsageError, match="kind 'speed' is unknown"):
         sweep.figure(kind="speed")
-    with pytest.raises(UsageError, match="no option 'size'"):
+    with pytest.raises(UsageError, match="no argument 'size'"):
         sweep.figure(size=1)
     with pytest.raises(UsageError, match="op 'send' was not measured"):
         sweep.figure(ops=["send"])

@@ -35,5 +35,5 @@ def test_names_are_escaped() -> None:
 
 
 def test_there_are_no_options() -> None:
-    with pytest.raises(UsageError, match="has no option 'kind'"):
+    with pytest.raises(UsageError, match="has no argument 'kind'"):
         FOUND.figure(kind="x")

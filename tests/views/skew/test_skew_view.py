@@ -116,7 +116,7 @@ def test_the_figure_has_a_bar_for_each_part() -> None:
     assert len(late.x) == 6
     assert list(late.x) == pytest.approx([200] * 6, abs=5)
     assert [b + x for b, x in zip(waiting.base, waiting.x, strict=True)] == pytest.approx(list(transfer.base))
-    with pytest.raises(UsageError, match="has no option 'kind'"):
+    with pytest.raises(UsageError, match="has no argument 'kind'"):
         Skew(LATE.trace()).figure(kind="time")
 
 

@@ -168,7 +168,7 @@ def test_wrong_choices(result: SweepResult) -> None:
         result.figure(kind="pie")
     with pytest.raises(UsageError, match="operation 'append' was not measured: there is read, write, mix"):
         result.figure(operation="append")
-    with pytest.raises(UsageError, match="no option 'size'"):
+    with pytest.raises(UsageError, match="no argument 'size'"):
         result.figure(size=3)
     with pytest.raises(UsageError, match="it takes none"):
         result.explore(size=3)

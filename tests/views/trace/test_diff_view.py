@@ -157,7 +157,7 @@ def test_less_on_the_wire_is_not_called_more(traces: ModuleType) -> None:
     assert "wire A A ┃ B wire B ± wire" in text_of(diff)
     page = view_of(diff).page(sizes="message")
     assert "message A" in re.sub(r"<[^>]+>", "", page)
-    with pytest.raises(UsageError, match="has no option 'size'"):
+    with pytest.raises(UsageError, match="has no argument 'size'"):
         diff.to_html("is refused", size="message")
 
 

@@ -42,7 +42,7 @@ def start(*arguments: str, folder: Path) -> subprocess.Popen[str]:
 class TestInATerminal:
     def test_shows_the_totals_and_where_the_files_are(self, tmp_path: Path) -> None:
         script(tmp_path, "print('from the script', sys.argv[1:])")
-        arguments = ("run", "--mesh", "dp=8,tp=8", "-o", "t.parquet", "--html", "t.html", "train.py", "--lr", "1")
+        arguments = ("run", "--mesh", "dp=8,tp=8", "--save", "t.parquet", "--html", "t.html", "train.py", "--lr", "1")
         out, err = (running := start(*arguments, folder=tmp_path)).communicate(timeout=200)
         assert (running.returncode, err) == (0, "")
         assert out.splitlines() == [
@@ -61,7 +61,7 @@ class TestInATerminal:
 
     def test_ctrl_c_keeps_what_was_traced_and_shows_the_scripts_own_traceback(self, tmp_path: Path) -> None:
         script(tmp_path, "print('running', flush=True)\nwhile True:\n    pass\n")
-        running = start("run", "--world-size", "4", "-o", "t.parquet", "train.py", folder=tmp_path)
+        running = start("run", "--world-size", "4", "--save", "t.parquet", "train.py", folder=tmp_path)
         assert running.stdout is not None
         assert running.stdout.readline() == "running\n"
         running.send_signal(signal.SIGINT)
@@ -122,7 +122,7 @@ class TestEnds:
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str], end: str, status: int, err: str
     ) -> None:
         path = script(tmp_path, end)
-        ran = Ran(capsys, "--world-size", "4", "-o", str(tmp_path / "t.parquet"), path)
+        ran = Ran(capsys, "--world-size", "4", "--save", str(tmp_path / "t.parquet"), path)
         assert (ran.status, ran.err) == (status, err.format(path=path))
         assert ran.out.startswith("Trace: 1 collective")
         assert len(dsexplore.load(tmp_path / "t.parquet")) == 1
