@@ -19,6 +19,8 @@ CHUNK = TorchName("torch.distributed.fsdp._fully_shard._fsdp_param:_chunk_with_e
 
 SAME_STORAGE = TorchName("torch.distributed.fsdp._flat_param:_same_storage")
 """Function with which ``FullyShardedDataParallel`` checks whether two tensors share memory."""
+HAS_MEMORY = TorchName("torch.distributed.utils:_data_ptr_allocated")
+"""Function with which ``FullyShardedDataParallel`` checks whether a tensor has memory."""
 
 
 def parameter_groups(module: Any) -> list[Any]:

@@ -117,6 +117,7 @@ CHECK_TENSOR = TorchName("torch.distributed.distributed_c10d:_check_single_tenso
 CHECK_TENSOR_LIST = TorchName("torch.distributed.distributed_c10d:_check_tensor_list")
 """The functions by which those of ``torch.distributed`` check the tensors that they are to send."""
 
+INIT_RPC = TorchName("torch.distributed.rpc:init_rpc")
 INIT_GROUPS = TorchName("torch.distributed.distributed_c10d:init_process_group")
 DESTROY_GROUPS = TorchName("torch.distributed.distributed_c10d:destroy_process_group")
 NEW_GROUP = TorchName("torch.distributed.distributed_c10d:new_group")

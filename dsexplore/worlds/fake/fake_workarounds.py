@@ -9,6 +9,7 @@ Observed on torch 2.13 under ``FakeTensorMode``:
 * ``nn.init.trunc_normal_`` redraws until all values lie within its bounds, forever: here it draws once;
 * a functional collective is waited for at once, as under torch.compile: here the wait comes with the first use of its
   result, as on real tensors;
+* ``FullyShardedDataParallel`` asks for the address of a tensor's memory, 0 for all fake ones: here for its size;
 * workers of a `DataLoader` have no memory to share: here it reads in the program's own process.
 """
 
@@ -27,7 +28,7 @@ from torch.utils.data import DataLoader
 
 from dsexplore.torch_internals.dtensor import local_tensor
 from dsexplore.torch_internals.fake_tensors import FakeTensor, without_fake_mode
-from dsexplore.torch_internals.fsdp import CHUNK
+from dsexplore.torch_internals.fsdp import CHUNK, HAS_MEMORY
 from dsexplore.torch_internals.modules import APPLY, TRUNC_NORMAL, own_parameters
 from dsexplore.torch_internals.patches import Entry, Parts, Patch
 from dsexplore.torch_internals.process_groups import WRAP_RESULT, AsyncCollectiveTensor
@@ -169,5 +170,12 @@ PATCHES: tuple[Entry, ...] = (
     Patch(APPLY, "it cannot swap fake parameters", _apply_in_place, when="fake"),
     Patch(WRAP_RESULT, "it waits at once for collectives on fake tensors", _wrap_result, when="fake"),
     Patch(TRUNC_NORMAL, "it draws for ever on fake tensors", _draw_once, when="fake", by_code=True),
+    Patch(
+        HAS_MEMORY,
+        "it asks a fake tensor for its address, which is 0",
+        lambda _original, _parts: lambda tensor: tensor.untyped_storage().size() > 0,
+        when="fake",
+        by_code=True,
+    ),
     Patch(DATA_LOADER_INIT, "its workers have no memory that they could share", _without_workers, when="fake"),
 )

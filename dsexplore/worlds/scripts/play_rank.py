@@ -11,6 +11,7 @@ from typing import Any
 
 from dsexplore.capture.optimizer_steps import EnoughSteps, counted_steps
 from dsexplore.errors import UsageError
+from dsexplore.progress import track
 from dsexplore.trace.files import save_recording
 from dsexplore.trace.trace import Trace, finish, step_marks
 from dsexplore.units import format_count
@@ -99,7 +100,7 @@ def play(
         setting: its world.
         look: called with the trace when the program has ended, while its ``__main__`` and its world are still there.
         stages: what is known of the shapes of earlier pipeline stages; nothing unless given.
-        objects: what other ranks that are played send; nothing unless given.
+        objects: what other ranks that are played send; unless given, ranks whose objects are needed are played.
 
     Raises:
         UsageError: no such script, numbers that do not fit together, or a process group that is there already.
@@ -108,7 +109,7 @@ def play(
     program.check()
     stages = earlier_stages(program, setting) if stages is None else stages
     world.stage_shapes = stages.shapes()
-    world.shared_objects = objects or SharedObjects()
+    world.shared_objects = objects or SharedObjects(player=partial(_play_sender, program, setting, (setting.rank,)))
     world.open()
     try:
         world.expect_set_up()
@@ -130,6 +131,7 @@ def play(
             return played
     finally:
         world.close()
+        world.shared_objects.close()
 
 
 def earlier_stages(program: Program, setting: Setting, folder: str = "") -> EarlierStages:
@@ -161,6 +163,34 @@ def _play_until(program: Program, setting: Setting, rank: int, stage: int, sent_
         f"pipeline stage {stage} was played as rank {rank} for the shapes that it sends on, and did not come to know "
         f"them ({why}): give stages their shapes, PipelineStage(..., input_args=…, output_args=…)"
     )
+
+
+def _play_sender(program: Program, setting: Setting, waiting: tuple[int, ...], rank: int, folder: str) -> None:
+    """Play a rank in a process of its own for the objects that it sends, unless it waits for objects itself.
+
+    Args:
+        program: what to run.
+        setting: the world of a rank that receives.
+        waiting: ranks that wait for objects: the first for those of the second, and so on.
+        rank: to play.
+        folder: where its objects are left.
+    """
+    if rank not in waiting:
+        other = replace(setting, rank=rank, is_one_of_several=True, save=None, command="")
+        with track(f"playing rank {rank} for the objects that it sends", 1, "ranks") as work:
+            run_ranks(
+                *(_leave_objects, 1),
+                args=(program, other, (*waiting, rank), folder),
+                backend=None,
+                timeout=_FOREVER,
+                grace=_FOREVER,
+            )
+            work.advance()
+
+
+def _leave_objects(program: Program, setting: Setting, waiting: tuple[int, ...], folder: str) -> None:
+    """Run the program; how it ends is the concern of whoever plays this rank for its trace."""
+    play(program, setting, objects=SharedObjects(folder, player=partial(_play_sender, program, setting, waiting)))
 
 
 def _answer_of(program: Program, setting: Setting, stage: int, sent_values: dict[int, Any]) -> Any:

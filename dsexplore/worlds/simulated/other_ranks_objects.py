@@ -90,7 +90,10 @@ class Objects:
         if source is None:
             self._shared.give(number, lambda: [*map(pickled, objects or ())])
             return None
-        return self._shared.take(number, sender)
+        taken = self._shared.take(number, sender)
+        if taken is None and (not objects or any(value is None for value in objects)):
+            taken = self._shared.ask(number, sender)
+        return taken
 
     def own(self, name: str, source: int | str, objects: Sequence[Any]) -> Sequence[Any]:
         """Return this rank's objects, which replace those of another rank.

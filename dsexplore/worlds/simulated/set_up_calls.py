@@ -13,7 +13,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from inspect import signature
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -25,6 +25,7 @@ from dsexplore.torch_internals.process_groups import (
     DESTROY_GROUPS,
     GET_BACKEND,
     INIT_GROUPS,
+    INIT_RPC,
     IS_INITIALIZED,
     NEW_GROUP,
 )
@@ -214,6 +215,16 @@ def _new_group(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]
     return new_group
 
 
+def _refuse_rpc(original: Any, parts: Parts) -> Any:
+    def init_rpc(*args: Any, **kwargs: Any) -> NoReturn:
+        raise UsageError(
+            "RPC is not recorded: it calls functions of other processes, and a simulated world has one. Trace the part "
+            "of the program that uses collectives, without torch.distributed.rpc.init_rpc"
+        )
+
+    return init_rpc
+
+
 def _caller() -> str:
     """Return the module that called the caller of this function, past the trampoline of `Patches.function`."""
     return str(sys._getframe(3).f_globals.get("__name__", ""))
@@ -230,5 +241,6 @@ PATCHES: tuple[Entry, ...] = (
     Patch(NEW_GROUP, "no other backend is there", _new_group, by_code=True),
     Patch(GET_BACKEND, "programs go another way for each backend", _get_backend, by_code=True),
     Patch(IS_INITIALIZED, "under torchrun nothing is initialized at first", _is_initialized, by_code=True),
+    Patch(INIT_RPC, "it waits for processes that are not there", _refuse_rpc, on_import=True),
     Patch(INIT_DEVICE_MESH, "its device may not be there", _init_device_mesh, by_code=True),
 )

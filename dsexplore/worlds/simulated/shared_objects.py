@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import pickle
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
@@ -27,10 +28,14 @@ class SharedObjects:
     Args:
         folder: where they are; empty where no other rank is played.
         before: ranks that began before this one.
+        player: plays a rank that no process plays so far, for the objects that it leaves in a folder; None for none.
     """
 
     folder: str = ""
     before: Collection[int] = ()
+    player: Callable[[int, str], None] | None = None
+    _senders: set[int] = field(default_factory=set)
+    _own_folder: tempfile.TemporaryDirectory[str] | None = None
     _calls: Counter[tuple[str, tuple[int, ...], int]] = field(default_factory=Counter)
 
     def number(self, name: str, ranks: tuple[int, ...], source: int) -> str:
@@ -42,7 +47,7 @@ class SharedObjects:
 
     def give(self, number: str, pickled: Callable[[], Sequence[bytes]]) -> None:
         """Leave what this rank sends for the others."""
-        if self.folder:
+        if self.folder or self.player is not None:
             with writing(self._file(number)) as part:
                 part.write_bytes(pickle.dumps(list(pickled())))
 
@@ -58,6 +63,27 @@ class SharedObjects:
         sent: list[bytes] = pickle.loads(file.read_bytes())
         return sent
 
+    def ask(self, number: str, source: int) -> list[bytes] | None:
+        """Play the rank that sends the objects of a call, and return them; None where it cannot be, or sends none.
+
+        Args:
+            number: of `number`.
+            source: the rank that sends.
+        """
+        if self.player is None:
+            return None
+        file = self._file(number)
+        if not file.exists() and source not in self._senders:
+            self._senders.add(source)
+            self.player(source, str(file.parent))
+        return pickle.loads(file.read_bytes()) if file.exists() else None
+
+    def close(self) -> None:
+        """Delete the folder that was made for this rank's objects, if one was."""
+        if self._own_folder is not None:
+            self._own_folder.cleanup()
+            self._own_folder = None
+
     def why_not(self) -> str:
         """Say why an object of another rank is missing, as a clause after that rank's name."""
         if not self.folder:
@@ -65,7 +91,9 @@ class SharedObjects:
         return "which did not send it before (ranks that are played together receive what those before them send)"
 
     def _file(self, number: str) -> Path:
-        return Path(self.folder, f"objects-{number}")
+        if not self.folder and self._own_folder is None:
+            self._own_folder = tempfile.TemporaryDirectory(prefix="dsexplore-objects-")
+        return Path(self.folder or self._own_folder.name, f"objects-{number}")  # type: ignore[union-attr]
 
 
 def end(folder: str, rank: int) -> None:

@@ -6,8 +6,10 @@ import warnings
 
 import pytest
 import torch
+from torch import nn
 from torch.distributed import _functional_collectives as functional
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 
 from dsexplore.torch_internals.names import torch_at_least
 from dsexplore.worlds.commtrace import commtrace
@@ -55,3 +57,17 @@ def test_elements_of_storages_are_invented_and_said() -> None:
         with pytest.raises(IndexError, match="index 4 out of range for storage of size 4"):
             storage[4]
     assert any(note.startswith(READ) for note in trace.info.notes)
+
+
+@pytest.mark.parametrize("strategy", [ShardingStrategy.SHARD_GRAD_OP, ShardingStrategy.FULL_SHARD])
+def test_fsdp1_with_original_parameters_steps_more_than_once(strategy: ShardingStrategy) -> None:
+    def sent(fake: bool) -> list[int]:
+        with commtrace(world_size=4, fake=fake) as trace:
+            model = FullyShardedDataParallel(nn.Linear(8, 8).cuda(), sharding_strategy=strategy, use_orig_params=True)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            for _ in range(3):
+                model(torch.ones(2, 8, device="cuda")).sum().backward()
+                optimizer.step()
+        return trace.events["message_bytes"].to_list()
+
+    assert sent(fake=True) == sent(fake=False)

@@ -158,3 +158,11 @@ def test_ddp_takes_its_module_by_name() -> None:
         model = DistributedDataParallel(module=net)
         model(input=torch.ones(2, 4)).sum().backward()
         assert net.weight.grad is not None
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit")
+def test_rpc_is_refused() -> None:
+    import torch.distributed.rpc as rpc
+
+    with simulate(2), pytest.raises(UsageError, match="RPC is not recorded"):
+        rpc.init_rpc("worker0", rank=0, world_size=2)
