@@ -1,4 +1,4 @@
-"""Measured times of collectives: interpolated between their points, and what they say about others of their kind."""
+"""Measured times of collectives: interpolation between them, and factors for similar collectives."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from dsexplore.cost.interpolation import interpolated
 from dsexplore.units import format_bytes, format_rate
 
 FADING = 8.0
-"""Times below the smallest measured size at which a factor counts by its root."""
+"""At this many times below the smallest measured size, a factor counts by its square root."""
 
 NEAR_RELATIVE = 0.9
-"""Distance (see `_distance`) below which measured times hold as they are: another op, a cluster like this one, or both,
-but not twice the nodes or ranks per node. Farther ones count by half, on the logarithm."""
+"""Distance (see `_distance`) below which factors count in full: another op, a similar cluster, or both, but not twice
+the nodes or ranks per node. The logarithm of factors at larger distances is halved."""
 
 
 @dataclass(frozen=True)
@@ -36,11 +36,11 @@ class MeasuredFactors:
 
     Attributes:
         sizes: message bytes, ascending.
-        factors: measured seconds over those of the mechanism.
-        distance: 0 for the very op and group, larger the less they have in common.
-        weight: the power to which a factor is taken over, 0 to 1.
-        reach: the smallest and the largest message bytes that were measured.
-        fades: whether the factors say less of messages shorter than the measured ones.
+        factors: measured seconds divided by those of the mechanism.
+        distance: 0 for the same op and group, larger for less similar ones; see `_distance`.
+        weight: exponent of the factors, 0 to 1.
+        reach: smallest and largest measured message bytes.
+        fades: whether the factors approach 1 below the smallest measured message.
     """
 
     sizes: tuple[float, ...]
@@ -51,10 +51,10 @@ class MeasuredFactors:
     fades: bool = True
 
     def factor(self, size: float) -> float:
-        """Return the factor on the mechanism's time of another collective.
+        """Return the factor on the mechanism's time of a message of `size` bytes.
 
-        Evidence of larger messages fades below the smallest measured size: the factor's exponent halves with each
-        `FADING`-fold smaller size, as large messages measure bandwidth and short ones are all latency.
+        Below the smallest measured size, the exponent halves with each `FADING`-fold smaller size: large messages
+        measure bandwidth, and short ones take latency alone.
         """
         smallest = self.reach[0] if self.fades else size
         below = math.log(max(smallest / max(size, 1.0), 1.0), FADING)
@@ -64,16 +64,16 @@ class MeasuredFactors:
 def evidence(cluster: Cluster, op: str, group: GroupShape) -> MeasuredFactors | None:
     """Return the evidence of the nearest measured tables for a collective; None if nothing comparable was measured."""
     if cluster.topology == "host" and cluster.measured:
-        return _of_single_machine(cluster, op, group)
+        return _single_machine_factors(cluster, op, group)
     near = list(_candidates(cluster, op, group))
     if not near:
         return None
     nearest = min(candidate.distance for candidate in near)
-    return _together([candidate for candidate in near if candidate.distance == nearest])
+    return _merged([candidate for candidate in near if candidate.distance == nearest])
 
 
-def _together(candidates: list[MeasuredFactors]) -> MeasuredFactors:
-    """Merge the tables of one group: at each size the geometric mean of those that cover it."""
+def _merged(candidates: list[MeasuredFactors]) -> MeasuredFactors:
+    """Merge factors of one group: the geometric mean, at each size, of those whose reach includes it."""
     if len(candidates) == 1:
         return candidates[0]
     sizes = sorted({size for candidate in candidates for size in candidate.sizes})
@@ -87,10 +87,10 @@ def _together(candidates: list[MeasuredFactors]) -> MeasuredFactors:
     )
 
 
-def _of_single_machine(cluster: Cluster, op: str, group: GroupShape) -> MeasuredFactors:
-    """Return the evidence for an op from all measured ops of the most similar group on the same machine.
+def _single_machine_factors(cluster: Cluster, op: str, group: GroupShape) -> MeasuredFactors:
+    """Return the factors of an op from all measured ops of the most similar group on one machine.
 
-    Their costs of bytes and steps replace those of the file, and are corrected by the op's own times, if any.
+    Costs per byte and step are fitted to all ops, and corrected by the measured times of the op itself, if any.
     """
     tables = nearest_tables(cluster, group.ranks)
     nearest, costs = tables[0].ranks_per_node, measured_costs(cluster, tables)
@@ -108,9 +108,9 @@ def _of_single_machine(cluster: Cluster, op: str, group: GroupShape) -> Measured
 
 
 def _table_seconds(table: Measured, done: HostWork, costs: Costs, sizes: Iterable[float]) -> list[float]:
-    """Return the seconds by message bytes: the op's own times, extrapolated by its own start-up and the costs of bytes.
+    """Return the seconds at each size: measured ones, extrapolated by the op's start-up time and the costs per byte.
 
-    If the longest measured one is mostly start-up, it says nothing about the bytes of larger ones.
+    If the longest measured time is mostly start-up, larger messages take the costs per byte unchanged.
     """
     start = shortest_seconds(table) or costs.start_seconds(done)
     points = {
@@ -154,11 +154,11 @@ def _compared(cluster: Cluster, table: Measured, group: GroupShape, distance: fl
 
 
 def measured_on(cluster: Cluster, table: Measured) -> Cluster:
-    """Return the cluster whose links a table of `cluster` was measured on.
+    """Return the cluster on whose links a table of `cluster` was measured.
 
-    It is `cluster` itself, unless the table is, to the last digit, one of this package's, and so stands in a changed
-    copy: what such times differ by from the mechanism of the original then holds for the links of the copy too, so a
-    faster link never makes a collective slower.
+    It is `cluster`, unless the table is an exact copy of a table of this package. A user's file is then a changed copy
+    of that cluster; factors relative to the original's links apply to the changed links, so that a faster link never
+    makes a collective slower.
     """
     if cluster.name in _shipped() and Cluster.load(cluster.name) is cluster:
         return cluster
@@ -172,7 +172,7 @@ def _shipped() -> frozenset[str]:
 
 @lru_cache(maxsize=1)
 def _tables_of_package() -> dict[tuple[object, ...], Cluster]:
-    """Return {content of a table of this package: the cluster in whose file it is}."""
+    """Return {content of a table of this package: its cluster}."""
     clusters = map(Cluster.load, known_clusters())
     return {_content(table): cluster for cluster in clusters for table in cluster.measured}
 
@@ -182,31 +182,30 @@ def _content(table: Measured) -> tuple[object, ...]:
 
 
 _BELIEVED = (0.6, 2.5)
-"""Measured over expected seconds of large messages, outside that range, the links of a file are not those measured."""
+"""Plausible range of measured divided by expected seconds of large messages; outside, another link was measured."""
 _LARGE = 64 << 20
-"""Message bytes from which bandwidth alone decides."""
+"""Message bytes from which on the time depends on bandwidth alone."""
 
 
 @lru_cache(maxsize=128)
 def contradictions(cluster: Cluster) -> tuple[str, ...]:
-    """Return a sentence for each link whose measured times are not those of the bandwidth that the cluster states.
+    """Return a sentence for each link whose measured times contradict its stated bandwidth.
 
-    They are those of another link if they are, to the last digit, those of a cluster of this package that states
-    another bandwidth, and are scaled then. Else measured times decide, so where large messages take times that the
-    bandwidth does not allow, it changes little.
+    Times that are an exact copy of those of a cluster of this package with another bandwidth are scaled to the stated
+    one. Other times are used as measured, so the stated bandwidth has little effect.
     """
-    said: dict[str, str] = {}
+    sentences: dict[str, str] = {}
     for table in cluster.measured if cluster.topology != "host" else ():
         which = "node" if table.nodes == 1 else "network"
         link = cluster.node if table.nodes == 1 else cluster.network
-        if which in said or link is None:
+        if which in sentences or link is None:
             continue
         doubt = _other_link(cluster, table, link, which) or _other_time(cluster, table)
         if doubt:
-            said[which] = (
+            sentences[which] = (
                 f"{cluster.name} states {format_rate(link.bandwidth)} as the bandwidth of its {which}, but {doubt}"
             )
-    return tuple(said.values())
+    return tuple(sentences.values())
 
 
 def _other_link(cluster: Cluster, table: Measured, link: Link, which: str) -> str:

@@ -1,4 +1,4 @@
-"""Compare the records of the reference with those of all ranks, tensor by tensor, in the order of the program."""
+"""Compare the records of the reference with those of the ranks, tensor by tensor, in program order."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ from dsexplore.numerics.part_layouts import Holder, rms
 Key = tuple[int, str, str, str]
 """Step, phase, module and name of records."""
 RELATIVE = 1e-9
-"""Differences that float64 does not exceed by rounding: seven digits above its own."""
+"""Relative difference that rounding in float64 stays below: 10^7 times its own precision."""
 ABSOLUTE = 1e-12
-"""The same of values that are zero up to rounding, relative to the largest ones of their phase."""
+"""As `RELATIVE` for values that are zero up to rounding, relative to the largest values of their phase."""
 SPREAD = 1000.0
-"""How many times the spread of the reference under other roundings is still rounding."""
+"""Multiple of the reference's spread under random rounding that still counts as rounding."""
 PLAIN_EPS, PLAIN_SPREAD = 8.0, 10.0
-"""What is rounding where float64 is not to be had, much less certainly: units in the last place of the coarsest dtype,
-and how many times the difference between the reference's own dtypes and float64."""
+"""Bounds on rounding without float64, much less certain: units in the last place of the coarsest dtype, and multiple of
+the difference between the reference's own dtypes and float64."""
 
 
 @dataclass
 class Comparison:
-    """All tensors of a reference, compared with those of the ranks."""
+    """The tensors of a reference, each compared with those of the ranks."""
 
     mesh: Mesh
     entries: list[Compared]
-    """In program order: forward and backward, gradients, parameters of the first step, then of the next one."""
+    """Entries in program order: by step; in a step forward and backward, then gradients, then parameters."""
     ranks: list[RunRecord]
     is_exact: bool
-    """Whether the runs that are compared computed in float64."""
+    """True if the compared runs computed in float64."""
     draws: list[RunRecord] = field(default_factory=list)
-    """With dropout, where the program draws random numbers."""
+    """Records of a run with dropout, if the program draws random numbers."""
     reference: RunRecord | None = None
 
     @cached_property
@@ -51,26 +51,26 @@ class Comparison:
         return sorted({entry.record.step for entry in self.entries})
 
     def of(self, phase: str, step: int) -> list[Compared]:
-        """Return the entries of a phase of a step, in program order, that could be compared."""
+        """Return the compared entries of a phase of a step, in program order."""
         return [e for e in self.entries if e.phase == phase and e.record.step == step and e.is_compared]
 
     def coordinates(self, rank: int) -> dict[str, int]:
-        """Return where a rank is on the mesh."""
+        """Return {axis: coordinate} of a rank."""
         return coordinates_of(self.mesh, rank)
 
 
 def coordinates_of(mesh: Mesh, rank: int) -> dict[str, int]:
-    """Return the coordinate of a rank on each axis."""
+    """Return {axis: coordinate} of a rank of the mesh."""
     return dict(zip(mesh.axes, mesh.coordinates(rank), strict=True))
 
 
 def compare_runs(folder: Path, mesh: Mesh, tolerance: float | None, is_exact: bool) -> Comparison:
-    """Compare what the runs of a folder have recorded.
+    """Compare the runs whose records are in a folder.
 
     Args:
-        folder: with the records of all runs.
-        mesh: of the ranks.
-        tolerance: relative difference that is allowed; None to allow what rounding does.
+        folder: folder of the records of all runs.
+        mesh: mesh of the ranks.
+        tolerance: allowed relative difference; None allows rounding.
         is_exact: whether there are runs in float64.
     """
     compared_run = EXACT if is_exact else PLAIN
@@ -81,14 +81,14 @@ def compare_runs(folder: Path, mesh: Mesh, tolerance: float | None, is_exact: bo
     entries = [entry for key in reference.keys for entry in reader.compared(key)]
     if is_exact and file_of(folder, PLAIN, 0).exists():
         plain = _Run([load_run(file_of(folder, PLAIN, rank)) for rank in range(mesh.size)], mesh)
-        _add_plain(entries, _Run([load_run(file_of(folder, PLAIN))], mesh), plain)
+        _add_own_dtypes(entries, _Run([load_run(file_of(folder, PLAIN))], mesh), plain)
     has_draws = file_of(folder, DRAWS, 0).exists()
     draws = [load_run(file_of(folder, DRAWS, rank)) for rank in range(mesh.size)] if has_draws else []
     return Comparison(mesh, entries, ranks, is_exact, draws, reference.processes[0])
 
 
 class _Run:
-    """The records of one run by key, of one process or of all ranks."""
+    """Records of one run by key; the run of the reference has one process, that of the plan one per rank."""
 
     def __init__(self, processes: Sequence[RunRecord], mesh: Mesh) -> None:
         self.processes = processes
@@ -109,11 +109,11 @@ class _Run:
         return sorted(self._by_key, key=lambda key: (key[0], order.index(key[1])))
 
     def calls(self, key: Key) -> list[list[NumericRecord]]:
-        """Return the records of a key, a list for each process."""
+        """Return the records of a key, one list per process."""
         return self._by_key.get(key, [[] for _ in self.processes])
 
     def value(self, number: int, record: NumericRecord) -> Tensor:
-        """Return what a record holds, in float64: of a parameter what the step added to it."""
+        """Return a record's value in float64; for a parameter, the change that the step made."""
         if record.phase != "optimizer":
             return record.value.double()
         before = self.processes[number].start.get(record.name)
@@ -122,7 +122,7 @@ class _Run:
         return record.value.double() - (before.double() if before is not None else 0)
 
     def wholes(self, key: Key, count: int) -> list[tuple[NumericRecord, Tensor]]:
-        """Return a reference's calls of a key; where it made more calls than `count`, several of them joined."""
+        """Return the reference's calls of a key; if there are more than `count`, concatenated to `count` calls."""
         records = self.calls(key)[0]
         values = [self.value(0, record) for record in records]
         if not count or len(records) <= count or len(records) % count or not values[0].dim():
@@ -130,14 +130,14 @@ class _Run:
         return [(records[at], torch.cat(values[at::count])) for at in range(count)]
 
     def held(self, key: Key, call: int, of: int, whole: Sequence[int], names: Sequence[str] = ()) -> list[HeldValues]:
-        """Return the ranks' values for one of so many calls of the reference, whose tensor has that shape.
+        """Return the ranks' values for one call of the reference.
 
         Args:
-            key: of the tensor.
+            key: key of the tensor.
             call: number of the reference's call.
-            of: how many calls it made.
-            whole: the tensor's shape.
-            names: of a parameter that is tied, under which ranks of other stages have it.
+            of: number of the reference's calls.
+            whole: shape of the reference's tensor.
+            names: other names of a tied parameter, which ranks of other stages may use.
         """
         values = []
         for number, records in enumerate(self._calls_of_any_name(key, names)):
@@ -176,11 +176,11 @@ class _Run:
             every = {process.rank: process.rows[weight][1] for process in self.processes if weight in process.rows}
             size = 1 + max(int(index.max()) for index in every.values())
             return HeldValues(
-                holder, value, (*shape[:-1], size), (*within[:-1], columns), self._axes_that_cut(every)
+                holder, value, (*shape[:-1], size), (*within[:-1], columns), self._sharding_axes(every)
             ), None
         return HeldValues(holder, value, shape, within, frozenset()), None
 
-    def _axes_that_cut(self, rows: Mapping[int, Tensor]) -> frozenset[str]:
+    def _sharding_axes(self, rows: Mapping[int, Tensor]) -> frozenset[str]:
         """Return the axes along which ranks hold different rows of a parameter."""
         places = {rank: coordinates_of(self._mesh, rank) for rank in rows}
         cut = set()
@@ -192,7 +192,7 @@ class _Run:
 
 
 def _summed(parts: Sequence[tuple[HeldValues, DTensorPlace | None]]) -> list[HeldValues]:
-    """Return values with the Partial ones of DTensors reduced over the ranks that have a part of them."""
+    """Return the values, with Partial DTensors reduced over their ranks."""
     groups: dict[tuple[object, ...], list[HeldValues]] = {}
     partial = {}
     for held, place in parts:
@@ -216,7 +216,7 @@ def _summed(parts: Sequence[tuple[HeldValues, DTensorPlace | None]]) -> list[Hel
 
 
 class _Reader:
-    """Compares the tensors of one key at a time."""
+    """Compares the tensors of a key."""
 
     def __init__(
         self, reference: _Run, rounded: _Run | None, ranks: _Run, tolerance: float | None, is_exact: bool
@@ -224,7 +224,7 @@ class _Reader:
         self._reference, self._rounded, self._ranks = reference, rounded, ranks
         self._tolerance = tolerance
         self._is_exact = is_exact
-        self._eps = max(_coarsest(run) for run in (*reference.processes, *ranks.processes))
+        self._eps = max(_largest_eps(run) for run in (*reference.processes, *ranks.processes))
         self._largest: dict[tuple[int, str], float] = {}
         for key in reference.keys:
             scale = max(rms(reference.value(0, record)) for record in reference.calls(key)[0])
@@ -232,7 +232,7 @@ class _Reader:
             self._largest[of] = max(self._largest.get(of, 0.0), scale)
 
     def compared(self, key: Key) -> list[Compared]:
-        """Return the entries of a key, one for each call of the reference."""
+        """Return the entries of a key, one per call of the reference."""
         counts = {len(records) for records in self._ranks.calls(key) if records}
         count = counts.pop() if len(counts) == 1 else 0
         wholes = self._reference.wholes(key, count)
@@ -264,13 +264,13 @@ class _Reader:
         return PLAIN_EPS * self._eps * scale + PLAIN_SPREAD * spread + self._eps**2 * largest
 
 
-def _coarsest(run: RunRecord) -> float:
-    """Return the largest unit in the last place of what a process recorded."""
+def _largest_eps(run: RunRecord) -> float:
+    """Return the largest machine epsilon of the dtypes that a process recorded."""
     return max((torch.finfo(record.value.dtype).eps for record in run.records), default=0.0)
 
 
-def _add_plain(entries: Sequence[Compared], reference: _Run, ranks: _Run) -> None:
-    """Add to entries how far the program's own dtypes are from float64, in the reference and on the ranks."""
+def _add_own_dtypes(entries: Sequence[Compared], reference: _Run, ranks: _Run) -> None:
+    """Set the differences between the program's own dtypes and float64, `Compared.rounding` and `Compared.measured`."""
     for entry in entries:
         record = entry.record
         key = (record.step, record.phase, record.module, record.name)

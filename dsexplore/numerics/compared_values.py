@@ -1,4 +1,4 @@
-"""`Compared`: one tensor of the reference, and what each rank has in its place."""
+"""`Compared`: one tensor of the reference beside the parts of it that ranks hold."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from dsexplore.numerics.part_layouts import (
 
 @dataclass(frozen=True)
 class Part:
-    """What one rank has, and what the reference has in its place."""
+    """The part of a tensor that one rank holds, and the reference's values of that part."""
 
     holder: Holder
     value: Tensor
     indices: Indices
     expected: Tensor
     factor: float
-    """By which the reference's values come nearest to the rank's; 1 but for gradients of outputs."""
+    """Factor that brings the reference's values nearest to the rank's; always 1 except for gradients of outputs."""
     error: float
-    """Root mean square of the difference after that."""
+    """Root mean square of the difference, after multiplying the reference by `factor`."""
 
 
 @dataclass
@@ -44,22 +44,22 @@ class Compared:
     whole: Tensor
     """The reference's values."""
     parts: list[Part]
-    """Empty where the ranks' shapes fit no layout: such a tensor is not compared."""
+    """Empty if the ranks' shapes fit no layout; the tensor is not compared then."""
     allowed: float
-    """The largest root mean square of a difference that is rounding."""
+    """Largest root mean square of a difference that counts as rounding."""
     scale: float
     """Root mean square of the reference's values."""
     rounding: float | None = None
-    """Relative difference between the program's dtypes and float64 in the reference; None where one did not run."""
+    """Relative difference between the program's dtypes and float64 in the reference; None if either did not run."""
     measured: float | None = None
-    """Relative difference of the parallel program in its own dtypes; None where it was not compared."""
+    """Relative difference of the parallel program in its own dtypes; None if it was not compared."""
     alternatives: list[list[Part]] = field(default_factory=list)
-    """The parts in each layout that fits, where the ranks' numbers agree in none."""
+    """Parts in each possible layout, if the values differ in all of them."""
     _wrong: tuple[int, ...] | None = field(default=None, repr=False)
 
     @property
     def phase(self) -> Phase:
-        """Record's phase."""
+        """Phase of the record."""
         return self.record.phase
 
     @property
@@ -77,7 +77,7 @@ class Compared:
 
     @property
     def is_right(self) -> bool:
-        """True if no rank's numbers differ by more than rounding; the factor of gradients of outputs is looked past."""
+        """True if no rank's values differ by more than rounding, up to the factor of gradients of outputs."""
         return self.is_compared and not self.wrong_ranks
 
     def relative_error(self, rank: int | None = None) -> float:
@@ -90,7 +90,7 @@ class Compared:
 
 
 def replicas(parts: Sequence[Part]) -> list[list[Part]]:
-    """Group parts by what they hold of the whole: those of replicas together."""
+    """Group parts by the indices that they hold: each group has the replicas of one part."""
     groups: list[list[Part]] = []
     for part in parts:
         for group in groups:
@@ -109,29 +109,29 @@ class HeldValues:
     holder: Holder
     value: Tensor
     shape: tuple[int, ...]
-    """Of the DTensor that it is a part of, or its own."""
+    """Shape of the DTensor that the value is a part of, or of the value itself."""
     within: Indices
-    """Its indices in that."""
+    """Indices of the value in a tensor of that shape."""
     covered: frozenset[str]
-    """Axes that the DTensor's mesh spans: its placements say what they cut."""
+    """Axes of the DTensor's mesh, whose placements give the layout along them."""
     fixed: Indices | None = None
-    """Its indices in the whole, where they are known."""
+    """Indices of the value in the whole tensor; None if unknown."""
 
 
 def compare(
     record: NumericRecord, whole: Tensor, held: Sequence[HeldValues], allowed: float, *, scales: bool
 ) -> Compared:
-    """Compare the ranks' values with a whole, by the layout in which they agree best.
+    """Compare the ranks' values with the whole tensor, in the layout in which they agree best.
 
     Args:
-        record: the reference's record.
-        whole: its values in float64.
-        held: the values of the ranks.
+        record: record of the reference.
+        whole: values of the reference in float64.
+        held: values of the ranks.
         allowed: see `Compared`.
-        scales: whether to look past a factor by which all of a rank's values differ.
+        scales: whether all values of a rank may differ by one factor.
     """
     tried = []
-    for layout in _layouts(held, whole):
+    for layout in _candidate_layouts(held, whole):
         parts = [_part(part, layout[part.holder], whole, scales) for part in held]
         wrong = sum(not part.error <= allowed * abs(part.factor) for part in parts)
         if not wrong:
@@ -144,7 +144,7 @@ def compare(
     )
 
 
-def _layouts(held: Sequence[HeldValues], whole: Tensor) -> list[Layout]:
+def _candidate_layouts(held: Sequence[HeldValues], whole: Tensor) -> list[Layout]:
     if all(part.fixed is not None for part in held):
         return [{part.holder: part.fixed for part in held if part.fixed is not None}]
     shapes = {part.holder: part.shape for part in held}
@@ -165,7 +165,7 @@ def _part(values: HeldValues, indices: Indices, whole: Tensor, scales: bool) -> 
 
 
 def factor_between(value: Tensor, expected: Tensor) -> float:
-    """Return the factor by which `expected` comes nearest to `value`; 1 where one of them is zero."""
+    """Return the factor that brings `expected` nearest to `value`; 1 if either is zero."""
     square = float((expected * expected).sum())
     product = float((expected * value).sum())
     return product / square if square > 0 and product else 1.0

@@ -1,17 +1,16 @@
 """Find where two runs first differ, in program order, and what the difference looks like.
 
-Whether a plan is right is decided by what it is for: the gradients that the optimizer reads, and what it makes of the
-parameters. Where these are right, so is the plan, however its ranks hold activations in between. Where they are not,
-the first place is looked for:
+A plan is right if the gradients that the optimizer reads and the updated parameters are right, in whatever form its
+ranks hold activations in between. If they are wrong, the first difference is searched in this order:
 
-1. **forward**: the first module whose output is wrong. A rank's output may be an intermediate one (a part of a sum,
-   rows in another order) that is made whole later; so such an output counts only if nothing right is computed of it
-   before an output that is wrong. What runs inside a module whose own output is right does not count.
-2. **backward**: the first output, in the order of backward, whose gradient is wrong. One factor of all ranks is a scale
-   of the loss, which is right if gradients of parameters are. Parts of a sum do not count if it is made before
-   gradients reach the outputs from which this one is computed.
-3. **gradient** and **optimizer**: the first parameter in the order of backward; the whole model, if all are wrong for
-   the same reason.
+1. **forward**: the first module whose output is wrong. An intermediate output (a partial sum, rows in another order)
+   may be completed later, so it counts only if no right output is computed from it before the next wrong one. Modules
+   inside a module with a right output do not count.
+2. **backward**: the first output, in the order of backward, whose gradient is wrong. One factor on all ranks is a scale
+   of the loss, and right if the gradients of parameters are. A partial sum does not count if it is reduced before
+   gradients reach the inputs of this output.
+3. **gradient** and **optimizer**: the first parameter in the order of backward; the whole model if all parameters are
+   wrong for the same reason.
 """
 
 from __future__ import annotations
@@ -27,14 +26,14 @@ from dsexplore.numerics.compared_values import Compared
 from dsexplore.numerics.numeric_records import Phase
 from dsexplore.numerics.part_layouts import same_indices
 from dsexplore.numerics.reasons.all_reasons import explain
-from dsexplore.numerics.reasons.dropout import DrawnOtherwise, drawn_again, drawn_otherwise
+from dsexplore.numerics.reasons.dropout import WrongDraw, wrong_draws, wrong_recomputation
 from dsexplore.numerics.reasons.factor import common_factor
 from dsexplore.numerics.reasons.match import Match, Reason, is_close
 from dsexplore.numerics.reasons.missing_reduction import factor_of_sum
 from dsexplore.numerics.reasons.stale_values import match_of, unsynchronized
 
-MADE_WHOLE: tuple[Reason, ...] = ("missing reduction",)
-"""What a right plan may have for a while."""
+COMPLETED_LATER: tuple[Reason, ...] = ("missing reduction",)
+"""Reasons that an intermediate output of a right plan may have."""
 
 
 @dataclass(frozen=True)
@@ -44,13 +43,13 @@ class FirstDifference:
     phase: Phase
     module: str
     name: str
-    """Of the parameter, or ``output``; ``parameters`` for all of them."""
+    """Name of the parameter, or ``output``; ``parameters`` for all parameters."""
     step: int
     ranks: tuple[int, ...]
     match: Match | None
-    """What it looks like; None where no rule fits."""
+    """Reason of the difference; None if no rule matches."""
     error: float
-    """Relative to the reference, of the worst rank."""
+    """Largest relative error of a rank."""
 
 
 def first_difference(comparison: Comparison) -> FirstDifference | None:
@@ -58,24 +57,24 @@ def first_difference(comparison: Comparison) -> FirstDifference | None:
     for step in comparison.steps:
         if _is_wrong(comparison, step):
             return (
-                _at_start(comparison, step)
-                or _in_forward(comparison, step)
-                or next((_of_draw(step, place) for place in drawn_again(comparison, step)), None)
-                or _in_backward(comparison, step)
-                or _in_parameters(comparison, step)
+                _start_difference(comparison, step)
+                or _forward_difference(comparison, step)
+                or next((_draw_difference(step, draw) for draw in wrong_recomputation(comparison, step)), None)
+                or _backward_difference(comparison, step)
+                or _parameter_difference(comparison, step)
             )
-    return next((_of_draw(step, place) for step, place in drawn_otherwise(comparison)), None)
+    return next((_draw_difference(step, draw) for step, draw in wrong_draws(comparison)), None)
 
 
 def _is_wrong(comparison: Comparison, step: int) -> bool:
-    """Return True if gradients or parameters of a step are wrong; of a program without them, the model's output."""
+    """Return True if gradients or parameters of a step are wrong, or the model's output if there are none."""
     gradients, parameters = comparison.of("gradient", step), comparison.of("optimizer", step)
     wrong = [entry for entry in gradients if not entry.is_right]
     if any(not entry.is_right for entry in parameters):
         return True
     if not gradients and not any(entry.scale for entry in parameters):
         return any(not e.is_right for e in comparison.of("forward", step) if not e.record.module)
-    # A reduction that comes after the optimizer's hook, as in optimizers that hold shards, is none that is missing.
+    # Optimizers that hold shards may reduce after the optimizer's hook: their reduction is not missing.
     return any((match := explain(e, comparison)) is None or match.reason != "missing reduction" for e in wrong)
 
 
@@ -83,12 +82,12 @@ def _difference(entry: Compared, match: Match | None, ranks: tuple[int, ...] = (
     record = entry.record
     wrong = ranks or entry.wrong_ranks or tuple(sorted({part.holder.rank for part in entry.parts}))
     error = entry.relative_error()
-    if entry.is_right:  # but for a factor
+    if entry.is_right:  # up to a factor
         error = max(abs(part.factor - 1) for part in entry.parts)
     return FirstDifference(record.phase, record.module, record.name, record.step, wrong, match, error)
 
 
-def _at_start(comparison: Comparison, step: int) -> FirstDifference | None:
+def _start_difference(comparison: Comparison, step: int) -> FirstDifference | None:
     names = unsynchronized(comparison)
     if not names:
         return None
@@ -102,7 +101,7 @@ def _at_start(comparison: Comparison, step: int) -> FirstDifference | None:
     return FirstDifference("forward", first.rpartition(".")[0], first, step, ranks, match, float("inf"))
 
 
-def _in_forward(comparison: Comparison, step: int) -> FirstDifference | None:
+def _forward_difference(comparison: Comparison, step: int) -> FirstDifference | None:
     entries = comparison.of("forward", step)
     right = {entry.record.module for entry in entries} - {e.record.module for e in entries if not e.is_right}
     chain: list[tuple[Compared, Match]] = []
@@ -115,7 +114,7 @@ def _in_forward(comparison: Comparison, step: int) -> FirstDifference | None:
             chain = [
                 (entry, match)
                 for entry, match in chain
-                if match.reason not in MADE_WHOLE or (before is not None and entry.record.module not in before)
+                if match.reason not in COMPLETED_LATER or (before is not None and entry.record.module not in before)
             ]
             continue
         match = explain(entry, comparison)
@@ -126,7 +125,7 @@ def _in_forward(comparison: Comparison, step: int) -> FirstDifference | None:
 
 
 def _upstream_of(entry: Compared, upstream: dict[str, set[str]]) -> set[str] | None:
-    """Return the modules that an output is computed from, and add it to those of all outputs; None if unknown."""
+    """Return the modules that an output is computed from, and add them to `upstream`; None if they are unknown."""
     sources = entry.record.sources
     if sources is None:
         return None
@@ -135,9 +134,9 @@ def _upstream_of(entry: Compared, upstream: dict[str, set[str]]) -> set[str] | N
     return before
 
 
-def _in_backward(comparison: Comparison, step: int) -> FirstDifference | None:
+def _backward_difference(comparison: Comparison, step: int) -> FirstDifference | None:
     odd = {entry.record.module for entry in comparison.of("forward", step) if not entry.is_right}
-    data = _axes_of_data(comparison, step)
+    data = _data_axes(comparison, step)
     scale: float | None = None
     for entry in comparison.of("backward", step):
         if entry.record.module in odd:
@@ -154,15 +153,15 @@ def _in_backward(comparison: Comparison, step: int) -> FirstDifference | None:
             continue
         match = explain(outermost, comparison)
         if match is not None and match.axes and set(match.axes) <= data:
-            continue  # of what is the same for all data: reduced with the gradients of parameters
-        if match is not None and match.reason in MADE_WHOLE and _is_made_whole(entry, comparison, scale):
-            continue  # reduced before the modules that it is computed of; gradients of its parameters are asked next
+            continue  # a partial sum over data ranks, which the gradient reduction completes
+        if match is not None and match.reason in COMPLETED_LATER and _is_reduced_upstream(entry, comparison, scale):
+            continue  # reduced before the inputs of this output; gradients of parameters are checked next
         return _difference(outermost, match)
     return None
 
 
-def _is_made_whole(entry: Compared, comparison: Comparison, scale: float | None) -> bool:
-    """Return True if the gradients of all outputs that this one is computed of are right, in that scale of the loss."""
+def _is_reduced_upstream(entry: Compared, comparison: Comparison, scale: float | None) -> bool:
+    """Return True if the gradients of all outputs that this one is computed from are right, up to the loss scale."""
     step, module = entry.record.step, entry.record.module
     sources = {s for e in comparison.of("forward", step) if e.record.module == module for s in e.record.sources or ()}
     of_sources = [e for e in comparison.of("backward", step) if e.record.module in sources]
@@ -177,13 +176,13 @@ def _is_made_whole(entry: Compared, comparison: Comparison, scale: float | None)
 
 
 def _is_scaled_sum(entry: Compared, axes: set[str], scale: float) -> bool:
-    """Return True if ranks hold parts of the gradient, of a loss so many times the reference's, along these axes."""
+    """Return True if the gradient is a partial sum along `axes` of `scale` times the reference's gradient."""
     factor = factor_of_sum(entry.parts, axes, entry)
     return factor is not None and is_close(factor, scale)
 
 
-def _axes_of_data(comparison: Comparison, step: int) -> set[str]:
-    """Return the axes whose ranks, or calls in turn, have different rows of the model's output."""
+def _data_axes(comparison: Comparison, step: int) -> set[str]:
+    """Return the axes along which ranks have different rows of the model's output."""
     parts = [part for entry in comparison.of("backward", step)[:1] for part in entry.parts]
     axes = set()
     for first, second in combinations(parts, 2):
@@ -195,7 +194,7 @@ def _axes_of_data(comparison: Comparison, step: int) -> set[str]:
 
 
 def _outermost(entry: Compared, entries: Sequence[Compared]) -> Compared:
-    """Return the entry of the outermost module that returned the same tensor, whose hooks are called after others."""
+    """Return the entry of the outermost module that returned the same tensor."""
     around = {module: place for place, module in enumerate(entry.record.inside)}
     same = [other for other in entries if other.record.module in around and torch.equal(other.whole, entry.whole)]
     return min(same, key=lambda other: around[other.record.module], default=entry)
@@ -205,13 +204,13 @@ def _is_zero(entry: Compared) -> bool:
     return entry.scale <= entry.allowed
 
 
-def _in_parameters(comparison: Comparison, step: int) -> FirstDifference | None:
+def _parameter_difference(comparison: Comparison, step: int) -> FirstDifference | None:
     for phase in ("gradient", "optimizer"):
         entries = comparison.of(phase, step)
         wrong = [(entry, explain(entry, comparison)) for entry in reversed(entries) if not entry.is_right]
         if not wrong:
             continue
-        if _have_a_common_reason(entries, wrong):
+        if _have_one_reason(entries, wrong):
             entry, match = wrong[0]
             ranks = tuple(sorted({rank for entry, _ in wrong for rank in entry.wrong_ranks}))
             error = max(entry.relative_error() for entry, _ in wrong)
@@ -220,12 +219,12 @@ def _in_parameters(comparison: Comparison, step: int) -> FirstDifference | None:
     return None
 
 
-def _have_a_common_reason(entries: Sequence[Compared], wrong: Sequence[tuple[Compared, Match | None]]) -> bool:
-    """Return True if all parameters are wrong, but those that do not change, for one reason or all for none known."""
+def _have_one_reason(entries: Sequence[Compared], wrong: Sequence[tuple[Compared, Match | None]]) -> bool:
+    """Return True if all changing parameters are wrong for the same reason, or all for an unknown one."""
     reasons = {match.reason if match is not None else None for _, match in wrong}
     changing = [entry for entry in entries if not _is_zero(entry)]
     return len(entries) > 1 and len(wrong) >= len(changing) and len(reasons) == 1
 
 
-def _of_draw(step: int, place: DrawnOtherwise) -> FirstDifference:
-    return FirstDifference(place.phase, place.module, "output", step, place.ranks, place.match, float("nan"))
+def _draw_difference(step: int, draw: WrongDraw) -> FirstDifference:
+    return FirstDifference(draw.phase, draw.module, "output", step, draw.ranks, draw.match, float("nan"))

@@ -103,7 +103,7 @@ def _play(
     record = RunRecord(rank=dist.get_rank() if arguments else 0)
     with ExitStack() as stack:
         mode = ComparedMode(exact=run in (EXACT, ROUNDED))
-        draws = DrawMode(lambda function, values: observed.drew(function, values))
+        draws = DrawMode(lambda function, values: observed.record_draw(function, values))
         patches = Patches()
         stack.callback(patches.undo)
         of_mode = draw_mode.PATCHES if run == DRAWS else compared_mode.PATCHES
@@ -120,7 +120,7 @@ def _play(
             names,
             keeps_sources=weights is None,
             rounding=rounding,
-            passes_over=lambda: mode.infers_shapes,
+            is_foreign=lambda: mode.infers_shapes,
         )
         record.start = _start(model, names, rounding)
         record.tied = _tied(model, names)

@@ -1,8 +1,8 @@
-"""Ranks that should drop the same elements drop others, or those that should drop others the same; as in recomputation.
+"""Find ranks whose dropout is wrong: different masks where they should be equal, or equal masks where not.
 
-Whole batches and parts of them cannot draw the same, so dropout is off where values are compared, and what ranks draw
-is compared with what they should have in common: replicas of one activation, forward and what is computed again for
-backward, the shares that the reference and the ranks drop.
+A rank with part of a batch cannot draw the mask of the whole batch, so dropout is off while values are compared. A run
+of its own compares masks: those of replicas of one activation, of forward and its recomputation in backward, and the
+probability of dropout in the reference and on the ranks.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dsexplore.numerics.numeric_records import Draw, Phase, RunRecord
 from dsexplore.numerics.reasons.match import Match, is_near
 
 FEWEST, LEAST_SHARE = 16, 0.01
-"""Elements that a tensor has, and share of them that are dropped, from which on zeros are taken for draws."""
+"""Zeros count as dropped elements in tensors of at least this many elements, and if at least this share is zero."""
 CHANGE = (
     "draw it with the same generator state on ranks that hold the same values (as in torch.distributed.tensor's random "
     "ops), and with others where the values differ"
@@ -32,8 +32,8 @@ CHANGE_SHARE = "give both the same probability of dropout, and put both in the s
 
 
 @dataclass(frozen=True)
-class DrawnOtherwise:
-    """Where ranks draw what they should not."""
+class WrongDraw:
+    """A module in which ranks draw the wrong mask."""
 
     phase: Phase
     module: str
@@ -59,38 +59,38 @@ def _differs_in_zeros(part: Part, entry: Compared) -> bool:
     return min(shares) >= LEAST_SHARE and bool(kept.any()) and is_near(value[kept], expected[kept], entry)
 
 
-def drawn_otherwise(comparison: Comparison) -> Iterator[tuple[int, DrawnOtherwise]]:
-    """Yield steps with the places where ranks draw what they should not, those of forward first in each step."""
+def wrong_draws(comparison: Comparison) -> Iterator[tuple[int, WrongDraw]]:
+    """Yield (step, wrong draw); in each step, those of forward come first."""
     if 0 in comparison.steps:
-        yield from ((0, place) for place in _other_shares(comparison))
+        yield from ((0, draw) for draw in _different_probabilities(comparison))
     for step in comparison.steps:
-        yield from ((step, place) for place in _different_on_replicas(comparison, step))
-        yield from ((step, place) for place in _same_on_parts(comparison, step))
-        yield from ((step, place) for place in drawn_again(comparison, step))
+        yield from ((step, draw) for draw in _different_masks_on_replicas(comparison, step))
+        yield from ((step, draw) for draw in _equal_masks_on_parts(comparison, step))
+        yield from ((step, draw) for draw in wrong_recomputation(comparison, step))
 
 
-def drawn_again(comparison: Comparison, step: int) -> Iterator[DrawnOtherwise]:
-    """Yield the first module of which ranks draw in backward, computing it again, what they did not draw in forward."""
+def wrong_recomputation(comparison: Comparison, step: int) -> Iterator[WrongDraw]:
+    """Yield the first module whose recomputation in backward draws another mask than its forward did."""
     ranks: dict[str, list[int]] = {}
     for record in comparison.draws:
-        module = _first_drawn_again([draw for draw in record.draws if draw.step == step])
+        module = _wrongly_recomputed([draw for draw in record.draws if draw.step == step])
         if module is not None:
             ranks.setdefault(module, []).append(record.rank)
     for module, wrong in list(ranks.items())[:1]:
         looks = "what is computed again for backward drops other elements than forward did"
-        yield DrawnOtherwise("backward", module, tuple(sorted(wrong)), Match("dropout", looks, CHANGE_AGAIN))
+        yield WrongDraw("backward", module, tuple(sorted(wrong)), Match("dropout", looks, CHANGE_AGAIN))
 
 
-def _first_drawn_again(draws: Sequence[Draw]) -> str | None:
-    """Return the module of the first draw in backward that is none of forward's; None where each is one of these."""
+def _wrongly_recomputed(draws: Sequence[Draw]) -> str | None:
+    """Return the module of the first draw in backward that forward did not make; None if forward made all of them."""
     forward = [draw for draw in draws if not draw.is_recomputed]
     again = [draw for draw in draws if draw.is_recomputed]
     for draw in again:
-        like = [d for d in forward if d.function == draw.function and d.values.shape == draw.values.shape]
-        like = [d for d in like if d.module == draw.module] or like
-        if like and not any(torch.equal(d.values, draw.values) for d in like):
-            left = [d for d in like if not any(_is_same(d, other) for other in again)]
-            return draw.module or (left or like)[0].module
+        candidates = [d for d in forward if d.function == draw.function and d.values.shape == draw.values.shape]
+        candidates = [d for d in candidates if d.module == draw.module] or candidates
+        if candidates and not any(torch.equal(d.values, draw.values) for d in candidates):
+            not_repeated = [d for d in candidates if not any(_is_same(d, other) for other in again)]
+            return draw.module or (not_repeated or candidates)[0].module
     return None
 
 
@@ -99,16 +99,16 @@ def _is_same(first: Draw, second: Draw) -> bool:
 
 
 def _draws_of(comparison: Comparison, entry: Compared) -> dict[tuple[int, int], list[Draw]]:
-    """Return what each (rank, call) of an entry's module drew in forward, in order."""
-    found: dict[tuple[int, int], list[Draw]] = {}
+    """Return {(rank, call): draws in forward of an entry's module, in order}."""
+    draws: dict[tuple[int, int], list[Draw]] = {}
     for record in comparison.draws:
         for draw in record.draws:
             if (draw.step, draw.module) == (entry.record.step, entry.record.module) and not draw.is_recomputed:
-                found.setdefault((record.rank, draw.call), []).append(draw)
-    return found
+                draws.setdefault((record.rank, draw.call), []).append(draw)
+    return draws
 
 
-def _different_on_replicas(comparison: Comparison, step: int) -> Iterator[DrawnOtherwise]:
+def _different_masks_on_replicas(comparison: Comparison, step: int) -> Iterator[WrongDraw]:
     """Yield replicated outputs of dropout whose replicas dropped different elements."""
     for entry in comparison.of("forward", step) if comparison.draws else ():
         drawn = _draws_of(comparison, entry)
@@ -119,7 +119,7 @@ def _different_on_replicas(comparison: Comparison, step: int) -> Iterator[DrawnO
             if all(_are_same(first, of_rank) for of_rank in draws.values()):
                 continue
             looks = "these ranks hold the same activation, and drop different elements of it"
-            yield DrawnOtherwise("forward", entry.record.module, tuple(sorted(draws)), Match("dropout", looks, CHANGE))
+            yield WrongDraw("forward", entry.record.module, tuple(sorted(draws)), Match("dropout", looks, CHANGE))
             break
 
 
@@ -127,34 +127,34 @@ def _are_same(first: Sequence[Draw], second: Sequence[Draw]) -> bool:
     return len(first) == len(second) and all(map(_is_same, first, second))
 
 
-def _same_on_parts(comparison: Comparison, step: int) -> Iterator[DrawnOtherwise]:
-    """Yield outputs of dropout whose features or heads are cut, and of which ranks dropped the same elements.
+def _equal_masks_on_parts(comparison: Comparison, step: int) -> Iterator[WrongDraw]:
+    """Yield outputs of dropout that are sharded by features or heads and whose shards have equal masks.
 
-    Ranks that differ in rows or positions may: these are other samples. DTensors draw so on CPUs alone.
+    Shards of other rows or positions may have equal masks. DTensors are skipped: on CPUs they draw equal masks.
     """
     for entry in comparison.of("forward", step) if comparison.draws else ():
         drawn = _draws_of(comparison, entry)
         for first, second in combinations(entry.parts, 2) if drawn else ():
             ours, others = (drawn.get((part.holder.rank, part.holder.call), []) for part in (first, second))
-            if not _are_cut_by_features(first, second) or not ours or any(draw.is_dtensor for draw in ours):
+            if not _are_sharded_by_features(first, second) or not ours or any(draw.is_dtensor for draw in ours):
                 continue
             counts = [(draw.values.numel(), int(draw.values.count_nonzero())) for draw in ours]
             if _are_same(ours, others) and all(of >= FEWEST and 0 < some < of for of, some in counts):
                 ranks = tuple(sorted({first.holder.rank, second.holder.rank}))
                 looks = "these ranks hold different features, and drop the same elements of them"
-                yield DrawnOtherwise("forward", entry.record.module, ranks, Match("dropout", looks, CHANGE))
+                yield WrongDraw("forward", entry.record.module, ranks, Match("dropout", looks, CHANGE))
                 break
 
 
-def _are_cut_by_features(first: Part, second: Part) -> bool:
+def _are_sharded_by_features(first: Part, second: Part) -> bool:
     """Return True if two parts differ in features (the last dim) or heads (dim 1 of four) alone."""
     dims = len(first.indices)
     differing = [dim for dim in range(dims) if not torch.equal(first.indices[dim], second.indices[dim])]
     return len(differing) == 1 and (differing[0] == dims - 1 > 0 or (differing[0] == 1 and dims == 4))
 
 
-def _other_shares(comparison: Comparison) -> Iterator[DrawnOtherwise]:
-    """Yield modules in which the reference drops another share than ranks, as where one of them is in evaluation."""
+def _different_probabilities(comparison: Comparison) -> Iterator[WrongDraw]:
+    """Yield modules with another probability of dropout in the reference than on ranks, such as one in eval mode."""
     reference = comparison.reference
     if reference is None or not any(share for run in (reference, *comparison.ranks) for share in run.dropped.values()):
         return
@@ -162,28 +162,28 @@ def _other_shares(comparison: Comparison) -> Iterator[DrawnOtherwise]:
         module = entry.record.module
         wrong = {}
         for rank in sorted({part.holder.rank for part in entry.parts}):
-            shares = _shares(module, reference, comparison.ranks[rank])
+            shares = _probabilities(module, reference, comparison.ranks[rank])
             if shares is not None and abs(shares[0] - shares[1]) > 1e-9:
                 wrong[rank] = shares
         if wrong:
             of_reference, of_rank = next(iter(wrong.values()))
             looks = f"the reference drops {of_reference:.3g} of it, and these ranks {of_rank:.3g}"
-            yield DrawnOtherwise("forward", module, tuple(wrong), Match("dropout", looks, CHANGE_SHARE))
+            yield WrongDraw("forward", module, tuple(wrong), Match("dropout", looks, CHANGE_SHARE))
 
 
-def _shares(module: str, reference: RunRecord, rank: RunRecord) -> tuple[float, float] | None:
-    """Return which shares the reference and a rank drop in a module; None where they drop it in other ways.
+def _probabilities(module: str, reference: RunRecord, rank: RunRecord) -> tuple[float, float] | None:
+    """Return the probabilities of dropout of the reference and a rank in a module; None if they cannot be compared.
 
-    Where one calls no dropout there, nor anywhere in the module around it, it drops nothing.
+    A run without dropout in the module and in its parent has probability 0.
     """
-    around = module.rpartition(".")[0]
+    parent = module.rpartition(".")[0]
     shares = []
     functions = {name for run in (reference, rank) for path, name in run.dropped if path == module}
     if len(functions) != 1:
         return None
     for run in (reference, rank):
         here = [share for (path, _), share in run.dropped.items() if path == module]
-        near = any(path == around or path.startswith(f"{around}." if around else "") for path, _ in run.dropped)
+        near = any(path == parent or path.startswith(f"{parent}." if parent else "") for path, _ in run.dropped)
         if not here and near:
             return None
         shares.append(max(here, default=0.0))

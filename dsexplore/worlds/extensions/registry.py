@@ -1,4 +1,4 @@
-"""`register_extension`: what stands in for packages that need a GPU, ours and the user's."""
+"""`register_extension`: stand-ins for packages that need a GPU, of dsexplore and of the user."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dsexplore.errors import UsageError
 from dsexplore.signatures import names_arguments
 
 Names = Mapping[str, object]
-"""What a package holds, by dotted name within it: ``{"layers.rotary.apply_rotary_emb": function}``."""
+"""The content of a package by dotted name: ``{"layers.rotary.apply_rotary_emb": function}``."""
 
 _OURS = {
     "flash_attn": ("flash_attn", "flash_attn_interface", "flash_attn_3"),
@@ -30,24 +30,24 @@ _OURS = {
         "deepspeed.ops.adagrad.cpu_adagrad_op",
     ),
 }
-"""The packages for which a module of this folder has stand-ins."""
+"""{module of this folder: packages that it has stand-ins for}."""
 _factories: dict[str, tuple[Callable[[], Names], ...]] = {}
 
 
 @names_arguments
 def register_extension(name: str, factory: Callable[[], Names]) -> None:
-    """Register a stand-in for a package that is not installed, as those that need a GPU are not.
+    """Register a stand-in for a package that is not installed, such as one that needs a GPU.
 
-    While a simulated world of GPUs is open, ``import`` finds it where the package itself is missing, and a note of the
-    trace says so. Names of a package that is registered already are added to those that it has.
+    In a simulated world of GPUs, ``import`` finds it if the package is not installed, and a note of the trace says so.
+    A second registration of a package adds names to it.
 
     Args:
-        name: the package, as it is imported.
-        factory: called at the first import in a world. It returns what the package holds, by dotted name within the
-            package: functions and classes of plain torch, with the shapes, dtypes and gradients of the real ones.
+        name: name of the package in ``import``.
+        factory: called at the first import in a world. Returns {dotted name in the package: function or class}, made
+            of plain torch, with the shapes, dtypes and gradients of the real ones.
 
     Raises:
-        UsageError: no name of a package, or no function.
+        UsageError: `name` is not the name of a package, or `factory` is not callable.
 
     Example:
         >>> import torch
@@ -83,7 +83,7 @@ def names_of(package: str) -> Names:
     """Return {name: stand-in} of a registered package.
 
     Raises:
-        UsageError: a factory of it returned something else.
+        UsageError: a factory returned something else.
     """
     names: dict[str, object] = {}
     for factory in _factories[package]:

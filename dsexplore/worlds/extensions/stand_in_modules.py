@@ -1,4 +1,4 @@
-"""``import`` finds what stands in for a missing extension while a world of GPUs is open, and only then."""
+"""Let ``import`` find stand-ins for missing GPU extensions while a simulated world of GPUs is open."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class MissingNameError(UsageError, ImportError):
 
 
 class _StandInModule(ModuleType):
-    """A module of a package that is not installed."""
+    """A stand-in module of a package that is not installed."""
 
     _package: str
 
@@ -54,10 +54,10 @@ def _lacks(package: str, name: str) -> str:
 
 
 class _StandInFinder(MetaPathFinder):
-    """Finds modules of registered packages that nothing else finds; it comes last.
+    """Finds stand-ins of registered packages; the last entry of ``sys.meta_path``.
 
     Args:
-        remarks: where it is noted what stood in.
+        remarks: gets a remark on each package that was replaced.
     """
 
     def __init__(self, remarks: Remarks) -> None:
@@ -65,7 +65,7 @@ class _StandInFinder(MetaPathFinder):
         self._names: dict[str, Names] = {}
         self._hidden = {name for name in _ASK_A_DRIVER if importlib.util.find_spec(name) is not None}
         self.modules: list[str] = []
-        """The names of the modules that were made."""
+        """Names of the modules that were created."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -80,7 +80,7 @@ class _StandInFinder(MetaPathFinder):
             return None
         if fullname != package:
             if not isinstance(sys.modules.get(fullname.rpartition(".")[0]), _StandInModule):
-                return None  # the package itself is there, and lacks it
+                return None  # the package is installed and has no such module
             if not self._is_module(package, fullname):
                 raise MissingNameError(_lacks(package, fullname))
         elif package not in self._hidden and not is_needed(sys._getframe(1)):
@@ -107,15 +107,15 @@ class _StandInFinder(MetaPathFinder):
                 self._remarks.note(f"{package} is not installed: a stand-in with the same shapes ran")
         return self._names[package]
 
-    def find(self) -> None:
-        """Make ``import`` find the stand-ins: last, or first where they hide what is installed."""
+    def install(self) -> None:
+        """Add the finder to ``sys.meta_path``: last, and first for packages whose installed modules it hides."""
         self._kept = {name: sys.modules.pop(name) for name in self._hidden if name in sys.modules}
         sys.meta_path.append(self)
         if self._hidden:
             sys.meta_path.insert(0, _Hiding(self, self._hidden))
 
-    def forget(self) -> None:
-        """Make ``import`` find none of the stand-ins any more."""
+    def uninstall(self) -> None:
+        """Remove the finder and all stand-ins from `sys`."""
         sys.meta_path[:] = [finder for finder in sys.meta_path if getattr(finder, "stand_ins", finder) is not self]
         for name in self.modules:
             sys.modules.pop(name, None)
@@ -143,13 +143,13 @@ class _Loader(Loader):
         self._finder, self._package = finder, package
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        """Create a module that names what it lacks."""
+        """Create a module whose errors name missing attributes."""
         module = _StandInModule(spec.name, f"What stands in for {spec.name}, which is not installed.")
         module._package = self._package
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        """Give the module its names, and load those in it."""
+        """Set the stand-ins of the module, and import its submodules."""
         self._finder.modules.append(module.__name__)
         module.__path__ = []
         prefix = f"{module.__name__}."[len(self._package) + 1 :]
@@ -167,14 +167,14 @@ class _Loader(Loader):
 
 def _find_stand_ins(patches: Patches, parts: Parts) -> None:
     finder = _StandInFinder(parts[Remarks])
-    finder.find()
-    patches.callback(finder.forget)
+    finder.install()
+    patches.callback(finder.uninstall)
 
 
 PATCHES: tuple[Entry, ...] = (
     Change(
         "the import of GPU extensions",
-        "programs import them at the top, and they cannot be installed where no GPU is",
+        "programs import them at the top, and they cannot be installed without a GPU",
         _find_stand_ins,
         "cuda traffic",
     ),

@@ -22,26 +22,26 @@ from dsexplore.worlds.real.rank_outcome import RankOutcome, Status, how_it_ended
 from dsexplore.worlds.real.server_handle import server
 
 STACK_WAIT = 2.0
-"""Seconds that hung ranks get to write their stacks, all together."""
+"""Seconds in which all hung ranks together have to write their stacks."""
 EXIT_WAIT = 10.0
-"""Seconds that a rank that has finished gets to end by itself."""
+"""Seconds in which a finished rank has to exit by itself."""
 DEATH_SEEN_LATE = 0.25
-"""Seconds by which the end of a process may be seen late: a killed process first closes its sockets, which makes its
-peers fail."""
+"""Seconds by which the end of a process may be noticed late: a killed process first closes its sockets, and its peers
+fail."""
 CHUNK = 1 << 16
 CHUNKS_AT_ONCE = 16
-"""Chunks that are read of one rank before the others have their turn, and the clock."""
+"""Chunks that are read from one rank before the other ranks and the deadline are checked."""
 LONGEST_DROPPED = 256
-"""Bytes of a line to drop that may have come before its end does."""
+"""Longest line to drop, in bytes; it may arrive in two reads."""
 
 
 class Pipe:
     """The launcher's end of a pipe or a socket that a rank writes to; reading never blocks.
 
     Args:
-        descriptor: of that end.
-        keep: bytes to keep of the beginning, and as many of the end; None keeps all.
-        dropped: whole lines to drop as they come.
+        descriptor: file descriptor of that end.
+        keep: number of bytes to keep of the beginning, and of the end; None keeps all.
+        dropped: pattern of whole lines to drop.
     """
 
     def __init__(self, descriptor: int, keep: int | None = None, dropped: re.Pattern[bytes] | None = None) -> None:
@@ -52,21 +52,21 @@ class Pipe:
         self.at_end = False
         self._keep = keep
         self._dropped = dropped
-        self._left_out = 0
+        self._num_dropped = 0
 
     @property
     def text(self) -> str:
-        """Output that has been read, with one line in place of what was omitted."""
-        if not self._left_out or self._keep is None:
+        """Output that has been read; one line says how much of it was dropped."""
+        if not self._num_dropped or self._keep is None:
             return self.data.decode(errors="replace")
         parts = self.data[: self._keep], self.data[self._keep :]
-        gap = f"\n… {format_bytes(self._left_out)} of output left out …\n"
+        gap = f"\n… {format_bytes(self._num_dropped)} of output left out …\n"
         return gap.join(part.decode(errors="replace") for part in parts)
 
     def clear(self) -> None:
-        """Drop what has been read."""
+        """Discard the output that has been read."""
         self.data.clear()
-        self._left_out = 0
+        self._num_dropped = 0
 
     def read(self) -> None:
         """Append to `data` what the rank has written since the last call, `CHUNKS_AT_ONCE` chunks at most."""
@@ -86,10 +86,10 @@ class Pipe:
                 self.data[begin:] = self._dropped.sub(b"", self.data[begin:])
             if self._keep is not None and (excess := len(self.data) - 2 * self._keep) > 0:
                 del self.data[self._keep : self._keep + excess]
-                self._left_out += excess
+                self._num_dropped += excess
 
     def drain(self) -> None:
-        """Read all that is there, of a rank that writes no more."""
+        """Read the remaining output of a rank that has ended."""
         while not self.at_end and readable(self.descriptor, 0):
             self.read()
 
@@ -98,10 +98,10 @@ class RankHandle:
     """A started rank, with its process and the pipes and files that it writes to.
 
     Args:
-        rank: its number.
-        job: what it runs.
-        on_line: called with the rank and each line it prints.
-        keep: bytes of its output to keep, see `Pipe`; lines are given only where all is kept.
+        rank: number of the rank.
+        job: program that the rank runs.
+        on_line: called with the rank and each line that it prints, if `keep` is None.
+        keep: number of bytes of output to keep, see `Pipe`.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class RankHandle:
         self.status: Status | None = None
         """None while the rank runs."""
         self.failed_at = 0.0
-        """When it raised or died, by the monotonic clock."""
+        """Time at which it raised or died, by the monotonic clock."""
         self.report: Report | None = None
         self.was_stopped = False
         self._on_line = on_line
@@ -182,7 +182,7 @@ class RankHandle:
         return self.output.descriptor, self.result.descriptor, self.ended
 
     def take(self, descriptor: int, last_look: float) -> bool:
-        """Take what has come over a descriptor that is readable; return whether nothing more will come.
+        """Read from a readable descriptor, and return True if it is at its end.
 
         Args:
             descriptor: one of `descriptors`.
@@ -198,8 +198,8 @@ class RankHandle:
         """Set the status, now that the process has ended.
 
         Args:
-            last_look: when the process was last known to run. A rank that died has left no time of its death, and its
-                peers may fail because of it long before a busy launcher looks: so it counts as dead since then.
+            last_look: time at which the process was last known to run. A rank that dies reports no time, and its peers
+                may fail long before a busy launcher notices, so it counts as dead since then.
         """
         self.read()
         unknown = min(last_look, time.monotonic() - DEATH_SEEN_LATE)
@@ -213,24 +213,24 @@ class RankHandle:
         return readable(self.ended, 0)
 
     def look_whether_stopped(self) -> bool:
-        """Return True if the process is stopped now, as by SIGSTOP, and remember it for the outcome."""
+        """Return True if the process is stopped, as by SIGSTOP, and keep that for the outcome."""
         with suppress(OSError):
             state = Path(f"/proc/{self.pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
             self.was_stopped = state in ("T", "t")
         return self.was_stopped
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal to the process, if it is still there."""
+        """Send a signal to the process, if it has not ended."""
         with suppress(ProcessLookupError):
             os.kill(self.pid, number)
 
     def request_stack(self) -> None:
-        """Make a rank that hangs write its stack."""
+        """Ask a hung rank to write its stack."""
         self._stack_begin = os.fstat(self._stack_file.fileno()).st_size
         self.signal(signal.SIGUSR1)
 
     def read_stack(self, until: float) -> None:
-        """Wait for the whole requested stack, but not longer than ``until``, and keep the program's own frames."""
+        """Wait for the requested stack, at most until ``until``, and keep the frames of the program."""
         stack = self._stack_text()
         while not is_whole_stack(stack) and time.monotonic() < until and not self.is_over:
             time.sleep(0.005)
@@ -245,7 +245,7 @@ class RankHandle:
 
     @property
     def is_in_torch_distributed(self) -> bool:
-        """True if the stack that was read ends in a call of torch.distributed, which no signal may be able to end."""
+        """True if the stack ends in a call of torch.distributed, which a signal may not interrupt."""
         return bool(Standing.of(self._stack).call)
 
     def release(self) -> None:
@@ -255,15 +255,15 @@ class RankHandle:
                 self._channel.shutdown(socket.SHUT_WR)
 
     def end(self, wait: float = EXIT_WAIT) -> RankOutcome[Any]:
-        """End the process and all that it started, collect its exit code, and close the descriptors.
+        """End the process and its children, collect its exit code, and close the descriptors.
 
         Args:
-            wait: seconds that it gets to end by itself, if it has finished.
+            wait: seconds in which a finished rank has to exit by itself.
         """
         if self.status == "ok" and wait:
             readable(self.ended, wait)
         for kill in (os.killpg, os.kill):
-            with suppress(ProcessLookupError):  # a rank that has only just been forked leads no session yet
+            with suppress(ProcessLookupError):  # a newly forked rank leads no session yet
                 kill(self.pid, signal.SIGKILL)
         try:
             exit_code: int | None = self._server.request(Reap(self.pid))
@@ -303,13 +303,13 @@ def wait_for_all(
     """Wait until all ranks have finished, until the deadline, or ``grace`` seconds after one has failed.
 
     Args:
-        ranks: the ranks, which run.
-        deadline: by the monotonic clock.
+        ranks: running ranks.
+        deadline: time by the monotonic clock.
         grace: seconds.
-        on_output: called whenever a rank has written, and after the seconds that it returned.
+        on_output: called whenever a rank has written; if it returns seconds, it is called again after them.
 
     Returns:
-        The rank that failed first; None where none has.
+        The rank that failed first; None if none has failed.
     """
     failed = False
     last_look = time.monotonic()
@@ -337,7 +337,7 @@ def wait_for_all(
 
 
 _MOST_FRAMES = 100
-"""Number of frames that faulthandler writes at most."""
+"""Largest number of frames that faulthandler writes."""
 _OUTERMOST = '"<string>"'
 """The file of a rank's outermost frame: the server was started by ``python -c``."""
 _DSEXPLORE_FRAMES = (
@@ -355,7 +355,7 @@ _DSEXPLORE_FRAMES = (
 
 
 def is_whole_stack(stack: str) -> bool:
-    """Return True if a stack that is being written has its last line, of the outermost frame or the last that fits."""
+    """Return True if a stack is written completely: its last line is the outermost frame, or the last one that fits."""
     *_, last = ["", *stack.splitlines(keepends=True)]
     return last.endswith("\n") and (_OUTERMOST in last or _most_frames(stack))
 
@@ -366,12 +366,12 @@ def _most_frames(stack: str) -> bool:
 
 
 def contents(descriptor: int) -> bytes:
-    """Return all that is in a file without moving its offset, which a process that shares the descriptor writes at."""
+    """Return the content of a file without moving its offset, which the rank that writes to it shares."""
     return os.pread(descriptor, os.fstat(descriptor).st_size, 0)
 
 
 def readable(descriptor: int, seconds: float) -> bool:
-    """Return True if the descriptor becomes readable within so many seconds."""
+    """Return True if the descriptor becomes readable within `seconds`."""
     with selectors.DefaultSelector() as selector:
         selector.register(descriptor, selectors.EVENT_READ)
         return bool(selector.select(seconds))

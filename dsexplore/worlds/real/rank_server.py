@@ -1,13 +1,11 @@
 """The program of the process that local ranks are forked from; `dsexplore.worlds.real.server_handle` starts it.
 
-The server imports torch once, so that a rank runs a few milliseconds after it was requested. The server holds no
-process group, no device and no threads but those that the allocator of polars starts for itself, so a fork of it is as
-good as a fresh interpreter. The server answers requests over a Unix socket (`Start`, `Reap`, `Preload`), and ends when
-that socket closes.
+The server imports torch once, so that a rank runs a few milliseconds after it was requested. It holds no process group,
+no device, and no threads but those of polars' allocator, so its fork is as good as a fresh interpreter. It answers
+requests over a Unix socket (`Start`, `Reap`, `Preload`), and ends when that socket closes.
 
-Each rank leads a session of its own, so Ctrl-C in the terminal reaches the launcher alone. Each rank dies with the
-server, and what ranks have started is the server's to end once their own parent is gone: so nothing outlives a launcher
-that was killed.
+Each rank leads its own session, so Ctrl-C in the terminal reaches only the launcher. Each rank dies with the server,
+and the server ends orphaned child processes of ranks, so nothing outlives a killed launcher.
 """
 
 from __future__ import annotations
@@ -18,6 +16,7 @@ import importlib
 import os
 import signal
 import socket
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -30,7 +29,7 @@ from dsexplore.torch_internals.processes import PRELOADED, clear_compilers_looku
 from dsexplore.worlds.cuda import autocast
 from dsexplore.worlds.fake import shared_entries
 from dsexplore.worlds.real import file_pages
-from dsexplore.worlds.real.messages import Preload, Reap, receive, send
+from dsexplore.worlds.real.messages import Preload, Reap, Start, receive, send
 from dsexplore.worlds.real.rank_process import become_rank
 
 PRELOAD = (*PRELOADED, "dsexplore.comm", "dsexplore.worlds.commtrace", "cloudpickle")
@@ -41,7 +40,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 def serve(sock: socket.socket) -> None:
     """Serve requests to fork ranks until the launcher is gone, then end the remaining ranks."""
     libc = ctypes.CDLL(None, use_errno=True)
-    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)  # what a rank leaves behind becomes this process's child
+    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)  # orphans of ranks become children of this process
     children: set[int] = set()
     send(sock, "ready")
     try:
@@ -49,44 +48,64 @@ def serve(sock: socket.socket) -> None:
             request, descriptors = receive(sock)
             if isinstance(request, Reap):
                 children.discard(request.pid)
-                status = os.waitpid(request.pid, 0)[1]
-                if not children:
-                    end_children()
-                send(sock, os.waitstatus_to_exitcode(status))
-                continue
-            if isinstance(request, Preload):
-                threads = count_threads()
-                for name in request.modules:
-                    with suppress(Exception):  # a rank that needs it meets the error itself
-                        importlib.import_module(name)
-                if request.folder:
-                    autocast.cuda_ops()
-                    with suppress(Exception):
-                        shared_entries.read(request.folder)
-                freeze()
-                send(sock, count_threads() - threads)
-                continue
-            server = os.getpid()
-            pid = os.fork()
-            if pid == 0:
-                libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-                if os.getppid() != server:
-                    os._exit(1)
-                sock.close()
-                become_rank(request.job, *descriptors)
-            for descriptor in descriptors:
-                os.close(descriptor)
-            children.add(pid)
-            send(sock, pid)
+                send(sock, reap(request.pid, end_orphans=not children))
+            elif isinstance(request, Preload):
+                send(sock, preload(request))
+            else:
+                pid = fork_rank(request, descriptors, sock, libc)
+                children.add(pid)
+                send(sock, pid)
     except (EOFError, ConnectionError):
         pass
     finally:
         end_children()
 
 
+def fork_rank(request: Start, descriptors: Sequence[int], sock: socket.socket, libc: ctypes.CDLL) -> int:
+    """Fork a rank, which dies with this process, and return its process id."""
+    server = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != server:
+            os._exit(1)
+        sock.close()
+        become_rank(request.job, *descriptors)
+    for descriptor in descriptors:
+        os.close(descriptor)
+    return pid
+
+
+def reap(pid: int, *, end_orphans: bool) -> int:
+    """Wait for a rank that ends, and return its exit code.
+
+    Args:
+        pid: process id of the rank.
+        end_orphans: whether to end the processes that ranks have left behind.
+    """
+    status = os.waitpid(pid, 0)[1]
+    if end_orphans:
+        end_children()
+    return os.waitstatus_to_exitcode(status)
+
+
+def preload(request: Preload) -> int:
+    """Import modules and read cached results of fake tensors for later ranks; return the number of new threads."""
+    threads = count_threads()
+    for name in request.modules:
+        with suppress(Exception):  # a rank that imports it raises the error itself
+            importlib.import_module(name)
+    if request.folder:
+        autocast.cuda_ops()
+        with suppress(Exception):
+            shared_entries.read(request.folder)
+    freeze()
+    return count_threads() - threads
+
+
 def end_children() -> None:
-    """End all child processes, and those that these leave behind."""
-    with suppress(ChildProcessError):  # none is left
+    """End all child processes, including the orphaned ones of ranks."""
+    with suppress(ChildProcessError):  # raised when none is left
         while True:
             for of_thread in Path("/proc/self/task").glob("*/children"):
                 for pid in of_thread.read_text(encoding="ascii").split():
@@ -100,10 +119,9 @@ def count_threads() -> int:
 
 
 def plan_tables() -> None:
-    """Build a column of numpy's numbers, and a lazy query of a small table without running it, so that ranks find those
-    parts of polars loaded, and numpy's masked arrays, which polars asks for.
+    """Load the parts of polars and numpy that ranks use, by a column and a lazy query that is not run.
 
-    Running it would start the threads that polars computes with, and a process with threads must not be forked.
+    Running the query would start polars' threads, and a process with threads must not be forked.
     """
     pl.Series(np.zeros(1, dtype=np.int64), dtype=pl.Int64)
     table = pl.DataFrame({"rank": [0], "shape": [[0]]}, schema={"rank": pl.Int32, "shape": pl.List(pl.Int64)})
@@ -111,8 +129,10 @@ def plan_tables() -> None:
 
 
 def record_nothing() -> None:
-    """Record once, without making tables, so that what is made when a process first records is made before the fork,
-    and leave the recorder's kernels in front of ops: ranks that run cells record each."""
+    """Open and stop an empty recording, so that ranks inherit what the first recording of a process sets up.
+
+    The recorder's kernels stay registered, as ranks record every cell.
+    """
     recorder, recording = in_use(), Recording(stack_depth=1, simulated=False, mesh="")
     recorder.keep_kernels(True)
     recorder.open(recording)
@@ -120,11 +140,10 @@ def record_nothing() -> None:
 
 
 def freeze() -> None:
-    """Keep what is there from the collectors of ranks, which would write to the memory that they share, and give back
-    what importing has freed, and the pages of libraries that it alone has used."""
+    """Exempt existing objects from garbage collection, which would copy pages shared with ranks; free unused memory."""
     gc.collect()
     gc.freeze()
-    with suppress(AttributeError):  # glibc alone has it
+    with suppress(AttributeError):  # only glibc has it
         ctypes.CDLL(None).malloc_trim(0)
     file_pages.let_go()
 
@@ -132,12 +151,12 @@ def freeze() -> None:
 def main(descriptor: int) -> None:
     """Run the server process, which has inherited its end of the socket as ``descriptor``."""
     for name in PRELOAD:
-        with suppress(ImportError):  # cloudpickle is an optional dependency, and private modules of torch may go
+        with suppress(ImportError):  # cloudpickle is optional; torch may drop private modules
             importlib.import_module(name)
     clear_compilers_lookups()
     plan_tables()
     record_nothing()
     freeze()
-    gc.enable()  # the handle starts this program without: what is imported stays
+    gc.enable()  # the launcher starts this program with it disabled, for faster imports
     with socket.socket(fileno=descriptor) as sock:
         serve(sock)

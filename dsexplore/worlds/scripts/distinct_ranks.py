@@ -1,20 +1,19 @@
-"""The ranks of a world that do something different from the others, found by playing few of them.
+"""Find the classes of ranks that do the same, by playing few ranks of a world.
 
-What a rank sends can depend on its coordinates, on the shards that it holds, and on conditions on its number in the
-program. So the search plays rank 0, and then
+A rank's traffic depends on its coordinates, on its shards, and on conditions on its number. The search plays rank 0,
+and then
 
 * along a pipeline, with the other coordinates fixed, all stages;
 * the first, second and last rank along all other axes at once. Where those differ, the first and the last along each
   axis alone, and then the ranks between them are halved until each change is found;
-* for each condition on the rank, in the program or common in frameworks, ranks for which it holds and for which it does
-  not: the first and the last of those that are equal otherwise;
-* one rank for each combination of what made a difference, and for each different size of shards;
-* a rank in the middle of everything, as a check.
+* for each condition on the rank, in the program or common in frameworks, the first and the last rank on its rarer side;
+* one rank for each combination of differing coordinates and conditions, and for each size of shards;
+* a rank in the middle of all axes, as a check.
 
-Ranks are compared by the digests of their traces. A rank that was not played is described by the played one that has
-the same stage, conditions and shards. So the result rests on this: what differs along an axis differs
-in the same way whatever the other coordinates are, two ranks without a change between them along an axis are equal, and
-the program has no other dependence on the rank than those. Every played rank is checked against it.
+Ranks are compared by the digests of their traces. A rank that was not played is represented by a played one with the
+same stage, conditions and shards. This assumes that an axis has the same effect at all coordinates of the other axes,
+that two equal ranks on an axis have no change between them, and that the program depends on the rank in no other way.
+Every played rank is checked against these assumptions.
 """
 
 from __future__ import annotations
@@ -32,9 +31,9 @@ from dsexplore.worlds.scripts.rank_conditions import RankTest
 from dsexplore.worlds.scripts.shard_shapes import ShardedShape, ranks_by_shapes
 
 MOST_STAGES = 64
-"""Coordinates of a pipeline axis that are played at once; changes along a longer one are searched as along others."""
+"""Longest pipeline axis of which all stages are played; a longer one is searched like other axes."""
 MOST_PLAYED = 1024
-"""Ranks that are played at most."""
+"""Largest number of ranks to play."""
 
 Numbers = npt.NDArray[np.int64]
 
@@ -44,9 +43,9 @@ class Outcome:
     """The outcome of a played rank.
 
     Attributes:
-        digest: of its trace; equal for ranks that do the same.
-        shapes: how its parameters are sharded, for those whose local shapes are not in the digest.
-        whole: a digest with all local shapes.
+        digest: digest of its trace; equal for ranks that do the same.
+        shapes: shardings of the parameters whose local shapes are not in the digest.
+        whole: digest with all local shapes.
     """
 
     digest: str
@@ -56,7 +55,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class RankClass:
-    """Ranks that do the same: one that was played, and all that it represents, itself included."""
+    """Ranks that do the same: a played one, and all ranks that it represents, itself included."""
 
     played: int
     ranks: tuple[int, ...]
@@ -64,20 +63,20 @@ class RankClass:
 
 @dataclass(frozen=True)
 class Distinct:
-    """The classes of all ranks of a world, and what they were found from."""
+    """The classes of all ranks of a world, with the axes and conditions that separate them."""
 
     classes: tuple[RankClass, ...]
     played: tuple[int, ...]
     differ: tuple[str, ...] = ()
-    """The axes and conditions that make a difference."""
-    alike: tuple[str, ...] = ()
-    """The axes and conditions that make none."""
+    """Axes and conditions that make a difference."""
+    without_effect: tuple[str, ...] = ()
+    """Axes and conditions that make none."""
     unexplained: tuple[tuple[int, int], ...] = ()
-    """Ranks that were played and differ from the one that describes them; both numbers."""
+    """(played rank, the rank that should represent it) for those that differ against all assumptions."""
 
 
 Play = Callable[[Sequence[int]], Mapping[int, Outcome]]
-"""Plays ranks, none of them twice, and returns what each did."""
+"""Plays ranks, each once, and returns their outcomes."""
 
 
 @dataclass
@@ -86,10 +85,10 @@ class Search:
 
     Args:
         world_size: number of ranks.
-        axes: the axes of the world.
+        axes: axes of the world.
         tests: conditions on the rank.
-        play: plays ranks.
-        outcomes: of the ranks that were played already.
+        play: function that plays ranks.
+        outcomes: {rank: outcome} of ranks that were played before.
     """
 
     world_size: int
@@ -99,7 +98,7 @@ class Search:
     outcomes: dict[int, Outcome] = field(default_factory=dict)
 
     def run(self) -> Distinct:
-        """Play what is needed, and return the classes.
+        """Play the ranks that are needed, and return the classes.
 
         Raises:
             UsageError: more ranks differ than can be played.
@@ -111,15 +110,15 @@ class Search:
         for axis in self.axes:
             self._distance += self._coordinates(axis) != axis.coordinate(self._base)
         self._along = {self._base, *self._stages()}
-        # The ranks of the last stage, which do the least, come last: no processor is then idle for long.
+        # Ranks of the last stage, which do the least, come last, so that no processor is idle for long.
         self._play([self._middle(), *sorted(self._along), *self._corners(), *self._ends_of_tests(tests)])
-        keys = self._by_axes()
+        keys = self._keys_by_axes()
         typical = self._typical(keys)
         matter = self._tests_that_matter(tests, typical)
         for test in matter:
             keys = _joined(keys, np.array(test.holds, dtype=np.int64))
-        self._play_typical(keys)
-        keys = self._by_shards(keys)
+        self._play_representatives(keys)
+        keys = self._keys_by_shards(keys)
         return self._classes(keys, tests, matter)
 
     def _play(self, ranks: Iterable[int]) -> None:
@@ -132,13 +131,13 @@ class Search:
         if new:
             self.outcomes.update(self.play(new))
 
-    def _at(self, axis: Axis, coordinate: int) -> int:
+    def _rank_at(self, axis: Axis, coordinate: int) -> int:
         """Return the rank with this coordinate on an axis, and the base rank's coordinates on all others."""
         return self._base + (coordinate - axis.coordinate(self._base)) * axis.stride
 
     def _stages(self) -> list[int]:
         pipelines = (axis for axis in self.axes if axis.is_pipeline and axis.size <= MOST_STAGES)
-        return [self._at(axis, coordinate) for axis in pipelines for coordinate in range(axis.size)]
+        return [self._rank_at(axis, coordinate) for axis in pipelines for coordinate in range(axis.size)]
 
     def _corners(self) -> list[int]:
         """Return the first and the last rank of the base rank's pipeline stage."""
@@ -153,7 +152,7 @@ class Search:
         """
         if {self.outcomes[rank].digest for rank in self._corners()} == {self.outcomes[self._base].digest}:
             return []
-        return [self._at(axis, at) for axis in self.axes for at in (0, axis.size - 1)]
+        return [self._rank_at(axis, at) for axis in self.axes for at in (0, axis.size - 1)]
 
     def _middle(self) -> int:
         return sum(axis.size // 2 * axis.stride for axis in self.axes)
@@ -187,8 +186,8 @@ class Search:
             ends += [int(rarer[0]), int(rarer[-1])]
         return ends
 
-    def _by_axes(self) -> Numbers:
-        """Return a number per rank, equal for ranks whose coordinates make no difference."""
+    def _keys_by_axes(self) -> Numbers:
+        """Return a key per rank, equal for ranks whose coordinates make no difference."""
         self._find_changes()
         keys: Numbers = np.zeros(self.world_size, dtype=np.int64)
         self._matter: list[Axis] = []
@@ -200,15 +199,15 @@ class Search:
         return keys
 
     def _find_changes(self) -> None:
-        """Play ranks between two that differ, until all changes along the axes lie between neighbors."""
+        """Bisect between differing ranks until each change along an axis is between two neighbors."""
         self._play_along(self._ends_of_axes())
         gaps = [(axis, gap) for axis in self.axes for gap in self._gaps(axis)]
-        self._play_along(self._at(axis, at) for axis, (low, high) in gaps for at in (low + 1, high - 1))
+        self._play_along(self._rank_at(axis, at) for axis, (low, high) in gaps for at in (low + 1, high - 1))
         while gaps := [(axis, gap) for axis in self.axes for gap in self._gaps(axis)]:
-            self._play_along(self._at(axis, (low + high) // 2) for axis, (low, high) in gaps)
+            self._play_along(self._rank_at(axis, (low + high) // 2) for axis, (low, high) in gaps)
 
     def _play_along(self, ranks: Iterable[int]) -> None:
-        """Play ranks that show what an axis changes; others may differ for reasons of their own."""
+        """Play ranks whose differences are due to axes alone."""
         wanted = list(ranks)
         self._along.update(wanted)
         self._play(wanted)
@@ -219,12 +218,12 @@ class Search:
         return [(low, high) for (low, before), (high, other) in pairwise(played) if high - low > 1 and before != other]
 
     def _played_along(self, axis: Axis) -> list[tuple[int, str]]:
-        """Return the played coordinates of an axis (the others are the base's) with their digests."""
-        coordinates = ((at, self._at(axis, at)) for at in range(axis.size))
+        """Return (coordinate, digest) of the played ranks on an axis through the base rank."""
+        coordinates = ((at, self._rank_at(axis, at)) for at in range(axis.size))
         return [(at, self.outcomes[rank].digest) for at, rank in coordinates if rank in self._along]
 
     def _classes_along(self, axis: Axis) -> list[int]:
-        """Return the class of each coordinate, which is that of the last played coordinate up to it."""
+        """Return the class of each coordinate: the class of the nearest played coordinate at or below it."""
         numbers: dict[str, int] = {}
         played = dict(self._played_along(axis))
         classes, current = [], 0
@@ -235,13 +234,13 @@ class Search:
         return classes
 
     def _typical(self, keys: Numbers) -> Numbers:
-        """Return the played rank that represents each rank, judged by axes alone."""
-        self._play_typical(keys)
+        """Return the played rank that represents each rank according to the axes alone."""
+        self._play_representatives(keys)
         described = self._representatives(keys)
         return np.array([described[key] for key in keys.tolist()])
 
-    def _play_typical(self, keys: Numbers) -> None:
-        """Play a rank for each number that has none: the one whose coordinates are the base's where they can be."""
+    def _play_representatives(self, keys: Numbers) -> None:
+        """Play a rank for each key without a played one: the rank nearest to the base."""
         played = set(self._representatives(keys))
         wanted = []
         for key in np.unique(keys).tolist():
@@ -251,7 +250,7 @@ class Search:
         self._play(wanted)
 
     def _representatives(self, keys: Numbers) -> dict[int, int]:
-        """Return {number: the played rank with that number that is nearest to the base}."""
+        """Return {key: the played rank nearest to the base that has this key}."""
         representatives: dict[int, int] = {}
         for rank in sorted(self.outcomes, key=lambda rank: (int(self._distance[rank]), rank)):
             representatives.setdefault(int(keys[rank]), rank)
@@ -272,7 +271,7 @@ class Search:
         matter: dict[tuple[bool, ...], RankTest] = {}
         for test, rank in ends:
             if self.outcomes[rank].digest != self.outcomes[int(typical[rank])].digest:
-                matter.setdefault(test.holds, test)  # the program's own come before the usual ones
+                matter.setdefault(test.holds, test)  # conditions of the program come before the usual ones
         return self._fewest(list(matter.values()), typical)
 
     def _fewest(self, tests: Sequence[RankTest], typical: Numbers) -> list[RankTest]:
@@ -290,15 +289,15 @@ class Search:
                 odd -= explained
         return needed
 
-    def _by_shards(self, keys: Numbers) -> Numbers:
-        """Split the numbers of ranks by the sizes of their shards, and play one rank of each."""
+    def _keys_by_shards(self, keys: Numbers) -> Numbers:
+        """Return the keys split by sizes of shards, and play a rank of each new key."""
         described = self._representatives(keys)
         numbers = np.zeros(self.world_size, dtype=np.int64)
         for key, rank in described.items():
             members = np.flatnonzero(keys == key)
             numbers[members] = ranks_by_shapes(self.outcomes[rank].shapes, members)
         keys = _joined(keys, numbers)
-        self._play_typical(keys)
+        self._play_representatives(keys)
         return keys
 
     def _classes(self, keys: Numbers, tests: Sequence[RankTest], matter: Collection[RankTest]) -> Distinct:
@@ -309,7 +308,7 @@ class Search:
             if outcome.whole != self.outcomes[described[int(keys[rank])]].whole
         }
         first: dict[str, int] = {}
-        for rank in described.values():  # those of several numbers may turn out to do the same
+        for rank in described.values():  # ranks with different keys may do the same
             first.setdefault(self.outcomes[rank].whole, rank)
         members: dict[int, list[int]] = {}
         for rank, key in enumerate(keys.tolist()):
@@ -320,7 +319,7 @@ class Search:
             classes=tuple(RankClass(rank, tuple(ranks)) for rank, ranks in sorted(members.items())),
             played=tuple(sorted(self.outcomes)),
             differ=(*names_of(self.axes, names), *(_text(test) for test in matter)),
-            alike=(
+            without_effect=(
                 *names_of(self.axes, {axis.name for axis in self.axes} - names),
                 *(_text(test) for test in tests if test not in matter and test.where),
             ),
@@ -329,7 +328,7 @@ class Search:
 
 
 def names_of(axes: Sequence[Axis], names: Collection[str]) -> list[str]:
-    """Return those of `names` that belong to an axis, in the order of the axes."""
+    """Return the names of axes that are among `names`, in the order of the axes."""
     return [axis.name for axis in axes if axis.name in names]
 
 
@@ -338,6 +337,6 @@ def _text(test: RankTest) -> str:
 
 
 def _joined(keys: Numbers, more: Numbers) -> Numbers:
-    """Return a number for each distinct pair of numbers."""
+    """Return a new key for each distinct pair of keys."""
     joined: Numbers = np.unique(np.stack([keys, more]), axis=1, return_inverse=True)[1].reshape(-1)
     return joined

@@ -119,9 +119,12 @@ def _notes(distinct: Distinct, played: Players, setting: Setting) -> list[str]:
     kinds = len(distinct.classes)
     checks = len(distinct.played) - kinds
     differ = f"they differ by {_listed(distinct.differ) or 'the sizes of their shards alone'}"
-    no_difference = f", and not by {_listed(distinct.alike)}" if distinct.alike else ""
+    no_difference = f", and not by {_listed(distinct.without_effect)}" if distinct.without_effect else ""
     if kinds == 1:
-        differ, no_difference = "nothing differs", f" by {_listed(distinct.alike)}" if distinct.alike else ""
+        differ, no_difference = (
+            "nothing differs",
+            f" by {_listed(distinct.without_effect)}" if distinct.without_effect else "",
+        )
     notes = [
         f"{kinds} {'rank stands' if kinds == 1 else 'ranks stand'} for all {size:,}: {differ}{no_difference}; "
         f"{len(distinct.played)} were played and their traces compared, {checks} of them to check",

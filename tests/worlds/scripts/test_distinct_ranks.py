@@ -91,7 +91,7 @@ def test_plays_few_of_many() -> None:
     assert {len(one.ranks) for one in result.classes} == {1024}
     assert len(result.played) == 21
     assert result.differ == ("pp",)
-    assert result.alike == ("dp", "tp")
+    assert result.without_effect == ("dp", "tp")
 
 
 @pytest.mark.parametrize("does", [lambda rank: rank < 2, lambda rank: rank < 511], ids=["first", "last"])
@@ -111,14 +111,14 @@ def test_a_condition_in_the_program_that_axes_do_not_show(test: str, does: Does)
     result = find("dp=128", does, tests=[test, "rank < 64"])
     check(result, does)
     assert [one for one in result.differ if "train.py" in one or one == "dp"]
-    assert "`rank < 64` (train.py:1)" in result.alike
+    assert "`rank < 64` (train.py:1)" in result.without_effect
 
 
 @pytest.mark.parametrize("test", ["rank == 0", "rank != 0", "rank < 1"])
 def test_a_condition_in_the_program_is_named_before_a_usual_one_of_the_same_ranks(test: str) -> None:
     result = find("dp=8,tp=8", lambda rank: rank == 0, tests=[test])
     assert result.differ == (f"`{test}` (train.py:1)",)
-    assert result.alike == ("dp", "tp")
+    assert result.without_effect == ("dp", "tp")
 
 
 def test_uneven_shards_of_one_stage_get_a_rank_each() -> None:
