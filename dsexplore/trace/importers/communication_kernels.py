@@ -4,7 +4,8 @@ Besides NCCL, libraries send from kernels of their own, unknown to torch.distrib
 of their sources: DeepEP (``deep_ep::intranode::dispatch``), NVSHMEM, torch's symmetric memory
 (``multimem_all_reduce_kernel``), the all_reduces of inference engines (``vllm::cross_device_reduce_1stage``, SGLang's
 of the same name, TensorRT-LLM's ``oneShotAllReduceKernel``), AMD's ``quickreduce`` and MORI, Transformer Engine's
-userbuffers. RCCL has one kernel for all collectives, ``ncclDevKernel_Generic``.
+userbuffers. RCCL has one kernel for all collectives, ``ncclDevKernel_Generic_2``; before, it had no number, and NCCL
+has one without a number too, for collectives that have no kernel of their own.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ _LIBRARIES = (
     (re.compile(r"userbuffers", re.IGNORECASE), "Transformer Engine"),
     (re.compile(r"cross_device_reduce"), "an inference engine"),
     (re.compile(r"multimem|(?:one|two)_shot_all"), "torch's symmetric memory"),
-    (re.compile(r"ncclDevKernel_Generic|rccl", re.IGNORECASE), "RCCL"),
+    (re.compile(r"ncclDevKernel(?:_Generic_\d|Debug_Generic)|rccl", re.IGNORECASE), "RCCL"),
+    (re.compile(r"ncclDevKernel_Generic"), "NCCL or RCCL"),
     (re.compile(r"\bnccl"), "NCCL"),
 )
 _KINDS = (

@@ -14,7 +14,7 @@ from dsexplore.trace.unknown_sizes import HAS_UNKNOWN_DTYPE, IS_UNSIZED
 from dsexplore.units import format_count, format_seconds
 
 _MOST_KERNELS = 8
-_OF_TORCH = ("NCCL", "RCCL")
+_OF_TORCH = ("NCCL", "RCCL", "NCCL or RCCL")
 
 
 def notes_of(calls: Sequence[ProfilerCall], trace: ProfilerFile, damaged: int) -> Iterable[str]:

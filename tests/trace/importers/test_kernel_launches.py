@@ -127,6 +127,8 @@ def test_steps_of_a_file_of_the_gpu_alone_are_its_marks_there(tmp_path: Path) ->
         ("void quickreduce::allreduce_prototype_twoshot<x>(y)", "all_reduce", "quickreduce"),
         ("void (anonymous namespace)::two_shot_all_reduce_kernel<c10::BFloat16>(x)", "all_reduce", "torch's symmetric"),
         ("ncclDevKernel_Generic_2(ncclDevKernelArgsStorage<4096ul>)", "", "RCCL"),
+        ("ncclDevKernelDebug_Generic(ncclDevKernelArgsStorage<4096ul>)", "", "RCCL"),
+        ("ncclDevKernel_Generic(ncclDevKernelArgsStorage<4096ul>)", "", "NCCL or RCCL"),
         ("void mylib_nccl_like<3>(x)", "", ""),
     ],
 )
