@@ -40,8 +40,17 @@ def most_sent(uneven: pl.DataFrame) -> MostSent | None:
 
 
 def uneven_sends(tables: Tables) -> pl.DataFrame:
-    """Return what each rank is sent by all_to_alls of the steps whose splits are uneven; see `sent_to_ranks`."""
-    return sent_to_ranks(tables, tables.events.filter(IN_STEPS & pl.col("send_splits").is_not_null()))
+    """Return what each rank is sent by all_to_alls of the steps whose splits are uneven; see `sent_to_ranks`.
+
+    A rotation is even: each rank sends all to one rank, and receives as much from one, as in ring attention.
+    """
+    sends, receives = (
+        pl.col(column).list.eval(pl.element() > 0).list.sum() for column in ("send_splits", "recv_splits")
+    )
+    is_as_much = pl.col("send_splits").list.sum() == pl.col("recv_splits").list.sum()
+    rotates = (sends == 1) & (receives == 1) & is_as_much
+    uneven = IN_STEPS & pl.col("send_splits").is_not_null() & ~rotates.fill_null(False)
+    return sent_to_ranks(tables, tables.events.filter(uneven))
 
 
 def sent_to_ranks(tables: Tables, events: pl.DataFrame) -> pl.DataFrame:

@@ -40,6 +40,16 @@ def test_even_or_empty_splits_name_no_rank(splits: list[int]) -> None:
     assert most is None or most.times == 1
 
 
+def test_a_rotation_names_no_rank() -> None:
+    with dsexplore.simulate(mesh="cp=4") as mesh, dsexplore.commtrace() as trace:
+        got, given = torch.empty(8, 2), torch.ones(8, 2)
+        dist.all_to_all_single(got, given, [0, 0, 0, 8], [0, 8, 0, 0], group=mesh.get_group())
+    assert uneven_sends(trace.tables).is_empty()
+    with dsexplore.simulate(mesh="cp=4") as mesh, dsexplore.commtrace() as trace:
+        dist.all_to_all_single(got[:2], given, [0, 0, 0, 2], [0, 8, 0, 0], group=mesh.get_group())
+    assert most_sent(uneven_sends(trace.tables)) is not None
+
+
 def test_the_headline_says_it_where_a_rank_is_sent_far_more_and_opens_the_section() -> None:
     trace, near = sent([1, 5, 1, 1]), sent([4, 5, 4, 4])
     assert "Rank 1 receives 2.5 times the mean: all_to_alls on ep are uneven." in [

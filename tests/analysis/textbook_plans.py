@@ -15,6 +15,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.experimental import context_parallel
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, loss_parallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
@@ -26,15 +27,16 @@ LLAMA = advised.SUBJECTS["llama"]
 class MegatronBlock(nn.Module):
     """One linear layer for q, k and v, and a plain MLP, all of them parts of the block itself."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_causal: bool = False) -> None:
         super().__init__()
+        self.is_causal = is_causal
         self.norm, self.norm_2 = nn.LayerNorm(D), nn.LayerNorm(D)
         self.qkv, self.out = nn.Linear(D, 3 * D), nn.Linear(D, D)
         self.up, self.down = nn.Linear(D, 4 * D), nn.Linear(4 * D, D)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         q, k, v = self.qkv(self.norm(x)).chunk(3, dim=-1)
-        x = x + self.out(nn.functional.scaled_dot_product_attention(q, k, v))
+        x = x + self.out(nn.functional.scaled_dot_product_attention(q, k, v, is_causal=self.is_causal))
         return x + self.down(nn.functional.gelu(self.up(self.norm_2(x))))
 
 
@@ -266,6 +268,19 @@ def gathered_context() -> None:
     steps(model, torch.optim.AdamW(model.parameters()))
 
 
+def ring_attention() -> None:
+    """Context parallelism of torch: keys and values go around, and their gradients in backward, several in a row."""
+    mesh = init_device_mesh("cuda", (4,), mesh_dim_names=("cp",))
+    model = nn.Sequential(MegatronBlock(is_causal=True), MegatronBlock(is_causal=True)).cuda()
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(2):
+        x = torch.randn(2, 1, 32, D, device="cuda")
+        with context_parallel(mesh, buffers=[x], buffer_seq_dims=[2]):
+            model(x).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
 def evaluation() -> None:
     """Training, and an evaluation that gathers the numbers of its metric on lines of their own."""
     model = DistributedDataParallel(planted.Net(), init_sync=False)
@@ -300,6 +315,7 @@ PLANS: tuple[Callable[[], None], ...] = (
     experts,
     pipeline,
     gathered_context,
+    ring_attention,
     evaluation,
     wrapped_once,
 )

@@ -189,7 +189,8 @@ def _state_layouts(group: EventGroup) -> str:
 # The same collective several times in a row: sent again unchanged, or one tensor at a time.
 
 _SAME = ("op", "phase", "group", "dtype", "shape", "cause", "trigger", "peer", "root", "batch")
-_OF_SCHEDULES = ("FSDP", "DDP", "pipeline")
+_OF_SCHEDULES = ("FSDP", "DDP", "pipeline", "aten.")
+"""How causes begin of what torch sends by itself; ``aten.``: within one op, as ring attention passes gradients on."""
 
 
 def repeated_collectives(evidence: Evidence) -> Iterator[Finding]:
