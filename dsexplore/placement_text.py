@@ -54,6 +54,16 @@ def short(placement: Any) -> str:
     return str(_plain(placement) or placement)
 
 
+def readable(text: str) -> str:
+    """Return placements as text with strided shards in words, as torch's name of them is private.
+
+    Examples:
+        >>> readable("_S(0, 4), S(0)")
+        'S(0) strided, S(0)'
+    """
+    return _STRIDED.sub(r"S(\1) strided", text)
+
+
 def joined(placements: Sequence[Any]) -> str:
     """Return several placements as text, one per mesh axis in mesh order: ``"S(0), R"``."""
     return ", ".join(short(placement) for placement in placements)

@@ -94,8 +94,8 @@ HELD: dict[str, pl.DataType] = {
     "row": pl.Int64(),  # of the trace's events
 }
 NO_MODULE = "outside any module"
-WAITING, WARM_UP = "waiting", "warm-up"
-"""Marks of a pipeline's stages: a gap (of the bubble), and the time before the stage's first backward."""
+WAITING = "waiting"
+"""Mark of the time in which a stage waits for others (the pipeline's bubble), or a stream for work."""
 DISK, STILL = "disk", "stands still"
 """Lanes and marks of reads and writes, and of the times that the program stood still for these or for its input."""
 _MOST_IN_ROUNDS = 300_000
@@ -147,8 +147,8 @@ class Timeline(Displayable):
 
     @property
     def has_busy_lane(self) -> bool:
-        """True if a lane is a stream that always computes or waits; stages of a pipeline also have their warm-up."""
-        return WAITING in self.marks and WARM_UP not in self.marks
+        """True if a lane always computes or waits, as that of a stage or of the compute stream does."""
+        return WAITING in self.marks
 
     def to_frame(self) -> pl.DataFrame:
         """Return the spans as a polars frame; columns: `SPANS`.

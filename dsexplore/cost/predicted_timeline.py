@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 import polars as pl
 
-from dsexplore.analysis.step_timeline import HELD, SPANS, TIES, WAITING, WARM_UP, Order, Sizes, Timeline
+from dsexplore.analysis.step_timeline import HELD, SPANS, TIES, WAITING, Order, Sizes, Timeline
 from dsexplore.cost.cluster import HardwareLike
 from dsexplore.cost.prediction import Prediction, predict
 from dsexplore.cost.schedules import Action, Schedule, ScheduledAction, place, read_schedule
@@ -212,12 +212,9 @@ def timeline_of_stages(
         gaps = _gaps(of_rank, end)
         waited += sum(last - first for first, last in gaps)
         rows += [_span(lane, first, last, WAITING, "waits for other stages") for first, last in gaps]
-        warm = next((action.start for action in of_rank if action.action.kind in "BI"), end)
-        rows.append(_span(lane, of_rank[0].start, warm, WARM_UP, "warm-up, until the stage's first backward"))
         rows += [_of_action(lane, action) for action in of_rank]
-    below = pl.col("mark") != WARM_UP
-    spans = pl.DataFrame(rows, schema=SPANS).sort(pl.col("begin"), below, maintain_order=True)
-    marks = (WAITING, WARM_UP, *dict.fromkeys(_PHASES[action.action.kind] for action in placed))
+    spans = pl.DataFrame(rows, schema=SPANS).sort("begin", maintain_order=True)
+    marks = (WAITING, *dict.fromkeys(_PHASES[action.action.kind] for action in placed))
     share = waited / (end * len(lanes)) if end else 0.0
     kinds = {action.action.kind for action in placed}
     letters = ", ".join(f"{kind} {word}" for kind, word in _WORDS.items() if kind in kinds)

@@ -10,7 +10,7 @@ import polars as pl
 import pytest
 
 from docs import pictured_programs
-from dsexplore.analysis.step_timeline import SPANS, WAITING, WARM_UP, Timeline
+from dsexplore.analysis.step_timeline import SPANS, WAITING, Timeline
 from dsexplore.errors import UsageError
 from dsexplore.trace.tables import Tables, TraceInfo
 from dsexplore.trace.trace import Trace
@@ -89,16 +89,13 @@ def test_stages_compute_each_microbatch_and_wait_for_one_another() -> None:
     timeline = pipeline().timeline(lanes="stage")
     assert timeline.lanes == ("stage 0", "stage 1", "stage 2", "stage 3")
     spans = timeline.spans
-    work = spans.filter(~pl.col("mark").is_in([WAITING, WARM_UP]))
+    work = spans.filter(pl.col("mark") != WAITING)
     assert work.height == 4 * 2 * 8
     assert work.filter(lane="stage 3")["label"].to_list()[:4] == ["F0", "B0", "F1", "B1"]
     assert spans["end"].max() == 8 * 3 + 3 * 3  # (microbatches + stages - 1) × (forward + backward)
     idle = spans.filter(mark=WAITING).select((pl.col("end") - pl.col("begin")).sum()).item()
     assert idle == 4 * 3 * 3
     assert "wait 27 % of the time" in timeline.verdict  # 3 / 11, as the 1F1B bubble is
-    warm = spans.filter(mark=WARM_UP).select("lane", "end").rows()
-    assert dict(warm)["stage 3"] == 4  # three forwards before it, and its own
-    assert dict(warm)["stage 0"] == 4 + 3 * 2
 
 
 def test_predicted_stages_say_the_step_of_the_prediction_beside_the_schedule() -> None:
@@ -114,13 +111,12 @@ def test_predicted_stages_say_the_step_of_the_prediction_beside_the_schedule() -
 def test_the_bubble_is_seen_however_many_microbatches_there_are(microbatches: int) -> None:
     timeline = pipeline(microbatches=microbatches).timeline(lanes="stage")
     html = timeline._repr_mimebundle_()["text/html"]
-    for name in ("waiting", "warm-up"):
-        assert f"</span> {name}</span>" in html  # in the key
+    assert "</span> waiting</span>" in html  # in the key
     drawn = boxes(Coded(timeline), extent(timeline))
     colors = colors_of(timeline)
-    assert {"waiting", "warm-up", "forward", "backward"} == {colors[mark].name for mark in drawn.mark}
-    low = {float(level) for mark, level in zip(drawn.mark, drawn.level, strict=True) if colors[mark].name == "waiting"}
-    assert max(low) < 0.5
+    assert {"waiting", "forward", "backward"} == {colors[mark].name for mark in drawn.mark}
+    tall = {float(level) for mark, level in zip(drawn.mark, drawn.level, strict=True) if colors[mark].name == "waiting"}
+    assert max(tall) == 1
 
 
 def test_sends_are_tied_to_receives_forward_and_back() -> None:

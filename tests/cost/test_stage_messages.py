@@ -149,7 +149,7 @@ def test_every_letter_on_a_box_is_explained(recorded: dict[str, Trace]) -> None:
 
 def test_both_keys_list_a_pipelines_gaps_last(recorded: dict[str, Trace]) -> None:
     timeline = recorded["1F1B"].timeline(lanes="stage")
-    names = ["forward", "backward", "waiting", "warm-up"]
+    names = ["forward", "backward", "waiting"]
     drawn = timeline.explore().widget.timeline
     assert [drawn["marks"][place][0] for place in drawn["key"]] == names
     html = timeline._repr_mimebundle_()["text/html"]

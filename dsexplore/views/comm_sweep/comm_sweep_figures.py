@@ -10,7 +10,7 @@ from dsexplore.comm.sweep_result import CommSweep, SweepPoint
 from dsexplore.cost.calibrate import Calibration
 from dsexplore.cost.collective_duration import collective_time
 from dsexplore.units import format_bytes
-from dsexplore.views.page.theme import DASHES, INK, SERIES, SHADE, op_mark, themed
+from dsexplore.views.page.theme import DASHES, INK, SHADE, op_mark, themed
 
 KINDS = ("busbw", "algbw", "time")
 """Quantities that a figure can show by message size."""
@@ -37,11 +37,11 @@ def sweep_figure(sweep: CommSweep, kind: str, ops: Sequence[str], places: Sequen
     import plotly.graph_objects as go
 
     figure = go.Figure()
-    for at, op in enumerate(ops):
+    for op in ops:
         for in_place in places:
             points = sweep.of(op, in_place=in_place)
             if points:
-                figure.add_scatter(**_line(sweep, points, kind, SERIES[at % len(SERIES)], in_place))
+                figure.add_scatter(**_line(sweep, points, kind, op_mark(op).color, in_place))
     return _by_size(figure, kind, sweep)
 
 

@@ -155,7 +155,8 @@ def high_end(prediction: Prediction) -> str:
     name = max(ranges, key=lambda name: ranges[name].high - ranges[name].expected)
     if ranges[name].high <= ranges[name].expected:
         return ""
-    return f" (the high end: {_WORDS[name]} up to {format_seconds(ranges[name].high)})"
+    high, expected = format_seconds(ranges[name].high), format_seconds(ranges[name].expected)
+    return f" (at the high end {_WORDS[name]} takes {high}, not {expected})"
 
 
 def bar(parts: Mapping[str, float], whole: float) -> str:
@@ -224,13 +225,13 @@ def _beside(prediction: Prediction, measured: Trace) -> str:
     shown = ("exposed", "exposed_measured", "compute", "between_measured", "communication", "communication_measured")
     rows = []
     for row in frame.iter_rows(named=True):
-        seconds = ["unknown" if row[name] is None else format_seconds(row[name]) for name in shown]
-        off = "unknown" if row["off"] is None else f"{'+' if row['off'] >= 0 else '−'}{format_seconds(abs(row['off']))}"
+        seconds = ["not told apart" if row[name] is None else format_seconds(row[name]) for name in shown]
+        off = "–" if row["off"] is None else f"{'+' if row['off'] >= 0 else '−'}{format_seconds(abs(row['off']))}"
         rows.append((html.name(row["module"] or "(outside modules)"), html.escape(row["phase"]), *seconds, off))
     measures = ("exposed", "compute", "communication")
     head = ("module", "phase", *(f"{name}, {how}" for name in measures for how in ("predicted", "measured")))
     waits = (
-        " Where no call waits for its collective, what is exposed is unknown and counts as compute."
+        " Not told apart: no call waits for its collective, so what is exposed counts as compute of what follows."
         if frame["exposed_measured"].null_count()
         else ""
     )

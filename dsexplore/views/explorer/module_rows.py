@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from dsexplore.placement_text import readable
 from dsexplore.trace.schema import NO_AXIS
 from dsexplore.views.explorer.filters import FilteredEvents
 from dsexplore.views.page import html
@@ -161,7 +162,7 @@ def _placements(codes: EventCodes) -> dict[str, str]:
     by_module = placed.agg(pl.col("placements").unique(maintain_order=True))
     row_of = codes.tree.row_of
     return {
-        str(row_of[module]): html.plain(" | ".join(kinds), 60)
+        str(row_of[module]): html.plain(readable(" | ".join(kinds)), 60)
         for module, kinds in by_module.iter_rows()
         if module in row_of
     }

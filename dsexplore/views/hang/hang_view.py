@@ -11,7 +11,7 @@ from dsexplore.units import format_bytes, format_ranks
 from dsexplore.views.page import html
 from dsexplore.views.view import View
 
-HEAD = ("ranks wait", "in", "for", "group", "number", "bytes", "state", "line")
+HEAD = ("ranks", "in", "wait for", "group", "number", "bytes", "state", "line")
 _MOST_ROWS, _MOST_ROWS_OF_PAGE = 40, 2_000
 _MOST_STACKS = 64
 
@@ -66,7 +66,8 @@ def _headline(report: HangReport) -> str:
     if report.reason == "none":
         return "No hang"
     if report.culprits:
-        return f"Hang: {format_ranks(report.culprits)}"
+        is_over = set(report.waiting["state"]) == {"failed"}
+        return f"{'Failure' if is_over else 'Hang'}: {format_ranks(report.culprits)}"
     return "Hang: the evidence does not say which rank is to blame"
 
 
@@ -86,7 +87,7 @@ def _wait_text(ranks: Sequence[int], row: Row) -> str:
     line = f", {short_line(row['source'])}" if row["source"] else ""
     size = f", {format_bytes(row['message_bytes'])}" if row["message_bytes"] else ""
     whom = f" for {format_ranks(row['waits_for'])}" if row["waits_for"] else ""
-    verb = "waits" if len(ranks) == 1 else "wait"
+    verb = "waited" if row["state"] == "failed" else "waits" if len(ranks) == 1 else "wait"
     where = f"collective {row['number']} of group {row['group']}"
     return html.plain(f"{format_ranks(ranks)} {verb} in {row['op']} ({where}{size}{line}; {row['state']}){whom}", 0)
 

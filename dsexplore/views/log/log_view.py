@@ -95,8 +95,9 @@ def _headline(lines: list[Line]) -> str:
     if not spent[name]:
         return head
     of_name = sum(line.count for line in lines if shown_name(line) == name)
-    share = format_share(spent[name], seconds)
-    said = f"{name} takes most of the time: {format_seconds(spent[name])} ({share}) in {format_count(of_name, 'call')}."
+    share, parts = format_share(spent[name], seconds), sum(shown_name(line) == name for line in lines)
+    calls_text = format_count(of_name, "call") + (f", the sum of {parts:,} rows below" if parts > 1 else "")
+    said = f"{name} takes most of the time: {format_seconds(spent[name])} ({share}) in {calls_text}."
     return head + html.verdict(said)
 
 

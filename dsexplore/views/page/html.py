@@ -66,6 +66,13 @@ min-width:1px}
 .dsx .scale span{display:inline-flex;vertical-align:-2px;margin:0 6px}
 .dsx .scale span span{width:14px;height:12px;margin:0}
 .dsx.dsx .bars{width:100%}
+.dsx .stacks{container-type:inline-size}
+@container (max-width:520px){.dsx.dsx .stacks :is(table,tbody,tr,td){display:block}
+.dsx.dsx .stacks thead{display:none}
+.dsx.dsx .stacks tr{padding:.4em 0;border-bottom:1px solid var(--dsx-line)}
+.dsx.dsx .stacks td{text-align:left;white-space:normal;overflow-wrap:anywhere}
+.dsx.dsx .stacks td:first-child{font-weight:600}
+.dsx.dsx .stacks td+td::before{content:attr(data-of) ": ";color:var(--dsx-dim)}}
 .dsx.dsx .bars td.track{width:42%;min-width:160px}
 """
 
@@ -209,6 +216,7 @@ def table(
     wrap: Iterable[int] = (),
     attributes: Iterable[str] = (),
     bar: int | None = None,
+    stacks: bool = False,
 ) -> str:
     """Return an HTML table of cells that are HTML already.
 
@@ -219,7 +227,9 @@ def table(
         wrap: left-aligned columns whose text may break into lines.
         attributes: attributes of each row's tag, such as ``' tabindex="0"'``.
         bar: column that holds a `stacked_bar` and takes the remaining width.
+        stacks: whether a narrow page shows the cells of a row below one another, each after its column's title.
     """
+    head = tuple(head)
     kinds = {**dict.fromkeys(left, ' class="l"'), **dict.fromkeys(wrap, ' class="l w"')}
     kinds |= {} if bar is None else {bar: ' class="l track"'}
     titles = "".join(
@@ -227,12 +237,17 @@ def table(
         for i, title in enumerate(head)
     )
     body = "".join(
-        f"<tr{more}>" + "".join(f"<td{kinds.get(i, '')}>{cell}</td>" for i, cell in enumerate(row)) + "</tr>"
+        f"<tr{more}>"
+        + "".join(
+            f"<td{kinds.get(i, '')}{f' data-of={chr(34)}{escape(head[i])}{chr(34)}' if stacks else ''}>{cell}</td>"
+            for i, cell in enumerate(row)
+        )
+        + "</tr>"
         for row, more in zip(rows, chain(attributes, repeat("")), strict=False)
     )
     kind = "" if bar is None else ' class="bars"'
     drawn = f"<table{kind}><thead><tr>{titles}</tr></thead><tbody>{body}</tbody></table>"
-    return f'<div class="scroll" tabindex="0">{drawn}</div>'
+    return f'<div class="scroll{" stacks" if stacks else ""}" tabindex="0">{drawn}</div>'
 
 
 def stacked_bar(parts: Iterable[tuple[str, str, float, str]], top: float) -> str:

@@ -4,6 +4,9 @@ Read from the figure: its traces with their vertical error bars (stacked areas o
 type, title, ticks and ``rangemode`` of its axes, and straight lines across it with their annotation. Plotly's texts are
 HTML: they are unescaped first, then escaped anew.
 
+A picture is as wide as its page. Positions across it are percentages of what lies between the axes, so that letters and
+marks keep their size; labels are parted for the narrowest page.
+
 It is a second renderer because a saved notebook, GitHub and nbconvert show no JavaScript, and plotly's own image export
 needs a browser.
 """
@@ -20,10 +23,14 @@ from typing import Any
 from dsexplore.views.page import html
 from dsexplore.views.page.theme import GREY
 
-WIDTH = 640
-_HEIGHT, _TOP, _BOTTOM, _RIGHT = 300, 10, 42, 16
-_BAR, _LETTER = 22, 6.2
-"""Height of a bar with its gap, and width of a letter, in pixels."""
+NARROWEST = 288
+"""Width, in pixels, of a picture in a window of 320."""
+HEIGHT = 256
+"""Distance of the ends of the upright axis, in pixels."""
+_TOP, _BOTTOM, _RIGHT = 10, 20, 20
+"""Space around the axes, in pixels."""
+_LETTER = 6.2
+"""Width of a letter, in pixels."""
 _LONGEST_LABEL = 44
 _LINE = 13
 """Distance of labels below one another."""
@@ -40,13 +47,22 @@ _SYMBOLS = {
 }
 _NOTHING = '<p class="dim">nothing to show</p>'
 STYLE = """
-.dsx .still{display:block;width:640px;min-width:520px;max-width:100%;height:auto;
-font-size:11px;font-family:var(--dsx-font)}
+.dsx .chart{max-width:720px;font-size:11px}
+.dsx .chart p{text-align:center}
+.dsx .chart p:first-child{text-align:left}
+.dsx .still{display:block;width:100%;overflow:visible;font-family:var(--dsx-font)}
+.dsx .still svg{overflow:visible}
 .dsx .still text{fill:var(--dsx-fg);stroke:var(--dsx-bg);stroke-width:3px;paint-order:stroke}
+.dsx .still path{vector-effect:non-scaling-stroke}
 .dsx .still .grid{stroke:var(--dsx-line)}
 .dsx .still .limit{stroke:var(--dsx-dim);stroke-dasharray:2 3}
+.dsx .room{container-type:inline-size}
+@container (max-width:520px){.dsx .still .odd{display:none}}
 .dsx .keys span{margin-right:14px;white-space:nowrap}
 .dsx .keys svg{vertical-align:-3px;margin-right:4px}
+.dsx .still-bars{display:grid;grid-template-columns:fit-content(45%) minmax(0,1fr) auto;gap:3px 8px;max-width:720px;
+font-size:var(--dsx-small);overflow-wrap:anywhere}
+.dsx .still-bars .bar span{forced-color-adjust:none;print-color-adjust:exact}
 """
 
 
@@ -97,7 +113,7 @@ class _Scale:
         if self.is_log:
             low, high, value = map(math.log10, (low, high, value))
         share = (value - low) / (high - low)
-        return round(self.first + share * (self.last - self.first), 1)
+        return round(self.first + share * (self.last - self.first), 2)
 
     def ticks(self) -> list[float]:
         """Return about five round numbers within the scale."""
@@ -145,21 +161,27 @@ def _chart(figure: Any, traces: Sequence[Any]) -> str:
     ys += [at for is_upright, at, _ in limits if not is_upright]
     if not xs or not ys:
         return _NOTHING
-    down = _scale(ys, up, _HEIGHT - _BOTTOM, _TOP)
-    left = 26 + _LETTER * max(len(_number(tick)) for tick in down.ticks() or [0.0])
+    down = _scale(ys, up, HEIGHT, 0)
+    left = round(12 + _LETTER * max((len(text) for _, text in _ticks(down, up)), default=0))
     ends = _line_ends(traces, points)
-    right = _RIGHT + (8 + _LETTER * max(len(point.label) for point in ends) if ends else 0)
-    along = _scale(xs, across, left, WIDTH - right)
-    drawn = _axes(along, down, left, across, up, right)
-    drawn += "".join(_limit(*limit, along, down, left) for limit in limits)
-    for trace, points_of_trace, floor in zip(traces, points, floors, strict=True):
-        outline = [(along.at(point.x), down.at(point.y)) for point in points_of_trace]
-        outline += [(along.at(x), down.at(y)) for x, y in reversed(floor)]
-        drawn += _line(trace, outline)
+    right = round(_RIGHT + (8 + _LETTER * max(len(point.label) for point in ends) if ends else 0))
+    along = _scale(xs, across, 0, 100)
+    drawn = _axes(along, down, across, up, NARROWEST - left - right)
+    drawn += "".join(_limit(*limit, along, down) for limit in limits)
+    lines = "".join(
+        _line(trace, [(along.at(x), down.at(y)) for x, y in [*((point.x, point.y) for point in of), *reversed(floor)]])
+        for trace, of, floor in zip(traces, points, floors, strict=True)
+    )
+    drawn += f'<svg viewBox="0 0 100 {HEIGHT}" width="100%" height="{HEIGHT}" preserveAspectRatio="none">{lines}</svg>'
+    for trace, points_of_trace in zip(traces, points, strict=True):
         drawn += "".join(_mark(trace, point, along, down) for point in points_of_trace)
-    drawn += _labels([point for point in every if point.label], along, down, bool(ends))
-    label = f"{_text(up.title.text)} by {_text(across.title.text)}"
-    return _svg(_HEIGHT, label, drawn)
+    drawn += _labels([point for point in every if point.label], along, down, left, right, bool(ends))
+    titles = _text(up.title.text), _text(across.title.text)
+    named = f'role="img" aria-label="{html.escape(" by ".join(titles))}"'
+    svg = f'<svg class="still" height="{HEIGHT}" {named}>{drawn}</svg>'
+    room = f'<div class="room" style="padding:{_TOP}px {right}px {_BOTTOM}px {left}px">{svg}</div>'
+    above, below = (f"<p>{html.escape(title)}</p>" for title in titles)
+    return f'<div class="chart">{above}{room}{below}</div>'
 
 
 def _line_ends(traces: Sequence[Any], points: list[list[_Point]]) -> list[_Point]:
@@ -169,28 +191,36 @@ def _line_ends(traces: Sequence[Any], points: list[list[_Point]]) -> list[_Point
     return ends if len(ends) == sum(bool(point.label) for of in points for point in of) else []
 
 
-def _labels(labeled: Sequence[_Point], along: _Scale, down: _Scale, at_ends: bool) -> str:
+def _labels(labeled: Sequence[_Point], along: _Scale, down: _Scale, left: float, right: float, at_ends: bool) -> str:
     """Return the text beside each mark, moved down where it would cover another; one that moved far has a line.
+
+    On the narrowest page labels are closest to one another, so what is free there is free on every page.
 
     Args:
         labeled: the points with labels.
         along: scale of x.
         down: scale of y.
-        at_ends: whether all stand right of the picture; else left of marks in its right half, and right of others.
+        left: pixels left of the axes.
+        right: pixels right of the axes.
+        at_ends: whether all stand right of the picture; else each stands on the side of its mark with more room.
     """
     drawn, occupied = "", list[tuple[float, float, float]]()
-    room = _HEIGHT - _BOTTOM - _LINE * len(labeled)
+    room, between = HEIGHT - _LINE * len(labeled), NARROWEST - left - right
     for number, point in enumerate(sorted(labeled, key=lambda point: down.at(point.y))):
         x, y = along.at(point.x), down.at(point.y)
-        wide, leftward = _LETTER * min(len(point.label), 30), not at_ends and x > WIDTH / 2
-        begin = x - 8 - wide if leftward else x + 8
-        place = min(y, max(_TOP, room + _LINE * number)) if at_ends else y
+        pixel, leftward = between * x / 100, not at_ends and x > 50
+        longest = int((pixel + left if leftward else between - pixel + right) / _LETTER) - 1
+        text = html.plain(point.label, min(max(longest, 8), 30))
+        wide = _LETTER * len(text)
+        begin = pixel - 8 - wide if leftward else pixel + 8
+        place = min(y, max(0, room + _LINE * number)) if at_ends else y
         while any(abs(place - row) < _LINE and begin < high and low < begin + wide for low, high, row in occupied):
             place += 1
         occupied.append((begin, begin + wide, place))
-        anchor = f'x="{x - 8}" text-anchor="end"' if leftward else f'x="{x + 8}"'
-        line = f'<path class="grid" d="M{x} {y}L{x + 6} {place:.1f}"/>' if abs(place - y) > _LINE / 2 else ""
-        drawn += f'{line}<text {anchor} y="{place + 4:.1f}">{html.escape(point.label, 30)}</text>'
+        beside = 'dx="-8" text-anchor="end"' if leftward else 'dx="8"'
+        line = f'<path class="grid" d="M0 {y}L6 {place:.1f}"/>' if abs(place - y) > _LINE / 2 else ""
+        drawn += f'<svg x="{x}%">{line}</svg>' if line else ""
+        drawn += f'<text x="{x}%" {beside} y="{place + 4:.1f}">{html.escape(text)}</text>'
     return drawn
 
 
@@ -234,10 +264,12 @@ def _values(column: Any) -> Sequence[Any]:
 
 def _mark(trace: Any, point: _Point, along: _Scale, down: _Scale) -> str:
     """Return the symbol of a point, drawn over its error bar."""
-    x, y, top, low = along.at(point.x), down.at(point.y), down.at(point.high), down.at(point.low)
-    left, high, color = x - _RANGE / 2, low - top, html.escape(_color(trace))
-    bar = f'<rect x="{left:g}" y="{top:g}" width="{_RANGE}" height="{high:g}" fill="{color}" fill-opacity=".4"/>'
-    return (bar if point.low < point.high else "") + _symbol(trace, x, y, html.escape(point.tooltip, 0))
+    y, top, low = down.at(point.y), down.at(point.high), down.at(point.low)
+    color = html.escape(_color(trace))
+    box = f'x="{-_RANGE / 2:g}" y="{top:g}" width="{_RANGE}" height="{low - top:g}"'
+    bar = f'<rect {box} fill="{color}" fill-opacity=".6"/>' if point.low < point.high else ""
+    drawn = bar + _symbol(trace, 0, y, html.escape(point.tooltip, 0))
+    return f'<svg x="{along.at(point.x)}%">{drawn}</svg>' if drawn else ""
 
 
 def _limits(figure: Any) -> Iterator[tuple[bool, float, str]]:
@@ -251,31 +283,30 @@ def _limits(figure: Any) -> Iterator[tuple[bool, float, str]]:
             yield False, float(shape.y0), text
 
 
-def _limit(is_upright: bool, at: float, text: str, along: _Scale, down: _Scale, left: float) -> str:
+def _limit(is_upright: bool, at: float, text: str, along: _Scale, down: _Scale) -> str:
     if is_upright:
-        x = along.at(at)
-        line = f'<path class="limit" d="M{x} {_TOP}V{_HEIGHT - _BOTTOM}"/>'
-        return f'{line}<text x="{x - 4}" y="{_TOP + 10}" text-anchor="end">{html.escape(text)}</text>'
+        x = f"{along.at(at)}%"
+        line = f'<line class="limit" x1="{x}" x2="{x}" y2="{HEIGHT}"/>'
+        return f'{line}<text x="{x}" dx="-4" y="10" text-anchor="end">{html.escape(text)}</text>'
     y = down.at(at)
-    line = f'<path class="limit" d="M{left} {y}H{WIDTH - _RIGHT}"/>'
-    return f'{line}<text x="{WIDTH - _RIGHT}" y="{y - 4}" text-anchor="end">{html.escape(text)}</text>'
+    line = f'<line class="limit" x2="100%" y1="{y}" y2="{y}"/>'
+    return f'{line}<text x="100%" y="{y - 4}" text-anchor="end">{html.escape(text)}</text>'
 
 
-def _axes(along: _Scale, down: _Scale, left: float, across: Any, up: Any, right: float) -> str:
-    """Return grid lines and numbers at the ticks of both axes, and the axes' titles."""
-    bottom, drawn = _HEIGHT - _BOTTOM, ""
-    for tick, text in _ticks(along, across):
-        x = along.at(tick)
-        drawn += f'<path class="grid" d="M{x} {_TOP}V{bottom}"/>'
-        drawn += f'<text x="{x}" y="{bottom + 14}" text-anchor="middle">{html.escape(text)}</text>'
+def _axes(along: _Scale, down: _Scale, across: Any, up: Any, narrowest: float) -> str:
+    """Return grid lines and numbers at the ticks of both axes; a page with ``narrowest`` pixels shows fewer of them."""
+    below, drawn = _ticks(along, across), ""
+    letters = 2 + max((len(text) for _, text in below), default=0)
+    every = math.ceil(len(below) * letters * _LETTER / narrowest)
+    for number, (tick, text) in enumerate(below):
+        x, kind = f"{along.at(tick)}%", ' class="odd"' if number % every else ""
+        drawn += f'<line class="grid" x1="{x}" x2="{x}" y2="{HEIGHT}"/>'
+        drawn += f'<text{kind} x="{x}" y="{HEIGHT + 14}" text-anchor="middle">{html.escape(text)}</text>'
     for tick, text in _ticks(down, up):
         y = down.at(tick)
-        drawn += f'<path class="grid" d="M{left} {y}H{WIDTH - right}"/>'
-        drawn += f'<text x="{left - 5}" y="{y + 4}" text-anchor="end">{html.escape(text)}</text>'
-    middle = (left + WIDTH - right) / 2
-    drawn += f'<text x="{middle}" y="{_HEIGHT - 6}" text-anchor="middle">{html.escape(_text(across.title.text))}</text>'
-    turned = f'transform="translate(12 {(_TOP + bottom) / 2}) rotate(-90)"'
-    return drawn + f'<text {turned} text-anchor="middle">{html.escape(_text(up.title.text))}</text>'
+        drawn += f'<line class="grid" x2="100%" y1="{y}" y2="{y}"/>'
+        drawn += f'<text x="-5" y="{y + 4}" text-anchor="end">{html.escape(text)}</text>'
+    return drawn
 
 
 def _ticks(scale: _Scale, axis: Any) -> list[tuple[float, str]]:
@@ -345,37 +376,24 @@ def _key(trace: Any) -> str:
 
 
 def _bars(figure: Any, traces: Sequence[Any]) -> str:
-    """Return an SVG of horizontal bars, with the name left of each and its text, or its sum, right of it."""
+    """Return horizontal bars, with the name left of each and its text, or its sum, right of it."""
     names = [_text(name) for name in traces[0].y]
     if not names:
         return _NOTHING
-    labels = [html.plain(name, _LONGEST_LABEL) for name in names]
     sums = [sum(trace.x[at] for trace in traces) for at in range(len(names))]
     texts = [_text(text) for text in traces[0].text] if traces[0].text is not None else list(map(_number, sums))
-    left = round(8 + _LETTER * max(map(len, labels)), 1)
-    scale = _Scale(0.0, max(sums) or 1.0, left, WIDTH - _RIGHT - _LETTER * (max(map(len, texts)) + 2), False)
-    drawn = ""
-    for at, (name, label, text) in enumerate(zip(names, labels, texts, strict=True)):
-        middle, reached = _BAR * at + _BAR // 2, 0.0
-        drawn += f'<text x="{left - 6}" y="{middle + 4}" text-anchor="end">{html.escape(label)}</text>'
+    most, drawn = max(sums) or 1.0, ""
+    for at, (name, text) in enumerate(zip(names, texts, strict=True)):
+        parts = ""
         for trace in traces:
             color = trace.marker.color if isinstance(trace.marker.color, str) else trace.marker.color[at]
-            begin, end = scale.at(reached), scale.at(reached + trace.x[at])
-            box = f'x="{begin}" y="{middle - 7}" width="{max(end - begin, 0.5):.1f}" height="14"'
             said = html.escape(f"{name}: {trace.x[at]:.4g}" + (f", {_text(trace.name)}" if trace.name else ""))
-            drawn += f'<rect {box} fill="{html.escape(color)}"><title>{said}</title></rect>'
-            reached += trace.x[at]
-        drawn += f'<text x="{scale.at(sums[at]) + 5}" y="{middle + 4}">{html.escape(text)}</text>'
-    height = _BAR * len(names) + 24
+            look = f"width:{100 * trace.x[at] / most:.4g}%;background:{html.escape(color)}"
+            parts += f'<span style="{look}" title="{said}"></span>' if trace.x[at] else ""
+        label = html.prose(html.plain(name, _LONGEST_LABEL), _LONGEST_LABEL)
+        drawn += f'<span>{label}</span> <div class="bar">{parts}</div> <span>{html.escape(text)}</span> '
     title = f"{_text(figure.layout.xaxis.title.text)}; the longest bar has {_number(max(sums))}"
-    drawn += f'<text x="{left}" y="{height - 8}">{html.escape(title)}</text>'
-    return _svg(height, title, drawn)
-
-
-def _svg(height: float, label: str, drawn: str) -> str:
-    size = f'viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}"'
-    drawing = f'<svg class="still" {size} role="img" aria-label="{html.escape(label)}">{drawn}</svg>'
-    return f'<div class="scroll" tabindex="0">{drawing}</div>'
+    return f'<div class="still-bars">{drawn}</div><p class="dim">{html.escape(title)}</p>'
 
 
 def _number(value: float) -> str:

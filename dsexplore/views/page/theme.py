@@ -23,8 +23,10 @@ SHADE = "#12707a"
 GREY = "#6b6b6b"
 WAITING = "#8a8a8a"
 """Time in which a rank, a stage or a stream waits, in every view."""
-SERIES = ("#374d70", "#92875c", "#6f7093", "#80959f", "#6e644f", "#bdb888", "#b2b4d5", "#474b1b")
-"""Muted colors of what has no color by its name: lines of ops and settings, phases, microbatches."""
+SERIES = ("#6364a1", "#94876b", "#776b73", "#758ca3", "#826358", "#b07d3d", "#2890ce", "#a05a33")
+"""Muted colors of what has no color by its name: lines of ops and settings, phases, microbatches.
+
+All stand out, by 3:1, on light and on dark lanes, so they are of nearly one lightness and differ in hue."""
 INK = "#767676"
 """Color of text in figures, legible on white and on black."""
 CLEAR = "rgba(0,0,0,0)"
@@ -66,15 +68,21 @@ class Mark:
         return f"background:{self.color};color:{self.ink};forced-color-adjust:none;print-color-adjust:exact"
 
 
+def ink(color: str) -> str:
+    """Return black or white, whichever can be read better on a color of this module."""
+    red, green, blue = ((int(color[at : at + 2], 16) / 255) ** 2.2 for at in (1, 3, 5))
+    return "#000" if 0.2126 * red + 0.7152 * green + 0.0722 * blue > 0.179 else "#fff"
+
+
 PHASES: dict[str, Mark] = {
-    "start-up": Mark("S", SERIES[5], "#000"),
-    "forward": Mark("F", SERIES[3], "#000"),
-    "no-grad forward": Mark("N", SERIES[6], "#000"),
-    "between steps": Mark("W", SERIES[1], "#000"),
-    "backward": Mark("B", SERIES[0], "#fff"),
-    "recompute": Mark("R", SERIES[2], "#fff"),
-    "optimizer": Mark("O", SERIES[4], "#fff"),
-    "other": Mark("·", SERIES[7], "#fff"),
+    "start-up": Mark("S", SERIES[5], ink(SERIES[5])),
+    "forward": Mark("F", SERIES[3], ink(SERIES[3])),
+    "no-grad forward": Mark("N", SERIES[6], ink(SERIES[6])),
+    "between steps": Mark("W", SERIES[1], ink(SERIES[1])),
+    "backward": Mark("B", SERIES[0], ink(SERIES[0])),
+    "recompute": Mark("R", SERIES[2], ink(SERIES[2])),
+    "optimizer": Mark("O", SERIES[4], ink(SERIES[4])),
+    "other": Mark("·", SERIES[7], ink(SERIES[7])),
 }
 
 _DATA, _REPLICAS, _TENSOR, _CONTEXT, _PIPELINE, _EXPERT, _WORLD, _OTHER = range(8)

@@ -7,6 +7,7 @@ from typing import Any
 import polars as pl
 
 from dsexplore.analysis.parameter_history import ParameterHistory
+from dsexplore.placement_text import readable
 from dsexplore.sharding.layout import Sharding
 from dsexplore.sharding.plan import sharding
 from dsexplore.trace.trace import Trace
@@ -104,7 +105,7 @@ def _where(history: ParameterHistory) -> str:
     row: dict[str, Any] = history.parameter
     shape = " × ".join(str(length) for length in row["global_shape"]) or "one number"
     held = f"{format_bytes(row['local_bytes'])} of {format_bytes(row['global_bytes'])} on each rank"
-    how = f"{row['placements']} on {row['mesh']}" if row["mesh"] else "a plain tensor, whole on each rank"
+    how = f"{readable(row['placements'])} on {row['mesh']}" if row["mesh"] else "a plain tensor, whole on each rank"
     unit = f"; FSDP gathers it with {history.unit}" if history.unit else ""
     return html.plain(f"{history.name}: {shape}, {row['dtype']}, {how}: {held}{unit}", 400)
 

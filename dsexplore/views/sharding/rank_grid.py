@@ -149,7 +149,7 @@ def meanings(tensor: PlacedTensor) -> list[str]:
     sentences = []
     for placement, axis in zip(tensor.placements, tensor.axes, strict=True):
         sentences.append(_meaning(placement, axis.size, tensor, before.get(placement.dim, [])))
-        if placement.cuts:
+        if placement.kind == "shard":  # a strided one cuts after the axes that follow it
             before.setdefault(placement.dim, []).append(axis.name)
     return sentences
 
@@ -163,7 +163,7 @@ def _meaning(placement: Placement, parts: int, tensor: PlacedTensor, before: lis
     size = tensor.shape[placement.dim]
     what = f"dim {placement.dim}" if not before else f"each piece of {', '.join(before)} along dim {placement.dim}"
     if placement.kind == "strided" and placement.pieces > 1:
-        return f"cuts {what} in {placement.pieces:,} pieces first, and each of these in {parts:,}"
+        return f"cuts each of {placement.pieces:,} pieces of {what} in {parts:,}"
     return f"cuts {what} in {parts:,}" + ("" if before else f": {_sizes(size, parts)}")
 
 

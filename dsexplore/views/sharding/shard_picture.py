@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from dsexplore.placement_text import Placement
+from dsexplore.placement_text import Placement, readable
 from dsexplore.sharding.chunks import Range, ranges_text
 from dsexplore.sharding.joint_mesh import Reading
 from dsexplore.sharding.tensor import PlacedTensor
@@ -18,6 +18,8 @@ from dsexplore.views.sharding.zoom import Frame, Zoom, columns_of, frame_of, ord
 
 _DIGIT, _NOTHING = 6.2, 330
 """Pixels of a tick's digit, and maximal width of the box of ranks that hold nothing."""
+_MOST_SHEETS = 4
+"""Maximal number of copies that are drawn, one behind the other."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,7 @@ class PanelDrawing:
         """
         left, top, frame = self._left, self._top, self.frame
         wholes = self._wholes()
-        cards = [(p, axis) for p, axis in wholes for _ in range(min(axis.size, 3) - 1)]
+        cards = [(p, axis) for p, axis in wholes for _ in range(min(axis.size, _MOST_SHEETS) - 1)]
         behind_px = 5 * len(cards)
         empty = self._empty(left, top + frame.height + behind_px + 6) if with_empty else ""
         width = max(
@@ -368,4 +370,5 @@ def swatch(placement: Placement | None, color: str = "") -> str:
     """Return swatch and text of a placement; ``color``: CSS class of its axis, see `axis_class`."""
     kind = placement.kind if placement is not None else "plain"
     text = str(placement) if placement is not None else "plain"
-    return f'<span class="sw {kind}{" " * bool(color)}{color}"></span><code>{html.escape(text)}</code>'
+    given = f' title="{html.escape(text)}"' if kind == "strided" else ""
+    return f'<span class="sw {kind}{" " * bool(color)}{color}"></span><code{given}>{html.escape(readable(text))}</code>'

@@ -19,8 +19,6 @@ Mask = npt.NDArray[np.bool_]
 
 MOST_LANES = 256
 """Maximal number of lanes that are drawn; the spans of further lanes are omitted."""
-_LOW = 0.25
-"""Height of a gap, as a fraction of the lane's."""
 _LEAST_SHARE = 1e-3
 """Share of a column's time below which a mark is not drawn."""
 
@@ -228,7 +226,7 @@ def _single_boxes(spans: Coded, at: Indices, window: tuple[float, float]) -> Box
     first, width = window[0], window[1] - window[0]
     level = np.where(
         spans.flat[at],
-        np.where((spans.mark[at] == spans.low) & ~np.isin(spans.lane[at], spans.busy_lanes), _LOW, 1.0),
+        1.0,
         _level(spans.bytes[at], spans),
     )
     return Boxes(
@@ -281,7 +279,7 @@ def _in_columns(
     end = (column + 1) / columns
     if len(in_columns.long):
         _reach(end, spans, window, kept, (in_columns, held, marks))
-    flat = np.where(most == spans.low, _LOW, 1.0) if spans.flat.any() else np.zeros(len(held))
+    flat = np.full(len(held), float(spans.flat.any()))
     level = np.where(total > 0, _level(total / count, spans), flat)
     none = np.full(len(held), -1, np.int64)
     summed = total

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dsexplore.analysis.step_timeline import DISK, STILL, WAITING, WARM_UP, Timeline
+from dsexplore.analysis.step_timeline import DISK, STILL, WAITING, Timeline
 from dsexplore.views.page import html, theme
-from dsexplore.views.page.theme import GREY, SERIES, axis_mark, phase_mark, tint
+from dsexplore.views.page.theme import GREY, SERIES, axis_mark, phase_mark
 
 MOST_MARKS = 24
-_IN_TURN = tuple(zip(SERIES[:6], ("#fff", "#000", "#fff", "#000", "#fff", "#000"), strict=True))
+_IN_TURN = tuple((color, theme.ink(color)) for color in SERIES[:6])
 _OTHERS = (GREY, "#000")
 """Color from the seventh mark on, because nobody can distinguish more than six."""
 
@@ -25,22 +25,17 @@ class Color:
     ink: str
 
 
-_GAPS = {
-    WAITING: Color(WAITING, "–", theme.WAITING, "#000"),
-    WARM_UP: Color(WARM_UP, "↑", tint(GREY, 0.2), "currentColor"),
-}
-
-
+_GAPS = {WAITING: Color(WAITING, "–", theme.WAITING, "#000")}
 _IO = {DISK: Color(DISK, "d", GREY, "#000"), STILL: Color(STILL, "–", theme.WAITING, "#000")}
 
 
 def is_gap(color: Color) -> bool:
-    """Return True if a color is that of a pipeline's bubble or of its warm-up."""
+    """Return True if a color is that of waiting."""
     return color in _GAPS.values()
 
 
 def key_order(colors: list[Color]) -> list[int]:
-    """Return the indices of colors in the order of the key: a pipeline's gaps last."""
+    """Return the indices of colors in the order of the key: waiting last."""
     return sorted(range(len(colors)), key=lambda place: is_gap(colors[place]))
 
 

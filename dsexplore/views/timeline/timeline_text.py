@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from dsexplore.analysis.step_timeline import DISK, WARM_UP, Timeline
+from dsexplore.analysis.step_timeline import DISK, Timeline
 from dsexplore.trace.schema import PHASES
 from dsexplore.trace.unknown_sizes import format_sum
 from dsexplore.units import format_bytes, format_count, format_seconds, format_share
@@ -84,7 +84,8 @@ def whole(timeline: Timeline) -> str:
 
 def _what(timeline: Timeline) -> str:
     """Return what spans are that are no collectives."""
-    return "a pipeline's stages" if WARM_UP in timeline.marks else format_count(timeline.spans.height, "part")
+    of_stages = timeline.spans["label"].null_count() < timeline.spans.height
+    return "a pipeline's stages" if of_stages else format_count(timeline.spans.height, "part")
 
 
 def order_verdict(timeline: Timeline) -> str:

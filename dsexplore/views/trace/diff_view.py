@@ -12,6 +12,7 @@ from dsexplore.analysis.plan_difference import DifferenceSentence, PlanDifferenc
 from dsexplore.cost.cluster import HardwareLike
 from dsexplore.cost.prediction import Prediction
 from dsexplore.trace.schema import IN_STEPS, NO_AXIS, OUTSIDE_STEPS
+from dsexplore.trace.tables import Tables
 from dsexplore.trace.trace import TraceDiff
 from dsexplore.units import format_bytes, format_change
 from dsexplore.views.page import html
@@ -53,6 +54,7 @@ class TraceDiffView(View):
         """Return totals of both traces, the sentences of the difference, and the ops that differ."""
         rows = self._difference.to_frame()
         lines = [f"TraceDiff: {_totals(self._diff, self._difference)}"]
+        lines.append(f"  {what_differs(self._diff)}")
         lines += [f"  {html.plain(sentence.text, 400)}" for sentence in self._difference.sentences]
         change = [
             (pl.col(f"{size}_after") - pl.col(f"{size}_before")).sum().alias(size) for size in ("count", "wire_bytes")
@@ -80,7 +82,7 @@ class TraceDiffView(View):
         names = {sentence: _anchor(sentence) for sentence in self._difference.sentences}
         places = {sentence.module: names[sentence] for sentence in names if sentence.about == "module"}
         both = self._predicted(hardware)
-        head += _steps(both)
+        head += _steps(both) + f"<p>{html.prose(what_differs(self._diff), 300)}</p>"
         rows = DiffRows(self._diff, self._difference, sizes, places, both)
         if not rows.roots():
             return html.fragment(f'{head}<p class="dim">Both communicate the same.</p>')
@@ -244,6 +246,29 @@ def _totals(diff: TraceDiff, difference: PlanDifference) -> str:
         f"{signed_bytes(wires - wire)} on the wire ({signed_bytes(messages - message)} in messages), "
         f"{_per_text(diff, difference)}{apart}"
     )
+
+
+def what_differs(diff: TraceDiff) -> str:
+    """Return in what the programs differ beside what they send: mesh, ranks, modules and parameters."""
+    before, after = diff.before.tables, diff.after.tables
+    changes = [
+        f"{what} {old} → {new}"
+        for what, old, new in (
+            ("mesh", before.info.mesh or "none", after.info.mesh or "none"),
+            ("ranks", f"{before.info.world_size:,}", f"{after.info.world_size:,}"),
+            ("modules", f"{before.modules.height:,}", f"{after.modules.height:,}"),
+            ("parameters", _parameter_bytes(before), _parameter_bytes(after)),
+        )
+        if old != new
+    ]
+    same = "From A to B mesh, ranks, modules and parameters are the same: the calls differ."
+    return f"From A to B: {', '.join(changes)}." if changes else same
+
+
+def _parameter_bytes(tables: Tables) -> str:
+    """Return how large the whole parameters are, each counted once."""
+    once = tables.parameters.filter(pl.col("shared_with") == "").unique("name")
+    return format_bytes(int(once["global_bytes"].sum()))
 
 
 def _per_text(diff: TraceDiff, difference: PlanDifference) -> str:

@@ -48,7 +48,14 @@ class FindingsView(View):
     def html(self) -> str:
         """Return a table of the findings, largest saving first."""
         count = f"{len(self._findings):,}{PER if len(self._findings) else ''}"
-        return html.fragment(f"<p><b>Findings</b> {count}</p>{findings_table(self._findings)}")
+        said = html.verdict(largest(self._findings[0])) if len(self._findings) else ""
+        return html.fragment(f"<p><b>Findings</b> {count}</p>{said}{findings_table(self._findings)}")
+
+
+def largest(finding: Finding) -> str:
+    """Return what the first finding is, how much its change would save, and where, as a sentence."""
+    saves = f", {format_bytes(finding.spare_bytes)} per {finding.per}" if finding.spare_bytes else ""
+    return f"Largest: {finding.why.partition(':')[0]}{saves}" + (f", in {finding.module}." if finding.module else ".")
 
 
 def sizes(finding: Finding) -> str:
@@ -87,14 +94,14 @@ def findings_table(findings: Findings, most: int = MOST_FINDINGS, attributes: It
             html.parted(finding.source or "–", 90),
             "–" if finding.is_wrong else format_bytes(finding.wire_bytes) + (" once" if finding.per == "rank" else ""),
             format_bytes(finding.spare_bytes) if finding.spare_bytes else "–",
-            html.prose(finding.change, 400),
+            html.prose(finding.change, 400).replace("; or, ", ";<br>or, "),
         )
         for finding in findings[:most]
     ]
     head = ("finding", "module", "source", "wire bytes", "saves", "try")
     hidden = len(findings) - len(rows)
     more = f'<p class="dim">… and {hidden:,} more: <code>findings()</code> has all.</p>' if hidden else ""
-    return html.table(head, rows, left=(), wrap=(0, 1, 2, 5), attributes=attributes) + more
+    return html.table(head, rows, left=(), wrap=(0, 1, 2, 5), attributes=attributes, stacks=True) + more
 
 
 STYLE = (

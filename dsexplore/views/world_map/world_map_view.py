@@ -24,7 +24,8 @@ STYLE = """
 .dsx .rank{min-width:28px;height:23px;text-align:center;color:inherit;
 font:calc(var(--dsx-size)*10/13)/15px var(--dsx-font);
 border:1px solid var(--dsx-line);background:none;padding:0 2px 5px;border-radius:0;forced-color-adjust:none}
-.dsx .rank.in{position:relative;border:2px solid var(--dsx-fg);line-height:13px}
+.dsx .rank.in{position:relative}
+.dsx .rank.some{border:2px solid var(--dsx-fg);line-height:13px}
 .dsx .rank>s{position:absolute;inset:auto 0 0;height:5px;display:flex;border-top:1px solid #fff9}
 .dsx .rank>s>i{flex:1}
 .dsx .rank.own{font-weight:700;text-decoration:underline}
@@ -162,9 +163,11 @@ def _key(world: WorldMap, look: Look) -> str:
     what, top = (
         (f"{world.sizes} bytes that a rank gets of the recorded ones in a step", format_bytes(look.top))
         if world.running is None
-        else ("seconds of a step per rank", format_seconds(look.top))
+        else ("seconds of a step that a rank is in collectives", format_seconds(look.top))
     )
-    return f'<p class="dim">Shade: {what}, 0 {scale} {top}.</p>'
+    axes = dict.fromkeys(axis for node in node_boxes(world) for cell in node.cells for axis in cell.axes)
+    below = f" Below a number: the axis {', '.join(html.axis_key(axis, 40) for axis in axes)}." if axes else ""
+    return f'<p class="dim">Shade: {what}, 0 {scale} {top}.{below}</p>'
 
 
 def _rules(world: WorldMap) -> str:
@@ -207,7 +210,9 @@ def _cell(world: WorldMap, cell: DrawnRank, groups: dict[int, int], place: str, 
     axes = f", in a group of {', '.join(cell.axes)}" if cell.axes else ""
     group = groups.get(cell.ranks[0]) if not several else None
     numbered = f", group {group}" if group is not None else ""
-    kind = f"rank{' in' if cell.axes else ''}{' own' if cell.recorded else ''}"
+    some = len(world.senders) < world.world_size  # where all are recorded, all are alike
+    kind = f"rank{' in' if cell.axes else ''}{' some' if some and cell.axes else ''}"
+    kind += " own" if some and cell.recorded else ""
     kind += f" g{group % len(AXES)}" if group is not None else ""
     spoken = html.escape(
         f"{rank_text}: {written(world, cell.value)} a step{', recorded' if cell.recorded else ''}{axes}{numbered}"
@@ -300,10 +305,10 @@ def _total(world: WorldMap) -> str:
         unknown = _unknown(world)
         more = f" More may be sent: {html.escape(unknown)}." if unknown else ""
         return html.verdict(f"Per rank and step {inside} stay {near}, {between} go {far}.{more}")
-    waiting = ", waiting for late ranks left out" if world.running.times.source == "measured" else ""
+    waiting = ", waits for late ranks not counted" if world.running.times.source == "measured" else ""
     if inside == between:
-        over = f"; each of them goes over links {far}" if _cross_nodes(world) else f", {near} and {far} alike"
-        return html.verdict(f"Collectives take {inside} of a step per rank{waiting}{over}.")
+        over = f"; all of them go over links {far}" if _cross_nodes(world) else f", {near} and {far} alike"
+        return html.verdict(f"Collectives take {inside} of a rank's step{waiting}{over}.")
     return html.verdict(f"Per rank and step collectives run {inside} over links {near}, {between} {far}{waiting}.")
 
 

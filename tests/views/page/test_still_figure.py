@@ -10,13 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsexplore.views.page.still_figure import WIDTH, still_figure
+from dsexplore.views.page.still_figure import HEIGHT, NARROWEST, still_figure
 
 
 def circles(shown: str) -> list[tuple[float, float]]:
-    """Return the centres of the circles in the chart itself, not in its key."""
-    chart = shown[shown.index('class="still"') :]
-    return [(float(x), float(y)) for x, y in re.findall(r'<circle cx="(.*?)" cy="(.*?)"', chart)]
+    """Return the centres of the circles in the chart itself: percent across, pixels down."""
+    return [
+        (float(x), float(y))
+        for x, y in re.findall(r'<svg x="([\d.]+)%">(?:<rect[^>]*>)?<circle cx="0" cy="(.*?)"', shown)
+    ]
 
 
 @given(
@@ -32,7 +34,7 @@ def test_points_lie_inside_and_in_the_order_of_their_numbers(values: list[float]
     for (x, y), (right, above) in pairwise(placed):
         assert x <= right
         assert y >= above
-    assert all(0 < x <= WIDTH and 0 <= y <= 300 for x, y in placed)
+    assert all(0 <= x <= 100 and 0 <= y <= HEIGHT for x, y in placed)
 
 
 def test_equal_ratios_have_equal_lengths_on_a_logarithmic_axis() -> None:
@@ -110,13 +112,15 @@ def test_error_bars_reach_from_the_least_to_the_most_and_lie_inside(kind: str) -
     shown = still_figure(figure)
     boxes = [
         tuple(map(float, box))
-        for box in re.findall(r'<rect x="([\d.]+)" y="([\d.]+)" width="([\d.]+)" height="([\d.]+)"', shown)
+        for box in re.findall(
+            r'<svg x="([\d.]+)%"><rect x="(-[\d.]+)" y="([\d.]+)" width="([\d.]+)" height="([\d.]+)"', shown
+        )
     ]
-    bars = [(x + width / 2, top + height, top) for x, top, width, height in boxes]
+    bars = [(x + left + width / 2, top + height, top) for x, left, top, width, height in boxes]
     assert len(bars) == 2
     for (x, low, high), (at, middle) in zip(bars, circles(shown), strict=True):
         assert x == pytest.approx(at)
-        assert 0 < high < middle <= low <= 300
+        assert 0 < high < middle <= low <= HEIGHT
     assert bars[1][1] == pytest.approx(circles(shown)[1][1]) or kind == "linear"  # log: none for −10
     assert "dp=8: 1, 10 (5 to 60)" in shown
     assert "&lt;tp=8&gt;: 2, 20" in shown
@@ -135,26 +139,35 @@ def test_bars_follow_one_another_and_are_as_long_as_their_numbers() -> None:
         figure.add_bar(orientation="h", x=values, y=["rank 3", "<script>"], name=name, marker={"color": "#0072b2"})
     figure.update_xaxes(title="ms")
     shown = still_figure(figure)
-    chart = shown[shown.index('class="still"') :]
-    boxes = [tuple(map(float, box)) for box in re.findall(r'<rect x="(.*?)" y="(.*?)" width="(.*?)"', chart)]
-    (left, _, four), (then, _, two), (_, _, one), _ = boxes
-    assert four == pytest.approx(2 * two, abs=0.2)
-    assert four == pytest.approx(4 * one, abs=0.4)
-    assert then == pytest.approx(left + four, abs=0.2)
+    four, two, one = map(float, re.findall(r'<span style="width:([\d.]+)%', shown))
+    assert four == pytest.approx(2 * two, abs=0.02)
+    assert four == pytest.approx(4 * one, abs=0.02)
+    assert four + two == pytest.approx(100, abs=0.02)
     assert "ms; the longest bar has 6" in shown
     assert "<script>" not in shown
 
 
 def test_texts_stand_beside_their_points_and_inside() -> None:
     figure = go.Figure(go.Scatter(x=[0, 10], y=[1, 2], mode="markers+text", text=["<b>dp=2</b>", "dp=4,tp=2"]))
-    texts = re.findall(r'<text x="([\d.]+)"( text-anchor="end")? y="[\d.]+">(dp[^<]*)</text>', still_figure(figure))
+    texts = re.findall(
+        r'<text x="([\d.]+)%" dx="-?8"( text-anchor="end")? y="[\d.]+">(dp[^<]*)</text>', still_figure(figure)
+    )
     assert {(bool(anchor), text) for _, anchor, text in texts} == {(False, "dp=2"), (True, "dp=4,tp=2")}
-    assert all(0 < float(x) < WIDTH for x, _, _ in texts)
+    assert all(0 <= float(x) <= 100 for x, _, _ in texts)
+
+
+def test_a_label_is_no_longer_than_the_narrowest_page_has_room_for() -> None:
+    figure = go.Figure(go.Scatter(x=[0, 5, 10], y=[1, 2, 3], mode="markers+text", text=["l" * 40] * 3))
+    shown = re.findall(r">(l+…l+)<", still_figure(figure))
+    assert [8 <= len(text) < NARROWEST / 8 for text in shown] == [True] * 3
+    assert len(shown[1]) < len(shown[0])
 
 
 def places_of(figure: go.Figure) -> list[tuple[float, float]]:
     """Return where the texts that begin with a letter and a number stand."""
-    found = re.findall(r'<text x="([\d.]+)"(?: text-anchor="end")? y="([\d.]+)">[a-z]\d</text>', still_figure(figure))
+    found = re.findall(
+        r'<text x="([\d.]+)%" dx="-?8"(?: text-anchor="end")? y="([\d.]+)">[a-z]\d</text>', still_figure(figure)
+    )
     return [(float(x), float(y)) for x, y in found]
 
 
@@ -176,5 +189,5 @@ def test_nine_lines_have_their_names_at_their_ends_and_no_legend() -> None:
     (xs, ys) = zip(*places_of(figure), strict=True)
     assert len(set(xs)) == 1
     assert all(after - before >= 12 for before, after in pairwise(ys))
-    assert max(ys) < 300
+    assert max(ys) < HEIGHT + 5
     assert 'class="keys"' not in still_figure(figure)

@@ -148,12 +148,17 @@ def test_the_letter_on_a_mark_can_be_read(mark: theme.Mark) -> None:
     assert contrast(mark.color, mark.ink) >= 4.5
 
 
-@pytest.mark.parametrize("background", ["#ffffff", "#111111"])
+LANES = {"#ffffff": "#f0f0f0", "#111111": "#1f1f1f"}
+"""Pages, and the lanes on them: 6 % of black, or of white."""
+
+
+@pytest.mark.parametrize("background", LANES)
 def test_marks_and_ink_stand_out_on_light_and_on_dark_pages(background: str) -> None:
     assert contrast(theme.INK, background) >= 4.1
-    colors = {color for used in SIDE_BY_SIDE.values() for color in used}
-    assert min(contrast(color, background) for color in colors) >= 2.0
+    assert min(contrast(mark.color, background) for mark in theme.MEMORY.values()) >= 2.0
     assert min(contrast(color, background) for color in (theme.SHADE, *AXES_AND_ALARM)) >= 3.0
+    on_lanes = (*theme.SERIES, theme.WAITING, *(mark.color for mark in theme._OPS.values()), *PARTS.values())
+    assert min(contrast(color, LANES[background]) for color in on_lanes) >= 3.0
 
 
 @pytest.mark.parametrize(
