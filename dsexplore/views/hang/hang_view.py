@@ -11,7 +11,7 @@ from dsexplore.units import format_bytes, format_ranks
 from dsexplore.views.page import html
 from dsexplore.views.view import View
 
-HEAD = ("ranks", "in", "wait for", "group", "number", "bytes", "state", "line")
+HEAD = ("ranks", "in", "{} for", "group", "number", "bytes", "state", "line")
 _MOST_ROWS, _MOST_ROWS_OF_PAGE = 40, 2_000
 _MOST_STACKS = 64
 
@@ -47,7 +47,8 @@ class HangView(View):
         parts = [f"<p>{_headline(report)}</p>{html.verdict(said, 0)}"]
         if self._waits:
             rows = [_cells(ranks, row, report) for ranks, row in self._waits[:most]]
-            parts.append(html.table(HEAD, rows, left=(0, 1, 2, 3, 6, 7)))
+            verb = "waited" if _is_over(report) else "wait"
+            parts.append(html.table([title.format(verb) for title in HEAD], rows, left=(0, 1, 2, 3, 6, 7)))
         if len(self._waits) > most:
             parts.append(
                 f'<p class="dim">… and {len(self._waits) - most:,} more calls: <code>waiting</code> has all</p>'
@@ -66,9 +67,13 @@ def _headline(report: HangReport) -> str:
     if report.reason == "none":
         return "No hang"
     if report.culprits:
-        is_over = set(report.waiting["state"]) == {"failed"}
-        return f"{'Failure' if is_over else 'Hang'}: {format_ranks(report.culprits)}"
+        return f"{'Failure' if _is_over(report) else 'Hang'}: {format_ranks(report.culprits)}"
     return "Hang: the evidence does not say which rank is to blame"
+
+
+def _is_over(report: HangReport) -> bool:
+    """Return True if no rank waits any more, as all calls failed."""
+    return set(report.waiting["state"]) == {"failed"}
 
 
 def _grouped(rows: Sequence[Row]) -> list[tuple[list[int], Row]]:

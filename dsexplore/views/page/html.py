@@ -69,8 +69,7 @@ min-width:1px}
 .dsx .stacks{container-type:inline-size}
 @container (max-width:520px){.dsx.dsx .stacks :is(table,tbody,tr,td){display:block}
 .dsx.dsx .stacks thead{display:none}
-.dsx.dsx .stacks tr{padding:.4em 0;border-bottom:1px solid var(--dsx-line)}
-.dsx.dsx .stacks td{text-align:left;white-space:normal;overflow-wrap:anywhere}
+.dsx.dsx .stacks td{text-align:left;white-space:normal}
 .dsx.dsx .stacks td:first-child{font-weight:600}
 .dsx.dsx .stacks td+td::before{content:attr(data-of) ": ";color:var(--dsx-dim)}}
 .dsx.dsx .bars td.track{width:42%;min-width:160px}

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import polars as pl
@@ -47,6 +47,18 @@ white-space:nowrap;transform:translateX(-100%);padding-right:2px}
 )
 _KEYS = (("", SHADE, "transfer"), ("", WAITING, "waiting for a rank that comes later"))
 _LATE_KEY = ("l", ALARM, "late")
+
+
+@dataclass(frozen=True)
+class Lane:
+    """A lane of something else than collectives, which stands below that of its rank."""
+
+    of: str
+    """Its name in the timeline, ``rank 1 · disk``."""
+    name: str
+    color: str
+    boxes: tuple[tuple[float, float], ...]
+    """(begin, length) in seconds, on the scale of `Skew.arrivals`."""
 
 
 @dataclass(frozen=True)
@@ -108,24 +120,33 @@ def _ranks(skew: Skew, shown: pl.DataFrame, most: int) -> list[int]:
     return sorted(list(dict.fromkeys([*(rank for rank in late if rank in waited), *waited]))[:most])
 
 
-def drawing(skew: Skew, most_collectives: int = MOST_COLLECTIVES, most_lanes: int = MOST_LANES) -> str:
+def drawing(
+    skew: Skew, most_collectives: int = MOST_COLLECTIVES, most_lanes: int = MOST_LANES, further: Sequence[Lane] = ()
+) -> str:
     """Return the lanes, their key and the axis as HTML, empty if nothing was measured; needs `STYLE`.
 
     Args:
         skew: skew of a trace.
         most_collectives: see `window`.
         most_lanes: see `window`.
+        further: other lanes on the same axis, which is as long as all of them need.
     """
     if not skew.is_timed or skew.arrivals.is_empty():
         return ""
     drawn = window(skew, most_collectives, most_lanes)
+    ends = [end for lane in further for begin, length in lane.boxes for end in (begin, begin + length)]
+    drawn = replace(drawn, first=min([drawn.first, *ends]), last=max([drawn.last, *ends]))
     late = {late_rank.rank for late_rank in skew.late_ranks}
     parts = drawn.arrived.partition_by("rank", as_dict=True)
-    lanes = "".join(_lane(rank, parts[(rank,)], drawn, rank in late) for rank in drawn.ranks)
+    lanes = "".join(
+        _lane(rank, parts[(rank,)], drawn, rank in late)
+        + "".join(_further(lane, drawn) for lane in further if lane.of.startswith(f"rank {rank} "))
+        for rank in drawn.ranks
+    )
     more = f'<p class="dim">{drawn.hidden_ranks:,} more ranks are not drawn.</p>' if drawn.hidden_ranks > 0 else ""
     length = drawn.last - drawn.first
     marks = [(at / (length or 1.0), format_seconds(at)) for at in round_numbers(0.0, length)]
-    shown = (*_KEYS, _LATE_KEY) if late else _KEYS
+    shown = [*_KEYS, *([_LATE_KEY] if late else []), *dict.fromkeys(("", lane.color, lane.name) for lane in further)]
     keys = "".join(
         f'<span><i class="{kind}" style="background:{color}"></i>{text}</span> ' for kind, color, text in shown
     )
@@ -163,6 +184,17 @@ def _lane(rank: int, of_rank: pl.DataFrame, drawn: Window, is_late: bool) -> str
     )
     name = f'<span class="late">rank {rank}</span>' if is_late else f"<span>rank {rank}</span>"
     return f'{name} <div class="lane">{picture}{_labels(labels, span)}</div>'
+
+
+def _further(lane: Lane, drawn: Window) -> str:
+    span = (drawn.last - drawn.first) or 1.0
+    path = "".join(_box(begin - drawn.first, length, span, 0, _HEIGHT) for begin, length in lane.boxes)
+    spoken = f"{lane.of}: {format_seconds(sum(length for _, length in lane.boxes))}"
+    return (
+        f'<span class="dim">{html.escape(lane.name)}</span> <div class="lane"><svg viewBox="0 0 {_WIDTH} {_HEIGHT}" '
+        f'preserveAspectRatio="none" role="img" aria-label="{html.escape(spoken)}"><path d="{path}" '
+        f'fill="{lane.color}"/></svg></div>'
+    )
 
 
 def _box(begin: float, length: float, span: float, top: float, height: float) -> str:

@@ -7,6 +7,8 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
+import polars as pl
+
 from dsexplore.analysis.headline import headline
 from dsexplore.analysis.skew import Skew, skew
 from dsexplore.analysis.step_timeline import Timeline
@@ -14,6 +16,7 @@ from dsexplore.cost.predicted_timeline import stage_timeline
 from dsexplore.cost.schedules import read_schedule
 from dsexplore.views.page import html
 from dsexplore.views.skew import skew_view
+from dsexplore.views.timeline.mark_colors import colors_of
 from dsexplore.views.timeline.timeline_drawing import STYLE, drawing, timeline_html, title_html
 from dsexplore.views.timeline.timeline_text import order_verdict, timeline_text
 from dsexplore.views.view import View
@@ -45,11 +48,25 @@ class TimelineView(View):
             return html.fragment(f"{title_html(stages)}{drawing(stages)}{order}", STYLE)
         if late is None:
             return timeline_html(self._concluded)
-        waiting = html.fragment(skew_view.drawing(late), skew_view.STYLE)
         is_all = skew_view.window(late).collectives == late.arrivals["instance"].n_unique()
-        if not is_all or not all(map(_RANK.fullmatch, self._timeline.lanes)):
+        further = self._further(late)
+        is_all &= all(map(_RANK.fullmatch, {*self._timeline.lanes} - {lane.of for lane in further}))
+        waiting = html.fragment(skew_view.drawing(late, further=further if is_all else ()), skew_view.STYLE)
+        if not is_all:
             return timeline_html(self._concluded) + waiting
         return html.fragment(title_html(self._concluded)) + waiting
+
+    def _further(self, late: Skew) -> list[skew_view.Lane]:
+        """Return the lanes of reads, writes and waits for them, on the time scale of the skew."""
+        spans = self._timeline.spans
+        events, colors = spans.filter(pl.col("row").is_not_null()), {c.name: c.fill for c in colors_of(self._timeline)}
+        shift = late.arrivals.select(pl.col("begin").min()).item() - events.select(pl.col("begin").min()).item()
+        times = pl.struct(pl.col("begin") + shift, pl.col("end") - pl.col("begin"))
+        of_lane = spans.filter(pl.col("row").is_null()).group_by("lane", "mark", maintain_order=True).agg(times)
+        return [
+            skew_view.Lane(lane, mark, colors[mark], tuple(tuple(box.values()) for box in boxes))
+            for lane, mark, boxes in of_lane.iter_rows()
+        ]
 
     @property
     def _concluded(self) -> Timeline:

@@ -254,7 +254,7 @@ def what_differs(diff: TraceDiff) -> str:
     changes = [
         f"{what} {old} → {new}"
         for what, old, new in (
-            ("mesh", before.info.mesh or "none", after.info.mesh or "none"),
+            ("mesh", html.plain(before.info.mesh or "none", 60), html.plain(after.info.mesh or "none", 60)),
             ("ranks", f"{before.info.world_size:,}", f"{after.info.world_size:,}"),
             ("modules", f"{before.modules.height:,}", f"{after.modules.height:,}"),
             ("parameters", _parameter_bytes(before), _parameter_bytes(after)),

@@ -8,6 +8,7 @@ from typing import Any
 import polars as pl
 
 from dsexplore.analysis.world_map import BETWEEN, INSIDE, Level, WorldMap
+from dsexplore.trace.schema import NO_AXIS
 from dsexplore.trace.steps import in_steps
 from dsexplore.trace.unknown_sizes import what_is_unknown
 from dsexplore.units import format_bytes, format_count, format_seconds
@@ -165,9 +166,14 @@ def _key(world: WorldMap, look: Look) -> str:
         if world.running is None
         else ("seconds of a step that a rank is in collectives", format_seconds(look.top))
     )
-    axes = dict.fromkeys(axis for node in node_boxes(world) for cell in node.cells for axis in cell.axes)
-    below = f" Below a number: the axis {', '.join(html.axis_key(axis, 40) for axis in axes)}." if axes else ""
-    return f'<p class="dim">Shade: {what}, 0 {scale} {top}.{below}</p>'
+    axes = dict.fromkeys(axis for node in node_boxes(world) for cell in node.cells for axis in _striped(cell))
+    below = f"Below a number: axis {', '.join(html.axis_key(axis, 40) for axis in axes)}. " if axes else ""
+    return f'<p class="dim">{below}Shade: {what}, 0 {scale} {top}.</p>'
+
+
+def _striped(cell: DrawnRank) -> tuple[str, ...]:
+    """Return the axes whose colors are below a rank's number: none where no group is of a mesh."""
+    return () if {*cell.axes} <= {"", NO_AXIS} else tuple(cell.axes)
 
 
 def _rules(world: WorldMap) -> str:
@@ -221,7 +227,7 @@ def _cell(world: WorldMap, cell: DrawnRank, groups: dict[int, int], place: str, 
     shade = f"background:color-mix(in srgb,{SHADE} {share}%,transparent)" if share else ""
     ink = ";color:#fff" if share > _DARK else ""
     text = ("·" if several else str(cell.ranks[0])) + (f"<sub>{group}</sub>" if group is not None else "")
-    stripes = "".join(f'<i class="a{color}"></i>' for color in sorted(map(axis_number, cell.axes)))
+    stripes = "".join(f'<i class="a{color}"></i>' for color in sorted(map(axis_number, _striped(cell))))
     text += f"<s>{stripes}</s>" if stripes else ""
     drawn = f'class="{kind}" style="{shade}{ink}" title="{spoken}" aria-label="{spoken}"'
     if look.live:

@@ -154,7 +154,9 @@ def test_copies_and_partial_values_lie_behind_the_tensor_and_tint_it():
     assert replicated.count('class="card replicate x0"') == 1
     assert replicated.count('class="over replicate x0"') == 1
     partial = html_of(dsexplore.sharding((4, 4), "P", "dp=16"))
-    assert partial.count('class="card partial x0"') == 2
+    assert partial.count('class="card partial x0"') == 3
+    four = html_of(dsexplore.sharding((4, 4), "R", "dp=4"))
+    assert four.count('class="card replicate x0"') == 3  # behind the first
     assert "16 partial values" in partial
     assert "card" not in re.sub(r"<style>.*?</style>", "", html_of(dsexplore.sharding((4, 4), "R", "dp=1")))
 

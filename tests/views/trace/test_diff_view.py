@@ -136,12 +136,22 @@ def test_text_is_short_and_signed(traces: ModuleType) -> None:
     lines = trace.diff(trace.where(axis="tp"))._repr_mimebundle_()["text/plain"].splitlines()
     assert lines == [
         "TraceDiff: 24 → 16 collectives (−8), −32 KiB on the wire (−64 KiB in messages), of rank 0 in one step",
+        "  From A to B mesh, ranks, modules and parameters are the same: the calls differ.",
         "  B sends 32 KiB less on the wire per rank and step than A, 72 KiB instead of 104 KiB (−31 %), all on dp, in "
         "16 collectives instead of 24.",
         "  All of it is in Net.layers.* (×8): all_gather (32 KiB less).",
         "  Changes per rank and step, in collectives and wire bytes:",
         "  all_gather       dp                −8  −32 KiB",
     ]
+
+
+def test_it_says_in_what_the_programs_differ(traces: ModuleType) -> None:
+    few, many = traces.layered(2), traces.layered(8)
+    tables = many.tables
+    sharded = Trace(replace(tables, info=replace(tables.info, mesh="<b>=2", world_size=2)))
+    assert f"modules {few.tables.modules.height} → {tables.modules.height}" in text_of(few.diff(many))
+    assert "mesh dp=2,tp=4 → &lt;b&gt;=2, ranks 8 → 2" in text_of(many.diff(sharded))
+    assert "<b>=2" not in many.diff(sharded)._repr_mimebundle_()["text/html"]
 
 
 def test_less_on_the_wire_is_not_called_more(traces: ModuleType) -> None:

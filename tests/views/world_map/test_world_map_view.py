@@ -122,7 +122,7 @@ class TestSeconds:
         assert "waiting for the others is part" not in bundle["text/plain"]  # all four ranks are recorded
         assert "seconds per rank and step, at most" in bundle["text/html"]
         top = format_seconds(timed.to_shades().max())
-        assert "Shade: seconds of a step per rank, 0 <span" in bundle["text/html"]
+        assert "Shade: seconds of a step that a rank is in collectives, 0 <span" in bundle["text/html"]
         assert f"</span> {top}.</p>" in bundle["text/html"]
         assert f"rank 0: {format_seconds(timed.to_shades()[0])} a step, recorded" in bundle["text/html"]
 
