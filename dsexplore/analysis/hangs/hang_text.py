@@ -84,8 +84,7 @@ def _missing_text(job: JobCalls, front: Wavefront, blame: Blame) -> str:
     first = next((instance for instance in blame.instances if set(instance.absent) & set(accused)), blame.instances[0])
     waits_in = [call for call in first.pending if call.rank not in accused] or first.pending
     waiting = format_ranks(call.rank for call in waits_in)
-    is_over = all(call.state == "failed" for call in waits_in)
-    verb = "waited" if is_over else "waits" if len(waits_in) == 1 else "wait"
+    verb = "waits" if len(waits_in) == 1 else "wait"
     whom = "it" if len(accused) == 1 else "them"
     with_line = next((call for call in waits_in if call.source), waits_in[0])  # a JSON dump has no frames
     where = f"{call_text(with_line)}{_number(first)}{_others(front, [first], accused)}"

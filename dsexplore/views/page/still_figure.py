@@ -29,13 +29,9 @@ HEIGHT = 256
 """Distance of the ends of the upright axis, in pixels."""
 _TOP, _BOTTOM, _RIGHT = 10, 20, 20
 """Space around the axes, in pixels."""
-_LETTER = 6.2
-"""Width of a letter, in pixels."""
+_LETTER, _LINE, _RANGE = 6.2, 13, 8
+"""Width of a letter, distance of labels below one another, and width of an error bar, in pixels."""
 _LONGEST_LABEL = 44
-_LINE = 13
-"""Distance of labels below one another."""
-_RANGE = 8
-"""Width of an error bar."""
 _DASHES = {"dash": "6 4", "dot": "2 3", "dashdot": "7 3 2 3", "longdash": "11 4"}
 _SYMBOLS = {
     "square": "M-3.5-3.5h7v7h-7z",
@@ -173,15 +169,12 @@ def _chart(figure: Any, traces: Sequence[Any]) -> str:
         for trace, of, floor in zip(traces, points, floors, strict=True)
     )
     drawn += f'<svg viewBox="0 0 100 {HEIGHT}" width="100%" height="{HEIGHT}" preserveAspectRatio="none">{lines}</svg>'
-    for trace, points_of_trace in zip(traces, points, strict=True):
-        drawn += "".join(_mark(trace, point, along, down) for point in points_of_trace)
+    drawn += "".join(_mark(trace, point, along, down) for trace, of in zip(traces, points, strict=True) for point in of)
     drawn += _labels([point for point in every if point.label], along, down, left, right, bool(ends))
-    titles = _text(up.title.text), _text(across.title.text)
-    named = f'role="img" aria-label="{html.escape(" by ".join(titles))}"'
-    svg = f'<svg class="still" height="{HEIGHT}" {named}>{drawn}</svg>'
+    titles = [html.escape(_text(axis.title.text)) for axis in (up, across)]
+    svg = f'<svg class="still" height="{HEIGHT}" role="img" aria-label="{" by ".join(titles)}">{drawn}</svg>'
     room = f'<div class="room" style="padding:{_TOP}px {right}px {_BOTTOM}px {left}px">{svg}</div>'
-    above, below = (f"<p>{html.escape(title)}</p>" for title in titles)
-    return f'<div class="chart">{above}{room}{below}</div>'
+    return f'<div class="chart"><p>{titles[0]}</p>{room}<p>{titles[1]}</p></div>'
 
 
 def _line_ends(traces: Sequence[Any], points: list[list[_Point]]) -> list[_Point]:
@@ -356,9 +349,7 @@ def _symbol(trace: Any, x: float, y: float, title: str = "") -> str:
 def _keys(traces: Sequence[Any]) -> str:
     """Return the legend, a piece of each named line next to its name; empty for fewer than two names."""
     named = [trace for trace in traces if trace.name and trace.showlegend is not False and len(_values(trace.x))]
-    if all(trace.type == "scatter" and trace.name in _values(trace.text)[-1:] for trace in named):
-        return ""
-    if len(named) < 2:
+    if len(named) < 2 or all(trace.type == "scatter" and trace.name in _values(trace.text)[-1:] for trace in named):
         return ""
     keys = (
         f'<span><svg width="34" height="14" aria-hidden="true">{_key(trace)}</svg>'

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from itertools import pairwise
 from types import ModuleType
 
@@ -206,3 +207,23 @@ def test_ranks_that_were_measured_come_with_the_late_one_and_waiting_apart() -> 
     assert 'class="verdict"' in shown["text/html"]
     assert '<span class="late">rank 1</span>' in shown["text/html"]
     assert 'class="skew"' not in trace.timeline(lanes="phase")._repr_mimebundle_()["text/html"]
+
+
+def test_reads_stand_on_the_one_axis_of_the_ranks_that_wait_for_them() -> None:
+    tables = Program(ranks=2, steps=3, jitter=1e-3, late_rank=1, late_by=0.2).trace()
+    start = tables.events["start"].min()
+    assert isinstance(start, int)
+    row = dict.fromkeys(tables.io.columns) | {"rank": 1, "op": "read", "path": "/data/a.bin", "bytes": 4096}
+    row |= {
+        "step": 0,
+        "seq": 0,
+        "source": "",
+        "module": "",
+        "phase": "between steps",
+        "start": start - 50_000_000,
+        "end": start,
+    }
+    io = pl.DataFrame([row], schema=tables.io.schema)
+    shown = Trace(replace(tables, io=io)).timeline()._repr_mimebundle_()["text/html"]
+    assert shown.count('class="ticks"') == 1
+    assert 'aria-label="rank 1 · disk: 50 ms"' in shown
