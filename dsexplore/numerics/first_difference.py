@@ -210,7 +210,7 @@ def _parameter_difference(comparison: Comparison, step: int) -> FirstDifference 
         wrong = [(entry, explain(entry, comparison)) for entry in reversed(entries) if not entry.is_right]
         if not wrong:
             continue
-        if _have_one_reason(entries, wrong):
+        if _have_same_reason(entries, wrong):
             entry, match = wrong[0]
             ranks = tuple(sorted({rank for entry, _ in wrong for rank in entry.wrong_ranks}))
             error = max(entry.relative_error() for entry, _ in wrong)
@@ -219,7 +219,7 @@ def _parameter_difference(comparison: Comparison, step: int) -> FirstDifference 
     return None
 
 
-def _have_one_reason(entries: Sequence[Compared], wrong: Sequence[tuple[Compared, Match | None]]) -> bool:
+def _have_same_reason(entries: Sequence[Compared], wrong: Sequence[tuple[Compared, Match | None]]) -> bool:
     """Return True if all changing parameters are wrong for the same reason, or all for an unknown one."""
     reasons = {match.reason if match is not None else None for _, match in wrong}
     changing = [entry for entry in entries if not _is_zero(entry)]
