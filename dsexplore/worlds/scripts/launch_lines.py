@@ -258,7 +258,7 @@ def _on_nodes(launched: Launched, numbers: dict[str, int | None], starts: int | 
         return replace(launched, nodes=nodes or launched.nodes)
     if numbers["nodes"] is not None and numbers["per_node"] is None and numbers["processes"] is None:
         numbers = {**numbers, "per_node": starts}
-    return replace(launched, **numbers)
+    return replace(launched, nodes=numbers["nodes"], per_node=numbers["per_node"], processes=numbers["processes"])
 
 
 def _on_hosts(text: str, are_counted: bool) -> dict[str, int | None]:
