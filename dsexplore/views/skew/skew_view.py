@@ -121,7 +121,7 @@ def _ranks(skew: Skew, shown: pl.DataFrame, most: int) -> list[int]:
 
 
 def drawing(
-    skew: Skew, most_collectives: int = MOST_COLLECTIVES, most_lanes: int = MOST_LANES, further: Sequence[Lane] = ()
+    skew: Skew, most_collectives: int = MOST_COLLECTIVES, most_lanes: int = MOST_LANES, *, further: Sequence[Lane] = ()
 ) -> str:
     """Return the lanes, their key and the axis as HTML, empty if nothing was measured; needs `STYLE`.
 
