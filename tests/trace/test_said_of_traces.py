@@ -126,9 +126,9 @@ def journal_of_nobody(folder: Path) -> None:
 SEND = {"op": "send", "peer": 1, "group": "tp", "message_bytes": 64, "source": "train.py:10"}
 RECV = {"op": "recv", "peer": 0, "group": "tp", "message_bytes": 64, "source": "train.py:20"}
 ROW = {"group": "tp", "group_size": 2, "op": "all_reduce", "state": "completed"}
-LOOP = [{**ROW, "start": at, "end": at + 9} for at in range(0, 500, 50)]
+LOOP: list[dict[str, Any]] = [{**ROW, "start": at, "end": at + 9} for at in range(0, 500, 50)]
 ON_ANOTHER_CLOCK = [{**row, "start": row["start"] + SECOND, "end": row["end"] + SECOND} for row in LOOP]
-UNSIZED = {"group": "tp", "message_bytes": None, "wire_bytes": None, "shape": []}
+UNSIZED: dict[str, Any] = {"group": "tp", "message_bytes": None, "wire_bytes": None, "shape": []}
 SPLIT = {"op": "all_to_all", "group": "tp", "group_size": 2, "message_bytes": 16}
 
 
