@@ -85,7 +85,7 @@ versions:
 	$(PYTHON) tests/run_versions.py --torch $(TORCH) $(ARGS)
 
 canary: $(VENV)/.test
-	$(BIN)/python -m dsexplore.torch_internals $(ARGS)
+	$(BIN)/python -m dsexplore._internal.torch_internals $(ARGS)
 
 # The tool stays out of the environment that the tests run in: it needs none of ours, and they none of its.
 mutants: $(VENV)/.test $(BUILD)/mutants/tool/.made

@@ -14,11 +14,11 @@ import argparse
 from pathlib import Path
 
 from benchmarks.aio_bench_file import random_file
-from dsexplore.aio.aio_config import AioConfig
-from dsexplore.aio.references import DeepSpeedHandle, why_no_reference
-from dsexplore.aio.statistics import Interval, ratio_interval
-from dsexplore.aio.sweeping import sweep
-from dsexplore.units import parse_size
+from dsexplore._internal.aio.aio_config import AioConfig
+from dsexplore._internal.aio.sweeps.references import DeepSpeedHandle, why_no_reference
+from dsexplore._internal.aio.sweeps.statistics import Interval, ratio_interval
+from dsexplore._internal.aio.sweeps.sweeping import sweep
+from dsexplore._internal.units import parse_size
 
 GOAL = 0.99
 

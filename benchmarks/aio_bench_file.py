@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from dsexplore.aio.buffers import Buffer, fill_random
-from dsexplore.aio.handle import aio_handle
-from dsexplore.aio.scratch import Scratch
+from dsexplore._internal.aio.buffers import Buffer, fill_random
+from dsexplore._internal.aio.handle import aio_handle
+from dsexplore._internal.aio.sweeps.scratch import Scratch
 
 
 def unwind_on_signals() -> None:

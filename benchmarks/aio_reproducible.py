@@ -17,14 +17,14 @@ from collections import defaultdict
 from itertools import product
 
 from benchmarks.aio_bench_file import random_file, unwind_on_signals
-from dsexplore.aio.aio_config import AioConfig
-from dsexplore.aio.buffers import Buffer, fill_random
-from dsexplore.aio.choice import MATTERS, Best
-from dsexplore.aio.handle import aio_handle
-from dsexplore.aio.result import SweepResult
-from dsexplore.aio.statistics import median, ratio_interval
-from dsexplore.aio.sweeping import sweep
-from dsexplore.units import format_bytes, format_rate, parse_size
+from dsexplore._internal.aio.aio_config import AioConfig
+from dsexplore._internal.aio.buffers import Buffer, fill_random
+from dsexplore._internal.aio.handle import aio_handle
+from dsexplore._internal.aio.sweeps.choice import MATTERS, Best
+from dsexplore._internal.aio.sweeps.result import SweepResult
+from dsexplore._internal.aio.sweeps.statistics import median, ratio_interval
+from dsexplore._internal.aio.sweeps.sweeping import sweep
+from dsexplore._internal.units import format_bytes, format_rate, parse_size
 
 CONTROL = AioConfig()
 _LEAST_SECONDS = 0.1

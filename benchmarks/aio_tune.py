@@ -26,16 +26,16 @@ from pathlib import Path
 from typing import Any, Self
 
 from benchmarks.aio_bench_file import random_file, unwind_on_signals
-from dsexplore.aio import search
-from dsexplore.aio.aio_config import AioConfig
-from dsexplore.aio.buffers import fill_random
-from dsexplore.aio.disk import disk_of
-from dsexplore.aio.measure import Bench
-from dsexplore.aio.rounds import mix
-from dsexplore.aio.statistics import median, ratio_interval
-from dsexplore.aio.sweeping import sweep
-from dsexplore.aio.transfer_file import TransferFile
-from dsexplore.units import parse_size
+from dsexplore._internal.aio.aio_config import AioConfig
+from dsexplore._internal.aio.buffers import fill_random
+from dsexplore._internal.aio.disk import disk_of
+from dsexplore._internal.aio.sweeps import search
+from dsexplore._internal.aio.sweeps.measure import Bench
+from dsexplore._internal.aio.sweeps.rounds import mix
+from dsexplore._internal.aio.sweeps.statistics import median, ratio_interval
+from dsexplore._internal.aio.sweeps.sweeping import sweep
+from dsexplore._internal.aio.transfer_file import TransferFile
+from dsexplore._internal.units import parse_size
 
 GOAL = 0.97
 CONTROL = AioConfig()

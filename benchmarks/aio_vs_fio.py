@@ -45,16 +45,16 @@ from typing import Any, Self
 
 from benchmarks.aio_bench_file import random_file, unwind_on_signals
 from benchmarks.goals import verdict
-from dsexplore.aio.aio_config import AioConfig
-from dsexplore.aio.backends.choose import ENGINES, loop_of
-from dsexplore.aio.buffers import fill_random
-from dsexplore.aio.disk import disk_of
-from dsexplore.aio.handle import aio_handle
-from dsexplore.aio.measure import Bench, Mode, Operation
-from dsexplore.aio.references import DeepSpeedHandle, run_fio, why_no_reference
-from dsexplore.aio.statistics import Interval, median, ratio_interval
-from dsexplore.aio.transfer_file import TransferFile
-from dsexplore.units import parse_size
+from dsexplore._internal.aio.aio_config import AioConfig
+from dsexplore._internal.aio.backends.choose import ENGINES, loop_of
+from dsexplore._internal.aio.buffers import fill_random
+from dsexplore._internal.aio.disk import disk_of
+from dsexplore._internal.aio.handle import aio_handle
+from dsexplore._internal.aio.sweeps.measure import Bench, Mode, Operation
+from dsexplore._internal.aio.sweeps.references import DeepSpeedHandle, run_fio, why_no_reference
+from dsexplore._internal.aio.sweeps.statistics import Interval, median, ratio_interval
+from dsexplore._internal.aio.transfer_file import TransferFile
+from dsexplore._internal.units import parse_size
 
 BLOCKS = (1 << 20, 128 << 10)
 DEPTHS = (1, 8, 32)

@@ -25,7 +25,7 @@ import torch.multiprocessing as mp
 from programs_of_ranks import FORKS, RANKS, Program, programs
 
 import dsexplore
-from dsexplore.capture.record import record
+from dsexplore._internal.capture.record import record
 
 _COMPARED = ("op", "phase", "step", "message_bytes", "wire_bytes", "dtype", "shape", "peer", "root", "trigger", "owner")
 _PATIENCE = timedelta(seconds=60)

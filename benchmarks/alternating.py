@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
-from dsexplore.aio.statistics import Interval
+from dsexplore._internal.aio.sweeps.statistics import Interval
 
 Way = Callable[[], AbstractContextManager[Any]]
 

@@ -24,8 +24,8 @@ from statistics import median
 
 from benchmarks.goals import verdict
 from dsexplore import run_ranks
-from dsexplore.aio.statistics import ratio_interval
-from dsexplore.units import format_bytes
+from dsexplore._internal.aio.sweeps.statistics import ratio_interval
+from dsexplore._internal.units import format_bytes
 
 BLOCKS = {8: 50, 64 * 1024: 25, 4 * 1024 * 1024: 2}
 """Message sizes in bytes, and how many calls make a block."""
@@ -106,7 +106,7 @@ def added() -> dict[str, float]:
     import torch
 
     import dsexplore.comm as dist
-    from dsexplore.comm import spellings
+    from dsexplore._internal.comm import spellings
 
     def nothing(*_: object) -> None:
         return None
@@ -142,7 +142,7 @@ def recorded() -> dict[str, float]:
     import torch.distributed as td
 
     from dsexplore import commtrace
-    from dsexplore.capture.group_methods import GroupMethods
+    from dsexplore._internal.capture.collectives.group_methods import GroupMethods
 
     x = torch.ones(2)
 

@@ -32,9 +32,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
 
-from dsexplore.comm.sweep_result import CommSweep, SweepPoint
+from dsexplore._internal.comm.sweeps.sweep_result import CommSweep, SweepPoint
+from dsexplore._internal.cost.collectives.calibrate import calibrated
 from dsexplore.cost import Cluster, collective_time, known_clusters
-from dsexplore.cost.calibrate import calibrated
 
 DATA = Path(__file__).with_name("data") / "collectives.toml"
 UNSEEN = DATA.with_name("unseen_collectives.toml")

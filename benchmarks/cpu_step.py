@@ -33,12 +33,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
 import dsexplore
-from dsexplore.comm.sweep_result import CommSweep
+from dsexplore._internal.comm.sweeps.sweep_result import CommSweep
+from dsexplore._internal.cost.collectives.calibrate import calibrated
+from dsexplore._internal.trace.trace import Trace
+from dsexplore._internal.units import format_seconds
+from dsexplore._internal.worlds import demo
 from dsexplore.cost import Cluster, beside, with_measured_compute
-from dsexplore.cost.calibrate import calibrated
-from dsexplore.trace.trace import Trace
-from dsexplore.units import format_seconds
-from dsexplore.worlds import demo
 
 STYLES = ("tp", "fsdp2", "ddp")
 SHAPE = demo.Shape(layers=4, dim=512, heads=8, kv_heads=4, hidden=1536, vocabulary=4096)

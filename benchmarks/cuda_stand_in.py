@@ -21,7 +21,7 @@ from alternating import Runs, Way, alternate, ratios, spread, switching
 from llama import TINY, Llama, training_loss
 from torch import nn
 
-from dsexplore.worlds.cuda.stand_in import cuda_stand_in
+from dsexplore._internal.worlds.cuda.stand_in import cuda_stand_in
 
 CALLS = 2_000
 GOAL = 1.05

@@ -14,8 +14,8 @@ import statistics
 from collections import defaultdict
 from pathlib import Path
 
+from dsexplore._internal.cost.collectives.engine_collectives import custom_all_reduce_time
 from dsexplore.cost import Cluster, Range
-from dsexplore.cost.engine_collectives import custom_all_reduce_time
 
 DATA = Path(__file__).with_name("data") / "custom_all_reduce_perf.csv"
 MACHINES = {

@@ -22,9 +22,9 @@ import polars as pl
 from playwright.sync_api import sync_playwright
 
 from docs import pictured_programs
-from dsexplore.trace import schema
-from dsexplore.trace.tables import Tables, TraceInfo
-from dsexplore.trace.trace import Trace
+from dsexplore._internal.trace import schema
+from dsexplore._internal.trace.tables import Tables, TraceInfo
+from dsexplore._internal.trace.trace import Trace
 from tests.browser.conftest import ARGUMENTS, chromium, running_lab
 
 PARTS = ("attn", "attn.q", "attn.k", "attn.v", "attn.o", "mlp", "mlp.up", "mlp.gate", "mlp.down")
@@ -195,7 +195,7 @@ def measure(playwright: Any, chromium: Chromium, lab: Any) -> dict[str, Any]:
     browser, page = chromium.take(playwright)
     page.add_init_script(COUNTING)
     cells = [
-        "import dsexplore\ntrace = dsexplore.load('big.trace')\nimport dsexplore.views.explorer.explorer",
+        "import dsexplore\ntrace = dsexplore.load('big.trace')\nimport dsexplore._internal.views.explorer.explorer",
         "trace.explore()",
     ]
     lab.write("load.ipynb", cells)

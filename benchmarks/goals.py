@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from dsexplore.aio.statistics import Interval
+from dsexplore._internal.aio.sweeps.statistics import Interval
 
 
 def verdict(ratio: Interval, *, least: float = 0.0, most: float = math.inf) -> str:

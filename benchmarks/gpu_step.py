@@ -32,8 +32,8 @@ from gpu_programs import Program
 
 if TYPE_CHECKING:
     from dsexplore import Trace
+    from dsexplore._internal.cost.cluster import Cluster
     from dsexplore.cost import Range
-    from dsexplore.cost.cluster import Cluster
 
 PROGRAMS: Mapping[str, Program] = {**FIRST_PROGRAMS, **MORE_PROGRAMS}
 DATA = Path(__file__).with_name("data") / "gpu_steps.json"
@@ -234,7 +234,7 @@ def main() -> None:
     if options.measure:
         measure(names, options.file)
         return
-    from dsexplore.cost.cluster import Cluster
+    from dsexplore._internal.cost.cluster import Cluster
 
     found = json.loads(options.file.read_text(encoding="utf-8"))
     cluster = Cluster.load("hgx-h200" if "H200" in found["gpu"] else "dgx-h100")

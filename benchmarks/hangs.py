@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from hang_cases import CASES, PREFACE, Case
 
 import dsexplore
-from dsexplore.analysis.hangs.hang_report import HangReport
+from dsexplore._internal.analysis.hangs.hang_report import HangReport
 
 SAVED_AFTER, GRACE, GIVEN = 2.0, 6.0, 10.0
 """Seconds: without progress until a rank saves, from a failure until the others are ended, and of a whole run."""

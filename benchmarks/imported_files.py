@@ -27,8 +27,8 @@ import torch
 
 import dsexplore
 from dsexplore import run_ranks
-from dsexplore.paused_collector import no_collection
-from dsexplore.trace.importers.plain_pickle import load_plain
+from dsexplore._internal.paused_collector import no_collection
+from dsexplore._internal.trace.importers.plain_pickle import load_plain
 
 OPEN_GOAL_S = 5.0
 HANG_GOAL_S = 1.0

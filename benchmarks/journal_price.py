@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 
 import dsexplore
-from dsexplore.capture.journaled_calls import open_journal
-from dsexplore.capture.recorder_in_use import in_use
+from dsexplore._internal.capture.journaled_calls import open_journal
+from dsexplore._internal.capture.recorder_in_use import in_use
 
 CALLS, ROUNDS = 2000, 15
 

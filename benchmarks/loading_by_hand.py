@@ -32,11 +32,11 @@ import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file, save_file
 
 from dsexplore import aio
-from dsexplore.aio.buffers import give_back_free_memory
-from dsexplore.aio.checkpoints import loading as loading_module
-from dsexplore.aio.checkpoints.loaders import loaders_of
-from dsexplore.aio.statistics import ratio_interval
-from dsexplore.units import format_seconds, parse_size
+from dsexplore._internal.aio.buffers import give_back_free_memory
+from dsexplore._internal.aio.checkpoints import loading as loading_module
+from dsexplore._internal.aio.checkpoints.loaders import loaders_of
+from dsexplore._internal.aio.sweeps.statistics import ratio_interval
+from dsexplore._internal.units import format_seconds, parse_size
 
 State = dict[str, torch.Tensor]
 GOAL = 0.05

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import dsexplore
-from dsexplore.units import format_bytes
+from dsexplore._internal.units import format_bytes
 
 INTERVAL = 0.2
 """Seconds between two looks at the memory, at least."""

@@ -6,7 +6,7 @@ tables of quantizing by a given scale alone (quantize/*/*/scale_matrix_perf.parq
 and then multiplies; quantizing reads two bytes of each number and writes one, or 9/16.
 
 All were predicted before any was looked at: layers as products of bf16 at twice and four times the rate. Those of
-`SEEN` were then looked at for what `dsexplore.cost.product_time` says of narrow numbers, and of quantizing on an H100
+`SEEN` were then looked at for what `cost.kernels.product_time` says of narrow numbers, and of quantizing on an H100
 for the range of a kernel's start; of the others these first errors were known. Left out are SGLang's tables of
 quantizing, which moves 0.34 TB/s on an H100 where its own layers move more, and layers with scales of blocks.
 """

@@ -16,7 +16,7 @@ import time
 from typing import Any
 
 from dsexplore import NumericsReport, compare_numerics
-from dsexplore.mesh import parse_mesh
+from dsexplore._internal.mesh import parse_mesh
 from tests.numerics.further_right_plans import FURTHER_RIGHT_PLANS
 from tests.numerics.further_wrong_plans import FURTHER_WRONG_PLANS
 from tests.numerics.later_right_plans import LATER_RIGHT_PLANS

@@ -33,7 +33,7 @@ from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 import dsexplore
-from dsexplore.worlds.cuda.stand_in import cuda_stand_in
+from dsexplore._internal.worlds.cuda.stand_in import cuda_stand_in
 
 DTYPES = (torch.float32, torch.complex64, torch.int64, torch.bool)
 """The first of these that an op takes is tried."""

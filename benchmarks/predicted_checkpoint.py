@@ -24,9 +24,9 @@ from torch import nn
 
 import dsexplore
 from dsexplore import aio
-from dsexplore.aio.checkpoints.checkpoint_rates import METHODS, TENSORS, measure_rates, why_no_method
-from dsexplore.aio.statistics import ratio_interval
-from dsexplore.units import format_seconds, parse_size
+from dsexplore._internal.aio.checkpoints.checkpoint_rates import METHODS, TENSORS, measure_rates, why_no_method
+from dsexplore._internal.aio.sweeps.statistics import ratio_interval
+from dsexplore._internal.units import format_seconds, parse_size
 
 GOAL = 0.2
 

@@ -36,11 +36,11 @@ from parallel_llama import (
     build,
 )
 
+from dsexplore._internal.cost.meshes.compare_meshes import trace_rank
+from dsexplore._internal.cost.step.prediction import Prediction
+from dsexplore._internal.cost.step.schedules import Schedule, interleaved_1f1b, place
+from dsexplore._internal.trace.trace import Trace, load
 from dsexplore.cost import collective_time
-from dsexplore.cost.compare_meshes import trace_rank
-from dsexplore.cost.prediction import Prediction
-from dsexplore.cost.schedules import Schedule, interleaved_1f1b, place
-from dsexplore.trace.trace import Trace, load
 
 DATA = Path(__file__).with_name("data")
 MODELS = {

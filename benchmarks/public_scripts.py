@@ -36,9 +36,9 @@ from unittest import mock
 import torch
 from public_data import make_data
 
-import dsexplore.worlds.scripts.run_command  # noqa: F401  what each child would import
+import dsexplore._internal.worlds.scripts.run_command  # noqa: F401  what each child would import
 from dsexplore import load
-from dsexplore.cli import main as command_line
+from dsexplore._internal.cli import main as command_line
 
 OPS = torch.library.Library("torchvision", "FRAGMENT")
 with suppress(ImportError):

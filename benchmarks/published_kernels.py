@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from dsexplore._internal.cost.kernels.compute import SPEEDS, Attention, kernel_seconds
 from dsexplore.cost import Cluster
-from dsexplore.cost.compute import SPEEDS, Attention, kernel_seconds
 
 MACHINES = {
     "a100-sxm": "dgx-a100",

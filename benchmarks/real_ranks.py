@@ -30,10 +30,10 @@ from pathlib import Path
 
 from benchmarks.goals import verdict
 from dsexplore import run_ranks
-from dsexplore.aio.statistics import ratio_interval
-from dsexplore.worlds.real.rank_world import RankWorld
-from dsexplore.worlds.real.server_handle import close as close_server
-from dsexplore.worlds.real.server_handle import server
+from dsexplore._internal.aio.sweeps.statistics import ratio_interval
+from dsexplore._internal.worlds.real.rank_world import RankWorld
+from dsexplore._internal.worlds.real.server_handle import close as close_server
+from dsexplore._internal.worlds.real.server_handle import server
 from tests.worlds.real.cells import STEP, SUM, cell_of
 
 CELL = cell_of(SUM, "x[0].item()")

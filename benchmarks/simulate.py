@@ -10,8 +10,8 @@ from collections.abc import Callable
 import torch
 
 import dsexplore
-from dsexplore.units import format_seconds
-from dsexplore.worlds import demo
+from dsexplore._internal.units import format_seconds
+from dsexplore._internal.worlds import demo
 
 MESHES = ("dp=2,tp=4", "dp=4096,tp=4", "pp=16,dp=1024,tp=8")
 

@@ -97,11 +97,12 @@ def size_of(commit: str) -> Size:
     """Count what a commit's package has."""
     size = Size()
     for path, text in sources(commit):
-        room = path.split("/")[1] if path.count("/") > 1 else "(top)"
+        place = path.removeprefix("dsexplore/").removeprefix("_internal/")  # where all but the public modules are
+        room = place.split("/")[0] if "/" in place else "(top)"
         size.modules[room] += 1
         size.lines[room] += text.count("\n")
         size.code[room] += code_lines(text)
-        size.of_module[path.removeprefix("dsexplore/")] = text.count("\n"), code_lines(text)
+        size.of_module[place] = text.count("\n"), code_lines(text)
         size.longest = max(size.longest, text.count("\n"))
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.ClassDef):

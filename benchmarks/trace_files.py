@@ -29,12 +29,12 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
-from dsexplore.capture.record import record
-from dsexplore.trace import schema
-from dsexplore.trace.collectives import wire_bytes
-from dsexplore.trace.tables import Tables, TraceInfo
-from dsexplore.trace.trace import Trace, load
-from dsexplore.worlds.simulate import simulate
+from dsexplore._internal.capture.record import record
+from dsexplore._internal.trace import schema
+from dsexplore._internal.trace.collectives import wire_bytes
+from dsexplore._internal.trace.tables import Tables, TraceInfo
+from dsexplore._internal.trace.trace import Trace, load
+from dsexplore._internal.worlds.simulate import simulate
 
 LOAD_GOAL_S = 1.0
 TOTALS_GOAL_S = 0.2

@@ -72,7 +72,7 @@ class Counts:
 def run_steps(library: str, ranks: int, layers: int) -> None:
     """Run untraced and traced steps in turns, under valgrind, which writes a file of what each one took."""
     import dsexplore
-    from dsexplore.capture.record import record
+    from dsexplore._internal.capture.record import record
 
     requests = ctypes.CDLL(library)
     torch.set_num_threads(1)

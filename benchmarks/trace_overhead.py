@@ -35,7 +35,7 @@ from torch.distributed.tensor.debug import CommDebugMode
 from torch.utils._debug_mode import DebugMode
 
 import dsexplore
-from dsexplore.capture.record import record
+from dsexplore._internal.capture.record import record
 
 LATER = 3
 """Runs per round within an open recording."""

@@ -134,7 +134,7 @@ def measure_plain(ranks: int, shape: Shape) -> Measured:
 def measure_simulated(ranks: int, shape: Shape, traced: bool) -> Measured:
     """The tool's simulated world."""
     import dsexplore
-    from dsexplore.capture.record import record
+    from dsexplore._internal.capture.record import record
 
     with dsexplore.simulate(mesh=f"dp={ranks // TENSOR_PARALLEL},tp={TENSOR_PARALLEL}", fake=True) as mesh:
 
@@ -147,7 +147,7 @@ def measure_simulated(ranks: int, shape: Shape, traced: bool) -> Measured:
 def measure_turns(ranks: int, shape: Shape, lockstep: Lockstep) -> list[tuple[bool, float]]:
     """Of each step of this process, whether it was traced, and its CPU seconds, its recording opened and closed."""
     import dsexplore
-    from dsexplore.capture.record import record
+    from dsexplore._internal.capture.record import record
 
     with dsexplore.simulate(mesh=f"dp={ranks // TENSOR_PARALLEL},tp={TENSOR_PARALLEL}", fake=True) as mesh:
         model = sharded(shape, mesh)

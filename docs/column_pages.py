@@ -29,25 +29,68 @@ class Table(NamedTuple):
 
 
 TABLES = (
-    Table("trace.events", "dsexplore.trace.schema", "EVENTS", "one collective or message of one rank"),
-    Table("trace.parameters", "dsexplore.trace.schema", "PARAMETERS", "one parameter on one rank"),
-    Table("trace.modules", "dsexplore.trace.schema", "MODULES", "one module"),
-    Table("trace.groups", "dsexplore.trace.schema", "GROUPS", "one process group"),
-    Table("trace.kernels", "dsexplore.trace.schema", "KERNELS", "one kind of op between two collectives (costs=True)"),
-    Table("trace.memory", "dsexplore.trace.schema", "MEMORY", "the memory between two collectives (costs=True)"),
-    Table("trace.numerics", "dsexplore.trace.schema", "NUMERICS", "a tensor's summary on one rank (numerics=True)"),
-    Table("trace.io", "dsexplore.trace.schema", "IO", "a read, a write or a wait of one rank, besides its collectives"),
-    Table("trace.tables.differing", "dsexplore.trace.schema", "DIFFERING", "a tensor that differs (costs=True)"),
-    Table("trace.headline().to_frame()", "dsexplore.analysis.headline", "COLUMNS", "one mesh axis"),
-    Table("trace.findings().to_frame()", "dsexplore.analysis.findings.finding", "COLUMNS", "one finding"),
-    Table("trace.skew().to_frame()", "dsexplore.analysis.skew", "COLUMNS", "one collective of several ranks"),
-    Table("trace.diff(other).to_frame()", "dsexplore.trace.diff", "COLUMNS", "module × op × axis × phase"),
-    Table("trace.parameter_history(…).to_frame()", "dsexplore.analysis.parameter_history", "MOMENTS", "one moment"),
-    Table("trace.world_map().to_frame()", "dsexplore.analysis.world_map", "LINKS", "rank × axis × level of link"),
-    Table("explain_hang(…).waiting", "dsexplore.analysis.hangs.hang_report", "WAITING", "one rank that waits"),
-    Table("explain_hang(…).mismatches", "dsexplore.analysis.hangs.hang_report", "MISMATCHES", "one call that differs"),
-    Table("plan.redistribute(…).to_frame()", "dsexplore.sharding.redistribution", "COLUMNS", "one axis that changes"),
-    Table("comms_logger.to_frame()", "dsexplore.comm.log_summary", "COLUMNS", "one op of one size in one group"),
+    Table("trace.events", "dsexplore._internal.trace.schema", "EVENTS", "one collective or message of one rank"),
+    Table("trace.parameters", "dsexplore._internal.trace.schema", "PARAMETERS", "one parameter on one rank"),
+    Table("trace.modules", "dsexplore._internal.trace.schema", "MODULES", "one module"),
+    Table("trace.groups", "dsexplore._internal.trace.schema", "GROUPS", "one process group"),
+    Table(
+        "trace.kernels",
+        "dsexplore._internal.trace.schema",
+        "KERNELS",
+        "one kind of op between two collectives (costs=True)",
+    ),
+    Table(
+        "trace.memory", "dsexplore._internal.trace.schema", "MEMORY", "the memory between two collectives (costs=True)"
+    ),
+    Table(
+        "trace.numerics",
+        "dsexplore._internal.trace.schema",
+        "NUMERICS",
+        "a tensor's summary on one rank (numerics=True)",
+    ),
+    Table(
+        "trace.io",
+        "dsexplore._internal.trace.schema",
+        "IO",
+        "a read, a write or a wait of one rank, besides its collectives",
+    ),
+    Table(
+        "trace.tables.differing", "dsexplore._internal.trace.schema", "DIFFERING", "a tensor that differs (costs=True)"
+    ),
+    Table("trace.headline().to_frame()", "dsexplore._internal.analysis.headline", "COLUMNS", "one mesh axis"),
+    Table("trace.findings().to_frame()", "dsexplore._internal.analysis.findings.finding", "COLUMNS", "one finding"),
+    Table("trace.skew().to_frame()", "dsexplore._internal.analysis.skew", "COLUMNS", "one collective of several ranks"),
+    Table("trace.diff(other).to_frame()", "dsexplore._internal.trace.diff", "COLUMNS", "module × op × axis × phase"),
+    Table(
+        "trace.parameter_history(…).to_frame()",
+        "dsexplore._internal.analysis.parameter_history",
+        "MOMENTS",
+        "one moment",
+    ),
+    Table(
+        "trace.world_map().to_frame()", "dsexplore._internal.analysis.world_map", "LINKS", "rank × axis × level of link"
+    ),
+    Table(
+        "explain_hang(…).waiting", "dsexplore._internal.analysis.hangs.hang_report", "WAITING", "one rank that waits"
+    ),
+    Table(
+        "explain_hang(…).mismatches",
+        "dsexplore._internal.analysis.hangs.hang_report",
+        "MISMATCHES",
+        "one call that differs",
+    ),
+    Table(
+        "plan.redistribute(…).to_frame()",
+        "dsexplore._internal.sharding.redistribution",
+        "COLUMNS",
+        "one axis that changes",
+    ),
+    Table(
+        "comms_logger.to_frame()",
+        "dsexplore._internal.comm.logs.log_summary",
+        "COLUMNS",
+        "one op of one size in one group",
+    ),
 )
 COMMON = {
     "rank": "the global rank that recorded it",

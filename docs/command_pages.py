@@ -7,7 +7,7 @@ import io
 import os
 from pathlib import Path
 
-from dsexplore.cli import COMMANDS, main
+from dsexplore._internal.cli import COMMANDS, main
 
 
 def write_commands(file: Path) -> None:

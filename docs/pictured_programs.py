@@ -20,13 +20,13 @@ from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralFo
 
 import dsexplore
 from dsexplore import Trace, aio
+from dsexplore._internal.comm.logs.logger import CommsLogger
+from dsexplore._internal.comm.logs.logger_config import CommsLoggerConfig
+from dsexplore._internal.cost.meshes.compare_meshes import compare_meshes
+from dsexplore._internal.cost.meshes.mesh_comparison import MeshComparison
+from dsexplore._internal.cost.step.prediction import Prediction
+from dsexplore._internal.worlds import demo
 from dsexplore.aio import SweepResult, aio_handle
-from dsexplore.comm.logger import CommsLogger
-from dsexplore.comm.logger_config import CommsLoggerConfig
-from dsexplore.cost.compare_meshes import compare_meshes
-from dsexplore.cost.mesh_comparison import MeshComparison
-from dsexplore.cost.prediction import Prediction
-from dsexplore.worlds import demo
 from tests.capture.schemes.test_expert_parallel import Mixture
 from tests.cost.sharded_llama import sharded_llama
 from tests.numerics import wrong_plans

@@ -22,7 +22,7 @@ from typing import Any
 from playwright.sync_api import sync_playwright
 
 import dsexplore
-from dsexplore.comm.sweep_result import CommSweep
+from dsexplore._internal.comm.sweeps.sweep_result import CommSweep
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 
-from dsexplore.display import Displayable
+from dsexplore._internal.display import Displayable
 
 MODULES = {
     "dsexplore": "Trace, simulate, explain",
@@ -21,21 +21,27 @@ MODULES = {
 """The modules whose names are public, and what each is for."""
 RESULTS = {
     "dsexplore": (
-        "dsexplore.analysis.headline.Headline",
-        "dsexplore.analysis.findings.finding.Findings",
-        "dsexplore.analysis.findings.finding.Finding",
-        "dsexplore.analysis.step_timeline.Timeline",
-        "dsexplore.analysis.skew.Skew",
-        "dsexplore.analysis.world_map.WorldMap",
-        "dsexplore.analysis.parameter_history.ParameterHistory",
-        "dsexplore.analysis.hangs.hang_report.HangReport",
-        "dsexplore.trace.trace.TraceDiff",
-        "dsexplore.analysis.plan_difference.PlanDifference",
-        "dsexplore.cost.calibrate.Calibration",
+        "dsexplore._internal.analysis.headline.Headline",
+        "dsexplore._internal.analysis.findings.finding.Findings",
+        "dsexplore._internal.analysis.findings.finding.Finding",
+        "dsexplore._internal.analysis.step_timeline.Timeline",
+        "dsexplore._internal.analysis.skew.Skew",
+        "dsexplore._internal.analysis.world_map.WorldMap",
+        "dsexplore._internal.analysis.parameter_history.ParameterHistory",
+        "dsexplore._internal.analysis.hangs.hang_report.HangReport",
+        "dsexplore._internal.trace.trace.TraceDiff",
+        "dsexplore._internal.analysis.plan_difference.PlanDifference",
+        "dsexplore._internal.cost.collectives.calibrate.Calibration",
     ),
-    "dsexplore.sharding": ("dsexplore.sharding.redistribution.Redistribution",),
-    "dsexplore.cost": ("dsexplore.cost.prediction.Prediction", "dsexplore.cost.mesh_comparison.MeshComparison"),
-    "dsexplore.comm": ("dsexplore.comm.log_summary.CommsSummary", "dsexplore.comm.sweep_result.CommSweep"),
+    "dsexplore.sharding": ("dsexplore._internal.sharding.redistribution.Redistribution",),
+    "dsexplore.cost": (
+        "dsexplore._internal.cost.step.prediction.Prediction",
+        "dsexplore._internal.cost.meshes.mesh_comparison.MeshComparison",
+    ),
+    "dsexplore.comm": (
+        "dsexplore._internal.comm.logs.log_summary.CommsSummary",
+        "dsexplore._internal.comm.sweeps.sweep_result.CommSweep",
+    ),
 }
 """Classes that functions return and nobody makes."""
 
@@ -72,7 +78,7 @@ def _value(path: str) -> object:
 
 
 def _write_page(file: Path, path: str, value: object) -> None:
-    title = path.removeprefix("dsexplore.") if path.count(".") > 1 else path
+    title = path.rpartition(".")[2] if "._internal." in path else path.removeprefix("dsexplore.")
     directive = _directive(value)
     members = "   :members:\n" if directive == "autoclass" else ""
     if inspect.isclass(value) and issubclass(value, Displayable):

@@ -2,7 +2,7 @@
 
 import sys
 
-from dsexplore.cli import main
+from dsexplore._internal.cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

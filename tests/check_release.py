@@ -21,8 +21,8 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 IN_WHEEL = (
     "dsexplore/py.typed",
     "dsexplore/notebooks/01_first_trace.ipynb",
-    "dsexplore/aio/backends/flow.c",
-    "dsexplore/cost/clusters/dgx-h100.toml",
+    "dsexplore/_internal/aio/backends/flow.c",
+    "dsexplore/_internal/cost/clusters/dgx-h100.toml",
 )
 IN_SDIST = (
     *(name.replace("dsexplore/notebooks", "notebooks") for name in IN_WHEEL),
@@ -79,7 +79,7 @@ def left_to_do() -> Iterator[str]:
         try:
             urllib.request.urlopen(address, timeout=PATIENCE).close()
         except (OSError, ValueError) as error:
-            yield f"{address} does not answer ({error}): publish it, or correct pyproject.toml and dsexplore/errors.py"
+            yield f"{address} does not answer ({error}): publish it, or correct pyproject.toml and errors.py"
     yield f"git tag v{version()}, twine upload, then conda-forge's recipe"
 
 

@@ -28,15 +28,19 @@ from torch._library.simple_registry import singleton as registered_fakes
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from dsexplore.capture import device_timing, future_callbacks, groups, io_recording, kernel_recording
-from dsexplore.numerics import compared_mode
-from dsexplore.torch_internals.function_modes import default_device
-from dsexplore.torch_internals.names import is_there, torch_at_least
-from dsexplore.torch_internals.patches import Patch
-from dsexplore.worlds.cuda import first_use
-from dsexplore.worlds.cuda.cuda_patch_table import TABLE as TABLE_OF_GPUS
-from dsexplore.worlds.patch_table import TABLE
-from dsexplore.worlds.repeats import skipped_layers, skipped_microbatches
+from dsexplore._internal.capture.collectives import groups
+from dsexplore._internal.capture.content import io_recording
+from dsexplore._internal.capture.kernels import kernel_recording
+from dsexplore._internal.capture.stack import future_callbacks
+from dsexplore._internal.capture.timing import device_timing
+from dsexplore._internal.numerics import compared_mode
+from dsexplore._internal.torch_internals.function_modes import default_device
+from dsexplore._internal.torch_internals.names import is_there, torch_at_least
+from dsexplore._internal.torch_internals.patches import Patch
+from dsexplore._internal.worlds.cuda import first_use
+from dsexplore._internal.worlds.cuda.cuda_patch_table import TABLE as TABLE_OF_GPUS
+from dsexplore._internal.worlds.patch_table import TABLE
+from dsexplore._internal.worlds.repeats import skipped_layers, skipped_microbatches
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
@@ -55,7 +59,11 @@ settings.load_profile("steady")
 
 COMMUNICATION = ("c10d::", "_c10d_functional::", "_c10d_functional_autograd::", "_dtensor::")
 HOOK_OWNERS = ("torch.nn.modules.module", "torch.optim.optimizer")
-OF_THE_RUN = ("multiprocessing.forkserver", "multiprocessing.resource_tracker", "dsexplore.worlds.real.rank_server")
+OF_THE_RUN = (
+    "multiprocessing.forkserver",
+    "multiprocessing.resource_tracker",
+    "dsexplore._internal.worlds.real.rank_server",
+)
 """Processes that live as long as this one, once a test has needed them."""
 SLOW = {"children", "temporary files"}
 """What a process that is ending may still hold for a while, and what others may end or remove at any time."""

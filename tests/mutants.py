@@ -51,7 +51,7 @@ from cosmic_ray.plugins import get_operator
 from parso.python.tree import Keyword, ReturnStmt
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGE = ROOT / "dsexplore"
+PACKAGE = ROOT / "dsexplore" / "_internal"
 RESULTS = ROOT / "build" / "mutants" / "results.jsonl"
 
 TURNED = {
@@ -242,13 +242,14 @@ def files_of(path: str, nearest_alone: bool) -> list[str]:
     classes, else those of its folder.
     """
     parts = Path(path).with_suffix("").parts[1:]
+    parts = parts[1:] if parts[0] == "_internal" else parts
     folder = ROOT / "tests" / parts[0] if len(parts) > 1 else ROOT / "tests"
     files = sorted(folder.rglob("test_*.py") if len(parts) > 1 else folder.glob("test_*.py"))
     name = parts[-2] if parts[-1] == "__init__" and len(parts) > 1 else parts[-1]
     texts = {file: file.read_text(encoding="utf-8") for file in files}
     defined = ast.parse((ROOT / path).read_text(encoding="utf-8")).body
     names = [node.name for node in defined if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name[0] != "_"]
-    imported = re.compile(rf"\b(?:{'.'.join(('dsexplore', *parts))}|import .*\b{name})\b")
+    imported = re.compile(rf"\b(?:{'.'.join(('dsexplore', '_internal', *parts))}|import .*\b{name})\b")
     named = re.compile(rf"\b(?:{'|'.join(names)})\b") if names else None
     kinds: tuple[Callable[[Path], Any], ...] = (
         lambda file: file.stem.startswith(f"test_{name.strip('_')}") or imported.search(texts[file]),

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from dsexplore.worlds.real.rank_handle import RankHandle
+from dsexplore._internal.worlds.real.rank_handle import RankHandle
 from tests.waiting import wait_until
 
 LOOKS = 3

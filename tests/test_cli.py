@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 import dsexplore
-from dsexplore import cli
-from dsexplore.errors import UsageError, page_of
-from dsexplore.worlds.simulate import simulate
+from dsexplore._internal import cli
+from dsexplore._internal.errors import UsageError, page_of
+from dsexplore._internal.worlds.simulate import simulate
 from tests.programs import python
 
 
@@ -106,7 +106,7 @@ class TestLab:
         assert f"the tutorials are in {folder}" in capsys.readouterr().out
 
     def test_never_opens_the_clones_own_notebooks(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-        clone = Path(cli.__file__).resolve().parents[1]
+        clone = Path(dsexplore.__file__).resolve().parents[1]
         monkeypatch.setattr(Path, "home", lambda: tmp_path)
         for folder in (clone, clone / "notebooks", clone / "docs"):
             copy = cli.tour(folder)
@@ -135,7 +135,7 @@ class TestLab:
         installed = tmp_path / "site-packages" / "dsexplore"
         (installed / "notebooks").mkdir(parents=True)
         (installed / "notebooks" / cli.TOUR).write_text("{}")
-        monkeypatch.setattr(cli, "__file__", str(installed / "cli.py"))
+        monkeypatch.setattr(dsexplore, "__file__", str(installed / "__init__.py"))
         here = tmp_path / "here"
         here.mkdir()
         first = cli.tour(here)
@@ -161,6 +161,6 @@ class TestLab:
 
 
 def test_is_installed_as_a_command() -> None:
-    done = python("import sys; from dsexplore.cli import main; sys.exit(main(['show', 'nothing']))")
+    done = python("import sys; from dsexplore._internal.cli import main; sys.exit(main(['show', 'nothing']))")
     assert (done.returncode, done.stdout) == (2, "")
     assert "Traceback" not in done.stderr

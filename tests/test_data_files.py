@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from dsexplore.data_files import DataFiles
-from dsexplore.errors import UsageError
+from dsexplore._internal.data_files import DataFiles
+from dsexplore._internal.errors import UsageError
 
 
 @pytest.fixture

@@ -7,11 +7,11 @@ import torch
 import torch.distributed as dist
 
 import dsexplore
-from dsexplore.display import plain_text
-from dsexplore.trace.trace import Trace
-from dsexplore.views.trace.trace_view import TraceView
-from dsexplore.worlds.real.rank_outcome import RankOutcome
-from dsexplore.worlds.real.run_ranks import RanksRun
+from dsexplore._internal.display import plain_text
+from dsexplore._internal.trace.trace import Trace
+from dsexplore._internal.views.trace.trace_view import TraceView
+from dsexplore._internal.worlds.real.rank_outcome import RankOutcome
+from dsexplore._internal.worlds.real.run_ranks import RanksRun
 
 
 def test_a_terminal_shows_the_text_of_a_notebook_and_makes_no_page(monkeypatch: pytest.MonkeyPatch) -> None:

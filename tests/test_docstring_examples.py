@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 import dsexplore
-from dsexplore.display import Displayable
+from dsexplore._internal.display import Displayable
 
 INTERFACE = (Path(__file__).parents[1] / "docs" / "public_interface.md").read_text(encoding="utf-8")
 MODULES = ("dsexplore", "dsexplore.aio", "dsexplore.comm", "dsexplore.cost", "dsexplore.sharding")
@@ -87,8 +87,8 @@ def public_methods(name: str) -> dict[str, Any]:
 
 def class_of(name: str) -> type:
     """Return a public class."""
-    homes = {"TraceDiff": "dsexplore.trace.trace", "Timeline": "dsexplore.analysis.step_timeline"}
-    homes["Sharding"] = "dsexplore.sharding.layout"
+    homes = {"TraceDiff": "dsexplore._internal.trace.trace", "Timeline": "dsexplore._internal.analysis.step_timeline"}
+    homes["Sharding"] = "dsexplore._internal.sharding.layout"
     found: type = getattr(import_module(homes.get(name, "dsexplore")), name)
     return found
 
@@ -97,7 +97,7 @@ def run_examples(documented: Any, names: dict[str, Any]) -> dict[str, Any]:
     """Run the examples of a docstring, and return the names that are defined afterwards."""
     text = inspect.getdoc(documented) or ""
     home = vars(import_module(documented.__module__))
-    layer = dsexplore.comm if home["__name__"].startswith("dsexplore.comm.") else dist
+    layer = dsexplore.comm if home["__name__"].startswith("dsexplore._internal.comm.") else dist
     names = {**home, "dsexplore": dsexplore, "torch": torch, "dist": layer, "Path": Path, **names}
     test = doctest.DocTestParser().get_doctest(text, names, documented.__qualname__, None, None)
     assert test.examples, f"{documented.__qualname__} has no example"

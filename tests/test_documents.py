@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import pytest
 
-from dsexplore.cli import main
+from dsexplore._internal.cli import main
 
 DOCS = Path(__file__).parents[1] / "docs"
 SINGLE = ("start.md", "everything.md", "errors.md", "lessons.md", "cost.md")

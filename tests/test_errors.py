@@ -1,6 +1,6 @@
 """Each public error ends in the address of its section of the site, which says cause and remedy.
 
-Modules: ``dsexplore/errors.py``.
+Modules: ``dsexplore/_internal/errors.py``.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 import dsexplore
-from dsexplore.cli import main
-from dsexplore.errors import SITE, Documented, UsageError, full_message, page_of
+from dsexplore._internal.cli import main
+from dsexplore._internal.errors import SITE, Documented, UsageError, full_message, page_of
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "errors.md").read_text(encoding="utf-8")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from dsexplore.cli import main
+from dsexplore._internal.cli import main
 
 FOLDER = Path(__file__).parents[1] / "examples"
 RUN_BY_PYTHON = {

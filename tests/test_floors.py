@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).parents[1] / "dsexplore"
+PACKAGE = Path(__file__).parents[1] / "dsexplore" / "_internal"
+PREFIX = "dsexplore._internal."
 FLOORS = (
     {
         "atomic",
-        "constants",
         "data_files",
         "units",
         "user_warnings",
@@ -48,7 +48,7 @@ FLOORS = (
     {"worlds", "comm", "aio"},
     {"cost", "lessons", "numerics"},
     {"views"},
-    {"magics", "compare_magic", "magic_parser", "run_cell", "real_cells", "cli", "__main__"},
+    {"magics", "compare_magic", "magic_parser", "run_cell", "real_cells", "cli"},
 )
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 ONE_DOOR = {("display", "views"), ("sharding", "aio"), ("trace", "analysis"), ("trace", "cost"), ("trace", "views")}
@@ -56,11 +56,8 @@ ONE_DOOR = {("display", "views"), ("sharding", "aio"), ("trace", "analysis"), ("
 calls by the table in `trace/passes.py`, and which a test keeps to type checkers; `Sharding.checkpoint` asks `aio` about
 a disk."""
 ROOT = "__init__"
-"""The package itself hands names on from everywhere, lazily."""
 WITH_CIRCLES: set[str] = set()
 """Rooms whose modules still import each other in a circle; a room leaves this list with its last circle."""
-ON_PURPOSE = {"constants": "as in deepspeed.constants and deepspeed.comm.constants, whose names they have"}
-"""Module names that may stand in two folders, each with why."""
 
 
 def room_of(path: Path) -> str:
@@ -80,10 +77,10 @@ def imported_modules(source: str, modules: set[str]) -> Iterator[str]:
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             members = [f"{node.module}.{alias.name}" for alias in node.names]
-            names = [member if member.removeprefix("dsexplore.") in modules else str(node.module) for member in members]
+            names = [member if member.removeprefix(PREFIX) in modules else str(node.module) for member in members]
         else:
             continue
-        ours = {name.removeprefix("dsexplore.") for name in names if name.startswith("dsexplore.")}
+        ours = {name.removeprefix(PREFIX) for name in names if name.startswith(PREFIX)}
         yield from ours & modules
 
 
@@ -104,15 +101,12 @@ def imports(source: str) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom):
             module = node.module or ""
             assert node.level == 0, "imports are absolute"
-            names = [f"{module}.{alias.name}" for alias in node.names] if module == "dsexplore" else [module]
+            names = [f"{module}.{alias.name}" for alias in node.names] if module == PREFIX[:-1] else [module]
         elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module") and node.args:
             names = [str(getattr(node.args[0], "value", ""))]
         else:
             continue
-        for name in names:
-            package, _, rest = name.partition(".")
-            if package == "dsexplore" and rest:
-                yield rest.split(".")[0]
+        yield from (name.removeprefix(PREFIX).split(".")[0] for name in names if name.startswith(PREFIX))
 
 
 def test_every_room_has_a_floor() -> None:
@@ -150,13 +144,13 @@ def test_traces_import_from_above_for_type_checkers_alone() -> None:
 
 def test_finds_imports_wherever_they_stand() -> None:
     source = """
-import dsexplore.views.html
-from dsexplore import comm, load
+import dsexplore._internal.views.html
+from dsexplore._internal import comm, mesh
 def later():
-    from dsexplore.aio import config
-    importlib.import_module("dsexplore.cli")
+    from dsexplore._internal.aio import config
+    importlib.import_module("dsexplore._internal.cli")
 """
-    assert sorted(imports(source)) == ["aio", "cli", "comm", "load", "views"]
+    assert sorted(imports(source)) == ["aio", "cli", "comm", "mesh", "views"]
 
 
 def room_circle(room: str) -> list[str]:
@@ -190,10 +184,10 @@ def test_finds_circles_of_types_and_in_functions() -> None:
     source = """
 from typing import TYPE_CHECKING
 if TYPE_CHECKING:
-    from dsexplore.trace.trace import Trace
+    from dsexplore._internal.trace.trace import Trace
 def later():
-    from dsexplore.trace import files
-    import dsexplore.trace.diff
+    from dsexplore._internal.trace import files
+    import dsexplore._internal.trace.diff
 """
     assert {*imported_modules(source, {"trace", "trace.trace", "trace.files", "trace.diff"})} == {
         "trace.trace",
@@ -210,7 +204,7 @@ def test_each_module_name_stands_once() -> None:
         if path.stem not in (ROOT, "__main__"):
             folders[path.stem].add(str(path.parent.relative_to(PACKAGE)))
     twice = {name: sorted(where) for name, where in folders.items() if len(where) > 1}
-    assert twice.keys() == ON_PURPOSE.keys(), f"one name, one meaning: {twice}, and on purpose {ON_PURPOSE}"
+    assert not twice, f"one name, one meaning: {twice}"
 
 
 def test_each_class_name_stands_in_one_module() -> None:

@@ -10,13 +10,13 @@ import pytest
 import torch
 
 import dsexplore
-from dsexplore import hardware
-from dsexplore.cli import main
+from dsexplore._internal import hardware
+from dsexplore._internal.cli import main
+from dsexplore._internal.errors import UsageError
+from dsexplore._internal.worlds.cuda.gpu import known_gpus
+from dsexplore._internal.worlds.scripts.run_options import add_arguments
+from dsexplore._internal.worlds.world_settings import WorldSettings
 from dsexplore.cost import Cluster, known_clusters
-from dsexplore.errors import UsageError
-from dsexplore.worlds.cuda.gpu import known_gpus
-from dsexplore.worlds.scripts.run_options import add_arguments
-from dsexplore.worlds.world_settings import WorldSettings
 
 
 def test_each_known_gpu_has_a_cluster_and_each_cluster_a_gpu() -> None:

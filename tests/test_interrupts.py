@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from dsexplore.interrupts import sigterm_interrupts
+from dsexplore._internal.interrupts import sigterm_interrupts
 
 
 def test_sigterm_is_an_interrupt_until_the_block_ends() -> None:

@@ -13,9 +13,9 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
 import dsexplore
-from dsexplore.errors import ClosedWorldError
-from dsexplore.magics import CommtraceMagics
-from dsexplore.worlds.simulate import current_world
+from dsexplore._internal.errors import ClosedWorldError
+from dsexplore._internal.magics import CommtraceMagics
+from dsexplore._internal.worlds.simulate import current_world
 from tests.kernels import running_kernel
 from tests.notebook_cells import Notebook
 from tests.programs import python
@@ -300,7 +300,9 @@ class TestBadInput:
         self.next_one_works(notebook)
 
     def test_an_error_of_the_users_own_keeps_its_traceback(self, notebook: Notebook) -> None:
-        cell = "%%commtrace --world-size 2\nfrom dsexplore.errors import UsageError\nraise UsageError('theirs')"
+        cell = (
+            "%%commtrace --world-size 2\nfrom dsexplore._internal.errors import UsageError\nraise UsageError('theirs')"
+        )
         ran = notebook.run(cell)
         assert "In[2], line 3" in ran.text
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
-from dsexplore.errors import UsageError
-from dsexplore.mesh import Mesh, axis_names, mesh_text, parse_mesh
-from dsexplore.torch_internals.names import torch_at_least
+from dsexplore._internal.errors import UsageError
+from dsexplore._internal.mesh import Mesh, axis_names, mesh_text, parse_mesh
+from dsexplore._internal.torch_internals.names import torch_at_least
 
 IN_ORDER = Mesh(("dp", "tp"), (2, 3))
 NEEDS_NO_GROUP = pytest.mark.skipif(not torch_at_least("2.10"), reason="meshes of torch 2.9 need process groups")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
-from dsexplore.model_names import class_name
-from dsexplore.worlds.simulate import simulate
+from dsexplore._internal.model_names import class_name
+from dsexplore._internal.worlds.simulate import simulate
 
 
 class Plain(nn.Module):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dsexplore.near_names import did_you_mean, listed, nearest, options_meant
+from dsexplore._internal.near_names import did_you_mean, listed, nearest, options_meant
 
 
 @pytest.mark.parametrize(

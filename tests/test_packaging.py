@@ -20,8 +20,8 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 import dsexplore
-from dsexplore.errors import SITE
-from dsexplore.torch_internals import names
+from dsexplore._internal.errors import SITE
+from dsexplore._internal.torch_internals import names
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -210,12 +210,15 @@ def test_the_makefile_has_both_commands() -> None:
 
 @pytest.mark.parametrize("guide", ["CONTRIBUTING.md", "docs/everything.md"])
 def test_every_file_that_a_guide_names_is_there(guide: str) -> None:
-    """Paths begin at the root, in the package, or in the folder of the path before them."""
+    """Paths begin at the root, in `dsexplore/_internal`, or in the folder of the path before them."""
     quoted = re.findall(r"`([\w./-]+)`", (ROOT / guide).read_text(encoding="utf-8"))
     paths = [text for text in quoted if text.endswith(("/", ".py", ".md", ".txt", ".toml"))]
     folder, missing = ROOT, []
     for path in paths:
-        place = next((start / path for start in (ROOT, ROOT / "dsexplore", folder) if (start / path).exists()), None)
+        place = next(
+            (start / path for start in (ROOT, ROOT / "dsexplore" / "_internal", folder) if (start / path).exists()),
+            None,
+        )
         if place is None:
             missing.append(path)
         else:

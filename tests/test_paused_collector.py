@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from dsexplore.paused_collector import no_collection
+from dsexplore._internal.paused_collector import no_collection
 
 
 @pytest.fixture(params=[True, False])

@@ -6,7 +6,7 @@ import pytest
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
-from dsexplore.placement_text import change, joined, short
+from dsexplore._internal.placement_text import change, joined, short
 
 
 class MaskedPartial(Partial):

@@ -18,15 +18,15 @@ import torch
 import torch.distributed as dist
 
 import dsexplore
-from dsexplore import progress
-from dsexplore.capture import recorder, recorder_in_use
-from dsexplore.capture.record import record
-from dsexplore.capture.recording import Recording
-from dsexplore.errors import UsageError
-from dsexplore.progress import State, TerminalLine, Work, seen_screen, track
-from dsexplore.trace import files
-from dsexplore.trace.tables import Tables, TraceInfo
-from dsexplore.trace.trace import Trace
+from dsexplore._internal import progress
+from dsexplore._internal.capture import recorder, recorder_in_use
+from dsexplore._internal.capture.content.recording import Recording
+from dsexplore._internal.capture.record import record
+from dsexplore._internal.errors import UsageError
+from dsexplore._internal.progress import State, TerminalLine, Work, seen_screen, track
+from dsexplore._internal.trace import files
+from dsexplore._internal.trace.tables import Tables, TraceInfo
+from dsexplore._internal.trace.trace import Trace
 
 ROOT = Path(__file__).parents[1]
 

@@ -24,11 +24,11 @@ import pytest
 from torch.distributed.device_mesh import DeviceMesh
 
 import dsexplore
-from dsexplore.cost.cluster import Cluster, HardwareLike
-from dsexplore.display import OptionsOfView
-from dsexplore.mesh import MeshLike
-from dsexplore.sharding.plan import sharding
-from dsexplore.views import view_class
+from dsexplore._internal.cost.cluster import Cluster, HardwareLike
+from dsexplore._internal.display import OptionsOfView
+from dsexplore._internal.mesh import MeshLike
+from dsexplore._internal.sharding.plan import sharding
+from dsexplore._internal.views import view_class
 
 MODULES = ("dsexplore", "dsexplore.comm", "dsexplore.aio", "dsexplore.cost", "dsexplore.lessons")
 SHOWN_BY_NAME = ("__init__", "__call__", "__enter__", "__getitem__", "__iter__")

@@ -21,16 +21,17 @@ from IPython.core.error import UsageError as ShellUsageError
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import capture_output
 
-from dsexplore import RanksFailedError, real_cells
-from dsexplore.errors import UsageError
-from dsexplore.magics import CommtraceMagics
-from dsexplore.real_cells import RankScreen, failure
-from dsexplore.torch_internals.names import minor_version, torch_at_least
-from dsexplore.views.ranks.rank_texts import RankText
-from dsexplore.worlds.real import rank_handle, rank_world
-from dsexplore.worlds.real import server_handle as server_module
-from dsexplore.worlds.real.rank_outcome import RankOutcome
-from dsexplore.worlds.real.rank_world import CellRun, RankWorld
+from dsexplore import RanksFailedError
+from dsexplore._internal import real_cells
+from dsexplore._internal.errors import UsageError
+from dsexplore._internal.magics import CommtraceMagics
+from dsexplore._internal.real_cells import RankScreen, failure
+from dsexplore._internal.torch_internals.names import minor_version, torch_at_least
+from dsexplore._internal.views.ranks.rank_texts import RankText
+from dsexplore._internal.worlds.real import rank_handle, rank_world
+from dsexplore._internal.worlds.real import server_handle as server_module
+from dsexplore._internal.worlds.real.rank_outcome import RankOutcome
+from dsexplore._internal.worlds.real.rank_world import CellRun, RankWorld
 from tests.running_processes import is_running, is_waiting, wait_until_all_have_come
 from tests.waiting import wait_until
 from tests.worlds.real.cells import cell_of

@@ -9,8 +9,8 @@ from typing import Any, ClassVar, Literal, Self
 
 import pytest
 
-from dsexplore.errors import UsageError
-from dsexplore.saved_json import SavedFormat, SavedJson, value_of
+from dsexplore._internal.errors import UsageError
+from dsexplore._internal.saved_json import SavedFormat, SavedJson, value_of
 
 
 class Number(SavedJson):

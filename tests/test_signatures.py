@@ -17,19 +17,19 @@ from IPython.core.interactiveshell import InteractiveShell
 
 import dsexplore
 from dsexplore import aio, comm
-from dsexplore.comm import calls, coalesced_calls, objects, p2p, ranks
-from dsexplore.display import Displayable, OptionsOfView
-from dsexplore.errors import UsageError
-from dsexplore.trace import schema
-from dsexplore.trace.collectives import OPS
-from dsexplore.trace.trace import Trace
-from dsexplore.views import VIEWS
-from dsexplore.views.explorer.explorer import Explorer
+from dsexplore._internal.comm import calls, coalesced_calls, objects, p2p, ranks
+from dsexplore._internal.display import Displayable, OptionsOfView
+from dsexplore._internal.errors import UsageError
+from dsexplore._internal.trace import schema
+from dsexplore._internal.trace.collectives import OPS
+from dsexplore._internal.trace.trace import Trace
+from dsexplore._internal.views import VIEWS
+from dsexplore._internal.views.explorer.explorer import Explorer
 
 
 def shown_classes() -> list[type]:
     """Return the classes that have a view."""
-    homes = [home.partition(":") for home in VIEWS]
+    homes = [f"dsexplore._internal.{home}".partition(":") for home in VIEWS]
     return [getattr(import_module(module), name) for module, _, name in homes]
 
 

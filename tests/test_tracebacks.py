@@ -7,8 +7,8 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 from torch import nn
 
-from dsexplore.errors import ClosedWorldError, UsageError, page_of
-from dsexplore.tracebacks import frames_where, is_not_hidden, lines_of_the_program
+from dsexplore._internal.errors import ClosedWorldError, UsageError, page_of
+from dsexplore._internal.tracebacks import frames_where, is_not_hidden, lines_of_the_program
 
 
 def fails() -> None:
@@ -72,7 +72,7 @@ def test_of_an_error_of_ours_ipython_shows_the_users_frames_and_the_sentence(pla
 def test_outside_ipython_the_sentence_alone_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("IPython.core.getipython.get_ipython", lambda: None)
     shown = raised(UsageError("give 8"))._render_traceback_()
-    assert shown == ["dsexplore.errors.UsageError: give 8", page_of(UsageError)]
+    assert shown == ["dsexplore._internal.errors.UsageError: give 8", page_of(UsageError)]
 
 
 def test_of_an_error_that_is_raised_again_the_first_is_shown(plain_shell: InteractiveShell) -> None:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dsexplore
-from dsexplore.units import (
+from dsexplore._internal.units import (
     format_bytes,
     format_change,
     format_count,

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from dsexplore import tracebacks
-from dsexplore.user_code import RANK_CELL, is_user_file, is_user_module
+from dsexplore._internal import tracebacks
+from dsexplore._internal.user_code import RANK_CELL, is_user_file, is_user_module
 
 
 @pytest.mark.parametrize(
@@ -44,5 +44,5 @@ def test_modules() -> None:
 
 
 def test_to_ask_loads_no_torch() -> None:
-    asked = "import sys, dsexplore.user_code; sys.exit('torch' in sys.modules)"
+    asked = "import sys, dsexplore._internal.user_code; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", asked], check=True, timeout=120)

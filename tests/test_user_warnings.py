@@ -13,10 +13,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from dsexplore import Trace, simulate, user_warnings
-from dsexplore.capture import recorder
-from dsexplore.capture.record import record
-from dsexplore.user_warnings import warn
+from dsexplore import Trace, simulate
+from dsexplore._internal import user_warnings
+from dsexplore._internal.capture import recorder
+from dsexplore._internal.capture.record import record
+from dsexplore._internal.user_warnings import warn
 
 
 def place(caught: list[warnings.WarningMessage]) -> tuple[str, str]:

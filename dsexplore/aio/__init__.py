@@ -6,45 +6,45 @@ The names below are imported on first use; torch only if a tensor is involved.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from dsexplore.aio.aio_constants import AIO as AIO
-from dsexplore.aio.aio_constants import AIO_BLOCK_SIZE as AIO_BLOCK_SIZE
-from dsexplore.aio.aio_constants import AIO_BLOCK_SIZE_DEFAULT as AIO_BLOCK_SIZE_DEFAULT
-from dsexplore.aio.aio_constants import AIO_FORMAT as AIO_FORMAT
-from dsexplore.aio.aio_constants import AIO_INTRA_OP_PARALLELISM as AIO_INTRA_OP_PARALLELISM
-from dsexplore.aio.aio_constants import AIO_INTRA_OP_PARALLELISM_DEFAULT as AIO_INTRA_OP_PARALLELISM_DEFAULT
-from dsexplore.aio.aio_constants import AIO_OVERLAP_EVENTS as AIO_OVERLAP_EVENTS
-from dsexplore.aio.aio_constants import AIO_OVERLAP_EVENTS_DEFAULT as AIO_OVERLAP_EVENTS_DEFAULT
-from dsexplore.aio.aio_constants import AIO_QUEUE_DEPTH as AIO_QUEUE_DEPTH
-from dsexplore.aio.aio_constants import AIO_QUEUE_DEPTH_DEFAULT as AIO_QUEUE_DEPTH_DEFAULT
-from dsexplore.aio.aio_constants import AIO_SINGLE_SUBMIT as AIO_SINGLE_SUBMIT
-from dsexplore.aio.aio_constants import AIO_SINGLE_SUBMIT_DEFAULT as AIO_SINGLE_SUBMIT_DEFAULT
-from dsexplore.aio.aio_constants import AIO_THREAD_COUNT as AIO_THREAD_COUNT
-from dsexplore.aio.aio_constants import AIO_THREAD_COUNT_DEFAULT as AIO_THREAD_COUNT_DEFAULT
-from dsexplore.aio.aio_constants import AIO_USE_GDS as AIO_USE_GDS
-from dsexplore.aio.aio_constants import AIO_USE_GDS_DEFAULT as AIO_USE_GDS_DEFAULT
+from dsexplore._internal.aio.aio_constants import AIO as AIO
+from dsexplore._internal.aio.aio_constants import AIO_BLOCK_SIZE as AIO_BLOCK_SIZE
+from dsexplore._internal.aio.aio_constants import AIO_BLOCK_SIZE_DEFAULT as AIO_BLOCK_SIZE_DEFAULT
+from dsexplore._internal.aio.aio_constants import AIO_FORMAT as AIO_FORMAT
+from dsexplore._internal.aio.aio_constants import AIO_INTRA_OP_PARALLELISM as AIO_INTRA_OP_PARALLELISM
+from dsexplore._internal.aio.aio_constants import AIO_INTRA_OP_PARALLELISM_DEFAULT as AIO_INTRA_OP_PARALLELISM_DEFAULT
+from dsexplore._internal.aio.aio_constants import AIO_OVERLAP_EVENTS as AIO_OVERLAP_EVENTS
+from dsexplore._internal.aio.aio_constants import AIO_OVERLAP_EVENTS_DEFAULT as AIO_OVERLAP_EVENTS_DEFAULT
+from dsexplore._internal.aio.aio_constants import AIO_QUEUE_DEPTH as AIO_QUEUE_DEPTH
+from dsexplore._internal.aio.aio_constants import AIO_QUEUE_DEPTH_DEFAULT as AIO_QUEUE_DEPTH_DEFAULT
+from dsexplore._internal.aio.aio_constants import AIO_SINGLE_SUBMIT as AIO_SINGLE_SUBMIT
+from dsexplore._internal.aio.aio_constants import AIO_SINGLE_SUBMIT_DEFAULT as AIO_SINGLE_SUBMIT_DEFAULT
+from dsexplore._internal.aio.aio_constants import AIO_THREAD_COUNT as AIO_THREAD_COUNT
+from dsexplore._internal.aio.aio_constants import AIO_THREAD_COUNT_DEFAULT as AIO_THREAD_COUNT_DEFAULT
+from dsexplore._internal.aio.aio_constants import AIO_USE_GDS as AIO_USE_GDS
+from dsexplore._internal.aio.aio_constants import AIO_USE_GDS_DEFAULT as AIO_USE_GDS_DEFAULT
 
 if TYPE_CHECKING:
-    from dsexplore.aio.aio_config import AioConfig as AioConfig
-    from dsexplore.aio.buffers import Buffer as Buffer
-    from dsexplore.aio.checkpoints.checkpoint_rates import CheckpointRates as CheckpointRates
-    from dsexplore.aio.checkpoints.checkpoint_rates import checkpoint_rates as checkpoint_rates
-    from dsexplore.aio.checkpoints.checkpoint_result import CheckpointCost as CheckpointCost
-    from dsexplore.aio.checkpoints.direct_reading import load_file as load_file
-    from dsexplore.aio.checkpoints.direct_writing import save_file as save_file
-    from dsexplore.aio.checkpoints.loading import loading as loading
-    from dsexplore.aio.checkpoints.loading_result import LoadingResult as LoadingResult
-    from dsexplore.aio.data_loaders.feeding import feeding as feeding
-    from dsexplore.aio.data_loaders.feeding_result import FeedingResult as FeedingResult
-    from dsexplore.aio.handle import aio_handle as aio_handle
-    from dsexplore.aio.offload.offload_cost import OffloadCost as OffloadCost
-    from dsexplore.aio.replaced_operator import install as install
-    from dsexplore.aio.replaced_operator import uninstall as uninstall
-    from dsexplore.aio.result import SweepResult as SweepResult
-    from dsexplore.aio.single_transfers import aio_read as aio_read
-    from dsexplore.aio.single_transfers import aio_write as aio_write
-    from dsexplore.aio.sustained import sustained_writes as sustained_writes
-    from dsexplore.aio.sustained_result import SustainedWrites as SustainedWrites
-    from dsexplore.aio.sweeping import sweep as sweep
+    from dsexplore._internal.aio.aio_config import AioConfig as AioConfig
+    from dsexplore._internal.aio.buffers import Buffer as Buffer
+    from dsexplore._internal.aio.checkpoints.checkpoint_rates import CheckpointRates as CheckpointRates
+    from dsexplore._internal.aio.checkpoints.checkpoint_rates import checkpoint_rates as checkpoint_rates
+    from dsexplore._internal.aio.checkpoints.checkpoint_result import CheckpointCost as CheckpointCost
+    from dsexplore._internal.aio.checkpoints.direct_reading import load_file as load_file
+    from dsexplore._internal.aio.checkpoints.direct_writing import save_file as save_file
+    from dsexplore._internal.aio.checkpoints.loading import loading as loading
+    from dsexplore._internal.aio.checkpoints.loading_result import LoadingResult as LoadingResult
+    from dsexplore._internal.aio.data_loaders.feeding import feeding as feeding
+    from dsexplore._internal.aio.data_loaders.feeding_result import FeedingResult as FeedingResult
+    from dsexplore._internal.aio.handle import aio_handle as aio_handle
+    from dsexplore._internal.aio.offload.offload_cost import OffloadCost as OffloadCost
+    from dsexplore._internal.aio.replaced_operator import install as install
+    from dsexplore._internal.aio.replaced_operator import uninstall as uninstall
+    from dsexplore._internal.aio.single_transfers import aio_read as aio_read
+    from dsexplore._internal.aio.single_transfers import aio_write as aio_write
+    from dsexplore._internal.aio.sustained import sustained_writes as sustained_writes
+    from dsexplore._internal.aio.sustained_result import SustainedWrites as SustainedWrites
+    from dsexplore._internal.aio.sweeps.result import SweepResult as SweepResult
+    from dsexplore._internal.aio.sweeps.sweeping import sweep as sweep
 
 _HOMES = {
     "AioConfig": "aio_config",
@@ -55,7 +55,7 @@ _HOMES = {
     "LoadingResult": "checkpoints.loading_result",
     "OffloadCost": "offload.offload_cost",
     "SustainedWrites": "sustained_result",
-    "SweepResult": "result",
+    "SweepResult": "sweeps.result",
     "aio_handle": "handle",
     "aio_read": "single_transfers",
     "aio_write": "single_transfers",
@@ -66,7 +66,7 @@ _HOMES = {
     "loading": "checkpoints.loading",
     "save_file": "checkpoints.direct_writing",
     "sustained_writes": "sustained",
-    "sweep": "sweeping",
+    "sweep": "sweeps.sweeping",
     "uninstall": "replaced_operator",
 }
 
@@ -76,7 +76,7 @@ __all__ = [*_HOMES, *(name for name in dir() if name.startswith("AIO"))]
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'dsexplore.aio' has no attribute {name!r}; it has {', '.join(__all__)}")
-    value = getattr(import_module(f"dsexplore.aio.{_HOMES[name]}"), name)
+    value = getattr(import_module(f"dsexplore._internal.aio.{_HOMES[name]}"), name)
     globals()[name] = value
     return value
 

@@ -1,7 +1,7 @@
 """Lessons on distributed training: simulated ranks judge the exercises. The notebooks are in `notebooks/lessons`."""
 
-from dsexplore.lessons.lesson import LESSONS, Lesson, open_lesson
-from dsexplore.lessons.requirement import Verdict
+from dsexplore._internal.lessons.lesson import LESSONS, Lesson, open_lesson
+from dsexplore._internal.lessons.requirement import Verdict
 
 __all__ = ["LESSONS", "Lesson", "Verdict", "open_lesson"]
 

@@ -1,6 +1,6 @@
 """The shards that each rank holds: computed from placements and mesh, without a process group.
 
-The package itself can be called, ``dsexplore.sharding(model)``: see `dsexplore.sharding.plan.sharding`.
+The package itself can be called, ``dsexplore.sharding(model)``: see `sharding.plan.sharding`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dsexplore.sharding.layout import Sharding as Sharding
+    from dsexplore._internal.sharding.layout import Sharding as Sharding
 
 __all__ = ["Sharding"]
 _ABOUT = __doc__
@@ -23,23 +23,23 @@ class _CallablePackage(ModuleType):
     @property
     def __doc__(self) -> str:  # type: ignore[override]  # of the package, for help() and ``?``
         """Documentation of the package: its signature as a function, and its description."""
-        from dsexplore.sharding.plan import sharding
+        from dsexplore._internal.sharding.plan import sharding
 
         return f"dsexplore.sharding{signature(sharding)}\n\n{getdoc(sharding)}\n\n{_ABOUT}"
 
     def __call__(self, *arguments: Any, **named: Any) -> Sharding:
-        from dsexplore.sharding.plan import sharding
+        from dsexplore._internal.sharding.plan import sharding
 
         return sharding(*arguments, **named)
 
 
 def __getattr__(name: str) -> Any:
     if name == "Sharding":
-        from dsexplore.sharding.layout import Sharding
+        from dsexplore._internal.sharding.layout import Sharding
 
         return Sharding
     if name == "__wrapped__":  # lets inspect and help() show the function's signature and text
-        from dsexplore.sharding.plan import sharding
+        from dsexplore._internal.sharding.plan import sharding
 
         return sharding
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -13,9 +13,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from dsexplore.aio import running_sweep, search, sweep_setup, sweeping
-from dsexplore.aio.backends import compiled_loop
-from dsexplore.aio.backends.choose import ENGINES, why_not
+from dsexplore._internal.aio.backends import compiled_loop
+from dsexplore._internal.aio.backends.choose import ENGINES, why_not
+from dsexplore._internal.aio.sweeps import running_sweep, search, sweep_setup, sweeping
 from tests.waiting import wait_until
 
 
@@ -128,4 +128,4 @@ def unmount(point: Path) -> None:
 @pytest.fixture(autouse=True)
 def fast_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let sweeps take the disk for a fast one, so that their files have the size that a test gives."""
-    monkeypatch.setattr("dsexplore.aio.sweep_setup.probed_rate", lambda *_: 1e13)
+    monkeypatch.setattr("dsexplore._internal.aio.sweeps.sweep_setup.probed_rate", lambda *_: 1e13)

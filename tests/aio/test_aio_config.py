@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from dsexplore import aio
+from dsexplore._internal.errors import UsageError
 from dsexplore.aio import AioConfig
-from dsexplore.errors import UsageError
 
 
 def test_defaults_are_deepspeeds() -> None:

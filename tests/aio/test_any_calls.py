@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 import torch
 
+from dsexplore._internal.errors import UsageError
 from dsexplore.aio import aio_handle
-from dsexplore.errors import UsageError
 from tests.aio.test_kinds_of_tensors import CALLS, DTYPES, WITHOUT, Labeled, call
 from tests.programs import printed
 

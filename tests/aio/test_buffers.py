@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from dsexplore.aio import aio_handle, buffers
-from dsexplore.aio.buffers import HUGE_PAGE, Buffer
-from dsexplore.errors import UsageError
+from dsexplore._internal.aio import buffers
+from dsexplore._internal.aio.buffers import HUGE_PAGE, Buffer
+from dsexplore._internal.errors import UsageError
+from dsexplore.aio import aio_handle
 from tests.programs import printed
 
 

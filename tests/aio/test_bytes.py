@@ -98,7 +98,7 @@ def test_scalars_numpy_and_bytearrays(tmp_path: Path) -> None:
 
 
 def test_more_requests_than_one_table(tmp_path: Path, random_bytes: Callable[[int], bytes], monkeypatch) -> None:  # type: ignore[no-untyped-def]
-    monkeypatch.setattr("dsexplore.aio.pool._SPAN", 16)
+    monkeypatch.setattr("dsexplore._internal.aio.pool._SPAN", 16)
     path = str(tmp_path / "file")
     data = np.frombuffer(random_bytes(1 << 20), np.uint8).copy()
     with aio_handle(512, 5, False, True, 3) as handle:
@@ -109,7 +109,7 @@ def test_more_requests_than_one_table(tmp_path: Path, random_bytes: Callable[[in
 
 
 def test_blocks_larger_than_the_stage(tmp_path: Path, random_bytes: Callable[[int], bytes], monkeypatch) -> None:  # type: ignore[no-untyped-def]
-    monkeypatch.setattr("dsexplore.aio.staging._LARGEST_STAGE", 8192)
+    monkeypatch.setattr("dsexplore._internal.aio.staging._LARGEST_STAGE", 8192)
     path = str(tmp_path / "file")
     data = torch.zeros(300_001, dtype=torch.uint8)[1:]
     data.copy_(torch.frombuffer(bytearray(random_bytes(300_000)), dtype=torch.uint8))

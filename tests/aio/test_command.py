@@ -13,12 +13,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-
-from dsexplore.aio import AioConfig, SweepResult, command, sweeping
-from dsexplore.aio.statistics import median
-from dsexplore.errors import UsageError, page_of
-from dsexplore.units import format_rate
 from tests.aio.test_result import result_of
+
+from dsexplore._internal.aio import command
+from dsexplore._internal.aio.sweeps import sweeping
+from dsexplore._internal.aio.sweeps.statistics import median
+from dsexplore._internal.errors import UsageError, page_of
+from dsexplore._internal.units import format_rate
+from dsexplore.aio import AioConfig, SweepResult
 
 ADDRESS = f"\n{page_of(UsageError)}\n"
 """What follows the message of an error."""
@@ -91,7 +93,7 @@ def test_the_command_prints_what_it_cannot_save(
 @pytest.mark.parametrize("folders", [1, 2])
 def test_a_reader_that_ends_early_loses_nothing(tmp_path: Path, folders: int) -> None:
     """As ``dsexplore aio PATH --save FILE | head -0`` does; of several paths each is measured and saved."""
-    program = "import sys; from dsexplore.cli import main; sys.exit(main())"
+    program = "import sys; from dsexplore._internal.cli import main; sys.exit(main())"
     paths = [str(tmp_path)] * folders
     words = ["aio", *paths, "--size", "16MiB", "--seconds", "0.3", "--save", str(tmp_path / "r.json")]
     command = [sys.executable, "-c", program, *words]

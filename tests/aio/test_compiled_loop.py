@@ -26,15 +26,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dsexplore._internal.aio.backends import compiled_loop
+from dsexplore._internal.aio.backends.base import Requests, split
+from dsexplore._internal.aio.backends.choose import loop_of, open_engine, why_not
+from dsexplore._internal.aio.backends.syscalls import SUPPORTED
+from dsexplore._internal.aio.buffers import Buffer
+from dsexplore._internal.aio.driver import DriveMonitor, Policy, drive
+from dsexplore._internal.aio.staging import Slots
+from dsexplore._internal.aio.transfer_file import TransferFile
 from dsexplore.aio import aio_handle
-from dsexplore.aio.backends import compiled_loop
-from dsexplore.aio.backends.base import Requests, split
-from dsexplore.aio.backends.choose import loop_of, open_engine, why_not
-from dsexplore.aio.backends.syscalls import SUPPORTED
-from dsexplore.aio.buffers import Buffer
-from dsexplore.aio.driver import DriveMonitor, Policy, drive
-from dsexplore.aio.staging import Slots
-from dsexplore.aio.transfer_file import TransferFile
 from tests.programs import printed
 
 BLOCK = 4096
@@ -55,7 +55,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def found() -> str:
     """Return what a new process says of the library: ``None``, or why there is none."""
-    return printed("from dsexplore.aio.backends import compiled_loop; print(compiled_loop.why_not())").strip()
+    return printed("from dsexplore._internal.aio.backends import compiled_loop; print(compiled_loop.why_not())").strip()
 
 
 @needs_c
@@ -149,7 +149,11 @@ def test_no_folder_is_made_in_another_users_home(folder: Path, tmp_path: Path) -
 @needs_c
 @pytest.mark.processes
 def test_processes_may_compile_it_at_once(folder: Path) -> None:
-    words = [sys.executable, "-c", "from dsexplore.aio.backends import compiled_loop as c; print(c.why_not())"]
+    words = [
+        sys.executable,
+        "-c",
+        "from dsexplore._internal.aio.backends import compiled_loop as c; print(c.why_not())",
+    ]
     started = [subprocess.Popen(words, stdout=subprocess.PIPE, text=True) for _ in range(4)]
     assert [process.communicate(timeout=240)[0] for process in started] == ["None\n"] * 4
     assert len(list(folder.iterdir())) == 1
@@ -346,7 +350,7 @@ def test_a_full_queue_is_kept_full_in_c(
 ) -> None:  # fmt: skip
     """Python starts the first queue and waits for the last; C submits one request, or what is there."""
     engine, memory = scripted.engine(name, depth), Buffer(MOST * BLOCK)
-    monkeypatch.setattr("dsexplore.aio.driver._LONGEST_CALL", 1e6)
+    monkeypatch.setattr("dsexplore._internal.aio.driver._LONGEST_CALL", 1e6)
     calls: list[int] = []
     wait = engine.wait
     engine.wait = lambda minimum: calls.append(minimum) or wait(minimum)

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
+from dsexplore._internal.errors import UsageError
 from dsexplore.aio import aio_handle
-from dsexplore.errors import UsageError
 
 ODD = (1 << 20) + 100
 

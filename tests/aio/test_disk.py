@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from dsexplore.aio.buffers import Buffer, fill_random
-from dsexplore.aio.disk import cached_share, data_share, disk_of, drop_cached
+from dsexplore._internal.aio.buffers import Buffer, fill_random
+from dsexplore._internal.aio.disk import cached_share, data_share, disk_of, drop_cached
 
 pytestmark = pytest.mark.usefixtures("open_files")
 
@@ -83,7 +83,7 @@ def test_a_disk_that_refuses_a_direct_read_is_read_through_the_page_cache(
     def refuse(*_: object) -> int:
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr("dsexplore.aio.disk.os.preadv", refuse)
+    monkeypatch.setattr("dsexplore._internal.aio.disk.os.preadv", refuse)
     if number == errno.EINVAL:
         assert disk_of(file).why_buffered == "a direct read was refused (EINVAL)"
     else:
@@ -137,6 +137,6 @@ def test_a_mount_below_one_that_came_later(mounted: Callable[..., Path]) -> None
     ],
 )
 def test_kinds_of_filesystem(filesystem: str, device: str, kind: str) -> None:
-    from dsexplore.aio.disk import _kind_of
+    from dsexplore._internal.aio.disk import _kind_of
 
     assert _kind_of(filesystem, device) == kind

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dsexplore.aio.backends.base import Completions, Engine, Requests, split
-from dsexplore.aio.driver import DriveMonitor, Policy, drive
-from dsexplore.aio.staging import Slots
+from dsexplore._internal.aio.backends.base import Completions, Engine, Requests, split
+from dsexplore._internal.aio.driver import DriveMonitor, Policy, drive
+from dsexplore._internal.aio.staging import Slots
 
 BLOCK = 4096
 
@@ -174,7 +174,7 @@ def test_no_room_waits_for_requests_in_flight(monkeypatch: pytest.MonkeyPatch) -
 
 def test_no_room_with_nothing_in_flight_is_an_error_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     naps: list[float] = []
-    monkeypatch.setattr("dsexplore.aio.driver.time.sleep", naps.append)
+    monkeypatch.setattr("dsexplore._internal.aio.driver.time.sleep", naps.append)
     engine = Scripted(4)
     engine.refuse.extend([0] * 100)
     with pytest.raises(OSError, match="takes no request") as caught:
@@ -184,7 +184,7 @@ def test_no_room_with_nothing_in_flight_is_an_error_in_the_end(monkeypatch: pyte
 
 
 def test_no_room_at_first_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dsexplore.aio.driver.time.sleep", lambda _: None)
+    monkeypatch.setattr("dsexplore._internal.aio.driver.time.sleep", lambda _: None)
     engine = Scripted(4)
     engine.refuse.extend([0, 0, 0])
     run(engine, requests_on(-1, 4)[0], Policy(False, True))
@@ -256,7 +256,7 @@ def test_a_watch_moves_one_batch_however_late_it_starts() -> None:
 
 
 def test_a_watch_gives_up_when_the_system_never_has_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dsexplore.aio.driver.time.sleep", lambda _: None)
+    monkeypatch.setattr("dsexplore._internal.aio.driver.time.sleep", lambda _: None)
     engine = Scripted(2)
     engine.refuse.extend([0] * 1000)
     with pytest.raises(OSError, match="takes no request"):

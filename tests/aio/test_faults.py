@@ -1,6 +1,6 @@
 """Full disks, read-only mounts, exhausted limits, forks and kills: a clear error or a right result, no stray file.
 
-Modules: ``aio/pool.py``, ``aio/driver.py``, ``aio/scratch.py``.
+Modules: ``aio/pool.py``, ``aio/driver.py``, ``aio/sweeps/scratch.py``.
 """
 
 from __future__ import annotations
@@ -15,15 +15,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dsexplore.aio import AioConfig, Buffer, aio_handle, pool, sweep
-from dsexplore.aio.backends import linux_aio
-from dsexplore.aio.backends import syscalls as sc
-from dsexplore.aio.backends.base import split
-from dsexplore.aio.backends.linux_aio import LinuxAio
-from dsexplore.aio.buffers import fill_random
-from dsexplore.aio.scratch import PREFIX
-from dsexplore.aio.transfer_file import TransferFile
-from dsexplore.errors import UsageError
+from dsexplore._internal.aio import pool
+from dsexplore._internal.aio.backends import linux_aio
+from dsexplore._internal.aio.backends import syscalls as sc
+from dsexplore._internal.aio.backends.base import split
+from dsexplore._internal.aio.backends.linux_aio import LinuxAio
+from dsexplore._internal.aio.buffers import fill_random
+from dsexplore._internal.aio.sweeps.scratch import PREFIX
+from dsexplore._internal.aio.transfer_file import TransferFile
+from dsexplore._internal.errors import UsageError
+from dsexplore.aio import AioConfig, Buffer, aio_handle, sweep
 from tests.programs import python
 
 
@@ -42,7 +43,7 @@ def test_a_disk_that_fills_in_the_middle(loop_disk: Path, backend: str, threads:
 
 
 def test_a_disk_that_fills_during_a_sweep_leaves_no_file(loop_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dsexplore.aio.scratch.check_space", lambda *_: None)
+    monkeypatch.setattr("dsexplore._internal.aio.sweeps.scratch.check_space", lambda *_: None)
     with pytest.raises(OSError, match="No space left") as caught:
         sweep(loop_disk, "64MiB", 1)
     assert caught.value.errno == errno.ENOSPC
@@ -98,8 +99,9 @@ def test_a_file_that_someone_else_owns(tmp_path: Path, request: pytest.FixtureRe
     done = python(f"""
         import os, sys
         from dsexplore.aio import aio_handle, sweep  # before the rights to read the code are given up
-        import dsexplore.aio.references, dsexplore.aio.backends.linux_aio, dsexplore.aio.backends.io_uring
-        import dsexplore.aio.backends.threads
+        import dsexplore._internal.aio.sweeps.references
+        from dsexplore._internal.aio.backends import io_uring, linux_aio
+        import dsexplore._internal.aio.backends.threads
         os.setgid(65534); os.setuid(65534)
         for call in (
             lambda: aio_handle(queue_depth=2).sync_pread(bytearray(10), {str(tmp_path / "secret")!r}),
@@ -151,8 +153,8 @@ def test_no_descriptors_left() -> None:
 def test_an_engine_that_lacked_a_descriptor_once_runs_later(backend: str) -> None:
     done = python(f"""
         import os, resource
-        from dsexplore.aio.backends.choose import choose, why_not
-        import dsexplore.aio.backends.{backend.replace("-", "_")}
+        from dsexplore._internal.aio.backends.choose import choose, why_not
+        import dsexplore._internal.aio.backends.{backend.replace("-", "_")}
         lowest = os.dup(0)
         os.close(lowest)
         before = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -288,8 +290,8 @@ def test_direct_requests_that_are_refused_are_completed_plainly(tmp_path: Path, 
     try:
         with aio_handle(4096, 4, backend=backend) as handle:
             target = TransferFile(fd, write=False)
-            from dsexplore.aio.backends.choose import open_engine
-            from dsexplore.aio.driver import Policy, drive
+            from dsexplore._internal.aio.backends.choose import open_engine
+            from dsexplore._internal.aio.driver import Policy, drive
 
             engine = open_engine(backend, 4)
             requests = split(False, fd, back.ctypes.data, back.nbytes, 0, 1000)  # misaligned in every way

@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-from dsexplore.aio.backends import linux_aio
-from dsexplore.aio.backends.base import LAP, Requests, split
-from dsexplore.aio.backends.choose import open_engine, why_not
-from dsexplore.aio.backends.linux_aio import LinuxAio
-from dsexplore.aio.buffers import Buffer
-from dsexplore.aio.driver import DriveMonitor, Policy, drive
-from dsexplore.aio.transfer_file import TransferFile
+from dsexplore._internal.aio.backends import linux_aio
+from dsexplore._internal.aio.backends.base import LAP, Requests, split
+from dsexplore._internal.aio.backends.choose import open_engine, why_not
+from dsexplore._internal.aio.backends.linux_aio import LinuxAio
+from dsexplore._internal.aio.buffers import Buffer
+from dsexplore._internal.aio.driver import DriveMonitor, Policy, drive
+from dsexplore._internal.aio.transfer_file import TransferFile
 
 BLOCK = 4096
 COUNT = 400  # several laps of the results that are looked at together

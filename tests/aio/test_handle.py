@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 import torch
 
+from dsexplore._internal.aio.backends import choose
+from dsexplore._internal.errors import UsageError
 from dsexplore.aio import AioConfig, aio_handle, aio_read, aio_write
-from dsexplore.aio.backends import choose
-from dsexplore.errors import UsageError
 
 pytestmark = pytest.mark.usefixtures("open_files")
 
@@ -275,7 +275,7 @@ def test_a_wrong_backend(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_validate_notices_a_file_that_changed(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from dsexplore.aio import pool
+    from dsexplore._internal.aio import pool
 
     drive = pool.drive
 

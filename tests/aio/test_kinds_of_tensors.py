@@ -19,8 +19,8 @@ import torch
 from torch.distributed.tensor import Shard, distribute_tensor
 
 import dsexplore
+from dsexplore._internal.errors import UsageError
 from dsexplore.aio import aio_handle
-from dsexplore.errors import UsageError
 
 SIZE = 4096
 DTYPES = (torch.uint8, torch.bfloat16, torch.float32, torch.int64)

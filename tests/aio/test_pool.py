@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dsexplore.aio import pool as pools
-from dsexplore.aio.aio_config import AioConfig
-from dsexplore.aio.buffers import Buffer
-from dsexplore.aio.pool import Pool, TransferJob
-from dsexplore.aio.staging import HostMemory
-from dsexplore.aio.transfer_file import Alignment, TransferFile
+from dsexplore._internal.aio import pool as pools
+from dsexplore._internal.aio.aio_config import AioConfig
+from dsexplore._internal.aio.buffers import Buffer
+from dsexplore._internal.aio.pool import Pool, TransferJob
+from dsexplore._internal.aio.staging import HostMemory
+from dsexplore._internal.aio.transfer_file import Alignment, TransferFile
 
 CONFIG = AioConfig(block_size=8192, queue_depth=2, thread_count=2)
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dsexplore import aio
-from dsexplore.errors import UsageError
+from dsexplore._internal.errors import UsageError
 
 COMPILED = SimpleNamespace(aio_handle="DeepSpeed's", deepspeed_memcpy="its copy")
 

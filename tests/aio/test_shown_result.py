@@ -9,8 +9,8 @@ from typing import NoReturn
 
 import pytest
 
-from dsexplore.aio.shown_result import add_output_arguments, show
-from dsexplore.errors import UsageError
+from dsexplore._internal.aio.shown_result import add_output_arguments, show
+from dsexplore._internal.errors import UsageError
 
 
 def options(*words: str) -> argparse.Namespace:

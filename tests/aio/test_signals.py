@@ -19,10 +19,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dsexplore._internal.aio.backends import linux_aio
+from dsexplore._internal.aio.backends import syscalls as sc
+from dsexplore._internal.aio.buffers import fill_random
 from dsexplore.aio import Buffer, SweepResult, aio_handle
-from dsexplore.aio.backends import linux_aio
-from dsexplore.aio.backends import syscalls as sc
-from dsexplore.aio.buffers import fill_random
 from tests.programs import python
 
 Start = Callable[[str], subprocess.Popen[str]]
@@ -141,7 +141,8 @@ def test_a_program_that_ends_without_closing_ends(tmp_path: Path, backend: str) 
 INTERRUPTED = """
     import os, signal, sys, threading, weakref
     import numpy as np
-    from dsexplore.aio import aio_handle, pool
+    from dsexplore.aio import aio_handle
+    from dsexplore._internal.aio import pool
     drive, gate = pool.drive, threading.Event()
     main = threading.main_thread().ident
     def slow(*arguments):
@@ -220,8 +221,8 @@ def test_sigterm_ends_the_command_with_the_results_so_far(tmp_path: Path, start:
     saved = tmp_path / "result.json"
     process = start(f"""
         import sys
-        from dsexplore.aio import sweeping
-        from dsexplore.cli import main
+        from dsexplore._internal.aio.sweeps import sweeping
+        from dsexplore._internal.cli import main
         real = sweeping.sweep
         def reported(*args, **kwargs):
             return real(*args, **{{**kwargs, "progress": lambda p: print(p.text, flush=True)}})

@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 import torch
 
+from dsexplore._internal.aio.backends.base import split
+from dsexplore._internal.aio.backends.choose import why_not
+from dsexplore._internal.aio.buffers import fill_random
+from dsexplore._internal.aio.driver import Policy, drive
+from dsexplore._internal.aio.pool import Pool, TransferJob
+from dsexplore._internal.aio.staging import DeviceMemory, HostMemory, Stage
+from dsexplore._internal.aio.sweeps.sweep_setup import Progress, reporting
+from dsexplore._internal.aio.transfer_file import TransferFile
 from dsexplore.aio import AioConfig, Buffer
-from dsexplore.aio.backends.base import split
-from dsexplore.aio.backends.choose import why_not
-from dsexplore.aio.buffers import fill_random
-from dsexplore.aio.driver import Policy, drive
-from dsexplore.aio.pool import Pool, TransferJob
-from dsexplore.aio.staging import DeviceMemory, HostMemory, Stage
-from dsexplore.aio.sweep_setup import Progress, reporting
-from dsexplore.aio.transfer_file import TransferFile
 
 CONFIG = AioConfig(block_size=8192, queue_depth=3, thread_count=2)
 
@@ -111,7 +111,7 @@ def test_a_stage_grows_with_what_it_serves(pinned: bool) -> None:
 def test_registered_buffers(tmp_path: Path) -> None:
     if (reason := why_not("io_uring")) is not None:
         pytest.skip(reason)
-    from dsexplore.aio.backends.io_uring import IoUring
+    from dsexplore._internal.aio.backends.io_uring import IoUring
 
     data = fill_random(Buffer(1 << 20))
     path = tmp_path / "file"
@@ -133,7 +133,7 @@ def test_registered_buffers(tmp_path: Path) -> None:
 def test_progress_is_shown_where_someone_sees_it(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dsexplore.progress.DELAY", 0.0)
+    monkeypatch.setattr("dsexplore._internal.progress.DELAY", 0.0)
     for unseen in (None, False):
         with reporting(unseen) as report:
             report(Progress(0.5, "half"))

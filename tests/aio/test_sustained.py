@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from dsexplore import aio
-from dsexplore.aio.disk import Disk
-from dsexplore.aio.sustained import write_pieces
-from dsexplore.aio.sustained_result import SustainedWrites
-from dsexplore.cli import main
-from dsexplore.display import plain_text
-from dsexplore.errors import UsageError
-from dsexplore.views.sweep.sustained_view import SustainedWritesView
+from dsexplore._internal.aio.disk import Disk
+from dsexplore._internal.aio.sustained import write_pieces
+from dsexplore._internal.aio.sustained_result import SustainedWrites
+from dsexplore._internal.cli import main
+from dsexplore._internal.display import plain_text
+from dsexplore._internal.errors import UsageError
+from dsexplore._internal.views.sweep.sustained_view import SustainedWritesView
 
 pytestmark = pytest.mark.usefixtures("open_files")
 

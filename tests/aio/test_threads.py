@@ -1,6 +1,6 @@
 """Threads of the engine: what happens where the system has none left, and where Ctrl-C comes while they start.
 
-Modules: ``aio/pool.py``, ``aio/measure.py``.
+Modules: ``aio/pool.py``, ``aio/sweeps/measure.py``.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 
+from dsexplore._internal.aio import pool as pools
+from dsexplore._internal.aio.pool import Pool
+from dsexplore._internal.aio.sweeps.measure import Bench
+from dsexplore._internal.aio.transfer_file import TransferFile
 from dsexplore.aio import AioConfig, aio_handle
-from dsexplore.aio import pool as pools
-from dsexplore.aio.measure import Bench
-from dsexplore.aio.pool import Pool
-from dsexplore.aio.transfer_file import TransferFile
 
 PAIR = AioConfig(block_size=256 << 10, queue_depth=4, thread_count=2)
 
@@ -72,7 +72,8 @@ def test_a_system_without_more_threads(tmp_path: Path) -> None:
     program = """
         import os, resource, sys, threading
         from dsexplore.aio import aio_handle
-        import dsexplore.aio.backends.threads, dsexplore.aio.backends.linux_aio, fcntl  # while they may be read
+        import fcntl
+        from dsexplore._internal.aio.backends import linux_aio, threads  # while they may be read
         os.setuid(100_000 + os.getpid())  # who runs nothing else
 
         def allow(more):

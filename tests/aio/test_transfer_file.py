@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from dsexplore.aio import transfer_file
-from dsexplore.aio.aio_constants import SECTOR
-from dsexplore.aio.backends import syscalls
-from dsexplore.aio.transfer_file import Alignment, TransferFile, direct_alignment
+from dsexplore._internal.aio import transfer_file
+from dsexplore._internal.aio.aio_constants import SECTOR
+from dsexplore._internal.aio.backends import syscalls
+from dsexplore._internal.aio.transfer_file import Alignment, TransferFile, direct_alignment
 
 
 @pytest.mark.parametrize(

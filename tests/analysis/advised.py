@@ -28,8 +28,8 @@ from torch.distributed.tensor.parallel import (
 from torch.nn.parallel import DistributedDataParallel
 
 import dsexplore
-from dsexplore.trace.trace import Trace
-from dsexplore.worlds import demo
+from dsexplore._internal.trace.trace import Trace
+from dsexplore._internal.worlds import demo
 
 RANKS = 4
 TOKENS = torch.arange(32).reshape(2, 16)

@@ -9,9 +9,9 @@ import torch
 import torch.distributed as dist
 
 import dsexplore
-from dsexplore.trace import schema
-from dsexplore.trace.tables import Tables, TraceInfo
-from dsexplore.trace.trace import Trace
+from dsexplore._internal.trace import schema
+from dsexplore._internal.trace.tables import Tables, TraceInfo
+from dsexplore._internal.trace.trace import Trace
 
 
 def row(seq: int, **columns: Any) -> dict[str, Any]:

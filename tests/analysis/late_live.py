@@ -14,7 +14,7 @@ import tempfile
 import numpy as np
 
 import dsexplore
-from dsexplore.analysis.late_ranks import LEAST
+from dsexplore._internal.analysis.late_ranks import LEAST
 
 PROGRAM = """
 import time, torch, torch.distributed as dist, dsexplore

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from dsexplore.analysis.skew import Skew
-from dsexplore.trace import schema
-from dsexplore.trace.clocks import align
-from dsexplore.trace.tables import Tables, TraceInfo
+from dsexplore._internal.analysis.skew import Skew
+from dsexplore._internal.trace import schema
+from dsexplore._internal.trace.clocks import align
+from dsexplore._internal.trace.tables import Tables, TraceInfo
 
 EPOCH = 1_700_000_000 * 10**9
 JITTERS = ("normal", "exponential", "uniform")

@@ -29,7 +29,7 @@ from torch.distributed.tensor.parallel import (
 from torch.nn.parallel import DistributedDataParallel
 
 import dsexplore
-from dsexplore.trace.trace import Trace
+from dsexplore._internal.trace.trace import Trace
 
 D = 32
 Program = Callable[[bool], None]

@@ -13,8 +13,8 @@ import textbook_plans
 import torch
 
 import dsexplore
-from dsexplore.analysis.findings.all_rules import RULES
-from dsexplore.torch_internals.names import torch_at_least
+from dsexplore._internal.analysis.findings.all_rules import RULES
+from dsexplore._internal.torch_internals.names import torch_at_least
 
 TABLE = [(rule, program, name) for rule, programs in advised.ADVICE.items() for program in programs
          for name in advised.SUBJECTS]  # fmt: skip

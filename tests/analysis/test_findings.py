@@ -17,9 +17,9 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 
 import dsexplore
-from dsexplore.analysis.findings.all_rules import RULES
-from dsexplore.analysis.findings.finding import COLUMNS
-from dsexplore.worlds import demo
+from dsexplore._internal.analysis.findings.all_rules import RULES
+from dsexplore._internal.analysis.findings.finding import COLUMNS
+from dsexplore._internal.worlds import demo
 
 EXACT = [
     "all_reduce_of_shards",
@@ -46,7 +46,7 @@ def test_every_rule_has_a_program() -> None:
     simulated = {rule for rule, _ in planted.PROGRAMS.values()}
     elsewhere = {"late_rank", "value_errors"}  # in times and values alone: test_late_ranks.py, test_advice.py
     assert simulated | elsewhere == RULES.keys()
-    folder = Path(dsexplore.__file__).parent / "analysis" / "findings"
+    folder = Path(dsexplore.__file__).parent / "_internal" / "analysis" / "findings"
     defined = {
         node.name
         for path in [*folder.glob("*_rules.py"), folder / "value_errors.py"]

@@ -14,11 +14,11 @@ import polars as pl
 import pytest
 
 import dsexplore
-from dsexplore.analysis.headline_report import memory, report
-from dsexplore.trace import schema
-from dsexplore.trace.tables import Tables
-from dsexplore.trace.trace import Trace
-from dsexplore.units import format_bytes
+from dsexplore._internal.analysis.headline_report import memory, report
+from dsexplore._internal.trace import schema
+from dsexplore._internal.trace.tables import Tables
+from dsexplore._internal.trace.trace import Trace
+from dsexplore._internal.units import format_bytes
 from tests.analysis.few_events import row, trace_of
 
 

@@ -9,10 +9,10 @@ import polars as pl
 import pytest
 
 import dsexplore
-from dsexplore.analysis.io_waits import io_sentence, io_waits
-from dsexplore.trace import schema
-from dsexplore.trace.tables import Tables
-from dsexplore.trace.trace import Trace
+from dsexplore._internal.analysis.io_waits import io_sentence, io_waits
+from dsexplore._internal.trace import schema
+from dsexplore._internal.trace.tables import Tables
+from dsexplore._internal.trace.trace import Trace
 from tests.analysis.test_skew import EPOCH, MS, Happened, tables_of
 
 Wait = tuple[int, str, str, int, int]

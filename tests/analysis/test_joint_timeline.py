@@ -8,12 +8,12 @@ from typing import Any
 import polars as pl
 import pytest
 
-from dsexplore.analysis.joint_timeline import shown_ranks
-from dsexplore.errors import UsageError
-from dsexplore.trace import schema
-from dsexplore.trace.tables import Tables, TraceInfo
-from dsexplore.trace.trace import Trace
-from dsexplore.views.page.theme import axis_number
+from dsexplore._internal.analysis.joint_timeline import shown_ranks
+from dsexplore._internal.errors import UsageError
+from dsexplore._internal.trace import schema
+from dsexplore._internal.trace.tables import Tables, TraceInfo
+from dsexplore._internal.trace.trace import Trace
+from dsexplore._internal.views.page.theme import axis_number
 
 
 def trace_of(*rows: dict[str, Any]) -> Trace:

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dsexplore
-from dsexplore.analysis.skew import Skew, range_text
-from dsexplore.trace.trace import Trace
+from dsexplore._internal.analysis.skew import Skew, range_text
+from dsexplore._internal.trace.trace import Trace
 from tests.analysis.late_programs import Program, drawn, is_right
 
 ONE_OF_FOUR = Program(ranks=4, steps=6, jitter=1e-3, late_rank=1, late_by=0.2)

@@ -7,9 +7,9 @@ from typing import Any
 import polars as pl
 import pytest
 
-from dsexplore.analysis.likeness import digests, first_difference
-from dsexplore.trace import schema
-from dsexplore.trace.tables import Tables, TraceInfo
+from dsexplore._internal.analysis.likeness import digests, first_difference
+from dsexplore._internal.trace import schema
+from dsexplore._internal.trace.tables import Tables, TraceInfo
 
 GROUP = {"rank": 0, "step": 0, "seq": 0, "op": "send", "raw_op": "c10d::send", "phase": "forward", "trigger": "Net"}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dsexplore.analysis.non_finite import first_non_finite
+from dsexplore._internal.analysis.non_finite import first_non_finite
 from tests.analysis.test_numeric_difference import difference, run
 
 

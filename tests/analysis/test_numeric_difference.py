@@ -7,8 +7,8 @@ from typing import Any
 import polars as pl
 import pytest
 
-from dsexplore.analysis.numeric_difference import NumericDifference
-from dsexplore.trace import schema
+from dsexplore._internal.analysis.numeric_difference import NumericDifference
+from dsexplore._internal.trace import schema
 
 NAMED = {"rank": 0, "step": 0, "seq": 0, "phase": "forward", "module": "Llama.layers.0", "name": "output", "call": 0}
 VALUES = {"count": 64, "norm": 8.0, "mean": 0.5, "min": -2.0, "max": 2.0, "projection": 1.5, "hash": 7}

@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import dsexplore
 from dsexplore import Trace
-from dsexplore.errors import UsageError
+from dsexplore._internal.errors import UsageError
 
 
 class Block(nn.Module):

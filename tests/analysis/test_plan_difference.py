@@ -8,8 +8,8 @@ import planted
 import polars as pl
 import pytest
 
-from dsexplore.analysis.plan_difference import COLUMNS, PlanDifference
-from dsexplore.trace.trace import Trace
+from dsexplore._internal.analysis.plan_difference import COLUMNS, PlanDifference
+from dsexplore._internal.trace.trace import Trace
 from tests.analysis.few_events import row, trace_of
 
 

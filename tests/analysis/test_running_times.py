@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsexplore import Trace
-from dsexplore.analysis.running_times import covered, measured_times
-from dsexplore.analysis.world_map import BETWEEN, INSIDE
-from dsexplore.errors import UsageError
-from dsexplore.trace import schema
-from dsexplore.trace.tables import Tables, TraceInfo
+from dsexplore._internal.analysis.running_times import covered, measured_times
+from dsexplore._internal.analysis.world_map import BETWEEN, INSIDE
+from dsexplore._internal.errors import UsageError
+from dsexplore._internal.trace import schema
+from dsexplore._internal.trace.tables import Tables, TraceInfo
 
 MS = 1_000_000
 GROUPS = {"g_tp": ("tp", [0, 1]), "g_dp": ("dp", [0, 2]), "g_all": ("", [0, 1, 2, 3])}

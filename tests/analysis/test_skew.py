@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dsexplore.errors import UsageError
-from dsexplore.trace import schema
-from dsexplore.trace.clocks import align
-from dsexplore.trace.tables import Tables, TraceInfo
-from dsexplore.trace.trace import Trace
+from dsexplore._internal.errors import UsageError
+from dsexplore._internal.trace import schema
+from dsexplore._internal.trace.clocks import align
+from dsexplore._internal.trace.tables import Tables, TraceInfo
+from dsexplore._internal.trace.trace import Trace
 
 MS = 1_000_000
 EPOCH = 1_700_000_000_000_000_000

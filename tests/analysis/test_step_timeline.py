@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 import dsexplore
 from dsexplore import Trace
-from dsexplore.errors import UsageError
+from dsexplore._internal.errors import UsageError
 from tests.analysis.few_events import two_messages
 
 

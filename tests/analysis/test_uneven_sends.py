@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 
 import dsexplore
-from dsexplore.analysis.uneven_sends import most_sent, uneven_sends
-from dsexplore.trace.trace import Trace
+from dsexplore._internal.analysis.uneven_sends import most_sent, uneven_sends
+from dsexplore._internal.trace.trace import Trace
 
 
 def sent(*splits: list[int]) -> Trace:

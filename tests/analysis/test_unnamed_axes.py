@@ -12,8 +12,8 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 import dsexplore
-from dsexplore.analysis.unnamed_axes import naming_notes
-from dsexplore.trace.trace import Trace
+from dsexplore._internal.analysis.unnamed_axes import naming_notes
+from dsexplore._internal.trace.trace import Trace
 
 
 def all_ranks() -> None:

@@ -10,9 +10,9 @@ import polars as pl
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsexplore.analysis.waiting_order import rounds
-from dsexplore.trace import schema
-from dsexplore.trace.tables import Tables
+from dsexplore._internal.analysis.waiting_order import rounds
+from dsexplore._internal.trace import schema
+from dsexplore._internal.trace.tables import Tables
 
 WORLD = [0, 1, 2]
 

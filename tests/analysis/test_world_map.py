@@ -8,8 +8,8 @@ import torch.distributed as dist
 
 import dsexplore
 from dsexplore import Trace
-from dsexplore.analysis.world_map import BETWEEN, INSIDE
-from dsexplore.errors import UsageError
+from dsexplore._internal.analysis.world_map import BETWEEN, INSIDE
+from dsexplore._internal.errors import UsageError
 
 MIB = 1 << 20
 

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from dsexplore.trace.trace import Trace
+from dsexplore._internal.trace.trace import Trace
 from tests.views import traces
 
 playwright_api = pytest.importorskip(
@@ -381,6 +381,6 @@ def make_timed() -> Callable[..., Trace]:
 @pytest.fixture(scope="session")
 def kinds() -> list[str]:
     """Return the kinds of figure, in the order of the list to choose from."""
-    from dsexplore.views.trace.figures import KINDS
+    from dsexplore._internal.views.trace.figures import KINDS
 
     return list(KINDS)

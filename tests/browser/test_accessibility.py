@@ -24,10 +24,10 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import dsexplore
-from dsexplore.comm.logger import CommsLogger
-from dsexplore.comm.logger_config import CommsLoggerConfig
-from dsexplore.comm.sweep_result import CommSweep, SweepConditions, SweepPoint
-from dsexplore.trace.trace import Trace
+from dsexplore._internal.comm.logs.logger import CommsLogger
+from dsexplore._internal.comm.logs.logger_config import CommsLoggerConfig
+from dsexplore._internal.comm.sweeps.sweep_result import CommSweep, SweepConditions, SweepPoint
+from dsexplore._internal.trace.trace import Trace
 
 pytestmark = pytest.mark.browser
 

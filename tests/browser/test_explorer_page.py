@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from plotly.offline import get_plotlyjs
 
-from dsexplore.units import format_bytes, format_seconds
-from dsexplore.views.trace.figure_spec import finished
-from dsexplore.views.trace.figures import figure_of as figure_of_trace
-from dsexplore.views.widgets.explorer_widget import ExplorerWidget
-from dsexplore.views.widgets.part_widgets import PlotWidget
+from dsexplore._internal.units import format_bytes, format_seconds
+from dsexplore._internal.views.trace.figure_spec import finished
+from dsexplore._internal.views.trace.figures import figure_of as figure_of_trace
+from dsexplore._internal.views.widgets.explorer_widget import ExplorerWidget
+from dsexplore._internal.views.widgets.part_widgets import PlotWidget
 
 pytestmark = pytest.mark.browser
 

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dsexplore.views.trace.figure_spec import Spec, finished, heatmap_spec
-from dsexplore.views.trace.tally import Grid
-from dsexplore.views.widgets.part_widgets import PlotWidget
+from dsexplore._internal.views.trace.figure_spec import Spec, finished, heatmap_spec
+from dsexplore._internal.views.trace.tally import Grid
+from dsexplore._internal.views.widgets.part_widgets import PlotWidget
 
 pytestmark = pytest.mark.browser
 

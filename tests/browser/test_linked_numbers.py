@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from docs import pictured_programs as programs
-from dsexplore.trace.schema import IN_STEPS
-from dsexplore.trace.trace import Trace
+from dsexplore._internal.trace.schema import IN_STEPS
+from dsexplore._internal.trace.trace import Trace
 from tests.browser.test_accessibility import draw
 from tests.views import traces
 

@@ -16,7 +16,7 @@ CELLS = [
     """
 import os, time
 os.environ.pop("DSEXPLORE_PROGRESS", None)
-from dsexplore import progress
+from dsexplore._internal import progress
 progress.DELAY = progress.INTERVAL = 0
 with progress.track("reading ranks", 8, "files") as work:
     work.advance(3)

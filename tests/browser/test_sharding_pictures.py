@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import dsexplore
-from dsexplore.sharding.layout import Sharding
+from dsexplore._internal.sharding.layout import Sharding
 
 pytestmark = pytest.mark.browser
 

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 import dsexplore
-from dsexplore.trace.trace import Trace
+from dsexplore._internal.trace.trace import Trace
 
 pytestmark = pytest.mark.browser
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from dsexplore.display import Displayable
-from dsexplore.trace.trace import Trace
+from dsexplore._internal.display import Displayable
+from dsexplore._internal.trace.trace import Trace
 
 pytestmark = pytest.mark.browser
 

@@ -14,10 +14,10 @@ from typing import Any
 import polars as pl
 import pytest
 
-from dsexplore.trace.tables import Tables, TraceInfo
-from dsexplore.trace.trace import Trace
-from dsexplore.views.timeline.timeline_explorer import TimelineExplorer
-from dsexplore.views.widgets.part_widgets import TimelineWidget
+from dsexplore._internal.trace.tables import Tables, TraceInfo
+from dsexplore._internal.trace.trace import Trace
+from dsexplore._internal.views.timeline.timeline_explorer import TimelineExplorer
+from dsexplore._internal.views.widgets.part_widgets import TimelineWidget
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.browser

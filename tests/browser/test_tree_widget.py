@@ -14,14 +14,14 @@ from typing import Any
 import polars as pl
 import pytest
 
-from dsexplore.trace.select import modules_inside
-from dsexplore.trace.tables import Tables
-from dsexplore.trace.trace import Trace
-from dsexplore.views.explorer.filters import FilteredEvents
-from dsexplore.views.explorer.module_rows import ModuleRows, rows_of
-from dsexplore.views.explorer.selection import Filters
-from dsexplore.views.trace.event_codes import EventCodes
-from dsexplore.views.widgets.part_widgets import TreeWidget
+from dsexplore._internal.trace.select import modules_inside
+from dsexplore._internal.trace.tables import Tables
+from dsexplore._internal.trace.trace import Trace
+from dsexplore._internal.views.explorer.filters import FilteredEvents
+from dsexplore._internal.views.explorer.module_rows import ModuleRows, rows_of
+from dsexplore._internal.views.explorer.selection import Filters
+from dsexplore._internal.views.trace.event_codes import EventCodes
+from dsexplore._internal.views.widgets.part_widgets import TreeWidget
 
 pytestmark = pytest.mark.browser
 HOSTILE = "<img src=x onerror=window.pwned=1>"

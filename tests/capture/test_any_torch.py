@@ -11,7 +11,7 @@ import sys
 PROGRAM = """
 import torch
 import torch.distributed as dist
-import dsexplore.torch_internals.names as names
+import dsexplore._internal.torch_internals.names as names
 
 NEEDED = (
     "torch._C:DispatchKeySet",

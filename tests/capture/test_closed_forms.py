@@ -16,8 +16,8 @@ import pytest
 import torch
 
 import dsexplore
-from dsexplore.trace.trace import Trace
-from dsexplore.worlds import demo
+from dsexplore._internal.trace.trace import Trace
+from dsexplore._internal.worlds import demo
 
 ELEMENT = 4
 BATCH, LENGTH = 2, 32

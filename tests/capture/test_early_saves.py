@@ -16,12 +16,12 @@ import torch.distributed as dist
 
 import dsexplore
 from dsexplore import run_ranks
-from dsexplore.capture.early_saves import EarlySave, _may_take_signal, saved_early, stacks
-from dsexplore.capture.issued_collective import Issued, Origin
-from dsexplore.capture.record import _Progress, record
-from dsexplore.errors import UsageError
-from dsexplore.trace.files import rank_file, stack_file
-from dsexplore.worlds.simulate import simulate
+from dsexplore._internal.capture.collectives.issued_collective import Issued, Origin
+from dsexplore._internal.capture.early_saves import EarlySave, _may_take_signal, saved_early, stacks
+from dsexplore._internal.capture.record import _Progress, record
+from dsexplore._internal.errors import UsageError
+from dsexplore._internal.trace.files import rank_file, stack_file
+from dsexplore._internal.worlds.simulate import simulate
 from tests.programs import python
 from tests.waiting import wait_until
 
@@ -110,7 +110,7 @@ def test_a_collective_is_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         opened.append(early)
         yield
 
-    monkeypatch.setattr("dsexplore.capture.record.saved_early", looked_at_by_hand)
+    monkeypatch.setattr("dsexplore._internal.capture.record.saved_early", looked_at_by_hand)
     with simulate(2), record(save=tmp_path, timeout=10):
         (early,) = opened
         early.look(1.0)

@@ -13,8 +13,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from dsexplore import expect_comms
-from dsexplore.errors import ExpectationError, UsageError
-from dsexplore.worlds.simulate import simulate
+from dsexplore._internal.errors import ExpectationError, UsageError
+from dsexplore._internal.worlds.simulate import simulate
 
 
 @pytest.fixture

@@ -13,10 +13,10 @@ import torch
 import torch.distributed as dist
 
 import dsexplore
-from dsexplore.capture import group_methods, substrate
-from dsexplore.capture.journaled_calls import open_journal
-from dsexplore.capture.observed_op import observed
-from dsexplore.trace.call_journal import CallJournal, journal_file, read_journal
+from dsexplore._internal.capture.collectives import group_methods, substrate
+from dsexplore._internal.capture.collectives.observed_op import observed
+from dsexplore._internal.capture.journaled_calls import open_journal
+from dsexplore._internal.trace.call_journal import CallJournal, journal_file, read_journal
 
 COLUMNS = ("rank", "seq", "op", "raw_op", "group", "message_bytes", "dtype", "source", "root", "group_seq", "start")
 

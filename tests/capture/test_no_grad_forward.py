@@ -1,6 +1,6 @@
 """Forwards without gradients beside a training: a phase of their own, and in no figure per step.
 
-Modules: ``capture/stack_reading.py``, ``analysis/headline.py``.
+Modules: ``capture/stack/stack_reading.py``, ``analysis/headline.py``.
 """
 
 import pytest
@@ -11,10 +11,10 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.utils.checkpoint import checkpoint
 
 import dsexplore
-from dsexplore.analysis.headline import Headline
-from dsexplore.analysis.headline_report import report
-from dsexplore.analysis.plan_difference import plan_difference
-from dsexplore.views.trace.trace_html import trace_html
+from dsexplore._internal.analysis.headline import Headline
+from dsexplore._internal.analysis.headline_report import report
+from dsexplore._internal.analysis.plan_difference import plan_difference
+from dsexplore._internal.views.trace.trace_html import trace_html
 
 
 def _model():

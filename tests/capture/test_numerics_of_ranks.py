@@ -1,6 +1,6 @@
 """`commtrace(numerics=True)` on real ranks: plans are compared, and the first NaN has its module and rank.
 
-Modules: ``capture/numeric_recording.py``, ``analysis/numeric_difference.py``.
+Modules: ``capture/values/numeric_recording.py``, ``analysis/numeric_difference.py``.
 """
 
 from __future__ import annotations

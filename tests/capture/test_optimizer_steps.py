@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
-from dsexplore.capture.optimizer_steps import EnoughSteps, counted_steps
+from dsexplore._internal.capture.optimizer_steps import EnoughSteps, counted_steps
 
 
 def optimizer() -> torch.optim.Optimizer:

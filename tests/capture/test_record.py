@@ -9,11 +9,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from dsexplore.capture.record import record
-from dsexplore.capture.recorder_in_use import is_recording
-from dsexplore.errors import UsageError
-from dsexplore.trace.trace import step_marks
-from dsexplore.worlds.simulate import simulate
+from dsexplore._internal.capture.record import record
+from dsexplore._internal.capture.recorder_in_use import is_recording
+from dsexplore._internal.errors import UsageError
+from dsexplore._internal.trace.trace import step_marks
+from dsexplore._internal.worlds.simulate import simulate
 
 
 @pytest.fixture(autouse=True)

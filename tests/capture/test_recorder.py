@@ -9,12 +9,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from dsexplore.capture import group_methods, ops, recorder_in_use
-from dsexplore.capture.issued_collective import Issued, Label, Origin
-from dsexplore.capture.observed_op import observed
-from dsexplore.capture.record import record
-from dsexplore.capture.recorder import Recorder
-from dsexplore.errors import UsageError
+from dsexplore._internal.capture import recorder_in_use
+from dsexplore._internal.capture.collectives import group_methods, ops
+from dsexplore._internal.capture.collectives.issued_collective import Issued, Label, Origin
+from dsexplore._internal.capture.collectives.observed_op import observed
+from dsexplore._internal.capture.record import record
+from dsexplore._internal.capture.recorder import Recorder
+from dsexplore._internal.errors import UsageError
 
 
 def test_another_recorder_takes_over_only_between_recordings() -> None:

@@ -1,6 +1,6 @@
 """Threads send, meet models, mark steps, open recordings and read them, all at the same time.
 
-Modules: ``capture/recorder.py``, ``capture/recorded_modules.py``.
+Modules: ``capture/recorder.py``, ``capture/modules/recorded_modules.py``.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from dsexplore.capture import autograd_nodes, recorder_in_use
-from dsexplore.capture.issued_collective import Batches
-from dsexplore.capture.record import record
-from dsexplore.capture.recorder import Recorder
-from dsexplore.worlds.simulate import simulate
+from dsexplore._internal.capture import recorder_in_use
+from dsexplore._internal.capture.collectives.issued_collective import Batches
+from dsexplore._internal.capture.modules import autograd_nodes
+from dsexplore._internal.capture.record import record
+from dsexplore._internal.capture.recorder import Recorder
+from dsexplore._internal.worlds.simulate import simulate
 
 
 @pytest.fixture(autouse=True)

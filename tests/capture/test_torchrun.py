@@ -16,7 +16,7 @@ import pytest
 from polars.testing import assert_frame_equal
 
 import dsexplore
-from dsexplore.errors import UsageError
+from dsexplore._internal.errors import UsageError
 from tests.programs import ROOT, python
 
 PROGRAM = """
@@ -112,7 +112,7 @@ def test_a_program_that_fails_leaves_its_traces(folder: Path) -> None:
 
 TERMINATED = """
 import os, signal
-from dsexplore.capture import record
+from dsexplore._internal.capture import record
 save = record.save_recording
 
 def terminated(*arguments):

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dsexplore.capture.device_timing import CudaSpan
+from dsexplore._internal.capture.timing.device_timing import CudaSpan
 
 
 @dataclass

@@ -9,8 +9,8 @@ import pytest
 
 import dsexplore.comm as dist
 from dsexplore import run_ranks
-from dsexplore.comm import switches
-from dsexplore.comm.logger_config import CommsLoggerConfig
+from dsexplore._internal.comm import switches
+from dsexplore._internal.comm.logs.logger_config import CommsLoggerConfig
 
 
 @pytest.fixture(scope="module", autouse=True)

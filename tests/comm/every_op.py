@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import torch.distributed as td
 
-from dsexplore.torch_internals.names import torch_at_least
+from dsexplore._internal.torch_internals.names import torch_at_least
 
 GLOO_SWAPS_LISTS = torch_at_least("2.12")
 """Whether gloo has ``all_to_all`` of lists; that of torch 2.11 has not."""

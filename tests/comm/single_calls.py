@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from dsexplore.capture.groups import Group
-from dsexplore.capture.issued_collective import Issued, Origin
-from dsexplore.comm.log_records import LoggedCall, Record
-from dsexplore.comm.spellings import ALL_REDUCE
+from dsexplore._internal.capture.collectives.groups import Group
+from dsexplore._internal.capture.collectives.issued_collective import Issued, Origin
+from dsexplore._internal.comm.logs.log_records import LoggedCall, Record
+from dsexplore._internal.comm.spellings import ALL_REDUCE
 
 
 def ticking() -> Callable[[], int]:

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import dsexplore.comm as dist
-from dsexplore.comm.logger import CommsLogger
-from dsexplore.comm.logger_config import CommsLoggerConfig
+from dsexplore._internal.comm.logs.logger import CommsLogger
+from dsexplore._internal.comm.logs.logger_config import CommsLoggerConfig
 from tests.comm.single_calls import ticking
 
 Ranks = Callable[..., list[Any]]

@@ -6,9 +6,9 @@ import importlib.util
 
 import pytest
 
-from dsexplore.comm import discovery
-from dsexplore.comm.discovery import discover
-from dsexplore.errors import UsageError
+from dsexplore._internal.comm import discovery
+from dsexplore._internal.comm.discovery import discover
+from dsexplore._internal.errors import UsageError
 
 MPI_RANK = {"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "8", "OMPI_COMM_WORLD_LOCAL_RANK": "1"}
 TORCHRUN = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "1"}

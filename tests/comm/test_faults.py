@@ -10,8 +10,8 @@ import pytest
 
 import dsexplore.comm as dist
 from dsexplore import run_ranks
-from dsexplore.comm.faults import explain
-from dsexplore.torch_internals.names import torch_at_least
+from dsexplore._internal.comm.faults import explain
+from dsexplore._internal.torch_internals.names import torch_at_least
 
 pytestmark = pytest.mark.processes
 Ranks = Callable[..., list[Any]]

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 import dsexplore.comm as dist
-from dsexplore.capture import recorder_in_use
-from dsexplore.capture.recorder import Recorder
-from dsexplore.capture.work_timing import end_at_completion
-from dsexplore.comm.handles import Handle
-from dsexplore.comm.logger import CommsLogger
-from dsexplore.comm.logger_config import CommsLoggerConfig
+from dsexplore._internal.capture import recorder_in_use
+from dsexplore._internal.capture.recorder import Recorder
+from dsexplore._internal.capture.timing.work_timing import end_at_completion
+from dsexplore._internal.comm.handles import Handle
+from dsexplore._internal.comm.logs.logger import CommsLogger
+from dsexplore._internal.comm.logs.logger_config import CommsLoggerConfig
 from tests.comm.single_calls import one_logged, ticking
 
 Ranks = Callable[..., list[Any]]

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import dsexplore.comm as dist
-from dsexplore.capture.record import record
+from dsexplore._internal.capture.record import record
 
 _FILES = {
     "__init__.py": "",
@@ -176,7 +176,7 @@ def test_every_reference_is_replaced_and_put_back(imported_first: bool, capsys: 
     assert capsys.readouterr().out == ""
     if imported_first:
         assert {**everything("deepspeed"), "deepspeed.comm.comm.cdb": None} == before
-    assert dist.all_reduce.__module__ == "dsexplore.comm.calls"
+    assert dist.all_reduce.__module__ == "dsexplore._internal.comm.calls"
 
 
 @pytest.mark.usefixtures("deepspeed")

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from dsexplore import run_ranks
-from dsexplore.comm.issue import stage
-from dsexplore.comm.spellings import ALL_GATHER
+from dsexplore._internal.comm.issue import stage
+from dsexplore._internal.comm.spellings import ALL_GATHER
 
 
 def test_a_list_with_a_tensor_that_is_not_contiguous_is_sent_in_copies() -> None:

@@ -1,6 +1,6 @@
 """What the log holds, on real ranks with a clock that ticks a microsecond at each look.
 
-Modules: ``comm/logger.py``, ``comm/log_records.py``, ``comm/log_content.py``.
+Modules: ``comm/logs/logger.py``, ``comm/logs/log_records.py``, ``comm/logs/log_content.py``.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import pytest
 import torch
 
 import dsexplore.comm as dist
-from dsexplore.capture import recorder_in_use
-from dsexplore.capture.recorder import Recorder
-from dsexplore.capture.source_lines import file_name
-from dsexplore.comm.logger import CommsLogger
-from dsexplore.comm.logger_config import CommsLoggerConfig
+from dsexplore._internal.capture import recorder_in_use
+from dsexplore._internal.capture.recorder import Recorder
+from dsexplore._internal.capture.stack.source_lines import file_name
+from dsexplore._internal.comm.logs.logger import CommsLogger
+from dsexplore._internal.comm.logs.logger_config import CommsLoggerConfig
 from tests.comm.every_op import GLOO_SWAPS_LISTS, every_op
 from tests.comm.single_calls import ticking
 
@@ -296,7 +296,7 @@ def the_trace() -> Any:
 
 @pytest.mark.processes
 def test_a_logged_run_is_a_trace(ranks: Ranks) -> None:
-    from dsexplore.trace import schema
+    from dsexplore._internal.trace import schema
 
     for rank, (rows, timed, schemas, groups, info, sources) in enumerate(ranks(2, the_trace)):
         assert rows == [
@@ -333,7 +333,7 @@ def labels_of_calls_alike() -> int:
     """Return how many labels a rank's log keeps of fifty equal calls and one with another name."""
     import gc
 
-    from dsexplore.comm.log_records import LoggedCall
+    from dsexplore._internal.comm.logs.log_records import LoggedCall
 
     dist.configure(enabled=True)
     for _ in range(50):

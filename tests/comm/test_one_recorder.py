@@ -1,6 +1,6 @@
 """The log is a recording of labeled calls: what it says of a call is what a trace says of it.
 
-Modules: ``comm/log_records.py``, ``comm/sent_calls.py``.
+Modules: ``comm/logs/log_records.py``, ``comm/logs/sent_calls.py``.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.distributed_c10d import _coalescing_manager
 
 import dsexplore.comm as dist
-from dsexplore.capture import observed_op
-from dsexplore.capture.labels import current
-from dsexplore.capture.record import record
-from dsexplore.capture.recorder_in_use import is_recording
-from dsexplore.comm.sent_calls import numbered
-from dsexplore.trace import schema
-from dsexplore.worlds.simulate import simulate
+from dsexplore._internal.capture.collectives import observed_op
+from dsexplore._internal.capture.labels import current
+from dsexplore._internal.capture.record import record
+from dsexplore._internal.capture.recorder_in_use import is_recording
+from dsexplore._internal.comm.logs.sent_calls import numbered
+from dsexplore._internal.trace import schema
+from dsexplore._internal.worlds.simulate import simulate
 from tests.comm.every_op import GLOO_SWAPS_LISTS, every_op
 
 Ranks = Callable[..., list[Any]]
@@ -87,7 +87,7 @@ def test_a_cell_has_the_same_name_in_a_log_and_in_a_trace(shell: InteractiveShel
         assert shell.run_cell(cell, store_history=True).success
 
     with simulate(world_size=4):
-        run("import torch, dsexplore.comm as dist\nfrom dsexplore.capture.record import record")
+        run("import torch, dsexplore.comm as dist\nfrom dsexplore._internal.capture.record import record")
         run("dist.configure(enabled=True)")
         run("with record() as trace:\n    1\n    2\n    dist.all_reduce(torch.ones(2))")
         (logged,) = dist.comms_logger.records

@@ -15,8 +15,8 @@ import torch
 import torch.distributed as td
 
 from dsexplore import run_ranks
-from dsexplore.comm.versions import has_weights_only_objects
-from dsexplore.worlds.real.run_ranks import RanksRun
+from dsexplore._internal.comm.versions import has_weights_only_objects
+from dsexplore._internal.worlds.real.run_ranks import RanksRun
 from tests.comm.every_op import GLOO_SWAPS_LISTS
 
 pytestmark = pytest.mark.processes

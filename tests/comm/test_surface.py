@@ -13,10 +13,10 @@ import torch
 import torch.distributed as td
 
 import dsexplore.comm as dist
-from dsexplore.comm import versions
+from dsexplore._internal.comm import versions
+from dsexplore._internal.errors import UsageError
 from dsexplore.comm.reduce_op import ReduceOp, to_torch
 from dsexplore.comm.torch import Backend
-from dsexplore.errors import UsageError
 
 LOG = "prof log_name debug"
 DEEPSPEED = {

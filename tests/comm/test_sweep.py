@@ -1,6 +1,6 @@
 """The sweep of collectives: what it measures on real ranks, what it prints, saves and reads.
 
-Modules: ``comm/sweep_run.py``, ``comm/sweep_ops.py``, ``comm/sweep_result.py``.
+Modules: ``comm/sweeps/sweep_run.py``, ``comm/sweeps/sweep_ops.py``, ``comm/sweeps/sweep_result.py``.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import torch.distributed as td
 
 import dsexplore
 from dsexplore import UsageError
-from dsexplore.comm.nccl_tests_file import read_nccl_tests
-from dsexplore.comm.sweep_ops import IN_PLACE, SWEPT, Ranks, prepare
-from dsexplore.comm.sweep_result import CommSweep, SweepConditions, SweepPoint
+from dsexplore._internal.comm.sweeps.nccl_tests_file import read_nccl_tests
+from dsexplore._internal.comm.sweeps.sweep_ops import IN_PLACE, SWEPT, Ranks, prepare
+from dsexplore._internal.comm.sweeps.sweep_result import CommSweep, SweepConditions, SweepPoint
 from tests.damaged import assert_named, damaged
 
 CONDITIONS = SweepConditions("nccl", "cuda", 1, 8, "float32", "torch 2.13", "2026-11-23T10:00:00", ("a remark",))

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import dsexplore.comm as dist
-from dsexplore.comm import switches
-from dsexplore.errors import UsageError
+from dsexplore._internal.comm import switches
+from dsexplore._internal.errors import UsageError
 
 Ranks = Callable[..., list[Any]]
 SPELLINGS = {

@@ -1,6 +1,6 @@
 """The lines of a verbose log, and the names in a debug log.
 
-Modules: ``comm/log_content.py``, ``comm/issue.py``.
+Modules: ``comm/logs/log_content.py``, ``comm/issue.py``.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import pytest
 import torch
 
 import dsexplore.comm as dist
-from dsexplore.capture import recorder_in_use
-from dsexplore.capture.recorder import Recorder
-from dsexplore.comm.log_content import Printer
+from dsexplore._internal.capture import recorder_in_use
+from dsexplore._internal.capture.recorder import Recorder
+from dsexplore._internal.comm.logs.log_content import Printer
 from tests.comm.single_calls import one_logged, ticking
 
 Ranks = Callable[..., list[Any]]

@@ -1,6 +1,6 @@
 """What ranks waited for each other: from made-up logs of known times, and from those of real ranks.
 
-Modules: ``comm/log_content.py``, ``comm/log_summary.py``.
+Modules: ``comm/logs/log_content.py``, ``comm/logs/log_summary.py``.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 import dsexplore.comm as dist
-from dsexplore.analysis.skew import Skew
-from dsexplore.comm.log_content import call_waits, straggler_analysis, waiting_of_lines
-from dsexplore.comm.log_records import Record
-from dsexplore.comm.log_summary import CommsSummary
-from dsexplore.comm.sent_calls import MOST_CALLS, last_calls, numbered, sent_calls, tables_of
+from dsexplore._internal.analysis.skew import Skew
+from dsexplore._internal.comm.logs.log_content import call_waits, straggler_analysis, waiting_of_lines
+from dsexplore._internal.comm.logs.log_records import Record
+from dsexplore._internal.comm.logs.log_summary import CommsSummary
+from dsexplore._internal.comm.logs.sent_calls import MOST_CALLS, last_calls, numbered, sent_calls, tables_of
 
 Ranks = Callable[..., list[Any]]
 

@@ -27,10 +27,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from dsexplore import CommDebugMode
-from dsexplore.comm_debug_mode.mode import CommModeModuleTracker
-from dsexplore.errors import UsageError
-from dsexplore.torch_internals.names import torch_at_least
-from dsexplore.worlds.simulate import simulate
+from dsexplore._internal.comm_debug_mode.mode import CommModeModuleTracker
+from dsexplore._internal.errors import UsageError
+from dsexplore._internal.torch_internals.names import torch_at_least
+from dsexplore._internal.worlds.simulate import simulate
 
 ALL_REDUCE = torch.ops.c10d_functional.all_reduce
 ALL_GATHER = torch.ops.c10d_functional.all_gather_into_tensor

@@ -10,8 +10,8 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 
 import dsexplore
-from dsexplore.trace.trace import Trace
-from dsexplore.worlds import demo
+from dsexplore._internal.trace.trace import Trace
+from dsexplore._internal.worlds import demo
 from tests.cost.sharded_llama import sharded_llama
 
 

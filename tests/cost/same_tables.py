@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import polars as pl
 
-from dsexplore.trace.tables import Tables
+from dsexplore._internal.trace.tables import Tables
 
 
 def same(one: Tables, other: Tables, prepared: Callable[[pl.DataFrame], pl.DataFrame] = lambda frame: frame) -> None:

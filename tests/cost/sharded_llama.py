@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch.distributed.device_mesh import DeviceMesh
 
-from dsexplore.worlds import demo
+from dsexplore._internal.worlds import demo
 
 
 def sharded_llama(mesh: DeviceMesh, shape: demo.Shape) -> demo.Llama:

@@ -1,6 +1,6 @@
 """Attention of many queries: blocks of 128, whose number and whose keys decide how long it takes.
 
-Modules: ``cost/attention_time.py``.
+Modules: ``cost/kernels/attention_time.py``.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsexplore.cost.attention_time import block_attention_seconds
-from dsexplore.cost.cluster import Cluster
-from dsexplore.cost.compute import SPEEDS, Speed, kernel_seconds
-from dsexplore.cost.gpu_generations import GENERATIONS
+from dsexplore._internal.cost.cluster import Cluster
+from dsexplore._internal.cost.kernels.attention_time import block_attention_seconds
+from dsexplore._internal.cost.kernels.compute import SPEEDS, Speed, kernel_seconds
+from dsexplore._internal.cost.kernels.gpu_generations import GENERATIONS
 
 H100 = Cluster.load("dgx-h100")
 HOPPER, RATE, BANDWIDTH = GENERATIONS["hopper"], 5e14, 3e12

@@ -1,6 +1,6 @@
 """Attention of few queries: as long as keys are read, with heads that share keys in one tile.
 
-Modules: ``cost/attention_time.py``.
+Modules: ``cost/kernels/attention_time.py``.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from dsexplore.cost.attention_time import decodes
-from dsexplore.cost.cluster import Cluster
-from dsexplore.cost.compute import Speed, kernel_seconds
+from dsexplore._internal.cost.cluster import Cluster
+from dsexplore._internal.cost.kernels.attention_time import decodes
+from dsexplore._internal.cost.kernels.compute import Speed, kernel_seconds
 
 H100 = Cluster.load("dgx-h100")
 

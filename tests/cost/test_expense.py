@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from dsexplore import UsageError
+from dsexplore._internal.cost.cluster_file import Price, parse_price
+from dsexplore._internal.cost.expense import Expense, expense_of
+from dsexplore._internal.cost.meshes.mesh_comparison import MeshCandidate, MeshComparison
+from dsexplore._internal.trace.trace import Trace
 from dsexplore.cost import Cluster, Range
-from dsexplore.cost.cluster_file import Price, parse_price
-from dsexplore.cost.expense import Expense, expense_of
-from dsexplore.cost.mesh_comparison import MeshCandidate, MeshComparison
-from dsexplore.trace.trace import Trace
 
 PRICED = 'title = "mine"\nbase = "dgx-h100"\nprice = "2.50 USD/h"\npower = "500 W"\n[network]\nachievable = 0.97\n'
 

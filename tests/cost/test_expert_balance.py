@@ -10,9 +10,9 @@ from torch import nn
 
 import dsexplore
 from dsexplore import UsageError
-from dsexplore.cost.expert_balance import expert_load, imbalance, of_busiest_rank
-from dsexplore.cost.rank_program import Collective, Kernels
-from dsexplore.trace.trace import Trace
+from dsexplore._internal.cost.expert_balance import expert_load, imbalance, of_busiest_rank
+from dsexplore._internal.cost.step.rank_program import Collective, Kernels
+from dsexplore._internal.trace.trace import Trace
 
 RANKS, WIDTH, TOKENS = 4, 1024, 4096
 

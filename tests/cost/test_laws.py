@@ -1,6 +1,6 @@
 """Laws that hold whatever the numbers: a slower link never helps, more memory never hurts, the same is refused alike.
 
-Modules: ``cost/collective_duration.py``, ``cost/measured_points.py``, ``cost/prediction.py``.
+Modules: ``cost/collectives``, ``cost/step/prediction.py``.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dsexplore import UsageError
+from dsexplore._internal.cost.cluster import Link
+from dsexplore._internal.cost.collectives.measured_points import measured_on
+from dsexplore._internal.hardware import CLUSTERS
+from dsexplore._internal.trace.collectives import OPS
+from dsexplore._internal.trace.trace import Trace
 from dsexplore.cost import Cluster, collective_time, known_clusters
-from dsexplore.cost.cluster import Link
-from dsexplore.cost.measured_points import measured_on
-from dsexplore.hardware import CLUSTERS
-from dsexplore.trace.collectives import OPS
-from dsexplore.trace.trace import Trace
 
 TOLERANCE = 1 + 1e-9
 clusters = st.sampled_from(known_clusters())

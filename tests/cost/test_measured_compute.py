@@ -1,6 +1,6 @@
 """A cluster whose compute is what was measured, and steps without streams.
 
-Modules: ``cost/compute.py``, ``cost/calibrate.py``.
+Modules: ``cost/kernels/compute.py``, ``cost/collectives/calibrate.py``.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import dsexplore
+from dsexplore._internal.errors import UsageError
+from dsexplore._internal.trace.trace import Trace
 from dsexplore.cost import Cluster, with_measured_compute
-from dsexplore.errors import UsageError
-from dsexplore.trace.trace import Trace
 
 GLOO = Cluster.load("gloo-local")
 

@@ -1,6 +1,6 @@
 """Traces of pipelines with more or fewer microbatches than were run: equal, row by row, to those of all of them.
 
-Modules: ``cost/pipeline_times.py``, ``cost/compare_meshes.py``.
+Modules: ``cost/step/pipeline_times.py``, ``cost/meshes/compare_meshes.py``.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
-from dsexplore.cost.compare_meshes import trace_rank
-from dsexplore.cost.pipeline_times import with_microbatches
-from dsexplore.cost.prediction import predict
-from dsexplore.errors import UsageError
-from dsexplore.views import view_of
+from dsexplore._internal.cost.meshes.compare_meshes import trace_rank
+from dsexplore._internal.cost.step.pipeline_times import with_microbatches
+from dsexplore._internal.cost.step.prediction import predict
+from dsexplore._internal.errors import UsageError
+from dsexplore._internal.views import view_of
 from tests.cost.same_tables import same, without_shared_memory
 
 SIZES = {"pp": 3, "dp": 2}

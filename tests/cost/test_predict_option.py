@@ -1,6 +1,6 @@
 """``dsexplore run --predict``: a script's step, predicted where its trace is printed.
 
-Modules: ``cli.py``, ``worlds/scripts/run_command.py``, ``cost/prediction.py``.
+Modules: ``cli.py``, ``worlds/scripts/run_command.py``, ``cost/step/prediction.py``.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import dsexplore
-from dsexplore.cli import main
+from dsexplore._internal.cli import main
 
 SCRIPT = """
 import torch

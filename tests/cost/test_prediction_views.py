@@ -12,12 +12,12 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from dsexplore.cost.prediction import Prediction
-from dsexplore.errors import UsageError
-from dsexplore.trace.trace import Trace
-from dsexplore.units import format_bytes
-from dsexplore.views import view_of
-from dsexplore.views.cost.module_seconds import PARTS, module_seconds
+from dsexplore._internal.cost.step.prediction import Prediction
+from dsexplore._internal.errors import UsageError
+from dsexplore._internal.trace.trace import Trace
+from dsexplore._internal.units import format_bytes
+from dsexplore._internal.views import view_of
+from dsexplore._internal.views.cost.module_seconds import PARTS, module_seconds
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,6 @@
 """The messages of a pipeline's actions: whose they are, and that what is picked among stages is a trace of them.
 
-Modules: ``cost/predicted_timeline.py``.
+Modules: ``cost/step/predicted_timeline.py``.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from torch.distributed.pipelining import (
 )
 
 import dsexplore
-from dsexplore.cost.predicted_timeline import messages_of_actions
-from dsexplore.cost.schedules import read_schedule
-from dsexplore.errors import UsageError
-from dsexplore.torch_internals.names import torch_at_least
-from dsexplore.trace.causes import PIPELINE_SCHEDULE
-from dsexplore.trace.trace import Trace
+from dsexplore._internal.cost.step.predicted_timeline import messages_of_actions
+from dsexplore._internal.cost.step.schedules import read_schedule
+from dsexplore._internal.errors import UsageError
+from dsexplore._internal.torch_internals.names import torch_at_least
+from dsexplore._internal.trace.causes import PIPELINE_SCHEDULE
+from dsexplore._internal.trace.trace import Trace
 
 MICROBATCHES = 4
 SCHEDULES: dict[str, tuple[Callable[..., Any], int, int]] = {

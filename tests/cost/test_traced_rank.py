@@ -1,6 +1,6 @@
 """Traces with costs of which a few layers and microbatches are run: equal, row by row, to those of all of them.
 
-Modules: ``cost/compare_meshes.py``, ``worlds/repeats/``.
+Modules: ``cost/meshes/compare_meshes.py``, ``worlds/repeats/``.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn.parallel import DistributedDataParallel
 
-from dsexplore.cost.compare_meshes import trace_rank
-from dsexplore.torch_internals.names import torch_at_least
-from dsexplore.torch_internals.patches import Patches
-from dsexplore.trace.tables import Tables
-from dsexplore.worlds.repeats.layer_runs import FIRST, LAST
-from dsexplore.worlds.repeats.marked_recording import MarkedRecording
-from dsexplore.worlds.simulate import simulate
+from dsexplore._internal.cost.meshes.compare_meshes import trace_rank
+from dsexplore._internal.torch_internals.names import torch_at_least
+from dsexplore._internal.torch_internals.patches import Patches
+from dsexplore._internal.trace.tables import Tables
+from dsexplore._internal.worlds.repeats.layer_runs import FIRST, LAST
+from dsexplore._internal.worlds.repeats.marked_recording import MarkedRecording
+from dsexplore._internal.worlds.simulate import simulate
 from tests.cost.same_tables import same, without_shared_memory
 from tests.cost.test_microbatches import outputs_kept
 

@@ -1,6 +1,6 @@
 """Published tables that examine the predicted collectives: none of them has points in a cluster file.
 
-Modules: ``cost/collective_duration.py``.
+Modules: ``cost/collectives/collective_duration.py``.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from dsexplore._internal.trace.collectives import OPS
 from dsexplore.cost import Cluster, known_clusters
-from dsexplore.trace.collectives import OPS
 
 DATA = Path(__file__).parents[2] / "benchmarks" / "data"
 KEYS = {"cluster", "op", "nodes", "ranks_per_node", "bytes", "microseconds", "launch", "software", "source", "date"}

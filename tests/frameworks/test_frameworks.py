@@ -24,7 +24,7 @@ import pytest
 from torchtitan_assets import torchtitan_arguments
 
 import dsexplore
-from dsexplore.torch_internals.names import torch_at_least
+from dsexplore._internal.torch_internals.names import torch_at_least
 
 HERE = Path(__file__).parent
 RANKS = 4

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from dsexplore.mesh import parse_mesh
-from dsexplore.numerics.compared_runs import Comparison, coordinates_of
-from dsexplore.numerics.compared_values import Compared, HeldValues, compare
-from dsexplore.numerics.numeric_records import NumericRecord, Phase
-from dsexplore.numerics.part_layouts import Holder
+from dsexplore._internal.mesh import parse_mesh
+from dsexplore._internal.numerics.compared_runs import Comparison, coordinates_of
+from dsexplore._internal.numerics.compared_values import Compared, HeldValues, compare
+from dsexplore._internal.numerics.numeric_records import NumericRecord, Phase
+from dsexplore._internal.numerics.part_layouts import Holder
 
 ALLOWED = 1e-9
 

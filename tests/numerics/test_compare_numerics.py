@@ -11,8 +11,8 @@ from torch.distributed.device_mesh import DeviceMesh
 
 import dsexplore
 from dsexplore import ExpectationError, NumericsReport, RanksFailedError, UsageError, compare_numerics
-from dsexplore.mesh import parse_mesh
-from dsexplore.torch_internals.names import torch_at_least
+from dsexplore._internal.mesh import parse_mesh
+from dsexplore._internal.torch_internals.names import torch_at_least
 from tests.numerics.further_right_plans import FURTHER_RIGHT_PLANS
 from tests.numerics.further_wrong_plans import FURTHER_WRONG_PLANS
 from tests.numerics.later_right_plans import LATER_RIGHT_PLANS

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from dsexplore.numerics.difference_map import MOST_COLUMNS, MOST_ROWS, DifferenceMap, difference_map
+from dsexplore._internal.numerics.difference_map import MOST_COLUMNS, MOST_ROWS, DifferenceMap, difference_map
 from tests.numerics.compared import entry_of, values
 
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dsexplore.numerics.draw_mode import DrawMode
+from dsexplore._internal.numerics.draw_mode import DrawMode
 
 ONES = torch.ones(4, 32)
 QUERY = torch.randn(1, 2, 4, 8, generator=torch.Generator().manual_seed(0))

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 from torch import Tensor
 
-from dsexplore.numerics.compared_runs import Comparison
-from dsexplore.numerics.compared_values import Compared
-from dsexplore.numerics.first_difference import FirstDifference, first_difference
-from dsexplore.numerics.numeric_records import Phase
+from dsexplore._internal.numerics.compared_runs import Comparison
+from dsexplore._internal.numerics.compared_values import Compared
+from dsexplore._internal.numerics.first_difference import FirstDifference, first_difference
+from dsexplore._internal.numerics.numeric_records import Phase
 from tests.numerics.compared import comparison_of, entry_of, values
 
 MESH = "dp=2,tp=2"

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dsexplore.numerics.part_layouts import head_and_tail
+from dsexplore._internal.numerics.part_layouts import head_and_tail
 from tests.numerics.compared import entry_of, values
 
 WHOLE = values(8, 4, 6)

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from dsexplore.numerics.numeric_records import Draw, NumericRecord, RunRecord
-from dsexplore.numerics.repeated_reference import (
+from dsexplore._internal.numerics.numeric_records import Draw, NumericRecord, RunRecord
+from dsexplore._internal.numerics.repeated_reference import (
     SAME,
     changed_draw,
     changed_weights,

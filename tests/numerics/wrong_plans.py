@@ -17,8 +17,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from dsexplore.numerics.numeric_records import Phase
-from dsexplore.numerics.reasons.match import Reason
+from dsexplore._internal.numerics.numeric_records import Phase
+from dsexplore._internal.numerics.reasons.match import Reason
 from tests.numerics.right_plans import loss_of
 from tests.numerics.trained_model import (
     IGNORED,

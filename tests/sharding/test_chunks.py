@@ -14,9 +14,9 @@ from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset
 from torch.distributed.tensor.placement_types import _StridedShard
 
-from dsexplore.sharding.chunks import Cut, borders, held_ranges, nested_borders, part_size, ranges_text
-from dsexplore.sharding.plan import sharding
-from dsexplore.torch_internals.names import torch_at_least
+from dsexplore._internal.sharding.chunks import Cut, borders, held_ranges, nested_borders, part_size, ranges_text
+from dsexplore._internal.sharding.plan import sharding
+from dsexplore._internal.torch_internals.names import torch_at_least
 
 EXAMPLES = settings(max_examples=80)
 

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import dsexplore
-from dsexplore.errors import UsageError
-from dsexplore.sharding.memory import OPTIMIZERS, assume
+from dsexplore._internal.errors import UsageError
+from dsexplore._internal.sharding.memory import OPTIMIZERS, assume
 
 MAKERS = {
     "AdamW": torch.optim.AdamW,

@@ -19,12 +19,12 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import dsexplore
-from dsexplore.errors import UsageError
-from dsexplore.placement_text import Placement, read, read_all, short
+from dsexplore._internal.errors import UsageError
+from dsexplore._internal.placement_text import Placement, read, read_all, short
+from dsexplore._internal.sharding.joint_mesh import join
+from dsexplore._internal.torch_internals.dtensor import mesh_without_groups
+from dsexplore._internal.worlds.simulate import simulate
 from dsexplore.sharding import Sharding
-from dsexplore.sharding.joint_mesh import join
-from dsexplore.torch_internals.dtensor import mesh_without_groups
-from dsexplore.worlds.simulate import simulate
 from tests.programs import printed
 
 MESHES = {"dp=4": 4, "dp=2,tp=2": 4, "dp=2,cp=1,tp=3": 6}

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import dsexplore
-from dsexplore.mesh import Mesh
-from dsexplore.sharding.rank_groups import blocks_of, group_blocks, numbers_text
+from dsexplore._internal.mesh import Mesh
+from dsexplore._internal.sharding.rank_groups import blocks_of, group_blocks, numbers_text
 
 
 def shapes(shape, placements, mesh):

@@ -8,8 +8,8 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
 import dsexplore
-from dsexplore.errors import UsageError
-from dsexplore.sharding.redistribution import COLUMNS
+from dsexplore._internal.errors import UsageError
+from dsexplore._internal.sharding.redistribution import COLUMNS
 
 CASES = [
     ((8, 8), "S(0), R", "R, R"),

@@ -1,4 +1,4 @@
-"""Private names of torch that modules outside of `dsexplore.torch_internals` name, read off the sources.
+"""Private names of torch that modules outside of `torch_internals` name, read off the sources.
 
 ``python tests/torch_internals/private_names.py [PACKAGE]`` prints how many each room names.
 """
@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-PACKAGE = Path(__file__).parents[2] / "dsexplore"
+PACKAGE = Path(__file__).parents[2] / "dsexplore" / "_internal"
 DOOR = "torch_internals"
 OF_PYTHON = {
     "_asdict",

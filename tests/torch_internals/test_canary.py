@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from dsexplore.torch_internals import canary, names
-from dsexplore.torch_internals.names import TorchName
+from dsexplore._internal.torch_internals import canary, names
+from dsexplore._internal.torch_internals.names import TorchName
 
 
 @pytest.fixture(autouse=True)
@@ -98,7 +98,11 @@ table = {"c": partial(internal, "torch:c", since="2.10", otherwise=lambda: None)
 
 
 def test_the_private_names_of_the_door_are_few() -> None:
-    command = [sys.executable, "-m", "dsexplore.torch_internals"]  # in a process of its own: tests register names too
+    command = [
+        sys.executable,
+        "-m",
+        "dsexplore._internal.torch_internals",
+    ]  # in a process of its own: tests register names too
     printed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300).stdout
     private = re.search(r"(\d+) of them private", printed)
     assert private

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from dsexplore.torch_internals.fake_mode import ShortKeyMode
+from dsexplore._internal.torch_internals.fake_mode import ShortKeyMode
 
 
 @pytest.fixture

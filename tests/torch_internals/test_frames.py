@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dsexplore.torch_internals import frames
+from dsexplore._internal.torch_internals import frames
 
 OF_SOME_VERSIONS = {"_initialize_pp_stages", "_initialize_stage", "_initialize_stages"}
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dsexplore.errors import UsageError
-from dsexplore.torch_internals import names
-from dsexplore.torch_internals.names import TorchName, internal, is_there, minor_version, torch_at_least
+from dsexplore._internal.errors import UsageError
+from dsexplore._internal.torch_internals import names
+from dsexplore._internal.torch_internals.names import TorchName, internal, is_there, minor_version, torch_at_least
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""No module outside of `dsexplore.torch_internals` names what is not public in torch; read off the sources.
+"""No module outside of `torch_internals` names what is not public in torch; read off the sources.
 
 Modules: ``torch_internals/``.
 """

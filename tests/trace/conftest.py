@@ -9,9 +9,9 @@ import polars as pl
 import pytest
 from hypothesis import strategies as st
 
-from dsexplore.trace import schema
-from dsexplore.trace.collectives import OPS, wire_bytes
-from dsexplore.trace.tables import Tables, TraceInfo
+from dsexplore._internal.trace import schema
+from dsexplore._internal.trace.collectives import OPS, wire_bytes
+from dsexplore._internal.trace.tables import Tables, TraceInfo
 
 DEFAULT = {
     "rank": 0,

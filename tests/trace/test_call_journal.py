@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from dsexplore.errors import TraceFileError
-from dsexplore.trace.call_journal import (
+from dsexplore._internal.errors import TraceFileError
+from dsexplore._internal.trace.call_journal import (
     KEPT,
     NOT_NUMBERED,
     CallJournal,
@@ -21,8 +21,8 @@ from dsexplore.trace.call_journal import (
     note_ends,
     read_journal,
 )
-from dsexplore.trace.ends import RUNNING, STOPPED
-from dsexplore.trace.process_states import born, host_clock
+from dsexplore._internal.trace.ends import RUNNING, STOPPED
+from dsexplore._internal.trace.process_states import born, host_clock
 from tests.trace.conftest import DEFAULT
 
 GROUP = ("0", "", "", [0, 1], 2, "gloo", "work")

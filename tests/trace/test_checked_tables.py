@@ -12,10 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import dsexplore
-from dsexplore.errors import TraceFileError
-from dsexplore.trace import schema
-from dsexplore.trace.files import load, save
-from dsexplore.trace.tables import Tables
+from dsexplore._internal.errors import TraceFileError
+from dsexplore._internal.trace import schema
+from dsexplore._internal.trace.files import load, save
+from dsexplore._internal.trace.tables import Tables
 
 HUGE = 2_000_000_000
 EVENTS = [

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dsexplore.trace.clocks import align
-from dsexplore.trace.tables import Tables
-from dsexplore.units import format_seconds
+from dsexplore._internal.trace.clocks import align
+from dsexplore._internal.trace.tables import Tables
+from dsexplore._internal.units import format_seconds
 from tests.trace.conftest import build
 
 MS = 1_000_000

@@ -8,7 +8,7 @@ import polars as pl
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsexplore.trace.clocks import ClockOffset, aligned, clock_offsets
+from dsexplore._internal.trace.clocks import ClockOffset, aligned, clock_offsets
 from tests.trace.conftest import build
 
 GROUPS = pl.DataFrame(

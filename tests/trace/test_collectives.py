@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsexplore.errors import UsageError
-from dsexplore.trace.collectives import OPS, bus_factor, wire_bytes
+from dsexplore._internal.errors import UsageError
+from dsexplore._internal.trace.collectives import OPS, bus_factor, wire_bytes
 
 SIZES = st.integers(1, 4096)
 

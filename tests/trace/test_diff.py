@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 
-from dsexplore.errors import UsageError
-from dsexplore.trace.diff import COLUMNS, KEYS
-from dsexplore.trace.tables import Tables
-from dsexplore.trace.trace import Trace
+from dsexplore._internal.errors import UsageError
+from dsexplore._internal.trace.diff import COLUMNS, KEYS
+from dsexplore._internal.trace.tables import Tables
+from dsexplore._internal.trace.trace import Trace
 
 Make = Callable[..., Tables]
 SIZES = ("count", "message_bytes", "wire_bytes")

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dsexplore.trace.tables import Tables
-from dsexplore.trace.trace import Trace
+from dsexplore._internal.trace.tables import Tables
+from dsexplore._internal.trace.trace import Trace
 
 Make = Callable[..., Tables]
 

@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 
 import dsexplore
-from dsexplore.errors import TraceFileError, UsageError
-from dsexplore.trace import file_digest, files, guarded, schema
-from dsexplore.trace.tables import Tables, TraceInfo
-from dsexplore.trace.trace import Trace
+from dsexplore._internal.errors import TraceFileError, UsageError
+from dsexplore._internal.trace import file_digest, files, guarded, schema
+from dsexplore._internal.trace.tables import Tables, TraceInfo
+from dsexplore._internal.trace.trace import Trace
 from tests.programs import printed
 
 Make = Callable[..., Tables]
@@ -64,9 +64,9 @@ def test_a_directory_of_rank_files_gives_back_every_table(tmp_path: Path, traces
 SPLITTING = """
 import resource
 import polars as pl
-from dsexplore.trace import schema
-from dsexplore.trace.files import split_ranks
-from dsexplore.trace.tables import Tables
+from dsexplore._internal.trace import schema
+from dsexplore._internal.trace.files import split_ranks
+from dsexplore._internal.trace.tables import Tables
 
 def rank(number):
     row = {"rank": number, "op": "all_reduce", "owner": "Llama.layers.0.feed_forward", "shape": [32, 32]}

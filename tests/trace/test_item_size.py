@@ -6,7 +6,7 @@ import polars as pl
 import pytest
 import torch
 
-from dsexplore.trace.item_size import item_size, item_sizes
+from dsexplore._internal.trace.item_size import item_size, item_sizes
 
 UNKNOWN = ["", "ncclFuture8", "nn", "Tensor", "float"[:3]]
 

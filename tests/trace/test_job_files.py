@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from dsexplore.trace.call_journal import CallJournal, JournalInfo, journal_file
-from dsexplore.trace.ends import RUNNING, UNSAVED
-from dsexplore.trace.files import save_recording
-from dsexplore.trace.job_files import load_with_journals
-from dsexplore.trace.process_states import host_clock
-from dsexplore.trace.tables import Tables
+from dsexplore._internal.trace.call_journal import CallJournal, JournalInfo, journal_file
+from dsexplore._internal.trace.ends import RUNNING, UNSAVED
+from dsexplore._internal.trace.files import save_recording
+from dsexplore._internal.trace.job_files import load_with_journals
+from dsexplore._internal.trace.process_states import host_clock
+from dsexplore._internal.trace.tables import Tables
 
 Make = Callable[..., Tables]
 GONE = 0

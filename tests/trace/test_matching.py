@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dsexplore.trace.matching import _place, is_beyond_chance, late_records, matched, numbered
-from dsexplore.trace.tables import Tables
+from dsexplore._internal.trace.matching import _place, is_beyond_chance, late_records, matched, numbered
+from dsexplore._internal.trace.tables import Tables
 from tests.trace.conftest import build
 
 GROUPS = pl.DataFrame([("a", [0, 1, 2])], schema={"group": pl.String, "ranks": pl.List(pl.Int32)}, orient="row")

@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 
-from dsexplore.errors import UsageError
-from dsexplore.trace import schema
-from dsexplore.trace.files import split_ranks
-from dsexplore.trace.merge import merge_modules, merge_tables
-from dsexplore.trace.tables import Tables
-from dsexplore.trace.trace import Trace
+from dsexplore._internal.errors import UsageError
+from dsexplore._internal.trace import schema
+from dsexplore._internal.trace.files import split_ranks
+from dsexplore._internal.trace.merge import merge_modules, merge_tables
+from dsexplore._internal.trace.tables import Tables
+from dsexplore._internal.trace.trace import Trace
 
 Make = Callable[..., Tables]
 

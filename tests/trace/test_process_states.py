@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from dsexplore.trace.process_states import born, end_of_process, host_clock
+from dsexplore._internal.trace.process_states import born, end_of_process, host_clock
 
 
 def test_this_process_runs() -> None:

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsexplore.errors import TraceFileError
-from dsexplore.trace import files
-from dsexplore.trace.represented_ranks import count_in, joined, ranks_in, ranks_text, weights
-from dsexplore.trace.tables import Tables, TraceInfo
-from dsexplore.trace.trace import Trace, load
+from dsexplore._internal.errors import TraceFileError
+from dsexplore._internal.trace import files
+from dsexplore._internal.trace.represented_ranks import count_in, joined, ranks_in, ranks_text, weights
+from dsexplore._internal.trace.tables import Tables, TraceInfo
+from dsexplore._internal.trace.trace import Trace, load
 
 
 @pytest.mark.parametrize(

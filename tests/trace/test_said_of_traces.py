@@ -18,17 +18,17 @@ from typing import Any
 import polars as pl
 import pytest
 
-from dsexplore import trace as package
-from dsexplore.errors import Documented
-from dsexplore.trace import schema
-from dsexplore.trace.call_journal import CallJournal, JournalInfo, journal_file
-from dsexplore.trace.file_digest import write_digest
-from dsexplore.trace.files import check_destination, load, load_several, rank_file, save
-from dsexplore.trace.job_files import load_with_journals
-from dsexplore.trace.merge import merge_tables
-from dsexplore.trace.process_states import host_clock
-from dsexplore.trace.tables import Tables
-from dsexplore.trace.unknown_sizes import what_is_unknown
+from dsexplore._internal import trace as package
+from dsexplore._internal.errors import Documented
+from dsexplore._internal.trace import schema
+from dsexplore._internal.trace.call_journal import CallJournal, JournalInfo, journal_file
+from dsexplore._internal.trace.file_digest import write_digest
+from dsexplore._internal.trace.files import check_destination, load, load_several, rank_file, save
+from dsexplore._internal.trace.job_files import load_with_journals
+from dsexplore._internal.trace.merge import merge_tables
+from dsexplore._internal.trace.process_states import host_clock
+from dsexplore._internal.trace.tables import Tables
+from dsexplore._internal.trace.unknown_sizes import what_is_unknown
 from tests.trace.conftest import DEFAULT, build
 from tests.trace.importers.test_hostile_files import DUMPS, profile, text
 from tests.trace.importers.test_said_of_files import literals

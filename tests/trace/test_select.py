@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from polars.testing import assert_frame_equal
 
-from dsexplore.errors import UsageError
-from dsexplore.trace import schema
-from dsexplore.trace.select import certain_text, modules_inside
-from dsexplore.trace.tables import Tables
-from dsexplore.trace.trace import Trace
+from dsexplore._internal.errors import UsageError
+from dsexplore._internal.trace import schema
+from dsexplore._internal.trace.select import certain_text, modules_inside
+from dsexplore._internal.trace.tables import Tables
+from dsexplore._internal.trace.trace import Trace
 
 Make = Callable[..., Tables]
 TOTALS = {"by_module": ["owner", "axis"], "by_op": ["op"], "by_axis": ["axis"], "by_phase": ["phase"]}

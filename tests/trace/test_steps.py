@@ -3,7 +3,7 @@
 import polars as pl
 import pytest
 
-from dsexplore.trace.steps import in_steps
+from dsexplore._internal.trace.steps import in_steps
 
 
 def _events(*rows):

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement, _StridedShard
 
-from dsexplore.capture import ops
-from dsexplore.placement_text import joined
-from dsexplore.trace import torch_json
-from dsexplore.trace.tables import Tables
-from dsexplore.trace.trace import Trace
+from dsexplore._internal.capture.collectives import ops
+from dsexplore._internal.placement_text import joined
+from dsexplore._internal.trace import torch_json
+from dsexplore._internal.trace.tables import Tables
+from dsexplore._internal.trace.trace import Trace
 
 Make = Callable[..., Tables]
 funcol = torch.ops.c10d_functional

@@ -12,20 +12,20 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from dsexplore.analysis.plan_difference import PlanDifference
-from dsexplore.trace import schema
-from dsexplore.trace.trace import Trace, load
-from dsexplore.trace.unknown_sizes import format_sum, known_sum
-from dsexplore.views.explorer.filters import FilteredEvents
-from dsexplore.views.explorer.module_rows import ModuleRows, rows_of
-from dsexplore.views.explorer.selected_events import SelectedEvents
-from dsexplore.views.explorer.selection import Filters, Selection
-from dsexplore.views.explorer.standalone import standalone_page
-from dsexplore.views.timeline.timeline_text import timeline_text
-from dsexplore.views.trace.event_codes import EventCodes
-from dsexplore.views.trace.figures import KINDS, figure_of
-from dsexplore.views.trace.trace_view import TraceView
-from dsexplore.views.widgets.part_widgets import TreeWidget
+from dsexplore._internal.analysis.plan_difference import PlanDifference
+from dsexplore._internal.trace import schema
+from dsexplore._internal.trace.trace import Trace, load
+from dsexplore._internal.trace.unknown_sizes import format_sum, known_sum
+from dsexplore._internal.views.explorer.filters import FilteredEvents
+from dsexplore._internal.views.explorer.module_rows import ModuleRows, rows_of
+from dsexplore._internal.views.explorer.selected_events import SelectedEvents
+from dsexplore._internal.views.explorer.selection import Filters, Selection
+from dsexplore._internal.views.explorer.standalone import standalone_page
+from dsexplore._internal.views.timeline.timeline_text import timeline_text
+from dsexplore._internal.views.trace.event_codes import EventCodes
+from dsexplore._internal.views.trace.figures import KINDS, figure_of
+from dsexplore._internal.views.trace.trace_view import TraceView
+from dsexplore._internal.views.widgets.part_widgets import TreeWidget
 from tests.trace.importers.test_profiles import NEW, event, trace_of
 
 UNSIZED = event("ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)", ts=300, Group_size=8)

@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 
 import dsexplore
-from dsexplore.trace.trace import Trace
-from dsexplore.trace.unmatched import COLUMNS, notes, unmatched
+from dsexplore._internal.trace.trace import Trace
+from dsexplore._internal.trace.unmatched import COLUMNS, notes, unmatched
 
 Rows = list[dict[str, Any]]
 

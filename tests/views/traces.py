@@ -6,9 +6,9 @@ from typing import Any
 
 import polars as pl
 
-from dsexplore.trace import schema
-from dsexplore.trace.tables import Tables, TraceInfo
-from dsexplore.trace.trace import Trace
+from dsexplore._internal.trace import schema
+from dsexplore._internal.trace.tables import Tables, TraceInfo
+from dsexplore._internal.trace.trace import Trace
 from tests.trace.conftest import DEFAULT
 
 _EVENT = {

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from dsexplore.capture.record import record
-from dsexplore.worlds.demo import Llama, Shape, shard_parameters, train_step
-from dsexplore.worlds.simulate import simulate
+from dsexplore._internal.capture.record import record
+from dsexplore._internal.worlds.demo import Llama, Shape, shard_parameters, train_step
+from dsexplore._internal.worlds.simulate import simulate
 
 SMALL = Shape(layers=2, dim=16, heads=4, kv_heads=2, hidden=32, vocabulary=32)
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from dsexplore.torch_internals.patches import Patches
-from dsexplore.worlds.simulate import simulate
+from dsexplore._internal.torch_internals.patches import Patches
+from dsexplore._internal.worlds.simulate import simulate
 
 Change = tuple[str, Callable[..., Any], Callable[..., Any]]
 

@@ -21,12 +21,12 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 
 import dsexplore
-from dsexplore.errors import ClosedWorldError, UsageError
-from dsexplore.interrupts import uninterrupted
-from dsexplore.torch_internals.names import minor_version, torch_at_least
-from dsexplore.worlds.simulate import World, current_world, simulate
-from dsexplore.worlds.simulated.closed import ClosedMesh, translated
-from dsexplore.worlds.world_settings import WorldSettings
+from dsexplore._internal.errors import ClosedWorldError, UsageError
+from dsexplore._internal.interrupts import uninterrupted
+from dsexplore._internal.torch_internals.names import minor_version, torch_at_least
+from dsexplore._internal.worlds.simulate import World, current_world, simulate
+from dsexplore._internal.worlds.simulated.closed import ClosedMesh, translated
+from dsexplore._internal.worlds.world_settings import WorldSettings
 
 # Imported by name before any world is open, as notebooks do: these too must reach the open world.
 from torch.distributed import destroy_process_group, init_process_group  # isort: skip
@@ -197,7 +197,7 @@ class TestClosing:
         def broken(*args: object, **kwargs: object) -> None:
             raise KeyboardInterrupt
 
-        monkeypatch.setattr("dsexplore.worlds.fake.fake_dispatch.SimulationMode", broken)
+        monkeypatch.setattr("dsexplore._internal.worlds.fake.fake_dispatch.SimulationMode", broken)
         with pytest.raises(KeyboardInterrupt), simulate(8, fake=True):
             pass
         assert current_world() is None
@@ -365,7 +365,7 @@ class TestFakeTensors:
     def test_chunks_are_those_of_torch(self, length: int, ranks: int) -> None:
         from torch.distributed.fsdp._fully_shard._fsdp_param import _chunk_with_empty
 
-        from dsexplore.worlds.fake.fake_workarounds import Chunks
+        from dsexplore._internal.worlds.fake.fake_workarounds import Chunks
 
         whole = torch.arange(length * 2).view(length, 2)
         ours, theirs = Chunks(whole, ranks, 0), _chunk_with_empty(whole, ranks, dim=0)

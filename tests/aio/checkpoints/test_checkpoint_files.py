@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from dsexplore.aio.checkpoints.checkpoint_files import find_checkpoint, first_files
-from dsexplore.errors import UsageError
+from dsexplore._internal.aio.checkpoints.checkpoint_files import find_checkpoint, first_files
+from dsexplore._internal.errors import UsageError
 from tests.aio.checkpoints.conftest import FORMATS, State
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dsexplore import aio
-from dsexplore.aio.checkpoints.checkpoint_rates import (
+from dsexplore._internal.aio.checkpoints.checkpoint_rates import (
     ASYNCHRONOUS,
     METHODS,
     MethodRates,
@@ -18,8 +18,8 @@ from dsexplore.aio.checkpoints.checkpoint_rates import (
     overhead_of,
     why_no_method,
 )
-from dsexplore.errors import UsageError
-from dsexplore.units import format_rate
+from dsexplore._internal.errors import UsageError
+from dsexplore._internal.units import format_rate
 
 STATE = {"a": torch.arange(3000.0), "b": torch.ones(7, 5)}
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from dsexplore import aio
-from dsexplore.aio.checkpoints.loaders import tensors_in
-from dsexplore.errors import UsageError
+from dsexplore._internal.aio.checkpoints.loaders import tensors_in
+from dsexplore._internal.errors import UsageError
 from tests.aio.checkpoints.conftest import FORMATS, State
 
 pytestmark = pytest.mark.usefixtures("open_files")

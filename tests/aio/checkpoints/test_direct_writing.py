@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file
 
 from dsexplore import aio
-from dsexplore.aio.checkpoints import direct_writing
-from dsexplore.errors import UsageError
+from dsexplore._internal.aio.checkpoints import direct_writing
+from dsexplore._internal.errors import UsageError
 from tests.aio.checkpoints.conftest import State
 
 pytestmark = pytest.mark.usefixtures("open_files")

@@ -16,12 +16,12 @@ import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file
 
 from dsexplore import aio
-from dsexplore.aio.checkpoints import loading as loading_module
-from dsexplore.aio.checkpoints import saved_formats
-from dsexplore.aio.checkpoints.checkpoint_files import Checkpoint, find_checkpoint
-from dsexplore.aio.checkpoints.loaders import Loader, loaders_of, new_targets, tensors_in
-from dsexplore.aio.checkpoints.loading import _measure, load_once
-from dsexplore.errors import UsageError
+from dsexplore._internal.aio.checkpoints import loading as loading_module
+from dsexplore._internal.aio.checkpoints import saved_formats
+from dsexplore._internal.aio.checkpoints.checkpoint_files import Checkpoint, find_checkpoint
+from dsexplore._internal.aio.checkpoints.loaders import Loader, loaders_of, new_targets, tensors_in
+from dsexplore._internal.aio.checkpoints.loading import _measure, load_once
+from dsexplore._internal.errors import UsageError
 from tests.aio.checkpoints.conftest import FORMATS, State
 from tests.programs import printed
 

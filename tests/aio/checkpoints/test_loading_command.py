@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dsexplore.cli import main
+from dsexplore._internal.cli import main
 
 
 def test_the_command_prints_the_verdict_and_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

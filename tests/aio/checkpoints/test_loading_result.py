@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from dsexplore.aio.checkpoints.checkpoint_files import Checkpoint
-from dsexplore.aio.checkpoints.loading_result import CheckpointTimes, LoaderTimes, LoadingResult, LoadTime
-from dsexplore.aio.disk import Disk
-from dsexplore.errors import UsageError
+from dsexplore._internal.aio.checkpoints.checkpoint_files import Checkpoint
+from dsexplore._internal.aio.checkpoints.loading_result import CheckpointTimes, LoaderTimes, LoadingResult, LoadTime
+from dsexplore._internal.aio.disk import Disk
+from dsexplore._internal.errors import UsageError
 
 DISK = Disk("/data", "ext4", "/data", "/dev/nvme0", "", "disk", 1 << 40, True, None, 512, 512)
 GIB = 1 << 30

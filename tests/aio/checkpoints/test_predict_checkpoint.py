@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import dsexplore
-from dsexplore.aio.checkpoints.checkpoint_rates import CheckpointRates, MethodRates, SaveTime
-from dsexplore.aio.checkpoints.checkpoint_result import CheckpointCost
-from dsexplore.errors import UsageError
+from dsexplore._internal.aio.checkpoints.checkpoint_rates import CheckpointRates, MethodRates, SaveTime
+from dsexplore._internal.aio.checkpoints.checkpoint_result import CheckpointCost
+from dsexplore._internal.errors import UsageError
 from tests.aio.checkpoints.test_loading_result import DISK
 
 MB = 10**6

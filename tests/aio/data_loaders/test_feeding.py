@@ -19,10 +19,10 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, get_worker_info
 
 from dsexplore import aio
-from dsexplore.aio.data_loaders.feeding import bytes_of, measure, samples_of
-from dsexplore.aio.data_loaders.process_use import ProcessUse, children_of, use_of, used_between
-from dsexplore.cli import main
-from dsexplore.errors import UsageError
+from dsexplore._internal.aio.data_loaders.feeding import bytes_of, measure, samples_of
+from dsexplore._internal.aio.data_loaders.process_use import ProcessUse, children_of, use_of, used_between
+from dsexplore._internal.cli import main
+from dsexplore._internal.errors import UsageError
 
 LOADER = DataLoader(TensorDataset(torch.arange(64.0)), batch_size=4)
 

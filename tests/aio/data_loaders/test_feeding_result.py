@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from dsexplore.aio.data_loaders.feeding_result import FeedingResult
-from dsexplore.aio.data_loaders.process_use import ProcessUse
-from dsexplore.display import plain_text
+from dsexplore._internal.aio.data_loaders.feeding_result import FeedingResult
+from dsexplore._internal.aio.data_loaders.process_use import ProcessUse
+from dsexplore._internal.display import plain_text
 
 MIB = 1 << 20
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dsexplore.cli import main
+from dsexplore._internal.cli import main
 from tests.aio.offload.test_offload_plan import SWEPT
 
 

@@ -15,11 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dsexplore
-from dsexplore.analysis.hangs.dump_calls import job_of_dumps
-from dsexplore.analysis.hangs.hang_report import HangReport, report_of
-from dsexplore.analysis.hangs.rank_calls import JobCalls, RankEnd
-from dsexplore.trace.importers.dumps import Dumps
-from dsexplore.trace.importers.recorder_dump import dump_of
+from dsexplore._internal.analysis.hangs.dump_calls import job_of_dumps
+from dsexplore._internal.analysis.hangs.hang_report import HangReport, report_of
+from dsexplore._internal.analysis.hangs.rank_calls import JobCalls, RankEnd
+from dsexplore._internal.trace.importers.dumps import Dumps
+from dsexplore._internal.trace.importers.recorder_dump import dump_of
 from tests.analysis.hangs.hangs import HANGS, Hang
 from tests.analysis.hangs.programs import STOP, Collective, Group, Recv, Send, Step, dumps, run, write
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import dsexplore
-from dsexplore.analysis.hangs.hang_report import HangReport
+from dsexplore._internal.analysis.hangs.hang_report import HangReport
 
 pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("rank_server")]
 

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 import dsexplore
-from dsexplore.cli import main
-from dsexplore.errors import TraceFileError, UsageError
+from dsexplore._internal.cli import main
+from dsexplore._internal.errors import TraceFileError, UsageError
 from tests.analysis.hangs.hangs import ALL4, HANGS, WORLD4, slow_loader, steps
 from tests.analysis.hangs.programs import STOP, Collective, Group, Step, dumps, run, write
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from dsexplore.analysis.hangs.hang_report import HangReport, report_of
-from dsexplore.analysis.hangs.rank_calls import GroupId, JobCalls, RankCall, RankCalls
+from dsexplore._internal.analysis.hangs.hang_report import HangReport, report_of
+from dsexplore._internal.analysis.hangs.rank_calls import GroupId, JobCalls, RankCall, RankCalls
 
 LINES = ("", "train.py:7")
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from dsexplore.analysis.hangs.hang_report import report_of
-from dsexplore.analysis.hangs.outside import outside
-from dsexplore.analysis.hangs.rank_calls import RankEnd
+from dsexplore._internal.analysis.hangs.hang_report import report_of
+from dsexplore._internal.analysis.hangs.outside import outside
+from dsexplore._internal.analysis.hangs.rank_calls import RankEnd
 from tests.analysis.hangs.test_standing import at, in_call, job
 
 KILLED = RankEnd.of("was killed by SIGSEGV")

@@ -12,11 +12,11 @@ from typing import Any
 import polars as pl
 import pytest
 
-from dsexplore.analysis.hangs.hang_report import REASONS, HangReport, report_of
-from dsexplore.analysis.hangs.rank_calls import RankEnd
-from dsexplore.analysis.hangs.trace_calls import job_of_trace
-from dsexplore.trace import schema
-from dsexplore.trace.tables import Tables, TraceInfo
+from dsexplore._internal.analysis.hangs.hang_report import REASONS, HangReport, report_of
+from dsexplore._internal.analysis.hangs.rank_calls import RankEnd
+from dsexplore._internal.analysis.hangs.trace_calls import job_of_trace
+from dsexplore._internal.trace import schema
+from dsexplore._internal.trace.tables import Tables, TraceInfo
 from tests.trace.conftest import build
 
 Calls = Mapping[int, Sequence[dict[str, Any]]]

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import dsexplore
-from dsexplore.analysis.hangs.hang_report import HangReport
-from dsexplore.trace.files import rank_file
+from dsexplore._internal.analysis.hangs.hang_report import HangReport
+from dsexplore._internal.trace.files import rank_file
 
 pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("rank_server")]
 Job = Callable[..., HangReport]

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from dsexplore.analysis.hangs.dump_calls import job_of_dumps
-from dsexplore.analysis.hangs.hang_report import HangReport, report_of
-from dsexplore.trace.importers.dumps import Dumps
-from dsexplore.trace.importers.recorder_dump import dump_of
+from dsexplore._internal.analysis.hangs.dump_calls import job_of_dumps
+from dsexplore._internal.analysis.hangs.hang_report import HangReport, report_of
+from dsexplore._internal.trace.importers.dumps import Dumps
+from dsexplore._internal.trace.importers.recorder_dump import dump_of
 from tests.analysis.hangs.on_devices import Message, Op, Program, Rest, come_to_rest, recorded
 from tests.analysis.hangs.programs import Group
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from dsexplore.analysis.hangs.hang_report import report_of
-from dsexplore.analysis.hangs.rank_calls import JobCalls, RankCalls, RankEnd
-from dsexplore.analysis.hangs.standing import Standing, odd_ones, places_text
+from dsexplore._internal.analysis.hangs.hang_report import report_of
+from dsexplore._internal.analysis.hangs.rank_calls import JobCalls, RankCalls, RankEnd
+from dsexplore._internal.analysis.hangs.standing import Standing, odd_ones, places_text
 
 C10D = '  File "…/torch/distributed/{file}.py", line 9, in {name}\n'
 LOADER = '  File "/env/lib/python3.11/site-packages/torch/utils/data/dataloader.py", line 1, in __next__\n'

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from dsexplore.analysis.hangs.dump_calls import job_of_dumps
-from dsexplore.analysis.hangs.hang_report import HangReport, report_of
-from dsexplore.trace.importers.dumps import Dumps
-from dsexplore.trace.importers.op_names import plain_op
-from dsexplore.trace.importers.recorder_dump import dump_of
+from dsexplore._internal.analysis.hangs.dump_calls import job_of_dumps
+from dsexplore._internal.analysis.hangs.hang_report import HangReport, report_of
+from dsexplore._internal.trace.importers.dumps import Dumps
+from dsexplore._internal.trace.importers.op_names import plain_op
+from dsexplore._internal.trace.importers.recorder_dump import dump_of
 
 REASON = {"op": "other collective", "size": "other size", "dtype": "other dtype"}
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from dsexplore.analysis.hangs.hang_report import HangReport, report_of
-from dsexplore.analysis.hangs.rank_calls import GroupId, JobCalls, RankCall, RankCalls
+from dsexplore._internal.analysis.hangs.hang_report import HangReport, report_of
+from dsexplore._internal.analysis.hangs.rank_calls import GroupId, JobCalls, RankCall, RankCalls
 
 MAKES = (
     '  File "…/torch/distributed/distributed_c10d.py", line 9, in new_group\n'

@@ -16,7 +16,7 @@ import torch
 from small_models import BATCH, BLOCK_PARAMETERS, FFN, FLOAT, HEADS, ROOT_PARAMETERS, SEQ, VOCAB, Block, D, Llama
 from torch.distributed.device_mesh import DeviceMesh
 
-from dsexplore.worlds.simulate import simulate
+from dsexplore._internal.worlds.simulate import simulate
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """Asynchronous tensor parallelism: symmetric-memory ops that communicate and compute in one call.
 
-Modules: ``capture/ops.py``.
+Modules: ``capture/collectives/ops.py``.
 
 Their kernels need CUDA and peers in one machine. What every build has is their Meta functions, by which fake and
 meta tensors run them: the event is the fused op, and not the plain collectives that the function stands in for it.
@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from dsexplore.capture.record import record
+from dsexplore._internal.capture.record import record
 
 RANKS = 4
 ROWS, INNER, COLUMNS = 8, 16, 12

@@ -1,6 +1,6 @@
 """Every call of torch.distributed and of its functional form: op, bytes, wire bytes, batch, async, object.
 
-Modules: ``capture/ops.py``, ``capture/observed_op.py``.
+Modules: ``capture/collectives/ops.py``, ``capture/collectives/observed_op.py``.
 
 Symbols: n ranks; M the bytes of the tensor that one rank gives.
 """
@@ -16,7 +16,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from torch.distributed.device_mesh import DeviceMesh
 
-from dsexplore.capture.record import record
+from dsexplore._internal.capture.record import record
 
 N = 4
 ROWS, WIDTH = 8, 6

@@ -1,6 +1,6 @@
 """Activation checkpointing: what runs again in backward is of phase recompute, in its own module.
 
-Modules: ``capture/stack_reading.py``.
+Modules: ``capture/stack/stack_reading.py``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
-from dsexplore.capture.record import record
+from dsexplore._internal.capture.record import record
 
 WIDTH = 6
 

@@ -1,6 +1,6 @@
 """torch.compile stays on while recording, and what a compiled region sends belongs to the compiled module.
 
-Modules: ``capture/stack_reading.py``, ``capture/compiled_modules.py``.
+Modules: ``capture/stack/stack_reading.py``, ``capture/modules/compiled_modules.py``.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from dsexplore.capture.record import record
-from dsexplore.torch_internals.names import torch_at_least
-from dsexplore.trace.trace import Trace
+from dsexplore._internal.capture.record import record
+from dsexplore._internal.torch_internals.names import torch_at_least
+from dsexplore._internal.trace.trace import Trace
 
 BLOCKS = 2
 

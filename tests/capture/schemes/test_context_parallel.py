@@ -1,6 +1,6 @@
 """Context parallelism: ring attention's rotations of keys and values, and of their gradients.
 
-Modules: ``capture/stack_reading.py``, ``capture/autograd_nodes.py``.
+Modules: ``capture/stack/stack_reading.py``, ``capture/modules/autograd_nodes.py``.
 
 Symbols: n ranks; K = 2·B·T·D·e the bytes of one rank's keys and values, T the sequence on that rank.
 """
@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.experimental import context_parallel
 from torch.distributed.tensor.experimental._attention import set_rotate_method
 
-from dsexplore.capture.record import record
+from dsexplore._internal.capture.record import record
 
 RANKS = 4
 

@@ -1,6 +1,6 @@
 """DistributedDataParallel: simulated with a Python hook, and its C++ reducer on real processes.
 
-Modules: ``capture/stack_reading.py``, ``capture/early_sends.py``.
+Modules: ``capture/stack/stack_reading.py``, ``capture/collectives/early_sends.py``.
 
 Symbols: P the bytes of all parameters. A step's buckets are filled with gradients in the order in which they became
 ready, last layer first, and closed once they hold the cap.
@@ -24,8 +24,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
 from dsexplore import run_ranks
-from dsexplore.capture.record import record
-from dsexplore.trace.trace import Trace
+from dsexplore._internal.capture.record import record
+from dsexplore._internal.trace.trace import Trace
 
 WIDTHS = (16, 32, 24, 8)
 CAP_MB = 0.002

@@ -1,6 +1,6 @@
 """Mixture of experts: tokens go to the ranks of their experts and back by all_to_all.
 
-Modules: ``capture/ops.py``, ``capture/stack_reading.py``.
+Modules: ``capture/collectives/ops.py``, ``capture/stack/stack_reading.py``.
 
 Symbols: L layers, n ranks, C tokens per rank and expert (its capacity), D width, e bytes per element.
 """
@@ -19,7 +19,7 @@ from torch.distributed._functional_collectives import all_to_all_single_autograd
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
-from dsexplore.capture.record import record
+from dsexplore._internal.capture.record import record
 
 LAYERS, RANKS, CAPACITY = 3, 4, 5
 

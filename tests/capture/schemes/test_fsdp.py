@@ -1,6 +1,6 @@
 """FSDP2: what `fully_shard` gathers and scatters, for whom, and why.
 
-Modules: ``capture/stack_reading.py``, ``capture/parameters.py``.
+Modules: ``capture/stack/stack_reading.py``, ``capture/modules/parameters.py``.
 
 Symbols: L blocks and one root group (embedding, last norm, output); n ranks of the sharding axis; W(g, e) the bytes
 of group g's parameters at e bytes per element, each parameter padded to n equal shards of its rows.
@@ -21,9 +21,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import checkpoint
 
-from dsexplore.capture.record import record
-from dsexplore.torch_internals.names import torch_at_least
-from dsexplore.trace.trace import Trace
+from dsexplore._internal.capture.record import record
+from dsexplore._internal.torch_internals.names import torch_at_least
+from dsexplore._internal.trace.trace import Trace
 
 LAYERS = 3
 

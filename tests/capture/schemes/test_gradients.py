@@ -1,6 +1,6 @@
 """Gradients in every way that torch offers: accumulated, to inputs, of gradients, without autograd, and in hooks.
 
-Modules: ``capture/autograd_nodes.py``, ``capture/stack_reading.py``.
+Modules: ``capture/modules/autograd_nodes.py``, ``capture/stack/stack_reading.py``.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from talking_models import SIZE, WIDTH, Pair, Reduce, Talker, forward_and_backwa
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from dsexplore.capture.record import record
-from dsexplore.torch_internals.dispatch import has_kernel_for
+from dsexplore._internal.capture.record import record
+from dsexplore._internal.torch_internals.dispatch import has_kernel_for
 
 TWICE = pytest.mark.skipif(
     not has_kernel_for("_c10d_functional::all_reduce", "Autograd"),

@@ -1,6 +1,6 @@
 """Loss parallelism: cross entropy on logits that stay sharded over the vocabulary.
 
-Modules: ``capture/stack_reading.py``.
+Modules: ``capture/stack/stack_reading.py``.
 
 Symbols: N = B·T tokens, D width, e bytes per element.
 """
@@ -18,8 +18,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, loss_parallel, parallelize_module
 
-from dsexplore.capture.record import record
-from dsexplore.trace.trace import Trace
+from dsexplore._internal.capture.record import record
+from dsexplore._internal.trace.trace import Trace
 
 
 class Head(nn.Module):

@@ -1,6 +1,6 @@
 """Optimizer steps and gradient clipping on DTensors.
 
-Modules: ``capture/optimizer_steps.py``, ``capture/stack_reading.py``.
+Modules: ``capture/optimizer_steps.py``, ``capture/stack/stack_reading.py``.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from dsexplore.capture.record import record
-from dsexplore.torch_internals.names import torch_at_least
+from dsexplore._internal.capture.record import record
+from dsexplore._internal.torch_internals.names import torch_at_least
 
 FORMS: list[dict[str, bool]] = [{"foreach": False}, {"foreach": True}, {"fused": True}]
 LAYERS = 2

@@ -1,6 +1,6 @@
 """Pipeline schedules: what each rank sends and receives, for which stage, and in which direction.
 
-Modules: ``capture/pipelines.py``.
+Modules: ``capture/stack/pipelines.py``.
 
 Symbols: P ranks, V stages per rank, m microbatches, A = B·T·D·e the bytes of one microbatch's activation.
 """
@@ -27,10 +27,10 @@ from torch.distributed.pipelining import (
 )
 
 from dsexplore import run_ranks
-from dsexplore.capture.record import record
-from dsexplore.errors import UsageError
-from dsexplore.torch_internals.names import torch_at_least
-from dsexplore.trace.trace import Trace
+from dsexplore._internal.capture.record import record
+from dsexplore._internal.errors import UsageError
+from dsexplore._internal.torch_internals.names import torch_at_least
+from dsexplore._internal.trace.trace import Trace
 
 RANKS, MICROBATCHES = 4, 6
 WARM_UP = "pipeline warm-up"

@@ -26,10 +26,10 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.modules import module as torch_module
 
-from dsexplore.capture import ops
-from dsexplore.capture.record import record
-from dsexplore.capture.recorder_in_use import is_recording
-from dsexplore.torch_internals.dtensor import release_cached_meshes
+from dsexplore._internal.capture.collectives import ops
+from dsexplore._internal.capture.record import record
+from dsexplore._internal.capture.recorder_in_use import is_recording
+from dsexplore._internal.torch_internals.dtensor import release_cached_meshes
 
 
 @pytest.fixture(autouse=True)

@@ -1,6 +1,6 @@
 """DTensor redistribution: which collectives, over which axis, of how many bytes, and who asked for it.
 
-Modules: ``capture/stack_reading.py``.
+Modules: ``capture/stack/stack_reading.py``.
 
 Symbols: N the bytes of the whole tensor; dp = 2, tp = 4 ranks.
 """
@@ -18,8 +18,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from dsexplore.capture.record import record
-from dsexplore.torch_internals.names import torch_at_least
+from dsexplore._internal.capture.record import record
+from dsexplore._internal.torch_internals.names import torch_at_least
 
 ROWS, COLUMNS = 16, 24
 N = ROWS * COLUMNS * 4

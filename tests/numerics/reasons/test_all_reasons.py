@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from dsexplore.numerics.compared_values import Compared
-from dsexplore.numerics.numeric_records import Phase, RunRecord
-from dsexplore.numerics.reasons.all_reasons import explain
-from dsexplore.numerics.reasons.match import Match
+from dsexplore._internal.numerics.compared_values import Compared
+from dsexplore._internal.numerics.numeric_records import Phase, RunRecord
+from dsexplore._internal.numerics.reasons.all_reasons import explain
+from dsexplore._internal.numerics.reasons.match import Match
 from tests.numerics.compared import comparison_of, entry_of, values
 
 WHOLE = values(4, 8, 6)

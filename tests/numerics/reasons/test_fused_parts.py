@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from dsexplore.numerics.compared_runs import Comparison
-from dsexplore.numerics.compared_values import Compared
-from dsexplore.numerics.numeric_records import DTensorPlace, Phase, RunRecord
-from dsexplore.numerics.reasons.fused_parts import rule
-from dsexplore.numerics.reasons.match import Match
-from dsexplore.placement_text import read
+from dsexplore._internal.numerics.compared_runs import Comparison
+from dsexplore._internal.numerics.compared_values import Compared
+from dsexplore._internal.numerics.numeric_records import DTensorPlace, Phase, RunRecord
+from dsexplore._internal.numerics.reasons.fused_parts import rule
+from dsexplore._internal.numerics.reasons.match import Match
+from dsexplore._internal.placement_text import read
 from tests.numerics.compared import comparison_of, entry_of, values
 
 WIDTH, RANKS = 16, 2

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 import dsexplore
-from dsexplore.analysis.hangs import explain
-from dsexplore.cli import main
-from dsexplore.errors import TraceFileError, UsageError
-from dsexplore.trace.importers.debug_server import DebugServer, read_debug_server
+from dsexplore._internal.analysis.hangs import explain
+from dsexplore._internal.cli import main
+from dsexplore._internal.errors import TraceFileError, UsageError
+from dsexplore._internal.trace.importers.debug_server import DebugServer, read_debug_server
 from tests.analysis.hangs.hangs import ALL4, slow_loader
 from tests.analysis.hangs.programs import dumps, run
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from dsexplore.errors import TraceFileError
-from dsexplore.trace.importers.dumps import ranks_of_files
+from dsexplore._internal.errors import TraceFileError
+from dsexplore._internal.trace.importers.dumps import ranks_of_files
 
 
 def groups(*ranks: list[int]) -> dict[str, Any]:

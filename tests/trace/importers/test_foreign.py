@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import dsexplore
-from dsexplore.trace.importers.dumps import read_dumps
-from dsexplore.trace.importers.foreign import foreign_files, kind_of_file
+from dsexplore._internal.trace.importers.dumps import read_dumps
+from dsexplore._internal.trace.importers.foreign import foreign_files, kind_of_file
 
 
 @pytest.mark.parametrize(

@@ -25,8 +25,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import dsexplore
-from dsexplore.errors import TraceFileError
-from dsexplore.trace.checked_tables import check_tables
+from dsexplore._internal.errors import TraceFileError
+from dsexplore._internal.trace.checked_tables import check_tables
 
 HUGE = 1 << 62
 MOST_MIB = 300

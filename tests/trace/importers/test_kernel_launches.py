@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dsexplore.trace.trace import load
+from dsexplore._internal.trace.trace import load
 from tests.trace.importers.test_profiles import NEW, event, trace_of
 
 SEND_RECV = "ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(ncclDevComm*, unsigned long, ncclWork*)"

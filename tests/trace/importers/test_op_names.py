@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dsexplore.trace.importers.op_names import dtype_in_kernel
+from dsexplore._internal.trace.importers.op_names import dtype_in_kernel
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import dsexplore
-from dsexplore.errors import TraceFileError
+from dsexplore._internal.errors import TraceFileError
 from tests.trace.importers.test_hostile_files import dump, limited, profile, text
 
 STAMP = 1_748_030_377_748_202

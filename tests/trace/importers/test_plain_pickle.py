@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from dsexplore.trace.importers import plain_pickle
-from dsexplore.trace.importers.plain_pickle import load_plain
+from dsexplore._internal.trace.importers import plain_pickle
+from dsexplore._internal.trace.importers.plain_pickle import load_plain
 
 SHARED = ["a list", "that is used twice"]
 DATA = {

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from dsexplore.errors import TraceFileError
-from dsexplore.trace.importers.profiler_file import ProfilerFile, is_communication, read_profiler_file
+from dsexplore._internal.errors import TraceFileError
+from dsexplore._internal.trace.importers.profiler_file import ProfilerFile, is_communication, read_profiler_file
 
 EVENTS: list[dict[str, Any]] = [
     {"ph": "M", "name": "process_name", "pid": 1, "tid": 0, "ts": 1, "args": {"name": "python"}},
@@ -82,7 +82,7 @@ def test_ranges_are_read_of_threads_that_are_asked_for(tmp_path: Path) -> None:
 def test_names_of_processes_among_the_events_are_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Kineto writes them with the name first, before the events since 2026, and after them before that; and a list of
     log messages at the end, whose quotes it does not escape."""
-    whole = "dsexplore.trace.importers.profiler_file._parsed_whole"
+    whole = "dsexplore._internal.trace.importers.profiler_file._parsed_whole"
     monkeypatch.setattr(whole, lambda file: pytest.fail("all of the file was parsed"))
     name = {"name": "process_name", "ph": "M", "ts": 1.5, "pid": 1, "tid": 0, "args": {"name": "python"}}
     mark = {"name": "Record Window End", "ph": "i", "s": "g", "pid": "", "tid": "", "ts": 99}
@@ -119,7 +119,7 @@ def test_a_plain_list_of_events_is_read(tmp_path: Path) -> None:
 def test_events_that_stand_across_two_blocks_are_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = written(tmp_path / "trace.json", WHOLE)
     for size in (7, 64, 300):
-        monkeypatch.setattr("dsexplore.trace.importers.packed._BLOCK", size)
+        monkeypatch.setattr("dsexplore._internal.trace.importers.packed._BLOCK", size)
         assert read_names(read_profiler_file(file)) == KEPT
 
 

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import torch
 
-from dsexplore.cli import main
-from dsexplore.errors import TraceFileError
-from dsexplore.trace.importers.profiler_calls import calls_of, nanoseconds
-from dsexplore.trace.importers.profiler_file import ProfilerFile
-from dsexplore.trace.trace import load
+from dsexplore._internal.cli import main
+from dsexplore._internal.errors import TraceFileError
+from dsexplore._internal.trace.importers.profiler_calls import calls_of, nanoseconds
+from dsexplore._internal.trace.importers.profiler_file import ProfilerFile
+from dsexplore._internal.trace.trace import load
 
 BASE = 1_700_000_000_000_000_000
 

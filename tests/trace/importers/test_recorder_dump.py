@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from dsexplore.analysis.hangs.explain import explain_hang
-from dsexplore.errors import TraceFileError
-from dsexplore.trace.importers.recorder_dump import dump_of, numbers, read_content
-from dsexplore.trace.importers.recorder_entry import RecorderEntry
-from dsexplore.trace.trace import load
+from dsexplore._internal.analysis.hangs.explain import explain_hang
+from dsexplore._internal.errors import TraceFileError
+from dsexplore._internal.trace.importers.recorder_dump import dump_of, numbers, read_content
+from dsexplore._internal.trace.importers.recorder_entry import RecorderEntry
+from dsexplore._internal.trace.trace import load
 
 
 def entry(name: str = "nccl:all_reduce", record: int = 0, **changes: Any) -> dict[str, Any]:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from dsexplore.trace.importers.recorder_dump import dump_of
-from dsexplore.trace.importers.recorder_tables import tables_of
+from dsexplore._internal.trace.importers.recorder_dump import dump_of
+from dsexplore._internal.trace.importers.recorder_tables import tables_of
 
 
 @pytest.mark.parametrize(

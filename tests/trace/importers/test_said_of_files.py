@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 
 import dsexplore
-from dsexplore.errors import TraceFileError, UsageError
-from dsexplore.trace import importers
-from dsexplore.trace.importers.file_kinds import kind_not_read
+from dsexplore._internal.errors import TraceFileError, UsageError
+from dsexplore._internal.trace import importers
+from dsexplore._internal.trace.importers.file_kinds import kind_not_read
 from tests.trace.importers.test_hostile_files import DEEP, DUMPS, dump, entry, profile, text
 from tests.trace.importers.test_other_tools import archive, execution_trace, line, log_of, node
 from tests.trace.importers.test_recorder_dump import gloo

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from dsexplore.trace.importers import execution_trace, inspector_log, profiler_groups, profiler_notes
-from dsexplore.trace.trace import load
+from dsexplore._internal.trace.importers import execution_trace, inspector_log, profiler_groups, profiler_notes
+from dsexplore._internal.trace.trace import load
 from tests.trace.importers.test_other_tools import COLLECTIVE, line, log_of, node
 from tests.trace.importers.test_other_tools import execution_trace as written_execution_trace
 from tests.trace.importers.test_profiles import NEW, event

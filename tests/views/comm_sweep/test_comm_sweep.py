@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from dsexplore import UsageError
-from dsexplore.comm.sweep_result import CommSweep, SweepConditions, SweepPoint
+from dsexplore._internal.comm.sweeps.sweep_result import CommSweep, SweepConditions, SweepPoint
+from dsexplore._internal.cost.collectives.calibrate import calibrated
+from dsexplore._internal.views.comm_sweep.comm_sweep_figures import point_text
 from dsexplore.cost import Cluster
-from dsexplore.cost.calibrate import calibrated
-from dsexplore.views.comm_sweep.comm_sweep_figures import point_text
 
 
 @pytest.fixture

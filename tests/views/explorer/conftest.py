@@ -8,7 +8,7 @@ from types import ModuleType
 import pytest
 from ipywidgets import Widget
 
-from dsexplore.trace.trace import Trace
+from dsexplore._internal.trace.trace import Trace
 
 
 @pytest.fixture(autouse=True)

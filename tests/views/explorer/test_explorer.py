@@ -16,14 +16,14 @@ import polars as pl
 import pytest
 
 import dsexplore
-from dsexplore.errors import UsageError
-from dsexplore.trace.tables import Tables, TraceInfo
-from dsexplore.trace.trace import Trace
-from dsexplore.views.explorer.module_rows import FoldedRows
-from dsexplore.views.page import html
-from dsexplore.views.page.theme import PHASES
-from dsexplore.views.trace.event_codes import EventCodes
-from dsexplore.views.trace.figures import KINDS
+from dsexplore._internal.errors import UsageError
+from dsexplore._internal.trace.tables import Tables, TraceInfo
+from dsexplore._internal.trace.trace import Trace
+from dsexplore._internal.views.explorer.module_rows import FoldedRows
+from dsexplore._internal.views.page import html
+from dsexplore._internal.views.page.theme import PHASES
+from dsexplore._internal.views.trace.event_codes import EventCodes
+from dsexplore._internal.views.trace.figures import KINDS
 from tests.analysis import planted
 from tests.programs import printed
 
@@ -433,7 +433,7 @@ def test_the_static_view_stands_beside_the_widget(trace: Trace, capsys: pytest.C
 
 def test_static_views_import_neither_plotly_nor_ipywidgets(traces: ModuleType) -> None:
     code = (
-        "import sys; from dsexplore.trace.trace import Trace; Trace()._repr_mimebundle_();"
+        "import sys; from dsexplore._internal.trace.trace import Trace; Trace()._repr_mimebundle_();"
         "print([m for m in ('plotly', 'ipywidgets', 'anywidget', 'pandas') if m in sys.modules])"
     )
     assert printed(code).strip() == "[]"

@@ -9,13 +9,13 @@ import numpy as np
 import polars as pl
 import pytest
 
-from dsexplore.trace.schema import OUTSIDE_STEPS
-from dsexplore.trace.trace import Trace
-from dsexplore.views.explorer.filters import FilteredEvents
-from dsexplore.views.explorer.map_panel import MapPanel
-from dsexplore.views.explorer.selection import Filters
-from dsexplore.views.trace.event_codes import EventCodes
-from dsexplore.views.trace.event_lines import EventLines
+from dsexplore._internal.trace.schema import OUTSIDE_STEPS
+from dsexplore._internal.trace.trace import Trace
+from dsexplore._internal.views.explorer.filters import FilteredEvents
+from dsexplore._internal.views.explorer.map_panel import MapPanel
+from dsexplore._internal.views.explorer.selection import Filters
+from dsexplore._internal.views.trace.event_codes import EventCodes
+from dsexplore._internal.views.trace.event_lines import EventLines
 
 
 @pytest.fixture

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 import dsexplore
-from dsexplore.errors import UsageError
-from dsexplore.trace.trace import Trace
-from dsexplore.views.explorer.explorer import TABS
+from dsexplore._internal.errors import UsageError
+from dsexplore._internal.trace.trace import Trace
+from dsexplore._internal.views.explorer.explorer import TABS
 from tests.analysis import planted
 from tests.views.explorer.test_selection import PICKS, fsdp
 
@@ -100,7 +100,7 @@ def test_any_pick_has_a_line_that_finds_it(traces: ModuleType, seed: int) -> Non
 def test_a_module_whose_collectives_others_trigger_is_named_as_owner(traces: ModuleType) -> None:
     modules = [traces.module("Net"), traces.module("Net.a", "Net"), traces.module("Net.b", "Net")]
     events = [traces.event("Net.a", 0), {**traces.event("Net.b", 1), "trigger": "Net.a"}]
-    tables = dsexplore.trace.tables.Tables(
+    tables = dsexplore._internal.trace.tables.Tables(
         events=traces.frame("events", events), modules=traces.frame("modules", modules)
     )
     trace = Trace(tables)

@@ -12,10 +12,10 @@ import numpy as np
 import polars as pl
 import pytest
 
-from dsexplore.errors import UsageError
-from dsexplore.trace.tables import Tables, TraceInfo
-from dsexplore.trace.trace import Trace
-from dsexplore.units import format_seconds
+from dsexplore._internal.errors import UsageError
+from dsexplore._internal.trace.tables import Tables, TraceInfo
+from dsexplore._internal.trace.trace import Trace
+from dsexplore._internal.units import format_seconds
 
 
 def send(explorer: Any, **message: Any) -> None:

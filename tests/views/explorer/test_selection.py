@@ -13,9 +13,9 @@ from typing import Any
 import polars as pl
 import pytest
 
-from dsexplore.trace.tables import Tables, TraceInfo
-from dsexplore.trace.trace import Trace
-from dsexplore.views.trace import tally
+from dsexplore._internal.trace.tables import Tables, TraceInfo
+from dsexplore._internal.trace.trace import Trace
+from dsexplore._internal.views.trace import tally
 
 STEP = (
     ("forward", "FSDP pre_forward", "all_gather"),

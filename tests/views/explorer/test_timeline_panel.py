@@ -9,11 +9,11 @@ import numpy as np
 import polars as pl
 import pytest
 
-from dsexplore.trace.trace import Trace
-from dsexplore.views.explorer.filters import FilteredEvents
-from dsexplore.views.explorer.selection import Filters, Pick
-from dsexplore.views.explorer.timeline_panel import TimelinePanel
-from dsexplore.views.trace.event_codes import EventCodes
+from dsexplore._internal.trace.trace import Trace
+from dsexplore._internal.views.explorer.filters import FilteredEvents
+from dsexplore._internal.views.explorer.selection import Filters, Pick
+from dsexplore._internal.views.explorer.timeline_panel import TimelinePanel
+from dsexplore._internal.views.trace.event_codes import EventCodes
 
 BY_KIND = [
     {},

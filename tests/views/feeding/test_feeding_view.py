@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dsexplore.views.feeding.feeding_view import FeedingView
+from dsexplore._internal.views.feeding.feeding_view import FeedingView
 from tests.aio.data_loaders.test_feeding_result import feeding
 
 

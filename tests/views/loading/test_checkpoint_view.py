@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dsexplore.display import plain_text
-from dsexplore.views.loading.checkpoint_view import CheckpointCostView
+from dsexplore._internal.display import plain_text
+from dsexplore._internal.views.loading.checkpoint_view import CheckpointCostView
 from tests.aio.checkpoints.test_predict_checkpoint import cost
 
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from dsexplore.display import plain_text
-from dsexplore.errors import UsageError
-from dsexplore.views.loading.loading_view import LoadingView
+from dsexplore._internal.display import plain_text
+from dsexplore._internal.errors import UsageError
+from dsexplore._internal.views.loading.loading_view import LoadingView
 from tests.aio.checkpoints.test_loading_result import USUAL, loader, loading
 
 FOUND = loading(USUAL, loader("other", [2.0], 0.5))

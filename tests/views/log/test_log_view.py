@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from dsexplore.comm.log_summary import Waiting
-from dsexplore.comm.logger import CommsLogger
-from dsexplore.comm.logger_config import CommsLoggerConfig
-from dsexplore.errors import UsageError
+from dsexplore._internal.comm.logs.log_summary import Waiting
+from dsexplore._internal.comm.logs.logger import CommsLogger
+from dsexplore._internal.comm.logs.logger_config import CommsLoggerConfig
+from dsexplore._internal.errors import UsageError
 from tests.comm.single_calls import ticking
 
 

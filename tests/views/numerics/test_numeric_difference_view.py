@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dsexplore.views.numerics.numeric_difference_view import NumericDifferenceView
+from dsexplore._internal.views.numerics.numeric_difference_view import NumericDifferenceView
 from tests.analysis.test_numeric_difference import difference, run
 
 

@@ -8,13 +8,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from dsexplore.display import plain_text
-from dsexplore.numerics.compared_runs import Comparison
-from dsexplore.numerics.compared_values import Compared
-from dsexplore.numerics.first_difference import FirstDifference, first_difference
-from dsexplore.numerics.numeric_records import Phase, RunRecord
-from dsexplore.numerics.numerics_report import NumericsReport, report_of
-from dsexplore.views.numerics.module_errors import error_tree
+from dsexplore._internal.display import plain_text
+from dsexplore._internal.numerics.compared_runs import Comparison
+from dsexplore._internal.numerics.compared_values import Compared
+from dsexplore._internal.numerics.first_difference import FirstDifference, first_difference
+from dsexplore._internal.numerics.numeric_records import Phase, RunRecord
+from dsexplore._internal.numerics.numerics_report import NumericsReport, report_of
+from dsexplore._internal.views.numerics.module_errors import error_tree
 from tests.numerics.compared import comparison_of, entry_of, values
 
 WHOLE = values(4, 8, 6)

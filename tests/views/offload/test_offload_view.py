@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dsexplore.display import plain_text
-from dsexplore.views.offload.offload_view import OffloadCostView
+from dsexplore._internal.display import plain_text
+from dsexplore._internal.views.offload.offload_view import OffloadCostView
 from tests.aio.offload.test_offload_plan import cost
 
 

@@ -12,8 +12,8 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import capture_output
 
 import dsexplore
-from dsexplore.views.trace.figures import KINDS
-from dsexplore.views.trace.sections import OF_FIGURE
+from dsexplore._internal.views.trace.figures import KINDS
+from dsexplore._internal.views.trace.sections import OF_FIGURE
 
 PLOTLY = "application/vnd.plotly.v1+json"
 

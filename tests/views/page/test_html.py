@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dsexplore.views.page import html
+from dsexplore._internal.views.page import html
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsexplore.views.page.still_figure import HEIGHT, NARROWEST, still_figure
+from dsexplore._internal.views.page.still_figure import HEIGHT, NARROWEST, still_figure
 
 
 def circles(shown: str) -> list[tuple[float, float]]:

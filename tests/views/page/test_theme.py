@@ -15,11 +15,11 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from dsexplore.views.cost import prediction_view
-from dsexplore.views.cost.prediction_view import PARTS
-from dsexplore.views.page import theme
-from dsexplore.views.sharding import shard_picture
-from dsexplore.views.trace import diff_tree, drawings
+from dsexplore._internal.views.cost import prediction_view
+from dsexplore._internal.views.cost.prediction_view import PARTS
+from dsexplore._internal.views.page import theme
+from dsexplore._internal.views.sharding import shard_picture
+from dsexplore._internal.views.trace import diff_tree, drawings
 
 Matrix = npt.NDArray[np.float64]
 

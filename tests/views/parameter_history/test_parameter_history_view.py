@@ -12,10 +12,10 @@ from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import RowwiseParallel, parallelize_module
 
 import dsexplore
-from dsexplore.analysis.parameter_history import ParameterHistory
-from dsexplore.errors import UsageError
-from dsexplore.trace.trace import Trace
-from dsexplore.views import view_of
+from dsexplore._internal.analysis.parameter_history import ParameterHistory
+from dsexplore._internal.errors import UsageError
+from dsexplore._internal.trace.trace import Trace
+from dsexplore._internal.views import view_of
 
 
 @pytest.fixture(scope="module")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dsexplore.views.ranks import rank_texts
-from dsexplore.views.ranks.rank_texts import RankText, as_html, as_text, shortened, together
+from dsexplore._internal.views.ranks import rank_texts
+from dsexplore._internal.views.ranks.rank_texts import RankText, as_html, as_text, shortened, together
 
 TEXTS = {0: RankText("zero\n", "1"), 2: RankText("same\n"), 3: RankText("same\n"), 1: RankText("")}
 

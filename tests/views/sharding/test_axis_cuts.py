@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dsexplore
-from dsexplore.views.sharding.shard_blocks import AxisCuts, axis_cuts, boundaries, picture
+from dsexplore._internal.views.sharding.shard_blocks import AxisCuts, axis_cuts, boundaries, picture
 
 
 def cuts_of(shape: tuple[int, ...], placements: str, mesh: str, blocks: int = 96) -> list[AxisCuts]:

@@ -7,10 +7,10 @@ import re
 import pytest
 
 import dsexplore
-from dsexplore.sharding.layout import Sharding
-from dsexplore.views.sharding.drawn_mesh import MOST, sample_of
-from dsexplore.views.sharding.shard_blocks import picture
-from dsexplore.views.sharding.zoom import zoom
+from dsexplore._internal.sharding.layout import Sharding
+from dsexplore._internal.views.sharding.drawn_mesh import MOST, sample_of
+from dsexplore._internal.views.sharding.shard_blocks import picture
+from dsexplore._internal.views.sharding.zoom import zoom
 
 
 def html_of(shown: Sharding) -> str:

@@ -7,9 +7,9 @@ import re
 import pytest
 
 import dsexplore
-from dsexplore.errors import UsageError
-from dsexplore.views.sharding.shard_blocks import picture
-from dsexplore.views.sharding.zoom import zoom
+from dsexplore._internal.errors import UsageError
+from dsexplore._internal.views.sharding.shard_blocks import picture
+from dsexplore._internal.views.sharding.zoom import zoom
 
 
 def words(html: str) -> str:

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from torch import nn
 
 import dsexplore
-from dsexplore.errors import UsageError
-from dsexplore.sharding.layout import Sharding
-from dsexplore.views import view_of
-from dsexplore.views.page.theme import AXES, axis_number, tint
-from dsexplore.views.sharding.parameter_list import fold_names
-from dsexplore.views.sharding.shard_blocks import Stretch, drawn_dims, picture, stretches
-from dsexplore.views.sharding.zoom import HEIGHT, WIDTH, frame_of
+from dsexplore._internal.errors import UsageError
+from dsexplore._internal.sharding.layout import Sharding
+from dsexplore._internal.views import view_of
+from dsexplore._internal.views.page.theme import AXES, axis_number, tint
+from dsexplore._internal.views.sharding.parameter_list import fold_names
+from dsexplore._internal.views.sharding.shard_blocks import Stretch, drawn_dims, picture, stretches
+from dsexplore._internal.views.sharding.zoom import HEIGHT, WIDTH, frame_of
 
 HOSTILE = "<img src=x onerror=alert(1)>"
 SHAPES = [(), (0,), (0, 5), (7,), (10, 8), (8, 6, 4, 10), (2, 3, 4, 5, 6)]

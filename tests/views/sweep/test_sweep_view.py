@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
+from dsexplore._internal.aio.disk import Disk
+from dsexplore._internal.aio.sweeps.measure import Operation, Sample
+from dsexplore._internal.aio.sweeps.reference_rates import Reference
+from dsexplore._internal.aio.sweeps.result import Conditions
+from dsexplore._internal.aio.sweeps.rounds import RoundSlice
+from dsexplore._internal.errors import UsageError
+from dsexplore._internal.views.page.theme import heat
+from dsexplore._internal.views.sweep.sweep_points import cells, directions, limit_of, points
+from dsexplore._internal.views.sweep.sweep_view import SweepView
 from dsexplore.aio import AioConfig, SweepResult
-from dsexplore.aio.disk import Disk
-from dsexplore.aio.measure import Operation, Sample
-from dsexplore.aio.reference_rates import Reference
-from dsexplore.aio.result import Conditions
-from dsexplore.aio.rounds import RoundSlice
-from dsexplore.errors import UsageError
-from dsexplore.views.page.theme import heat
-from dsexplore.views.sweep.sweep_points import cells, directions, limit_of, points
-from dsexplore.views.sweep.sweep_view import SweepView
 
 BLOCKS, DEPTHS, THREADS = (1 << 18, 1 << 20), (4, 8, 16), (1, 2)
 

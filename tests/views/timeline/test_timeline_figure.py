@@ -7,11 +7,11 @@ from types import ModuleType
 
 import pytest
 
-from dsexplore.trace.tables import Tables
-from dsexplore.trace.trace import Trace
-from dsexplore.views.timeline.timeline_figure import FIGURE_LANES, columns_of, timeline_spec
-from dsexplore.views.timeline.timeline_state import TimelineState
-from dsexplore.views.trace.figure_spec import Spec
+from dsexplore._internal.trace.tables import Tables
+from dsexplore._internal.trace.trace import Trace
+from dsexplore._internal.views.timeline.timeline_figure import FIGURE_LANES, columns_of, timeline_spec
+from dsexplore._internal.views.timeline.timeline_state import TimelineState
+from dsexplore._internal.views.trace.figure_spec import Spec
 
 
 def figure_of(trace: Trace, lanes: str = "collective") -> Spec:

@@ -8,10 +8,10 @@ import numpy as np
 import polars as pl
 import pytest
 
-from dsexplore.analysis.step_timeline import TIES, Timeline
-from dsexplore.trace.trace import Trace
-from dsexplore.views.timeline.timeline_state import TimelineState
-from dsexplore.views.timeline.timeline_text import ticks as ticks_of
+from dsexplore._internal.analysis.step_timeline import TIES, Timeline
+from dsexplore._internal.trace.trace import Trace
+from dsexplore._internal.views.timeline.timeline_state import TimelineState
+from dsexplore._internal.views.timeline.timeline_text import ticks as ticks_of
 from tests.analysis.few_events import two_messages
 
 

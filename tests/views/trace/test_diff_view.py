@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dsexplore.errors import UsageError
-from dsexplore.trace.schema import OUTSIDE_STEPS
-from dsexplore.trace.tables import Tables
-from dsexplore.trace.trace import Trace
-from dsexplore.views import view_of
+from dsexplore._internal.errors import UsageError
+from dsexplore._internal.trace.schema import OUTSIDE_STEPS
+from dsexplore._internal.trace.tables import Tables
+from dsexplore._internal.trace.trace import Trace
+from dsexplore._internal.views import view_of
 
 
 def text_of(shown: object) -> str:

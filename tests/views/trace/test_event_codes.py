@@ -10,12 +10,12 @@ import numpy as np
 import polars as pl
 import pytest
 
-from dsexplore.errors import UsageError
-from dsexplore.trace.tables import Tables
-from dsexplore.trace.trace import Trace
-from dsexplore.views.explorer.filters import FilteredEvents
-from dsexplore.views.explorer.selection import Filters
-from dsexplore.views.trace.event_codes import CAUSE, SAME_COLLECTIVE, EventCodes
+from dsexplore._internal.errors import UsageError
+from dsexplore._internal.trace.tables import Tables
+from dsexplore._internal.trace.trace import Trace
+from dsexplore._internal.views.explorer.filters import FilteredEvents
+from dsexplore._internal.views.explorer.selection import Filters
+from dsexplore._internal.views.trace.event_codes import CAUSE, SAME_COLLECTIVE, EventCodes
 
 OWNERS = ["Net", "Net.layers", "Net.layers.0", "Net.layers.0.up", "Net.layers.1", "Net.layers.1.up", ""]
 

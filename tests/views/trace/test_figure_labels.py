@@ -5,7 +5,7 @@ Modules: ``views/trace/figure_spec.py``.
 
 from __future__ import annotations
 
-from dsexplore.views.trace.figure_spec import unique
+from dsexplore._internal.views.trace.figure_spec import unique
 
 
 def test_a_long_name_keeps_its_end_from_a_whole_word_on() -> None:

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dsexplore.trace.trace import Trace
-from dsexplore.views.trace.event_codes import EventCodes
-from dsexplore.views.trace.module_tree import ranges
+from dsexplore._internal.trace.trace import Trace
+from dsexplore._internal.views.trace.event_codes import EventCodes
+from dsexplore._internal.views.trace.module_tree import ranges
 
 
 def labels(trace: Trace) -> list[str]:

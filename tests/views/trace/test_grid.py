@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from dsexplore.views.trace.tally import OTHERS, grid
+from dsexplore._internal.views.trace.tally import OTHERS, grid
 
 
 def test_rows_and_columns_are_in_order_of_their_bytes() -> None:

@@ -6,9 +6,9 @@ import re
 from dataclasses import replace
 from types import ModuleType
 
-from dsexplore.trace.trace import Trace
-from dsexplore.views.page.html import prose
-from dsexplore.views.page.theme import axis_number
+from dsexplore._internal.trace.trace import Trace
+from dsexplore._internal.views.page.html import prose
+from dsexplore._internal.views.page.theme import axis_number
 
 
 def test_an_axis_has_one_color_in_the_bar_and_in_the_tree(traces: ModuleType) -> None:

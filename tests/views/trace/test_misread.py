@@ -11,9 +11,9 @@ from types import ModuleType
 
 import pytest
 
-from dsexplore.trace.tables import Tables
-from dsexplore.trace.trace import Trace
-from dsexplore.views.trace.figures import KINDS
+from dsexplore._internal.trace.tables import Tables
+from dsexplore._internal.trace.trace import Trace
+from dsexplore._internal.views.trace.figures import KINDS
 
 ONE, MANY = "of rank 0 in one step", "summed over 4 ranks and 2 steps"
 

@@ -8,10 +8,10 @@ import numpy as np
 import polars as pl
 import pytest
 
-from dsexplore.trace.numbered_modules import place_of
-from dsexplore.trace.tables import Tables
-from dsexplore.views.trace.facets import Facets
-from dsexplore.views.trace.module_tree import ModuleTree, module_tree
+from dsexplore._internal.trace.numbered_modules import place_of
+from dsexplore._internal.trace.tables import Tables
+from dsexplore._internal.views.trace.facets import Facets
+from dsexplore._internal.views.trace.module_tree import ModuleTree, module_tree
 
 
 def tree_of(traces: ModuleType, events: list, modules: list = (), parameters: list = ()) -> ModuleTree:  # type: ignore[assignment, type-arg]

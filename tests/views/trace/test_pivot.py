@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dsexplore.views.trace.pivot import find_pivot
+from dsexplore._internal.views.trace.pivot import find_pivot
 
 EVENTS = st.lists(
     st.tuples(st.integers(0, 5), st.integers(0, 2), st.integers(0, 3), st.integers(0, 1000), st.booleans())

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from types import ModuleType
 
-from dsexplore.trace.tables import Tables, TraceInfo
-from dsexplore.trace.trace import Trace
-from dsexplore.views.trace import tally
-from dsexplore.views.trace.event_codes import EventCodes
-from dsexplore.views.trace.tally import OTHERS, Grid
+from dsexplore._internal.trace.tables import Tables, TraceInfo
+from dsexplore._internal.trace.trace import Trace
+from dsexplore._internal.views.trace import tally
+from dsexplore._internal.views.trace.event_codes import EventCodes
+from dsexplore._internal.views.trace.tally import OTHERS, Grid
 
 
 def places(trace: Trace) -> Grid:

@@ -15,13 +15,13 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 
 import dsexplore
-from dsexplore.cost.prediction import Prediction
-from dsexplore.errors import UsageError
-from dsexplore.trace.trace import Trace
-from dsexplore.units import format_seconds
-from dsexplore.views.trace.event_codes import EventCodes
-from dsexplore.views.trace.module_tree import Fold
-from dsexplore.views.trace.time_columns import StoodFor, step_seconds, time_columns
+from dsexplore._internal.cost.step.prediction import Prediction
+from dsexplore._internal.errors import UsageError
+from dsexplore._internal.trace.trace import Trace
+from dsexplore._internal.units import format_seconds
+from dsexplore._internal.views.trace.event_codes import EventCodes
+from dsexplore._internal.views.trace.module_tree import Fold
+from dsexplore._internal.views.trace.time_columns import StoodFor, step_seconds, time_columns
 
 
 def trace_of(width: int) -> Trace:

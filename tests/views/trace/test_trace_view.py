@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dsexplore.errors import UsageError
-from dsexplore.trace.tables import Tables, TraceInfo
-from dsexplore.trace.trace import Trace
-from dsexplore.views.page import html
-from dsexplore.views.trace.trace_view import TraceView
+from dsexplore._internal.errors import UsageError
+from dsexplore._internal.trace.tables import Tables, TraceInfo
+from dsexplore._internal.trace.trace import Trace
+from dsexplore._internal.views.page import html
+from dsexplore._internal.views.trace.trace_view import TraceView
 from tests.programs import printed
 
 HOSTILE = "<img src=x onerror=alert(1)>"
@@ -276,7 +276,7 @@ def test_the_timeline_of_a_view_has_the_bytes_of_the_switch(traces: ModuleType) 
 def test_a_file_of_its_own_holds_no_more_events_than_a_browser_filters(
     traces: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from dsexplore.views.explorer import standalone
+    from dsexplore._internal.views.explorer import standalone
 
     path = traces.layered(126, odd=3).to_html(tmp_path / "it.html", interactive=True)
     text = path.read_text()

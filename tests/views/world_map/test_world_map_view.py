@@ -11,9 +11,9 @@ import torch.distributed as dist
 
 import dsexplore
 from dsexplore import Trace
-from dsexplore.analysis.world_map import WorldMap
-from dsexplore.units import format_bytes, format_seconds
-from dsexplore.views.world_map.world_map_figure import node_boxes
+from dsexplore._internal.analysis.world_map import WorldMap
+from dsexplore._internal.units import format_bytes, format_seconds
+from dsexplore._internal.views.world_map.world_map_figure import node_boxes
 
 
 def world_of(dp: int) -> WorldMap:

@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from dsexplore.worlds.cuda.autocast import LOWER, WIDEST, cuda_ops
-from dsexplore.worlds.cuda.stand_in import cuda_stand_in
+from dsexplore._internal.worlds.cuda.autocast import LOWER, WIDEST, cuda_ops
+from dsexplore._internal.worlds.cuda.stand_in import cuda_stand_in
 
 LOW, HIGH = torch.float16, torch.float32
 

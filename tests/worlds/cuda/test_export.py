@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import dsexplore
-from dsexplore.torch_internals.names import torch_at_least
-from dsexplore.worlds.cuda.export import NOT_STRICT
-from dsexplore.worlds.cuda.stand_in import cuda_stand_in
+from dsexplore._internal.torch_internals.names import torch_at_least
+from dsexplore._internal.worlds.cuda.export import NOT_STRICT
+from dsexplore._internal.worlds.cuda.stand_in import cuda_stand_in
 
 PIPELINE = """
 import os

@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import dsexplore
-from dsexplore.worlds.simulate import simulate
+from dsexplore._internal.worlds.simulate import simulate
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="the GPUs that are here answer")
 CUDA = torch.device("cuda", 0)

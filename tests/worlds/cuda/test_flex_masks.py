@@ -6,8 +6,8 @@ import torch
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 
-from dsexplore.worlds.cuda.stand_in import cuda_stand_in
-from dsexplore.worlds.simulate import simulate
+from dsexplore._internal.worlds.cuda.stand_in import cuda_stand_in
+from dsexplore._internal.worlds.simulate import simulate
 
 
 def causal(batch: torch.Tensor, head: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from dsexplore.worlds.cuda.gpu_sensors import ZERO
-from dsexplore.worlds.simulate import simulate
+from dsexplore._internal.worlds.cuda.gpu_sensors import ZERO
+from dsexplore._internal.worlds.simulate import simulate
 
 
 @pytest.mark.parametrize("hardware", ["h100", "mi300x"])

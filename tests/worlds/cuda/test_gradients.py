@@ -14,7 +14,7 @@ from torch.autograd.function import BackwardCFunction
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 import dsexplore
-from dsexplore.torch_internals.names import torch_at_least
+from dsexplore._internal.torch_internals.names import torch_at_least
 
 
 @pytest.fixture(params=[False, True], ids=["real", "fake"])

@@ -18,7 +18,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.checkpoint import checkpoint
 
 import dsexplore
-from dsexplore.worlds.cuda.stand_in import cuda_stand_in
+from dsexplore._internal.worlds.cuda.stand_in import cuda_stand_in
 
 MIXED = "Expected all tensors to be on the same device, but found at least two devices"
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dsexplore.worlds.simulate import simulate
+from dsexplore._internal.worlds.simulate import simulate
 
 pytestmark = pytest.mark.skipif(shutil.which("nvidia-smi") is not None, reason="this machine has the program")
 

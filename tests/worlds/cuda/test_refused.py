@@ -13,9 +13,9 @@ import pytest
 import torch
 from torch import nn
 
-from dsexplore.errors import UsageError
-from dsexplore.worlds.cuda.refused import EAGER
-from dsexplore.worlds.cuda.stand_in import cuda_stand_in
+from dsexplore._internal.errors import UsageError
+from dsexplore._internal.worlds.cuda.refused import EAGER
+from dsexplore._internal.worlds.cuda.stand_in import cuda_stand_in
 
 
 def load_extension() -> None:

@@ -12,7 +12,7 @@ from torch.distributed.tensor import rand as distributed_rand
 from torch.utils.checkpoint import checkpoint
 
 import dsexplore
-from dsexplore.worlds.cuda.stand_in import cuda_stand_in
+from dsexplore._internal.worlds.cuda.stand_in import cuda_stand_in
 
 
 @pytest.fixture(autouse=True)

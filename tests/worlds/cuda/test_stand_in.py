@@ -15,12 +15,12 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 
-from dsexplore.errors import UsageError
-from dsexplore.worlds.cuda import device_marks
-from dsexplore.worlds.cuda.device_marks import ATTRIBUTE
-from dsexplore.worlds.cuda.gpu import GPUS, known_gpus, read_gpu
-from dsexplore.worlds.cuda.stand_in import cuda_stand_in
-from dsexplore.worlds.simulate import simulate
+from dsexplore._internal.errors import UsageError
+from dsexplore._internal.worlds.cuda import device_marks
+from dsexplore._internal.worlds.cuda.device_marks import ATTRIBUTE
+from dsexplore._internal.worlds.cuda.gpu import GPUS, known_gpus, read_gpu
+from dsexplore._internal.worlds.cuda.stand_in import cuda_stand_in
+from dsexplore._internal.worlds.simulate import simulate
 
 CPU = torch.device("cpu")
 

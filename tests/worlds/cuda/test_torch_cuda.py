@@ -13,8 +13,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from dsexplore.errors import UsageError
-from dsexplore.worlds.cuda.stand_in import cuda_stand_in
+from dsexplore._internal.errors import UsageError
+from dsexplore._internal.worlds.cuda.stand_in import cuda_stand_in
 
 
 @pytest.fixture(autouse=True)

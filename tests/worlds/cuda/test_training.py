@@ -28,7 +28,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
 
 import dsexplore
-from dsexplore.torch_internals.names import torch_at_least
+from dsexplore._internal.torch_internals.names import torch_at_least
 
 SCRIPTS = Path(__file__).with_name("scripts")
 Sent = list[tuple[Any, ...]]

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from dsexplore.worlds.extensions.apex import EXTENSIONS
+from dsexplore._internal.worlds.extensions.apex import EXTENSIONS
 
 APEX: Any = EXTENSIONS["apex"]
 AMP: Any = EXTENSIONS["amp_C"]

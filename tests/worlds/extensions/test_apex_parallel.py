@@ -9,8 +9,13 @@ import torch
 from torch import nn
 
 import dsexplore
-from dsexplore.errors import UsageError
-from dsexplore.worlds.extensions.apex_parallel import DistributedDataParallel, initialize, master_params, scale_loss
+from dsexplore._internal.errors import UsageError
+from dsexplore._internal.worlds.extensions.apex_parallel import (
+    DistributedDataParallel,
+    initialize,
+    master_params,
+    scale_loss,
+)
 
 WIDTH = 8
 LAYER = WIDTH * WIDTH + WIDTH

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from dsexplore.worlds.commtrace import commtrace
-from dsexplore.worlds.extensions.deepspeed_ops import EXTENSIONS
-from dsexplore.worlds.simulate import simulate
+from dsexplore._internal.worlds.commtrace import commtrace
+from dsexplore._internal.worlds.extensions.deepspeed_ops import EXTENSIONS
+from dsexplore._internal.worlds.simulate import simulate
 
 OPS: Any = {name.rpartition(".")[2]: names for name, names in EXTENSIONS.items()}
 BUILDER = """\

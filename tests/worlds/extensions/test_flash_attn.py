@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.testing import assert_close
 
-from dsexplore.worlds.extensions.flash_attn import EXTENSIONS
-from dsexplore.worlds.simulate import simulate
+from dsexplore._internal.worlds.extensions.flash_attn import EXTENSIONS
+from dsexplore._internal.worlds.simulate import simulate
 
 FLASH: Any = EXTENSIONS["flash_attn"]
 THIRD: Any = EXTENSIONS["flash_attn_interface"]

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.testing import assert_close
 
-from dsexplore.capture.record import record
-from dsexplore.worlds.extensions import bitsandbytes, grouped_gemm, liger_kernel, transformer_engine
-from dsexplore.worlds.simulate import current_world, simulate
+from dsexplore._internal.capture.record import record
+from dsexplore._internal.worlds.extensions import bitsandbytes, grouped_gemm, liger_kernel, transformer_engine
+from dsexplore._internal.worlds.simulate import current_world, simulate
 
 LIGER: Any = liger_kernel.EXTENSIONS["liger_kernel"]
 GROUPED: Any = grouped_gemm.EXTENSIONS["grouped_gemm"]

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import dsexplore
-from dsexplore.errors import UsageError
-from dsexplore.worlds.extensions import registry
+from dsexplore._internal.errors import UsageError
+from dsexplore._internal.worlds.extensions import registry
 
 NOTE = "flash_attn is not installed: a stand-in with the same shapes ran"
 

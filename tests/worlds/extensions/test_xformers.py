@@ -9,7 +9,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention, silu
 from torch.testing import assert_close
 
-from dsexplore.worlds.extensions.xformers import EXTENSIONS
+from dsexplore._internal.worlds.extensions.xformers import EXTENSIONS
 
 OPS: Any = {name.removeprefix("ops."): value for name, value in EXTENSIONS["xformers"].items()}
 MASKS: Any = {name.removeprefix("fmha.attn_bias."): value for name, value in OPS.items() if "attn_bias" in name}

@@ -11,9 +11,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from dsexplore.capture.record import record
-from dsexplore.trace.trace import Trace
-from dsexplore.worlds.simulate import simulate
+from dsexplore._internal.capture.record import record
+from dsexplore._internal.trace.trace import Trace
+from dsexplore._internal.worlds.simulate import simulate
 
 OPS = (
     "allreduce_coalesced_",

@@ -10,10 +10,10 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 
-from dsexplore.capture.record import record
-from dsexplore.trace.trace import Trace
-from dsexplore.worlds.fake.communicating_ops import implementation
-from dsexplore.worlds.simulate import simulate
+from dsexplore._internal.capture.record import record
+from dsexplore._internal.trace.trace import Trace
+from dsexplore._internal.worlds.fake.communicating_ops import implementation
+from dsexplore._internal.worlds.simulate import simulate
 
 
 def over_ranks(x: torch.Tensor) -> torch.Tensor:

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 import dsexplore
-from dsexplore.errors import UsageError
-from dsexplore.worlds.fake import endless_loops
-from dsexplore.worlds.fake.endless_loops import ENDED
-from dsexplore.worlds.fake.invented_values import READ
+from dsexplore._internal.errors import UsageError
+from dsexplore._internal.worlds.fake import endless_loops
+from dsexplore._internal.worlds.fake.endless_loops import ENDED
+from dsexplore._internal.worlds.fake.invented_values import READ
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fake tensors")
 

@@ -14,10 +14,10 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.attention.flex_attention import AuxRequest, flex_attention
 
-from dsexplore.capture.record import record
-from dsexplore.worlds.fake import fake_dispatch
-from dsexplore.worlds.fake.fake_dispatch import SimulationMode
-from dsexplore.worlds.simulate import simulate
+from dsexplore._internal.capture.record import record
+from dsexplore._internal.worlds.fake import fake_dispatch
+from dsexplore._internal.worlds.fake.fake_dispatch import SimulationMode
+from dsexplore._internal.worlds.simulate import simulate
 
 
 def train(mesh: DeviceMesh, steps: int = 2) -> nn.Module:

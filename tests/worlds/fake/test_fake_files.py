@@ -24,8 +24,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.optim.swa_utils import AveragedModel
 
 import dsexplore
-from dsexplore.capture.record import record
-from dsexplore.worlds.simulate import simulate
+from dsexplore._internal.capture.record import record
+from dsexplore._internal.worlds.simulate import simulate
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*fake tensors", "ignore:a checkpoint of a simulated", "ignore:Accessing the data pointer of FakeTensor"

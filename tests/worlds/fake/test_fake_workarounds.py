@@ -11,10 +11,10 @@ from torch.distributed import _functional_collectives as functional
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 
-from dsexplore.torch_internals.names import torch_at_least
-from dsexplore.worlds.commtrace import commtrace
-from dsexplore.worlds.fake.invented_values import READ
-from dsexplore.worlds.simulate import simulate
+from dsexplore._internal.torch_internals.names import torch_at_least
+from dsexplore._internal.worlds.commtrace import commtrace
+from dsexplore._internal.worlds.fake.invented_values import READ
+from dsexplore._internal.worlds.simulate import simulate
 
 
 def waits_late(mesh: DeviceMesh) -> None:

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import dsexplore
-from dsexplore.trace.trace import Trace
+from dsexplore._internal.trace.trace import Trace
 
 SHAPE = (2, 4, 512, 64)
 SCORES = 2 * 4 * 512 * 512

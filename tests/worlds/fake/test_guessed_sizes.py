@@ -9,9 +9,9 @@ import torch
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence, pack_sequence, pad_packed_sequence, unpad_sequence
 
-from dsexplore.worlds.commtrace import commtrace
-from dsexplore.worlds.fake.invented_values import SIZED
-from dsexplore.worlds.simulate import simulate
+from dsexplore._internal.worlds.commtrace import commtrace
+from dsexplore._internal.worlds.fake.invented_values import SIZED
+from dsexplore._internal.worlds.simulate import simulate
 
 LENGTHS = [3, 7, 5, 7]
 

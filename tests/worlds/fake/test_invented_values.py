@@ -18,11 +18,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorDataset
 
 import dsexplore
-from dsexplore import cli
-from dsexplore.worlds.fake import endless_loops
-from dsexplore.worlds.fake.invented_values import FILLED, READ, SIZED
-from dsexplore.worlds.fake.known_values import values_of
-from dsexplore.worlds.simulate import simulate
+from dsexplore._internal import cli
+from dsexplore._internal.worlds.fake import endless_loops
+from dsexplore._internal.worlds.fake.invented_values import FILLED, READ, SIZED
+from dsexplore._internal.worlds.fake.known_values import values_of
+from dsexplore._internal.worlds.simulate import simulate
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fake tensors")
 

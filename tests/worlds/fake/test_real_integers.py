@@ -15,10 +15,10 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from dsexplore.capture.record import record
-from dsexplore.torch_internals.fake_tensors import FakeTensor
-from dsexplore.worlds.fake.fake_dispatch import SimulationMode
-from dsexplore.worlds.simulate import simulate
+from dsexplore._internal.capture.record import record
+from dsexplore._internal.torch_internals.fake_tensors import FakeTensor
+from dsexplore._internal.worlds.fake.fake_dispatch import SimulationMode
+from dsexplore._internal.worlds.simulate import simulate
 
 RANKS, STEPS = 4, 4
 OPTIONS = inspect.signature(DistributedDataParallel.__init__).parameters

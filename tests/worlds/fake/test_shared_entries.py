@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from dsexplore.worlds.fake import fake_dispatch
-from dsexplore.worlds.fake.fake_dispatch import fake_mode
-from dsexplore.worlds.fake.shared_entries import read, shared_entries
+from dsexplore._internal.worlds.fake import fake_dispatch
+from dsexplore._internal.worlds.fake.fake_dispatch import fake_mode
+from dsexplore._internal.worlds.fake.shared_entries import read, shared_entries
 
 
 def described() -> list[Any]:

@@ -15,8 +15,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed import _functional_collectives as functional
 
 from dsexplore import simulate
-from dsexplore.worlds.fake import fake_dispatch
-from dsexplore.worlds.fake.fake_dispatch import SimulationMode
+from dsexplore._internal.worlds.fake import fake_dispatch
+from dsexplore._internal.worlds.fake.fake_dispatch import SimulationMode
 
 FSDP = torch.ops.fsdp
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from dsexplore.errors import UsageError
-from dsexplore.worlds.commtrace import commtrace
-from dsexplore.worlds.simulate import simulate
+from dsexplore._internal.errors import UsageError
+from dsexplore._internal.worlds.commtrace import commtrace
+from dsexplore._internal.worlds.simulate import simulate
 
 
 @torch.library.custom_op("dsexplore_test_unsupported::double", mutates_args=())

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from dsexplore.worlds.fake.known_values import Element, element_of, is_unwritten, values_of
-from dsexplore.worlds.simulate import simulate
+from dsexplore._internal.worlds.fake.known_values import Element, element_of, is_unwritten, values_of
+from dsexplore._internal.worlds.simulate import simulate
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fake tensors")
 EXPERTS, TOKENS = 4, 64

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import marshal
 
-from dsexplore.worlds.real.messages import Cell
+from dsexplore._internal.worlds.real.messages import Cell
 
 SUM = "import torch, torch.distributed as dist\nx = torch.ones(4)\ndist.all_reduce(x)\n"
 STEP = """

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from dsexplore.errors import UsageError
-from dsexplore.worlds.real.cell_names import Travel, UsedNames, pack_names, used_names
+from dsexplore._internal.errors import UsageError
+from dsexplore._internal.worlds.real.cell_names import Travel, UsedNames, pack_names, used_names
 
 
 def names_of(source: str) -> UsedNames:

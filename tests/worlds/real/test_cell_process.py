@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from dsexplore.worlds.real.cell_process import run_cell
-from dsexplore.worlds.real.messages import Cell
+from dsexplore._internal.worlds.real.cell_process import run_cell
+from dsexplore._internal.worlds.real.messages import Cell
 
 
 @pytest.fixture(autouse=True)

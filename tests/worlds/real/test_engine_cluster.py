@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from dsexplore.errors import UsageError
-from dsexplore.real_cells import failure
-from dsexplore.worlds.real import engine_cluster
-from dsexplore.worlds.real.engine_cluster import EngineCluster, EngineRank
-from dsexplore.worlds.real.messages import CellReport
-from dsexplore.worlds.real.rank_world import CellRun
+from dsexplore._internal.errors import UsageError
+from dsexplore._internal.real_cells import failure
+from dsexplore._internal.worlds.real import engine_cluster
+from dsexplore._internal.worlds.real.engine_cluster import EngineCluster, EngineRank
+from dsexplore._internal.worlds.real.messages import CellReport
+from dsexplore._internal.worlds.real.rank_world import CellRun
 from tests.running_processes import is_waiting
 from tests.waiting import wait_until
 from tests.worlds.real.cells import cell_of

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from dsexplore import run_ranks
-from dsexplore.torch_internals.names import torch_at_least
-from dsexplore.worlds.real.file_pages import unwritten
-from dsexplore.worlds.real.server_handle import server
+from dsexplore._internal.torch_internals.names import torch_at_least
+from dsexplore._internal.worlds.real.file_pages import unwritten
+from dsexplore._internal.worlds.real.server_handle import server
 
 MAPPINGS = {
     "code": ("7f0000000000-7f0000003000 r-xp 00000000 fe:00 12 /lib/libc.so.6", 0),
@@ -32,7 +32,7 @@ def test_only_files_that_nothing_was_written_to_can_be_read_again() -> None:
 PROGRAM = """
 import torch
 from pathlib import Path
-from dsexplore.worlds.real import file_pages
+from dsexplore._internal.worlds.real import file_pages
 
 def in_files():
     lines = Path("/proc/self/status").read_text().splitlines()

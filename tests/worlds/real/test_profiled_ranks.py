@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from dsexplore import explain_hang, load, run_ranks
-from dsexplore.trace.clocks import clock_offsets
+from dsexplore._internal.trace.clocks import clock_offsets
 
 pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("rank_server")]
 

@@ -6,8 +6,8 @@ import os
 import tempfile
 import threading
 
-from dsexplore.torch_internals.process_groups import CONNECTION_LINE
-from dsexplore.worlds.real.rank_handle import Pipe, contents
+from dsexplore._internal.torch_internals.process_groups import CONNECTION_LINE
+from dsexplore._internal.worlds.real.rank_handle import Pipe, contents
 
 
 def test_a_file_is_read_while_another_process_writes_on() -> None:

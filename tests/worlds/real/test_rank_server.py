@@ -16,20 +16,20 @@ import polars as pl
 import pytest
 
 from dsexplore import run_ranks
-from dsexplore.errors import UsageError
-from dsexplore.worlds.real import server_handle
-from dsexplore.worlds.real.messages import LENGTH, Report, receive, send, unpack_report
-from dsexplore.worlds.real.packed_program import pack_program
-from dsexplore.worlds.real.rank_process import run_source
-from dsexplore.worlds.real.rank_server import PRELOAD
-from dsexplore.worlds.real.rank_world import RankWorld
+from dsexplore._internal.errors import UsageError
+from dsexplore._internal.worlds.real import server_handle
+from dsexplore._internal.worlds.real.messages import LENGTH, Report, receive, send, unpack_report
+from dsexplore._internal.worlds.real.packed_program import pack_program
+from dsexplore._internal.worlds.real.rank_process import run_source
+from dsexplore._internal.worlds.real.rank_server import PRELOAD
+from dsexplore._internal.worlds.real.rank_world import RankWorld
 from tests.programs import printed
 from tests.worlds.real.cells import STEP, SUM, cell_of
 
 RESTART = """
 import os, signal
 import dsexplore
-from dsexplore.worlds.real.server_handle import server
+from dsexplore._internal.worlds.real.server_handle import server
 pid = server().pid
 os.kill(pid, signal.SIGKILL)
 os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
@@ -85,7 +85,7 @@ from torch._dynamo import trace_rules
 [trace_rules.get_torch_obj_rule_map.cache_info().currsize, trace_rules.get_mod_inlinelist.cache_info().currsize]
 """
 NEW_THREADS = """
-from dsexplore.worlds.real.rank_server import count_threads, plan_tables
+from dsexplore._internal.worlds.real.rank_server import count_threads, plan_tables
 before = count_threads()
 plan_tables()
 count_threads() - before
@@ -147,7 +147,7 @@ def test_the_users_functions_travel_by_value_and_installed_ones_by_name() -> Non
         return {argument for _, argument, _ in pickletools.genops(pack_program(program, (), None))}
 
     assert {"polars.functions.eager", "concat"} <= strings_of(partial(pl.concat, how="vertical"))
-    assert {"dsexplore.worlds.real.rank_process", "run_source"} <= strings_of(run_source)
+    assert {"dsexplore._internal.worlds.real.rank_process", "run_source"} <= strings_of(run_source)
     assert "the users own constant" in strings_of(_of_this_file)
 
 
@@ -174,5 +174,5 @@ def test_a_server_that_nobody_waited_for_is_ended_at_once() -> None:
 
 
 def test_the_launcher_and_its_options_load_nothing_of_torch() -> None:
-    modules = "dsexplore.worlds.real.server_handle, dsexplore.worlds.scripts.run_options"
+    modules = "dsexplore._internal.worlds.real.server_handle, dsexplore._internal.worlds.scripts.run_options"
     assert printed(f"import sys, {modules}; print('torch' in sys.modules)") == "False\n"

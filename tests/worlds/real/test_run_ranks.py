@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from dsexplore import RanksFailedError, UsageError, run_ranks
-from dsexplore.worlds.real import rank_handle
-from dsexplore.worlds.real import run_ranks as launcher
-from dsexplore.worlds.real.run_ranks import RankOutcome, run_in_turn
+from dsexplore._internal.worlds.real import rank_handle
+from dsexplore._internal.worlds.real import run_ranks as launcher
+from dsexplore._internal.worlds.real.run_ranks import RankOutcome, run_in_turn
 from tests.running_processes import is_running, wait_until_all_have_come
 from tests.waiting import wait_until
 
@@ -319,8 +319,8 @@ def test_arguments_that_cannot_travel_are_refused_before_anything_starts() -> No
 LAUNCHER = """
 import marshal
 import dsexplore
-from dsexplore.worlds.real.messages import Cell
-from dsexplore.worlds.real.rank_world import RankWorld
+from dsexplore._internal.worlds.real.messages import Cell
+from dsexplore._internal.worlds.real.rank_world import RankWorld
 
 world = RankWorld(2)
 world.open()

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 import dsexplore
-from dsexplore.torch_internals.names import torch_at_least
-from dsexplore.trace.trace import Trace
-from dsexplore.worlds.real.rank_world import RankWorld
+from dsexplore._internal.torch_internals.names import torch_at_least
+from dsexplore._internal.trace.trace import Trace
+from dsexplore._internal.worlds.real.rank_world import RankWorld
 from tests.worlds.real.cells import cell_of
 
 pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("rank_server")]

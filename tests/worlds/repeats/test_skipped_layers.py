@@ -27,11 +27,11 @@ from torch.distributed.tensor.parallel import (
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
-from dsexplore.trace.tables import Tables
-from dsexplore.worlds.commtrace import commtrace
-from dsexplore.worlds.repeats.layer_runs import CannotSkip
-from dsexplore.worlds.repeats.skipped_microbatches import skip_repeats
-from dsexplore.worlds.simulate import simulate
+from dsexplore._internal.trace.tables import Tables
+from dsexplore._internal.worlds.commtrace import commtrace
+from dsexplore._internal.worlds.repeats.layer_runs import CannotSkip
+from dsexplore._internal.worlds.repeats.skipped_microbatches import skip_repeats
+from dsexplore._internal.worlds.simulate import simulate
 from tests.cost.same_tables import same
 
 WIDTH, LAYERS, SEQUENCE, STAGES, MICROBATCHES = 8, 6, 4, 4, 6

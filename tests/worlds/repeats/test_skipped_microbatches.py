@@ -14,11 +14,11 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.nn.parallel import DistributedDataParallel
 
-from dsexplore.trace.tables import Tables
-from dsexplore.worlds.commtrace import commtrace
-from dsexplore.worlds.repeats.layer_runs import CannotSkip
-from dsexplore.worlds.repeats.skipped_microbatches import skip_repeats
-from dsexplore.worlds.simulate import simulate
+from dsexplore._internal.trace.tables import Tables
+from dsexplore._internal.worlds.commtrace import commtrace
+from dsexplore._internal.worlds.repeats.layer_runs import CannotSkip
+from dsexplore._internal.worlds.repeats.skipped_microbatches import skip_repeats
+from dsexplore._internal.worlds.simulate import simulate
 from tests.cost.same_tables import same
 
 STAGES, MICROBATCHES = 4, 8

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from dsexplore.errors import UsageError
-from dsexplore.worlds.scripts.launch_lines import Launched, read_launch_line
+from dsexplore._internal.errors import UsageError
+from dsexplore._internal.worlds.scripts.launch_lines import Launched, read_launch_line
 
 CONFIG = """\
 compute_environment: LOCAL_MACHINE

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import dsexplore
-from dsexplore.worlds.scripts.cluster_launch import cluster_variables
+from dsexplore._internal.worlds.scripts.cluster_launch import cluster_variables
 
 OF_SLURM = """\
 import os, torch, torch.distributed as dist

@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from dsexplore.errors import UsageError
-from dsexplore.mesh import parse_mesh
-from dsexplore.sharding.chunks import Cut
-from dsexplore.worlds.scripts.distinct_ranks import MOST_PLAYED, Distinct, Outcome, Search
-from dsexplore.worlds.scripts.rank_axes import Axis, ObservedGroup, axes_of
-from dsexplore.worlds.scripts.rank_conditions import RankTest
-from dsexplore.worlds.scripts.shard_shapes import ShardedShape
+from dsexplore._internal.errors import UsageError
+from dsexplore._internal.mesh import parse_mesh
+from dsexplore._internal.sharding.chunks import Cut
+from dsexplore._internal.worlds.scripts.distinct_ranks import MOST_PLAYED, Distinct, Outcome, Search
+from dsexplore._internal.worlds.scripts.rank_axes import Axis, ObservedGroup, axes_of
+from dsexplore._internal.worlds.scripts.rank_conditions import RankTest
+from dsexplore._internal.worlds.scripts.shard_shapes import ShardedShape
 
 Does = Callable[[int], object]
 

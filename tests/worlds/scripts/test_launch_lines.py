@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from dsexplore.cli import main
-from dsexplore.errors import UsageError
-from dsexplore.worlds.scripts.launch_lines import Launched, read_launch_line
+from dsexplore._internal.cli import main
+from dsexplore._internal.errors import UsageError
+from dsexplore._internal.worlds.scripts.launch_lines import Launched, read_launch_line
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import dsexplore
-from dsexplore.analysis.headline import Headline
-from dsexplore.units import format_bytes
+from dsexplore._internal.analysis.headline import Headline
+from dsexplore._internal.units import format_bytes
 
 SCRIPT = """\
 import torch, torch.distributed as dist

@@ -8,11 +8,11 @@ import polars as pl
 import pytest
 
 import dsexplore
-from dsexplore.torch_internals.names import torch_at_least
-from dsexplore.trace.represented_ranks import ranks_in
-from dsexplore.worlds.scripts.play_distinct import play_distinct
-from dsexplore.worlds.scripts.play_rank import Setting
-from dsexplore.worlds.scripts.program import Program
+from dsexplore._internal.torch_internals.names import torch_at_least
+from dsexplore._internal.trace.represented_ranks import ranks_in
+from dsexplore._internal.worlds.scripts.play_distinct import play_distinct
+from dsexplore._internal.worlds.scripts.play_rank import Setting
+from dsexplore._internal.worlds.scripts.program import Program
 
 SCRIPT = """\
 import sys

@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 
 import dsexplore
-from dsexplore.errors import UsageError
-from dsexplore.trace.trace import Trace
+from dsexplore._internal.errors import UsageError
+from dsexplore._internal.trace.trace import Trace
 
 DDP = """\
 import os, pickle, sys

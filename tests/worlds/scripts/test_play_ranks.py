@@ -9,10 +9,16 @@ from textwrap import dedent
 import pytest
 
 from dsexplore import load
-from dsexplore.errors import UsageError
-from dsexplore.worlds.scripts.play_rank import Setting
-from dsexplore.worlds.scripts.play_ranks import ScriptEnd, _watched_files, parse_ranks, play_ranks, written_by_several
-from dsexplore.worlds.scripts.program import Program
+from dsexplore._internal.errors import UsageError
+from dsexplore._internal.worlds.scripts.play_rank import Setting
+from dsexplore._internal.worlds.scripts.play_ranks import (
+    ScriptEnd,
+    _watched_files,
+    parse_ranks,
+    play_ranks,
+    written_by_several,
+)
+from dsexplore._internal.worlds.scripts.program import Program
 
 SCRIPT = """\
 import os, sys

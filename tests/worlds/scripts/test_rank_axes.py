@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 import pytest
 
-from dsexplore.mesh import Mesh, parse_mesh
-from dsexplore.worlds.scripts.rank_axes import Axis, ObservedGroup, axes_of, progressions
+from dsexplore._internal.mesh import Mesh, parse_mesh
+from dsexplore._internal.worlds.scripts.rank_axes import Axis, ObservedGroup, axes_of, progressions
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from dsexplore.worlds.scripts.rank_axes import Axis
-from dsexplore.worlds.scripts.rank_conditions import WorldLayout, code_of_other_ranks, conditions_on_rank
+from dsexplore._internal.worlds.scripts.rank_axes import Axis
+from dsexplore._internal.worlds.scripts.rank_conditions import WorldLayout, code_of_other_ranks, conditions_on_rank
 
 LAYOUT = WorldLayout(16, 8, [Axis("dp", 4, 4), Axis("tp", 1, 4)])
 

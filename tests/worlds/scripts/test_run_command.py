@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 import dsexplore
-from dsexplore import cli
-from dsexplore.errors import UsageError, page_of
+from dsexplore._internal import cli
+from dsexplore._internal.errors import UsageError, page_of
 
 SEND = """\
 import sys, torch, torch.distributed as dist

@@ -10,7 +10,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import dsexplore
-from dsexplore.worlds.scripts.shard_shapes import ranks_by_shapes, sharded_shapes
+from dsexplore._internal.worlds.scripts.shard_shapes import ranks_by_shapes, sharded_shapes
 
 AXES = {"dp": (2, 4), "tp": (1, 2)}
 

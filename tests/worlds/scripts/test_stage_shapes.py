@@ -10,8 +10,8 @@ import pytest
 from torch.distributed.pipelining import PipelineStage
 
 import dsexplore
-from dsexplore.worlds.scripts import stage_shapes
-from dsexplore.worlds.scripts.stage_shapes import EarlierStages, ShapesKnown
+from dsexplore._internal.worlds.scripts import stage_shapes
+from dsexplore._internal.worlds.scripts.stage_shapes import EarlierStages, ShapesKnown
 
 pytestmark = pytest.mark.skipif(
     not hasattr(PipelineStage, "_recv_meta"), reason="up to torch 2.11 stages ask in another way"

@@ -16,9 +16,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
 
 import dsexplore
-from dsexplore.errors import ClosedWorldError
-from dsexplore.worlds.simulate import simulate
-from dsexplore.worlds.simulated import c10d_kernels
+from dsexplore._internal.errors import ClosedWorldError
+from dsexplore._internal.worlds.simulate import simulate
+from dsexplore._internal.worlds.simulated import c10d_kernels
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning", "ignore:a value that another rank")
 

@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
 import dsexplore
-from dsexplore.worlds.simulate import simulate
+from dsexplore._internal.worlds.simulate import simulate
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

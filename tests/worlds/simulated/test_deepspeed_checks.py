@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from dsexplore.capture.record import record
-from dsexplore.worlds.simulate import simulate
+from dsexplore._internal.capture.record import record
+from dsexplore._internal.worlds.simulate import simulate
 
 UTILS = """\
 import torch

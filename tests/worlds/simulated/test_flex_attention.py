@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-from dsexplore.capture.record import record
-from dsexplore.worlds.simulate import simulate
+from dsexplore._internal.capture.record import record
+from dsexplore._internal.worlds.simulate import simulate
 
 
 @pytest.mark.filterwarnings("error:.*flex_attention")

@@ -12,8 +12,8 @@ from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_modul
 from torch.utils._foreach_utils import _get_foreach_kernels_supported_devices
 
 import dsexplore
-from dsexplore.trace.trace import Trace
-from dsexplore.worlds.world_settings import Target
+from dsexplore._internal.trace.trace import Trace
+from dsexplore._internal.worlds.world_settings import Target
 
 
 def trained(target: Target, *, fake: bool, foreach: bool | None = None, device: str = "cpu") -> Trace:

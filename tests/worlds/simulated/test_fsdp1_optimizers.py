@@ -9,8 +9,8 @@ from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
 from torch.distributed.fsdp import StateDictType
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
-from dsexplore.capture.record import record
-from dsexplore.worlds.simulate import simulate
+from dsexplore._internal.capture.record import record
+from dsexplore._internal.worlds.simulate import simulate
 
 SHAPES = {
     "0.weight": (8, 4),

@@ -9,9 +9,13 @@ from pathlib import Path
 import pytest
 import torch.distributed.elastic.agent.server.local_elastic_agent as agent
 
-from dsexplore.errors import UsageError
-from dsexplore.worlds.simulate import simulate
-from dsexplore.worlds.simulated.launcher_environment import check_ranks_per_node, environment, launcher_variables
+from dsexplore._internal.errors import UsageError
+from dsexplore._internal.worlds.simulate import simulate
+from dsexplore._internal.worlds.simulated.launcher_environment import (
+    check_ranks_per_node,
+    environment,
+    launcher_variables,
+)
 
 
 def names_that_torchrun_sets() -> set[str]:

@@ -18,9 +18,9 @@ from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.distributed.tensor.parallel import RowwiseParallel, parallelize_module
 
 import dsexplore
-from dsexplore.torch_internals.names import torch_at_least
-from dsexplore.worlds.patch_table import TABLE
-from dsexplore.worlds.simulated import long_lists
+from dsexplore._internal.torch_internals.names import torch_at_least
+from dsexplore._internal.worlds.patch_table import TABLE
+from dsexplore._internal.worlds.simulated import long_lists
 
 EXPAND = sharding_utils.expand_to_full_mesh_op_strategy
 TORCHS = getattr(ShardingPropagator, "propagate_op_sharding_non_cached", None)
@@ -36,7 +36,7 @@ SHARDS = st.sampled_from(
 def as_torch_does(monkeypatch: pytest.MonkeyPatch) -> None:
     table = tuple(entry for entry in TABLE if entry not in long_lists.PATCHES)
     assert len(table) < len(TABLE)
-    monkeypatch.setattr("dsexplore.worlds.simulate.TABLE", table)
+    monkeypatch.setattr("dsexplore._internal.worlds.simulate.TABLE", table)
 
 
 def traced(**options: Any) -> dsexplore.Trace:

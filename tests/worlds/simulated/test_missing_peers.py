@@ -15,9 +15,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import dsexplore
-from dsexplore.errors import UsageError
-from dsexplore.worlds.simulate import simulate
-from dsexplore.worlds.simulated.missing_peers import JOINED
+from dsexplore._internal.errors import UsageError
+from dsexplore._internal.worlds.simulate import simulate
+from dsexplore._internal.worlds.simulated.missing_peers import JOINED
 
 
 def test_a_monitored_barrier_is_a_barrier_on_gloo_and_torchs_error_on_others() -> None:

@@ -11,8 +11,8 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
 import dsexplore
-from dsexplore.errors import UsageError
-from dsexplore.worlds.simulate import simulate
+from dsexplore._internal.errors import UsageError
+from dsexplore._internal.worlds.simulate import simulate
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*receives (an object of rank|objects of all ranks)")
 

@@ -13,7 +13,7 @@ from torch.distributed import device_mesh
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import dsexplore
-from dsexplore.torch_internals.names import torch_at_least
+from dsexplore._internal.torch_internals.names import torch_at_least
 
 SHARES_GROUP_OF_ALL = torch_at_least("2.11")
 """torch 2.9 makes a group of its own for an axis of all ranks."""

@@ -16,11 +16,11 @@ from torch import nn
 from torch.distributed.pipelining import PipelineStage, schedules
 from torch.distributed.pipelining.schedules import Schedule1F1B, _PipelineSchedule
 
-from dsexplore.errors import UsageError
-from dsexplore.torch_internals.names import torch_at_least
-from dsexplore.worlds.commtrace import commtrace
-from dsexplore.worlds.simulate import simulate
-from dsexplore.worlds.world_settings import Target
+from dsexplore._internal.errors import UsageError
+from dsexplore._internal.torch_internals.names import torch_at_least
+from dsexplore._internal.worlds.commtrace import commtrace
+from dsexplore._internal.worlds.simulate import simulate
+from dsexplore._internal.worlds.world_settings import Target
 
 INITIALIZE = "_initialize_pipeline_distributed_state"
 

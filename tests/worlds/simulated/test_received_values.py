@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 import dsexplore
-from dsexplore.worlds.simulated.received_values import RECEIVED
+from dsexplore._internal.worlds.simulated.received_values import RECEIVED
 
 
 def received(way: str) -> torch.Tensor:

@@ -12,7 +12,7 @@ from torch.distributed._shard.sharded_tensor import Shard, init_from_local_shard
 from torch.distributed.fsdp import FullyShardedDataParallel, StateDictType
 
 import dsexplore
-from dsexplore.worlds.simulate import simulate
+from dsexplore._internal.worlds.simulate import simulate
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import dsexplore
-from dsexplore.errors import UsageError
+from dsexplore._internal.errors import UsageError
 
 IN_TURN = """\
 import torch, torch.distributed as dist

@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 
 import dsexplore
-from dsexplore.errors import UsageError
-from dsexplore.worlds.simulate import simulate
+from dsexplore._internal.errors import UsageError
+from dsexplore._internal.worlds.simulate import simulate
 
 AT_ONCE = timedelta(seconds=1)
 

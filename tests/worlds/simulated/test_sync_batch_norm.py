@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import dsexplore
-from dsexplore.torch_internals.patches import Parts, Patches, install_all
-from dsexplore.worlds.simulated.sync_batch_norm import PATCHES
+from dsexplore._internal.torch_internals.patches import Parts, Patches, install_all
+from dsexplore._internal.worlds.simulated.sync_batch_norm import PATCHES
 
 
 @pytest.mark.parametrize("fake", [False, True])

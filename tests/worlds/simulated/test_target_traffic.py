@@ -16,11 +16,11 @@ from torch.distributed.tensor import rand as sharded_rand
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
 import dsexplore
-from dsexplore.capture.record import record
-from dsexplore.errors import UsageError
-from dsexplore.trace.trace import Trace
-from dsexplore.worlds.simulate import simulate
-from dsexplore.worlds.world_settings import Target
+from dsexplore._internal.capture.record import record
+from dsexplore._internal.errors import UsageError
+from dsexplore._internal.trace.trace import Trace
+from dsexplore._internal.worlds.simulate import simulate
+from dsexplore._internal.worlds.world_settings import Target
 
 RANKS = 8
 BOTH: tuple[Target, ...] = ("cuda", "cpu")

@@ -12,7 +12,7 @@ import torch.distributed._symmetric_memory as symmetric_memory
 from torch.distributed import group
 
 import dsexplore
-from dsexplore.errors import UsageError
+from dsexplore._internal.errors import UsageError
 
 
 @pytest.mark.parametrize("fake", [False, True])

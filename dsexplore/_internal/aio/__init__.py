@@ -1,0 +1,1 @@
+"""What `dsexplore.aio` is made of: the handle, its engines, and what is measured with them."""

@@ -1,0 +1,150 @@
+"""What kind of checkpoint a path is, and the files that hold its tensors."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from dsexplore._internal.errors import UsageError
+
+Kind = Literal["safetensors", "torch.save", "DCP"]
+KINDS: tuple[Kind, ...] = ("safetensors", "torch.save", "DCP")
+
+_SUFFIXES: dict[str, Kind] = {
+    ".safetensors": "safetensors",
+    ".bin": "torch.save",
+    ".pt": "torch.save",
+    ".pth": "torch.save",
+    ".ckpt": "torch.save",
+}
+_INDEX = ".index.json"
+_FIRST_OF_A_PICKLE = pickle.PROTO
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Files that hold one state dict."""
+
+    path: Path
+    """What was given: a file, an index, or a folder."""
+    kind: Kind
+    files: tuple[Path, ...]
+    sizes: tuple[int, ...]
+    """Bytes of each file."""
+    left_out: int = 0
+    """Number of further files that are not read."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all files."""
+        return sum(self.sizes)
+
+    @property
+    def is_zip(self) -> bool:
+        """True unless a file has the format that ``torch.save`` wrote before torch 1.6, which cannot be mapped."""
+        return all(map(zipfile.is_zipfile, self.files))
+
+
+def find_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
+    """Return the checkpoint that a path holds.
+
+    Args:
+        path: a ``.safetensors`` file, a file of ``torch.save``, the ``…index.json`` of shards, or a folder with one of
+            these, or with a checkpoint of ``torch.distributed.checkpoint``.
+
+    Raises:
+        FileNotFoundError: there is no such path, or a shard that the index names is missing.
+        UsageError: it holds no checkpoint, or several.
+    """
+    given = Path(path)
+    if not given.exists():
+        raise FileNotFoundError(f"{given}: there is no such file or folder")
+    if given.is_dir():
+        return _in_folder(given)
+    if given.name.endswith(_INDEX):
+        return _of_files(given, _shards(given))
+    return _of_files(given, [given])
+
+
+def first_files(checkpoint: Checkpoint, most: int) -> Checkpoint:
+    """Return the checkpoint without the last of its files, so that the others hold `most` bytes together.
+
+    The first one stays. A DCP folder stays whole, because any of its files may hold a piece of a tensor.
+    """
+    count = total = 0
+    for size in checkpoint.sizes:
+        total += size
+        if count and total > most:
+            break
+        count += 1
+    if checkpoint.kind == "DCP" or count == len(checkpoint.files):
+        return checkpoint
+    left_out = len(checkpoint.files) - count
+    return Checkpoint(checkpoint.path, checkpoint.kind, checkpoint.files[:count], checkpoint.sizes[:count], left_out)
+
+
+def _in_folder(folder: Path) -> Checkpoint:
+    if (folder / ".metadata").is_file():
+        files = sorted(folder.glob("*.distcp"))
+        return Checkpoint(folder, "DCP", tuple(files), _sizes(files))
+    indices = sorted(folder.glob(f"*{_INDEX}"))
+    if len(indices) > 1:
+        safe = [index for index in indices if ".safetensors" in index.name]
+        indices = safe if len(safe) == 1 else indices
+    if len(indices) == 1:
+        return _of_files(folder, _shards(indices[0]))
+    files = sorted(file for file in folder.iterdir() if file.suffix in _SUFFIXES)
+    kinds = {_SUFFIXES[file.suffix] for file in files}
+    if len(indices) > 1 or len(kinds) > 1 or (len(files) > 1 and kinds == {"torch.save"}):
+        names = ", ".join(file.name for file in (indices or files)[:4])
+        raise UsageError(f"{folder} holds several checkpoints ({names}): name one of them")
+    if not files:
+        raise UsageError(
+            f"{folder} holds no checkpoint: give a .safetensors file, a file of torch.save, the .index.json of "
+            "shards, or a folder that torch.distributed.checkpoint.save wrote"
+        )
+    return _of_files(folder, files)
+
+
+def _shards(index: Path) -> list[Path]:
+    try:
+        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UsageError(
+            f"{index} is no index of shards, which has a 'weight_map' of names to files: {error}"
+        ) from None
+    files = [index.parent / str(name) for name in names]
+    missing = next((file for file in files if not file.is_file()), None)
+    if missing is not None:
+        raise FileNotFoundError(f"{missing}: {index.name} names this shard, and it is not there")
+    return files
+
+
+def _of_files(path: Path, files: list[Path]) -> Checkpoint:
+    kinds = {_kind_of(file) for file in files}
+    if len(kinds) != 1:
+        raise UsageError(f"{path} names files of several kinds ({', '.join(sorted(kinds))}): give those of one kind")
+    return Checkpoint(path, kinds.pop(), tuple(files), _sizes(files))
+
+
+def _kind_of(file: Path) -> Kind:
+    """Return the kind of a file by its first bytes, so that its name does not matter."""
+    with file.open("rb") as opened:
+        first = opened.read(9)
+    if first[8:9] == b"{":  # eight bytes of the header's length, then its JSON
+        return "safetensors"
+    if first[:4] == b"PK\x03\x04" or first[:1] == _FIRST_OF_A_PICKLE:
+        return "torch.save"
+    raise UsageError(
+        f"{file} is no checkpoint that is known: it begins neither as safetensors nor as torch.save. Of a folder "
+        "that torch.distributed.checkpoint wrote, give the folder"
+    )
+
+
+def _sizes(files: list[Path]) -> tuple[int, ...]:
+    return tuple(file.stat().st_size for file in files)

@@ -1,0 +1,128 @@
+"""What checkpoints of a model take on a disk: bytes, seconds, what a step feels, and how often one can be afforded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dsexplore._internal.aio.disk import Disk
+from dsexplore._internal.display import Displayable
+from dsexplore._internal.units import format_bytes, format_count, format_seconds, format_share
+
+if TYPE_CHECKING:
+    import polars
+
+
+@dataclass(frozen=True)
+class MethodCost:
+    """Seconds of one checkpoint by one method."""
+
+    name: str
+    writers: str
+    """``rank 0`` or ``every rank``."""
+    save: float
+    """Until every byte is on the disk, with fsync."""
+    load: float
+    """From a cold disk."""
+    stall: float
+    """Until the next step can begin."""
+    every: float
+    """Shortest time between two checkpoints for which stalls are no more of the time than was allowed."""
+
+
+class CheckpointCost(Displayable):
+    """What checkpoints of a model take; made by ``dsexplore.sharding(...).checkpoint(disk)``.
+
+    Attributes:
+        title: the model's class.
+        disk: the disk whose rates were measured.
+        nbytes: bytes of one checkpoint in all.
+        rank_bytes: bytes of it that the rank with most of them writes.
+        ranks: number of ranks.
+        ranks_per_node: ranks that share the disk.
+        overhead: fraction of the time that steps may wait for checkpoints.
+        step_seconds: of a training step; None if not given.
+        methods: seconds by method.
+        notes: assumptions, and what was not measured.
+    """
+
+    def __init__(
+        self,
+        title: str,
+        disk: Disk,
+        nbytes: int,
+        rank_bytes: int,
+        ranks: int,
+        ranks_per_node: int,
+        overhead: float,
+        step_seconds: float | None,
+        methods: Sequence[MethodCost],
+        notes: Sequence[str],
+    ) -> None:
+        self.title, self.disk, self.nbytes, self.rank_bytes = title, disk, nbytes, rank_bytes
+        self.ranks, self.ranks_per_node = ranks, ranks_per_node
+        self.overhead, self.step_seconds = overhead, step_seconds
+        self.methods, self.notes = tuple(methods), tuple(notes)
+
+    def __repr__(self) -> str:
+        return f"<CheckpointCost of {self.title}: {format_bytes(self.nbytes)} on {self.disk.label}>"
+
+    @property
+    def best(self) -> MethodCost:
+        """Method that can be afforded most often; of equal ones the first to be durable."""
+        return min(self.methods, key=lambda method: (method.every, method.save))
+
+    def verdict(self) -> str:
+        """Return what to save with, and how often it can be afforded."""
+        best = self.best
+        held = f"holds a step for {format_seconds(best.stall)}"
+        later = "" if best.save <= best.stall else f" and is on the disk after {format_seconds(best.save)}"
+        return f"Save with {best.name}: it {held}{later}; affordable every {self.interval(best)}."
+
+    def interval(self, method: MethodCost) -> str:
+        """Return how often a method can be afforded, in seconds, and in steps if their time is known."""
+        if not self.step_seconds:
+            return format_seconds(method.every)
+        steps = max(-(-method.every // self.step_seconds), 1)
+        return f"{format_count(int(steps), 'step')} ({format_seconds(method.every)})"
+
+    def lines(self) -> list[str]:
+        """Return the verdict, the bytes, the other methods, and the assumptions, as sentences."""
+        return [self.verdict(), *self._others(), *self.notes]
+
+    def _others(self) -> Iterator[str]:
+        share = format_share(self.overhead, 1)
+        yield (
+            f"A checkpoint has {format_bytes(self.nbytes)} in all, {format_bytes(self.rank_bytes)} of each rank at "
+            f"most; steps may wait for {share} of the time."
+        )
+        for method in self.methods:
+            if method is not self.best:
+                yield (
+                    f"{method.name} by {method.writers} holds a step for {format_seconds(method.stall)}: affordable "
+                    f"every {self.interval(method)}."
+                )
+
+    def to_frame(self) -> polars.DataFrame:
+        """Return a row per method.
+
+        Columns: ``method``; ``writers``, ``rank 0`` or ``every rank``; ``save`` and ``load``, seconds until all is on
+        the disk and until it is loaded from a cold disk; ``stall``, seconds until the next step can begin; ``every``,
+        shortest seconds between two checkpoints.
+        """
+        import polars as pl
+
+        return pl.DataFrame(
+            [
+                {
+                    "method": method.name,
+                    "writers": method.writers,
+                    "save": method.save,
+                    "load": method.load,
+                    "stall": method.stall,
+                    "every": method.every,
+                }
+                for method in self.methods
+            ]
+        )

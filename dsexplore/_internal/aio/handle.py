@@ -1,0 +1,381 @@
+"""DeepSpeed's ``aio_handle``: the same methods and return values, with right results or errors in every case.
+
+Where DeepSpeed prints and returns −1, or aborts the process, an exception is raised. Where it reports success and
+has lost bytes (a tail, an unaligned offset, a full disk, a size its threads do not divide), every byte is moved or
+an ``OSError`` raised.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import threading
+import weakref
+from collections.abc import Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from dsexplore._internal import io_accesses
+from dsexplore._internal.aio.aio_config import NO_GDS, AioConfig, as_integer
+from dsexplore._internal.aio.aio_constants import SECTOR
+from dsexplore._internal.aio.backends.choose import choose
+from dsexplore._internal.aio.buffers import free_locked_tensor, is_locked, new_locked_tensor
+from dsexplore._internal.aio.pool import Pool, TransferJob
+from dsexplore._internal.aio.staging import TransferBuffer, memory_of
+from dsexplore._internal.aio.transfer_file import TransferFile
+from dsexplore._internal.errors import UsageError
+from dsexplore._internal.signatures import names_arguments
+from dsexplore._internal.tensor_memory import storage_of
+
+if TYPE_CHECKING:
+    import torch
+
+File = str | bytes | os.PathLike[str] | int
+"""A path, or the number of an open descriptor."""
+
+_LAST_POSITION = 2**63 - 1
+
+_handles: weakref.WeakSet[aio_handle] = weakref.WeakSet()
+
+
+class aio_handle:
+    """Moves tensors to and from files with several requests in flight.
+
+    Args:
+        block_size: bytes per request, a multiple of 512.
+        queue_depth: requests in flight per thread.
+        single_submit: one system call per request.
+        overlap_events: keep the queue full, instead of batch after batch.
+        intra_op_parallelism: threads that share one tensor.
+        backend: ``"linux-aio"``, ``"io_uring"`` or ``"threads"``; None takes the first that runs here.
+
+    Raises:
+        UsageError: an argument out of range, or a backend that cannot run here.
+        OSError: the system has no room for a queue of that depth (EAGAIN).
+    """
+
+    @names_arguments
+    def __init__(
+        self,
+        block_size: int = 1024 * 1024,
+        queue_depth: int = 128,
+        single_submit: bool = False,
+        overlap_events: bool = False,
+        intra_op_parallelism: int = 1,
+        *,
+        backend: str | None = None,
+    ) -> None:
+        self._config = AioConfig(block_size, queue_depth, intra_op_parallelism, single_submit, overlap_events)
+        self._backend = choose(backend)
+        self._closed = False
+        self._reset()
+        self._threads()
+        _handles.add(self)
+
+    @classmethod
+    @names_arguments
+    def from_config(cls, config: AioConfig, *, backend: str | None = None) -> Self:
+        """Create a handle with the settings of an ``"aio"`` block; warns of ``use_gds``, which is not used."""
+        if config.use_gds:
+            from dsexplore._internal.user_warnings import warn  # imports torch
+
+            warn(NO_GDS)
+        return cls(
+            config.block_size,
+            config.queue_depth,
+            config.single_submit,
+            config.overlap_events,
+            config.thread_count,
+            backend=backend,
+        )
+
+    def _reset(self) -> None:
+        self._guard = threading.RLock()
+        self._pending: list[TransferJob] = []
+        self._pool: Pool | None = None
+
+    def _threads(self) -> Pool:
+        if self._closed:
+            raise UsageError("this aio_handle is closed: make a new one")
+        if self._pool is None:
+            self._pool = Pool(self._backend, self._config)
+            weakref.finalize(self, self._pool.close)
+        return self._pool
+
+    @property
+    def backend(self) -> str:
+        """Name of the engine that moves the bytes."""
+        return self._backend
+
+    def get_block_size(self) -> int:
+        """Return the bytes per request."""
+        return self._config.block_size
+
+    def get_queue_depth(self) -> int:
+        """Return the number of requests in flight per thread."""
+        return self._config.queue_depth
+
+    def get_single_submit(self) -> bool:
+        """Return True if each request is a separate system call."""
+        return self._config.single_submit
+
+    def get_overlap_events(self) -> bool:
+        """Return True if the queue is kept full."""
+        return self._config.overlap_events
+
+    def get_intra_op_parallelism(self) -> int:
+        """Return the number of threads that share one tensor."""
+        return self._config.thread_count
+
+    def get_alignment(self) -> int:
+        """Return the multiple that DeepSpeed requires of sizes, 512 bytes per thread; other sizes work here too."""
+        return self._config.thread_count * SECTOR
+
+    @names_arguments
+    def read(self, buffer: object, filename: File, validate: bool = False, file_offset: int = 0) -> int:
+        """Fill `buffer` from the file in one thread; return 0 when done.
+
+        Raises:
+            OSError: the file cannot be read, or ends too early (ENODATA).
+        """
+        return self._alone(buffer, filename, validate, file_offset, write=False)
+
+    @names_arguments
+    def write(self, buffer: object, filename: File, validate: bool = False, file_offset: int = 0) -> int:
+        """Write `buffer` to the file in one thread; return 0 when done.
+
+        Raises:
+            OSError: the file cannot be written; ENOSPC when the disk is full.
+        """
+        return self._alone(buffer, filename, validate, file_offset, write=True)
+
+    def pread(
+        self, buffer: object, filename: File, validate: bool = False, *args: Any, file_offset: int = 0, **named: Any
+    ) -> int:
+        """Fill `buffer` with all threads: ``pread(buffer, filename, validate, async, file_offset=0)``.
+
+        ``async`` is a Python keyword: pass it by position, as ``**{"async": True}``, or as ``asynchronous``.
+
+        Returns:
+            0 if asynchronous, else the number of completed operations, including those pending before.
+        """
+        later, offset = _async_and_offset("pread", args, named, file_offset)
+        return self._parallel(buffer, filename, validate, later, offset, write=False)
+
+    def pwrite(
+        self, buffer: object, filename: File, validate: bool = False, *args: Any, file_offset: int = 0, **named: Any
+    ) -> int:
+        """Write `buffer` with all threads: ``pwrite(buffer, filename, validate, async, file_offset=0)``; as `pread`."""
+        later, offset = _async_and_offset("pwrite", args, named, file_offset)
+        return self._parallel(buffer, filename, validate, later, offset, write=True)
+
+    @names_arguments
+    def sync_pread(self, buffer: object, filename: File, file_offset: int = 0) -> int:
+        """Fill `buffer`; return the number of completed operations, including those pending before."""
+        return self._parallel(buffer, filename, False, False, file_offset, write=False)
+
+    @names_arguments
+    def sync_pwrite(self, buffer: object, filename: File, file_offset: int = 0) -> int:
+        """Write `buffer`; return the number of completed operations, including those pending before."""
+        return self._parallel(buffer, filename, False, False, file_offset, write=True)
+
+    @names_arguments
+    def async_pread(self, buffer: object, filename: File, file_offset: int = 0) -> int:
+        """Start to fill `buffer`, which the handle keeps alive, and return 0. Call `wait` before using the buffer."""
+        return self._parallel(buffer, filename, False, True, file_offset, write=False)
+
+    @names_arguments
+    def async_pwrite(
+        self, buffer: object, filename: File | None = None, file_offset: int = 0, *, fd: int | None = None
+    ) -> int:
+        """Start to write `buffer`, which the handle keeps alive, and return 0. Call `wait` before changing it.
+
+        ``fd`` is DeepSpeed's other name for a ``filename`` that is a descriptor.
+        """
+        given = [file for file in (filename, fd) if file is not None]
+        if len(given) != 1:
+            raise TypeError("async_pwrite() takes either filename or fd: one of the two")
+        return self._parallel(buffer, given[0], False, True, file_offset, write=True)
+
+    def wait(self) -> int:
+        """Wait for all pending operations; return how many completed.
+
+        If interrupted by Ctrl-C, it leaves them pending, with a note that names them, and may be called again.
+
+        Raises:
+            OSError: an operation failed, with its errno, path and direction; the others have finished too, and
+                further failures are attached as notes.
+            UsageError: nothing is pending.
+        """
+        with self._guard:
+            if not self._pending:
+                raise UsageError("wait() has nothing to wait for: call async_pread or async_pwrite before it")
+            return self._wait()
+
+    @names_arguments
+    def new_cpu_locked_tensor(self, num_elem: int, example_tensor: torch.Tensor) -> torch.Tensor:
+        """Return a page-locked tensor on huge pages, shape ``(num_elem,)``, with the dtype of `example_tensor`.
+
+        Raises:
+            OSError: ``RLIMIT_MEMLOCK`` does not allow it.
+        """
+        return new_locked_tensor(num_elem, example_tensor)
+
+    @names_arguments
+    def free_cpu_locked_tensor(self, tensor: torch.Tensor) -> bool:
+        """Unlock a tensor of `new_cpu_locked_tensor`; return False if it is none.
+
+        A transfer in flight keeps the memory.
+        """
+        storage_of(tensor)
+        return free_locked_tensor(tensor)
+
+    @names_arguments
+    def is_pinned(self, buffer: torch.Tensor) -> bool:
+        """Return True if a tensor is page-locked, by torch or by any handle's `new_cpu_locked_tensor`."""
+        if getattr(buffer, "is_cpu", None) is False:
+            return False
+        storage_of(buffer)
+        return is_locked(buffer) or bool(buffer.is_pinned())
+
+    def close(self) -> None:
+        """Wait for pending operations, end the threads and release the queues. May be called repeatedly."""
+        with self._guard:
+            pool, self._pool, self._closed = self._pool, None, True
+            if pool is not None:
+                pool.close()
+            self._pending.clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"aio_handle({self._config}, {self._backend})"
+
+    def _parallel(self, buffer: object, file: File, validate: bool, later: bool, offset: int, *, write: bool) -> int:
+        with self._guard:
+            self._pending.append(self._begin(buffer, file, validate, offset, write, range(self._config.thread_count)))
+            return 0 if later else self._wait()
+
+    def _alone(self, buffer: object, file: File, validate: bool, offset: int, *, write: bool) -> int:
+        job = self._begin(buffer, file, validate, offset, write, range(1))
+        try:
+            _wait_for([job])
+        except KeyboardInterrupt as interrupt:
+            with self._guard:
+                self._pending.append(job)  # which keeps its buffer, and lets `wait` wait for it
+            interrupt.add_note(_in_flight([job]))
+            raise
+        if job.error is not None:
+            raise job.error
+        return 0
+
+    def _begin(
+        self, buffer: object, file: File, validate: bool, offset: int, write: bool, threads: range
+    ) -> TransferJob:
+        begin = as_integer(offset)
+        if begin is None or begin < 0:
+            raise UsageError(f"file_offset {offset!r} is not a position in a file: give a whole number, at least 0")
+        pool = self._threads()
+        memory = memory_of(buffer, writable=not write)
+        if begin + memory.nbytes > _LAST_POSITION:
+            raise UsageError(
+                f"file_offset {offset!r} with {memory.nbytes} bytes goes beyond 2**63 - 1, the last position in any "
+                "file: give a smaller file_offset"
+            )
+        target = _opened(file, write)
+        try:
+            if not write:
+                _check_length(target, memory, begin)
+            access = io_accesses.begins("write" if write else "read", target.path, memory.nbytes)
+            job = TransferJob(memory, target, begin, self._config, len(threads), validate=bool(validate), access=access)
+        except BaseException:
+            target.close()
+            raise
+        for number in threads:
+            pool.start(job, number, number)
+        return job
+
+    def _wait(self) -> int:
+        try:
+            _wait_for(self._pending)
+        except KeyboardInterrupt as interrupt:
+            interrupt.add_note(_in_flight(self._pending))
+            raise
+        jobs = self._pending[:]
+        self._pending.clear()
+        failures = [job.error for job in jobs if job.error is not None]
+        if not failures:
+            return len(jobs)
+        for other in failures[1:]:
+            failures[0].add_note(f"another operation failed too: {other}")
+        raise failures[0]
+
+
+def _wait_for(jobs: Sequence[TransferJob]) -> None:
+    """Wait until operations have finished, and report the wait."""
+    access = io_accesses.begins("wait", jobs[0].target.path if len(jobs) == 1 else "")
+    try:
+        for job in jobs:
+            job.finished.wait()
+    finally:
+        if access is not None:
+            access.ends()
+
+
+def _in_flight(jobs: list[TransferJob]) -> str:
+    """Return the note of an interrupt that leaves operations in flight."""
+    running = [job for job in jobs if not job.finished.wait(0)]
+    listed = ", ".join(
+        f"{'write' if job.target.write else 'read'} of {job.memory.nbytes:,} bytes, {job.target.path}"
+        for job in running[:3]
+    )
+    more = f" and {len(running) - 3} more" if len(running) > 3 else ""
+    return f"Still in flight: {listed}{more}. Call wait() before you use their buffers." if running else "All is done."
+
+
+def _opened(file: File, write: bool) -> TransferFile:
+    operation = "write" if write else "read"
+    try:
+        return TransferFile(os.fsdecode(file) if isinstance(file, bytes) else file, write=write)
+    except OSError as error:
+        raise type(error)(error.errno, f"open for {operation}: {error.strerror}", error.filename or file) from error
+
+
+def _check_length(target: TransferFile, memory: TransferBuffer, offset: int) -> None:
+    state = os.fstat(target.fd)
+    if stat.S_ISDIR(state.st_mode):
+        raise IsADirectoryError(errno.EISDIR, f"open for read: {os.strerror(errno.EISDIR)}", target.path)
+    if memory.nbytes and offset + memory.nbytes > state.st_size and stat.S_ISREG(state.st_mode):
+        text = f"read of {memory.nbytes} bytes at offset {offset}: the file holds {state.st_size} bytes"
+        raise OSError(errno.ENODATA, text, target.path)
+
+
+def _async_and_offset(name: str, args: tuple[Any, ...], named: dict[str, Any], offset: int) -> tuple[bool, int]:
+    given = [*args]
+    later = given.pop(0) if given else None
+    for key in ("async", "asynchronous"):
+        if key in named:
+            if later is not None:
+                raise TypeError(f"{name}() got the argument 'async' twice")
+            later = named.pop(key)
+    if given:
+        offset = given.pop(0)
+    if given or named:
+        raise TypeError(f"{name}() takes buffer, filename, validate, async, file_offset; got also {given or [*named]}")
+    return bool(later), offset
+
+
+def _forget_after_fork() -> None:
+    """Reset each handle in a forked child: threads and queues stayed with the parent, and are started on next use."""
+    for handle in _handles:
+        handle._reset()
+
+
+os.register_at_fork(after_in_child=_forget_after_fork)

@@ -1,0 +1,1 @@
+"""The sweep of a disk: its settings, rounds, statistics and result."""

@@ -1,0 +1,108 @@
+"""`Finding`: something a program sends that it need not send, or not like that; and `Findings`, those of a trace."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from dsexplore._internal.display import Displayable
+from dsexplore._internal.trace.tables import Tables
+from dsexplore._internal.trace.trace import Trace
+
+COLUMNS: dict[str, pl.DataType] = {
+    "rule": pl.String(),  # name of the rule, that of its file
+    "module": pl.String(),  # one module, or a place with its numbered siblings together: "Llama.layers.*.mlp"
+    "source": pl.String(),  # "file:line", or "file:line, line" where several send the same
+    "op": pl.String(),
+    "axis": pl.String(),
+    "per": pl.String(),  # what count and bytes are per: "rank and step", or "rank" for what start-up sends
+    "count": pl.Float64(),  # collectives
+    "message_bytes": pl.Int64(),
+    "wire_bytes": pl.Int64(),
+    "spare_bytes": pl.Int64(),  # wire bytes that the change would save, by what the trace shows
+    "spare_seconds": pl.Float64(),  # seconds of waiting, of all ranks in all steps, that it would spare
+    "why": pl.String(),
+    "change": pl.String(),  # what to try
+}
+
+BYTES_PER_SECOND = 13e9
+"""The rate at which wire bytes and seconds are compared."""
+COST_OF_A_CALL = 128 * 1024
+"""Wire bytes that take about as long as one more collective does, whatever its size: 10 µs at 13 GB/s."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that a program sends needlessly; count and bytes are means over the ranks that send it."""
+
+    rule: str
+    module: str
+    source: str
+    op: str
+    axis: str
+    count: float
+    """Collectives per rank and step, or per rank where ``per`` says so."""
+    message_bytes: int
+    wire_bytes: int
+    spare_bytes: int
+    """Wire bytes that the change would save, by what the trace shows."""
+    spare_calls: float
+    """Collectives that the change would spare."""
+    why: str
+    change: str
+    rows: npt.NDArray[np.int64] = field(repr=False, compare=False)
+    """The events that it speaks of, as positions in `Trace.events`."""
+    per: str = "rank and step"
+    spare_seconds: float = 0.0
+    """Seconds of waiting, of all ranks in all steps, that the change would spare."""
+
+    is_wrong: bool = False
+    """True if values are wrong: then there is no traffic to spare, and no event."""
+
+    @property
+    def weight(self) -> float:
+        """Saving of the change in wire bytes; a collective counts `COST_OF_A_CALL`, and seconds count as bytes.
+
+        Wrong values weigh more than any saving.
+        """
+        if self.is_wrong:
+            return math.inf
+        return self.spare_bytes + COST_OF_A_CALL * self.spare_calls + BYTES_PER_SECOND * self.spare_seconds
+
+
+class Findings(Displayable, Sequence[Finding]):
+    """The findings of a trace, largest saving first. Displayed as a table."""
+
+    def __init__(self, tables: Tables, findings: Sequence[Finding]) -> None:
+        self.tables = tables
+        self._sorted = sorted(
+            findings, key=lambda finding: (-finding.weight, finding.rule, finding.module, finding.source, finding.axis)
+        )
+
+    def __len__(self) -> int:
+        """Return the number of findings."""
+        return len(self._sorted)
+
+    def __getitem__(self, index):  # type: ignore[no-untyped-def]  # the two forms of Sequence
+        return self._sorted[index]
+
+    def __iter__(self) -> Iterator[Finding]:
+        return iter(self._sorted)
+
+    def __repr__(self) -> str:
+        rules = ", ".join(dict.fromkeys(finding.rule for finding in self))
+        return f"<Findings: {len(self)}{f' of {rules}' if rules else ''}>"
+
+    def to_frame(self) -> pl.DataFrame:
+        """Return one row per finding; columns: `COLUMNS`."""
+        rows = [{name: getattr(finding, name) for name in COLUMNS} for finding in self]
+        return pl.DataFrame(rows, schema=COLUMNS)
+
+    def trace(self, index: int) -> Trace:
+        """Return the events of one finding as a `Trace`."""
+        return Trace(replace(self.tables, events=self.tables.events[self._sorted[index].rows.tolist()]))

@@ -1,0 +1,394 @@
+"""The ranks that cause a hang, by rules that are tried in a fixed order: each is a function, and a `Kind` of its name.
+
+Before all others:
+
+0. ``_torn_message``: both ends of a message that differ in size, where the backend aborted one of them for it.
+
+Where no rank waits in a recorded call:
+
+1. ``_outside``: ranks that ended while others are in ``new_group`` or at a store, those that a signal ended or that
+   torch's own error names, else those in other code than most.
+
+Otherwise the first of these two that applies answers alone, as whom the others wait for has done its part:
+
+2. ``_misdirected``: a send and a receive that name different peers.
+3. ``_unlike_groups``: ranks in ``new_group`` while others wait in a group that they made.
+
+Then the first of these that names culprits; where none does, the first that names suspects:
+
+4. ``_extra``: the few ranks in a collective that most of the job does not have there.
+5. ``_missing``: ranks that others wait for and that wait for nothing.
+6. ``_mismatch``: ranks that called another op, size, root or dtype than most of their group.
+7. ``_overtaken``: ranks whose call in flight has ended on other ranks.
+8. ``_behind``: ranks in the same calls as a rank that waits for them and went on past them.
+9. ``_circle``: ranks that wait for each other.
+10. ``_unmet``: both ends of a message that do not match.
+11. ``_device``: ranks whose device does not begin or end a collective that all have issued.
+
+Where none of these applies:
+
+12. ``_no_evidence``: ranks without a record. They come last, as the file of a rank that did come may be lost: whatever
+    does not end without it goes first.
+
+Where two sides have equally many ranks and the earlier steps do not say which of them is as usual, nobody is accused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from dsexplore._internal.analysis.hangs.hang_evidence import HangEvidence
+from dsexplore._internal.analysis.hangs.misdirected import misdirected
+from dsexplore._internal.analysis.hangs.mismatches import Mismatch, mismatches, signature, torn_message
+from dsexplore._internal.analysis.hangs.odd_ranks import stopped_unseen, went_past
+from dsexplore._internal.analysis.hangs.outside import outside
+from dsexplore._internal.analysis.hangs.rank_calls import Instance, JobCalls, RankCall
+from dsexplore._internal.analysis.hangs.standing import outnumbered
+from dsexplore._internal.analysis.hangs.unlike_groups import unlike_groups
+from dsexplore._internal.analysis.hangs.wavefront import Wavefront
+
+Kind = Literal[
+    "none",
+    "outside",
+    "misdirected",
+    "unlike_groups",
+    "extra",
+    "missing",
+    "mismatch",
+    "overtaken",
+    "behind",
+    "circle",
+    "unmet",
+    "device",
+    "no_evidence",
+    "unknown",
+]
+"""The rule that found the culprits or suspects; ``none`` where nothing hangs, ``unknown`` where no rule applies."""
+
+
+@dataclass(frozen=True)
+class Blame:
+    """The ranks to blame, and the evidence."""
+
+    kind: Kind
+    culprits: tuple[int, ...] = ()
+    """Empty where the evidence does not say."""
+    suspects: tuple[int, ...] = ()
+    """The ranks among which the cause is, where the evidence does not say which; beside culprits, ranks without a
+    record of which it is not known whether they came."""
+    instances: tuple[Instance, ...] = ()
+    """The collectives in which the others wait for the culprits, or in which the ranks parted."""
+    mismatch: Mismatch | None = None
+
+
+def blame(job: JobCalls, front: Wavefront, mismatched: Iterable[Mismatch] | None = None) -> Blame:
+    """Return the culprits of a job that hangs.
+
+    Args:
+        job: the evidence of all ranks.
+        front: of the same job.
+        mismatched: its `mismatches`, where they are known already.
+    """
+    torn = _torn_message(job)
+    if torn is not None:
+        return torn
+    if not job.waiting:
+        untold = tuple(sorted(rank for rank, known in job.ranks.items() if not known.tells_whether_it_waits))
+        return _outside(job) or (Blame("unknown", suspects=untold) if untold else Blame("none"))
+    all_mismatches = mismatches(job) if mismatched is None else mismatched
+    evidence = HangEvidence(job, front, [mismatch for mismatch in all_mismatches if mismatch.is_harmful])
+    alone = _misdirected(evidence) or _unlike_groups(evidence)
+    if alone is not None:
+        return alone
+    answers = []
+    for rule in _RULES:
+        for answer in rule(evidence):
+            if answer.culprits:
+                return answer
+            answers.append(answer)
+    if answers:
+        return answers[0]
+    earlier = [rank for rank in front.awaited if job.ranks[rank].waits_earlier]
+    return _no_evidence(evidence) or Blame("unknown", suspects=_ascending({*front.heads, *earlier}))
+
+
+def _ascending(ranks: Iterable[int]) -> tuple[int, ...]:
+    return tuple(sorted(ranks))
+
+
+def _torn_message(job: JobCalls) -> Blame | None:
+    """Suspect both ends of a message for whose size the backend aborted one of them."""
+    message = torn_message(job)
+    return None if message is None else Blame("unmet", suspects=_ascending(message.calls), instances=(message,))
+
+
+def _outside(job: JobCalls) -> Blame | None:
+    """Blame ranks outside all recorded calls."""
+    found = outside(job)
+    return None if found is None else Blame("outside", *found)
+
+
+def _misdirected(evidence: HangEvidence) -> Blame | None:
+    """Blame the end of a message that names another peer than before; suspect both where neither was there before."""
+    job = evidence.job
+    missed = misdirected(job, [call for calls in evidence.front.heads.values() for call in calls])
+    if missed is None:
+        return None
+    instances = (job.instance_of(missed.sent), job.instance_of(missed.received))
+    if missed.odd is None:
+        return Blame("misdirected", (), _ascending((missed.sent.rank, missed.received.rank)), instances)
+    return Blame("misdirected", (missed.odd,), (), instances)
+
+
+def _unlike_groups(evidence: HangEvidence) -> Blame | None:
+    """Blame the fewer of two sides: ranks that made a group of other ranks, or that went on while most still make it.
+
+    Applies only where all idle ranks that others wait for are inside ``new_group``.
+    """
+    front = evidence.front
+    unlike = unlike_groups(evidence.job, [calls[0] for calls in front.heads.values()], evidence.idle)
+    if unlike is None:
+        return None
+    suspects = () if unlike.odd else _ascending({*unlike.makers, *(call.rank for call in unlike.calls)})
+    return Blame("unlike_groups", unlike.odd, suspects, evidence.instances_of(unlike.calls))
+
+
+def _extra(evidence: HangEvidence) -> Iterator[Blame]:
+    """Blame the waiting ranks for one call too many.
+
+    Applies where more ranks are missing than wait, not all of the missing may still come, and their earlier steps do
+    not have the collective that the others wait in.
+    """
+    absent, waiting = {*evidence.died, *evidence.idle}, sorted(evidence.front.heads)
+    may_come = bool(absent) and all(evidence.job.ranks[rank].stack for rank in absent)  # with a stack they still run
+    if may_come or len(absent) <= len(waiting):
+        return
+    instances = (*evidence.instances_without(sorted(absent)), *evidence.died.values())
+    calls = [next(iter(instance.calls.values())) for instance in instances]
+    if not any(evidence.expected.is_expected(rank, call) for call in calls for rank in absent):
+        yield Blame("extra", tuple(waiting), instances=instances)
+
+
+def _missing(evidence: HangEvidence) -> Iterator[Blame]:
+    """Blame ranks that others wait for and that wait for nothing themselves.
+
+    In a program whose ranks call in one order, something else than a collective stops such a rank: it left, it slept,
+    it was in other code; or its process is gone or stopped in a call in which others wait. Where one rank is missing,
+    it need not be the only cause, so whatever else is wrong by itself is named with it.
+    """
+    job, front = evidence.job, evidence.front
+    idle = sorted({*evidence.died, *evidence.idle})
+    if not idle:
+        return
+    instances = (*evidence.instances_without(idle), *evidence.died.values())
+    unseen = evidence.unseen_in(instances)
+    culprits = {
+        *idle,
+        *(rank for mismatch in evidence.harmful for rank in mismatch.minority),  # no missing rank makes one call differ
+        *(rank for rank in unseen if job.ranks[rank].has_empty_file),  # had nothing in flight to write: not come either
+        *_passed_ranks(evidence),  # what they wait in did not stop the rank that is past them
+        *stopped_unseen(job, front),  # what they had to call before has ended on its other ranks
+        *front.overtaken,  # what they wait in has ended on other ranks
+    }
+    first = next((mismatch for mismatch in evidence.harmful if mismatch.minority), None)
+    # ranks without a file may have come all the same
+    yield Blame("missing", _ascending(culprits), _ascending(unseen - culprits), instances, mismatch=first)
+
+
+def _mismatch(evidence: HangEvidence) -> Iterator[Blame]:
+    """Blame the fewer ranks that called otherwise under one sequence number, else those that did not before.
+
+    Where the sizes of an ``all_to_all`` differ in their sum alone, earlier steps cannot say whose part is wrong.
+    """
+    for mismatch in evidence.harmful:
+        instance, culprits = mismatch.instance, set(mismatch.minority)
+        calls = instance.calls.values()
+        differ_in_sum = len(set(map(signature, calls))) == 1
+        if not culprits and not differ_in_sum:
+            before = _last_together(evidence.job, instance)
+            odd = evidence.expected.unheard_of(calls) or evidence.expected.deviating(calls, before)
+            culprits = set(odd) if len(odd) < len(instance.calls) else set()
+        suspects = () if culprits else _ascending(rank for ranks in mismatch.classes for rank in ranks)
+        yield Blame("mismatch", _ascending(culprits), suspects, (instance,), mismatch)
+
+
+def _last_together(job: JobCalls, instance: Instance) -> dict[int, int]:
+    """Return {rank: position after its last call in the same group before `instance`}, 0 where there is none."""
+    before: dict[int, int] = {}
+    for rank, call in instance.calls.items():
+        in_group = (other for other in job.ranks[rank].calls if other.group == call.group and not other.is_message)
+        earlier = [other.position for other in in_group]
+        before[rank] = max((position for position in earlier if position < call.position), default=-1) + 1
+    return before
+
+
+def _overtaken(evidence: HangEvidence) -> Iterator[Blame]:
+    """Blame ranks whose call in flight has ended elsewhere, though no rank ends it before all have come.
+
+    What such a rank waits in is not what holds it up: its device is.
+    """
+    overtaken = evidence.front.overtaken
+    if overtaken:
+        yield Blame("overtaken", _ascending(overtaken), instances=tuple(overtaken.values()))
+
+
+def _behind(evidence: HangEvidence) -> Iterator[Blame]:
+    """Blame ranks that wait in nothing but what a rank that waits for them has in flight too, and went on past."""
+    behind = sorted(_passed_ranks(evidence))
+    if behind:
+        instances = evidence.instances_without(behind)
+        yield Blame("behind", tuple(behind), _ascending(evidence.unseen_in(instances)), instances)
+
+
+def _passed_ranks(evidence: HangEvidence) -> set[int]:
+    """Return the waiting ranks that were passed by a rank which now waits for them.
+
+    The other rank has issued all the pending calls of such a rank too, with equal numbers in groups of the same kind,
+    and continued. What blocks the passed rank did not block the other one, which is stopped by something else.
+    """
+    return {
+        rank
+        for rank, instances in evidence.front.awaited.items()
+        for instance in instances
+        if instance.id.pair is None and any(_is_passed(evidence.job, rank, call) for call in instance.pending)
+    }
+
+
+def _is_passed(job: JobCalls, rank: int, further: RankCall) -> bool:
+    """Return True if all that `rank` waits in is also in flight, before `further`, on the rank of `further`."""
+    calls = job.ranks.get(rank)
+    if calls is None or not calls.pending:
+        return False
+    passed = {_place(call) for call in job.ranks[further.rank].pending if call.position < further.position}
+    return all(_place(call) in passed for call in calls.pending)
+
+
+def _place(call: RankCall) -> tuple[str, ...]:
+    """Return the program location of a call, equal on ranks that run the same program in other groups."""
+    return (*call.token, str(call.number))
+
+
+def _circle(evidence: HangEvidence) -> Iterator[Blame]:
+    """Blame the odd ranks of a circle, by the first of four comparisons that tells some from the rest.
+
+    They made a group of other ranks than most; called another group than most, if all are in both; called more or
+    fewer collectives of a group before the next one than most; or did not call what they called before at that place.
+    """
+    job, front = evidence.job, evidence.front
+    for circle in front.circles:
+        heads = [front.heads[rank][0] for rank in sorted(circle)]
+        odd = (
+            _made_otherwise(front, circle)
+            or _outvoted(heads, circle)
+            or went_past(job, front, circle)
+            or evidence.expected.deviating(heads)
+        )
+        is_part = bool(odd) and len(odd) < len(circle)
+        culprits, suspects = (odd, ()) if is_part else ((), circle)
+        yield Blame("circle", _ascending(culprits), _ascending(suspects), evidence.instances_of(heads))
+
+
+def _made_otherwise(front: Wavefront, circle: set[int]) -> set[int]:
+    """Return the ranks of a circle that wait in a group which most others made of other ranks.
+
+    Its name counts what a process has made, so all ranks made it by one call of ``new_group``.
+    """
+    made: dict[str, dict[tuple[int, ...], set[int]]] = {}
+    for rank, (call, *_) in front.heads.items():
+        made.setdefault(call.group.made_as, {}).setdefault(call.group.ranks, set()).add(rank)
+    return circle & set().union(*(outnumbered(sides.values()) for sides in made.values()))
+
+
+def _outvoted(heads: Sequence[RankCall], circle: set[int]) -> set[int]:
+    """Return the ranks that wait in another group than most, where each group has all of the circle's ranks.
+
+    They called one where the others called another, as in a mismatch within a group.
+    """
+    if any(call.is_message or not circle.issubset(call.group.ranks) for call in heads):
+        return set()
+    sides: dict[tuple[object, ...], set[int]] = {}
+    for call in heads:
+        sides.setdefault((call.group, *call.token), set()).add(call.rank)
+    return outnumbered(sides.values())
+
+
+def _unmet(evidence: HangEvidence) -> Iterator[Blame]:
+    """Suspect both ranks of a message in which both wait: they called it differently."""
+    for message in evidence.front.unmet:
+        yield Blame("unmet", suspects=_ascending(message.calls), instances=(message,))
+
+
+def _device(evidence: HangEvidence) -> Iterator[Blame]:
+    """Blame ranks whose device has not begun a collective that others have, or not ended it where others have.
+
+    Only collectives that nothing else explains: all ranks are in it, or all but ranks without a record. Of the former,
+    ranks are blamed too that alone have not issued what follows.
+    """
+    for instance in evidence.front.together:
+        if instance.id not in evidence.parted:
+            yield _of_devices(evidence, instance)
+    for instance in evidence.front.for_unseen:
+        blamed = _not_begun(evidence.job, instance)
+        if blamed is not None:
+            yield blamed
+
+
+def _of_devices(evidence: HangEvidence, instance: Instance) -> Blame:
+    """Return the blame for a collective that all ranks are in: the ranks whose devices differ from most."""
+    front, pending = evidence.front, {call.rank for call in instance.pending}
+    if any(call.state == "started" for call in instance.pending) and (blamed := _not_begun(evidence.job, instance)):
+        return blamed
+    most = len(instance.calls) // 2
+    stopped_there = pending if len(pending) < len(instance.calls) else set()  # it has ended on the others
+    without_next = pending & front.awaited.keys()
+    odd = next((ranks for ranks in (stopped_there, without_next) if ranks and len(ranks) <= most), set())
+    if odd:
+        return Blame("device", _ascending(odd), instances=(instance,))
+    unseen = front.unseen if instance.id.group in evidence.job.unlisted else set()
+    return Blame("device", suspects=_ascending({*instance.calls, *unseen}), instances=(instance,))
+
+
+def _not_begun(job: JobCalls, instance: Instance) -> Blame | None:
+    """Return the blame for ranks whose device has not started a collective that it could start.
+
+    Returns:
+        None if the devices of all pending ranks started it, or if device starts are not recorded.
+    """
+    begun = {call.rank for call in instance.pending if call.state == "started"}
+    others = _ascending({call.rank for call in instance.pending} - begun)
+    if not others or not job.has_begins:
+        return None
+    if begun or len(others) == 1:
+        return Blame("device", others, instances=(instance,))
+    return Blame("device", suspects=others, instances=(instance,))
+
+
+def _no_evidence(evidence: HangEvidence) -> Blame | None:
+    """Blame ranks without a record, where the ranks that wait for them are all that is known to take part.
+
+    Where no times were taken, a lost file beside a device that stands still leaves the same records as one rank that
+    died: the rank is named, as one cause is likelier than two, and the sentence has both explanations. Where more ranks
+    have no record than have one, they are suspects: files are missing rather than ranks.
+    """
+    front = evidence.front
+    if not front.for_unseen:
+        return None
+    unknown = sorted(front.unseen & front.awaited.keys())
+    instances = evidence.instances_without(unknown)
+    if len(unknown) > len(evidence.job.ranks) - len(front.unseen):
+        return Blame("no_evidence", suspects=tuple(unknown), instances=instances)
+    return Blame("no_evidence", _ascending({*unknown, *_passed_ranks(evidence)}), instances=instances)
+
+
+_RULES: tuple[Callable[[HangEvidence], Iterator[Blame]], ...] = (
+    _extra,
+    _missing,
+    _mismatch,
+    _overtaken,
+    _behind,
+    _circle,
+    _unmet,
+    _device,
+)

@@ -1,0 +1,148 @@
+"""`explain_hang`: from files that the ranks of a job left to who is to blame."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from dsexplore._internal.analysis.hangs.dump_calls import job_of_dumps
+from dsexplore._internal.analysis.hangs.hang_report import HangReport, report_of
+from dsexplore._internal.analysis.hangs.rank_calls import RankEnd
+from dsexplore._internal.analysis.hangs.trace_calls import job_of_trace
+from dsexplore._internal.errors import UsageError
+from dsexplore._internal.paused_collector import no_collection
+from dsexplore._internal.signatures import names_arguments
+from dsexplore._internal.trace.ends import RUNNING
+from dsexplore._internal.trace.guarded import check_kind_of_path
+from dsexplore._internal.trace.importers.debug_server import is_address, read_debug_server
+from dsexplore._internal.trace.importers.dumps import read_dumps
+from dsexplore._internal.trace.importers.foreign import foreign_files, kind_of_file
+from dsexplore._internal.trace.job_files import earlier_blocks, load_with_journals
+from dsexplore._internal.trace.tables import Tables
+from dsexplore._internal.trace.trace import Trace
+
+Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
+
+
+@names_arguments
+def explain_hang(paths: Paths | Trace) -> HangReport:
+    """Say why a job hangs, and which ranks it is due to.
+
+    Args:
+        paths: a folder or files: dumps of torch's flight recorder (JSON or pickle, of any name), or what
+            ``commtrace(save=…)`` wrote on the ranks of the job; or, of a job that runs and hangs, the address of
+            torch's debug server, ``http://HOST:25999``; or a `Trace` of real ranks, such as a notebook has of a cell
+            that hung.
+
+    Returns:
+        The report; ``culprits`` is empty where nothing hangs or the evidence does not say who is to blame.
+
+    Raises:
+        FileNotFoundError: nothing is there.
+        TraceFileError: no file can be read; one that cannot be read beside others is named in the report's notes.
+        UsageError: files that say nothing about waiting, such as a simulation's.
+    """
+    with no_collection():
+        if isinstance(paths, Trace):
+            return report_of(job_of_trace(_of_real_ranks(paths.tables)))
+        return _explained(paths)
+
+
+def _explained(paths: Paths) -> HangReport:
+    given = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
+    sources = [Path(path) for path in given]
+    if not sources:
+        raise UsageError("explain_hang was given no files: give the folder that the ranks wrote to")
+    if any(map(is_address, given)):
+        return _explained_server(given)
+    for source in sources:
+        if not source.exists():
+            raise FileNotFoundError(f"nothing at {source}: give the folder that the ranks wrote to")
+        check_kind_of_path(source)
+    files_of = (foreign_files(source) if source.is_dir() else [source] for source in sources)
+    kinds = {file: kind_of_file(file) for files in files_of for file in files}
+    if "recorder" in kinds.values():
+        return report_of(job_of_dumps(read_dumps([file for file, kind in kinds.items() if kind != "profiler"])))
+    profile = next((file for file, kind in kinds.items() if kind == "profiler"), None)
+    if profile is not None:
+        raise UsageError(
+            f"{profile} is a profiler trace, which is written after all has ended: give flight-recorder "
+            "dumps, or what commtrace(save=…) wrote"
+        )
+    tables = _of_real_ranks(load_with_journals(sources))
+    earlier = earlier_blocks(sources, tables.info)
+    standing = [rank for rank, block in earlier.items() if block.end == RUNNING]
+    return report_of(job_of_trace(tables, _stacks(sources, tables, standing), earlier=earlier))
+
+
+def _explained_server(given: Sequence[Any]) -> HangReport:
+    if len(given) > 1:
+        raise UsageError(f"explain_hang was given {len(given)} places, an address among them: give the address alone")
+    server = read_debug_server(given[0])
+    job = job_of_dumps(server.dumps)
+    ranks = {rank: replace(calls, stack=server.stacks.get(rank, "")) for rank, calls in job.ranks.items()}
+    return report_of(replace(job, ranks=ranks))
+
+
+def explain_trace(
+    trace: Trace,
+    stacks: Mapping[int, str] | None = None,
+    ends: Mapping[int, RankEnd | None] | None = None,
+    stood: str | None = None,
+) -> HangReport:
+    """Say why the ranks of a trace hang, or hung when they were ended.
+
+    Args:
+        trace: of real ranks, merged.
+        stacks: by rank, where it was when it was ended, innermost call first.
+        ends: by rank, how it ended by itself.
+        stood: see `JobCalls.stood`; None for what the trace's notes say.
+    """
+    return report_of(job_of_trace(trace.tables, stacks, ends, stood))
+
+
+def _stacks(sources: Iterable[Path], tables: Tables, earlier: Iterable[int]) -> dict[int, str]:
+    """Return by rank the stack of the main thread that ``commtrace(save=…)`` left beside a trace, innermost call first.
+
+    A rank whose block has ended since, or whose trace is not there, stands there no more.
+
+    Args:
+        sources: folders and files.
+        tables: what was read from them.
+        earlier: further ranks, which are still in an earlier block.
+    """
+    ended = {rank for rank, end in zip(tables.info.ranks, tables.info.ends, strict=False) if end not in ("", RUNNING)}
+    standing = (set(tables.info.ranks) - ended).union(earlier)
+    folders = [source if source.is_dir() else source.parent for source in sources]
+    stacks = {}
+    for file in (file for folder in folders for file in sorted(folder.glob("rank-*.stack.txt"))):
+        number = file.name[5:].partition(".")[0]
+        if not number.isdecimal() or (rank := int(number)) not in standing or not file.is_file():
+            continue
+        text = file.read_text(encoding="utf-8", errors="replace")
+        main = text.partition("\nThread ")[0]
+        frames = [part for part in re.split(r"(?m)^(?=  File )", main) if part.startswith("  File ")]
+        shown = [_INSTALLED.sub('"…/', frame) for frame in reversed(frames) if not _DSEXPLORE_FRAME.search(frame)]
+        stacks[rank] = "".join(shown)
+    return stacks
+
+
+_INSTALLED = re.compile(r'"/[^"]*/(?:site-packages|dist-packages|lib/python3\.\d+)/')
+"""The part of an installed file's path before that in its package, which dots stand for."""
+_DSEXPLORE_FRAME = re.compile(rf'"(?:{re.escape(str(Path(__file__).parents[3]))}/|<string>")')
+"""A frame of dsexplore's launcher, or the one that started it."""
+
+
+def _of_real_ranks(tables: Tables) -> Tables:
+    """Return the tables.
+
+    Raises:
+        UsageError: they are a simulation's.
+    """
+    if tables.info.simulated:
+        raise UsageError("this is a trace of a simulation, in which nothing waits: give one of real ranks")
+    return tables

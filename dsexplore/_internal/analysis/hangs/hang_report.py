@@ -1,0 +1,272 @@
+"""`HangReport`: why a job hangs, as a sentence, as data, and as something to look at."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+import polars as pl
+
+from dsexplore._internal.analysis.hangs.blame import Blame, blame
+from dsexplore._internal.analysis.hangs.call_text import call_line
+from dsexplore._internal.analysis.hangs.hang_text import end_note, sentence
+from dsexplore._internal.analysis.hangs.mismatches import Field, Mismatch, mismatches
+from dsexplore._internal.analysis.hangs.rank_calls import JobCalls
+from dsexplore._internal.analysis.hangs.standing import Standing
+from dsexplore._internal.analysis.hangs.wavefront import Wavefront
+from dsexplore._internal.display import Displayable
+
+Reason = Literal[
+    "none",
+    "did not come",
+    "raised",
+    "ended",
+    "stopped",
+    "killed",
+    "outside a collective",
+    "other collective",
+    "other size",
+    "other dtype",
+    "other root",
+    "other reduction",
+    "other group order",
+    "messages in a circle",
+    "other peer",
+    "device",
+    "unknown",
+]
+"""In the order of this list:
+
+* ``none``: nothing hangs;
+* ``did not come``: others wait for the culprits, of which no more is known;
+* ``raised``, ``ended``, ``stopped``, ``killed``: and they raised an exception, ended their program or its recorded
+  block, stand still as by SIGSTOP, or were killed by a signal;
+* ``outside a collective``: and they run, in other code, whose line is known; or no rank is in a recorded call, and
+  they are in ``new_group``, at a store, in code of their own;
+* ``other collective``: they called another one than the others, or one too many;
+* ``other size``, ``other dtype``, ``other root``, ``other reduction``: they called the same with another one of these;
+* ``other group order``: ranks took their groups in different orders, or made one of different ranks, and wait for each
+  other;
+* ``messages in a circle``: ranks wait for each other's messages;
+* ``other peer``: they send to, or receive from, another rank than the one that waits for their message;
+* ``device``: all called it, and the culprits' devices do not begin or end it;
+* ``unknown``: the evidence does not say.
+"""
+REASONS: tuple[Reason, ...] = get_args(Reason)
+
+_OF_FIELD: dict[Field, Reason] = {
+    "op": "other collective",
+    "size": "other size",
+    "dtype": "other dtype",
+    "root": "other root",
+    "reduction": "other reduction",
+}
+_HOW: tuple[Literal["killed", "raised", "stopped", "ended"], ...] = ("killed", "raised", "stopped", "ended")
+
+
+def reason_of(job: JobCalls, front: Wavefront, blamed: Blame) -> Reason:
+    """Return the word for what the blame rests on.
+
+    Args:
+        job: the evidence of all ranks.
+        front: of the same job.
+        blamed: the blame.
+    """
+    if blamed.kind == "none":
+        return "none"
+    if blamed.kind in ("missing", "behind", "no_evidence", "outside"):
+        return _of_missing(job, blamed)
+    if blamed.kind == "extra":
+        return "other collective"
+    if blamed.kind == "mismatch" and blamed.mismatch is not None:
+        return _OF_FIELD.get(blamed.mismatch.field, "unknown")
+    if blamed.kind == "unmet":
+        return _of_message(blamed)
+    if blamed.kind == "misdirected":
+        return "other peer"
+    if blamed.kind in ("circle", "unlike_groups"):
+        return _of_circle(front, blamed)
+    return "device" if blamed.kind in ("device", "overtaken") and blamed.culprits else "unknown"
+
+
+def _of_missing(job: JobCalls, blamed: Blame) -> Reason:
+    accused = [job.ranks[rank] for rank in blamed.culprits]
+    ends = {known.end.how for known in accused if known.end is not None}
+    for how in _HOW:
+        if how in ends:
+            return how
+    if blamed.kind == "outside":
+        return "outside a collective"
+    is_elsewhere = any(known.stack and not known.pending for known in accused)
+    return "outside a collective" if is_elsewhere else "did not come"
+
+
+def _of_message(blamed: Blame) -> Reason:
+    first, second = blamed.instances[0].calls.values()
+    if first.dtype != second.dtype and first.dtype and second.dtype:
+        return "other dtype"
+    have_sizes = first.message_bytes and second.message_bytes
+    return "other size" if have_sizes and first.message_bytes != second.message_bytes else "messages in a circle"
+
+
+def _of_circle(front: Wavefront, blamed: Blame) -> Reason:
+    involved = (
+        blamed.suspects or {rank for instance in blamed.instances for rank in instance.calls} & front.heads.keys()
+    )
+    are_messages = {front.heads[rank][0].is_message for rank in involved if rank in front.heads}
+    if are_messages == {True}:
+        return "messages in a circle"
+    return "other group order" if are_messages == {False} else "other collective"
+
+
+WAITING: dict[str, pl.DataType] = {
+    "rank": pl.Int32(),
+    "op": pl.String(),
+    "group": pl.String(),  # its mesh axis or description, else its name
+    "ranks": pl.List(pl.Int32()),  # of the group
+    "number": pl.Int64(),  # sequence number of a collective in its group; of a message, as the recorder counts
+    "message_bytes": pl.Int64(),  # null where the size is not known
+    "dtype": pl.String(),
+    "state": pl.String(),  # scheduled, started or failed
+    "source": pl.String(),  # "file:line" of the call; "" where that is not known
+    "waits_for": pl.List(pl.Int32()),  # the ranks that this wait is for: absent ones, or those that called otherwise
+    "since": pl.Int64(),  # ns since the Unix epoch, when the call was issued; null where that is not known
+}
+MISMATCHES: dict[str, pl.DataType] = {
+    "group": pl.String(),
+    "number": pl.Int64(),
+    "field": pl.String(),  # op, size, root, dtype or reduction; line: the same, called from another line than before
+    "ranks": pl.List(pl.Int32()),  # that called this
+    "op": pl.String(),
+    "message_bytes": pl.Int64(),
+    "dtype": pl.String(),
+    "source": pl.String(),
+    "is_harmful": pl.Boolean(),  # false where all ranks completed it, and their later calls agree
+    "root": pl.Int32(),  # the rank that it goes from or to; null where it has none, or that is not known
+}
+
+
+@dataclass(frozen=True, eq=False)
+class HangReport(Displayable):
+    """Who is to blame for a hang, who waits for whom, and where the ranks of each group diverged."""
+
+    culprits: tuple[int, ...]
+    """The ranks that the hang is due to; empty where the evidence does not say."""
+    sentence: str
+    """The cause of the hang in one sentence."""
+    waiting: pl.DataFrame
+    """One row per rank that waits: in which call, and for which ranks; columns: `WAITING`."""
+    mismatches: pl.DataFrame
+    """The first collective of each group that its ranks called differently, one row per side; columns: `MISMATCHES`."""
+    reason: Reason
+    """The reason as a word of `analysis.hangs.hang_report.Reason`; ``none`` where nothing hangs."""
+    suspects: tuple[int, ...] = ()
+    """The ranks among which the cause is, where the evidence does not say which of them it is; beside culprits, ranks
+    without a record of which it is not known whether they came."""
+    lines: Mapping[int, str] = field(default_factory=dict)
+    """{culprit: ``file:line`` where it raised, or is outside a collective; else of its diverging or last call}.
+
+    Where no culprit is known, the lines of the suspects."""
+    stacks: Mapping[int, str] = field(default_factory=dict)
+    """{rank: its stack when it was ended, innermost call first}."""
+    world_size: int = 0
+    notes: tuple[str, ...] = ()
+    """Limits of the evidence: files that could not be read, ranks without a file, …"""
+
+    def __str__(self) -> str:
+        return self.sentence
+
+    def __repr__(self) -> str:
+        return f"<HangReport: {self.sentence}>"
+
+    def to_frame(self) -> pl.DataFrame:
+        """Return `waiting`, one row per waiting rank."""
+        return self.waiting
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the report as plain data that can be written as JSON."""
+        return {
+            "culprits": list(self.culprits),
+            "sentence": self.sentence,
+            "reason": self.reason,
+            "suspects": list(self.suspects),
+            "lines": {str(rank): line for rank, line in self.lines.items()},
+            "world_size": self.world_size,
+            "waiting": self.waiting.to_dicts(),
+            "mismatches": self.mismatches.to_dicts(),
+            "stacks": {str(rank): stack for rank, stack in self.stacks.items()},
+            "notes": list(self.notes),
+        }
+
+
+def report_of(job: JobCalls) -> HangReport:
+    """Return the report on the evidence of a job."""
+    front = Wavefront(job)
+    parted = mismatches(job)
+    blamed = blame(job, front, parted)
+    return HangReport(
+        culprits=blamed.culprits,
+        sentence=sentence(job, front, blamed, parted),
+        waiting=_waiting(front, parted),
+        mismatches=pl.DataFrame(
+            [row for mismatch in parted for row in _sides(mismatch)], schema=MISMATCHES, orient="row"
+        ),
+        reason=reason_of(job, front, blamed),
+        suspects=blamed.suspects,
+        lines=_lines(job, front, blamed),
+        stacks={rank: calls.stack for rank, calls in job.ranks.items() if calls.stack},
+        world_size=job.world_size,
+        notes=(*job.notes, *end_note(job, blamed)),
+    )
+
+
+def _waiting(front: Wavefront, parted: Sequence[Mismatch]) -> pl.DataFrame:
+    sides = {(mismatch.instance.id, rank): ranks for mismatch in parted for ranks in mismatch.classes for rank in ranks}
+    rows = []
+    for rank, calls in sorted(front.heads.items()):
+        call = calls[0]
+        instance = front.job.instance_of(call)
+        awaited = front.waits_for[rank] or instance.calls.keys() - sides.get((instance.id, rank), instance.calls.keys())
+        rows.append(
+            (
+                *(rank, call.op, call.label, list(call.group.ranks), call.number, call.message_bytes, call.dtype),
+                *(call.state, call.source, sorted(awaited), call.created),
+            )
+        )
+    return pl.DataFrame(rows, schema=WAITING, orient="row")
+
+
+def _sides(mismatch: Mismatch) -> list[tuple[Any, ...]]:
+    rows = []
+    for ranks in mismatch.classes:
+        call = mismatch.instance.calls[ranks[0]]
+        identity = (call.label, mismatch.instance.id.number, mismatch.field, list(ranks))
+        rows.append((*identity, call.op, call.message_bytes, call.dtype, call.source, mismatch.is_harmful, call.root))
+    return rows
+
+
+def _lines(job: JobCalls, front: Wavefront, blamed: Blame) -> dict[int, str]:
+    if blamed.culprits:
+        return {rank: _line(job, front, blamed, rank) for rank in blamed.culprits}
+    return {rank: line for rank in blamed.suspects if (line := _line(job, front, blamed, rank))}
+
+
+def _line(job: JobCalls, front: Wavefront, blamed: Blame, rank: int) -> str:
+    """Return the line where a culprit stands."""
+    calls = job.ranks[rank]
+    parted = blamed.mismatch.instance.calls.get(rank) if blamed.mismatch is not None else None
+    if parted is not None and blamed.kind == "mismatch":
+        return call_line(parted.source)
+    if calls.end is not None and calls.end.line:
+        return calls.end.line
+    if calls.stack and not calls.pending:
+        return Standing.of(calls.stack).line
+    call = parted
+    if call is None and rank in front.heads:
+        call = front.heads[rank][0]
+    if call is None and calls.calls:
+        call = calls.calls[-1]
+    if call is None:
+        return calls.earlier.last_line if calls.earlier is not None else ""
+    return call_line(call.source)

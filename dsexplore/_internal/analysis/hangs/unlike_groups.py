@@ -1,0 +1,91 @@
+"""Process groups that ranks create with different members, or that some ranks still create while others wait in them.
+
+All ranks call ``new_group``, which waits for all of them. So a rank inside it waits too, although in no recorded call;
+the groups that the others have created show which ranks it waits for.
+
+Worked example: rank 1 creates a group of ranks 0 and 1 where ranks 0 and 2 create it with all three. Rank 0 waits in
+the group of three, rank 1 in that of two, and rank 2 is still in ``new_group``. Rank 2 is a member of the first group
+only, so two ranks create it with three members, and rank 1 is the odd one. If rank 0 is in ``new_group`` as well,
+rank 1 is the only one that went on.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable
+from typing import NamedTuple
+
+from dsexplore._internal.analysis.hangs.rank_calls import GroupId, JobCalls, RankCall
+from dsexplore._internal.analysis.hangs.standing import Standing, outnumbered
+
+NEW_GROUP = "new_group"
+
+
+class UnlikeGroups(NamedTuple):
+    """Ranks that create a group with other members than most ranks do."""
+
+    calls: tuple[RankCall, ...]
+    """The calls that wait in it, one per rank."""
+    makers: dict[int, Standing]
+    """Ranks that are inside ``new_group``, each with its place."""
+    odd: tuple[int, ...]
+    """The minority; empty if both sides are equally many."""
+
+
+def makers(job: JobCalls) -> dict[int, Standing]:
+    """Return the running ranks that are inside ``new_group``, each with its place."""
+    standing = {rank: Standing.of(calls.stack) for rank, calls in job.ranks.items() if _may_stand(job, rank)}
+    return {rank: place for rank, place in standing.items() if place.call == NEW_GROUP}
+
+
+def _may_stand(job: JobCalls, rank: int) -> bool:
+    calls = job.ranks[rank]
+    return bool(calls.stack) and calls.end is None and not calls.pending
+
+
+def unlike_groups(job: JobCalls, heads: Iterable[RankCall], idle: Collection[int]) -> UnlikeGroups | None:
+    """Return the ranks that create a group differently from most, if ranks wait for others inside ``new_group``.
+
+    Args:
+        job: the evidence of all ranks.
+        heads: the call that each waiting rank waits in.
+        idle: ranks that others wait for and that are in no recorded call.
+
+    Returns:
+        None if one of `idle` is elsewhere, or if the groups that ranks wait in agree and no more ranks create one than
+        wait.
+    """
+    standing = makers(job)
+    if not idle or not standing.keys() >= set(idle):
+        return None
+    waiting = list(heads)
+    return _of_contradiction(waiting, standing) or _of_unfinished(job, waiting, standing)
+
+
+def _of_contradiction(waiting: list[RankCall], standing: dict[int, Standing]) -> UnlikeGroups | None:
+    """Compare the groups of one name on different ranks; a rank in ``new_group`` votes for the one that lists it."""
+    by_name: dict[str, dict[GroupId, list[RankCall]]] = defaultdict(lambda: defaultdict(list))
+    for call in waiting:
+        by_name[call.group.made_as][call.group].append(call)
+    for sides in by_name.values():
+        calls = [call for calls in sides.values() for call in calls]
+        if not any(call.rank in group.ranks for call in calls for group in sides if group != call.group):
+            continue
+        votes = {group: {call.rank for call in calls} for group, calls in sides.items()}
+        for rank in standing:
+            possible = [group for group in sides if rank in group.ranks]
+            if len(possible) == 1:
+                votes[possible[0]].add(rank)
+        return UnlikeGroups(tuple(calls), standing, tuple(sorted(outnumbered(votes.values()))))
+    return None
+
+
+def _of_unfinished(job: JobCalls, waiting: list[RankCall], standing: dict[int, Standing]) -> UnlikeGroups | None:
+    """Compare the ranks inside ``new_group`` at one line with those that wait in a group unused by the former."""
+    if len(set(standing.values())) > 1 or len(standing) < len(waiting):
+        return None
+    called = {call.group for rank in standing for call in job.ranks[rank].calls}
+    if any(call.group in called or call.number > 1 for call in waiting):
+        return None
+    odd = sorted(call.rank for call in waiting) if len(standing) > len(waiting) else []
+    return UnlikeGroups(tuple(waiting), standing, tuple(odd))

@@ -1,0 +1,395 @@
+"""`Headline`: who is late, and what a step sends, in at most five sentences and the numbers of one bar.
+
+A sentence is omitted where there is nothing to say. Each knows the events it speaks of, and the module, so that a view
+can lead from it to them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from dsexplore._internal.analysis.findings.all_rules import findings
+from dsexplore._internal.analysis.findings.finding import Findings
+from dsexplore._internal.analysis.io_waits import io_sentence
+from dsexplore._internal.analysis.skew import Skew
+from dsexplore._internal.analysis.step_times import StepTimes, nanoseconds_under_way, step_times
+from dsexplore._internal.analysis.traffic_purposes import listed, purposes_of, source_line_of, weighed, wire_text
+from dsexplore._internal.analysis.uneven_sends import most_sent, uneven_sends
+from dsexplore._internal.display import Displayable
+from dsexplore._internal.trace import measured_time
+from dsexplore._internal.trace.ends import ENDED_EARLY
+from dsexplore._internal.trace.numbered_modules import OUTSIDE, place_of
+from dsexplore._internal.trace.schema import NO_AXIS, OUTSIDE_STEPS, Phase
+from dsexplore._internal.trace.steps import IN_A_STEP, SteadySteps, steady_steps
+from dsexplore._internal.trace.tables import Tables
+from dsexplore._internal.trace.trace import Trace
+from dsexplore._internal.trace.unknown_sizes import known_sum, what_is_unknown
+from dsexplore._internal.units import format_bytes, format_count, format_share
+
+COLUMNS: dict[str, pl.DataType] = {
+    "axis": pl.String(),  # mesh axis; "" for groups that are no axis
+    "count": pl.Float64(),  # collectives per rank and step
+    "message_bytes": pl.Float64(),  # per rank and step, of those of known size; null where none is
+    "wire_bytes": pl.Float64(),
+    "ms": pl.Float64(),  # in which a collective of this axis is under way; null where nothing was measured
+}
+_MOST_AXES = 4
+_MOST_STEPS = 3
+_UNEVEN = 1.25
+"""Share of an even split from which a rank is named that uneven all_to_alls send more."""
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """One sentence of a headline, and the events that it is about."""
+
+    about: str
+    """``stopped``, ``skew``, ``axes``, ``experts``, ``module``, ``finding``, ``time`` or ``io``."""
+    text: str
+    rows: npt.NDArray[np.int64] = field(repr=False, compare=False)
+    """The events that the sentence is about, as positions in `Trace.events`."""
+    module: str = ""
+    """The first of the modules that the sentence is about; empty for none."""
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class Headline(Displayable):
+    """A summary of what a step sends, in words and by axis."""
+
+    def __init__(self, tables: Tables) -> None:
+        self.tables = tables
+
+    def __repr__(self) -> str:
+        return f"<Headline: {' '.join(str(sentence) for sentence in self.sentences) or 'nothing is sent'}>"
+
+    @cached_property
+    def sentences(self) -> tuple[Sentence, ...]:
+        """At most eight sentences: where the recording stopped, late ranks, axes, experts with uneven traffic, modules,
+        findings, exposed time, and how long the program stands still for its disk and its input."""
+        events = self.tables.events
+        if events.is_empty():
+            return tuple(self._io())
+        parts = (self._stopped, self._late, self._axes, self._experts, self._module, self._finding)
+        return (*(sentence for part in parts for sentence in part()), *filter(None, [self.time]), *self._io())
+
+    @cached_property
+    def skew(self) -> Skew:
+        """Late ranks of the trace's collectives."""
+        return Skew(self.tables)
+
+    @cached_property
+    def findings(self) -> Findings:
+        """Findings of the rules in the trace."""
+        return findings(self.tables, self.skew)
+
+    @cached_property
+    def ranks(self) -> int:
+        """Number of ranks that sent something, including those that recorded ranks represent."""
+        weights = self.tables.info.weights
+        return max(sum(weights.get(rank, 1) for rank in self.tables.events["rank"].unique()), 1)
+
+    @cached_property
+    def _coded(self) -> pl.DataFrame:
+        """Events of steady steps with ``weight``, as narrow as `Tables.coded_in_steps`."""
+        return self._weighed(self.steady.events)
+
+    @cached_property
+    def steps(self) -> int:
+        """Number of steady steps."""
+        return self.steady.count
+
+    @cached_property
+    def steady(self) -> SteadySteps:
+        """Steps from which the figures per step are computed."""
+        return steady_steps(self.tables, self.tables.coded_in_steps)
+
+    @cached_property
+    def start_up_bytes(self) -> float:
+        """Wire bytes per rank that were sent before the first step."""
+        return self._bytes_of("start-up")
+
+    @cached_property
+    def no_grad_bytes(self) -> float:
+        """Wire bytes per rank that forwards without gradients sent, in all steps together."""
+        return self._bytes_of("no-grad forward")
+
+    @cached_property
+    def between_bytes(self) -> float:
+        """Wire bytes per rank between steps: state dicts, whole parameters, and what followed the last step once."""
+        return self._bytes_of("between steps")
+
+    def events_of(self, phase: Phase) -> pl.DataFrame:
+        """Return the events of a phase, with ``weight`` as in `step_events`."""
+        return self._weighed(self.tables.events.filter(pl.col("phase") == phase))
+
+    @cached_property
+    def _outside_steps(self) -> dict[Phase, pl.DataFrame]:
+        """{phase outside steps: rank, step and wire bytes of its events, with ``weight``}."""
+        sent = self.tables.coded_outside_steps.select("rank", "step", "phase", "wire_bytes")
+        return {phase: self._weighed(sent.filter(pl.col("phase") == phase)) for phase in OUTSIDE_STEPS}
+
+    def _bytes_of(self, phase: Phase) -> float:
+        return float(self._outside_steps[phase].select(weighed("wire_bytes")).item()) / self.ranks
+
+    def to_frame(self) -> pl.DataFrame:
+        """Return the bytes that a rank sends per step, one row per axis, most wire bytes first; columns: `COLUMNS`."""
+        return self._by_axis
+
+    @cached_property
+    def _by_axis(self) -> pl.DataFrame:
+        share = self.ranks * self.steps
+        recorded = max(self.tables.events["rank"].n_unique(), 1)
+        sums = (
+            self._coded.group_by("axis")
+            .agg(
+                pl.col("weight").sum().alias("count"),
+                *(known_sum(pl.col(name) * pl.col("weight")).alias(name) for name in ("message_bytes", "wire_bytes")),
+            )
+            .with_columns(pl.col("axis").cast(pl.String))
+            .sort("wire_bytes", "axis", descending=[True, False], nulls_last=True)
+        )
+        timed = self._timed
+        under_way = (
+            {axis: nanoseconds_under_way(timed.filter(pl.col("axis") == axis)) / 1e6 for axis in sums["axis"]}
+            if measured_time.is_timed(timed)
+            else {}
+        )
+        times = pl.Series("ms", [under_way.get(axis) for axis in sums["axis"]], pl.Float64)
+        numbers = [pl.col(name).cast(pl.Float64) / share for name in ("count", "message_bytes", "wire_bytes")]
+        return sums.select("axis", *numbers, (times / recorded / self.steps).alias("ms"))
+
+    def trace(self, index: int) -> Trace:
+        """Return the events of one sentence as a `Trace`."""
+        return Trace(replace(self.tables, events=self.tables.events[self.sentences[index].rows.tolist()]))
+
+    @cached_property
+    def step_events(self) -> pl.DataFrame:
+        """Events of steady steps, with ``row``, the position in the trace's events, and ``weight``.
+
+        The weight is the number of ranks that the event's rank represents: 1 if a trace has each rank once.
+        """
+        of_steps = self._coded.select("row", "step", "weight")
+        return self.tables.events[of_steps["row"]].with_columns(of_steps)
+
+    @cached_property
+    def _timed(self) -> pl.DataFrame:
+        """When the collectives of steady steps ran; null where that was not measured."""
+        placed = self._coded.select("row", "rank", "step", "axis")
+        return self.tables.with_columns(placed, "start", "end", "is_async", "waited")
+
+    def _weighed(self, events: pl.DataFrame) -> pl.DataFrame:
+        weight = pl.lit(1, pl.Int64)
+        if self.tables.info.stands_for:
+            weights = dict(self.tables.info.weights)
+            weight = pl.col("rank").replace_strict(weights, default=1, return_dtype=pl.Int64)
+        return events.with_columns(weight.alias("weight"))
+
+    @cached_property
+    def stopped_with(self) -> str:
+        """Name of the exception that ended the recording; empty if its block completed."""
+        notes = (note for note in self.tables.info.notes if note.startswith(ENDED_EARLY))
+        return next(notes, "").removeprefix(ENDED_EARLY)
+
+    def _stopped(self) -> Iterator[Sentence]:
+        """Yield the sentence about the exception that ended the recording; figures per step are of whole steps only."""
+        if not self.stopped_with:
+            return
+        last = self.tables.events.tail(1)
+        step, op, phase, source = last.select("step", "op", "phase", "source").row(0)
+        line = str(source).partition(" ← ")[0]
+        ended = self.tables.info.whole_steps
+        where = f"in step {step}" if step >= ended else f"after step {step}"
+        text = (
+            f"The recording stopped with {self.stopped_with} {where}: its last collective was {op} in phase {phase}"
+            f"{f' ({line})' if line else ''}, and {format_count(ended, 'step')} had ended."
+        )
+        yield Sentence("stopped", text, np.array([self.tables.events.height - 1]))
+
+    def _late(self) -> Iterator[Sentence]:
+        """Yield the sentence about late ranks."""
+        if self.skew.late_ranks:
+            rows = np.unique(np.concatenate([late.rows for late in self.skew.late_ranks]))
+            yield Sentence("skew", self.skew.sentence, rows)
+
+    def _axes(self) -> Iterator[Sentence]:
+        """Yield the sentence about the bytes of a step by axis, and about start-up."""
+        frame, outside = self.to_frame(), self._outside_steps
+        start_up, between = (wire_text(outside[phase], self.ranks) for phase in ("start-up", "between steps"))
+        rows = _positions(self._coded)
+        total = float(frame["wire_bytes"].sum())
+        if not len(self._coded):
+            every = np.arange(self.tables.events.height)
+            apart = [f"start-up sends {start_up} per rank"] if len(outside["start-up"]) else []
+            apart += [f"forwards without gradients send {self._no_grad}"] if len(outside["no-grad forward"]) else []
+            apart += [f"between steps {between} per rank are sent"] if len(outside["between steps"]) else []
+            text = f"{listed(apart)}; no step was recorded."
+            yield Sentence("axes", text[0].upper() + text[1:], every)
+            return
+        has_steps = self.steps > 1 or bool(self._coded["phase"].is_in(IN_A_STEP).any())
+        what = "A step" if has_steps else "The program"
+        if self.stopped_with:
+            what = "A whole step" if self.tables.info.whole_steps else "Until then the program"
+        before = f"; start-up sent {start_up} per rank before it" if _sends(outside["start-up"]) else ""
+        before += (
+            f"; forwards without gradients sent {self._no_grad} besides" if _sends(outside["no-grad forward"]) else ""
+        )
+        before += f"; between steps {between} per rank were sent" if _sends(outside["between steps"]) else ""
+        before = f"{self._more}{before}"
+        unknown = self.unknown
+        parts = [(axis or NO_AXIS, size) for axis, size in frame.select("axis", "wire_bytes").iter_rows() if size]
+        if not parts and unknown:
+            yield Sentence("axes", f"What {what.lower()} sends is not known: {unknown}{before}.", rows)
+            return
+        if unknown:
+            before = f"; {unknown}{before}"
+        if not parts:
+            got = float(self._coded.filter(pl.col("op") == "recv").select(weighed("message_bytes")).item())
+            received = f", and receives {format_bytes(got / self.ranks / self.steps)} in messages" if got else ""
+            yield Sentence("axes", f"{what} puts nothing on the wire{received}{before}.", rows)
+            return
+        shown = [f"{format_bytes(size)} on {axis}" for axis, size in parts[:_MOST_AXES]]
+        if len(parts) > _MOST_AXES:
+            shown.append(
+                f"{format_bytes(sum(size for _, size in parts[_MOST_AXES:]))} on {len(parts) - _MOST_AXES} more"
+            )
+        all_on = f"on {parts[0][0]}" if frame["axis"][0] else "in groups outside a mesh"
+        by_axis = f", all {all_on}" if len(parts) == 1 else f": {listed(shown)}"
+        least = "at least " if unknown else ""
+        yield Sentence(
+            "axes",
+            f"{what} sends {least}{format_bytes(total)} on the wire per rank{self._spread()}{by_axis}{before}.",
+            rows,
+        )
+
+    @cached_property
+    def unknown(self) -> str:
+        """What is not known of the wire bytes of a step; empty if all is known."""
+        unknown = self._coded.filter(pl.col("wire_bytes").is_null())["row"]
+        return what_is_unknown(self.tables.events[unknown], self._coded.height)
+
+    @property
+    def _no_grad(self) -> str:
+        """Bytes of forwards without gradients: ``8 MiB per rank``; ``… and step`` if every step has some."""
+        without_gradients = self._outside_steps["no-grad forward"]["step"].unique()
+        steps = len(without_gradients)
+        every = not self._coded.is_empty() and set(self._coded["step"].unique()) == set(without_gradients)
+        share, per_step = (steps, " and step") if every and steps > 1 else (1, "")
+        return f"{wire_text(self._outside_steps['no-grad forward'], self.ranks * share)} per rank{per_step}"
+
+    def _spread(self) -> str:
+        """Say what the figures are means over and how far ranks and steps differ; empty for one rank and one step."""
+        over = [f"{self.ranks:,} ranks"] if self.ranks > 1 else []
+        over += [f"{self.steps:,} steps"] if self.steps > 1 and not self.steady.are_equal else []
+        which = f"{self.steps:,} steady steps, equal" if self.steady.are_equal else ""
+        which = f"the last of {self.steady.whole} steps" if self.steps < self.steady.whole == 2 else which
+        if not over:
+            return f" ({which})" if which else ""
+        sent = self._coded.group_by("rank", "step").agg(pl.col("wire_bytes").sum())["wire_bytes"].to_list()
+        least, most = min(sent, default=0), max(sent, default=0)
+        range_ = f", {format_bytes(least)} to {format_bytes(most)}" if most > 1.01 * least else ""
+        return f" (mean of {' and '.join(over)}{range_}{f'; {which}' if which else ''})"
+
+    @property
+    def _more(self) -> str:
+        """Differences of other steps from steady ones: ``; step 0 sent 2 MiB more``."""
+        more = {step: size / self.ranks for step, size in self.steady.more.items() if size}
+        if not more:
+            return ""
+        if len(more) > _MOST_STEPS:
+            largest = max(more, key=lambda step: abs(more[step]))
+            return f"; {len(more):,} other steps differ, step {largest} most, by {format_bytes(abs(more[largest]))}"
+        parts = [
+            f"step {step} sent {format_bytes(abs(size))} {'more' if size > 0 else 'less'}"
+            for step, size in more.items()
+        ]
+        return f"; {listed(parts)}"
+
+    def _experts(self) -> Iterator[Sentence]:
+        """Yield the sentence about the rank that uneven all_to_alls send most, if that is far more than to others."""
+        most = most_sent(uneven_sends(self.tables))
+        if most is not None and most.times >= _UNEVEN:
+            yield Sentence("experts", f"{most}.", np.flatnonzero(self.tables.events["send_splits"].is_not_null()))
+
+    def _module(self) -> Iterator[Sentence]:
+        """Yield the sentence about the place in the model that sends most, and why."""
+        owners = self._coded.group_by("owner", maintain_order=True).agg(weighed("wire_bytes"))
+        placed = owners.with_columns(place_of(pl.col("owner").cast(pl.String)).alias("place"))
+        sums = placed.group_by("place").agg(pl.col("wire_bytes").sum(), pl.len().alias("modules"))
+        total = int(sums["wire_bytes"].sum())
+        if not total:
+            return
+        place, size, modules = sums.sort("wire_bytes", "place", descending=[True, False]).row(0)
+        its_owners = placed.filter(place=place)["owner"]
+        events = self._coded.filter(pl.col("owner").is_in(its_owners.implode()))
+        many = f" (×{modules:,})" if modules > 1 else ""
+        where = place if place != OUTSIDE else f"what runs outside any module ({source_line_of(events)})"
+        part = f"{format_bytes(size / self.ranks / self.steps)} ({format_share(size, total)})"
+        if size == total:
+            sent = f"All {'that is known of it' if self.unknown else 'of it'} is for {where}{many}"
+        elif 2 * size > total:
+            sent = f"Most, {part}, is for {where}{many}"
+        else:
+            sent = f"Largest sender: {where}{many} with {part}"
+        first = str(events["owner"][0])
+        text = f"{sent}: {listed(purposes_of(events, size))}."
+        yield Sentence("module", text, _positions(events), first)
+
+    def _finding(self) -> Iterator[Sentence]:
+        """Yield the sentence about the finding that would save most, and the number of others, late ranks excluded."""
+        others = [finding for finding in self.findings if finding.rule != "late_rank"]
+        if not others:
+            return
+        first, more = others[0], len(others) - 1
+        spared = f", worth {format_bytes(first.spare_bytes)} on the wire" if first.spare_bytes else ""
+        rest = f" ({format_count(more, 'more finding')})" if more else ""
+        where = "" if first.module == OUTSIDE else f"{first.module}: "
+        module = str(self.tables.events["owner"][int(first.rows[0])]) if len(first.rows) else first.module
+        yield Sentence("finding", f"{where}{first.why}{spared}{rest}.", first.rows, module)
+
+    @cached_property
+    def timed_events(self) -> pl.DataFrame:
+        """When the collectives of steps ran whose duration was measured."""
+        return self._timed.filter(pl.col("start").is_not_null() & (pl.col("end") > pl.col("start")))
+
+    @cached_property
+    def times(self) -> StepTimes | None:
+        """Time that collectives run per step, mean over ranks and steps; None if nothing was measured."""
+        return step_times(self.timed_events, self.steps)
+
+    @property
+    def time(self) -> Sentence | None:
+        """Sentence about the time that collectives run per step, and how much of it is exposed."""
+        times = self.times
+        if times is None:
+            return None
+        return Sentence(
+            "time", times.sentence(is_async=bool(self.timed_events["is_async"].all())), _positions(self.timed_events)
+        )
+
+    def _io(self) -> Iterator[Sentence]:
+        """Yield the sentence about how long the program stands still for its disk and its input."""
+        said = io_sentence(self.tables)
+        if said:
+            yield Sentence("io", said, np.arange(0))
+
+
+def headline(tables: Tables) -> Headline:
+    """Summarize what a step sends, in words and by axis."""
+    return Headline(tables)
+
+
+def _sends(events: pl.DataFrame) -> bool:
+    """Return True if something of them is sent, or may be, as its size is unknown."""
+    return bool((events["wire_bytes"].fill_null(1) > 0).any())
+
+
+def _positions(events: pl.DataFrame) -> npt.NDArray[np.int64]:
+    return events["row"].cast(pl.Int64).to_numpy()

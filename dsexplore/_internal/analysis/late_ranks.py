@@ -1,0 +1,199 @@
+"""The ranks that come late again and again, of all ranks that a trace measured.
+
+Each rank is a little early or late. So a rank is named only
+
+* where it was late at least `LEAST` times and chance does not explain it: that so many of the collectives with a late
+  rank have this one, and that it was late by so nearly the same each time, would happen less than once in ten thousand
+  times (the second counts only far beyond what ranks usually vary by, as what ends lies close together at its end).
+  Looked at are first the arrivals that are late by much more than ranks usually vary, then all;
+* or where no rank is late so, and one was late by so much that a fifth of the time that was measured went by.
+
+How much ranks usually vary, the jitter, is half the width of the shortest range that holds a third of the deviations of
+a rank, of the middle one of the ranks: a rank may be late in two collectives of three.
+
+Worked example: four ranks reduce six times, and vary by 2 ms. Rank 1 is late by 198 to 202 ms each time. That all six
+late arrivals are of one rank is a chance of 1 in 4⁵, and that they lie within 2 ms of 200 one of 1 in 100⁵.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+BEYOND_JITTER = 15
+"""Factor on the jitter above which lateness is more than jitter."""
+LEAST = 3
+CHANCE = 1e-4
+LEAST_SHARE = 0.01
+"""The part of the measured time that a rank which is late again and again must have cost to be named."""
+SINGLE_SHARE, SINGLE_LEAST = 0.2, 0.1
+"""The part of the measured time by which a rank that is late seldom must be late, and the seconds of each time: a busy
+host stops any process for some tens of milliseconds now and then."""
+NEARLY_ALL = 0.75
+"""The part of all ranks' lateness that is such a rank's."""
+_ALWAYS = 0.8
+"""The share of a rank's steps in which it is late from some time on, so that it is so since then."""
+_FINEST = 1e-3
+"""Seconds of lateness agree at best to this share of it: what agrees better does so by luck."""
+
+Seconds = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class LateRank:
+    """A rank that came late, and what that cost."""
+
+    rank: int
+    late_by: float
+    """Seconds: the median over its late arrivals; `least` and `most` hold four of five of them."""
+    least: float
+    most: float
+    late: int
+    """Number of collectives to which it was late."""
+    collectives: int
+    """Number of collectives of the same ops and groups that it took part in."""
+    ops: tuple[str, ...]
+    """The ops at which it was late, that with most late arrivals first."""
+    since_step: int | None
+    """The step from which on it was late in nearly all and in none before; None where there is none, as in a program
+    that does not mark its steps."""
+    since_number: int | None
+    """If steps are not marked, the collective since which it is late, counted from 1."""
+    source: str
+    """The line of the collective to which it came late most often; empty where that is not known."""
+    axis: str
+    """The axis of those groups; empty where they have none, or several."""
+    module: str
+    transfer: tuple[float, float]
+    """Seconds that those collectives took themselves: four of five of them lie between."""
+    waited: float
+    """Seconds that the other ranks waited in them, all together."""
+    rows: npt.NDArray[np.int64] = field(repr=False, compare=False)
+    """The collectives to which it came late, on all ranks: positions in the trace's events."""
+
+
+def late_ranks(arrived: pl.DataFrame) -> tuple[LateRank, ...]:
+    """Return the ranks that came late, those first for which the others waited longest.
+
+    Args:
+        arrived: of all ranks, see `analysis.arrivals`.
+    """
+    late = arrived.filter(pl.col("is_late") & ~pl.col("is_held_up"))
+    if late.is_empty():
+        return ()
+    span = float(arrived.select((pl.col("begin") + pl.col("took")).max()).item())
+    beyond = BEYOND_JITTER * jitter(arrived)
+    named: dict[int, pl.DataFrame] = {}
+    for part in (late.filter(pl.col("late_by") > beyond), late):
+        chosen = arrived.filter(pl.col("instance").is_in(part["instance"].implode()))
+        for (rank,), of_rank in part.group_by("rank"):
+            if rank not in named and _is_often(of_rank, chosen, part, beyond, span):
+                named[rank] = of_rank
+    if not named:
+        long = late.filter(pl.col("late_by") >= SINGLE_LEAST)
+        named = {rank: of_rank for (rank,), of_rank in long.group_by("rank") if _is_costly(of_rank, late, span)}
+    described = [_described(rank, of_rank, arrived) for rank, of_rank in named.items()]
+    return tuple(sorted(described, key=lambda rank: (-rank.waited, rank.rank)))
+
+
+def jitter(arrived: pl.DataFrame) -> float:
+    """Return the usual variation of arrivals in seconds: the `_half_width` of the median rank's deviations."""
+    of_ranks = arrived.group_by("rank").agg(pl.col("deviation").sort())
+    widths = sorted(_half_width(deviations.to_numpy()) for deviations in of_ranks["deviation"])
+    return widths[(len(widths) - 1) // 2]
+
+
+def _half_width(ordered: Seconds) -> float:
+    """Return half the width of the shortest range that holds a third of the values.
+
+    Args:
+        ordered: (values,) in ascending order.
+    """
+    held = -(-len(ordered) // 3)
+    return float((ordered[held - 1 :] - ordered[: len(ordered) - held + 1]).min()) / 2
+
+
+def _is_often(late: pl.DataFrame, chosen: pl.DataFrame, of_all: pl.DataFrame, beyond: float, span: float) -> bool:
+    """Return True if a rank is late repeatedly, by more than chance explains and at some cost.
+
+    Args:
+        late: its late arrivals.
+        chosen: all arrivals at collectives that have a late one.
+        of_all: the late ones of these.
+        beyond: seconds; lateness above it is far more than the usual variation.
+        span: seconds that were measured.
+    """
+    by = np.sort(late["late_by"].to_numpy())
+    if len(by) < LEAST or by.sum() < LEAST_SHARE * span:
+        return False
+    collectives = chosen.filter(pl.col("rank") == late["rank"][0]).height
+    log_chance = _log_choices(collectives, len(by)) + (len(by) - 1) * math.log(of_all.height / chosen.height)
+    middle = float(np.median(by))
+    if by[0] > beyond and middle > 2 * beyond:
+        near = float(np.sort(np.abs(by - middle))[len(by) - 1 - len(by) // 4])
+        log_chance += (len(by) - 1) * math.log(min(max(near / middle, _FINEST), 1.0))
+    return log_chance < math.log(CHANCE)
+
+
+def _log_choices(of: int, count: int) -> float:
+    """Return the logarithm of the binomial coefficient, `of` choose `count`."""
+    return math.lgamma(of + 1) - math.lgamma(count + 1) - math.lgamma(of - count + 1)
+
+
+def _is_costly(late: pl.DataFrame, of_all: pl.DataFrame, span: float) -> bool:
+    """Return True if a rank's few late arrivals make up nearly all lateness, and cost much of the time.
+
+    Args:
+        late: its late arrivals.
+        of_all: those of all ranks.
+        span: seconds that were measured.
+    """
+    total = float(late["late_by"].sum())
+    return total >= NEARLY_ALL * float(of_all["late_by"].sum()) and total >= SINGLE_SHARE * span
+
+
+def _described(rank: object, late: pl.DataFrame, arrived: pl.DataFrame) -> LateRank:
+    ops = late["op"].value_counts(sort=True)["op"].to_list()
+    arrivals = arrived.filter(pl.col("rank") == rank).join(
+        late.select("op", "same_group").unique(), on=["op", "same_group"]
+    )
+    together = arrived.filter(pl.col("instance").is_in(late["instance"].implode()))
+    by, durations = late["late_by"].to_numpy(), late["duration"].to_numpy()
+    least, most = np.quantile(by, (0.1, 0.9))
+    waited = float((together["took"] - together["duration"]).sum())
+    usual = late.group_by("source", "owner").len().sort("len", "source", descending=[True, False]).row(0)
+    axes = late["axis"].unique().to_list()
+    is_late = arrivals.sort("seq").select("step", is_late=pl.col("row").is_in(late["row"].implode()))
+    of_steps = is_late.group_by("step", maintain_order=True).agg(pl.col("is_late").any())
+    since = _since((of_steps if of_steps.height > 1 else is_late)["is_late"].to_numpy())
+    return LateRank(
+        rank=int(rank),  # type: ignore[call-overload]
+        late_by=float(np.median(by)),
+        least=float(least),
+        most=float(most),
+        late=len(by),
+        collectives=arrivals.height,
+        ops=tuple(ops),
+        since_step=int(of_steps["step"][since]) if since is not None and of_steps.height > 1 else None,
+        since_number=since + 1 if since is not None and of_steps.height == 1 else None,
+        source=(usual[0] or "").partition(" ← ")[0],
+        axis=axes[0] or "" if len(axes) == 1 else "",
+        module=usual[1] or "",
+        transfer=(float(np.quantile(durations, 0.1)), float(np.quantile(durations, 0.9))),
+        waited=waited,
+        rows=together["row"].cast(pl.Int64).to_numpy(),
+    )
+
+
+def _since(is_late: npt.NDArray[np.bool_]) -> int | None:
+    """Return the position from which on nearly all are late; None if that is the first, or there is none.
+
+    Args:
+        is_late: (steps or collectives,) in program order.
+    """
+    first = int(np.argmax(is_late))
+    return first if first and is_late[first:].mean() >= _ALWAYS else None

@@ -1,0 +1,236 @@
+"""Where the values of two recorded runs part: two plans, two commits, two versions of torch, or one program run twice.
+
+Runs of the same ranks whose tensors have the same sizes are compared rank by rank, and first of all by the bits. Other
+runs, as of two plans, are compared by whole tensors: what the ranks hold, and what the calls of a module return in a
+step, adds up, norms as squares and means as sums, and where they hold more elements together than the other run, they
+are taken for copies.
+
+Worked example: A has an output of 64 elements on one rank, B 64 elements on each of four. B's ranks hold four copies,
+so the sum of their squared norms is divided by 4 before it is compared with A's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+
+import polars as pl
+
+from dsexplore._internal.analysis.non_finite import KEYS, first_non_finite
+from dsexplore._internal.display import Displayable
+from dsexplore._internal.errors import UsageError
+from dsexplore._internal.trace.tables import Tables
+from dsexplore._internal.units import format_count, format_ranks
+
+COLUMNS: dict[str, pl.DataType] = {
+    "step": pl.Int32(),
+    "phase": pl.String(),
+    "module": pl.String(),  # without the root's class; "" for the root
+    "name": pl.String(),  # output, or the parameter's own name
+    "call": pl.Int32(),
+    "ranks": pl.List(pl.Int32()),  # those on which it differs beyond rounding, or in bits if on none; of whole tensors
+    # all that hold a part of it
+    "same_bits": pl.Boolean(),  # the hash and the projection are equal
+    "same": pl.Boolean(),  # norm and mean differ by no more than rounding
+    "reordered": pl.Boolean(),  # the same bits in another order: the hash is equal, the projection is not
+    "norm_before": pl.Float64(),
+    "norm_after": pl.Float64(),
+    "difference": pl.Float64(),  # of norm or mean, the larger one, relative to the norm or the root mean square
+}
+"""Columns of `NumericDifference.to_frame`, in program order."""
+
+_EPS = {"float64": 2.0**-52, "float32": 2.0**-23, "bfloat16": 2.0**-7, "float16": 2.0**-10}
+_ROUNDINGS, _MOST = 1000.0, 0.02
+"""How many units in the last place a norm may differ by rounding, and what it may not in any dtype."""
+_OF_LARGEST, _MOST_OF_LARGEST = 8.0, 1e-4
+"""How many units in the last place of the largest values of a phase others may differ by, as cancellation leaves, and
+which share of these at most."""
+_PHASES = ("no-grad forward", "forward", "backward", "gradient")
+
+
+class NumericDifference(Displayable):
+    """Where the values of two runs part, A before and B after."""
+
+    def __init__(self, before: pl.DataFrame, after: pl.DataFrame) -> None:
+        self._before, self._after = before, after
+
+    def __repr__(self) -> str:
+        return f"<NumericDifference: {self.sentence}>"
+
+    def __str__(self) -> str:
+        return self.sentence
+
+    def to_frame(self) -> pl.DataFrame:
+        """Return one row per tensor that both runs have summarized; columns: `COLUMNS`."""
+        return self._rows
+
+    @cached_property
+    def by_rank(self) -> bool:
+        """True if the runs are compared rank by rank: the same ranks hold tensors of the same sizes."""
+        keys = (*KEYS, "rank")
+        both = _joined(_named(self._before), _named(self._after), keys)
+        same_ranks = set(self._before["rank"].unique()) == set(self._after["rank"].unique())
+        return same_ranks and bool((both["count"] == both["count_after"]).all())
+
+    @cached_property
+    def _rows(self) -> pl.DataFrame:
+        before, after = _named(self._before), _named(self._after)
+        if self.by_rank:
+            rows = _over_ranks(_judged(_joined(before, after, (*KEYS, "rank"))))
+        else:
+            rows = _judged(_norms_per_copy(_joined(_whole(before), _whole(after), KEYS)))
+        return rows.rename({"norm": "norm_before"}).select(pl.col(name).cast(kind) for name, kind in COLUMNS.items())
+
+    @cached_property
+    def first(self) -> dict[str, object] | None:
+        """First row of `to_frame` that differs beyond rounding; of runs rank by rank else in bits; None for none.
+
+        What runs inside a module whose output is the same counts as right, and so do scales of the loss: gradients of
+        outputs are compared rank by rank alone.
+        """
+        rows = self._rows if self.by_rank else self._rows.filter(pl.col("phase") != "backward")
+        for same in ("same", "same_bits") if self.by_rank else ("same",):
+            right = {(r["step"], r["phase"], r["module"]) for r in rows.filter(pl.col(same)).iter_rows(named=True)}
+            for row in rows.filter(~pl.col(same)).iter_rows(named=True):
+                path = row["module"].split(".") if row["module"] else []
+                around = [".".join(path[:end]) for end in range(len(path))] if row["phase"] != "gradient" else []
+                if self.by_rank or not any((row["step"], row["phase"], module) in right for module in around):
+                    return row
+        return None
+
+    @cached_property
+    def same(self) -> bool:
+        """True if no tensor differs beyond rounding."""
+        row = self.first
+        return row is None or bool(row["same"])
+
+    @cached_property
+    def same_bits(self) -> bool:
+        """True if all tensors are the same to the bit on each rank."""
+        return self.by_rank and bool(self._rows["same_bits"].all())
+
+    @property
+    def sentence(self) -> str:
+        """Where the runs part, or that they do not, in one sentence or two."""
+        return " ".join([self._where(), *self._not_finite()])
+
+    def _where(self) -> str:
+        tensors, row = format_count(self._rows.height, "tensor"), self.first
+        if self.same_bits:
+            return f"The same bits: all summaries of {tensors} agree on each rank."
+        if row is None:
+            return f"The same but for rounding: norms and means of {tensors} agree, as whole tensors."
+        what = f"its {row['name']}"
+        if row["phase"] in ("backward", "gradient"):
+            what = f"the gradient of {what if row['phase'] == 'backward' else row['name']}"
+        place = f"in {row['phase']} of step {row['step']}, {row['module'] or 'the model'}, in {what}"
+        ranks = f" on {format_ranks(row['ranks'])}" if self.by_rank else ""  # type: ignore[arg-type]
+        if row["same"]:
+            return f"The same but for rounding: bits differ first {place}{ranks}; no norm or mean of {tensors} does."
+        return f"The values part first {place}{ranks}: {_looks(row)}."
+
+    def _not_finite(self) -> list[str]:
+        sides = [first_non_finite(side) for side in (self._before, self._after)]
+        return [f"{name}: {note}" for name, note in zip("AB", sides, strict=True) if note is not None]
+
+
+def numeric_difference(before: Tables, after: Tables) -> NumericDifference:
+    """Compare the values of two runs.
+
+    Raises:
+        UsageError: one of them has no summaries.
+    """
+    for name, tables in (("A, before", before), ("B, after", after)):
+        if tables.numerics.is_empty():
+            raise UsageError(f"trace {name}, has no summaries of values: record it with commtrace(numerics=True)")
+    return NumericDifference(before.numerics, after.numerics)
+
+
+def _named(numerics: pl.DataFrame) -> pl.DataFrame:
+    """Return summaries in program order with modules named from the root on, whatever the root's class and wrapper."""
+    path = pl.col("module").str.replace(r"^(DistributedDataParallel\.module|[^.]*)(\.|$)", "")
+    order = pl.col("phase").replace_strict({phase: at for at, phase in enumerate(_PHASES)}, default=9)
+    return numerics.sort("step", "seq", order, "rank").with_columns(module=path)
+
+
+def _joined(before: pl.DataFrame, after: pl.DataFrame, keys: Sequence[str]) -> pl.DataFrame:
+    return before.join(after, on=keys, how="inner", suffix="_after", maintain_order="left")
+
+
+def _over_ranks(judged: pl.DataFrame) -> pl.DataFrame:
+    """Return one row per tensor, with the ranks on which it differs."""
+    differs = pl.when((~pl.col("same")).any()).then(~pl.col("same")).otherwise(~pl.col("same_bits"))
+    return judged.group_by(KEYS, maintain_order=True).agg(
+        pl.col("rank").filter(differs).sort().alias("ranks"),
+        pl.col("same_bits", "same").all(),
+        pl.col("reordered").any(),
+        pl.col("norm", "norm_after").get(pl.col("difference").arg_max()),
+        pl.col("difference").max(),
+    )
+
+
+def _whole(named: pl.DataFrame) -> pl.DataFrame:
+    """Return the sums over ranks, and over a module's calls, of what adds up: microbatches are calls of a part each."""
+    return named.group_by(KEYS[:-1], maintain_order=True).agg(
+        pl.lit(0, pl.Int32).alias("call"),
+        pl.col("rank").unique().sort().alias("ranks"),
+        pl.col("dtype").first(),
+        pl.col("count").sum(),
+        (pl.col("norm") ** 2).sum().sqrt().alias("norm"),
+        ((pl.col("mean") * pl.col("count")).sum() / pl.col("count").sum()).alias("mean"),
+        pl.lit(None, pl.Int64).alias("hash"),
+        pl.lit(None, pl.Float64).alias("projection"),
+    )
+
+
+def _norms_per_copy(both: pl.DataFrame) -> pl.DataFrame:
+    """Return both sides' norms as of one copy of the tensor; rows are omitted where sizes are no multiples."""
+    least = pl.min_horizontal("count", "count_after")
+    fits = (pl.col("count") % least == 0) & (pl.col("count_after") % least == 0)
+    return both.filter(fits).with_columns(
+        norm=pl.col("norm") / (pl.col("count") / least).sqrt(),
+        norm_after=pl.col("norm_after") / (pl.col("count_after") / least).sqrt(),
+        count=least,
+        count_after=least,
+    )
+
+
+def _judged(both: pl.DataFrame) -> pl.DataFrame:
+    """Add whether the bits, and norm and mean up to rounding, are the same."""
+    eps = pl.max_horizontal(pl.col(name).replace_strict(_EPS, default=1.0) for name in ("dtype", "dtype_after"))
+    norm = pl.max_horizontal("norm", "norm_after")
+    of_norm = (pl.col("norm") - pl.col("norm_after")).abs() / norm
+    of_mean = (pl.col("mean") - pl.col("mean_after")).abs() / (norm / pl.col("count").sqrt())
+    both_odd = pl.col("norm").is_finite().not_() & pl.col("norm_after").is_finite().not_()
+    difference = pl.when(both_odd | (norm == 0)).then(0.0).otherwise(pl.max_horizontal(of_norm, of_mean))
+    root = pl.col("count").sqrt()
+    largest = (norm / root).filter(norm.is_finite()).max().over("step", "phase")
+    apart = pl.max_horizontal(
+        (pl.col("norm") - pl.col("norm_after")).abs() / root, (pl.col("mean") - pl.col("mean_after")).abs()
+    )
+    is_left = (apart <= pl.min_horizontal(eps * _OF_LARGEST, pl.lit(_MOST_OF_LARGEST)) * largest).fill_null(
+        value=False
+    ) & apart.is_finite()
+    same_hash = (pl.col("hash") == pl.col("hash_after")).fill_null(value=False)
+    same_order = pl.col("projection").eq_missing(pl.col("projection_after")) & pl.col("hash").is_not_null()
+    return (
+        both.with_columns(difference=difference.fill_nan(float("inf")))
+        .with_columns(
+            same_bits=same_hash & same_order,
+            same=(pl.col("difference") <= pl.min_horizontal(eps * _ROUNDINGS, pl.lit(_MOST))) | is_left,
+            reordered=same_hash & ~same_order,
+        )
+        .with_columns(same=pl.col("same") & ~pl.col("reordered"))
+    )
+
+
+def _looks(row: dict[str, object]) -> str:
+    if row["reordered"]:
+        return "the same values in another order"
+    before, after = float(str(row["norm_before"])), float(str(row["norm_after"]))
+    ratio = after / before if before else float("inf")
+    times = round(max(ratio, 1 / ratio)) if 0 < ratio < float("inf") else 0
+    factor = ""
+    if times > 1 and abs(max(ratio, 1 / ratio) - times) < 1e-4 * times:
+        factor = f", {times} times as much" if ratio > 1 else f", 1/{times} of it"
+    return f"norm {before:.4g} in A, {after:.4g} in B{factor}"

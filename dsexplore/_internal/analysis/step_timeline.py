@@ -1,0 +1,335 @@
+"""`Timeline`: what happened from when to when, in lanes, of anything that has an order.
+
+A trace has one of three orders: measured time, where its ranks were real; program order, where one simulated rank was
+recorded; and where several were, the rounds in which they can run (`waiting_order`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, get_args
+
+import polars as pl
+
+from dsexplore._internal.analysis.io_waits import io_sentence
+from dsexplore._internal.analysis.waiting_order import rounds
+from dsexplore._internal.display import Displayable
+from dsexplore._internal.errors import UsageError
+from dsexplore._internal.trace import measured_time, schema
+from dsexplore._internal.trace.schema import IN_STEPS, NO_AXIS
+from dsexplore._internal.trace.tables import Tables
+from dsexplore._internal.trace.trace import Trace
+from dsexplore._internal.units import format_count
+
+TIES: dict[str, pl.DataType] = {
+    "from_lane": pl.String(),
+    "sent": pl.Float64(),  # the end of the send, in the unit of the timeline's order
+    "to_lane": pl.String(),
+    "received": pl.Float64(),  # the begin of what received it
+    "send": pl.Int64(),  # the events, as rows of the trace's; null where no event was recorded
+    "receive": pl.Int64(),
+}
+
+
+def message_ties(tables: Tables, spans: pl.DataFrame) -> pl.DataFrame:
+    """Return one row per send and the receive that takes its message. Columns: `TIES`.
+
+    Messages between two ranks of one group arrive in the order in which they are sent: the first send matches the first
+    receive. Sends to ranks that are not in the trace are omitted.
+
+    Args:
+        tables: the trace.
+        spans: of its events; columns lane, begin, end and row, as in `step_timeline.SPANS`.
+    """
+    events = tables.events
+    if not events["op"].is_in(["send", "recv"]).any():
+        return pl.DataFrame(schema=TIES)
+    members = tables.groups.select("group", pl.col("ranks").list.eval(pl.element().cast(pl.String)).list.join(","))
+    messages = (
+        events.with_row_index("row")
+        .filter(pl.col("op").is_in(["send", "recv"]) & pl.col("peer").is_not_null())
+        .select("row", "rank", "op", "peer", "group", "seq")
+        .join(members.unique("group"), on="group", how="left")
+        .with_columns(channel=pl.coalesce("ranks", "group"))  # processes may name one group differently
+        .join(spans.select("row", "lane", "begin", "end"), on="row")
+        .sort("rank", "seq")
+    )
+    sends, receives = (messages.filter(op=op) for op in ("send", "recv"))
+    sends = sends.select("channel", sender="rank", receiver="peer", from_lane="lane", sent="end", send="row")
+    receives = receives.select(
+        "channel", sender="peer", receiver="rank", to_lane="lane", received="begin", receive="row"
+    )
+    channel = ("channel", "sender", "receiver")
+    sends, receives = (part.with_columns(number=pl.int_range(pl.len()).over(channel)) for part in (sends, receives))
+    return sends.join(receives, on=[*channel, "number"]).select(pl.col(name).cast(kind) for name, kind in TIES.items())
+
+
+LaneKind = Literal["phase", "axis", "module", "op", "rank", "collective"]
+ColorKind = Literal["phase", "axis", "op", "rank"]
+Sizes = Literal["wire", "message"]
+Order = Literal["measured", "program order", "rounds", "predicted", "slots"]
+"""``measured``: seconds since the first start; ``program order``: the number of the collective; ``rounds``: see
+`waiting_order`; ``predicted``: seconds since the step began, on a cluster; ``slots``: of a pipeline's schedule, as long
+as one forward of one microbatch."""
+
+SPANS: dict[str, pl.DataType] = {
+    "lane": pl.String(),
+    "begin": pl.Float64(),  # in the unit of the timeline's order
+    "end": pl.Float64(),
+    "mark": pl.String(),  # what its color says: a phase, an axis, …
+    "name": pl.String(),  # the op
+    "bytes": pl.Int64(),  # wire or message bytes; null for what moves none
+    "row": pl.UInt32(),  # of the trace's events; null for what is no event
+    "label": pl.String(),  # stands on its box; null for the letter of its mark
+}
+_TIMES: dict[Order, str] = {
+    "measured": "measured",
+    "program order": "simulated, in program order",
+    "rounds": "simulated, in the earliest order that ranks can run in",
+    "predicted": "predicted",
+    "slots": "in the time of forwards, by its schedule",
+}
+HELD: dict[str, pl.DataType] = {
+    "span": pl.Int64(),  # of the timeline's spans
+    "row": pl.Int64(),  # of the trace's events
+}
+NO_MODULE = "outside any module"
+WAITING = "waiting"
+"""Mark of the time in which a stage waits for others (the pipeline's bubble), or a stream for work."""
+DISK, STILL = "disk", "stands still"
+"""Lanes and marks of reads and writes, and of the times that the program stood still for these or for its input."""
+_MOST_IN_ROUNDS = 300_000
+"""Events of simulated ranks whose rounds are found: they take 2 µs each. More of them stand in program order."""
+
+
+@dataclass(frozen=True, eq=False)
+class Timeline(Displayable):
+    """Spans in lanes. Shows itself as a drawing; ``.explore()`` zooms, brushes and follows the keyboard.
+
+    Examples:
+        >>> with dsexplore.commtrace(mesh="dp=4") as trace:
+        ...     dist.all_reduce(torch.ones(256))
+        ...     dist.barrier()
+        >>> timeline = trace.timeline(lanes="op")
+        >>> timeline.lanes
+        ('all_reduce', 'barrier')
+    """
+
+    spans: pl.DataFrame
+    """Columns: `SPANS`; sorted by begin."""
+    lanes: tuple[str, ...]
+    """From top to bottom."""
+    marks: tuple[str, ...]
+    """The values that have a color, in the order of the key."""
+    order: Order
+    color_by: str
+    """``phase``, ``axis``, …: what `marks` are."""
+    tables: Tables
+    """The trace that was drawn."""
+    sizes: Sizes = "wire"
+    """The bytes that the spans have."""
+    ties: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=TIES))
+    """Messages from one lane to another. Columns: `message_ties.TIES`."""
+    verdict: str = ""
+    """The sentence that the drawing shows, such as how large the bubble of a pipeline is."""
+    note: str = ""
+    """The text beside the key: what letters or times stand for."""
+    held: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=HELD))
+    """The events of spans that are none themselves: of a stage's actions, the messages. Columns: `HELD`."""
+
+    def __repr__(self) -> str:
+        rows = self.spans["row"].drop_nulls().n_unique()
+        what = format_count(rows, "collective") if rows else format_count(self.spans.height, "part")
+        axes = self.tables.events["axis"].replace("", None).drop_nulls().n_unique()
+        of = f" on {axes} axes" if axes > 1 else ""
+        ranks = format_count(len(self.tables.info.ranks), "rank")
+        return f"<Timeline of {what}{of}, {ranks}, {_TIMES[self.order]}>"
+
+    @property
+    def has_busy_lane(self) -> bool:
+        """True if a lane always computes or waits, as that of a stage or of the compute stream does."""
+        return WAITING in self.marks
+
+    def to_frame(self) -> pl.DataFrame:
+        """Return the spans as a polars frame; columns: `SPANS`.
+
+        Examples:
+            >>> timeline.to_frame().select("lane", "begin", "end").rows()
+            [('all_reduce', 0.0, 1.0), ('barrier', 1.0, 2.0)]
+        """
+        return self.spans
+
+    def between(self, begin: float, end: float, lanes: tuple[str, ...] | None = None) -> Trace:
+        """Return the events that overlap a range, as a `Trace`.
+
+        Args:
+            begin: start of the range, in the unit of the order: seconds, rounds or places in program order.
+            end: end of the range, exclusive.
+            lanes: only events of these lanes; None for all.
+
+        Examples:
+            >>> timeline.between(0, 1)
+            <Trace: 1 collective of rank 0, world of 4>
+        """
+        inside = (pl.col("begin") < end) & (pl.col("end") > begin)
+        if lanes is not None:
+            inside &= pl.col("lane").is_in(lanes)
+        spans = self.spans.with_row_index("span").filter(inside)
+        span_rows, held = (
+            spans["row"].drop_nulls(),
+            self.held.join(spans.select(pl.col("span").cast(pl.Int64)), on="span"),
+        )
+        rows = sorted({*span_rows, *held["row"]})
+        events = self.tables.events[rows] if rows else self.tables.events.clear()
+        return Trace(replace(self.tables, events=events))
+
+
+def timeline_of(
+    tables: Tables, lanes: LaneKind | None = None, color_by: ColorKind | None = None, sizes: Sizes = "wire"
+) -> Timeline:
+    """Build the timeline of a trace.
+
+    Args:
+        tables: the trace.
+        lanes: what each lane is: phase, axis, module (the blocks that the model repeats), op, rank, or collective (an
+            op on an axis, or on a group without one). None: ranks if there are several, else phases.
+        color_by: what each color is: phase, axis, op or rank. None: the phase; the axis where lanes are phases.
+        sizes: which bytes the spans have, wire or message.
+
+    Raises:
+        UsageError: unknown lanes, color_by or sizes.
+    """
+    events = tables.events
+    several = events["rank"].n_unique() > 1
+    lanes = lanes or ("rank" if several else "phase")
+    color_by = color_by or ("axis" if lanes == "phase" else "phase")
+    _check("lanes", lanes, LaneKind)
+    _check("color_by", color_by, ColorKind)
+    _check("sizes", sizes, Sizes)
+    order, begin, end = _places(tables, several)
+    spans = (
+        events.with_row_index("row")
+        .select(
+            _key(lanes, several).alias("lane"),
+            begin.alias("begin"),
+            end.alias("end"),
+            _key(color_by, False).alias("mark"),
+            pl.col("op").alias("name"),
+            pl.col(f"{sizes}_bytes").alias("bytes"),
+            "row",
+            pl.lit(None, pl.String).alias("label"),
+        )
+        .cast(dict(SPANS))  # type: ignore[arg-type]  # polars' own types
+        .sort("begin", maintain_order=True)
+    )
+    marks = axes_by_bytes(events) if color_by == "axis" else _in_order(spans["mark"], color_by)
+    said = ""
+    if tables.io.height and (order == "measured" or events.is_empty()):
+        order, said = "measured", io_sentence(tables)
+        spans, further = _with_io(spans, tables, several)
+        marks = (*marks, *further)
+    ties = message_ties(tables, spans) if several else pl.DataFrame(schema=TIES)
+    return Timeline(spans, _in_order(spans["lane"], lanes), marks, order, color_by, tables, sizes, ties, said)
+
+
+def _with_io(spans: pl.DataFrame, tables: Tables, several: bool) -> tuple[pl.DataFrame, tuple[str, ...]]:
+    """Return spans with those of reads, writes and waits, all since the first start of any; and the marks of these."""
+    events, io = tables.events, tables.io
+    first = io["start"].min()
+    assert isinstance(first, int)
+    earliest = events["start"].min()
+    before = max(earliest - first, 0) if isinstance(earliest, int) else 0
+    origin = min(first, earliest) if isinstance(earliest, int) else first
+    mark = pl.when(pl.col("op").is_in(["read", "write"])).then(pl.lit(DISK)).otherwise(pl.lit(STILL))
+    file = pl.col("path").str.split("/").list.last()
+    words = (pl.col("op") + " " + file).str.strip_chars()
+    added = io.select(
+        (pl.format("rank {} · {}", "rank", mark) if several else mark).alias("lane"),
+        ((pl.col("start") - origin) / 1e9).alias("begin"),
+        ((pl.col("end").fill_null(pl.col("start")) - origin) / 1e9).alias("end"),
+        mark.alias("mark"),
+        pl.concat_str(
+            [words, pl.col("module").replace("", None), pl.col("phase")], separator=" · ", ignore_nulls=True
+        ).alias("name"),
+        "bytes",
+        pl.lit(None, pl.UInt32).alias("row"),
+        pl.lit(None, pl.String).alias("label"),
+    ).cast(dict(SPANS))  # type: ignore[arg-type]  # polars' own types
+    shifted = spans.with_columns(pl.col("begin", "end") + before / 1e9)
+    marks = tuple(name for name in (DISK, STILL) if name in set(added["mark"]))
+    return pl.concat([shifted, added]).sort("begin", maintain_order=True), marks
+
+
+def _check(name: str, given: str, kind: Any) -> None:
+    if given not in get_args(kind):
+        raise UsageError(f"timeline({name}={given!r}): no such {name}; they are {', '.join(get_args(kind))}")
+
+
+def _places(tables: Tables, several: bool) -> tuple[Order, pl.Expr | pl.Series, pl.Expr | pl.Series]:
+    """Return the kind of order, and the begin and end of each event in it."""
+    events = tables.events
+    if measured_time.is_timed(events):
+        return "measured", measured_time.begin(events) / 1e9, measured_time.end(events) / 1e9
+    if several and events.height <= _MOST_IN_ROUNDS:
+        at = pl.Series(rounds(tables), dtype=pl.Float64)
+        return "rounds", at, at + 1
+    return "program order", pl.col("seq").cast(pl.Float64), pl.col("seq").cast(pl.Float64) + 1
+
+
+def _key(kind: str, of_rank: bool) -> pl.Expr:
+    """Return the expression that names the lane or color of an event."""
+    rank = pl.format("rank {}", pl.col("rank"))
+    if kind == "rank":
+        return rank
+    axis = pl.when(pl.col("axis") == "").then(pl.lit(NO_AXIS)).otherwise("axis")
+    key = {"phase": pl.col("phase"), "op": pl.col("op"), "axis": axis, "module": _block(), "collective": _collective()}[
+        kind
+    ]
+    return pl.format("{} · {}", rank, key) if of_rank else key
+
+
+def _collective() -> pl.Expr:
+    """Return the op with its axis, or with its group if that has no axis: ``tp · all_reduce``."""
+    place = pl.when(pl.col("axis") == "").then("group").otherwise("axis")
+    return pl.when(place == "").then("op").otherwise(pl.format("{} · {}", place, pl.col("op")))
+
+
+def _block() -> pl.Expr:
+    """Return the owner up to its block number: ``Llama.layers.3`` for ``Llama.layers.3.attn.wq``."""
+    block = pl.col("owner").str.extract(r"^(.*?\.\d+)(?:\.|$)")
+    top = pl.col("owner").str.extract(r"^([^.]*(?:\.[^.]*)?)")
+    return pl.when(pl.col("owner") == "").then(pl.lit(NO_MODULE)).otherwise(block.fill_null(top))
+
+
+def axes_by_bytes(events: pl.DataFrame) -> tuple[str, ...]:
+    """Return the axes, most wire bytes in steps first; all views of a trace assign colors in this order."""
+    in_steps = pl.when(IN_STEPS).then(pl.col("wire_bytes")).otherwise(0)
+    totals = events.group_by("axis").agg(in_steps.sum().alias("size")).sort("size", "axis", descending=[True, False])
+    return tuple(axis or NO_AXIS for axis in totals["axis"])
+
+
+def _in_order(names: pl.Series, kind: str) -> tuple[str, ...]:
+    """Return the distinct names: phases in the order of a step, ranks by number, others as they first appear.
+
+    The lanes of a rank's disk and of its waits follow its others.
+    """
+    place: dict[str, int] = {phase: i for i, phase in enumerate(schema.PHASES)} if kind == "phase" else {}
+    last = {DISK: len(place) + 1, STILL: len(place) + 2}
+
+    def key(name: str) -> tuple[int, int]:
+        part = name.rpartition(" · ")[2]
+        return _rank_of(name), last.get(part, place.get(part, len(place)))
+
+    return tuple(sorted(names.unique(maintain_order=True).to_list(), key=key))
+
+
+def _rank_of(name: str) -> int:
+    number = name.removeprefix("rank ").partition(" ")[0]
+    return int(number) if name.startswith("rank ") and number.isdigit() else -1
+
+
+def with_sizes(timeline: Timeline, sizes: Sizes) -> Timeline:
+    """Return the timeline with wire or message bytes."""
+    column = timeline.tables.events[f"{sizes}_bytes"].gather(timeline.spans["row"]).cast(SPANS["bytes"])
+    bytes_ = pl.coalesce(column, pl.when(pl.col("mark") == DISK).then("bytes")).alias("bytes")
+    return replace(timeline, spans=timeline.spans.with_columns(bytes_), sizes=sizes)

@@ -1,0 +1,173 @@
+"""Where the recorder sees collectives: below everything that can issue one, above the kernels that run it.
+
+Requirements, on success, exception and Ctrl-C:
+
+1. each collective is seen once, whoever issues it: Python, DDP's C++ reducer, FSDP, DTensor, compiled code,
+   any thread, on real, meta and fake tensors;
+2. ops that do not communicate cost nothing;
+3. while torch.compile traces a program, the ops on its fake tensors are not traffic;
+4. after `uninstall` the dispatcher is as it was.
+
+`KernelSubstrate` puts a kernel of its own in front of the kernels of each communication op, for as long as it is
+installed. Another source of events needs the same two methods, `Substrate`.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+
+from dsexplore._internal.capture.collectives import ops
+from dsexplore._internal.capture.collectives.group_methods import GroupMethods
+from dsexplore._internal.capture.collectives.mode_collectives import ModeCollectives
+from dsexplore._internal.capture.collectives.observed_op import Kernel, Observer, observed
+from dsexplore._internal.capture.collectives.ops import Communication
+from dsexplore._internal.torch_internals.dispatch import (
+    AFTER_BACKEND_SELECT,
+    BACKEND_SELECT,
+    CPU,
+    META,
+    find_op,
+    redispatch_of,
+    remove_kernels,
+)
+from dsexplore._internal.torch_internals.fake_tensors import FakeTensor, registered_fake_impl
+from dsexplore._internal.torch_internals.names import is_there, needed
+from dsexplore._internal.torch_internals.patches import Patches
+from dsexplore._internal.torch_internals.process_groups import LOCAL_TENSOR_COLLECTIVES, register_ops
+
+register_ops()
+
+
+class Substrate(Protocol):
+    """A source of communication events."""
+
+    def install(self, observer: Observer) -> None:
+        """Begin to report every collective to the observer."""
+
+    def uninstall(self) -> None:
+        """Remove everything that was installed."""
+
+
+class KernelSubstrate:
+    """Puts a kernel in front of each op's own.
+
+    It is registered for the dispatch key ``BackendSelect``, which every call passes, in every thread and mode, right
+    before the kernel of a device is chosen. torch uses this key for factory functions, and registers nothing there for
+    communication. The call then continues to the kernel that it would have reached.
+    """
+
+    def __init__(self) -> None:
+        self._libraries: dict[str, torch.library.Library] = {}
+        self._local_tensor = LocalTensorSubstrate()
+        self._fake_tensor = FakeTensorSubstrate()
+        self._methods = GroupMethods()
+        self._modes = ModeCollectives()
+
+    def install(self, observer: Observer) -> None:
+        for name in (BACKEND_SELECT, AFTER_BACKEND_SELECT, CPU, META):
+            needed(name, "a trace")
+        try:
+            for raw_op, overload in ops.overloads():
+                entry = ops.lookup(raw_op)
+                if entry is not None:
+                    self._put(raw_op, overload, entry, observer)
+            self._local_tensor.install(observer)
+            self._fake_tensor.install(observer)
+            self._methods.install(observer)
+            self._modes.install(observer)
+        except BaseException:
+            self.uninstall()
+            raise
+
+    def _put(self, raw_op: str, overload: str, entry: Communication, observer: Observer) -> None:
+        namespace, _, name = raw_op.partition("::")
+        library = self._libraries.get(namespace)
+        if library is None:
+            library = self._libraries[namespace] = torch.library.Library(namespace, "IMPL")
+        op = getattr(find_op(raw_op), overload or "default")
+        recorded = observed(raw_op, entry, redispatch_of(op), observer, calls_twin=namespace != "c10d")
+        library.impl(f"{name}.{overload}" if overload else name, recorded, BACKEND_SELECT.name, with_keyset=True)
+
+    def uninstall(self) -> None:
+        self._modes.uninstall()
+        self._methods.uninstall()
+        self._local_tensor.uninstall()
+        self._fake_tensor.uninstall()
+        while self._libraries:
+            remove_kernels(self._libraries.popitem()[1])
+
+
+class LocalTensorSubstrate:
+    """Observes the functions of torch's ``LocalTensorMode``, which computes collectives for all ranks at once."""
+
+    def __init__(self) -> None:
+        self._patches = Patches()
+
+    def install(self, observer: Observer) -> None:
+        functions = LOCAL_TENSOR_COLLECTIVES.get()
+        for raw_op, entry in ops.COMMUNICATION.items() if is_there(functions) else ():
+            name = _local_name(raw_op)
+            function = getattr(functions, name, None)
+            if function is not None:
+                recorded = observed(raw_op, entry, _without_keys(function), observer)
+                self._patches.attribute(functions, name, partial(recorded, None))
+
+    def uninstall(self) -> None:
+        self._patches.undo()
+
+
+class FakeTensorSubstrate:
+    """Observes the ops whose result on fake tensors ``torch.library.register_fake`` describes.
+
+    `FakeTensorMode` calls this description and no kernel, so the description is replaced while this is installed. On
+    meta tensors a kernel calls the description, and `KernelSubstrate` has already seen that kernel.
+    """
+
+    def __init__(self) -> None:
+        self._patches = Patches()
+
+    def install(self, observer: Observer) -> None:
+        for raw_op, entry in ops.COMMUNICATION.items():
+            holder = registered_fake_impl(raw_op)
+            if holder is not None:
+                described = type(holder.kernel)(_of_fake_tensors(raw_op, entry, holder.kernel, observer), __name__)
+                self._patches.callback(holder.kernels.remove, described)
+                holder.kernels.append(described)
+
+    def uninstall(self) -> None:
+        self._patches.undo()
+
+
+def _of_fake_tensors(raw_op: str, entry: Communication, description: Kernel, observer: Observer) -> Kernel:
+    """Wrap the description of an op to observe it if its tensors are fake."""
+    recorded = observed(raw_op, entry, _without_keys(description), observer)
+
+    def on_fake_tensors(*args: Any) -> Any:
+        is_fake = any(isinstance(arg, FakeTensor) for arg in args)
+        return recorded(None, *args) if is_fake else description(*args)
+
+    return on_fake_tensors
+
+
+def _without_keys(function: Kernel) -> Kernel:
+    """Wrap a function to be called as a kernel by `observed`, without the dispatch keys."""
+    return lambda _keys, *args, **kwargs: function(*args, **kwargs)
+
+
+_LOCAL_NAMES = {
+    "allreduce_": "_local_all_reduce_",
+    "allgather_": "_local_all_gather_",
+    "_allgather_base_": "_local_allgather_base_",
+    "_reduce_scatter_base_": "_local_reduce_scatter_base_",
+}
+
+
+def _local_name(raw_op: str) -> str:
+    """Return the name of the function of ``LocalTensorMode`` that carries out an op."""
+    namespace, _, name = raw_op.partition("::")
+    if namespace == "c10d":
+        return _LOCAL_NAMES.get(name, f"_local_{name}")
+    return f"_local_functional_{name}"

@@ -1,0 +1,1 @@
+"""The content of one recording, and the tables that are made of it."""

@@ -1,0 +1,339 @@
+"""The content of a recording as plain numbers and texts: the names of modules, causes and lines are made here.
+
+`capture.content.recorded_tables` makes the tables, in this process or in another one.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from dsexplore._internal.capture.collectives.groups import Group, own_rank, size_of
+from dsexplore._internal.capture.collectives.issued_collective import Issued
+from dsexplore._internal.capture.collectives.ops import Message
+from dsexplore._internal.capture.collectives.peers import Parties
+from dsexplore._internal.capture.content.collective_kinds import CollectiveKind, CollectiveKinds
+from dsexplore._internal.capture.content.io_recording import io_columns
+from dsexplore._internal.capture.content.recorded_steps import Steps, step_numbers
+from dsexplore._internal.capture.content.recorded_tables import Columns, EventColumns, Recorded
+from dsexplore._internal.capture.content.recording import Recording
+from dsexplore._internal.capture.modules.module_entry import ModuleEntry
+from dsexplore._internal.capture.modules.parameters import ParameterRecord
+from dsexplore._internal.capture.modules.recorded_modules import Modules
+from dsexplore._internal.capture.stack.source_lines import source_texts
+from dsexplore._internal.trace.collectives import wire_bytes
+from dsexplore._internal.trace.process_states import host_clock
+from dsexplore._internal.trace.tables import TraceInfo
+
+if TYPE_CHECKING:
+    import polars as pl
+
+T = TypeVar("T")
+V = TypeVar("V")
+
+
+def content_of(
+    recording: Recording,
+    steps: Sequence[int],
+    issued: Sequence[Issued],
+    groups: Sequence[Group],
+    modules: Modules,
+    *,
+    waits: bool = True,
+) -> Recorded:
+    """Return the content of a recording, and the facts that its trace states about itself.
+
+    Args:
+        recording: the recording, closed or still open.
+        steps: how many collectives had been issued at each `Trace.step`.
+        issued: its collectives in program order.
+        groups: the groups that the recorder describes now; a recording that was opened again may hold older ones.
+        modules: the modules that the recording has met.
+        waits: see `Issued.read_clock`.
+    """
+    recording.trains = recording.trains or modules.differentiable_calls() > recording.earlier_differentiable
+    if not steps and not recording.trains:
+        steps = recording.calls.forwards(len(issued))
+    is_fixed = recording.steps_are_marked or recording.kernels is not None  # kernels are numbered as they run
+    placed = Steps(steps, recording.calls, issued, are_marked=is_fixed)
+    issued = placed.issued
+    kinds = CollectiveKinds(issued, waits=waits)
+    ranks = _ranks(kind.issued for kind in kinds.kinds)
+    rank = ranks[0] if ranks else 0
+    used = {id(kind.issued.group): kind.issued.group for kind in kinds.kinds if kind.issued.group is not None}
+    names = {group.name for group in groups}
+    older = {group.name: group for group in used.values() if group.name not in names}
+    groups = [*groups, *older.values()]
+    return Recorded(
+        events=event_columns(kinds, steps, recording.stack_depth, placed.numbers),
+        costs=_cost_tables(recording, issued, rank),
+        numerics=recording.numerics.columns(rank) if recording.numerics is not None else {},
+        io=io_columns(recording.io, rank, recording.stack_depth) if recording.io else {},
+        parameters=parameter_columns(modules.parameters(), rank),
+        modules=module_columns(modules.in_order(), recording.earlier_calls),
+        groups=group_rows(group for group in groups if id(group) in used),
+        info=_info(recording, len(issued), len(steps), ranks, groups),
+        steps=len(recording.steps) if recording.ends_with_step else None,
+        trains=recording.trains,
+    )
+
+
+def _info(recording: Recording, count: int, steps: int, ranks: Sequence[int], groups: Sequence[Group]) -> TraceInfo:
+    """Return the `TraceInfo` of a recording.
+
+    Args:
+        recording: the recording.
+        count: of its collectives.
+        steps: how many have ended.
+        ranks: that it has recorded.
+        groups: that it has met.
+    """
+    kernels = recording.kernels
+    simulated = recording.simulated or any(group.backend == "fake" for group in groups)
+    clock = "" if simulated else host_clock()
+    return TraceInfo(
+        world_size=world_size_of(groups),
+        ranks=tuple(ranks),
+        mesh=recording.mesh or _mesh_of(groups),
+        simulated=simulated,
+        target=recording.target,
+        clocks=(clock,) * len(ranks) if clock else (),
+        ends=(recording.end,) * len(ranks) if recording.end else (),
+        began=(recording.began,) * len(ranks) if recording.began else (),
+        attempt=recording.attempt,
+        whole_steps=steps,
+        schedule=kernels.schedule if kernels else "",
+        torch_version=torch.__version__,
+        notes=(*recording.notes, *recording.further_notes(count)),
+    )
+
+
+def _cost_tables(recording: Recording, issued: Sequence[Issued], rank: int) -> dict[str, pl.DataFrame]:
+    """Return the tables of kernels and of memory; empty if costs are not recorded."""
+    if recording.kernels is None:
+        return {}
+    from dsexplore._internal.capture.kernels.kernel_tables import (
+        differing_table,
+        kernels_table,
+        memory_table,
+    )  # loads torch's FLOP formulas
+
+    return {
+        "kernels": kernels_table(recording.kernels, issued, rank),
+        "memory": memory_table(recording.kernels, issued, rank),
+        "differing": differing_table(recording.kernels, rank),
+    }
+
+
+def _ranks(issued: Iterable[Issued]) -> list[int]:
+    """Return the ranks that issued these collectives; if there are none, this process's rank."""
+    ranks = sorted({collective.rank for collective in issued})
+    if ranks:
+        return ranks
+    if dist.is_initialized():
+        return [own_rank()]
+    # Started by a launcher, and has no process group yet or no more.
+    return [int(os.environ["RANK"])] if "RANK" in os.environ else []
+
+
+def _mesh_of(groups: Sequence[Group]) -> str:
+    """Return the first mesh with named axes; torch creates an unnamed one of the world, as for its random numbers."""
+    meshes = [group.mesh for group in groups if group.mesh]
+    return next((mesh for mesh in meshes if not mesh.startswith("dim_0=")), meshes[0] if meshes else "")
+
+
+def world_size_of(groups: Sequence[Group]) -> int:
+    """Return the size of the default group; without one that of the launcher, or of the largest group seen."""
+    if dist.is_initialized():
+        return dist.get_world_size()
+    return max([int(os.environ.get("WORLD_SIZE", "1")), *(group.size for group in groups)])
+
+
+def event_columns(
+    kinds: CollectiveKinds, steps: Sequence[int], stack_depth: int, numbers: Sequence[int] | None = None
+) -> EventColumns:
+    """Return the events of collectives.
+
+    Args:
+        kinds: the collectives.
+        steps: how many of them had been issued at the end of each step.
+        stack_depth: how many of the user's lines to name per event.
+        numbers: the step of each collective; None to derive it from `steps`.
+    """
+    of_events, collectives = kinds.rows()
+    columns: Columns = {
+        **kinds.columns,
+        "step": list(step_numbers(steps, len(kinds.numbers)) if numbers is None else numbers),
+    }
+    return EventColumns(
+        of_kinds=_kind_columns(kinds.kinds),
+        messages=of_events,
+        of_origins=_origin_columns(kinds.origins, stack_depth),
+        origins=np.array(kinds.origin_numbers, np.int64),
+        of_collectives=columns,
+        collectives=collectives,
+    )
+
+
+def _kind_columns(kinds: Sequence[CollectiveKind]) -> Columns:
+    """Return {column of `schema.EVENTS` that the events of a kind share: one value per message of each kind}."""
+    places = [(kind.issued, position) for kind in kinds for position in range(len(kind.issued.messages))]
+    collectives = [collective for collective, _ in places]
+    messages = [collective.messages[position] for collective, position in places]
+    groups = [collective.group for collective in collectives]
+    sizes = [size_of(group) for group in groups]
+    return {
+        "rank": [collective.rank for collective in collectives],
+        "op": [message[0] for message in messages],
+        "raw_op": [collective.raw_op for collective in collectives],
+        "axis": [_axis(*place) for place in places],
+        "group": [group.name if group else "" for group in groups],
+        "group_size": sizes,
+        "message_bytes": [message[1] for message in messages],
+        "wire_bytes": [wire_bytes(*message[:2], size) for message, size in zip(messages, sizes, strict=True)],
+        "dtype": _repeated(messages, _dtype),
+        "shape": _repeated(messages, lambda message: tuple(map(int, message[3]))),
+        "is_async": [collective.is_async for collective in collectives],
+        "state": [kind.state for kind in kinds for _ in kind.issued.messages],
+        **_parties(places),
+    }
+
+
+def _origin_columns(collectives: Sequence[Issued], stack_depth: int) -> Columns:
+    """Return {column of `schema.EVENTS` that the collectives of an origin share: one value per origin}.
+
+    Args:
+        collectives: one of each origin.
+        stack_depth: how many of the user's lines to name.
+    """
+    origins = [collective.origin for collective in collectives]
+    triggers, owners = [origin.trigger for origin in origins], [origin.owner for origin in origins]
+    names = {module: module.name if module else "" for module in {*triggers, *owners}}
+    causes = _repeated(
+        origins, lambda origin: origin.cause_text, lambda origin: (origin.cause, id(origin.redistribute))
+    )
+    return {
+        "phase": [origin.phase for origin in origins],
+        "trigger": [names[trigger] for trigger in triggers],
+        "owner": [names[owner] for owner in owners],
+        "implicit": [origin.is_implicit for origin in origins],
+        "cause": [collective.failure or cause for collective, cause in zip(collectives, causes, strict=True)],
+        "source": source_texts([origin.sources[:stack_depth] for origin in origins]),
+        "is_object": [origin.is_object for origin in origins],
+    }
+
+
+def event_rows(issued: Issued, stack_depth: int) -> list[dict[str, Any]]:
+    """Return one row per event of a collective: the columns of `schema.EVENTS` that all like it share.
+
+    Args:
+        issued: the collective.
+        stack_depth: how many of the user's lines to name.
+    """
+    kind, origin = _kind_columns([CollectiveKind(issued, issued.state)]), _origin_columns([issued], stack_depth)
+    common = {name: values[0] for name, values in origin.items()}
+    return [
+        {**common, **{name: values[at] for name, values in kind.items()}, "step": 0}
+        for at in range(len(issued.messages))
+    ]
+
+
+def _repeated(values: Sequence[V], make: Callable[[V], T], key: Callable[[V], Hashable] = id) -> list[T]:
+    """Map values by `make`, which is called once per distinct key, as most values share theirs."""
+    keys = list(map(key, values))
+    made = {key: make(value) for key, value in dict(zip(keys, values, strict=True)).items()}
+    return [made[key] for key in keys]
+
+
+def _dtype(message: Message) -> str:
+    """Return the dtype of a message, ``"bfloat16"``; empty for one without a tensor."""
+    return str(message[2]).removeprefix("torch.") if message[2] is not None else ""
+
+
+def _axis(issued: Issued, position: int) -> str:
+    """Return the axis of the collective's group; for a message in a group without one, the axis between both ranks."""
+    if issued.group is None or issued.group.axis:
+        return issued.group.axis if issued.group is not None else ""
+    peer = _peer(issued, position)
+    return issued.group.axis_of_peer.get(peer, "") if peer is not None else ""
+
+
+def _parties(places: Sequence[tuple[Issued, int]]) -> Columns:
+    """Return the columns of peer, root (both as global ranks) and split sizes."""
+    parties = [collective.parties or _SAME_PARTIES for collective, _ in places]
+    return {
+        "peer": [_peer(*place) for place in places],
+        "root": [_global_rank(collective, roots.root) for (collective, _), roots in zip(places, parties, strict=True)],
+        "send_splits": [split.send_splits for split in parties],
+        "recv_splits": [split.recv_splits for split in parties],
+    }
+
+
+_SAME_PARTIES = Parties()
+
+
+def _peer(issued: Issued, position: int) -> int | None:
+    """Return the global rank that a message goes to or comes from; None for a collective of the whole group."""
+    peers = issued.parties.peers if issued.parties is not None else ()
+    return _global_rank(issued, peers[position]) if position < len(peers) else None
+
+
+def _global_rank(issued: Issued, rank: int | None) -> int | None:
+    """Map a rank of the collective's group to a global one; None if it is missing or unknown."""
+    if rank is None or issued.group is None:
+        return None
+    return issued.group.ranks[rank] if 0 <= rank < len(issued.group.ranks) else None
+
+
+def parameter_columns(parameters: Sequence[ParameterRecord], rank: int) -> Columns:
+    """Return {column of `schema.PARAMETERS`: one value per parameter of the modules met}."""
+    layouts = [parameter.layout for parameter in parameters]
+    modules = _repeated([parameter.module for parameter in parameters], lambda module: module.name)
+    return {
+        "rank": [rank] * len(parameters),
+        "module": modules,
+        "name": [f"{module}.{parameter.name}" for module, parameter in zip(modules, parameters, strict=True)],
+        "global_shape": [layout.global_shape for layout in layouts],
+        "local_shape": [layout.local_shape for layout in layouts],
+        "dtype": [layout.dtype for layout in layouts],
+        "placements": [layout.placements for layout in layouts],
+        "mesh": [layout.mesh for layout in layouts],
+        "global_bytes": [layout.global_bytes for layout in layouts],
+        "local_bytes": [layout.local_bytes for layout in layouts],
+        "requires_grad": [parameter.requires_grad for parameter in parameters],
+        "shared_with": [
+            f"{parameter.shared_with.module.name}.{parameter.shared_with.name}" if parameter.shared_with else ""
+            for parameter in parameters
+        ],
+    }
+
+
+def module_columns(modules: Iterable[ModuleEntry], earlier_calls: Mapping[int, int]) -> Columns:
+    """Return {column of `schema.MODULES`: one value per module met}.
+
+    Args:
+        modules: parents before children.
+        earlier_calls: calls to omit, by id of the entry.
+    """
+    listed = list(modules)
+    names = [module.name for module in listed]
+    return {
+        "module": names,
+        "parent": [name.rpartition(".")[0] if module.root else "" for module, name in zip(listed, names, strict=True)],
+        "type": [module.type for module in listed],
+        "depth": [module.path.count(".") + 1 if module.root else 0 for module in listed],
+        "calls": [module.calls - earlier_calls.get(id(module), 0) for module in listed],
+    }
+
+
+def group_rows(groups: Iterable[Group]) -> list[tuple[Any, ...]]:
+    """Return one row per group, in the order of `schema.GROUPS`."""
+    return [
+        (group.name, group.axis, group.mesh, list(group.ranks), group.size, group.backend, group.timing)
+        for group in groups
+    ]

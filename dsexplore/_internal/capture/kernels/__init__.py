@@ -1,0 +1,1 @@
+"""What a program computes between its collectives: FLOPs, bytes moved, and bytes held."""

@@ -1,0 +1,178 @@
+"""Bytes held by a program's tensors over time, by use: parameters, gradients, optimizer states, activations and others.
+
+Each storage is counted once, from the op that created it until nothing refers to it. Fake tensors have the sizes of
+real ones, so a step that fits no machine can be measured.
+
+Storages are referenced by `weakref` throughout this package: torch 2.9 does not tell Python that a storage is freed if
+a C++ weak reference (``StorageWeakRef``) to it exists.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+
+import torch
+
+from dsexplore._internal.capture.kernels.fused_tensors import FusedTensors
+from dsexplore._internal.capture.kernels.held_storage import USES, Held, Use
+from dsexplore._internal.torch_internals.tensors import storage_number
+
+_BEFORE = -1
+"""Segment of storages that existed before the recording."""
+
+
+class LiveMemory:
+    """Counts bytes by use, and their peak in each segment."""
+
+    def __init__(self) -> None:
+        self._held: dict[int, Held] = {}
+        self._now = dict.fromkeys(USES, 0)
+        self._total = 0
+        self._peak = 0
+        self._at_peak = dict(self._now)
+        self._storages = self._at_peak_storages = 0
+        """Number of storages so far, and at the segment's peak."""
+        self._before = dict.fromkeys(USES, 0)
+        self._segment = 0
+        self._moves: list[tuple[int, int, int, int, Use, Use]] = []
+        self._rows: list[tuple[int, dict[Use, int]]] = []
+        self._fused = FusedTensors(self._add)
+
+    def release(self) -> None:
+        """Drop all references to storages."""
+        self._held.clear()
+
+    def made(self, tensors: Iterable[torch.Tensor], use: Use) -> None:
+        """Count the tensors that an op returned, unless their storages are counted already."""
+        for tensor in tensors:
+            storage = tensor.untyped_storage()
+            if storage_number(storage) not in self._held:
+                self._hold(storage, use)
+                self._add(use, storage.nbytes())
+
+    def made_fused(self, tensors: Iterable[torch.Tensor], sources: Iterable[torch.Tensor], region: int) -> None:
+        """Record the result of an op in a compiled module that is fused with its readers, so that no kernel writes it.
+
+        Args:
+            tensors: results of the op.
+            sources: tensors among its arguments.
+            region: the compiled module.
+        """
+        given = list({id(held): held for held in map(self._held_of, sources)}.values())
+        for held in given:
+            if held.region != region:
+                self._fused.count(held)
+        for tensor in tensors:
+            storage = tensor.untyped_storage()
+            if storage_number(storage) not in self._held:
+                held = self._hold(storage, "activations")
+                held.is_counted, held.region = False, region
+                self._fused.some += 1
+            self._fused.compute(self._held[storage_number(storage)], given)
+
+    def read(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Count tensors that a separate kernel reads: another kernel must have written them."""
+        if self._fused.some:
+            for tensor in tensors:
+                self._fused.count(self._held_of(tensor))
+
+    def met(self, tensors: Iterable[torch.Tensor], use: Use) -> None:
+        """Count the arguments of an op that no recorded op made: they existed before the recording."""
+        for tensor in tensors:
+            storage = tensor.untyped_storage()
+            if storage_number(storage) not in self._held:
+                self._hold(storage, use).changes = [(_BEFORE, storage.nbytes())]
+                self._before[use] += storage.nbytes()
+
+    def assign(self, tensors: Iterable[torch.Tensor], use: Use) -> None:
+        """Count storages under this use, from their creation on; parameters that a collective reads stay parameters."""
+        for tensor in tensors:
+            held = self._held.get(storage_number(tensor.untyped_storage()))
+            if held is not None and held.use != use and (held.use, use) != ("parameters", "buffers"):
+                self._fused.count(held)
+                for since, change in held.changes:
+                    if since == _BEFORE:
+                        _move(self._before, held.use, use, change)
+                    else:
+                        self._moves.append((since, self._segment, change, held.number, held.use, use))
+                        _move(self._now, held.use, use, change)
+                        if held.number <= self._at_peak_storages:
+                            self._move_within(self._at_peak, held.use, use, change)
+                held.use = use
+
+    def resized(self, storage: torch.UntypedStorage) -> None:
+        """Update the bytes of a storage that was resized."""
+        held = self._held.get(storage_number(storage))
+        if held is None:
+            held = self._hold(storage, "buffers")
+            held.resize(self._segment, -held.size)
+        change = storage.nbytes() - held.size
+        held.resize(self._segment, change)
+        if held.is_counted:
+            self._add(held.use, change)
+
+    def number(self, tensor: torch.Tensor) -> int:
+        """Return the number of the storage of a tensor that has been seen."""
+        return self._held_of(tensor).number
+
+    def holds(self, tensors: Iterable[torch.Tensor]) -> list[Held]:
+        """Count tensors that no recorded op made as activations, and return their entries."""
+        held = list(tensors)
+        self.made(held, "activations")
+        return [self._held[storage_number(tensor.untyped_storage())] for tensor in held]
+
+    def end_segment(self) -> None:
+        """End a segment: its largest sum becomes a row of `rows`."""
+        self._rows.append((self._at_peak_storages, self._at_peak))
+        self._segment += 1
+        self._new_peak()
+
+    def rows(self) -> list[dict[Use, int]]:
+        """Return the bytes by use at the peak of each segment."""
+        rows = [dict(levels) for _, levels in self._rows]
+        for since, until, size, number, before, use in self._moves:
+            for place in range(since, until):
+                if number <= self._rows[place][0]:
+                    self._move_within(rows[place], before, use, size)
+        for row in rows:
+            for use in USES:
+                row[use] += self._before[use]
+        return rows
+
+    def _held_of(self, tensor: torch.Tensor) -> Held:
+        return self._held[storage_number(tensor.untyped_storage())]
+
+    def _hold(self, storage: torch.UntypedStorage, use: Use) -> Held:
+        key = storage_number(storage)
+        reference = weakref.ref(storage, lambda _gone: self._free(key))
+        self._storages += 1
+        held = self._held[key] = Held(
+            storage.nbytes(), use, [(self._segment, storage.nbytes())], reference, self._storages
+        )
+        return held
+
+    def _move_within(self, levels: dict[Use, int], before: Use, use: Use, size: int) -> None:
+        """Count bytes under another use unless fewer are there: what a segment's peak did not hold yet or any more."""
+        source = before if size > 0 else use
+        if levels[source] + self._before[source] >= abs(size):
+            _move(levels, before, use, size)
+
+    def _free(self, key: int) -> None:
+        held = self._held.pop(key, None)
+        if held is not None:
+            self._fused.free(held)
+
+    def _add(self, use: Use, size: int) -> None:
+        self._now[use] += size
+        self._total += size
+        if self._total > self._peak:
+            self._new_peak()
+
+    def _new_peak(self) -> None:
+        self._peak, self._at_peak, self._at_peak_storages = self._total, dict(self._now), self._storages
+
+
+def _move(levels: dict[Use, int], before: Use, use: Use, size: int) -> None:
+    levels[before] -= size
+    levels[use] += size

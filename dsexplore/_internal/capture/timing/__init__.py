@@ -1,0 +1,1 @@
+"""When collectives began and ended."""

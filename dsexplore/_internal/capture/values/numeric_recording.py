@@ -1,0 +1,169 @@
+"""`NumericRecording`: summaries of what modules return, of its gradients, and of the gradients that optimizers read.
+
+They stay on their devices until some thousands are there, and are then read together, so a device is waited for once in
+many modules. A summary costs a few passes over a tensor; what several modules return in turn is read once.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from dsexplore._internal import placement_text
+from dsexplore._internal.capture.collectives.ops import tensors_in
+from dsexplore._internal.capture.content.recorded_tables import Columns
+from dsexplore._internal.capture.modules.module_entry import ModuleEntry
+from dsexplore._internal.capture.modules.recorded_modules import Modules
+from dsexplore._internal.capture.values import tensor_summary
+from dsexplore._internal.capture.values.tensor_summary import FLOATS, Projections, Summary, summarize
+from dsexplore._internal.torch_internals.autograd import current_graph_task
+from dsexplore._internal.torch_internals.dtensor import local_tensor
+from dsexplore._internal.torch_internals.fake_tensors import FakeTensor
+from dsexplore._internal.torch_internals.modules import own_parameters
+from dsexplore._internal.torch_internals.tensors import version_of
+
+MOST_OUTPUTS = 4
+"""Tensors of one output that are summarized."""
+TOGETHER = 4096
+"""Summaries that are read from their devices together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Summarized:
+    """Which tensor a summary is of."""
+
+    step: int
+    phase: str
+    module: ModuleEntry
+    name: str
+    """``output``, ``output 1`` and so on; the parameter's own name for its gradient."""
+    call: int
+    dtype: str
+    placements: str
+    count: int
+    """Elements of this rank's part."""
+
+
+class NumericRecording:
+    """The summaries of one recording.
+
+    Args:
+        modules: the modules of the recording, and which of them runs.
+        steps: grows by one at each end of a step.
+        warn: called with a subject and a message where a tensor cannot be summarized.
+    """
+
+    def __init__(self, modules: Modules, steps: Sequence[int], warn: Callable[[str, str], None]) -> None:
+        self.summarized: list[Summarized] = []
+        self.floats: list[list[float]] = []
+        """See `tensor_summary.FLOATS`; those of the latest tensors may still be on their devices."""
+        self.hashes: list[int] = []
+        self._modules, self._steps, self._warn = modules, steps, warn
+        self._pending: list[Summary] = []
+        self._projections = Projections()
+        self._calls: Counter[tuple[int, int]] = Counter()
+        self._latest: tuple[weakref.ref[Tensor], int, Summary] | None = None
+        self._exit = ExitStack()
+
+    def start(self) -> None:
+        """Begin to summarize the gradients that optimizers read; `returned` is called for the rest."""
+        self._exit.callback(register_optimizer_step_pre_hook(self._before_optimizer).remove)
+
+    def stop(self) -> None:
+        """End the recording and read what is still on devices."""
+        self._exit.close()
+        self._latest = None
+        self.read()
+
+    def read(self) -> None:
+        """Read the summaries that are still on devices, which waits for these."""
+        pending, self._pending = self._pending, []
+        floats, hashes = tensor_summary.read(pending)
+        self.floats += floats
+        self.hashes += hashes
+
+    def returned(self, module: ModuleEntry, output: Any) -> None:
+        """Summarize what a module has returned, and its gradients as soon as they are there."""
+        if current_graph_task() != -1:  # recomputed in backward
+            return
+        step = len(self._steps)
+        call = self._calls[id(module), step]
+        self._calls[id(module), step] += 1
+        floats = [tensor for tensor in tensors_in([output]) if tensor.is_floating_point()]
+        for number, tensor in enumerate(floats[:MOST_OUTPUTS]):
+            name = f"output {number}" if number else "output"
+            self._add(self._modules.own.calls.forward, module, name, call, tensor)
+            if tensor.requires_grad:
+                tensor.register_hook(partial(self._gradient, module, name, call))
+
+    def _gradient(self, module: ModuleEntry, name: str, call: int, gradient: Tensor) -> None:
+        self._add("backward", module, name, call, gradient)
+
+    def _before_optimizer(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+        held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        for module in self._modules.in_order():
+            alive = module.reference()
+            for name, parameter in own_parameters(alive).items() if alive is not None else ():
+                if id(parameter) in held and parameter is not None and parameter.grad is not None:
+                    held.remove(id(parameter))
+                    self._add("gradient", module, name, 0, parameter.grad)
+
+    def join_steps(self) -> None:
+        """Assign all summaries so far to one step."""
+        self.summarized = [replace(summary, step=0) for summary in self.summarized]
+
+    def columns(self, rank: int) -> Columns:
+        """Return {column of `schema.NUMERICS`: one value per summary}."""
+        self.read()
+        names = {id(summary.module): summary.module.name for summary in self.summarized}
+        floats = list(zip(*self.floats, strict=True)) or [()] * len(FLOATS)
+        return {
+            "rank": [rank] * len(self.summarized),
+            "step": [summary.step for summary in self.summarized],
+            "seq": list(range(len(self.summarized))),
+            "phase": [summary.phase for summary in self.summarized],
+            "module": [names[id(summary.module)] for summary in self.summarized],
+            "name": [summary.name for summary in self.summarized],
+            "call": [summary.call for summary in self.summarized],
+            "dtype": [summary.dtype for summary in self.summarized],
+            "placements": [summary.placements for summary in self.summarized],
+            "count": [summary.count for summary in self.summarized],
+            **{name: list(values) for name, values in zip(FLOATS, floats, strict=True)},
+            "hash": list(self.hashes),
+        }
+
+    def _add(self, phase: str, module: ModuleEntry, name: str, call: int, tensor: Tensor) -> None:
+        try:
+            placements = placement_text.joined(tensor.placements) if isinstance(tensor, DTensor) else ""
+            local = local_tensor(tensor) if isinstance(tensor, DTensor) else tensor
+            if not local.numel() or local.device.type == "meta" or isinstance(local, FakeTensor):
+                return
+            summary = self._summary(local)
+        except Exception as fault:
+            self._warn("numerics", f"dsexplore could not summarize the {name} of {module.name}: {fault!r}")
+            return
+        dtype = str(local.dtype).removeprefix("torch.")
+        self.summarized.append(
+            Summarized(len(self._steps), phase, module, name, call, dtype, placements, local.numel())
+        )
+        self._pending.append(summary)
+        if len(self._pending) >= TOGETHER:
+            self.read()
+
+    def _summary(self, tensor: Tensor) -> Summary:
+        """Return the summary of a tensor; of the one before, if it is the same tensor."""
+        if self._latest is not None and self._latest[0]() is tensor and self._latest[1] == version_of(tensor):
+            return self._latest[2]
+        summary = summarize(tensor, self._projections)
+        self._latest = weakref.ref(tensor), version_of(tensor), summary
+        return summary

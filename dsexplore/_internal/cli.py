@@ -1,0 +1,302 @@
+"""``dsexplore run | lab | demo | show | hang | aio | loading | checkpoint | offload | feeding | comm``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn, get_args
+
+import dsexplore
+from dsexplore._internal.display import plain_text
+from dsexplore._internal.errors import TraceFileError, UsageError, full_message
+from dsexplore._internal.hardware import DEFAULT
+from dsexplore._internal.near_names import options_meant
+from dsexplore._internal.paused_collector import no_collection
+from dsexplore._internal.printed import print_result
+
+if TYPE_CHECKING:
+    from dsexplore._internal.trace.trace import Trace
+
+TOUR = "01_first_trace.ipynb"
+
+Start = Callable[[list[str]], None]
+
+
+@dataclass(frozen=True)
+class Command:
+    """One subcommand: its help line, its arguments, and its function."""
+
+    help: str
+    add_arguments: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], int | None]
+
+
+def _command_of(about: str, module: str) -> Command:
+    """Return the subcommand of a module that has ``add_arguments`` and ``run``; it is imported when it is chosen."""
+    return Command(
+        about,
+        lambda parser: import_module(module).add_arguments(parser),
+        lambda options: import_module(module).run(options),
+    )
+
+
+class _CommandParser(argparse.ArgumentParser):
+    """A parser whose errors end with a hint; the parsers of the subcommands are of this class too."""
+
+    def error(self, message: str) -> NoReturn:
+        super().error(message + options_meant(message, self._option_string_actions))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return the exit status: 0, or 2 for bad input."""
+    given = list(sys.argv[1:] if argv is None else argv)
+    parser = _CommandParser(prog="dsexplore", description="See what a distributed PyTorch program does.")
+    parser.add_argument("--version", action="version", version=f"dsexplore {dsexplore.__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    chosen = parser
+    for name, command in COMMANDS.items():
+        # Shortened options would be looked for among a script's own arguments, too, and some mean two of ours.
+        added = commands.add_parser(name, help=command.help, description=command.help, allow_abbrev=False)
+        if given[:1] == [name]:  # the others' modules stay unloaded
+            chosen = added
+            command.add_arguments(chosen)
+    options, rest = parser.parse_known_args(given)
+    if rest and options.command != "lab":
+        chosen.error(f"unrecognized arguments: {' '.join(rest)}")
+    options.rest = rest
+    try:
+        return COMMANDS[options.command].run(options) or 0
+    except (UsageError, TraceFileError, FileNotFoundError) as error:
+        print(f"dsexplore {options.command}: {full_message(error)}", file=sys.stderr)
+        return 2
+
+
+def _lab_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = "Other arguments go to JupyterLab: dsexplore lab --no-browser"
+
+
+def _lab(options: argparse.Namespace) -> None:
+    open_lab(options.rest)
+
+
+def open_lab(arguments: list[str], start: Start | None = None) -> None:
+    """Replace this process by JupyterLab, with the user's copy of the tour notebook open.
+
+    Args:
+        arguments: for JupyterLab.
+        start: replaces the process; takes the command line.
+
+    Raises:
+        UsageError: JupyterLab is not installed, or the copies cannot be written.
+    """
+    if find_spec("jupyterlab") is None:
+        raise UsageError("JupyterLab is not installed: pip install 'dsexplore[lab]'")
+    notebook = tour(Path.cwd())
+    print(f"the tutorials are in {notebook.parent}, yours to change; delete one to get it anew")
+    shown = [f"--ServerApp.root_dir={notebook.parent}", f"--LabApp.default_url=/lab/tree/{notebook.name}"]
+    command = [sys.executable, "-m", "jupyterlab", *shown, *arguments]
+    if os.geteuid() == 0 and "--allow-root" not in arguments:
+        command.append("--allow-root")  # a container's only user; Jupyter still asks for its token
+    (start or _replace_process)(command)
+
+
+def _replace_process(command: list[str]) -> None:
+    sys.stdout.flush()
+    os.execv(command[0], command)
+
+
+def tour(folder: Path) -> Path:
+    """Copy the tutorials for the user, keeping existing copies, and return the path of the tour notebook.
+
+    Args:
+        folder: where to create ``dsexplore-notebooks``; replaced by the home directory inside our own source tree.
+
+    Raises:
+        UsageError: the copies cannot be written.
+    """
+    package = Path(dsexplore.__file__).resolve().parent
+    sources, originals = package.parent, package / "notebooks"
+    if (sources / "pyproject.toml").exists() and (sources / "notebooks" / TOUR).exists():
+        originals = sources / "notebooks"
+        if folder.resolve().is_relative_to(sources):
+            folder = Path.home()
+    copies = folder / "dsexplore-notebooks"
+    try:
+        for notebook in sorted([*originals.glob("*.ipynb"), *originals.glob("lessons/*.ipynb")]):
+            copy = copies / notebook.relative_to(originals)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            if not copy.exists():
+                shutil.copyfile(notebook, copy)
+    except OSError as error:
+        raise UsageError(f"the tutorials cannot be copied to {copies} ({error}): start in a folder of yours") from error
+    return copies / TOUR
+
+
+def _demo_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--mesh", default="dp=2,tp=4", help="axes dp and tp of the simulated world (%(default)s)")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write the report there")
+
+
+def _demo(options: argparse.Namespace) -> None:
+    import torch
+
+    from dsexplore._internal.mesh import parse_mesh
+    from dsexplore._internal.worlds import demo
+    from dsexplore._internal.worlds.commtrace import commtrace
+    from dsexplore._internal.worlds.simulate import simulate
+
+    if parse_mesh(options.mesh).axes != ("dp", "tp"):
+        raise UsageError(f"--mesh {options.mesh}: the demo shards over the axes dp and tp: write it like dp=2,tp=4")
+    shape, tp = demo.Shape(), parse_mesh(options.mesh).shape[1]
+    if shape.kv_heads % tp:
+        raise UsageError(
+            f"--mesh {options.mesh}: the demo's {shape.heads} heads and {shape.kv_heads} key-value heads do not divide "
+            f"among {tp} ranks: give tp=1, tp=2 or tp=4; dp may be any number"
+        )
+    with simulate(mesh=options.mesh) as mesh:
+        torch.manual_seed(0)
+        model = demo.Llama()
+        demo.shard_tensors(model, mesh["tp"])
+        demo.shard_parameters(model, mesh["dp"])
+        with warnings.catch_warnings(), commtrace() as trace:
+            warnings.filterwarnings("ignore", "FSDP2-wrapped module")  # its logits are a view; nobody writes into them
+            demo.train_step(model, torch.randint(256, (2, 33)))
+    _report(trace, options.html)
+
+
+def _show_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "path", help="a trace file, a folder that commtrace(save=…) wrote, profiler traces or flight-recorder dumps"
+    )
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write the report there")
+
+
+def _show(options: argparse.Namespace) -> None:
+    _report(dsexplore.load(options.path), options.html)
+
+
+def _report(trace: object, html: Path | None) -> None:
+    """Print a trace as text, and write its page to `html` if given."""
+    from dsexplore._internal.trace.trace import Trace
+
+    assert isinstance(trace, Trace)
+    _check_folder(html)
+    print_result(plain_text(trace))
+    if html is not None:
+        print(f"wrote {trace.to_html(html)}")
+
+
+def _hang_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "paths",
+        nargs="+",
+        help="a folder or files: flight-recorder dumps, or what commtrace(save=…) wrote; or, of a job that hangs, the "
+        "address of torch's debug server, http://HOST:25999",
+    )
+    parser.add_argument("--json", action="store_true", help="print the report as JSON")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write the report there")
+
+
+def _hang(options: argparse.Namespace) -> None:
+    report = dsexplore.explain_hang(options.paths)
+    _check_folder(options.html)
+    print_result(json.dumps(report.to_dict(), indent=2) if options.json else plain_text(report))
+    if options.html is not None:
+        print(f"wrote {report.to_html(options.html)}", file=sys.stderr)
+
+
+def _check_folder(html: Path | None) -> None:
+    if html is not None and not html.parent.is_dir():
+        raise UsageError(f"--html {html}: there is no folder {html.parent}")
+
+
+def _run_arguments(parser: argparse.ArgumentParser) -> None:
+    from dsexplore._internal.cost.kernels.compute import Attention
+    from dsexplore._internal.worlds.scripts.run_options import add_arguments
+
+    add_arguments(parser)
+    parser.add_argument(
+        "--async-tp",
+        action="store_true",
+        help="with --predict: collectives of tensor parallelism run in pieces beside their products",
+    )
+    parser.add_argument(
+        "--attention",
+        choices=get_args(Attention),
+        help="with --predict: whose attention kernels run (default: flash-2)",
+    )
+
+
+def _run(options: argparse.Namespace) -> int:
+    if options.ranks is None:
+        return _run_script(options)
+    from dsexplore._internal.worlds.real import server_handle
+
+    server_handle.start()  # the processes of ranks come from it: it loads torch while this process does
+    try:
+        return _run_script(options)
+    except UsageError:
+        server_handle.close()
+        raise
+
+
+def _run_script(options: argparse.Namespace) -> int:
+    with no_collection():  # importing torch makes 300,000 objects that stay: a tenth of its time
+        from dsexplore._internal.worlds.scripts.run_command import run
+
+    if not options.predict:
+        for name in ("async_tp", "attention"):
+            if getattr(options, name):
+                option = f"--{name.replace('_', '-')}"
+                raise UsageError(f"{option} is about a predicted step: give --predict too")
+        return run(options)
+    from dsexplore._internal.cost.cluster import Cluster
+
+    cluster = Cluster.load(options.hardware or DEFAULT)  # an unknown one is refused before the script runs
+
+    def show_prediction(trace: Trace) -> None:
+        if trace.tables.kernels.is_empty():
+            print("nothing was computed, so no step is predicted", file=sys.stderr)
+            return
+        prediction = trace.predict(
+            cluster,
+            ranks_per_node=options.ranks_per_node,
+            async_tp=options.async_tp,
+            attention=options.attention or "flash-2",
+        )
+        print_result(plain_text(prediction))
+
+    return run(options, show_more=show_prediction)
+
+
+COMMANDS = {
+    "run": Command("trace an unmodified training script on simulated ranks", _run_arguments, _run),
+    "lab": Command("open JupyterLab on the tour notebook", _lab_arguments, _lab),
+    "demo": Command("trace one step of a small Llama on simulated ranks", _demo_arguments, _demo),
+    "show": Command("show a saved trace", _show_arguments, _show),
+    "hang": Command("say why a job hangs, and which ranks it is due to", _hang_arguments, _hang),
+    "aio": _command_of("measure how fast the disk can feed a program", "dsexplore._internal.aio.command"),
+    "loading": _command_of(
+        "measure how fast a checkpoint loads, and say what to change",
+        "dsexplore._internal.aio.checkpoints.loading_command",
+    ),
+    "checkpoint": _command_of(
+        "predict what a model's checkpoints take on a disk", "dsexplore._internal.aio.checkpoints.checkpoint_command"
+    ),
+    "offload": _command_of(
+        "predict what states on a disk take of a step", "dsexplore._internal.aio.offload.offload_command"
+    ),
+    "feeding": _command_of(
+        "measure what a data loader gives, and what limits it", "dsexplore._internal.aio.data_loaders.feeding_command"
+    ),
+    "comm": _command_of("measure how fast the collectives of some ranks are", "dsexplore._internal.cost.comm_command"),
+}

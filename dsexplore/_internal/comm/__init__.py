@@ -1,0 +1,1 @@
+"""The collectives of `dsexplore.comm`, their log and their sweep."""

@@ -1,0 +1,1 @@
+"""The comms logger: its records, sums, and comparison across ranks."""

@@ -1,0 +1,87 @@
+"""The comms logger's configuration: a block of a ds_config, checked key by key."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from dsexplore._internal.comm import constants as names
+from dsexplore._internal.errors import UsageError
+from dsexplore._internal.signatures import names_arguments_of_methods
+
+
+@dataclass(frozen=True)
+class CommsLoggerConfig:
+    """Settings of the comms logger: what it records and shows."""
+
+    enabled: bool = names.COMMS_LOGGER_ENABLED_DEFAULT
+    """True if anything is recorded at all."""
+    prof_all: bool = names.COMMS_LOGGER_PROF_ALL_DEFAULT
+    """Record every op; otherwise those of ``prof_ops`` and the calls with ``prof=True``."""
+    prof_ops: tuple[str, ...] = tuple(names.COMMS_LOGGER_PROF_OPS_DEFAULT)
+    """Names to record while ``prof_all`` is off: an op, a spelling of it, or a call's ``log_name``."""
+    verbose: bool = names.COMMS_LOGGER_VERBOSE_DEFAULT
+    """Print a line for each op on rank 0."""
+    debug: bool = names.COMMS_LOGGER_DEBUG_DEFAULT
+    """Add the calling function to the name that an op is logged under."""
+
+    @classmethod
+    def parse(cls, source: Mapping[str, object] | str | os.PathLike[str]) -> CommsLoggerConfig:
+        """Parse the ``"comms_logger"`` block of a ds_config; without one, the logger stays off.
+
+        Args:
+            source: the ds_config as a dict, or the path of its JSON file. Its other blocks are ignored.
+
+        Raises:
+            UsageError: no JSON object there; an unknown key; a value of the wrong type.
+        """
+        block = _load(source).get(names.COMMS_LOGGER, {})
+        if not isinstance(block, Mapping):
+            raise UsageError(f"{names.COMMS_LOGGER!r} is {block!r}: write an object with {', '.join(_KEYS)}")
+        for key in block:
+            if key not in _KEYS:
+                raise UsageError(f"{names.COMMS_LOGGER}.{key}: no such key; valid keys are {', '.join(_KEYS)}")
+        # "auto" is what DeepSpeed's configs hold where the default is wanted.
+        return cls(**{key: _checked(key, value) for key, value in block.items() if value != "auto"})
+
+
+names_arguments_of_methods(CommsLoggerConfig)
+
+
+_KEYS = tuple(field.name for field in fields(CommsLoggerConfig))
+
+
+def _checked(key: str, value: Any) -> Any:
+    wanted = "true or false"
+    if key != names.COMMS_LOGGER_PROF_OPS:
+        if isinstance(value, bool):
+            return value
+    else:
+        wanted = 'a list of op names, such as ["all_reduce"]'
+        if isinstance(value, (list, tuple)) and all(isinstance(op, str) for op in value):
+            return tuple(value)
+    valid = ", ".join(_KEYS)
+    raise UsageError(f"{names.COMMS_LOGGER}.{key} is {value!r}: give {wanted} (valid keys are {valid})")
+
+
+def _load(source: Mapping[str, object] | str | os.PathLike[str]) -> Mapping[str, object]:
+    if isinstance(source, Mapping):
+        return source
+    if not isinstance(source, (str, os.PathLike)):
+        raise UsageError(f"a config is a dict or the path of a JSON file, not {type(source).__name__}: {source!r}")
+    path = Path(source)
+    try:
+        loaded = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(
+            f"config {str(path)!r} cannot be read: {error.strerror}; give a dict or a JSON file"
+        ) from error
+    except ValueError as error:
+        raise UsageError(f"config {str(path)!r} is no JSON: {error}") from error
+    if not isinstance(loaded, dict):
+        raise UsageError(f"config {str(path)!r} holds a {type(loaded).__name__}: its outermost value must be an object")
+    return loaded

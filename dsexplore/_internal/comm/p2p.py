@@ -1,0 +1,215 @@
+"""Sends and receives between two ranks."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import torch
+import torch.distributed as td
+
+from dsexplore._internal.capture.labels import current
+from dsexplore._internal.comm import spellings as s
+from dsexplore._internal.comm.faults import check_peers, explain
+from dsexplore._internal.comm.handles import CopyBack, Handle, WorkHandle
+from dsexplore._internal.comm.issue import issue, live_group, stage
+from dsexplore._internal.comm.logs.log_records import LoggedCall
+from dsexplore._internal.comm.logs.logger import comms_logger
+
+
+class SendOrReceive:
+    """A replacement of ``torch.distributed.isend`` or ``irecv`` that compares equal to it, as torch's `P2POp` requires.
+
+    Args:
+        function: the one that is called.
+        torchs: the one that it is equal to.
+    """
+
+    def __init__(self, function: Callable[..., Any], torchs: Callable[..., Any]) -> None:
+        functools.update_wrapper(self, function)
+        self._function = function
+        self._torchs = torchs
+
+    def __call__(self, *args: Any, **named: Any) -> WorkHandle | None:
+        """Call the function, with the peer that torch's batch_isend_irecv passes to isend as ``group_src`` renamed."""
+        if "group_src" in named and self._torchs is td.isend:
+            named["group_dst"] = named.pop("group_src")
+        work: WorkHandle | None = self._function(*args, **named)
+        return work
+
+    def __eq__(self, other: object) -> bool:
+        return other is self._torchs or (isinstance(other, SendOrReceive) and other._torchs is self._torchs)
+
+    def __hash__(self) -> int:
+        return hash(self._torchs)
+
+
+def _equal_to(torchs: Callable[..., Any]) -> Callable[[Callable[..., Any]], SendOrReceive]:
+    return lambda function: SendOrReceive(function, torchs)
+
+
+def send(
+    tensor: torch.Tensor,
+    dst: int | None = None,
+    group: td.ProcessGroup | None = None,
+    tag: int = 0,
+    group_dst: int | None = None,
+    prof: bool = False,
+    log_name: str = "send",
+    debug: str | None = None,
+) -> None:
+    """Send `tensor` to rank `dst`, and wait until it may be modified.
+
+    Examples:
+        >>> with dsexplore.simulate(4):
+        ...     dist.send(torch.ones(8), dst=1)
+    """
+    issue(s.SEND, (tensor, dst, group, tag, group_dst), group, False, prof, log_name, debug)
+
+
+def recv(
+    tensor: torch.Tensor,
+    src: int | None = None,
+    group: td.ProcessGroup | None = None,
+    tag: int = 0,
+    group_src: int | None = None,
+    prof: bool = False,
+    log_name: str = "recv",
+    debug: str | None = None,
+) -> int:
+    """Receive into `tensor` from rank `src`, or from any; return the sender's rank.
+
+    Examples:
+        >>> with dsexplore.simulate(4):
+        ...     dist.recv(torch.empty(8), src=1)
+        1
+    """
+    args = (tensor, src, group, tag, group_src)
+    return cast("int", issue(s.RECV, args, group, False, prof, log_name, debug))  # of this op a number
+
+
+@_equal_to(td.isend)
+def isend(
+    tensor: torch.Tensor,
+    dst: int | None = None,
+    group: td.ProcessGroup | None = None,
+    tag: int = 0,
+    group_dst: int | None = None,
+    prof: bool = False,
+    log_name: str = "isend",
+    debug: str | None = None,
+) -> WorkHandle | None:
+    """Start to send `tensor` to rank `dst`, and return a handle.
+
+    Examples:
+        >>> with dsexplore.simulate(4):
+        ...     work = dist.isend(torch.ones(8), dst=1)
+        ...     _ = work.wait()
+    """
+    return issue(s.ISEND, (tensor, dst, group, tag, group_dst), group, True, prof, log_name, debug)
+
+
+@_equal_to(td.irecv)
+def irecv(
+    tensor: torch.Tensor,
+    src: int | None = None,
+    group: td.ProcessGroup | None = None,
+    tag: int = 0,
+    group_src: int | None = None,
+    prof: bool = False,
+    log_name: str = "irecv",
+    debug: str | None = None,
+) -> WorkHandle | None:
+    """Start to receive into `tensor` from rank `src`, or from any, and return a handle.
+
+    Examples:
+        >>> with dsexplore.simulate(4):
+        ...     work = dist.irecv(torch.empty(8), src=1)
+        ...     _ = work.wait()
+    """
+    return issue(s.IRECV, (tensor, src, group, tag, group_src), group, True, prof, log_name, debug)
+
+
+class P2POp(td.P2POp):
+    """A send or receive for `batch_isend_irecv`; ``op`` is `isend` or `irecv` of this package or of torch."""
+
+    def __new__(cls, op: Callable[..., Any], *args: Any, **named: Any) -> P2POp:
+        """Create torch's object, which checks the arguments."""
+        return super().__new__(cls, _TORCH.get(op, op), *args, **named)  # type: ignore[no-any-return]
+
+    def __init__(self, op: Callable[..., Any], *args: Any, **named: Any) -> None:
+        super().__init__(_TORCH.get(op, op), *args, **named)
+
+
+_TORCH: dict[Any, Callable[..., Any]] = {td.isend: td.isend, td.irecv: td.irecv}
+"""torch's function, for this package's (which is equal to it) or for torch's own."""
+
+
+def batch_isend_irecv(
+    p2p_op_list: list[td.P2POp],
+    prof: bool = False,
+    log_name: str = "batch_isend_irecv",
+    debug: str | None = None,
+) -> list[td.Work]:
+    """Start all sends and receives of the list and return their handles. In the log, the operations are one batch.
+
+    Examples:
+        >>> with dsexplore.simulate(4):
+        ...     operations = [dist.P2POp(dist.isend, torch.ones(8), 1), dist.P2POp(dist.irecv, torch.empty(8), 3)]
+        ...     handles = dist.batch_isend_irecv(operations)
+        ...     _ = [handle.wait() for handle in handles]
+    """
+    group = getattr(p2p_op_list[0], "group", None) if p2p_op_list else None
+    live = live_group(group)
+    operations, copies = list(p2p_op_list), []
+    if live is not None and all(isinstance(operation, td.P2POp) for operation in operations):
+        for operation in operations:
+            check_peers((operation.peer, None), "batch_isend_irecv", live)
+        staged = [_staged(operation, live) for operation in operations]
+        operations, copies = [operation for operation, _ in staged], [copy for _, copy in staged]
+    call = _label(operations, prof, log_name, debug) if comms_logger.is_on else None
+    outer, current.label = current.label, call
+    try:
+        works = td.batch_isend_irecv(operations)
+    except Exception as error:
+        if call is not None:
+            comms_logger.fail(call, error)
+        explain(error, "batch_isend_irecv", group)
+        raise
+    finally:
+        current.label = outer
+    return _handles(works, group, call, copies)
+
+
+def _spelling(operation: Any) -> s.Spelling:
+    return s.ISEND if operation.op == td.isend else s.IRECV
+
+
+def _staged(operation: Any, live: Any) -> tuple[Any, list[CopyBack]]:
+    (tensor,), copies = stage(_spelling(operation), (operation.tensor,), "batch_isend_irecv", live)
+    if tensor is operation.tensor and not isinstance(operation.op, SendOrReceive):
+        return operation, []
+    peer = {"group": operation.group, "tag": operation.tag, "group_peer": operation.group_peer}
+    return td.P2POp(_TORCH[operation.op], tensor, **peer), copies
+
+
+def _label(operations: list[Any], prof: bool, log_name: str, debug: str | None) -> LoggedCall:
+    """Return the label of a batch of operations, with those of their ops that are to be logged."""
+    call = comms_logger.begin(s.ISEND, log_name, prof, debug, is_async=True)
+    spellings = {_spelling(operation) for operation in operations if isinstance(operation, td.P2POp)}
+    call.ops = {spelling.op for spelling in spellings if comms_logger.wants(spelling, log_name, prof)}
+    call.is_wanted = bool(call.ops)
+    return call
+
+
+def _handles(
+    works: list[Any], group: td.ProcessGroup | None, call: LoggedCall | None, copies: Sequence[list[CopyBack]]
+) -> list[td.Work]:
+    """Return one handle per operation if torch returns one each; NCCL returns one for the whole batch."""
+    if len(works) == len(copies) and (call is None or len(call.issued) in (0, len(works))):
+        parts = call.parts() if call is not None and call.issued else [None] * len(works)
+        pairs = zip(works, parts, copies, strict=True)
+        return [Handle(work, "batch_isend_irecv", group, part, copy) for work, part, copy in pairs]
+    together = [copy for copied in copies for copy in copied]
+    return [Handle(work, "batch_isend_irecv", group, call, together) for work in works]

@@ -1,0 +1,1 @@
+"""Sweeps of collectives: how long they take at each size."""

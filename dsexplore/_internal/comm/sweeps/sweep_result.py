@@ -1,0 +1,279 @@
+"""`CommSweep`: the measurements of a sweep of collectives, as rows that nccl-tests would print."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from statistics import fmean
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from dsexplore._internal.comm.sweeps.bandwidth import bandwidth
+from dsexplore._internal.display import Displayable
+from dsexplore._internal.errors import UsageError
+from dsexplore._internal.saved_json import SavedFormat, SavedJson, value_of
+from dsexplore._internal.trace.collectives import OPS
+from dsexplore._internal.units import format_bytes
+
+if TYPE_CHECKING:
+    import polars
+
+_QUIET = 4
+"""One in this many rounds counts for a quiet time: the fastest ones."""
+_DISTURBED = 1.5
+"""Ratio of the mean to the quiet time from which a sweep says that other programs took part."""
+
+
+@dataclass(frozen=True, slots=True)
+class SweepPoint:
+    """Measurement of one op at one size, in place or out of place.
+
+    Attributes:
+        op: a name from `trace.collectives.OPS`.
+        message_bytes: message bytes S as nccl-tests counts them.
+        in_place: True if the result overwrites the input's buffer.
+        rounds: seconds of one call in each round: the mean over the calls and the ranks.
+        calls: number of calls that were timed, all rounds together.
+        wrong: number of checked elements that were wrong; None if nothing was checked.
+        quartiles: seconds of one call in each round: the lower quartile of the calls, the mean over the ranks. Empty if
+            single calls were not timed, as on GPUs, whose calls wait in a queue, and by nccl-tests.
+    """
+
+    op: str
+    message_bytes: int
+    in_place: bool
+    rounds: tuple[float, ...]
+    calls: int
+    wrong: int | None
+    quartiles: tuple[float, ...] = ()
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of one call: the mean over all calls and ranks, as nccl-tests prints it."""
+        return fmean(self.rounds)
+
+    @property
+    def quiet_seconds(self) -> float:
+        """Seconds of one call on a quiet machine: the mean over the fastest quarter of the rounds, at least one.
+
+        Of each round, it is the lower quartile of the calls if they were timed one by one, else their mean. Other
+        programs only ever add to a time, so slow rounds are ignored. The fastest one alone may be luck: among 24 rounds
+        of two local ranks, the best of the even ones and of the odd ones were 22 % apart at the 90th percentile of the
+        points, and means of the fastest quarters 14 %.
+        """
+        times = self.quartiles or self.rounds
+        return fmean(sorted(times)[: max(1, len(times) // _QUIET)])
+
+
+@dataclass(frozen=True, slots=True)
+class SweepConditions:
+    """The conditions of a sweep: what was measured, and on which machines.
+
+    Attributes:
+        backend: of the group: ``"nccl"``, ``"gloo"``, …
+        device: where the tensors lay: ``"cpu"``, ``"cuda"``.
+        nodes: how many machines the ranks ran on.
+        ranks_per_node: ranks of the group on each of them; the most, where they differ.
+        dtype: of the elements.
+        software: versions of torch and of the library, or what a file that was read says.
+        started: when, as text.
+        remarks: what was omitted and why.
+        processors: that the processes of one machine may run on; None where a file does not say.
+    """
+
+    backend: str
+    device: str
+    nodes: int
+    ranks_per_node: int
+    dtype: str
+    software: str
+    started: str
+    remarks: tuple[str, ...] = ()
+    processors: int | None = None
+
+    @property
+    def ranks(self) -> int:
+        """Number of ranks in the group."""
+        return self.nodes * self.ranks_per_node
+
+
+@dataclass
+class CommSweep(SavedJson, Displayable):
+    """All measurements of a sweep; displays itself in a notebook."""
+
+    FORMAT: ClassVar[SavedFormat] = SavedFormat(
+        "dsexplore communication sweep", 1, "sweep of collectives", "CommSweep.save"
+    )
+
+    conditions: SweepConditions
+    points: list[SweepPoint] = field(default_factory=list)
+
+    @property
+    def ops(self) -> list[str]:
+        """Ops that were measured, in the order of measurement."""
+        return list(dict.fromkeys(point.op for point in self.points))
+
+    def of(self, op: str, *, in_place: bool | None = None) -> list[SweepPoint]:
+        """Return the points of one op by ascending size.
+
+        Args:
+            op: as in `ops`.
+            in_place: select in-place or out-of-place points; None takes one per size, out of place if measured.
+
+        Raises:
+            UsageError: the op was not measured.
+        """
+        if op not in self.ops:
+            raise UsageError(f"op {op!r} was not measured: there is {', '.join(self.ops)}")
+        points = [point for point in self.points if point.op == op]
+        if in_place is not None:
+            points = [point for point in points if point.in_place == in_place]
+        first: dict[int, SweepPoint] = {}
+        for point in sorted(points, key=lambda p: (p.message_bytes, p.in_place)):
+            first.setdefault(point.message_bytes, point)
+        return list(first.values())
+
+    def wrong(self) -> list[SweepPoint]:
+        """Return the points with wrong results."""
+        return [point for point in self.points if point.wrong]
+
+    def to_frame(self) -> polars.DataFrame:
+        """Return one row per point: seconds, and algbw and busbw in GB/s as nccl-tests defines them."""
+        import polars
+
+        return polars.DataFrame([self._row(point) for point in self.points], infer_schema_length=None)
+
+    def _row(self, point: SweepPoint) -> dict[str, Any]:
+        algbw, busbw = bandwidth(point.op, point.message_bytes, point.seconds, self.conditions.ranks)
+        return {
+            "op": point.op,
+            "message_bytes": point.message_bytes,
+            "in_place": point.in_place,
+            "seconds": point.seconds,
+            "quiet_seconds": point.quiet_seconds,
+            "algbw": algbw,
+            "busbw": busbw,
+            "shortest": min(point.rounds),
+            "longest": max(point.rounds),
+            "rounds": len(point.rounds),
+            "calls": point.calls,
+            "wrong": point.wrong,
+        }
+
+    def table(self, op: str) -> str:
+        """Return the rows of one op as nccl-tests prints them; times in microseconds, bandwidths in GB/s.
+
+        After a ``#``, each row has the spread of its first time: the quiet time, and the mean of the slowest round.
+        """
+        return "\n".join(table_lines(self, op))
+
+    def to_json(self) -> dict[str, object]:
+        """Return the result as plain JSON values; `from_json` reads them back."""
+        return {
+            **self.FORMAT.header(),
+            "conditions": asdict(self.conditions),
+            "points": [asdict(point) for point in self.points],
+        }
+
+    @classmethod
+    def _read(cls, loaded: dict[str, Any], name: str) -> Self:
+        conditions = value_of(SweepConditions, loaded["conditions"], "conditions")
+        points = value_of(list[SweepPoint], loaded["points"], "points")
+        for at, point in enumerate(points):
+            if point.op not in OPS:
+                raise UsageError(
+                    f"{name} has points[{at}].op = {point.op!r}, which is no collective: known are {', '.join(OPS)}"
+                )
+            if not point.rounds or not all((*point.rounds, *point.quartiles)):
+                raise ValueError(f"points[{at}] has no time in its rounds or quartiles, or one of 0 s")
+        return cls(conditions, points)
+
+    def lines(self) -> list[str]:
+        """Return the sweep as text lines: conditions, the best bandwidth of each op, wrong results and remarks."""
+        how = self.conditions
+        where = f"{how.nodes} × {how.ranks_per_node} ranks" if how.nodes > 1 else f"{how.ranks} ranks"
+        lines = [f"{how.backend} on {how.device}, {where}, {how.dtype}; {how.software}"]
+        for op in self.ops:
+            rows = [self._row(point) for point in self.of(op)]
+            best = max(rows, key=lambda row: float(row["busbw"]))
+            least = min(float(row["seconds"]) for row in rows)
+            lines.append(
+                f"{op}: mean {least * 1e6:.1f} µs at least, {best['busbw']:.3g} GB/s bus bandwidth "
+                f"at {format_bytes(best['message_bytes'])}"
+            )
+        disturbed = max((point.seconds / point.quiet_seconds for point in self.points), default=1.0)
+        if disturbed > _DISTURBED:
+            lines.append(
+                f"Means are up to {disturbed:.1f} times the quiet times, so other programs ran meanwhile: calibrate "
+                "takes the quiet times, to which others only add."
+            )
+        if self.wrong():
+            wrong = ", ".join(f"{point.op} of {format_bytes(point.message_bytes)}" for point in self.wrong())
+            lines.append(f"WRONG RESULTS: {wrong}")
+        return [*lines, *how.remarks]
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines())
+
+
+_TOP = "#                                                              out-of-place                       in-place"
+_NAMES = ("#       size         count      type   redop    root", "     time   algbw   busbw  #wrong")
+_UNITS = ("#        (B)    (elements)                          ", "     (us)  (GB/s)  (GB/s)        ")
+_PER_RANK = frozenset({"all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"})
+_REDUCING = frozenset({"all_reduce", "reduce_scatter", "reduce"})
+_ROOTED = frozenset({"broadcast", "reduce", "gather", "scatter"})
+
+
+def table_lines(sweep: CommSweep, op: str) -> Iterator[str]:
+    """Yield the header and the rows of `CommSweep.table`.
+
+    Raises:
+        UsageError: the op was not measured.
+    """
+    yield _TOP
+    yield f"{_NAMES[0]}{_NAMES[1]}{_NAMES[1]}  # quiet to slowest round"
+    yield f"{_UNITS[0]}{_UNITS[1]}{_UNITS[1]}  # (us)"
+    at: dict[int, dict[bool, SweepPoint]] = {}
+    sweep.of(op)
+    for point in (point for point in sweep.points if point.op == op):
+        at.setdefault(point.message_bytes, {})[point.in_place] = point
+    for size in sorted(at):
+        yield _row_line(sweep, op, size, [at[size].get(False), at[size].get(True)])
+
+
+def _row_line(sweep: CommSweep, op: str, size: int, pair: Sequence[SweepPoint | None]) -> str:
+    name = _NCCL_NAMES.get(sweep.conditions.dtype, sweep.conditions.dtype)
+    parts = sweep.conditions.ranks if op in _PER_RANK else 1
+    count = size // _BYTES[name] // parts if name in _BYTES else "N/A"
+    redop, root = ("sum" if op in _REDUCING else "none"), (0 if op in _ROOTED else -1)
+    cells = [f"{size:12} {count:>13} {name:>9} {redop:>7} {root:7}"]
+    for point in pair:
+        if point is None:
+            cells.append(f"{'N/A':>9} {'N/A':>7} {'N/A':>7} {'N/A':>7}")
+            continue
+        algbw, busbw = bandwidth(op, size, point.seconds, sweep.conditions.ranks)
+        wrong = "N/A" if point.wrong is None else str(point.wrong)
+        cells.append(f"{_significant(point.seconds * 1e6):>9} {algbw:7.2f} {busbw:7.2f} {wrong:>7}")
+    spread = next((f"  # {_spread(point)}" for point in pair if point is not None), "")
+    return f"{''.join(cells)}{spread}"
+
+
+def _spread(point: SweepPoint) -> str:
+    return f"{_significant(point.quiet_seconds * 1e6)} to {_significant(max(point.rounds) * 1e6)}"
+
+
+_NCCL_NAMES = {
+    "float32": "float", "float16": "half", "float64": "double", "float8_e4m3fn": "f8e4m3", "float8_e5m2": "f8e5m2",
+}  # fmt: skip
+"""{torch's name of a dtype: nccl-tests' name, if different}."""
+_BYTES = {
+    **dict.fromkeys(("int8", "uint8", "f8e4m3", "f8e5m2"), 1),
+    **dict.fromkeys(("half", "bfloat16"), 2),
+    **dict.fromkeys(("int32", "uint32", "float"), 4),
+    **dict.fromkeys(("int64", "uint64", "double"), 8),
+}
+"""{type name in nccl-tests: bytes of one element}."""
+
+
+def _significant(microseconds: float) -> str:
+    """Return a time with four or more digits, as nccl-tests prints it."""
+    return f"{microseconds:.2f}" if microseconds < 1e4 else f"{microseconds:.0f}"

@@ -1,0 +1,1 @@
+"""How long collectives take: measured, and from the algorithms of their libraries."""

@@ -1,0 +1,165 @@
+"""The time of one matrix product on a GPU that is not at the limit of its power: in tiles, with its highest clocks.
+
+A product is cut into tiles, and where these are few, k into parts, whose sums are added. Each multiprocessor computes
+one tile at a time. A tile needs some steps along k before it multiplies, and a small one waits for the bytes that it
+reads.
+
+Products of numbers of 8 and 4 bits (``torch._scaled_mm``) multiply twice and four times as much in a step. Their
+kernels do not divide k, their small tiles wait longer, as each byte is multiplied by as many more, and they read scales
+first.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from math import log
+from typing import NamedTuple
+
+from dsexplore._internal.cost.cluster import Cluster
+from dsexplore._internal.cost.kernels.gpu_generations import GENERATIONS
+
+_UNITS = {"bfloat16": "bf16", "float16": "fp16", "tf32": "tf32", "float32": "fp32", "float64": "fp32"}
+_NARROW_UNITS = {"float8": "fp8", "float4": "fp4"}
+_WIDER = {"fp4": "fp8", "fp8": "bf16", "fp16": "bf16", "tf32": "fp32"}
+_TILES = (
+    (256, 128),
+    (128, 256),
+    (128, 128),
+    (128, 192),
+    (192, 128),
+    (64, 256),
+    (256, 64),
+    (128, 64),
+    (64, 128),
+    (64, 64),
+)
+_PARTS = (1, 2, 4, 8, 16)
+"""Tiles, and parts along k, that libraries choose from. These, and the four numbers below, were chosen by a look at one
+table, of torch's linear layers on an H100 (aiconfigurator-core 0.12.0, Apache-2.0, PyPI:
+systems/data/h100_sxm/gemm/vllm, bf16, 35,742 products); benchmarks/gemm_accuracy.py predicts the others."""
+_SMALL_TILE = 0.1
+"""Power of a tile's intensity, beside that of the largest, by which it is slower."""
+_LEAST_PART = 512
+"""Steps along k of the shortest part."""
+_PROLOGUE = 192
+"""Steps along k for which a tile multiplies nothing."""
+_JOINING = 2.5e-6
+"""Seconds in which the parts of a product that was split along k are added."""
+_NARROW_BURST = {"fp8": 0.70, "fp4": 0.65}
+"""What FP8 and FP4 reach of their stated rates, beside what bf16 does of its own: they reach the limit of power sooner.
+
+These, and the three numbers below, were chosen by a look at 250 products each of vLLM's and TensorRT-LLM's fp8 on an
+H100, and of vLLM's fp8 and nvfp4 on a B200 (systems/data/*/gemm there); benchmarks/narrow_accuracy.py predicts others.
+"""
+_NARROW_SMALL_TILE = 0.6
+_NARROW_PROLOGUE = 384
+_NARROW_START = 2e-6
+"""Seconds in which a kernel reads its scales."""
+_COOL, _HOT = 1e-3, 1e-2
+"""Seconds of products up to which clocks are at their highest, and from which they are at their lowest."""
+
+
+class ProductFactors(NamedTuple):
+    """Factors on the expected times of a product.
+
+    Attributes:
+        arithmetic: on what multiplies.
+        memory: on what reads and writes.
+        start: on what a kernel of narrow numbers takes besides.
+    """
+
+    arithmetic: float = 1.0
+    memory: float = 1.0
+    start: float = 1.0
+
+
+def stated_rate(dtype: str, cluster: Cluster) -> float:
+    """Return the FLOP/s in the vendor's specification; for a dtype without a rate, that of the next wider one."""
+    return cluster.compute.dense[_unit(dtype, cluster)]
+
+
+def _unit(dtype: str, cluster: Cluster) -> str:
+    """Return the key of the rate at which a GPU multiplies numbers of a dtype: of the narrowest that hold them."""
+    unit = _NARROW_UNITS.get(dtype[:6]) or _UNITS.get(dtype, "fp32")
+    while unit not in cluster.compute.dense:
+        unit = _WIDER.get(unit, "fp32")
+    return unit
+
+
+def heat(busy: float) -> float:
+    """Return how hot a GPU runs: 0 at its highest clocks, 1 at those that it can sustain.
+
+    Args:
+        busy: seconds for which it multiplies in a step.
+    """
+    return min(1.0, max(0.0, log(max(busy, 1e-12) / _COOL) / log(_HOT / _COOL)))
+
+
+def is_known_alone(dtype: str, shape: tuple[int, ...], alignment: str, cluster: Cluster) -> bool:
+    """Return True if it is known how fast single products of such numbers are."""
+    is_measured = dtype in ("bfloat16", "float16") or dtype[:6] in _NARROW_UNITS
+    ordinary = not alignment or cluster.generation not in ("hopper", "blackwell")
+    return bool(is_measured and ordinary and len(shape) == 4 and GENERATIONS[cluster.generation].burst)
+
+
+def product_alone(
+    shape: tuple[int, ...], dtype: str, traffic: float, cluster: Cluster, factors: ProductFactors | None = None
+) -> float:
+    """Return the seconds of one matrix product on a GPU whose clocks are at their highest.
+
+    Arithmetic and memory traffic overlap but for where they take equally long: the root of the sum of their cubes.
+
+    Args:
+        shape: batch, m, n, k.
+        dtype: of its matrices, of 16 bits or fewer.
+        traffic: bytes read and written.
+        cluster: whose GPU.
+        factors: on the expected times.
+
+    Example:
+        >>> h100 = Cluster.load("dgx-h100")
+        >>> round(product_alone((1, 4096, 4096, 4096), "bfloat16", 3 * 2 * 4096**2, h100) * 1e6)
+        166
+    """
+    factors = factors or ProductFactors()
+    generation, narrow = GENERATIONS[cluster.generation], _NARROW_BURST.get(_unit(dtype, cluster))
+    steps = _tiled_steps(shape, generation.multiprocessors, narrow is not None)
+    memory = factors.memory * traffic / (cluster.memory.bandwidth * cluster.memory.achievable)
+    rate = stated_rate(dtype, cluster) * generation.burst
+    if narrow is None:
+        arithmetic, start = factors.arithmetic * steps / rate, factors.memory * generation.start
+        if _tiled_steps(shape, generation.multiprocessors, False, (1,)) > steps:
+            start += factors.memory * _JOINING
+    else:
+        # Libraries of narrow products differ from one another twice as much.
+        arithmetic, start = factors.arithmetic**2 * steps / (rate * narrow), generation.start + _NARROW_START
+        start *= factors.start
+    return float((arithmetic**3 + memory**3) ** (1 / 3)) + start
+
+
+@lru_cache(maxsize=4096)
+def _tiled_steps(
+    shape: tuple[int, ...], processors: int, is_narrow: bool, parts_of_k: tuple[int, ...] | None = None
+) -> float:
+    """Return the FLOPs that a GPU could have computed while it computes a product in the best of tiles and parts.
+
+    Args:
+        shape: batch, m, n, k.
+        processors: of the GPU.
+        is_narrow: whether its numbers have 8 bits or fewer.
+        parts_of_k: numbers of parts to choose from; None for those of the libraries.
+    """
+    batch, m, n, k = shape
+    best = float("inf")
+    largest = 256 * 128 / (256 + 128)
+    power, prologue = (_NARROW_SMALL_TILE, _NARROW_PROLOGUE) if is_narrow else (_SMALL_TILE, _PROLOGUE)
+    for rows, columns in _TILES:
+        slower = min(1.0, (rows * columns / (rows + columns) / largest) ** power)
+        tiles = batch * -(-m // rows) * -(-n // columns)
+        for parts in parts_of_k or ((1,) if is_narrow else _PARTS):
+            if parts > 1 and (k < parts * _LEAST_PART or tiles * parts > 3 * processors):
+                break
+            waves = -(-tiles * parts // processors)
+            steps = -(-k // parts) + prologue
+            best = min(best, waves * processors * 2 * rows * columns * steps / slower)
+    return best

@@ -1,0 +1,1 @@
+"""How much memory a step needs, and what would make it need less."""

@@ -1,0 +1,192 @@
+"""`MemoryNeed`: the memory that a step needs, whether a GPU has it, what it is for, and what would need less.
+
+What torch's allocator holds is one part: see `cost.memory.peak_memory`. Outside of it are the CUDA context with the
+libraries' kernels, and the buffers of each communicator.
+
+* NCCL's ring receives into a buffer per channel: 4 MiB, 512 KiB and 4.7 MiB for its three protocols (``src/init.cc``:
+  ``DEFAULT_BUFFSIZE``, ``DEFAULT_LL_BUFFSIZE``, ``DEFAULT_LL128_BUFFSIZE``). An all_reduce over several nodes has the
+  connections of a tree besides, one up and one or two down. Messages and exchanges have two channels per peer.
+* Blocks that torch's allocator has cut and cannot join are memory that no tensor has: see `FRAGMENTED`. Where these do
+  not fit and the tensors do, the allocator gives back what it keeps, which waits for the GPU, and asks again: such a
+  step runs, but slowly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, Self
+
+import polars as pl
+
+from dsexplore._internal.cost.cluster import Cluster
+from dsexplore._internal.cost.kernels.gpu_generations import GENERATIONS
+from dsexplore._internal.cost.memory.peak_memory import PeakMemory
+from dsexplore._internal.trace.tables import Tables
+from dsexplore._internal.units import format_bytes, format_seconds, format_share
+
+Verdict = Literal["fits", "fits barely", "does not fit"]
+
+CONTEXT = 2**30
+"""Bytes of the CUDA context and of the kernels that libraries load: 0.5 to 2 GB (stas00/ml-engineering,
+training/performance/README.md, "Preloaded CUDA kernels memory usage")."""
+CONNECTION = (4 << 20) + (512 << 10) + 4_915_200
+"""Bytes of the buffers of one channel's connection to one other rank, of all three protocols."""
+_TREE = 2
+"""Connections of a tree beside that of a ring: one up, and on average one down."""
+_PEER_CHANNELS = 2
+"""Channels to each peer of a message or an exchange."""
+FRAGMENTED = {False: 0.15, True: 0.02}
+"""Memory that the allocator holds and no tensor has, as a part of what the tensors have, without and with expandable
+segments. GMLake (ASPLOS 2024, arXiv 2401.08156) gained 15 % on average, and 33 % at most, over eight models; segments
+that expand leave the unused part of 20 MiB at the end of each pool."""
+RETRIED = (3, 6)
+"""How many times longer a step can take whose allocator gives memory back and asks again."""
+
+
+@dataclass(frozen=True)
+class Saving:
+    """One way to need less memory.
+
+    Attributes:
+        what: to do.
+        frees: bytes at the peak, at most.
+        seconds: by which a step becomes longer, at most; those of what nothing hides.
+    """
+
+    what: str
+    frees: int
+    seconds: float
+
+    def __str__(self) -> str:
+        """Format it: ``"recompute Llama.layers.*: frees up to 12 GiB for 310 ms a step"``."""
+        price = format_seconds(self.seconds) if self.seconds > 0 else "no time"
+        return f"{self.what}: frees up to {format_bytes(self.frees)} for {price} a step"
+
+
+class MemoryNeed(int):
+    """Bytes that the allocator of the rank which needs most holds: a number that says what it is for.
+
+    Attributes:
+        peak: the bytes by use, and where in the step they are needed.
+        outside: bytes outside the allocator: the CUDA context, libraries and communicators.
+        available: bytes of the GPU.
+        expandable_segments: whether the allocator's segments can grow.
+
+    Example:
+        >>> memory = trace.predict("h100").memory
+        >>> memory.verdict, memory < memory.available
+        ('fits', True)
+    """
+
+    peak: PeakMemory
+    outside: int
+    available: int
+    expandable_segments: bool
+    _saved: Callable[[], tuple[Saving, ...]]
+
+    @classmethod
+    def of(
+        cls,
+        peak: PeakMemory,
+        outside: int,
+        available: int,
+        expandable_segments: bool,
+        saved: Callable[[], tuple[Saving, ...]],
+    ) -> Self:
+        """Build it from a peak; `saved` is called when `savings` are asked for."""
+        need = cls(peak.size)
+        need.peak, need.outside, need.available = peak, outside, available
+        need.expandable_segments, need._saved = expandable_segments, saved
+        return need
+
+    @property
+    def least(self) -> int:
+        """Bytes without which the step cannot run: those of its tensors, and those outside the allocator."""
+        return self.peak.tensors + self.outside
+
+    @property
+    def most(self) -> int:
+        """Bytes that the step takes where there is room: with the allocator's gaps, and those outside it."""
+        return round(int(self) * (1 + FRAGMENTED[self.expandable_segments])) + self.outside
+
+    @property
+    def verdict(self) -> Verdict:
+        """``"fits"``; ``"fits barely"``, so that the allocator has to ask again; or ``"does not fit"``."""
+        if self.least > self.available:
+            return "does not fit"
+        return "fits barely" if self.most > self.available else "fits"
+
+    @property
+    def sentence(self) -> str:
+        """Verdict with its numbers; empty where the step fits."""
+        where, of = self.peak.where, f"{self.available / 2**30:.1f} GiB"
+        outside = f"{self.outside / 2**30:.1f} GiB outside the allocator"
+        if self.verdict == "does not fit":
+            return f"does not fit: {self.peak.tensors / 2**30:.1f} GiB of tensors, most {where}, and {outside}, in {of}"
+        if self.verdict == "fits":
+            return ""
+        near = format_share(max(0, self.available - self.least), self.available)
+        return (
+            f"fits barely: tensors and the {outside} are within {near} of the {of}, and with its gaps the "
+            f"allocator would hold {self.most / 2**30:.1f} GiB; where it has to give memory back and ask again, a "
+            f"step can take {RETRIED[0]} to {RETRIED[1]} times as long as predicted"
+        )
+
+    @cached_property
+    def causes(self) -> pl.DataFrame:
+        """What the memory is for, the largest first: ``what``, ``size`` in bytes.
+
+        Activations are parted by the modules that keep them; repeated layers are one row.
+        """
+        parts = {what: size for what, size in self.peak.parts.items() if size and what != "activations"}
+        activations = self.peak.parts["activations"]
+        rows = {f"activations of {module}": size for module, size in self.peak.kept.items()}
+        parts |= rows | {"activations": activations - sum(rows.values())}
+        parts["pools of other streams"] = int(self) - self.peak.tensors
+        parts["outside the allocator"] = self.outside
+        ordered = sorted(((what, size) for what, size in parts.items() if size > 0), key=lambda row: -row[1])
+        return pl.DataFrame(ordered, schema={"what": pl.String, "size": pl.Int64}, orient="row")
+
+    @cached_property
+    def savings(self) -> tuple[Saving, ...]:
+        """What would need less, the largest first; each by itself."""
+        return tuple(sorted(self._saved(), key=lambda saving: -saving.frees))
+
+    @property
+    def text(self) -> str:
+        """Verdict, causes and savings, a line each."""
+        causes = ", ".join(f"{what} {format_bytes(size)}" for what, size in self.causes.head(5).iter_rows())
+        head = self.sentence or f"fits: {self.most / 2**30:.1f} of {self.available / 2**30:.1f} GiB at most"
+        return "\n".join([head, f"  {causes}", *(f"  {saving}" for saving in self.savings)])
+
+    def __hash__(self) -> int:
+        return hash(int(self))
+
+
+def outside_bytes(tables: Tables, rank: int, cluster: Cluster, domain: int) -> int:
+    """Return the bytes of a rank's GPU that torch's allocator does not hold; 0 for processes of a CPU.
+
+    Args:
+        tables: the trace, whose events say which communicators the rank has.
+        rank: one that is traced.
+        cluster: whose GPU.
+        domain: consecutive ranks that share the fast links.
+    """
+    if cluster.topology == "host":
+        return 0
+    channels = GENERATIONS[cluster.generation].channels
+    buffers = 0
+    events = tables.events.filter(pl.col("rank") == rank)
+    used = events.group_by("group").agg(pl.col("op").unique(), pl.col("group_size").max(), pl.col("peer").n_unique())
+    for _group, ops, size, peers in used.iter_rows():
+        if size < 2:
+            continue
+        if set(ops) - {"send", "recv", "all_to_all", "barrier"}:
+            buffers += channels * (1 + _TREE * ("all_reduce" in ops and size > domain))
+        if "all_to_all" in ops:
+            buffers += _PEER_CHANNELS * (min(size, domain) - 1)
+        if {"send", "recv"} & set(ops):
+            buffers += _PEER_CHANNELS * peers
+    return CONTEXT + buffers * CONNECTION

@@ -1,0 +1,353 @@
+"""`compare_meshes`: trace one program on every mesh that its ranks can form, and compare what a step would take.
+
+Each mesh is traced on fake tensors in a process of its own, as many at a time as there are processors; of a pipeline
+one rank of the first, a middle and the last stage. A mesh is predicted as soon as its ranks are traced, beside the
+processes that trace the next ones. What was traced is kept by its content for as long as this process lives, and in a
+folder where one is given, so that asking again about another cluster traces nothing.
+"""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import os
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from dsexplore._internal.cost.cluster import Cluster, HardwareLike
+from dsexplore._internal.cost.meshes.mesh_comparison import MeshCandidate, MeshComparison, text_of
+from dsexplore._internal.cost.step.prediction import as_cluster, predict
+from dsexplore._internal.errors import UsageError
+from dsexplore._internal.progress import track
+from dsexplore._internal.signatures import names_arguments
+from dsexplore._internal.trace.files import load as load_tables
+from dsexplore._internal.trace.files import save as save_tables
+from dsexplore._internal.trace.merge import merge_tables
+from dsexplore._internal.trace.tables import Tables
+from dsexplore._internal.user_warnings import warn
+from dsexplore._internal.worlds.commtrace import commtrace
+from dsexplore._internal.worlds.real.packed_program import pack_program
+from dsexplore._internal.worlds.real.run_ranks import run_ranks
+from dsexplore._internal.worlds.repeats.layer_runs import CannotSkip
+from dsexplore._internal.worlds.repeats.skipped_microbatches import skip_repeats as skipped
+from dsexplore._internal.worlds.simulate import simulate
+
+Build = Callable[..., Callable[[], Any]]
+"""Takes a mesh with all the axes, some of size 1, and a keyword argument for each choice, and returns a function that
+trains one step."""
+Choice = str | int | float | bool | None
+"""One value of a choice besides the mesh."""
+
+
+def trace_rank(
+    build: Build,
+    sizes: Mapping[str, int],
+    rank: int,
+    *,
+    skip_repeats: bool = True,
+    choice: Mapping[str, Choice] | None = None,
+) -> Tables:
+    """Trace one step of one rank.
+
+    Args:
+        build: the program, as for `compare_meshes`.
+        sizes: of the mesh's axes, outermost first.
+        rank: which one is played.
+        skip_repeats: of a pipeline's microbatches and of repeated layers run a few, as `worlds.repeats` does;
+            the trace has all of them. Where that cannot be, all are run, and a note of the trace says why.
+        choice: keyword arguments of `build` besides the mesh.
+    """
+    if choice:
+        build = partial(build, **choice)
+    if not skip_repeats:
+        return _traced(build, sizes, rank, skip=False)
+    try:
+        return _traced(build, sizes, rank, skip=True)
+    except CannotSkip as reason:
+        tables = _traced(build, sizes, rank, skip=False)
+        note = f"layers and microbatches were all run: {reason}"
+        return replace(tables, info=replace(tables.info, notes=(*tables.info.notes, note)))
+
+
+def _traced(build: Build, sizes: Mapping[str, int], rank: int, *, skip: bool) -> Tables:
+    with warnings.catch_warnings(action="ignore"), simulate(mesh=dict(sizes), rank=rank, fake=True) as mesh:
+        step = build(mesh)
+        with commtrace(costs=True) as trace, skipped() if skip else nullcontext() as recording:
+            step()
+    return trace.tables if recording is None else recording.whole(trace.tables)
+
+
+_PIPELINE = "pp"
+_INSIDE_NODE = "tp"
+_FOREVER = 1e6
+
+
+@names_arguments
+def compare_meshes(
+    build: Build,
+    world_size: int,
+    hardware: HardwareLike = "h100",
+    axes: Sequence[str] = ("pp", "dp", "tp", "cp"),
+    *,
+    choices: Mapping[str, Sequence[Choice]] | None = None,
+    keep: Callable[[Mapping[str, int]], bool | str] | None = None,
+    cache: str | os.PathLike[str] | None = None,
+    processes: int | None = None,
+    skip_repeats: bool = True,
+) -> MeshComparison:
+    """Trace a program on every mesh of so many ranks, and compare the predicted steps.
+
+    Args:
+        build: called as ``build(mesh)`` in a simulated world on fake tensors; the mesh has all ``axes``, some of size
+            1. Returns a function without arguments that trains one step, which is called once. Where ``build`` cannot
+            use a mesh it may raise `UsageError`, or any error: the mesh is dropped with that reason.
+        world_size: ranks.
+        hardware: what to predict for: a GPU (``"h100"`` means ``"dgx-h100"``), a cluster, the path of a cluster's
+            file, or a `Cluster`.
+        axes: of the mesh, outermost first; the last one's ranks are neighbors. ``tp`` never leaves a node. Any names:
+            ``("pp", "dp", "fsdp", "ep", "cp", "tp")``.
+        choices: what else to choose, by the name of a keyword argument of ``build``: ``{"recompute": [False, True],
+            "microbatch": [1, 2]}`` traces each mesh with each of the four. All should train as many samples in a step,
+            since steps are compared.
+        keep: called with the sizes of each mesh; False or a reason drops it before it is traced.
+        cache: a folder where traces are kept, by the content of ``build``.
+        processes: how many traces are made at a time; as many as there are processors unless given.
+        skip_repeats: of many consecutive layers with the same parts, shapes and settings run four, and of many
+            microbatches a few; the others repeat one of these where two of them do the same. A layer that does
+            something else by its number alone, which nothing in it shows, would be missed. False runs all.
+
+    Returns:
+        the meshes, the fastest first.
+
+    Raises:
+        UsageError: numbers that cannot be, or a ``build`` that cannot be sent to other processes.
+    """
+    machine = as_cluster(hardware)
+    if not isinstance(world_size, int) or world_size < 1:
+        raise UsageError(f"world_size={world_size!r} is no number of ranks: give 1 or more")
+    if not axes or len(set(axes)) < len(axes):
+        raise UsageError(f"axes={tuple(axes)!r}: name one axis or more, each once")
+    combined = _combined(choices or {})
+    content = pack_program(build, (), None)
+    folder = Path(cache) if cache is not None else _private_cache()
+    folder.mkdir(parents=True, exist_ok=True)
+    candidates: list[MeshCandidate] = []
+    wanted: list[_Job] = []
+    for sizes in factorisations(world_size, axes):
+        reason = _illegal(sizes, machine, keep)
+        if reason:
+            candidates.append(MeshCandidate(sizes, None, reason))
+        else:
+            wanted += [job for choice in combined for job in _jobs(sizes, choice, content, folder, skip_repeats)]
+    meshes = _TracedMeshes(wanted, machine)
+    notes = _trace_all(build, wanted, processes or len(os.sched_getaffinity(0)), meshes.traced)
+    return MeshComparison(machine, [*candidates, *meshes.candidates()], notes)
+
+
+def _combined(choices: Mapping[str, Sequence[Choice]]) -> list[dict[str, Choice]]:
+    """Return each combination of the values of all choices; one without any where there are no choices.
+
+    Raises:
+        UsageError: a choice without values.
+    """
+    for name, values in choices.items():
+        if isinstance(values, str) or not values:
+            raise UsageError(f"choices={{{name!r}: {values!r}}}: give a list of one value or more")
+    return [dict(zip(choices, values, strict=True)) for values in product(*choices.values())]
+
+
+def factorisations(world_size: int, axes: Sequence[str]) -> Iterator[dict[str, int]]:
+    """Yield all assignments of axis sizes whose product is the number of ranks.
+
+    Example: 4 ranks over dp and tp give 1 × 4, 2 × 2 and 4 × 1.
+    """
+    if len(axes) == 1:
+        yield {axes[0]: world_size}
+        return
+    for size in range(1, world_size + 1):
+        if world_size % size == 0:
+            for rest in factorisations(world_size // size, axes[1:]):
+                yield {axes[0]: size, **rest}
+
+
+@dataclass(frozen=True)
+class _Job:
+    """One rank of one mesh to trace."""
+
+    sizes: Mapping[str, int]
+    rank: int
+    file: Path
+    skip_repeats: bool
+    choice: Mapping[str, Choice] = field(default_factory=dict)
+
+    @property
+    def text(self) -> str:
+        """Mesh and choices as text."""
+        return text_of({**self.sizes, **self.choice})
+
+    @property
+    def reason(self) -> Path:
+        """File with the reason why the program cannot use the mesh, which replaces the trace."""
+        return self.file.with_suffix(".txt")
+
+    @property
+    def is_done(self) -> bool:
+        """True if it was traced, or cannot be."""
+        return self.file.exists() or self.reason.exists()
+
+
+def _private_cache() -> Path:
+    """Return the temporary folder of this process's traces, which is deleted when the process ends."""
+    global _folder
+    if _folder is None:
+        _folder = tempfile.TemporaryDirectory(prefix="dsexplore-meshes-")
+    return Path(_folder.name)
+
+
+_folder: tempfile.TemporaryDirectory[str] | None = None
+
+
+def _illegal(sizes: Mapping[str, int], machine: Cluster, keep: Callable[[Mapping[str, int]], bool | str] | None) -> str:
+    """Return the reason why a mesh is not traced; empty if it is."""
+    tp = sizes.get(_INSIDE_NODE, 1)
+    if tp > machine.ranks_per_domain:
+        return f"tp={tp} leaves the {machine.domain_kind} of {machine.ranks_per_domain} ranks"
+    kept = keep(sizes) if keep is not None else True
+    if isinstance(kept, str):
+        return kept
+    return "" if kept else "left out by keep"
+
+
+def _jobs(
+    sizes: Mapping[str, int], choice: Mapping[str, Choice], content: bytes, folder: Path, skip_repeats: bool
+) -> list[_Job]:
+    """Return the ranks to trace: one of the first, a middle and the last pipeline stage."""
+    stages = sizes.get(_PIPELINE, 1)
+    axes = list(sizes)
+    stride = 1
+    for axis in axes[axes.index(_PIPELINE) + 1 :] if _PIPELINE in sizes else ():
+        stride *= sizes[axis]
+    jobs = []
+    for stage in sorted({0, stages // 2, stages - 1}):
+        text = f"{text_of({**sizes, **choice})} {stage} {skip_repeats}"
+        name = hashlib.sha256(content + text.encode()).hexdigest()[:24]
+        jobs.append(_Job(sizes, stage * stride, folder / f"{name}.parquet", skip_repeats, choice))
+    return jobs
+
+
+def _trace_all(build: Build, jobs: Sequence[_Job], processes: int, on_traced: Callable[[_Job], None]) -> list[str]:
+    """Trace the jobs that have no file yet, in processes; Ctrl-C keeps the files of finished jobs.
+
+    Args:
+        build: the program.
+        jobs: all that are wanted.
+        processes: how many trace at a time.
+        on_traced: called with each finished job, while the others are traced.
+
+    Returns:
+        Notes: one if it was interrupted.
+    """
+    missing = [job for job in jobs if not job.is_done]
+    missing.sort(key=lambda job: job.sizes.get(_PIPELINE, 1))
+    if not missing:
+        return []
+    processes = max(1, min(processes, len(missing)))
+    with track("tracing meshes", len(missing), "ranks") as work, tempfile.TemporaryDirectory() as claims:
+
+        def on_line(_process: int, line: str) -> None:
+            if line.startswith(_DONE):
+                work.advance()
+                on_traced(missing[int(line.removeprefix(_DONE))])
+
+        try:
+            ran = run_ranks(
+                _trace_several,
+                processes,
+                args=(build, missing, claims),
+                backend=None,
+                timeout=_FOREVER,
+                grace=_FOREVER,
+                on_line=on_line,
+            )
+        except KeyboardInterrupt:
+            done = sum(job.file.exists() for job in missing)
+            note = f"interrupted: {done} of {len(missing)} traces were made; compare again for the rest"
+            warn(note)
+            return [note]
+    ran.check()
+    return []
+
+
+_DONE = "traced mesh job "
+"""How the line begins by which a process says that a job is done; what the program prints goes the same way."""
+
+
+def _trace_several(build: Build, jobs: Sequence[_Job], claims: str) -> None:
+    """Trace jobs that no other process has claimed, until none is left; runs in a process of its own."""
+    gc.freeze()  # what torch itself has made is looked through no more: a tenth of the time
+    for number, job in enumerate(jobs):
+        try:
+            Path(claims, str(number)).mkdir()
+        except FileExistsError:
+            continue
+        _trace_mesh(build, job)
+        print(f"{_DONE}{number}", flush=True)
+
+
+def _trace_mesh(build: Build, job: _Job) -> None:
+    """Trace one rank into its file; if the program cannot use the mesh, write the reason to a text file."""
+    try:
+        tables = trace_rank(build, job.sizes, job.rank, skip_repeats=job.skip_repeats, choice=job.choice)
+        save_tables(tables, job.file)
+    except Exception as error:
+        first = next(iter(str(error).splitlines()), "")
+        job.reason.write_text(f"{type(error).__name__}: {first}", encoding="utf-8")
+
+
+class _TracedMeshes:
+    """The meshes whose ranks are traced, each predicted once all of them are.
+
+    Args:
+        jobs: of all meshes.
+        machine: the cluster that they are predicted for.
+    """
+
+    def __init__(self, jobs: Sequence[_Job], machine: Cluster) -> None:
+        self._machine = machine
+        self._jobs: dict[str, list[_Job]] = {}
+        for job in jobs:
+            self._jobs.setdefault(job.text, []).append(job)
+        self._predicted: dict[str, MeshCandidate] = {}
+
+    def traced(self, job: _Job) -> None:
+        """Predict the mesh of a finished job if that was its last one."""
+        mesh = job.text
+        if mesh not in self._predicted and all(job.is_done for job in self._jobs[mesh]):
+            self._predicted[mesh] = _predicted(self._jobs[mesh], self._machine)
+
+    def candidates(self) -> list[MeshCandidate]:
+        """Return all meshes, including those whose tracing is incomplete."""
+        return [self._predicted.get(mesh) or _predicted(jobs, self._machine) for mesh, jobs in self._jobs.items()]
+
+
+def _predicted(jobs: Sequence[_Job], machine: Cluster) -> MeshCandidate:
+    sizes, choice = jobs[0].sizes, jobs[0].choice
+    for job in jobs:
+        if job.reason.exists():
+            return MeshCandidate(sizes, None, job.reason.read_text(encoding="utf-8"), choice)
+        if not job.file.exists():
+            return MeshCandidate(sizes, None, "not traced, as it was interrupted", choice)
+    parts = [load_tables(job.file) for job in jobs]
+    tables = merge_tables(parts) if len(parts) > 1 else parts[0]
+    prediction = predict(tables, machine)
+    if prediction.fits:
+        prediction.step  # noqa: B018 # simulates the step here, while other meshes are traced
+        return MeshCandidate(sizes, prediction, choice=choice)
+    return MeshCandidate(sizes, prediction, prediction.memory.sentence, choice)

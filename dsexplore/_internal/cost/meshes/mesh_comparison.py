@@ -1,0 +1,207 @@
+"""`MeshComparison`: the meshes that the ranks of one program can form, ranked by predicted step time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
+
+import polars as pl
+
+from dsexplore._internal.cost.cluster import Cluster, Link, Measured
+from dsexplore._internal.cost.range import Range
+from dsexplore._internal.cost.step.prediction import Prediction
+from dsexplore._internal.display import Displayable
+from dsexplore._internal.errors import UsageError
+
+_COMPARED = 3
+"""Number of fastest meshes that are checked for ties."""
+
+
+@dataclass(frozen=True)
+class MeshCandidate:
+    """One mesh with its prediction, or the reason why it was dropped.
+
+    Attributes:
+        sizes: of the axes, outermost first.
+        prediction: None if it was not traced.
+        dropped: why it was dropped; empty if it can be used.
+        choice: what else was chosen, by the name of the program's argument.
+    """
+
+    sizes: Mapping[str, int]
+    prediction: Prediction | None
+    dropped: str = ""
+    choice: Mapping[str, object] = field(default_factory=dict)
+
+    @property
+    def mesh(self) -> str:
+        """Mesh and choices as text: ``"pp=2,dp=4,tp=8"``, ``"dp=8,recompute=True"``."""
+        return text_of({**self.sizes, **self.choice})
+
+
+class MeshComparison(Displayable):
+    """The meshes of one program on one cluster, the fastest first; made by `compare_meshes`.
+
+    Attributes:
+        cluster: the cluster that the meshes are compared on.
+        candidates: the meshes that fit, by expected time; then the meshes that were dropped.
+        notes: caveats for the reader.
+    """
+
+    def __init__(self, cluster: Cluster, candidates: Sequence[MeshCandidate], notes: Sequence[str] = ()) -> None:
+        self.cluster = cluster
+        kept = [candidate for candidate in candidates if not candidate.dropped]
+        # A mesh that barely fits may take several times as long as predicted: it comes after those that fit.
+        out = [candidate for candidate in candidates if candidate.dropped]
+        self.candidates = (*sorted(kept, key=_expected), *sorted(out, key=lambda candidate: candidate.mesh))
+        self.notes = tuple(notes)
+
+    def __repr__(self) -> str:
+        dropped = len(self.candidates) - len(self.ranking)
+        fastest = f", fastest {self.ranking[0].mesh}" if self.ranking else ""
+        return f"<MeshComparison of {len(self.ranking)} meshes on {self.cluster.name}{fastest}; {dropped} dropped>"
+
+    @property
+    def ranking(self) -> list[MeshCandidate]:
+        """Meshes that fit, the fastest first."""
+        return [candidate for candidate in self.candidates if not candidate.dropped]
+
+    @property
+    def best(self) -> Prediction:
+        """Prediction of the fastest mesh that fits.
+
+        Raises:
+            UsageError: none fits.
+        """
+        if not self.ranking:
+            raise UsageError(f"no mesh fits on {self.cluster.name}: see .to_frame() for why each was dropped")
+        prediction = self.ranking[0].prediction
+        assert prediction is not None
+        return prediction
+
+    @cached_property
+    def tied(self) -> list[list[str]]:
+        """Groups of meshes, among the three fastest and their neighbors, whose order is uncertain.
+
+        Two neighbors in the ranking are tied if they would swap places with a constant of the cluster 10 % lower or
+        higher. The order of meshes in no group is certain.
+        """
+        groups: list[list[str]] = []
+        ranking = self.ranking[: _COMPARED + 1]
+        for before, after in pairwise(ranking):
+            if not _may_turn(before, after):
+                continue
+            if groups and groups[-1][-1] == before.mesh:
+                groups[-1].append(after.mesh)
+            else:
+                groups.append([before.mesh, after.mesh])
+        return groups
+
+    def to_frame(self) -> pl.DataFrame:
+        """Return one row per mesh.
+
+        Columns: ``mesh``; ``step``, ``low``, ``high``, ``compute``, ``exposed`` and ``idle`` in seconds; ``memory`` in
+            bytes; ``gpu_hours``, ``energy`` in kWh at most and ``money`` of a step of the whole job, see `Expense`;
+            ``tied`` with the next faster or slower mesh; ``dropped``: why it is excluded.
+        """
+        tied = {mesh for group in self.tied for mesh in group}
+        rows = [
+            (candidate.mesh, *_numbers(candidate.prediction), candidate.mesh in tied, candidate.dropped)
+            for candidate in self.candidates
+        ]
+        times = dict.fromkeys(("step", "low", "high", "compute", "exposed", "idle"), pl.Float64)
+        spent = dict.fromkeys(("gpu_hours", "energy", "money"), pl.Float64)
+        columns = {"mesh": pl.String, **times, "memory": pl.Int64, **spent, "tied": pl.Boolean, "dropped": pl.String}
+        return pl.DataFrame(rows, schema=columns, orient="row")
+
+    def __getitem__(self, mesh: str) -> Prediction:
+        """Return the prediction of a mesh.
+
+        Raises:
+            UsageError: a mesh that was not compared or not traced.
+        """
+        for candidate in self.candidates:
+            if candidate.mesh == mesh and candidate.prediction is not None:
+                return candidate.prediction
+        raise UsageError(
+            f"{mesh!r} was not predicted: there is {', '.join(candidate.mesh for candidate in self.candidates)}"
+        )
+
+    def __len__(self) -> int:
+        return len(self.candidates)
+
+
+def text_of(sizes: Mapping[str, object]) -> str:
+    """Format a mesh: ``"pp=2,dp=4,tp=8"``."""
+    return ",".join(f"{axis}={size}" for axis, size in sizes.items())
+
+
+def _expected(candidate: MeshCandidate) -> tuple[bool, float]:
+    if candidate.prediction is None:
+        return True, float("inf")
+    return candidate.prediction.memory.verdict == "fits barely", candidate.prediction.expected_step
+
+
+def _numbers(prediction: Prediction | None) -> tuple[Any, ...]:
+    if prediction is None:
+        return (None,) * 10
+    step: Range = prediction.step
+    parts = (prediction.compute.expected, prediction.exposed.expected, prediction.idle.expected)
+    spent = prediction.expense()
+    ranges = (spent.gpu_hours, spent.energy, spent.money)
+    expected = (value.expected if value is not None else None for value in ranges)
+    return (step.expected, step.low, step.high, *parts, int(prediction.memory), *expected)
+
+
+_WRONG = 0.10
+"""Assumed relative error of each constant of a cluster."""
+
+
+def _may_turn(first: MeshCandidate, other: MeshCandidate) -> bool:
+    """Return True if the slower mesh becomes the faster one when one cluster constant, or all, change by 10 %."""
+    prediction, two = first.prediction, other.prediction
+    assert prediction is not None
+    assert two is not None
+    gap = two.expected_step - prediction.expected_step
+    pairs = ((prediction.compute, two.compute), (prediction.exposed, two.exposed), (prediction.idle, two.idle))
+    reach = _WRONG * sum(abs(a.expected - b.expected) for a, b in pairs)
+    if gap <= reach:
+        return True
+    if gap > 3 * reach + _WRONG * gap:
+        return False  # far beyond what parts that move apart by a tenth can make up
+    return any(
+        prediction.what_if(hardware=cluster).expected_step >= two.what_if(hardware=cluster).expected_step
+        for cluster in perturbed_constants(prediction.cluster)
+    )
+
+
+def perturbed_constants(cluster: Cluster) -> Iterator[Cluster]:
+    """Yield the cluster with one constant at a time 10 % lower, then 10 % higher.
+
+    Measured times change with the link that they were measured on.
+    """
+    for factor in (1 - _WRONG, 1 + _WRONG):
+        yield replace(cluster, compute=replace(cluster.compute, achievable=cluster.compute.achievable * factor))
+        yield replace(cluster, memory=replace(cluster.memory, achievable=cluster.memory.achievable * factor))
+        yield replace(cluster, launch_overhead=cluster.launch_overhead * factor)
+        yield replace(cluster, collective_overhead=cluster.collective_overhead * factor)
+        near, far = _scaled_tables(cluster, factor)
+        reduction = cluster.reduction and replace(cluster.reduction, bandwidth=cluster.reduction.bandwidth * factor)
+        yield replace(cluster, node=_scaled_link(cluster.node, factor), reduction=reduction, measured=near)
+        if cluster.network is not None:
+            yield replace(cluster, network=_scaled_link(cluster.network, factor), measured=far)
+
+
+def _scaled_tables(cluster: Cluster, factor: float) -> tuple[tuple[Measured, ...], tuple[Measured, ...]]:
+    """Return the measured tables for links inside a node `factor` times faster, and for links between nodes so."""
+    faster = [replace(times, seconds=tuple(time / factor for time in times.seconds)) for times in cluster.measured]
+    pairs = list(zip(cluster.measured, faster, strict=True))
+    near = tuple(scaled if table.nodes == 1 else table for table, scaled in pairs)
+    return near, tuple(scaled if table.nodes > 1 else table for table, scaled in pairs)
+
+
+def _scaled_link(link: Link, factor: float) -> Link:
+    return replace(link, bandwidth=link.bandwidth * factor, latency=link.latency / factor)

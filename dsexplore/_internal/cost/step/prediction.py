@@ -1,0 +1,401 @@
+"""`Prediction`: how long a traced step would take on a cluster, what of it is exposed, and what memory it needs."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cached_property
+from typing import Any, get_args
+
+import polars as pl
+
+from dsexplore._internal.cost.cluster import Cluster, HardwareLike
+from dsexplore._internal.cost.collectives.measured_points import contradictions
+from dsexplore._internal.cost.expense import Expense, expense_of
+from dsexplore._internal.cost.expert_balance import of_busiest_rank
+from dsexplore._internal.cost.kernels.async_tp import in_pieces
+from dsexplore._internal.cost.kernels.compute import Attention, slowed_by_communication
+from dsexplore._internal.cost.kernels.gpu_generations import GENERATIONS
+from dsexplore._internal.cost.kernels.product_time import stated_rate
+from dsexplore._internal.cost.memory.memory_need import MemoryNeed, Saving, outside_bytes
+from dsexplore._internal.cost.memory.memory_savings import Savings
+from dsexplore._internal.cost.memory.peak_memory import PeakMemory, peak_memory
+from dsexplore._internal.cost.range import Range
+from dsexplore._internal.cost.step.pipeline_times import (
+    EXPECTED,
+    HIGH,
+    LOW,
+    PipelineTimes,
+    RankTimes,
+    with_microbatches,
+)
+from dsexplore._internal.cost.step.rank_program import Collective, Options, programs
+from dsexplore._internal.cost.step.schedules import ScheduledAction, read_schedule
+from dsexplore._internal.cost.step.stream_simulation import SECONDS_OF_MODULES, Span, seconds_by_module
+from dsexplore._internal.display import Displayable
+from dsexplore._internal.errors import UsageError
+from dsexplore._internal.trace.tables import Tables
+from dsexplore._internal.units import format_share
+
+_MUCH_WAITING = 0.25
+"""Share of a step from which a note says that the GPU waits for the CPU."""
+
+
+class Prediction(Displayable):
+    """The predicted cost of one step of a traced program on a cluster; made by `Trace.predict`.
+
+    Attributes:
+        cluster: the cluster that the step is predicted for.
+        options: the options of the prediction, see `Options`.
+    """
+
+    def __init__(self, tables: Tables, cluster: Cluster, options: Options) -> None:
+        self.tables, self.cluster, self.options = tables, cluster, options
+        read = programs(tables, cluster, options)
+        if options.async_tp:
+            read = [replace(program, items=in_pieces(program.items)) for program in read]
+        if options.expert_imbalance > 1 and not tables.events["send_splits"].is_not_null().any():
+            compute, memory = cluster.compute, cluster.memory
+            ridge = stated_rate("bfloat16", cluster) * compute.achievable / (memory.bandwidth * memory.achievable)
+            read = [
+                replace(program, items=of_busiest_rank(program.items, options.expert_imbalance, ridge))
+                for program in read
+            ]
+        # Ranks of one machine send with the processors that they compute with: nothing is hidden.
+        overlap = options.overlap and cluster.topology != "host"
+        slowdown = slowed_by_communication(cluster) if overlap else 0.0
+        self._ranks = [RankTimes(program, slowdown, overlap) for program in read]
+        self.schedule = read_schedule(tables.info.schedule)
+        self._notes = list(dict.fromkeys(note for program in read for note in program.notes))
+        if options.attention == "flash-2" and _has_other_attention(tables, cluster):
+            self._notes.append(
+                "attention is timed as FlashAttention-2's kernels; torch 2.11 takes cuDNN's on an H100, which are "
+                'faster: attention="cudnn" predicts those'
+            )
+        self._pipeline = PipelineTimes(tables, self.schedule, self._ranks) if self.schedule is not None else None
+        if self._pipeline is not None:
+            self._notes += self._pipeline.notes()
+
+    @cached_property
+    def _slowest(self) -> RankTimes:
+        return max(self._ranks, key=lambda rank: rank.step(EXPECTED))
+
+    @property
+    def rank(self) -> int:
+        """Rank of the trace with the longest step, which all times are of."""
+        return self._slowest.program.rank
+
+    @property
+    def step(self) -> Range:
+        """Seconds of the step."""
+        return self._range_of(self._slowest.step)
+
+    @property
+    def compute(self) -> Range:
+        """Seconds that the compute stream is busy, of the slowest of the ranks that wait for one another."""
+        return self._range_of(lambda end: self._slowest.played(end).compute)
+
+    @property
+    def exposed(self) -> Range:
+        """Seconds of communication that no compute hides."""
+        return self._range_of(lambda end: self._slowest.played(end).exposed)
+
+    @property
+    def ranks_per_domain(self) -> int:
+        """Ranks of the job that share the fast links; see `Cluster.domain_of_job`."""
+        return self.cluster.domain_of_job(self.tables.info.world_size, self.options.ranks_per_node)
+
+    @property
+    def idle(self) -> Range:
+        """Seconds that the compute stream waits for the CPU that launches kernels, or for other stages."""
+        return self._range_of(lambda end: self._slowest.played(end).idle + self._slowest.bubble(end))
+
+    @property
+    def bubble(self) -> Range:
+        """Seconds that the rank waits for other stages of its pipeline; part of `idle`."""
+        return self._range_of(self._slowest.bubble)
+
+    @property
+    def communication(self) -> Range:
+        """Seconds that collectives run, hidden or not."""
+        return self._range_of(lambda end: self._slowest.played(end).communication)
+
+    @property
+    def expected_step(self) -> float:
+        """Expected seconds of the step, without its range, which takes three times as long to find."""
+        return self._slowest.step(EXPECTED)
+
+    def expense(self, steps: int = 1) -> Expense:
+        """Return the GPU-hours of so many steps of the whole job, their energy, and their price where the file has one.
+
+        Raises:
+            UsageError: less than one step.
+        """
+        if steps < 1:
+            raise UsageError(f"steps={steps!r} is no number of steps: give 1 or more")
+        return expense_of(self.step * steps, self.tables.info.world_size, self.cluster)
+
+    def _range_of(self, value: Callable[[int], float]) -> Range:
+        return _range([value(end) for end in (LOW, EXPECTED, HIGH)])
+
+    @cached_property
+    def peak(self) -> PeakMemory:
+        """Most memory that a rank needs, and when."""
+        has_streams = any(
+            isinstance(item, Collective) and item.rule == "fsdp gather"
+            for rank in self._ranks
+            for item in rank.program.items
+        )
+        return peak_memory(self.tables.memory, self.tables.kernels, self._ranks[0].program.step, has_streams)
+
+    @cached_property
+    def memory(self) -> MemoryNeed:
+        """Bytes that the allocator of the rank which needs most holds, what for, and what would need less."""
+        outside = outside_bytes(self.tables, self.peak.rank, self.cluster, self.ranks_per_domain)
+
+        def savings() -> tuple[Saving, ...]:
+            slowest = self._slowest
+            played = slowest.played(EXPECTED)
+            return Savings(self.tables, slowest.program, played, self.peak, self.cluster, self.ranks_per_domain).found()
+
+        available = int(self.cluster.memory.size)
+        return MemoryNeed.of(self.peak, outside, available, self.options.expandable_segments, savings)
+
+    @property
+    def fits(self) -> bool:
+        """True if the tensors, and what is outside the allocator, fit into a GPU, be it barely; see `memory`."""
+        return self.memory.verdict != "does not fit"
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Limits of these numbers that readers should know."""
+        notes = [*self._notes, *contradictions(self.cluster)]
+        waiting = self._slowest.played(EXPECTED).idle
+        if waiting > _MUCH_WAITING * self.expected_step and self.cluster.topology != "host":
+            notes.append(
+                f"for {format_share(waiting, self.expected_step)} of the step the GPU waits for the CPU that launches "
+                "its kernels; how long a CPU needs differs more between machines than anything else here, as the range "
+                "says"
+            )
+        if self.memory.sentence:
+            notes.append(self.memory.sentence)
+        if self.cluster.price is not None:
+            notes.append(f"a step of all {self.tables.info.world_size:,} ranks takes {self.expense()}")
+        return tuple(notes)
+
+    def by_module(self) -> pl.DataFrame:
+        """Return the seconds per module and phase, in the order in which they first run.
+
+        Columns: ``module``, ``phase``, ``compute``, ``communication``, ``exposed``, ``idle``, and ``_low`` and
+            ``_high`` of compute and exposed. Their sums are those of the step; waiting for other stages has no module.
+        """
+        parts = [
+            seconds_by_module(self._slowest.played(end), self._slowest.bubble(end)) for end in (LOW, EXPECTED, HIGH)
+        ]
+        low, expected, high = parts
+        rows = [
+            {
+                "module": module,
+                "phase": phase,
+                **{name: expected[module, phase][name] for name in SECONDS_OF_MODULES},
+                **{
+                    f"{name}_{suffix}": part[module, phase][name]
+                    for name in ("compute", "exposed")
+                    for suffix, part in (("low", low), ("high", high))
+                },
+            }
+            for module, phase in expected
+        ]
+        kinds = {"module": pl.String, "phase": pl.String}
+        names = [*kinds, *SECONDS_OF_MODULES, "compute_low", "compute_high", "exposed_low", "exposed_high"]
+        return pl.DataFrame(rows, schema={name: kinds.get(name, pl.Float64) for name in names})
+
+    def by_axis(self) -> pl.DataFrame:
+        """Return the seconds per mesh axis and op: ``axis``, ``op``, ``count``, ``communication``, ``exposed``."""
+        totals: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0, 0.0, 0.0])
+        for span in self._slowest.played(EXPECTED).spans:
+            if span.kind == "communication":
+                total = totals[span.axis, span.op]
+                total[0] += 1
+                total[1] += span.seconds
+            elif span.kind == "exposed" and span.op != "recv":
+                totals[span.axis, span.op][2] += span.seconds
+        rows = [
+            (axis, op, int(count), all_of_it, exposed) for (axis, op), (count, all_of_it, exposed) in totals.items()
+        ]
+        columns = {
+            "axis": pl.String,
+            "op": pl.String,
+            "count": pl.Int64,
+            "communication": pl.Float64,
+            "exposed": pl.Float64,
+        }
+        return pl.DataFrame(rows, schema=columns, orient="row").sort("exposed", "communication", descending=True)
+
+    def by_rank(self) -> pl.DataFrame:
+        """Return the seconds per rank in the trace: ``rank``, ``step``, ``compute``, ``exposed``, ``idle``."""
+        rows = [
+            (
+                rank.program.rank,
+                rank.step(EXPECTED),
+                rank.played(EXPECTED).compute,
+                rank.played(EXPECTED).exposed,
+                rank.played(EXPECTED).idle + rank.bubble(EXPECTED),
+            )
+            for rank in self._ranks
+        ]
+        columns = {"rank": pl.Int64, **dict.fromkeys(("step", "compute", "exposed", "idle"), pl.Float64)}
+        return pl.DataFrame(rows, schema=columns, orient="row")
+
+    def timeline(self) -> pl.DataFrame:
+        """Return the predicted spans of each stream of `rank`.
+
+        Columns: ``stream``, ``start`` and ``end`` in seconds from the start of the step, ``kind``, ``module``,
+            ``phase``, ``op``, ``axis``. Waiting for other stages is not included: see `stages`.
+        """
+        names = ("stream", "start", "end", "kind", "module", "phase", "op", "axis")
+        rows = [tuple(getattr(span, name) for name in names) for span in self.spans]
+        types = {name: pl.Float64 if name in ("start", "end") else pl.String for name in names}
+        return pl.DataFrame(rows, schema=types, orient="row")
+
+    @property
+    def spans(self) -> list[Span]:
+        """Rows of `timeline`."""
+        return self._slowest.played(EXPECTED).spans
+
+    def spans_by_rank(self) -> dict[int, list[Span]]:
+        """Return {rank in the trace: its predicted spans}, in seconds from the start of the rank's own step."""
+        return {rank.program.rank: rank.played(EXPECTED).spans for rank in self._ranks}
+
+    def stages(self) -> list[ScheduledAction]:
+        """Return when each pipeline stage is predicted to compute each microbatch; empty without a pipeline."""
+        return self._pipeline.placed(EXPECTED) if self._pipeline is not None else []
+
+    def to_frame(self) -> pl.DataFrame:
+        """Return the frame of `by_module`."""
+        return self.by_module()
+
+    def what_if(
+        self,
+        *,
+        hardware: HardwareLike | None = None,
+        ranks_per_node: int | None = None,
+        overlap: bool | None = None,
+        compiled: bool | None = None,
+        async_tp: bool | None = None,
+        attention: Attention | None = None,
+        expandable_segments: bool | None = None,
+        expert_imbalance: float | None = None,
+        cuda_graphs: bool | None = None,
+        batch: float = 1,
+        sequence: float = 1,
+    ) -> Prediction:
+        """Predict the same step under other conditions, without a new trace.
+
+        Args:
+            hardware: another cluster.
+            ranks_per_node: another number; 0 for the cluster's own.
+            overlap: whether communication may run beside compute.
+            compiled: whether modules run compiled.
+            async_tp: whether collectives of tensor parallelism run in pieces beside their matrix products.
+            attention: the implementation of attention, ``"flash-2"`` or ``"cudnn"``.
+            expandable_segments: whether the allocator's segments can grow.
+            expert_imbalance: tokens of the busiest rank of experts beside the mean.
+            cuda_graphs: whether CUDA graphs launch all kernels.
+            batch: factor on the number of samples. A 1F1B pipeline repeats that many times as many microbatches;
+                anything else needs a new trace.
+            sequence: factor on the sequence length; anything but 1 needs a new trace.
+
+        Raises:
+            UsageError: a change of the program's shapes, and so of what it computes, stores and sends.
+        """
+        tables = self.tables if batch == 1 else self._with_batch(batch)
+        if sequence != 1:
+            raise _needs_trace("sequence", sequence)
+        given: dict[str, Any] = {"ranks_per_node": ranks_per_node, "overlap": overlap, "compiled": compiled}
+        given |= {
+            "async_tp": async_tp,
+            "attention": attention,
+            "expandable_segments": expandable_segments,
+            "expert_imbalance": expert_imbalance,
+            "cuda_graphs": cuda_graphs,
+        }
+        changed = {name: value for name, value in given.items() if value is not None}
+        if ranks_per_node == 0:
+            changed["ranks_per_node"] = None
+        machine = self.cluster if hardware is None else as_cluster(hardware)
+        return Prediction(tables, machine, _checked(replace(self.options, **changed)))
+
+    def _with_batch(self, batch: float) -> Tables:
+        """Return the tables of a step with `batch` times as many microbatches."""
+        count = self.schedule.microbatches * batch if self.schedule is not None else 0
+        if self.schedule is None or count != round(count) or count < self.schedule.stages:
+            raise _needs_trace("batch", batch)
+        scaled = with_microbatches(self.tables, round(count))
+        if scaled is None:
+            raise _needs_trace("batch", batch)
+        return scaled
+
+    def __repr__(self) -> str:
+        return f"<Prediction: {self.step} per step on {self.cluster.name}, {self.memory / 2**30:.1f} GiB>"
+
+
+def predict(
+    tables: Tables,
+    hardware: HardwareLike = "h100",
+    *,
+    ranks_per_node: int | None = None,
+    compiled: bool | None = None,
+    overlap: bool = True,
+    step: int | None = None,
+    async_tp: bool = False,
+    attention: Attention = "flash-2",
+    expandable_segments: bool = False,
+    expert_imbalance: float = 1.0,
+    cuda_graphs: bool = False,
+) -> Prediction:
+    """Predict the cost of one step of a trace on a cluster; see `Trace.predict`.
+
+    Raises:
+        UsageError: the trace has no costs, no such step, or no such hardware, or there are no such kernels.
+    """
+    if ranks_per_node is not None and (not isinstance(ranks_per_node, int) or ranks_per_node < 1):
+        raise UsageError(f"ranks_per_node={ranks_per_node!r} is no number of ranks: give 1 or more")
+    options = Options(
+        ranks_per_node, compiled, overlap, step, async_tp, attention, expandable_segments, expert_imbalance, cuda_graphs
+    )
+    return Prediction(tables, as_cluster(hardware), _checked(options))
+
+
+def _has_other_attention(tables: Tables, cluster: Cluster) -> bool:
+    """Return True if the step has fused attention, and the GPU two implementations of it that differ in time."""
+    return GENERATIONS[cluster.generation].cudnn is not None and bool((tables.kernels["kind"] == "attention").any())
+
+
+def _checked(options: Options) -> Options:
+    """Return options whose values can be."""
+    kinds, imbalance = get_args(Attention), options.expert_imbalance
+    if options.attention not in kinds:
+        raise UsageError(f"attention={options.attention!r} is not known: name one of {', '.join(map(repr, kinds))}")
+    if not 1 <= imbalance < float("inf"):
+        raise UsageError(f"expert_imbalance={imbalance!r}: the busiest rank has 1 or more times the mean's tokens")
+    return options
+
+
+def _needs_trace(name: str, factor: float) -> UsageError:
+    return UsageError(
+        f"{name}={factor}: other shapes need a new trace, as products, memory and messages do not all grow "
+        f"with the {name}: trace the program with {factor} times the {name}, and predict that"
+    )
+
+
+def as_cluster(hardware: HardwareLike) -> Cluster:
+    """Return a cluster itself, or load the one of that name or file."""
+    return hardware if isinstance(hardware, Cluster) else Cluster.load(hardware)
+
+
+def _range(values: list[float]) -> Range:
+    """Build a range from three simulated numbers, sorted, since more of one quantity may leave less of another."""
+    low, high = min(values), max(values)
+    return Range(low, min(max(values[1], low), high), high)

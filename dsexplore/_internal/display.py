@@ -1,0 +1,120 @@
+"""`Displayable`: the base class of objects that display themselves in notebooks, as a page, a figure, or an explorer.
+
+How an object looks is decided in ``views``, which imports the classes that it shows. Lower floors reach it
+through this module alone, which looks up the view of an object's type when the object is shown. The options of
+`Displayable.figure` and similar methods are those of that view, and so are their signature and documentation:
+``trace.figure?`` lists them, and Tab completes them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import cache, update_wrapper
+from inspect import Parameter, Signature, getdoc, signature
+from pathlib import Path
+from types import MethodType
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from dsexplore._internal.signatures import names_arguments_of_methods, refuse_unknown
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+    from dsexplore._internal.views.view import View
+    from dsexplore._internal.views.widgets.live import LiveBox, LiveView
+
+Result = TypeVar("Result", covariant=True)
+
+
+class OptionsOfView(Generic[Result]):
+    """A method that accepts the options of a method of the object's view, with its signature and documentation.
+
+    Args:
+        of_view: the name of the view's method.
+        method: called with the object, its own arguments, and the options by name.
+    """
+
+    def __init__(self, of_view: str, method: Callable[..., Result]) -> None:
+        self._of_view = of_view
+        self.method = method
+        self.__doc__ = method.__doc__
+
+    def __get__(self, shown: object | None, owner: type) -> Callable[..., Result]:
+        bound = _with_options_of_view(self.method, self._of_view, owner)
+        return bound if shown is None else MethodType(bound, shown)
+
+
+def _options_of_view(of_view: str) -> Callable[[Callable[..., Result]], OptionsOfView[Result]]:
+    return lambda method: OptionsOfView(of_view, method)
+
+
+@cache
+def _with_options_of_view(method: Callable[..., Result], of_view: str, kind: type) -> Callable[..., Result]:
+    """Return `method` with the signature that it has for objects of class `kind`; unchanged if `kind` has no view."""
+    from dsexplore._internal.views import view_class
+
+    view = view_class(kind)
+    if view is None:
+        return method
+    its = getattr(view, of_view)
+    parameters = [
+        parameter for parameter in signature(method).parameters.values() if parameter.kind is not Parameter.VAR_KEYWORD
+    ]
+    options = list(signature(its).parameters.values())[1:]  # without self
+    names = [parameter.name for parameter in (*parameters, *options)][1:]
+
+    def call(self: Displayable, *arguments: Any, **given: Any) -> Result:
+        if len(arguments) > len(names):
+            raise TypeError(f"{method.__name__}() takes {len(names)} arguments at most, not {len(arguments)}")
+        refuse_unknown(call, (self, *arguments), given)
+        return method(self, **dict(zip(names, arguments, strict=False)), **given)
+
+    update_wrapper(call, method)
+    call.__signature__ = Signature([*parameters, *options])  # type: ignore[attr-defined]  # read by inspect.signature
+    call.__doc__ = "\n\n".join(text for text in (getdoc(method), getdoc(its)) if text)
+    return call
+
+
+class Displayable:
+    """An object that displays itself in notebooks, and writes itself to a file."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        names_arguments_of_methods(cls)
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+        view = _view(self)
+        return {"text/plain": view.text(), "text/html": view.html()}
+
+    @_options_of_view("page")
+    def to_html(self, path: str | os.PathLike[str], **options: Any) -> Path:
+        """Write one self-contained HTML file and return its path."""
+        target = Path(path)
+        view: Any = _view(self)
+        target.write_text(view.page(**options), encoding="utf-8")
+        return target
+
+    @_options_of_view("figure")
+    def figure(self, **options: Any) -> Figure:
+        """Return a plotly ``Figure``; its notebook output includes a static picture for readers without plotly."""
+        figure: Figure = _view(self).figure_with_twin(**options)
+        return figure
+
+    @_options_of_view("explore")
+    def explore(self, **options: Any) -> LiveView | LiveBox:
+        """Return an interactive view of this object; show it as the last expression of a cell."""
+        view: Any = _view(self)
+        explorer: LiveView | LiveBox = view.explore(**options)
+        return explorer
+
+
+def plain_text(shown: Displayable) -> str:
+    """Return the text that a terminal shows, without building the HTML."""
+    return _view(shown).text()
+
+
+def _view(shown: Displayable) -> View:
+    from dsexplore._internal.views import view_of  # views are loaded when something is shown
+
+    return view_of(shown)

@@ -1,0 +1,1 @@
+"""What `dsexplore.lessons` is made of: exercises, and how simulated ranks judge them."""

@@ -1,0 +1,144 @@
+"""Exercises on data parallelism by hand: naive, flat, bucketed, and overlapped with backward."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from torch import nn
+
+from dsexplore._internal.lessons.play import Play, is_close, layers, numbers, play
+from dsexplore._internal.lessons.requirement import Answer, Exercise, Requirement, Requirements
+
+RANKS, LAYERS, WIDTH = 4, 6, 16
+GRADIENT = 4 * WIDTH * WIDTH
+"""Bytes of one gradient; every layer has one parameter."""
+BUCKET = 2 * GRADIENT
+
+
+def _train(answer: Answer, rank: int, *more: object) -> Play:
+    return play(answer, RANKS, rank, layers(LAYERS, WIDTH), numbers(8, WIDTH, seed=100 + rank), *more)
+
+
+def _sends_all_reduces(played: Play) -> Requirements:
+    """Require that gradients are summed, by all_reduce alone."""
+    ops = {*played.events["op"]}
+    yield Requirement(
+        "gradients are summed over the ranks",
+        "all_reduce" in ops,
+        f"You sent {played.sent()}: every rank has seen another batch, so all need the sum of all gradients.",
+    )
+    yield Requirement("nothing but all_reduce", ops == {"all_reduce"}, f"You sent {played.sent()}.")
+
+
+def _averages(played: Play) -> Requirements:
+    """Require that each gradient is the mean over ranks; the simulated sum has this rank's summand alone."""
+    model, alone = cast("nn.Sequential", played.arguments[0]), layers(LAYERS, WIDTH)
+    alone(played.arguments[1]).square().mean().backward()
+    for (name, parameter), reference in zip(model.named_parameters(), alone.parameters(), strict=True):
+        assert reference.grad is not None
+        if is_close(parameter.grad, reference.grad):
+            word = (
+                f"The gradient of {name} is not divided: all_reduce adds. Divide by the number of ranks, and put the "
+            )
+            word += "result back into parameter.grad."
+        else:
+            word = (
+                f"The gradient of {name} is neither sum nor mean: put what came back into parameter.grad, in the order "
+            )
+            word += "in which you took it, divided by the number of ranks."
+        yield Requirement("gradients are means", is_close(parameter.grad, reference.grad / RANKS), word)
+
+
+def _naive(answer: Answer) -> Requirements:
+    for rank in (0, 2):
+        played = _train(answer, rank)
+        yield from _sends_all_reduces(played)
+        sizes = played.events["message_bytes"].to_list()
+        yield Requirement(
+            f"one all_reduce for each of the {LAYERS} parameters",
+            sizes == [GRADIENT] * LAYERS,
+            f"You sent {played.sent()}, not {LAYERS} of {GRADIENT:,} bytes: loop over model.parameters().",
+        )
+        yield from _averages(played)
+
+
+def _flat(answer: Answer) -> Requirements:
+    for rank in (0, 2):
+        played = _train(answer, rank)
+        yield from _sends_all_reduces(played)
+        yield Requirement(
+            "one all_reduce of all gradients",
+            played.events["message_bytes"].to_list() == [LAYERS * GRADIENT],
+            f"You sent {played.sent()}, not 1 of {LAYERS * GRADIENT:,} bytes: join the flattened gradients with "
+            "torch.cat.",
+        )
+        yield from _averages(played)
+
+
+def _in_buckets(played: Play) -> Requirements:
+    sizes = played.events["message_bytes"].to_list()
+    yield Requirement(
+        "no bucket is larger than bucket_bytes",
+        max(sizes) <= BUCKET,
+        f"You sent {played.sent()}; bucket_bytes is {BUCKET:,}: close a bucket before the gradient that would "
+        "overflow it.",
+    )
+    yield Requirement(
+        "buckets are full",
+        sizes == [BUCKET] * (LAYERS // 2),
+        f"You sent {played.sent()}, where {LAYERS // 2} buckets would do: each message costs a latency.",
+    )
+
+
+def _bucketed(answer: Answer) -> Requirements:
+    for rank in (0, 2):
+        played = _train(answer, rank, BUCKET)
+        yield from _sends_all_reduces(played)
+        yield from _in_buckets(played)
+        yield from _averages(played)
+
+
+def _overlapped(answer: Answer) -> Requirements:
+    for rank in (0, 2):
+        played = _train(answer, rank, BUCKET)
+        events = played.events
+        yield from _sends_all_reduces(played)
+        yield from _in_buckets(played)
+        yield Requirement(
+            "buckets leave during backward",
+            {*events["phase"]} == {"backward"},
+            "They leave when backward has ended: start them in a hook, parameter.register_post_accumulate_grad_hook.",
+        )
+        running = events["trigger"][0].rpartition(".")[2]
+        yield Requirement(
+            "the first bucket leaves as soon as it is full",
+            running in (str(LAYERS - 1), str(LAYERS - 2)),
+            f"It leaves in backward of layer {running}: backward begins with the last layer, so fill from there.",
+        )
+        yield Requirement(
+            "backward does not wait for them",
+            all(events["is_async"]),
+            "Backward stands still for each of them: give async_op=True, and keep what it returns.",
+        )
+        yield Requirement(
+            "every bucket is waited for before the gradients are used",
+            played.waits >= events.height,
+            "Some are never waited for: the optimizer would read gradients that are on their way. Call wait() on each.",
+        )
+        yield from _averages(played)
+
+
+EXERCISES = {
+    "naive": Exercise(
+        "naive(model, batch): the loss is model(batch).square().mean(); leave the mean over ranks in each .grad, one "
+        "all_reduce per parameter.",
+        _naive,
+    ),
+    "flat": Exercise("flat(model, batch): the same with one all_reduce.", _flat),
+    "bucketed": Exercise(
+        "bucketed(model, batch, bucket_bytes): the same in buckets that are as full as bucket_bytes allows.", _bucketed
+    ),
+    "overlapped": Exercise(
+        "overlapped(model, batch, bucket_bytes): the same, and each bucket leaves while backward goes on.", _overlapped
+    ),
+}

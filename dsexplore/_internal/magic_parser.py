@@ -1,0 +1,59 @@
+"""`MagicParser`: the options of a magic's line."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from collections.abc import Callable
+from typing import NoReturn
+
+from IPython.core.error import UsageError as ShellUsageError
+
+from dsexplore._internal.errors import UsageError, full_message
+from dsexplore._internal.near_names import options_meant
+
+
+class MagicParser(argparse.ArgumentParser):
+    """A parser that raises where argparse's own would end the kernel.
+
+    Args:
+        name: of the magic.
+        text: its description.
+    """
+
+    def __init__(self, name: str, text: str) -> None:
+        super().__init__(prog=f"%%{name}", description=text, formatter_class=_help_format, add_help=False)
+        self._name = name
+
+    def error(self, message: str) -> NoReturn:
+        near = options_meant(message, self._option_string_actions)
+        raise ShellUsageError(f"{self._name}: {message}{near}; %{self._name} -h lists the options")
+
+    def run(self, line: str, run: Callable[[argparse.Namespace], object]) -> None:
+        """Run a magic with the options of its line, or print its help; its own errors are shown without a traceback.
+
+        Args:
+            line: behind the magic's name.
+            run: called with the options. A `UsageError` that the user's cell raised keeps its traceback.
+        """
+        options = self.parse_line(line)
+        if options.help:
+            print(self.format_help())
+            return
+        try:
+            run(options)
+        except UsageError as error:
+            if type(error) is not UsageError or "_render_traceback_" in vars(error):
+                raise  # the cell's own
+            raise ShellUsageError(f"{self._name}: {full_message(error)}") from None
+
+    def parse_line(self, line: str) -> argparse.Namespace:
+        """Return the options of a magic's line."""
+        try:
+            return self.parse_args(shlex.split(line))
+        except ValueError as error:
+            self.error(f"{line!r} cannot be split into words ({error})")
+
+
+def _help_format(prog: str) -> argparse.HelpFormatter:
+    return argparse.RawDescriptionHelpFormatter(prog, max_help_position=20, width=118)

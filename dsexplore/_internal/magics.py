@@ -1,0 +1,374 @@
+"""``%%commtrace`` and ``%commtrace``: record what a cell communicates, simulated, on real local ranks, or in yours."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from contextlib import ExitStack
+from typing import Any
+
+import torch.distributed as dist
+from IPython.core.displayhook import DisplayHook
+from IPython.core.interactiveshell import InteractiveShell
+from IPython.core.magic import Magics, line_cell_magic, magics_class, no_var_expand
+from IPython.display import display
+
+from dsexplore._internal import run_cell, unloaded_magic
+from dsexplore._internal.compare_magic import CompareMagics
+from dsexplore._internal.errors import UsageError
+from dsexplore._internal.interrupts import once_interrupted
+from dsexplore._internal.magic_parser import MagicParser
+from dsexplore._internal.real_cells import RealCells, explain_interrupt, failure
+from dsexplore._internal.signatures import names_arguments
+from dsexplore._internal.trace.trace import Trace
+from dsexplore._internal.worlds.commtrace import commtrace
+from dsexplore._internal.worlds.real.engine_cluster import EngineCluster
+from dsexplore._internal.worlds.real.rank_world import CellRun, RankWorld
+from dsexplore._internal.worlds.scripts.play_ranks import parse_ranks
+from dsexplore._internal.worlds.simulate import World
+from dsexplore._internal.worlds.world_settings import WorldSettings
+
+_HELP = """\
+Record what a cell communicates: which module, over which mesh axis, how many bytes, and where each parameter lives.
+
+  %%commtrace --world-size 8 --mesh dp=2,tp=4     simulate a world for this cell, and trace the cell in it
+  %commtrace --world-size 8 --mesh dp=2,tp=4      open a world that stays for the cells that follow
+  %%commtrace --world-size 8 --hardware a100      trace a cell on another machine: a GPU, a cluster, or cpu
+  %%commtrace --world-size 8                      with `%run train.py --lr 0.1` as the cell: trace a script
+  %%commtrace --real 4                            run and trace the cell on 4 processes of this machine, new ones
+  %commtrace --real 4                             start 4 that live on: models of one cell are there in the next
+  %%commtrace --rank 1,3                          run the cell on some of them
+  %%commtrace --profile NAME                      run the cell on the engines of an ipyparallel cluster, as its ranks
+  %%commtrace                                     trace this cell in the open world, or in your own process group
+  %commtrace                                      say which world is open
+  %commtrace --close                              close it
+
+A mesh named in --mesh is there as `mesh`. On a simulated world counts, bytes and placements are those of the real
+program; values are not, because each rank sees its own shard only. Real ranks have values and times: they get the names
+that the cell reads, `rank` and `world_size`, print under their labels, and return their last expression's value in
+`_trace.results`. Ctrl-C and --timeout end them. The trace of the last cell is `_trace`."""
+
+
+def _parser() -> MagicParser:
+    parser = MagicParser("commtrace", _HELP)
+    option = parser.add_argument
+    option("--world-size", type=int, metavar="N", help="number of ranks to simulate; --mesh alone says it too")
+    option("--mesh", metavar="AXES", help="the mesh of the simulated world, outermost axis first: dp=2,tp=4")
+    option("--real", type=int, metavar="N", help="run on N real ranks, processes of this machine")
+    option("--profile", metavar="NAME", help="run on the engines of the ipyparallel cluster of that profile")
+    option("--backend", metavar="NAME", help="of real ranks: gloo (default), or nccl with one GPU per rank")
+    option("--timeout", type=float, metavar="S", help="seconds after which real ranks are ended (default: 60)")
+    option("--rank", metavar="R", help="the simulated rank to play (default: 0), or the real ranks to run on: 1,3")
+    option("--fake", action="store_true", help="run on fake tensors: shapes without memory, for models of any size")
+    option(
+        "--hardware",
+        metavar="NAME",
+        help="the machine to simulate: a GPU, a cluster, or cpu for CPUs with gloo (default: h100)",
+    )
+    option("-o", dest="name", metavar="NAME", help="bind the trace to this name")
+    option("-q", dest="quiet", action="store_true", help="do not show the trace")
+    option("--explore", action="store_true", help="show the interactive explorer in place of the static view")
+    option("--close", action="store_true", help="close the world that stays open")
+    option("-h", "--help", action="store_true", help="print this text")
+    return parser
+
+
+_PARSER = _parser()
+
+
+@magics_class
+class CommtraceMagics(Magics):
+    """The magic, and the world that its line form keeps open."""
+
+    shell: InteractiveShell
+
+    def __init__(self, shell: InteractiveShell) -> None:
+        super().__init__(shell)
+        self._world: World | None = None
+        self._mesh: Any = None
+        self._unbind = ExitStack()
+        self._real = RealCells(shell)
+
+    @no_var_expand
+    @line_cell_magic
+    def commtrace(self, line: str, cell: str | None = None) -> None:
+        _PARSER.run(line, lambda options: self._line(options) if cell is None else self._cell(options, cell))
+
+    commtrace.__doc__ = _PARSER.format_help()
+
+    def _line(self, options: argparse.Namespace) -> None:
+        for name, given in (("-o", options.name), ("--explore", options.explore)):
+            if given:
+                raise UsageError(f"{name} belongs to a cell that is traced: write it after %%commtrace, on top of one")
+        if options.close:
+            if not self._close_and_print():
+                print("no world is open")
+        elif options.profile is not None:
+            self._connect(options)
+            print(f"a world of {self._real.kept} is open")
+        elif options.real is not None:
+            world = _real_world(options)
+            if options.rank is not None or options.timeout is not None:
+                raise UsageError("--rank and --timeout belong to a cell: write them after %%commtrace, on top of one")
+            self._close_and_print()
+            self._real.keep(world)
+            print(f"opened a world of {world}: %%commtrace runs a cell on them")
+        elif _opens(options):
+            self._close_and_print()
+            simulated = _world(options)
+            self._bind(simulated)
+            self._world = simulated
+            print(f"opened a world of {simulated}: this is rank {simulated.rank}; %%commtrace traces a cell in it")
+        else:
+            current = self._world or self._real.kept
+            print(f"a world of {current} is open" if current else _NONE_OPEN)
+
+    @property
+    def open_mesh(self) -> str:
+        """Mesh of the world that is open; empty if none is, or if it has no mesh."""
+        if self._world is not None:
+            return str(self._world.spec) if self._world.spec.axes else ""
+        return self._real.kept.mesh if self._real.kept is not None else ""
+
+    def close(self) -> str:
+        """Close the world that stays open, and return its description; empty if there was none."""
+        return self._close_simulated() or self._real.close()
+
+    def _close_simulated(self) -> str:
+        world, self._world = self._world, None
+        self._unbind.close()
+        return str(world) if world is not None else ""
+
+    def _close_and_print(self) -> bool:
+        return _print_closed(self.close())
+
+    def _cell(self, options: argparse.Namespace, cell: str) -> None:
+        if options.close:
+            raise UsageError("--close belongs to the line form: write %commtrace --close in a line of its own")
+        if options.profile is not None:
+            self._connect(options)
+            self._run_on_ranks(options, cell)
+            return
+        if options.real is not None or (self._real.kept is not None and not _names_simulated(options)):
+            self._run_on_ranks(options, cell)
+            return
+        if not _names_simulated(options):
+            self._real.check_not_lost()
+        if not _opens(options):
+            self._trace(options, cell)
+            return
+        _print_closed(self._close_simulated())
+        try:
+            self._bind(_world(options))
+            self._trace(options, cell)
+        finally:
+            self._unbind.close()
+
+    def _connect(self, options: argparse.Namespace) -> None:
+        """Keep the engines of a cluster as ranks, unless they are kept already."""
+        if options.real is not None:
+            raise UsageError(f"--profile {options.profile} and --real {options.real} are two places: give one")
+        kept = self._real.kept
+        if isinstance(kept, EngineCluster) and kept.profile == options.profile:
+            return
+        self._close_and_print()
+        self._real.keep(EngineCluster(options.profile, options.backend or "gloo", options.mesh or ""))
+
+    def _run_on_ranks(self, options: argparse.Namespace, cell: str) -> None:
+        """Run a cell on the kept ranks, or on new ones, and show what they sent."""
+        kept = self._real.kept
+        world = None if kept is not None and _is_kept(options, kept) else _real_world(options)
+        if world is not None and options.rank is not None:
+            raise UsageError(
+                f"--rank {options.rank} chooses among ranks that are kept: start them with %commtrace --real "
+                f"{options.real} in a line of its own"
+            )
+        ranks = None if options.rank is None or kept is None else parse_ranks(options.rank, kept.size)
+        timeout = _DEFAULT_TIMEOUT if options.timeout is None else options.timeout
+        if timeout <= 0:
+            raise UsageError(f"--timeout {timeout:g}: give seconds above 0")
+        name = options.name or "_trace"
+        try:
+            run = self._real.run(cell, world, ranks, timeout)
+        except KeyboardInterrupt as interrupt:
+            with once_interrupted():
+                interrupted = getattr(interrupt, "run", None)
+                self._bind_trace(options, interrupted)
+                did = "engines were interrupted" if isinstance(kept, EngineCluster) else "ranks were ended"
+                if kept is not None and kept is self._real.kept and not isinstance(kept, EngineCluster):
+                    did = "ranks have left the cell, and run the next one"
+                explain_interrupt(interrupt, interrupted, f"The {did}. What was recorded until then is in `{name}`.")
+            raise
+        trace = self._bind_trace(options, run)
+        if not run.ok:
+            raise failure(run, timeout)
+        if not options.quiet:
+            self._show(trace, options.explore)
+
+    def _show(self, trace: Trace, explore: bool) -> None:
+        """Show a trace, with a button for its explorer where somebody runs the cell who can click it.
+
+        A front end with a person before it lets a cell ask for input; nbclient, which executes notebooks, does not.
+        """
+        kernel = getattr(self.shell, "kernel", None)
+        if explore:
+            display(trace.explore())
+        elif kernel is not None and kernel.get_parent("shell").get("content", {}).get("allow_stdin") and len(trace):
+            from dsexplore._internal.views.widgets.live import (
+                show_with_offer,  # ipywidgets are loaded in a notebook alone
+            )
+
+            show_with_offer(trace)
+        else:
+            display(trace)
+
+    def _bind_trace(self, options: argparse.Namespace, run: CellRun | None) -> Trace:
+        trace = Trace() if run is None or run.trace is None else run.trace
+        self.shell.user_ns["_trace"] = trace
+        if options.name:
+            self.shell.user_ns[options.name] = trace
+        return trace
+
+    def _bind(self, world: World) -> None:
+        """Open the world, and put its mesh into the user's namespace until it closes."""
+        self._unbind.callback(world.close)
+        mesh = world.open()
+        if not world.spec.axes:
+            return
+        names = self.shell.user_ns
+        before = {"mesh": names["mesh"]} if "mesh" in names else {}
+        names["mesh"] = mesh
+
+        def unbind() -> None:
+            if names.get("mesh") is mesh:
+                del names["mesh"]
+                names.update(before)
+
+        self._unbind.callback(unbind)
+
+    def _trace(self, options: argparse.Namespace, cell: str) -> None:
+        names = self.shell.user_ns
+        without_world = not dist.is_initialized()
+        with commtrace() as trace:
+            names["_trace"] = trace
+            if options.name:
+                names[options.name] = trace
+            try:
+                value = run_cell.run(self.shell, cell)
+            except KeyboardInterrupt as interruption:
+                interruption.add_note(f"What was recorded until then is in `{options.name or '_trace'}`.")
+                raise
+            except Exception as error:
+                if without_world and not dist.is_initialized() and _ABOUT_NO_WORLD.search(str(error)):
+                    error.add_note(_NONE_OPEN)
+                raise
+            nothing_sent = not len(trace)
+        if without_world and nothing_sent and not dist.is_initialized():
+            print(f"nothing was sent, and {_NONE_OPEN}")
+        # Shown here rather than returned: now its mesh is still open, and nothing is recorded any more.
+        if not DisplayHook.semicolon_at_end_of_expression(cell):
+            self.shell.displayhook(value)
+        if not options.quiet:
+            self._show(trace, options.explore)
+
+
+_DEFAULT_TIMEOUT = 60.0
+_NONE_OPEN = (
+    "no world is open: %commtrace --world-size 8 opens one that stays, %%commtrace --world-size 8 one for its cell"
+)
+_ABOUT_NO_WORLD = re.compile("process group|init_process_group|environment variable")
+"""Matches torch's errors for communicating, or creating a mesh, without a world."""
+
+
+def _print_closed(closed: str) -> bool:
+    if closed:
+        print(f"closed the world of {closed}")
+    return bool(closed)
+
+
+def _names_simulated(options: argparse.Namespace) -> bool:
+    """Return True if the options are about a simulated world."""
+    asked = (options.world_size, options.mesh, options.hardware)
+    return any(option is not None for option in asked) or options.fake
+
+
+def _is_kept(options: argparse.Namespace, kept: RankWorld | EngineCluster) -> bool:
+    """Return True if the options match the kept ranks.
+
+    Raises:
+        UsageError: they ask for other ranks than those that are kept.
+    """
+    asked = options.real or kept.size, options.backend or kept.backend, options.mesh or kept.mesh
+    if asked == (kept.size, kept.backend, kept.mesh):
+        return True
+    raise UsageError(
+        f"a world of {kept}, backend {kept.backend}, is open, and this cell asks for another: leave its options out to "
+        "run on those ranks, or write %commtrace --close in a line of its own before"
+    )
+
+
+def _real_world(options: argparse.Namespace) -> RankWorld:
+    for name, given in (
+        ("--world-size", options.world_size is not None),
+        ("--fake", options.fake),
+        ("--hardware", options.hardware is not None),
+    ):
+        if given:
+            raise UsageError(f"{name} is about a simulated world, and --real {options.real} about real ranks: give one")
+    return RankWorld(options.real, options.backend or "gloo", options.mesh or "")
+
+
+def _opens(options: argparse.Namespace) -> bool:
+    for name, value in (("--backend", options.backend), ("--timeout", options.timeout)):
+        if value is not None:
+            raise UsageError(f"{name} {value} is about real ranks: give --real N with it")
+    given = options.world_size is not None or options.mesh is not None
+    if not given and (options.rank is not None or options.fake or options.hardware is not None):
+        named = {
+            "--fake": options.fake,
+            f"--rank {options.rank}": options.rank is not None,
+        }
+        option = next((name for name, is_given in named.items() if is_given), f"--hardware {options.hardware}")
+        raise UsageError(f"{option} is about a simulated world: give --world-size or --mesh with it")
+    return given
+
+
+def _world(options: argparse.Namespace) -> World:
+    return World(
+        WorldSettings(
+            world_size=options.world_size,
+            mesh=options.mesh,
+            rank=_simulated_rank(options.rank),
+            fake=options.fake,
+            hardware=options.hardware,
+        )
+    )
+
+
+def _simulated_rank(text: str | None) -> int:
+    if text is None:
+        return 0
+    if not text.removeprefix("-").isdecimal():
+        raise UsageError(f"--rank {text}: a simulated world plays one rank: give one number")
+    return int(text)
+
+
+@names_arguments
+def load_ipython_extension(shell: InteractiveShell) -> None:
+    """Register the magics, as ``%load_ext dsexplore`` does."""
+    commtrace_magics = CommtraceMagics(shell)
+    shell.register_magics(commtrace_magics)
+    shell.register_magics(CompareMagics(shell, lambda: commtrace_magics.open_mesh))
+
+
+@names_arguments
+def unload_ipython_extension(shell: InteractiveShell) -> None:
+    """Close what is open and remove the magics, as ``%unload_ext dsexplore`` does."""
+    magics = shell.magics_manager.registry.pop("CommtraceMagics", None)
+    if magics is not None:
+        magics.close()
+        for kind in ("line", "cell"):
+            for name in ("commtrace", "compare_numerics"):
+                shell.magics_manager.magics[kind].pop(name, None)
+    shell.magics_manager.registry.pop("CompareMagics", None)
+    unloaded_magic.offer(shell)

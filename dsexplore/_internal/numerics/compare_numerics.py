@@ -1,0 +1,167 @@
+"""``compare_numerics``: run a model on one process and under a parallel plan, and say where the numbers first part."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from dsexplore._internal.errors import UsageError
+from dsexplore._internal.mesh import Mesh, MeshLike, parse_mesh
+from dsexplore._internal.numerics.compared_runs import compare_runs
+from dsexplore._internal.numerics.first_difference import first_difference
+from dsexplore._internal.numerics.numeric_records import RunRecord, load_run
+from dsexplore._internal.numerics.numerics_report import NumericsReport, report_of, tensors_of
+from dsexplore._internal.numerics.numerics_runs import (
+    AGAIN,
+    DRAWS,
+    EXACT,
+    PLAIN,
+    REFERENCE_RUNS,
+    ROUNDED,
+    file_of,
+    play_again,
+    play_rank,
+    play_reference,
+)
+from dsexplore._internal.numerics.repeated_reference import (
+    SAME,
+    SUSPECT,
+    changed_draw,
+    changed_weights,
+    repeated,
+    report_of_draws,
+    report_of_reference,
+)
+from dsexplore._internal.signatures import names_arguments
+from dsexplore._internal.worlds.real.run_ranks import RanksFailedError, run_ranks
+
+Reference = Callable[[], tuple[nn.Module, Callable[[], Any]]]
+Parallel = Callable[[DeviceMesh], tuple[nn.Module, Callable[[], Any]]]
+
+
+@names_arguments
+def compare_numerics(
+    reference: Reference,
+    parallel: Parallel,
+    *,
+    world_size: int | None = None,
+    mesh: MeshLike = "dp=2,tp=2",
+    steps: int = 2,
+    tolerance: float | None = None,
+    timeout: float = 120.0,
+) -> NumericsReport:
+    """Say where a parallel plan first computes other numbers than the model on one process.
+
+    Both run here, the plan on local ranks (gloo, CPU). Its parameters get the reference's initial values. Outputs of
+    modules, their gradients, gradients of parameters and what optimizers add to these are compared in float64, in which
+    rounding is too small to be taken for a fault; the same in the program's own dtypes is shown beside them. Dropout is
+    off meanwhile; in a run of its own it is looked at whether replicas draw the same, and backward, where it computes
+    again, what forward drew. A reference that computes something else when it runs again is said to do so, and no plan
+    is compared with it.
+
+    .. code-block:: python
+
+        def reference():
+            torch.manual_seed(0)
+            model, data = Model(), torch.randn(8, 16)
+            optimizer = torch.optim.AdamW(model.parameters())
+            def step():
+                model(data).square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            return model, step
+
+        report = compare_numerics(reference, parallel, mesh="dp=2,tp=2")
+
+    Args:
+        reference: returns the model and a function that trains it for one step. Seed in it, and use the same data as
+            in ``parallel``.
+        parallel: called with the mesh on each rank; returns that rank's model and step.
+        world_size: number of ranks; None for those of the mesh.
+        mesh: their axes, outermost first.
+        steps: number of steps to compare.
+        tolerance: relative difference that is allowed; None, the default, allows what rounding does.
+        timeout: seconds for the ranks to run, in float64 and as they are.
+
+    Returns:
+        the `NumericsReport`, which shows itself in a notebook.
+
+    Raises:
+        UsageError: a mesh that is not one of ``world_size`` ranks, or programs that return something else.
+        RanksFailedError: the reference or a rank raised or hung.
+    """
+    axes = _checked(world_size, mesh, steps, tolerance)
+    notes = []
+    with tempfile.TemporaryDirectory(prefix="dsexplore-numerics-") as name:
+        folder = Path(name)
+        together = len(REFERENCE_RUNS)
+        ran = run_ranks(play_reference, together, args=(reference, steps, folder), backend=None, timeout=timeout)
+        problem = next(filter(None, ran.values), "")
+
+        ran_again = partial(_ran_again, reference, steps, folder, timeout)
+        unlike = _own_difference(folder, ran_again, axes, is_exact=not problem)
+        if unlike is not None:
+            return unlike
+
+        def play(*runs: str) -> None:
+            run_ranks(play_rank, axes.size, args=(parallel, axes, steps, folder, runs), timeout=timeout).check()
+
+        if not problem:
+            try:
+                play(EXACT, PLAIN)
+            except RanksFailedError as error:
+                problem = str(error).splitlines()[-1]
+        if problem:
+            notes.append(f"not compared in float64, in which the program does not run: {problem}")
+            play(PLAIN)
+        comparison = compare_runs(folder, axes, tolerance, is_exact=not problem)
+        difference = first_difference(comparison)
+        if difference is not None and difference.match is not None and difference.match.reason == "dropout":
+            first, second = ran_again(DRAWS, 2)
+            draw = changed_draw(first, second)
+            if draw is not None:
+                return report_of_draws(first, draw, tensors_of(comparison), str(axes), axes.size)
+        return report_of(comparison, difference, tuple(notes))
+
+
+def _ran_again(
+    reference: Reference, steps: int, folder: Path, timeout: float, run: str, processes: int
+) -> list[RunRecord]:
+    """Run the reference again, in so many processes, and return what each recorded."""
+    run_ranks(play_again, processes, args=(reference, steps, folder, run), backend=None, timeout=timeout).check()
+    return [load_run(file_of(folder, AGAIN, rank)) for rank in range(processes)]
+
+
+def _own_difference(
+    folder: Path, ran_again: Callable[[str, int], list[RunRecord]], mesh: Mesh, *, is_exact: bool
+) -> NumericsReport | None:
+    """Return the report on a reference that differs from itself; None for one that computes the same again."""
+    first = load_run(file_of(folder, EXACT if is_exact else PLAIN))
+    if is_exact:
+        rounded = load_run(file_of(folder, ROUNDED))
+        if all(row.is_same for row in repeated(first, rounded, SUSPECT)):
+            return None
+    (second,) = ran_again(EXACT if is_exact else PLAIN, 1)
+    rows, weights = list(repeated(first, second, SAME)), changed_weights(first, second)
+    if weights is None and all(row.is_same for row in rows):
+        return None
+    return report_of_reference(first, rows, weights, str(mesh), mesh.size)
+
+
+def _checked(world_size: int | None, mesh: MeshLike, steps: int, tolerance: float | None) -> Mesh:
+    axes = parse_mesh(mesh)
+    if not axes.axes:
+        raise UsageError("mesh is empty: name the axes of the ranks, as mesh='dp=2,tp=2'")
+    if world_size not in (None, axes.size):
+        raise UsageError(f"mesh {axes} has {axes.size} ranks and world_size is {world_size}: make them equal")
+    if steps < 1:
+        raise UsageError(f"steps {steps} is no number of steps: give 1 or more")
+    if tolerance is not None and not tolerance >= 0:
+        raise UsageError(f"tolerance {tolerance} is no relative difference: give 0 or more, or None for rounding")
+    return axes

@@ -1,0 +1,209 @@
+"""`NumericsReport`: whether a parallel plan computes what the model computes, and where it first does not."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import polars as pl
+
+from dsexplore._internal.display import Displayable
+from dsexplore._internal.numerics.compared_runs import Comparison
+from dsexplore._internal.numerics.difference_map import DifferenceMap, difference_map
+from dsexplore._internal.numerics.first_difference import FirstDifference
+from dsexplore._internal.numerics.numeric_records import Phase
+from dsexplore._internal.numerics.reasons.match import Reason
+from dsexplore._internal.units import format_count, format_ranks
+
+TENSORS: dict[str, pl.DataType] = {
+    "step": pl.Int32(),
+    "phase": pl.String(),
+    "module": pl.String(),  # path; empty for the model itself
+    "name": pl.String(),  # output, or the parameter
+    "call": pl.Int32(),  # of the module in this step
+    "compared": pl.Boolean(),  # false where the ranks' shapes fit the reference's in no layout
+    "same": pl.Boolean(),  # true where no rank differs by more than rounding; parts of a sum are not the same
+    "error": pl.Float64(),  # largest difference of a rank in the compared runs, relative to the reference's RMS
+    "allowed": pl.Float64(),  # what rounding may do in these runs, relative to the same
+    "measured": pl.Float64(),  # the same in the program's own dtypes, against the reference in float64; null: unknown
+    "rounding": pl.Float64(),  # of the reference in the program's own dtypes against float64; null: unknown
+    "ranks": pl.List(pl.Int32()),  # those that differ by more than rounding
+}
+"""Columns of `NumericsReport.to_frame`: one row per tensor of the reference, in program order."""
+
+
+@dataclass(frozen=True, eq=False)
+class NumericsReport(Displayable):
+    """Whether a plan's numbers are the model's, and where they first part beyond rounding."""
+
+    same: bool
+    """True if the gradients of parameters, and what optimizers made of these, differ by no more than rounding."""
+    module: str | None
+    """Path of the first module whose numbers part; empty for the model itself, None where they are the same."""
+    phase: Phase | None
+    """Where in the step: forward, backward, gradient or optimizer."""
+    ranks: tuple[int, ...]
+    """The ranks whose numbers part there."""
+    reason: Reason | None
+    """What it looks like, a word of `numerics.reasons.match.Reason`; None where no rule fits."""
+    sentence: str
+    """The result in one sentence or two."""
+    tensors: pl.DataFrame
+    """All tensors that were compared; columns: `TENSORS`."""
+    step: int | None
+    """The step of the difference, from 0."""
+    parameter: str | None
+    """The parameter, in the phases gradient and optimizer."""
+    change: str
+    """The change to try; empty where none is known."""
+    model: str
+    """Name of the model's class."""
+    mesh: str
+    """The mesh as text."""
+    world_size: int
+    difference: DifferenceMap | None = None
+    """Where the tensor differs in which the numbers first part; None where they are the same, or in dropout's draws."""
+    notes: tuple[str, ...] = ()
+    """Limits of the comparison."""
+
+    def __str__(self) -> str:
+        return self.sentence
+
+    def __repr__(self) -> str:
+        return f"<NumericsReport: {self.sentence}>"
+
+    def to_frame(self) -> pl.DataFrame:
+        """Return `tensors`, one row per tensor of the reference in program order."""
+        return self.tensors
+
+
+def report_of(comparison: Comparison, difference: FirstDifference | None, notes: tuple[str, ...]) -> NumericsReport:
+    """Return the report on a comparison."""
+    model = next((record.model for record in comparison.ranks if record.model), "model")
+    frame = tensors_of(comparison)
+    skipped = frame.filter(~pl.col("compared"))["module"].n_unique()
+    if skipped:
+        modules = format_count(skipped, "module")
+        notes = (*notes, f"not compared: tensors of {modules}, whose shapes on the ranks fit in no layout")
+    same = NumericsReport(
+        same=True,
+        module=None,
+        phase=None,
+        ranks=(),
+        reason=None,
+        sentence=_same(comparison, model, frame),
+        tensors=frame,
+        step=None,
+        parameter=None,
+        change="",
+        model=model,
+        mesh=str(comparison.mesh),
+        world_size=comparison.mesh.size,
+        notes=notes,
+    )
+    return same if difference is None else _differing(same, comparison, difference)
+
+
+def _differing(same: NumericsReport, comparison: Comparison, difference: FirstDifference) -> NumericsReport:
+    """Return the report on a comparison that differs, made from the one that says that all numbers are the same."""
+    is_parameter = difference.phase in ("gradient", "optimizer") and difference.name != "parameters"
+    return replace(
+        same,
+        same=False,
+        module=difference.module,
+        phase=difference.phase,
+        ranks=difference.ranks,
+        reason=difference.match.reason if difference.match is not None else None,
+        sentence=f"{_place(comparison, difference, same.model)} {_looks(difference)}",
+        step=difference.step,
+        parameter=difference.name if is_parameter else None,
+        change=difference.match.change if difference.match is not None else "",
+        difference=_difference_map(comparison, difference),
+    )
+
+
+def _difference_map(comparison: Comparison, difference: FirstDifference) -> DifferenceMap | None:
+    """Return the map of the tensor that a report names; of all parameters, of the one that differs most."""
+    entries = [
+        entry
+        for entry in comparison.of(difference.phase, difference.step)
+        if not entry.is_right
+        and (
+            difference.name == "parameters"
+            or (entry.record.module, entry.record.name) == (difference.module, difference.name)
+        )
+    ]
+    return difference_map(max(entries, key=lambda entry: entry.relative_error())) if entries else None
+
+
+def tensors_of(comparison: Comparison) -> pl.DataFrame:
+    """Return one row per tensor of the reference."""
+    rows = []
+    for entry in comparison.entries:
+        record, scale = entry.record, entry.scale
+        rows.append(
+            {
+                "step": record.step,
+                "phase": record.phase,
+                "module": record.module,
+                "name": record.name,
+                "call": record.call,
+                "compared": entry.is_compared,
+                "same": entry.is_right if entry.is_compared else None,
+                "error": entry.relative_error() if entry.is_compared else None,
+                "allowed": entry.allowed / scale if scale else None,
+                "measured": entry.measured,
+                "rounding": entry.rounding,
+                "ranks": list(entry.wrong_ranks),
+            }
+        )
+    return pl.DataFrame(rows, schema=TENSORS)
+
+
+def _same(comparison: Comparison, model: str, frame: pl.DataFrame) -> str:
+    precision = "in float64" if comparison.is_exact else "in the program's own dtypes"
+    compared = frame.filter(pl.col("compared")).height
+    return (
+        f"The same numbers: on {comparison.mesh}, {model} computes in {format_count(len(comparison.steps), 'step')} "
+        f"what it computes on one process ({compared:,} tensors compared {precision})."
+    )
+
+
+def _place(comparison: Comparison, difference: FirstDifference, model: str) -> str:
+    what = place_of(difference.phase, difference.module, difference.name, model)
+    ranks = "all ranks" if len(difference.ranks) == comparison.mesh.size > 1 else format_ranks(difference.ranks)
+    return (
+        f"The numbers part first in {difference.phase} of step {difference.step}: {what}{size_of(difference.error)} on "
+        f"{ranks}."
+    )
+
+
+def place_of(phase: Phase, path: str, name: str, model: str) -> str:
+    """Return the clause that says which tensor differs; ``parameters`` are those of the whole model."""
+    module = f"{model}.{path}" if path else model
+    is_single = name != "parameters"
+    return {
+        "forward": f"the output of {module} differs",
+        "backward": f"the gradient of {module}'s output differs",
+        "gradient": f"the gradient of {name} differs" if is_single else f"all gradients of {module} differ",
+        "optimizer": f"what the optimizer adds to {name if is_single else 'all parameters'} differs",
+    }[phase]
+
+
+def size_of(error: float) -> str:
+    """Return by how much a tensor differs, as the end of a clause; empty where that is no number."""
+    return f" by {share_text(error)}{' of' if error < 10 else ''} its size" if math.isfinite(error) else ""
+
+
+def share_text(error: float) -> str:
+    """Return a relative difference: ``3.2e-05``, ``24 %`` or ``12 times``."""
+    if error >= 10:
+        return f"{error:,.0f} times" if error < 1e6 else f"{error:.2g} times"
+    return f"{float(f'{100 * error:.2g}'):g} %" if error >= 0.001 else f"{error:.2g}"
+
+
+def _looks(difference: FirstDifference) -> str:
+    if difference.match is None:
+        return "It parts here, reason unknown."
+    looks = difference.match.looks_like
+    return f"{looks[0].upper()}{looks[1:]} ({difference.match.reason}): {difference.match.change}."

@@ -1,0 +1,87 @@
+"""Layers whose shards do not fit together, such as fused query, key and value that were sharded as one matrix."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from dsexplore._internal.numerics.compared_runs import Comparison
+from dsexplore._internal.numerics.compared_values import Compared, Part
+from dsexplore._internal.numerics.initial_weights import dtensor_indices
+from dsexplore._internal.numerics.reasons.match import Match, runs_text
+
+
+def rule(parts: Sequence[Part], entry: Compared, comparison: Comparison) -> Match | None:
+    """Look for a layer of the same module whose rows on a rank do not match this layer's columns.
+
+    If the other layer has n times as many rows as this one has columns, a rank needs the rows with its columns' numbers
+    in each of the n parts (query, key, value). If it has fewer, as keys of grouped queries, it needs the same share.
+    A module without a weight, as of activations or dropout, has the columns of a sibling that takes as many.
+
+    Worked example: 16 columns of ``wo``, 48 rows of ``qkv``, two ranks: with columns 0 to 7 go rows 0 to 7, 16 to 23
+    and 32 to 39. A rank that holds rows 0 to 23 has all of query and half of key. Of 8 rows of ``wv``, rows 0 to 3.
+    """
+    if entry.phase != "forward" or not entry.wrong_ranks:
+        return None
+    weights = _weights_of(comparison, entry.record.module.rpartition(".")[0])
+    own = f"{entry.record.module}.weight"
+    for weight in [own] if own in weights else weights:
+        columns = _held(comparison, weight, entry.wrong_ranks[0], 1)
+        if columns is not None and (weight == own or columns[1] == entry.whole.shape[-1]):
+            match = _cut_otherwise(comparison, entry.wrong_ranks[0], weight, columns)
+            if match is not None:
+                return match
+    return None
+
+
+def _cut_otherwise(comparison: Comparison, rank: int, weight: str, columns: tuple[Tensor, int]) -> Match | None:
+    """Return what to say of a layer whose rows on a rank do not go with columns of a weight there; None for none."""
+    for name in _weights_of(comparison, weight.removesuffix(".weight").rpartition(".")[0]):
+        rows = _held(comparison, name, rank, 0)
+        if name == weight or rows is None:
+            continue
+        needed = _needed(columns, rows[1])
+        if needed is None or len(rows[0]) != len(needed) or torch.equal(rows[0].sort().values, needed):
+            continue
+        looks = (
+            f"rank {rank} holds rows {runs_text(rows[0])} of {name}, which has {_ratio(rows[1], columns[1])} as "
+            f"{weight} has columns, and of these {runs_text(columns[0])}"
+        )
+        parts_of = f"each of the {rows[1] // columns[1]} parts of " if rows[1] > columns[1] else ""
+        return Match("permutation", looks, f"cut {parts_of}{name} as those columns are cut")
+    return None
+
+
+def _needed(columns: tuple[Tensor, int], rows: int) -> Tensor | None:
+    """Return the rows that match the held columns, ascending; None if neither size is a multiple of the other."""
+    held, size = columns
+    if rows % size == 0:
+        return torch.cat([held.sort().values + part * size for part in range(rows // size)])
+    return (held // (size // rows)).unique() if size % rows == 0 else None
+
+
+def _ratio(rows: int, columns: int) -> str:
+    if rows == columns:
+        return "as many"
+    return f"{rows // columns} times as many" if rows > columns else f"1/{columns // rows} as many"
+
+
+def _weights_of(comparison: Comparison, parent: str) -> list[str]:
+    names = [entry.record.name for entry in comparison.entries if entry.record.step == 0 and entry.phase == "optimizer"]
+    return [name for name in names if name.endswith(".weight") and name.rpartition(".")[0].rpartition(".")[0] == parent]
+
+
+def _held(comparison: Comparison, name: str, rank: int, dim: int) -> tuple[Tensor, int] | None:
+    """Return the indices of a dim of a weight that a rank holds, if that dim is cut, and the size of the dim."""
+    if rank >= len(comparison.ranks):
+        return None
+    record = comparison.ranks[rank]
+    if name in record.places:
+        place = record.places[name]
+        indices = dtensor_indices(place, rank)[dim] if dim < len(place.shape) else torch.arange(0)
+        return (indices, place.shape[dim]) if 0 < len(indices) < place.shape[dim] else None
+    cut, indices = record.rows.get(name, (-1, torch.arange(0)))
+    sizes = [entry.whole.shape for entry in comparison.entries if entry.record.name == name]
+    return (indices, sizes[0][dim]) if cut == dim and sizes else None

@@ -1,0 +1,194 @@
+"""Right slices of the reference at wrong places of a dim: in another order, or shifted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from dsexplore._internal.numerics.compared_runs import Comparison
+from dsexplore._internal.numerics.compared_values import Compared, Part
+from dsexplore._internal.numerics.initial_weights import matching_indices
+from dsexplore._internal.numerics.part_layouts import block
+from dsexplore._internal.numerics.reasons.match import Match, is_near, runs_text
+
+_TOLERANCE = 1e-8
+
+
+def _matched_slices(parts: Sequence[Part], entry: Compared) -> Iterator[tuple[int, list[tuple[Part, Tensor]]]]:
+    """Yield each dim along which every part consists of the reference's slices, with the indices of these."""
+    for dim in range(entry.whole.dim()):
+        if entry.whole.shape[dim] < 2:
+            continue
+        matched = []
+        for part in parts:
+            if part.value.shape != part.expected.shape:
+                return
+            others = [torch.arange(entry.whole.shape[at]) if at == dim else i for at, i in enumerate(part.indices)]
+            among = block(entry.whole, tuple(others))
+            value = part.value / part.factor
+            indices = matching_indices(value, among, dim, _TOLERANCE)
+            if indices is None:
+                indices = _among_same_slices(value, among, dim, part.indices[dim])
+            if indices is None:
+                break
+            matched.append((part, indices))
+        else:
+            yield dim, matched
+
+
+def _among_same_slices(part: Tensor, whole: Tensor, dim: int, places: Tensor) -> Tensor | None:
+    """Return which slices of a whole, of which several are the same, those of a part are.
+
+    Slices that are right where they are stay there; of the same ones the first that are left are taken.
+
+    Args:
+        part: its slices along `dim` are looked for.
+        whole: where they are looked for.
+        dim: the dim.
+        places: where the part belongs.
+
+    Returns:
+        None unless each slice is found, as often as it is there, and those that have moved are two different ones at
+        least, none of them zero: such ones are rather masked.
+    """
+    rows, of = (tensor.movedim(dim, 0).reshape(tensor.shape[dim], -1).double() for tensor in (part, whole))
+    if not rows.numel() or rows.shape[1] != of.shape[1] or len(places) != len(rows):
+        return None
+    seeded = torch.randn(of.shape[1], generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    spacing = _TOLERANCE * max(float(of.norm(dim=1).max()) * float(seeded.norm()), 1e-300)
+    keys = of @ seeded
+    ordered, order = keys.sort()
+    kinds = torch.empty_like(order)
+    kinds[order] = torch.cat((order.new_zeros(1), (ordered.diff() > 2 * spacing).cumsum(0)))
+    wanted = rows @ seeded
+    near = torch.searchsorted(ordered, wanted).clamp(max=len(of) - 1)
+    before = (near - 1).clamp(min=0)
+    near = torch.where((ordered[before] - wanted).abs() < (ordered[near] - wanted).abs(), before, near)
+    if bool(((ordered[near] - wanted).abs() > spacing).any()):
+        return None
+    kind = kinds[order[near]]
+    stays = kinds[places] == kind
+    if not bool(stays.all()) and (len(kind[~stays].unique()) < 2 or not bool(rows[~stays].any(1).all())):
+        return None
+    taken = set(places[stays].tolist())
+    free: dict[int, list[int]] = {}
+    for at in range(len(of) - 1, -1, -1):
+        if at not in taken:
+            free.setdefault(int(kinds[at]), []).append(at)
+    found = places.clone()
+    for at in (~stays).nonzero().flatten().tolist():
+        left = free.get(int(kind[at]))
+        if not left:
+            return None
+        found[at] = left.pop()
+    return found
+
+
+def permutation(parts: Sequence[Part], entry: Compared, comparison: Comparison) -> Match | None:
+    """Look for a dim along which the ranks hold the reference's slices in another order."""
+    for dim, matched in _matched_slices(parts, entry):
+        misplaced = [(part, indices) for part, indices in matched if not torch.equal(indices, part.indices[dim])]
+        if not misplaced:
+            continue
+        part, indices = misplaced[0]
+        is_last = dim == entry.whole.dim() - 1
+        what = "columns" if is_last else "rows"
+        looks = (
+            f"the {what} are right in another order: rank {part.holder.rank} has {runs_text(indices)} of dim {dim} "
+            f"where {runs_text(part.indices[dim])} belongs"
+        )
+        change = (
+            "cut each of the parts that are joined in this dim (as query, key and value), then join what a rank has "
+            "of each, or cut the weight that it is multiplied with in the same order"
+            if is_last
+            else "cut the dim in the order in which it is joined later"
+        )
+        return Match("permutation", looks, change)
+    return None
+
+
+_FARTHEST = 3
+"""Positions by which a sequence is looked at as shifted within a rank."""
+
+
+def shift(parts: Sequence[Part], entry: Compared, comparison: Comparison) -> Match | None:
+    """Look for a dim along which ranks hold neighboring slices of the reference from another position on."""
+    for dim, matched in _matched_slices(parts, entry):
+        if dim == entry.whole.dim() - 1 and dim:
+            continue  # features have no positions
+        misplaced = [(part, indices) for part, indices in matched if not torch.equal(indices, part.indices[dim])]
+        if misplaced and all(_is_run(indices, entry.whole.shape[dim]) for _, indices in misplaced):
+            part, indices = misplaced[0]
+            return _shift_match(
+                f"rank {part.holder.rank} has positions {runs_text(indices)} of dim {dim} where "
+                f"{runs_text(part.indices[dim])} belong"
+            )
+    if (looks := _of_sources(entry, comparison)) is not None:
+        return _shift_match(looks)
+    for dim in range(entry.whole.dim() - 1):
+        for by in [sign * far for far in range(1, _FARTHEST + 1) for sign in (1, -1)]:
+            if all(_is_shifted(part, dim, by, entry) for part in parts):
+                return _shift_match(f"positions of dim {dim} are shifted by {by}")
+    return None
+
+
+def _of_sources(entry: Compared, comparison: Comparison) -> str | None:
+    """Say which right outputs that this one is computed of have other positions of the sequence on a rank.
+
+    Worked example: tokens are dealt in pairs of a head and a tail chunk, and positions count on: rank 0 of two has rows
+    0:2 and 6:8 of the embedding's output, and rows 0:4 of the positions'. Dims are counted from the last one, as in
+    broadcasting.
+    """
+    if entry.phase != "forward" or entry.whole.dim() < 2:
+        return None
+    sources = [
+        one
+        for one in comparison.of("forward", entry.record.step)
+        if one.record.module in (entry.record.sources or ()) and one.is_right and one.whole.dim() > 1
+    ]
+    for number, first in enumerate(sources):
+        for second in sources[number + 1 :]:
+            for back in range(2, min(first.whole.dim(), second.whole.dim(), entry.whole.dim()) + 1):
+                if not first.whole.shape[-back] == second.whole.shape[-back] == entry.whole.shape[-back]:
+                    continue
+                found = _positions(first, back), _positions(second, back)
+                for rank in sorted(found[0].keys() & found[1].keys()):
+                    one, other = found[0][rank], found[1][rank]
+                    if len(one) == len(other) and not torch.equal(one, other):
+                        return (
+                            f"rank {rank} has positions {runs_text(one)} of the output of {first.record.module}, and "
+                            f"positions {runs_text(other)} of that of {second.record.module}"
+                        )
+    return None
+
+
+def _positions(entry: Compared, back: int) -> dict[int, Tensor]:
+    """Return {rank: its indices of a dim that is counted from the last one, in calls in turn}."""
+    by_rank: dict[int, list[Tensor]] = {}
+    for part in entry.parts:
+        by_rank.setdefault(part.holder.rank, []).append(part.indices[-back])
+    return {rank: torch.cat(every) for rank, every in by_rank.items()}
+
+
+def _shift_match(looks_like: str) -> Match:
+    change = (
+        "give each rank its own chunk: of a batch by a DistributedSampler with its rank; of a sequence add rank × "
+        "length of a chunk to positions that count from 0"
+    )
+    return Match("shift", looks_like, change)
+
+
+def _is_run(indices: Tensor, size: int) -> bool:
+    return bool((indices.diff() % size == 1).all())
+
+
+def _is_shifted(part: Part, dim: int, by: int, entry: Compared) -> bool:
+    size = part.value.shape[dim]
+    if size <= 2 * abs(by) or part.value.shape != part.expected.shape:
+        return False
+    kept = size - abs(by)
+    value = part.value.narrow(dim, max(by, 0), kept)
+    expected = part.expected.narrow(dim, max(-by, 0), kept)
+    return is_near(value, expected * part.factor, entry, part.factor) and bool(expected.any())

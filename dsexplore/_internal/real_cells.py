@@ -1,0 +1,389 @@
+"""Run cells of a notebook on local ranks, for ``%%commtrace --real``."""
+
+from __future__ import annotations
+
+import marshal
+import os
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import polars as pl
+from IPython.core.displayhook import DisplayHook
+from IPython.core.interactiveshell import InteractiveShell
+from IPython.display import display
+
+from dsexplore._internal import run_cell
+from dsexplore._internal.analysis.hangs.explain import explain_trace
+from dsexplore._internal.analysis.hangs.rank_calls import RankEnd
+from dsexplore._internal.capture.stack.source_lines import file_name
+from dsexplore._internal.errors import UsageError
+from dsexplore._internal.interrupts import once_interrupted
+from dsexplore._internal.trace.ends import STOPPED, raised
+from dsexplore._internal.trace.trace import Trace
+from dsexplore._internal.units import format_bytes, format_ranks, format_seconds
+from dsexplore._internal.views.ranks.rank_texts import RankText, as_html, as_text
+from dsexplore._internal.worlds.real.cell_names import Travel, UsedNames, pack_names, used_names
+from dsexplore._internal.worlds.real.engine_cluster import EngineCluster
+from dsexplore._internal.worlds.real.messages import Cell
+from dsexplore._internal.worlds.real.rank_outcome import RankOutcome
+from dsexplore._internal.worlds.real.rank_world import CellRun, RankWorld
+from dsexplore._internal.worlds.real.run_ranks import RanksFailedError
+
+_INTERRUPTED = "KeyboardInterrupt"
+INTERVAL = 0.25
+"""Seconds between two drawings of what ranks print while they run."""
+_NO_IPYTHON = (
+    "this cell uses {what} of IPython's, which local ranks have not: put it into a cell of its own, without --real"
+)
+
+
+class RankScreen:
+    """Shows what ranks print while a cell runs: in a notebook as collapsible blocks, elsewhere as lines.
+
+    With ``DSEXPLORE_PROGRESS=0`` in the environment, everything is shown at the end only.
+
+    Args:
+        shell: the shell whose cell runs.
+    """
+
+    def __init__(self, shell: InteractiveShell) -> None:
+        self._in_notebook = hasattr(shell, "kernel")
+        self._is_live = os.environ.get("DSEXPLORE_PROGRESS") != "0"
+        self._due = time.monotonic() + INTERVAL
+        self._shown = ""
+        self._handle: Any = None
+        self._printed: dict[int, int] = {}
+
+    def on_output(self, ranks: Sequence[Any]) -> float | None:
+        """Draw new output if it is due; return the seconds until it is, else None."""
+        remaining = self._due - time.monotonic()
+        if not self._is_live:
+            return None
+        if remaining > 0:
+            return remaining
+        self._due = time.monotonic() + INTERVAL
+        texts = {rank.rank: RankText(rank.output.text) for rank in ranks}
+        if self._in_notebook:
+            self._draw(texts)
+        else:
+            self._print_lines(texts)
+        return None
+
+    def finish(self, texts: Mapping[int, RankText]) -> None:
+        """Draw all output, including values."""
+        if self._in_notebook:
+            self._draw(texts)
+        elif self._printed:
+            self._print_lines({rank: RankText(text.output + "\n") for rank, text in texts.items()})
+            values = as_text({rank: RankText("", text.value) for rank, text in texts.items()})
+            if values:
+                print(values)
+        elif text := as_text(texts):
+            print(text)
+
+    def _draw(self, texts: Mapping[int, RankText]) -> None:
+        shown = as_html(texts)
+        if shown == self._shown:
+            return
+        self._shown = shown
+        bundle = {"text/html": shown, "text/plain": as_text(texts)}
+        if self._handle is None:
+            self._handle = display(bundle, raw=True, display_id=True)
+        else:
+            self._handle.update(bundle, raw=True)
+
+    def _print_lines(self, texts: Mapping[int, RankText]) -> None:
+        for rank, text in texts.items():
+            start = self._printed.get(rank, 0)
+            end = text.output.rfind("\n") + 1
+            self._printed[rank] = max(start, end)
+            if end > start and text.output[start:end].strip():
+                print(as_text({rank: RankText(text.output[start:end])}))
+
+
+class RealCells:
+    """The local ranks of a shell: a new world for each cell, or one that is kept.
+
+    Args:
+        shell: the shell whose cells run there.
+    """
+
+    def __init__(self, shell: InteractiveShell) -> None:
+        self._shell = shell
+        self.kept: RankWorld | EngineCluster | None = None
+        self.lost: RankWorld | EngineCluster | None = None
+        """The kept world that a cell ended; cells meant for it must not run elsewhere."""
+        self._travel = Travel()
+
+    def keep(self, world: RankWorld | EngineCluster) -> None:
+        """Open a world whose ranks persist between cells."""
+        self.close()
+        world.open()
+        self.kept, self._travel = world, Travel()
+
+    def check_not_lost(self) -> None:
+        """Raise if an earlier cell has ended the ranks on which this cell would have run.
+
+        Raises:
+            UsageError: it names the world, and how to open it again.
+        """
+        if self.lost is not None:
+            raise UsageError(
+                f"the world of {self.lost} that this notebook kept was ended by an earlier cell: open it again "
+                f"(%commtrace {self.lost.options}), or give it up (%commtrace --close) and run this cell here"
+            )
+
+    def close(self) -> str:
+        """End the kept world and return its description; empty if there is none."""
+        world, self.kept, self.lost = self.kept, None, None
+        if world is None:
+            return ""
+        world.close()
+        return str(world)
+
+    def run(
+        self, cell: str, world: RankWorld | EngineCluster | None, ranks: Sequence[int] | None, timeout: float
+    ) -> CellRun:
+        """Run a cell on the ranks of `world`, which is opened for it, or on the kept ones.
+
+        Args:
+            cell: its body.
+            world: a world that is not open; None for the kept one.
+            ranks: the ranks of the kept world that run it; None for all.
+            timeout: seconds.
+
+        Returns:
+            How it ended on each rank, with the trace; what the ranks printed has been shown.
+
+        Raises:
+            UsageError: the cell needs what ranks do not have, or its names cannot be sent.
+            KeyboardInterrupt: with the `CellRun` as its ``run``; the ranks have been ended.
+        """
+        compiled = run_cell.compile_cell(self._shell, cell)
+        used = used_names([code for code in (compiled.body, compiled.last) if code is not None])
+        _refuse_ipython(compiled.source, used)
+        notebook = _visible(self._shell)
+        travel = self._travel if world is None else Travel()
+        names = travel.choose(used, notebook)
+        if world is None and ranks is None:
+            names = travel.without_sent(names)
+        message = self._message(compiled, pack_names(names))
+        running = world or self.kept
+        assert running is not None, "there is a kept world, or one is given"
+        screen = RankScreen(self._shell)
+        try:
+            if world is not None:
+                world.open()
+            run = running.run(message, ranks=ranks, timeout=timeout, on_output=screen.on_output)
+            travel.ran(used, notebook)
+        except KeyboardInterrupt as interrupt:
+            interrupted = getattr(interrupt, "run", None)
+            if isinstance(interrupted, CellRun):
+                with once_interrupted():
+                    interrupt.run = self._shown(interrupted, screen, message, cell)  # type: ignore[attr-defined]
+            raise
+        finally:
+            if world is not None:
+                world.close()
+            if self.kept is not None and not self.kept.is_open:
+                self.lost, self.kept = self.kept, None
+        return self._shown(run, screen, message, cell)
+
+    def _message(self, compiled: run_cell.CompiledCell, names: bytes) -> Cell:
+        """Return the cell as sent to its ranks, with the sources of cells whose functions are among the names."""
+        files = getattr(self._shell.compile, "_filename_map", {})
+        brought = {file for file in files if file.encode() in names}
+        texts = {file: _text_of(file) for file in brought}
+        code = marshal.dumps((compiled.body, compiled.last))
+        return Cell(code, compiled.file, {**texts, compiled.file: compiled.source}, names, save="")
+
+    def _shown(self, run: CellRun, screen: RankScreen, message: Cell, cell: str) -> CellRun:
+        """Show what the ranks printed and returned.
+
+        Returns:
+            the run, whose texts have ``In[3]`` in place of the file name of a cell.
+        """
+        quiet = DisplayHook.semicolon_at_end_of_expression(cell)
+        screen.finish(
+            {outcome.rank: RankText(outcome.output, "" if quiet else outcome.shown) for outcome in run.outcomes}
+        )
+        trace = _with_cell_names(Trace() if run.trace is None else run.trace, message.sources)
+        trace.results = {outcome.rank: outcome.value for outcome in run.outcomes if outcome.status == "ok"}
+        names = {file: file_name(file) for file in message.sources}
+        outcomes = tuple(
+            replace(outcome, traceback=_renamed(outcome.traceback, names), stack=_renamed(outcome.stack, names))
+            for outcome in run.outcomes
+        )
+        return replace(run, trace=trace, outcomes=outcomes)
+
+
+def _text_of(file: str) -> str:
+    import linecache
+
+    return "".join(linecache.getlines(file))
+
+
+def _visible(shell: InteractiveShell) -> Mapping[str, Any]:
+    """Return the user's names, without those that IPython defines."""
+    hidden = shell.user_ns_hidden
+    missing = object()
+    return {name: value for name, value in shell.user_ns.items() if hidden.get(name, missing) is not value}
+
+
+def _refuse_ipython(source: str, used: UsedNames) -> None:
+    if "get_ipython" not in used.read:
+        return
+    call = re.search(r"get_ipython\(\)\.(run_line_magic|run_cell_magic|system|getoutput)\('([^']*)'", source)
+    what = "get_ipython()"
+    if call is not None:
+        what = f"the magic %{call[2]}" if "magic" in call[1] else f"the shell command !{call[2]}"
+    raise UsageError(_NO_IPYTHON.format(what=what))
+
+
+def _renamed(text: str, names: Mapping[str, str]) -> str:
+    for file, name in names.items():
+        text = text.replace(file, name)
+    return text
+
+
+def _with_cell_names(trace: Trace, files: Mapping[str, str]) -> Trace:
+    """Return the trace with ``In[3]`` for the files of cells, whose numbers in IPython ranks do not know."""
+    tables = trace.tables
+    names = {file: file_name(file) for file in files}
+    if not tables.events.height:
+        return trace
+    renamed = pl.col("source").str.replace_many(list(names), list(names.values()))
+    return Trace(replace(tables, events=tables.events.with_columns(renamed)))
+
+
+def failure(run: CellRun, timeout: float) -> RanksFailedError:
+    """Return the error of a cell that failed on some ranks or timed out, shown without the frames of the magic."""
+    lines = []
+    failed = sorted(
+        (outcome for outcome in run.outcomes if outcome.status in ("error", "died")), key=lambda outcome: outcome.rank
+    )
+    first = next((outcome for outcome in run.outcomes if outcome.rank == run.first_failure), None)
+    if first is not None:
+        same_error = [outcome.rank for outcome in failed if (outcome.error, outcome.line) == (first.error, first.line)]
+        lines.append(f"{format_ranks(same_error)}: {first.error}{_at(first)}")
+        others = [outcome for outcome in failed if outcome.rank not in same_error]
+        lines += [f"rank {outcome.rank}: {outcome.error.partition(chr(10))[0]}{_at(outcome)}" for outcome in others]
+        lines += _mismatches(run)
+    else:
+        ends = ", and its ranks were ended" if run.why_closed else f": {_interrupted_text(run)}"
+        lines.append(f"the cell had not ended after {format_seconds(timeout)} (--timeout){ends}")
+        lines += hang_sentences(run) if run.why_closed else []
+    lines += _waiting(run)
+    if run.why_closed:
+        lines.append(f"the ranks were ended: {run.why_closed}")
+    details = first.traceback if first is not None else ""
+    stacks = stack_texts(run)
+    text = "\n".join([*lines, *(["", details.rstrip()] if details else []), *(["", *stacks] if not details else [])])
+    error = RanksFailedError(run, text)
+    error._render_traceback_ = text.splitlines  # type: ignore[attr-defined]  # a protocol of IPython's
+    return error
+
+
+def explain_interrupt(interrupt: KeyboardInterrupt, run: CellRun | None, end: str) -> None:
+    """Add to Ctrl-C where the ranks of a cell were, and show it without the frames of the magic.
+
+    Args:
+        interrupt: Ctrl-C.
+        run: the cell until then; None if it had not begun.
+        end: what became of the ranks.
+    """
+    if run is None:
+        interrupt.add_note(end)
+        return
+    notes = [*hang_sentences(run), *stack_texts(run), end]
+    for note in notes:
+        interrupt.add_note(note)
+    text = "\n".join(["KeyboardInterrupt", *notes])
+    interrupt._render_traceback_ = text.splitlines  # type: ignore[attr-defined]  # a protocol of IPython's
+
+
+def _mismatches(run: CellRun) -> list[str]:
+    """Return a sentence on mismatched calls if a collective failed.
+
+    Backends then end processes, and report only that peers are gone.
+    """
+    if run.trace is None or "failed" not in run.trace.events["state"]:
+        return []
+    report = explain_trace(run.trace)
+    return [report.sentence] if report.reason.startswith("other ") else []
+
+
+def hang_sentences(run: CellRun) -> list[str]:
+    """Return a sentence on which ranks waited, and which rank caused the hang; empty if no rank waits for another."""
+    if run.trace is None:
+        return []
+    stacks = {outcome.rank: outcome.stack for outcome in run.outcomes if outcome.stack}
+    report = explain_trace(run.trace, stacks, {outcome.rank: _end(outcome) for outcome in run.outcomes}, stood="")
+    says_nothing = report.reason == "none" or (report.reason == "unknown" and report.waiting.is_empty())
+    return [] if says_nothing else [report.sentence]
+
+
+def stack_texts(run: CellRun) -> list[str]:
+    """Return where each rank was that was ended while it ran the cell."""
+    return [
+        f"rank {outcome.rank} was at, innermost first:\n{outcome.stack}" for outcome in run.outcomes if outcome.stack
+    ]
+
+
+def _interrupted_text(run: CellRun) -> str:
+    """Say which engines an interrupt made leave the cell, at which lines, and which still run it."""
+    at: dict[str, list[int]] = {}
+    for outcome in run.outcomes:
+        if outcome.status == "error" and outcome.error.startswith(_INTERRUPTED):
+            at.setdefault(_at(outcome) or " before it had begun", []).append(outcome.rank)
+    texts = [f"{format_ranks(ranks)} left it when interrupted{where}" for where, ranks in at.items()]
+    busy = [outcome.rank for outcome in run.outcomes if outcome.status == "stuck"]
+    if busy:
+        runs = "runs it, and does" if len(busy) == 1 else "run it, and do"
+        texts.append(f"{format_ranks(busy)} still {runs} not answer, as inside a collective, which no interrupt ends")
+    return "; ".join(texts) or "it has ended since"
+
+
+def _end(outcome: RankOutcome[Any]) -> RankEnd | None:
+    if outcome.was_stopped:
+        return RankEnd.of(STOPPED)
+    if outcome.status == "died":
+        was_killed = outcome.error.startswith("killed")
+        return RankEnd("killed" if was_killed else "ended", f"{'was ' if was_killed else ''}{outcome.error}")
+    if outcome.status == "ok":
+        return RankEnd("ended", "ended the cell")
+    if outcome.status != "error" or outcome.error.startswith(_INTERRUPTED):
+        return None  # it runs, or ran until it was interrupted
+    kind, _, text = outcome.error.partition(chr(10))[0].partition(": ")
+    return RankEnd.of(raised(kind, text, f"cell line {outcome.line}" if outcome.line else ""))
+
+
+def _at(outcome: RankOutcome[Any]) -> str:
+    return f" (cell line {outcome.line})" if outcome.line is not None else ""
+
+
+def _waiting(run: CellRun) -> list[str]:
+    """Return lines on ranks that had not finished: the collective they waited in, or their line of the program."""
+    stuck = [outcome for outcome in run.outcomes if outcome.status == "stuck" and run.why_closed]
+    at: dict[str, list[int]] = {}
+    for outcome in stuck:
+        at.setdefault(_where(outcome, run.trace), []).append(outcome.rank)
+    return [f"{format_ranks(ranks)} {'was' if len(ranks) == 1 else 'were'} {where}" for where, ranks in at.items()]
+
+
+def _where(outcome: RankOutcome[Any], trace: Trace | None) -> str:
+    if outcome.was_stopped:
+        return STOPPED.removeprefix("was ")
+    events = trace.events.filter(pl.col("rank") == outcome.rank) if trace is not None else pl.DataFrame()
+    open_ones = events.filter(pl.col("state").is_in(["scheduled", "started"])) if events.height else events
+    if open_ones.height:
+        last = open_ones.row(-1, named=True)
+        group = last["axis"] or last["group"]
+        return f"waiting in {last['op']} ({last['source']}, group {group}, {format_bytes(last['message_bytes'])})"
+    lines = re.findall(r'File "([^"]*)", line (\d+)', outcome.stack)
+    place = next((f"{file}:{line}" for file, line in lines if file.startswith("In[")), "")
+    place = place or next((f"{file}:{line}" for file, line in lines), "an unknown line")
+    return f"at {place}"

@@ -1,0 +1,185 @@
+"""Results that are saved as JSON, with the name and the version of their format."""
+
+from __future__ import annotations
+
+import json
+import os
+import reprlib
+import types
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+
+from dsexplore._internal.atomic import writing
+from dsexplore._internal.errors import UsageError
+from dsexplore._internal.signatures import names_arguments
+
+T = TypeVar("T")
+_MOST = 1 << 62
+"""Largest number of a saved result: none of ours is negative, infinite or beyond."""
+
+
+def value_of(kind: type[T], value: object, where: str) -> T:
+    """Return a JSON value as a type: a number, a text, a tuple, list or dict of these, or a dataclass of these.
+
+    Args:
+        kind: the type, as an annotation has it.
+        value: what `json.loads` returned.
+        where: the name of the value, for errors.
+
+    Raises:
+        ValueError: it is another one; the message names it: ``points[3].calls is -1, and must be a whole number``.
+
+    Examples:
+        >>> value_of(tuple[int, ...], [1, 2], "sizes")
+        (1, 2)
+        >>> value_of(tuple[int, ...], [1, "2"], "sizes")
+        Traceback (most recent call last):
+        ValueError: sizes[1] is '2', and must be a whole number of 0 or more
+    """
+    return cast("T", _value_of(kind, value, where))
+
+
+def _value_of(kind: Any, value: Any, where: str) -> Any:
+    origin, arguments = get_origin(kind), get_args(kind)
+    if is_dataclass(kind):
+        return _dataclass_of(kind, value, where)
+    if origin in (Union, types.UnionType):
+        (inner,) = (argument for argument in arguments if argument is not types.NoneType)
+        return None if value is None else _value_of(inner, value, where)
+    if origin in (tuple, list) and isinstance(value, (tuple, list)):
+        return origin(_value_of(arguments[0], element, f"{where}[{at}]") for at, element in enumerate(value))
+    if origin is dict and isinstance(value, dict):
+        return {key: _value_of(arguments[1], element, f"{where}[{key!r}]") for key, element in value.items()}
+    if origin is Literal and value in arguments:
+        return value
+    if kind in (bool, str) and type(value) is kind:
+        return value
+    if kind in (int, float) and type(value) in (int, kind) and 0 <= value <= _MOST:
+        return value
+    meant = _WORDS.get(origin or kind) or f"one of {', '.join(map(repr, arguments))}"
+    raise ValueError(f"{where} is {reprlib.repr(value)}, and must be {meant}")
+
+
+_WORDS: Mapping[Any, str] = {
+    bool: "true or false",
+    dict: "an object",
+    float: "a number of 0 or more",
+    int: "a whole number of 0 or more",
+    list: "a list",
+    str: "a text",
+    tuple: "a list",
+}
+
+
+def _dataclass_of(kind: Any, value: Any, where: str) -> Any:
+    if not isinstance(value, dict):
+        raise ValueError(f"{where} is {reprlib.repr(value)}, and must be an object")
+    hints, known = get_type_hints(kind), {field.name: field for field in fields(kind)}
+    for name in value.keys() - known.keys():
+        raise ValueError(f"{where}.{name} is not known: {', '.join(known)} are")
+    for name, field in known.items():
+        if name not in value and field.default is MISSING and field.default_factory is MISSING:
+            raise ValueError(f"{where}.{name} is missing")
+    read = {name: _value_of(hints[name], element, f"{where}.{name}") for name, element in value.items()}
+    try:
+        return kind(**read)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class SavedFormat:
+    """The header of a file of one kind of result."""
+
+    name: str
+    """``loaded["format"]`` of such a file."""
+    version: int
+    """The version that is written, and the newest that can be read."""
+    kind: str
+    """The word for the file in errors, ``"sweep"``."""
+    writer: str
+    """The method that writes such files, for errors."""
+
+    def header(self) -> dict[str, object]:
+        """Return the first two items of a file."""
+        return {"format": self.name, "version": self.version}
+
+    def check(self, loaded: object, name: str) -> None:
+        """Raise if the content is of another format, or of a newer version of it.
+
+        Args:
+            loaded: content of the file.
+            name: of the file, for the error.
+
+        Raises:
+            UsageError: naming the file and what to do.
+        """
+        if not isinstance(loaded, dict) or loaded.get("format") != self.name:
+            raise UsageError(f"{name} is not a saved {self.kind}: write one with {self.writer}")
+        version = loaded.get("version", 0)
+        if not isinstance(version, int):
+            raise UsageError(f"{name} is a damaged {self.kind}: its version is {version!r}")
+        if version > self.version:
+            raise UsageError(f"{name} was saved by a newer dsexplore (version {version}): update dsexplore")
+
+
+class SavedJson:
+    """A result that can be saved as a JSON file; subclasses define `to_json`, `_read` and `FORMAT`."""
+
+    FORMAT: ClassVar[SavedFormat]
+
+    def to_json(self) -> dict[str, object]:
+        """Return the result as plain JSON values; `from_json` reads them back."""
+        raise NotImplementedError
+
+    @classmethod
+    @names_arguments
+    def from_json(cls, loaded: object, name: str = "this value") -> Self:
+        """Build a result from what `to_json` returned.
+
+        Args:
+            loaded: plain JSON values.
+            name: of the file that they come from, for errors.
+
+        Raises:
+            UsageError: as for `load`.
+        """
+        cls.FORMAT.check(loaded, name)
+        try:
+            values: Any = loaded
+            return cls._read(values, name)
+        except UsageError:
+            raise
+        except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError, IndexError) as error:
+            reason = str(error) if isinstance(error, ValueError) else repr(error)
+            raise UsageError(f"{name} is a damaged {cls.FORMAT.kind}: {reason}") from error
+
+    @classmethod
+    def _read(cls, loaded: dict[str, Any], name: str) -> Self:
+        """Build a result from plain values; raises ValueError, KeyError or TypeError if they are damaged."""
+        raise NotImplementedError
+
+    @names_arguments
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the result as JSON and return the path."""
+        with writing(path) as unfinished:
+            unfinished.write_text(json.dumps(self.to_json(), indent=1), encoding="utf-8")
+        return Path(path)
+
+    @classmethod
+    @names_arguments
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """Read a saved result.
+
+        Raises:
+            OSError: it cannot be read.
+            UsageError: it is another kind of file, is damaged, or was written by a newer version.
+        """
+        name = os.fspath(path)
+        try:
+            loaded = json.loads(Path(path).read_text(encoding="utf-8"))
+        except (ValueError, RecursionError) as error:
+            raise UsageError(f"{name} is not a saved {cls.FORMAT.kind}: {error}") from error
+        return cls.from_json(loaded, name)

@@ -1,0 +1,1 @@
+"""What `dsexplore.sharding` is made of: the shards of each rank, and how tensors are redistributed."""

@@ -1,0 +1,177 @@
+"""`Redistribution`: how torch redistributes a tensor to other placements, step by step, with each step's bytes.
+
+torch's own planner determines the steps, on a mesh without process groups. Bytes are those of the rank with coordinate
+0 on every axis: no rank sends more, because no shard is larger than the first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import polars as pl
+import torch
+
+from dsexplore._internal.display import Displayable
+from dsexplore._internal.errors import UsageError
+from dsexplore._internal.mesh import Mesh
+from dsexplore._internal.placement_text import Placement, read, read_all
+from dsexplore._internal.sharding.chunks import Cut, part_size
+from dsexplore._internal.sharding.tensor import PlacedTensor, fit
+from dsexplore._internal.torch_internals.dispatch import without_modes
+from dsexplore._internal.torch_internals.dtensor import mesh_without_groups, plan_redistribution, strided_shard
+from dsexplore._internal.trace.collectives import wire_bytes
+
+COLUMNS: dict[str, pl.DataType] = {
+    "axis": pl.String(),
+    "ranks": pl.Int64(),  # of the axis: those of the collective's group
+    "before": pl.String(),  # the axis's placement, "S(0)"
+    "after": pl.String(),
+    "op": pl.String(),  # "" where each rank cuts what it has: nothing is sent
+    "message_bytes": pl.Int64(),  # of rank 0 of the mesh, which sends most
+    "wire_bytes": pl.Int64(),
+}
+
+
+@dataclass(frozen=True)
+class Step:
+    """The change of one axis's placement."""
+
+    axis: str
+    ranks: int
+    before: Placement
+    after: Placement
+    op: str
+    """The collective; empty if nothing is sent."""
+    message_bytes: int
+    """Message bytes of the rank that sends most."""
+    wire_bytes: int
+
+
+class Redistribution(Displayable):
+    """A tensor before and after a redistribute, and the steps between them; see `Sharding.redistribute`.
+
+    Attributes:
+        name: the tensor's.
+        mesh: the ranks.
+        before: the tensor as it lies before; its ``name`` is "before".
+        after: the tensor as it lies afterwards; its ``name`` is "after".
+        steps: in the order in which torch takes them.
+    """
+
+    def __init__(self, name: str, mesh: Mesh, before: PlacedTensor, after: PlacedTensor, steps: Sequence[Step]) -> None:
+        self.name = name
+        self.mesh = mesh
+        self.before = replace(before, name="before")
+        self.after = replace(after, name="after")
+        self.steps = tuple(steps)
+
+    def __repr__(self) -> str:
+        ops = [f"{step.op} on {step.axis}" for step in self.steps if step.op]
+        return f"<Redistribution of {self.name}: {', '.join(ops) or 'nothing is sent'}>"
+
+    def to_frame(self) -> pl.DataFrame:
+        """Return one row per step; columns: `COLUMNS`."""
+        rows = [
+            (step.axis, step.ranks, str(step.before), str(step.after), step.op, step.message_bytes, step.wire_bytes)
+            for step in self.steps
+        ]
+        return pl.DataFrame(rows, schema=COLUMNS, orient="row")
+
+
+def redistribution(before: PlacedTensor, mesh: Mesh, placements: Any) -> Redistribution:
+    """Return the steps that redistribute a tensor to other placements.
+
+    Args:
+        before: the tensor with its current placements.
+        mesh: the ranks.
+        placements: one per axis of the tensor's own mesh, in mesh order, as `dsexplore.sharding` takes them.
+
+    Raises:
+        UsageError: a tensor without a mesh, or placements that do not fit or are Partial.
+    """
+    if not before.placements:
+        raise UsageError(
+            f"{before.name} has no placements: give it some, sharding(shape, placements=…, mesh='dp=2,tp=4')"
+        )
+    wanted = fit(read_all(placements, before.name), before.shape, [axis.name for axis in before.axes], before.name)
+    for axis, old, new in zip(before.axes, before.placements, wanted, strict=True):
+        if new.kind == "partial" and new != old:
+            raise UsageError(
+                f"{before.name}: {old} to {new} on axis {axis.name}: redistribute goes to shards and copies, not to "
+                "partial values; give S(…) or R"
+            )
+    after = replace(before, placements=wanted)
+    return Redistribution(before.name, mesh, before, after, _steps(before, after))
+
+
+def _steps(before: PlacedTensor, after: PlacedTensor) -> list[Step]:
+    """Return the steps of torch's planner, each with what it sends."""
+    axes = 1 + max((term[0] for axis in before.axes for term in axis.terms), default=0)
+    sizes = list(before.local_shape([0] * axes))
+    steps = []
+    for number, old, new, whole in _planned(before, after):
+        axis = before.axes[number]
+        if axis.size > 1:
+            op, numel = _sent(sizes, old, new, axis.size, whole)
+            message = numel * before.dtype.itemsize
+            sent = wire_bytes(op, message, axis.size) if op else 0
+            steps.append(Step(axis.name, axis.size, old, new, op, message, sent))
+    return steps
+
+
+def _sent(sizes: list[int], old: Placement, new: Placement, ranks: int, whole: Sequence[int]) -> tuple[str, int]:
+    """Return the collective and the number of elements of its message; `sizes` is updated to the shape after the step.
+
+    Args:
+        sizes: the local shape before the step.
+        old: the axis's placement.
+        new: the axis's placement afterwards.
+        ranks: of the axis.
+        whole: the shape that this axis splits, as the planner gives it.
+    """
+    op, numel = "", 0
+    if old.cuts and new.kind == "shard" and old.kind == "shard" and old.dim != new.dim:
+        sizes[old.dim] = -(-whole[old.dim] // ranks)
+        numel = math.prod(sizes) // max(sizes[new.dim], 1) * (-(-sizes[new.dim] // ranks) * ranks)
+        op, sizes[old.dim] = "all_to_all", whole[old.dim]
+    elif old.cuts:
+        padded = -(-whole[old.dim] // ranks) if old.kind == "shard" else sizes[old.dim]
+        op, numel = "all_gather", ranks * padded * _others(sizes, old.dim)
+        sizes[old.dim] = whole[old.dim]
+    elif old.kind == "partial" and new.kind == "shard":
+        op, numel = "reduce_scatter", -(-sizes[new.dim] // ranks) * ranks * _others(sizes, new.dim)
+    elif old.kind == "partial":
+        op, numel = "all_reduce", math.prod(sizes)
+    if new.cuts:
+        sizes[new.dim] = int(part_size(sizes[new.dim], Cut(ranks, new.pieces), 0))
+    return op, numel
+
+
+def _others(sizes: Sequence[int], dim: int) -> int:
+    return math.prod(size for number, size in enumerate(sizes) if number != dim)
+
+
+def _planned(before: PlacedTensor, after: PlacedTensor) -> list[tuple[int, Placement, Placement, tuple[int, ...]]]:
+    """Return (axis number, placement before, placement after, shape that it splits) per step."""
+    with without_modes():
+        ranks = torch.arange(math.prod(axis.size for axis in before.axes)).reshape([axis.size for axis in before.axes])
+        mesh = mesh_without_groups(ranks, tuple(f"axis{number}" for number in range(len(before.axes))))
+        whole = torch.empty(before.shape, dtype=before.dtype, device="meta")
+        steps = plan_redistribution(
+            mesh, whole, *(list(map(_of_torch, tensor.placements)) for tensor in (before, after))
+        )
+    return [(step.axis, read(step.before), read(step.after), step.shape) for step in steps]
+
+
+def _of_torch(placement: Placement) -> Any:
+    """Return the placement as torch's object."""
+    from torch.distributed.tensor import Partial, Replicate, Shard
+
+    if placement.kind == "strided":
+        return strided_shard(placement.dim, placement.pieces)
+    if placement.kind == "shard":
+        return Shard(placement.dim)
+    return Replicate() if placement.kind == "replicate" else Partial(placement.reduce_op)

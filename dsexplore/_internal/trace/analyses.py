@@ -1,0 +1,291 @@
+"""What `Trace` computes of its tables: sums, skew, findings, timelines, predictions. Of other rooms it takes types."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+import polars as pl
+
+from dsexplore._internal.display import Displayable
+from dsexplore._internal.trace import schema
+from dsexplore._internal.trace.passes import run_pass
+from dsexplore._internal.trace.tables import Tables
+from dsexplore._internal.trace.totals import totals
+from dsexplore._internal.trace.unmatched import unmatched
+
+if TYPE_CHECKING:
+    from dsexplore._internal.analysis.findings.finding import Findings
+    from dsexplore._internal.analysis.headline import Headline
+    from dsexplore._internal.analysis.parameter_history import ParameterHistory
+    from dsexplore._internal.analysis.skew import Skew
+    from dsexplore._internal.analysis.step_timeline import Timeline
+    from dsexplore._internal.analysis.world_map import WorldMap
+    from dsexplore._internal.cost.cluster import HardwareLike
+    from dsexplore._internal.cost.step.prediction import Prediction
+
+
+class Analyses(Displayable):
+    """Sums and analyses of a trace; an analysis is imported when it is called."""
+
+    @property
+    def tables(self) -> Tables:
+        """All tables and the info, as of now."""
+        raise NotImplementedError
+
+    def unmatched(self) -> pl.DataFrame:
+        """Return messages between recorded ranks that are sent but not received, or vice versa, or differ in size.
+
+        One row each, with both ranks, sizes and source lines; empty if all sends have their receives. The notes of a
+        merged trace list the first ones. See `trace.unmatched`.
+
+        Examples:
+            >>> trace.unmatched().is_empty()
+            True
+        """
+        return unmatched(self.tables)
+
+    def skew(self) -> Skew:
+        """Return a `Skew`: which ranks are late to collectives, how long the others wait, how long transfers take.
+
+        It shows itself with a picture. ``.sentence`` says it, ``.late_ranks`` are the ranks, ``.to_frame()`` has a row
+        per collective that several ranks measured, and ``.to_frame(by="rank")``, ``"module"``, ``"axis"``, ``"phase"``,
+        ``"op"`` or ``"group"`` sums of them. A simulated trace has no times, and says so.
+
+        Examples:
+            >>> trace.skew().is_timed  # simulated ranks have no times
+            False
+        """
+        skew: Skew = run_pass("skew", self.tables)
+        return skew
+
+    def findings(self) -> Findings:
+        """Return the traffic that the program need not send, as `analysis.findings.finding.Findings`.
+
+        Each finding has module, line, bytes per rank and step, why, and a change to try. Findings show themselves as a
+        table; ``.to_frame()`` is one, and ``.trace(0)`` has the events that the first finding speaks of.
+
+        Examples:
+            >>> len(trace.findings())
+            0
+        """
+        findings: Findings = run_pass("findings", self.tables)
+        return findings
+
+    def io_waits(self) -> pl.DataFrame:
+        """Return for how long the program stood still for its disk and its input, per module and phase.
+
+        Seen are transfers of `dsexplore.aio` and each ``DataLoader``, on real ranks; the longest first; columns:
+        `analysis.io_waits.COLUMNS`. `Trace.io` has each read, write and wait.
+
+        Examples:
+            >>> trace.io_waits().is_empty()
+            True
+        """
+        waits: pl.DataFrame = run_pass("io_waits", self.tables)
+        return waits
+
+    def headline(self) -> Headline:
+        """Return a `analysis.headline.Headline`: what a step sends, in at most four sentences.
+
+        ``.to_frame()`` has the bytes per rank and step by mesh axis, and milliseconds where times were measured.
+
+        Examples:
+            >>> print(trace.headline().sentences[0])
+            The program sends 1.5 KiB on the wire per rank, all on dp.
+        """
+        headline: Headline = run_pass("headline", self.tables)
+        return headline
+
+    def timeline(
+        self,
+        lanes: str | None = None,
+        color_by: str | None = None,
+        *,
+        sizes: str = "wire",
+        hardware: HardwareLike | None = None,
+    ) -> Timeline:
+        """Return a `analysis.step_timeline.Timeline`: the step's collectives over time, in lanes.
+
+        Times are measured ones where the ranks were real, and predicted ones where hardware is named. Simulated ranks
+        have none: one is shown in program order, several in the earliest order in which they can run, given that they
+        wait for one another.
+
+        Args:
+            lanes: what has a lane of its own: ``phase``, ``axis``, ``module``, ``op``, ``rank`` or ``collective``, an
+                op on an axis. None: ranks where there are several, else phases. ``stage``: the schedule of a pipeline.
+                With hardware: ``stream``, the compute stream and the streams of collectives (None is the same), or
+                ``stage``.
+            color_by: what the colors say: ``phase``, ``axis``, ``op`` or ``rank``.
+            sizes: which bytes the spans have, ``wire`` or ``message``.
+            hardware: the machine that a step is predicted on, as `predict` takes it.
+
+        Raises:
+            UsageError: no such lanes, color_by, sizes or hardware; no pipeline; hardware without ``costs=True``.
+
+        Examples:
+            >>> trace.timeline(lanes="op")
+            <Timeline of 2 collectives, 1 rank, simulated, in program order>
+        """
+        options = {"lanes": lanes, "color_by": color_by, "sizes": sizes}
+        timeline: Timeline
+        if hardware is not None or lanes == "stage":
+            timeline = run_pass("predicted_timeline", self.tables, **options, hardware=hardware)
+        else:
+            timeline = run_pass("timeline", self.tables, **options)
+        return timeline
+
+    def world_map(
+        self,
+        ranks_per_node: int | None = None,
+        *,
+        sizes: str = "wire",
+        axis: str | None = None,
+        shade: str | None = None,
+        hardware: HardwareLike | None = None,
+    ) -> WorldMap:
+        """Return a `analysis.world_map.WorldMap`: the ranks that each rank communicates with, by node.
+
+        Args:
+            ranks_per_node: ranks on each node; consecutive ones share a node. None: the cluster's number, else 8. With
+                hardware whose NVLink domains are several nodes, boxes are domains.
+            sizes: which bytes it shows, ``wire`` or ``message``.
+            axis: the mesh axis whose groups are outlined.
+            shade: ``bytes``, or ``seconds`` in which collectives of a rank or a link ran; None: seconds with hardware.
+            hardware: the machine that seconds are predicted on, as `predict` takes it; None for measured ones.
+
+        Raises:
+            UsageError: fewer than one rank per node, no such sizes, axis, shade or hardware, or no times for seconds.
+
+        Examples:
+            >>> trace.world_map(ranks_per_node=2).extent
+            '4 ranks on 2 nodes of 2'
+        """
+        options = {"ranks_per_node": ranks_per_node, "sizes": sizes, "axis": axis}
+        world: WorldMap
+        if hardware is None or shade == "bytes":
+            options |= {"ranks_per_node": 8} if ranks_per_node is None else {}
+            world = run_pass("world_map", self.tables, **options, shade=shade or "bytes")
+        else:
+            seen = shade or "seconds"
+            world = run_pass("predicted_world_map", self.tables, **options, shade=seen, hardware=hardware)
+        return world
+
+    def parameter_history(self, name: str, sizes: str = "wire") -> ParameterHistory:
+        """Return one parameter's shards and its traffic in a step.
+
+        Args:
+            name: as in ``trace.parameters["name"]``, or its end: ``layers.0.attention.wq.weight``.
+            sizes: which bytes are shown, ``"wire"`` or ``"message"``.
+
+        Raises:
+            UsageError: no such sizes or parameter, or several that end so.
+
+        Examples:
+            >>> with dsexplore.commtrace(mesh="dp=2", hardware="cpu") as trace:
+            ...     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
+            ...     model(torch.ones(2, 4)).sum().backward()
+            >>> trace.parameter_history("weight")
+            <ParameterHistory: DistributedDataParallel.module.weight, 4 moments in a step>
+        """
+        history: ParameterHistory = run_pass("parameter_history", self.tables, parameter=name, sizes=sizes)
+        return history
+
+    def predict(
+        self,
+        hardware: HardwareLike = "h100",
+        *,
+        ranks_per_node: int | None = None,
+        compiled: bool | None = None,
+        overlap: bool = True,
+        step: int | None = None,
+        async_tp: bool = False,
+        attention: Literal["flash-2", "cudnn"] = "flash-2",
+        expandable_segments: bool = False,
+        expert_imbalance: float = 1.0,
+        cuda_graphs: bool = False,
+    ) -> Prediction:
+        """Predict how long one step of this program takes on a cluster and how much memory it needs, with ranges.
+
+        Args:
+            hardware: a GPU (``"h100"`` means ``"dgx-h100"``), a cluster, ``"cpu"``, the path of a cluster's file,
+                or a `Cluster`.
+            ranks_per_node: ranks that a launcher starts on each node, where it is not the cluster's number.
+            compiled: whether modules run compiled; None for as the program asked.
+            overlap: whether communication may run beside compute.
+            step: which step of the trace; None for the last of those that train most and, of these, evaluate least.
+            async_tp: whether collectives of tensor parallelism run in pieces beside their products, as torch's async
+                tensor parallelism and Megatron's ``--tp-comm-overlap`` do.
+            attention: whose attention kernels run: those of FlashAttention-2, or of cuDNN where they are faster.
+            expandable_segments: whether the allocator's segments can grow, which leaves it hardly any gaps, as with
+                ``PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True``.
+            expert_imbalance: how many times as many tokens as the mean the busiest rank of experts has: its messages
+                and what it computes are that much larger. All_to_alls whose uneven splits the trace has stay as they
+                are.
+            cuda_graphs: whether CUDA graphs launch all kernels, as in ``torch.cuda.graph`` or an engine's decoding: no
+                kernel waits for the CPU that launches it.
+
+        Raises:
+            UsageError: the trace was recorded without ``costs=True``, has no such step, or there is no such hardware.
+
+        Examples:
+            >>> with dsexplore.commtrace(mesh="dp=4", costs=True) as trace:
+            ...     dist.all_reduce(torch.ones(256))
+            ...     trace.step()
+            >>> print(f"{trace.predict('h100').step.expected * 1e6:.0f} µs")
+            22 µs
+        """
+        prediction: Prediction = run_pass(
+            "predict",
+            self.tables,
+            hardware=hardware,
+            ranks_per_node=ranks_per_node,
+            compiled=compiled,
+            overlap=overlap,
+            step=step,
+            async_tp=async_tp,
+            attention=attention,
+            expandable_segments=expandable_segments,
+            expert_imbalance=expert_imbalance,
+            cuda_graphs=cuda_graphs,
+        )
+        return prediction
+
+    def by_module(self) -> pl.DataFrame:
+        """Return count and bytes per owner module and axis.
+
+        As in `by_op`, `by_axis` and `by_phase`, the sums are over all ranks of the trace, and include the ranks that a
+        rank represents (`TraceInfo.stands_for`).
+
+        Examples:
+            >>> trace.by_module().rows()
+            [('', 'dp', 2, 1024, 1536)]
+        """
+        return totals(self.tables, "owner", "axis")
+
+    def by_op(self) -> pl.DataFrame:
+        """Return count and bytes per op.
+
+        Examples:
+            >>> trace.by_op().rows()
+            [('all_reduce', 1, 1024, 1536), ('barrier', 1, 0, 0)]
+        """
+        return totals(self.tables, "op")
+
+    def by_axis(self) -> pl.DataFrame:
+        """Return count and bytes per mesh axis.
+
+        Examples:
+            >>> trace.by_axis().rows()
+            [('dp', 2, 1024, 1536)]
+        """
+        return totals(self.tables, "axis")
+
+    def by_phase(self) -> pl.DataFrame:
+        """Return count and bytes per phase, in the order in which a step runs them.
+
+        Examples:
+            >>> trace.by_phase().rows()
+            [('other', 2, 1024, 1536)]
+        """
+        order = {phase: place for place, phase in enumerate(schema.PHASES)}
+        return totals(self.tables, "phase").sort(pl.col("phase").replace_strict(order, default=99))

@@ -1,0 +1,307 @@
+"""The call journal: a file with the latest calls of one rank that is always current, however its process ends.
+
+A rank that SIGKILL, ``abort`` or ``os._exit`` ends runs nothing more and saves no trace. So each call is written to a
+file that is mapped into memory, where the operating system keeps it when the process is gone. What calls have in common
+is written once; a call is then two numbers and a time in a ring buffer.
+
+| bytes | |
+|---|---|
+| 0–63 | `_HEAD`: mark, version, number of events, how many of the first of them had ended, lengths of texts |
+| 64–255 | how the process ended, as a rank that outlived it saw: UTF-8 up to the first zero byte |
+| 256–4095 | what the journal says of itself, `JournalInfo` as JSON |
+| from 4096 | kinds of calls, a line of JSON each: the columns of an event that all calls of the kind share |
+| from `_RING` | the ring: `_CALL` for each of the last `KEPT` events |
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import struct
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import polars as pl
+
+from dsexplore._internal.errors import TraceFileError
+from dsexplore._internal.trace import schema
+from dsexplore._internal.trace.checked_tables import checked_tables
+from dsexplore._internal.trace.ends import RUNNING
+from dsexplore._internal.trace.guarded import check_kind_of_path
+from dsexplore._internal.trace.process_states import end_of_process, host_clock
+from dsexplore._internal.trace.tables import Tables, TraceInfo
+
+_MARK, _VERSION = b"dsxcalls", 1
+_HEAD = struct.Struct("<8sIQQII")  # mark, version, events, events that had ended, bytes of the info, bytes of the kinds
+_COUNTS = struct.Struct("<QQ")  # its third and fourth field
+_COUNTS_AT, _TEXTS_AT = 12, 28
+_CALL = struct.Struct("<IIQ")  # kind, number among the collectives of its group, start in ns since the Unix epoch
+_END_AT, _INFO_AT, _KINDS_AT, _RING = 64, 256, 4096, 1 << 18
+KEPT = 4096
+"""Events that a journal keeps: enough to see where a program was, in 64 KiB."""
+_CALL_BYTES = _CALL.size
+_pack_call, _pack_counts = _CALL.pack_into, _COUNTS.pack_into
+_SIZE = _RING + KEPT * _CALL_BYTES
+NOT_NUMBERED = 0xFFFFFFFF
+"""In place of a number among the collectives of a group."""
+_LEFT_OUT = 0xFFFFFFFE
+"""The kind of calls for whose own kind no room was left, and of those that were taken back."""
+
+Row = dict[str, Any]
+"""Columns of `schema.EVENTS` that all calls of a kind share."""
+
+
+@dataclass(frozen=True)
+class JournalInfo:
+    """What a journal says of its rank and process."""
+
+    rank: int
+    world_size: int
+    attempt: str
+    began: int
+    """See `TraceInfo.began`."""
+    clock: str
+    """See `TraceInfo.clocks`; it names the host on which the process runs, too."""
+    pid: int
+    born: int
+    """When the process was started, as the kernel counts it: another process may get its number later."""
+    torch_version: str = ""
+
+
+class JournaledCall(Protocol):
+    """A call that says whether it is over."""
+
+    @property
+    def is_over(self) -> bool:
+        """True if nothing more is to be measured."""
+
+
+class CallJournal:
+    """Writes a journal.
+
+    Args:
+        file: to write; an older one is replaced.
+        info: of the process.
+    """
+
+    def __init__(self, file: Path, info: JournalInfo) -> None:
+        self.file = file
+        self._kinds_end = _KINDS_AT
+        self._count = 0
+        self._kinds = 0
+        self._running: deque[tuple[int, JournaledCall]] = deque()
+        file.parent.mkdir(parents=True, exist_ok=True)
+        partial = file.with_name(f".{file.name}.{os.getpid()}.partial")
+        text = json.dumps(asdict(info)).encode()
+        with partial.open("wb+") as opened:
+            opened.truncate(_SIZE)
+            self._map = mmap.mmap(opened.fileno(), _SIZE)
+        self._map[_INFO_AT : _INFO_AT + len(text)] = text
+        _HEAD.pack_into(self._map, 0, _MARK, _VERSION, 0, 0, len(text), 0)
+        partial.replace(file)
+
+    def add_kind(self, rows: Sequence[Row], group: Sequence[Any] | None) -> int:
+        """Write a kind of calls and return its number.
+
+        Args:
+            rows: one per event of such a call.
+            group: its row of `schema.GROUPS`; None if it has none.
+        """
+        line = json.dumps({"rows": rows, "group": group}).encode() + b"\n"
+        if self._kinds_end + len(line) > _RING:
+            return _LEFT_OUT
+        self._map[self._kinds_end : self._kinds_end + len(line)] = line
+        self._kinds_end += len(line)
+        struct.pack_into("<I", self._map, _TEXTS_AT + 4, self._kinds_end - _KINDS_AT)
+        self._kinds += 1
+        return self._kinds - 1
+
+    def add(self, kind: int, number: int, start: int | None, call: JournaledCall) -> None:
+        """Write an event of a call that is about to be issued, or has been.
+
+        Args:
+            kind: the number of the call's kind.
+            number: of a collective, among those of its group; `NOT_NUMBERED` for a message.
+            start: nanoseconds since the epoch.
+            call: the call, which is asked later whether it has ended.
+        """
+        count, running = self._count, self._running
+        _pack_call(self._map, _RING + count % KEPT * _CALL_BYTES, kind, number, start or 0)
+        while running and running[0][1].is_over:
+            running.popleft()
+        running.append((count, call))
+        self._count = count = count + 1
+        _pack_counts(self._map, _COUNTS_AT, count, running[0][0])
+
+    def take_back(self, call: JournaledCall) -> None:
+        """Remove a call that was refused, and so never issued: one that another thread has followed leaves a gap."""
+        positions = [position for position, running in self._running if running is call]
+        self._running = deque(pair for pair in self._running if pair[1] is not call)
+        for position in reversed(positions):
+            if position == self._count - 1:
+                self._count = position
+            else:
+                struct.pack_into("<I", self._map, _RING + position % KEPT * _CALL_BYTES, _LEFT_OUT)
+        _pack_counts(self._map, _COUNTS_AT, self._count, self._running[0][0] if self._running else self._count)
+
+    def settle(self) -> None:
+        """Write which calls have ended since the last one was issued; another thread may ask for it."""
+        count, running = self._count, tuple(self._running)
+        ended = next((position for position, call in running if not call.is_over), count)
+        struct.pack_into("<Q", self._map, _COUNTS_AT + 8, min(ended, count))
+
+    def close(self, *, remove: bool) -> None:
+        """Stop writing; a thread that is about to write may still do so, where nobody reads it any more.
+
+        Args:
+            remove: whether the file goes, as a whole trace says more.
+        """
+        if remove:
+            self.file.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True)
+class ReadJournal:
+    """What a journal holds."""
+
+    info: JournalInfo
+    events: int
+    """Number of events written; the ring holds the last of them."""
+    noted: str
+    """How its process ended, as a rank that outlived it saw; empty if none did."""
+    calls: Tables
+    """Of the calls in the ring; those that are not known to have ended are ``scheduled``."""
+
+    def end_now(self) -> str:
+        """Return how the process ended, if this host can tell; empty if it runs, or ran on another host."""
+        return _end_of_process(self.info)
+
+    def tables(self, end: str) -> Tables:
+        """Return the tables of the rank.
+
+        Args:
+            end: how it ended, see `trace.ends`.
+        """
+        return replace(self.calls, info=replace(self.calls.info, ends=(end or RUNNING,)))
+
+
+def journal_file(rank: int) -> str:
+    """Return the name of a rank's journal in a trace directory: ``rank-00003.calls``."""
+    return f"rank-{rank:05d}.calls"
+
+
+def journals_in(folder: Path) -> list[Path]:
+    """Return the journals in a folder."""
+    return sorted(folder.glob("rank-*.calls"))
+
+
+def read_journal(file: Path) -> ReadJournal:
+    """Read a journal.
+
+    Raises:
+        TraceFileError: it is none, or damaged.
+    """
+    check_kind_of_path(file)
+    try:
+        data = file.read_bytes()
+        mark, version, count, ended, of_info, of_kinds = _HEAD.unpack_from(data, 0)
+        if mark != _MARK or version != _VERSION or len(data) != _SIZE:
+            raise ValueError("it has another mark, version or size")
+        info = _info(data[_INFO_AT : _INFO_AT + min(of_info, _KINDS_AT - _INFO_AT)])
+        kinds = [json.loads(line) for line in data[_KINDS_AT : min(_KINDS_AT + of_kinds, _RING)].splitlines()]
+        end = data[_END_AT:_INFO_AT].partition(b"\0")[0].decode(errors="replace")
+        tables = checked_tables(_tables(info, kinds, data, count, ended))
+    except (
+        *(struct.error, ValueError, TypeError, AttributeError, ArithmeticError, LookupError, RecursionError),
+        *(OSError, pl.exceptions.PolarsError),
+    ) as error:
+        reason = str(error).partition("\n")[0][:200]
+        raise TraceFileError(f"{file} is no whole journal of calls ({reason}): leave it out") from error
+    return ReadJournal(info, count, end, tables)
+
+
+def _info(text: bytes) -> JournalInfo:
+    info = JournalInfo(**json.loads(text))
+    for name, value in asdict(info).items():
+        if type(value) is not (str if name in ("attempt", "clock", "torch_version") else int):
+            raise ValueError(f"its {name} is {value!r}")
+    return info
+
+
+def _tables(info: JournalInfo, kinds: Sequence[Mapping[str, Any]], data: bytes, count: int, ended: int) -> Tables:
+    rows, groups = [], {}
+    first = max(count - KEPT, 0)
+    last, part = _LEFT_OUT, 0
+    for seq in range(first, count):
+        kind, number, start = _CALL.unpack_from(data, _RING + seq % KEPT * _CALL_BYTES)
+        if kind == _LEFT_OUT:
+            continue
+        of_kind = kinds[kind]["rows"]
+        last, part = kind, (part + 1) % len(of_kind) if kind == last else 0  # a call of several events has several rows
+        if kinds[kind]["group"] is not None:
+            groups[kinds[kind]["group"][0]] = kinds[kind]["group"]
+        rows.append(
+            {
+                **of_kind[part],
+                "rank": info.rank,
+                "seq": seq,
+                "start": start or None,
+                "group_seq": None if number == NOT_NUMBERED else number,
+                "state": "completed" if seq < ended else "scheduled",
+            }
+        )
+    columns = {name: [row.get(name) for row in rows] for name in schema.EVENTS}
+    notes = [f"rank {info.rank} kept its last {KEPT:,} of {count:,} calls"] if first else []
+    return Tables(
+        events=pl.DataFrame(columns, schema=schema.EVENTS),
+        parameters=schema.empty("parameters"),
+        modules=schema.empty("modules"),
+        groups=pl.DataFrame(list(groups.values()), schema=schema.GROUPS, orient="row"),
+        kernels=schema.empty("kernels"),
+        memory=schema.empty("memory"),
+        info=TraceInfo(
+            world_size=info.world_size,
+            ranks=(info.rank,),
+            clocks=(info.clock,),
+            began=(info.began,),
+            attempt=info.attempt,
+            torch_version=info.torch_version,
+            notes=tuple(notes),
+        ),
+    )
+
+
+def is_of_one_job(attempt: str, other: str) -> bool:
+    """Return True if two names of attempts, see `TraceInfo.attempt`, are of one, whatever their blocks."""
+    return attempt.rpartition(" ")[0] == other.rpartition(" ")[0]
+
+
+def _end_of_process(info: JournalInfo) -> str:
+    return end_of_process(info.pid, info.born) if info.clock and info.clock == host_clock() else ""
+
+
+def note_ends(folder: Path, attempt: str) -> None:
+    """Note in the journals of other processes on this host that these have ended or are stopped.
+
+    When the journals are read later, the launcher has ended all.
+
+    Args:
+        folder: of the journals.
+        attempt: of the job; a rank may have ended in an earlier block of it.
+    """
+    for file in journals_in(folder):
+        with suppress(OSError, TraceFileError, ValueError, struct.error):
+            check_kind_of_path(file)
+            with file.open("rb+") as opened:
+                head = opened.read(_KINDS_AT)
+                info = _info(head[_INFO_AT : _INFO_AT + _HEAD.unpack_from(head, 0)[4]])
+                if info.pid == os.getpid() or head[_END_AT] or not is_of_one_job(info.attempt, attempt):
+                    continue
+                text = _end_of_process(info).encode()
+                if text:
+                    os.pwrite(opened.fileno(), text[: _INFO_AT - _END_AT - 1], _END_AT)

@@ -1,0 +1,100 @@
+"""What a profiler trace does not say of its collectives, in sentences for the reader."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+import polars as pl
+
+from dsexplore._internal.trace.importers.communication_kernels import library_of_kernel
+from dsexplore._internal.trace.importers.profiler_calls import ProfilerCall
+from dsexplore._internal.trace.importers.profiler_file import ProfilerFile, is_kernel
+from dsexplore._internal.trace.unknown_sizes import HAS_UNKNOWN_DTYPE, IS_UNSIZED
+from dsexplore._internal.units import format_count, format_seconds
+
+_MOST_KERNELS = 8
+_OF_TORCH = ("NCCL", "RCCL", "NCCL or RCCL")
+
+
+def notes_of(calls: Sequence[ProfilerCall], trace: ProfilerFile, damaged: int) -> Iterable[str]:
+    """Yield notes on what one file lacks.
+
+    Args:
+        calls: the collectives that were read from it.
+        trace: the file.
+        damaged: number of its events that were omitted.
+    """
+    yield from _on_kernels(calls)
+    name = trace.file.name
+    if not calls:
+        yield f"{name} has no collectives: {_content(trace)}"
+    elif trace.has_times and all(call.end is None for call in calls):
+        yield f"{name} has neither kernels nor works of its collectives: their durations are unknown"
+    if damaged:
+        yield f"{name}: {format_count(damaged, 'damaged event')} left out"
+
+
+def _on_kernels(calls: Iterable[ProfilerCall]) -> Iterable[str]:
+    """Yield a note on each kernel whose collective is unknown, and each of a library beside torch.distributed."""
+    by_kernel: dict[tuple[str, str], list[ProfilerCall]] = defaultdict(list)
+    for call in calls:
+        is_unknown = call.op.startswith("unknown:")
+        if is_unknown or (call.is_kernel and library_of_kernel(call.raw_op) not in ("", *_OF_TORCH)):
+            by_kernel[call.raw_op, "" if is_unknown else call.op].append(call)
+    ranked = sorted(by_kernel.items(), key=lambda item: -_seconds(item[1]))
+    for (kernel, op), of_kernel in ranked[:_MOST_KERNELS]:
+        library = library_of_kernel(kernel)
+        of = f"{kernel} of {library}" if library else kernel
+        what = f"communicates in {_counted(of_kernel)}"
+        yield f"{of} {what}: {op or 'the file does not say which collective'}"
+    if rest := [call for _, of_kernel in ranked[_MOST_KERNELS:] for call in of_kernel]:
+        yield f"{format_count(len(ranked) - _MOST_KERNELS, 'further kernel')} of such kinds: {_counted(rest)}"
+
+
+def _counted(calls: Sequence[ProfilerCall]) -> str:
+    """Return number and time of calls: ``3 calls, 1.2 ms together``; without the time if it is unknown."""
+    many = format_count(len(calls), "call")
+    return f"{many}, {format_seconds(_seconds(calls))} together" if any(call.end for call in calls) else many
+
+
+def _seconds(calls: Iterable[ProfilerCall]) -> float:
+    return sum(call.end - call.start for call in calls if call.end is not None) / 1e9
+
+
+def _content(trace: ProfilerFile) -> str:
+    """Say what a file without collectives has instead."""
+    if not trace.categories:
+        return "it has no events"
+    if any(map(is_kernel, trace.categories)):
+        return "none of its kernels communicates"
+    if trace.launches:
+        return "it has launches of kernels, but not the kernels: the GPU was not recorded"
+    kinds = ", ".join(sorted(trace.categories)[:_MOST_KERNELS])
+    return f"it has no kernels and no ops of torch.distributed, only events of the kinds {kinds}"
+
+
+def notes_on_steps(calls: Iterable[ProfilerCall], name: str) -> Iterable[str]:
+    """Yield a note on collectives that no step counts, for a file with steps.
+
+    Args:
+        calls: of one file.
+        name: of the file.
+    """
+    before = sum(call.issued is None for call in calls)
+    if before:
+        queued = format_count(before, "collective")
+        yield f"{name} has no launch of {queued}, queued before the recording began: no step counts them"
+
+
+def notes_on_sizes(events: pl.DataFrame, name: str) -> Iterable[str]:
+    """Yield notes on collectives whose size or dtype is unknown.
+
+    Args:
+        events: of one file.
+        name: of the file.
+    """
+    unsized, untyped = events.filter(IS_UNSIZED), events.filter(HAS_UNKNOWN_DTYPE)
+    for missing, what in ((unsized, "size"), (untyped, "dtype")):
+        if len(missing):
+            yield f"{name} does not say the {what} of {len(missing):,} of its collectives: sums are without them"

@@ -1,0 +1,405 @@
+"""Dumps of torch's flight recorder, formats 2.3 to 2.10: what one rank had issued when it was asked.
+
+A dump is JSON or a pickle of plain data, each maybe gzipped:
+
+| key | value |
+|---|---|
+| ``entries`` | a ring buffer of the last collectives, in the order of issue; empty where nothing was pending |
+| ``pg_config`` | by group name: its description, and its ranks as text, ``"[0, 1]"`` |
+| ``pg_status`` | by a number of the group in this process: its last enqueued, started and completed sequence number |
+| ``nccl_version``, since 2.10 ``comm_lib_version`` | of the communication library |
+
+`recorder_entry` reads the entries, and `coalesced_calls` what NCCL starts together.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import reprlib
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from dsexplore._internal.errors import TraceFileError
+from dsexplore._internal.trace.importers.packed import content_of
+from dsexplore._internal.trace.importers.plain_pickle import load_plain
+from dsexplore._internal.trace.importers.recorder_entry import (
+    LIBRARIES_WITHOUT_ENDS,
+    MissingField,
+    RecorderEntry,
+    entries_of,
+)
+from dsexplore._internal.trace.limits import checked_ranks
+from dsexplore._internal.units import format_count
+
+# Coalesced calls in a flight-recorder dump: several collectives or messages that NCCL starts together.
+#
+# torch records each member when it is issued, without a state of its own, and after them one more entry, named
+# ``nccl:coalesced`` or ``nccl:ALLGATHER_coalesced``. That one has the state of the call and no sizes, and ``is_p2p`` is
+# false in it even where the members are messages. Members and end share both sequence numbers. Which of the two a call
+# of messages increments depends on torch: ``collective_seq_id`` up to 2.8, ``p2p_seq_id`` after that.
+#
+# A dump of active entries only omits the end of a completed call but keeps its members, which never end. Such a call
+# differs from one in flight by the record that is missing after its members.
+
+_MOST_NAMED = 4
+_SPARSE = 1_000
+"""How many numbers a record may omit, on average, before they are no numbers of calls."""
+_ENDS = ("coalesced", "ALLGATHER_coalesced", "REDUCE_SCATTER_coalesced")
+
+
+@dataclass
+class _Call:
+    """A coalesced call, or a single entry that may be one."""
+
+    members: list[int]
+    """Positions among the entries."""
+    end: int | None = None
+
+
+def with_states_of_calls(entries: Sequence[RecorderEntry], ended_messages: Mapping[str, int]) -> list[RecorderEntry]:
+    """Return the entries, giving members of a coalesced call its state and dropping the entry that ended it.
+
+    Args:
+        entries: of one dump, in the order of issue.
+        ended_messages: {group: number of the last message that ended}, where the dump counts them.
+    """
+    if not any(entry.is_p2p or _is_end(entry) for entry in entries) and not is_of_active(entries):
+        return _completed_by_later(list(entries))
+    calls = _calls(entries)
+    senders = {entry.group for entry in entries if entry.is_p2p}
+    updated: dict[int, RecorderEntry] = dict(enumerate(entries))
+    for call in calls:
+        if call.end is None:
+            continue
+        end = entries[call.end]
+        for at in call.members:
+            updated[at] = updated[at]._replace(state=end.state, started=end.started, ended=end.ended, batch=end.record)
+        if call.members:
+            del updated[call.end]
+        elif end.group in senders:  # its messages are lost: they are no collective of the group
+            updated[call.end] = end._replace(is_p2p=True)
+    for at in _skipped(entries, calls):
+        updated[at] = updated[at]._replace(state="completed")
+    for at, entry in updated.items():
+        if entry.is_p2p and entry.sequence <= ended_messages.get(entry.group, -1):
+            updated[at] = entry._replace(state="completed")
+    return _without_messages(_completed_by_later([updated[at] for at in sorted(updated)]))
+
+
+def _calls(entries: Sequence[RecorderEntry]) -> list[_Call]:
+    """Return the coalesced calls; members precede the end entry, and entries of other groups may be interleaved."""
+    calls: list[_Call] = []
+    open_calls: dict[tuple[str, tuple[int, int]], _Call] = {}
+    for at, entry in enumerate(entries):
+        key = entry.group, entry.numbers
+        if _is_end(entry):
+            call = open_calls.pop(key, None)
+            if call is None:
+                calls.append(_Call([], at))
+            else:
+                call.end = at
+        elif key in open_calls:
+            open_calls[key].members.append(at)
+        else:
+            open_calls[key] = _Call([at])
+            calls.append(open_calls[key])
+    return calls
+
+
+def _is_end(entry: RecorderEntry) -> bool:
+    return entry.raw_op.endswith("coalesced") and entry.raw_op.rpartition(":")[2] in _ENDS
+
+
+def is_of_active(entries: Sequence[RecorderEntry]) -> bool:
+    """Return True if the dump holds active entries only: it has gaps, and nothing that completed."""
+    records = {entry.record for entry in entries}
+    is_whole = not records or (min(records) == 0 and max(records) == len(records) - 1)
+    return not is_whole and all(entry.state != "completed" for entry in entries)
+
+
+def _skipped(entries: Sequence[RecorderEntry], calls: Sequence[_Call]) -> list[int]:
+    """Return the positions of members of calls whose end entry is missing from a dump of active entries."""
+    if not is_of_active(entries):
+        return []
+    records = {entry.record for entry in entries}
+    of_several = {entries[call.members[0]].group for call in calls if _is_of_several(call, entries)}
+    return [
+        at
+        for call in calls
+        if call.end is None and (len(call.members) > 1 or _may_be_single_message(call, entries, of_several))
+        if entries[call.members[-1]].record + 1 not in records
+        for at in call.members
+    ]
+
+
+def _is_of_several(call: _Call, entries: Sequence[RecorderEntry]) -> bool:
+    """Return True if the call is known to be a coalesced call of messages."""
+    return bool(call.members) and entries[call.members[0]].is_p2p and (call.end is not None or len(call.members) > 1)
+
+
+def _may_be_single_message(call: _Call, entries: Sequence[RecorderEntry], of_several: set[str]) -> bool:
+    """Return True if a single message may be a coalesced call: its group has coalesced calls of messages."""
+    entry = entries[call.members[0]]
+    return entry.is_p2p and entry.group in of_several
+
+
+def _completed_by_later(entries: list[RecorderEntry]) -> list[RecorderEntry]:
+    """Return the entries, setting those whose end was lost to completed if a later one of their group completed.
+
+    NCCL runs one group's collectives on one stream, in order; gloo has several threads and is skipped. A single message
+    between two ranks may have its own stream, so only messages of a call of several, which share their sequence
+    numbers, are changed.
+    """
+    last = {(entry.group, entry.is_p2p): i for i, entry in enumerate(entries) if entry.state == "completed"}
+    overtaken = [
+        i
+        for i, entry in enumerate(entries)
+        if entry.state != "completed"
+        and not entry.raw_op.startswith(LIBRARIES_WITHOUT_ENDS)
+        and i < last.get((entry.group, entry.is_p2p), -1)
+    ]
+    shared = Counter((entry.group, entry.numbers) for entry in entries) if overtaken else Counter()
+    completed = list(entries)
+    for i in overtaken:
+        if not entries[i].is_p2p or shared[entries[i].group, entries[i].numbers] > 1:
+            completed[i] = entries[i]._replace(state="completed")
+    return completed
+
+
+def _without_messages(entries: list[RecorderEntry]) -> list[RecorderEntry]:
+    """Return the entries, with message calls subtracted from the sequence numbers of collectives.
+
+    torch up to 2.8 counts calls of messages among the collectives, and ranks of a pipeline make different numbers of
+    them.
+    """
+    counted: dict[str, set[int]] = defaultdict(set)
+    for entry in entries:
+        if entry.is_p2p and not entry.numbers[1] and entry.numbers[0]:
+            counted[entry.group].add(entry.numbers[0])
+    ordered = {group: sorted(numbers) for group, numbers in counted.items()}
+    return [
+        entry
+        if entry.is_p2p or entry.group not in ordered
+        else entry._replace(sequence=entry.sequence - bisect_left(ordered[entry.group], entry.sequence))
+        for entry in entries
+    ]
+
+
+@dataclass(frozen=True)
+class RecorderDump:
+    """The content of one rank's flight recorder."""
+
+    file: Path
+    rank: int
+    version: str
+    library: str
+    """Version of the communication library."""
+    entries: tuple[RecorderEntry, ...]
+    groups: Mapping[str, tuple[str, tuple[int, ...]]]
+    """{group name: (description, global ranks)}; the ranks are empty if unknown."""
+    status: Mapping[int, tuple[int, int, int]]
+    """{`RecorderEntry.group_number`: last enqueued, started and completed sequence number}; −1 for none."""
+    is_of_active: bool = False
+    """True if only active entries were requested, so that completed ones are missing."""
+    note: str = ""
+    """Reason for a dump without content: its file is empty."""
+
+    @cached_property
+    def unwritten(self) -> tuple[int, ...]:
+        """Numbers of calls that are missing between those recorded; of gloo, whose recorder does not write all kinds.
+
+        Sends, receives and monitored barriers are counted (``op_id``) and not written, at least up to torch 2.15. One
+        that follows the last recorded call leaves no trace.
+        """
+        numbers_of_group: dict[str, set[int]] = defaultdict(set)
+        for entry in self.entries:
+            if entry.raw_op.startswith("gloo") and entry.call_number is not None:
+                numbers_of_group[entry.group].add(entry.call_number)
+        if self.is_of_active:
+            return ()
+        missing = (
+            set(range(min(present), max(present))) - present
+            for present in numbers_of_group.values()
+            if _SPARSE * len(present) > max(present) - min(present)
+        )
+        return tuple(sorted(number for numbers in missing for number in numbers))
+
+    @property
+    def note_on_unwritten(self) -> str:
+        """Sentence about `unwritten`; empty if no call is missing."""
+        missing = self.unwritten
+        if not missing:
+            return ""
+        shown = ", ".join(map(str, missing[:_MOST_NAMED])) + (", …" if len(missing) > _MOST_NAMED else "")
+        return (
+            f"rank {self.rank}: {format_count(len(missing), 'call')} without a record (op_id {shown}): "
+            "gloo's recorder writes no send, recv and monitored_barrier"
+        )
+
+
+def is_recorder_dump(content: Any) -> bool:
+    """Return True if `content` is that of a flight-recorder dump."""
+    return isinstance(content, dict) and (
+        "pg_config" in content or "pg_status" in content or ("entries" in content and "version" in content)
+    )
+
+
+def read_content(file: Path) -> Any:
+    """Read a JSON file or a pickle of plain data, gzipped or not; None if it is empty.
+
+    Raises:
+        TraceFileError: the file is neither, or incomplete.
+    """
+    try:
+        data = content_of(file)
+        if not data or data.isspace():
+            return None
+        if data[:1] == b"\x80":
+            return load_plain(data)
+        content = _from_json(data)
+        if _HALF_OF_A_CHARACTER.search(data):
+            json.dumps(content, ensure_ascii=False).encode()  # raises where the other half is missing
+        return content
+    except MemoryError:
+        raise
+    except Exception as error:
+        reason = str(error).partition("\n")[0][:200] or type(error).__name__
+        raise TraceFileError(
+            f"{file} cannot be read ({reason}): give a dump of torch's flight recorder, JSON or pickle, as written"
+        ) from error
+
+
+def _from_json(data: bytes) -> Any:
+    """Parse JSON, each distinct stack once: stacks are most of a dump, and few of them differ.
+
+    If that fails, as with a bracket in a file's name, everything is parsed as usual.
+    """
+    stacks: dict[bytes, int] = {}
+    shorter = _STACK.sub(lambda match: b'"frames":%d' % stacks.setdefault(match[1], len(stacks)), data)
+    try:
+        frames = [json.loads(stack) for stack in stacks]
+        content = json.loads(shorter)
+        for entry in content["entries"] if stacks else ():
+            if isinstance(entry.get("frames"), int):
+                entry["frames"] = frames[entry["frames"]]
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError):
+        return json.loads(data)
+    return content
+
+
+_HALF_OF_A_CHARACTER = re.compile(rb"\\u[dD][89a-fA-F]")
+_STACK = re.compile(rb'"frames":\s*(\[[^\]]*\])')
+
+
+def dump_of(file: Path, content: Any, rank: int) -> RecorderDump:
+    """Build one rank's dump from the content of its file.
+
+    Raises:
+        TraceFileError: a field is missing or invalid; the message names it.
+    """
+    if content is None:
+        return RecorderDump(file, rank, "", "", (), {}, {}, note=f"{file.name} is empty")
+    try:
+        _check_fields(content)
+        entries = entries_of(content)
+        entries.sort(key=lambda entry: entry.record)
+        status = {int(number): _status(number, of_group) for number, of_group in content.get("pg_status", {}).items()}
+        return RecorderDump(
+            file,
+            rank,
+            version=str(content.get("version", "")),
+            library=str(content.get("comm_lib_version") or content.get("nccl_version") or ""),
+            entries=tuple(with_states_of_calls(entries, _ended_messages(entries, status))),
+            groups=groups_of(content),
+            status=status,
+            is_of_active=is_of_active(entries),
+        )
+    except MissingField as missing:
+        raise TraceFileError(f"{file} has no {missing}: it is no whole dump of torch's flight recorder") from None
+    except (TypeError, ValueError, AttributeError, ArithmeticError, LookupError, RecursionError) as error:
+        reason = str(error).partition("\n")[0][:200]
+        raise TraceFileError(f"{file} is no dump of torch's flight recorder ({reason}): dump it again") from error
+
+
+_FIELDS = {"version": (str,), "pg_config": (Mapping,), "pg_status": (Mapping,), "entries": (list, tuple)}
+"""{field of a dump: its types}; torch writes an empty one, or none, where there is nothing to say."""
+
+
+def _check_fields(content: Mapping[str, Any]) -> None:
+    """Check that no field is null or of another type: that is damage, not an empty dump.
+
+    Raises:
+        MissingField: fields are null; the text names all.
+        TypeError: one is of another type.
+    """
+    missing = [name for name in _FIELDS if name in content and content[name] is None]
+    if missing:
+        raise MissingField(", ".join(missing))
+    for name, kinds in _FIELDS.items():
+        if name in content and not isinstance(content[name], kinds):
+            raise TypeError(f"{name} is {reprlib.repr(content[name])}")
+
+
+def groups_of(content: Mapping[str, Any]) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Return {group name: (description, ranks)} of a dump; gloo's entry without name and ranks is skipped.
+
+    Raises:
+        TypeError, ValueError: ``pg_config`` lists no groups.
+    """
+    listed = content.get("pg_config") or {}
+    if not isinstance(listed, Mapping):
+        raise TypeError(f"pg_config is {reprlib.repr(listed)}")
+    groups = {}
+    for key, group in listed.items():
+        if isinstance(group, Mapping):
+            name = str(key if group.get("name") is None else group["name"])
+            described = str(group.get("desc") or ""), numbers(group.get("ranks", ""))
+        else:  # before format 2.1: only the ranks
+            name, described = str(key), ("", numbers(group))
+        if name or described[1]:
+            groups[name] = described
+    return groups
+
+
+def numbers(ranks: Any) -> tuple[int, ...]:
+    """Return ranks from a list, or from text such as ``"[0, 1]"``.
+
+    Raises:
+        TypeError, ValueError: one is no number, or no rank that a job has.
+    """
+    named = re.findall(r"\d+", ranks) if isinstance(ranks, str) else ranks or ()
+    return checked_ranks(int(rank) for rank in named)
+
+
+def _status(group: object, status: object) -> tuple[int, int, int]:
+    if not isinstance(status, Mapping):
+        raise TypeError(f"pg_status[{group}] is {reprlib.repr(status)}")
+    last = []
+    for name in ("last_enqueued_collective", "last_started_collective", "last_completed_collective"):
+        if status.get(name, -1) is None:
+            raise MissingField(f"pg_status[{group}].{name}")
+        last.append(int(status.get(name, -1)))
+    return last[0], last[1], last[2]
+
+
+def _ended_messages(entries: Sequence[RecorderEntry], status: Mapping[int, tuple[int, int, int]]) -> dict[str, int]:
+    """Return {group: number of its last completed message} for groups that have only sent messages.
+
+    A group has one count of completed calls, for collectives and messages together.
+    """
+    by_group: dict[str, list[RecorderEntry]] = defaultdict(list)
+    for entry in entries:
+        by_group[entry.group].append(entry)
+    ended = {}
+    for group, in_group in by_group.items():
+        number = in_group[0].group_number
+        is_of_nccl = not in_group[0].raw_op.startswith(LIBRARIES_WITHOUT_ENDS)
+        if number is not None and number in status and is_of_nccl and all(entry.numbers[0] == 0 for entry in in_group):
+            ended[group] = status[number][2]
+    return ended

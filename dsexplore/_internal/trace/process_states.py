@@ -1,0 +1,57 @@
+"""The state of a process of this host: it runs, is stopped, or is gone, and what ended it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from functools import cache
+from pathlib import Path
+
+from dsexplore._internal.trace.ends import KILLED, STOPPED, UNSAVED, WITHOUT_SAVING
+
+_STATE, _FLAGS, _BORN, _EXIT = 0, 6, 19, 49
+"""Fields of ``/proc/PID/stat`` after the name of the process."""
+_EXITING = 0x4
+"""The kernel's flag of a process that is on its way out: its sockets are closed before it is a zombie."""
+
+
+@cache
+def host_clock() -> str:
+    """Return an id of this host's clock, equal for all processes of one kernel; empty if there is none."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
+
+
+def born(pid: int) -> int:
+    """Return the start of a process in ticks since boot; 0 if it is gone."""
+    fields = _fields(pid)
+    return int(fields[_BORN]) if len(fields) > _BORN else 0
+
+
+def end_of_process(pid: int, started: int) -> str:
+    """Return how a process ended, in the words of `trace.ends`; empty if it runs.
+
+    Args:
+        pid: of a process of this host.
+        started: what `born` said of it while it ran.
+    """
+    fields = _fields(pid)
+    if len(fields) <= _BORN or int(fields[_BORN]) != started:
+        return UNSAVED
+    if fields[_STATE] in ("T", "t"):
+        return STOPPED
+    if fields[_STATE] not in ("Z", "X") and not int(fields[_FLAGS]) & _EXITING:
+        return ""
+    status = int(fields[_EXIT]) if len(fields) > _EXIT else 0
+    if os.WIFSIGNALED(status):
+        return f"{KILLED}{signal.Signals(os.WTERMSIG(status)).name}"
+    return f"ended with exit code {os.WEXITSTATUS(status)}, {WITHOUT_SAVING}"
+
+
+def _fields(pid: int) -> list[str]:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return []

@@ -1,0 +1,94 @@
+"""The steps of a trace, as figures per step count them: `docs/steps.md` defines them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+
+import polars as pl
+
+from dsexplore._internal.trace.schema import IN_STEPS, OUTSIDE_STEPS, Phase
+from dsexplore._internal.trace.tables import Tables
+
+IN_A_STEP: tuple[Phase, ...] = ("forward", "backward", "recompute", "optimizer")
+"""Phases that occur only in training steps."""
+
+
+def in_steps(events: pl.DataFrame) -> pl.DataFrame:
+    """Return the events that figures per step count, each with the step that it counts towards.
+
+    What a rank sends outside its model after its last optimizer step, such as a loss for a log, has a step number of
+    its own; it counts towards the step before, or each mean would be over one step too many.
+    """
+    trained = pl.col("step").filter(pl.col("phase").is_in(IN_A_STEP)).max()
+    counted = events.filter(IN_STEPS) if events["phase"].is_in(OUTSIDE_STEPS).any() else events
+    of_ranks = counted.group_by("rank").agg(last=pl.col("step").max(), trained=trained)
+    following = of_ranks.filter(pl.col("trained") == pl.col("last") - 1)
+    if following.is_empty():
+        return counted
+    last = pl.col("rank").replace_strict(following["rank"], following["last"], default=-1, return_dtype=pl.Int32)
+    return counted.with_columns(step=pl.when(pl.col("step") == last).then(pl.col("step") - 1).otherwise("step"))
+
+
+@dataclass(frozen=True)
+class SteadySteps:
+    """The steps of a trace that send what most of its steps send."""
+
+    events: pl.DataFrame
+    """Events of the steady steps."""
+    count: int
+    """Number of steady steps; at least 1."""
+    whole: int
+    """Number of complete steps: those that have ended, or are not known to have been cut off."""
+    are_equal: bool
+    """True if every steady step sends the same number of collectives and bytes on each rank."""
+    more: Mapping[int, int]
+    """{number of each other step: its wire bytes minus the mean of the steady steps, over all ranks}."""
+
+
+def steady_steps(tables: Tables, events: pl.DataFrame | None = None) -> SteadySteps:
+    """Return the steps from which figures of one step are computed.
+
+    Steps that send the same are steady, if they are at least half of all complete steps; otherwise those with equal
+    numbers of collectives, whose sizes vary. Of two steps that differ, the last one is steady; of more, if no half of
+    them agrees, all are.
+
+    Args:
+        tables: the trace.
+        events: its events with additional columns; None for those of `tables`. Only those of steps are used.
+    """
+    events = in_steps(tables.events if events is None else events)
+    ended = tables.info.whole_steps
+    is_cut = bool(ended) and bool(events.select((pl.col("step") >= ended).any()).item())
+    whole = events.filter(pl.col("step") < ended) if is_cut else events
+    if whole.is_empty():
+        whole = events
+    counted = whole.group_by("step", "rank", "op", "axis", "phase").agg(
+        pl.len().alias("count"), pl.col("wire_bytes").sum()
+    )
+    counts: dict[int, set[Hashable]] = {}
+    sizes: dict[int, set[Hashable]] = {}
+    sums: Counter[int] = Counter()
+    for step, *key, count, size in counted.iter_rows():
+        counts.setdefault(step, set()).add((*key, count))
+        sizes.setdefault(step, set()).add((*key, count, size))
+        sums[step] += size
+    if len(sizes) < 2:
+        return SteadySteps(whole, 1, len(sizes), False, {})
+    steady = _largest_repeated(sizes)
+    are_equal = bool(steady)
+    steady = steady or _largest_repeated(counts) or ({max(sizes)} if len(sizes) == 2 else set(sizes))
+    mean = sum(sums[step] for step in steady) // len(steady)
+    more = {step: sums[step] - mean for step in sorted(set(sizes) - steady)}
+    kept = whole.filter(pl.col("step").is_in(sorted(steady))) if more else whole
+    return SteadySteps(kept, len(steady), len(sizes), are_equal, more)
+
+
+def _largest_repeated(contents: Mapping[int, set[Hashable]]) -> set[int]:
+    """Return the largest set of steps with equal content; empty if it is less than half of them or a single step."""
+    by_content: dict[Hashable, set[int]] = {}
+    for step, content in contents.items():
+        by_content.setdefault(frozenset(content), set()).add(step)
+    largest = max(by_content.values(), key=lambda steps: (len(steps), max(steps)))
+    return largest if len(largest) > 1 and 2 * len(largest) >= len(contents) else set()

@@ -1,0 +1,129 @@
+"""`Tables`: the content of a trace as plain tables, and where it was recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import polars as pl
+
+from dsexplore._internal.trace import schema
+from dsexplore._internal.trace.represented_ranks import weights
+
+_CODED = (
+    *("rank", "step", "seq", "op", "phase", "trigger", "owner", "axis", "group", "group_size", "message_bytes"),
+    *("wire_bytes", "dtype", "implicit", "cause", "source", "is_object"),
+)
+OF_EACH_RANK = ("stands_for", "clocks", "clock_offsets", "clock_residuals", "ends", "began")
+"""Fields of `TraceInfo` that have one value per rank, or are empty."""
+
+
+@dataclass(frozen=True)
+class TraceInfo:
+    """Where and how a trace was recorded."""
+
+    world_size: int = 1
+    ranks: tuple[int, ...] = ()
+    """Ranks whose events are in the trace."""
+    stands_for: tuple[str, ...] = ()
+    """For each of `ranks` the ranks that it represents, itself included, as ``"0-1015"``; empty if each represents only
+    itself. See `trace.represented_ranks`."""
+    mesh: str = ""
+    """The world's mesh as written by the user, ``"dp=2,tp=4"``; empty if none was named."""
+    simulated: bool = False
+    """True on a fake process group: counts and bytes are real, values and times are not."""
+    target: str = ""
+    """The target whose traffic a simulation shows: ``cuda``, GPUs with NCCL, or ``cpu``, CPUs with gloo; empty if the
+    ranks are real, or if the program itself simulates its process group."""
+    clocks: tuple[str, ...] = ()
+    """For each of `ranks` the name of the clock of its times, equal for ranks that share one, such as the processes of
+    one host; ``""`` if unknown. Empty if all are unknown."""
+    clock_offsets: tuple[int, ...] = ()
+    """For each of `ranks` the nanoseconds that were subtracted from its times; see `trace.merge`. Empty if
+    the offsets are unknown."""
+    clock_residuals: tuple[int, ...] = ()
+    """For each of `ranks` the uncertainty of its offset in nanoseconds, from random errors only: it does not include a
+    rank that always notices ends late. The trace's notes give the largest possible error of an offset."""
+    ends: tuple[str, ...] = ()
+    """For each of `ranks` how its recording ended, see `trace.ends`; ``""`` if unknown."""
+    began: tuple[int, ...] = ()
+    """For each of `ranks` when its recording began, in nanoseconds since the Unix epoch; 0 if unknown."""
+    attempt: str = ""
+    """A name shared by the files that one attempt of a job saved; empty if nothing was saved, and in a simulation."""
+    whole_steps: int = 0
+    """Number of steps that had ended when the recording did; events of later steps belong to an incomplete step. 0 if
+    no step was seen to end."""
+    torch_version: str = ""
+    schedule: str = ""
+    """The pipeline schedule that called the stages, as JSON; see `capture.stack.pipelines.describe`."""
+    notes: tuple[str, ...] = ()
+    """Remarks for the reader: an exception that ended the recording, an unknown op, …"""
+
+    def of_rank(self, rank: int) -> TraceInfo:
+        """Return the info of a trace with `rank` alone."""
+        values: dict[str, Any] = {"ranks": (rank,)}
+        for name in OF_EACH_RANK:
+            values[name] = tuple(
+                value for of, value in zip(self.ranks, getattr(self, name), strict=False) if of == rank
+            )
+        return replace(self, **values)
+
+    @property
+    def weights(self) -> Mapping[int, int]:
+        """Number of ranks that each of `ranks` represents: 1 unless `stands_for` says more."""
+        return weights(self.ranks, self.stands_for)
+
+    @property
+    def ranks_stood_for(self) -> int:
+        """Number of ranks that the trace describes: those in it, and those that they represent."""
+        return sum(self.weights.values())
+
+
+@dataclass(frozen=True)
+class Tables:
+    """The content of a trace at one moment; columns are those of `trace.schema`."""
+
+    events: pl.DataFrame = field(default_factory=lambda: schema.empty("events"))
+    parameters: pl.DataFrame = field(default_factory=lambda: schema.empty("parameters"))
+    modules: pl.DataFrame = field(default_factory=lambda: schema.empty("modules"))
+    groups: pl.DataFrame = field(default_factory=lambda: schema.empty("groups"))
+    info: TraceInfo = field(default_factory=TraceInfo)
+    kernels: pl.DataFrame = field(default_factory=lambda: schema.empty("kernels"))
+    memory: pl.DataFrame = field(default_factory=lambda: schema.empty("memory"))
+    numerics: pl.DataFrame = field(default_factory=lambda: schema.empty("numerics"))
+    differing: pl.DataFrame = field(default_factory=lambda: schema.empty("differing"))
+    io: pl.DataFrame = field(default_factory=lambda: schema.empty("io"))
+
+    @cached_property
+    def _coded(self) -> tuple[pl.DataFrame, pl.DataFrame]:
+        """`coded_in_steps` and `coded_outside_steps`."""
+        inside = self.events.select(schema.IN_STEPS).to_series()
+        rows = pl.int_range(self.events.height, dtype=pl.UInt32, eager=True).alias("row")
+        parts: tuple[list[pl.Series], list[pl.Series]] = [rows.filter(inside)], [rows.filter(~inside)]
+        for name in _CODED:  # one by one, as the whole of a column is there twice while it is divided
+            kind = pl.Categorical if schema.EVENTS[name] == pl.String else schema.EVENTS[name]
+            column = self.events.select(pl.col(name).cast(kind)).to_series()
+            parts[0].append(column if inside.all() else column.filter(inside))
+            parts[1].append(column.filter(~inside))
+            del column
+        return pl.DataFrame(parts[0]), pl.DataFrame(parts[1])
+
+    @property
+    def coded_in_steps(self) -> pl.DataFrame:
+        """Narrow rows of `events` in steps, for passes over millions: ``row``, the position there, and `_CODED`.
+
+        Texts are categorical, as there are few different ones: an event takes a fifth of the memory. A pass that
+        changes nothing shares that memory.
+        """
+        return self._coded[0]
+
+    @property
+    def coded_outside_steps(self) -> pl.DataFrame:
+        """Narrow rows of the other `events`."""
+        return self._coded[1]
+
+    def with_columns(self, coded: pl.DataFrame, *names: str) -> pl.DataFrame:
+        """Return coded rows with further columns of `events`."""
+        return coded.hstack(self.events.select(names)[coded["row"]])

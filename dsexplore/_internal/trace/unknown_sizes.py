@@ -1,0 +1,73 @@
+"""Events whose size, or group's size, is unknown: their bytes are null, and sums of them say so."""
+
+from __future__ import annotations
+
+import polars as pl
+
+from dsexplore._internal.units import format_bytes, format_count
+
+IS_UNSIZED = pl.col("message_bytes").is_null() & (pl.col("shape").list.sum() == 0)
+"""Mask of the events with neither bytes nor elements."""
+
+HAS_UNKNOWN_DTYPE = pl.col("message_bytes").is_null() & (pl.col("shape").list.sum() > 0)
+"""Mask of the events with a number of elements, but no dtype."""
+
+HAS_UNKNOWN_RANKS = pl.col("message_bytes").is_not_null() & pl.col("wire_bytes").is_null()
+"""Mask of the events with message bytes, but no number of ranks."""
+
+_WAS_ZERO = (
+    (pl.col("message_bytes") == 0)
+    & ((pl.col("shape").list.len() == 0) | (pl.col("shape").list.sum() > 0))
+    & (pl.col("op") != "barrier")
+    & ~pl.col("op").str.starts_with("switched_off:")
+)
+
+
+def without_placeholders(events: pl.DataFrame, groups: pl.DataFrame) -> pl.DataFrame:
+    """Return events in which unknown bytes are null, of a table that has 0 for them: files before format 8 had.
+
+    Args:
+        events: the table of events.
+        groups: the table of groups; one of unknown size has no ranks and is recorded as of size 1.
+    """
+    unknown = groups.filter((pl.col("ranks").list.len() == 0) & (pl.col("size") == 1))["group"]
+    shared = pl.col("group").is_in(unknown.implode()) & (pl.col("message_bytes") > 0) & (pl.col("wire_bytes") == 0)
+    shared &= pl.col("op") != "recv"
+    message = pl.when(~_WAS_ZERO).then("message_bytes")
+    return events.with_columns(message_bytes=message, wire_bytes=pl.when(~(_WAS_ZERO | shared)).then("wire_bytes"))
+
+
+def known_sum(sizes: pl.Expr) -> pl.Expr:
+    """Return the sum of the known sizes; null if there are sizes and none is known."""
+    return pl.when((sizes.len() == 0) | sizes.is_not_null().any()).then(sizes.sum())
+
+
+def format_sum(nbytes: float, unknown: float) -> str:
+    """Return a sum of sizes as text: ``3 MiB``, ``≥ 3 MiB`` if some are unknown, or ``size unknown``.
+
+    Args:
+        nbytes: the sum of the known ones, in bytes.
+        unknown: how many are not known.
+    """
+    if unknown and not nbytes:
+        return format_bytes(None)
+    return f"{'≥ ' if unknown else ''}{format_bytes(nbytes)}"
+
+
+def what_is_unknown(events: pl.DataFrame, count: int) -> str:
+    """Return a sentence on the unknown wire bytes of some events: ``the size of 3 of its 12 collectives is unknown``.
+
+    Empty if all is known.
+
+    Args:
+        events: those without wire bytes.
+        count: of all events.
+    """
+    sizes = events["message_bytes"].null_count()
+    ranks = events.filter(HAS_UNKNOWN_RANKS).height
+    every = format_count(count, "collective")
+    if sizes and sizes == count:
+        return "the sizes of its collectives are unknown"
+    parts = [f"the size of {sizes:,} of its {every} is unknown"] if sizes else []
+    parts += [f"how many ranks share {ranks:,} of its {every} is unknown"] if ranks else []
+    return " and ".join(parts)

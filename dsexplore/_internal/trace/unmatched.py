@@ -1,0 +1,188 @@
+"""Messages between two recorded ranks whose send and receive do not match.
+
+What one rank sends to another in a group, the other must receive from it, as many times and of the same sizes; and what
+a rank sends to another in an uneven all_to_all is what the other receives. A program where this does not hold hangs or
+writes past a buffer on a real cluster.
+
+Messages of one pair of ranks in one group are compared by size, not by order, as tags may change it. A recv from any
+rank takes any unmatched send to its rank. Excluded are messages of ranks that are not in the trace, and those of object
+collectives, whose sizes a simulated rank cannot know.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import zip_longest
+from typing import Any
+
+import polars as pl
+
+from dsexplore._internal.trace.item_size import item_size
+from dsexplore._internal.trace.tables import Tables
+from dsexplore._internal.units import format_bytes
+
+COLUMNS: dict[str, pl.DataType] = {
+    "op": pl.String(),  # send, or all_to_all
+    "sender": pl.Int32(),
+    "receiver": pl.Int32(),
+    "group": pl.String(),
+    "sent_bytes": pl.Int64(),  # null where nothing is sent
+    "received_bytes": pl.Int64(),  # null where nothing is received
+    "send_source": pl.String(),  # the line that sends; "" for none
+    "recv_source": pl.String(),
+}
+
+Row = dict[str, Any]
+Pair = tuple[int, int, str]
+"""Sender, receiver, and the ranks of their group as text, since processes may name one group differently."""
+
+
+def unmatched(tables: Tables) -> pl.DataFrame:
+    """Return one row per message that is sent but not received, received but not sent, or received with another size.
+
+    Returns:
+        A frame with the columns `COLUMNS`; empty if all messages match.
+    """
+    events = tables.events
+    between = events.filter(pl.col("op").is_in(["send", "recv", "all_to_all"]) & ~pl.col("is_object"))
+    if between.is_empty():
+        return pl.DataFrame(schema=COLUMNS)
+    ranks = set(tables.info.ranks) | set(events["rank"])
+    members = {name: list(held) for name, held in tables.groups.select("group", "ranks").iter_rows()}
+    rows = list(between.iter_rows(named=True))
+    unmatched_rows = [*_messages(rows, ranks, members), *_parts(rows, members)]
+    return pl.DataFrame(unmatched_rows, schema=COLUMNS, orient="row")
+
+
+def notes(tables: Tables, most: int = 3) -> list[str]:
+    """Return unmatched messages as notes of a merged trace: sentences for the first few, and a count of the rest."""
+    table = unmatched(tables)
+    texts = [_text(row) for row in table.head(most).iter_rows(named=True)]
+    more = table.height - len(texts)
+    return texts + ([f"{more:,} more messages do not fit together: see Trace.unmatched()"] if more > 0 else [])
+
+
+def _text(row: Row) -> str:
+    what = "in an all_to_all " if row["op"] == "all_to_all" else ""
+    sender, receiver = f"rank {row['sender']}", f"rank {row['receiver']}"
+    sends, receives = (
+        format_bytes(row[size]) + f" {way} at {row[source]}" if row[size] is not None else ""
+        for size, way, source in (
+            ("sent_bytes", f"to {receiver}", "send_source"),
+            ("received_bytes", f"from {sender}", "recv_source"),
+        )
+    )
+    if not receives:
+        last = _last(row["recv_source"], "its last recv from there is at")
+        return f"{sender} sends {sends}, and {receiver} does not receive them{last}"
+    if not sends:
+        last = _last(row["send_source"], "its last send there is at")
+        return f"{receiver} receives {receives}, and {sender} does not send them{last}"
+    return f"{what}{sender} sends {sends}, which receives {receives.replace(f' from {sender}', '')}"
+
+
+def _last(source: str, words: str) -> str:
+    return f" ({words} {source})" if source else ""
+
+
+def _messages(rows: Iterable[Row], ranks: set[int], members: dict[str, list[int]]) -> Iterator[tuple[Any, ...]]:
+    """Yield a row for each send and receive that do not match."""
+    sends: dict[Pair, list[Row]] = defaultdict(list)
+    receives: dict[Pair, list[Row]] = defaultdict(list)
+    from_any: Counter[tuple[int, str]] = Counter()
+    for row in rows:
+        key = _key(row, members)
+        if row["op"] == "send" and row["peer"] is not None:
+            sends[row["rank"], row["peer"], key].append(row)
+        elif row["op"] == "recv" and row["peer"] is not None:
+            receives[row["peer"], row["rank"], key].append(row)
+        elif row["op"] == "recv":
+            from_any[row["rank"], key] += 1
+    for pair in dict.fromkeys((*sends, *receives)):
+        sender, receiver, key = pair
+        if not {sender, receiver} <= ranks:
+            continue
+        sent, received = sends.get(pair, []), receives.get(pair, [])
+        if any(row["message_bytes"] is None for row in (*sent, *received)):
+            continue  # which of them fit is not known
+        sent_alone, received_alone = _without_fitting(sent, received)
+        matched_by_any = min(from_any[receiver, key], max(len(sent_alone) - len(received_alone), 0))
+        from_any[receiver, key] -= matched_by_any
+        for send, recv in zip_longest(sent_alone[matched_by_any:], received_alone):
+            yield _row("send", sender, receiver, send, recv, sent[-1:], received[-1:])
+
+
+def _without_fitting(sent: Sequence[Row], received: Sequence[Row]) -> tuple[list[Row], list[Row]]:
+    """Return the sends and the receives without a counterpart of the same size."""
+    fitting = Counter(row["message_bytes"] for row in sent) & Counter(row["message_bytes"] for row in received)
+    return _beyond(sent, fitting.copy()), _beyond(received, fitting.copy())
+
+
+def _beyond(rows: Sequence[Row], fitting: Counter[int]) -> list[Row]:
+    unmatched_sizes = []
+    for row in rows:
+        if fitting[row["message_bytes"]] > 0:
+            fitting[row["message_bytes"]] -= 1
+        else:
+            unmatched_sizes.append(row)
+    return unmatched_sizes
+
+
+def _parts(rows: Iterable[Row], members: dict[str, list[int]]) -> Iterator[tuple[Any, ...]]:
+    """Yield a row for each mismatched part of uneven all_to_alls; the k-th calls of two ranks are compared."""
+    of_group: dict[str, dict[int, list[Row]]] = defaultdict(lambda: defaultdict(list))
+    for row in rows:
+        if row["op"] == "all_to_all" and row["group"] in members:
+            of_group[_key(row, members)][row["rank"]].append(row)
+    for calls in of_group.values():
+        for sender, sending in calls.items():
+            for receiver, receiving in calls.items():
+                for sender_call, receiver_call in zip(sending, receiving, strict=False):
+                    if sender_call["send_splits"] is None and receiver_call["recv_splits"] is None:
+                        continue
+                    sent = _part(sender_call, "send_splits", members[sender_call["group"]], receiver)
+                    received = _part(receiver_call, "recv_splits", members[receiver_call["group"]], sender)
+                    if None not in (sent, received) and sent != received:
+                        yield _row(
+                            "all_to_all",
+                            sender,
+                            receiver,
+                            {**sender_call, "message_bytes": sent},
+                            {**receiver_call, "message_bytes": received},
+                        )
+
+
+def _part(row: Row, splits: str, members: Sequence[int], rank: int) -> int | None:
+    """Return the bytes of one rank's part: by the split sizes, or an equal share; None if the size is unknown."""
+    if row["message_bytes"] is None or rank not in members:
+        return None
+    if row[splits] is None:
+        return int(row["message_bytes"]) // int(row["group_size"])
+    width = item_size(row["dtype"])
+    if width is None or len(row[splits]) != len(members):
+        return None
+    return int(row[splits][members.index(rank)]) * width
+
+
+def _key(row: Row, members: dict[str, list[int]]) -> str:
+    return str(members.get(row["group"], row["group"]))
+
+
+def _row(
+    op: str,
+    sender: int,
+    receiver: int,
+    sent: Row | None,
+    received: Row | None,
+    last_sent: Sequence[Row] = (),
+    last_received: Sequence[Row] = (),
+) -> tuple[Any, ...]:
+    """Return a row of `COLUMNS`; a missing source is that of the pair's last message in that direction."""
+    sources = [
+        call["source"] if call else last[0]["source"] if last else ""
+        for call, last in ((sent, last_sent), (received, last_received))
+    ]
+    sizes = [call["message_bytes"] if call else None for call in (sent, received)]
+    group = (sent or received or {}).get("group", "")
+    return (op, sender, receiver, group, *sizes, *sources)

@@ -1,0 +1,45 @@
+"""Tracebacks without frames that do not help the user."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from types import CodeType, TracebackType
+
+from dsexplore._internal.user_code import is_user_file
+
+
+def frames_where(trace: TracebackType | None, is_shown: Callable[[CodeType], bool]) -> TracebackType | None:
+    """Return the traceback restricted to frames for whose code `is_shown` is true; None if there are none."""
+    entries = []
+    while trace is not None:
+        if is_shown(trace.tb_frame.f_code):
+            entries.append(trace)
+        trace = trace.tb_next
+    for entry in reversed(entries):
+        trace = TracebackType(trace, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
+    return trace
+
+
+def is_not_hidden(code: CodeType) -> bool:
+    """Return True if a function does not set ``__tracebackhide__``, by which IPython and pytest hide frames too."""
+    return "__tracebackhide__" not in code.co_varnames
+
+
+def lines_of_the_program(error: BaseException) -> list[str]:
+    """Return the lines that IPython shows for a dsexplore error: the frames of the user's program, and the message.
+
+    A closed world's model raises a hundred frames deep inside torch; none of them helps. If closing the world raised
+    the error again, the original is shown.
+    """
+    from IPython.core.getipython import get_ipython
+
+    first = error.__context__
+    if type(first) is type(error) and str(first) == str(error):
+        return lines_of_the_program(first)
+    trace = frames_where(error.__traceback__, lambda code: is_not_hidden(code) and is_user_file(code.co_filename))
+    shell = get_ipython()
+    if shell is None or trace is None:
+        return "".join(traceback.format_exception_only(error)).splitlines()
+    lines: list[str] = shell.InteractiveTB.structured_traceback(type(error), error, trace, tb_offset=0)
+    return lines

@@ -1,0 +1,68 @@
+"""Views: how each kind of object is rendered, one folder per subject. A view is imported on first use.
+
+To add a view, write a subclass of `views.view.View` that takes the object, and add its line to `VIEWS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+from dsexplore._internal.views.view import View
+
+_ROOT = "dsexplore._internal."
+VIEWS = {
+    # the class that is shown: the view that shows it, both from `dsexplore._internal` on
+    "trace.trace:Trace": "views.trace.trace_view:TraceView",
+    "trace.trace:TraceDiff": "views.trace.diff_view:TraceDiffView",
+    "analysis.findings.finding:Findings": "views.trace.headline_view:FindingsView",
+    "analysis.world_map:WorldMap": "views.world_map.world_map_view:WorldMapView",
+    "analysis.parameter_history:ParameterHistory": (
+        "views.parameter_history.parameter_history_view:ParameterHistoryView"
+    ),
+    "analysis.step_timeline:Timeline": "views.timeline.timeline_view:TimelineView",
+    "analysis.headline:Headline": "views.trace.headline_view:HeadlineView",
+    "analysis.skew:Skew": "views.skew.skew_view:SkewView",
+    "sharding.layout:Sharding": "views.sharding.sharding_view:ShardingView",
+    "sharding.redistribution:Redistribution": ("views.sharding.redistribution_view:RedistributionView"),
+    "aio.sustained_result:SustainedWrites": "views.sweep.sustained_view:SustainedWritesView",
+    "aio.sweeps.result:SweepResult": "views.sweep.sweep_view:SweepView",
+    "aio.checkpoints.checkpoint_result:CheckpointCost": ("views.loading.checkpoint_view:CheckpointCostView"),
+    "aio.offload.offload_cost:OffloadCost": "views.offload.offload_view:OffloadCostView",
+    "aio.data_loaders.feeding_result:FeedingResult": "views.feeding.feeding_view:FeedingView",
+    "aio.checkpoints.loading_result:LoadingResult": "views.loading.loading_view:LoadingView",
+    "analysis.hangs.hang_report:HangReport": "views.hang.hang_view:HangView",
+    "comm.sweeps.sweep_result:CommSweep": "views.comm_sweep.comm_sweep_view:CommSweepView",
+    "cost.collectives.calibrate:Calibration": "views.comm_sweep.comm_sweep_view:CalibrationView",
+    "cost.step.prediction:Prediction": "views.cost.prediction_view:PredictionView",
+    "cost.meshes.mesh_comparison:MeshComparison": "views.cost.mesh_choice_view:MeshComparisonView",
+    "numerics.numerics_report:NumericsReport": "views.numerics.numerics_view:NumericsView",
+    "analysis.numeric_difference:NumericDifference": ("views.numerics.numeric_difference_view:NumericDifferenceView"),
+    "comm.logs.log_summary:CommsSummary": "views.log.log_view:CommsSummaryView",
+}
+
+
+def view_class(kind: type) -> Callable[[Any], View] | None:
+    """Return the view registered in `VIEWS` for a class or for its nearest base class, or None if there is none."""
+    for base in kind.__mro__:
+        home = VIEWS.get(f"{base.__module__}:{base.__qualname__}".removeprefix(_ROOT))
+        if home is not None:
+            module, _, name = home.partition(":")
+            view: Callable[[Any], View] = getattr(import_module(_ROOT + module), name)
+            return view
+    return None
+
+
+def view_of(shown: object) -> View:
+    """Return the view of an object.
+
+    Raises:
+        TypeError: no class of the object is registered in `VIEWS`.
+    """
+    view = view_class(type(shown))
+    if view is not None:
+        return view(shown)
+    raise TypeError(
+        f"no view is registered for {type(shown).__name__}: add its line to dsexplore._internal.views.VIEWS"
+    )

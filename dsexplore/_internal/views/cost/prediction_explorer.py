@@ -1,0 +1,105 @@
+"""The explorer of a prediction: vary hardware, node size, overlap, compilation, kernels or batch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any, get_args
+
+import ipywidgets
+from ipywidgets import BoundedIntText, Checkbox, Dropdown
+
+from dsexplore._internal.cost.cluster import known_clusters
+from dsexplore._internal.cost.kernels.compute import Attention
+from dsexplore._internal.cost.step.prediction import Prediction
+from dsexplore._internal.errors import UsageError
+from dsexplore._internal.units import format_change
+from dsexplore._internal.views.cost import prediction_figures
+from dsexplore._internal.views.page import html
+from dsexplore._internal.views.view import View
+from dsexplore._internal.views.widgets.live import LiveBox
+from dsexplore._internal.views.widgets.part_widgets import PlotWidget
+
+_AS_TRACED = {"as the program asked": None, "eager": False, "compiled": True}
+_FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0)
+_ORDER = ("hardware", "ranks_per_node", "picture", "compiled", "attention", "batch", "sequence", "overlap", "async_tp")
+
+
+def explorer(prediction: Prediction, kinds: Sequence[str], twin: View, below: Callable[[Prediction], str]) -> LiveBox:
+    """Return controls above a figure and the tables; ``explorer.prediction`` is the prediction shown.
+
+    Args:
+        prediction: the prediction shown first.
+        kinds: kinds of figures to choose from.
+        twin: the static view of the prediction.
+        below: returns the HTML of a prediction's tables, which are shown below the figure.
+    """
+    box = LiveBox(twin)
+    conditions = _conditions(prediction)
+    defaults = {name: control.value for name, control in conditions.items()}
+    kind = ipywidgets.Dropdown(options=kinds, description="picture")
+    message, tables = ipywidgets.HTML(), ipywidgets.HTML(layout={"width": "100%"})
+    tables.add_class("dsx-beside-controls")
+    picture = PlotWidget(on_event=lambda _event: None)
+
+    def draw(_: Any = None) -> None:
+        figure = getattr(prediction_figures, kind.value)(box.prediction)
+        picture.show(json.loads(figure.to_json()), f"{kind.value}, predicted")
+
+    def predict(_: Any = None) -> None:
+        chosen = {name: control.value for name, control in conditions.items()}
+        chosen["compiled"] = _AS_TRACED[chosen["compiled"]]
+        if chosen["hardware"] == prediction.cluster.name:
+            chosen["hardware"] = prediction.cluster
+        try:
+            box.prediction = prediction.what_if(**chosen)
+        except UsageError as error:
+            message.value = f'<span class="dsx">{html.escape(error, 400)}</span>'
+            return
+        change = box.prediction.step.expected / prediction.step.expected - 1
+        is_default = all(control.value == defaults[name] for name, control in conditions.items())
+        beside = "as it was traced" if is_default else f"{format_change(change)}, without a new trace"
+        message.value = html.prose(f"{box.prediction.step} per step, {beside}", 0)
+        tables.value = below(box.prediction)
+        draw()
+
+    for control in conditions.values():
+        control.observe(predict, "value")
+    kind.observe(draw, "value")
+    box.controls = {**conditions, "picture": kind}
+    box.message = message
+    box.prediction = prediction
+    controls = ipywidgets.HBox([box.controls[name] for name in _ORDER], layout={"flex_flow": "row wrap"})
+    box.children = [controls, message, picture, tables]
+    predict()
+    return box
+
+
+def _conditions(prediction: Prediction) -> dict[str, Any]:
+    """Return {argument of `Prediction.what_if`: control}, set to the prediction's own values."""
+    cluster, options = prediction.cluster.name, prediction.options
+    narrow = {"width": "auto", "margin": "2px 16px"}
+    asked = next(words for words, value in _AS_TRACED.items() if value == options.compiled)
+    clusters = [cluster, *(name for name in known_clusters() if name != cluster)]
+    return {
+        "hardware": Dropdown(options=clusters, description="hardware"),
+        "ranks_per_node": BoundedIntText(
+            value=options.ranks_per_node or 0,
+            min=0,
+            max=1024,
+            description="ranks/node (0: its own)",
+            style={"description_width": "initial"},
+        ),
+        "overlap": Checkbox(value=options.overlap, description="overlap", indent=False, layout=narrow),
+        "compiled": Dropdown(options=list(_AS_TRACED), value=asked, description="modules"),
+        "async_tp": Checkbox(
+            value=options.async_tp,
+            description="async TP",
+            indent=False,
+            layout=narrow,
+            tooltip="collectives of tensor parallelism in pieces beside their products",
+        ),
+        "attention": Dropdown(options=get_args(Attention), value=options.attention, description="attention"),
+        "batch": Dropdown(options=_FACTORS, value=1.0, description="batch ×"),
+        "sequence": Dropdown(options=_FACTORS, value=1.0, description="sequence ×"),
+    }

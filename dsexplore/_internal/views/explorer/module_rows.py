@@ -1,0 +1,168 @@
+"""The explorer's module tree: its rows, the modules that the selected row stands for, and the columns' numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from dsexplore._internal.placement_text import readable
+from dsexplore._internal.trace.schema import NO_AXIS
+from dsexplore._internal.views.explorer.filters import FilteredEvents
+from dsexplore._internal.views.page import html
+from dsexplore._internal.views.page.theme import axis_number
+from dsexplore._internal.views.trace.byte_sizes import signed
+from dsexplore._internal.views.trace.event_codes import EventCodes
+from dsexplore._internal.views.trace.module_tree import OTHER_AXES, Folding, ModuleTree, ranges
+from dsexplore._internal.views.trace.pivot import Sizes
+from dsexplore._internal.views.trace.time_columns import TimeColumn, measured_columns
+from dsexplore._internal.views.widgets.part_widgets import TreeWidget
+
+
+class FoldedRows:
+    """The rows of a module tree that stand for several identical modules.
+
+    The first of the identical modules, with all rows inside it, stands for the others.
+    """
+
+    def __init__(self, tree: ModuleTree, folding: Folding) -> None:
+        self._tree = tree
+        self._folding = folding
+
+    @cached_property
+    def folds(self) -> list[tuple[int, ...]]:
+        """Rows of identical modules that are shown as one, parents before children."""
+        folding, tree = self._folding, self._tree
+        groups = [folding.roots(), *(folding.children(row) for row in range(len(tree)) if tree.ends[row] > row + 1)]
+        return [fold.rows for group in groups for fold in group if len(fold.rows) > 1]
+
+    @cached_property
+    def _fold_of(self) -> dict[int, tuple[int, ...]]:
+        """{first row of a fold: all its rows}."""
+        return {rows[0]: rows for rows in self.folds}
+
+    def sums(self, columns: Sizes) -> Sizes:
+        """Return the (columns, modules) numbers with each fold's sum in its first row and in the rows inside that."""
+        folded = columns.copy()
+        for rows in reversed(self.folds):
+            length = int(self._tree.ends[rows[0]]) - rows[0]
+            folded[:, rows[0] : rows[0] + length] = sum(folded[:, row : row + length] for row in rows)
+        return folded
+
+    def members(self, row: int) -> list[int]:
+        """Return all rows that a row stands for, including itself."""
+        members, ancestor = [row], row
+        while ancestor >= 0:
+            rows = self._fold_of.get(ancestor, (ancestor,))
+            members = [member - ancestor + other for member in members for other in rows]
+            ancestor = int(self._tree.parents[ancestor])
+        return sorted(members)
+
+    def shown(self, row: int) -> int:
+        """Return the row that stands for this one."""
+        for rows in self.folds:
+            for other in rows[1:]:
+                if other <= row < self._tree.ends[other]:
+                    row = row - other + rows[0]
+        return row
+
+    def label(self, row: int) -> str:
+        """Return a row's name without its parent's; ``[0–2, 4]`` if it is the first of several."""
+        rows = self._fold_of.get(row)
+        return f"[{ranges([int(self._tree.labels[other]) for other in rows])}]" if rows else self._tree.labels[row]
+
+
+_LONGEST_LABEL = 2000
+
+
+class ModuleRows:
+    """One row per module in preorder; when folded, the first of several identical modules stands for all."""
+
+    def __init__(self, codes: EventCodes, widget: TreeWidget, predicted: Sequence[TimeColumn] = ()) -> None:
+        self._codes, self._predicted = codes, predicted
+        self._folded = FoldedRows(codes.tree, codes.folding)
+        self.widget = widget
+
+    def members(self, row: int, folding: bool) -> list[int]:
+        """Return the rows of all modules that a row stands for; none for a negative row."""
+        if row < 0:
+            return []
+        return self._folded.members(row) if folding else [row]
+
+    def title(self, row: int, folding: bool) -> str:
+        """Return the name of a row: ``Net.layers.[0–30].up ×31`` if it stands for several modules."""
+        tree, parts, at = self._codes.tree, [], row
+        while at >= 0:
+            parts.append(self._folded.label(at) if folding else tree.labels[at])
+            at = int(tree.parents[at])
+        many = len(self.members(row, folding))
+        return ".".join(reversed(parts)) + (f" ×{many}" if many > 1 else "")
+
+    def row(self, name: str) -> int | None:
+        """Return the row of a module, given its fully qualified name."""
+        return self._codes.tree.row_of.get(name)
+
+    def shown(self, row: int, folding: bool) -> int:
+        """Return the visible row that stands for this one."""
+        return self._folded.shown(row) if folding else row
+
+    def fill(self, filtered: FilteredEvents) -> None:
+        """Show what the modules sent under a filter, and how long it took; predicted seconds are of the whole step."""
+        tree, sent = self._codes.tree, self._codes.columns(filtered.sums)
+        held = tree.global_bytes, tree.local_bytes
+        took = None if self._codes.seconds is None else self._codes.took(filtered.mask)
+        times = [*([] if took is None else [took]), *(column.seconds for column in self._predicted)]
+        bars = np.zeros(len(tree))  # the browser draws them from the axes' columns
+        columns = np.vstack([sent.count, *times, sent.bytes, bars, sent.axes, sent.phases, sent.own, *held])
+        folded = self._folded.sums if self.widget.folding else np.copy
+        missing = None
+        if filtered.unknown is not None:
+            no = self._codes.columns(filtered.unknown)
+            zeros = np.zeros((1 + len(times), len(tree)))
+            missing = folded(np.vstack([zeros, no.bytes, bars, no.axes, no.phases, no.own, bars, bars]))
+        self.widget.set_values(signed(folded(columns), missing))
+
+
+def rows_of(codes: EventCodes, predicted: Sequence[TimeColumn] = ()) -> dict[str, Any]:
+    """Return the traits of a `TreeWidget` that shows these modules."""
+    tree, folded = codes.tree, FoldedRows(codes.tree, codes.folding)
+    types = sorted(set(tree.types))
+    hidden = np.zeros(len(tree), np.int32)
+    for rows in folded.folds:
+        hidden[list(rows[1:])] = 1
+    index = {name: i for i, name in enumerate(types)}
+    columns = [tree.parents, tree.ends, np.array([index[name] for name in tree.types]), hidden]
+    return {
+        "labels": [html.printable(label)[:_LONGEST_LABEL] for label in tree.labels],
+        "types": [html.printable(name)[:200] for name in types],
+        "folded": {str(rows[0]): [folded.label(rows[0]), list(rows)] for rows in folded.folds},
+        "notes": _placements(codes),
+        "titles": _titles(codes, predicted),
+        "axes": [axis_number(axis) for axis in tree.axes],
+        "structure": np.ascontiguousarray(np.stack(columns, axis=1), np.int32).tobytes() if len(tree) else b"",
+    }
+
+
+def _titles(codes: EventCodes, predicted: Sequence[TimeColumn]) -> list[list[str]]:
+    """Return [title, unit, explanation] of each column, in the order of `ModuleRows.fill`."""
+    axes = [axis if axis in (NO_AXIS, OTHER_AXES) else f"on {axis}" for axis in codes.tree.axes]
+    phases = [str(phase) for phase in codes.facets["phase"].labels]
+    sizes = (*axes, *phases, "self", "all params", "per rank")
+    times = [[column.title, "seconds", column.explanation] for column in (*measured_columns(codes), *predicted)]
+    first = [["count", "count", ""], *times, ["bytes", "bytes", ""], ["share", "bar", ""]]
+    return [*first, *([title, "bytes", ""] for title in sizes)]
+
+
+def _placements(codes: EventCodes) -> dict[str, str]:
+    """Return {row: placements of the module's own parameters}."""
+    placed = codes.tables.parameters.filter(pl.col("placements") != "").group_by("module", maintain_order=True)
+    by_module = placed.agg(pl.col("placements").unique(maintain_order=True))
+    row_of = codes.tree.row_of
+    return {
+        str(row_of[module]): html.plain(readable(" | ".join(kinds)), 60)
+        for module, kinds in by_module.iter_rows()
+        if module in row_of
+    }

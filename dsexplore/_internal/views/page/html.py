@@ -1,0 +1,290 @@
+"""Parts that all static views share: escaping, tables, ids that depend on content, the page around a fragment.
+
+Every fragment is
+
+* complete without JavaScript, kernel or network, and readable as text where a renderer strips the style;
+* safe: names are data, so they are escaped, isolated for writing direction, and shortened if they are very long;
+* equal in every notebook: `.dsx.dsx` outweighs JupyterLab's own rules for tables, code and headings;
+* light or dark like its surroundings, see `theme`;
+* legible without color: each color has a letter too;
+* byte for byte the same for the same content, including ids.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import html
+import re
+from collections.abc import Collection, Iterable, Sequence
+from itertools import chain, repeat
+
+from dsexplore._internal.views.page import theme
+
+LONGEST_NAME = 160
+"""Number of characters of a name that are shown; the middle of a longer one is cut out."""
+
+_AFTER_DOTS = re.compile(r"(?<=[\w*])\.(?!py\b)(?=[^\W\d])|/(?=\w)|(?<=\w)\((?=[^\W\d])")
+_LONG_WORD = re.compile(r"[^\W_]{24,}")
+_LONG_NAME = re.compile(r"\w{32,}")
+_HUMP = re.compile(r"(?<=[a-z])(?=[A-Z])")
+_AFTER_UNDERSCORES = re.compile(r"(?<=\w)_(?=\w)")
+_UNPRINTABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+
+STYLE = """
+.dsx{color:var(--dsx-fg);background:var(--dsx-bg);font:var(--dsx-size)/1.45 var(--dsx-font);max-width:100%;
+text-align:left}
+.dsx p,.dsx.dsx h2{margin:.3em 0;font-size:inherit;overflow-wrap:break-word}
+.dsx.dsx h2{font-weight:600}
+.dsx .dim{color:var(--dsx-dim)}
+.dsx.dsx .verdict{font-weight:600;font-size:calc(var(--dsx-size)*15/13);max-width:1000px;overflow-wrap:anywhere}
+.dsx .verdict .to{font-weight:400}
+.dsx .how>summary{display:inline-block;min-width:1.5em;text-align:center;border:1px solid var(--dsx-dim);
+border-radius:1em}
+.dsx .how>summary::-webkit-details-marker{display:none}
+.dsx .scroll{overflow-x:auto;max-width:100%}
+.dsx .scroll::-webkit-scrollbar{height:9px}
+.dsx .scroll::-webkit-scrollbar-thumb{background:var(--dsx-dim);border-radius:5px;forced-color-adjust:none}
+.dsx.dsx.dsx code,.dsx .mono{font-family:var(--dsx-mono);font-size:var(--dsx-small);background:none;color:inherit;
+padding:0}
+.dsx summary{cursor:pointer}
+.dsx.dsx table{border-collapse:collapse;margin:.2em 0;color:inherit;font-size:var(--dsx-small);width:auto;border:0;
+table-layout:auto}
+.dsx.dsx th,.dsx.dsx td{padding:1px 10px 1px 0;text-align:right;vertical-align:top;border:0;
+background:none;color:inherit;white-space:nowrap}
+.dsx.dsx th{font-weight:600;border-bottom:1px solid var(--dsx-line)}
+.dsx.dsx.dsx .l{text-align:left}
+.dsx.dsx .w{white-space:normal;overflow-wrap:break-word;min-width:8em}
+.dsx.dsx.dsx tbody tr{background:none}
+.dsx.dsx.dsx tr:hover>td{background:var(--dsx-shade)}
+.dsx .key{display:inline-block;min-width:15px;padding:0 3px;text-align:center;font-size:var(--dsx-tiny);
+forced-color-adjust:none}
+.dsx .times,.dsx .tag{border:1px solid var(--dsx-line);border-radius:3px;padding:0 4px;font-size:var(--dsx-tiny)}
+.dsx .tag{border:1px dashed currentColor;padding:0 3px}
+.dsx .bar{display:flex;height:calc(var(--dsx-size)*16/13);min-width:2px}
+.dsx .bar span{overflow:hidden;text-align:center;font-size:var(--dsx-tiny);line-height:calc(var(--dsx-size)*16/13);
+min-width:1px}
+.dsx .scale span{display:inline-flex;vertical-align:-2px;margin:0 6px}
+.dsx .scale span span{width:14px;height:12px;margin:0}
+.dsx.dsx .bars{width:100%}
+.dsx .stacks{container-type:inline-size}
+@container (max-width:520px){.dsx.dsx .stacks :is(table,tbody,tr,td){display:block}
+.dsx.dsx .stacks thead{display:none}
+.dsx.dsx .stacks td{text-align:left;white-space:normal}
+.dsx.dsx .stacks td:first-child{font-weight:600}
+.dsx.dsx .stacks td+td::before{content:attr(data-of) ": ";color:var(--dsx-dim)}}
+.dsx.dsx .bars td.track{width:42%;min-width:160px}
+"""
+
+
+def escape(text: object, longest: int = LONGEST_NAME) -> str:
+    """Return text that is safe inside an element or a quoted attribute; control characters become ``�``.
+
+    Args:
+        text: any name or message.
+        longest: number of characters kept; the middle of a longer text is replaced by ``…``. 0 keeps all.
+    """
+    return html.escape(_shortened(text, longest), quote=True)
+
+
+def _shortened(text: object, longest: int) -> str:
+    """Return printable text of at most ``longest`` characters, see `escape`."""
+    whole = printable(text)
+    if not longest or len(whole) <= longest:
+        return whole
+    head = longest * 2 // 3
+    return f"{whole[:head]}…{whole[len(whole) - (longest - head - 1) :]}"
+
+
+def prose(text: object, longest: int) -> str:
+    """Return an escaped sentence that may break into lines inside its names, for a narrow column. The longest
+    unbreakable piece sets the minimal width of the column.
+
+    Line breaks are allowed after dots, slashes and opening brackets, in very long names also at capitals and after
+    underscores, but not between a module and its number, nor between a number and its percent sign.
+    """
+    broken = _AFTER_DOTS.sub(r"\g<0><wbr>", unparted(escape(text, longest)))
+    humped = _LONG_WORD.sub(lambda word: _HUMP.sub("<wbr>", word[0]), broken)
+    return _LONG_NAME.sub(lambda name: _AFTER_UNDERSCORES.sub("_<wbr>", name[0]), humped)
+
+
+def unparted(text: str) -> str:
+    """Return the sentence with a no-break space before each percent sign, so that no number is parted from it."""
+    return text.replace(" %", "\N{NO-BREAK SPACE}%")
+
+
+def name(text: object, longest: int = LONGEST_NAME) -> str:
+    """Return an escaped name in ``<bdi>``, so that its writing direction does not affect the text next to it."""
+    return f"<bdi>{escape(text, longest)}</bdi>"
+
+
+def verdict(text: str, longest: int = 600, more: str = "") -> str:
+    """Return the sentence that a view concludes with, as its title; ``more``: HTML after it, such as a link."""
+    return f'<p class="verdict">{prose(text, longest)}{more}</p>'
+
+
+def conclusion(what: str, tag: str, sentence: str) -> str:
+    """Return the head of a view: what it is of, how its numbers came about, ``"measured"``, and its verdict."""
+    return f'<p>{prose(what, 300)} <span class="tag">{tag}</span></p>{verdict(sentence)}'
+
+
+def details(title: str, body: str, opened: bool = False) -> str:
+    """Return a section with a title, escaped, and HTML in it."""
+    return f"<details{' open' if opened else ''}><summary>{escape(title)}</summary>{body}</details>"
+
+
+def how(text: str) -> str:
+    """Return how to read a picture, HTML that stands behind a "?" until it is asked for."""
+    return f'<details class="how"><summary title="How to read it">?</summary><p class="dim">{text}</p></details>'
+
+
+def sentences(lines: Iterable[str], longest: int = 300) -> str:
+    """Return a paragraph of each sentence."""
+    return "".join(f"<p>{prose(line, longest)}</p>" for line in lines)
+
+
+RANKS_STYLE = f"""
+.dsx .rank-boxes span{{display:inline-block;min-width:2em;text-align:center;border:1px solid var(--dsx-line);
+margin:0 2px 2px 0;font-size:var(--dsx-small)}}
+.dsx .rank-boxes .bad{{background:{theme.ALARM};color:#fff;font-weight:700;forced-color-adjust:none}}
+"""
+
+
+def rank_boxes(ranks: Sequence[int], marked: Collection[int], most: int = 64) -> str:
+    """Return a box per rank, those marked red and with "!"; needs `RANKS_STYLE`.
+
+    Args:
+        ranks: to draw, of which those marked come first where there are more than ``most``.
+        marked: the ranks that one looks for.
+        most: maximal number of boxes.
+    """
+    shown = ranks if len(ranks) <= most else sorted(sorted(ranks, key=lambda rank: rank not in marked)[:most])
+    boxes = "".join(f'<span class="bad">{rank}!</span>' if rank in marked else f"<span>{rank}</span>" for rank in shown)
+    hidden = len(ranks) - len(shown)
+    return f'<span class="rank-boxes">{boxes}</span>' + (f" and {hidden:,} more" if hidden else "")
+
+
+def axis_key(axis: str, longest: int = LONGEST_NAME) -> str:
+    """Return a mesh axis in its color, with its name beside it where the letters in it are not the whole name."""
+    letters = theme.axis_mark(axis).letter
+    swatch = f'<span class="key a{theme.axis_number(axis)}">{escape(letters)}</span>'
+    return swatch if letters == axis else f"{swatch} {name(axis, longest)}"
+
+
+def parted(text: object, longest: int = LONGEST_NAME) -> str:
+    """Return a `name` that may break into lines where `prose` does and after every underscore."""
+    return f"<bdi>{_AFTER_UNDERSCORES.sub('_<wbr>', prose(text, longest))}</bdi>"
+
+
+def plain(text: object, longest: int = LONGEST_NAME) -> str:
+    """Return a name for ``text/plain``: on one line, without control characters, shortened as in `escape`."""
+    return _shortened(" ".join(str(text).split()), longest)
+
+
+def printable(text: object) -> str:
+    """Return the text with control characters and lone surrogates replaced by ``�``, for a browser or a file."""
+    given = str(text)
+    return given if given.isprintable() else _UNPRINTABLE.sub("�", given)
+
+
+def content_id(*parts: object) -> str:
+    """Return an HTML id that depends on the content alone, so that two runs of a notebook give the same HTML."""
+    digest = hashlib.sha256("\x1f".join(str(part) for part in parts).encode("utf-8", "replace"))
+    return f"dsx-{digest.hexdigest()[:12]}"
+
+
+def with_unique_ids(page: str, ids: Iterable[str]) -> str:
+    """Return the HTML with each id replaced by one derived from the whole HTML, so that no other view shares it.
+
+    A notebook shows many views in one page, and the same sentence, hence the same `content_id`, occurs in several.
+    """
+    renamed = page
+    for old_id in ids:
+        renamed = renamed.replace(old_id, content_id(old_id, page))
+    return renamed
+
+
+def fragment(body: str, style: str = "") -> str:
+    """Return the root element of a view, with the theme, the style of all views and the view's own style."""
+    return f'<div class="dsx"><style>{_squeeze(theme.VARIABLES + STYLE + style)}</style>{body}</div>'
+
+
+def table(
+    head: Iterable[str],
+    rows: Iterable[Iterable[str]],
+    left: Iterable[int] = (0,),
+    wrap: Iterable[int] = (),
+    attributes: Iterable[str] = (),
+    bar: int | None = None,
+    stacks: bool = False,
+) -> str:
+    """Return an HTML table of cells that are HTML already.
+
+    Args:
+        head: column titles, plain text.
+        rows: cells, escaped by the caller.
+        left: columns that are aligned left; the others hold numbers and are aligned right.
+        wrap: left-aligned columns whose text may break into lines.
+        attributes: attributes of each row's tag, such as ``' tabindex="0"'``.
+        bar: column that holds a `stacked_bar` and takes the remaining width.
+        stacks: whether a narrow page shows the cells of a row below one another, each after its column's title.
+    """
+    head = tuple(head)
+    kinds = {**dict.fromkeys(left, ' class="l"'), **dict.fromkeys(wrap, ' class="l w"')}
+    kinds |= {} if bar is None else {bar: ' class="l track"'}
+    titles = "".join(
+        f'<th scope="col"{kinds.get(i, "")}>{escape(title)}</th>' if title else f"<td{kinds.get(i, '')}></td>"
+        for i, title in enumerate(head)
+    )
+    body = "".join(
+        f"<tr{more}>"
+        + "".join(
+            f"<td{kinds.get(i, '')}{f' data-of={chr(34)}{escape(head[i])}{chr(34)}' if stacks else ''}>{cell}</td>"
+            for i, cell in enumerate(row)
+        )
+        + "</tr>"
+        for row, more in zip(rows, chain(attributes, repeat("")), strict=False)
+    )
+    kind = "" if bar is None else ' class="bars"'
+    drawn = f"<table{kind}><thead><tr>{titles}</tr></thead><tbody>{body}</tbody></table>"
+    return f'<div class="scroll{" stacks" if stacks else ""}" tabindex="0">{drawn}</div>'
+
+
+def stacked_bar(parts: Iterable[tuple[str, str, float, str]], top: float) -> str:
+    """Return a bar of several segments; each segment wider than 4 % of the column shows its letter.
+
+    Args:
+        parts: (class, letter, value, attributes of its tag) per segment; segments of value 0 are omitted.
+        top: value of a bar as wide as its column.
+    """
+    segments = "".join(
+        f'<span class="{kind}" style="width:{100 * value / top:.3g}%"{more}>'
+        f"{letter if value / top > 0.04 else ''}</span> "
+        for kind, letter, value, more in parts
+        if value
+    )
+    return f'<div class="bar">{segments}</div>'
+
+
+def page(title: str, body: str, scripts: bool = False) -> str:
+    """Return one self-contained HTML document around a fragment: it fetches nothing, and runs scripts only on request.
+
+    Args:
+        title: title of the window.
+        body: HTML fragment.
+        scripts: whether scripts in the fragment may run.
+    """
+    run = "script-src 'unsafe-inline'; " if scripts else ""
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width,initial-scale=1">'
+        f"<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; {run}"
+        'img-src data:">'
+        f"<title>{escape(title)}</title>"
+        "<style>:root{color-scheme:light dark;--dsx-page:.875rem}body{margin:16px;background:Canvas}"
+        "h1{position:absolute;clip-path:inset(50%);margin:0}</style>"
+        f"</head><body><main><h1>{escape(title)}</h1>{body}</main></body></html>\n"
+    )
+
+
+def _squeeze(css: str) -> str:
+    return re.sub(r"\s*\n\s*", "", css)

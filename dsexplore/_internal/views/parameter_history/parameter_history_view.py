@@ -1,0 +1,131 @@
+"""The view of a `ParameterHistory`: a picture of the parameter's shards, and what is sent for it, in order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import polars as pl
+
+from dsexplore._internal.analysis.parameter_history import ParameterHistory
+from dsexplore._internal.placement_text import readable
+from dsexplore._internal.sharding.layout import Sharding
+from dsexplore._internal.sharding.plan import sharding
+from dsexplore._internal.trace.trace import Trace
+from dsexplore._internal.trace.unknown_sizes import format_sum
+from dsexplore._internal.units import format_bytes, format_count
+from dsexplore._internal.views.page import html
+from dsexplore._internal.views.sharding.sharding_view import ShardingView
+from dsexplore._internal.views.view import View
+
+_NOTE = (
+    "The computation between collectives is not recorded: moments without an op are concluded, used as its module ran, "
+    "freed as it is gathered again, and updated, with costs=True, as kernels of an optimizer ran. "
+    "Bytes are {} of one rank in one step."
+)
+
+
+class ParameterHistoryView(View):
+    """The view of a `ParameterHistory`."""
+
+    title = "A parameter in a step"
+
+    def __init__(self, history: ParameterHistory) -> None:
+        self._history = history
+
+    def text(self) -> str:
+        """Return where the parameter lies, and a line per moment of it in the step."""
+        moments = [f"  {line}" for line in moment_lines(self._history)]
+        return "\n".join(
+            [_where(self._history), f"  {_verdict(self._history)}", *moments, f"  ({_note(self._history)})"]
+        )
+
+    def html(self) -> str:
+        """Return the moments as a table, with the picture of the shards below it."""
+        plan = shards_of(self._history)
+        shards = ShardingView(plan).picture() if plan is not None else ""
+        return html.fragment(history_html(self._history)) + shards
+
+    def explore(self) -> Any:
+        """Return the explorer of its trace with the parameter selected and its history shown; ``.selection`` is what
+        is sent for it."""
+        explorer = Trace(self._history.tables).explore(sizes=self._history.sizes, tab="parameters")
+        explorer.parameter(self._history.name)
+        return explorer
+
+
+def history_html(history: ParameterHistory) -> str:
+    """Return where a parameter lies and a table of its moments, as HTML to embed in a page."""
+    column = f"{history.sizes}_bytes"
+    rows = [
+        (
+            str(number),
+            moment["what"],
+            html.escape(moment["phase"]),
+            html.name(moment["op"] or "–", 40),
+            html.name(moment["axis"] or "–", 40),
+            format_bytes(moment[column]) if moment[column] is not None else "–",
+            html.parted(_why(moment) or "–", 90),
+            html.parted(moment["source"] or "–", 90),
+        )
+        for number, moment in enumerate(history.moments.iter_rows(named=True), 1)
+    ]
+    titles = ("", "what", "phase", "op", "axis", f"{history.sizes} bytes", "why", "source")
+    table = html.table(titles, rows, left=(1, 2, 3, 4), wrap=(6, 7)) if len(history.trace) else ""
+    head = f"<p>{html.prose(_where(history), 400)}</p>{html.verdict(_verdict(history))}"
+    return f'{head}{table}<p class="dim">{html.escape(_note(history), 0)}</p>'
+
+
+def _verdict(history: ParameterHistory) -> str:
+    """Return how much a step sends for the parameter, and with how many others it shares that."""
+    sent = history.moments.filter(pl.col("op").fill_null("") != "")
+    if sent.is_empty():
+        return "Nothing is sent for it."
+    sizes = sent[f"{history.sizes}_bytes"]
+    size = format_sum(int(sizes.sum()), sizes.null_count())
+    words = "on the wire" if history.sizes == "wire" else "in messages"
+    together = int(sent["with_parameters"].max() or 1)  # type: ignore[arg-type]  # of integers
+    shared = f", shared with up to {format_count(together - 1, 'other parameter')}" if together > 1 else ""
+    return f"For it a step sends {size} {words} in {format_count(sent.height, 'collective')}{shared}."
+
+
+def _note(history: ParameterHistory) -> str:
+    return _NOTE.format("those on the wire," if history.sizes == "wire" else "those of the whole message,")
+
+
+def shards_of(history: ParameterHistory) -> Sharding | None:
+    """Return the sharding of the parameter, or None for a plain tensor, which every rank holds whole."""
+    row: dict[str, Any] = history.parameter
+    if not row["mesh"]:
+        return None
+    short_name = history.name.rpartition(".")[2]
+    return sharding({short_name: (tuple(row["global_shape"]), row["placements"])}, mesh=row["mesh"], dtype=row["dtype"])
+
+
+def _where(history: ParameterHistory) -> str:
+    row: dict[str, Any] = history.parameter
+    shape = " × ".join(str(length) for length in row["global_shape"]) or "one number"
+    held = f"{format_bytes(row['local_bytes'])} of {format_bytes(row['global_bytes'])} on each rank"
+    how = f"{readable(row['placements'])} on {row['mesh']}" if row["mesh"] else "a plain tensor, whole on each rank"
+    unit = f"; FSDP gathers it with {history.unit}" if history.unit else ""
+    return html.plain(f"{history.name}: {shape}, {row['dtype']}, {how}: {held}{unit}", 400)
+
+
+def moment_lines(history: ParameterHistory) -> list[str]:
+    """Return a line per moment: ``2. gathered in forward: all_gather over dp, 12 MiB (FSDP pre_forward), a.py:3``."""
+    lines = []
+    for number, moment in enumerate(history.moments.iter_rows(named=True), 1):
+        text = f"{number}. {moment['what']} in {moment['phase']}"
+        if moment["op"]:
+            over = f" over {moment['axis']}" if moment["axis"] else ""
+            why = _why(moment)
+            text += (
+                f": {moment['op']}{over}, {format_bytes(moment[f'{history.sizes}_bytes'])}{f' ({why})' if why else ''}"
+            )
+        lines.append(html.plain(text + (f", {moment['source']}" if moment["source"] else ""), 240))
+    return lines
+
+
+def _why(moment: dict[str, Any]) -> str:
+    together = moment["with_parameters"]
+    others = f"{together:,} parameters together" if together and together > 1 else ""
+    return ", ".join(part for part in (moment["cause"], others) if part)

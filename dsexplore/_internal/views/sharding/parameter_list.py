@@ -1,0 +1,209 @@
+"""Many tensors on a mesh: memory by rank, and a line per kind of parameter with its picture when opened."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+from dsexplore._internal.sharding.layout import Sharding, dtype_name
+from dsexplore._internal.sharding.memory import PARTS, Assumptions, memory_groups
+from dsexplore._internal.sharding.rank_groups import RankGroup
+from dsexplore._internal.sharding.tensor import PlacedTensor
+from dsexplore._internal.units import format_bytes, format_count
+from dsexplore._internal.views.page import html
+from dsexplore._internal.views.page.theme import MEMORY
+from dsexplore._internal.views.sharding.drawn_mesh import DrawnMesh, axis_class
+from dsexplore._internal.views.sharding.rank_grid import axis_table, held_table, rank_grid, shape_text, thumbnail
+from dsexplore._internal.views.sharding.shard_picture import picture_html, swatch
+
+MOST_LINES, MOST_PICTURES, MOST_BLOCKS, MOST_GROUPS = 80, 24, 128, 8
+
+STYLE = (
+    "".join(f".dsx .m{part[0]}{{{mark.css}}}\n" for part, mark in MEMORY.items())
+    + """
+.dsx .list{min-width:748px;border-top:1px solid var(--dsx-line)}
+.dsx .line{display:flex;gap:8px;align-items:baseline;padding:1px 4px}
+.dsx .line:hover{background:var(--dsx-shade)}
+.dsx .line.head{font-weight:600;border-bottom:1px solid var(--dsx-line)}
+.dsx .list summary{list-style:none}
+.dsx .list summary::-webkit-details-marker{display:none}
+.dsx .line .n{flex:1 1 0;min-width:112px;overflow-wrap:anywhere;position:relative;padding-left:16px}
+.dsx .list summary .n::before{content:"▸";position:absolute;left:2px;color:var(--dsx-dim)}
+.dsx .list details[open]>summary .n::before{content:"▾"}
+.dsx .line .n::after{content:var(--no,"");font-weight:600}
+.dsx .line .v{flex:0 0 66px;align-self:center;line-height:0}
+.dsx .line svg{overflow:visible}
+.dsx .line path{fill:var(--lit,color-mix(in srgb,var(--dsx-fg) 34%,var(--dsx-bg)));stroke:var(--edge,var(--dsx-bg));
+stroke-width:.6}
+.dsx .line .q{fill:var(--lit,color-mix(in srgb,var(--dsx-fg) 18%,var(--dsx-bg)))}
+.dsx .line .f{fill:var(--some,color-mix(in srgb,var(--dsx-fg) 34%,var(--dsx-bg)))}
+.dsx .line .s{flex:0 0 112px}
+.dsx .line .p{flex:0 0 150px}
+.dsx .line .p>span{display:inline-block;white-space:nowrap;margin-right:8px}
+.dsx .line .c{flex:0 0 70px;text-align:right;font-variant-numeric:tabular-nums}
+.dsx .line b{display:block;font-weight:400;white-space:nowrap}
+.dsx .list .open{padding:2px 4px 10px 18px}
+"""
+)
+
+
+@dataclass(frozen=True)
+class ParameterKind:
+    """Parameters whose names differ only in a number: ``layers.*.weight``."""
+
+    name: str
+    tensors: tuple[PlacedTensor, ...]
+
+    @property
+    def first(self) -> PlacedTensor:
+        """Tensor that is drawn for all."""
+        return self.tensors[0]
+
+
+def fold_names(tensors: tuple[PlacedTensor, ...]) -> list[ParameterKind]:
+    """Group tensors of equal shape, dtype and placement whose names differ only in numbers, in order."""
+    groups: dict[tuple[object, ...], list[PlacedTensor]] = {}
+    for tensor in tensors:
+        pattern = re.sub(r"(?<![^.])\d+(?![^.])", "*", tensor.name)
+        key = (
+            pattern,
+            tensor.shape,
+            tensor.dtype,
+            tensor.placements,
+            tensor.axes,
+            tensor.requires_grad,
+            bool(tensor.also),
+        )
+        groups.setdefault(key, []).append(tensor)
+    return [ParameterKind(_name(tuple(members), str(key[0])), tuple(members)) for key, members in groups.items()]
+
+
+def _name(tensors: tuple[PlacedTensor, ...], pattern: str) -> str:
+    """Return one name for grouped tensors, with ``*`` where their names differ: ``encoder.0.layers.*.weight``."""
+    if len(tensors) == 1:
+        return tensors[0].name
+    parts = zip(pattern.split("."), *(tensor.name.split(".") for tensor in tensors), strict=True)
+    return ".".join(part if len(set(parts_there)) > 1 else parts_there[0] for part, *parts_there in parts)
+
+
+def model_html(drawn_mesh: DrawnMesh) -> str:
+    """Return memory by rank, the grid of ranks, and the parameters."""
+    shown = drawn_mesh.shown
+    if not shown.tensors:
+        return '<p class="dim">No parameters.</p>'
+    return _memory_html(shown) + rank_grid(drawn_mesh, shown.tensors) + _list_html(drawn_mesh)
+
+
+def verdict(shown: Sharding) -> str:
+    """Return how much memory the rank needs that needs most: as many bytes as each other where all are equal."""
+    if not shown.tensors:
+        return ""
+    worst, *others = memory_groups(shown.mesh, shown.tensors, Assumptions())
+    whole = format_bytes(sum(tensor.nbytes for tensor in shown.tensors))
+    who = f"Rank {shown.mesh.rank(worst.first)} holds most" if others else "Each rank holds"
+    return (
+        f"{who}{':' if others else ''} {format_bytes(worst.value[0])} of {whole} of parameters; "
+        f"it needs {format_bytes(sum(worst.value))} with gradients and AdamW."
+    )
+
+
+def text_lines(shown: Sharding) -> list[str]:
+    """Return lines on the rank that needs most memory and the kinds of parameters that hold most."""
+    if not shown.tensors:
+        return ["  no parameters"]
+    worst = memory_groups(shown.mesh, shown.tensors, Assumptions())[0]
+    kinds = sorted(fold_names(shown.tensors), key=lambda kind: -kind.first.nbytes * len(kind.tensors))
+    lines = [
+        f"  rank {shown.mesh.rank(worst.first)} needs most: {format_bytes(worst.value[0])} of parameters, "
+        f"{format_bytes(sum(worst.value))} with gradients and AdamW"
+    ]
+    for kind in kinds[:8]:
+        times = f" ×{len(kind.tensors)}" if len(kind.tensors) > 1 else ""
+        placements = ", ".join(map(str, kind.first.placements)) or "plain"
+        lines.append(f"  {html.plain(kind.name, 48)}{times}  {shape_text(kind.first.shape)}  {placements}")
+    return lines + ([f"  … and {len(kinds) - 8} more kinds"] if len(kinds) > 8 else [])
+
+
+def _memory_html(shown: Sharding) -> str:
+    assumed = Assumptions()
+    groups = memory_groups(shown.mesh, shown.tensors, assumed)
+    top = max(sum(groups[0].value), 1)
+    rows = [_memory_row(group, top) for group in groups[:MOST_GROUPS]]
+    key = " ".join(f'<span class="key m{part[0]}">{MEMORY[part].letter}</span> {part}' for part in PARTS)
+    more = f"{len(groups) - len(rows):,} more groups of ranks: see memory(). " if len(groups) > len(rows) else ""
+    table = html.table(("ranks", "how many", "", *PARTS, "total"), rows, left=(), wrap=(0,), bar=2)
+    note = f'<p class="dim">{more}{html.escape(str(assumed), 0)}</p>'
+    return f'<h2>Memory by rank</h2><p class="dim">{key}</p>{table}{note}'
+
+
+def _memory_row(group: RankGroup, top: int) -> list[str]:
+    parts = zip(PARTS, group.value, strict=True)
+    marked = (
+        (f"m{part[0]}", MEMORY[part].letter, size, f' title="{part}: {format_bytes(size)}"') for part, size in parts
+    )
+    sizes = [format_bytes(size) for size in (*group.value, sum(group.value))]
+    return [html.escape(group.ranks), f"{group.count:,}", html.stacked_bar(marked, top), *sizes]
+
+
+def _list_html(drawn_mesh: DrawnMesh) -> str:
+    kinds = fold_names(drawn_mesh.shown.tensors)
+    blocks = max(6, MOST_BLOCKS // min(len(kinds), MOST_PICTURES))
+    largest = sorted(kinds, key=lambda kind: -kind.first.nbytes * len(kind.tensors))[:MOST_PICTURES]
+    drawn = {id(kind) for kind in largest}
+    lines = [_line_html(drawn_mesh, kind, blocks, id(kind) in drawn) for kind in kinds[:MOST_LINES]]
+    more = len(kinds) - len(lines)
+    return (
+        "<h2>Tensors</h2>"
+        '<div class="scroll" tabindex="0" role="region" aria-label="tensors"><div class="list">'
+        '<div class="line head"><span class="n">name</span> <span class="v">shards</span> <span class="s">shape</span> '
+        '<span class="p">placements</span> <span class="s">on a rank</span> <span class="c">bytes</span> '
+        f'<span class="c">worst</span></div>{"".join(lines)}</div></div>'
+        + (f'<p class="dim">{more:,} more kinds of tensors: summary() has all.</p>' if more else "")
+    )
+
+
+def _line_html(drawn_mesh: DrawnMesh, kind: ParameterKind, blocks: int, drawn: bool) -> str:
+    tensor, shown = kind.first, drawn_mesh.shown
+    line = _cells(drawn_mesh, kind, drawn)
+    empty = "".join(f" e{index}" for index in drawn_mesh.sample.empty(tensor))
+    if not drawn:
+        return f'<div class="line{empty}">{line}</div>'
+    also = (
+        f'<p class="dim">The same tensor as {html.name(", ".join(tensor.also), 300)}; counted once.</p>'
+        if tensor.also
+        else ""
+    )
+    inside = (
+        axis_table(tensor, drawn_mesh)
+        + picture_html(tensor, drawn_mesh, blocks, with_zoom=False)
+        + held_table(shown, tensor)
+    )
+    return f'<details><summary class="line{empty}">{line}</summary><div class="open">{also}{inside}</div></details>'
+
+
+def _cells(drawn_mesh: DrawnMesh, kind: ParameterKind, drawn: bool) -> str:
+    tensor, shown = kind.first, drawn_mesh.shown
+    groups = shown.shapes(tensor)
+    sizes = [math.prod(group.value) * tensor.dtype.itemsize for group in groups]
+    worst = groups[sizes.index(max(sizes))]
+    times = f' <span class="times">×{len(kind.tensors)}</span>' if len(kind.tensors) > 1 else ""
+    frozen = "" if tensor.requires_grad else ' <span class="times">frozen</span>'
+    placed = "".join(
+        f"<span>{swatch(placement, axis_class(axis.name))} {html.name(axis.name, 24)}</span> "
+        for axis, placement in zip(tensor.axes, tensor.placements, strict=True)
+    )
+    nothing = drawn_mesh.without(tensor)
+    empty = f"<b>∅ {format_count(nothing.count, 'rank')}</b>" if nothing is not None else ""
+    uneven = f'<b class="dim">to {html.escape(shape_text(groups[-1].value))}</b>' if len(groups) > 1 else ""
+    rank = f"rank {shown.mesh.rank(worst.first)}" if len(set(sizes)) > 1 else "all equal"
+    least = f'<b class="dim">to {format_bytes(min(sizes))}</b>' if len(set(sizes)) > 1 else ""
+    return (
+        f'<span class="n">{html.parted(kind.name)}{times}{frozen}</span> '
+        f'<span class="v">{thumbnail(tensor, drawn_mesh) if drawn else ""}</span> '
+        f'<span class="s"><b>{html.escape(shape_text(tensor.shape))}</b> '
+        f'<b class="dim">{dtype_name(tensor.dtype)}</b></span> '
+        f'<span class="p">{placed or swatch(None)}</span> '
+        f'<span class="s"><b>{html.escape(shape_text(worst.value))}</b> {uneven} {empty}</span> '
+        f'<span class="c"><b>{format_bytes(max(sizes))}</b> {least}</span> <span class="c">{rank}</span>'
+    )

@@ -1,0 +1,126 @@
+"""The view of a `Redistribution`: a tensor before and after, and what is sent in between."""
+
+from __future__ import annotations
+
+from dsexplore._internal.sharding.layout import Sharding, dtype_name
+from dsexplore._internal.sharding.redistribution import Redistribution, Step
+from dsexplore._internal.sharding.tensor import PlacedTensor
+from dsexplore._internal.units import format_bytes, format_count
+from dsexplore._internal.views.page import html
+from dsexplore._internal.views.sharding import rank_grid, shard_picture
+from dsexplore._internal.views.sharding.drawn_mesh import DrawnMesh, axis_class
+from dsexplore._internal.views.sharding.rank_grid import meanings
+from dsexplore._internal.views.view import View
+
+_BLOCKS = 64
+_NOTE = (
+    "The steps are those of torch's planner. Bytes are those of rank 0 of the mesh, which sends most; a message is the "
+    "whole buffer of the collective, padded where shards are uneven."
+)
+
+STYLE = """
+.dsx .way{display:flex;flex-wrap:wrap;gap:4px 28px;align-items:flex-start}
+.dsx .way>div{max-width:min(100%,560px);min-width:0}
+.dsx .way p{max-width:380px}
+"""
+
+
+class RedistributionView(View):
+    """The view of a `Redistribution`."""
+
+    title = "Redistribute"
+
+    def __init__(self, redistribution: Redistribution) -> None:
+        self._shown = redistribution
+
+    def text(self) -> str:
+        """Return the cost of the redistribution, and a line per step."""
+        return "\n".join(
+            [
+                f"Redistribute: {_what(self._shown)}: {_needs(self._shown)}",
+                *(f"  {_line(step)}" for step in self._shown.steps),
+            ]
+        )
+
+    def html(self) -> str:
+        """Return the ranks, the tensor before, the steps, and the tensor after.
+
+        Choosing a rank highlights its shards in both tensors.
+        """
+        shown = self._shown
+        both = Sharding(shown.name, shown.mesh, [shown.before, shown.after])
+        drawn_mesh, needs = DrawnMesh(both), _needs(shown)
+        body = (
+            f"<p><b>Redistribute</b> {html.escape(_what(shown), 0)}</p>"
+            + html.verdict(f"{needs[0].upper()}{needs[1:]}.")
+            + rank_grid.rank_grid(drawn_mesh, both.tensors)
+            + f'<div class="way">{_part("before", shown.before, drawn_mesh)}{_steps(shown, drawn_mesh)}'
+            + f'{_part("after", shown.after, drawn_mesh)}</div><p class="dim">{html.escape(_NOTE, 0)}</p>'
+        )
+        style = shard_picture.STYLE + rank_grid.STYLE + STYLE + rank_grid.lit_style(drawn_mesh, both.tensors)
+        return html.fragment(body, style)
+
+
+def _what(shown: Redistribution) -> str:
+    tensor = shown.before
+    placed = [", ".join(map(str, placed_tensor.placements)) for placed_tensor in (tensor, shown.after)]
+    mesh = ", ".join(f"{axis.name}={axis.size}" for axis in tensor.axes)
+    return (
+        f"{html.plain(shown.name)} {tensor.shape} {dtype_name(tensor.dtype)} from {placed[0]} to {placed[1]} on {mesh}"
+    )
+
+
+def _needs(shown: Redistribution) -> str:
+    sent = [step for step in shown.steps if step.op]
+    if sent:
+        return f"{_counted(sent)}, {format_bytes(sum(step.wire_bytes for step in sent))} on the wire per rank"
+    return "nothing is sent" + (", each rank cuts what it has" if shown.steps else ": both are the same")
+
+
+def _counted(steps: list[Step]) -> str:
+    """Return the number of each collective: ``"1 all_gather and 2 all_reduces"``."""
+    counts: dict[str, int] = {}
+    for step in steps:
+        counts[step.op] = counts.get(step.op, 0) + 1
+    return " and ".join(format_count(count, op) for op, count in counts.items())
+
+
+def _line(step: Step) -> str:
+    change = f"{html.plain(step.axis, 30)}: {step.before}→{step.after}"
+    if not step.op:
+        return f"{change}, each of {step.ranks:,} ranks cuts what it has, nothing is sent"
+    sizes = f"{format_bytes(step.message_bytes)} message, {format_bytes(step.wire_bytes)} on the wire"
+    return f"{change} by {step.op} of {step.ranks:,} ranks, {sizes}"
+
+
+def _part(title: str, tensor: PlacedTensor, drawn_mesh: DrawnMesh) -> str:
+    swatches = [
+        shard_picture.swatch(placement, axis_class(axis.name))
+        for axis, placement in zip(tensor.axes, tensor.placements, strict=True)
+    ]
+    said = "; ".join(
+        f"{swatch} {html.name(axis.name, 30)}: {html.escape(meaning)}"
+        for swatch, axis, meaning in zip(swatches, tensor.axes, meanings(tensor), strict=True)
+    )
+    picture = shard_picture.picture_html(tensor, drawn_mesh, _BLOCKS, with_zoom=False)
+    return f"<div><p><b>{title}</b></p><p>{said}</p>{picture}</div>"
+
+
+def _steps(shown: Redistribution, drawn_mesh: DrawnMesh) -> str:
+    """Return the steps as a table."""
+    if not shown.steps:
+        return ""
+    rows = [
+        (
+            str(number),
+            f'<span class="axis {axis_class(step.axis)}">{html.name(step.axis, 30)}</span>',
+            f"{step.ranks:,}",
+            f"<code>{step.before}</code> → <code>{step.after}</code>",
+            html.name(step.op) if step.op else "each rank cuts what it has",
+            format_bytes(step.message_bytes) if step.op else "–",
+            format_bytes(step.wire_bytes) if step.op else "–",
+        )
+        for number, step in enumerate(shown.steps, 1)
+    ]
+    head = ("step", "axis", "ranks", "change", "collective", "message bytes", "wire bytes")
+    return f"<div><p><b>→ in order</b></p>{html.table(head, rows, left=(1, 3, 4))}</div>"

@@ -1,0 +1,173 @@
+"""The static view of a `Sharding`: pictures of its tensors, what each axis does, and which ranks hold how much."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from dsexplore._internal.sharding.layout import Sharding, dtype_name, index_text
+from dsexplore._internal.sharding.tensor import PlacedTensor
+from dsexplore._internal.units import format_bytes, format_count
+from dsexplore._internal.views.page import html
+from dsexplore._internal.views.sharding import parameter_list
+from dsexplore._internal.views.sharding.drawn_mesh import DrawnMesh
+from dsexplore._internal.views.sharding.rank_grid import STYLE as rank_grid_style
+from dsexplore._internal.views.sharding.rank_grid import (
+    axis_table,
+    held_table,
+    lit_style,
+    meanings,
+    rank_grid,
+    rank_table,
+    shape_text,
+)
+from dsexplore._internal.views.sharding.shard_picture import STYLE, picture_html
+from dsexplore._internal.views.view import View
+
+
+class ShardingView(View):
+    """The view of a `Sharding`.
+
+    Args:
+        sharding: the sharding to show.
+    """
+
+    title = "Sharding"
+
+    def __init__(self, sharding: Sharding) -> None:
+        self._sharding = sharding
+
+    def text(self) -> str:
+        """Return the tensor and what each axis does to it; for a model, its largest tensors and neediest rank."""
+        shown = self._sharding
+        if len(shown) == 1:
+            (tensor,) = shown.tensors
+            head = f"Sharding: {_headline(shown, tensor)}"
+            return "\n".join([head, *_axis_lines(tensor), *_held_lines(shown, tensor)])
+        return "\n".join([f"Sharding: {_model_headline(shown)}", *parameter_list.text_lines(shown)])
+
+    def html(self) -> str:
+        """Return what a rank holds, in a sentence, then pictures, tables and bars, as HTML."""
+        shown = self._sharding
+        return self.picture(_verdict(shown, *shown.tensors) if len(shown) == 1 else parameter_list.verdict(shown))
+
+    def picture(self, verdict: str = "") -> str:
+        """Return the same as HTML with another conclusion, or none in a view that has its own."""
+        shown = self._sharding
+        said = html.verdict(verdict) if verdict else ""
+        drawn_mesh = DrawnMesh(shown)
+        lit = lit_style(drawn_mesh, shown.tensors)
+        notes = "".join(f'<p class="dim">{html.escape(note, 600)}</p>' for note in shown.notes)
+        if len(shown) == 1:
+            (tensor,) = shown.tensors
+            head = f"<p><b>Sharding</b> {html.escape(_headline(shown, tensor), 0)}</p>{said}"
+            body = (
+                axis_table(tensor, drawn_mesh) + rank_grid(drawn_mesh, shown.tensors) + picture_html(tensor, drawn_mesh)
+            )
+            style = STYLE + rank_grid_style + lit
+            return html.fragment(head + notes + body + held_table(shown, tensor) + rank_table(shown, tensor), style)
+        head = f"<p><b>Sharding</b> {html.escape(_model_headline(shown), 0)}</p>{said}"
+        style = STYLE + rank_grid_style + parameter_list.STYLE + lit
+        return html.fragment(head + notes + parameter_list.model_html(drawn_mesh), style)
+
+    def figure(
+        self,
+        kind: str | None = None,
+        tensor: str | None = None,
+        optimizer: str | int = "AdamW",
+        state_dtype: torch.dtype | None = None,
+        gradient_dtype: torch.dtype | None = None,
+    ) -> Any:
+        """Return a figure of bytes by rank, or of the shards of one tensor.
+
+        Args:
+            kind: ``"memory"``, bytes by rank, or ``"shards"``, the picture of one tensor. The default is memory for
+                several tensors, shards for one.
+            tensor: name of the tensor for ``"shards"``, if there are several.
+            optimizer: for ``"memory"``, as in `Sharding.memory`; so are the dtypes.
+            state_dtype: dtype of the optimizer's states.
+            gradient_dtype: dtype of the gradients.
+
+        Raises:
+            UsageError: no such kind, tensor or optimizer.
+        """
+        from dsexplore._internal.views.sharding.sharding_figures import sharding_figure  # plotly
+
+        return sharding_figure(self._sharding, kind, tensor, optimizer, state_dtype, gradient_dtype)
+
+    def explore(self) -> Any:
+        """Return a choice of tensor and rank; the rank's shards and those around them are magnified.
+
+        Works on 16,384 ranks too.
+        """
+        from dsexplore._internal.views.sharding.sharding_explorer import (
+            explorer,  # ipywidgets are loaded when asked for
+        )
+
+        return explorer(self._sharding, self)
+
+
+def _verdict(shown: Sharding, tensor: PlacedTensor) -> str:
+    """Return how much of the tensor a rank holds: ``Each rank holds 2 × 8, 64 B of 256 B.``"""
+    groups = shown.shapes(tensor)
+    nothing = sum(group.count for group in groups if not math.prod(group.value))
+    shapes = sorted((math.prod(group.value), group.value) for group in groups if math.prod(group.value))
+    if not shapes:
+        return ""
+    (least, smallest), (most, largest) = shapes[0], shapes[-1]
+    size, whole = tensor.dtype.itemsize, f" of {format_bytes(tensor.nbytes)}"
+    part = " (a partial value)" if any(placement.kind == "partial" for placement in tensor.placements) else ""
+    if len(shapes) == 1 and most == tensor.numel:
+        held = f"all of it, {format_bytes(most * size)}{part}"
+    elif len(shapes) == 1:
+        held = f"{shape_text(largest)}, {format_bytes(most * size)}{whole}{part}"
+    else:
+        sizes = (
+            format_bytes(most * size)
+            if least == most
+            else f"{format_bytes(least * size)} to {format_bytes(most * size)}"
+        )
+        held = f"{shape_text(smallest)} to {shape_text(largest)}, {sizes}{whole}{part}"
+    if nothing:
+        return f"{format_count(nothing, 'rank')} of {shown.mesh.size:,} hold nothing; each other holds {held}."
+    return f"Each rank holds {held}."
+
+
+def _headline(shown: Sharding, tensor: PlacedTensor) -> str:
+    return (
+        f"{html.plain(tensor.name)} {tensor.shape} {dtype_name(tensor.dtype)}, {format_bytes(tensor.nbytes)}, "
+        f"on {_mesh_text(shown)}"
+    )
+
+
+def _model_headline(shown: Sharding) -> str:
+    size = sum(tensor.nbytes for tensor in shown.tensors)
+    elements = sum(tensor.numel for tensor in shown.tensors)
+    return (
+        f"{html.plain(shown.title)}: {len(shown):,} tensors, {elements:,} elements, {format_bytes(size)}, "
+        f"on {_mesh_text(shown)}"
+    )
+
+
+def _mesh_text(shown: Sharding) -> str:
+    count = shown.mesh.size
+    return f"{html.plain(shown.mesh)} ({format_count(count, 'rank')})"
+
+
+def _axis_lines(tensor: PlacedTensor) -> list[str]:
+    return [
+        f"  {html.plain(axis.name, 24):<8} {placement!s:<9} {meaning}"
+        for axis, placement, meaning in zip(tensor.axes, tensor.placements, meanings(tensor), strict=True)
+    ]
+
+
+def _held_lines(shown: Sharding, tensor: PlacedTensor) -> list[str]:
+    lines = []
+    for group in shown.shapes(tensor)[:6]:
+        size = format_bytes(math.prod(group.value) * tensor.dtype.itemsize)
+        index = index_text(tensor.ranges(group.first))
+        example = f"; rank {shown.mesh.rank(group.first)} has {index}" if math.prod(group.value) else ""
+        lines.append(f"  {format_count(group.count, 'rank')} hold {group.value}, {size} each{example}")
+    return lines

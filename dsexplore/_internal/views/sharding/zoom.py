@@ -1,0 +1,194 @@
+"""Magnified view of some shards of a picture with too many shards to draw one by one."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dsexplore._internal.sharding.chunks import Cut, Range, held_ranges
+from dsexplore._internal.sharding.tensor import PlacedTensor
+from dsexplore._internal.views.sharding.shard_blocks import Panel, Picture, ShardBlock, Stretch, block_of
+
+WIDTH, HEIGHT, THINNEST = 520, 240, 36
+"""Maximal width and height of a picture, and minimal length of a side, in pixels."""
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """Size of a picture in pixels, and the shape of what it shows."""
+
+    width: float
+    height: float
+    rows: int
+    columns: int
+
+    @property
+    def stretched(self) -> float:
+        """Factor by which the thin side is drawn too thick."""
+        ratio = (self.width / self.columns) / (self.height / self.rows)
+        return max(ratio, 1 / ratio)
+
+
+def frame_of(rows: int, columns: int, down: int = 1, across: int = 1) -> Frame:
+    """Return a frame with true proportions in the available space; a side too thin for its labels is stretched.
+
+    Args:
+        rows: number of indices in vertical direction.
+        columns: number of indices in horizontal direction.
+        down: number of stretches in vertical direction.
+        across: number of stretches in horizontal direction.
+    """
+    scale = min(WIDTH / columns, HEIGHT / rows)
+    width = 2 * THINNEST if across == 1 else min(across, 16) * THINNEST
+    height = max(THINNEST, min(down, 16) * 15)
+    return Frame(max(columns * scale, width), max(rows * scale, height), rows, columns)
+
+
+def picture_frame(tensor: PlacedTensor, drawn: Picture) -> Frame:
+    """Return the frame of a tensor's picture: a matrix, a strip for one dim, a square for none."""
+    rows = tensor.shape[drawn.rows] if drawn.rows is not None else 1
+    columns = tensor.shape[drawn.columns] if drawn.columns is not None else 1
+    if drawn.rows is None:
+        return Frame(WIDTH if tensor.shape else 44, 36, rows, columns)
+    down, across = (len({side(block) for block in drawn.panels[0].blocks}) for side in (rows_of, columns_of))
+    return frame_of(rows, columns, down, across)
+
+
+def rows_of(block: ShardBlock) -> tuple[Range, ...]:
+    return block.rows
+
+
+def columns_of(block: ShardBlock) -> tuple[Range, ...]:
+    return block.columns
+
+
+def orders(panel: Panel) -> tuple[dict[int, int], dict[int, int]]:
+    """Return {index at which a stretch begins: number of stretches before it}, for rows and for columns."""
+    down = sorted({start for block in panel.blocks for start, _ in block.rows})
+    across = sorted({start for block in panel.blocks for start, _ in block.columns})
+    return {start: i for i, start in enumerate(down)}, {start: i for i, start in enumerate(across)}
+
+
+SHARDS = 5
+"""Number of shards of a dim that a zoom shows."""
+_MOST_SHARDS = 65_536
+"""Maximal number of shards of a dim that are searched for a rank's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Zoom:
+    """A window of a picture, and the picture of its content."""
+
+    rows: Range
+    columns: Range
+    picture: Picture
+    whose: str = "the first shards"
+
+
+def zoom(
+    tensor: PlacedTensor, drawn: Picture, at: Sequence[int] | None = None, shards: str = "the first shards"
+) -> Zoom | None:
+    """Return a window on some shards of the folded dims; None if no dim is folded, or shards are not contiguous.
+
+    Args:
+        tensor: the tensor that is drawn.
+        drawn: picture of the whole tensor.
+        at: mesh coordinates of the rank whose shards the window shows; None for the first shards.
+        whose: name of the shards in words.
+    """
+    down, across = (
+        _shards(tensor, dim, stretches, at)
+        for dim, stretches in ((drawn.rows, drawn.down), (drawn.columns, drawn.across))
+    )
+    if down is None and across is None:
+        return None
+    rows, columns = _extent(down), _extent(across)
+    if rows is None:
+        rows = _other_range(columns, HEIGHT / WIDTH, drawn.rows, tensor, at)
+    if columns is None:
+        columns = _other_range(rows, WIDTH / HEIGHT, drawn.columns, tensor, at)
+    kept = (
+        [_clipped(part, rows) for part in (down or drawn.down)],
+        [_clipped(part, columns) for part in (across or drawn.across)],
+    )
+    shown_rows, shown_columns = ([part for part in parts if part.ranges] for parts in kept)
+    places = drawn.panels[0].places
+    others = [Stretch((), places)] if places else []
+    blocks = tuple(block_of(row, column, others) for row in shown_rows for column in shown_columns)
+    panel = Panel(drawn.panels[0].fixed, blocks, places)
+    return Zoom(
+        rows, columns, Picture(drawn.rows, drawn.columns, (panel,), 0, tuple(shown_rows), tuple(shown_columns)), shards
+    )
+
+
+def _shards(
+    tensor: PlacedTensor, dim: int | None, stretches: Sequence[Stretch], at: Sequence[int] | None
+) -> list[Stretch] | None:
+    """Return consecutive shards: those around a rank's, else the first ones of the dim's first folded stretch.
+
+    None if no stretch of the dim is folded, or if none of the shards that were looked through is the rank's.
+    """
+    if at is None or dim is None or not any(stretch.folded > 1 for stretch in stretches):
+        return _first_shards(tensor, dim, stretches)
+    numbers = [i for i, placement in enumerate(tensor.placements) if placement.cuts and placement.dim == dim]
+    cuts = [Cut(tensor.axes[i].size, tensor.placements[i].pieces) for i in numbers]
+    every = itertools.islice(itertools.product(*(range(cut.parts) for cut in cuts)), _MOST_SHARDS)
+    held = ((tuple(held_ranges(tensor.shape[dim], cuts, places)), places) for places in every)
+    coordinates = [int(tensor.axes[number](at)) for number in numbers]
+    in_order = sorted((ranges, places) for ranges, places in held if len(ranges) == 1)
+    mine = [i for i, (_, places) in enumerate(in_order) if list(places) == coordinates]
+    if not mine:
+        return None
+    first = min(max(mine[0] - SHARDS // 2, 0), max(len(in_order) - SHARDS, 0))
+    shards = [
+        Stretch(ranges, tuple((number, (here, here + 1)) for number, here in zip(numbers, places, strict=True)))
+        for ranges, places in in_order[first : first + SHARDS]
+    ]
+    return shards if len(shards) > 1 else None
+
+
+def _first_shards(tensor: PlacedTensor, dim: int | None, stretches: Sequence[Stretch]) -> list[Stretch] | None:
+    """Return consecutive shards from the start of a dim's first folded stretch, or None if there is none."""
+    folded = next((stretch for stretch in stretches if stretch.folded > 1), None)
+    if dim is None or folded is None:
+        return None
+    numbers = [i for i, placement in enumerate(tensor.placements) if placement.cuts and placement.dim == dim]
+    cuts = [Cut(tensor.axes[i].size, tensor.placements[i].pieces) for i in numbers]
+    folded_range = dict(folded.places)
+    indices = [range(*folded_range.get(i, (0, cut.parts))) for i, cut in zip(numbers, cuts, strict=True)]
+    shards: list[Stretch] = []
+    end = folded.ranges[0][0]
+    for at in itertools.islice(itertools.product(*indices), 8 * SHARDS):
+        ranges = held_ranges(tensor.shape[dim], cuts, at)
+        if len(ranges) != 1 or ranges[0][0] != end:
+            continue
+        places = tuple((number, (here, here + 1)) for number, here in zip(numbers, at, strict=True))
+        shards.append(Stretch(tuple(ranges), places))
+        end = ranges[0][1]
+        if len(shards) == SHARDS:
+            break
+    return shards if len(shards) > 1 else None
+
+
+def _extent(stretches: Sequence[Stretch] | None) -> Range | None:
+    return None if stretches is None else (stretches[0].ranges[0][0], stretches[-1].ranges[0][1])
+
+
+def _other_range(
+    window: Range | None, ratio: float, dim: int | None, tensor: PlacedTensor, at: Sequence[int] | None
+) -> Range:
+    """Return the other dim's indices in the window, so that it has a picture's proportions; from the rank's own on."""
+    if dim is None or window is None:
+        return 0, 1
+    length = tensor.shape[dim]
+    wide = min(length, max(1, round((window[1] - window[0]) * ratio)))
+    ranges = tensor.ranges(tuple(at))[dim] if at is not None else ()
+    first = min(ranges[0][0], length - wide) if ranges else 0
+    return first, first + wide
+
+
+def _clipped(stretch: Stretch, window: Range) -> Stretch:
+    low, high = window
+    ranges = [(max(start, low), min(stop, high)) for start, stop in stretch.ranges]
+    return Stretch(tuple(part for part in ranges if part[0] < part[1]), stretch.places, stretch.folded)

@@ -1,0 +1,59 @@
+"""The color and the letter of each kind of span in a timeline."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dsexplore._internal.analysis.step_timeline import DISK, STILL, WAITING, Timeline
+from dsexplore._internal.views.page import html, theme
+from dsexplore._internal.views.page.theme import GREY, SERIES, axis_mark, phase_mark
+
+MOST_MARKS = 24
+_IN_TURN = tuple((color, theme.ink(color)) for color in SERIES[:6])
+_OTHERS = (GREY, "#000")
+"""Color from the seventh mark on, because nobody can distinguish more than six."""
+
+
+@dataclass(frozen=True)
+class Color:
+    """Color and letter of one kind of span."""
+
+    name: str
+    letter: str
+    """Letter on wide boxes and in the key, for readers who cannot distinguish colors."""
+    fill: str
+    ink: str
+
+
+_GAPS = {WAITING: Color(WAITING, "–", theme.WAITING, "#000")}
+_IO = {DISK: Color(DISK, "d", GREY, "#000"), STILL: Color(STILL, "–", theme.WAITING, "#000")}
+
+
+def is_gap(color: Color) -> bool:
+    """Return True if a color is that of waiting."""
+    return color in _GAPS.values()
+
+
+def key_order(colors: list[Color]) -> list[int]:
+    """Return the indices of colors in the order of the key: waiting last."""
+    return sorted(range(len(colors)), key=lambda place: is_gap(colors[place]))
+
+
+def colors_of(timeline: Timeline) -> list[Color]:
+    """Return one color per mark, ordered as `Timeline.marks`; beyond `MOST_MARKS` the last stands for all others."""
+    names = timeline.marks
+    if len(names) > MOST_MARKS:
+        names = (*names[: MOST_MARKS - 1], f"{len(names) - MOST_MARKS + 1:,} others")
+    fixed = {**_GAPS, **_IO} if timeline.tables.io.height else _GAPS
+    place = {name: number for number, name in enumerate(name for name in names if name not in fixed)}
+    return [fixed[name] if name in fixed else _color(timeline.color_by, name, place[name]) for name in names]
+
+
+def _color(kind: str, name: str, number: int) -> Color:
+    if kind == "phase":
+        mark = phase_mark(name)
+        return Color(html.plain(name, 60), mark.letter, mark.color, mark.ink)
+    if kind == "axis":
+        mark = axis_mark(name)
+        return Color(html.plain(name, 60), html.plain(mark.letter), mark.color, mark.ink)
+    return Color(html.plain(name, 60), str(number + 1), *(_IN_TURN[number] if number < len(_IN_TURN) else _OTHERS))

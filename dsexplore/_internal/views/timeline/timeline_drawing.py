@@ -1,0 +1,195 @@
+"""A timeline as a drawing in static HTML: an SVG strip per lane below a key, with the same in words."""
+
+from __future__ import annotations
+
+from itertools import groupby
+
+from dsexplore._internal.analysis.step_timeline import Timeline
+from dsexplore._internal.views.page import html
+from dsexplore._internal.views.timeline.boxes import Boxes, Coded, boxes, extent
+from dsexplore._internal.views.timeline.mark_colors import Color, colors_of, is_gap, key_order
+from dsexplore._internal.views.timeline.timeline_text import axis_text, lane_totals, ticks, whole
+
+COLUMNS, LANES = 160, 24
+"""Maximal numbers of columns and lanes of the drawing."""
+_LANE, _GAP = 12, 2
+"""Height of a lane, and distance between lanes, in the drawing's own units."""
+_MOST_SINGLE = 240
+"""Maximal number of spans that each get a box and a label."""
+_BETWEEN = 0.2
+"""Distance, in columns, between boxes that stand for one span each."""
+_MOST_TIES, _MOST_KEYS = 200, 8
+
+TICKS_STYLE = """
+.dsx .ticks{position:relative;height:1.4em;color:var(--dsx-dim);font-size:var(--dsx-tiny);container-type:inline-size}
+.dsx .ticks span{position:absolute;transform:translateX(-50%);white-space:nowrap}
+.dsx .ticks .f{transform:none}
+.dsx .ticks .e{transform:translateX(-100%)}
+@container (max-width:280px){.dsx .ticks span:nth-child(even){display:none}}
+"""
+STYLE = (
+    TICKS_STYLE
+    + """
+.dsx .named{display:inline-block;margin-right:6px}
+.dsx .keyed{margin-bottom:4px}
+.dsx .keyed>.how{display:inline-block}
+.dsx .keyed>.how[open]{display:block}
+.dsx .tl{display:grid;grid-template-columns:fit-content(34%) minmax(0,1fr);gap:3px 8px;align-items:center}
+.dsx .tl>span{font-size:var(--dsx-small);overflow:hidden;text-overflow:ellipsis;white-space:nowrap;max-width:260px;
+grid-column:1}
+.dsx .tl>svg,.dsx .tl>.l{width:100%;height:18px;background:var(--dsx-shade);grid-column:2;position:relative}
+.dsx .tl>.l>i{forced-color-adjust:none;box-sizing:border-box;border-right:1px solid var(--dsx-bg);min-width:2px;
+position:absolute;bottom:0;overflow:hidden;font:calc(var(--dsx-size)*10/13)/16px var(--dsx-font);
+text-align:center}
+.dsx .tl>.l>i>b{position:relative;z-index:1;background:inherit;font-weight:400;padding:0 2px}
+.dsx .tl-part{margin-bottom:8px;max-width:1000px}
+.dsx .tl-part>summary{font-weight:600}
+.dsx .tl>.ties{background:none;height:0;min-height:100%;pointer-events:none;fill:none;stroke:currentColor;opacity:.6}
+.dsx .tl>.ticks{grid-column:2}
+.dsx .tl{container-type:inline-size}
+@container (max-width:520px){.dsx .tl>.l>i>b{display:none}}
+"""
+)
+_AT_END = 0.95
+"""Fraction of the axis from which a tick's label ends at the tick."""
+
+
+def axis_html(marked: list[tuple[float, str]], more: str = "") -> str:
+    """Return an axis with (position, text) of its ticks; ``more``: attributes of its tag."""
+    drawn = []
+    for at, text in marked:
+        end = ' class="f"' if at <= 0 else ' class="e"' if at > _AT_END else ""
+        drawn.append(f'<span{end} style="left:{100 * at:.1f}%">{html.escape(text)}</span>')
+    return f'<div class="ticks"{more}>{" ".join(drawn)}</div>'
+
+
+def timeline_html(timeline: Timeline) -> str:
+    """Return the lanes as SVG below their key, with the same in words for screen readers."""
+    if timeline.spans.is_empty():
+        return html.fragment(html.verdict(whole(timeline)))
+    return html.fragment(f"{title_html(timeline)}{drawing(timeline)}", STYLE)
+
+
+def title_html(timeline: Timeline) -> str:
+    """Return what the timeline is, with its verdict below it."""
+    what = html.escape(whole(timeline))
+    if not timeline.verdict:
+        return f"<p><b>{what}</b></p>"
+    return f"<p>{what}</p>{html.verdict(timeline.verdict)}"
+
+
+def drawing(timeline: Timeline, most_lanes: int = LANES, columns: int = COLUMNS) -> str:
+    """Return the key, the lanes and the axis as HTML; needs `STYLE`."""
+    colors = colors_of(timeline)
+    key = [_key(colors[number]) for number in key_order(colors)]
+    others = len(colors) - sum(map(is_gap, colors))
+    if others > _MOST_KEYS:
+        key[_MOST_KEYS:others] = [f"and {others - _MOST_KEYS:,} more "]
+    lanes = _lanes(timeline, colors, most_lanes, columns)
+    rules = html.how(f"{html.prose(axis_text(timeline), 600)}.")
+    return f'<div class="dim keyed">{"".join(key)}{rules}</div>{lanes}'
+
+
+def _key(color: Color) -> str:
+    swatch = f'<span class="key" style="background:{color.fill};color:{color.ink}">{html.escape(color.letter)}</span>'
+    name = "" if color.letter == color.name else f" {html.escape(color.name, 30)}"
+    return f'<span class="named">{swatch}{name}</span> '
+
+
+def _lanes(timeline: Timeline, colors: list[Color], most_lanes: int, columns: int) -> str:
+    spans, (first, last) = Coded(timeline, most_lanes=most_lanes), extent(timeline)
+    lane_boxes = boxes(spans, (first, last), columns, most=_MOST_SINGLE, stacked=True)
+    labeled = lane_boxes.one_by_one and timeline.spans["label"].null_count() < len(timeline.spans)
+    totals, rows = lane_totals(timeline), []
+    for number, lane in enumerate(timeline.lanes[:most_lanes]):
+        spoken = f"{html.escape(lane, 60)}: {totals.get(lane, 'nothing')}"
+        place_of = f'style="grid-row:{number + 1}" role="img" aria-label="{spoken}"'
+        rows.append(f'<span style="grid-row:{number + 1}">{html.name(lane, 60)}</span> ')
+        if labeled:
+            rows.append(f'<div class="l" {place_of}>{_labeled(timeline, lane_boxes, number, colors)}</div>')
+        else:
+            strip = f'viewBox="0 0 {columns} {_LANE}" preserveAspectRatio="none"'
+            are_spans = bool((lane_boxes.span[lane_boxes.lane == number] >= 0).all())
+            paths = (_singly if are_spans else _paths)(lane_boxes, number, colors, columns)
+            rows.append(f"<svg {strip} {place_of}>{paths}</svg>")
+    drawn, hidden = len(timeline.lanes[:most_lanes]), len(timeline.lanes) - most_lanes
+    more = f'<p class="dim">{hidden:,} more lanes are not drawn.</p>' if hidden > 0 else ""
+    axis = axis_html(ticks(timeline, first, last), f' style="grid-row:{drawn + 1}"')
+    ties = _ties(timeline, drawn)
+    return f'<div class="tl">{"".join(rows)}{ties}{axis}</div>{more}'
+
+
+def _labeled(timeline: Timeline, lane_boxes: Boxes, lane: int, colors: list[Color]) -> str:
+    """Return the boxes of a lane as HTML elements that contain their labels."""
+    labels, names = timeline.spans["label"], timeline.spans["name"]
+    boxes_of_lane = []
+    for i in (lane_boxes.lane == lane).nonzero()[0]:
+        color, span = colors[lane_boxes.mark[i]], int(lane_boxes.span[i])
+        left, width = 100 * lane_boxes.begin[i], 100 * (lane_boxes.end[i] - lane_boxes.begin[i])
+        look = f"left:{left:.4g}%;width:{width:.4g}%;height:{max(2, round(18 * lane_boxes.level[i]))}px"
+        label = f"<b>{html.escape(labels[span], 12)}</b>" if labels[span] else ""
+        boxes_of_lane.append(
+            f'<i style="{look};background:{color.fill};color:{color.ink};font-style:normal" '
+            f'title="{html.escape(names[span], 90)}">{label}</i>'
+        )
+    return " ".join(boxes_of_lane)
+
+
+def _ties(timeline: Timeline, lanes: int) -> str:
+    """Return one SVG over all lanes, with a line from each send to its receive."""
+    (first, last), place_of = extent(timeline), {lane: i for i, lane in enumerate(timeline.lanes[:lanes])}
+    if not 0 < timeline.ties.height <= _MOST_TIES:
+        return ""
+    row = _LANE + _GAP
+    lines = "".join(
+        f"M{COLUMNS * (sent - first) / (last - first):.4g} {place_of[of] * row + _LANE // 2}"
+        f"L{COLUMNS * (got - first) / (last - first):.4g} {place_of[to] * row + _LANE // 2}"
+        for of, sent, to, got, *_ in timeline.ties.iter_rows()
+        if of in place_of and to in place_of
+    )
+    box = f'viewBox="0 0 {COLUMNS} {lanes * row - _GAP}" preserveAspectRatio="none"'
+    return (
+        f'<svg class="ties" {box} style="grid-row:1/{lanes + 1}" role="img" '
+        f'aria-label="{timeline.ties.height:,} messages between lanes"><path vector-effect="non-scaling-stroke" '
+        f'd="{lines}"/></svg>'
+    )
+
+
+def _singly(lane_boxes: Boxes, lane: int, colors: list[Color], columns: int) -> str:
+    """Return the boxes of a lane as one SVG path per color, with a gap after each box, which is one span."""
+    runs: dict[int, list[str]] = {}
+    for i in (lane_boxes.lane == lane).nonzero()[0].tolist():
+        width = columns * float(lane_boxes.end[i] - lane_boxes.begin[i])
+        width = max(width - _BETWEEN, _BETWEEN)
+        height = round(2 + (_LANE - 2) * float(lane_boxes.level[i]), 1)
+        left = columns * float(lane_boxes.begin[i])
+        drawn = f"M{left:.4g} {_LANE - height:.3g}h{width:.3g}v{height:.3g}h-{width:.3g}z"
+        runs.setdefault(int(lane_boxes.mark[i]), []).append(drawn)
+    return _filled(runs, colors)
+
+
+def _paths(lane_boxes: Boxes, lane: int, colors: list[Color], columns: int) -> str:
+    """Return the boxes of a lane as one SVG path per color; adjacent boxes that look the same are joined."""
+    at = (lane_boxes.lane == lane).nonzero()[0].tolist()
+    runs: dict[int, list[str]] = {}
+    cells = [
+        (
+            round(lane_boxes.begin[i] * columns),
+            max(1, round((lane_boxes.end[i] - lane_boxes.begin[i]) * columns)),
+            round(2 + (_LANE - 2) * float(lane_boxes.level[i])),
+            int(lane_boxes.mark[i]),
+        )
+        for i in at
+    ]
+    for (_, height, mark), group in groupby(enumerate(cells), lambda cell: (cell[1][0] - cell[0], *cell[1][2:])):
+        members = [cell for _, cell in group]
+        left = members[0][0]
+        width = members[-1][0] + members[-1][1] - left
+        runs.setdefault(mark, []).append(f"M{left} {_LANE - height}h{width}v{height}h-{width}z")
+    return _filled(runs, colors)
+
+
+def _filled(runs: dict[int, list[str]], colors: list[Color]) -> str:
+    """Return the SVG paths of boxes' outlines, given by the index of their color; the tallest of a column lie below."""
+    below = sorted(runs, key=lambda mark: (not is_gap(colors[mark]), -mark))
+    return "".join(f'<path fill="{colors[mark].fill}" d="{"".join(runs[mark])}"/>' for mark in below)

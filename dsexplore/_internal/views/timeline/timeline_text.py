@@ -1,0 +1,218 @@
+"""A timeline in words: what its axis counts, a line per lane, and a text per span."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from math import ceil, floor, log10
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from dsexplore._internal.analysis.step_timeline import DISK, Timeline
+from dsexplore._internal.trace.schema import PHASES
+from dsexplore._internal.trace.unknown_sizes import format_sum
+from dsexplore._internal.units import format_bytes, format_count, format_seconds, format_share
+from dsexplore._internal.views.page import html
+from dsexplore._internal.views.timeline.boxes import extent
+
+AXES = {
+    "measured": "measured time",
+    "predicted": "predicted time",
+    "program order": "program order of one rank, no time",
+    "rounds": "earliest order in which the ranks can run, no time",
+    "slots": "time, of which the forward of a microbatch takes 1 and its backward 2",
+}
+"""{`Timeline.order`: what the axis counts}."""
+WORDS = {"wire": "on the wire", "message": "in messages"}
+"""{`Timeline.sizes`: name of the bytes in sentences}."""
+_LENGTHS = {
+    "measured": "{} of measured time",
+    "predicted": "{} of predicted time",
+    "program order": "program order",
+    "rounds": "the earliest possible order",
+    "slots": "the time of {} forwards",
+}
+"""{`Timeline.order`: what the title says about the length of the axis}."""
+_LINES = 12
+_TICKS = 5
+"""Number of ticks, one more at most."""
+_NEAR = 1e-9
+"""Tolerance within which a position counts as a whole number."""
+_EVENT = ("owner", "cause", "peer", "source")
+
+
+def place(timeline: Timeline, at: float) -> str:
+    """Return the text of a position on the axis: ``1.2 ms`` or ``17``."""
+    return format_seconds(at) if _is_timed(timeline) else f"{floor(at + 0.5):,}"
+
+
+def _is_timed(timeline: Timeline) -> bool:
+    return timeline.order in ("measured", "predicted")
+
+
+def ticks(timeline: Timeline, first: float, last: float) -> list[tuple[float, str]]:
+    """Return (position, text) of a window's ticks, at round numbers; the position is a fraction of the window."""
+    width = last - first
+    places = [at for at in round_numbers(first, last) if _is_timed(timeline) or at == floor(at)] or [
+        float(floor(first))
+    ]
+    return [(min(max((at - first) / width, 0.0), 1.0), place(timeline, at)) for at in places]
+
+
+def round_numbers(first: float, last: float) -> list[float]:
+    """Return some multiples of 1, 2 or 5 times a power of ten from ``first`` to ``last``."""
+    least = (last - first) / _TICKS
+    if least <= 0:
+        return [first]
+    power = 10.0 ** floor(log10(least))
+    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= least * (1 - _NEAR))
+    return [step * number for number in range(ceil(first / step - _NEAR), floor(last / step + _NEAR) + 1)]
+
+
+def whole(timeline: Timeline) -> str:
+    """Return the title of the drawing, in one line."""
+    if timeline.spans.is_empty():
+        return "Timeline: nothing was sent"
+    first, last = extent(timeline)
+    events = len(timeline.spans) - timeline.spans["row"].null_count()
+    what = format_count(events, "collective") if events else _what(timeline)
+    return f"Timeline of {what} in {_LENGTHS[timeline.order].format(place(timeline, last - first))}"
+
+
+def _what(timeline: Timeline) -> str:
+    """Return what spans are that are no collectives."""
+    of_stages = timeline.spans["label"].null_count() < timeline.spans.height
+    return "a pipeline's stages" if of_stages else format_count(timeline.spans.height, "part")
+
+
+def order_verdict(timeline: Timeline) -> str:
+    """Return what a timeline without times concludes: the longest chain of ranks that wait, or the largest lane."""
+    spans, words = timeline.spans, WORDS[timeline.sizes]
+    unknown = timeline.tables.events[f"{timeline.sizes}_bytes"].null_count()
+    if spans.is_empty() or spans["row"].null_count() or unknown or _is_timed(timeline):
+        return ""
+    ranks = len(timeline.tables.info.ranks)
+    if timeline.order == "rounds":
+        first, last = extent(timeline)
+        return (
+            f"The longest chain in which one waits for the other has {round(last - first):,} of the "
+            f"{format_count(spans.height, 'collective')} of {ranks:,} ranks."
+        )
+    sizes = spans.group_by("lane").agg(pl.col("bytes").sum(), pl.len()).sort("bytes", "lane", descending=[True, False])
+    lane, most, count = sizes.row(0)
+    lane = lane.capitalize() if lane in PHASES else lane
+    total = int(spans["bytes"].sum() or 0)
+    collectives = format_count(spans.height, "collective")
+    if sizes.height == 1 or not total:
+        return f"{html.plain(lane, 60)} sends {format_bytes(total)} {words} in {collectives}."
+    return (
+        f"{html.plain(lane, 60)} sends most: {format_bytes(most)} of {format_bytes(total)} {words} "
+        f"({format_share(most, total)}), in {count:,} of {collectives}."
+    )
+
+
+def axis_text(timeline: Timeline) -> str:
+    """Return the meaning of the horizontal axis and of the heights."""
+    sized = timeline.spans["bytes"].null_count() < len(timeline.spans)
+    tall = f"; taller is more {timeline.sizes} bytes" if sized else ""
+    tall += ", in the compute stream more of the time" if timeline.has_busy_lane else ""
+    note = f"; {timeline.note}" if timeline.note else ""
+    return f"left to right: {AXES[timeline.order]}{tall}{note}"
+
+
+def timeline_text(timeline: Timeline) -> str:
+    """Return the timeline as text: the unit of its axis, and a line per lane."""
+    notes = [f"  {said}" for said in (timeline.verdict, timeline.note) if said]
+    return "\n".join([whole(timeline), *notes, *(f"  {line}" for line in _lane_lines(timeline))])
+
+
+def lane_totals(timeline: Timeline) -> dict[str, str]:
+    """Return {lane: number and bytes of its collectives, in words}."""
+    unknown = (pl.col("bytes").is_null() & pl.col("row").is_not_null()).sum().alias("unknown")
+    of_disk = (pl.col("mark") == DISK).any().alias("of_disk")
+    totals = timeline.spans.group_by("lane").agg(
+        pl.len(), pl.col("row").count().alias("events"), pl.col("bytes").sum(), unknown, of_disk
+    )
+    words = WORDS[timeline.sizes]
+    return {
+        lane: f"{format_count(events, 'collective')}, {format_sum(size, unknown)} {words}"
+        if events
+        else f"{format_count(count, 'transfer')}, {format_bytes(size)}"
+        if of_disk
+        else format_count(count, "span")
+        for lane, count, events, size, unknown, of_disk in totals.iter_rows()
+    }
+
+
+def _lane_lines(timeline: Timeline) -> list[str]:
+    """Return a line per lane: number and bytes of its collectives."""
+    totals = lane_totals(timeline)
+    lines = [f"{html.plain(lane, 60)}: {totals[lane]}" for lane in timeline.lanes[:_LINES]]
+    more = len(timeline.lanes) - _LINES
+    return [*lines, f"… and {more:,} more lanes"] if more > 0 else lines
+
+
+def span_texts(timeline: Timeline, at: npt.NDArray[np.int64]) -> list[str]:
+    """Return spans in words: op, module, bytes, position, and the line that issued each.
+
+    Args:
+        timeline: the timeline that holds the spans.
+        at: (n,) row indices in `Timeline.spans`.
+    """
+    if not len(at):
+        return []
+    spans = timeline.spans.select("name", "mark", "bytes", "begin", "end", "row")[at]
+    events = timeline.tables.events
+    rows = spans["row"].to_list()
+    with_row = [row for row in rows if row is not None]
+    columns = {name: iter(events[name].gather(with_row).to_list()) for name in _EVENT} if with_row else {}
+    words, timed = WORDS[timeline.sizes], _is_timed(timeline)
+    messages = _messages(timeline, at)
+    plain = _once(lambda text: html.plain(text, 90))
+    sized = _once(lambda size: f"{format_bytes(size)} {words}")
+    texts = []
+    for span, (name, mark, size, begin, end, row) in zip(at.tolist(), spans.iter_rows(), strict=True):
+        unsized = "" if row is None else format_bytes(None)
+        size_text = unsized if size is None else format_bytes(size) if mark == DISK else sized(size)
+        parts = [plain(name), plain(mark), size_text, messages.get(span, "")]
+        if row is not None:
+            owner, cause, peer, source = (next(columns[column]) for column in _EVENT)
+            from_peer = "" if peer is None else f"peer rank {peer}"
+            parts += [plain(owner), plain(cause), from_peer, plain(source.partition(" ← ")[0])]
+        since = place(timeline, begin)
+        parts.append(f"at {since}, for {format_seconds(end - begin)}" if timed else f"at {since}")
+        texts.append(" · ".join(part for part in dict.fromkeys(parts) if part))
+    return texts
+
+
+def _messages(timeline: Timeline, at: npt.NDArray[np.int64]) -> dict[int, str]:
+    """Return {span: messages that it sends and receives, and the line that issued them}, for spans that hold some."""
+    held = timeline.held.filter(pl.col("span").is_in(at.tolist()))
+    if held.is_empty():
+        return {}
+    events = timeline.tables.events[held["row"].to_list()].select("op", "message_bytes", "source")
+    texts: dict[int, list[str]] = defaultdict(list)
+    for (span, op), part in held.hstack(events).group_by("span", "op", maintain_order=True):
+        verb = "sends" if op == "send" else "receives"
+        source = html.plain(part["source"][0].partition(" ← ")[0], 90)
+        texts[span] += [
+            f"{verb} {format_count(part.height, 'message')}, "
+            f"{format_sum(int(part['message_bytes'].sum()), part['message_bytes'].null_count())}",
+            source,
+        ]
+    return {span: " · ".join(dict.fromkeys(filter(None, parts))) for span, parts in texts.items()}
+
+
+def _once(make: Callable[[Any], str]) -> Callable[[Any], str]:
+    """Return the same function with a cache, because names and sizes repeat from span to span."""
+    made: dict[Any, str] = {}
+
+    def text(given: Any) -> str:
+        if given not in made:
+            made[given] = make(given)
+        return made[given]
+
+    return text

@@ -1,0 +1,67 @@
+"""The option ``sizes`` of all views of a trace: wire bytes or message bytes."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dsexplore._internal.errors import UsageError
+from dsexplore._internal.trace.steps import in_steps
+from dsexplore._internal.trace.tables import Tables
+from dsexplore._internal.trace.unknown_sizes import format_sum
+
+Sizes = npt.NDArray[np.float64]
+
+WIRE, MESSAGE = "wire", "message"
+COLUMNS = {WIRE: "wire_bytes", MESSAGE: "message_bytes"}
+"""{value of ``sizes``: column of the events that is summed}."""
+KIND_OF = {column: sizes for sizes, column in COLUMNS.items()}
+WORDS = {
+    WIRE: "wire bytes, the least that a rank must send",
+    MESSAGE: "message bytes, the whole buffer of each collective",
+}
+
+
+def signed(sizes: Sizes, unknown: npt.NDArray[Any] | None) -> Sizes:
+    """Return sums of bytes as numbers whose sign says if sizes are missing: −x is at least x, and −0 wholly unknown.
+
+    Args:
+        sizes: sums of the known sizes.
+        unknown: how many sizes are unknown in each sum; None for none in any.
+    """
+    return sizes if unknown is None else np.where(unknown > 0, -sizes, sizes)
+
+
+def size_text(size: float) -> str:
+    """Return one of the numbers of `signed` as text."""
+    return format_sum(abs(size), is_partial(size))
+
+
+def is_partial(size: float) -> bool:
+    """Return True if sizes are missing in one of the numbers of `signed`."""
+    return math.copysign(1.0, size) < 0
+
+
+def column_of(sizes: str) -> str:
+    """Return the column of the events that is summed for a value of ``sizes``.
+
+    Raises:
+        UsageError: ``sizes`` is neither ``"wire"`` nor ``"message"``.
+    """
+    if sizes not in COLUMNS:
+        raise UsageError(f"sizes={sizes!r}: no such sizes; they are {', '.join(map(repr, COLUMNS))}")
+    return COLUMNS[sizes]
+
+
+def summed_over(tables: Tables) -> str:
+    """Return what the sizes of a table are summed over: ``of rank 0 in one step``, ``summed over 4 ranks``."""
+    ranks = tables.events["rank"].unique().sort().to_list() or list(tables.info.ranks)
+    steps = in_steps(tables.events)["step"].n_unique()
+    if len(ranks) <= 1:
+        ranks_text = f"of rank {ranks[0]}" if ranks else "of no rank"
+        return f"{ranks_text}, summed over {steps:,} steps" if steps > 1 else f"{ranks_text} in one step"
+    over = f"summed over {len(ranks):,} ranks"
+    return f"{over} and {steps:,} steps" if steps > 1 else over

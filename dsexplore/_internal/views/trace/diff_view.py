@@ -1,0 +1,279 @@
+"""The view of a `TraceDiff`: the difference in words, as two bars, as one joined tree, and on one time scale."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import polars as pl
+
+from dsexplore._internal.analysis.joint_timeline import joint_timeline, shown_ranks
+from dsexplore._internal.analysis.plan_difference import DifferenceSentence, PlanDifference, count_text
+from dsexplore._internal.cost.cluster import HardwareLike
+from dsexplore._internal.cost.step.prediction import Prediction
+from dsexplore._internal.trace.schema import IN_STEPS, NO_AXIS, OUTSIDE_STEPS
+from dsexplore._internal.trace.tables import Tables
+from dsexplore._internal.trace.trace import TraceDiff
+from dsexplore._internal.units import format_bytes, format_change
+from dsexplore._internal.views.page import html
+from dsexplore._internal.views.page.theme import axis_mark, axis_number
+from dsexplore._internal.views.timeline.timeline_drawing import timeline_html
+from dsexplore._internal.views.trace import diff_tree, drawings, headline_view, outline
+from dsexplore._internal.views.trace.byte_sizes import MESSAGE, WIRE, WORDS, column_of, summed_over
+from dsexplore._internal.views.trace.diff_tree import DiffRows, signed_bytes
+from dsexplore._internal.views.trace.headline_view import PER, findings_table
+from dsexplore._internal.views.trace.module_tree import MOST_AXES, OTHER_AXES
+from dsexplore._internal.views.view import View
+
+_BUDGET, _PAGE_BUDGET, _LEAST = 64_000, 1_500_000, 12_000
+"""Bytes of the view in a notebook and as a page, and minimal bytes of its tree."""
+_SMALL = 16
+_MOST_FINDINGS = 4
+_WORD = {"axes": "by module", "module": "in the tree", "finding": "findings", "time": "in time"}
+
+STYLE = (
+    diff_tree.STYLE
+    + headline_view.STYLE
+    + drawings.STYLE
+    + """
+.dsx .plans{display:grid;grid-template-columns:auto minmax(0,1fr) auto;gap:3px 8px;align-items:center}
+"""
+)
+
+
+class TraceDiffView(View):
+    """The view of a `TraceDiff`."""
+
+    title = "Trace diff"
+
+    def __init__(self, diff: TraceDiff) -> None:
+        self._diff = diff
+        self._difference: PlanDifference = diff.headline()
+
+    def text(self) -> str:
+        """Return totals of both traces, the sentences of the difference, and the ops that differ."""
+        rows = self._difference.to_frame()
+        lines = [f"TraceDiff: {_totals(self._diff, self._difference)}"]
+        lines.append(f"  {what_differs(self._diff)}")
+        lines += [f"  {html.plain(sentence.text, 400)}" for sentence in self._difference.sentences]
+        change = [
+            (pl.col(f"{size}_after") - pl.col(f"{size}_before")).sum().alias(size) for size in ("count", "wire_bytes")
+        ]
+        by_op = rows.filter(IN_STEPS).group_by("op", "axis").agg(*change)
+        if by_op.height:
+            lines.append("  Changes per rank and step, in collectives and wire bytes:")
+        for op, axis, count, size in by_op.sort("op", "axis").head(8).iter_rows():
+            signed = f"{'+' if count >= 0 else '−'}{count_text(abs(count))}"
+            lines.append(
+                f"  {html.plain(op, 40):<16} {html.plain(axis, 24) or '–':<10} {signed:>9}  {signed_bytes(size)}"
+            )
+        return "\n".join(lines)
+
+    def html(self, budget: int = _BUDGET, sizes: str = WIRE, hardware: HardwareLike | None = None) -> str:
+        """Return the sentences, the differing part of the joined tree, findings, and both traces on one time scale.
+
+        Args:
+            budget: approximate size in bytes; the tree gets what the other parts leave.
+            sizes: which bytes the tree shows, ``"wire"`` or ``"message"``.
+            hardware: machine for which the tree shows predicted seconds of both traces.
+        """
+        column_of(sizes)
+        head = f"<p>Trace diff: {html.escape(_totals(self._diff, self._difference), 0)}</p>"
+        names = {sentence: _anchor(sentence) for sentence in self._difference.sentences}
+        places = {sentence.module: names[sentence] for sentence in names if sentence.about == "module"}
+        both = self._predicted(hardware)
+        head += _steps(both) + f"<p>{html.prose(what_differs(self._diff), 300)}</p>"
+        rows = DiffRows(self._diff, self._difference, sizes, places, both)
+        if not rows.roots():
+            return html.fragment(f'{head}<p class="dim">Both communicate the same.</p>')
+        said = diff_tree.key() + self._sizes_note(sizes)
+        ids = {sentence.about: anchor for sentence, anchor in names.items()}
+        below = self._findings(ids.get("finding", "")) + self._in_time(ids.get("time", ""))
+        around = head + self._headline(names, rows.tree.axes) + said + below
+        room = max(budget - len(html.fragment(around, STYLE).encode()), _LEAST)
+        drawn = outline.outline(rows, rows.titles(), room, "module tree of the differences", _SMALL)
+        drawn_names = {sentence: anchor for sentence, anchor in names.items() if anchor not in rows.anchors.values()}
+        head += self._headline(drawn_names, rows.tree.axes) + said
+        cut = (
+            "Not everything is drawn: <code>to_frame()</code> has every row, <code>to_html(path)</code> draws more."
+            if drawn.hidden or drawn.closed
+            else "Modules that are the same in both are left out."
+        )
+        tree = f'<div id="{ids["axes"]}">{drawn.html}</div>' if "axes" in ids else drawn.html
+        drawn_view = html.fragment(f'{head}{tree}<p class="dim">{cut}</p>{below}', STYLE)
+        return html.with_unique_ids(drawn_view, names.values())
+
+    def page(self, sizes: str = WIRE, hardware: HardwareLike | None = None) -> str:
+        """Return a document with many more modules than a notebook's output holds.
+
+        Args:
+            sizes: which bytes are shown, ``"wire"`` or ``"message"``.
+            hardware: machine for which the tree shows predicted seconds of both traces; see `Trace.predict`.
+        """
+        return html.page(self.title, self.html(_PAGE_BUDGET, sizes, hardware))
+
+    def explore(self, lanes: str | None = None, color_by: str | None = None) -> Any:
+        """Return the static view with a live timeline of one step of both traces on one scale.
+
+        ``.selection`` is the `Trace` of what is selected, ``.before`` and ``.after`` that of each side.
+
+        Args:
+            lanes: as in `TraceDiff.timeline`.
+            color_by: as in `TraceDiff.timeline`.
+
+        Raises:
+            UsageError: no such lanes or color_by.
+        """
+        from dsexplore._internal.views.trace.diff_explorer import DiffExplorer  # anywidget is loaded when asked for
+
+        return DiffExplorer(self._diff, lanes, color_by)
+
+    def _predicted(self, hardware: HardwareLike | None) -> tuple[Prediction, ...]:
+        """Return the predictions of both traces, or an empty tuple without a cluster."""
+        if hardware is None:
+            return ()
+        return self._diff.before.predict(hardware), self._diff.after.predict(hardware)
+
+    def _headline(self, names: Mapping[DifferenceSentence, str], axes: list[str]) -> str:
+        """Return the bars of A and B on one scale and the sentences, which link to the ids in ``names``."""
+        sentences = [(sentence.text, _link(sentence, names)) for sentence in self._difference.sentences]
+        verdict = "".join(html.verdict(text, 600, link) for text, link in sentences[:1])
+        said = "".join(f"<p>{html.prose(text, 600)}{link}</p>" for text, link in sentences[1:])
+        return f'<div class="headline">{verdict}{_bars(self._difference, axes)}{said}</div>'
+
+    def _sizes_note(self, sizes: str) -> str:
+        """Return a sentence on which sizes the tree shows, and per what."""
+        other = MESSAGE if sizes == WIRE else WIRE
+        means = self._difference.means
+        return (
+            f'<p class="dim">Sizes are {WORDS[sizes]}, per rank and step{f" ({means})" if means else ""}; those of '
+            f"{' and '.join(OUTSIDE_STEPS)} are per rank and in columns of their own only. "
+            f'<code>to_html(path, sizes="{other}")</code> shows the others.</p>'
+        )
+
+    def _findings(self, anchor: str) -> str:
+        """Return sections of the findings that only one trace has; ``anchor`` is the id of the first section."""
+        sides = (("B", self._difference.findings_new), ("A", self._difference.findings_gone))
+        ids = iter([anchor])
+        return "".join(
+            drawings.part(
+                f"Findings of {side} alone: {len(findings):,}{PER}",
+                f"<div>{findings_table(findings, _MOST_FINDINGS)}</div>",
+                anchor=next(ids, ""),
+            )
+            for side, findings in sides
+            if len(findings)
+        )
+
+    def _in_time(self, anchor: str) -> str:
+        """Return a section with the last step of both traces, one above the other."""
+        before, after = self._diff.before.tables, self._diff.after.tables
+        axes = {*before.events["axis"].unique(), *after.events["axis"].unique()}
+        timeline = joint_timeline(before, after, colors="axis" if len(axes) <= MOST_AXES else "phase")
+        if timeline.spans.is_empty():
+            return ""
+        title = f"In time: the last step of {shown_ranks(timeline)}, both on one scale"
+        return drawings.part(title, f"<div>{timeline_html(timeline)}</div>", True, anchor)
+
+
+def _anchor(sentence: DifferenceSentence) -> str:
+    """Return the id of the element that a sentence links to: its module's row, the findings or the timeline."""
+    return html.content_id("difference", sentence.about, sentence.text)
+
+
+def _link(sentence: DifferenceSentence, names: Mapping[DifferenceSentence, str]) -> str:
+    """Return a link to the row or the section that a sentence is about; empty if it is not drawn."""
+    if sentence not in names:
+        return ""
+    return f' <a class="to" href="#{names[sentence]}">{_WORD[sentence.about]}</a>'
+
+
+def _bars(difference: PlanDifference, axes: list[str]) -> str:
+    """Return one bar per trace on one scale, wire bytes per rank and step by axis, and the numbers of each axis."""
+    held = []
+    for side in (difference.before, difference.after):
+        sums = dict.fromkeys(axes, 0.0)
+        for axis, size in side.to_frame().select("axis", "wire_bytes").iter_rows():
+            name = axis or NO_AXIS
+            sums[name if name in sums else OTHER_AXES] += size
+        held.append(sums)
+    top = max(sum(sums.values()) for sums in held)
+    if not top:
+        return ""
+    marks = {axis: (f"a{axis_number(axis)}", html.escape(axis_mark(axis).letter)) for axis in axes}
+    rows = "".join(
+        f"<b>{name}</b>{html.stacked_bar(((*marks[axis], size, '') for axis, size in sums.items()), top)}"
+        f"<span>{format_bytes(sum(sums.values()))}</span> "
+        for name, sums in zip("AB", held, strict=True)
+    )
+    words = " · ".join(
+        f"{html.axis_key(axis, 40)} {format_bytes(held[0][axis])} → {format_bytes(held[1][axis])}"
+        for axis in axes
+        if held[0][axis] or held[1][axis]
+    )
+    return (
+        f'<div class="plans">{rows}</div>'
+        f'<p class="dim" style="font-size:var(--dsx-small)">Wire bytes per rank and step, A → B: {words}</p>'
+    )
+
+
+def _steps(both: tuple[Prediction, ...]) -> str:
+    """Return a sentence on the predicted step times, or ``""`` if nothing is predicted."""
+    if not both:
+        return ""
+    before, after = both
+    change = after.step.expected / before.step.expected - 1 if before.step.expected else 0.0
+    steps = html.prose(
+        f"A {before.step}, B {after.step} per step on {before.cluster.title} ({format_change(change)})", 300
+    )
+    return f'<p><span class="tag">predicted</span> {steps}</p>'
+
+
+def _totals(diff: TraceDiff, difference: PlanDifference) -> str:
+    """Return collectives, wire bytes and message bytes in steps, those of phases outside steps, and per what."""
+    sides = difference.before, difference.after
+    frames = [side.to_frame().select("count", "wire_bytes", "message_bytes").sum() for side in sides]
+    (count, wire, message), (counts, wires, messages) = (frame.row(0) for frame in frames)
+    outside = [[side.start_up_bytes, side.no_grad_bytes, side.between_bytes] for side in sides]
+    apart = "".join(
+        f"; {phase}: {signed_bytes(b - a)} on the wire"
+        for phase, a, b in zip(OUTSIDE_STEPS, *outside, strict=True)
+        if abs(b - a) >= 0.5  # bytes
+    )
+    more = f"{'+' if counts >= count else '−'}{count_text(abs(counts - count))}"
+    return (
+        f"{count_text(count)} → {count_text(counts)} collectives ({more}), "
+        f"{signed_bytes(wires - wire)} on the wire ({signed_bytes(messages - message)} in messages), "
+        f"{_per_text(diff, difference)}{apart}"
+    )
+
+
+def what_differs(diff: TraceDiff) -> str:
+    """Return in what the programs differ beside what they send: mesh, ranks, modules and parameters."""
+    before, after = diff.before.tables, diff.after.tables
+    changes = [
+        f"{what} {old} → {new}"
+        for what, old, new in (
+            ("mesh", html.plain(before.info.mesh or "none", 60), html.plain(after.info.mesh or "none", 60)),
+            ("ranks", f"{before.info.world_size:,}", f"{after.info.world_size:,}"),
+            ("modules", f"{before.modules.height:,}", f"{after.modules.height:,}"),
+            ("parameters", _parameter_bytes(before), _parameter_bytes(after)),
+        )
+        if old != new
+    ]
+    same = "From A to B mesh, ranks, modules and parameters are the same: the calls differ."
+    return f"From A to B: {', '.join(changes)}." if changes else same
+
+
+def _parameter_bytes(tables: Tables) -> str:
+    """Return how large the whole parameters are, each counted once."""
+    once = tables.parameters.filter(pl.col("shared_with") == "").unique("name")
+    return format_bytes(int(once["global_bytes"].sum()))
+
+
+def _per_text(diff: TraceDiff, difference: PlanDifference) -> str:
+    """Return what the totals are per, in words."""
+    before, after = (summed_over(trace.tables) for trace in (diff.before, diff.after))
+    if not difference.means:
+        return before if before == after else f"A {before}, B {after}"
+    return f"per rank and step ({difference.means})"

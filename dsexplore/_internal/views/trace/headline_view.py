@@ -1,0 +1,244 @@
+"""The headline of a trace: one bar of what a rank sends in a step, by axis, with sentences below it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import polars as pl
+
+from dsexplore._internal.analysis.findings.finding import Finding, Findings
+from dsexplore._internal.analysis.headline import Headline, Sentence
+from dsexplore._internal.cost.step.prediction import Prediction
+from dsexplore._internal.trace.schema import NO_AXIS
+from dsexplore._internal.units import format_bytes, format_seconds
+from dsexplore._internal.views.page import html
+from dsexplore._internal.views.page.theme import AXIS_STYLE, axis_mark, axis_number
+from dsexplore._internal.views.trace import drawings
+from dsexplore._internal.views.trace.module_tree import MOST_AXES, OTHER_AXES
+from dsexplore._internal.views.view import View
+
+MOST_FINDINGS = 30
+PER = "; wire bytes per rank and step"
+NOTHING = "No rule found anything: see dsexplore._internal.analysis.findings for what they look for."
+
+
+class FindingsView(View):
+    """The view of `Findings`."""
+
+    title = "Findings"
+
+    def __init__(self, findings: Findings) -> None:
+        self._findings = findings
+
+    def text(self) -> str:
+        """Return two or three lines per finding: what, where, and what to try."""
+        findings = self._findings
+        lines = [f"Findings: {len(findings)}" if len(findings) else f"Findings: none. {NOTHING}"]
+        for finding in findings[:MOST_FINDINGS]:
+            where = ", ".join(html.plain(part, 80) for part in (finding.module, finding.source) if part)
+            lines += [
+                f"  {html.plain(finding.why, 300)}",
+                f"    {where}; {sizes(finding)}",
+                f"    try: {html.plain(finding.change, 400)}",
+            ]
+        return "\n".join(
+            [*lines, *([f"  … and {len(findings) - MOST_FINDINGS:,} more"] if len(findings) > MOST_FINDINGS else [])]
+        )
+
+    def html(self) -> str:
+        """Return a table of the findings, largest saving first."""
+        count = f"{len(self._findings):,}{PER if len(self._findings) else ''}"
+        said = html.verdict(largest(self._findings[0])) if len(self._findings) else ""
+        return html.fragment(f"<p><b>Findings</b> {count}</p>{said}{findings_table(self._findings)}")
+
+
+def largest(finding: Finding) -> str:
+    """Return what the first finding is, how much its change would save, and where, as a sentence."""
+    saves = f", {format_bytes(finding.spare_bytes)} per {finding.per}" if finding.spare_bytes else ""
+    return f"Largest: {finding.why.partition(':')[0]}{saves}" + (f", in {finding.module}." if finding.module else ".")
+
+
+def sizes(finding: Finding) -> str:
+    """Return the bytes of a finding, per what, and how many the change would save."""
+    spared = f", of which the change would save {format_bytes(finding.spare_bytes)}" if finding.spare_bytes else ""
+    return f"{format_bytes(finding.wire_bytes)} on the wire per {finding.per}{spared}"
+
+
+def findings_part(findings: Findings, most: int = MOST_FINDINGS, opened: bool = False, anchor: str = "") -> str:
+    """Return the findings as a collapsible section; empty if there are none.
+
+    Args:
+        findings: to list.
+        most: maximal number of findings shown.
+        opened: whether the section is open at first.
+        anchor: id of the table.
+    """
+    table = f"<div>{findings_table(findings, most)}</div>" if len(findings) else ""
+    return drawings.part(f"Findings: {len(findings):,}{PER}", table, opened, anchor)
+
+
+def findings_table(findings: Findings, most: int = MOST_FINDINGS, attributes: Iterable[str] = ()) -> str:
+    """Return a table of the first findings: why, module, line, wire bytes and what to try.
+
+    Args:
+        findings: the findings.
+        most: maximal number of findings shown.
+        attributes: attributes of each row's tag.
+    """
+    if not len(findings):
+        return f'<p class="dim">{NOTHING}</p>'
+    rows = [
+        (
+            html.prose(finding.why, 260),
+            html.parted(finding.module, 90),
+            html.parted(finding.source or "–", 90),
+            "–" if finding.is_wrong else format_bytes(finding.wire_bytes) + (" once" if finding.per == "rank" else ""),
+            format_bytes(finding.spare_bytes) if finding.spare_bytes else "–",
+            html.prose(finding.change, 400).replace("; or, ", ";<br>or, "),
+        )
+        for finding in findings[:most]
+    ]
+    head = ("finding", "module", "source", "wire bytes", "saves", "try")
+    hidden = len(findings) - len(rows)
+    more = f'<p class="dim">… and {hidden:,} more: <code>findings()</code> has all.</p>' if hidden else ""
+    return html.table(head, rows, left=(), wrap=(0, 1, 2, 5), attributes=attributes, stacks=True) + more
+
+
+STYLE = (
+    """
+.dsx .headline{margin:2px 0 8px;max-width:1000px}
+.dsx .headline .bar{height:18px;border:1px solid var(--dsx-line)}
+.dsx .headline .bar span{line-height:17px}
+.dsx .headline p{font-size:calc(var(--dsx-size)*14/13);margin:.25em 0;overflow-wrap:anywhere}
+.dsx .headline .named{display:inline-block}
+.dsx.dsx .headline .key{font-size:var(--dsx-tiny)}
+.dsx .answers{max-width:1000px;margin-bottom:8px;container-type:inline-size}
+@container (max-width:520px){.dsx.dsx .answers tr>*{display:block;white-space:normal;border:0}
+.dsx.dsx .answers td.l:first-child{font-weight:600}}
+.dsx .headline .to{font-size:var(--dsx-small);color:var(--dsx-link);background:none;border:0;padding:0;
+white-space:nowrap;text-decoration:underline;cursor:pointer;font-family:inherit}
+"""
+    + AXIS_STYLE
+)
+
+_WORD = {
+    "skew": "who waits",
+    "axes": "by module and axis",
+    "experts": "by rank",
+    "module": "in the tree",
+    "finding": "findings",
+    "time": "in time",
+}
+
+
+class HeadlineView(View):
+    """The view of a `Headline`."""
+
+    title = "Headline"
+
+    def __init__(self, headline: Headline) -> None:
+        self._headline = headline
+
+    def text(self) -> str:
+        """Return the sentences."""
+        return "\n".join(html.plain(sentence.text, 500) for sentence in self._headline.sentences) or "Nothing is sent."
+
+    def html(self) -> str:
+        """Return the bar and the sentences."""
+        return html.fragment(headline_html(self._headline, lambda _: ""), STYLE)
+
+
+def headline_html(
+    headline: Headline, link: Callable[[int], str], axes: Sequence[str] = (), prediction: Prediction | None = None
+) -> str:
+    """Return the bar and the sentences; of a program that sends nothing, one that says so.
+
+    Args:
+        headline: headline of a trace.
+        link: returns HTML, for the index of a sentence, that links to the rows that it is about.
+        axes: axes in the order of their colors in the tree next to it; by default most bytes first.
+        prediction: prediction of the trace, whose seconds are shown next to the bytes.
+    """
+    if not headline.sentences:
+        return html.verdict("Nothing is sent: the program called no collective.")
+    first, *others = [(sentence.text, link(i)) for i, sentence in enumerate(headline.sentences)]
+    said = "".join(f"<p>{html.prose(text, 400)}{more}</p>" for text, more in others)
+    verdict = html.verdict(first[0], 400, first[1])
+    return f'<div class="headline">{verdict}{_bar(headline, axes, prediction)}{said}{_predicted(prediction)}</div>'
+
+
+def anchors(headline: Headline) -> list[str]:
+    """Return the id of the element that each sentence links to."""
+    return [html.content_id("sentence", i, sentence.text) for i, sentence in enumerate(headline.sentences)]
+
+
+def link_to(anchor: str, sentence: Sentence) -> str:
+    """Return a link to an element of the same page; empty for a sentence without an element to link to."""
+    if sentence.about not in _WORD:
+        return ""
+    return f' <a class="to" href="#{anchor}">{_WORD[sentence.about]}</a>'
+
+
+def live_headline(
+    headline: Headline, axes: Sequence[str], prediction: Prediction | None, *, with_findings: bool
+) -> str:
+    """Return the bar and the sentences, each with a button that filters by its events; all findings where asked for."""
+    shown = headline_html(
+        headline,
+        lambda i: f' <button class="to" data-sentence="{i}">show</button>' if len(headline.sentences[i].rows) else "",
+        axes,
+        prediction,
+    )
+    findings = findings_part(headline.findings) if with_findings else ""
+    return f'<div class="dsx">{shown}{findings}</div>'
+
+
+def _predicted(prediction: Prediction | None) -> str:
+    """Return a sentence on the predicted step time and its exposed part; empty without a prediction."""
+    if prediction is None:
+        return ""
+    exposed = prediction.by_axis().group_by("axis").agg(pl.col("exposed").sum()).sort("exposed", "axis")
+    most = f", most of it on {exposed['axis'][-1] or NO_AXIS}" if exposed["exposed"].sum() > 0 else ""
+    said = (
+        f"A step takes {prediction.step} on {prediction.cluster.title} (rank {prediction.rank}); for "
+        f"{prediction.exposed} of it compute waits for collectives{most}. All times here are predicted, not measured."
+    )
+    return f'<p><span class="tag">predicted</span> {html.escape(said, 400)}</p>'
+
+
+def _times(headline: Headline, prediction: Prediction | None) -> tuple[str, dict[str, str]]:
+    """Return the label of the times shown next to the bytes, and {axis: time}; both empty if no times are known."""
+    if prediction is not None:
+        sums = prediction.by_axis().group_by("axis").agg(pl.col("communication", "exposed").sum())
+        times = {
+            axis or NO_AXIS: f"{format_seconds(all_of_it)} ({format_seconds(exposed)})"
+            for axis, all_of_it, exposed in sums.iter_rows()
+        }
+        return " and predicted time (of it exposed)", times
+    measured = headline.to_frame().filter(pl.col("ms") > 0).select("axis", "ms")
+    took = {axis or NO_AXIS: format_seconds(ms / 1e3) for axis, ms in measured.iter_rows()}
+    return " and time under way, measured" if took else "", took
+
+
+def _bar(headline: Headline, axes: Sequence[str], prediction: Prediction | None) -> str:
+    """Return a bar of wire bytes per rank and step, one segment per axis, with a text that has times if known."""
+    rows = [row for row in headline.to_frame().iter_rows(named=True) if row["wire_bytes"]]
+    if not rows:
+        return ""
+    names = [row["axis"] or NO_AXIS for row in rows]
+    order = list(axes) or (names if len(names) <= MOST_AXES else [*names[: MOST_AXES - 1], OTHER_AXES])
+    parts, words, (timed, times) = [], [], _times(headline, prediction)
+    for name in order:
+        held = [r for r, n in zip(rows, names, strict=True) if n == name or (name == OTHER_AXES and n not in order)]
+        size = sum(row["wire_bytes"] for row in held)
+        if not size:
+            continue
+        took = f", {times[name]}" if name in times else ""
+        parts.append((f"a{axis_number(name)}", html.escape(axis_mark(name).letter), size, ""))
+        words.append(f'<span class="named">{html.axis_key(name, 40)} {format_bytes(size)}{took}</span>')
+    bar = html.stacked_bar(parts, sum(size for _, _, size, _ in parts))
+    said = f"Wire bytes{timed} per rank and step: {' · '.join(words)}"
+    return (
+        f'<div role="img" aria-label="wire bytes of a rank in a step, by axis">{bar}</div>'
+        f'<p class="dim" style="font-size:var(--dsx-small)">{said}</p>'
+    )

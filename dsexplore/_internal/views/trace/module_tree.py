@@ -1,0 +1,305 @@
+"""The module tree of a trace as arrays.
+
+Rows are in preorder, so a subtree is the slice ``[i, ends[i])``, and each sum over it is a difference of two prefix
+sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from dsexplore._internal.trace.numbered_modules import OUTSIDE
+from dsexplore._internal.trace.schema import IN_STEPS, NO_AXIS
+from dsexplore._internal.trace.tables import Tables
+from dsexplore._internal.views.trace.facets import Facet, row_numbers
+
+OTHER_AXES = "other axes"
+MOST_AXES = 6
+"""Number of axes with their own column; further ones share `OTHER_AXES`."""
+
+Ints = npt.NDArray[np.int64]
+Number = TypeVar("Number", np.int64, np.float64)
+
+
+@dataclass(frozen=True)
+class ModuleTree:
+    """n modules in preorder; arrays have n entries."""
+
+    names: list[str]
+    """Fully qualified names; ``""`` stands for what ran outside any module."""
+    labels: list[str]
+    """Names without the parent's name."""
+    types: list[str]
+    parents: Ints
+    """Row of the parent, −1 for a root."""
+    ends: Ints
+    """Index after the last row of the subtree."""
+    calls: Ints
+    axes: list[str]
+    """Axes of the events, most wire bytes in steps first; see `NO_AXIS` and `OTHER_AXES`."""
+    own_local_bytes: Ints
+    """Bytes of the module's own parameters on one rank: the maximum over recorded ranks; shared ones count once."""
+    own_global_bytes: Ints
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def children(self, row: int) -> list[int]:
+        """Return the rows of the direct children, in order."""
+        rows, at = [], row + 1
+        while at < self.ends[row]:
+            rows.append(at)
+            at = int(self.ends[at])
+        return rows
+
+    @cached_property
+    def row_of(self) -> dict[str, int]:
+        """{fully qualified name: row}."""
+        return {name: row for row, name in enumerate(self.names)}
+
+    def columns_of(self, labels: list[str]) -> Ints:
+        """Return the index into `axes` of each label; axes without their own entry share the last."""
+        place = {name: i for i, name in enumerate(self.axes)}
+        return np.array([place.get(label or NO_AXIS, len(self.axes) - 1) for label in labels], np.int64)
+
+    @property
+    def roots(self) -> list[int]:
+        """Rows without a parent."""
+        return [int(i) for i in np.flatnonzero(self.parents < 0)]
+
+    @cached_property
+    def local_bytes(self) -> Ints:
+        """(n,) `own_local_bytes` summed over each module and those inside it."""
+        return self.with_children(self.own_local_bytes)
+
+    @cached_property
+    def global_bytes(self) -> Ints:
+        """(n,) `own_global_bytes` summed over each module and those inside it."""
+        return self.with_children(self.own_global_bytes)
+
+    def with_children(self, values: npt.NDArray[Number]) -> npt.NDArray[Number]:
+        """Return values per module, of shape (…, n), summed over each module and those inside it."""
+        before = np.zeros((*values.shape[:-1], len(self) + 1), values.dtype)
+        np.cumsum(values, axis=-1, out=before[..., 1:])
+        total: npt.NDArray[Number] = before.take(self.ends, axis=-1) - before[..., :-1]
+        return total
+
+
+def module_tree(tables: Tables, facets: Mapping[str, Facet]) -> ModuleTree:
+    """Build the tree of all modules that are listed, that own an event, or that hold a parameter.
+
+    Args:
+        tables: tables of the trace.
+        facets: encoded columns ``owner`` and ``axis`` of the events.
+    """
+    held = _held(tables.parameters)
+    listed = tables.modules.unique("module", keep="first", maintain_order=True)
+    names, parents, ends = _preorder(_parents(listed, facets["owner"].labels, held["module"].to_list()))
+    types = dict(zip(listed["module"], listed["type"], strict=True))
+    calls = dict(zip(listed["module"], listed["calls"], strict=True))
+    row_of = {name: row for row, name in enumerate(names)}
+    local_bytes, global_bytes = np.zeros((2, len(names)), np.int64)
+    holders = [row_of[name] for name in held["module"]]
+    local_bytes[holders], global_bytes[holders] = held["local_bytes"], held["global_bytes"]
+    return ModuleTree(
+        names=names,
+        labels=[
+            _label(name, names[parent] if parent >= 0 else "") for name, parent in zip(names, parents, strict=True)
+        ],
+        types=[types.get(name, "") for name in names],
+        parents=parents,
+        ends=ends,
+        calls=np.array([calls.get(name) or 0 for name in names], np.int64),
+        axes=_axes(facets["axis"], _in_steps(tables)),
+        own_local_bytes=local_bytes,
+        own_global_bytes=global_bytes,
+    )
+
+
+def _held(parameters: pl.DataFrame) -> pl.DataFrame:
+    """Return bytes of each module's own parameters on the rank that holds most.
+
+    Columns: module, local_bytes, global_bytes.
+    """
+    return (
+        parameters.filter(pl.col("shared_with") == "")
+        .group_by("module", "rank", maintain_order=True)
+        .agg(pl.col("local_bytes").sum(), pl.col("global_bytes").sum())
+        .group_by("module", maintain_order=True)
+        .agg(pl.col("local_bytes").max(), pl.col("global_bytes").max())
+    )
+
+
+def _axes(axis: Facet, size: npt.NDArray[np.float64]) -> list[str]:
+    """Return the axes, most bytes first, with `NO_AXIS` and `OTHER_AXES`; see `ModuleTree.axes`."""
+    totals = np.bincount(axis.codes, size, minlength=len(axis.labels))
+    ranked = sorted(range(len(axis.labels)), key=lambda i: (-totals[i], axis.labels[i]))
+    names = [axis.labels[i] or NO_AXIS for i in ranked]
+    return names if len(names) <= MOST_AXES else [*names[: MOST_AXES - 1], OTHER_AXES]
+
+
+def _in_steps(tables: Tables) -> npt.NDArray[np.float64]:
+    """Return (events,) wire bytes, with 0 for events outside steps."""
+    sizes = pl.when(IN_STEPS).then(pl.col("wire_bytes")).otherwise(0)
+    return tables.events.select(sizes).to_series().to_numpy().astype(np.float64)
+
+
+def _parents(listed: pl.DataFrame, *more: list[str]) -> dict[str, str | None]:
+    """Return {name: parent's name, None for a root}; unlisted names go below their nearest listed prefix."""
+    modules = set(listed["module"])
+    parents: dict[str, str | None] = {
+        name: (parent if parent in modules and parent != name else None)
+        for name, parent in zip(listed["module"], listed["parent"], strict=True)
+    }
+    for name in sorted({name for names in more for name in names} - modules):
+        prefix = name.rpartition(".")[0]
+        while prefix and prefix not in parents:
+            prefix = prefix.rpartition(".")[0]
+        parents[name] = prefix or None
+    return parents
+
+
+def _preorder(parents: dict[str, str | None]) -> tuple[list[str], Ints, Ints]:
+    """Return names in preorder, each one's parent row, and the end row of each subtree.
+
+    What ran outside any module comes last.
+    """
+    children: dict[str | None, list[str]] = {}
+    for name, parent in parents.items():
+        children.setdefault(parent, []).append(name)
+    names: list[str] = []
+    rows: list[int] = []
+    roots = sorted(children.get(None, []), key=lambda root: not root)
+    pending = [(name, -1) for name in reversed(roots)]
+    while pending:
+        name, parent_row = pending.pop()
+        row = len(names)
+        names.append(name)
+        rows.append(parent_row)
+        pending.extend((child, row) for child in reversed(children.get(name, ())))
+    ends = np.arange(1, len(names) + 1, dtype=np.int64)
+    for row in range(len(names) - 1, -1, -1):
+        if rows[row] >= 0:
+            ends[rows[row]] = max(ends[rows[row]], ends[row])
+    return names, np.array(rows, np.int64), ends
+
+
+def _label(name: str, parent: str) -> str:
+    if not name:
+        return OUTSIDE
+    return name.removeprefix(f"{parent}.") if parent else name
+
+
+# Folding: siblings with identical subtrees are shown as one row, ``[1–30] ×30``.
+#
+# Modules are identical if they have the same type, the same collectives (op, axis, group size, phase, size, dtype,
+# implicit or not), the same parameters (name, shapes, placements) and, recursively, identical children. Only numbered
+# siblings fold, such as the layers of a ``ModuleList``. Causes of collectives are not compared, because they name the
+# layer itself.
+
+_SAME_EVENT = ("op", "axis", "group_size", "phase", "message_bytes", "dtype", "implicit")
+_SAME_PARAMETER = ("rank", "global_shape", "local_shape", "dtype", "placements")
+
+
+@dataclass(frozen=True)
+class Fold:
+    """One shown row: a module, or several identical ones."""
+
+    rows: tuple[int, ...]
+    """Rows of the tree that this row stands for; the first is the one that is opened."""
+    label: str
+
+    @property
+    def first(self) -> int:
+        """Row that stands for all."""
+        return self.rows[0]
+
+
+class Folds:
+    """The shown children of each module, with modules of equal signature folded into one row.
+
+    Args:
+        tree: tree of the modules.
+        signatures: one number per row of the tree; equal ones mean equal subtrees.
+    """
+
+    def __init__(self, tree: ModuleTree, signatures: list[int]) -> None:
+        self._tree = tree
+        self._signatures = signatures
+
+    def roots(self) -> list[Fold]:
+        """Return the topmost rows."""
+        return self._fold(self._tree.roots)
+
+    def children(self, row: int) -> list[Fold]:
+        """Return the rows inside ``row``."""
+        return self._fold(self._tree.children(row))
+
+    def _fold(self, rows: list[int]) -> list[Fold]:
+        same: dict[object, list[int]] = {}
+        for row in rows:
+            numbered = self._tree.labels[row].isdecimal()
+            same.setdefault((self._signatures[row],) if numbered else row, []).append(row)
+        return [Fold(tuple(group), self._label(group)) for group in same.values()]
+
+    def _label(self, rows: list[int]) -> str:
+        labels = [self._tree.labels[row] for row in rows]
+        return labels[0] if len(labels) == 1 else f"[{ranges([int(label) for label in labels])}]"
+
+
+class Folding(Folds):
+    """Rows of a trace's tree, with identical modules folded into one row."""
+
+    def __init__(self, tree: ModuleTree, tables: Tables) -> None:
+        of_events = _sums_of_hashes(tables.events.select("owner", *_SAME_EVENT), "owner")
+        short_name = pl.col("name").str.split(".").list.last()
+        of_parameters = _sums_of_hashes(tables.parameters.select("module", short_name, *_SAME_PARAMETER), "module")
+        row_keys = [
+            (kind, int(calls), of_events.get(name), of_parameters.get(name))
+            for name, kind, calls in zip(tree.names, tree.types, tree.calls, strict=True)
+        ]
+        super().__init__(tree, signatures(tree, row_keys))
+
+
+def ranges(numbers: list[int], most: int = 6) -> str:
+    """Return numbers as ranges: ``[0, 1, 2, 5, 7, 8]`` → ``"0–2, 5, 7–8"``; beyond ``most``, some become ``…``."""
+    pieces: list[list[int]] = []
+    for number in sorted(numbers):
+        if pieces and number == pieces[-1][1] + 1:
+            pieces[-1][1] = number
+        else:
+            pieces.append([number, number])
+    written = [str(a) if a == b else f"{a}–{b}" for a, b in pieces]
+    if len(written) <= most:
+        return ", ".join(written)
+    return ", ".join([*written[: most - 1], "…", written[-1]])
+
+
+def signatures(tree: ModuleTree, row_keys: Sequence[Hashable]) -> list[int]:
+    """Return one number per row, equal for subtrees that are equal in labels and in ``own`` of each row."""
+    numbers: dict[Hashable, int] = {}
+    signature_of = [0] * len(tree)
+    below: list[list[Hashable]] = [[] for _ in range(len(tree))]
+    for row in range(len(tree) - 1, -1, -1):
+        signature_of[row] = numbers.setdefault((row_keys[row], tuple(below[row])), len(numbers))
+        if tree.parents[row] >= 0:
+            below[tree.parents[row]].append((tree.labels[row], signature_of[row]))
+    return signature_of
+
+
+def _sums_of_hashes(frame: pl.DataFrame, key: str) -> dict[str, tuple[int, int]]:
+    """Return {module: two sums of its rows' hashes}, which do not depend on the order of rows."""
+    if frame.is_empty():
+        return {}
+    number = pl.col("number")
+    halves = (number % 2**32).sum().alias("low"), (number // 2**32).sum().alias("high")
+    numbered = frame.select(key, row_numbers(frame, [name for name in frame.columns if name != key]))
+    sums = numbered.group_by(key).agg(*halves)
+    return {str(module): (low, high) for module, low, high in sums.iter_rows()}

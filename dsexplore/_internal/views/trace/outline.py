@@ -1,0 +1,196 @@
+"""An indented tree of modules as nested ``<details>``, of bounded size whatever the model.
+
+Rows are drawn level by level, outermost first, until the budget is spent, then their own tables. So a model that does
+not fold is cut at depth rather than at breadth, and each place says how many rows are not drawn there.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from dsexplore._internal.views.page import html
+from dsexplore._internal.views.trace.module_tree import Fold
+
+_MARKUP = 110
+"""Approximate bytes of markup around a row."""
+_OF_ROWS = 0.65
+"""Fraction of the budget that rows may use; their own tables may use the rest."""
+
+_WIDTHS = {"": 73, "delta": 88, "wide": 144, "thinbar": 78, "spine": 164}
+"""Width in pixels of a column of each class, including the gap next to it."""
+
+STYLE = """
+.dsx .tree{min-width:calc(var(--dsx-width)*var(--dsx-size)/13);border-top:1px solid var(--dsx-line)}
+.dsx .row{display:flex;align-items:baseline;padding:1px 4px 1px 0;gap:4px;min-height:24px}
+.dsx .row.head{font-weight:600;font-size:var(--dsx-small);border-bottom:1px solid var(--dsx-line)}
+.dsx .row .n{flex:1 1 0;min-width:260px;max-width:560px;overflow-wrap:break-word;position:sticky;left:0;z-index:1;
+background:var(--dsx-bg);padding-left:calc(var(--d,0)*14px + 20px);text-indent:-16px}
+.dsx .row:hover,.dsx .row:hover .n{background:linear-gradient(var(--dsx-shade),var(--dsx-shade)),var(--dsx-bg)}
+.dsx .row .n *{text-indent:0}
+.dsx .row .n::before{content:"";display:inline-block;width:16px;text-indent:0}
+.dsx .tree details>summary{list-style:none}
+.dsx .tree summary::-webkit-details-marker{display:none}
+.dsx .tree summary .n::before{content:"▸";color:var(--dsx-dim)}
+.dsx .tree details[open]>summary .n::before{content:"▾"}
+.dsx .row .c{flex:0 0 5.75em;font-size:var(--dsx-small);min-width:0;text-align:right;font-variant-numeric:tabular-nums;
+white-space:nowrap}
+.dsx .row.head .c{overflow-wrap:anywhere;white-space:normal}
+.dsx .row.head .c>*{font-size:var(--dsx-tiny)}
+.dsx .row .c.z{color:var(--dsx-dim)}
+.dsx .row .c.thinbar{flex-basis:6.17em;text-align:left}
+.dsx .row>.c.thinbar:has(.thin){align-self:flex-start}
+.dsx .row .sum{color:var(--dsx-dim);font-size:var(--dsx-tiny)}
+.dsx .row .c.delta{flex-basis:7em}
+.dsx .row .c.wide{flex-basis:11em;text-align:left;padding-left:8px;overflow:hidden;text-overflow:ellipsis}
+.dsx .tree .own{padding:0 4px 4px calc(var(--d,0)*14px + 36px)}
+.dsx .tree .rest{padding:1px 4px 1px calc(var(--d,0)*14px + 36px)}
+"""
+
+
+class Source(Protocol):
+    """Supplier of a tree's rows."""
+
+    def roots(self) -> list[Fold]:
+        """Return the topmost rows."""
+
+    def children(self, row: int) -> list[Fold]:
+        """Return the rows inside ``row``."""
+
+    def line(self, fold: Fold, times: int) -> str:
+        """Return the row's `label` and `cell`s; ``times``: number of modules it stands for, with folds above it."""
+
+    def inside(self, row: int, times: int) -> str:
+        """Return HTML shown in an opened row above the rows inside it; empty for nothing."""
+
+
+@dataclass
+class _OutlineRow:
+    fold: Fold
+    depth: int
+    times: int
+    parent: int
+    line: str
+    own: str = ""
+    hidden: int = 0
+    """Number of rows inside it that are not drawn."""
+    children: list[str] = field(default_factory=list)
+    """HTML of the rows inside it, last first."""
+
+
+@dataclass(frozen=True)
+class Outline:
+    """The tree of modules as HTML, and how much of it is omitted."""
+
+    html: str
+    hidden: int
+    """Number of rows that are not drawn, without those inside them."""
+    closed: bool
+    """True if some rows are drawn without their tables."""
+
+
+def outline(source: Source, titles: list[tuple[str, str, str]], budget: int, label: str, small: int = 0) -> Outline:
+    """Draw a tree of modules within a budget of bytes.
+
+    Args:
+        source: supplier of the rows.
+        titles: (title, explanation, class) per column after the first; see `cell`.
+        budget: approximate size in bytes; the first row is drawn in any case.
+        label: name of the tree for screen readers.
+        small: a tree of at most this many rows is fully expanded.
+    """
+    rows, left, unseen = _rows(source, int(budget * _OF_ROWS))
+    closed = _fill(source, rows, budget - int(budget * _OF_ROWS) + left)
+    body: list[str] = []
+    for row in reversed(rows):
+        (rows[row.parent].children if row.parent >= 0 else body).append(_row_html(row, len(rows) <= small))
+    width = 290 + sum(_WIDTHS[kind] for _, _, kind in titles)
+    heads = " ".join(
+        f'<span class="c{" " * bool(kind)}{kind}" title="{html.escape(explanation)}">{html.name(title, 18)}</span>'
+        for title, explanation, kind in titles
+    )
+    drawn = "".join(reversed(body)) + (_hidden_rows(unseen, 0) if unseen else "")
+    return Outline(
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{html.escape(label)}">'
+        f'<div class="tree" style="--dsx-width:{width}">'
+        f'<div class="row head"><span class="n">module</span> {heads}</div>{drawn}</div></div>',
+        unseen + sum(row.hidden for row in rows),
+        closed,
+    )
+
+
+def label(fold: Fold, full: str, kind: str, mark: str = "", times: int = 1, anchor: str = "") -> str:
+    """Return the first column: name, ``×N`` for N folded modules, the type unless it equals the name, and a mark.
+
+    If a row's numbers are sums over several modules, including folds above it, the name says over how many.
+
+    Args:
+        fold: the modules of the row.
+        full: fully qualified name of its first module, for the tooltip.
+        kind: type of the module.
+        mark: HTML after the name.
+        times: number of modules that the row stands for, including folds above it.
+        anchor: id for links to the row.
+    """
+    shown = f' <span class="dim">{html.name(kind, 60)}</span>' if kind and kind != fold.label else ""
+    hover = f' title="{html.escape(full)}"' if full not in ("", fold.label) else ""
+    named = f' id="{anchor}"' if anchor else ""
+    name = f"<bdi>{html.prose(fold.label, html.LONGEST_NAME)}</bdi>"
+    return f'<span class="n"{named}{hover}>{name}{many(fold, times)}{shown}{mark}</span>'
+
+
+def many(fold: Fold, times: int) -> str:
+    """Return ``×N`` for a row of N folded modules, and the number of modules that its numbers sum; else ``""``."""
+    folded = f' <span class="times">×{len(fold.rows)}</span>' if len(fold.rows) > 1 else ""
+    spoken = f"the numbers are the sum of {times:,} modules"
+    return folded + (f' <span class="sum" title="{spoken}">Σ {times:,}</span>' if times > 1 else "")
+
+
+def cell(text: str, kind: str = "") -> str:
+    """Return the HTML of one column; ``kind``: ``z`` for no value, ``delta`` for a change, ``wide`` for text."""
+    return f' <span class="c{" " * bool(kind)}{kind}">{text}</span>'
+
+
+def _rows(source: Source, budget: int) -> tuple[list[_OutlineRow], int, int]:
+    """Return the rows that fit, outermost first; the bytes left; and the number of roots that do not fit."""
+    rows: list[_OutlineRow] = []
+    unseen = 0
+    waiting = deque((fold, 0, 1, -1) for fold in source.roots())
+    while waiting:
+        fold, depth, times, parent = waiting.popleft()
+        if budget > 0:
+            times *= len(fold.rows)
+            line = source.line(fold, times)
+            budget -= len(line.encode()) + _MARKUP
+            waiting.extend((child, depth + 1, times, len(rows)) for child in source.children(fold.first))
+            rows.append(_OutlineRow(fold, depth, times, parent, line))
+        elif parent >= 0:
+            rows[parent].hidden += 1
+        else:
+            unseen += 1
+    return rows, max(budget, 0), unseen
+
+
+def _fill(source: Source, rows: list[_OutlineRow], budget: int) -> bool:
+    """Fill the rows with their own tables until one does not fit; return True if one did not."""
+    for row in rows:
+        inside = source.inside(row.fold.first, row.times)
+        budget -= len(inside.encode()) + _MARKUP // 2
+        if budget < 0 and inside:
+            return True
+        row.own = inside
+    return False
+
+
+def _row_html(row: _OutlineRow, small: bool) -> str:
+    inside_html = f'<div class="own" style="--d:{row.depth}">{row.own}</div>' if row.own else ""
+    inside = inside_html + "".join(reversed(row.children)) + (_hidden_rows(row.hidden, row.depth) if row.hidden else "")
+    if not inside:
+        return f'<div class="row" style="--d:{row.depth}">{row.line}</div>'
+    opened = " open" if small or (row.children and (row.depth < 2 or (not inside_html and row.depth < 4))) else ""
+    return f'<details{opened}><summary class="row" style="--d:{row.depth}">{row.line}</summary>{inside}</details>'
+
+
+def _hidden_rows(count: int, depth: int) -> str:
+    return f'<div class="rest dim" style="--d:{depth}">… {count:,} more, not drawn</div>'

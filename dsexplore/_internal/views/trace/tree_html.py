@@ -1,0 +1,278 @@
+"""The static module tree of a trace: one line per module; opening it shows its collectives and parameters."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from dsexplore._internal.trace.schema import NO_AXIS, OUTSIDE_STEPS
+from dsexplore._internal.units import format_bytes
+from dsexplore._internal.views.page import html
+from dsexplore._internal.views.page.theme import axis_number
+from dsexplore._internal.views.trace import outline
+from dsexplore._internal.views.trace.byte_sizes import Sizes, is_partial, signed, size_text, summed_over
+from dsexplore._internal.views.trace.event_codes import Columns, EventCodes
+from dsexplore._internal.views.trace.module_tree import OTHER_AXES, Fold, ranges
+from dsexplore._internal.views.trace.time_columns import StoodFor, TimeColumn
+
+LEAST = 12_000
+"""Bytes that the tree may use even if the budget is smaller."""
+MOST_TABLE_ROWS = 12
+MOST_PLACEMENTS = 2
+_NUMBERS = re.compile(r"\.\d+(?=\.|$)")
+
+
+def tree_html(
+    codes: EventCodes, budget: int, anchors: Mapping[str, str] | None = None, times: Sequence[TimeColumn] = ()
+) -> str:
+    """Return the tree of a trace, drawn from the top until about ``budget`` bytes are used; says if it is cut.
+
+    Args:
+        codes: events of the trace.
+        budget: approximate size in bytes.
+        anchors: {module: id of its row, or of the row that stands for it}.
+        times: columns of seconds.
+    """
+    if not len(codes.tree):
+        return '<p class="dim">No modules ran and nothing was sent.</p>'
+    source = _TraceSource(codes, anchors or {}, times)
+    drawn = outline.outline(source, source.titles(), max(budget, LEAST), "module tree")
+    if not drawn.hidden and not drawn.closed:
+        return drawn.html
+    cut = "Modules further inside are not drawn" if drawn.hidden else "Some modules are drawn without their collectives"
+    return (
+        f'{drawn.html}<p class="dim">{cut}, of {len(codes.tree):,} in all: <code>explore()</code> and '
+        "<code>by_module()</code> have every one, <code>to_html(path)</code> draws more, and "
+        '<code>where(module="…")</code> shows a part.</p>'
+    )
+
+
+class _TraceSource:
+    """Rows of a trace's tree, as an `outline.Source`."""
+
+    def __init__(self, codes: EventCodes, anchors: Mapping[str, str], times: Sequence[TimeColumn]) -> None:
+        self._codes, self._times = codes, times
+        self._stood_for = StoodFor()
+        self._anchors = {_NUMBERS.sub(".*", name): anchor for name, anchor in anchors.items()}
+        self._tree = codes.tree
+        self._sent = codes.columns(codes.total)
+        self._whole = float(self._sent.own.sum()) or 1.0
+        unknown = codes.unknown(codes.every)
+        self._unknown = None if unknown is None else codes.columns(unknown)
+        self._repeats = self._same_as_bytes()
+        self._parameters = codes.tables.parameters
+        self._placements = {
+            str(module): list(dict.fromkeys(placements))
+            for module, placements in self._parameters.group_by("module", maintain_order=True)
+            .agg(pl.col("placements"))
+            .iter_rows()
+        }
+
+    def _same_as_bytes(self) -> list[bool]:
+        """Return [own, *axes, *phases]: True for a column whose every row equals the column of bytes."""
+        tables = [self._sent] if self._unknown is None else [self._sent, self._unknown]
+        return [
+            all(np.array_equal(columns[place], columns[0]) for columns in (_all_sizes(one) for one in tables))
+            for place in range(1, len(_all_sizes(self._sent)))
+        ]
+
+    def _kept(self, columns: Iterable[Any]) -> list[Any]:
+        return [column for column, repeats in zip(columns, self._repeats, strict=True) if not repeats]
+
+    def titles(self) -> list[tuple[str, str, str]]:
+        """Return the columns after the module; bytes and counts are sums over recorded ranks and steps."""
+        kind = f"{self._codes.kind_of_sizes} bytes"
+        inside = f"with the modules inside, {summed_over(self._codes.tables)}"
+        axes = [
+            (axis, f"{kind} on groups like these, {inside}", "")
+            if axis in (NO_AXIS, OTHER_AXES)
+            else (f"on {axis}", f"{kind} on the mesh axis {axis}, {inside}", "")
+            for axis in self._tree.axes
+        ]
+        alone = dict.fromkeys(OUTSIDE_STEPS, ", in no other column")
+        phases = [
+            (str(phase), f"{kind} in this phase, {inside}{alone.get(phase, '')}", "")
+            for phase in self._codes.facets["phase"].labels
+        ]
+        own = ("self", f"{kind} of the module itself, without the modules inside", "")
+        return [
+            ("count", f"collectives, {inside}", ""),
+            ("bytes", f"{kind} in steps, {inside}", ""),
+            ("share", "of all that is sent in steps, by axis in the colors of the headline", "thinbar"),
+            *(column.head for column in self._times),
+            *self._kept([own, *axes, *phases]),
+            ("all params", "bytes of all its parameters, of all ranks together, with the modules inside", ""),
+            ("per rank", "bytes of its parameters that one rank holds", ""),
+            ("placements", "how the module's own parameters are placed; all of them stand in its table", "wide"),
+        ]
+
+    def roots(self) -> list[Fold]:
+        """Return the topmost rows."""
+        return self._stood_for.roots(self._codes.folding.roots())
+
+    def children(self, row: int) -> list[Fold]:
+        """Return the rows inside ``row``."""
+        return self._stood_for.children(row, self._codes.folding.children(row))
+
+    def line(self, fold: Fold, times: int) -> str:
+        """Return name and numbers of a module, or the sums over folded ones."""
+        tree, row = self._tree, fold.first
+        count = int(self._sent.count[row]) * times
+        unknown = None if self._unknown is None else _sizes_of(self._unknown, row)
+        sizes = [size * times for size in signed(_sizes_of(self._sent, row), unknown).tolist()]
+        sizes += [float(held[row]) * times for held in (tree.global_bytes, tree.local_bytes)]
+        return (
+            outline.label(fold, tree.names[row], tree.types[row], times=times, anchor=self._anchor(row))
+            + outline.cell(f"{count:,}" if count else "–", "" if count else "z")
+            + _size(sizes[0])
+            + outline.cell(self._thin(row, times), "thinbar")
+            + "".join(column.cell(self._stood_for.rows(fold)) for column in self._times)
+            + "".join(map(_size, [*self._kept(sizes[1:-2]), *sizes[-2:]]))
+            + self._placed(tree.names[row])
+        )
+
+    def _thin(self, row: int, times: int) -> str:
+        """Return the bar of a row: its bytes by axis, as shares of all bytes sent in steps."""
+        shares = 100 * times * self._sent.axes[:, row] / self._whole
+        parts = "".join(
+            f'<i class="a{axis_number(axis)}" style="width:{share:.3g}%"></i>'
+            for axis, share in zip(self._tree.axes, shares, strict=True)
+            if share
+        )
+        return f'<span class="thin">{parts}</span>' if parts else ""
+
+    def _anchor(self, row: int) -> str:
+        """Return the id that a sentence of the headline links to; empty for most rows."""
+        if not self._anchors:
+            return ""
+        return self._anchors.pop(_NUMBERS.sub(".*", self._tree.names[row]), "")
+
+    def _placed(self, module: str) -> str:
+        placed = self._placements.get(module, [])
+        if not placed:
+            return outline.cell("", "wide")
+        shown = " | ".join(placements or "plain tensor" for placements in placed[:MOST_PLACEMENTS])
+        return outline.cell(html.name(shown + " | …" * (len(placed) > MOST_PLACEMENTS), 40), "wide")
+
+    def inside(self, row: int, times: int) -> str:
+        """Return the tables of a module's own collectives and parameters."""
+        module = self._tree.names[row]
+        kinds, every = self._codes.collectives(self._codes.owner == row, MOST_TABLE_ROWS)
+        body = collectives_html(kinds, every, self._codes.column, times) if every else ""
+        if module in self._placements:
+            body += parameters_html(module, self._parameters.filter(pl.col("module") == module))
+        collectives = (
+            f'<p class="dim">Each of the {times:,} has this, and their sum stands in the row; named here: '
+            f"{html.name(module)}</p>"
+            if times > 1 and body
+            else ""
+        )
+        return collectives + body
+
+
+def _sizes_of(sent: Columns, row: int) -> Sizes:
+    """Return the bytes of one row of the tree: with the modules inside, own, on each axis, in each phase."""
+    return _all_sizes(sent)[:, row]
+
+
+def _all_sizes(sent: Columns) -> Sizes:
+    return np.concatenate([[sent.bytes, sent.own], sent.axes, sent.phases])
+
+
+def _size(size: float) -> str:
+    return outline.cell(size_text(size)) if size or is_partial(size) else outline.cell("–", "z")
+
+
+def collectives_html(kinds: Iterable[Mapping[str, Any]], every: int, size: str = "wire_bytes", times: int = 1) -> str:
+    """Return a table of kinds of collective, with the columns of `event_codes.SAME_COLLECTIVE` and count.
+
+    Args:
+        kinds: rows of the first kinds.
+        every: total number of kinds.
+        size: column of the bytes that are shown.
+        times: number of modules that each send this.
+    """
+    per_module = ", each" if times > 1 else ""
+    rows = [
+        (
+            html.name(event["op"]) + (' <span class="tag">implicit</span>' if event["implicit"] else ""),
+            html.name(event["axis"] or "–", 40),
+            html.escape(event["phase"]),
+            f"{event['count']:,}",
+            format_bytes(None if event[size] is None else event[size] * event["count"]),
+            html.escape(tensor_text(event), 48),
+            html.parted(event["cause"] or "–"),
+            html.parted(event["source"].partition(" ← ")[0] or "–"),
+        )
+        for event in kinds
+    ]
+    head = ("collective", "axis", "phase", f"count{per_module}", f"bytes{per_module}", "tensor", "cause", "source")
+    return html.table(head, rows, left=(0, 1, 2, 5), wrap=(6, 7)) + _more(every, "kinds of collective")
+
+
+def tensor_text(event: Mapping[str, Any]) -> str:
+    """Return dtype and shape of what an event sends: ``float32[8, 4]``; the dtype alone if its size is unknown."""
+    shape = list(event["shape"] or ())
+    return f"{event['dtype']}{shape}" if shape or event["message_bytes"] is not None else event["dtype"]
+
+
+def parameters_html(module: str, parameters: pl.DataFrame, clickable: bool = False) -> str:
+    """Return a table of the module's own parameters and their placements.
+
+    Args:
+        module: name of the module.
+        parameters: its rows of `Trace.parameters`.
+        clickable: whether each parameter has a button that follows it through a step.
+    """
+    if parameters.is_empty():
+        return ""
+    same = (
+        "name",
+        "global_shape",
+        "local_shape",
+        "dtype",
+        "placements",
+        "mesh",
+        "local_bytes",
+        "shared_with",
+        "requires_grad",
+    )
+    distinct = parameters.group_by(*same, maintain_order=True).agg(pl.col("rank"))
+    several = parameters["rank"].n_unique() > 1
+    rows = [
+        (
+            html.name(row["name"].removeprefix(f"{module}."))
+            + (_follow(row["name"]) if clickable else "")
+            + ("" if row["requires_grad"] else ' <span class="dim">frozen</span>'),
+            html.escape(list(row["global_shape"] or ())),
+            html.escape(list(row["local_shape"] or ())) + (_of_ranks(row["rank"]) if several else ""),
+            html.escape(row["dtype"]),
+            html.name(row["placements"] or "plain tensor", 60),
+            html.name(row["mesh"] or "–", 40),
+            format_bytes(row["local_bytes"]),
+            f"same as {html.name(row['shared_with'])}" if row["shared_with"] else "",
+        )
+        for row in distinct.head(MOST_TABLE_ROWS).iter_rows(named=True)
+    ]
+    head = ["parameter", "global shape", "local shape", "dtype", "placements", "mesh", "bytes/rank"]
+    if any(row[-1] for row in rows):
+        head.append("shared")
+    return html.table(head, [row[: len(head)] for row in rows], left=(0, 1, 2, 3, 4, 5, 7)) + _more(
+        distinct.height, "parameters"
+    )
+
+
+def _follow(name: str) -> str:
+    return f' <button class="to" data-parameter="{html.escape(name, 0)}">its step</button>'
+
+
+def _of_ranks(ranks: list[int]) -> str:
+    return f' <span class="dim">rank {ranges(ranks)}</span>'
+
+
+def _more(rows: int, what: str) -> str:
+    return f'<p class="dim">… and {rows - MOST_TABLE_ROWS:,} more {what}.</p>' if rows > MOST_TABLE_ROWS else ""

@@ -1,0 +1,162 @@
+"""`commtrace`: record what is there, or open a simulated world and record in it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+
+from dsexplore._internal.capture.record import record
+from dsexplore._internal.errors import UsageError
+from dsexplore._internal.mesh import MeshLike
+from dsexplore._internal.signatures import names_arguments
+from dsexplore._internal.trace.trace import Trace
+from dsexplore._internal.worlds.fake.unsupported import explained
+from dsexplore._internal.worlds.simulate import World, current_world, opened
+from dsexplore._internal.worlds.simulated.closed import translated
+from dsexplore._internal.worlds.simulated.nothing_sent import reason
+from dsexplore._internal.worlds.world_settings import WorldSettings
+
+
+@names_arguments
+@contextmanager
+def commtrace(
+    *,
+    world_size: int | None = None,
+    mesh: MeshLike | None = None,
+    rank: int = 0,
+    fake: bool = False,
+    hardware: str | None = None,
+    values: Mapping[str, float] | None = None,
+    save: str | os.PathLike[str] | None = None,
+    stack_depth: int = 1,
+    ranks_per_node: int | None = None,
+    timeout: float | None = None,
+    costs: bool = False,
+    numerics: bool = False,
+) -> Iterator[Trace]:
+    """Record every collective inside the block: which module, which mesh axis, how many bytes.
+
+    Without ``world_size`` and ``mesh`` it records whatever process group is there, simulated or real. With them
+    it opens a simulated world for the block, as `simulate` does, and records in that; the world's mesh is what
+    ``torch.distributed.device_mesh.init_device_mesh`` of that shape returns inside the block.
+
+    Args:
+        world_size: number of ranks to simulate.
+        mesh: the axes of the simulated world, ``"dp=2,tp=4"``, or a ``DeviceMesh``.
+        rank: the simulated rank to play.
+        fake: run on fake tensors.
+        hardware: the machine that the simulated world shows, a GPU, a cluster or ``"cpu"``; see `simulate`.
+        values: what reads of fake tensors return on certain lines; see `simulate`.
+        save: a directory; at the end of the block this rank's events are written there, for `dsexplore.load`. A real
+            rank writes them too when SIGTERM ends it before, as a launcher does when another rank has failed, with
+            the stack of each thread beside them; until then its latest calls are in a file that is always current,
+            which `explain_hang` reads if the process is killed.
+        stack_depth: frames of the user's code to keep per event.
+        ranks_per_node: ranks on each node of the simulated world, 8 unless given.
+        timeout: seconds; where no collective of a real rank begins or ends for so long, what it recorded until then
+            is written to ``save``, with its stacks, and the block goes on.
+        costs: also record what is computed between the collectives, for `Trace.predict`; compiled code runs eagerly.
+        numerics: also record a few exact summaries of what each module returns, of its gradients, and of those of
+            parameters, so that `Trace.diff` says where two runs part; see `Trace.numerics`. Of real ranks alone.
+
+    Yields:
+        A `Trace`, readable at any time, and final when the block ends.
+
+    Raises:
+        UsageError: arguments that do not fit together, or a world where a process group is there already.
+        ClosedWorldError: a model of a closed world was used in the block.
+
+    Examples:
+        >>> with dsexplore.commtrace(mesh="dp=4") as trace:
+        ...     dist.all_reduce(torch.ones(256))
+        >>> trace.events.select("op", "axis", "message_bytes").rows()
+        [('all_reduce', 'dp', 1024)]
+    """
+    settings = WorldSettings(
+        world_size=world_size,
+        mesh=mesh,
+        rank=rank,
+        fake=fake,
+        ranks_per_node=ranks_per_node,
+        hardware=hardware,
+        values=values,
+    )
+    simulates = settings != WorldSettings()
+    with (
+        opened(settings) if simulates else nullcontext(),
+        translated(),
+        recorded(
+            current_world(),
+            made_world=simulates,
+            save=save,
+            stack_depth=stack_depth,
+            timeout=timeout,
+            costs=costs,
+            numerics=numerics,
+        ) as trace,
+    ):
+        yield trace
+
+
+@contextmanager
+def recorded(
+    world: World | None,
+    *,
+    made_world: bool,
+    save: str | os.PathLike[str] | None = None,
+    stack_depth: int = 1,
+    timeout: float | None = None,
+    costs: bool = False,
+    numerics: bool = False,
+    saves_end: bool = True,
+    counts_steps: bool = True,
+) -> Iterator[Trace]:
+    """Record what the block communicates, with the remarks of its world.
+
+    Args:
+        world: the simulated world that is open, if any.
+        made_world: whether the world was opened for this block, so that a block which sends nothing is remarkable.
+        save: as for `commtrace`.
+        stack_depth: as for `commtrace`.
+        timeout: as for `commtrace`.
+        costs: as for `commtrace`.
+        numerics: as for `commtrace`.
+        saves_end: see `record`.
+        counts_steps: see `record`.
+
+    Yields:
+        The `Trace`.
+    """
+    if numerics and world is not None:
+        raise UsageError(
+            f"numerics=True on {world.size} simulated ranks: each of them computes with its own part alone, so its "
+            "values are not the program's; record real ranks, or drop numerics"
+        )
+    has_ended = False
+
+    def notes(events: int) -> list[str]:
+        if world is None:
+            return []
+        silent = has_ended and made_world and not events and world.size > 1
+        return world.remarks.notes() + ([reason(world.size, world.rank, world.used)] if silent else [])
+
+    spec, target = ("", "") if world is None else (str(world.spec), world.target)
+    with (
+        explained(),
+        record(
+            save=save,
+            stack_depth=stack_depth,
+            simulated=world is not None,
+            mesh_spec=spec,
+            further_notes=notes,
+            target=target,
+            timeout=timeout,
+            costs=costs,
+            numerics=numerics,
+            saves_end=saves_end,
+            counts_steps=counts_steps,
+        ) as trace,
+    ):
+        yield trace
+        has_ended = True

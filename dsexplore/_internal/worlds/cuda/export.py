@@ -1,0 +1,84 @@
+"""`torch.export`, with which `torch.distributed.pipelining.pipeline` traces a model, where a CPU stands in for GPUs.
+
+It makes fake tensors of parameters and inputs, and calls the model on them. They have to be on the CPU, as C++ ends the
+process where autograd meets a fake tensor on ``cuda`` and no GPU is there; the model is to see them on ``cuda``. So
+torch's own code runs without the function mode, and the model's ``forward`` within it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any
+
+from torch import Tensor, nn
+
+from dsexplore._internal.torch_internals.cuda import EXPORTS
+from dsexplore._internal.torch_internals.fake_tensors import FAKE_FROM_REAL, TRACING_DISPATCH
+from dsexplore._internal.torch_internals.function_modes import inside_mode, without_mode
+from dsexplore._internal.torch_internals.patches import Entry, Parts, Patch
+from dsexplore._internal.torch_internals.tensors import no_torch_function
+from dsexplore._internal.worlds.cuda.device_marks import device_of, place
+from dsexplore._internal.worlds.cuda.function_mode import StandInMode
+from dsexplore._internal.worlds.cuda.tensor_construction import below_function_modes
+from dsexplore._internal.worlds.remarks import Remarks
+
+NOT_STRICT = "torch.export runs the model to trace it where a CPU stands in for a GPU, also with strict=True"
+
+
+def _outside_mode(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
+    mode, remarks = parts[StandInMode], parts[Remarks]
+
+    @wraps(original)
+    def export(mod: Any, *args: Any, **kwargs: Any) -> Any:
+        if not isinstance(mod, nn.Module):
+            return original(mod, *args, **kwargs)  # raises
+        if kwargs.pop("strict", False):
+            remarks.say(NOT_STRICT)
+        with _forward_inside(mode, mod), without_mode(mode):
+            return original(mod, *args, strict=False, **kwargs)
+
+    return export
+
+
+@contextmanager
+def _forward_inside(mode: StandInMode, module: nn.Module) -> Iterator[None]:
+    """Make a module's ``forward`` run inside of the mode in a block."""
+    own = vars(module).get("forward")
+    forward = module.forward
+    vars(module)["forward"] = wraps(forward)(inside_mode(mode, forward))
+    try:
+        yield
+    finally:
+        if own is None:
+            del vars(module)["forward"]
+        else:
+            vars(module)["forward"] = own
+
+
+def _on_same_device(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
+    @wraps(original)
+    def make(self: Any, tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+        with no_torch_function():
+            made = original(self, tensor, *args, **kwargs)
+        place(made, device_of(tensor))
+        return made
+
+    return make
+
+
+PATCHES: tuple[Entry, ...] = (
+    *(
+        Patch(target, "its own code is to find tensors on the CPU", _outside_mode, when="cuda device", on_import=True)
+        for target in EXPORTS
+    ),
+    Patch(FAKE_FROM_REAL, "autograd takes no fake tensor on a GPU", _on_same_device, when="cuda device"),
+    Patch(
+        TRACING_DISPATCH,
+        "it is to see where tensors truly are",
+        below_function_modes,
+        when="cuda device",
+        on_import=True,
+    ),
+)

@@ -1,0 +1,57 @@
+"""Ops that torch supports on GPUs only, computed on the CPU.
+
+These are matrix products with an output dtype, and integer histograms, with which mixtures of experts count tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dsexplore._internal.torch_internals.patches import Entry, Kernel, Parts
+from dsexplore._internal.worlds.cuda.device_marks import device_of, place
+from dsexplore._internal.worlds.cuda.function_mode import StandInMode, implements
+
+PRODUCTS = ("mm", "bmm", "addmm", "baddbmm")
+
+
+def _product(product: Callable[..., Tensor], *args: Any, out: Tensor | None = None, **scales: Any) -> Tensor:
+    """Return the product in the requested dtype, the last positional argument after the tensors."""
+    *tensors, dtype = args
+    made = product(*(tensor.to(dtype) for tensor in tensors), **scales)
+    return made if out is None else out.copy_(made)
+
+
+def _kernel(product: Callable[..., Tensor], parts: Parts) -> Callable[..., Tensor]:
+    return partial(_product, product)
+
+
+@implements(torch.histc, Tensor.histc)
+def _histogram(mode: StandInMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return a histogram; its counts have the dtype of the input."""
+    tensor = args[0] if args else kwargs["input"]
+    if tensor.is_floating_point():
+        counts = func(*args, **kwargs)
+    else:
+        kwargs = {name: value for name, value in kwargs.items() if name != "input"}
+        counts = func(tensor.double(), *args[1:], **kwargs).to(tensor.dtype)
+    place(counts, device_of(tensor))
+    return counts
+
+
+PATCHES: tuple[Entry, ...] = tuple(
+    Kernel(
+        f"aten::{name}.{overload}",
+        "CPU",
+        "torch has this product on GPUs alone",
+        partial(_kernel, getattr(torch, name)),
+        when="cuda device",
+        only_if_missing=True,
+    )
+    for name in PRODUCTS
+    for overload in ("dtype", "dtype_out")
+)

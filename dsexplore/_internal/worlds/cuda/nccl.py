@@ -1,0 +1,141 @@
+"""``torch.distributed`` with meshes and groups of ``cuda`` devices, whose tensors are the CPU's.
+
+A mesh keeps the device type that it was asked for, so torch goes the ways that it goes on GPUs: DTensor's
+``S(0) -> S(1)`` is an all_to_all, and DTensor's random ops share one state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+from torch.distributed.tensor import DTensor
+
+from dsexplore._internal.torch_internals.ddp import BUCKET_TENSORS
+from dsexplore._internal.torch_internals.dtensor import RNG_TRACKER, TENSOR_OF_SPEC
+from dsexplore._internal.torch_internals.fake_tensors import active_fake_mode, without_fake_mode
+from dsexplore._internal.torch_internals.fsdp import LOCAL_OF_DTENSOR, SHARDED_PARAMETER
+from dsexplore._internal.torch_internals.patches import Change, Entry, Parts, Patch, Patches
+from dsexplore._internal.torch_internals.process_groups import BARRIER_OPTIONS, NCCL_IS_AVAILABLE
+from dsexplore._internal.worlds.cuda.device_marks import CPU, device_among, device_of, place
+
+
+class BarrierOptions(distributed_c10d.BarrierOptions):
+    """Options of a barrier, whose tensor C++ makes: on the CPU, whatever device is named."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, CPU if name == "device" else value)
+
+
+class NcclOptions(SimpleNamespace):
+    """Stands in for ``ProcessGroupNCCL.Options``: keeps what it is given."""
+
+    def __init__(self, is_high_priority_stream: bool = False, **kwargs: Any) -> None:
+        super().__init__(is_high_priority_stream=is_high_priority_stream, config=SimpleNamespace(), **kwargs)
+
+
+class ProcessGroupNCCL:
+    """Stands in for the class of that name, whose options programs set."""
+
+    Options = NcclOptions
+
+
+def _add_nccl(patches: Patches, parts: Parts) -> None:
+    for module in (dist, distributed_c10d):
+        if not hasattr(module, "ProcessGroupNCCL"):
+            patches.attribute(module, "ProcessGroupNCCL", ProcessGroupNCCL)
+
+
+def _where_parameters_are(original: Callable[[Any], Any], parts: Parts) -> Callable[[Any], Any]:
+    def placed(self: Any) -> Any:
+        tensors = original(self)
+        place(tensors, device_among(self.parameters()))
+        return tensors
+
+    return placed
+
+
+def _on_cpu(original: Callable[[Any], Any], parts: Parts) -> Callable[[Any], Any]:
+    def rebuild(arg: Any) -> Any:
+        meta = arg.tensor_meta
+        if meta is None or arg.mesh.device_type != "cuda":
+            return original(arg)
+        return torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device=CPU)
+
+    return rebuild
+
+
+def _placed_local(original: Callable[[Any], Any], parts: Parts) -> Callable[[Any], Any]:
+    def flatten(tensor: torch.Tensor) -> Any:
+        local, spec = original(tensor)
+        place(local, device_of(tensor))
+        return local, spec
+
+    return flatten
+
+
+def _offloaded_to_cpu(original: Callable[..., DTensor], parts: Parts) -> Callable[..., DTensor]:
+    def to_sharded_dtensor(self: Any, tensor: torch.Tensor) -> DTensor:
+        made = original(self, tensor)
+        if self.offload_to_cpu and not tensor.is_meta:
+            place(made, CPU)
+        return made
+
+    return to_sharded_dtensor
+
+
+def _tracker(original: type, parts: Parts) -> type:
+    class Tracker(original):  # type: ignore[misc] # a class of torch's, or a world's in its place
+        """Reads the generator's state from CPU memory; on fake tensors, which have no values, it keeps none."""
+
+        def __init__(self, device_mesh: Any, *run_state_sync: bool, **kwargs: bool) -> None:
+            # On fake tensors torch passes a second positional False: the ranks do not agree on a state. Here they do.
+            agree = () if run_state_sync and active_fake_mode() else run_state_sync
+            with without_fake_mode():
+                super().__init__(device_mesh, *agree, **kwargs)
+
+        def _get_device_state(self) -> torch.Tensor:
+            return torch.cuda.get_rng_state()
+
+        @contextmanager
+        def _distribute_region(self, *args: Any, **kwargs: Any) -> Iterator[None]:
+            with nullcontext() if active_fake_mode() else super()._distribute_region(*args, **kwargs):
+                yield
+
+    return Tracker
+
+
+PATCHES: tuple[Entry, ...] = (
+    Patch(
+        BARRIER_OPTIONS,
+        "C++ makes a barrier's tensor on the device that they name",
+        lambda original, parts: BarrierOptions,
+        when="cuda device",
+    ),
+    Patch(NCCL_IS_AVAILABLE, "programs ask whether there is NCCL", lambda original, parts: True, when="cuda device"),
+    Change("ProcessGroupNCCL", "a CPU build has none, and programs set its options", _add_nccl, "cuda device"),
+    Patch(RNG_TRACKER, "it moves a generator's state to the device, and reads it", _tracker, when="cuda device"),
+    *(
+        Patch(target, "C++ makes what a communication hook gets", _where_parameters_are, when="cuda device")
+        for target in BUCKET_TENSORS
+    ),
+    Patch(TENSOR_OF_SPEC, "some ops raise on fake tensors of that device", _on_cpu, when="cuda device", by_code=True),
+    Patch(
+        LOCAL_OF_DTENSOR,
+        "it reads the local tensor below the function mode",
+        _placed_local,
+        when="cuda device",
+        by_code=True,
+    ),
+    Patch(
+        SHARDED_PARAMETER,
+        "CPUOffloadPolicy keeps parameters and gradients on the CPU",
+        _offloaded_to_cpu,
+        when="cuda device",
+    ),
+)

@@ -1,0 +1,155 @@
+"""Features that no CPU has: CUDA graphs, kernels and extensions give one error that names them and a remedy.
+
+``torch.compile`` runs the code as it is, and says so once; attention kernels that only GPUs have give way to others.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable
+from functools import partial
+from types import ModuleType
+from typing import Any, NoReturn
+
+from torch import nn
+from torch.nn.attention import SDPBackend
+
+from dsexplore._internal.errors import UsageError
+from dsexplore._internal.torch_internals.cuda import (
+    CHOOSE_ATTENTION,
+    COMPILE,
+    DATA_PARALLEL,
+    DATA_PARALLEL_FUNCTION,
+    EXTENSIONS,
+    GRAPHS,
+    IS_CAPTURING,
+    TREES_OF_GRAPHS,
+    TRITON_RUN,
+)
+from dsexplore._internal.torch_internals.modules import OPTIMIZED_MODULE
+from dsexplore._internal.torch_internals.patches import Change, Entry, Parts, Patch, Patches
+
+NO_GRAPHS = "capture no CUDA graph here (frameworks have a switch for it), as a graph sends what the code in it sends"
+NO_KERNELS = "take an implementation that torch has itself (attn_implementation='sdpa', a fallback, foreach)"
+NO_EXTENSIONS = "take an implementation in Python for this run: no extension can be built or run for a GPU here"
+NO_DATA_PARALLEL = "use torch.nn.parallel.DistributedDataParallel, one process for each GPU, as torch recommends"
+EAGER = (
+    "torch.compile is left out where a CPU stands in for a GPU: the code runs as it is written, so collectives that a "
+    "compiler would fuse or reorder are shown one by one"
+)
+
+
+def refuse(name: str, remedy: str, *entry: Any) -> Callable[..., NoReturn]:
+    """Return a function that raises, whatever it is called with.
+
+    Args:
+        name: what is refused.
+        remedy: what to do instead.
+        entry: what an entry of the table hands on, which is not needed.
+    """
+
+    def refused(*args: Any, **kwargs: Any) -> NoReturn:
+        raise UsageError(f"{name} needs a GPU, and a CPU stands in for it: {remedy}")
+
+    return refused
+
+
+class _RefusedClass(type):
+    """A class that still can be named in annotations and `isinstance`, but has no instances."""
+
+    refused: Callable[..., NoReturn]
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> NoReturn:
+        cls.refused(*args, **kwargs)
+
+
+def _refused_class(name: str, original: Any, parts: Parts) -> type:
+    return _RefusedClass(name, (), {"refused": staticmethod(refuse(f"torch.cuda.{name}", NO_GRAPHS))})
+
+
+def _refuse_triton(original: Any, parts: Parts) -> Callable[..., NoReturn]:
+    def run(self: Any, *args: Any, **kwargs: Any) -> NoReturn:
+        name = getattr(getattr(self, "fn", None), "__qualname__", "of unknown name")
+        refuse(f"the Triton kernel {name}", NO_KERNELS)()
+
+    return run
+
+
+def _without_compiler(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
+    warned = False
+
+    def compile_nothing(model: Any = None, **options: Any) -> Any:
+        nonlocal warned
+        if not warned and not options.get("disable"):
+            warned = True
+            warnings.warn(EAGER, stacklevel=3)
+        if model is None:
+            return lambda function: compile_nothing(function, **options)
+        is_module = isinstance(model, nn.Module) and not options.get("disable")
+        return _as_compiled(model) if is_module else model
+
+    return compile_nothing
+
+
+def _as_compiled(model: nn.Module) -> nn.Module:
+    """Return a module in torch's wrapper of compiled ones, which programs unwrap, with nothing compiled."""
+    wrapper = OPTIMIZED_MODULE.get()
+    compiled: nn.Module = model if isinstance(model, wrapper) else wrapper(model, lambda function: function)
+    return compiled
+
+
+def _no_trees_of_graphs(patches: Patches, parts: Parts) -> None:
+    """Let ``torch.compiler.reset`` and ``cudagraph_mark_step_begin`` import what holds no CUDA graphs."""
+    if TREES_OF_GRAPHS not in sys.modules:
+        module = ModuleType(TREES_OF_GRAPHS, "No CUDA graph is there.")
+        vars(module).update(mark_step_begin=lambda: None, reset_cudagraph_trees=lambda: None)
+        sys.modules[TREES_OF_GRAPHS] = module
+        patches.callback(sys.modules.pop, TREES_OF_GRAPHS, None)
+
+
+def _with_math(original: Callable[..., None], parts: Parts) -> Callable[..., None]:
+    def choose(backends: Any, set_priority: bool = False) -> None:
+        backends = list(backends)
+        original(backends if SDPBackend.MATH in backends else [*backends, SDPBackend.MATH], set_priority)
+
+    return choose
+
+
+DATA_PARALLEL_MODULE = "nn.DataParallel, which drives all GPUs of a node from one process,"
+_NEEDS_GPU = "it needs a GPU"
+
+PATCHES: tuple[Entry, ...] = (
+    *(
+        Patch(
+            target,
+            _NEEDS_GPU,
+            partial(_refused_class, target.attribute),
+            when="cuda device",
+        )
+        for target in GRAPHS
+    ),
+    Patch(IS_CAPTURING, "it asks the driver in C++", lambda original, parts: lambda: False, when="cuda device"),
+    Patch(DATA_PARALLEL, _NEEDS_GPU, partial(refuse, DATA_PARALLEL_MODULE, NO_DATA_PARALLEL), when="cuda device"),
+    Patch(
+        DATA_PARALLEL_FUNCTION,
+        _NEEDS_GPU,
+        partial(refuse, DATA_PARALLEL_MODULE, NO_DATA_PARALLEL),
+        when="cuda device",
+        by_code=True,
+    ),
+    Patch(COMPILE, "compiled code calls no function mode", _without_compiler, when="cuda device", by_code=True),
+    Change("the compiler's CUDA graphs", "there are none to reset", _no_trees_of_graphs, when="cuda device"),
+    Patch(CHOOSE_ATTENTION, "the CPU may lack the chosen kernel", _with_math, when="cuda device", by_code=True),
+    *(
+        Patch(
+            target,
+            _NEEDS_GPU,
+            partial(refuse, f"torch.utils.cpp_extension.{target.attribute}", NO_EXTENSIONS),
+            when="cuda device",
+            on_import=True,
+        )
+        for target in EXTENSIONS
+    ),
+    Patch(TRITON_RUN, _NEEDS_GPU, _refuse_triton, when="cuda device"),
+)

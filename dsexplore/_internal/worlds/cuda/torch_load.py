@@ -1,0 +1,140 @@
+"""``torch.load`` onto a GPU that is not there: tensors mapped to ``cuda`` stay in CPU memory, marked with that device.
+
+Saved files hold CPU tensors, since that is what torch finds; files from a real GPU load too, wherever ``map_location``
+says. Pickled tensors keep their device, as in object collectives and copies through bytes: they load where there is a
+GPU, real or simulated.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dsexplore._internal.torch_internals.checkpoint import (
+    LOCATION_OF_STORAGE,
+    PUT_STORAGE,
+    REBUILD_TENSOR,
+    REDUCE_STORAGES,
+    REDUCE_TENSOR,
+    STORAGE_CUDA,
+    STORAGE_TO,
+    untyped,
+)
+from dsexplore._internal.torch_internals.patches import Entry, Parts, Patch
+from dsexplore._internal.worlds.cuda.device_marks import ATTRIBUTE, place
+from dsexplore._internal.worlds.cuda.function_mode import StandInMode
+
+LOCATION = re.compile(r"cuda(:\d+)?$")
+
+
+def _storage_to(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
+    mode = parts[StandInMode]
+
+    def to(self: Any, *, device: Any, non_blocking: bool = False) -> Any:
+        if mode.read(device) is None:
+            return original(self, device=torch.device(device), non_blocking=non_blocking)
+        return _on_device(self.clone(), device, mode)
+
+    return to
+
+
+def _storage_cuda(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
+    mode = parts[StandInMode]
+
+    def cuda(self: Any, device: Any = None, non_blocking: bool = False) -> Any:
+        return _on_device(self.clone(), "cuda" if device is None else device, mode)
+
+    return cuda
+
+
+def _on_device(storage: Any, device: Any, mode: StandInMode) -> Any:
+    setattr(storage, ATTRIBUTE, mode.read(device))
+    return storage
+
+
+def _put_storage(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
+    mode = parts[StandInMode]
+
+    def deserialize(backend_name: str, obj: Any, location: str) -> Any:
+        if backend_name == "cuda" and LOCATION.match(location):
+            return _on_device(obj, location, mode)
+        return original(backend_name, obj, location)
+
+    return deserialize
+
+
+def _rebuilt_on_device(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
+    def rebuild(storage: Any, storage_offset: Any, size: Any, stride: Any) -> Any:
+        tensor = original(storage, storage_offset, size, stride)
+        place(tensor, getattr(untyped(storage), ATTRIBUTE, None))
+        return tensor
+
+    return rebuild
+
+
+class _Pickled:
+    """The devices of the storages that are being pickled, innermost last, as torch writes them."""
+
+    def __init__(self) -> None:
+        self.locations: list[str] = []
+
+
+def _located(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
+    locations = parts[_Pickled].locations
+
+    def location_tag(storage: Any) -> Any:
+        return locations[-1] if locations else original(storage)
+
+    return location_tag
+
+
+def _reduced_with_location(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
+    locations = parts[_Pickled].locations
+
+    def reduce(self: Any) -> Any:
+        device = getattr(_as_untyped(self), ATTRIBUTE, None)
+        if device is None:
+            return original(self)
+        locations.append(str(device))
+        try:
+            return original(self)
+        finally:
+            locations.pop()
+
+    return reduce
+
+
+def _reduced_with_storage(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
+    """Wrap ``__reduce_ex__`` to give a tensor's device to its storage, which is pickled separately."""
+
+    def reduce(self: Tensor, proto: int) -> Any:
+        reduced = original(self, proto)
+        device = self._dsexplore_cuda_device  # type: ignore[attr-defined]
+        storage = reduced[1][0] if reduced[1] else None
+        if device is not None and isinstance(storage, (torch.TypedStorage, torch.UntypedStorage)):
+            setattr(_as_untyped(storage), ATTRIBUTE, device)
+        return reduced
+
+    return reduce
+
+
+def _as_untyped(storage: Any) -> Any:
+    return untyped(storage) if isinstance(storage, torch.TypedStorage) else storage
+
+
+PATCHES: tuple[Entry, ...] = (
+    Patch(PUT_STORAGE, "torch has no memory on that device", _put_storage, when="cuda device", by_code=True),
+    Patch(REBUILD_TENSOR, "it makes a tensor of a storage alone", _rebuilt_on_device, when="cuda device", by_code=True),
+    *(
+        Patch(target, "its pickle says where it is", _reduced_with_location, when="cuda device")
+        for target in REDUCE_STORAGES
+    ),
+    Patch(REDUCE_TENSOR, "its storage is pickled by itself", _reduced_with_storage, when="cuda device"),
+    Patch(LOCATION_OF_STORAGE, "it finds storages on the CPU", _located, when="cuda device", by_code=True),
+    Patch(STORAGE_TO, "torch has no memory on that device", _storage_to, when="cuda device"),
+    Patch(STORAGE_CUDA, "torch has no memory on that device", _storage_cuda, when="cuda device"),
+)

@@ -1,0 +1,234 @@
+"""Stand-ins for the functions below FlashAttention's public ones, which ring attention calls: forward, backward apart.
+
+Signatures and results are those of flash_attn 2.8 and of FlashAttention 3. A backward writes the gradients into the
+tensors that it is given, and takes the sums of exponentials as they are, those of all keys with a part of them.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from dsexplore._internal.worlds.extensions.plain_attention import (
+    Form,
+    attend,
+    gradients_of_attention,
+    log_sum_exp,
+    packed_mask,
+)
+from dsexplore._internal.worlds.extensions.registry import Names
+
+Results = tuple[Tensor, Tensor, Tensor, Tensor]
+"""Output, log-sum-exp; of dropout the weights and the generator's state, which are empty."""
+
+
+def _flash_attn_forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dropout_p: float,
+    softmax_scale: float | None,
+    causal: bool,
+    window_size_left: int,
+    window_size_right: int,
+    softcap: float,
+    alibi_slopes: Tensor | None,
+    return_softmax: bool,
+) -> Results:
+    """Compute attention of ``(batch, length, heads, width)``, and no gradients."""
+    window = window_size_left, window_size_right
+    return _forward(q, k, v, Form(softmax_scale, causal, window, softcap, dropout_p, alibi_slopes))
+
+
+def _flash_attn_backward(
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    softmax_lse: Tensor,
+    dq: Tensor | None,
+    dk: Tensor | None,
+    dv: Tensor | None,
+    dropout_p: float,
+    softmax_scale: float | None,
+    causal: bool,
+    window_size_left: int,
+    window_size_right: int,
+    softcap: float,
+    alibi_slopes: Tensor | None,
+    deterministic: bool,
+    rng_state: Tensor | None = None,
+) -> Tensor:
+    """Write the gradients of `_flash_attn_forward`, and return the sums of ``dout * out``."""
+    form = Form(softmax_scale, causal, (window_size_left, window_size_right), softcap, 0.0, alibi_slopes)
+    return _backward(dout, q, k, v, out, softmax_lse, (dq, dk, dv), form)
+
+
+def _flash_attn_varlen_forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float,
+    softmax_scale: float | None,
+    causal: bool,
+    window_size_left: int = -1,
+    window_size_right: int = -1,
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    return_softmax: bool = False,
+    block_table: Tensor | None = None,
+    leftpad_k: Tensor | None = None,
+    seqused_k: Tensor | None = None,
+    zero_tensors: bool = False,
+) -> Results:
+    """Compute attention of a packed batch, ``(tokens, heads, width)``, and no gradients."""
+    window = window_size_left, window_size_right
+    form = Form(softmax_scale, causal, window, softcap, dropout_p, alibi_slopes)
+    return _forward(q, k, v, form, (cu_seqlens_q, cu_seqlens_k))
+
+
+def _flash_attn_varlen_backward(
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    softmax_lse: Tensor,
+    dq: Tensor | None,
+    dk: Tensor | None,
+    dv: Tensor | None,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float,
+    softmax_scale: float | None,
+    causal: bool,
+    window_size_left: int,
+    window_size_right: int,
+    softcap: float,
+    alibi_slopes: Tensor | None,
+    deterministic: bool,
+    rng_state: Tensor | None = None,
+    zero_tensors: bool = False,
+) -> Tensor:
+    """Write the gradients of `_flash_attn_varlen_forward`, and return the sums of ``dout * out``."""
+    form = Form(softmax_scale, causal, (window_size_left, window_size_right), softcap, 0.0, alibi_slopes)
+    return _backward(dout, q, k, v, out, softmax_lse, (dq, dk, dv), form, (cu_seqlens_q, cu_seqlens_k))
+
+
+def _third_forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    k_new: Tensor | None = None,
+    v_new: Tensor | None = None,
+    qv: Tensor | None = None,
+    out: Tensor | None = None,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    *tuning: object,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    window_size_left: int = -1,
+    window_size_right: int = -1,
+    softcap: float = 0.0,
+    **named: object,
+) -> Results:
+    """Compute attention as FlashAttention 3 does, and no gradients."""
+    form = Form(softmax_scale, causal, _window(window_size, window_size_left, window_size_right), softcap)
+    return _forward(q, k, v, form, _ends(cu_seqlens_q, cu_seqlens_k))
+
+
+def _third_backward(
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    softmax_lse: Tensor,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    sequed_q: Tensor | None = None,
+    sequed_k: Tensor | None = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    dq: Tensor | None = None,
+    dk: Tensor | None = None,
+    dv: Tensor | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    deterministic: bool = False,
+    sm_margin: int = 0,
+    *,
+    window_size_left: int = -1,
+    window_size_right: int = -1,
+) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor]:
+    """Write the gradients of FlashAttention 3's forward, and return them with the sums of ``dout * out``."""
+    form = Form(softmax_scale, causal, _window(window_size, window_size_left, window_size_right), softcap)
+    ends = _ends(cu_seqlens_q, cu_seqlens_k)
+    return dq, dk, dv, _backward(dout, q, k, v, out, softmax_lse, (dq, dk, dv), form, ends)
+
+
+Ends = tuple[Tensor, Tensor]
+
+
+def _ends(queries: Tensor | None, keys: Tensor | None) -> Ends | None:
+    return None if queries is None or keys is None else (queries, keys)
+
+
+def _window(both: tuple[int, int], left: int, right: int) -> tuple[int, int]:
+    return both if (left, right) == (-1, -1) else (left, right)
+
+
+@torch.no_grad()
+def _forward(q: Tensor, k: Tensor, v: Tensor, form: Form, ends: Ends | None = None) -> Results:
+    unused = torch.empty(0, dtype=q.dtype, device=q.device), torch.empty(2, dtype=torch.int64, device=q.device)
+    if ends is None:
+        return attend(q, k, v, form), log_sum_exp(q, k, form), *unused
+    mask = packed_mask(ends[0], q.shape[0], ends[1], k.shape[0], form)
+    q, k, v = (each.unsqueeze(0) for each in (q, k, v))
+    return attend(q, k, v, form, mask).squeeze(0), log_sum_exp(q, k, form, mask).squeeze(0), *unused
+
+
+@torch.no_grad()
+def _backward(
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    sums: Tensor,
+    written: tuple[Tensor | None, Tensor | None, Tensor | None],
+    form: Form,
+    ends: Ends | None = None,
+) -> Tensor:
+    mask, tensors = None, (dout, q, k, v, out, sums)
+    if ends is not None:
+        mask = packed_mask(ends[0], q.shape[0], ends[1], k.shape[0], form)
+        tensors = tuple(each.unsqueeze(0) for each in tensors)  # type: ignore[assignment]
+    for place, gradient in zip(written, gradients_of_attention(*tensors, form, mask), strict=True):
+        if place is not None:
+            place.copy_(gradient if ends is None else gradient.squeeze(0))
+    return (dout * out).sum(-1, dtype=sums.dtype).transpose(-1, -2)
+
+
+NAMES: Names = {
+    f"flash_attn_interface.{wrapped}{each.__name__}": each
+    for each in (
+        _flash_attn_forward,
+        _flash_attn_backward,
+        _flash_attn_varlen_forward,
+        _flash_attn_varlen_backward,
+    )
+    for wrapped in ("", "_wrapped")
+}
+NAMES_OF_THIRD: Names = {"_flash_attn_forward": _third_forward, "_flash_attn_backward": _third_backward}

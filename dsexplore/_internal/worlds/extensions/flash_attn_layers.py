@@ -1,0 +1,228 @@
+"""Stand-ins for the layers of ``flash_attn``: rotary embeddings, norms and losses."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from dsexplore._internal.worlds.extensions.fused_norms import (
+    PlainLayerNorm,
+    PlainRMSNorm,
+    layer_norm,
+    layer_norm_fn,
+    rms_norm,
+    rms_norm_fn,
+)
+from dsexplore._internal.worlds.extensions.registry import Names
+from dsexplore._internal.worlds.extensions.vocabulary_loss import cross_entropy_of_shards
+
+
+def rotated(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Tensor:
+    """Return ``(..., heads, width)`` with its first elements rotated in pairs.
+
+    Args:
+        x: ``(..., length, heads, width)``.
+        cos: ``(..., length, pairs)``.
+        sin: likewise.
+        interleaved: whether pairs are neighbors, rather than an element of each half.
+    """
+    width = 2 * cos.shape[-1]
+    pairs = x[..., :width].unflatten(-1, (-1, 2) if interleaved else (2, -1))
+    first, second = pairs.unbind(-1 if interleaved else -2)
+    cos, sin = cos.unsqueeze(-2), sin.unsqueeze(-2)
+    both = (first * cos - second * sin, first * sin + second * cos)
+    out = torch.stack(both, -1 if interleaved else -2).flatten(-2).to(x.dtype)
+    return torch.cat((out, x[..., width:]), -1)
+
+
+def _tables(x: Tensor, cos: Tensor, sin: Tensor, offsets: int | Tensor, ends: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return the rows of both tables that belong to the places of the tokens."""
+    length = x.shape[0] if ends is not None else x.shape[1]
+    places = torch.arange(length, device=cos.device)
+    if ends is not None:
+        number = torch.bucketize(places, ends[1:].to(places.dtype), right=True)
+        places = (places - ends.to(places.dtype)[number]).clamp(max=cos.shape[0] - 1)
+    if isinstance(offsets, Tensor):
+        places = places[None] + offsets[:, None]
+    elif offsets:
+        places = places + offsets
+    return cos[places], sin[places]
+
+
+def apply_rotary_emb(
+    x: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    interleaved: bool = False,
+    inplace: bool = False,
+    seqlen_offsets: int | Tensor = 0,
+    cu_seqlens: Tensor | None = None,
+    max_seqlen: int | None = None,
+) -> Tensor:
+    """Rotate ``(batch, length, heads, width)``, or ``(tokens, heads, width)`` with ``cu_seqlens``."""
+    out = rotated(x, *_tables(x, cos, sin, seqlen_offsets, cu_seqlens), interleaved)
+    if inplace:
+        x.data.copy_(out.data)
+    return out
+
+
+def apply_rotary_emb_qkv_(
+    qkv: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    cos_k: Tensor | None = None,
+    sin_k: Tensor | None = None,
+    interleaved: bool = False,
+    seqlen_offsets: int | Tensor = 0,
+    num_heads_q: int | None = None,
+) -> Tensor:
+    """Rotate the queries and keys of ``(batch, length, 3, heads, width)``, or of ``(…, all heads, width)``."""
+    of_keys = (cos if cos_k is None else cos_k, sin if sin_k is None else sin_k)
+    if qkv.dim() == 5:
+        query, key, value = qkv.unbind(2)
+    else:
+        queries = num_heads_q or qkv.shape[2] // 3
+        query, key, value = qkv.split((queries, *[(qkv.shape[2] - queries) // 2] * 2), 2)
+    query = apply_rotary_emb(query, cos, sin, interleaved, seqlen_offsets=seqlen_offsets)
+    key = apply_rotary_emb(key, *of_keys, interleaved, seqlen_offsets=seqlen_offsets)
+    out = torch.stack((query, key, value), 2) if qkv.dim() == 5 else torch.cat((query, key, value), 2)
+    qkv.data.copy_(out.data)
+    return out
+
+
+def apply_rotary_emb_kv_(
+    kv: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False, seqlen_offsets: int | Tensor = 0
+) -> Tensor:
+    """Rotate the keys of ``(batch, length, 2, heads, width)``."""
+    key, value = kv.unbind(2)
+    key = apply_rotary_emb(key, cos, sin, interleaved, seqlen_offsets=seqlen_offsets)
+    out = torch.stack((key, value), 2)
+    kv.data.copy_(out.data)
+    return out
+
+
+class RotaryEmbedding(nn.Module):
+    """Rotary position embeddings with their own tables.
+
+    Args:
+        dim: elements of a head that are rotated.
+        base: of the frequencies.
+        interleaved: whether pairs are neighbors.
+        scale_base: of XPos, which is not computed.
+        device: of the frequencies.
+    """
+
+    inv_freq: Tensor
+
+    def __init__(
+        self,
+        dim: int,
+        base: float = 10000.0,
+        interleaved: bool = False,
+        scale_base: float | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__()
+        self.dim, self.base, self.interleaved, self.scale_base = dim, float(base), interleaved, scale_base
+        powers = torch.arange(0, dim, 2, device=device, dtype=torch.float32) / dim
+        self.register_buffer("inv_freq", 1.0 / self.base**powers, persistent=False)
+
+    def forward(
+        self,
+        qkv: Tensor,
+        kv: Tensor | None = None,
+        seqlen_offset: int | Tensor = 0,
+        max_seqlen: int | None = None,
+        num_heads_q: int | None = None,
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """Rotate queries and keys packed in ``qkv``; with ``kv`` the queries in ``qkv``, and the keys in ``kv``."""
+        offset = seqlen_offset if isinstance(seqlen_offset, int) else (max_seqlen or 0)
+        places = torch.arange(qkv.shape[1] + offset, device=qkv.device, dtype=torch.float32)
+        angles = torch.outer(places, self.inv_freq.float())
+        cos, sin = angles.cos().to(qkv.dtype), angles.sin().to(qkv.dtype)
+        if kv is None:
+            return apply_rotary_emb_qkv_(
+                *(qkv, cos, sin, None, None, self.interleaved), seqlen_offsets=seqlen_offset, num_heads_q=num_heads_q
+            )
+        query = apply_rotary_emb(qkv, cos, sin, self.interleaved, inplace=True, seqlen_offsets=seqlen_offset)
+        return query, apply_rotary_emb_kv_(kv, cos, sin, self.interleaved, seqlen_offset)
+
+
+def cross_entropy_loss(
+    logits: Tensor,
+    labels: Tensor,
+    precomputed_lse: Tensor | None = None,
+    label_smoothing: float = 0.0,
+    logit_scale: float = 1.0,
+    lse_square_scale: float = 0.0,
+    ignore_index: int = -100,
+    inplace_backward: bool = False,
+    process_group: dist.ProcessGroup | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Return the losses of the rows of ``(batch, words)``, and the z-losses of ``lse_square_scale``, both fp32."""
+    logits = logits.float() * logit_scale
+    loss, lse = cross_entropy_of_shards(logits, labels, label_smoothing, ignore_index, process_group)
+    z_loss = (lse_square_scale * lse.square()).masked_fill(labels == ignore_index, 0)
+    return loss + z_loss, z_loss
+
+
+class CrossEntropyLoss(nn.Module):
+    """Cross entropy of words that may be divided among the ranks of a group.
+
+    Args:
+        ignore_index: the label of rows without a loss.
+        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
+        label_smoothing: the part of a label that is spread over all words.
+        logit_scale: of the logits.
+        lse_square_scale: of the squared log-sum-exp, which is added to the loss.
+        inplace_backward: whether the gradient takes the memory of the logits.
+        process_group: the ranks that each hold a part of the words.
+        return_z_loss: whether to return what ``lse_square_scale`` adds, too.
+    """
+
+    def __init__(
+        self,
+        ignore_index: int = -100,
+        reduction: str = "mean",
+        label_smoothing: float = 0.0,
+        logit_scale: float = 1.0,
+        lse_square_scale: float = 0.0,
+        inplace_backward: bool = False,
+        process_group: dist.ProcessGroup | None = None,
+        return_z_loss: bool = False,
+    ) -> None:
+        super().__init__()
+        self.ignore_index, self.reduction, self.return_z_loss = ignore_index, reduction, return_z_loss
+        self.options = (label_smoothing, logit_scale, lse_square_scale, ignore_index, inplace_backward, process_group)
+
+    def forward(self, logits: Tensor, target: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        """Return the loss of ``(batch, words)``."""
+        losses = cross_entropy_loss(logits, target, None, *self.options)
+        loss, z_loss = (self._reduced(part, target) for part in losses)
+        return (loss, z_loss) if self.return_z_loss else loss
+
+    def _reduced(self, losses: Tensor, target: Tensor) -> Tensor:
+        if self.reduction == "none":
+            return losses
+        total = losses.sum()
+        return total if self.reduction == "sum" else total / (target != self.ignore_index).sum()
+
+
+NAMES: Names = {
+    **{
+        f"layers.rotary.{function.__name__}": function
+        for function in (apply_rotary_emb, apply_rotary_emb_qkv_, apply_rotary_emb_kv_, RotaryEmbedding)
+    },
+    "layers.rotary.apply_rotary_emb_func": apply_rotary_emb,
+    "ops.triton.rotary.apply_rotary": apply_rotary_emb,
+    "losses.cross_entropy.CrossEntropyLoss": CrossEntropyLoss,
+    "ops.triton.cross_entropy.cross_entropy_loss": cross_entropy_loss,
+    "ops.rms_norm.rms_norm": rms_norm,
+    "ops.rms_norm.RMSNorm": PlainRMSNorm,
+    "ops.layer_norm.layer_norm": layer_norm,
+    "ops.layer_norm.LayerNorm": PlainLayerNorm,
+    "ops.triton.layer_norm.RMSNorm": PlainRMSNorm,
+    "ops.triton.layer_norm.layer_norm_fn": layer_norm_fn,
+    "ops.triton.layer_norm.rms_norm_fn": rms_norm_fn,
+}

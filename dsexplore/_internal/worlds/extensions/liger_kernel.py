@@ -1,0 +1,210 @@
+"""Stand-ins for Liger kernels: norms, rotation, SwiGLU, losses; models of transformers are left as they are.
+
+Names and signatures are those of https://github.com/linkedin/Liger-Kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, gelu, linear, silu
+
+from dsexplore._internal.worlds.extensions.fused_norms import PlainLayerNorm
+from dsexplore._internal.worlds.extensions.registry import Names
+from dsexplore._internal.worlds.simulate import current_world
+
+_MODELS = ("llama", "mllama", "mistral", "mixtral", "gemma", "gemma2", "gemma3", "qwen2", "qwen2_vl", "qwen3", "phi3")
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-6, offset: float = 0.0, *options: Any, **named: Any) -> Tensor:
+    """Return the RMS norm of the last dim, with ``offset`` added to the weight."""
+    wide = x.float()
+    normed = wide * (wide.square().mean(-1, keepdim=True) + eps).rsqrt()
+    return (normed.to(x.dtype) * (weight + offset)).to(x.dtype)
+
+
+def liger_rotary_pos_emb(
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, position_ids: Tensor | None = None, unsqueeze_dim: int = 1
+) -> tuple[Tensor, Tensor]:
+    """Rotate ``(batch, heads, length, width)`` by ``(batch, length, width)``, whose halves are the same."""
+    cos, sin = cos.unsqueeze(unsqueeze_dim), sin.unsqueeze(unsqueeze_dim)
+
+    def rotated(x: Tensor) -> Tensor:
+        first, second = x.chunk(2, -1)
+        return (x * cos + torch.cat((-second, first), -1) * sin).to(x.dtype)
+
+    return rotated(q), rotated(k)
+
+
+def silu_mul(a: Tensor, b: Tensor) -> Tensor:
+    """Return ``silu(a) * b``."""
+    return silu(a) * b
+
+
+def gelu_mul(a: Tensor, b: Tensor) -> Tensor:
+    """Return ``gelu(a) * b``, of the approximation by tanh."""
+    return gelu(a, approximate="tanh") * b
+
+
+def liger_cross_entropy(
+    input: Tensor,  # noqa: A002 # programs may give it by name
+    target: Tensor,
+    weight: Tensor | None = None,
+    size_average: bool | None = None,
+    ignore_index: int = -100,
+    reduce: bool | None = None,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+    lse_square_scale: float = 0.0,
+    softcap: float | None = None,
+    return_z_loss: bool = False,
+) -> Any:
+    """Return the cross entropy of ``(rows, words)`` in the dtype of its input, with the square of the log-sum-exp."""
+    logits = input.float() if softcap is None else softcap * torch.tanh(input.float() / softcap)
+    options: Any = {"ignore_index": ignore_index, "reduction": reduction, "label_smoothing": label_smoothing}
+    loss = cross_entropy(logits, target, weight, **options)
+    z_loss = lse_square_scale * logits.logsumexp(-1).square().masked_fill(target == ignore_index, 0)
+    if reduction != "none":
+        z_loss = z_loss.sum()
+    if reduction == "mean":
+        z_loss = z_loss / (target != ignore_index).sum()
+    total = (loss + z_loss).to(input.dtype)
+    return (total, z_loss.to(input.dtype)) if return_z_loss else total
+
+
+def liger_fused_linear_cross_entropy(
+    input: Tensor,  # noqa: A002 # likewise
+    weight: Tensor,
+    target: Tensor,
+    bias: Tensor | None = None,
+    **options: Any,
+) -> Any:
+    """Return the cross entropy of a linear layer's output."""
+    accepted = {name: value for name, value in options.items() if name not in ("ce_weight", "accum_dtype")}
+    return liger_cross_entropy(linear(input, weight, bias), target, options.get("ce_weight"), **accepted)
+
+
+class LigerRMSNorm(nn.Module):
+    """RMS norm of the last dim; further options are of the kernels."""
+
+    def __init__(
+        self,
+        hidden_size: int,
+        eps: float = 1e-6,
+        offset: float = 0.0,
+        casting_mode: str = "llama",
+        init_fn: str = "ones",
+        *more: Any,
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(hidden_size) if init_fn == "ones" else torch.zeros(hidden_size))
+        self.variance_epsilon, self.offset = eps, offset
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        """Return the norm."""
+        return rms_norm(hidden_states, self.weight, self.variance_epsilon, self.offset)
+
+
+class LigerSwiGLUMLP(nn.Module):
+    """The MLP of a model of transformers, sized by its configuration."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self.hidden_size, self.intermediate_size = config.hidden_size, config.intermediate_size
+        self.gate_proj = nn.Linear(self.hidden_size, self.intermediate_size, bias=False)
+        self.up_proj = nn.Linear(self.hidden_size, self.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(self.intermediate_size, self.hidden_size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the layer's output."""
+        out: Tensor = self.down_proj(self._gated(self.gate_proj(x), self.up_proj(x)))
+        return out
+
+    def _gated(self, gate: Tensor, up: Tensor) -> Tensor:
+        return silu_mul(gate, up)
+
+
+class LigerGEGLUMLP(LigerSwiGLUMLP):
+    """The MLP of Gemma."""
+
+    def _gated(self, gate: Tensor, up: Tensor) -> Tensor:
+        return gelu_mul(gate, up)
+
+
+class LigerCrossEntropyLoss(nn.Module):
+    """The cross entropy; options are those of `liger_cross_entropy`."""
+
+    def __init__(self, weight: Tensor | None = None, ignore_index: int = -100, **options: Any) -> None:
+        super().__init__()
+        self.options: dict[str, Any] = {"weight": weight, "ignore_index": ignore_index, **options}
+
+    def forward(self, _input: Tensor, target: Tensor) -> Any:
+        """Return the loss."""
+        return liger_cross_entropy(_input, target, **self.options)
+
+
+class LigerFusedLinearCrossEntropyLoss(nn.Module):
+    """The cross entropy of a linear layer's output; options are those of `liger_cross_entropy`."""
+
+    def __init__(self, ce_weight: Tensor | None = None, ignore_index: int = -100, **options: Any) -> None:
+        super().__init__()
+        self.options: dict[str, Any] = {"ce_weight": ce_weight, "ignore_index": ignore_index, **options}
+
+    def forward(self, lin_weight: Tensor, _input: Tensor, target: Tensor, bias: Tensor | None = None) -> Any:
+        """Return the loss."""
+        return liger_fused_linear_cross_entropy(_input, lin_weight, target, bias, **self.options)
+
+
+def _changing_nothing(name: str) -> Callable[..., None]:
+    """Return a replacement for a function that puts kernels into a model; it does nothing."""
+
+    def apply(*args: Any, **options: Any) -> None:
+        world = current_world()
+        if world is not None:
+            world.remarks.note(f"{name} changed nothing: the model's own modules ran, which send the same")
+
+    return apply
+
+
+def _function(forward: Callable[..., Any]) -> type:
+    """Return an object with an ``apply``, like an autograd function."""
+    return type(forward.__name__, (), {"apply": staticmethod(forward)})
+
+
+_CLASSES = {
+    "rms_norm": ("LigerRMSNorm", LigerRMSNorm),
+    "layer_norm": ("LigerLayerNorm", PlainLayerNorm),
+    "swiglu": ("LigerSwiGLUMLP", LigerSwiGLUMLP),
+    "geglu": ("LigerGEGLUMLP", LigerGEGLUMLP),
+    "cross_entropy": ("LigerCrossEntropyLoss", LigerCrossEntropyLoss),
+    "fused_linear_cross_entropy": ("LigerFusedLinearCrossEntropyLoss", LigerFusedLinearCrossEntropyLoss),
+}
+_APPLY = {
+    name: _changing_nothing(name)
+    for name in ("_apply_liger_kernel", *(f"apply_liger_kernel_to_{model}" for model in _MODELS))
+}
+
+EXTENSIONS: dict[str, Names] = {
+    "liger_kernel": {
+        **{f"transformers.{name}": kind for name, kind in _CLASSES.values()},
+        **{f"transformers.{module}.{name}": kind for module, (name, kind) in _CLASSES.items()},
+        **{f"transformers.{name}": apply for name, apply in _APPLY.items()},
+        **{f"transformers.monkey_patch.{name}": apply for name, apply in _APPLY.items()},
+        "transformers.liger_rotary_pos_emb": liger_rotary_pos_emb,
+        "transformers.rope.liger_rotary_pos_emb": liger_rotary_pos_emb,
+        "transformers.functional.liger_rms_norm": rms_norm,
+        "transformers.functional.liger_rope": liger_rotary_pos_emb,
+        "transformers.functional.liger_swiglu": silu_mul,
+        "transformers.functional.liger_geglu": gelu_mul,
+        "transformers.functional.liger_cross_entropy": liger_cross_entropy,
+        "transformers.functional.liger_fused_linear_cross_entropy": liger_fused_linear_cross_entropy,
+        "ops.rms_norm.LigerRMSNormFunction": _function(rms_norm),
+        "ops.swiglu.LigerSiLUMulFunction": _function(silu_mul),
+        "ops.geglu.LigerGELUMulFunction": _function(gelu_mul),
+        "ops.rope.LigerRopeFunction": _function(liger_rotary_pos_emb),
+    }
+}

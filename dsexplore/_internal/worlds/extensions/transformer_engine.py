@@ -1,0 +1,110 @@
+"""Stand-ins for ``transformer_engine.pytorch``: its functions, and the table of all its names.
+
+Names and signatures are those of https://github.com/NVIDIA/TransformerEngine. Nothing is computed in FP8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import Enum
+from typing import Any
+
+from torch.utils.checkpoint import checkpoint as torch_checkpoint
+
+from dsexplore._internal.worlds.extensions.apex import EXTENSIONS as APEX
+from dsexplore._internal.worlds.extensions.apex import multi_tensor_l2norm, multi_tensor_scale
+from dsexplore._internal.worlds.extensions.fused_optimizers import PlainAdam, PlainSGD
+from dsexplore._internal.worlds.extensions.registry import Names
+from dsexplore._internal.worlds.extensions.transformer_engine_layers import (
+    DotProductAttention,
+    LayerNorm,
+    LayerNormLinear,
+    LayerNormMLP,
+    Linear,
+    MultiheadAttention,
+    RMSNorm,
+    TransformerLayer,
+)
+from dsexplore._internal.worlds.simulate import current_world
+
+_IN_FP8 = (
+    "transformer_engine: what FP8 would compute ran in the dtype of its inputs, and the maxima that its recipes "
+    "all_reduce were not sent"
+)
+
+
+class Format(Enum):
+    """Formats of FP8."""
+
+    E4M3 = "E4M3"
+    E5M2 = "E5M2"
+    HYBRID = "HYBRID"
+
+
+class Recipe:
+    """A recipe of FP8; its options change no shape."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        self.fp8_format = options.get("fp8_format", Format.HYBRID)
+        for name, value in options.items():
+            setattr(self, name, value)
+
+
+@contextmanager
+def fp8_autocast(enabled: bool = True, *args: Any, **options: Any) -> Iterator[None]:
+    """Note for the trace that nothing is computed in FP8."""
+    world = current_world()
+    if enabled and world is not None:
+        world.remarks.note(_IN_FP8)
+    yield
+
+
+@contextmanager
+def fp8_model_init(*args: Any, **options: Any) -> Iterator[None]:
+    """Keep parameters in their dtype."""
+    yield
+
+
+def checkpoint(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """Run a function, and again in backward; options of Transformer Engine's own are omitted."""
+    of_engine = ("distribute_saved_activations", "get_rng_state_tracker", "tp_group", "use_reentrant")
+    kept = {name: value for name, value in options.items() if name not in of_engine}
+    return torch_checkpoint(function, *args, use_reentrant=options.get("use_reentrant", True), **kept)
+
+
+_LAYERS: Names = {
+    function.__name__: function
+    for function in (
+        Linear,
+        LayerNormLinear,
+        LayerNormMLP,
+        LayerNorm,
+        RMSNorm,
+        DotProductAttention,
+        MultiheadAttention,
+        TransformerLayer,
+    )
+}
+_RECIPES: Names = {
+    **dict.fromkeys(("Recipe", "DelayedScaling", "Float8CurrentScaling", "MXFP8BlockScaling"), Recipe),
+    "Float8BlockScaling": Recipe,
+    "Format": Format,
+}
+
+EXTENSIONS: dict[str, Names] = {
+    "transformer_engine": {
+        "__version__": "2.8.0",
+        **{f"pytorch.{name}": layer for name, layer in _LAYERS.items()},
+        **{f"common.recipe.{name}": kind for name, kind in _RECIPES.items()},
+        "pytorch.fp8_autocast": fp8_autocast,
+        "pytorch.autocast": fp8_autocast,
+        "pytorch.fp8_model_init": fp8_model_init,
+        "pytorch.checkpoint": checkpoint,
+        "pytorch.optimizers.FusedAdam": PlainAdam,
+        "pytorch.optimizers.FusedSGD": PlainSGD,
+        "pytorch.optimizers.multi_tensor_applier": APEX["apex"]["multi_tensor_apply.multi_tensor_applier"],
+        "pytorch.optimizers.multi_tensor_l2norm": multi_tensor_l2norm,
+        "pytorch.optimizers.multi_tensor_scale": multi_tensor_scale,
+    }
+}

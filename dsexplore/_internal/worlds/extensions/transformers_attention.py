@@ -1,0 +1,53 @@
+"""Flash attention that a program asks transformers for: ``attn_implementation="flash_attention_2"``.
+
+transformers looks for the package ``flash_attn`` among those that are installed, and refuses the model if it is not
+there. In a world of GPUs it goes on, and imports what stands in for the package.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from importlib.machinery import PathFinder
+from typing import Any
+
+from dsexplore._internal.torch_internals.modules import TRANSFORMERS_FLASH_CHECK, TRANSFORMERS_HAS_FLASH
+from dsexplore._internal.torch_internals.patches import Entry, Parts, Patch
+
+_VERSION = 2
+"""The version of flash attention that has stand-ins of all names which transformers imports."""
+
+
+def _is_available(original: Callable[..., bool], _parts: Parts) -> Callable[..., bool]:
+    return lambda *args, **kwargs: _is_missing() or original(*args, **kwargs)
+
+
+def _not_refused(original: Callable[..., None], _parts: Parts) -> Callable[..., None]:
+    @wraps(original)
+    def check(self: Any, flash_attn_version: int, *args: Any, **kwargs: Any) -> None:
+        if flash_attn_version != _VERSION or not _is_missing():
+            original(self, flash_attn_version, *args, **kwargs)
+
+    return check
+
+
+def _is_missing() -> bool:
+    """Return True if the package is not installed, whether or not its stand-in has been imported."""
+    return PathFinder.find_spec("flash_attn") is None
+
+
+PATCHES: tuple[Entry, ...] = (
+    Patch(
+        TRANSFORMERS_HAS_FLASH,
+        "it looks for an installed package",
+        _is_available,
+        when="cuda traffic",
+    ),
+    Patch(
+        TRANSFORMERS_FLASH_CHECK,
+        "it refuses a model whose kernels are not installed",
+        _not_refused,
+        when="cuda traffic",
+    ),
+)
+"""Functions of transformers that are replaced in a world of GPUs."""

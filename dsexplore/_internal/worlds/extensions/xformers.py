@@ -1,0 +1,152 @@
+"""Stand-ins for ``xformers.ops``: memory-efficient attention with its masks, and SwiGLU.
+
+Names and shapes are those of xformers 0.0.30 (https://github.com/facebookresearch/xformers).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import silu
+
+from dsexplore._internal.worlds.extensions import xformers_masks
+from dsexplore._internal.worlds.extensions.fused_norms import PlainRMSNorm, rms_norm
+from dsexplore._internal.worlds.extensions.plain_attention import Form, attend
+from dsexplore._internal.worlds.extensions.registry import Names
+from dsexplore._internal.worlds.extensions.xformers_masks import AttentionBias
+
+_OPS = ("xformers_flash::flash_fwd", "xformers_flash3::flash_fwd", "xformers::efficient_attention_forward_cutlass")
+"""Ops that programs name, to keep their results from being recomputed, and do not call."""
+
+
+def memory_efficient_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_bias: Tensor | AttentionBias | None = None,
+    p: float = 0.0,
+    scale: float | None = None,
+    *,
+    op: object = None,
+    output_dtype: torch.dtype | None = None,
+) -> Tensor:
+    """Compute attention of ``(batch, length, heads, width)``, of heads in groups, or of tensors without heads.
+
+    Args:
+        query: of this shape.
+        key: likewise.
+        value: likewise.
+        attn_bias: what is added to the scores, or a mask.
+        p: the part of the weights that is dropped.
+        scale: of the scores; None for 1 / √width.
+        op: the kernel, which changes no shape.
+        output_dtype: of the result; None for that of the queries.
+    """
+    q, k, v = (tensor.unsqueeze(2) if tensor.dim() == 3 else tensor.flatten(2, -2) for tensor in (query, key, value))
+    form = Form(scale=scale, dropout=p)
+    mask = None
+    if isinstance(attn_bias, AttentionBias):
+        mask = attn_bias.seen_by(q, k)
+    elif attn_bias is not None:
+        mask = attn_bias.unsqueeze(1) if attn_bias.dim() == 3 else attn_bias.flatten(1, -3)
+    out = attend(q, k, v, form, mask)
+    return out.reshape(*query.shape[:-1], value.shape[-1]).to(output_dtype or query.dtype)
+
+
+class SwiGLU(nn.Module):
+    """The gated layer of Llama: ``w3(silu(w1 x) * w2 x)``.
+
+    Args:
+        in_features: width of the input.
+        hidden_features: width of each half.
+        out_features: width of the output; None for that of the input.
+        bias: whether the linear layers have one.
+        _pack_weights: whether the first two are one layer, ``w12``.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        hidden_features: int,
+        out_features: int | None = None,
+        bias: bool = True,
+        *,
+        _pack_weights: bool = True,
+    ) -> None:
+        super().__init__()
+        self.in_features, self.hidden_features = in_features, hidden_features
+        self.out_features = out_features or in_features
+        if _pack_weights:
+            self.w12 = nn.Linear(in_features, 2 * hidden_features, bias=bias)
+        else:
+            self.w1 = nn.Linear(in_features, hidden_features, bias=bias)
+            self.w2 = nn.Linear(in_features, hidden_features, bias=bias)
+        self.w3 = nn.Linear(hidden_features, self.out_features, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the layer's output."""
+        gate, up = self.w12(x).chunk(2, -1) if hasattr(self, "w12") else (self.w1(x), self.w2(x))
+        out: Tensor = self.w3(silu(gate) * up)
+        return out
+
+
+def swiglu(
+    x: Tensor,
+    w1: Tensor,
+    b1: Tensor | None,
+    w2: Tensor,
+    b2: Tensor | None,
+    w3: Tensor,
+    b3: Tensor | None,
+    *,
+    op: object = None,
+) -> Tensor:
+    """Compute `SwiGLU` with these weights and biases."""
+    linear = nn.functional.linear
+    return linear(silu(linear(x, w1, b1)) * linear(x, w2, b2), w3, b3)
+
+
+def unbind(x: Tensor, dim: int) -> tuple[Tensor, ...]:
+    """Return the slices of a tensor."""
+    return x.unbind(dim)
+
+
+def _define_ops() -> list[torch.library.Library]:
+    """Define the ops that programs name, where nothing else does."""
+    libraries = []
+    for name in _OPS:
+        namespace, _, op = name.partition("::")
+        if not hasattr(getattr(torch.ops, namespace), op):
+            library = torch.library.Library(namespace, "FRAGMENT")
+            library.define(f"{op}(Tensor query) -> Tensor")
+            libraries.append(library)
+    return libraries
+
+
+_LIBRARIES = _define_ops()
+
+EXTENSIONS: dict[str, Names] = {
+    "xformers": {
+        "__version__": "0.0.30",
+        "ops.memory_efficient_attention": memory_efficient_attention,
+        "ops.fmha.memory_efficient_attention": memory_efficient_attention,
+        "ops.fmha.memory_efficient_attention_forward": memory_efficient_attention,
+        "ops.memory_efficient_attention_forward": memory_efficient_attention,
+        "ops.SwiGLU": SwiGLU,
+        "ops.swiglu": swiglu,
+        "ops.swiglu_op.SwiGLU": SwiGLU,
+        "ops.swiglu_op.swiglu": swiglu,
+        "ops.rms_norm": rms_norm,
+        "ops.RMSNorm": PlainRMSNorm,
+        "ops.unbind": unbind,
+        **{
+            f"ops.{kernel}": None
+            for kernel in ("MemoryEfficientAttentionFlashAttentionOp", "MemoryEfficientAttentionOp")
+        },
+        **{f"ops.{mask.__name__}": mask for mask in (AttentionBias, xformers_masks.LowerTriangularMask)},
+        **{f"ops.fmha.{mask.__name__}": mask for mask in (AttentionBias, xformers_masks.LowerTriangularMask)},
+        **{f"ops.fmha.attn_bias.{mask.__name__}": mask for mask in xformers_masks.CLASSES},
+        "ops.fmha.BlockDiagonalMask": xformers_masks.BlockDiagonalMask,
+        "ops.fmha.BlockDiagonalCausalMask": xformers_masks.BlockDiagonalCausalMask,
+    }
+}

@@ -1,0 +1,217 @@
+"""`SimulationMode`: torch's mode of fake tensors, as a simulated world needs it.
+
+* It invents values that a program reads and sizes that depend on values, and tracks known values of results.
+* Integer tensors that C++ reads have memory, and ops on them run.
+* Custom ops that communicate run their implementation, so that the collectives inside are seen.
+* It has results where torch's mode has none: grouped products of all dtypes, and ops that call functions.
+
+Results of all other ops are those of `FakeTensorMode`. Its cached results are reused for later calls, also in other
+worlds and in processes that play other ranks (`shared_entries`). Ops that torch does not cache, those of c10d, FSDP2
+and the profiler, take a shorter path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from operator import attrgetter
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from dsexplore._internal.capture.collectives import mode_collectives
+from dsexplore._internal.torch_internals import aten
+from dsexplore._internal.torch_internals.dispatch import (
+    OpOverload,
+    active_dispatch_modes,
+    with_torch_function,
+)
+from dsexplore._internal.torch_internals.fake_mode import Key, ShortKeyMode
+from dsexplore._internal.torch_internals.fake_tensors import FakeTensor
+from dsexplore._internal.torch_internals.process_groups import AsyncCollectiveTensor
+from dsexplore._internal.worlds.cuda.first_use import FirstUse, is_cuda, made_on_cpu
+from dsexplore._internal.worlds.fake import communicating_ops
+from dsexplore._internal.worlds.fake.guessed_sizes import READS, packed
+from dsexplore._internal.worlds.fake.invented_values import Inventor
+from dsexplore._internal.worlds.fake.known_values import set_written
+from dsexplore._internal.worlds.fake.real_integers import RealIntegers
+from dsexplore._internal.worlds.fake.value_rules import note
+
+_aten = torch.ops.aten
+_PACK = aten.pack_padded_sequence.default
+_GROUPED = aten.grouped_mm.default
+_FUSED_ADAM = frozenset({aten.fused_adam.default, aten.fused_adamw.default})
+"""Ops that write into thousands of tensors, and whose fake implementation does nothing."""
+_SAME = {aten.unsafe_view.default: _aten.view.default, aten.wait.default: _aten.empty_like.default}
+"""Ops that torch does not cache, with the cached ops that return the same on fake tensors."""
+_FRAMES = 4
+"""Number of Python frames from `SimulationMode.__torch_dispatch__` to the call of a collective's op."""
+
+_kept: dict[Key, Any] = {}
+"""{key of a call: torch's cached result of an op}, for this process; None where torch caches nothing."""
+_entered: SimulationMode | None = None
+
+
+def entered() -> SimulationMode | None:
+    """Return the mode of the open world, even while torch has left it temporarily; None if no world is open."""
+    return _entered
+
+
+@contextmanager
+def fake_mode(inventor: Inventor | None = None) -> Iterator[SimulationMode]:
+    """Enter a `SimulationMode` that can be left even if the program entered a mode and did not leave it."""
+    global _entered
+    mode = SimulationMode(allow_non_fake_inputs=True)
+    if inventor is not None:
+        mode.inventor = inventor
+    before, _entered = _entered, mode
+    mode.__enter__()
+    try:
+        yield mode
+    finally:
+        _entered = before
+        if mode in active_dispatch_modes():
+            mode.__exit__(None, None, None)
+
+
+def known_results() -> list[tuple[str, Key, Any]]:
+    """Return the cached results of ops, for `learn_results` in another process."""
+    return [
+        (str(op), tuple(rest), kept)
+        for (op, *rest), kept in _kept.items()
+        if kept is not None and str(op).startswith("aten.")  # the others may not be loaded there
+    ]
+
+
+def learn_results(results: Iterable[tuple[str, Key, Any]]) -> None:
+    """Add results of ops that another process cached."""
+    for name, rest, kept in results:
+        _kept.setdefault((attrgetter(name)(torch.ops), *rest), kept)
+
+
+class SimulationMode(ShortKeyMode):
+    """A `FakeTensorMode` for programs of plain fake tensors and DTensors.
+
+    Attributes:
+        inventor: invents the values that a program reads.
+        integers: integer tensors with memory.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.inventor = Inventor()
+        self.integers = RealIntegers()
+        self.first_use: FirstUse | None = None
+        """Called with the first tensor that is created on ``cuda``; torch has no hook for it in this mode."""
+        self._silent: set[Key] = set()
+        """Keys of calls that return nothing and change no shape."""
+
+    def dispatch(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Call an op on fake tensors; return NotImplemented for DTensors and async results, which handle it."""
+        if DTensor in types or AsyncCollectiveTensor in types:
+            return NotImplemented
+        kwargs = kwargs or {}
+        if self.first_use is not None and is_cuda(kwargs.get("device")):
+            use, self.first_use = self.first_use, None
+            use.happens()
+            with self:
+                return made_on_cpu(func, args, dict(kwargs))
+        if not types:
+            if not isinstance(func, OpOverload):
+                return self.call_higher_order(func, args, kwargs)
+            result = self.integers.run(func, args, kwargs)
+            if result is not NotImplemented:
+                return result
+        read = READS.get(func)
+        if read is not None and _needs_invention(args):
+            return read(self.inventor, args, kwargs)
+        if func is _PACK:
+            return packed(self.inventor, self.integers, *args)
+        if func in _FUSED_ADAM:
+            return None
+        if func is _GROUPED and args[0].dtype != torch.bfloat16:
+            return self._grouped(func, types, args, kwargs)
+        result = self._result(_SAME.get(func, func), types, args, kwargs)
+        note(func, args, kwargs, result)
+        return result
+
+    def _grouped(
+        self, func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> torch.Tensor:
+        """Return a grouped product for a dtype other than bfloat16, which torch's fake implementation refuses."""
+        narrow = [torch.empty_like(arg, dtype=torch.bfloat16) for arg in args[:2]]
+        wide: Any = super().dispatch(func, types, (*narrow, *args[2:]), kwargs)
+        return torch.empty_like(wide, dtype=kwargs.get("out_dtype") or args[0].dtype)
+
+    def _result(self, func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Return the result of an op, from torch's cache if it has one."""
+        key = self.key_of(func, args, kwargs)
+        kept = _kept.get(key) if key is not None else None
+        if kept is not None:
+            return self.result_of(kept, args)
+        namespace = func.namespace
+        if namespace == "profiler":
+            return func(*args, **kwargs)
+        if namespace == "fsdp" and key is not None:
+            return self._of_fsdp(func, types, args, kwargs, key)
+        if namespace in aten.COLLECTIVES and self._are_plain(args):
+            return self._collective(func, args, kwargs)
+        implementation = communicating_ops.implementation(func)
+        if implementation is not None:
+            with with_torch_function(), self:
+                return implementation(*args, **kwargs)
+        result = super().dispatch(func, types, args, kwargs)
+        if key is not None and key not in _kept:
+            _kept[key] = self.kept_under(key)
+        return result
+
+    def _collective(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Return the result of a collective; its meta kernel is called each time."""
+        with self.as_meta():
+            result = func(*args, **kwargs) if kwargs else mode_collectives.call(func, args, _FRAMES)
+        if func.namespace == "c10d":
+            set_written(_tensors(args))
+        return self._all_fake(result, next(_tensors(args)).fake_device)
+
+    def _all_fake(self, result: Any, device: torch.device) -> Any:
+        """Return a result with each meta tensor replaced by a fake tensor on a device."""
+        if isinstance(result, (list, tuple)):
+            return type(result)(self._all_fake(element, device) for element in result)
+        return self.fake_tensor(result, device) if type(result) is torch.Tensor else result
+
+    def _of_fsdp(
+        self, func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any], key: Key
+    ) -> Any:
+        """Return the result of an FSDP2 op; most fill tensors and return nothing."""
+        if func.name() == "fsdp::all_gather_copy_in":
+            _, gathered, _, length, rank = args
+            place = (gathered, 0, length * rank, length * (rank + 1))
+            return self._result(_aten.slice.Tensor, (FakeTensor,), place, {}), gathered
+        if key in self._silent:
+            return None
+        result = super().dispatch(func, types, args, kwargs)
+        if result is None and self.key_of(func, args, kwargs) == key:
+            self._silent.add(key)
+        return result
+
+    def _are_plain(self, args: Iterable[Any]) -> bool:
+        """Return True if the arguments contain tensors, all of them fake tensors of this mode without a known value."""
+        tensors = list(_tensors(args))
+        return bool(tensors) and all(type(tensor) is FakeTensor and self.is_plain(tensor) for tensor in tensors)
+
+
+def _needs_invention(args: Sequence[Any]) -> bool:
+    """Return True if torch has no value for the tensor that is read; it has those of small constants."""
+    return isinstance(args[0], FakeTensor) and args[0].constant is None
+
+
+def _tensors(args: Iterable[Any]) -> Iterator[Any]:
+    """Yield the tensors among some arguments and in their lists."""
+    for arg in args:
+        if isinstance(arg, torch.Tensor):
+            yield arg
+        elif isinstance(arg, (list, tuple)):
+            yield from _tensors(arg)

@@ -1,0 +1,289 @@
+"""Copies, pickles and files of fake tensors, which have no values to copy.
+
+Measured on torch 2.13, a fake tensor cannot be copied by ``copy.deepcopy``, which reads its address, and cannot be
+pickled, as it holds its mode; so a ``TransformerEncoder``, an averaged model or a checkpoint ends the program. Here
+
+* a copy is a clone, with the attributes that the program has set on the tensor;
+* ``torch.save`` writes a sparse file of the same size, with a hole in place of the values, which ``torch.load`` reads
+  as fake tensors; so does ``save_file`` of safetensors;
+* ``torch.from_file`` maps a file of the program's data as a real tensor;
+* ``dcp.async_save`` returns once the checkpoint is written: two threads cannot share one mode of fake tensors;
+* other pickles, such as objects sent to other ranks, hold shape, dtype and device.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, wait
+from contextlib import nullcontext
+from functools import wraps
+from inspect import signature
+from typing import Any
+
+import torch
+from torch.serialization import skip_data
+
+from dsexplore._internal.torch_internals import checkpoint
+from dsexplore._internal.torch_internals.fake_tensors import (
+    FAKE_DEEPCOPY,
+    FAKE_REDUCE,
+    FakeTensor,
+    active_fake_mode,
+    without_fake_mode,
+)
+from dsexplore._internal.torch_internals.patches import Entry, Parts, Patch
+from dsexplore._internal.torch_internals.tensors import storage_number
+from dsexplore._internal.worlds.fake.fake_dispatch import entered
+from dsexplore._internal.worlds.fake.fake_workarounds import outside_fake_mode
+from dsexplore._internal.worlds.remarks import Remarks
+
+_CHUNK = 1 << 20
+WRITTEN = "a file of fake tensors has their shapes and its size, and no values: it is of use on fake tensors alone"
+PICKLED = "fake tensors were pickled without values, so objects that hold them are smaller than on the target"
+
+
+def _deepcopy(tensor: FakeTensor, memo: dict[int, Any]) -> Any:
+    if id(tensor) in memo:
+        return memo[id(tensor)]
+    if not tensor.is_leaf:
+        return torch.Tensor.__deepcopy__(tensor, memo)  # type: ignore[no-untyped-call] # torch refuses
+    made: Any = tensor.detach().clone()
+    memo[id(tensor)] = made
+    missing = {name: value for name, value in vars(tensor).items() if name not in vars(made)}
+    vars(made).update(copy.deepcopy(missing, memo))  # the program's own; that it is a parameter is one of them
+    made.requires_grad_(tensor.requires_grad)
+    if tensor.grad is not None:
+        made.grad = copy.deepcopy(tensor.grad, memo)
+    return made
+
+
+def _stage_tensor(original: Callable[..., Any], _parts: Parts) -> Callable[..., Any]:
+    """Wrap the staging of ``dcp.async_save`` to copy a fake tensor without copying memory."""
+
+    @wraps(original)
+    def offload(stager: Any, /, x: torch.Tensor, memo: dict[int, Any], *args: Any, **kwargs: Any) -> Any:
+        if type(x) is not FakeTensor:
+            return original(stager, x, memo, *args, **kwargs)
+        memo[id(x)] = x.detach().clone()
+        return memo[id(x)]
+
+    return offload
+
+
+def _write_and_wait(original: Callable[..., Future[Any]], _parts: Parts) -> Callable[..., Future[Any]]:
+    """Wrap ``execute_save`` to wait for the writing thread; its errors stay in the future."""
+
+    @wraps(original)
+    def execute_save(*args: Any, **kwargs: Any) -> Future[Any]:
+        written = original(*args, **kwargs)
+        wait([written])
+        return written
+
+    return execute_save
+
+
+def _restore_location(original: Callable[..., Any], _parts: Parts) -> Callable[..., Any]:
+    """Wrap the move of storages to put a fake tensor on the CPU if a function of the program chooses the location."""
+
+    def restore_location(device: Any) -> Any:
+        return torch.device("cpu") if checkpoint.is_loading_by_function() else original(device)
+
+    return restore_location
+
+
+def _reduce(_original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
+    def reduce(tensor: FakeTensor, proto: int) -> Any:
+        if checkpoint.is_saving_fake_tensors():
+            return torch.Tensor.__reduce_ex__(tensor, proto)  # type: ignore[no-untyped-call] # torch types none of it
+        parts[Remarks].say(PICKLED)
+        is_parameter = isinstance(tensor, torch.nn.Parameter)
+        description = (tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device, tensor.requires_grad)
+        return _rebuild, (*description, is_parameter)
+
+    return reduce
+
+
+def _rebuild(
+    shape: tuple[int, ...],
+    stride: tuple[int, ...],
+    dtype: torch.dtype,
+    device: torch.device,
+    requires_grad: bool,
+    is_parameter: bool,
+) -> torch.Tensor:
+    """Return a tensor like the fake one that was pickled; on ``meta`` outside a world of fake tensors."""
+    mode = entered()
+    with mode or nullcontext():
+        made = torch.empty_strided(shape, stride, dtype=dtype, device=device if mode is not None else "meta")
+        return torch.nn.Parameter(made, requires_grad) if is_parameter else made.requires_grad_(requires_grad)
+
+
+def _save_without_values(original: Callable[..., None], parts: Parts) -> Callable[..., None]:
+    parameters = signature(original)
+
+    def save(*args: Any, **kwargs: Any) -> None:
+        mode = active_fake_mode()
+        if mode is None and threading.current_thread() is not threading.main_thread():
+            mode = entered()  # modes belong to a thread, and ``dcp.async_save`` writes in another
+        if mode is None:
+            return original(*args, **kwargs)
+        parts[Remarks].say(WRITTEN)
+        given = parameters.bind(*args, **kwargs)
+        if hasattr(given.arguments["f"], "write"):
+            given.arguments["f"] = _WithHoles(given.arguments["f"])
+        with mode, skip_data(materialize_fake_tensors=True):
+            return original(*given.args, **given.kwargs)
+
+    return save
+
+
+class _WithHoles:
+    """A stream in which torch skips values by seeking forward, even if the underlying stream cannot seek."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self.write, self.flush = stream.write, getattr(stream, "flush", lambda: None)
+
+    def seek(self, size: int, whence: int = os.SEEK_CUR) -> None:
+        """Skip `size` bytes forward; write zeros if the stream can only write."""
+        # Wrappers that do not close a file, as those of distributed checkpoints, hold it as ``raw``.
+        for stream in (self._stream, getattr(self._stream, "raw", None)):
+            if stream is not None and stream.seekable():
+                stream.seek(size, whence)
+                return
+        for start in range(0, size, _CHUNK):
+            self.write(bytes(min(_CHUNK, size - start)))
+
+
+def _set_rng_state(original: Callable[..., None], _parts: Parts) -> Callable[..., None]:
+    parameters = signature(original)
+
+    def set_rng_state(*args: Any, **kwargs: Any) -> None:
+        state = parameters.bind(*args, **kwargs).arguments["new_state"]
+        if not isinstance(state, FakeTensor):  # a state that was loaded has no values, and nothing draws any
+            original(*args, **kwargs)
+
+    return set_rng_state
+
+
+def _from_storage(original: Callable[..., torch.Tensor], _parts: Parts) -> Callable[..., torch.Tensor]:
+    """Wrap ``torch.asarray`` to read a storage outside the fake mode, which would take it for numbers."""
+
+    def asarray(obj: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if not isinstance(obj, (torch.UntypedStorage, torch.TypedStorage)):
+            return original(obj, *args, **kwargs)
+        with without_fake_mode():
+            return original(obj, *args, **kwargs)
+
+    return asarray
+
+
+def _save_safetensors(original: Callable[..., None], parts: Parts) -> Callable[..., None]:
+    parameters = signature(original)
+
+    def save_file(*args: Any, **kwargs: Any) -> None:
+        given = parameters.bind(*args, **kwargs).arguments
+        tensors = given["tensors"]
+        if any(isinstance(tensor, FakeTensor) for tensor in tensors.values()):
+            parts[Remarks].say(WRITTEN)
+            _write_safetensors(tensors, given["filename"], given.get("metadata"))
+        else:
+            original(*args, **kwargs)
+
+    return save_file
+
+
+def _load_safetensors(
+    original: Callable[..., dict[str, torch.Tensor]], _parts: Parts
+) -> Callable[..., dict[str, torch.Tensor]]:
+    """Wrap ``load_file`` to load to the CPU first, as torch's would write to the address of a GPU tensor."""
+    parameters = signature(original)
+
+    def load_file(*args: Any, **kwargs: Any) -> dict[str, torch.Tensor]:
+        given = parameters.bind(*args, **kwargs).arguments
+        device = given.get("device", "cpu")
+        if active_fake_mode() is None:
+            return original(*args, **kwargs)
+        loaded = original(**{**given, "device": "cpu"})
+        return {name: tensor.to(device) for name, tensor in loaded.items()}
+
+    return load_file
+
+
+def _identify_storage(original: Callable[..., int], _parts: Parts) -> Callable[..., int]:
+    """Wrap a function to identify storages without address by their number, by which tied weights are found."""
+
+    def storage_ptr(tensor: torch.Tensor) -> int:
+        return storage_number(tensor.untyped_storage()) if isinstance(tensor, FakeTensor) else original(tensor)
+
+    return storage_ptr
+
+
+def _is_whole_storage(original: Callable[..., bool], _parts: Parts) -> Callable[..., bool]:
+    """Wrap a function to check without addresses whether a tensor covers its storage."""
+
+    def is_complete(tensor: torch.Tensor) -> bool:
+        if not isinstance(tensor, FakeTensor):
+            return original(tensor)
+        size = tensor.numel() * tensor.element_size()
+        return tensor.storage_offset() == 0 and size == tensor.untyped_storage().nbytes()
+
+    return is_complete
+
+
+def _write_safetensors(
+    tensors: Mapping[str, torch.Tensor],
+    file: str | os.PathLike[str],
+    metadata: Mapping[str, str] | None,
+) -> None:
+    """Write the header of a safetensors file, with a hole in place of the values."""
+    names = checkpoint.safetensors_names()
+    header: dict[str, Any] = {} if metadata is None else {"__metadata__": dict(metadata)}
+    end = 0
+    for name, tensor in sorted(tensors.items(), key=lambda pair: (-pair[1].element_size(), pair[0])):
+        start, end = end, end + tensor.numel() * tensor.element_size()
+        header[name] = {"dtype": names[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with open(file, "wb") as out:  # noqa: PTH123 - files of one rank are watched where they are opened
+        out.write(len(text).to_bytes(8, "little") + text)
+        out.truncate(8 + len(text) + end)
+
+
+def _outside_fake_mode(original: Callable[..., Any], _parts: Parts) -> Callable[..., Any]:
+    return outside_fake_mode(original)
+
+
+PATCHES: tuple[Entry, ...] = (
+    Patch(FAKE_DEEPCOPY, "it reads an address", lambda _original, _parts: _deepcopy, when="fake"),
+    Patch(FAKE_REDUCE, "it pickles the mode", _reduce, when="fake"),
+    Patch(checkpoint.SAVE, "it reads memory", _save_without_values, when="fake", by_code=True),
+    Patch(
+        checkpoint.RESTORE_LOCATION,
+        "it hands a function of the program what has no storage",
+        _restore_location,
+        when="fake",
+        by_code=True,
+    ),
+    Patch(checkpoint.SET_RNG_STATE, "it reads a state without values", _set_rng_state, when="fake", by_code=True),
+    Patch(checkpoint.STAGE_TENSOR, "it copies memory", _stage_tensor, when="fake", on_import=True),
+    Patch(
+        checkpoint.WRITE_IN_THREAD,
+        "two threads cannot use one fake mode at a time",
+        _write_and_wait,
+        when="fake",
+        on_import=True,
+    ),
+    Patch(checkpoint.FROM_STORAGE, "the fake mode takes a storage for numbers", _from_storage, when="fake"),
+    Patch(checkpoint.FROM_FILE, "the fake mode makes a tensor without values", _outside_fake_mode, when="fake"),
+    Patch(checkpoint.SAFETENSORS_SAVE, "it reads memory", _save_safetensors, when="fake", by_code=True),
+    Patch(checkpoint.SAFETENSORS_LOAD, "it writes to addresses", _load_safetensors, when="fake", by_code=True),
+    Patch(
+        checkpoint.SAFETENSORS_STORAGE, "it tells memory apart by address", _identify_storage, when="fake", by_code=True
+    ),
+    Patch(checkpoint.SAFETENSORS_IS_WHOLE, "it compares addresses", _is_whole_storage, when="fake", by_code=True),
+)

@@ -1,0 +1,181 @@
+"""Replacements for functions of torch that fail, misbehave or take too long on fake tensors.
+
+Observed on torch 2.13 under ``FakeTensorMode``:
+
+* ``module.to(dtype)`` raises, because a parameter cannot be swapped while the mode refers to it: here the parameter
+  gets the new data and stays the same object, as on real tensors;
+* ``fully_shard`` makes one fake tensor per rank and parameter, minutes at thousands of ranks: here the chunks are made
+  when asked for;
+* ``nn.init.trunc_normal_`` redraws until all values lie within its bounds, forever: here it draws once;
+* a functional collective is waited for at once, as under torch.compile: here the wait comes with the first use of its
+  result, as on real tensors;
+* ``FullyShardedDataParallel`` asks for the address of a tensor's memory, 0 for all fake ones: here for its size;
+* workers of a `DataLoader` have no memory to share: here it reads in the program's own process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import wraps
+from inspect import signature
+from typing import Any, TypeVar, overload
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
+from torch.utils.data import DataLoader
+
+from dsexplore._internal.torch_internals.dtensor import local_tensor
+from dsexplore._internal.torch_internals.fake_tensors import FakeTensor, without_fake_mode
+from dsexplore._internal.torch_internals.fsdp import CHUNK, HAS_MEMORY
+from dsexplore._internal.torch_internals.modules import APPLY, TRUNC_NORMAL, own_parameters
+from dsexplore._internal.torch_internals.patches import Entry, Parts, Patch
+from dsexplore._internal.torch_internals.process_groups import WRAP_RESULT, AsyncCollectiveTensor
+from dsexplore._internal.torch_internals.tensors import DATA_LOADER_INIT, can_take_data
+from dsexplore._internal.worlds.remarks import Remarks
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def outside_fake_mode(function: F) -> F:
+    """Return the function, to run outside of a `FakeTensorMode` where one is active."""
+
+    @wraps(function)
+    def real(*args: Any, **kwargs: Any) -> Any:
+        with without_fake_mode():
+            return function(*args, **kwargs)
+
+    return real  # type: ignore[return-value]  # wraps keeps the signature
+
+
+def _wrap_result(original: Callable[..., torch.Tensor], _parts: Parts) -> Callable[..., torch.Tensor]:
+    """Wrap the results of functional collectives as tensors that wait at their first use."""
+
+    def wrapped(tensor: torch.Tensor) -> torch.Tensor:
+        if torch.compiler.is_compiling() or get_proxy_mode() is not None:
+            return original(tensor)
+        awaited: torch.Tensor = _Awaited.apply(tensor)  # type: ignore[no-untyped-call]  # torch types none of it
+        return awaited
+
+    return wrapped
+
+
+class _Awaited(torch.autograd.Function):
+    """An op that wraps a fake tensor as torch's own op wraps real ones; torch's rule for fake ones wraps nothing."""
+
+    @staticmethod
+    def forward(_context: Any, tensor: torch.Tensor) -> torch.Tensor:
+        return AsyncCollectiveTensor(tensor)  # type: ignore[no-any-return]
+
+    @staticmethod
+    def backward(_context: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        return gradients[0]
+
+
+def _apply_in_place(original: Callable[..., Any], _parts: Parts) -> Callable[..., Any]:
+    """Wrap ``Module._apply`` to convert fake parameters in place, as for ``module.to``."""
+
+    def apply(module: nn.Module, /, fn: Callable[..., Any], recurse: bool = True) -> nn.Module:
+        parameters = own_parameters(module)
+        fakes = {name: p for name, p in parameters.items() if isinstance(p, FakeTensor)}
+        try:
+            for name in fakes:
+                parameters[name] = None
+            original(module, fn, recurse)
+        finally:
+            parameters.update(fakes)
+        for name, parameter in fakes.items():
+            parameters[name] = _converted(parameter, fn)
+        return module
+
+    return apply
+
+
+def _converted(parameter: Any, function: Callable[..., Any]) -> nn.Parameter:
+    """Return the same parameter with new data; or, as torch does it, a new one where it comes from another world
+    (meta)."""
+    with torch.no_grad():
+        data = function(parameter)
+        grad = None if parameter.grad is None else function(parameter.grad)
+    kept: Any = parameter
+    if can_take_data(parameter, data):
+        parameter.grad = None
+        parameter.data = data
+        parameter.fake_device = data.fake_device
+    else:
+        kept = nn.Parameter(data, parameter.requires_grad)
+    kept.grad = grad
+    return kept  # type: ignore[no-any-return]  # a FakeTensor that is a Parameter
+
+
+class Chunks(Sequence[torch.Tensor]):
+    """The result of ``torch.chunk``, padded with empty tensors to a number of chunks, each made when asked for."""
+
+    def __init__(self, tensor: torch.Tensor, num_chunks: int, dim: int) -> None:
+        self._tensor, self._count, self._dim = tensor, num_chunks, dim
+        self._length = -(-tensor.size(dim) // num_chunks)  # of each but the last; 0 where the dim is empty
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, index: int) -> torch.Tensor: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[torch.Tensor]: ...
+    def __getitem__(self, index: int | slice) -> torch.Tensor | list[torch.Tensor]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(self._count))]
+        position = range(self._count)[index]
+        size = self._tensor.size(self._dim)
+        start = position * self._length
+        if start >= size > 0:
+            return self._tensor.new_empty(0)
+        return self._tensor.narrow(self._dim, start, min(self._length, size - start))
+
+
+def _draw_once(original: Callable[..., torch.Tensor], _parts: Parts) -> Callable[..., torch.Tensor]:
+    """Wrap ``trunc_normal_`` to draw once: torch's redraws until no value is out of bounds, which never ends."""
+    parameters = signature(original)
+
+    def trunc_normal(*args: Any, **kwargs: Any) -> torch.Tensor:
+        given = parameters.bind(*args, **kwargs).arguments
+        tensor: torch.Tensor = given["tensor"]
+        if not isinstance(local_tensor(tensor) if isinstance(tensor, DTensor) else tensor, FakeTensor):
+            return original(*args, **kwargs)
+        with torch.no_grad():
+            return tensor.normal_(given["mean"], given["std"], generator=given.get("generator"))
+
+    return trunc_normal
+
+
+def _without_workers(original: Callable[..., None], parts: Parts) -> Callable[..., None]:
+    parameters = signature(original)
+    alone = {"num_workers": 0, "prefetch_factor": None, "persistent_workers": False, "timeout": 0}
+
+    @wraps(original)
+    def init(loader: DataLoader[Any], /, *args: Any, **kwargs: Any) -> None:
+        given = parameters.bind(loader, *args, **kwargs).arguments
+        if given.get("num_workers", 0):
+            parts[Remarks].say("a DataLoader has no workers on fake tensors, and reads in the script's own process")
+            given = {**given, **alone, "multiprocessing_context": None}
+        given.pop("self")
+        original(loader, **given)
+
+    return init
+
+
+PATCHES: tuple[Entry, ...] = (
+    Patch(CHUNK, "it makes the chunks of all ranks", lambda _original, _parts: Chunks, on_import=True),
+    Patch(APPLY, "it cannot swap fake parameters", _apply_in_place, when="fake"),
+    Patch(WRAP_RESULT, "it waits at once for collectives on fake tensors", _wrap_result, when="fake"),
+    Patch(TRUNC_NORMAL, "it draws for ever on fake tensors", _draw_once, when="fake", by_code=True),
+    Patch(
+        HAS_MEMORY,
+        "it asks a fake tensor for its address, which is 0",
+        lambda _original, _parts: lambda tensor: tensor.untyped_storage().size() > 0,
+        when="fake",
+        by_code=True,
+    ),
+    Patch(DATA_LOADER_INIT, "its workers have no memory that they could share", _without_workers, when="fake"),
+)

@@ -1,0 +1,75 @@
+"""Attention of fake tensors with dropout or a learned mask: fused, as on a GPU.
+
+On a CPU ``F.scaled_dot_product_attention`` with dropout, or with a mask that is learned, multiplies all queries by all
+keys, whose scores then fill the memory. A GPU has fused ops for it, so a simulated one takes them. Mirrors the choice
+in ``aten/src/ATen/native/transformers/cuda/sdp_utils.cpp``: flash attention of half precision without a mask, else
+memory-efficient attention. Fake tensors need no kernel of either, only the shapes that torch knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from dsexplore._internal.torch_internals.aten import efficient_attention, flash_attention
+from dsexplore._internal.torch_internals.patches import Entry, Kernel, Parts
+from dsexplore._internal.worlds.world_settings import WorldSettings
+
+_ATTENTION = torch.ops.aten.scaled_dot_product_attention.default
+_LARGEST_HEAD = 256
+"""Width of the heads that flash attention takes at most."""
+
+
+def _attention_of_target(parts: Parts) -> Callable[..., Any]:
+    return _attention if parts[WorldSettings].target == "cuda" else _ATTENTION.decompose
+
+
+def _attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    """Compute what ``F.scaled_dot_product_attention`` does, with a GPU's choice of ops."""
+    is_learned = attn_mask is not None and attn_mask.requires_grad
+    if (dropout_p > 0 or is_learned) and query.dim() == 4:
+        if _is_for_flash(query, value, attn_mask):
+            return flash_attention(query, key, value, dropout_p, is_causal, scale=scale)[0]
+        if torch.backends.cuda.mem_efficient_sdp_enabled() and query.shape[1] == key.shape[1]:
+            bias = None if attn_mask is None else _bias(attn_mask, query, key)
+            with_sums = torch.is_grad_enabled() and query.requires_grad
+            options = (bias, with_sums, dropout_p, is_causal)
+            return efficient_attention(query, key, value, *options, scale=scale)[0]
+    given = (attn_mask, dropout_p, is_causal)
+    return _ATTENTION.decompose(query, key, value, *given, scale=scale, enable_gqa=enable_gqa)
+
+
+def _is_for_flash(query: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None) -> bool:
+    is_half = query.dtype in (torch.float16, torch.bfloat16)
+    is_narrow = query.shape[-1] == value.shape[-1] <= _LARGEST_HEAD
+    return torch.backends.cuda.flash_sdp_enabled() and mask is None and is_half and is_narrow
+
+
+def _bias(mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+    """Return a mask as numbers to add to the scores, of shape (batch, heads, queries, keys)."""
+    if mask.dtype == torch.bool:
+        mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill(mask.logical_not(), float("-inf"))
+    return mask.expand(*query.shape[:3], key.shape[2])
+
+
+PATCHES: tuple[Entry, ...] = (
+    Kernel(
+        "aten::scaled_dot_product_attention",
+        "AutogradCPU",
+        "a CPU computes all scores where there is dropout or a learned mask",
+        _attention_of_target,
+        when="fake",
+    ),
+)

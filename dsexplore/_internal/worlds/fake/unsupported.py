@@ -1,0 +1,73 @@
+"""Parts of torch that do not work on fake tensors: each raises one error that names it and a remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+from dsexplore._internal.errors import UsageError
+from dsexplore._internal.torch_internals.fake_tensors import VALUES_NEEDED
+from dsexplore._internal.torch_internals.modules import TRACE, TRACE_MODULE
+from dsexplore._internal.torch_internals.patches import Entry, Parts, Patch
+from dsexplore._internal.torch_internals.tensors import NESTED_TENSORS
+
+_NESTED = "pad the sequences to one length for this run"
+_TRACED = "leave it out for this run, as the module itself sends the same"
+_UNALLOCATED = "its data is not allocated yet"
+"""Part of torch's error message if C++ reads the memory of a fake tensor."""
+_WITHOUT_SHAPES = "fake impl"
+"""Part of torch's error message for an op without a fake implementation."""
+_SMALLER = "run a smaller model without --fake (fake=False)"
+
+
+def _refuse(name: str, remedy: str) -> Callable[[Any, Parts], Callable[..., NoReturn]]:
+    def refuse(*args: Any, **kwargs: Any) -> NoReturn:
+        raise UsageError(f"{name} reads the memory of tensors, and fake tensors have none: {remedy}, or {_SMALLER}")
+
+    return lambda _original, _parts: refuse
+
+
+@contextmanager
+def explained() -> Iterator[None]:
+    """Add a remedy to torch's errors about the missing values and memory of fake tensors, unless they have one."""
+    try:
+        yield
+    except Exception as error:
+        remedy = _remedy_for(error)
+        if remedy and remedy not in getattr(error, "__notes__", ()):
+            error.add_note(remedy)
+        raise
+
+
+def _remedy_for(error: Exception) -> str:
+    if isinstance(error, VALUES_NEEDED):
+        op: Any = getattr(error, "func", error)
+        return f"{op} needs the values of its tensors, and fake tensors have none: {_SMALLER}"
+    if _UNALLOCATED in str(error):
+        return (
+            "torch reads the memory of tensors there, and fake tensors have none: in place of torch.tensor([a, b]) of "
+            f"tensors write torch.stack([a, b]) or a.item(), else {_SMALLER}"
+        )
+    if _WITHOUT_SHAPES in str(error):
+        return (
+            "fake tensors need the shape of what this op returns: give it a function for that with "
+            f"torch.library.register_fake, or {_SMALLER}"
+        )
+    return ""
+
+
+PATCHES: tuple[Entry, ...] = tuple(
+    Patch(
+        target,
+        why,
+        _refuse(target.path.replace(":", "."), remedy),
+        when="fake",
+        by_code=True,
+    )
+    for targets, why, remedy in (
+        (NESTED_TENSORS, "torch reads the sizes of their parts in memory", _NESTED),
+        ((TRACE, TRACE_MODULE), "it compares values", _TRACED),
+    )
+    for target in targets
+)

@@ -1,0 +1,143 @@
+"""Reads of fake tensors that do not come by an op: text, lists, arrays, elements of storages, addresses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from inspect import signature
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+from torch.storage import TypedStorage, UntypedStorage
+
+from dsexplore._internal.torch_internals.dtensor import local_tensor
+from dsexplore._internal.torch_internals.fake_tensors import (
+    FAKE_ARRAY,
+    FAKE_DATA_PTR,
+    FAKE_FORMAT,
+    FAKE_NUMPY,
+    FakeTensor,
+)
+from dsexplore._internal.torch_internals.fsdp import SAME_STORAGE
+from dsexplore._internal.torch_internals.modules import CTC_LOSS
+from dsexplore._internal.torch_internals.patches import Change, Entry, Parts, Patch, Patches
+from dsexplore._internal.torch_internals.tensors import (
+    TENSOR_TOLIST,
+    TYPED_ELEMENT,
+    UNTYPED_ELEMENT,
+    count_elements,
+    storage_number,
+)
+from dsexplore._internal.worlds.fake.invented_values import Inventor
+
+
+def _format(original: Callable[..., str], _parts: Parts) -> Callable[..., str]:
+    def formatted(self: FakeTensor, format_spec: str) -> str:
+        if self.dim() == 0 and format_spec:
+            return format(self.item(), format_spec)
+        return original(self, format_spec)
+
+    return formatted
+
+
+def _numpy(_original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
+    def numpy(self: FakeTensor, *, force: bool = False) -> Any:
+        return parts[Inventor].array(self)
+
+    return numpy
+
+
+def _array(_original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
+    def array(self: FakeTensor, dtype: Any = None) -> Any:
+        values = parts[Inventor].array(self)
+        return values if dtype is None else values.astype(dtype, copy=False)
+
+    return array
+
+
+def _tolist(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
+    def tolist(self: torch.Tensor) -> Any:
+        return parts[Inventor].values(self) if isinstance(self, FakeTensor) else original(self)
+
+    return tolist
+
+
+def _inherit_tolist(patches: Patches, _parts: Parts) -> None:
+    patches.inherited(FakeTensor, "tolist")
+
+
+def _element(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
+    """Wrap ``tensor.storage()[0]`` to read a value from its type alone."""
+
+    def element(storage: TypedStorage | UntypedStorage, /, *args: Any, **kwargs: Any) -> Any:
+        index = args[0] if args else kwargs.get("idx")
+        if storage.device.type != "meta" or type(index) is not int:
+            return original(storage, *args, **kwargs)
+        if isinstance(storage, TypedStorage):
+            size, dtype = count_elements(storage), storage.dtype
+        else:
+            size, dtype = storage.nbytes(), torch.uint8
+        if not -size <= index < size:
+            raise IndexError(f"index {index} out of range for storage of size {size}")
+        return parts[Inventor].value(torch.empty((), dtype=dtype))
+
+    return element
+
+
+def _address(_original: Callable[..., int], _parts: Parts) -> Callable[..., int]:
+    """Return a ``data_ptr`` that is unique to each memory, and 0 for an empty one.
+
+    torch returns 0 for all fake tensors. Programs that tell parameters apart by address, as accelerate does to find
+    those of an optimizer, would take them all for the same.
+    """
+
+    def data_ptr(tensor: FakeTensor) -> int:
+        storage = tensor.untyped_storage()
+        offset: Any = tensor.storage_offset() * tensor.element_size()
+        return storage_number(storage) + offset if storage.nbytes() else 0
+
+    return data_ptr
+
+
+def _same_storage(_original: Callable[..., bool], _parts: Parts) -> Callable[..., bool]:
+    """Return a function that says if two tensors share memory, without their addresses, since torch warns of these."""
+
+    def same_storage(a: torch.Tensor, b: torch.Tensor) -> bool:
+        first, second = (local_tensor(x) if isinstance(x, DTensor) else x for x in (a, b))
+        return storage_number(first.untyped_storage()) == storage_number(second.untyped_storage())
+
+    return same_storage
+
+
+def _ctc_loss(original: Callable[..., torch.Tensor], _parts: Parts) -> Callable[..., torch.Tensor]:
+    """Return the ``ctc_loss`` that makes tensors of lengths in tuples, which torch's C++ writes to memory."""
+    parameters = signature(original)
+
+    def ctc_loss(*args: Any, **kwargs: Any) -> torch.Tensor:
+        given = parameters.bind(*args, **kwargs).arguments
+        for name in ("input_lengths", "target_lengths"):
+            given[name] = torch.as_tensor(given[name], dtype=torch.int64)
+        return original(**given)
+
+    return ctc_loss
+
+
+PATCHES: tuple[Entry, ...] = (
+    Patch(FAKE_FORMAT, "it writes no number", _format, when="fake"),
+    Patch(FAKE_ARRAY, "it reads memory", _array, when="fake"),
+    Patch(FAKE_NUMPY, "it reads memory", _numpy, when="fake"),
+    Patch(TENSOR_TOLIST, "it reads memory", _tolist, when="fake"),
+    Change("FakeTensor.tolist", "it reads element by element: minutes for a data set", _inherit_tolist, when="fake"),
+    Patch(FAKE_DATA_PTR, "it is 0 for all fake tensors", _address, when="fake"),
+    Patch(TYPED_ELEMENT, "it reads memory", _element, when="fake"),
+    Patch(UNTYPED_ELEMENT, "it reads memory", _element, when="fake"),
+    Patch(CTC_LOSS, "lengths in tuples are written to memory", _ctc_loss, when="fake", by_code=True),
+    Patch(
+        SAME_STORAGE,
+        "it asks storages for addresses, of which torch warns",
+        _same_storage,
+        when="fake",
+        by_code=True,
+        on_import=True,
+    ),
+)

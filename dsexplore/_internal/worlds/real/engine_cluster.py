@@ -1,0 +1,365 @@
+"""`EngineCluster`: engines of an ipyparallel cluster that the user has started, as ranks that run a notebook's cells.
+
+A site starts its engines as it starts any job: with Slurm, MPI, or ``torchrun … -m ipyparallel.engine``. Each engine
+is the rank that its launcher made it (``RANK``), whatever number ipyparallel gives it. Engines are the user's own, so
+none is ever killed from here: they are interrupted, and one that waits inside gloo or NCCL is named as busy.
+"""
+
+from __future__ import annotations
+
+import pickle
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dsexplore._internal.errors import UsageError
+from dsexplore._internal.interrupts import once_interrupted, uninterrupted
+from dsexplore._internal.trace.trace import Trace
+from dsexplore._internal.units import format_ranks
+from dsexplore._internal.worlds.real.engine_process import EngineCell
+from dsexplore._internal.worlds.real.messages import Cell, CellReport
+from dsexplore._internal.worlds.real.rank_outcome import RankOutcome, unpacked
+from dsexplore._internal.worlds.real.rank_world import GRACE, CellRun, OnOutput, group_options, merge_cell
+from dsexplore._internal.worlds.world_settings import resolve
+
+LOOK = 0.02
+"""Seconds between two looks at the engines."""
+DESCRIBE_WAIT = 60.0
+"""Seconds that engines get to answer at all."""
+ANSWER_WAIT = 2.0
+"""Seconds that engines get to answer which may be gone."""
+LOAD_WAIT = 300.0
+"""Seconds that engines get to import torch and dsexplore, once."""
+OUTPUT_WAIT = 1.0
+"""Seconds that what an engine has printed gets to come: it has a channel of its own, and may come after the answer."""
+INTERRUPT_WAIT = 1.0
+"""Seconds that interrupted engines get to come back."""
+
+
+_CALLED_OFF = "KeyboardInterrupt: the cell had not begun here"
+_Description = tuple[int, int, str, int]
+"""Rank, world size, host and pid."""
+
+
+def _describe() -> _Description:
+    """Return an engine's ``RANK`` and ``WORLD_SIZE`` (−1 if no launcher set them), its host and its pid."""
+    import os  # on the engine, where this module is not imported
+    import socket
+
+    rank, size = (int(os.environ.get(name, "-1")) for name in ("RANK", "WORLD_SIZE"))
+    return rank, size, socket.gethostname(), os.getpid()
+
+
+def _load() -> None:
+    import dsexplore._internal.worlds.real.engine_process  # noqa: F401 - on the engine, where it takes seconds
+
+
+def _run(data: bytes) -> Any:
+    from dsexplore._internal.worlds.real.engine_process import run_packed  # on the engine
+
+    return run_packed(data)
+
+
+@dataclass
+class _Text:
+    text: str = ""
+
+
+class EngineRank:
+    """One engine, with its rank."""
+
+    def __init__(self, rank: int, engine: int) -> None:
+        self.rank, self.engine = rank, engine
+        self.output = _Text()
+        self.answer: Any = None
+        """The ipyparallel result of the running cell."""
+
+    def outcome(self) -> tuple[RankOutcome[Any], bytes]:
+        """Return the outcome of the cell, and its pickled trace."""
+        from ipyparallel.error import TaskAborted  # an optional package, which every cluster has loaded
+
+        self.look()
+        if not self.answer.ready():
+            return RankOutcome(self.rank, "stuck", output=self.output.text), b""
+        try:
+            report = pickle.loads(self.answer.get(timeout=0))
+        except Exception as error:  # the engine is gone, or could not run anything
+            if isinstance(error, TaskAborted):
+                return RankOutcome(self.rank, "error", error=_CALLED_OFF, output=self.output.text), b""
+            text = f"{type(error).__name__}: {error}".partition("\n")[0]
+            return RankOutcome(self.rank, "died", error=text, output=self.output.text), b""
+        assert isinstance(report, CellReport)
+        self.answer.wait_for_output(OUTPUT_WAIT)
+        self.look()
+        return RankOutcome(
+            self.rank,
+            "ok" if report.ok else "error",
+            value=unpacked(report),
+            error=report.error,
+            traceback=report.traceback,
+            output=self.output.text,
+            line=report.line,
+            shown=report.shown,
+        ), report.trace
+
+    def look(self) -> None:
+        """Take what the engine has printed."""
+        self.output.text = f"{self.answer.stdout}{self.answer.stderr}"
+
+    @property
+    def has_failed(self) -> bool:
+        """True if the cell ended on this rank, and not successfully."""
+        return bool(self.answer.ready()) and self.outcome()[0].status != "ok"
+
+
+class EngineCluster:
+    """Engines as ranks; their state lives on between cells.
+
+    Args:
+        profile: ipyparallel's name of the cluster, or the path of its profile folder.
+        backend: of the process group that engines open which have none.
+        mesh: axes of the mesh that cells find as ``mesh``, ``"dp=2,tp=2"``; empty for none.
+    """
+
+    def __init__(self, profile: str, backend: str = "gloo", mesh: str = "") -> None:
+        self.profile, self.backend, self.mesh = profile, backend, mesh
+        self.size = 0
+        self.is_open = False
+        self._client: Any = None
+        self._ranks: list[EngineRank] = []
+        self._described: dict[int, _Description] = {}
+        """The answer of each engine that has answered."""
+        self._seen: set[int] = set()
+        """The engines that there were when ranks were last looked for."""
+
+    def __str__(self) -> str:
+        return f"{self.size} engines of {self.profile}"
+
+    @property
+    def options(self) -> str:
+        """Options of the magic that connect to it."""
+        return f"--profile {self.profile}{group_options(self.backend, self.mesh)}"
+
+    def open(self) -> None:
+        """Connect, and find out which rank each engine is.
+
+        Raises:
+            UsageError: ipyparallel is missing, no such cluster, or its engines are not the ranks of one world.
+        """
+        try:
+            import ipyparallel
+        except ImportError as error:
+            raise UsageError("--profile needs ipyparallel: pip install 'dsexplore[ranks]'") from error
+        where = "profile_dir" if Path(self.profile).is_dir() else "profile"
+        try:
+            self._client = ipyparallel.Client(**{where: self.profile})
+            self._find_ranks()
+        except UsageError:
+            self.close()
+            raise
+        except Exception as error:
+            self.close()
+            raise UsageError(
+                f"no cluster answers under the profile {self.profile!r} ({type(error).__name__}: {error}): start its "
+                "controller and engines first, as docs/cluster.md says"
+            ) from error
+        self.is_open = True
+
+    def _find_ranks(self) -> None:
+        """Find out which engine is which rank; one that is known and no longer answers gives way to a newer one.
+
+        Raises:
+            UsageError: an engine has no rank, two have the same, or a rank has none.
+        """
+        engines = list(self._client.ids)
+        if not engines:
+            raise UsageError(f"the cluster {self.profile!r} has no engines: start them as docs/cluster.md says")
+        descriptions = {engine: self._described[engine] for engine in engines if engine in self._described}
+        described = {
+            **descriptions,
+            **self._ask([engine for engine in engines if engine not in descriptions], DESCRIBE_WAIT),
+        }
+        if not described:
+            raise UsageError(
+                f"none of the {len(engines)} engines of {self.profile!r} answers within {DESCRIBE_WAIT:.0f} s: start "
+                "their job again"
+            )
+        by_rank: dict[int, list[int]] = {}
+        for engine, (rank, _, host, pid) in sorted(described.items()):
+            if rank < 0:
+                raise UsageError(
+                    f"engine {engine} (process {pid} on {host}) has no RANK: start engines with torchrun, srun or "
+                    "mpirun, as docs/cluster.md says"
+                )
+            by_rank.setdefault(rank, []).append(engine)
+        self._check_older(by_rank, descriptions)
+        self.size = described[max(described)][1]
+        missing = sorted(set(range(self.size)) - by_rank.keys())
+        if missing:
+            raise UsageError(f"no engine for {format_ranks(missing)} of {self.size}: start the engines' job again")
+        resolve(self.size, self.mesh or None, 0)
+        before = {rank.engine: rank for rank in self._ranks}
+        ranks = [before.get(by_rank[rank][-1]) or EngineRank(rank, by_rank[rank][-1]) for rank in range(self.size)]
+        loading = [self._start(rank, _load) for rank in ranks if rank.engine not in before]
+        for answer in loading:
+            answer.get(timeout=LOAD_WAIT)
+        self._ranks, self._described, self._seen = ranks, described, set(engines)
+
+    def _check_older(self, by_rank: Mapping[int, Sequence[int]], described: Mapping[int, _Description]) -> None:
+        """Make sure that of several engines of one rank only the newest lives, as controllers learn late of the others.
+
+        Raises:
+            UsageError: an older one answers.
+        """
+        older = {engine: engines[-1] for engines in by_rank.values() for engine in engines[:-1]}
+        alive = self._ask([engine for engine in older if engine in described], ANSWER_WAIT)
+        for engine, newest in older.items():
+            if engine in alive or engine not in described:
+                rank = next(rank for rank, engines in by_rank.items() if engine in engines)
+                raise UsageError(f"engines {engine} and {newest} are both rank {rank}: stop the older one")
+
+    def _ask(self, engines: Sequence[int], seconds: float) -> dict[int, _Description]:
+        """Return the descriptions of the engines that answer in time.
+
+        Once all ranks of a world have answered, the others get `ANSWER_WAIT` seconds: they are gone, and soon not
+        listed any more.
+        """
+        asked = {}
+        for engine in engines:
+            with suppress(IndexError):  # it is gone since they were listed
+                asked[engine] = self._client[engine].apply_async(_describe)
+        answers: dict[int, _Description] = {}
+        until = time.monotonic() + seconds
+        is_whole = False
+        while asked and time.monotonic() < until:
+            for engine in [engine for engine, answer in asked.items() if answer.ready()]:
+                answer = asked.pop(engine)
+                if answer.successful():
+                    answers[engine] = answer.get(timeout=0)
+            if answers and not is_whole:
+                is_whole = len({rank for rank, *_ in answers.values()}) == next(iter(answers.values()))[1]
+                until = min(until, time.monotonic() + ANSWER_WAIT) if is_whole else until
+            time.sleep(LOOK)
+        return answers
+
+    def close(self) -> None:
+        """Close the connection; the engines continue, with their state."""
+        self.is_open = False
+        client, self._client = self._client, None
+        if client is not None:
+            client.close()
+
+    def run(
+        self,
+        cell: Cell,
+        *,
+        ranks: Sequence[int] | None = None,
+        timeout: float = 60.0,
+        on_output: OnOutput = lambda ranks: None,
+    ) -> CellRun:
+        """Run a cell on the engines, and wait until it has ended on all of them, or has failed on one.
+
+        Raises:
+            UsageError: an engine is lost, or still busy with an earlier cell.
+            KeyboardInterrupt: Ctrl-C; the engines were interrupted, and the interrupt's ``run`` is the `CellRun`.
+        """
+        self._check_engines()
+        chosen = [self._ranks[rank] for rank in (range(self.size) if ranks is None else ranks)]
+        data = pickle.dumps(EngineCell(cell, self.backend, self.mesh))
+        began = time.monotonic()
+        try:
+            for rank in chosen:
+                rank.answer = self._start(rank, _run, data)
+        except UsageError:
+            self._interrupt([rank for rank in chosen if rank.answer is not None and not rank.answer.ready()])
+            raise
+        interrupt: KeyboardInterrupt | None = None
+        try:
+            self._wait(chosen, began + timeout, on_output)
+        except KeyboardInterrupt as error:
+            interrupt = error
+        try:
+            with uninterrupted() if interrupt is None else once_interrupted():
+                first = next((rank.rank for rank in chosen if rank.has_failed), None)
+                self._interrupt([rank for rank in chosen if not rank.answer.ready()])
+                run = self._collect(chosen, began, first, is_all=ranks is None)
+        except KeyboardInterrupt as error:  # it came while the run was finished
+            interrupt = error
+        if interrupt is not None:
+            interrupt.run = run  # type: ignore[attr-defined]
+            raise interrupt
+        return run
+
+    def _start(self, rank: EngineRank, function: Callable[..., Any], *args: Any) -> Any:
+        """Call a function on an engine, without waiting for it.
+
+        Raises:
+            UsageError: the engine is gone.
+        """
+        try:
+            return self._client[rank.engine].apply_async(function, *args)
+        except IndexError:
+            raise UsageError(f"no engine for rank {rank.rank} of {self.size}: start the engines' job again") from None
+
+    def _check_engines(self) -> None:
+        """Connect again where the engines are others than before.
+
+        Raises:
+            UsageError: a rank has no engine, or is busy.
+        """
+        if set(self._client.ids) != self._seen:
+            self._find_ranks()
+        waiting = [rank.rank for rank in self._ranks if rank.answer is not None and not rank.answer.ready()]
+        if waiting:
+            raise UsageError(
+                f"an earlier cell still runs on {format_ranks(waiting)}, perhaps waiting inside a collective, "
+                "which no interrupt ends: restart the engines' job"
+            )
+
+    def _wait(self, chosen: Sequence[EngineRank], deadline: float, on_output: OnOutput) -> None:
+        while not all(rank.answer.ready() for rank in chosen):
+            for rank in chosen:
+                rank.answer.wait(LOOK / len(chosen))
+                rank.look()
+            on_output(chosen)
+            now = time.monotonic()
+            if any(rank.has_failed for rank in chosen):
+                deadline = min(deadline, now + GRACE)
+            if now >= deadline:
+                return
+
+    def _interrupt(self, running: Sequence[EngineRank]) -> None:
+        """Send Ctrl-C to engines that still run the cell; ipyparallel does not pass it on by itself.
+
+        An engine that has not begun the cell yet, on which the signal would be lost, is to leave the cell out.
+        """
+        if not running:
+            return
+        engines = [rank.engine for rank in running]
+        with suppress(TimeoutError):
+            self._client.abort([rank.answer for rank in running], engines, block=False).result(INTERRUPT_WAIT)
+        self._client.send_signal(signal.SIGINT, targets=engines, block=False)
+        until = time.monotonic() + INTERRUPT_WAIT
+        while time.monotonic() < until and not all(rank.answer.ready() for rank in running):
+            running[0].answer.wait(LOOK)
+
+    def _collect(self, chosen: Sequence[EngineRank], began: float, first: int | None, *, is_all: bool) -> CellRun:
+        outcomes, parts = [], []
+        for rank in chosen:
+            outcome, trace = rank.outcome()
+            outcomes.append(outcome)
+            if trace:
+                parts.append(pickle.loads(trace).tables)
+        tables = merge_cell(parts, None if is_all else [rank.rank for rank in chosen])
+        stuck = any(outcome.status == "stuck" for outcome in outcomes)
+        return CellRun(
+            tuple(outcomes),
+            time.monotonic() - began,
+            "failed" if first is not None else "timeout" if stuck else "done",
+            first,
+            Trace(tables) if tables is not None else None,
+        )

@@ -1,0 +1,342 @@
+"""Find the classes of ranks that do the same, by playing few ranks of a world.
+
+A rank's traffic depends on its coordinates, on its shards, and on conditions on its number. The search plays rank 0,
+and then
+
+* along a pipeline, with the other coordinates fixed, all stages;
+* the first, second and last rank along all other axes at once. Where those differ, the first and the last along each
+  axis alone, and then the ranks between them are halved until each change is found;
+* for each condition on the rank, in the program or common in frameworks, the first and the last rank on its rarer side;
+* one rank for each combination of differing coordinates and conditions, and for each size of shards;
+* a rank in the middle of all axes, as a check.
+
+Ranks are compared by the digests of their traces. A rank that was not played is represented by a played one with the
+same stage, conditions and shards. This assumes that an axis has the same effect at all coordinates of the other axes,
+that two equal ranks on an axis have no change between them, and that the program depends on the rank in no other way.
+Every played rank is checked against these assumptions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from dsexplore._internal.errors import UsageError
+from dsexplore._internal.worlds.scripts.rank_axes import Axis
+from dsexplore._internal.worlds.scripts.rank_conditions import RankTest
+from dsexplore._internal.worlds.scripts.shard_shapes import ShardedShape, ranks_by_shapes
+
+MOST_STAGES = 64
+"""Longest pipeline axis of which all stages are played; a longer one is searched like other axes."""
+MOST_PLAYED = 1024
+"""Largest number of ranks to play."""
+
+Numbers = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The outcome of a played rank.
+
+    Attributes:
+        digest: digest of its trace; equal for ranks that do the same.
+        shapes: shardings of the parameters whose local shapes are not in the digest.
+        whole: digest with all local shapes.
+    """
+
+    digest: str
+    shapes: frozenset[ShardedShape] = frozenset()
+    whole: str = ""
+
+
+@dataclass(frozen=True)
+class RankClass:
+    """Ranks that do the same: a played one, and all ranks that it represents, itself included."""
+
+    played: int
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Distinct:
+    """The classes of all ranks of a world, with the axes and conditions that separate them."""
+
+    classes: tuple[RankClass, ...]
+    played: tuple[int, ...]
+    differ: tuple[str, ...] = ()
+    """Axes and conditions that make a difference."""
+    without_effect: tuple[str, ...] = ()
+    """Axes and conditions that make none."""
+    unexplained: tuple[tuple[int, int], ...] = ()
+    """(played rank, the rank that should represent it) for those that differ against all assumptions."""
+
+
+Play = Callable[[Sequence[int]], Mapping[int, Outcome]]
+"""Plays ranks, each once, and returns their outcomes."""
+
+
+@dataclass
+class Search:
+    """The search for the distinct ranks of one world.
+
+    Args:
+        world_size: number of ranks.
+        axes: axes of the world.
+        tests: conditions on the rank.
+        play: function that plays ranks.
+        outcomes: {rank: outcome} of ranks that were played before.
+    """
+
+    world_size: int
+    axes: Sequence[Axis]
+    tests: Sequence[RankTest]
+    play: Play
+    outcomes: dict[int, Outcome] = field(default_factory=dict)
+
+    def run(self) -> Distinct:
+        """Play the ranks that are needed, and return the classes.
+
+        Raises:
+            UsageError: more ranks differ than can be played.
+        """
+        self._ranks: Numbers = np.arange(self.world_size)
+        self._base = sum(axis.stride for axis in self.axes if not axis.is_pipeline and axis.size > 1)
+        tests = [*self.tests, *self._usual_tests()]
+        self._distance: Numbers = np.zeros(self.world_size, dtype=np.int64)
+        for axis in self.axes:
+            self._distance += self._coordinates(axis) != axis.coordinate(self._base)
+        self._along = {self._base, *self._stages()}
+        # Ranks of the last stage, which do the least, come last, so that no processor is idle for long.
+        self._play([self._middle(), *sorted(self._along), *self._corners(), *self._ends_of_tests(tests)])
+        keys = self._keys_by_axes()
+        typical = self._typical(keys)
+        matter = self._tests_that_matter(tests, typical)
+        for test in matter:
+            keys = _joined(keys, np.array(test.holds, dtype=np.int64))
+        self._play_representatives(keys)
+        keys = self._keys_by_shards(keys)
+        return self._classes(keys, tests, matter)
+
+    def _play(self, ranks: Iterable[int]) -> None:
+        new = [rank for rank in dict.fromkeys(ranks) if rank not in self.outcomes]
+        if len(self.outcomes) + len(new) > MOST_PLAYED:
+            raise UsageError(
+                f"more than {MOST_PLAYED:,} ranks of {self.world_size:,} may differ from each other: name those to "
+                "play, like --ranks 0,8, or play --ranks all of a smaller world"
+            )
+        if new:
+            self.outcomes.update(self.play(new))
+
+    def _rank_at(self, axis: Axis, coordinate: int) -> int:
+        """Return the rank with this coordinate on an axis, and the base rank's coordinates on all others."""
+        return self._base + (coordinate - axis.coordinate(self._base)) * axis.stride
+
+    def _stages(self) -> list[int]:
+        pipelines = (axis for axis in self.axes if axis.is_pipeline and axis.size <= MOST_STAGES)
+        return [self._rank_at(axis, coordinate) for axis in pipelines for coordinate in range(axis.size)]
+
+    def _corners(self) -> list[int]:
+        """Return the first and the last rank of the base rank's pipeline stage."""
+        axes = [axis for axis in self.axes if not axis.is_pipeline]
+        first = self._base - sum(axis.coordinate(self._base) * axis.stride for axis in axes)
+        return [first, first + sum((axis.size - 1) * axis.stride for axis in axes)]
+
+    def _ends_of_axes(self) -> list[int]:
+        """Return the first and the last rank along each axis; empty if both corners act as the base rank does.
+
+        For a corner to equal the base despite differences, those along different axes would have to cancel out.
+        """
+        if {self.outcomes[rank].digest for rank in self._corners()} == {self.outcomes[self._base].digest}:
+            return []
+        return [self._rank_at(axis, at) for axis in self.axes for at in (0, axis.size - 1)]
+
+    def _middle(self) -> int:
+        return sum(axis.size // 2 * axis.stride for axis in self.axes)
+
+    def _usual_tests(self) -> list[RankTest]:
+        """Return conditions that frameworks test: the first and last rank of the world, and of each pipeline stage."""
+        of_stage = [axis for axis in self.axes if not axis.is_pipeline]
+        first = np.all([self._coordinates(axis) == 0 for axis in of_stage], axis=0) if of_stage else None
+        last = np.all([self._coordinates(axis) == axis.size - 1 for axis in of_stage], axis=0) if of_stage else None
+        usual = {
+            "rank 0": self._ranks == 0,
+            "the last rank": self._ranks == self.world_size - 1,
+            "the first rank along all axes": first,
+            "the last rank along all axes": last,
+        }
+        return [
+            RankTest(text, "", tuple(map(bool, holds)))
+            for text, holds in usual.items()
+            if holds is not None and len(set(holds.tolist())) > 1
+        ]
+
+    def _coordinates(self, axis: Axis) -> Numbers:
+        return self._ranks // axis.stride % axis.size
+
+    def _ends_of_tests(self, tests: Sequence[RankTest]) -> list[int]:
+        """Return the first and the last rank on the rarer side of each condition."""
+        ends = []
+        for test in tests:
+            holds = np.array(test.holds)
+            rarer = np.flatnonzero(holds if holds.sum() * 2 <= len(holds) else ~holds)
+            ends += [int(rarer[0]), int(rarer[-1])]
+        return ends
+
+    def _keys_by_axes(self) -> Numbers:
+        """Return a key per rank, equal for ranks whose coordinates make no difference."""
+        self._find_changes()
+        keys: Numbers = np.zeros(self.world_size, dtype=np.int64)
+        self._matter: list[Axis] = []
+        for axis in self.axes:
+            classes = self._classes_along(axis)
+            if len(set(classes)) > 1:
+                self._matter.append(axis)
+                keys = _joined(keys, np.array(classes)[self._coordinates(axis)])
+        return keys
+
+    def _find_changes(self) -> None:
+        """Bisect between differing ranks until each change along an axis is between two neighbors."""
+        self._play_along(self._ends_of_axes())
+        gaps = [(axis, gap) for axis in self.axes for gap in self._gaps(axis)]
+        self._play_along(self._rank_at(axis, at) for axis, (low, high) in gaps for at in (low + 1, high - 1))
+        while gaps := [(axis, gap) for axis in self.axes for gap in self._gaps(axis)]:
+            self._play_along(self._rank_at(axis, (low + high) // 2) for axis, (low, high) in gaps)
+
+    def _play_along(self, ranks: Iterable[int]) -> None:
+        """Play ranks whose differences are due to axes alone."""
+        wanted = list(ranks)
+        self._along.update(wanted)
+        self._play(wanted)
+
+    def _gaps(self, axis: Axis) -> list[tuple[int, int]]:
+        """Return pairs of neighboring played coordinates whose ranks differ, with unplayed coordinates in between."""
+        played = self._played_along(axis)
+        return [(low, high) for (low, before), (high, other) in pairwise(played) if high - low > 1 and before != other]
+
+    def _played_along(self, axis: Axis) -> list[tuple[int, str]]:
+        """Return (coordinate, digest) of the played ranks on an axis through the base rank."""
+        coordinates = ((at, self._rank_at(axis, at)) for at in range(axis.size))
+        return [(at, self.outcomes[rank].digest) for at, rank in coordinates if rank in self._along]
+
+    def _classes_along(self, axis: Axis) -> list[int]:
+        """Return the class of each coordinate: the class of the nearest played coordinate at or below it."""
+        numbers: dict[str, int] = {}
+        played = dict(self._played_along(axis))
+        classes, current = [], 0
+        for at in range(axis.size):
+            if at in played:
+                current = numbers.setdefault(played[at], len(numbers))
+            classes.append(current)
+        return classes
+
+    def _typical(self, keys: Numbers) -> Numbers:
+        """Return the played rank that represents each rank according to the axes alone."""
+        self._play_representatives(keys)
+        described = self._representatives(keys)
+        return np.array([described[key] for key in keys.tolist()])
+
+    def _play_representatives(self, keys: Numbers) -> None:
+        """Play a rank for each key without a played one: the rank nearest to the base."""
+        played = set(self._representatives(keys))
+        wanted = []
+        for key in np.unique(keys).tolist():
+            if key not in played:
+                members = np.flatnonzero(keys == key)
+                wanted.append(int(members[np.argmin(self._distance[members])]))
+        self._play(wanted)
+
+    def _representatives(self, keys: Numbers) -> dict[int, int]:
+        """Return {key: the played rank nearest to the base that has this key}."""
+        representatives: dict[int, int] = {}
+        for rank in sorted(self.outcomes, key=lambda rank: (int(self._distance[rank]), rank)):
+            representatives.setdefault(int(keys[rank]), rank)
+        return representatives
+
+    def _tests_that_matter(self, tests: Sequence[RankTest], typical: Numbers) -> list[RankTest]:
+        """Return the conditions that explain why ranks differ from their typical ranks.
+
+        Only conditions that are true for one and false for the other are tested, on the first and last such rank.
+        """
+        ends: list[tuple[RankTest, int]] = []
+        for test in tests:
+            holds = np.array(test.holds)
+            other = np.flatnonzero(holds != holds[typical])
+            if len(other):
+                ends += [(test, int(other[0])), (test, int(other[-1]))]
+        self._play(rank for _, rank in ends)
+        matter: dict[tuple[bool, ...], RankTest] = {}
+        for test, rank in ends:
+            if self.outcomes[rank].digest != self.outcomes[int(typical[rank])].digest:
+                matter.setdefault(test.holds, test)  # conditions of the program come before the usual ones
+        return self._fewest(list(matter.values()), typical)
+
+    def _fewest(self, tests: Sequence[RankTest], typical: Numbers) -> list[RankTest]:
+        """Return the conditions needed to explain the differences between played ranks, rarest first."""
+        needed: list[RankTest] = []
+        odd = {
+            rank
+            for rank, outcome in self.outcomes.items()
+            if outcome.digest != self.outcomes[int(typical[rank])].digest
+        }
+        for test in sorted(tests, key=lambda test: min(sum(test.holds), len(test.holds) - sum(test.holds))):
+            explained = {rank for rank in odd if test.holds[rank] != test.holds[int(typical[rank])]}
+            if explained:
+                needed.append(test)
+                odd -= explained
+        return needed
+
+    def _keys_by_shards(self, keys: Numbers) -> Numbers:
+        """Return the keys split by sizes of shards, and play a rank of each new key."""
+        described = self._representatives(keys)
+        numbers = np.zeros(self.world_size, dtype=np.int64)
+        for key, rank in described.items():
+            members = np.flatnonzero(keys == key)
+            numbers[members] = ranks_by_shapes(self.outcomes[rank].shapes, members)
+        keys = _joined(keys, numbers)
+        self._play_representatives(keys)
+        return keys
+
+    def _classes(self, keys: Numbers, tests: Sequence[RankTest], matter: Collection[RankTest]) -> Distinct:
+        described = self._representatives(keys)
+        odd = {
+            rank: described[int(keys[rank])]
+            for rank, outcome in self.outcomes.items()
+            if outcome.whole != self.outcomes[described[int(keys[rank])]].whole
+        }
+        first: dict[str, int] = {}
+        for rank in described.values():  # ranks with different keys may do the same
+            first.setdefault(self.outcomes[rank].whole, rank)
+        members: dict[int, list[int]] = {}
+        for rank, key in enumerate(keys.tolist()):
+            played = rank if rank in odd else first[self.outcomes[described[key]].whole]
+            members.setdefault(played, []).append(rank)
+        names = {axis.name for axis in self._matter}
+        return Distinct(
+            classes=tuple(RankClass(rank, tuple(ranks)) for rank, ranks in sorted(members.items())),
+            played=tuple(sorted(self.outcomes)),
+            differ=(*names_of(self.axes, names), *(_text(test) for test in matter)),
+            without_effect=(
+                *names_of(self.axes, {axis.name for axis in self.axes} - names),
+                *(_text(test) for test in tests if test not in matter and test.where),
+            ),
+            unexplained=tuple(sorted(odd.items())),
+        )
+
+
+def names_of(axes: Sequence[Axis], names: Collection[str]) -> list[str]:
+    """Return the names of axes that are among `names`, in the order of the axes."""
+    return [axis.name for axis in axes if axis.name in names]
+
+
+def _text(test: RankTest) -> str:
+    return f"`{test.text}` ({test.where})" if test.where else test.text
+
+
+def _joined(keys: Numbers, more: Numbers) -> Numbers:
+    """Return a new key for each distinct pair of keys."""
+    joined: Numbers = np.unique(np.stack([keys, more]), axis=1, return_inverse=True)[1].reshape(-1)
+    return joined

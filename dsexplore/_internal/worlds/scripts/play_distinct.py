@@ -1,0 +1,145 @@
+"""``--ranks distinct``: play the ranks of a world that differ, and let each stand for those that are like it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from dsexplore._internal.analysis.likeness import digests, first_difference
+from dsexplore._internal.progress import Work, track
+from dsexplore._internal.trace.represented_ranks import ranks_text
+from dsexplore._internal.trace.trace import Trace
+from dsexplore._internal.worlds.real import server_handle
+from dsexplore._internal.worlds.scripts.distinct_ranks import Distinct, Outcome, Search
+from dsexplore._internal.worlds.scripts.play_rank import Setting
+from dsexplore._internal.worlds.scripts.play_ranks import (
+    Players,
+    ScriptEnd,
+    finished,
+    parse_ranks,
+    play_ranks,
+    players,
+    written_by_several,
+)
+from dsexplore._internal.worlds.scripts.program import Program
+from dsexplore._internal.worlds.scripts.rank_axes import Axis, ObservedGroup, Progression, axes_of
+from dsexplore._internal.worlds.scripts.rank_conditions import WorldLayout, conditions_on_rank
+from dsexplore._internal.worlds.scripts.shard_shapes import sharded_shapes
+
+DISTINCT = "distinct"
+_NAMED = 3
+"""Ranks, axes and conditions that a note names."""
+
+
+def play_several(program: Program, setting: Setting, ranks: str | Sequence[int]) -> tuple[Trace, list[ScriptEnd]]:
+    """Play the ranks that were asked for, ``"distinct"`` among the ways to ask; see `play_ranks`."""
+    if ranks == DISTINCT:
+        return play_distinct(program, setting)
+    return play_ranks(program, setting, parse_ranks(ranks, setting.world().size))
+
+
+def play_distinct(program: Program, setting: Setting) -> tuple[Trace, list[ScriptEnd]]:
+    """Play one rank of each kind, merged into one trace which knows for how many ranks each stands.
+
+    Returns:
+        the trace, and how the program ended on each rank that was played. Where it failed on the first or the last
+        rank, or was interrupted, the trace has the ranks that were played until then, each for itself alone.
+
+    Raises:
+        UsageError: no such script, numbers that do not fit together, or too many ranks that differ.
+        KeyboardInterrupt: it was interrupted before any rank was done.
+    """
+    setting = replace(setting, skips=setting.skip_repeats and not setting.costs)
+    with players(program, setting) as played, track("playing distinct ranks", unit="ranks") as work:
+        try:
+            distinct = _search(played, setting, work)
+            notes = _notes(distinct, played, setting) if distinct is not None else []
+        except KeyboardInterrupt:
+            if not played.ends:
+                raise
+            distinct, notes = (
+                None,
+                [f"interrupted: the {len(played.ends)} ranks of this trace stand for themselves alone"],
+            )
+        if distinct is None:
+            trace = played.merged(sorted(end.rank for end in played.ends))
+        else:
+            trace = _standing_for(played, distinct)
+    return finished(trace, setting, [*notes, *played.notes, *written_by_several(played.ends)]), played.ends
+
+
+def _search(played: Players, setting: Setting, work: Work) -> Distinct | None:
+    """Find the distinct ranks; None if the program fails on the first ranks that are played."""
+    world = setting.world()
+    first = list(dict.fromkeys((0, world.size - 1)))
+    played.play(first, work)
+    if any(end.status != 0 for end in played.ends):
+        return None
+    pilot = played.ends[0].found
+    server_handle.preload(pilot.modules, played.folder)
+    axes = axes_of(pilot.groups, world.spec, world.size)
+    tests = conditions_on_rank(pilot.files, WorldLayout(world.size, world.ranks_per_node, axes))
+    names = _names(pilot.groups, axes)
+
+    outcome_of = {rank: _outcome(played, rank, names) for rank in first}
+
+    def play(ranks: Sequence[int]) -> Mapping[int, Outcome]:
+        outcomes: dict[int, Outcome] = {}
+        played.play(ranks, work, lambda rank: outcomes.update({rank: _outcome(played, rank, names)}))
+        return outcomes
+
+    return Search(world.size, axes, tests, play, outcome_of).run()
+
+
+def _names(groups: Sequence[ObservedGroup], axes: Sequence[Axis]) -> dict[str, Progression]:
+    """Return {axis name: stride and size}, including flattened axes."""
+    named = {group.name: group.progressions[0] for group in groups if group.name and len(group.progressions) == 1}
+    return {**named, **{axis.name: (axis.stride, axis.size) for axis in axes}}
+
+
+def _outcome(played: Players, rank: int, names: Mapping[str, Progression]) -> Outcome:
+    tables = played.tables(rank)
+    end = next(end for end in played.ends if end.rank == rank)
+    shapes, explained = sharded_shapes(tables, rank, names)
+    digest, whole = (f"{text} {end.status} {end.traceback}" for text in digests(tables, explained))
+    return Outcome(digest, shapes, whole)
+
+
+def _standing_for(played: Players, distinct: Distinct) -> Trace:
+    """Merge the traces of the representatives, and record the ranks that each stands for."""
+    trace = played.merged(rank_class.played for rank_class in distinct.classes)
+    texts = {rank_class.played: ranks_text(rank_class.ranks) for rank_class in distinct.classes}
+    info = trace.info
+    return Trace(replace(trace.tables, info=replace(info, stands_for=tuple(texts[rank] for rank in info.ranks))))
+
+
+def _notes(distinct: Distinct, played: Players, setting: Setting) -> list[str]:
+    """Return notes on the representatives: how many, why, and what the result rests on."""
+    size = setting.world().size
+    kinds = len(distinct.classes)
+    checks = len(distinct.played) - kinds
+    differ = f"they differ by {_listed(distinct.differ) or 'the sizes of their shards alone'}"
+    no_difference = f", and not by {_listed(distinct.without_effect)}" if distinct.without_effect else ""
+    if kinds == 1:
+        differ, no_difference = (
+            "nothing differs",
+            f" by {_listed(distinct.without_effect)}" if distinct.without_effect else "",
+        )
+    notes = [
+        f"{kinds} {'rank stands' if kinds == 1 else 'ranks stand'} for all {size:,}: {differ}{no_difference}; "
+        f"{len(distinct.played)} were played and their traces compared, {checks} of them to check",
+        "which ranks are alike rests on those that were played, on groups, shard sizes and conditions on the rank in "
+        "the program's own files; a difference that shows in none of them is not found",
+    ]
+    for odd, like in distinct.unexplained[:_NAMED]:
+        difference = first_difference(played.tables(odd), played.tables(like))
+        notes.append(
+            f"rank {odd} differs from rank {like}, although nothing shows why ({difference}), so others may differ "
+            "too: the numbers of ranks are not certain"
+        )
+    return notes
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return f"{', '.join(names[:_NAMED])}{more}"

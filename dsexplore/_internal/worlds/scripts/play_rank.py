@@ -1,0 +1,267 @@
+"""One simulated rank plays a training script: its world, its steps, its trace, and how it ended."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from dsexplore._internal.capture.optimizer_steps import EnoughSteps, counted_steps
+from dsexplore._internal.errors import UsageError
+from dsexplore._internal.progress import track
+from dsexplore._internal.trace.files import save_recording
+from dsexplore._internal.trace.trace import Trace, finish, step_marks
+from dsexplore._internal.units import format_count
+from dsexplore._internal.worlds.commtrace import recorded
+from dsexplore._internal.worlds.fake.shared_entries import shared_entries
+from dsexplore._internal.worlds.real.run_ranks import run_ranks
+from dsexplore._internal.worlds.remarks import Remarks
+from dsexplore._internal.worlds.repeats.layer_runs import CannotSkip
+from dsexplore._internal.worlds.repeats.skipped_microbatches import skip_repeats
+from dsexplore._internal.worlds.scripts.cluster_launch import cluster_variables, launched_on_a_cluster
+from dsexplore._internal.worlds.scripts.outside_steps import note_what_followed, note_what_preceded
+from dsexplore._internal.worlds.scripts.program import Program, as_main, without_our_frames
+from dsexplore._internal.worlds.scripts.rank_conditions import WorldLayout, code_of_other_ranks
+from dsexplore._internal.worlds.scripts.remedies import remedy_for
+from dsexplore._internal.worlds.scripts.stage_shapes import EarlierStages, ShapesKnown
+from dsexplore._internal.worlds.simulate import World
+from dsexplore._internal.worlds.simulated.closed import translated
+from dsexplore._internal.worlds.simulated.launcher_environment import environment
+from dsexplore._internal.worlds.simulated.shared_objects import SharedObjects
+from dsexplore._internal.worlds.world_settings import WorldSettings
+
+_FOREVER = 1e6
+"""Seconds that another rank may take: a script ends when it ends."""
+_SKIPPED = (
+    "microbatches of a pipeline, and equal layers of the others, that repeat what was run were recorded without being "
+    "run, as two in a row had recorded the same; --no-skip-repeats runs them all"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting(WorldSettings):
+    """The simulated world of a script, and how far it runs; the fields are the arguments of `run`."""
+
+    steps: int | None = None
+    save: str | os.PathLike[str] | None = None
+    stack_depth: int = 1
+    is_one_of_several: bool = False
+    """True if other ranks of the same world are played too."""
+    skip_repeats: bool = True
+    """True if ranks that stand for others may skip microbatches and layers that repeat others."""
+    skips: bool = False
+    """True if this rank skips them."""
+    costs: bool = False
+    """True to record what `Trace.predict` needs."""
+    variables: tuple[tuple[str, str], ...] = ()
+    """Environment variables that the program's launcher sets."""
+    command: str = ""
+    """The command that made the trace, for its notes."""
+
+    @property
+    def has_cuda(self) -> bool:
+        """True if the CPU stands in for GPUs: unless CPUs were asked for."""
+        return self.target == "cuda"
+
+    def world(self) -> World:
+        """Build the world, not yet opened; a script on CPUs gets a world that shows gloo's traffic.
+
+        Raises:
+            UsageError: the numbers do not fit together.
+        """
+        if self.steps is not None and (not isinstance(self.steps, int) or self.steps < 1):
+            raise UsageError(f"steps={self.steps!r} is not a number of optimizer steps: give 1 or more")
+        return World(self)
+
+
+@dataclass(frozen=True)
+class PlayedRank:
+    """A script that one rank has run."""
+
+    trace: Trace
+    error: BaseException | None = None
+    """The error that ended the script, with the script's own traceback; None for a script that came to its end."""
+
+
+def play(
+    program: Program,
+    setting: Setting,
+    look: Callable[[Trace], None] | None = None,
+    stages: EarlierStages | None = None,
+    objects: SharedObjects | None = None,
+) -> PlayedRank:
+    """Run a program as one rank, and return its trace also where it ended with an error.
+
+    Args:
+        program: what to run.
+        setting: its world.
+        look: called with the trace when the program has ended, while its ``__main__`` and its world are still there.
+        stages: what is known of the shapes of earlier pipeline stages; nothing unless given.
+        objects: what other ranks that are played send; unless given, ranks whose objects are needed are played.
+
+    Raises:
+        UsageError: no such script, numbers that do not fit together, or a process group that is there already.
+    """
+    world = setting.world()
+    program.check()
+    stages = earlier_stages(program, setting) if stages is None else stages
+    world.stage_shapes = stages.shapes()
+    world.shared_objects = objects or SharedObjects(player=partial(_play_sender, program, setting, (setting.rank,)))
+    world.open()
+    try:
+        world.expect_set_up()
+        if not program.is_module and not setting.is_one_of_several:
+            layout = WorldLayout(world.size, world.ranks_per_node)
+            for note in code_of_other_ranks(program.target, world.rank, layout):
+                world.remarks.note(note)
+        local_rank = world.rank % world.ranks_per_node
+        variables = cluster_variables(world.rank, world.size, world.ranks_per_node)
+        with (
+            as_main(program) as execute,
+            shared_entries(world.shared_objects.folder, setting.rank),
+            environment(dict(setting.variables)),
+            launched_on_a_cluster(variables, local_rank, world.remarks),
+        ):
+            played = _record(execute, setting, world)
+            if look is not None:
+                look(played.trace)
+            return played
+    finally:
+        world.close()
+        world.shared_objects.close()
+
+
+def earlier_stages(program: Program, setting: Setting, folder: str = "") -> EarlierStages:
+    """Build the source of shapes of the rank's earlier pipeline stages, which plays their ranks.
+
+    Args:
+        program: what to run.
+        setting: the world of the rank.
+        folder: where answers are shared with other ranks of the same world; empty to share none.
+    """
+    return EarlierStages(partial(_play_until, program, setting), folder, rank=setting.rank)
+
+
+def _play_until(program: Program, setting: Setting, rank: int, stage: int, sent_values: Mapping[int, Any]) -> Any:
+    """Play a rank in a process of its own until a stage of it knows its shapes, and return what it sends on.
+
+    Raises:
+        UsageError: the program ended before.
+    """
+    other = replace(setting, rank=rank, is_one_of_several=True, save=None, command="")
+    ran = run_ranks(
+        _answer_of, 1, args=(program, other, stage, dict(sent_values)), backend=None, timeout=_FOREVER, grace=_FOREVER
+    )
+    (outcome,) = ran.outcomes
+    if outcome.status == "ok" and outcome.value is not None:
+        return outcome.value
+    why = outcome.error or "the script came to its end"
+    raise UsageError(
+        f"pipeline stage {stage} was played as rank {rank} for the shapes that it sends on, and did not come to know "
+        f"them ({why}): give stages their shapes, PipelineStage(..., input_args=…, output_args=…)"
+    )
+
+
+def _play_sender(program: Program, setting: Setting, waiting: tuple[int, ...], rank: int, folder: str) -> None:
+    """Play a rank in a process of its own for the objects that it sends, unless it waits for objects itself.
+
+    Args:
+        program: what to run.
+        setting: the world of a rank that receives.
+        waiting: ranks that wait for objects: the first for those of the second, and so on.
+        rank: to play.
+        folder: where its objects are left.
+    """
+    if rank not in waiting:
+        other = replace(setting, rank=rank, is_one_of_several=True, save=None, command="")
+        with track(f"playing rank {rank} for the objects that it sends", 1, "ranks") as work:
+            run_ranks(
+                *(_leave_objects, 1),
+                args=(program, other, (*waiting, rank), folder),
+                backend=None,
+                timeout=_FOREVER,
+                grace=_FOREVER,
+            )
+            work.advance()
+
+
+def _leave_objects(program: Program, setting: Setting, waiting: tuple[int, ...], folder: str) -> None:
+    """Run the program; how it ends is the concern of whoever plays this rank for its trace."""
+    play(program, setting, objects=SharedObjects(folder, player=partial(_play_sender, program, setting, waiting)))
+
+
+def _answer_of(program: Program, setting: Setting, stage: int, sent_values: dict[int, Any]) -> Any:
+    """Return the message that a stage of the rank sends on, or None if the program ends first."""
+    stages = replace(earlier_stages(program, setting), known=sent_values, wanted=stage)
+    error = play(program, setting, stages=stages).error
+    if isinstance(error, ShapesKnown):
+        return error.answer
+    if error is not None:
+        raise error
+    return None
+
+
+def _record(execute: Callable[[], None], setting: Setting, world: World) -> PlayedRank:
+    trace, skipped, ended = Trace(), None, None
+    save = None if setting.skips else setting.save
+    try:
+        with (
+            recorded(
+                world,
+                made_world=True,
+                save=save,
+                stack_depth=setting.stack_depth,
+                costs=setting.costs,
+                counts_steps=False,  # `_execute` counts them, and ends the program
+            ) as trace,
+            translated(),
+        ):
+            try:
+                with skip_repeats(is_script=True) if setting.skips and setting.fake else nullcontext() as skipped:
+                    _execute(execute, setting.steps, trace, world.remarks)
+            except BaseException as error:
+                alone = not setting.is_one_of_several
+                if remedy := remedy_for(error, has_cuda=setting.has_cuda, rank=setting.rank, is_alone=alone):
+                    world.remarks.note(remedy)
+                raise
+            finally:
+                if skipped is not None and skipped.has_skipped:
+                    world.remarks.note(_SKIPPED)
+                if setting.command:
+                    world.remarks.note(f"made by: {setting.command}")
+    except BaseException as error:
+        ended = error
+    try:
+        if skipped is not None and not isinstance(ended, CannotSkip):
+            tables = skipped.whole(trace.tables)
+            finish(trace, lambda: tables)
+    except CannotSkip as error:
+        ended = error
+    if setting.skips and setting.save is not None:
+        save_recording(trace.tables, setting.save)
+    if ended is not None:
+        without_our_frames(ended)
+        with suppress(AttributeError):  # an exception with slots
+            ended.trace = trace  # type: ignore[attr-defined] # documented by `run`
+    return PlayedRank(trace, ended)
+
+
+def _execute(execute: Callable[[], None], limit: int | None, trace: Trace, remarks: Remarks) -> None:
+    """Run the program to its end, or to that many optimizer steps."""
+    with counted_steps(limit, step_marks(trace).of_optimizers) as counter:
+        try:
+            execute()
+        except EnoughSteps:
+            note_what_preceded(trace, remarks)
+            remarks.note(f"the script was ended after {format_count(counter.count, 'optimizer step')}, as asked")
+            return
+        except SystemExit as end:
+            if end.code not in (None, 0):
+                raise
+        note_what_preceded(trace, remarks)
+        note_what_followed(trace, counter.count, remarks)
+        if limit is not None:
+            remarks.note(f"the script came to its end after {format_count(counter.count, 'optimizer step')}")

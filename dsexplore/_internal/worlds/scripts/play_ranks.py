@@ -1,0 +1,277 @@
+"""A script run as several ranks of a simulated world: each in a process of its own, all in one trace."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial, wraps
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dsexplore._internal.errors import UsageError
+from dsexplore._internal.progress import Work, track
+from dsexplore._internal.trace.files import rank_file
+from dsexplore._internal.trace.tables import Tables
+from dsexplore._internal.trace.trace import Trace, load
+from dsexplore._internal.worlds.real.run_ranks import RankOutcome, run_in_turn
+from dsexplore._internal.worlds.repeats.layer_runs import CannotSkip
+from dsexplore._internal.worlds.scripts.observed_world import ObservedWorld, observe_world
+from dsexplore._internal.worlds.scripts.play_rank import Setting, earlier_stages, play
+from dsexplore._internal.worlds.scripts.program import Program, exit_status
+from dsexplore._internal.worlds.simulated import shared_objects
+from dsexplore._internal.worlds.simulated.shared_objects import SharedObjects
+
+_NO_RESULTS = ("/dev/", "/proc/")
+_CACHES = ("/__pycache__/", "/.cache/", "/torchinductor_", "/.triton/")
+_NAMED = 3
+"""Maximal number of files that a note names."""
+
+
+@dataclass(frozen=True)
+class ScriptEnd:
+    """End of the script on one rank."""
+
+    rank: int
+    status: Any = 0
+    """Exit status as ``sys.exit`` takes it: 0 or None for success, a number, or a message."""
+    traceback: str = ""
+    """Traceback of the script's error; empty if it completed."""
+    written: tuple[str, ...] = ()
+    """Files that it opened for writing."""
+    found: ObservedWorld = field(default_factory=ObservedWorld)
+    """Facts about its world that were observed on this rank."""
+    cannot_skip: str = ""
+    """Why it has to be played again in full; empty if not needed."""
+
+
+def parse_ranks(ranks: str | Sequence[int], world_size: int) -> list[int]:
+    """Parse ``"0,8"``, ``"all"`` or numbers to the sorted ranks.
+
+    Raises:
+        UsageError: not a list of ranks, none, one twice, or one that is not in the world.
+    """
+    if ranks == "all":
+        return list(range(world_size))
+    if isinstance(ranks, str):
+        words = [word.strip() for word in ranks.split(",")]
+        if not all(word.isdecimal() for word in words):
+            raise UsageError(f"ranks {ranks!r}: write them like 0,8, all or distinct")
+        ranks = [int(word) for word in words]
+    chosen = sorted(ranks)
+    for rank in chosen:
+        if not isinstance(rank, int) or not 0 <= rank < world_size:
+            raise UsageError(
+                f"rank {rank!r} is not in a world of {world_size} ranks: give ranks from 0 to {world_size - 1}"
+            )
+    if not chosen or len(set(chosen)) < len(chosen):
+        raise UsageError(f"ranks {ranks!r}: name one rank or more, each once")
+    return chosen
+
+
+def play_ranks(program: Program, setting: Setting, ranks: Sequence[int]) -> tuple[Trace, list[ScriptEnd]]:
+    """Run a program once per rank, as many at a time as there are processors, and merge the traces.
+
+    Output of the ranks is prefixed with their numbers. Ctrl-C ends the ranks that are running; those that have ended
+    are kept.
+
+    Returns:
+        the trace of all ranks that saved one, and the end of the script on each rank that ended by itself.
+
+    Raises:
+        UsageError: no such script, or numbers that do not fit together.
+        KeyboardInterrupt: it was interrupted before any rank had ended.
+    """
+    notes: list[str] = []
+    with players(program, setting) as played, track("running ranks", len(ranks), "ranks") as work:
+        try:
+            played.play(ranks, work)
+        except KeyboardInterrupt:
+            if not played.ends:
+                raise
+            notes.append(f"interrupted: {len(played.ends)} of {len(ranks)} ranks are in this trace")
+        trace = played.merged(ranks)
+    return finished(trace, setting, [*notes, *written_by_several(played.ends)]), played.ends
+
+
+def finished(trace: Trace, setting: Setting, notes: Sequence[str]) -> Trace:
+    """Add notes in front of the trace's own, and save it if the setting says where."""
+    info = trace.tables.info
+    trace = Trace(replace(trace.tables, info=replace(info, notes=(*notes, *info.notes))))
+    if setting.save is not None:
+        trace.save(setting.save)
+    return trace
+
+
+class Players:
+    """Plays ranks of one world, each in a process of its own, and keeps what each recorded in a folder.
+
+    Attributes:
+        ends: how the program ended on each rank so far.
+        notes: on ranks that could not skip repeated layers.
+        folder: recordings of the ranks, and files that they share.
+    """
+
+    def __init__(self, program: Program, setting: Setting, folder: str, together: int) -> None:
+        self.ends: list[ScriptEnd] = []
+        self.notes: list[str] = []
+        self.folder = folder
+        self._program, self._setting, self._together = program, setting, together
+        self._begun: list[int] = []
+
+    def play(self, ranks: Sequence[int], work: Work, then: Callable[[int], None] = lambda _rank: None) -> None:
+        """Play those ranks, some at a time.
+
+        Args:
+            ranks: to play.
+            work: whose progress is shown.
+            then: called with each rank that has ended, while others are played.
+        """
+        before = len(self.ends)
+        in_full = self._play(ranks, work, then)
+        if in_full:
+            self._setting = replace(self._setting, skips=False)
+            self._play(list(in_full), work, then)
+            rank, reason = next(iter(in_full.items()))
+            self.notes.append(f"from rank {rank} on, ranks ran all microbatches and layers: {reason}")
+        self.ends[before:] = sorted(self.ends[before:], key=lambda end: ranks.index(end.rank))
+
+    def _play(self, ranks: Sequence[int], work: Work, then: Callable[[int], None]) -> dict[int, str]:
+        """Play those ranks; return those that are still to be played in full, with why."""
+        in_full: dict[int, str] = {}
+
+        def ended(outcome: RankOutcome[Any]) -> None:
+            rank = ranks[outcome.rank]
+            shared_objects.end(self.folder, rank)
+            failed = ScriptEnd(rank, 1, outcome.traceback or outcome.error)
+            end: ScriptEnd = outcome.value if outcome.value is not None else failed
+            if end.cannot_skip:
+                in_full[rank] = end.cannot_skip
+            else:
+                self.ends.append(end)
+                work.advance()
+                then(rank)
+
+        arguments = []
+        for rank in ranks:
+            arguments.append((self._program, self._setting, rank, SharedObjects(self.folder, tuple(self._begun))))
+            self._begun.append(rank)
+        run_in_turn(
+            _play_rank,
+            arguments,
+            together=self._together,
+            on_line=partial(_print_line, ranks),
+            on_end=ended,
+        )
+        return in_full
+
+    def tables(self, rank: int) -> Tables:
+        """Load the tables that a rank recorded; empty if it left none."""
+        file = Path(self.folder, rank_file(rank))
+        return load(file).tables if file.exists() else Tables()
+
+    def merged(self, ranks: Iterable[int]) -> Trace:
+        """Merge the traces of these ranks; ranks without a trace are omitted."""
+        files = [Path(self.folder, rank_file(rank)) for rank in ranks]
+        traces = [load(file) for file in files if file.exists()]
+        return Trace.merge(traces) if traces else Trace()
+
+
+@contextmanager
+def players(program: Program, setting: Setting) -> Iterator[Players]:
+    """Yield processes that play ranks of a program's world, in a temporary folder.
+
+    Raises:
+        UsageError: there is no such script.
+    """
+    program.check()
+    processors = len(os.sched_getaffinity(0))
+    together = processors + 1 if setting.fake else processors  # so that none is idle while a rank starts or ends
+    with tempfile.TemporaryDirectory(prefix="dsexplore-ranks-") as folder:
+        yield Players(program, setting, folder, together)
+
+
+def _print_line(ranks: Sequence[int], index: int, line: str) -> None:
+    print(f"[rank {ranks[index]}] {line}", flush=True)
+
+
+def _play_rank(program: Program, setting: Setting, rank: int, objects: SharedObjects) -> ScriptEnd:
+    """Play a rank in a process of its own, in the folder of the shared objects."""
+    folder = objects.folder
+    written: dict[str, None] = {}
+    worlds: list[ObservedWorld] = []  # one, once the program has ended
+    setting = replace(setting, rank=rank, is_one_of_several=True, save=Path(folder, rank_file(rank)))
+    with _watched_files(lambda path: written.setdefault(path), folder):
+        played = play(
+            program,
+            setting,
+            lambda trace: worlds.append(observe_world(trace, sys.modules["__main__"])),
+            earlier_stages(program, setting, folder),
+            objects,
+        )
+    error = played.error
+    if isinstance(error, CannotSkip):
+        return ScriptEnd(rank, 1, cannot_skip=str(error))
+    text = "" if error is None or isinstance(error, SystemExit) else "".join(traceback.format_exception(error))
+    status = exit_status(error)
+    return ScriptEnd(rank, status if isinstance(status, int) else str(status), text, tuple(written), worlds[0])
+
+
+@contextmanager
+def _watched_files(note: Callable[[str], Any], folder: str) -> Iterator[None]:
+    """Report the files that the block opens for writing, through Python or ``torch.save``.
+
+    Python has no way to remove an audit hook: it stays, without effect, until the process ends.
+    """
+    watching = True
+
+    def opened(path: object) -> None:
+        if watching and isinstance(path, (str, os.PathLike)):
+            name = str(Path(os.fspath(path)).absolute())
+            is_result = not name.startswith((folder, *_NO_RESULTS)) and not any(cache in name for cache in _CACHES)
+            if is_result and not Path(name).is_dir():  # a temporary file without a name is opened by its folder
+                note(name)
+
+    def audit(event: str, args: tuple[Any, ...]) -> None:
+        if event == "open" and watching:
+            path, mode, flags = args
+            writes = any(letter in mode for letter in "wax+") if isinstance(mode, str) else flags & os.O_ACCMODE
+            if writes:
+                opened(path)
+
+    save = torch.save
+
+    @wraps(save)  # a world of fake tensors patches the function that is wrapped
+    def watched_save(obj: object, f: Any, *args: Any, **kwargs: Any) -> None:
+        opened(f)  # torch writes the file in C++
+        save(obj, f, *args, **kwargs)
+
+    sys.addaudithook(audit)
+    torch.save = watched_save
+    try:
+        yield
+    finally:
+        watching = False
+        torch.save = save
+
+
+def written_by_several(ends: Sequence[ScriptEnd]) -> list[str]:
+    """Return a note on the files that several ranks opened for writing; empty if there are none."""
+    counts = Counter(path for end in ends for path in end.written)
+    shared = [path for path, count in counts.items() if count > 1]
+    if not shared:
+        return []
+    named = ", ".join(os.path.relpath(path) for path in shared[:_NAMED])
+    were = "was" if len(shared) == 1 else "were"
+    more = f" and {len(shared) - _NAMED} more" if len(shared) > _NAMED else ""
+    return [
+        f"each of the {len(ends)} ranks runs the whole script, so {named}{more} {were} opened for writing by "
+        f"{counts[shared[0]]} of them, and the last one's content stays: write where the rank is 0"
+    ]

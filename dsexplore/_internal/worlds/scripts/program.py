@@ -1,0 +1,146 @@
+"""A user's script or module, run in this process as ``python script.py`` or ``python -m package.module`` would.
+
+``__main__``, also in ``sys.modules`` so that classes of the script can be pickled, ``sys.argv`` and ``sys.path[0]`` are
+the script's while it runs; the working directory stays. Its errors leave with the frames of the script only.
+"""
+
+from __future__ import annotations
+
+import builtins
+import importlib.util
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import Any
+
+from dsexplore._internal.errors import UsageError
+from dsexplore._internal.tracebacks import frames_where
+
+_PACKAGE = str(Path(__file__).parents[3])
+_MAIN = "__main__"
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program to run: the path of a script, or the dotted name of a module, and its arguments."""
+
+    target: str
+    arguments: tuple[str, ...] = ()
+    is_module: bool = False
+
+    def check(self) -> None:
+        """Find the script, before anything is opened for it.
+
+        Raises:
+            UsageError: there is no such script; or its name is one of a module.
+        """
+        if self.is_module:
+            return  # its parents are imported to find it, which is the program's own doing
+        path = Path(self.target)
+        if path.is_dir():
+            raise UsageError(f"{self.target} is a folder: give the script in it that is run, or -m package.module")
+        if not path.is_file():
+            raise UsageError(
+                f"there is no script {self.target} in {Path.cwd()}: give the path of a Python file, "
+                "or -m package.module"
+            )
+
+    def prepare(self) -> tuple[Callable[[], CodeType], ModuleType, str]:
+        """Return the function that compiles the program, the ``__main__`` module to run it in, and ``sys.path[0]``.
+
+        Raises:
+            UsageError: there is no such module, or it has no Python code.
+        """
+        main = ModuleType(_MAIN)
+        main.__dict__["__builtins__"] = builtins
+        if self.is_module:
+            spec = _find(self.target)
+            main.__spec__, main.__file__, main.__loader__ = spec, spec.origin, spec.loader
+            main.__package__ = spec.parent
+            return partial(_code_of, spec), main, str(Path.cwd())
+        path = Path(self.target).absolute()
+        loader = SourceFileLoader(_MAIN, str(path))
+        main.__file__, main.__loader__, main.__package__ = str(path), loader, None
+        return partial(_compiled, loader), main, str(path.resolve().parent)
+
+
+def _compiled(loader: SourceFileLoader) -> CodeType:
+    return compile(loader.get_data(loader.path), loader.path, "exec", dont_inherit=True)
+
+
+def _code_of(spec: ModuleSpec) -> CodeType:
+    code: CodeType = spec.loader.get_code(spec.name)  # type: ignore[union-attr] # `_find` checked that it has one
+    return code
+
+
+def _find(name: str) -> ModuleSpec:
+    """Return the spec of a runnable module; for a package that of its ``__main__``."""
+    try:
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.submodule_search_locations is not None:
+            package, name = name, f"{name}.__main__"
+            spec = importlib.util.find_spec(name)
+            if spec is None:
+                raise UsageError(f"-m {package}: {package} is a package without a __main__ module: name a module in it")
+    except ModuleNotFoundError as error:
+        raise UsageError(f"-m {name}: {error}, with {Path.cwd()} first on the path") from None
+    if spec is None:
+        raise UsageError(f"-m {name}: there is no module {name}, with {Path.cwd()} first on the path")
+    if not hasattr(spec.loader, "get_code") or spec.origin is None:
+        raise UsageError(f"-m {name}: {name} has no Python code to run")
+    return spec
+
+
+@contextmanager
+def as_main(program: Program) -> Iterator[Callable[[], None]]:
+    """Make a program ``__main__`` for the block, and give what runs it.
+
+    Raises:
+        UsageError: there is no such script or module.
+    """
+    kept = sys.modules.get(_MAIN), sys.argv, sys.path, list(sys.path)
+    sys.argv = [program.target, *program.arguments]
+    if program.is_module:
+        sys.path.insert(0, str(Path.cwd()))
+    try:
+        compiled, main, folder = program.prepare()
+        if program.is_module:
+            sys.argv[0] = str(main.__file__)
+        else:
+            sys.path.insert(0, folder)
+        sys.modules[_MAIN] = main
+        yield lambda: exec(compiled(), main.__dict__)
+    finally:
+        main_before, sys.argv, sys.path, sys.path[:] = kept
+        if main_before is not None:
+            sys.modules[_MAIN] = main_before
+
+
+def without_our_frames(error: BaseException, seen: set[int] | None = None) -> None:
+    """Drop the frames that are ours from an error's traceback, and from those of the errors that it follows."""
+    seen = set() if seen is None else seen
+    if id(error) in seen:
+        return
+    seen.add(id(error))
+    error.__traceback__ = frames_where(error.__traceback__, lambda code: not _is_ours(code))
+    for other in (error.__cause__, error.__context__):
+        if other is not None:
+            without_our_frames(other, seen)
+
+
+def _is_ours(code: CodeType) -> bool:
+    return code.co_filename.startswith(_PACKAGE) or (code.co_filename == "<string>" and code.co_name == "jump")
+
+
+def exit_status(error: BaseException | None) -> Any:
+    """Return the exit status, or text, that Python gives for an error that ends a script."""
+    if error is None:
+        return 0
+    if isinstance(error, SystemExit):
+        return 0 if error.code is None else error.code
+    return 130 if isinstance(error, KeyboardInterrupt) else 1

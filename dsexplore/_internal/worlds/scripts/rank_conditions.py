@@ -1,0 +1,229 @@
+"""Conditions on the rank in a program's own source: ``if rank == 1``, ``rank % 2``, ``local_rank in (0, 4)``.
+
+Ranks for which such a condition holds run other code, and may send something else. Only conditions on the rank alone
+are found: the usual names of the rank, of the rank on its node and on its mesh axes (``local_rank``, ``dp_rank``,
+``mesh.get_local_rank("dp")``), the world size, numbers, arithmetic and comparisons.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dsexplore._internal.capture.stack.source_lines import file_name
+from dsexplore._internal.worlds.scripts.rank_axes import Axis
+
+_RANK = frozenset({"rank", "get_rank", "global_rank", "get_global_rank", "world_rank", "my_rank", "process_index"})
+_LOCAL = frozenset({"local_rank", "get_local_rank", "local_process_index"})
+_NODE = frozenset({"node_rank", "group_rank", "get_node_rank"})
+_WORLD = frozenset({"world_size", "get_world_size", "num_processes", "nprocs"})
+_PER_NODE = frozenset({"local_world_size"})
+_MAIN = frozenset({"is_main_process", "is_world_process_zero", "is_global_zero"})
+_LOCAL_MAIN = frozenset({"is_local_main_process", "is_local_process_zero"})
+
+_ALLOWED = (
+    *(ast.Expression, ast.Compare, ast.BinOp, ast.BoolOp, ast.UnaryOp, ast.Constant, ast.Tuple, ast.List, ast.Set),
+    *(ast.Name, ast.Load, ast.operator, ast.cmpop, ast.unaryop, ast.boolop),
+)
+_HUGE = (ast.Pow, ast.LShift)
+"""Operators with results of unbounded size, which are not evaluated."""
+MOST = 200
+"""Maximal number of conditions that are evaluated; a program has a few."""
+
+
+@dataclass(frozen=True)
+class RankTest:
+    """A condition on the rank.
+
+    Attributes:
+        text: source code of the condition.
+        where: its first line, ``"train.py:31"``.
+        holds: (world_size,) True for ranks for which it holds.
+    """
+
+    text: str
+    where: str
+    holds: tuple[bool, ...]
+
+
+@dataclass(frozen=True)
+class WorldLayout:
+    """Nodes and axes of a world, which give a rank's index on its node and on each axis."""
+
+    world_size: int
+    ranks_per_node: int
+    axes: Sequence[Axis] = ()
+
+
+def conditions_on_rank(files: Iterable[str], layout: WorldLayout) -> list[RankTest]:
+    """Return the distinct conditions in some files that hold for some ranks and not for others.
+
+    Args:
+        files: Python sources; unreadable ones are skipped.
+        layout: of the world.
+    """
+    tests: dict[tuple[bool, ...], RankTest] = {}
+    looked: set[str] = set()
+    numbers = _numbers(layout)
+    for file in files:
+        for node in _conditions(file):
+            condition = _of_rank_alone(node, layout.axes)
+            if not condition or condition in looked:
+                continue
+            looked.add(condition)
+            if len(looked) > MOST:
+                return list(tests.values())
+            holds = _for_all_ranks(condition, numbers)
+            if holds is not None and len(set(holds)) > 1:
+                tests.setdefault(_first_false(holds), RankTest(ast.unparse(node), _place(file, node), holds))
+    return list(tests.values())
+
+
+def code_of_other_ranks(script: str, rank: int, layout: WorldLayout) -> list[str]:
+    """Return a note for each ``if rank == 1:`` of a script whose rank is not the one that is played.
+
+    Code for rank 0 is skipped: it is mostly logging.
+    """
+    notes, numbers = [], _numbers(layout)
+    for node in _tests_of_if(script):
+        condition = _of_rank_alone(node, layout.axes)
+        holds = _for_all_ranks(condition, numbers) if condition else None
+        if holds is None or sum(holds) != 1 or holds[0] or holds[rank]:
+            continue
+        other = holds.index(True)
+        notes.append(
+            f"what is under `{ast.unparse(node)}` ({_place(script, node)}) runs on rank {other} only, and this is rank "
+            f"{rank}: --rank {other} plays it"
+        )
+    return notes
+
+
+def _first_false(holds: tuple[bool, ...]) -> tuple[bool, ...]:
+    """Return the same mask for a condition and its negation: the first element is False."""
+    return tuple(not value for value in holds) if holds[0] else holds
+
+
+def _conditions(file: str) -> Iterator[ast.expr]:
+    """Yield comparisons and all expressions that are tested for truth."""
+    for node in _nodes(file):
+        if isinstance(node, (ast.If, ast.IfExp, ast.While, ast.Assert)):
+            yield node.test
+        elif isinstance(node, ast.BoolOp):
+            yield from node.values
+        elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+            yield node.operand
+        elif isinstance(node, ast.Compare):
+            yield node
+
+
+def _tests_of_if(file: str) -> Iterator[ast.expr]:
+    return (node.test for node in _nodes(file) if isinstance(node, ast.If))
+
+
+def _nodes(file: str) -> Iterator[ast.AST]:
+    """Yield the syntax nodes of a file; none if it cannot be read."""
+    try:
+        tree = ast.parse(Path(file).read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return
+    yield from ast.walk(tree)
+
+
+def _place(file: str, node: ast.expr) -> str:
+    return f"{file_name(str(Path(file).absolute()))}:{node.lineno}"
+
+
+def _of_rank_alone(node: ast.expr, axes: Sequence[Axis]) -> str:
+    """Rewrite a condition over the variables of `_numbers`; empty if it needs anything else."""
+    names = _Names(axes)
+    body = names.visit(ast.parse(ast.unparse(node), mode="eval"))
+    parts = list(ast.walk(body))
+    if not names.variables or any(isinstance(part, _HUGE) or not isinstance(part, _ALLOWED) for part in parts):
+        return ""
+    if any(isinstance(part, ast.Name) and part.id not in names.variables for part in parts):
+        return ""
+    return ast.unparse(body)
+
+
+class _Names(ast.NodeTransformer):
+    """Replaces expressions for the rank, such as ``dist.get_rank()``, by variables of `_numbers`."""
+
+    def __init__(self, axes: Sequence[Axis]) -> None:
+        self.variables: set[str] = set()
+        self._axes = axes
+
+    def visit(self, node: ast.AST) -> ast.AST:
+        if isinstance(node, (ast.Name, ast.Attribute, ast.Call, ast.Subscript)):
+            name = _variable(_called_name(node), self._axes)
+            if name:
+                self.variables.add(name)
+                return ast.Name(name, ast.Load())
+        return super().generic_visit(node)
+
+
+def _called_name(node: ast.AST) -> tuple[str, str]:
+    """Return the name that an expression refers to, ``get_local_rank``, and the text of its argument, ``dp``."""
+    if isinstance(node, ast.Name):
+        return node.id.lower(), ""
+    if isinstance(node, ast.Attribute):
+        return node.attr.lower(), ""
+    if isinstance(node, ast.Subscript):  # os.environ["RANK"]
+        return _text(node.slice).lower(), ""
+    assert isinstance(node, ast.Call)
+    name = _called_name(node.func)[0] if isinstance(node.func, (ast.Name, ast.Attribute)) else ""
+    first = node.args[0] if node.args else None
+    if name == "int" and first is not None and isinstance(first, (ast.Call, ast.Subscript)):
+        return _called_name(first)
+    if name in ("get", "getenv"):  # os.environ.get("RANK", 0)
+        return _text(first).lower(), ""
+    return name, _text(first)
+
+
+def _text(node: ast.AST | None) -> str:
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
+
+
+def _variable(called: tuple[str, str], axes: Sequence[Axis]) -> str:
+    """Return the variable of `_numbers` that an expression stands for; empty for none."""
+    name, called_with = called
+    for index, axis in enumerate(axes):
+        words = re.split(r"[\W_]+", name)
+        if called_with == axis.name or ("rank" in words and axis.name.lower() in words):
+            return f"axis_{index}" if "rank" in words else ""
+    for names, variable in (
+        *((_RANK, "rank"), (_LOCAL, "local"), (_NODE, "node"), (_WORLD, "world"), (_PER_NODE, "per_node")),
+        *((_MAIN, "is_main"), (_LOCAL_MAIN, "is_local_main")),
+    ):
+        if name in names:
+            return variable
+    return ""
+
+
+def _numbers(layout: WorldLayout) -> dict[str, list[int]]:
+    """Return {variable: its value for each rank}."""
+    ranks = range(layout.world_size)
+    per_node = layout.ranks_per_node
+    columns: dict[str, list[int]] = {
+        "rank": list(ranks),
+        "local": [rank % per_node for rank in ranks],
+        "node": [rank // per_node for rank in ranks],
+        "world": [layout.world_size] * layout.world_size,
+        "per_node": [per_node] * layout.world_size,
+        "is_main": [rank == 0 for rank in ranks],
+        "is_local_main": [rank % per_node == 0 for rank in ranks],
+    }
+    for index, axis in enumerate(layout.axes):
+        columns[f"axis_{index}"] = [axis.coordinate(rank) for rank in ranks]
+    return columns
+
+
+def _for_all_ranks(condition: str, numbers: Mapping[str, Sequence[int]]) -> tuple[bool, ...] | None:
+    """Evaluate the condition for each rank; None if that fails."""
+    holds: Callable[..., object] = eval(f"lambda {', '.join(numbers)}: {condition}", {"__builtins__": {}})
+    try:
+        return tuple(map(bool, map(holds, *numbers.values())))
+    except (ArithmeticError, TypeError, ValueError):
+        return None

@@ -1,0 +1,123 @@
+"""The options of ``dsexplore run``. This module loads nothing of torch, so that help and bad options answer at once."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable
+from pathlib import Path
+
+from dsexplore._internal.errors import UsageError
+
+DESCRIPTION = """\
+Run a training script, unmodified, as one rank of a simulated world or as several, and show what it communicates.
+
+  dsexplore run --world-size 64 train.py --lr 0.1
+  dsexplore run --nnodes 8 --nproc-per-node 8 -m package.train
+  dsexplore run --steps 2 torchrun --nproc-per-node 4 train.py   (or accelerate launch, deepspeed, srun, mpirun)
+  dsexplore run --mesh dp=8,tp=8 --fake --steps 2 --save step.parquet --html step.html train.py
+  dsexplore run --world-size 64 --fake --predict train.py
+
+Options before the script are dsexplore's, those after it are the script's."""
+
+_OF_TORCHRUN = (
+    *(
+        "--master-addr",
+        "--master-port",
+        "--max-restarts",
+        "--rdzv-backend",
+        "--rdzv-endpoint",
+        "--rdzv-id",
+        "--rdzv-conf",
+    ),
+    *(
+        "--node-rank",
+        "--local-addr",
+        "--monitor-interval",
+        "--start-method",
+        "--role",
+        "--log-dir",
+        "--redirects",
+        "--tee",
+    ),
+)
+"""Options accepted so that torchrun's command line works, and ignored."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of ``dsexplore run`` to a parser."""
+    parser.description = DESCRIPTION
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.usage = "dsexplore run [options] (train.py | -m package.module) [argument ...]"
+    option = parser.add_argument
+    option("--world-size", type=int, metavar="N", help="number of ranks")
+    option("--mesh", metavar="AXES", help="names for the axes, outermost first: dp=8,tp=8; says the world size too")
+    option("--nnodes", type=_most, metavar="N", help="number of nodes, as torchrun's")
+    option(
+        *("--nproc-per-node", "--nproc_per_node", "--ranks-per-node"),
+        dest="ranks_per_node",
+        type=_most,
+        metavar="N",
+        help="ranks on each node, as torchrun's (default: 8)",
+    )
+    option("--rank", type=int, metavar="R", help="the rank to play (default: 0)")
+    option(
+        "--ranks",
+        metavar="RANKS",
+        help="several ranks, each in a process of its own: 0,8, all, or distinct: one of each that differ",
+    )
+    option(
+        "--hardware",
+        metavar="NAME",
+        help="the machine that scripts find: a GPU, a cluster, or cpu for none (default: h100)",
+    )
+    option(
+        "--no-skip-repeats",
+        dest="skip_repeats",
+        action="store_false",
+        help="with --ranks distinct --fake: run every microbatch of a pipeline and every layer, also those that repeat",
+    )
+    option("--fake", action="store_true", help="run on fake tensors: shapes without memory, for models of any size")
+    option(
+        "--value",
+        dest="values",
+        action="append",
+        default=[],
+        metavar="LINE=NUMBER",
+        help="what a read of a fake tensor returns there, as train.py:31=0.5; repeatable",
+    )
+    option("--predict", action="store_true", help="also predict the step on that hardware")
+    option("--steps", type=int, metavar="N", help="end the script after N optimizer steps")
+    option("--save", metavar="FILE", help="save the trace: a file (step.parquet), or a folder")
+    option("--html", type=Path, metavar="FILE", help="write the report there")
+    option("-m", dest="module", action="store_true", help="run a module, as python -m does")
+    for name in _OF_TORCHRUN:
+        option(name, name.replace("-", "_").replace("__", "--", 1), help=argparse.SUPPRESS)
+    option("--standalone", action="store_true", help=argparse.SUPPRESS)
+    option("script", help="the script, or with -m the module")
+    option("arguments", nargs=argparse.REMAINDER, help="the script's own arguments")
+
+
+def parse_values(texts: Iterable[str]) -> dict[str, float]:
+    """Parse the numbers that ``--value`` gives to lines: ``["train.py:31=0.5"]`` → ``{"train.py:31": 0.5}``.
+
+    Raises:
+        UsageError: a text that is not a line with a number.
+    """
+    values = {}
+    for text in texts:
+        line, _, number = text.rpartition("=")
+        try:
+            values[line] = float(number)
+        except ValueError:
+            line = ""
+        if ":" not in line:
+            raise UsageError(f"--value {text}: write a line of the script and a number, like train.py:31=0.5")
+    return values
+
+
+def _most(text: str) -> int:
+    """Return a number of nodes or ranks: 4 for torchrun's range ``1:4``, 8 for ``gpu``, one rank per GPU of a node."""
+    return 8 if text in ("gpu", "auto") else int(text.rpartition(":")[2])
+
+
+_most.__name__ = "int"  # what argparse calls a wrong value of it

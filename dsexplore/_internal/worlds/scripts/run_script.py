@@ -1,0 +1,112 @@
+"""`run`: trace an unmodified training script on simulated ranks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+
+from dsexplore._internal.errors import UsageError
+from dsexplore._internal.mesh import MeshLike
+from dsexplore._internal.signatures import names_arguments
+from dsexplore._internal.trace.trace import Trace
+from dsexplore._internal.worlds.real.run_ranks import RanksFailedError
+from dsexplore._internal.worlds.scripts.play_distinct import play_several
+from dsexplore._internal.worlds.scripts.play_rank import Setting, play
+from dsexplore._internal.worlds.scripts.program import Program
+
+
+@names_arguments
+def run(
+    script: str | os.PathLike[str],
+    *arguments: str,
+    world_size: int | None = None,
+    mesh: MeshLike | None = None,
+    rank: int = 0,
+    ranks: str | Sequence[int] | None = None,
+    ranks_per_node: int | None = None,
+    fake: bool = False,
+    hardware: str | None = None,
+    steps: int | None = None,
+    module: bool = False,
+    save: str | os.PathLike[str] | None = None,
+    stack_depth: int = 1,
+    values: Mapping[str, float] | None = None,
+    costs: bool = False,
+    skip_repeats: bool = True,
+) -> Trace:
+    """Run a training script, unmodified, as one rank of a simulated world, and return what it communicates.
+
+    The script runs in this process as ``__main__``, with its own ``sys.argv`` and ``sys.path[0]``, in the working
+    directory, and finds torchrun's environment variables. Whatever it sets up itself (``init_process_group``,
+    meshes) it gets from the simulated world.
+
+    Args:
+        script: its path; or, with ``module``, the dotted name of a module.
+        arguments: the script's own.
+        world_size: number of ranks; may be omitted where ``mesh`` has it.
+        mesh: names for the axes, outermost first: ``"dp=8,tp=8"``.
+        rank: the rank to play.
+        ranks: several ranks to play instead, each in a process of its own, merged into one trace: ``[0, 8]``,
+            ``"0,8"``, ``"all"``; or ``"distinct"``, one of each that differ, which stand for all others; see
+            `worlds.scripts.distinct_ranks`.
+        ranks_per_node: 8 unless given.
+        fake: run on fake tensors.
+        hardware: the machine that the script finds: a GPU (``"h100"``) or a cluster (``"dgx-h100"``), for which the CPU
+            stands in, or ``"cpu"``, CPUs with gloo; None for an H100.
+        steps: end the script after so many optimizer steps; None lets it come to its end.
+        module: whether ``script`` is run as ``python -m`` does.
+        save: a directory or file where the trace is written when the script ends, however it ends.
+        stack_depth: frames of the script to keep per event.
+        values: what reads of fake tensors return on certain lines, ``{"train.py:31": 0.5}``; see `simulate`.
+        costs: also record what is computed between the collectives, for `Trace.predict`.
+        skip_repeats: with ``ranks="distinct"`` and ``fake``, record microbatches of a pipeline, and layers of these,
+            that would record the same as others without running them, which a note of the trace says; False runs all.
+
+    Returns:
+        The `Trace`; its step numbers count the script's optimizer steps.
+
+    Raises:
+        UsageError: no such script, or numbers that do not fit together.
+        BaseException: whatever ends the script; its attribute ``trace`` is what was recorded until then. Of several
+            ranks a `RanksFailedError`, with the traceback of the first on which it failed.
+
+    Examples:
+        >>> program = "import torch.distributed as dist; dist.init_process_group(); dist.barrier()"
+        >>> _ = Path("train.py").write_text(program)
+        >>> dsexplore.run("train.py", world_size=16)
+        <Trace: 1 collective of rank 0, world of 16>
+    """
+    program = Program(os.fspath(script), tuple(map(str, arguments)), module)
+    setting = Setting(
+        world_size=world_size,
+        mesh=mesh,
+        rank=rank,
+        ranks_per_node=ranks_per_node,
+        fake=fake,
+        hardware=hardware,
+        values=values,
+        steps=steps,
+        save=save,
+        stack_depth=stack_depth,
+        costs=costs,
+        skip_repeats=skip_repeats,
+    )
+    if ranks is not None:
+        return _several(program, setting, ranks)
+    played = play(program, setting)
+    if played.error is not None:
+        raise played.error
+    return played.trace
+
+
+def _several(program: Program, setting: Setting, ranks: str | Sequence[int]) -> Trace:
+    if setting.rank:
+        raise UsageError(f"rank={setting.rank} and ranks={ranks!r}: give one of the two")
+    trace, ends = play_several(program, setting, ranks)
+    for end in ends:
+        if end.status != 0:
+            text = f"rank {end.rank} of {setting.world().size}: {end.traceback or end.status}"
+            error = RanksFailedError(None, text)
+            error.trace = trace  # type: ignore[attr-defined] # documented by `run`
+            raise error
+    return trace

@@ -1,0 +1,93 @@
+"""Output shapes of earlier pipeline stages of a script, inferred by playing the ranks of these stages.
+
+A stage that was not given its input shapes receives them from the stage before it, whose rank no process plays. So one
+rank of each earlier stage is played, in order, in a process of its own and with the answers of the stages before, until
+it has run its module once. Ranks of one world that are played together share the answers through a folder.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dsexplore._internal.atomic import writing
+from dsexplore._internal.progress import track
+from dsexplore._internal.torch_internals.pipelining import output_message, rank_of_stage
+from dsexplore._internal.worlds.simulated.pipeline import StageShapes
+
+PlayUntil = Callable[[int, int, Mapping[int, Any]], Any]
+"""Plays a rank until one of its stages knows its shapes: rank, stage, and the answers of earlier stages by their index.
+Returns the answer of that stage."""
+
+
+class ShapesKnown(BaseException):
+    """Raised out of the first step of a program's schedule, once the wanted stage knows its output shapes.
+
+    No ``except Exception`` of the program catches it.
+    """
+
+    def __init__(self, answer: Any) -> None:
+        self.answer = answer
+        super().__init__("the shapes of a pipeline stage are known")
+
+
+@dataclass
+class EarlierStages:
+    """Answers for the stages before a rank's own.
+
+    Args:
+        play_until: plays the rank of another stage.
+        folder: where answers are shared with other ranks; empty for nowhere.
+        known: answers by the index of their stage.
+        wanted: stage after whose answer the program ends; None to run the whole program.
+        rank: the rank that this process plays.
+    """
+
+    play_until: PlayUntil
+    folder: str = ""
+    known: dict[int, Any] = field(default_factory=dict)
+    wanted: int | None = None
+    rank: int = 0
+
+    def shapes(self) -> StageShapes:
+        """Return a simulated world's callbacks to ask for shapes of earlier stages and to record this rank's."""
+        return StageShapes(self.ask, self.found)
+
+    def ask(self, stage: Any, source: int) -> Any:
+        """Return the output shapes of stage `source`, after inferring those of all stages before it."""
+        with track("asking earlier pipeline stages for shapes", source + 1, "stages") as work:
+            for index in range(source + 1):
+                if index not in self.known:
+                    rank = rank_of_stage(stage, index)
+                    self.known[index] = self._shared(rank, index) or self.play_until(rank, index, self.known)
+                    self._share(rank, index)
+                work.advance()
+        return self.known[source]
+
+    def found(self, stage: Any) -> None:
+        """Record the output shapes of a stage of this rank, and share them with other ranks.
+
+        Raises:
+            ShapesKnown: the stage is the wanted one, so the program ends here.
+        """
+        index = stage.stage_index
+        self.known[index] = output_message(stage)
+        self._share(self.rank, index)
+        if index == self.wanted:
+            raise ShapesKnown(self.known[index])
+
+    def _shared(self, rank: int, index: int) -> Any:
+        file = self._file(rank, index)
+        return pickle.loads(file.read_bytes()) if file is not None and file.exists() else None
+
+    def _share(self, rank: int, index: int) -> None:
+        file = self._file(rank, index)
+        if file is not None and not file.exists():
+            with writing(file) as part:
+                part.write_bytes(pickle.dumps(self.known[index]))
+
+    def _file(self, rank: int, index: int) -> Path | None:
+        return Path(self.folder, f"stage-{index}-of-rank-{rank}") if self.folder else None

@@ -1,0 +1,55 @@
+"""DeepSpeed's checks that all ranks hold the same numbers: rank 0 is taken to hold those of the rank that is played.
+
+ZeRO-3 broadcasts, as it sets up and in its first step, the number of its parameters and their identities from rank 0,
+and ends the program on a rank that has others. What rank 0 would send, no process does; but all ranks run the same
+program.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import wraps
+from types import ModuleType
+from typing import Any
+
+from dsexplore._internal.torch_internals.names import TorchName
+from dsexplore._internal.torch_internals.patches import Entry, Parts, Patch
+
+_MODULE = "deepspeed.runtime.zero.utils"
+
+
+def _as_rank_0(check: Callable[..., Any], _parts: Parts) -> Callable[..., Any]:
+    """Wrap a check to see this rank as rank 0."""
+    module = sys.modules[_MODULE]  # not that of the check, which is its decorator's
+
+    @wraps(check)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        comm = vars(module)["dist"]
+        vars(module)["dist"] = _Rank0(comm)
+        try:
+            return check(*args, **kwargs)
+        finally:
+            vars(module)["dist"] = comm
+
+    return checked
+
+
+class _Rank0:
+    """The module ``deepspeed.comm``, as rank 0 finds it."""
+
+    def __init__(self, module: ModuleType) -> None:
+        self._module = module
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._module, name)
+
+    def get_rank(self, group: Any = None) -> int:
+        """Return 0, the rank that sends."""
+        return 0
+
+
+PATCHES: tuple[Entry, ...] = tuple(
+    Patch(TorchName(f"{_MODULE}:{name}"), "rank 0 sends nothing", _as_rank_0)
+    for name in ("assert_lst_len_same_as_other_ranks", "get_lst_from_rank0")
+)

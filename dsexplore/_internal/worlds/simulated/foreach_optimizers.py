@@ -1,0 +1,66 @@
+"""Optimizers on a simulated GPU: torch's loops over whole lists of parameters, as on a real one.
+
+Given neither ``foreach`` nor ``fused``, ``torch.optim`` updates the parameters of a GPU with
+``torch._foreach_*`` ops, and those of a CPU one after another. The first needs room for intermediate results of all
+parameters at once, as large as the parameters. Fake tensors are of a class that torch does not expect there, and count
+as tensors here. Of a list in which DTensors and plain tensors are mixed, these ops end in an error of torch; here such
+parameters are updated one after another, and a remark says what a GPU would do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from dsexplore._internal.torch_internals import optimizers
+from dsexplore._internal.torch_internals.fake_tensors import FakeTensor
+from dsexplore._internal.torch_internals.patches import Parts, Patch
+from dsexplore._internal.worlds.remarks import Remarks
+
+MIXED = (
+    "some parameters of this optimizer are DTensors and some are plain tensors: on GPUs torch.optim updates them with "
+    "_foreach ops, which refuse such a mixture; foreach=False makes it update them one by one there too, as here"
+)
+
+
+def _with_cpu(original: Callable[[], list[str]], _parts: Parts) -> Callable[[], list[str]]:
+    return lambda: [*original(), "cpu"]
+
+
+def _with_fake_tensors(original: list[type], _parts: Parts) -> list[type]:
+    return [*original, FakeTensor]
+
+
+def _unless_mixed(original: Callable[..., tuple[bool, bool]], parts: Parts) -> Callable[..., tuple[bool, bool]]:
+    remarks = parts[Remarks]
+
+    def choose(params: Sequence[torch.Tensor], *args: Any, **kwargs: Any) -> tuple[bool, bool]:
+        fused, foreach = original(params, *args, **kwargs)
+        if foreach and len({isinstance(param, DTensor) for param in params}) > 1:
+            remarks.say(MIXED)
+            return fused, False
+        return fused, foreach
+
+    return choose
+
+
+PATCHES = (
+    Patch(
+        optimizers.DEVICES_OF_LISTS,
+        "it leaves parameters on a CPU out, which stand for those of a GPU",
+        _with_cpu,
+        when="cuda traffic",
+        by_code=True,
+    ),
+    Patch(optimizers.TYPES_OF_LISTS, "it does not list fake tensors", _with_fake_tensors, when="cuda traffic"),
+    Patch(
+        optimizers.CHOOSE_LISTS,
+        "lists of DTensors and plain tensors end in an error of the ops",
+        _unless_mixed,
+        when="cuda traffic",
+        by_code=True,
+    ),
+)

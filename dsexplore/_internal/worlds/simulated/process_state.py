@@ -1,0 +1,48 @@
+"""What torch and Python keep for the whole process, and a simulated world leaves as it was."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from typing import Any
+
+from dsexplore._internal.torch_internals.dispatch import load_compiler
+from dsexplore._internal.torch_internals.dtensor import CURRENT_RNG_TRACKER, release_cached_meshes
+from dsexplore._internal.torch_internals.patches import Change, Entry, Parts, Patches
+from dsexplore._internal.user_warnings import naming_the_user
+
+
+def _keep_excepthook(patches: Patches, _parts: Parts) -> None:
+    patches.callback(_restore_excepthook, sys.excepthook)
+
+
+def _restore_excepthook(before: Any) -> None:
+    """Restore the hook for exceptions, unless the program has set one of its own meanwhile."""
+    if getattr(sys.excepthook, "__name__", "") == "_distributed_excepthook":
+        sys.excepthook = before
+
+
+def _name_lines_of_program(patches: Patches, _parts: Parts) -> None:
+    patches.attribute(warnings, "_showwarnmsg", naming_the_user(warnings._showwarnmsg))  # type: ignore[attr-defined]
+
+
+def _keep_rng_tracker(patches: Patches, _parts: Parts) -> None:
+    patches.attribute(CURRENT_RNG_TRACKER.owner(), CURRENT_RNG_TRACKER.attribute, CURRENT_RNG_TRACKER.get())
+
+
+PATCHES: tuple[Entry, ...] = (
+    Change(
+        "the compiler",
+        "a mode of fake tensors imports it, and it must find torch's own functions",
+        lambda _patches, _parts: load_compiler(),
+        when="fake",
+    ),
+    Change("sys.excepthook", "init_process_group replaces it for good", _keep_excepthook),
+    Change("warnings", "torch's name lines of torch, and the user looks for their own", _name_lines_of_program),
+    Change("what shares the state of generators", "it would outlive the groups of the world", _keep_rng_tracker),
+    Change(
+        "caches of DTensor",
+        "they hold meshes of the world",
+        lambda patches, _parts: patches.callback(release_cached_meshes),
+    ),
+)

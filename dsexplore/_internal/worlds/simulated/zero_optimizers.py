@@ -1,0 +1,107 @@
+"""torch's ``ZeroRedundancyOptimizer`` in a simulated world: states that other ranks would send when it is consolidated.
+
+``consolidate_state_dict`` has each rank broadcast its optimizer's state, pickled, by a function of its own. A simulated
+rank receives nothing, so torch would unpickle what was in that memory. Here each other rank's state is
+made of this one's: of the parameters which that rank updates, with tensors like those that this rank holds for its own.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from dsexplore._internal.torch_internals import optimizers
+from dsexplore._internal.torch_internals.patches import Parts, Patch
+
+
+class _States:
+    """The optimizers whose states are being consolidated, the innermost last."""
+
+    def __init__(self) -> None:
+        self.open: list[Any] = []
+
+
+def _with_local_state(consolidate: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
+    states = parts[_States].open
+
+    @wraps(consolidate)
+    def consolidated(self: Any, *args: Any, **kwargs: Any) -> Any:
+        states.append(self)
+        try:
+            return consolidate(self, *args, **kwargs)
+        finally:
+            states.pop()
+
+    return consolidated
+
+
+def _receiving_local_state(original: Callable[..., Any], parts: Parts) -> Callable[..., Any]:
+    """Wrap torch's broadcast of an object to return a state like another rank's where that would arrive."""
+    states = parts[_States].open
+
+    def broadcast(obj: Any, src_rank: int, group: Any = dist.group.WORLD, device: Any = "cpu") -> Any:
+        if src_rank == dist.get_rank() or not states:
+            return original(obj, src_rank, group, device)
+        state = state_of(states[-1], dist.get_group_rank(group, src_rank))
+        size = torch.tensor([_pickled_bytes(state)], device=device)
+        dist.broadcast(size, src=src_rank, group=group)
+        dist.broadcast(torch.empty(int(size), dtype=torch.uint8, device=device), src=src_rank, group=group)
+        return state
+
+    return broadcast
+
+
+def state_of(optimizer: Any, rank: int) -> dict[str, Any]:
+    """Return the state that a rank's optimizer has, as this rank's is; empty where this rank has none.
+
+    Args:
+        optimizer: a ``ZeroRedundancyOptimizer``.
+        rank: in its group.
+    """
+    local_state = optimizer.optim.state_dict()
+    updated = [parameter for group in optimizer.optim.param_groups for parameter in group["params"]]
+    like = next(iter(local_state["state"]), None)
+    state: dict[int, dict[str, Any]] = {}
+    groups: list[dict[str, Any]] = []
+    for local_group, group in zip(local_state["param_groups"], optimizers.zero_partition(optimizer, rank), strict=True):
+        first = sum(len(group["params"]) for group in groups)
+        numbers = list(range(first, first + len(group["params"])))
+        groups.append({**local_group, "params": numbers})
+        if like is not None:
+            held = local_state["state"][like]
+            state.update(
+                (number, {name: _like(value, updated[like], parameter) for name, value in held.items()})
+                for number, parameter in zip(numbers, group["params"], strict=True)
+            )
+    return {"state": state, "param_groups": groups}
+
+
+def _like(value: Any, local: torch.Tensor, other: torch.Tensor) -> Any:
+    """Return a value of the state of one's own parameter, as that of another parameter is."""
+    if torch.is_tensor(value) and value.dim() and value.shape == local.shape:
+        return torch.zeros_like(other, dtype=value.dtype, requires_grad=False)
+    return value
+
+
+def _pickled_bytes(state: Any) -> int:
+    """Return the number of bytes of a pickled state, as torch broadcasts it."""
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    return buffer.getbuffer().nbytes
+
+
+PATCHES = (
+    Patch(optimizers.ZERO_CONSOLIDATE, "other ranks send their states meanwhile", _with_local_state, on_import=True),
+    Patch(
+        optimizers.ZERO_BROADCAST,
+        "nothing arrives from another rank, and torch would unpickle it",
+        _receiving_local_state,
+        by_code=True,
+        on_import=True,
+    ),
+)

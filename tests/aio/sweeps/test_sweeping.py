@@ -1,0 +1,442 @@
+"""Small real sweeps, the command, and what importing costs.
+
+Modules: ``aio/sweeps/sweeping.py``, ``aio/sweeps/running_sweep.py``.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import random
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dsexplore._internal.aio.backends.choose import loop_of
+from dsexplore._internal.aio.sweeps import running_sweep, search, sweeping
+from dsexplore._internal.aio.sweeps.measure import Bench, Operation, Sample
+from dsexplore._internal.aio.sweeps.reference_rates import MEMORIES, PINNED
+from dsexplore._internal.aio.sweeps.references import why_no_reference
+from dsexplore._internal.aio.sweeps.sweep_setup import Plan, Progress, Setup
+from dsexplore._internal.errors import UsageError
+from dsexplore.aio import AioConfig, SweepResult, sweep
+from tests.programs import python
+
+pytestmark = pytest.mark.usefixtures("open_files")
+
+QUICK = {"size": "32MiB", "seconds": 0.8, "queue_depth": [2, 8], "block_size": [1 << 18, 1 << 20], "thread_count": [1]}
+
+
+def test_the_file_is_as_large_as_a_slow_disk_allows() -> None:
+    plan = Plan("1GiB", 20, 0.5, "tensor", "overwrite", None, None, {})
+    plan.fit(50e6)
+    assert plan.size <= 50e6 * 20 / 25
+    assert plan.transfers == (32 << 20,)
+    assert plan.left_out == (
+        "At 50.0 MB/s (47.7 MiB/s), 20 s allow a file of 36 MiB instead of 1 GiB, and no tensors of 512 MiB: give more "
+        "seconds for those."
+    )
+    slowest = Plan("1GiB", 20, 0.5, "tensor", "overwrite", "64MiB", None, {})
+    slowest.fit(1e6)
+    assert slowest.transfers == (slowest.size,) == (8 << 20,)
+    deep = Plan("1GiB", 20, 0.5, "tensor", "overwrite", None, None, {"queue_depth": [64], "block_size": [1 << 20]})
+    deep.fit(1e6)
+    assert deep.settings(deep.size)
+    for seconds, rate in ((20, 2e9), (None, 1e6)):
+        fast = Plan("1GiB", seconds, 0.5, "tensor", "overwrite", None, None, {})
+        fast.fit(rate)
+        assert (fast.size, fast.left_out) == (1 << 30, "")
+
+
+@pytest.mark.parametrize("memory", ["ordinary", "huge"])
+def test_both_kinds_of_memory_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, memory: str) -> None:
+    monkeypatch.setattr(running_sweep, "_MOST_FOR_MEMORY", 100.0)
+    result = sweep(tmp_path, **QUICK, memory=memory, progress=False)  # type: ignore[arg-type]
+    measured = {(r.name, r.operation): len(r.rates) for r in result.references if r.name != "ring"}
+    assert measured == dict.fromkeys(itertools.product(MEMORIES, ("read", "write")), 5)
+    assert SweepResult.from_json(result.to_json()).conditions.memory == result.conditions.memory == memory
+    with pytest.raises(UsageError, match="memory 'fast' is unknown: 'ordinary' pages or 'huge' ones"):
+        sweep(tmp_path, memory="fast")
+
+
+def test_pinned_memory_is_measured_where_there_is_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here is none: memory that is not pinned stands in for what torch would pin."""
+    pinned: list[int] = []
+
+    def allocate(nbytes: int) -> np.ndarray[Any, Any]:
+        pinned.append(nbytes)
+        return np.zeros(nbytes, np.uint8)
+
+    monkeypatch.setattr("dsexplore._internal.aio.buffers._pinned_bytes", allocate)
+    monkeypatch.setattr(running_sweep, "can_pin", lambda: True)
+    monkeypatch.setattr(running_sweep, "_MOST_FOR_MEMORY", 100.0)
+    result = sweep(tmp_path, **QUICK, progress=False)  # type: ignore[arg-type]
+    measured = {(r.name, r.operation): len(r.rates) for r in result.references if r.name != "ring"}
+    assert measured == dict.fromkeys(itertools.product((*MEMORIES, PINNED), ("read", "write")), 5)
+    assert pinned == [result.conditions.size]
+
+
+def test_a_slow_disk_is_probed_before_its_file_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dsexplore._internal.aio.sweeps.sweep_setup.probed_rate", lambda fd, nbytes: 350e6)
+    result = sweep(tmp_path, "256MiB", 1, progress=False, queue_depth=[2, 4])
+    assert result.conditions.size == 12 << 20
+    assert "1 s allow a file of 12 MiB instead of 256 MiB" in str(result)
+
+
+def test_sweep_of_a_directory(tmp_path: Path, backend: str) -> None:
+    told: list[tuple[float, str]] = []
+    result = sweep(tmp_path, **QUICK, backend=backend, progress=lambda p: told.append(p))  # type: ignore[arg-type]
+    assert list(tmp_path.iterdir()) == []
+    assert result.disk.path == str(tmp_path)  # not the name of a scratch file that is gone
+    assert result.operations == ["read", "write"]
+    assert result.conditions.backend == backend
+    assert result.conditions.write_mode == "overwrite"
+    assert result.bytes_written > 32 << 20
+    assert not result.interrupted
+    assert {m.phase for m in result.measured} == {"descent", "finals"}
+    for number in {m.round for m in result.measured}:
+        assert AioConfig() in {m.sample.config for m in result.measured if m.round == number}
+    assert AioConfig.from_dict(result.to_ds_config()).queue_depth in (2, 8)
+    assert [done for done, _ in told] == sorted(done for done, _ in told)
+    assert told[-1] == (1.0, "done")
+    assert result.references[0].name == "ring"
+
+
+def test_sweep_of_an_existing_file_only_reads(tmp_path: Path) -> None:
+    path = tmp_path / "mine"
+    path.write_bytes(os.urandom(9 << 20))
+    path.chmod(0o400)
+    before = path.read_bytes(), path.stat().st_mtime_ns
+    result = sweep(path, **QUICK)  # type: ignore[arg-type]
+    assert (path.read_bytes(), path.stat().st_mtime_ns) == before
+    assert (result.operations, result.bytes_written, result.conditions.write_mode) == (["read"], 0, "none")
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.usefixtures("short_slices")
+def test_the_full_grid(tmp_path: Path) -> None:
+    axes = {"queue_depth": [4, 8], "thread_count": [1], "block_size": [1 << 20], "single_submit": [False]}
+    told: list[tuple[float, str]] = []
+    result = sweep(tmp_path, "32MiB", None, read_share=1.0, progress=told.append, **axes)  # type: ignore[arg-type]
+    measured = {m.sample.config for m in result.measured if m.phase == "grid"}
+    assert len(measured) == 2 * 2
+    grid = [(done, text) for done, text in told if text.startswith("grid")]
+    assert [done for done, _ in grid] == [min(step / 4, 0.99) for step in range(1, len(grid) + 1)]
+    assert {done for done, text in told if text.startswith("finals")} == {0.99}
+    assert result.operations == ["read"]
+
+
+@pytest.mark.parametrize("setting", [AioConfig(queue_depth=2), AioConfig()], ids=["other", "default"])
+def test_one_setting_is_compared_with_the_default(tmp_path: Path, setting: AioConfig) -> None:
+    axes = ("block_size", "queue_depth", "thread_count", "single_submit", "overlap_events")
+    result = sweep(tmp_path, "16MiB", 0.3, **{key: [getattr(setting, key)] for key in axes})  # type: ignore[arg-type]
+    assert {m.sample.config for m in result.measured} == {setting, AioConfig()}
+    assert set(result.best().tied) <= {setting, AioConfig()}
+
+
+def test_only_settings_of_the_axes_that_fit_are_compared_with_the_default(tmp_path: Path) -> None:
+    axes = {"block_size": [1 << 21, 1 << 18], "queue_depth": [16], "thread_count": [2], "overlap_events": [True]}
+    result = sweep(tmp_path, "32MiB", 0.3, **axes)  # type: ignore[arg-type]
+    others = {m.sample.config for m in result.measured} - {AioConfig()}
+    assert {(c.block_size, c.queue_depth, c.thread_count) for c in others} == {(1 << 18, 16, 2)}
+
+
+@pytest.mark.parametrize(("around", "seconds"), [(0.5, 30), (4.0, 30), (2.0, 8)])
+def test_a_sweep_keeps_to_its_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, around: float, seconds: float
+) -> None:
+    """However long what goes on around a slice takes: ``around`` times the slice."""
+    now, noise = [0.0], random.Random(1)
+
+    def measured(_: Bench, config: AioConfig, operation: Operation, seconds: float, **more: object) -> Sample:
+        now[0] += seconds * (1 + around)
+        rate = 1e9 * math.log2(2 + config.queue_depth) * math.exp(noise.gauss(0, 0.2))
+        return Sample(operation, config, int(rate * seconds), seconds, 0.01, 0.0, 1e-3, 1e-3, 1e-3, 1e-3)
+
+    monkeypatch.setattr(Bench, "measure", measured)
+    for module in (sweeping, running_sweep):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    shown: list[tuple[float, float]] = []
+    result = sweep(tmp_path, "32MiB", seconds, progress=lambda p: shown.append((p.done, now[0])))
+    assert 0.75 * seconds < result.elapsed <= seconds
+    first, *measuring, last = shown
+    assert (first[0], last[0]) == (0.0, 1.0)
+    assert [done for done, _ in measuring] == pytest.approx([min(moment / seconds, 0.99) for _, moment in measuring])
+    assert len({m.round for m in result.measured if m.phase == "finals"}) >= 3  # nothing is sure before
+    assert result.references  # what the disk gives at most was measured within the time, too
+
+
+def test_settings_are_measured_often_enough_where_a_tensor_takes_longer_than_a_slice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tensors that take ten slices to their end, in the finals alone."""
+    now, noise = [0.0], random.Random(1)
+
+    def measured(
+        _: Bench,
+        config: AioConfig,
+        operation: Operation,
+        seconds: float,
+        *,
+        transfer: int = 32 << 20,
+        whole: bool = False,
+        **more: object,
+    ) -> Sample:
+        rate = transfer / (10 * seconds) * math.exp(noise.gauss(0, 0.2))
+        taken = transfer / rate if whole else seconds
+        now[0] += taken
+        size = transfer if whole else int(rate * seconds)
+        return Sample(operation, config, size, taken, 0.01, 0.0, 1e-3, 1e-3, 1e-3, 1e-3, transfer)
+
+    monkeypatch.setattr(Bench, "measure", measured)
+    for module in (sweeping, running_sweep):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(running_sweep.SweepRun, "limits", lambda self, result: None)
+    result = sweep(tmp_path, "32MiB", 60, tensor="32MiB")
+    assert len({m.round for m in result.measured if m.phase == "finals"}) >= search.FEWEST_ROUNDS
+
+
+def test_a_round_of_the_descent_ends_when_its_time_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a disk that takes 2 s for each slice, a round of ten settings would take longer than the sweep has."""
+    now = [0.0]
+
+    def measured(
+        self: Bench, config: AioConfig, operation: Operation, seconds: float, *, transfer: int = 0, **_: object
+    ) -> Sample:
+        now[0] += 2.0
+        return Sample(operation, config, 1 << 20, 2.0, 0.01, 0.0, 1e-3, 1e-3, 1e-3, 1e-3, transfer)
+
+    monkeypatch.setattr(Bench, "measure", measured)
+    for module in (sweeping, running_sweep):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(running_sweep.SweepRun, "limits", lambda self, result: None)
+    for seed in range(4):
+        now[0] = 0.0
+        result = sweep(tmp_path, "32MiB", 20, tensor="32MiB", seed=seed, queue_depth=[*range(1, 33)], progress=False)
+        first = [m.sample.config for m in result.measured if m.round == 1]
+        assert AioConfig() in first
+        assert len(set(first)) > 1
+        before_control = 4 * first.index(AioConfig()) / 2  # seconds: it is the first that can be compared
+        assert 4 * len(set(first)) <= max(0.45 * 20, before_control + 4) + 4
+
+
+def test_tensors_of_several_sizes(tmp_path: Path) -> None:
+    result = sweep(tmp_path, **QUICK, tensor=["4MiB", 8 << 20])  # type: ignore[arg-type]
+    assert result.conditions.transfers == (4 << 20, 8 << 20)
+    for number in {m.round for m in result.measured}:
+        settings = {m.sample.config for m in result.measured if m.round == number}
+        wanted = set(itertools.product(settings, ("read", "write"), (4 << 20, 8 << 20)))
+        measured = [
+            (m.sample.config, m.sample.operation, m.sample.transfer) for m in result.measured if m.round == number
+        ]
+        assert set(measured) == wanted
+        assert len(measured) == len(wanted)
+    assert sweep(tmp_path, **QUICK).conditions.transfers == (32 << 20,)  # type: ignore[arg-type]
+
+
+def test_the_finals_move_tensors_to_their_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measure, whole = Bench.measure, set()
+
+    def noted(self, *args, **named):  # type: ignore[no-untyped-def]
+        whole.add((run[0], named["whole"]))
+        return measure(self, *args, **named)
+
+    run = ["descent"]
+    monkeypatch.setattr(Bench, "measure", noted)
+    finals = search.finals
+
+    def begin(*args):  # type: ignore[no-untyped-def]
+        run[0] = "finals"
+        try:
+            return finals(*args)
+        finally:
+            monkeypatch.setattr(Bench, "measure", measure)
+
+    monkeypatch.setattr(search, "finals", begin)
+    sweep(tmp_path, **QUICK)  # type: ignore[arg-type]
+    assert whole == {("descent", False), ("finals", True)}
+
+
+def written_by_this_process() -> int:
+    """Bytes sent to disks so far."""
+    counters = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
+    return int(counters["write_bytes"])
+
+
+@pytest.mark.usefixtures("ended_by_bytes")
+@pytest.mark.parametrize(("most", "compared"), [("48MiB", False), ("800MiB", True)])
+def test_no_more_is_written_than_may_be(tmp_path: Path, most: str, compared: bool) -> None:
+    said: list[str] = []
+    written_before = []
+
+    def report(progress: Progress) -> None:
+        said.append(progress.text)
+        written_before.append(written_by_this_process())
+
+    before = written_by_this_process()
+    result = sweep(tmp_path, **{**QUICK, "seconds": 90}, max_written=most, progress=report)  # type: ignore[arg-type]
+    assert said[0] == f"writing 32 MiB of random data, then over it up to {most.replace('MiB', ' MiB')} in all"
+    assert written_before[0] - before < 1 << 20  # said before it is written
+    assert bool(result.rounds) is compared
+    assert (32 << 20) < result.bytes_written <= result.conditions.most_written  # type: ignore[operator]
+    assert result.spent
+    assert any(line.startswith(f"Ended when the {most.replace('MiB', ' MiB')} that may be") for line in result.lines())
+    numbers = {m.round for m in result.measured}
+    assert all(len({m.sample.config for m in result.measured if m.round == number}) > 1 for number in numbers)
+
+
+def test_only_reads_write_nothing_but_the_file(tmp_path: Path) -> None:
+    said: list[str] = []
+    axes = {**QUICK, "read_share": 1.0, "max_written": "32MiB", "progress": lambda p: said.append(p.text)}
+    result = sweep(tmp_path, **axes)  # type: ignore[arg-type]
+    assert said[0] == "writing 32 MiB of random data"
+    assert (result.bytes_written, result.spent) == (32 << 20, False)
+
+
+def test_a_sparse_file_is_not_taken_for_a_disk(tmp_path: Path) -> None:
+    path = tmp_path / "sparse"
+    with path.open("wb") as file:
+        file.write(os.urandom(8 << 20))
+        file.truncate(32 << 20)
+    result = sweep(path, **QUICK)  # type: ignore[arg-type]
+    assert result.conditions.data_share == pytest.approx(0.25, abs=0.01)
+    assert "75 % of the file are holes or compressed" in result.best().sentence()
+    assert result.best().config == AioConfig()
+
+
+@pytest.mark.parametrize("write_mode", ["fresh", "fallocated"])
+def test_other_write_modes(tmp_path: Path, write_mode: str) -> None:
+    result = sweep(tmp_path, **QUICK, write_mode=write_mode, read_share=0.0)  # type: ignore[arg-type]
+    assert (result.operations, result.conditions.write_mode) == (["write"], write_mode)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_ring_mode_and_the_page_cache_are_labeled(tmp_path: Path) -> None:
+    result = sweep(tmp_path, **QUICK, mode="ring", direct=False)  # type: ignore[arg-type]
+    assert result.conditions.mode == "ring"
+    assert result.lines()[0].endswith(f"page cache); ring mode by linux-aio (loop in {loop_of('linux-aio')})")
+
+
+@pytest.fixture(scope="session")
+def missing_references() -> dict[str, str | None]:
+    """Why each reference cannot run; asked once, before descriptors are counted, as DeepSpeed keeps some."""
+    return {name: why_no_reference(name) for name in ("fio", "deepspeed")}
+
+
+def test_references(tmp_path: Path, missing_references: dict[str, str | None]) -> None:
+    result = sweep(tmp_path, **QUICK, references=["fio", "deepspeed"])  # type: ignore[arg-type]
+    for name, reason in missing_references.items():
+        if reason is not None:
+            assert result.conditions.unavailable[name] == reason
+            assert not [r for r in result.references if r.name == name]
+        else:
+            runs = [r for r in result.references if r.name == name]
+            assert {r.operation for r in runs} == {"read", "write"}
+            assert all(1e-3 < r.rate / result.best().rate < 1e3 for r in runs)  # in the same unit, on any disk
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"size": "1MiB"}, "size 1 MiB is too small: at least 8 MiB"),
+        ({"size": "much"}, "size 'much' is not a number"),
+        ({"seconds": 0}, "seconds 0 is no time"),
+        ({"seconds": float("nan")}, "seconds nan is no time"),
+        ({"seconds": "10"}, "seconds '10' is no time"),
+        ({"read_share": 1.5}, "read_share 1.5 is no share"),
+        ({"read_share": "half"}, "read_share 'half' is no share"),
+        ({"mode": "fast"}, "mode 'fast' is unknown"),
+        ({"write_mode": "append"}, "write_mode 'append' is unknown"),
+        ({"backend": "libaio"}, "backend 'libaio' is unknown"),
+        ({"references": ["dd"]}, "reference 'dd' is unknown"),
+        ({"references": "dd"}, "reference 'dd' is unknown"),
+        ({"tensor": "64MiB"}, "tensor 64 MiB does not fit: give sizes from 4096 bytes to .* 32 MiB"),
+        ({"tensor": ["8MiB", 100]}, "tensor 100 B does not fit"),
+        ({"tensor": []}, "tensor 0 B does not fit"),
+        ({"tensor": "large"}, "size 'large' is not a number"),
+        (
+            {"max_written": "33MiB"},
+            "max_written 33 MiB is too small: the file of 32 MiB is written once.* least 48 MiB",
+        ),
+        ({"block_size": [1 << 30]}, "no setting of these axes fits a size of 32 MiB.*or a larger size"),
+        ({"depth": [3]}, "axis 'depth' is unknown"),
+        ({"size": "900TiB"}, "more than half of the .* mode='ring'"),
+        (
+            {"size": "8GiB", "processes": 256, "max_written": 1},
+            "size 8 GiB as one tensor by each of 256 processes is more than half of the",
+        ),
+    ],
+)
+def test_wrong_arguments(tmp_path: Path, arguments: dict[str, object], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        sweep(tmp_path, **{"size": "32MiB", "seconds": 1, **arguments})  # type: ignore[arg-type]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_axes_that_do_not_fit_are_refused_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Setup, "_fill", pytest.fail)
+    smallest = "128 KiB × depth 1000000 × 1 thread, .* has 122.1 GiB in flight"
+    with pytest.raises(UsageError, match=f"the smallest, {smallest}"):
+        sweep(tmp_path, "32MiB", 1, queue_depth=[1_000_000])
+
+
+def test_paths_that_cannot_be_swept(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="none"):
+        sweep(tmp_path / "none", "32MiB", 1)
+    with pytest.raises(UsageError, match="path '' is empty"):
+        sweep("", "32MiB", 1)
+    os.mkfifo(tmp_path / "pipe")
+    for path in ("/dev/null", tmp_path / "pipe"):
+        with pytest.raises(UsageError, match=f"{path} is neither a directory nor a file of data: give a directory"):
+            sweep(path, "32MiB", 1)
+    (tmp_path / "tiny").write_bytes(bytes(100))
+    with pytest.raises(UsageError, match=r"tiny holds 100 B.*give a larger file, or a directory"):
+        sweep(tmp_path / "tiny", "32MiB", 1)
+
+
+@pytest.mark.parametrize("after", [3, 15])
+def test_an_interrupt_gives_the_results_so_far(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int) -> None:
+    measure, calls = Bench.measure, []
+
+    def interrupted(self, *args, **named):  # type: ignore[no-untyped-def]
+        calls.append(args)
+        if len(calls) > after:
+            raise KeyboardInterrupt
+        return measure(self, *args, **named)
+
+    monkeypatch.setattr(Bench, "measure", interrupted)
+    result = sweep(tmp_path, **{**QUICK, "seconds": 60})  # type: ignore[arg-type]
+    assert result.interrupted
+    assert len(result.measured) == after
+    assert list(tmp_path.iterdir()) == []
+    assert SweepResult.load(result.save(tmp_path / "partial.json")) == result
+    if after == 15:
+        assert result.best()
+
+
+def test_an_interrupt_before_anything_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object, **named: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Bench, "measure", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        sweep(tmp_path, **QUICK)  # type: ignore[arg-type]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_importing_and_sweeping_need_no_torch(tmp_path: Path) -> None:
+    program = (
+        "import sys, dsexplore.aio as aio\n"
+        "assert 'numpy' not in sys.modules\n"
+        "aio.AioConfig, aio.SweepResult, aio.aio_handle, aio.sweep, aio.AIO\n"
+        f"aio.sweep({str(tmp_path)!r}, '16MiB', 0.5)\n"
+        "print(sorted({'torch', 'polars', 'plotly', 'IPython'} & set(sys.modules)))"
+    )
+    done = python(program)
+    assert (done.stdout, done.stderr) == ("[]\n", "")
