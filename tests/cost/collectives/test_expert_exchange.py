@@ -19,7 +19,7 @@ OPS = ("dispatch", "combine")
 
 
 def seconds(op: Any = "dispatch", tokens: int = 4096, hardware: Cluster = H100, **changed: Any) -> float:
-    layer = {"hidden": 7168, "experts": 256, "top_k": 8, "ranks": 8} | changed
+    layer = {"hidden": 7168, "experts": 256, "top_k": 8, "world_size": 8} | changed
     return deepep_time(op, tokens, hardware=hardware, **layer).expected
 
 
@@ -42,7 +42,7 @@ def test_a_token_goes_once_to_each_node_and_rank_that_has_some_of_its_experts(no
         reached_ranks += len({expert * ranks // experts for expert in chosen})
         reached_nodes += len({expert * nodes // experts for expert in chosen})
     more = 1 << 17
-    options: dict[str, Any] = {"ranks": ranks, "nodes_per_token": most, "multiprocessors": 1000}
+    options: dict[str, Any] = {"world_size": ranks, "nodes_per_token": most, "multiprocessors": 1000}
     bytes_per_token = 7168 * (1 + 4 / 128)
     slope = (seconds(tokens=2 * more, **options) - seconds(tokens=more, **options)) / more
     over_nvlink = bytes_per_token * reached_ranks / 4000 * 7 / 8 / (rate(H100, "node") * 0.85)
@@ -52,7 +52,7 @@ def test_a_token_goes_once_to_each_node_and_rank_that_has_some_of_its_experts(no
 
 def test_low_latency_kernels_send_a_token_once_for_each_expert() -> None:
     for nodes, link, part in ((1, "node", 0.72 * 8 / 7), (4, "network", 0.96 * 4 / 3)):
-        options: dict[str, Any] = {"low_latency": True, "ranks": 8 * nodes}
+        options: dict[str, Any] = {"low_latency": True, "world_size": 8 * nodes}
         slope = (seconds(tokens=512, **options) - seconds(tokens=256, **options)) / 256
         assert slope == pytest.approx(8 * (7168 * (1 + 4 / 128) + 16) / (rate(H100, link) * part))
 
@@ -92,7 +92,7 @@ def test_better_links_never_hurt_and_more_tokens_never_help(
     name: str, op: Any, low: bool, nodes: int, link: str, tokens: int, factor: float
 ) -> None:
     cluster = Cluster.load(name)
-    options: dict[str, Any] = {"low_latency": low, "ranks": 4 * nodes, "ranks_per_node": 4}
+    options: dict[str, Any] = {"low_latency": low, "world_size": 4 * nodes, "ranks_per_node": 4}
     now = getattr(cluster, link)
     for changed in ({"bandwidth": now.bandwidth * factor}, {"latency": now.latency / factor}):
         better = replace(cluster, **{link: replace(now, **changed)})
@@ -108,9 +108,9 @@ def test_better_links_never_hurt_and_more_tokens_never_help(
         ({"tokens": 0}, "tokens=0 cannot be: give a whole number, 1 or more"),
         ({"experts": 8, "top_k": 9}, "top_k=9 of 8 experts"),
         ({"experts": 100}, "100 experts do not divide into 8 ranks"),
-        ({"ranks": 16, "ranks_per_node": 3}, "16 ranks do not divide into nodes of 3"),
-        ({"ranks": 16, "ranks_per_node": 16}, "ranks_per_node=16: the node has 8 ranks"),
-        ({"ranks": 64, "top_k": 40, "nodes_per_token": 1}, "nodes_per_token=1 leaves 32 experts"),
+        ({"world_size": 16, "ranks_per_node": 3}, "16 ranks do not divide into nodes of 3"),
+        ({"world_size": 16, "ranks_per_node": 16}, "ranks_per_node=16: the node has 8 ranks"),
+        ({"world_size": 64, "top_k": 40, "nodes_per_token": 1}, "nodes_per_token=1 leaves 32 experts"),
         ({"imbalance": 0.5}, "imbalance=0.5 cannot be: give a finite number, 1 or more"),
         ({"token_bytes": float("nan")}, "token_bytes=nan cannot be"),
         ({"hardware": Cluster.load("8xl40s")}, "8xl40s has no switch"),

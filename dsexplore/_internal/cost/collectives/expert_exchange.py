@@ -57,7 +57,7 @@ def deepep_time(
     hidden: int,
     experts: int,
     top_k: int,
-    ranks: int,
+    world_size: int,
     ranks_per_node: int | None = None,
     hardware: HardwareLike = "h100",
     *,
@@ -75,7 +75,7 @@ def deepep_time(
         hidden: numbers of a token.
         experts: of all ranks together, of which each token goes to `top_k`, all equally likely.
         top_k: experts of a token.
-        ranks: that divide the experts.
+        world_size: ranks that divide the experts.
         ranks_per_node: how many of them share a node, or an NVLink domain; as a job of so many ranks has by default.
         hardware: a GPU, a cluster, the path of a cluster's file, or a `Cluster`.
         low_latency: the kernels for a decoder's next tokens, in place of those for prompts and training.
@@ -93,28 +93,30 @@ def deepep_time(
     Examples:
         >>> fast, normal = (deepep_time("dispatch", 128, 7168, 256, 8, 8, low_latency=low) for low in (True, False))
         >>> print(f"{fast.expected * 1e6:.0f} us, {normal.expected * 1e6:.0f} us")
-        39 us, 41 us
+        38 us, 40 us
     """
     machine = hardware if isinstance(hardware, Cluster) else Cluster.load(hardware)
     if token_bytes is None:
         token_bytes = hidden * (1 + _SCALE) if op == "dispatch" else 2.0 * hidden
-    counts = {"tokens": tokens, "hidden": hidden, "experts": experts, "top_k": top_k, "ranks": ranks}
-    per_node = ranks_per_node if ranks_per_node is not None else min(ranks, machine.domain_of_job(max(ranks, 1)))
-    nodes_per_token = nodes_per_token if nodes_per_token is not None else ranks
-    counts |= {"ranks_per_node": per_node, "nodes_per_token": nodes_per_token, "multiprocessors": multiprocessors}
-    _check(op, counts, per_node, {"token_bytes": token_bytes, "imbalance": imbalance}, machine)
-    nodes = ranks // per_node
+    counts = {"tokens": tokens, "hidden": hidden, "experts": experts, "top_k": top_k, "world_size": world_size}
+    if ranks_per_node is None:
+        ranks_per_node = min(world_size, machine.domain_of_job(max(world_size, 1)))
+    nodes_per_token = nodes_per_token if nodes_per_token is not None else world_size
+    counts |= {"ranks_per_node": ranks_per_node, "nodes_per_token": nodes_per_token, "multiprocessors": multiprocessors}
+    _check(op, counts, ranks_per_node, {"token_bytes": token_bytes, "imbalance": imbalance}, machine)
+    nodes = world_size // ranks_per_node
     if low_latency:
         sent = tokens * top_k * (token_bytes + _HEADER) * imbalance
-        seconds = _low_latency(op, sent, (nodes, per_node), (tokens, hidden, experts), machine)
+        seconds = _low_latency(op, sent, (nodes, ranks_per_node), (tokens, hidden, experts), machine)
     else:
         reached = min(nodes, nodes_per_token)
         chosen = experts * reached // nodes
         to_nodes, to_ranks = (
-            parts * (1 - _missed(chosen, chosen // parts, top_k)) for parts in (reached, reached * per_node)
+            parts * (1 - _missed(chosen, chosen // parts, top_k)) for parts in (reached, reached * ranks_per_node)
         )
         received = tokens * token_bytes * imbalance
-        seconds = _normal(op, received * to_nodes, received * to_ranks, (nodes, per_node), multiprocessors, machine)
+        shape = nodes, ranks_per_node
+        seconds = _normal(op, received * to_nodes, received * to_ranks, shape, multiprocessors, machine)
     return Range.within(seconds, _BELOW, _ABOVE)
 
 
@@ -187,7 +189,7 @@ def _check(
         least = 1 if name == "imbalance" else 0
         if not least <= size < inf:
             raise UsageError(f"{name}={size!r} cannot be: give a finite number, {least} or more")
-    experts, top_k, ranks = counts["experts"], counts["top_k"], counts["ranks"]
+    experts, top_k, ranks = counts["experts"], counts["top_k"], counts["world_size"]
     if top_k > experts:
         raise UsageError(f"top_k={top_k} of {experts} experts: a token goes to each of them once at most")
     if experts % ranks:
