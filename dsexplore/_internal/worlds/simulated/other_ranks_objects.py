@@ -4,7 +4,7 @@ torch sends an object as its pickled bytes, and unpickles what it received. In a
 the bytes would be zeros. Here the receiver's own object takes the place of the one that another rank would send, and
 travels torch's whole way, so that the same collectives are issued and only what was pickled in this process is
 unpickled. Where the program passed no object of its own, one error says so. Ranks of one world that are played together
-receive what those before them really broadcast or scattered (`SharedObjects`).
+receive what those before them really broadcast, scattered or sent (`SharedObjects`).
 
 ``gather_object`` and ``all_gather_object`` receive copies of this rank's object, which is remarked.
 """
@@ -43,6 +43,8 @@ from dsexplore._internal.worlds.simulated.shared_objects import SharedObjects
 _LOCAL_OBJECT = "{name} receives an object of rank {source}, {why}: this rank's own object takes its place"
 _COPIES = "{name} receives objects of all ranks, of which one is here: each is a copy of this rank's own"
 
+_MESSAGE = "object_list"
+"""What a ``send_object_list`` and the ``recv_object_list`` that it is for have in common."""
 _COLLECTIVES = (c10d.__name__, "torch.distributed.c10d_logger")
 """Modules that an object collective passes through."""
 
@@ -68,15 +70,21 @@ class Objects:
             self._substitutes = None
 
     def sent(
-        self, name: str, arguments: dict[str, Any], source: int | None, objects: Sequence[Any] | None
+        self,
+        name: str,
+        arguments: dict[str, Any],
+        source: int | None,
+        objects: Sequence[Any] | None,
+        receiver: int | None = None,
     ) -> list[bytes] | None:
         """Return the pickled objects that the source of a call sends; None if unknown.
 
         Args:
-            name: of the function.
+            name: of the function, or of what it shares with the one at the other end.
             arguments: of the call.
             source: the rank that sends; None for this rank, which then leaves its objects to the others.
             objects: those of this rank.
+            receiver: the one rank that they are for; None for all of the group.
         """
         group = arguments.get("group") or dist.group.WORLD
         assert group is not None
@@ -84,7 +92,7 @@ class Objects:
             return None
         ranks = tuple(dist.get_process_group_ranks(group))
         sender = dist.get_rank() if source is None else source
-        number = self._shared.number(name, ranks, sender)
+        number = self._shared.number(name, ranks if receiver is None else (*ranks, receiver), sender)
         if self._substitutes is not None:
             return None
         if source is None:
@@ -153,7 +161,7 @@ def _broadcast_object_list(original: Callable[..., None], parts: Parts) -> Calla
 
     def broadcast_object_list(*args: Any, **kwargs: Any) -> None:
         given = parameters.bind(*args, **kwargs).arguments
-        source, local = _other_source(given), given["object_list"]
+        source, local = _other_rank(given), given["object_list"]
         with without_fake_mode():
             sent = objects.sent("broadcast_object_list", given, source, local)
             if source is None:
@@ -172,7 +180,7 @@ def _scatter_object_list(original: Callable[..., None], parts: Parts) -> Callabl
 
     def scatter_object_list(*args: Any, **kwargs: Any) -> None:
         given = parameters.bind(*args, **kwargs).arguments
-        source = _other_source(given)
+        source = _other_rank(given)
         with without_fake_mode():
             sent = objects.sent("scatter_object_list", given, source, given.get("scatter_object_input_list"))
             if source is None:
@@ -193,14 +201,31 @@ def _recv_object_list(original: Callable[..., int], parts: Parts) -> Callable[..
 
     def recv_object_list(*args: Any, **kwargs: Any) -> int:
         given = parameters.bind(*args, **kwargs).arguments
-        source = _other_source({"src": None, **given}, default=None)
-        local = objects.own("recv_object_list", "any" if source is None else source, given["object_list"])
+        source, local = _other_rank(given, "src", default=None), given["object_list"]
         with without_fake_mode():
-            tensors, sizes = _joined([*map(pickled, local)])
+            sent = objects.sent(_MESSAGE, given, source, local, dist.get_rank()) if source is not None else None
+            if not sent or len(sent) != len(local):
+                local = objects.own("recv_object_list", "any" if source is None else source, local)
+                sent = [*map(pickled, local)]
+            tensors, sizes = _joined(sent)
             with objects.arriving(recv=[sizes, tensors], irecv=[sizes, tensors]):
                 return original(*args, **kwargs)
 
     return recv_object_list
+
+
+def _send_object_list(original: Callable[..., None], parts: Parts) -> Callable[..., None]:
+    objects, parameters = parts[Objects], signature(original)
+
+    def send_object_list(*args: Any, **kwargs: Any) -> None:
+        given = parameters.bind(*args, **kwargs).arguments
+        receiver = _other_rank(given, "dst")
+        with without_fake_mode():
+            if receiver is not None:
+                objects.sent(_MESSAGE, given, None, given["object_list"], receiver)
+            return original(*args, **kwargs)
+
+    return send_object_list
 
 
 def _gathered(original: Callable[..., None], parts: Parts) -> Callable[..., None]:
@@ -223,17 +248,23 @@ def _is_called_by_torch() -> bool:
     return next((name.startswith("torch.") for name in names if name not in _COLLECTIVES), False)
 
 
-def _other_source(arguments: dict[str, Any], default: int | None = 0) -> int | None:
-    """Return the global rank that the objects come from; None if this rank is the source, or not in the group."""
+def _other_rank(arguments: dict[str, Any], name: str = "src", default: int | None = 0) -> int | None:
+    """Return the global rank at the other end of a call; None if it is this rank, or this one is not in the group.
+
+    Args:
+        arguments: of the call.
+        name: of the argument: ``"src"`` or ``"dst"``.
+        default: the rank of a call that names none.
+    """
     group = arguments.get("group") or dist.group.WORLD
     assert group is not None
     if is_outside(group):
         return None
-    source = arguments.get("src")
-    if arguments.get("group_src") is not None:
-        source = dist.get_global_rank(group, arguments["group_src"])
-    source = default if source is None else source
-    return None if source == dist.get_rank() else source
+    rank = arguments.get(name)
+    if arguments.get(f"group_{name}") is not None:
+        rank = dist.get_global_rank(group, arguments[f"group_{name}"])
+    rank = default if rank is None else rank
+    return None if rank == dist.get_rank() else rank
 
 
 def _joined(pickles: Sequence[bytes]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -247,7 +278,7 @@ PATCHES: tuple[Entry, ...] = (
     Patch(BROADCAST_OBJECTS, _WHY, _broadcast_object_list, by_code=True),
     Patch(SCATTER_OBJECTS, _WHY, _scatter_object_list, by_code=True),
     Patch(RECV_OBJECTS, _WHY, _recv_object_list, by_code=True),
-    Patch(SEND_OBJECTS, "it pickles into memory", lambda original, _: outside_fake_mode(original), by_code=True),
+    Patch(SEND_OBJECTS, "it pickles into memory, and nobody receives it", _send_object_list, by_code=True),
     Patch(ALL_GATHER_OBJECTS, "each object is a copy of this rank's own", _gathered, by_code=True),
     Patch(GATHER_OBJECTS, "each object is a copy of this rank's own", _gathered, by_code=True),
 )
