@@ -1,4 +1,4 @@
-"""The stand-ins of Liger, grouped_gemm, bitsandbytes and Transformer Engine equal plain torch, forward and backward.
+"""The stand-ins of Liger, grouped_gemm and Transformer Engine equal plain torch, forward and backward.
 
 Modules: ``worlds/extensions/``.
 """
@@ -12,17 +12,16 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 from torch.testing import assert_close
 
 from dsexplore._internal.capture.record import record
-from dsexplore._internal.worlds.extensions import bitsandbytes, grouped_gemm, liger_kernel, transformer_engine
+from dsexplore._internal.worlds.extensions import grouped_gemm, liger_kernel, transformer_engine
 from dsexplore._internal.worlds.simulate import current_world, simulate
 
 LIGER: Any = liger_kernel.EXTENSIONS["liger_kernel"]
 GROUPED: Any = grouped_gemm.EXTENSIONS["grouped_gemm"]
-BITS: Any = bitsandbytes.EXTENSIONS["bitsandbytes"]
 ENGINE: Any = {
     name.removeprefix("pytorch."): value for name, value in transformer_engine.EXTENSIONS["transformer_engine"].items()
 }
@@ -112,17 +111,6 @@ class TestGroupedGemm:
             return back
 
         equal(there_and_back, lambda x: x * probabilities.sum(1, keepdim=True), (3, 4))
-
-
-@pytest.mark.parametrize("name", ["AdamW8bit", "PagedAdamW", "PagedAdamW8bit", "Adam8bit"])
-def test_bitsandbytes_is_adamw(name: str) -> None:
-    ends = []
-    for kind in (BITS[f"optim.{name}"], torch.optim.AdamW):
-        weight = nn.Parameter(torch.ones(3))
-        weight.grad = torch.tensor([1.0, 2.0, 3.0])
-        kind([weight], lr=0.1, weight_decay=0.1).step()
-        ends.append(weight.detach())
-    assert_close(*ends)
 
 
 class TestTransformerEngine:

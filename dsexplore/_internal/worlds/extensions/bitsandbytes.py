@@ -1,4 +1,4 @@
-"""Stand-ins for ``bitsandbytes.optim``: its optimizers with averages in fp32 rather than in 8 bits.
+"""Stand-ins for bitsandbytes: its optimizers with averages in fp32 rather than in 8 bits, and the table of its names.
 
 Names are those of https://github.com/bitsandbytes-foundation/bitsandbytes. Both Adams decouple weight decay.
 """
@@ -7,9 +7,21 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
-from dsexplore._internal.worlds.extensions.fused_optimizers import Betas, Parameters, PlainAdam, PlainSGD
+from dsexplore._internal.worlds.extensions import bitsandbytes_layers
+from dsexplore._internal.worlds.extensions.fused_optimizers import (
+    Betas,
+    Parameters,
+    PlainAdam,
+    PlainAdEMAMix,
+    PlainLAMB,
+    PlainLARS,
+    PlainLion,
+    PlainSGD,
+    at_most,
+)
 from dsexplore._internal.worlds.extensions.registry import Names
 
 
@@ -46,6 +58,59 @@ class AdamW(Adam):
         super().__init__(params, lr, betas, eps, weight_decay, *more, **options)
 
 
+class LAMB(PlainLAMB):
+    """Adam with decoupled weight decay, whose update has at most the norm of its parameter."""
+
+    def __init__(
+        self,
+        params: Parameters,
+        lr: float = 1e-3,
+        bias_correction: bool = True,
+        betas: Betas = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        *more: Any,
+        **options: Any,
+    ) -> None:
+        super().__init__(params, lr, bias_correction, betas, eps, weight_decay, max_grad_norm=0.0)
+
+    def _scaled(self, parameter: Tensor, update: Tensor, decay: Tensor) -> Tensor:
+        return update * at_most(parameter, update, 1.0) + decay
+
+
+class RMSprop(torch.optim.RMSprop):
+    """RMSprop; further options are of the kernels."""
+
+    def __init__(
+        self,
+        params: Parameters,
+        lr: float = 1e-2,
+        alpha: float = 0.99,
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        *more: Any,
+        **options: Any,
+    ) -> None:
+        super().__init__(params, lr, alpha, eps, weight_decay)
+
+
+class Adagrad(torch.optim.Adagrad):
+    """Adagrad; further options are of the kernels."""
+
+    def __init__(
+        self,
+        params: Parameters,
+        lr: float = 1e-2,
+        lr_decay: float = 0.0,
+        weight_decay: float = 0.0,
+        initial_accumulator_value: float = 0.0,
+        eps: float = 1e-10,
+        *more: Any,
+        **options: Any,
+    ) -> None:
+        super().__init__(params, lr, lr_decay, weight_decay, initial_accumulator_value, eps)
+
+
 class GlobalOptimManager:
     """Keeps which parameters have averages in 32 bits, as all of them have here."""
 
@@ -64,16 +129,27 @@ class GlobalOptimManager:
         """Do nothing."""
 
 
+_BITS = ("", "8bit", "32bit")
+_PAGED = {"Adam": Adam, "AdamW": AdamW, "Lion": PlainLion, "AdEMAMix": PlainAdEMAMix}
+_OPTIMIZERS = {"SGD": PlainSGD, "LAMB": LAMB, "LARS": PlainLARS, "RMSprop": RMSprop, "Adagrad": Adagrad}
+
 EXTENSIONS: dict[str, Names] = {
     "bitsandbytes": {
         "__version__": "0.48.0",
         **{
-            f"optim.{paged}{kind.__name__}{bits}": kind
-            for kind in (Adam, AdamW)
+            f"optim.{paged}{name}{bits}": kind
+            for name, kind in _PAGED.items()
             for paged in ("", "Paged")
-            for bits in ("", "8bit", "32bit")
+            for bits in _BITS
         },
-        **{f"optim.SGD{bits}": PlainSGD for bits in ("", "8bit", "32bit")},
+        **{f"optim.{name}{bits}": kind for name, kind in _OPTIMIZERS.items() for bits in _BITS},
+        **{
+            f"optim.{name.lower()}.{name}{bits}": kind
+            for name, kind in (_PAGED | _OPTIMIZERS).items()
+            for bits in _BITS
+        },
+        "optim.PytorchLARS": PlainLARS,
         "optim.GlobalOptimManager": GlobalOptimManager,
+        **bitsandbytes_layers.NAMES,
     }
 }
