@@ -143,7 +143,7 @@ class Params4bit(nn.Parameter):
         cls, data: Tensor | None = None, requires_grad: bool = False, quant_state: Any = None, **options: Any
     ) -> Params4bit:
         """Return the weight."""
-        weight = torch.Tensor._make_subclass(cls, torch.empty(0) if data is None else data, requires_grad)
+        weight = super().__new__(cls, torch.empty(0) if data is None else data, requires_grad)
         weight.quant_state = quant_state
         return weight
 
@@ -153,7 +153,7 @@ class Int8Params(nn.Parameter):
 
     def __new__(cls, data: Tensor | None = None, requires_grad: bool = True, **options: Any) -> Int8Params:
         """Return the weight."""
-        return torch.Tensor._make_subclass(cls, torch.empty(0) if data is None else data, requires_grad)
+        return super().__new__(cls, torch.empty(0) if data is None else data, requires_grad)
 
 
 class _Quantized(nn.Linear):
@@ -300,7 +300,7 @@ class StableEmbedding(Embedding):
 
 _LAYERS: Names = {
     kind.__name__: kind
-    for kind in (*(Linear4bit, LinearFP4, LinearNF4, Linear8bitLt, Params4bit, Int8Params, Embedding, StableEmbedding),)
+    for kind in (Linear4bit, LinearFP4, LinearNF4, Linear8bitLt, Params4bit, Int8Params, Embedding, StableEmbedding)
 }
 _FUNCTIONS: Names = {
     function.__name__: function
