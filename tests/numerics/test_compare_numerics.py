@@ -161,7 +161,7 @@ def no_model(mesh: DeviceMesh | None = None) -> Any:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"mesh": "dp=2"}, "world_size is 4"),
+        ({"mesh": "dp=2", "world_size": 4}, "world_size is 4"),
         ({"mesh": ""}, "mesh is empty"),
         ({"steps": 0}, "steps 0"),
         ({"tolerance": -1.0}, "tolerance -1.0"),
