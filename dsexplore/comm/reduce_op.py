@@ -1,3 +1,3 @@
 """DeepSpeed's ``deepspeed.comm.reduce_op``, where programs for DeepSpeed import it."""
 
-from dsexplore._internal.comm.reduce_op import ReduceOp as ReduceOp
+from dsexplore._internal.comm.reduce_op import *  # noqa: F403

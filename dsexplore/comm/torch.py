@@ -1,3 +1,8 @@
-"""`TorchBackend`, where programs for DeepSpeed import it."""
+"""DeepSpeed's ``deepspeed.comm.torch``, where its programs import it: `TorchBackend`, and switches as flags."""
 
-from dsexplore._internal.comm.torch_backend import TorchBackend as TorchBackend
+import sys
+
+from dsexplore._internal.comm import torch_backend
+from dsexplore._internal.comm.torch_backend import *  # noqa: F403 - for type checkers
+
+sys.modules[__name__] = torch_backend  # whose flags can be set

@@ -13,7 +13,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.aio.test_result import result_of
 
 from dsexplore._internal.aio import command
 from dsexplore._internal.aio.sweeps import sweeping
@@ -21,6 +20,7 @@ from dsexplore._internal.aio.sweeps.statistics import median
 from dsexplore._internal.errors import UsageError, page_of
 from dsexplore._internal.units import format_rate
 from dsexplore.aio import AioConfig, SweepResult
+from tests.aio.sweeps.test_result import result_of
 
 ADDRESS = f"\n{page_of(UsageError)}\n"
 """What follows the message of an error."""

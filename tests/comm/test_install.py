@@ -195,5 +195,5 @@ def test_deepspeeds_reductions_are_taken() -> None:
 
 def test_what_is_never_imported_is_waited_for_until_it_is_taken_back() -> None:
     with dist.install():
-        assert any(type(one).__module__ == "dsexplore.comm.install" for one in sys.meta_path)
-    assert not any(type(one).__module__ == "dsexplore.comm.install" for one in sys.meta_path)
+        assert any(type(one).__module__ == "dsexplore._internal.comm.install" for one in sys.meta_path)
+    assert not any(type(one).__module__ == "dsexplore._internal.comm.install" for one in sys.meta_path)

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 import torch
-from tests.cost.test_predicted_timeline import pipeline
 from torch import nn
 
 import dsexplore
 from dsexplore._internal.comm.logs.logger import CommsLogger
 from dsexplore._internal.comm.logs.logger_config import CommsLoggerConfig
+from tests.cost.step.test_predicted_timeline import pipeline
 from tests.views import traces
 
 DROPPED = ("style", "script", "svg", "title")
