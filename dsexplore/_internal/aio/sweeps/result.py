@@ -283,7 +283,8 @@ class SweepResult(SavedJson, Displayable):
 
     @classmethod
     def _read(cls, loaded: dict[str, Any], name: str) -> Self:
-        values = {key: value for key, value in loaded.items() if key not in cls.FORMAT.header()}
+        beside = {*cls.FORMAT.header(), "aio", "tied"}  # the last two by ``dsexplore aio --json``, made from the others
+        values = {key: value for key, value in loaded.items() if key not in beside}
         result = value_of(cls, values, "the result")
         for at, slice_ in enumerate(result.measured):
             if not (slice_.sample.bytes and slice_.sample.seconds):
