@@ -33,7 +33,10 @@ def test_every_example_is_run() -> None:
 @pytest.mark.processes
 @pytest.mark.usefixtures("rank_server")
 @pytest.mark.parametrize("name", RUN_BY_PYTHON)
-def test_a_script(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_script(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)  # where some write their pages
     runpy.run_path(str(FOLDER / name), run_name="__main__")
     assert RUN_BY_PYTHON[name] in capsys.readouterr().out
 
