@@ -12,14 +12,28 @@ import torch
 from torch import Tensor
 
 from dsexplore._internal.worlds.extensions.apex_parallel import (
+    LARC,
     DistributedDataParallel,
+    Reducer,
+    SyncBatchNorm,
+    convert_syncbn_model,
+    create_syncbn_process_group,
     initialize,
     master_params,
     scale_loss,
 )
+from dsexplore._internal.worlds.extensions.fused_layers import MLP, Dense, DenseGeluDense
 from dsexplore._internal.worlds.extensions.fused_norms import PlainLayerNorm, PlainRMSNorm, Shape, layer_norm, rms_norm
-from dsexplore._internal.worlds.extensions.fused_optimizers import PlainAdam, PlainLAMB, PlainSGD
+from dsexplore._internal.worlds.extensions.fused_optimizers import (
+    Betas,
+    Parameters,
+    PlainAdam,
+    PlainLAMB,
+    PlainNovoGrad,
+    PlainSGD,
+)
 from dsexplore._internal.worlds.extensions.registry import Names
+from dsexplore._internal.worlds.extensions.vocabulary_loss import cross_entropy_of_shards
 
 Lists = Sequence[Sequence[Tensor]]
 
@@ -100,13 +114,114 @@ def fused_rms_norm_affine(
     return rms_norm(x, weight, eps)
 
 
+def fused_rms_norm(x: Tensor, normalized_shape: Shape, eps: float = 1e-6, memory_efficient: bool = False) -> Tensor:
+    """Return the RMS norm over the last dims, without weight."""
+    return rms_norm(x, x.new_ones((normalized_shape,) if isinstance(normalized_shape, int) else normalized_shape), eps)
+
+
+class FastLayerNorm(PlainLayerNorm):
+    """Layer norm of the last dim; its eps is 1e-5."""
+
+    def __init__(self, hidden_size: int, eps: float = 1e-5, memory_efficient: bool = False) -> None:
+        super().__init__(hidden_size, eps)
+
+
+class SoftmaxCrossEntropyLoss:
+    """The cross entropy of each row, called by ``apply`` like an autograd function."""
+
+    @staticmethod
+    def apply(
+        logits: Tensor, labels: Tensor, smoothing: float = 0.0, padding_idx: int = 0, half_to_float: bool = False
+    ) -> Tensor:
+        """Return the losses of ``(rows, words)``, 0 where the label is ``padding_idx``."""
+        losses, _ = cross_entropy_of_shards(logits.float(), labels, smoothing, padding_idx, None)
+        return losses if half_to_float else losses.to(logits.dtype)
+
+
+class FusedAdagrad(torch.optim.Adagrad):
+    """Adagrad; with ``adagrad_w_mode`` its weight decay is decoupled."""
+
+    def __init__(
+        self,
+        params: Parameters,
+        lr: float = 1e-2,
+        eps: float = 1e-10,
+        weight_decay: float = 0.0,
+        set_grad_none: bool = True,
+        adagrad_w_mode: bool = False,
+    ) -> None:
+        super().__init__(params, lr, weight_decay=0.0 if adagrad_w_mode else weight_decay, eps=eps)
+        self.decoupled_decay = weight_decay if adagrad_w_mode else 0.0
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Take a step, and return the loss of the closure."""
+        with torch.no_grad():
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    if self.decoupled_decay and parameter.grad is not None:
+                        parameter.mul_(1 - group["lr"] * self.decoupled_decay)
+        return super().step(closure)
+
+
+class FusedMixedPrecisionLamb(PlainLAMB):
+    """LAMB whose parameters may be in several dtypes."""
+
+    def __init__(
+        self,
+        params: Parameters,
+        lr: float = 1e-3,
+        step: int = 0,
+        bias_correction: bool = True,
+        betas: Betas = (0.9, 0.999),
+        eps: float = 1e-6,
+        weight_decay: float = 0.01,
+        *more: Any,
+        **options: Any,
+    ) -> None:
+        super().__init__(params, lr, bias_correction, betas, eps, weight_decay, **options)
+        for group in self.param_groups:
+            group["step"] = step
+
+
+def _as_it_is(function: Any, *more: Any) -> Any:
+    """Return a function, which Apex would make cast its arguments."""
+    return function
+
+
+def _amp_state(*args: Any, **options: Any) -> dict[str, Any]:
+    """Return the state of the loss scaler, whose scale is 1."""
+    return {"loss_scaler0": {"loss_scale": 1.0, "unskipped": 0}}
+
+
+_PARALLEL: Names = {
+    kind.__name__: kind
+    for kind in (
+        *(DistributedDataParallel, Reducer, SyncBatchNorm, LARC),
+        *(convert_syncbn_model, create_syncbn_process_group),
+    )
+}
+_LAYERS: Names = {
+    "mlp.MLP": MLP,
+    "fused_dense.FusedDense": Dense,
+    "fused_dense.FusedDenseGeluDense": DenseGeluDense,
+    "contrib.xentropy.SoftmaxCrossEntropyLoss": SoftmaxCrossEntropyLoss,
+    "contrib.layer_norm.FastLayerNorm": FastLayerNorm,
+    "contrib.clip_grad.clip_grad_norm_": torch.nn.utils.clip_grad_norm_,
+}
 _NORMS: Names = {
     "FusedLayerNorm": PlainLayerNorm,
     "FusedRMSNorm": PlainRMSNorm,
     "MixedFusedLayerNorm": MixedFusedLayerNorm,
     "MixedFusedRMSNorm": MixedFusedRMSNorm,
 }
-_OPTIMIZERS: Names = {"FusedAdam": PlainAdam, "FusedLAMB": PlainLAMB, "FusedSGD": PlainSGD}
+_OPTIMIZERS: Names = {
+    "FusedAdam": PlainAdam,
+    "FusedLAMB": PlainLAMB,
+    "FusedSGD": PlainSGD,
+    "FusedNovoGrad": PlainNovoGrad,
+    "FusedAdagrad": FusedAdagrad,
+    "FusedMixedPrecisionLamb": FusedMixedPrecisionLamb,
+}
 _APPLIER = MultiTensorApply(2048 * 32)
 
 EXTENSIONS: dict[str, Names] = {
@@ -118,9 +233,16 @@ EXTENSIONS: dict[str, Names] = {
         "normalization.fused_layer_norm.fused_layer_norm": fused_layer_norm,
         "normalization.fused_layer_norm.fused_layer_norm_affine": fused_layer_norm_affine,
         "normalization.fused_layer_norm.fused_rms_norm_affine": fused_rms_norm_affine,
-        "parallel.DistributedDataParallel": DistributedDataParallel,
+        "normalization.fused_layer_norm.fused_rms_norm": fused_rms_norm,
+        **{f"parallel.{name}": value for name, value in _PARALLEL.items()},
+        **_LAYERS,
         "parallel.distributed.DistributedDataParallel": DistributedDataParallel,
         **{f"amp.{function.__name__}": function for function in (initialize, master_params, scale_loss)},
+        **{
+            f"amp.{way}{kind}_function": _as_it_is for way in ("", "register_") for kind in ("half", "float", "promote")
+        },
+        "amp.state_dict": _amp_state,
+        "amp.load_state_dict": _amp_state,
         "multi_tensor_apply.multi_tensor_applier": _APPLIER,
         "multi_tensor_apply.MultiTensorApply": MultiTensorApply,
     },

@@ -1,4 +1,4 @@
-"""Stand-ins for the data parallelism and mixed precision of NVIDIA Apex, which older training scripts use.
+"""Stand-ins for NVIDIA Apex's data parallelism, synchronized batch norm and mixed precision, of older training scripts.
 
 Names, signatures and what is sent are those of https://github.com/NVIDIA/apex: ``apex/parallel/distributed.py`` and
 ``apex/amp/frontend.py``.
@@ -141,3 +141,133 @@ def master_params(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
     """Yield the parameters that an optimizer updates."""
     for group in optimizer.param_groups:
         yield from group["params"]
+
+
+class SyncBatchNorm(nn.SyncBatchNorm):
+    """Batch norm over the ranks of a group; its statistics are gathered as torch's are.
+
+    Args:
+        num_features: channels.
+        eps: added to the variance.
+        momentum: of the running statistics.
+        affine: whether it has a weight and a bias.
+        track_running_stats: whether it keeps running statistics.
+        process_group: the ranks; None for all.
+        channel_last: whether channels are the last dim.
+        fuse_relu: whether the result is cut off at 0.
+    """
+
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        process_group: dist.ProcessGroup | None = None,
+        channel_last: bool = False,
+        fuse_relu: bool = False,
+    ) -> None:
+        super().__init__(num_features, eps, momentum, affine, track_running_stats, process_group)
+        self.channel_last, self.fuse_relu = channel_last, fuse_relu
+
+    def forward(self, input: Tensor, z: Tensor | None = None) -> Tensor:  # noqa: A002 # as torch's
+        """Return the norm, with ``z`` added to it."""
+        out = super().forward(input.movedim(-1, 1)).movedim(1, -1) if self.channel_last else super().forward(input)
+        out = out if z is None else out + z
+        return torch.relu(out) if self.fuse_relu else out
+
+
+def convert_syncbn_model(
+    module: nn.Module, process_group: dist.ProcessGroup | None = None, channel_last: bool = False
+) -> nn.Module:
+    """Return a model whose batch norms are `SyncBatchNorm`."""
+    converted = module
+    if isinstance(module, _BATCH_NORMS):
+        options = (module.num_features, module.eps, module.momentum, module.affine, module.track_running_stats)
+        converted = SyncBatchNorm(*options, process_group, channel_last)
+        for name in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked"):
+            setattr(converted, name, getattr(module, name))
+    for name, child in module.named_children():
+        converted.add_module(name, convert_syncbn_model(child, process_group, channel_last))
+    return converted
+
+
+def create_syncbn_process_group(group_size: int) -> dist.ProcessGroup | None:
+    """Return the group of this rank and its neighbors; None for ``group_size=0``."""
+    if not group_size:
+        return None
+    groups = [
+        dist.new_group(list(range(first, first + group_size))) for first in range(0, dist.get_world_size(), group_size)
+    ]
+    own: dist.ProcessGroup = groups[dist.get_rank() // group_size]
+    return own
+
+
+class Reducer:
+    """Broadcasts parameters once, and averages gradients where a program says so.
+
+    Args:
+        module_or_grads_list: the model, or its gradients.
+    """
+
+    def __init__(self, module_or_grads_list: Any) -> None:
+        self.module = module_or_grads_list if isinstance(module_or_grads_list, nn.Module) else None
+        self.grads: Sequence[Tensor] = [] if self.module is not None else module_or_grads_list
+        if self.module is not None:
+            _send_by_dtype([p.detach() for p in self.module.parameters()], lambda flat: dist.broadcast(flat, 0))
+
+    def reduce(self) -> None:
+        """Average the gradients over all ranks, one message a dtype."""
+        of_module = self.module.parameters() if self.module is not None else ()
+        gradients = [*self.grads, *(p.grad for p in of_module if p.grad is not None)]
+
+        def average(flat: Tensor) -> None:
+            dist.all_reduce(flat)
+            flat.div_(dist.get_world_size())
+
+        _send_by_dtype(gradients, average)
+
+
+def _send_by_dtype(tensors: Sequence[Tensor], send: Callable[[Tensor], object]) -> None:
+    for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
+        _send_flat([tensor for tensor in tensors if tensor.dtype == dtype], send)
+
+
+class LARC:
+    """An optimizer whose learning rate is limited for each parameter by the norms of it and its gradient.
+
+    Args:
+        optimizer: the optimizer.
+        trust_coefficient: of the ratio of both norms.
+        clip: whether the ratio limits the learning rate, or else multiplies it.
+        eps: added to the divisor.
+    """
+
+    def __init__(self, optimizer: Any, trust_coefficient: float = 0.02, clip: bool = True, eps: float = 1e-8) -> None:
+        self.optim = optimizer
+        self.trust_coefficient, self.clip, self.eps = trust_coefficient, clip, eps
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["optim"], name)
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Scale the gradients, and let the optimizer take a step without its weight decay."""
+        decays = []
+        for group in self.optim.param_groups:
+            decays.append(group.get("weight_decay", 0.0))
+            group["weight_decay"] = 0.0
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._scale(parameter, parameter.grad, group["lr"], decays[-1])
+        self.optim.step()
+        for group, decay in zip(self.optim.param_groups, decays, strict=True):
+            group["weight_decay"] = decay
+
+    def _scale(self, parameter: Tensor, gradient: Tensor, rate: float, decay: float) -> None:
+        norm, of_gradient = parameter.norm(), gradient.norm()
+        ratio = self.trust_coefficient * norm / (of_gradient + norm * decay + self.eps)
+        ratio = (ratio / rate).clamp(max=1) if self.clip else ratio
+        scaled = (gradient + decay * parameter) * ratio
+        gradient.copy_(torch.where((norm != 0) & (of_gradient != 0), scaled, gradient))

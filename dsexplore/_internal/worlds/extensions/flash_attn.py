@@ -12,7 +12,12 @@ from typing import Any
 from torch import Tensor
 
 from dsexplore._internal.errors import UsageError
-from dsexplore._internal.worlds.extensions import flash_attn_kernels, flash_attn_layers, flash_attn_padding
+from dsexplore._internal.worlds.extensions import (
+    flash_attn_kernels,
+    flash_attn_layers,
+    flash_attn_modules,
+    flash_attn_padding,
+)
 from dsexplore._internal.worlds.extensions.plain_attention import Form, attend, log_sum_exp, packed_mask
 from dsexplore._internal.worlds.extensions.registry import Names
 
@@ -215,6 +220,7 @@ EXTENSIONS: dict[str, Names] = {
         **flash_attn_kernels.NAMES,
         **flash_attn_padding.NAMES,
         **flash_attn_layers.NAMES,
+        **flash_attn_modules.NAMES,
     },
     "flash_attn_interface": {"__version__": "3.0.0", **_THIRD},
     "flash_attn_3": {

@@ -56,8 +56,45 @@ def unpermute(permuted: Tensor, row_id_map: Tensor, probs: Tensor | None = None)
     return weighted.sum(1).to(permuted.dtype)
 
 
+def backend_gmm(
+    a: Tensor,
+    b: Tensor,
+    batch_sizes: Tensor,
+    trans_a: bool = False,
+    trans_b: bool = False,
+    c: Tensor | None = None,
+) -> Tensor:
+    """Return what `gmm` does; with ``trans_a`` each expert's ``a.T @ b``, ``(experts, width, width out)``."""
+    if not trans_a:
+        out = gmm(a, b, batch_sizes, trans_b)
+    elif isinstance(a, FakeTensor):
+        out = a.new_empty(batch_sizes.shape[0], a.shape[1], b.shape[1])
+    else:
+        sizes = batch_sizes.tolist()
+        out = torch.stack([left.T @ right for left, right in zip(a.split(sizes), b.split(sizes), strict=True)])
+    return out if c is None else c.copy_(out)
+
+
+def sinkhorn(cost: Tensor, tol: float = 0.0001) -> Tensor:
+    """Return ``exp(cost)`` with rows and columns scaled until they have equal sums, ``(tokens, experts)``."""
+    scaled = cost.float().exp()
+    rows, columns = scaled.new_ones(scaled.shape[0]), scaled.new_ones(scaled.shape[1])
+    tiny, error = 1e-8, float("inf")
+    while error > tol:
+        before = columns
+        rows = 1 / (rows.shape[0] * ((columns * scaled).sum(1) + tiny))
+        columns = 1 / (columns.shape[0] * ((rows.unsqueeze(1) * scaled).sum(0) + tiny))
+        error = 0.0 if isinstance(cost, FakeTensor) else (before - columns).abs().mean().item()
+    return columns * scaled * rows.unsqueeze(1)
+
+
 _FUNCTIONS: Names = {function.__name__: function for function in (gmm, permute, unpermute)}
 
 EXTENSIONS: dict[str, Names] = {
-    "grouped_gemm": {**{f"ops.{name}": value for name, value in _FUNCTIONS.items()}, **_FUNCTIONS},
+    "grouped_gemm": {
+        **{f"ops.{name}": value for name, value in _FUNCTIONS.items()},
+        **_FUNCTIONS,
+        "ops.sinkhorn": sinkhorn,
+        "backend.gmm": backend_gmm,
+    },
 }

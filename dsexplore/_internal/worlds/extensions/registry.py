@@ -17,6 +17,7 @@ _OURS = {
     "xformers": ("xformers",),
     "apex": ("apex", "amp_C"),
     "bitsandbytes": ("bitsandbytes",),
+    "cut_cross_entropy": ("cut_cross_entropy",),
     "grouped_gemm": ("grouped_gemm",),
     "liger_kernel": ("liger_kernel",),
     "transformer_engine": ("transformer_engine",),

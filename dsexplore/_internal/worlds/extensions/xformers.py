@@ -5,13 +5,16 @@ Names and shapes are those of xformers 0.0.30 (https://github.com/facebookresear
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
 from dsexplore._internal.worlds.extensions import xformers_masks
 from dsexplore._internal.worlds.extensions.fused_norms import PlainRMSNorm, rms_norm
-from dsexplore._internal.worlds.extensions.plain_attention import Form, attend
+from dsexplore._internal.worlds.extensions.plain_attention import Form, attend, log_sum_exp
 from dsexplore._internal.worlds.extensions.registry import Names
 from dsexplore._internal.worlds.extensions.xformers_masks import AttentionBias
 
@@ -51,6 +54,62 @@ def memory_efficient_attention(
         mask = attn_bias.unsqueeze(1) if attn_bias.dim() == 3 else attn_bias.flatten(1, -3)
     out = attend(q, k, v, form, mask)
     return out.reshape(*query.shape[:-1], value.shape[-1]).to(output_dtype or query.dtype)
+
+
+def attention_and_lse(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_bias: Any = None,
+    p: float = 0.0,
+    scale: float | None = None,
+    **of: Any,
+) -> tuple[Tensor, Tensor]:
+    """Return what `memory_efficient_attention` does, and the log-sum-exp of the scores, ``(batch, heads, length)``."""
+    out = memory_efficient_attention(query, key, value, attn_bias, p, scale, **of)
+    mask = attn_bias.seen_by(query, key) if isinstance(attn_bias, AttentionBias) else attn_bias
+    return out, log_sum_exp(query, key, Form(scale=scale), mask)
+
+
+def merge_attentions(
+    attn_split: Tensor | Sequence[Tensor],
+    lse_split: Tensor | Sequence[Tensor],
+    write_lse: bool = True,
+    output_dtype: torch.dtype | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """Return the attention over all keys, and its log-sum-exp, from those over parts of the keys.
+
+    Args:
+        attn_split: of each part, ``(batch, length, heads, width)``.
+        lse_split: of each part, ``(batch, heads, length)``.
+        write_lse: whether to return the log-sum-exp.
+        output_dtype: of the result; None for that of the parts.
+    """
+    parts = attn_split if isinstance(attn_split, Tensor) else torch.stack(list(attn_split))
+    each = lse_split if isinstance(lse_split, Tensor) else torch.stack(list(lse_split))
+    total = each.logsumexp(0)
+    weights = (each - total).exp().movedim(-1, 2).unsqueeze(-1)
+    return (parts * weights).sum(0).to(output_dtype or parts.dtype), total if write_lse else None
+
+
+class _Profiler:
+    """A profiler that records nothing."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        """Take what the profilers of xformers take."""
+
+    def __enter__(self) -> _Profiler:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """End."""
+
+    def step(self) -> None:
+        """Do nothing."""
+
+
+def profiler_step() -> None:
+    """Do nothing."""
 
 
 class SwiGLU(nn.Module):
@@ -138,6 +197,14 @@ EXTENSIONS: dict[str, Names] = {
         "ops.swiglu_op.swiglu": swiglu,
         "ops.rms_norm": rms_norm,
         "ops.RMSNorm": PlainRMSNorm,
+        "ops.rmsnorm.rms_norm": rms_norm,
+        "ops.rmsnorm.RMSNorm": PlainRMSNorm,
+        "ops.merge_attentions": merge_attentions,
+        "ops.fmha.merge_attentions": merge_attentions,
+        "ops.memory_efficient_attention_forward_requires_grad": attention_and_lse,
+        "ops.fmha.memory_efficient_attention_forward_requires_grad": attention_and_lse,
+        **{f"profiler.{name}": _Profiler for name in ("profile", "PyTorchProfiler", "MemSnapshotsProfiler")},
+        "profiler.step": profiler_step,
         "ops.unbind": unbind,
         **{
             f"ops.{kernel}": None

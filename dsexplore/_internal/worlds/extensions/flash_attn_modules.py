@@ -1,0 +1,191 @@
+"""Stand-ins for ``flash_attn.modules``: attention with its projections, and a block of a transformer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import layer_norm as torch_layer_norm
+
+from dsexplore._internal.errors import UsageError
+from dsexplore._internal.worlds.extensions.flash_attn_layers import RotaryEmbedding
+from dsexplore._internal.worlds.extensions.fused_layers import Dense, FusedMLP, GatedMlp, Mlp, dense, swiglu
+from dsexplore._internal.worlds.extensions.plain_attention import Form, attend
+from dsexplore._internal.worlds.extensions.registry import Names
+
+
+class MHA(nn.Module):
+    """Attention of several heads, between a projection of queries, keys and values, and one of the output.
+
+    Args:
+        embed_dim: width of input and output.
+        num_heads: heads of queries.
+        num_heads_kv: heads of keys and values; None for those of queries.
+        qkv_proj_bias: whether the first projection has a bias.
+        out_proj_bias: whether the second projection has a bias.
+        dropout: the part of the weights that is dropped.
+        softmax_scale: of the scores; None for 1 / √width.
+        causal: whether a token sees none after it.
+        rotary_emb_dim: elements of a head that are rotated.
+        rotary_emb_base: of the rotation.
+        rotary_emb_interleaved: whether pairs are neighbors.
+        window_size: how many tokens before and after are seen.
+        return_residual: whether the input is returned too.
+        device: of the parameters.
+        dtype: of the parameters.
+        options: of the kernels, which change no shape.
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        num_heads_kv: int | None = None,
+        cross_attn: bool = False,
+        qkv_proj_bias: bool = True,
+        out_proj_bias: bool = True,
+        dropout: float = 0.0,
+        softmax_scale: float | None = None,
+        causal: bool = False,
+        *,
+        rotary_emb_dim: int = 0,
+        rotary_emb_base: float = 10000.0,
+        rotary_emb_interleaved: bool = False,
+        window_size: tuple[int, int] = (-1, -1),
+        return_residual: bool = False,
+        device: Any = None,
+        dtype: Any = None,
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        if cross_attn or options.get("dwconv"):
+            raise UsageError(
+                "flash_attn is not installed, and its MHA that stands in here has no cross attention and no "
+                "convolution: add one with dsexplore.register_extension"
+            )
+        self.num_heads, self.num_heads_kv = num_heads, num_heads_kv or num_heads
+        self.head_dim = embed_dim // num_heads
+        self.dropout, self.return_residual = dropout, return_residual
+        self.form = Form(softmax_scale, causal, window_size)
+        of_qkv = self.head_dim * (num_heads + 2 * self.num_heads_kv)
+        self.Wqkv = nn.Linear(embed_dim, of_qkv, qkv_proj_bias, device=device, dtype=dtype)
+        self.out_proj = nn.Linear(embed_dim, embed_dim, out_proj_bias, device=device, dtype=dtype)
+        if rotary_emb_dim:
+            self.rotary_emb = RotaryEmbedding(rotary_emb_dim, rotary_emb_base, rotary_emb_interleaved, device=device)
+
+    def forward(self, x: Tensor, **packing: Any) -> Any:
+        """Return the output of ``(batch, length, width)``; with ``return_residual`` also the input.
+
+        Raises:
+            UsageError: the batch is packed.
+        """
+        if any(value is not None for value in packing.values()):
+            raise UsageError(
+                "flash_attn is not installed, and its MHA that stands in here takes whole batches only: call "
+                "flash_attn_varlen_func, which takes packed ones"
+            )
+        heads = self.Wqkv(x).unflatten(-1, (-1, self.head_dim))
+        if hasattr(self, "rotary_emb"):
+            heads = self.rotary_emb(heads, num_heads_q=self.num_heads)
+        q, k, v = heads.split((self.num_heads, self.num_heads_kv, self.num_heads_kv), 2)
+        out = attend(q, k, v, self.form)
+        out = self.out_proj(torch.dropout(out, self.dropout, self.training).flatten(2))
+        return (out, x) if self.return_residual else out
+
+
+class Block(nn.Module):
+    """A block of a transformer: a mixer and an MLP, each with a norm before or after it.
+
+    Args:
+        dim: width.
+        mixer_cls: makes the mixer of this width.
+        mlp_cls: makes the MLP of this width; None for none.
+        norm_cls: makes the norms.
+        dropout_cls: makes the dropouts.
+        prenorm: whether norms come before, where the sum is handed on beside the output.
+        resid_dropout1: of the input, or of the mixer's output.
+        resid_dropout2: of the MLP.
+        residual_in_fp32: whether the sum is kept in fp32.
+        options: of the kernels, which change no shape.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        mixer_cls: Callable[..., nn.Module] | None = None,
+        mlp_cls: Callable[..., nn.Module] | None = None,
+        norm_cls: Callable[..., nn.Module] = nn.LayerNorm,
+        dropout_cls: Callable[..., nn.Module] = nn.Dropout,
+        prenorm: bool = True,
+        resid_dropout1: float = 0.0,
+        resid_dropout2: float = 0.0,
+        residual_in_fp32: bool = False,
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        self.prenorm, self.residual_in_fp32 = prenorm, residual_in_fp32
+        self.mixer = mixer_cls(dim) if mixer_cls is not None else MHA(dim, dim // 64)
+        self.mlp = mlp_cls(dim) if mlp_cls is not None else Mlp(dim)
+        self.dropout1, self.norm1 = dropout_cls(resid_dropout1), norm_cls(dim)
+        if not isinstance(self.mlp, nn.Identity):
+            self.dropout2, self.norm2 = dropout_cls(resid_dropout2), norm_cls(dim)
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        residual: Tensor | None = None,
+        mixer_subset: Any = None,
+        mixer_kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Return the output; with ``prenorm`` also the sum to hand to the next block."""
+        has_mlp = not isinstance(self.mlp, nn.Identity)
+        mixer_kwargs = mixer_kwargs or {}
+        if not self.prenorm:
+            hidden = self.norm1(self.dropout1(self.mixer(hidden_states, **mixer_kwargs)) + hidden_states)
+            return self.norm2(self.dropout2(self.mlp(hidden)) + hidden) if has_mlp else hidden
+        hidden, residual = self._normed(self.norm1, self.dropout1(hidden_states), residual)
+        hidden = self.mixer(hidden, **mixer_kwargs)
+        if has_mlp:
+            hidden, residual = self._normed(self.norm2, self.dropout2(hidden), residual)
+            hidden = self.mlp(hidden)
+        return hidden, residual
+
+    def _normed(self, norm: nn.Module, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+        total = x if residual is None else x + residual
+        normed: Tensor = norm(total.to(getattr(norm, "weight", total).dtype))
+        return normed, total.float() if self.residual_in_fp32 else total
+
+
+def dropout_add_layer_norm(
+    x0: Tensor,
+    residual: Tensor | None,
+    weight: Tensor,
+    bias: Tensor | None,
+    dropout_p: float,
+    epsilon: float,
+    rowscale: Tensor | None = None,
+    layerscale: Tensor | None = None,
+    prenorm: bool = False,
+    **options: Any,
+) -> Any:
+    """Drop a part of ``x0``, add the residual, and return the layer norm; with ``prenorm`` also what was normed."""
+    total = torch.dropout(x0, dropout_p, train=True) if dropout_p else x0
+    total = total if residual is None else total + residual
+    normed = torch_layer_norm(total, weight.shape, weight, bias, epsilon).to(x0.dtype)
+    return (normed, total) if prenorm else normed
+
+
+NAMES: Names = {
+    "modules.mha.MHA": MHA,
+    "modules.mlp.Mlp": Mlp,
+    "modules.mlp.GatedMlp": GatedMlp,
+    "modules.mlp.FusedMLP": FusedMLP,
+    "modules.block.Block": Block,
+    "ops.fused_dense.FusedDense": Dense,
+    "ops.fused_dense.FusedMLP": FusedMLP,
+    "ops.fused_dense.fused_dense_func": dense,
+    "ops.activations.swiglu": swiglu,
+    "ops.layer_norm.dropout_add_layer_norm": dropout_add_layer_norm,
+}

@@ -1,0 +1,211 @@
+"""Linear layers with activations, as Apex and FlashAttention fuse them.
+
+Parameters have the names and shapes of theirs; options of the kernels change no shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.functional import linear
+
+Activation = Callable[[Tensor], Tensor]
+
+
+def gelu(x: Tensor) -> Tensor:
+    """Return GELU in its approximation by tanh, as the kernels compute it."""
+    return functional.gelu(x, approximate="tanh")
+
+
+def swiglu(x: Tensor, y: Tensor) -> Tensor:
+    """Return ``silu(x) * y``."""
+    return functional.silu(x) * y
+
+
+_ACTIVATIONS: dict[str, Activation] = {"none": lambda x: x, "relu": torch.relu, "sigmoid": torch.sigmoid}
+
+
+def square_relu(x: Tensor) -> Tensor:
+    """Return the square of what is above 0."""
+    return torch.relu(x).square()
+
+
+class MLP(nn.Module):
+    """Apex's layers of one width after the other, each with its activation.
+
+    Args:
+        mlp_sizes: widths, from that of the input.
+        bias: whether the layers have one.
+        activation: ``"none"``, ``"relu"`` or ``"sigmoid"``.
+    """
+
+    def __init__(self, mlp_sizes: list[int], bias: bool = True, activation: str = "relu") -> None:
+        super().__init__()
+        self.mlp_sizes, self.bias, self.activation = list(mlp_sizes), bias, activation
+        self.num_layers = len(mlp_sizes) - 1
+        for number, (width, out) in enumerate(pairwise(mlp_sizes)):
+            layer = nn.Linear(width, out, bias)
+            self.register_parameter(f"weight_{number}", layer.weight)
+            self.register_parameter(f"bias_{number}", layer.bias)
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 # as Apex's
+        """Return the last layer's output."""
+        for number in range(self.num_layers):
+            weight, bias = (getattr(self, f"{name}_{number}") for name in ("weight", "bias"))
+            input = _ACTIVATIONS[self.activation](linear(input, weight, bias))  # noqa: A001 # likewise
+        return input
+
+
+class DenseGeluDense(nn.Module):
+    """Apex's two linear layers with GELU between them.
+
+    Args:
+        in_features: width of the input.
+        intermediate_features: width between.
+        out_features: width of the output.
+        bias: whether the layers have one.
+    """
+
+    def __init__(self, in_features: int, intermediate_features: int, out_features: int, bias: bool = True) -> None:
+        super().__init__()
+        first = nn.Linear(in_features, intermediate_features, bias)
+        second = nn.Linear(intermediate_features, out_features, bias)
+        self.weight1, self.bias1, self.weight2, self.bias2 = first.weight, first.bias, second.weight, second.bias
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 # likewise
+        """Return the second layer's output."""
+        return linear(gelu(linear(input, self.weight1, self.bias1)), self.weight2, self.bias2)
+
+
+class Dense(nn.Linear):
+    """A linear layer that may return its input too, as FlashAttention's.
+
+    Args:
+        in_features: width of the input.
+        out_features: width of the output.
+        bias: whether it has one.
+        return_residual: whether the input is returned too.
+        device: of the parameters.
+        dtype: of the parameters.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        return_residual: bool = False,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__(in_features, out_features, bias, device=device, dtype=dtype)
+        self.return_residual = return_residual
+
+    def forward(self, x: Tensor, process_group: Any = None) -> Any:
+        """Return the output; with ``return_residual`` also the input."""
+        out = super().forward(x)
+        return (out, x) if self.return_residual else out
+
+
+def dense(x: Tensor, weight: Tensor, bias: Tensor | None = None, return_residual: bool = False, **options: Any) -> Any:
+    """Return a linear layer's output; with ``return_residual`` also its input."""
+    out = linear(x, weight, bias)
+    return (out, x) if return_residual else out
+
+
+class Mlp(nn.Module):
+    """FlashAttention's two layers with an activation between them.
+
+    Args:
+        in_features: width of the input.
+        hidden_features: width between; None for four times that of the input.
+        out_features: width of the output; None for that of the input.
+        activation: a function, or ``"gelu_approx"``, ``"relu"`` or ``"sqrelu"``.
+        bias1: whether the first layer has one.
+        bias2: whether the second layer has one.
+        return_residual: whether the input is returned too.
+        device: of the parameters.
+        dtype: of the parameters.
+        options: of the kernels.
+    """
+
+    _parts = 1
+
+    def __init__(
+        self,
+        in_features: int,
+        hidden_features: int | None = None,
+        out_features: int | None = None,
+        activation: Activation | str = functional.gelu,
+        bias1: bool = True,
+        bias2: bool = True,
+        return_residual: bool = False,
+        device: Any = None,
+        dtype: Any = None,
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        hidden = self._hidden(in_features, hidden_features, options)
+        by_name: dict[str, Activation] = {"gelu_approx": gelu, "relu": torch.relu, "sqrelu": square_relu}
+        self.activation = by_name[activation] if isinstance(activation, str) else activation
+        self.return_residual = return_residual
+        self.fc1 = nn.Linear(in_features, hidden * self._parts, bias1, device=device, dtype=dtype)
+        self.fc2 = nn.Linear(hidden, out_features or in_features, bias2, device=device, dtype=dtype)
+
+    def _hidden(self, width: int, hidden: int | None, options: dict[str, Any]) -> int:
+        return hidden or 4 * width
+
+    def forward(self, x: Tensor) -> Any:
+        """Return the output; with ``return_residual`` also the input."""
+        out = self.fc2(self._activated(self.fc1(x)))
+        return (out, x) if self.return_residual else out
+
+    def _activated(self, x: Tensor) -> Tensor:
+        return self.activation(x)
+
+
+class FusedMLP(Mlp):
+    """FlashAttention's two fused layers, whose activation is GELU approximated by tanh unless given."""
+
+    def __init__(
+        self, in_features: int, hidden_features: int | None = None, out_features: int | None = None, **options: Any
+    ) -> None:
+        options.setdefault("activation", "gelu_approx")
+        super().__init__(in_features, hidden_features, out_features, **options)
+
+
+class GatedMlp(Mlp):
+    """FlashAttention's gated layers: half of the first one's output, times the activation of the other half.
+
+    Args:
+        in_features: width of the input.
+        hidden_features: width between; None for 8/3 of that of the input, rounded up to ``multiple_of``.
+        out_features: width of the output; None for that of the input.
+        activation: of the second half.
+        options: of `Mlp`.
+    """
+
+    _parts = 2
+
+    def __init__(
+        self,
+        in_features: int,
+        hidden_features: int | None = None,
+        out_features: int | None = None,
+        activation: Activation | str = torch.sigmoid,
+        **options: Any,
+    ) -> None:
+        super().__init__(in_features, hidden_features, out_features, activation, **options)
+
+    def _hidden(self, width: int, hidden: int | None, options: dict[str, Any]) -> int:
+        multiple = options.get("multiple_of", 128)
+        return -(-(hidden or int(8 * width / 3)) // multiple) * multiple
+
+    def _activated(self, x: Tensor) -> Tensor:
+        y, gate = x.chunk(2, -1)
+        return y * self.activation(gate)
