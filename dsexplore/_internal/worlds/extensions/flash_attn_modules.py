@@ -95,7 +95,7 @@ class MHA(nn.Module):
         return (out, x) if self.return_residual else out
 
 
-class Block(nn.Module):
+class BlockOfMixer(nn.Module):
     """A block of a transformer: a mixer and an MLP, each with a norm before or after it.
 
     Args:
@@ -182,7 +182,7 @@ NAMES: Names = {
     "modules.mlp.Mlp": Mlp,
     "modules.mlp.GatedMlp": GatedMlp,
     "modules.mlp.FusedMLP": FusedMLP,
-    "modules.block.Block": Block,
+    "modules.block.Block": BlockOfMixer,
     "ops.fused_dense.FusedDense": Dense,
     "ops.fused_dense.FusedMLP": FusedMLP,
     "ops.fused_dense.fused_dense_func": dense,
