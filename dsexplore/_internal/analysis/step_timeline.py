@@ -129,7 +129,7 @@ class Timeline(Displayable):
     sizes: Sizes = "wire"
     """The bytes that the spans have."""
     ties: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=TIES))
-    """Messages from one lane to another. Columns: `message_ties.TIES`."""
+    """Messages from one lane to another. Columns: `TIES`."""
     verdict: str = ""
     """The sentence that the drawing shows, such as how large the bubble of a pipeline is."""
     note: str = ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -26,6 +27,13 @@ def test_safetensors_reads_every_bit(piece: int, state: State, tmp_path: Path, m
     for loaded in (load_file(tmp_path / "model.safetensors"), aio.load_file(tmp_path / "model.safetensors")):
         assert loaded.keys() == state.keys()
         assert all(torch.equal(loaded[name], tensor) for name, tensor in state.items())  # type: ignore[arg-type]
+    assert [path.name for path in tmp_path.iterdir()] == ["model.safetensors"]
+
+
+def test_what_a_killed_process_of_the_same_number_left_is_written_over_whole(tmp_path: Path) -> None:
+    (tmp_path / f".model.safetensors.{os.getpid()}.unfinished").write_bytes(b"x" * 100_000)
+    aio.save_file({"a": torch.ones(10)}, tmp_path / "model.safetensors")
+    assert torch.equal(load_file(tmp_path / "model.safetensors")["a"], torch.ones(10))
     assert [path.name for path in tmp_path.iterdir()] == ["model.safetensors"]
 
 

@@ -51,17 +51,24 @@ def save_file(tensors: Mapping[str, torch.Tensor], path: str | os.PathLike[str])
     header, contents = _laid_out(tensors)
     unfinished = target.with_name(f".{target.name}.{os.getpid()}.unfinished")
     try:
+        unfinished.write_bytes(b"")  # what a process of this number left when it was killed may be longer
         with aio_handle.from_config(NEAR_LIMIT) as handle:
             _write(handle, unfinished, header, contents)
-        fd = os.open(unfinished, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            make_durable(fd)
-        finally:
-            os.close(fd)
+        _make_durable(unfinished)
         unfinished.replace(target)
+        _make_durable(target.parent)  # its new name
     except BaseException:
         unfinished.unlink(missing_ok=True)
         raise
+
+
+def _make_durable(path: Path) -> None:
+    """Wait until the disk has a file's bytes, or a folder's names."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        make_durable(fd)
+    finally:
+        os.close(fd)
 
 
 def _laid_out(tensors: Mapping[str, torch.Tensor]) -> tuple[bytes, list[torch.Tensor]]:

@@ -162,7 +162,7 @@ def kernel_seconds(
 def host_seconds(row: Mapping[str, Any], cluster: Cluster, speed: Speed, compiled: bool) -> float:
     """Return the seconds that the CPU takes to launch one row of `schema.KERNELS`; arguments as in `kernel_seconds`."""
     kind, count = row["kind"], int(row["count"])
-    # A CPU's own ranks compute where they launch, which `cost.measured_compute` finds as one.
+    # A CPU's own ranks compute where they launch, which a measured step shows as one.
     launch = cluster.launch_overhead * (1.0 if cluster.generation == "cpu" else speed.host)
     if kind == "wait":
         return 0.0

@@ -9,7 +9,7 @@ A dump is JSON or a pickle of plain data, each maybe gzipped:
 | ``pg_status`` | by a number of the group in this process: its last enqueued, started and completed sequence number |
 | ``nccl_version``, since 2.10 ``comm_lib_version`` | of the communication library |
 
-`recorder_entry` reads the entries, and `coalesced_calls` what NCCL starts together.
+`recorder_entry` reads the entries; what NCCL starts together is told here.
 """
 
 from __future__ import annotations

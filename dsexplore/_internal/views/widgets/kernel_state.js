@@ -1,5 +1,5 @@
 // What the kernel does with a widget's choices, said above the widget. Each message to the kernel bears a number, and the
-// kernel sends the number back with all that follows from the message (answering_widget.py). Callbacks would not do:
+// kernel sends the number back with all that follows from the message (part_widgets.py). Callbacks would not do:
 // ipywidgets sends one message at a time, joins those that wait, and forgets their callbacks. An answer that takes longer
 // than LATE is said to be late; when the kernel has ended (JupyterLab's says so), what was chosen and not answered is
 // taken back: the parts of the widget then agree with one another again.
