@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
+from torch.nn.functional import linear
 from torch.testing import assert_close
 
 from dsexplore._internal.capture.record import record
@@ -163,3 +164,46 @@ class TestTransformerEngine:
             assert out.shape == x.shape
         assert trace.events["op"].to_list() == expected
         assert set(trace.events["message_bytes"]) == {4 * 4 * 2 * 8 * (4 if is_divided else 1)}
+
+    def test_layers_in_groups(self) -> None:
+        layer, x = ENGINE["GroupedLinear"](3, 4, 6, device="cpu"), torch.randn(5, 4)
+        with torch.no_grad():
+            layer.bias2.fill_(1.0)
+        expected = torch.cat((linear(x[:2], layer.weight0), linear(x[2:], layer.weight2, torch.ones(6))))
+        assert_close(layer(x, [2, 0, 3]), expected)
+
+    @pytest.mark.parametrize("count", [-1, 5])
+    def test_tokens_in_the_order_of_experts(self, count: int) -> None:
+        routing = torch.tensor([[1, 0, 1], [0, 1, 0], [1, 0, 1]]).bool()
+        weights = torch.rand(3, 3)
+
+        def there_and_back(x: Tensor) -> Tensor:
+            permuted, chosen, places = ENGINE["moe_permute_with_probs"](x, weights, routing, count)
+            assert_close(permuted, x[[0, 2, 1, 0, 2]])
+            assert_close(chosen, weights.T[routing.T])
+            back: Tensor = ENGINE["permutation.moe_unpermute"](permuted, places, weights)
+            return back
+
+        equal(there_and_back, lambda x: x * (weights * routing).sum(1, keepdim=True), (3, 4))
+        permuted, places = ENGINE["moe_permute"](torch.eye(3), torch.tensor([[1], [0], [1]]), map_type="index")
+        assert permuted.argmax(1).tolist() == [1, 0, 2]
+        assert_close(ENGINE["moe_unpermute"](permuted, places, map_type="index"), torch.eye(3))
+        chunks = ENGINE["moe_sort_chunks_by_index"](torch.arange(5), torch.tensor([2, 3]), torch.tensor([1, 0]))
+        assert chunks.tolist() == [2, 3, 4, 0, 1]
+
+    def test_the_loss_of_words_that_are_divided(self) -> None:
+        logits, labels = torch.randn(2, 3, 5), torch.tensor([[1, -100, 2], [0, 4, 3]])
+        losses = ENGINE["cross_entropy.parallel_cross_entropy"](logits, labels)
+        assert_close(losses, functional.cross_entropy(logits.transpose(1, 2), labels, reduction="none"))
+        mean = ENGINE["parallel_cross_entropy"](logits, labels, 0.0, True)
+        assert_close(mean, functional.cross_entropy(logits.transpose(1, 2), labels))
+
+    def test_states_of_generators(self) -> None:
+        tracker = ENGINE["distributed.CudaRNGStatesTracker"]()
+        tracker.add("model-parallel-rng", 7)
+        with tracker.fork():
+            assert tracker.get_states() == {"model-parallel-rng": 7}
+        with pytest.raises(RuntimeError, match="already exists"):
+            tracker.add("model-parallel-rng", 8)
+        with pytest.raises(KeyError), tracker.fork("other"):
+            pass

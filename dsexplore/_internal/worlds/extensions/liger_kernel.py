@@ -6,6 +6,7 @@ Names and signatures are those of https://github.com/linkedin/Liger-Kernel.
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, gelu, linear, silu
 
 from dsexplore._internal.worlds.extensions.fused_norms import PlainLayerNorm
+from dsexplore._internal.worlds.extensions.liger_losses import NAMES, liger_jsd, liger_kl_div
 from dsexplore._internal.worlds.extensions.registry import Names
 from dsexplore._internal.worlds.simulate import current_world
 
@@ -170,6 +172,59 @@ def _changing_nothing(name: str) -> Callable[..., None]:
     return apply
 
 
+class _AutoModel:
+    """Makes models of transformers, with their own modules."""
+
+    @staticmethod
+    def from_pretrained(*args: Any, **options: Any) -> Any:
+        """Return what transformers' AutoModelForCausalLM does."""
+        return _made("from_pretrained", args, options)
+
+    @staticmethod
+    def from_config(*args: Any, **options: Any) -> Any:
+        """Return what transformers' AutoModelForCausalLM does."""
+        return _made("from_config", args, options)
+
+
+def _made(how: str, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    of_kernels = ("rope", "rms_norm", "swiglu", "cross_entropy", "fused_linear_cross_entropy", "geglu", "layer_norm")
+    _APPLY["_apply_liger_kernel"]()
+    kept = {name: value for name, value in options.items() if name not in of_kernels}
+    return getattr(import_module("transformers").AutoModelForCausalLM, how)(*args, **kept)
+
+
+def _cross_entropy_of_kernel(
+    _input: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    ignore_index: int = -100,
+    lse_square_scale: float = 0.0,
+    label_smoothing: float = 0.0,
+    reduction: str = "mean",
+    softcap: float | None = None,
+    return_z_loss: bool = False,
+    *more: Any,
+) -> tuple[Any, Any]:
+    """Return the loss and its part of the log-sum-exp, None unless asked for."""
+    out = liger_cross_entropy(
+        *(_input, target, weight, None, ignore_index, None, reduction, label_smoothing, lse_square_scale, softcap),
+        return_z_loss=return_z_loss,
+    )
+    return out if return_z_loss else (out, None)
+
+
+def _linear_cross_entropy_of_kernel(
+    _input: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    bias: Tensor | None = None,
+    ce_weight: Tensor | None = None,
+    *options: Any,
+) -> tuple[Any, Any]:
+    """Return the loss of a linear layer's output, and its part of the log-sum-exp."""
+    return _cross_entropy_of_kernel(linear(_input, weight, bias), target, ce_weight, *options[:6])
+
+
 def _function(forward: Callable[..., Any]) -> type:
     """Return an object with an ``apply``, like an autograd function."""
     return type(forward.__name__, (), {"apply": staticmethod(forward)})
@@ -205,6 +260,14 @@ EXTENSIONS: dict[str, Names] = {
         "ops.rms_norm.LigerRMSNormFunction": _function(rms_norm),
         "ops.swiglu.LigerSiLUMulFunction": _function(silu_mul),
         "ops.geglu.LigerGELUMulFunction": _function(gelu_mul),
+        **NAMES,
+        "transformers.AutoLigerKernelForCausalLM": _AutoModel,
+        "ops.cross_entropy.LigerCrossEntropyFunction": _function(_cross_entropy_of_kernel),
+        "ops.fused_linear_cross_entropy.LigerFusedLinearCrossEntropyFunction": _function(
+            _linear_cross_entropy_of_kernel
+        ),
+        "ops.kl_div.LigerKLDivLossFunction": _function(liger_kl_div),
+        "ops.jsd.LigerJSDFunction": _function(liger_jsd),
         "ops.rope.LigerRopeFunction": _function(liger_rotary_pos_emb),
     }
 }

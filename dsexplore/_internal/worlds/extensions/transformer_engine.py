@@ -10,12 +10,15 @@ from contextlib import contextmanager
 from enum import Enum
 from typing import Any
 
+import torch.distributed as dist
+from torch import Tensor
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
 from dsexplore._internal.worlds.extensions.apex import EXTENSIONS as APEX
 from dsexplore._internal.worlds.extensions.apex import multi_tensor_l2norm, multi_tensor_scale
 from dsexplore._internal.worlds.extensions.fused_optimizers import PlainAdam, PlainSGD
 from dsexplore._internal.worlds.extensions.registry import Names
+from dsexplore._internal.worlds.extensions.transformer_engine_experts import NAMES
 from dsexplore._internal.worlds.extensions.transformer_engine_layers import (
     DotProductAttention,
     LayerNorm,
@@ -26,6 +29,7 @@ from dsexplore._internal.worlds.extensions.transformer_engine_layers import (
     RMSNorm,
     TransformerLayer,
 )
+from dsexplore._internal.worlds.extensions.vocabulary_loss import cross_entropy_of_shards
 from dsexplore._internal.worlds.simulate import current_world
 
 _IN_FP8 = (
@@ -73,6 +77,53 @@ def checkpoint(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
     return torch_checkpoint(function, *args, use_reentrant=options.get("use_reentrant", True), **kept)
 
 
+def parallel_cross_entropy(
+    inp: Tensor,
+    target: Tensor,
+    label_smoothing: float = 0.0,
+    reduce_loss: bool = False,
+    dist_process_group: dist.ProcessGroup | None = None,
+    ignore_idx: int = -100,
+) -> Tensor:
+    """Return the losses of ``(batch, length, words of this rank)``, fp32; with ``reduce_loss`` their mean."""
+    losses, _ = cross_entropy_of_shards(
+        inp.float().flatten(0, -2), target.flatten(), label_smoothing, ignore_idx, dist_process_group
+    )
+    return losses.sum() / (target != ignore_idx).sum() if reduce_loss else losses.view(target.shape)
+
+
+class CudaRNGStatesTracker:
+    """Keeps the seeds of named generators; `fork` changes none, as random numbers are not those of a GPU."""
+
+    def __init__(self) -> None:
+        self.states_: dict[str, int] = {}
+
+    def reset(self) -> None:
+        """Forget all."""
+        self.states_ = {}
+
+    def get_states(self) -> dict[str, int]:
+        """Return {name: seed}."""
+        return dict(self.states_)
+
+    def set_states(self, states: dict[str, int]) -> None:
+        """Take {name: seed}."""
+        self.states_ = dict(states)
+
+    def add(self, name: str, seed: int) -> None:
+        """Add a generator."""
+        if name in self.states_:
+            raise RuntimeError(f"RNG state {name} already exists")
+        self.states_[name] = seed
+
+    @contextmanager
+    def fork(self, name: str = "model-parallel-rng") -> Iterator[None]:
+        """Use a generator."""
+        if name not in self.states_:
+            raise KeyError(f"{name} was not added to the RNG states")
+        yield
+
+
 _LAYERS: Names = {
     function.__name__: function
     for function in (
@@ -101,6 +152,16 @@ EXTENSIONS: dict[str, Names] = {
         "pytorch.autocast": fp8_autocast,
         "pytorch.fp8_model_init": fp8_model_init,
         "pytorch.checkpoint": checkpoint,
+        **NAMES,
+        "pytorch.attention.DotProductAttention": DotProductAttention,
+        "pytorch.attention.MultiheadAttention": MultiheadAttention,
+        "pytorch.fp8.fp8_autocast": fp8_autocast,
+        "pytorch.fp8.fp8_model_init": fp8_model_init,
+        "pytorch.distributed.checkpoint": checkpoint,
+        "pytorch.distributed.CudaRNGStatesTracker": CudaRNGStatesTracker,
+        "pytorch.CudaRNGStatesTracker": CudaRNGStatesTracker,
+        "pytorch.cross_entropy.parallel_cross_entropy": parallel_cross_entropy,
+        "pytorch.parallel_cross_entropy": parallel_cross_entropy,
         "pytorch.optimizers.FusedAdam": PlainAdam,
         "pytorch.optimizers.FusedSGD": PlainSGD,
         "pytorch.optimizers.multi_tensor_applier": APEX["apex"]["multi_tensor_apply.multi_tensor_applier"],

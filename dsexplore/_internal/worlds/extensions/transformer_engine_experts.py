@@ -1,0 +1,142 @@
+"""The parts of ``transformer_engine.pytorch`` for experts: layers in groups, and tokens in the order of experts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from dsexplore._internal.worlds.extensions import grouped_gemm
+from dsexplore._internal.worlds.extensions.registry import Names
+
+
+class GroupedLinear(nn.Module):
+    """Linear layers of one size, each of which takes a part of the input's rows.
+
+    Args:
+        num_gemms: number of layers.
+        in_features: width of the input.
+        out_features: width of the output.
+        bias: whether the layers have one.
+        return_bias: whether the biases are returned rather than added.
+        params_dtype: of the parameters.
+        device: of the parameters.
+        options: of the kernels, which change no shape.
+    """
+
+    def __init__(
+        self,
+        num_gemms: int,
+        in_features: int,
+        out_features: int,
+        *,
+        bias: bool = True,
+        return_bias: bool = False,
+        params_dtype: torch.dtype | None = None,
+        device: Any = "cuda",
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        self.num_gemms, self.in_features, self.out_features = num_gemms, in_features, out_features
+        self.use_bias, self.return_bias = bias, return_bias
+        for number in range(num_gemms):
+            layer = nn.Linear(in_features, out_features, bias, device=device, dtype=params_dtype)
+            (options.get("init_method") or _begin)(layer.weight)
+            self.register_parameter(f"weight{number}", layer.weight)
+            if bias:
+                nn.init.zeros_(layer.bias)
+                self.register_parameter(f"bias{number}", layer.bias)
+
+    def forward(self, inp: Tensor, m_splits: Sequence[int], is_first_microbatch: bool | None = None) -> Any:
+        """Return the outputs, one layer's after the other's; with ``return_bias`` also the biases.
+
+        Args:
+            inp: ``(..., width)``.
+            m_splits: number of rows of each layer.
+            is_first_microbatch: of the kernels.
+        """
+        weights = [getattr(self, f"weight{number}") for number in range(self.num_gemms)]
+        biases = [getattr(self, f"bias{number}", None) for number in range(self.num_gemms)]
+        parts = inp.flatten(0, -2).split(list(m_splits))
+        added = [None] * self.num_gemms if self.return_bias else biases
+        out = torch.cat([linear(*layer) for layer in zip(parts, weights, added, strict=True)])
+        out = out.view(*inp.shape[:-1], self.out_features)
+        return (out, biases) if self.return_bias else out
+
+
+def _begin(weight: Tensor) -> None:
+    nn.init.normal_(weight, std=0.023)
+
+
+def _rows(routing_map: Tensor, num_out_tokens: int) -> Tensor:
+    """Return the places of the chosen in ``(experts, tokens)``, in this order."""
+    chosen = routing_map.bool().T.flatten()
+    kept = num_out_tokens if num_out_tokens > 0 else int(chosen.sum())
+    return (~chosen).to(torch.uint8).argsort(stable=True)[:kept]
+
+
+def moe_permute(
+    inp: Tensor, routing_map: Tensor, num_out_tokens: int = -1, max_token_num: int = -1, map_type: str = "mask"
+) -> tuple[Tensor, Tensor]:
+    """Return tokens in the order of experts, and a map for `moe_unpermute`.
+
+    Args:
+        inp: ``(tokens, width)``.
+        routing_map: ``(tokens, experts)``, whether each takes the token; with ``"index"`` the experts of each token.
+        num_out_tokens: number of rows to return; -1 for all.
+        max_token_num: of the kernel.
+        map_type: ``"mask"`` or ``"index"``.
+    """
+    if map_type == "index":
+        return grouped_gemm.permute(inp, routing_map, max(num_out_tokens, 0))
+    tokens, experts = routing_map.shape
+    rows = _rows(routing_map, num_out_tokens)
+    places = torch.full((experts * tokens,), -1, device=inp.device)
+    places[rows] = torch.arange(rows.shape[0], device=inp.device)
+    return inp[rows % tokens], places.view(experts, tokens)
+
+
+def moe_permute_with_probs(
+    inp: Tensor, probs: Tensor, routing_map: Tensor, num_out_tokens: int = -1
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return tokens and their probabilities in the order of experts, and a map for `moe_unpermute`."""
+    permuted, places = moe_permute(inp, routing_map, num_out_tokens)
+    return permuted, probs.T.flatten()[_rows(routing_map, num_out_tokens)], places
+
+
+def moe_unpermute(
+    inp: Tensor,
+    row_id_map: Tensor,
+    merging_probs: Tensor | None = None,
+    restore_shape: Any = None,
+    map_type: str = "mask",
+    probs: Tensor | None = None,
+) -> Tensor:
+    """Return tokens in their first order: the sums of their rows, weighted by ``merging_probs``."""
+    weights = merging_probs if merging_probs is not None else probs
+    if map_type == "index":
+        return grouped_gemm.unpermute(inp, row_id_map, weights)
+    tokens = row_id_map.shape[1]
+    rows = _rows((row_id_map >= 0).T, inp.shape[0])
+    weighted = inp if weights is None else inp * weights.T.flatten()[rows].unsqueeze(1)
+    out = inp.new_zeros(tokens, inp.shape[1]).index_add(0, rows % tokens, weighted.to(inp.dtype))
+    return out if restore_shape is None else out.view(restore_shape)
+
+
+def moe_sort_chunks_by_index(inp: Tensor, split_sizes: Tensor, sorted_index: Tensor) -> Tensor:
+    """Return parts of the rows in another order."""
+    parts = inp.split(split_sizes.tolist())
+    return torch.cat([parts[number] for number in sorted_index.tolist()])
+
+
+NAMES: Names = {
+    "pytorch.GroupedLinear": GroupedLinear,
+    **{
+        f"pytorch.{folder}{function.__name__}": function
+        for folder in ("", "permutation.")
+        for function in (moe_permute, moe_permute_with_probs, moe_unpermute, moe_sort_chunks_by_index)
+    },
+}
