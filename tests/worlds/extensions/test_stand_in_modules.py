@@ -17,6 +17,45 @@ from dsexplore._internal.worlds.extensions import registry
 NOTE = "flash_attn is not installed: a stand-in with the same shapes ran"
 
 
+IMPORTED = {
+    "bitsandbytes": """
+        optim.Adam8bit optim.AdamW8bit optim.PagedAdamW8bit optim.PagedAdamW32bit optim.Lion optim.Lion8bit
+        optim.PagedLion8bit optim.LAMB8bit optim.LARS8bit optim.RMSprop8bit optim.Adagrad8bit optim.AdEMAMix8bit
+        optim.SGD8bit optim.GlobalOptimManager nn.Linear8bitLt nn.Linear4bit nn.LinearNF4 nn.Params4bit nn.Int8Params
+        nn.Embedding nn.StableEmbedding functional.quantize_4bit functional.dequantize_4bit
+        functional.quantize_blockwise functional.dequantize_blockwise matmul_4bit""",
+    "apex": """
+        optimizers.FusedAdam optimizers.FusedLAMB optimizers.FusedSGD optimizers.FusedNovoGrad optimizers.FusedAdagrad
+        optimizers.FusedMixedPrecisionLamb parallel.DistributedDataParallel parallel.SyncBatchNorm parallel.LARC
+        parallel.convert_syncbn_model parallel.create_syncbn_process_group parallel.Reducer mlp.MLP
+        fused_dense.FusedDense fused_dense.FusedDenseGeluDense contrib.xentropy.SoftmaxCrossEntropyLoss
+        contrib.layer_norm.FastLayerNorm contrib.clip_grad.clip_grad_norm_ amp.initialize amp.scale_loss
+        amp.master_params amp.state_dict amp.load_state_dict amp.half_function amp.register_float_function""",
+    "flash_attn": """
+        flash_attn_func flash_attn_varlen_func bert_padding.unpad_input bert_padding.pad_input
+        layers.rotary.RotaryEmbedding losses.cross_entropy.CrossEntropyLoss modules.mha.MHA modules.mlp.Mlp
+        modules.mlp.GatedMlp modules.block.Block ops.fused_dense.FusedDense ops.fused_dense.FusedMLP
+        ops.activations.swiglu ops.rms_norm.RMSNorm ops.layer_norm.dropout_add_layer_norm""",
+    "xformers": """
+        ops.memory_efficient_attention ops.rmsnorm.RMSNorm ops.rmsnorm.rms_norm ops.merge_attentions ops.SwiGLU
+        profiler.profile profiler.step profiler.PyTorchProfiler""",
+    "cut_cross_entropy": "linear_cross_entropy LinearCrossEntropy",
+    "grouped_gemm": "ops.gmm ops.permute ops.unpermute ops.sinkhorn backend.gmm",
+    "liger_kernel": """
+        transformers.LigerKLDIVLoss transformers.LigerJSD transformers.LigerFusedLinearJSD transformers.LigerRMSNorm
+        transformers.AutoLigerKernelForCausalLM transformers.apply_liger_kernel_to_llama
+        ops.cross_entropy.LigerCrossEntropyFunction ops.kl_div.LigerKLDivLossFunction ops.jsd.LigerJSDFunction
+        ops.fused_linear_cross_entropy.LigerFusedLinearCrossEntropyFunction chunked_loss.LigerFusedLinearDPOLoss
+        chunked_loss.LigerFusedLinearORPOLoss chunked_loss.LigerFusedLinearCPOLoss
+        chunked_loss.LigerFusedLinearSimPOLoss""",
+    "transformer_engine": """
+        pytorch.Linear pytorch.GroupedLinear pytorch.moe_permute pytorch.moe_unpermute pytorch.moe_permute_with_probs
+        pytorch.attention.DotProductAttention pytorch.fp8.fp8_autocast pytorch.distributed.checkpoint
+        pytorch.distributed.CudaRNGStatesTracker pytorch.cross_entropy.parallel_cross_entropy""",
+}
+"""{package: names that public training scripts import}."""
+
+
 @pytest.fixture(autouse=True)
 def registered(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forget what a test registers."""
@@ -121,6 +160,15 @@ class TestTheRegistry:
     def test_has_a_module_for_each_of_ours(self) -> None:
         for name in registry._factories:
             assert registry.names_of(name), name
+
+    @pytest.mark.parametrize(("package", "names"), IMPORTED.items())
+    def test_has_the_names_that_training_scripts_import(self, package: str, names: str) -> None:
+        assert set(names.split()) <= set(registry.names_of(package))
+
+    def test_is_what_the_docs_list(self) -> None:
+        page = (Path(__file__).parents[3] / "docs/howto/my_script_needs_a_gpu_extension.md").read_text()
+        roots = {name.partition(".")[0] for name in registry._factories}
+        assert [root for root in sorted(roots - {"amp_C", "pynvml"}) if f"`{root}`" not in page] == []
 
     def test_refuses_what_is_no_package_or_function(self, tmp_path: Path) -> None:
         with pytest.raises(UsageError, match="no name of a package"):
