@@ -149,7 +149,7 @@ class SyncBatchNorm(nn.SyncBatchNorm):
     Args:
         num_features: channels.
         eps: added to the variance.
-        momentum: of the running statistics.
+        momentum: of the running statistics; None for their mean over all batches.
         affine: whether it has a weight and a bias.
         track_running_stats: whether it keeps running statistics.
         process_group: the ranks; None for all.
@@ -161,7 +161,7 @@ class SyncBatchNorm(nn.SyncBatchNorm):
         self,
         num_features: int,
         eps: float = 1e-5,
-        momentum: float = 0.1,
+        momentum: float | None = 0.1,
         affine: bool = True,
         track_running_stats: bool = True,
         process_group: dist.ProcessGroup | None = None,
@@ -184,8 +184,15 @@ def convert_syncbn_model(
     """Return a model whose batch norms are `SyncBatchNorm`."""
     converted = module
     if isinstance(module, _BATCH_NORMS):
-        options = (module.num_features, module.eps, module.momentum, module.affine, module.track_running_stats)
-        converted = SyncBatchNorm(*options, process_group, channel_last)
+        converted = SyncBatchNorm(
+            module.num_features,
+            module.eps,
+            module.momentum,
+            module.affine,
+            module.track_running_stats,
+            process_group,
+            channel_last,
+        )
         for name in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked"):
             setattr(converted, name, getattr(module, name))
     for name, child in module.named_children():

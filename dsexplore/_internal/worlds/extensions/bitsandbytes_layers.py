@@ -162,7 +162,7 @@ class _Quantized(nn.Linear):
     is_quantized = False
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Any:
-        super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         if self.weight.device.type == "cuda" and not self.is_quantized and self._quantizes():
             self.is_quantized = True
             with torch.no_grad():
@@ -206,11 +206,12 @@ class Linear4bit(_Quantized):
         super().__init__(input_features, output_features, bias, device)
         self.weight = Params4bit(self.weight.data)
         self.compute_dtype, self.quant_storage = compute_dtype, quant_storage
-        self.quant_type, self.quant_state = quant_type or self._type, None
+        self.quant_type = quant_type or self._type
+        self.quant_state: QuantState | None = None
 
     def _quantize(self, weight: Tensor) -> Tensor:
         packed, state = quantize_4bit(weight, quant_type=self.quant_type, quant_storage=self.quant_storage)
-        self.quant_state: QuantState | None = state
+        self.quant_state = state
         return packed
 
     def forward(self, x: Tensor) -> Tensor:

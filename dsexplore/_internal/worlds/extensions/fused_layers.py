@@ -50,8 +50,8 @@ class MLP(nn.Module):
         self.num_layers = len(mlp_sizes) - 1
         for number, (width, out) in enumerate(pairwise(mlp_sizes)):
             layer = nn.Linear(width, out, bias)
-            self.register_parameter(f"weight_{number}", layer.weight)
-            self.register_parameter(f"bias_{number}", layer.bias)
+            setattr(self, f"weight_{number}", layer.weight)
+            setattr(self, f"bias_{number}", layer.bias)
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 # as Apex's
         """Return the last layer's output."""
@@ -203,7 +203,7 @@ class GatedMlp(Mlp):
         super().__init__(in_features, hidden_features, out_features, activation, **options)
 
     def _hidden(self, width: int, hidden: int | None, options: dict[str, Any]) -> int:
-        multiple = options.get("multiple_of", 128)
+        multiple: int = options.get("multiple_of", 128)
         return -(-(hidden or int(8 * width / 3)) // multiple) * multiple
 
     def _activated(self, x: Tensor) -> Tensor:

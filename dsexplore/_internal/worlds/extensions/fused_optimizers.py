@@ -255,7 +255,8 @@ class PlainLARS(_ByParameter):
 
 def at_most(parameter: Tensor, update: Tensor, part: float) -> Tensor:
     """Return the factor that limits an update's norm to a part of the parameter's."""
-    return (part * parameter.float().norm() / update.norm()).clamp(max=1.0).nan_to_num(1.0)
+    factor: Tensor = part * parameter.float().norm() / update.norm()
+    return factor.clamp(max=1.0).nan_to_num(1.0)
 
 
 class PlainAdEMAMix(_ByParameter):

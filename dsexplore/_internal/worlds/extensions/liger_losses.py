@@ -196,7 +196,7 @@ class LigerFusedLinearDPOLoss(_Preference):
             return (torch.relu(1 - difference),)
         return (-(1 - self.smoothing) * logsigmoid(difference) - self.smoothing * logsigmoid(-difference),)
 
-    def forward(  # type: ignore[override] # as Liger's
+    def forward(  # as Liger's
         self,
         lin_weight: Tensor,
         _input: Tensor,

@@ -45,7 +45,7 @@ class GroupedLinear(nn.Module):
         for number in range(num_gemms):
             layer = nn.Linear(in_features, out_features, bias, device=device, dtype=params_dtype)
             (options.get("init_method") or _begin)(layer.weight)
-            self.register_parameter(f"weight{number}", layer.weight)
+            setattr(self, f"weight{number}", layer.weight)
             if bias:
                 nn.init.zeros_(layer.bias)
                 self.register_parameter(f"bias{number}", layer.bias)
