@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 import dsexplore
 from dsexplore._internal.analysis.findings.all_rules import RULES
 from dsexplore._internal.analysis.findings.finding import COLUMNS
+from dsexplore._internal.units import format_bytes
 from dsexplore._internal.worlds import demo
 
 EXACT = [
@@ -196,6 +198,58 @@ def test_two_steps_that_are_marked_are_no_microbatches() -> None:
         trace.step()
         step(model)
     assert list(trace.findings()) == []
+
+
+@pytest.mark.parametrize("wrap", ["DDP", "FSDP"])
+@pytest.mark.parametrize("skipped", [(1,), (0, 1), (0, 1, 4), (3,), (1, 2, 4)])
+def test_a_step_that_grad_scaler_skips_is_no_microbatch(skipped: tuple[int, ...], wrap: str) -> None:
+    with dsexplore.commtrace(world_size=4) as trace:
+        net = planted.Net()
+        model = DistributedDataParallel(net) if wrap == "DDP" else fully_shard(net)
+        optimizer = torch.optim.SGD(model.parameters(), 0.0)
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        for iteration in range(6):
+            loss = model(planted.batch()).sum() * (math.inf if iteration in skipped else 1.0)
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+    assert trace.info.whole_steps == 6 - len(skipped)
+    assert "reduced_each_microbatch" not in {one.rule for one in trace.findings()}
+
+
+def test_findings_speak_of_the_steps_that_the_headline_speaks_of() -> None:
+    """A generation: a prefill, and tokens that are each a 16th of it."""
+    tokens = 4
+    with dsexplore.commtrace(world_size=4) as trace, torch.no_grad():
+        model = planted.Net()
+        planted.tensor_parallel(model, odd="whole outputs")
+        for length in (16, *[1] * tokens):
+            model(torch.randn(2, length, planted.D))
+            dist.all_reduce(torch.ones(length))  # beside the model, once per token
+        dist.broadcast(torch.ones(999), src=0)  # once
+    headline = trace.headline()
+    axes = next(str(one) for one in headline.sentences if one.about == "axes")
+    assert f"{tokens} steady steps, equal" in axes
+    assert "step 0 sent" in axes
+    assert "between steps" in axes
+    assert trace.info.whole_steps == tokens + 1
+    in_a_step = float(headline.to_frame()["wire_bytes"].sum())
+    found = {one.rule: one for one in trace.findings()}
+    assert found["large_start_up"].why.endswith(f"a step sends {format_bytes(in_a_step)} per rank")
+    rows = found["all_reduce_of_shards"].rows.tolist()
+    assert set(rows) <= set(headline.step_events["row"])
+    assert found["all_reduce_of_shards"].wire_bytes == trace.events[rows]["wire_bytes"].sum() // tokens
+
+
+def test_a_forward_that_an_exception_ends_is_no_whole_step() -> None:
+    with pytest.raises(ZeroDivisionError), dsexplore.commtrace(world_size=4) as trace, torch.no_grad():
+        model = planted.Net()
+        planted.sharded(model, keep_last=False)
+        for token in range(3):
+            model(planted.batch())
+            1 / (2 - token)
+    assert trace.info.whole_steps == 2
 
 
 def test_what_is_sent_on_another_axis_in_between_hides_nothing() -> None:

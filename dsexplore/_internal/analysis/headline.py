@@ -88,7 +88,7 @@ class Headline(Displayable):
     @cached_property
     def findings(self) -> Findings:
         """Findings of the rules in the trace."""
-        return findings(self.tables, self.skew)
+        return findings(self.tables, self.skew, self.steady)
 
     @cached_property
     def ranks(self) -> int:

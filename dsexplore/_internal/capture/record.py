@@ -110,6 +110,7 @@ def record(
         if says_so:
             error.add_note(f"The {len(trace):,} collectives recorded until then are kept in the trace{where}.")
         raise
+    recording.is_complete = True
     recording.end = end_of(None) if recording.attempt else ""
     _end(recorder, recording, trace, save if saves_end else None, journal)
 

@@ -24,6 +24,7 @@ from dsexplore._internal.analysis.findings.tensor_parallel_rules import (
 )
 from dsexplore._internal.analysis.findings.value_errors import value_errors
 from dsexplore._internal.analysis.skew import Skew
+from dsexplore._internal.trace.steps import SteadySteps
 from dsexplore._internal.trace.tables import Tables
 
 Rule = Callable[[Evidence], Iterator[Finding]]
@@ -47,15 +48,16 @@ RULES: dict[str, Rule] = {
 """{rule: the function that finds it}. All but `value_errors` read events, which a program may lack."""
 
 
-def findings(tables: Tables, skew: Skew | None = None) -> Findings:
+def findings(tables: Tables, skew: Skew | None = None, steady: SteadySteps | None = None) -> Findings:
     """Apply all rules to a trace.
 
     Args:
         tables: the trace.
         skew: of the trace, where it is known already.
+        steady: steps of the trace from which figures per step are computed, likewise.
     """
     if tables.events.is_empty() and tables.differing.is_empty():
         return Findings(tables, [])
-    evidence = Evidence(tables, skew)
+    evidence = Evidence(tables, skew, steady)
     rules = [value_errors] if tables.events.is_empty() else RULES.values()
     return Findings(tables, [finding for rule in rules for finding in rule(evidence)])

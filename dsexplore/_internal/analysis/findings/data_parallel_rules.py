@@ -134,7 +134,8 @@ def _reduce_in_half(group: EventGroup) -> str:
 def reduced_each_microbatch(evidence: Evidence) -> Iterator[Finding]:
     """Yield gradient reductions of DDP buckets and FSDP groups that run more than once in a step.
 
-    Only steps that ended count: where none did, several reductions may be those of several steps.
+    Only steps that ended count: where none did, several reductions may be those of several steps. Where one of them
+    reduces once, another that reduces more often is no accumulation, but has an optimizer step that was skipped.
     """
     yield from _fsdp_reduced_each_microbatch(evidence)
     yield from _ddp_reduced_each_microbatch(evidence)
@@ -144,13 +145,16 @@ def _fsdp_reduced_each_microbatch(evidence: Evidence) -> Iterator[Finding]:
     # What one forward calls twice may reduce twice in its backward; only what forwards lie between are microbatches.
     is_forward = pl.col("phase") == "forward"
     begins = is_forward & ~is_forward.shift(1).over("rank").fill_null(False)
-    of_fsdp = evidence.events.filter(_is_of_fsdp(evidence) & evidence.of_ended_steps)
+    of_fsdp = evidence.of_all_steps.filter(_is_of_fsdp(evidence) & evidence.of_ended_steps)
     sent = of_fsdp.with_columns(forward=begins.cum_sum().over("rank")).filter(_is_fsdp_reduction(evidence))
     sent = evidence.tables.with_columns(sent, "shape")
     lane = ("rank", "step", "owner", "op", "group", "dtype", "shape")
+    of_all_steps = [name for name in lane if name != "step"]
+    sent = sent.with_columns(microbatches=pl.col("forward").n_unique().over(lane))
+    repeated = sent.filter(pl.col("microbatches").min().over(of_all_steps) > 1)
     yield from evidence.findings(
         "reduced_each_microbatch",
-        sent.filter(pl.col("forward").n_unique().over(lane) > 1),
+        repeated.filter(_is_in_steady_step(evidence)),
         _why_per_microbatch,
         _change_fsdp,
         spare=1 - 1 / pl.len().over(lane),
@@ -166,7 +170,7 @@ def _ddp_reduced_each_microbatch(evidence: Evidence) -> Iterator[Finding]:
     that the reductions are not those of microbatches.
     """
     is_bucket = (pl.col("cause") == "DDP gradient bucket") & (pl.col("op") == "all_reduce")  # hooks may send others
-    buckets = evidence.events.filter(is_bucket & evidence.of_ended_steps)
+    buckets = evidence.of_all_steps.filter(is_bucket & evidence.of_ended_steps)
     if buckets.is_empty():
         return
     buckets = buckets.with_columns(model=pl.col("owner").cast(pl.String))
@@ -175,15 +179,23 @@ def _ddp_reduced_each_microbatch(evidence: Evidence) -> Iterator[Finding]:
     counts = _elements_reduced(buckets).join(held, on=["rank", "model"], how="left")
     times = counts.select("rank", "step", "model", times=(pl.col("reduced") / pl.col("held")).round())
     least, most = pl.col("times").min().over("rank", "step"), pl.col("times").max().over("rank", "step")
-    repeated = times.filter((least > 1) & (least == most))
+    is_each_step = pl.col("times").min().over("rank", "model") > 1
+    repeated = times.filter((least > 1) & (least == most) & is_each_step)
     yield from evidence.findings(
         "reduced_each_microbatch",
-        buckets.join(repeated, on=["rank", "step", "model"], maintain_order="left").drop("model"),
+        buckets.filter(_is_in_steady_step(evidence))
+        .join(repeated, on=["rank", "step", "model"], maintain_order="left")
+        .drop("model"),
         _why_per_microbatch,
         _change_ddp,
         spare=1 - 1 / pl.col("times"),
         by=("place", "op", "axis"),
     )
+
+
+def _is_in_steady_step(evidence: Evidence) -> pl.Expr:
+    """Mask of `Evidence.of_all_steps`: True in the steps of `Evidence.events`."""
+    return pl.col("step").is_in(evidence.events["step"].unique().implode())
 
 
 def _elements_held(parameters: pl.DataFrame, models: Sequence[str]) -> pl.DataFrame:

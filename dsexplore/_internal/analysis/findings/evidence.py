@@ -14,7 +14,7 @@ import polars as pl
 from dsexplore._internal.analysis.findings.finding import Finding
 from dsexplore._internal.analysis.skew import Skew
 from dsexplore._internal.trace.numbered_modules import place_of
-from dsexplore._internal.trace.steps import in_steps
+from dsexplore._internal.trace.steps import SteadySteps, in_steps, steady_steps
 from dsexplore._internal.trace.tables import Tables
 
 REDISTRIBUTE = "redistribute "
@@ -47,22 +47,29 @@ class Evidence:
     Args:
         tables: the trace.
         skew: of the trace; computed from the tables if not given.
+        steady: steps from which its figures per step are computed; likewise.
     """
 
-    def __init__(self, tables: Tables, skew: Skew | None = None) -> None:
+    def __init__(self, tables: Tables, skew: Skew | None = None, steady: SteadySteps | None = None) -> None:
         self.tables = tables
         self.skew = skew or Skew(tables)
+        self.steady = steady or steady_steps(tables, tables.coded_in_steps)
         self._distinct: dict[str, pl.DataFrame] = {}
         self._earlier: dict[tuple[str, ...], npt.NDArray[np.int32]] = {}
 
     @cached_property
     def events(self) -> pl.DataFrame:
-        """All tensors sent in steps, in program order rank by rank, with ``row``: the position in the trace's events.
+        """All tensors sent in steady steps, in program order rank by rank, with ``row``: their position in the trace.
 
         Start-up, object collectives, and collectives switched off in the comm layer are excluded. Columns are those of
         `Tables.coded_in_steps`; `texts` tests what is categorical.
         """
-        return in_steps(_sent_in_order(self.tables.coded_in_steps))
+        return _sent_in_order(self.steady.events)
+
+    @cached_property
+    def of_all_steps(self) -> pl.DataFrame:
+        """As `events`, of all steps."""
+        return _sent_in_order(in_steps(self.tables.coded_in_steps))
 
     @cached_property
     def start_up(self) -> pl.DataFrame:
@@ -81,10 +88,10 @@ class Evidence:
         passing = codes.filter(pl.Series([bool(test(text)) for text in texts], dtype=pl.Boolean))
         return pl.col(column).to_physical().is_in(passing.implode())
 
-    @cached_property
+    @property
     def steps(self) -> int:
-        """Number of steps in which something is sent."""
-        return max(self.events["step"].n_unique(), 1)
+        """Number of steady steps."""
+        return self.steady.count
 
     @cached_property
     def of_ended_steps(self) -> pl.Expr:

@@ -57,10 +57,10 @@ def content_of(
         waits: see `Issued.read_clock`.
     """
     recording.trains = recording.trains or modules.differentiable_calls() > recording.earlier_differentiable
-    if not steps and not recording.trains:
-        steps = recording.calls.forwards(len(issued))
+    forwards = recording.calls.forwards(len(issued), ends=recording.is_complete) if not recording.trains else []
+    steps = steps or forwards
     is_fixed = recording.steps_are_marked or recording.kernels is not None  # kernels are numbered as they run
-    placed = Steps(steps, recording.calls, issued, are_marked=is_fixed)
+    placed = Steps(steps, recording.calls, issued, are_marked=is_fixed, are_forwards=steps is forwards)
     issued = placed.issued
     kinds = CollectiveKinds(issued, waits=waits)
     ranks = _ranks(kind.issued for kind in kinds.kinds)

@@ -53,20 +53,25 @@ class OuterCalls:
         if not calls or calls[-1] != issued:
             calls.append(issued)
 
-    def forwards(self, issued: int) -> list[int]:
+    def forwards(self, issued: int, *, ends: bool) -> list[int]:
         """Return the number of collectives issued by the end of each forward of the root module.
 
-        It is the end of a step where nothing is trained: a generation's prefill, and each token.
+        It is the end of a step where nothing is trained: a generation's prefill, and each token. One lasts until the
+        next begins, and the last one until the recording ends.
 
         Args:
             issued: how many there are.
+            ends: whether the recording has ended, other than by an exception.
         """
         if self._latest is None:
             return []
         caller, since = self._latest
         sent = {**self._sent, caller: self._sent.get(caller, 0) + issued - since}
         root = max(sent, key=sent.__getitem__)
-        return self._calls[root][1:] if sent[root] else []
+        if not sent[root]:
+            return []
+        begins = self._calls[root]
+        return [*begins[1:], issued] if ends and issued > begins[-1] else begins[1:]
 
 
 def _line(issued: Issued) -> _Line:
@@ -86,14 +91,25 @@ class Steps:
         calls: where steps begin.
         issued: the collectives.
         are_marked: whether the program marked the ends itself: then no collective is moved to another step.
+        are_forwards: whether the steps are forwards of the root module.
     """
 
-    def __init__(self, ends: Sequence[int], calls: OuterCalls, issued: Sequence[Issued], *, are_marked: bool) -> None:
+    def __init__(
+        self,
+        ends: Sequence[int],
+        calls: OuterCalls,
+        issued: Sequence[Issued],
+        *,
+        are_marked: bool,
+        are_forwards: bool = False,
+    ) -> None:
         self.ends, self._calls, self._issued = ends, calls, issued
         self.numbers = step_numbers(ends, len(issued))
         self._phases: dict[int, Phase] = {}
         self._find_start()
-        if not are_marked and calls.begins:
+        if not are_marked and are_forwards:
+            self._place_after_forwards()
+        elif not are_marked and calls.begins:
             self._place_between()
 
     @property
@@ -135,6 +151,19 @@ class Steps:
                 else:
                     self.numbers[at] = step
                     earlier.add(line)
+
+    def _place_after_forwards(self) -> None:
+        """Place what the program sends after the last forward, on lines that sent after no earlier one."""
+        if len(self.ends) < 2 or self.ends[-1] < len(self._issued):
+            return
+        last = self.ends[-2]
+        earlier = {_line(issued) for issued in self._issued[self._calls.first or 0 : last]}
+        for at in reversed(range(last, len(self._issued))):
+            origin = self._issued[at].origin  # outside of modules, of which gradients being off says nothing
+            if origin.trigger is not None or origin.phase not in ("other", "no-grad forward"):
+                return
+            if _line(self._issued[at]) not in earlier:
+                self._phases[at] = BETWEEN
 
     def _program_collectives(self, begin: int, end: int) -> list[int]:
         return [at for at in range(begin, min(end, len(self._issued))) if is_own(self._issued[at])]

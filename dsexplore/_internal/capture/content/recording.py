@@ -56,6 +56,8 @@ class Recording:
     """True if the program ends its steps with `Trace.step`; otherwise its optimizers end `steps`."""
     ends_with_step: bool = False
     """True if everything after the end of the last step is dropped."""
+    is_complete: bool = False
+    """True once its block has ended without an exception."""
     calls: OuterCalls = field(default_factory=OuterCalls)
     """Outermost module calls."""
     notes: list[str] = field(default_factory=list)
