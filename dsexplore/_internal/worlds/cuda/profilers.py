@@ -22,7 +22,8 @@ def _of_cpu(original: Any, parts: Parts) -> Any:
         asks = enabled and (options.get("use_cuda") or options.get("use_device") == "cuda")
         if asks:
             remarks.say(_CPU_ALONE, quiet=True)
-            options |= {"use_cuda": False, "use_device": None, "use_cpu": True}
+            options.pop("use_cuda", None)  # torch 2.15 has it no more
+            options |= {"use_device": None, "use_cpu": True}
         original(self, enabled, **options)
         if asks:
             self.use_device = "cuda"  # as its tables ask for
