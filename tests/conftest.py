@@ -39,6 +39,7 @@ from dsexplore._internal.torch_internals.names import is_there, torch_at_least
 from dsexplore._internal.torch_internals.patches import Patch
 from dsexplore._internal.worlds.cuda import first_use
 from dsexplore._internal.worlds.cuda.cuda_patch_table import TABLE as TABLE_OF_GPUS
+from dsexplore._internal.worlds.extensions import registry
 from dsexplore._internal.worlds.patch_table import TABLE
 from dsexplore._internal.worlds.repeats import skipped_layers, skipped_microbatches
 
@@ -122,6 +123,12 @@ def rank_server() -> None:
 
 
 @pytest.fixture
+def registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forget the extensions that a test registers."""
+    monkeypatch.setattr(registry, "_factories", dict(registry._factories))
+
+
+@pytest.fixture
 def gloo(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Yield a gloo world of one rank in this process."""
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # torch replaces it for good
@@ -199,6 +206,7 @@ def held() -> dict[str, Any]:
         "Work.wait": repr(dist.Work.wait),
         "fake kernels": len(registered_fakes.find("_dtensor::shard_dim_alltoall").fake_impl.kernels),
         "excepthook": sys.excepthook,
+        "registered extensions": {name: len(factories) for name, factories in registry._factories.items()},
         "import hooks": [type(one) for one in sys.meta_path if type(one).__module__.startswith("dsexplore")],
         "environment": {
             f"{name}, {hash(value)}" for name, value in os.environ.items() if not name.startswith(OF_LIBRARIES)

@@ -118,7 +118,7 @@ def test_every_other_public_function_has_an_example() -> None:
 
 
 @pytest.mark.processes
-@pytest.mark.usefixtures("rank_server")
+@pytest.mark.usefixtures("rank_server", "registered")
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_examples_of_functions(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -44,6 +44,7 @@ def blocks(page: Path) -> Iterator[Block]:
 WITH_CODE = [page for page in PAGES if any(blocks(page))]
 
 
+@pytest.mark.usefixtures("registered")
 @pytest.mark.processes
 @pytest.mark.parametrize("page", WITH_CODE, ids=[page.stem for page in WITH_CODE])
 def test_the_code_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

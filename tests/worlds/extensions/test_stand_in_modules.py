@@ -14,6 +14,7 @@ import dsexplore
 from dsexplore._internal.errors import UsageError
 from dsexplore._internal.worlds.extensions import registry
 
+pytestmark = pytest.mark.usefixtures("registered")
 NOTE = "flash_attn is not installed: a stand-in with the same shapes ran"
 
 
@@ -54,12 +55,6 @@ IMPORTED = {
         pytorch.distributed.CudaRNGStatesTracker pytorch.cross_entropy.parallel_cross_entropy""",
 }
 """{package: names that public training scripts import}."""
-
-
-@pytest.fixture(autouse=True)
-def registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forget what a test registers."""
-    monkeypatch.setattr(registry, "_factories", dict(registry._factories))
 
 
 def run(folder: Path, text: str, **options: str) -> dsexplore.Trace:
