@@ -120,9 +120,13 @@ def test_kept_ranks_live_on_between_cells(notebook: Notebook) -> None:
     notebook.ok("lr = 5\nmesh = 'in the notebook'")
     notebook.ok("%%commtrace --real 2\n(x[0].item(), type(model).__name__, model.rate, lr, mesh)")
     assert notebook.trace.results == dict.fromkeys(range(2), (3.0, "Model", 1, 5, "in the notebook"))
-    notebook.ok("%%commtrace --rank 1\nrank")
+    notebook.ok("%%commtrace --ranks 1\nrank")
     assert notebook.trace.results == {1: 1}
     assert notebook.trace.info.notes == ("this cell ran on rank 1 of 2 ranks",)
+    for options, said in (("--real 2 --rank 1", "give one"), ("--rank 1", "or --ranks 1 for a cell on real ranks")):
+        error, text = notebook.run(f"%%commtrace {options}\nrank")
+        assert isinstance(error, ShellUsageError)
+        assert said in text
     assert notebook.kept_pids == pids
     assert "a world of 2 real ranks (dp=2) is open" in notebook.ok("%commtrace")
     error, text = notebook.run("%%commtrace --real 3\n1")
@@ -318,7 +322,7 @@ def test_a_cell_after_the_kept_ranks_were_ended_does_not_run_in_the_kernel(noteb
     notebook.ok("%commtrace --real 2 --mesh dp=2")
     error, _ = notebook.run(f"%%commtrace\n{SUM}if rank == 1: raise ValueError('on purpose')\ndist.barrier()")
     assert isinstance(error, RanksFailedError)
-    for cell in ("%%commtrace\nran_here = 1", "%%commtrace --rank 1\nran_here = 1"):
+    for cell in ("%%commtrace\nran_here = 1", "%%commtrace --ranks 1\nran_here = 1"):
         _, text = notebook.run(cell)
         assert (
             "the world of 2 real ranks (dp=2) that this notebook kept was ended by an earlier cell: open it again "
@@ -538,17 +542,19 @@ def test_nccl_needs_a_gpu_per_rank_and_warns_where_the_kernel_itself_uses_one(mo
             "backend 'mpi': local ranks have gloo, or nccl with one GPU per rank",
         ),
         ("%%commtrace --real 2 --fake\n1", "--fake is about a simulated world, and --real 2 about real ranks"),
-        ("%%commtrace --real 2 --rank 1\n1", "--rank 1 chooses among ranks that are kept"),
+        ("%%commtrace --real 2 --ranks 1\n1", "--ranks 1 chooses among ranks that are kept"),
+        ("%%commtrace --ranks 1\n1", "--ranks 1 chooses among ranks that are kept: start them with %commtrace --real N"),
+        ("%%commtrace --real 2 --rank 1\n1", "--rank is about a simulated world, and --real 2 about real ranks"),
         ("%%commtrace --real 2 --timeout 0\n1", "--timeout 0: give seconds above 0"),
         ("%%commtrace --timeout 5\n1", "--timeout 5.0 is about real ranks: give --real N"),
-        ("%commtrace --real 2 --timeout 5", "--rank and --timeout belong to a cell"),
+        ("%commtrace --real 2 --timeout 5", "--ranks and --timeout belong to a cell"),
         ("%%commtrace --real 2\n!ls", "this cell uses the shell command !ls of IPython's"),
         ("%%commtrace --real 2\n%timeit 1", "this cell uses the magic %timeit of IPython's"),
         (
             "import threading\nheld = threading.Lock()\nget_ipython().run_cell_magic('commtrace', '--real 2', 'held')",
             "this cell's names cannot all be sent to its ranks: held (lock: cannot pickle",
         ),
-        ("%%commtrace --world-size 2 --rank 0,1\n1", "--rank 0,1: a simulated world plays one rank"),
+        ("%%commtrace --world-size 2 --rank 0,1\n1", "invalid int value: '0,1' (did you mean --ranks?)"),
     ],
 )
 def test_bad_input_is_refused_before_anything_starts(notebook: Notebook, cell: str, message: str) -> None:

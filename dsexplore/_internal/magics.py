@@ -37,7 +37,7 @@ Record what a cell communicates: which module, over which mesh axis, how many by
   %%commtrace --world-size 8                      with `%run train.py --lr 0.1` as the cell: trace a script
   %%commtrace --real 4                            run and trace the cell on 4 processes of this machine, new ones
   %commtrace --real 4                             start 4 that live on: models of one cell are there in the next
-  %%commtrace --rank 1,3                          run the cell on some of them
+  %%commtrace --ranks 1,3                         run the cell on some of them
   %%commtrace --profile NAME                      run the cell on the engines of an ipyparallel cluster, as its ranks
   %%commtrace                                     trace this cell in the open world, or in your own process group
   %commtrace                                      say which world is open
@@ -58,7 +58,8 @@ def _parser() -> MagicParser:
     option("--profile", metavar="NAME", help="run on the engines of the ipyparallel cluster of that profile")
     option("--backend", metavar="NAME", help="of real ranks: gloo (default), or nccl with one GPU per rank")
     option("--timeout", type=float, metavar="S", help="seconds after which real ranks are ended (default: 60)")
-    option("--rank", metavar="R", help="the simulated rank to play (default: 0), or the real ranks to run on: 1,3")
+    option("--rank", type=int, metavar="R", help="the simulated rank to play (default: 0)")
+    option("--ranks", metavar="RANKS", help="the ranks that run the cell, of those that are kept (default: all)")
     option("--fake", action="store_true", help="run on fake tensors: shapes without memory, for models of any size")
     option(
         "--hardware",
@@ -107,9 +108,10 @@ class CommtraceMagics(Magics):
             self._connect(options)
             print(f"a world of {self._real.kept} is open")
         elif options.real is not None:
+            _check_real(options)
             world = _real_world(options)
-            if options.rank is not None or options.timeout is not None:
-                raise UsageError("--rank and --timeout belong to a cell: write them after %%commtrace, on top of one")
+            if options.ranks is not None or options.timeout is not None:
+                raise UsageError("--ranks and --timeout belong to a cell: write them after %%commtrace, on top of one")
             self._close_and_print()
             self._real.keep(world)
             print(f"opened a world of {world}: %%commtrace runs a cell on them")
@@ -176,14 +178,12 @@ class CommtraceMagics(Magics):
 
     def _run_on_ranks(self, options: argparse.Namespace, cell: str) -> None:
         """Run a cell on the kept ranks, or on new ones, and show what they sent."""
+        _check_real(options)
         kept = self._real.kept
         world = None if kept is not None and _is_kept(options, kept) else _real_world(options)
-        if world is not None and options.rank is not None:
-            raise UsageError(
-                f"--rank {options.rank} chooses among ranks that are kept: start them with %commtrace --real "
-                f"{options.real} in a line of its own"
-            )
-        ranks = None if options.rank is None or kept is None else parse_ranks(options.rank, kept.size)
+        if world is not None and options.ranks is not None:
+            raise _not_kept(options.ranks, str(options.real))
+        ranks = None if options.ranks is None or kept is None else parse_ranks(options.ranks, kept.size)
         timeout = _DEFAULT_TIMEOUT if options.timeout is None else options.timeout
         if timeout <= 0:
             raise UsageError(f"--timeout {timeout:g}: give seconds above 0")
@@ -288,7 +288,7 @@ def _print_closed(closed: str) -> bool:
 
 def _names_simulated(options: argparse.Namespace) -> bool:
     """Return True if the options are about a simulated world."""
-    asked = (options.world_size, options.mesh, options.hardware)
+    asked = (options.world_size, options.mesh, options.hardware, options.rank)
     return any(option is not None for option in asked) or options.fake
 
 
@@ -307,14 +307,20 @@ def _is_kept(options: argparse.Namespace, kept: RankWorld | EngineCluster) -> bo
     )
 
 
-def _real_world(options: argparse.Namespace) -> RankWorld:
+def _check_real(options: argparse.Namespace) -> None:
+    """Raise `UsageError` if options of a simulated world are given with real ranks."""
+    real = f"--real {options.real}" if options.profile is None else f"--profile {options.profile}"
     for name, given in (
         ("--world-size", options.world_size is not None),
         ("--fake", options.fake),
         ("--hardware", options.hardware is not None),
+        ("--rank", options.rank is not None),
     ):
         if given:
-            raise UsageError(f"{name} is about a simulated world, and --real {options.real} about real ranks: give one")
+            raise UsageError(f"{name} is about a simulated world, and {real} about real ranks: give one")
+
+
+def _real_world(options: argparse.Namespace) -> RankWorld:
     return RankWorld(options.real, options.backend or "gloo", options.mesh or "")
 
 
@@ -322,6 +328,8 @@ def _opens(options: argparse.Namespace) -> bool:
     for name, value in (("--backend", options.backend), ("--timeout", options.timeout)):
         if value is not None:
             raise UsageError(f"{name} {value} is about real ranks: give --real N with it")
+    if options.ranks is not None:
+        raise _not_kept(options.ranks, "N")
     given = options.world_size is not None or options.mesh is not None
     if not given and (options.rank is not None or options.fake or options.hardware is not None):
         named = {
@@ -329,7 +337,8 @@ def _opens(options: argparse.Namespace) -> bool:
             f"--rank {options.rank}": options.rank is not None,
         }
         option = next((name for name, is_given in named.items() if is_given), f"--hardware {options.hardware}")
-        raise UsageError(f"{option} is about a simulated world: give --world-size or --mesh with it")
+        kept = f", or --ranks {options.rank} for a cell on real ranks that are kept" if "--rank" in option else ""
+        raise UsageError(f"{option} is about a simulated world: give --world-size or --mesh with it{kept}")
     return given
 
 
@@ -338,19 +347,17 @@ def _world(options: argparse.Namespace) -> World:
         WorldSettings(
             world_size=options.world_size,
             mesh=options.mesh,
-            rank=_simulated_rank(options.rank),
+            rank=options.rank or 0,
             fake=options.fake,
             hardware=options.hardware,
         )
     )
 
 
-def _simulated_rank(text: str | None) -> int:
-    if text is None:
-        return 0
-    if not text.removeprefix("-").isdecimal():
-        raise UsageError(f"--rank {text}: a simulated world plays one rank: give one number")
-    return int(text)
+def _not_kept(ranks: str, count: str) -> UsageError:
+    return UsageError(
+        f"--ranks {ranks} chooses among ranks that are kept: start them with %commtrace --real {count} in a line of its own"
+    )
 
 
 @names_arguments

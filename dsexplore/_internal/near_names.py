@@ -61,7 +61,10 @@ def options_meant(message: str, candidates: Iterable[str]) -> str:
     options = {option for option in candidates if option.startswith("--")}
     value = _INVALID_VALUE.search(message)
     if value is not None:
-        return _value_meant(*value.groups()) if value["option"] in options else ""
+        if value["option"] not in options:
+            return ""
+        plural = value["option"] + "s"
+        return f" (did you mean {plural}?)" if plural in options and "," in value[3] else _value_meant(*value.groups())
     words = (word.partition("=")[0].rstrip(":,") for word in message.split() if word.startswith("--"))
     names = [option.removeprefix("--") for option in options]
     unknown = next((word.removeprefix("--") for word in words if word not in options), "")
