@@ -543,7 +543,10 @@ def test_nccl_needs_a_gpu_per_rank_and_warns_where_the_kernel_itself_uses_one(mo
         ),
         ("%%commtrace --real 2 --fake\n1", "--fake is about a simulated world, and --real 2 about real ranks"),
         ("%%commtrace --real 2 --ranks 1\n1", "--ranks 1 chooses among ranks that are kept"),
-        ("%%commtrace --ranks 1\n1", "--ranks 1 chooses among ranks that are kept: start them with %commtrace --real N"),
+        (
+            "%%commtrace --ranks 1\n1",
+            "ranks that are kept: start them with %commtrace --real N in a line",
+        ),
         ("%%commtrace --real 2 --rank 1\n1", "--rank is about a simulated world, and --real 2 about real ranks"),
         ("%%commtrace --real 2 --timeout 0\n1", "--timeout 0: give seconds above 0"),
         ("%%commtrace --timeout 5\n1", "--timeout 5.0 is about real ranks: give --real N"),

@@ -356,7 +356,8 @@ def _world(options: argparse.Namespace) -> World:
 
 def _not_kept(ranks: str, count: str) -> UsageError:
     return UsageError(
-        f"--ranks {ranks} chooses among ranks that are kept: start them with %commtrace --real {count} in a line of its own"
+        f"--ranks {ranks} chooses among ranks that are kept: start them with %commtrace --real {count} in a line of "
+        "its own"
     )
 
 

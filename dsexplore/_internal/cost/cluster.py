@@ -225,6 +225,11 @@ class Cluster:
 names_arguments_of_methods(Cluster)
 
 
+def as_cluster(hardware: HardwareLike) -> Cluster:
+    """Return a cluster itself, or load the one of that name or file."""
+    return hardware if isinstance(hardware, Cluster) else Cluster.load(hardware)
+
+
 @lru_cache(maxsize=128)
 def _loaded(path: Path, changed: int) -> Cluster:
     """Load the cluster of a file; the result is cached until `changed`, the file's mtime in ns, differs."""

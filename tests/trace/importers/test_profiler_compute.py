@@ -10,8 +10,8 @@ import random
 import polars as pl
 import pytest
 
+from dsexplore._internal.trace.importers.event_kinds import Event
 from dsexplore._internal.trace.importers.profiler_calls import ComputeTime
-from dsexplore._internal.trace.importers.profiler_file import Event
 
 
 def kernel(begin: float, end: float, device: int = 0) -> Event:

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from dsexplore._internal.errors import TraceFileError
-from dsexplore._internal.trace.importers.profiler_file import ProfilerFile, is_communication, read_profiler_file
+from dsexplore._internal.trace.importers.communication_kernels import is_communication
+from dsexplore._internal.trace.importers.profiler_file import ProfilerFile, read_profiler_file
 
 EVENTS: list[dict[str, Any]] = [
     {"ph": "M", "name": "process_name", "pid": 1, "tid": 0, "ts": 1, "args": {"name": "python"}},

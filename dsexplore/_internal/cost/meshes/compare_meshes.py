@@ -21,9 +21,9 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from dsexplore._internal.cost.cluster import Cluster, HardwareLike
+from dsexplore._internal.cost.cluster import Cluster, HardwareLike, as_cluster
 from dsexplore._internal.cost.meshes.mesh_comparison import MeshCandidate, MeshComparison, text_of
-from dsexplore._internal.cost.step.prediction import as_cluster, predict
+from dsexplore._internal.cost.step.prediction import predict
 from dsexplore._internal.errors import UsageError
 from dsexplore._internal.progress import track
 from dsexplore._internal.signatures import names_arguments

@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 import polars as pl
 
-from dsexplore._internal.cost.cluster import Cluster, HardwareLike
+from dsexplore._internal.cost.cluster import Cluster, HardwareLike, as_cluster
 from dsexplore._internal.cost.collectives.measured_points import contradictions
 from dsexplore._internal.cost.expense import Expense, expense_of
 from dsexplore._internal.cost.expert_balance import of_busiest_rank
@@ -388,11 +388,6 @@ def _needs_trace(name: str, factor: float) -> UsageError:
         f"{name}={factor}: other shapes need a new trace, as products, memory and messages do not all grow "
         f"with the {name}: trace the program with {factor} times the {name}, and predict that"
     )
-
-
-def as_cluster(hardware: HardwareLike) -> Cluster:
-    """Return a cluster itself, or load the one of that name or file."""
-    return hardware if isinstance(hardware, Cluster) else Cluster.load(hardware)
 
 
 def _range(values: list[float]) -> Range:

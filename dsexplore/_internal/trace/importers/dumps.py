@@ -24,12 +24,6 @@ from dsexplore._internal.trace.limits import MOST_RANKS
 from dsexplore._internal.trace.merge import merge_as_they_come
 from dsexplore._internal.trace.tables import Tables
 
-# Determine the rank that wrote each dump: dumps need not contain it, and their files may have any name.
-#
-# A file's rank is, in this order: the dump's own ``rank``; the number after "rank" in its name; the number at the end
-# of its name; a number in it that differs in all files; the only rank that is in all groups of the dump. A rule counts
-# only if it gives every file a different rank; a rule whose ranks are in the dumps' groups takes precedence.
-
 _SUFFIX = re.compile(r"(\.(json|pickle|pkl|pk|gz|txt|bin|dump|log|trace|pt))+$", re.IGNORECASE)
 _AFTER_RANK = re.compile(r"(?:^|[^a-z])(?:global_?)?rank[^0-9a-z]{0,2}(\d+)", re.IGNORECASE)
 
@@ -42,7 +36,11 @@ Guess = dict[Path, int]
 
 
 def ranks_of_files(contents: Mapping[Path, Any]) -> Guess:
-    """Return {file: rank of the dump in it}.
+    """Return {file: rank of the dump in it}: dumps need not contain it, and their files may have any name.
+
+    A file's rank is, in this order: the dump's own ``rank``; the number after "rank" in its name; the number at the end
+    of its name; a number in it that differs in all files; the only rank that is in all groups of the dump. A rule
+    counts only if it gives every file a different rank; a rule whose ranks are in the dumps' groups takes precedence.
 
     Args:
         contents: what each file holds, None for an empty one.

@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-from dsexplore._internal.trace.importers.profiler_file import Event
+from dsexplore._internal.trace.importers.event_kinds import Event
 
 Moment = tuple[object, float]
 """A thread, as `thread_of` returns it, and a time in the file's microseconds."""

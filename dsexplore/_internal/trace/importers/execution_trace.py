@@ -16,9 +16,10 @@ from typing import Any
 import polars as pl
 
 from dsexplore._internal.errors import TraceFileError
+from dsexplore._internal.trace.importers.event_kinds import Event, is_kept
 from dsexplore._internal.trace.importers.kernel_launches import DESCRIPTION
 from dsexplore._internal.trace.importers.packed import content_of
-from dsexplore._internal.trace.importers.profiler_file import Event, ProfilerFile, is_kept
+from dsexplore._internal.trace.importers.profiler_file import ProfilerFile
 from dsexplore._internal.trace.tables import Tables
 
 _ARGUMENTS = {

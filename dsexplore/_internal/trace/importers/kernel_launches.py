@@ -12,8 +12,9 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+from dsexplore._internal.trace.importers.event_kinds import Event, is_kernel, is_library_op
 from dsexplore._internal.trace.importers.event_ranges import EventRanges, begin_of, thread_of
-from dsexplore._internal.trace.importers.profiler_file import Event, ProfilerFile, is_kernel, is_library_op
+from dsexplore._internal.trace.importers.profiler_file import ProfilerFile
 
 DESCRIPTION = "record_param_comms"
 BACKENDS_RANGE = re.compile(r"(?:[nrxhmsu]ccl|ucc|gloo|mpi):")

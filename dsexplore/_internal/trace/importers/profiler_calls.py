@@ -22,6 +22,7 @@ import numpy.typing as npt
 import polars as pl
 
 from dsexplore._internal.trace.importers.communication_kernels import kind_of_kernel, short_name
+from dsexplore._internal.trace.importers.event_kinds import Event, is_kernel
 from dsexplore._internal.trace.importers.event_ranges import EventRanges, begin_of, end_of, thread_of
 from dsexplore._internal.trace.importers.kernel_launches import (
     BACKENDS_RANGE,
@@ -32,7 +33,7 @@ from dsexplore._internal.trace.importers.kernel_launches import (
     launches_of,
 )
 from dsexplore._internal.trace.importers.op_names import plain_dtype, plain_op
-from dsexplore._internal.trace.importers.profiler_file import Event, ProfilerFile, is_kernel
+from dsexplore._internal.trace.importers.profiler_file import ProfilerFile
 
 Times = npt.NDArray[np.float64]
 

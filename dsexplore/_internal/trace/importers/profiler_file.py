@@ -15,26 +15,15 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 
 from dsexplore._internal.errors import TraceFileError
-from dsexplore._internal.trace.importers.communication_kernels import is_communication
+from dsexplore._internal.trace.importers.event_kinds import Event, EventKind, EventKinds, is_kept, is_kernel, is_launch
 from dsexplore._internal.trace.importers.packed import blocks_of, content_of
 
-Event = dict[str, Any]
-
-_RANGES = ("nn.Module: ", "autograd::engine::evaluate_function")
-"""Start of the names of the most frequent CPU ranges."""
-_OP_CATEGORIES = ("cpu_op", "Operator")
-_NAMES = (
-    *("record_param_comms", "c10d::", "gloo:", "nccl:"),
-    *("ProfilerStep#", "Optimizer."),  # whatever their category: old files have them among the ops
-)
-_BEGIN = re.compile(rb'\s*"[^"]*"(?:,\s*"cat":\s*"([^"]*)")?,\s*"name":\s*"((?:[^"\\]|\\.)*)"')
 _MARK = b'"ph":'
 _PID = b'"pid"'
 _NEXT = rb'\{\s*(?:"name":\s*"[^"]*",\s*)?$'
@@ -49,53 +38,6 @@ _NO_VALUE = re.compile(r'(":\s*)(?:-?(?:inf|nan)\b|(?=[,}\]]))')
 for the description of a group that has none, ``"Process Group Description": ,``."""
 _CORRELATION = re.compile(rb'"correlation":\s*(\d{1,18})\b')
 _BASE = re.compile(rb'"baseTimeNanoseconds"\s*:\s*"?(\d+)')
-
-
-class _Kind(Enum):
-    """Way to read events of one category and name."""
-
-    NOTHING = 0
-    EVENT = 1
-    RANGE = 2
-    KERNEL = 3
-    """A collective if it is described as one, else a compute kernel."""
-    LAUNCH = 4
-
-
-class _EventKinds(dict[bytes, _Kind]):
-    """The kind of each event, by the text before its ``pid``, which is category and name as torch writes them.
-
-    Few of these texts differ, and each is examined once.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.categories: set[str] = set()
-
-    def __missing__(self, begin: bytes) -> _Kind:
-        match = _BEGIN.match(begin)
-        kind = _Kind.EVENT
-        if match:
-            category = (match[1] or b"").decode(errors="replace")
-            self.categories.add(category)
-            kind = _kind(category, match[2].decode(errors="replace"))
-        self[begin] = kind
-        return kind
-
-
-def _kind(category: str, name: str) -> _Kind:
-    if name.startswith(_RANGES):
-        return _Kind.RANGE
-    if is_kept(category, name):
-        return _Kind.EVENT
-    if is_kernel(category):
-        return _Kind.KERNEL
-    return _Kind.LAUNCH if _is_launch(category, name) else _Kind.NOTHING
-
-
-def _is_launch(category: str, name: str) -> bool:
-    """Return True if events of that category and name launch kernels: ``cudaLaunchKernelExC``, ``hipGraphLaunch``."""
-    return category.lower().endswith(("runtime", "driver")) and "launch" in name.lower()
 
 
 @dataclass
@@ -116,13 +58,13 @@ class _Parts:
     last: bytes = b""
     """The last event, and the text after it."""
 
-    def sort(self, parts: Iterable[bytes], kinds: _EventKinds) -> None:
+    def sort(self, parts: Iterable[bytes], kinds: EventKinds) -> None:
         """Add events by their kind."""
-        nothing, of_range, of_kernel = _Kind.NOTHING, _Kind.RANGE, _Kind.KERNEL  # looked up once: there are millions
-        of_launch = _Kind.LAUNCH
+        nothing, of_range = EventKind.NOTHING, EventKind.RANGE  # looked up once: there are millions
+        of_kernel, of_launch = EventKind.KERNEL, EventKind.LAUNCH
         for part in parts:
             begin, pid, behind = part.partition(_PID)
-            kind = kinds[begin] if pid else _Kind.EVENT
+            kind = kinds[begin] if pid else EventKind.EVENT
             if kind is nothing:
                 continue
             if kind is of_range and b'"ts"' in behind:
@@ -134,11 +76,11 @@ class _Parts:
             else:
                 self.events.append(part)
 
-    def sort_last(self, kinds: _EventKinds) -> None:
+    def sort_last(self, kinds: EventKinds) -> None:
         """Add the last event if it is a launch or a compute kernel; all others are parsed with the end of the file."""
         begin, pid, behind = self.last.partition(_PID)
         kind = kinds[begin]  # which notes its category, too
-        if pid and kind in (_Kind.LAUNCH, _Kind.KERNEL):
+        if pid and kind in (EventKind.LAUNCH, EventKind.KERNEL):
             with suppress(ValueError):
                 _, end = json.JSONDecoder(strict=False).raw_decode(text := '{"pid"' + behind.decode(errors="replace"))
                 part = begin + pid + text[len('{"pid"') : end].encode() + b", "
@@ -229,7 +171,7 @@ def read_profiler_file(file: Path) -> ProfilerFile:
 
 
 def _cut(blocks: Iterable[bytes]) -> _Parts:
-    parts, kinds = _Parts(), _EventKinds()
+    parts, kinds = _Parts(), EventKinds()
     rest = b""
     for block in blocks:
         *whole, rest = (rest + block).split(_MARK)
@@ -249,26 +191,6 @@ def _objects(texts: Collection[bytes]) -> bytes:
     """Return a JSON list of the objects in `texts`, each starting after ``"pid"``, with or without a trailing comma."""
     joined = b'},{"pid"'.join([text.rstrip(b", \t\r\n") for text in texts])
     return b'[{"pid"' + joined + b"}]" if texts else b"[]"
-
-
-def is_kept(category: str, name: str) -> bool:
-    """Return True if an event of that category and name is about communication, or is a range of the program."""
-    if name.startswith((*_NAMES, *_RANGES)) or category.endswith("user_annotation"):
-        return True
-    return (is_kernel(category) and is_communication(name)) or (category in _OP_CATEGORIES and is_library_op(name))
-
-
-def is_library_op(name: str) -> bool:
-    """Return True if an op on the CPU communicates, or stands for the kernels of a library that do.
-
-    Such are ``c10d::allreduce_``, ``symm_mem::multimem_all_reduce_`` and ``vllm::all_reduce``.
-    """
-    return name.startswith("c10d::") or ("::" in name and not name.startswith(_RANGES) and is_communication(name))
-
-
-def is_kernel(category: str) -> bool:
-    """Return True if events of that category ran on a GPU."""
-    return category.lower() == "kernel"
 
 
 def _parsed(head: bytes, kept: Sequence[bytes], last: bytes) -> tuple[list[Event], int]:
@@ -346,7 +268,7 @@ def _parsed_whole(file: Path) -> ProfilerFile:
     computing = [event for event in every if is_kernel(str(event.get("cat", ""))) and not _is_kept(event)]
     rows = [(str(event.get("pid")), _number(event.get("ts")), _number(event.get("dur"))) for event in computing]
     kernels = pl.DataFrame(rows, schema=_KERNELS, orient="row")
-    launches = [event for event in every if _is_launch(str(event.get("cat", "")), str(event.get("name", "")))]
+    launches = [event for event in every if is_launch(str(event.get("cat", "")), str(event.get("name", "")))]
     distributed = content.get("distributedInfo") or {}
     base = int(content.get("baseTimeNanoseconds") or 0)
     return ProfilerFile(

@@ -8,8 +8,9 @@ from collections.abc import Iterable, Sequence
 import polars as pl
 
 from dsexplore._internal.trace.importers.communication_kernels import library_of_kernel
+from dsexplore._internal.trace.importers.event_kinds import is_kernel
 from dsexplore._internal.trace.importers.profiler_calls import ProfilerCall
-from dsexplore._internal.trace.importers.profiler_file import ProfilerFile, is_kernel
+from dsexplore._internal.trace.importers.profiler_file import ProfilerFile
 from dsexplore._internal.trace.unknown_sizes import HAS_UNKNOWN_DTYPE, IS_UNSIZED
 from dsexplore._internal.units import format_count, format_seconds
 

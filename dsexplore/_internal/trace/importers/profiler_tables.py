@@ -11,10 +11,11 @@ import polars as pl
 
 from dsexplore._internal.trace import schema
 from dsexplore._internal.trace.collectives import wire_bytes_if_known
+from dsexplore._internal.trace.importers.event_kinds import Event
 from dsexplore._internal.trace.importers.event_ranges import EventRanges, begin_of, end_of, thread_of
 from dsexplore._internal.trace.importers.kernel_launches import is_on_cpu
 from dsexplore._internal.trace.importers.profiler_calls import ProfilerCall, calls_of, is_a_call
-from dsexplore._internal.trace.importers.profiler_file import Event, ProfilerFile
+from dsexplore._internal.trace.importers.profiler_file import ProfilerFile
 from dsexplore._internal.trace.importers.profiler_groups import ProfilerGroups
 from dsexplore._internal.trace.importers.profiler_messages import message_of
 from dsexplore._internal.trace.importers.profiler_notes import notes_of, notes_on_sizes, notes_on_steps

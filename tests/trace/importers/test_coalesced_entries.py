@@ -1,7 +1,4 @@
-"""The states of calls that NCCL starts together, from dumps as torch writes them.
-
-Modules: ``trace/importers/recorder_dump.py``.
-"""
+"""The states of calls that NCCL starts together, from dumps as torch writes them."""
 
 from __future__ import annotations
 
