@@ -38,6 +38,18 @@ def call_text(call: RankCall) -> str:
     return f"{call.op} ({', '.join(part for part in details if part)})"
 
 
+def are_over(calls: Sequence[RankCall]) -> bool:
+    """Return True if no rank waits in any of these calls any longer, as each ended with an error."""
+    return all(call.state == "failed" for call in calls)
+
+
+def wait_verb(calls: Sequence[RankCall]) -> str:
+    """Return the verb for the ranks of these calls, one call a rank: ``waits``, ``wait``, or ``waited`` in a job over."""
+    if are_over(calls):
+        return "waited"
+    return "waits" if len(calls) == 1 else "wait"
+
+
 def difference_text(mismatch: Mismatch) -> str:
     """Describe how the calls of a collective differ between ranks, as one line of a comparison of logs.
 

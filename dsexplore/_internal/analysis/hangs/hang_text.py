@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 from dsexplore._internal.analysis.hangs.blame import Blame
-from dsexplore._internal.analysis.hangs.call_text import MAX_SIDES, call_text, group_label, short_line
+from dsexplore._internal.analysis.hangs.call_text import (
+    MAX_SIDES,
+    are_over,
+    call_text,
+    group_label,
+    short_line,
+    wait_verb,
+)
 from dsexplore._internal.analysis.hangs.mismatches import Mismatch, differing_parts
 from dsexplore._internal.analysis.hangs.rank_calls import Instance, JobCalls, RankCall
 from dsexplore._internal.analysis.hangs.standing import Standing, places_text
@@ -84,11 +91,11 @@ def _missing_text(job: JobCalls, front: Wavefront, blame: Blame) -> str:
     first = next((instance for instance in blame.instances if set(instance.absent) & set(accused)), blame.instances[0])
     waits_in = [call for call in first.pending if call.rank not in accused] or first.pending
     waiting = format_ranks(call.rank for call in waits_in)
-    verb = "waits" if len(waits_in) == 1 else "wait"
     whom = "it" if len(accused) == 1 else "them"
     with_line = next((call for call in waits_in if call.source), waits_in[0])  # a JSON dump has no frames
-    where = f"{call_text(with_line)}{_number(first)}{_others(front, [first], accused)}"
-    waits = f"{waiting} {verb} for {whom} in {where}"
+    failed = ", which failed" if are_over(waits_in) else ""
+    where = f"{call_text(with_line)}{_number(first)}{failed}{_others(front, [first], accused)}"
+    waits = f"{waiting} {wait_verb(waits_in)} for {whom} in {where}"
     if blame.kind == "no_evidence":
         return _without_record_text(job, blame, first, waits)
     ended = [rank for rank in accused if job.ranks[rank].end is not None]
@@ -130,7 +137,7 @@ def _number(instance: Instance) -> str:
 
 def _others(front: Wavefront, first: Iterable[Instance], accused: Iterable[int] = ()) -> str:
     others = front.heads.keys() - {call.rank for instance in first for call in instance.pending} - set(accused)
-    verb = "waits" if len(others) == 1 else "wait"
+    verb = wait_verb([front.heads[rank][0] for rank in others])
     return f"; {format_ranks(others)} {verb} elsewhere because of that" if others else ""
 
 
@@ -194,8 +201,7 @@ def _waits_by_call(front: Wavefront, ranks: Iterable[int]) -> list[str]:
     texts = []
     for calls in together.values():
         of_all = calls[0] if len({call.pair for call in calls}) == 1 else calls[0]._replace(pair=None)
-        verb = "waits" if len(calls) == 1 else "wait"
-        texts.append(f"{format_ranks(call.rank for call in calls)} {verb} in {call_text(of_all)}")
+        texts.append(f"{format_ranks(call.rank for call in calls)} {wait_verb(calls)} in {call_text(of_all)}")
     return texts
 
 
@@ -211,10 +217,9 @@ def _mismatch_text(parted: Mismatch, blame: Blame) -> str:
 
 def _called_text(instance: Instance, ranks: Sequence[int]) -> str:
     """Say what ranks called in a collective, and if they wait in it: ``ranks 0, 2 wait in all_reduce (…)``."""
-    call = instance.calls[ranks[0]]
-    waits = all(instance.calls[rank].is_pending for rank in ranks)
-    verb = ("waits in" if len(ranks) == 1 else "wait in") if waits else "called"
-    return f"{format_ranks(ranks)} {verb} {call_text(call)}"
+    calls = [instance.calls[rank] for rank in ranks]
+    verb = f"{wait_verb(calls)} in" if all(call.is_pending for call in calls) else "called"
+    return f"{format_ranks(ranks)} {verb} {call_text(calls[0])}"
 
 
 def _values_text(parted: Mismatch) -> str:
@@ -310,7 +315,8 @@ def _unmet_text(job: JobCalls, blame: Blame) -> str:
     """Say that a send and a receive wait for each other but do not match, and why."""
     sent, received = sorted(blame.instances[0].calls.values(), key=lambda call: call.op, reverse=True)
     texts = [
-        f"rank {call.rank} {'waits in' if call.is_pending else 'called'} {call_text(call)}" for call in (sent, received)
+        f"rank {call.rank} {f'{wait_verb([call])} in' if call.is_pending else 'called'} {call_text(call)}"
+        for call in (sent, received)
     ]
     ended = [_end_text(job, rank) for rank in blame.suspects if job.ranks[rank].last_of_aborted]
     sizes = [call.message_bytes for call in (sent, received)]
@@ -320,7 +326,8 @@ def _unmet_text(job: JobCalls, blame: Blame) -> str:
         why = f"by size ({format_bytes(sizes[0])} sent, {format_bytes(sizes[1])} received)"
     else:
         why = "by tag, which the recorder does not keep, or by order"
-    how = "the ends of one message differ" if ended else "they wait for each other's message, and these differ"
+    verb = wait_verb([sent, received])
+    how = "the ends of one message differ" if ended else f"they {verb} for each other's message, and these differ"
     return "; ".join([*texts, f"{how} {why}", *ended, _odd_text(blame)])
 
 
@@ -328,7 +335,7 @@ def _misdirected_text(front: Wavefront, blame: Blame) -> str:
     """Say which message each end waits for, and that its other end does not exist."""
     calls = [call for instance in blame.instances for call in instance.pending]
     calls.sort(key=lambda call: call.rank not in blame.culprits)
-    texts = [f"rank {call.rank} waits in {call_text(call)}" for call in calls]
+    texts = [f"rank {call.rank} {wait_verb([call])} in {call_text(call)}" for call in calls]
     sent, received = sorted(calls, key=lambda call: call.op, reverse=True)
     assert sent.pair is not None
     assert received.pair is not None
@@ -387,7 +394,8 @@ def _unlisted_text(front: Wavefront, instance: Instance) -> str:
 def _overtaken_text(front: Wavefront, blame: Blame, instance: Instance, call: RankCall) -> str:
     """Return which ranks wait in what has ended on others."""
     ended = [rank for rank in call.group.ranks if rank not in blame.culprits and front.has_ended(rank, instance)]
-    who = f"{format_ranks(blame.culprits)} {'waits' if len(blame.culprits) == 1 else 'wait'}"
+    calls = [front.heads[rank][0] for rank in blame.culprits]
+    who = f"{format_ranks(blame.culprits)} {wait_verb(calls)}"
     blocked = "its device or its network stands" if len(blame.culprits) == 1 else "their devices or networks stand"
     return f"{who} in {call_text(call)}{_number(instance)}, which has ended on {format_ranks(ended)}: {blocked} still"
 

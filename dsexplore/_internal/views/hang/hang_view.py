@@ -66,9 +66,10 @@ class HangView(View):
 def _headline(report: HangReport) -> str:
     if report.reason == "none":
         return "No hang"
+    what = "Failure" if _is_over(report) else "Hang"
     if report.culprits:
-        return f"{'Failure' if _is_over(report) else 'Hang'}: {format_ranks(report.culprits)}"
-    return "Hang: the evidence does not say which rank is to blame"
+        return f"{what}: {format_ranks(report.culprits)}"
+    return f"{what}: the evidence does not say which rank is to blame"
 
 
 def _is_over(report: HangReport) -> bool:
