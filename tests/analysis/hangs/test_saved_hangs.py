@@ -55,8 +55,8 @@ def test_how_the_missing_rank_ended_is_said_with_its_line(job: Job, fails: str, 
     line = "<rank cell>:5" if reason in ("raised", "ended") else "<rank cell>:9"  # its last call, where it says no more
     assert (found.culprits, found.reason, found.lines) == ((1,), reason, {1: line})
     assert found.sentence.startswith(f"rank 1 {said}")
-    waited = "ranks 0, 2 waited for it in all_reduce (<rank cell>:9, group 0, 16 B), collective 3 of group 0, which failed"
-    assert found.sentence.endswith(waited)  # the job is over: nobody waits any longer
+    waited = "ranks 0, 2 waited for it in all_reduce (<rank cell>:9, group 0, 16 B), collective 3 of group 0"
+    assert found.sentence.endswith(f"{waited}, which failed")  # the job is over: nobody waits any longer
 
 
 TAGS = """

@@ -92,7 +92,7 @@ def test_a_wait_that_nobody_recorded_is_unknown(simulated: Trace, tmp_path: Path
     )
     assert frame.filter(~called).select("exposed_measured", "off").null_count().row(0) == (0, 0)
     page = prediction.to_html(tmp_path / "page.html", measured=trace).read_text()
-    assert ">not told apart<" in page
+    assert ">unknown<" in page
     assert "so what is exposed counts as compute" in page
 
 

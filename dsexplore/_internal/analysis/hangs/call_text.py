@@ -44,7 +44,7 @@ def are_over(calls: Sequence[RankCall]) -> bool:
 
 
 def wait_verb(calls: Sequence[RankCall]) -> str:
-    """Return the verb for the ranks of these calls, one call a rank: ``waits``, ``wait``, or ``waited`` in a job over."""
+    """Return ``waits`` or ``wait`` for the ranks of these calls, one call a rank; ``waited`` if all calls failed."""
     if are_over(calls):
         return "waited"
     return "waits" if len(calls) == 1 else "wait"

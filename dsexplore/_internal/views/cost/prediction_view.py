@@ -225,13 +225,13 @@ def _beside(prediction: Prediction, measured: Trace) -> str:
     shown = ("exposed", "exposed_measured", "compute", "between_measured", "communication", "communication_measured")
     rows = []
     for row in frame.iter_rows(named=True):
-        seconds = ["not told apart" if row[name] is None else format_seconds(row[name]) for name in shown]
+        seconds = ["unknown" if row[name] is None else format_seconds(row[name]) for name in shown]
         off = "–" if row["off"] is None else f"{'+' if row['off'] >= 0 else '−'}{format_seconds(abs(row['off']))}"
         rows.append((html.name(row["module"] or "(outside modules)"), html.escape(row["phase"]), *seconds, off))
     measures = ("exposed", "compute", "communication")
     head = ("module", "phase", *(f"{name}, {how}" for name in measures for how in ("predicted", "measured")))
     waits = (
-        " Not told apart: no call waits for its collective, so what is exposed counts as compute of what follows."
+        " Unknown: the trace saw no wait for these collectives, so what is exposed counts as compute of what follows."
         if frame["exposed_measured"].null_count()
         else ""
     )

@@ -28,6 +28,8 @@ _LEAST_DRAWN = 1.5
 """Minimal width of a mark, in the drawing's units."""
 _LABEL_SHARE = 0.27
 """Fraction of a lane's width that a label of lateness needs."""
+LATE = pl.col("is_late") & ~pl.col("is_held_up")
+"""The arrivals that are drawn as late, as `late_ranks` counts them: not those that an earlier collective held up."""
 
 STYLE = (
     TICKS_STYLE
@@ -38,7 +40,6 @@ font-size:var(--dsx-small)}
 .dsx .skew svg{position:absolute;inset:10px 0 2px;width:100%;height:14px;forced-color-adjust:none}
 .dsx .skew .lane b{position:absolute;top:-2px;font-size:var(--dsx-tiny);font-weight:600;line-height:12px;
 white-space:nowrap;transform:translateX(-100%);padding-right:2px}
-.dsx .skew .lane b.r{transform:none}
 .dsx .skew .late{font-weight:600}
 .dsx .keys i{display:inline-block;width:14px;height:9px;margin:0 4px 0 0;vertical-align:0;forced-color-adjust:none}
 .dsx .keys span{margin-right:14px;white-space:nowrap}
@@ -158,7 +159,7 @@ def _lane(rank: int, of_rank: pl.DataFrame, drawn: Window, is_late: bool) -> str
     span = (drawn.last - drawn.first) or 1.0
     rows = (
         of_rank.sort("begin")
-        .select("begin", "took", "duration", "late_by", is_named=pl.col("is_late") & is_late)
+        .select("begin", "took", "duration", "late_by", is_named=LATE & is_late)
         .rows()
     )
     waiting, transfers, lateness, labels = [], [], [], []
@@ -206,13 +207,10 @@ def _labels(labels: Iterable[tuple[float, float]], span: float) -> str:
     """Return labels of how late a rank comes: the largest first, as far as they have space and there are few."""
     shown: list[tuple[float, str]] = []
     for at, late_by in sorted(labels, key=lambda label: -label[1]):
-        share = at / span
-        is_at_left = share <= _LABEL_SHARE
-        first = share if is_at_left else share - _LABEL_SHARE
-        if len(shown) == _MOST_LABELS or any(abs(first - taken) < _LABEL_SHARE for taken, _ in shown):
+        last = max(at / span, _LABEL_SHARE)
+        if len(shown) == _MOST_LABELS or any(abs(last - taken) < _LABEL_SHARE for taken, _ in shown):
             continue
-        side = ' class="r"' if is_at_left else ""
-        shown.append((first, f'<b{side} style="left:{100 * share:.1f}%">+{html.escape(format_seconds(late_by))}</b>'))
+        shown.append((last, f'<b style="left:{100 * last:.1f}%">+{html.escape(format_seconds(late_by))}</b>'))
     return " ".join(label for _, label in sorted(shown))
 
 
@@ -328,7 +326,7 @@ class SkewView(View):
             wait=pl.col("took") - pl.col("duration"),
         )
         said = rows.select(pl.format("{} {} of group {}<br>{}", "op", "number", "group", "source")).to_series()
-        late = rows.filter("is_late")
+        late = rows.filter(LATE)
         figure = go.Figure()
         for name, color, part, base, length in (
             ("waiting", WAITING, rows, rows["at"], rows["wait"]),
