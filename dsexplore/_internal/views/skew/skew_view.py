@@ -157,11 +157,7 @@ def drawing(
 def _lane(rank: int, of_rank: pl.DataFrame, drawn: Window, is_late: bool) -> str:
     """Return the name and the lane of a rank."""
     span = (drawn.last - drawn.first) or 1.0
-    rows = (
-        of_rank.sort("begin")
-        .select("begin", "took", "duration", "late_by", is_named=LATE & is_late)
-        .rows()
-    )
+    rows = of_rank.sort("begin").select("begin", "took", "duration", "late_by", is_named=LATE & is_late).rows()
     waiting, transfers, lateness, labels = [], [], [], []
     for begin, took, duration, late_by, is_named in rows:
         at, wait = begin - drawn.first, took - duration
