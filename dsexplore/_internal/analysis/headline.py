@@ -25,7 +25,7 @@ from dsexplore._internal.display import Displayable
 from dsexplore._internal.trace import measured_time
 from dsexplore._internal.trace.ends import ENDED_EARLY
 from dsexplore._internal.trace.numbered_modules import OUTSIDE, place_of
-from dsexplore._internal.trace.schema import NO_AXIS, OUTSIDE_STEPS, Phase
+from dsexplore._internal.trace.schema import IN_STEPS, NO_AXIS, OUTSIDE_STEPS, Phase
 from dsexplore._internal.trace.steps import IN_A_STEP, SteadySteps, steady_steps
 from dsexplore._internal.trace.tables import Tables
 from dsexplore._internal.trace.trace import Trace
@@ -77,8 +77,10 @@ class Headline(Displayable):
         events = self.tables.events
         if events.is_empty():
             return tuple(self._io())
-        parts = (self._stopped, self._late, self._axes, self._experts, self._module, self._finding)
-        return (*(sentence for part in parts for sentence in part()), *filter(None, [self.time]), *self._io())
+        finding = tuple(self._finding())  # first, as it needs most memory, before there is what the others keep
+        parts = (self._stopped, self._late, self._axes, self._experts, self._module)
+        said = (sentence for part in parts for sentence in part())
+        return (*said, *finding, *filter(None, [self.time]), *self._io())
 
     @cached_property
     def skew(self) -> Skew:
@@ -94,7 +96,8 @@ class Headline(Displayable):
     def ranks(self) -> int:
         """Number of ranks that sent something, including those that recorded ranks represent."""
         weights = self.tables.info.weights
-        return max(sum(weights.get(rank, 1) for rank in self.tables.events["rank"].unique()), 1)
+        ranks = self.tables.events.select(pl.col("rank").unique()).to_series()
+        return max(sum(weights.get(rank, 1) for rank in ranks), 1)
 
     @cached_property
     def _coded(self) -> pl.DataFrame:
@@ -132,9 +135,16 @@ class Headline(Displayable):
 
     @cached_property
     def _outside_steps(self) -> dict[Phase, pl.DataFrame]:
-        """{phase outside steps: rank, step and wire bytes of its events, with ``weight``}."""
-        sent = self.tables.coded_outside_steps.select("rank", "step", "phase", "wire_bytes")
-        return {phase: self._weighed(sent.filter(pl.col("phase") == phase)) for phase in OUTSIDE_STEPS}
+        """{phase outside steps: wire bytes by rank and step, with ``weight``; null in a row of its own for unknown}."""
+        unknown = pl.col("wire_bytes").is_null()
+        sums = (
+            self.tables.events.lazy()
+            .filter(~IN_STEPS)
+            .group_by("phase", "rank", "step", unknown=unknown)
+            .agg(known_sum(pl.col("wire_bytes")).alias("wire_bytes"))
+            .collect(engine="streaming")
+        )
+        return {phase: self._weighed(sums.filter(pl.col("phase") == phase)) for phase in OUTSIDE_STEPS}
 
     def _bytes_of(self, phase: Phase) -> float:
         return float(self._outside_steps[phase].select(weighed("wire_bytes")).item()) / self.ranks
@@ -146,19 +156,24 @@ class Headline(Displayable):
     @cached_property
     def _by_axis(self) -> pl.DataFrame:
         share = self.ranks * self.steps
-        recorded = max(self.tables.events["rank"].n_unique(), 1)
+        recorded = max(self.tables.events.select(pl.col("rank").n_unique()).item(), 1)
         sums = (
-            self._coded.group_by("axis")
+            self._coded.lazy()
+            .group_by("axis")
             .agg(
                 pl.col("weight").sum().alias("count"),
                 *(known_sum(pl.col(name) * pl.col("weight")).alias(name) for name in ("message_bytes", "wire_bytes")),
             )
+            .collect(engine="streaming")
             .with_columns(pl.col("axis").cast(pl.String))
             .sort("wire_bytes", "axis", descending=[True, False], nulls_last=True)
         )
         timed = self._timed
         under_way = (
-            {axis: nanoseconds_under_way(timed.filter(pl.col("axis") == axis)) / 1e6 for axis in sums["axis"]}
+            {
+                axis: nanoseconds_under_way(timed.select("rank", "start", "end").filter(timed["axis"] == axis)) / 1e6
+                for axis in sums["axis"]
+            }
             if measured_time.is_timed(timed)
             else {}
         )
@@ -292,7 +307,8 @@ class Headline(Displayable):
         which = f"the last of {self.steady.whole} steps" if self.steps < self.steady.whole == 2 else which
         if not over:
             return f" ({which})" if which else ""
-        sent = self._coded.group_by("rank", "step").agg(pl.col("wire_bytes").sum())["wire_bytes"].to_list()
+        of_steps = self._coded.lazy().group_by("rank", "step").agg(pl.col("wire_bytes").sum())
+        sent = of_steps.collect(engine="streaming")["wire_bytes"].to_list()
         least, most = min(sent, default=0), max(sent, default=0)
         range_ = f", {format_bytes(least)} to {format_bytes(most)}" if most > 1.01 * least else ""
         return f" (mean of {' and '.join(over)}{range_}{f'; {which}' if which else ''})"
@@ -357,7 +373,8 @@ class Headline(Displayable):
     @cached_property
     def timed_events(self) -> pl.DataFrame:
         """When the collectives of steps ran whose duration was measured."""
-        return self._timed.filter(pl.col("start").is_not_null() & (pl.col("end") > pl.col("start")))
+        has_duration = self._timed.select((pl.col("end") > pl.col("start")).fill_null(False)).to_series()
+        return self._timed if has_duration.all() else self._timed.filter(has_duration)
 
     @cached_property
     def times(self) -> StepTimes | None:

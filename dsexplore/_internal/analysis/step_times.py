@@ -48,7 +48,8 @@ def step_times(timed: pl.DataFrame, steps: int) -> StepTimes | None:
     if timed.is_empty():
         return None
     divisor = max(timed["rank"].n_unique(), 1) * steps * 1e9
-    of_steps = timed.group_by("rank", "step").agg((pl.col("end").max() - pl.col("start").min()).alias("span"))
+    spans = timed.lazy().group_by("rank", "step").agg((pl.col("end").max() - pl.col("start").min()).alias("span"))
+    of_steps = spans.collect(engine="streaming")
     under_way = nanoseconds_under_way(timed)
     exposed = nanoseconds_under_way(timed.filter(~pl.col("is_async")))
     stood = exposed or min(float(timed["waited"].sum() or 0), under_way)
@@ -57,7 +58,14 @@ def step_times(timed: pl.DataFrame, steps: int) -> StepTimes | None:
 
 def nanoseconds_under_way(events: pl.DataFrame) -> float:
     """Return the nanoseconds in which at least one of these collectives runs, summed over ranks."""
-    timed = events.select("rank", "start", "end").drop_nulls(["start", "end"]).sort("rank", "start")
-    before = pl.col("end").cum_max().shift(1).over("rank").fill_null(0)
+    timed = events.select("rank", "start", "end")
+    if timed["start"].null_count() or timed["end"].null_count():
+        timed = timed.drop_nulls(["start", "end"])
+    if timed["rank"].n_unique() == 1:  # no lanes to keep apart, and what one rank issued is mostly in order
+        timed = timed if timed["start"].is_sorted() else timed.sort("start")
+        before = pl.col("end").cum_max().shift(1, fill_value=0)
+    else:
+        timed = timed.sort("rank", "start")
+        before = pl.col("end").cum_max().shift(1).over("rank").fill_null(0)
     length = (pl.col("end") - pl.max_horizontal(pl.col("start"), before)).clip(lower_bound=0)
     return float(timed.select(length.sum()).item())

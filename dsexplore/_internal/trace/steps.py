@@ -21,9 +21,11 @@ def in_steps(events: pl.DataFrame) -> pl.DataFrame:
     What a rank sends outside its model after its last optimizer step, such as a loss for a log, has a step number of
     its own; it counts towards the step before, or each mean would be over one step too many.
     """
-    trained = pl.col("step").filter(pl.col("phase").is_in(IN_A_STEP)).max()
+    trained = pl.when(pl.col("phase").is_in(IN_A_STEP)).then("step").max()
     counted = events.filter(IN_STEPS) if events["phase"].is_in(OUTSIDE_STEPS).any() else events
-    of_ranks = counted.group_by("rank").agg(last=pl.col("step").max(), trained=trained)
+    of_ranks = (  # streamed, here and below: of millions of rows, the keys are never there all at once
+        counted.lazy().group_by("rank").agg(last=pl.col("step").max(), trained=trained).collect(engine="streaming")
+    )
     following = of_ranks.filter(pl.col("trained") == pl.col("last") - 1)
     if following.is_empty():
         return counted
@@ -64,8 +66,11 @@ def steady_steps(tables: Tables, events: pl.DataFrame | None = None) -> SteadySt
     whole = events.filter(pl.col("step") < ended) if is_cut else events
     if whole.is_empty():
         whole = events
-    counted = whole.group_by("step", "rank", "op", "axis", "phase").agg(
-        pl.len().alias("count"), pl.col("wire_bytes").sum()
+    counted = (
+        whole.lazy()
+        .group_by("step", "rank", "op", "axis", "phase")
+        .agg(pl.len().alias("count"), pl.col("wire_bytes").sum())
+        .collect(engine="streaming")
     )
     counts: dict[int, set[Hashable]] = {}
     sizes: dict[int, set[Hashable]] = {}

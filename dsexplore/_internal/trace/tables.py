@@ -16,6 +16,8 @@ _CODED = (
     *("rank", "step", "seq", "op", "phase", "trigger", "owner", "axis", "group", "group_size", "message_bytes"),
     *("wire_bytes", "dtype", "implicit", "cause", "source", "is_object"),
 )
+_SLICE = 1 << 18
+"""Rows whose texts are filtered at once."""
 OF_EACH_RANK = ("stands_for", "clocks", "clock_offsets", "clock_residuals", "ends", "began")
 """Fields of `TraceInfo` that have one value per rank, or are empty."""
 
@@ -98,17 +100,19 @@ class Tables:
 
     @cached_property
     def _coded(self) -> tuple[pl.DataFrame, pl.DataFrame]:
-        """`coded_in_steps` and `coded_outside_steps`."""
+        """`coded_in_steps` and `coded_start_up`."""
         inside = self.events.select(schema.IN_STEPS).to_series()
-        rows = pl.int_range(self.events.height, dtype=pl.UInt32, eager=True).alias("row")
-        parts: tuple[list[pl.Series], list[pl.Series]] = [rows.filter(inside)], [rows.filter(~inside)]
+        before = self.events.select(pl.col("phase") == "start-up").to_series()
+        kept = inside | before
+        rows = pl.select(row=pl.int_range(self.events.height, dtype=pl.UInt32))
+        parts = [rows.filter(inside)], [rows.filter(before)]
+        inside, before = inside.filter(kept), before.filter(kept)
         for name in _CODED:  # one by one, as the whole of a column is there twice while it is divided
-            kind = pl.Categorical if schema.EVENTS[name] == pl.String else schema.EVENTS[name]
-            column = self.events.select(pl.col(name).cast(kind)).to_series()
+            column = _coded_column(self.events, name, kept)
             parts[0].append(column if inside.all() else column.filter(inside))
-            parts[1].append(column.filter(~inside))
+            parts[1].append(column.filter(before))
             del column
-        return pl.DataFrame(parts[0]), pl.DataFrame(parts[1])
+        return pl.concat(parts[0], how="horizontal"), pl.concat(parts[1], how="horizontal")
 
     @property
     def coded_in_steps(self) -> pl.DataFrame:
@@ -120,10 +124,27 @@ class Tables:
         return self._coded[0]
 
     @property
-    def coded_outside_steps(self) -> pl.DataFrame:
-        """Narrow rows of the other `events`."""
+    def coded_start_up(self) -> pl.DataFrame:
+        """Narrow rows of what `events` has before the first step; columns are those of `coded_in_steps`."""
         return self._coded[1]
 
     def with_columns(self, coded: pl.DataFrame, *names: str) -> pl.DataFrame:
         """Return coded rows with further columns of `events`."""
         return coded.hstack(self.events.select(names)[coded["row"]])
+
+
+def _coded_column(events: pl.DataFrame, name: str, kept: pl.Series) -> pl.DataFrame:
+    """Return a column of some of the events, with categorical texts.
+
+    It stays a frame, in which a value that all rows have is held once. Texts are filtered slice by slice: those of
+    millions of rows are large, and their codes are not.
+    """
+    column = events.select(name)
+    if schema.EVENTS[name] != pl.String:
+        return column if kept.all() else column.filter(kept)
+    code = pl.col(name).cast(pl.Categorical)
+    if kept.all():
+        return column.select(code)
+    starts = range(0, max(column.height, 1), _SLICE)
+    slices = [column[at : at + _SLICE].filter(kept[at : at + _SLICE]).select(code) for at in starts]
+    return pl.concat(slices, rechunk=True)

@@ -145,8 +145,16 @@ def _fsdp_reduced_each_microbatch(evidence: Evidence) -> Iterator[Finding]:
     # What one forward calls twice may reduce twice in its backward; only what forwards lie between are microbatches.
     is_forward = pl.col("phase") == "forward"
     begins = is_forward & ~is_forward.shift(1).over("rank").fill_null(False)
-    of_fsdp = evidence.of_all_steps.filter(_is_of_fsdp(evidence) & evidence.of_ended_steps)
-    sent = of_fsdp.with_columns(forward=begins.cum_sum().over("rank")).filter(_is_fsdp_reduction(evidence))
+    events = evidence.of_all_steps
+    reductions = (
+        events.lazy()
+        .with_columns(place=pl.int_range(pl.len(), dtype=pl.UInt32))
+        .filter(_is_of_fsdp(evidence) & evidence.of_ended_steps)
+        .select("place", forward=begins.cum_sum().over("rank"), reduces=_is_fsdp_reduction(evidence))
+        .filter("reduces")
+        .collect()
+    )
+    sent = events[reductions["place"]].with_columns(reductions["forward"])
     sent = evidence.tables.with_columns(sent, "shape")
     lane = ("rank", "step", "owner", "op", "group", "dtype", "shape")
     of_all_steps = [name for name in lane if name != "step"]

@@ -74,7 +74,7 @@ class Evidence:
     @cached_property
     def start_up(self) -> pl.DataFrame:
         """Events of start-up, which `events` excludes."""
-        return _sent_in_order(self.tables.coded_outside_steps.filter(pl.col("phase") == "start-up"))
+        return _sent_in_order(self.tables.coded_start_up)
 
     def texts(self, column: str, test: Callable[[str], object]) -> pl.Expr:
         """Return a mask of `events` or `start_up`: True where the text in a column passes a test.
@@ -185,9 +185,10 @@ class Evidence:
             )
         )
         coded, lists = pl.col(pl.Categorical).cast(pl.String), pl.col(pl.List(pl.Categorical))
-        for row in totals.with_columns(coded, lists.cast(pl.List(pl.String))).iter_rows(named=True):
+        texts = totals.drop("row").with_columns(coded, lists.cast(pl.List(pl.String)))
+        for row, events in zip(texts.iter_rows(named=True), totals["row"], strict=True):
             share = row["ranks"] * (self.steps if per_step else 1)
-            yield _finding(rule, row, why, change, share, "rank and step" if per_step else "rank")
+            yield _finding(rule, row, events, why, change, share, "rank and step" if per_step else "rank")
 
 
 def _sent_in_order(rows: pl.DataFrame) -> pl.DataFrame:
@@ -223,6 +224,7 @@ def equal_rows(now: pl.DataFrame, before: pl.DataFrame, columns: tuple[str, ...]
 def _finding(
     rule: str,
     row: dict[str, Any],
+    events: pl.Series,
     why: Callable[[EventGroup], str],
     change: Callable[[EventGroup], str],
     share: int,
@@ -233,6 +235,7 @@ def _finding(
     Args:
         rule: name of the rule.
         row: totals of one group of events.
+        events: positions of these events in the trace.
         why: returns the sentence for a group.
         change: returns what to try for a group.
         share: divisor of counts and bytes: the number of ranks, or of ranks times steps.
@@ -256,7 +259,7 @@ def _finding(
         spare_calls=row["spared_calls"] / share,
         why=why(group),
         change=change(group),
-        rows=pl.Series(row["row"], dtype=pl.Int64).to_numpy(),
+        rows=events.cast(pl.Int64).to_numpy(),
         per=per,
     )
 
